@@ -1,0 +1,25 @@
+"""BERT, tiny: an encoder on masked words (Devlin et al., 2019, in small; norms before each part, which trains faster).
+
+A row reads 128 raw tokens and adds [CLS] and [SEP].
+
+python -m t5x_lite train --config=configs/bert_tiny.py --workdir=/tmp/bert_tiny
+"""
+
+from ml_collections import ConfigDict
+
+
+def get_config():
+    config = ConfigDict()
+    config.objective = "masked_lm"
+    config.data = {"batch_size": 32, "lengths": {"row": 130}}
+    config.model = {
+        "architecture": "encoder",
+        "layers": 4,
+        "scan": False,
+        "width": 128,
+        "heads": 4,
+        "mlm_head": True,
+    }
+    config.optimizer = {"learning_rate": 3e-3, "warmup": 100, "beta2": 0.99, "weight_decay": 0.1, "final": 0.1}
+    config.training = {"steps": 1000, "eval_every": 250, "checkpoint_every": 250, "loss_chunk": 8}
+    return config.lock()

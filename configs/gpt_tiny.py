@@ -1,0 +1,24 @@
+"""GPT, tiny: a causal decoder (Radford et al., 2019, in small) that trains on a laptop CPU.
+
+python -m t5x_lite train --config=configs/gpt_tiny.py --workdir=/tmp/gpt_tiny
+"""
+
+from ml_collections import ConfigDict
+
+
+def get_config():
+    config = ConfigDict()
+    config.objective = "causal_lm"
+    config.data = {"batch_size": 32, "lengths": {"row": 128}}
+    config.model = {
+        "architecture": "decoder",
+        "layers": 4,
+        "scan": False,
+        "width": 128,
+        "heads": 4,
+        "activation": "gelu_tanh",
+        "depth_scaled_init": True,
+    }
+    config.optimizer = {"learning_rate": 3e-3, "warmup": 100, "beta2": 0.99, "weight_decay": 0.1, "final": 0.1}
+    config.training = {"steps": 1000, "eval_every": 250, "checkpoint_every": 250, "loss_chunk": 8}
+    return config.lock()

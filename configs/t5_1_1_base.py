@@ -1,0 +1,18 @@
+"""T5 1.1 base: 247,577,856 parameters (the released checkpoints' notes: gated GELU, no dropout in pretraining, output
+layer of its own; Shazeer, 2020, for the gate). Optimizer and schedule as T5 1.0, 2048 × 512 a step there.
+Not trained here to its end.
+
+python -m t5x_lite train --config=configs/t5_1_1_base.py --config.data.source='text/*.txt' --workdir=DIR
+"""
+
+from ml_collections import ConfigDict
+
+from t5x_lite.config import read
+
+
+def get_config():
+    config = ConfigDict(read("configs/t5_base.py"))
+    config.data.batch_size = 2048
+    config.model.update(ff_width=2048, activation="gelu_tanh", tied=False, scale_logits=False, dropout=0.0)
+    config.model.gated = True
+    return config.lock()

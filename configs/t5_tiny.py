@@ -1,0 +1,30 @@
+"""T5, tiny: an encoder-decoder on span corruption (Raffel et al., 2020, in small, with T5 1.1's feed-forward).
+
+A row reads 128 raw tokens: 19 of them in 6 spans go to the targets, 116 inputs and 26 targets with their EOS.
+
+python -m t5x_lite train --config=configs/t5_tiny.py --workdir=/tmp/t5_tiny
+"""
+
+from ml_collections import ConfigDict
+
+
+def get_config():
+    config = ConfigDict()
+    config.objective = "span_corruption"
+    config.data = {"batch_size": 32, "lengths": {"inputs": 116, "targets": 26}}
+    config.model = {
+        "architecture": "encoder_decoder",
+        "layers": 2,
+        "scan": False,
+        "width": 128,
+        "heads": 4,
+        "activation": "gelu_tanh",
+        "gated": True,
+        "ff_width": 320,
+        "norm": "rms_norm",
+        "bias": False,
+        "positions": "relative",
+    }
+    config.optimizer = {"learning_rate": 3e-3, "warmup": 100, "beta2": 0.99, "weight_decay": 0.1, "final": 0.1}
+    config.training = {"steps": 1000, "eval_every": 250, "checkpoint_every": 250, "loss_chunk": 8, "z_loss": 1e-4}
+    return config.lock()

@@ -1,0 +1,226 @@
+"""The commands: python -m t5x_lite COMMAND. Bad input is one sentence and an exit code, never a traceback."""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+from t5x_lite import __version__
+from t5x_lite.errors import INTERRUPTED, IO_ERROR, OUT_OF_MEMORY, USAGE, Refusal
+
+
+def _config(args, schema=None):
+    from t5x_lite import config
+
+    if not args.config:
+        raise Refusal(USAGE, f"{args.command}: --config=FILE is missing; --config=gpt_tiny is one that ships")
+    loaded = config.load(args.config, args.settings, schema or config.RunConfig)
+    from t5x_lite.data import layouts, objectives
+
+    for member in getattr(loaded, "members", {"": loaded}).values():
+        objective = layouts.match(objectives.parse(member.objective), member.model.architecture)
+        layouts.fit(objective, member.model.architecture, member.data.lengths)
+    return loaded
+
+
+def _workdir(args) -> Path:
+    if not args.workdir:
+        raise Refusal(USAGE, f"{args.command}: --workdir=DIR is missing; name the directory of the run")
+    return Path(args.workdir)
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def prepare(args) -> None:
+    """text → tokenizer and token store, ahead of training"""
+    from t5x_lite.data import corpus
+
+    made = corpus.prepare(_config(args).data, _say)
+    corpus.open_store(made.path, verify=True)
+    _say(f"store: {made.path}")
+
+
+def train(args) -> None:
+    """pretrain a model; the same command goes on where it was stopped"""
+    config, workdir = _config(args), _workdir(args)
+    from t5x_lite.data.corpus import prepare
+
+    corpus = prepare(config.data, _say)
+    _processes(args)
+    from t5x_lite.training.loop import train
+
+    train(config, corpus, workdir)
+
+
+def _processes(args) -> None:
+    """Join the other processes of the run, where launch/local or the cluster says there are some."""
+    import jax
+
+    count = os.environ.get("T5X_LITE_PROCESSES")
+    if count:
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        number = int(os.environ["T5X_LITE_PROCESS"])
+        jax.distributed.initialize(os.environ["T5X_LITE_COORDINATOR"], int(count), number)
+    elif args.distributed:
+        jax.distributed.initialize()
+
+
+def evaluate(args) -> None:
+    """loss and accuracy of a trained model on its whole validation split"""
+    from t5x_lite.data.corpus import prepare
+    from t5x_lite.training import rundir
+    from t5x_lite.training.loop import Run, setup_jax
+
+    workdir = _workdir(args)
+    setup_jax()
+    trained = rundir.load(workdir)
+    run = Run(trained.config, prepare(trained.config.data, _say))
+    with run.within():
+        figures = run.evaluate(trained.params)
+    _say(json.dumps({"step": trained.step, "split": "validation", **figures}))
+
+
+def generate(args) -> None:
+    """continue texts"""
+    from t5x_lite.inference.generate import continue_texts
+    from t5x_lite.training import rundir
+
+    names = ("max_new", "temperature", "top_k", "top_p", "seed")
+    for text, written in zip(
+        args.text,
+        continue_texts(rundir.load(_workdir(args)), args.text, **{n: getattr(args, n) for n in names}),
+        strict=True,
+    ):
+        _say(text + written)
+
+
+def fill(args) -> None:
+    """fill the blanks (___) of texts"""
+    from t5x_lite.inference.fill import fill
+    from t5x_lite.training import rundir
+
+    trained = rundir.load(_workdir(args))
+    for text in args.text:
+        _say(text)
+        for number, made in enumerate(fill(trained, text, args.top), 1):
+            shown = made if isinstance(made, str) else ", ".join(f"{word} {p:.1%}" for word, p in made)
+            _say(f"  {number}. {shown}")
+
+
+def compare(args) -> None:
+    """train the members of a comparison side by side, and write report.html"""
+    from t5x_lite.config import CompareConfig
+
+    config = _config(args, CompareConfig)
+    workdir = _workdir(args)
+    from t5x_lite.study import compare, report
+
+    results = compare.compare(config, workdir, _say)
+    _say(report.markdown(results))
+    _say(f"written: {workdir / 'report.html'} and report.md")
+
+
+def report(args) -> None:
+    """write report.html and report.md of a run or a comparison again"""
+    from t5x_lite.study import compare
+
+    compare.again(_workdir(args))
+    _say(f"written: {_workdir(args) / 'report.html'} and report.md")
+
+
+def inspect(args) -> None:
+    """what a config shows the model: the first rows in words, and the ledger"""
+    config = _config(args)
+    from t5x_lite import inspection
+    from t5x_lite.data.corpus import prepare
+    from t5x_lite.study.compare import flops_per_row
+    from t5x_lite.training import rundir
+
+    corpus = prepare(config.data, _say)
+    config = rundir.resolve(config, corpus.tokenizer.vocabulary)
+    _say(inspection.show(config, corpus, args.examples))
+    _say("")
+    _say(inspection.ledger(config, corpus, flops_per_row(config, inspection.batches.make(config, corpus, "train"))))
+
+
+COMMANDS = {f.__name__: f for f in (prepare, train, evaluate, generate, fill, compare, report, inspect)}
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    main = argparse.ArgumentParser("t5x_lite", description="Pretrain BERT, T5 and GPT from one codebase, and compare.")
+    main.add_argument("--version", action="version", version=__version__)
+    commands = main.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, function in COMMANDS.items():
+        one = commands.add_parser(name, help=function.__doc__, description=function.__doc__, allow_abbrev=False)
+        if name in ("prepare", "train", "compare", "inspect"):
+            one.add_argument("--config", help="a config file, or the name of one that ships, such as gpt_tiny")
+            one.epilog = "Any setting can be given as --config.KEY=VALUE, such as --config.training.steps=100."
+        if name not in ("prepare", "inspect"):
+            one.add_argument("--workdir", help="the directory of the run")
+    commands.choices["train"].add_argument(
+        "--distributed", action="store_true", help="this is one of several processes; the cluster knows the others"
+    )
+    commands.choices["inspect"].add_argument("--examples", type=int, default=3, help="rows to show")
+    commands.choices["fill"].add_argument("--top", type=int, default=5, help="words to show for each blank")
+    for name in ("generate", "fill"):
+        commands.choices[name].add_argument("text", nargs="+", help="one or several texts")
+    one = commands.choices["generate"]
+    one.add_argument("--max-new", type=int, default=64, help="tokens to write at most")
+    one.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
+    one.add_argument("--top-k", type=int, default=0, help="sample from the k likeliest only; 0: all")
+    one.add_argument("--top-p", type=float, default=1.0, help="sample from the likeliest that hold this probability")
+    one.add_argument("--seed", type=int, default=0)
+    return main
+
+
+def _parse(argv: list[str]):
+    """Arguments, and the --config.KEY=VALUE settings among them in order."""
+    settings, rest = [], []
+    words = iter(argv)
+    for word in words:
+        if word.startswith("--config."):
+            setting = word.removeprefix("--config.")
+            settings.append(setting if "=" in setting else f"{setting}={next(words, '')}")
+        else:
+            rest.append(word)
+    args = parser().parse_args(rest)
+    args.settings = settings
+    if settings and not hasattr(args, "config"):
+        raise Refusal(USAGE, f"{args.command}: takes no --config settings")
+    return args
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    try:
+        args = _parse(sys.argv[1:] if argv is None else argv)
+        COMMANDS[args.command](args)
+        return 0
+    except Refusal as refusal:
+        code, message = refusal.code, str(refusal)
+    except KeyboardInterrupt:
+        code, message = INTERRUPTED, "interrupted; what was saved is kept"
+    except MemoryError:
+        code, message = OUT_OF_MEMORY, _MEMORY
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        code, message = IO_ERROR, f"{error.filename or 'input or output'}: {error.strerror or error}"
+    except RuntimeError as error:  # jax.errors.JaxRuntimeError, without importing jax here
+        if "RESOURCE_EXHAUSTED" not in str(error) and "out of memory" not in str(error).lower():
+            raise
+        code, message = OUT_OF_MEMORY, _MEMORY
+    print(f"t5x_lite: {message}", file=sys.stderr)
+    return code
+
+
+_MEMORY = "out of memory; lower data.batch_size, raise training.microbatches, or set model.remat=True"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Text to rows, in numpy alone: importing this package never imports jax."""

@@ -1,0 +1,194 @@
+"""The token store: a corpus as two flat files of ids on disk, documents ended by EOS.
+
+STORE/manifest.json   what made it: source, tokenizer, counts, hashes
+STORE/tokenizer/
+STORE/train.bin       little-endian uint16 (uint32 where the vocabulary needs it)
+STORE/validation.bin
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from t5x_lite.config import Data
+from t5x_lite.data import sources, tokenizer
+from t5x_lite.errors import BAD_DATA, IO_ERROR, NO_FILE, Refusal
+
+VERSION = 1
+SPLITS = ("train", "validation")
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A prepared store. `tokens[split]` is a read-only memory map; `manifest[split]` counts it."""
+
+    path: Path
+    tokenizer: tokenizer.Tokenizer
+    manifest: dict
+    tokens: dict[str, np.ndarray]
+
+
+def cache() -> Path:
+    """The private directory for stores and compiled programs: $T5X_LITE_CACHE or ~/.cache/t5x_lite."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    path = Path(os.environ.get("T5X_LITE_CACHE") or Path(base) / "t5x_lite")
+    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return path
+
+
+def description(data: Data) -> dict:
+    """What a store is made from; two equal descriptions make the same bytes."""
+    made = {name: getattr(data, name) for name in ("source", "document", "validation_source", "tokenizer")}
+    if not data.validation_source:
+        made["validation_fraction"] = data.validation_fraction
+    for name in ("source", "validation_source"):
+        if made[name]:
+            made[f"{name}_fingerprint"] = sources.fingerprint(made[name])
+    if data.tokenizer.endswith(".model") and Path(data.tokenizer).is_file():
+        made["tokenizer_fingerprint"] = hashlib.sha256(Path(data.tokenizer).read_bytes()).hexdigest()[:16]
+    return made | {"version": VERSION}
+
+
+def prepare(data: Data, say=print) -> Corpus:
+    """Open the store that the settings describe, and make it first where it is missing.
+
+    Several processes may ask at once: one makes it, the others wait. A half-made store is never seen.
+    Raises Refusal for text that cannot be used, and for a store that was made from something else.
+    """
+    made_from = description(data)
+    key = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()[:16]
+    store = Path(data.store) if data.store else cache() / "stores" / key
+    if not (store / "manifest.json").exists():
+        try:
+            store.parent.mkdir(parents=True, exist_ok=True)
+            with _locked(store.with_name(store.name + ".lock")):
+                if not (store / "manifest.json").exists():
+                    _make(data, made_from, store, say)
+        except OSError as error:
+            raise Refusal(IO_ERROR, f"{store}: the store could not be written: {error.strerror or error}") from error
+    corpus = open_store(store)
+    for name, value in made_from.items():
+        if corpus.manifest["made_from"].get(name) != value:
+            raise Refusal(
+                BAD_DATA,
+                f"{store}: made with {name} {corpus.manifest['made_from'].get(name)!r}, now it is {value!r}; "
+                "name another data.store, or remove this one",
+            )
+    return corpus
+
+
+@contextmanager
+def _locked(path: Path):
+    with open(path, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _make(data: Data, made_from: dict, store: Path, say) -> None:
+    if store.exists() and any(store.iterdir()):
+        raise Refusal(BAD_DATA, f"{store}: exists and is no token store; name another data.store")
+    texts = _split(data)
+    train_texts = (text for split, text in texts() if split == "train")
+    say(f"prepare: tokenizer {data.tokenizer} on {data.source}")
+    chosen = tokenizer.make(data.tokenizer, train_texts)
+    partial = store.with_name(f"{store.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    chosen.save(partial / "tokenizer")
+    counts = _write(texts(), chosen, partial, say)
+    for split in SPLITS:
+        if not counts[split]["documents"]:
+            raise Refusal(
+                BAD_DATA,
+                f"data.source={data.source}: no document for {split}; give more text, "
+                "set data.validation_fraction, or name data.validation_source",
+            )
+    manifest = {"made_from": made_from, "tokenizer": chosen.fingerprint, **counts}
+    (partial / "manifest.json").write_text(json.dumps(manifest, indent=2))
+    shutil.rmtree(store, ignore_errors=True)
+    os.replace(partial, store)
+
+
+def _split(data: Data):
+    """A function that yields (split, document): by the validation source, or by a hash of each document's text, so
+    that copies fall on the same side. A source of one document is cut in two at that share of its characters.
+    """
+    if data.validation_source:
+        pairs = (("train", data.source), ("validation", data.validation_source))
+        return lambda: ((split, text) for split, name in pairs for text in sources.documents(name, data.document))
+
+    def texts() -> Iterator[tuple[str, str]]:
+        fraction = data.validation_fraction
+        documents = sources.documents(data.source, data.document)
+        first, second = next(documents, None), next(documents, None)
+        if second is None:
+            cut = int(len(first or "") * (1 - fraction))
+            yield from (
+                (split, text) for split, text in zip(SPLITS, ((first or "")[:cut], (first or "")[cut:])) if text
+            )
+            return
+        for text in (first, second):
+            yield _side(text, fraction), text
+        yield from ((_side(text, fraction), text) for text in documents)
+
+    return texts
+
+
+def _side(text: str, fraction: float) -> str:
+    digest = hashlib.blake2b(text.encode(errors="replace"), digest_size=8).digest()
+    return SPLITS[int.from_bytes(digest) < fraction * 2**64]
+
+
+def _write(texts, chosen: tokenizer.Tokenizer, directory: Path, say) -> dict:
+    """Encode the documents into their split's file; counts of documents, tokens, and bytes of the original text."""
+    size = chosen.vocabulary.size
+    dtype = np.dtype("<u2" if size <= 1 << 16 else "<u4")
+    counts = {split: {"documents": 0, "tokens": 0, "bytes": 0} for split in SPLITS}
+    hashes = {split: hashlib.sha256() for split in SPLITS}
+    files = {split: open(directory / f"{split}.bin", "wb") for split in SPLITS}
+    try:
+        for split, text in texts:
+            ids = np.append(chosen.encode(text), chosen.vocabulary.eos).astype(dtype).tobytes()
+            files[split].write(ids)
+            hashes[split].update(ids)
+            done = counts[split]
+            done["documents"] += 1
+            done["tokens"] += len(ids) // dtype.itemsize
+            done["bytes"] += len(text.encode(errors="replace"))
+    finally:
+        for file in files.values():
+            file.close()
+    for split, done in counts.items():
+        say(f"prepare: {split}: {done['documents']:,} documents, {done['tokens']:,} tokens, {done['bytes']:,} bytes")
+        done["sha256"] = hashes[split].hexdigest()
+    return counts | {"dtype": dtype.str}
+
+
+def open_store(store: Path, verify: bool = False) -> Corpus:
+    """Open a prepared store; sizes are always checked, the hashes of its bytes with `verify`."""
+    try:
+        manifest = json.loads((store / "manifest.json").read_text())
+        tokens = {s: np.memmap(store / f"{s}.bin", np.dtype(manifest["dtype"]), "r") for s in SPLITS}
+        counted = {split: manifest[split]["tokens"] for split in SPLITS}
+    except (OSError, ValueError, KeyError) as error:
+        raise Refusal(NO_FILE, f"{store}: no usable token store ({error}); run prepare") from error
+    for split in SPLITS:
+        if len(tokens[split]) != counted[split] or (
+            verify and hashlib.sha256(tokens[split]).hexdigest() != manifest[split]["sha256"]
+        ):
+            raise Refusal(BAD_DATA, f"{store}/{split}.bin: not what the manifest counts; remove the store")
+    chosen = tokenizer.load(store / "tokenizer")
+    if chosen.fingerprint != manifest["tokenizer"]:
+        raise Refusal(
+            BAD_DATA,
+            f"{store}: tokens were made by tokenizer {manifest['tokenizer']}, but its tokenizer is "
+            f"{chosen.fingerprint}; prepare the text again",
+        )
+    return Corpus(store, chosen, manifest, tokens)

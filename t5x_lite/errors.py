@@ -1,0 +1,34 @@
+"""The one exception for what a user can mend, and the exit codes a script can rely on."""
+
+USAGE = 2  # wrong command line, or a second run in one directory
+BAD_DATA = 65  # a corpus, tokenizer or text that cannot be used
+NO_FILE = 66  # no usable file or checkpoint
+OUT_OF_MEMORY = 71
+IO_ERROR = 74  # writing failed: disk full, checkpoint not saved
+NOT_FINITE = 76  # loss, gradients or parameters are not finite
+BAD_CONFIG = 78
+INTERRUPTED = 130  # Ctrl-C; checkpoint saved
+TERMINATED = 143  # SIGTERM; checkpoint saved
+
+
+class Refusal(Exception):
+    """A problem the user can mend: one sentence saying what was got, what is expected and how to mend it."""
+
+    def __init__(self, code: int, message: str):
+        super().__init__(message)
+        self.code = code
+
+
+def nearest(name: str, names) -> str:
+    """The sentence that names what was probably meant.
+
+    >>> nearest("lerning_rate", ["learning_rate", "warmup"])
+    'did you mean learning_rate?'
+    >>> nearest("zzz", ["learning_rate", "warmup"])
+    'expected one of learning_rate, warmup'
+    """
+    from difflib import get_close_matches
+
+    names = list(names)
+    close = get_close_matches(name, names, n=1)
+    return f"did you mean {close[0]}?" if close else "expected one of " + ", ".join(names)

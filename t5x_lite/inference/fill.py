@@ -1,0 +1,70 @@
+"""Fill blanks, written ___: a word each by an encoder, any number of words by a model of sentinels."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from t5x_lite.data.layouts import Shape, lay_out
+from t5x_lite.data.objectives import ALIGNED, USES_SENTINELS, Pair, parse
+from t5x_lite.errors import USAGE, Refusal
+from t5x_lite.inference.generate import generate
+from t5x_lite.model.transformer import Transformer, head_weights, logits
+from t5x_lite.training.rundir import Trained
+
+_BLANK = re.compile(r" ?_{3,}")  # a token holds the space before it, so the blank does too
+
+
+def _parts(trained: Trained, text: str) -> list[np.ndarray]:
+    parts = _BLANK.split(text)
+    if len(parts) < 2:
+        raise Refusal(USAGE, f"fill: {text!r} has no blank; write one as ___")
+    return [trained.tokenizer.encode(part) for part in parts]
+
+
+def fill_words(trained: Trained, text: str, top: int = 5) -> list[list[tuple[str, float]]]:
+    """For each blank, the likeliest tokens and their probabilities, by a masked language model."""
+    vocabulary, config = trained.tokenizer.vocabulary, trained.config.model
+    first, *rest = _parts(trained, text)
+    ids = np.concatenate([[vocabulary.cls], first, *([vocabulary.mask, *part] for part in rest), [vocabulary.sep]])
+    if config.positions == "learned" and len(ids) > config.max_length:
+        raise Refusal(USAGE, f"fill: the text has {len(ids)} tokens, the model reads {config.max_length}; shorten it")
+    scored = np.flatnonzero(ids == vocabulary.mask).astype(np.int32)
+    pair = Pair(ids.astype(np.int32), np.zeros_like(scored), np.ones(len(scored), np.float32), scored)
+    row = lay_out([pair], Shape(len(ids), 0, len(scored)), vocabulary)
+    batch = {key: jnp.asarray(value)[None] for key, value in row.items()}
+    hidden = Transformer(config).apply({"params": trained.params}, batch)
+    of_blanks = jax.nn.softmax(logits(config, head_weights(trained.params), hidden)[0])
+    likeliest = np.argsort(-np.asarray(of_blanks), -1)[:, :top]
+    return [
+        [(trained.tokenizer.decode([i]).strip() or repr(trained.tokenizer.decode([i])), float(p[i])) for i in best]
+        for best, p in zip(likeliest, np.asarray(of_blanks), strict=True)
+    ]
+
+
+def fill_spans(trained: Trained, text: str, max_new: int = 32, **sampling) -> list[str]:
+    """For each blank, what a model of span corruption (or i.i.d. denoising) writes behind its sentinel."""
+    vocabulary = trained.tokenizer.vocabulary
+    first, *rest = _parts(trained, text)
+    if len(rest) > vocabulary.sentinels:
+        raise Refusal(USAGE, f"fill: got {len(rest)} blanks, the tokenizer has {vocabulary.sentinels} sentinels")
+    pieces = [[vocabulary.sentinel(i), *part] for i, part in enumerate(rest)]
+    ids = np.concatenate([first, *pieces, [vocabulary.eos]]).astype(np.int32)
+    written = generate(trained, [ids], max_new, **sampling)[0]
+    spans, at = [""] * len(rest), None
+    for group in np.split(written, np.flatnonzero(vocabulary.size - 1 - written < vocabulary.sentinels)):
+        at = vocabulary.size - 1 - int(group[0]) if len(group) else len(rest)
+        if at < len(rest) and not spans[at]:
+            spans[at] = trained.tokenizer.decode(group[1:])
+    return spans
+
+
+def fill(trained: Trained, text: str, top: int = 5) -> list:
+    """Fill the blanks of a text by whatever the model was trained for; see fill_words and fill_spans."""
+    name = parse(trained.config.objective).name
+    if name in ALIGNED:
+        return fill_words(trained, text, top)
+    if name in USES_SENTINELS:
+        return fill_spans(trained, text)
+    raise Refusal(USAGE, f"fill: a model of {name} knows no blanks; use generate")

@@ -1,0 +1,1 @@
+"""One Transformer, in flax linen: pure functions of parameters and rows. Nothing here opens a file."""

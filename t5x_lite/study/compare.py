@@ -1,0 +1,122 @@
+"""Several runs side by side on the same text, and what came of them."""
+
+import json
+from pathlib import Path
+
+from t5x_lite.config import CompareConfig, RunConfig
+from t5x_lite.data import batches, objectives
+from t5x_lite.data.corpus import Corpus, prepare
+from t5x_lite.errors import BAD_CONFIG, Refusal
+from t5x_lite.inference.fill import fill
+from t5x_lite.inference.generate import continue_texts
+from t5x_lite.model.flops import step_flops
+from t5x_lite.model.transformer import count_parameters
+from t5x_lite.study.ngram import trigram_bits, unigram_bits
+from t5x_lite.study.report import write
+from t5x_lite.training import metrics, rundir
+from t5x_lite.training.loop import train
+
+LN2 = 0.6931471805599453
+
+
+def compare(config: CompareConfig, workdir: Path, say=print) -> dict:
+    """Train every member in WORKDIR/NAME, on from where it is, and write report.html, report.md and results.json.
+
+    Members must share their text and tokenizer; each is refused, before any is trained, if its config cannot be run.
+    """
+    prepared = {}
+    for name, member in config.members.items():
+        corpus = prepare(member.data, say)
+        resolved = rundir.resolve(member, corpus.tokenizer.vocabulary)
+        batches.make(resolved, corpus, "train")
+        prepared[name] = resolved, corpus
+    text = {corpus.manifest["train"]["sha256"] for _, corpus in prepared.values()}
+    if len(text) > 1:
+        raise Refusal(BAD_CONFIG, "members: they read different text or tokens; give them the same data and tokenizer")
+    results = {"title": config.title, "members": {}}
+    for name, (_, corpus) in prepared.items():
+        say(f"{name}: training in {workdir / name}")
+        train(config.members[name], corpus, workdir / name)
+        results["members"][name] = summarise(workdir / name, corpus)
+    if config.ngram:
+        results["ngram"] = ngram(corpus)
+    results["corpus"] = corpus.manifest
+    results["examples"] = examples(config, workdir)
+    (workdir / "results.json").write_text(json.dumps(results, indent=2))
+    write(results, workdir)
+    return results
+
+
+def summarise(workdir: Path, corpus: Corpus) -> dict:
+    """The figures of one run, from its records and its config."""
+    config, records = rundir.load_config(workdir), metrics.read(workdir / "metrics.jsonl")
+    train_batches = batches.make(config, corpus, "train")
+    row, rows = batches.ledger(train_batches), config.data.batch_size * config.training.steps
+    steps = [r for r in records if r["split"] == "train"]
+    evaluated = [r for r in records if r["split"] == "validation"]
+    seconds, before = 0.0, 0
+    for record in steps:
+        positions = train_batches.shape.encoder + train_batches.shape.decoder
+        seconds += (record["step"] - before) * config.data.batch_size * positions / record["tokens_per_second"]
+        before = record["step"]
+    last = evaluated[-1]
+    summary = {
+        "objective": config.objective,
+        "architecture": config.model.architecture,
+        "parameters": count_parameters(config.model),
+        "raw_tokens": rows * row["raw_tokens"],
+        "model_tokens": round(rows * row["model_tokens"]),
+        "loss_tokens": round(rows * row["loss_tokens"]),
+        "padding": row["padding"],
+        "flops": rows * flops_per_row(config, train_batches),
+        "seconds": seconds,
+        "tokens_per_second": rows * row["model_tokens"] / seconds,
+        "loss": last["loss"],
+        "accuracy": last["accuracy"],
+        "curve": [[r["step"], r["loss"]] for r in steps],
+        "validation_curve": [[r["step"], r["loss"]] for r in evaluated],
+    }
+    if objectives.parse(config.objective).name == "causal_lm":
+        summary["bits_per_byte"] = last["loss"] * last["loss_tokens"] / LN2 / corpus.manifest["validation"]["bytes"]
+    return summary
+
+
+def flops_per_row(config: RunConfig, made: batches.Batches) -> float:
+    """FLOPs of training on one row."""
+    return step_flops(config.model, made.shape, made.objective.bound(made.window).targets)
+
+
+def ngram(corpus: Corpus) -> dict:
+    """Bits per byte of the validation text, EOS counted, by the classical models of the same tokens."""
+    args = corpus.tokens["train"], corpus.tokens["validation"], corpus.tokenizer.vocabulary.size
+    size = corpus.manifest["validation"]["bytes"]
+    return {"unigram": unigram_bits(*args) / size, "Kneser-Ney trigram": trigram_bits(*args) / size}
+
+
+def examples(config: CompareConfig, workdir: Path) -> dict:
+    """What each member does with the config's prompts."""
+    done = {}
+    for name in config.members:
+        trained = rundir.load(workdir / name)
+        objective = objectives.parse(trained.config.objective).name
+        if objective in objectives.ALIGNED:
+            done[name] = [{"text": text, "words": fill(trained, text)} for text in config.blanks]
+        elif objective in objectives.USES_SENTINELS:
+            done[name] = [{"text": text, "spans": fill(trained, text)} for text in config.spans]
+        else:
+            written = continue_texts(trained, list(config.prompts), max_new=48) if config.prompts else []
+            done[name] = [{"text": t, "continuation": w} for t, w in zip(config.prompts, written, strict=True)]
+    return done
+
+
+def again(workdir: Path) -> dict:
+    """Write the report of a finished comparison, or of a single run, once more."""
+    if (workdir / "results.json").is_file():
+        results = json.loads((workdir / "results.json").read_text())
+    else:
+        config = rundir.load_config(workdir)
+        corpus = prepare(config.data)
+        results = {"title": workdir.resolve().name, "members": {workdir.resolve().name: summarise(workdir, corpus)}}
+        results |= {"corpus": corpus.manifest, "examples": {}}
+    write(results, workdir)
+    return results

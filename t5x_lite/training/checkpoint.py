@@ -1,0 +1,70 @@
+"""Checkpoints: orbax, asynchronous and atomic. The newest is kept, and one of every `keep_every` steps."""
+
+from pathlib import Path
+
+import jax
+import orbax.checkpoint as ocp
+from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, EveryNSteps, LatestN
+
+from t5x_lite.errors import IO_ERROR, NO_FILE, Refusal
+
+
+class Checkpoints:
+    """The checkpoints of one run, in WORKDIR/checkpoints/STEP."""
+
+    def __init__(self, directory: Path, keep_every: int = 0):
+        policies = [LatestN(1)] + ([EveryNSteps(keep_every)] if keep_every else [])
+        options = ocp.CheckpointManagerOptions(preservation_policy=AnyPreservationPolicy(policies))
+        self._directory = directory.resolve()
+        self._manager = ocp.CheckpointManager(self._directory, options=options)
+
+    def latest(self) -> int | None:
+        """The newest step that was saved whole."""
+        return self._manager.latest_step()
+
+    def save(self, step: int, state) -> None:
+        """Begin to save; the state may be used, and given away, as soon as this returns."""
+        try:
+            self._manager.save(step, args=ocp.args.StandardSave(state))
+        except (OSError, ValueError, RuntimeError) as error:
+            raise self._failed(error) from error
+
+    def check(self) -> None:
+        """Raise if a save in the background has failed."""
+        try:
+            self._manager.check_for_errors()
+        except Exception as error:  # orbax hands on whatever the background raised
+            raise self._failed(error) from error
+
+    def wait(self) -> None:
+        """Until what was begun is on disk."""
+        try:
+            self._manager.wait_until_finished()
+        except Exception as error:  # as above
+            raise self._failed(error) from error
+        self.check()
+
+    def restore(self, step: int, abstract, shardings):
+        """The state of a step, on today's mesh. Raises Refusal for a checkpoint of another model."""
+        like = jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), abstract, shardings)
+        try:
+            restored = self._manager.restore(step, args=ocp.args.StandardRestore(like))
+        except Exception as error:  # damaged files fail in as many ways as there are layers below
+            reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+            raise Refusal(
+                NO_FILE, f"{self._directory}/{step}: no usable checkpoint of this model ({reason}); remove it"
+            ) from error
+        wrong = [
+            a.shape for a, r in zip(jax.tree.leaves(like), jax.tree.leaves(restored), strict=True) if a.shape != r.shape
+        ]
+        if wrong:
+            raise Refusal(NO_FILE, f"{self._directory}/{step}: the checkpoint of another model (shape {wrong[0]})")
+        return restored
+
+    def close(self) -> None:
+        """Stop the background threads."""
+        self._manager.close()
+
+    def _failed(self, error: Exception) -> Refusal:
+        reason = str(error).strip().splitlines()[-1][:200] if str(error).strip() else type(error).__name__
+        return Refusal(IO_ERROR, f"{self._directory}: a checkpoint could not be saved ({reason}); make room and go on")

@@ -1,0 +1,134 @@
+"""A run directory: who may write it, what it was started with, and how to read a trained model back.
+
+WORKDIR/config.json  corpus.json  tokenizer/  metrics.jsonl  checkpoints/STEP/  tensorboard/
+"""
+
+import dataclasses
+import fcntl
+import json
+import os
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+
+from t5x_lite.config import RunConfig, flatten, load_json, to_dict
+from t5x_lite.data import layouts, objectives, tokenizer
+from t5x_lite.data.corpus import Corpus
+from t5x_lite.data.tokenizer import Tokenizer, Vocabulary
+from t5x_lite.errors import BAD_CONFIG, BAD_DATA, IO_ERROR, NO_FILE, USAGE, Refusal
+from t5x_lite.training.checkpoint import Checkpoints
+from t5x_lite.training.optimizer import make_optimizer
+from t5x_lite.training.step import fresh_state
+
+# What may differ when a run goes on: how long, how often, on what machine.
+_FREE = {"data.workers", "data.store", "training.steps", "training.microbatches", "training.profile"}
+_FREE |= {"training.log_every", "training.eval_every", "training.checkpoint_every", "training.keep_every"}
+
+
+@contextmanager
+def owned(workdir: Path, config: RunConfig, corpus: Corpus):
+    """Hold the directory for this run alone and record its config, corpus and tokenizer there.
+
+    Refuses a directory where another run is going on, or was started with other settings or other text.
+    """
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        with open(workdir / ".lock", "w") as lock:
+            if jax.process_index() == 0:
+                _lock(lock, workdir)
+            _same_run(workdir, config, corpus)
+            if jax.process_index() == 0:
+                _replace(workdir / "config.json", json.dumps(to_dict(config), indent=2))
+                _replace(workdir / "corpus.json", json.dumps(corpus.manifest, indent=2))
+                corpus.tokenizer.save(workdir / "tokenizer")
+            yield
+    except OSError as error:
+        raise Refusal(IO_ERROR, f"--workdir={workdir}: cannot be written: {error.strerror or error}") from error
+
+
+def _lock(lock, workdir: Path) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise Refusal(USAGE, f"--workdir={workdir}: another run is going on there; wait or name another") from error
+
+
+def _replace(path: Path, text: str) -> None:
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text)
+    os.replace(partial, path)
+
+
+def _same_run(workdir: Path, config: RunConfig, corpus: Corpus) -> None:
+    if (workdir / "config.json").exists():
+        old, new = (flatten(to_dict(c)) for c in (load_json(workdir / "config.json"), config))
+        for key in old:
+            if old[key] != new[key] and key not in _FREE and not key.startswith("mesh."):
+                raise Refusal(
+                    BAD_CONFIG,
+                    f"{key}: the run in {workdir} has {old[key]!r}, now it is {new[key]!r}; "
+                    "go on with the old value, or name another --workdir",
+                )
+    if (workdir / "corpus.json").exists():
+        old = json.loads((workdir / "corpus.json").read_text())
+        for key in ("tokenizer", "train", "validation"):
+            if old[key] != corpus.manifest[key]:
+                raise Refusal(
+                    BAD_DATA,
+                    f"{workdir}: the run was started on another {'tokenizer' if key == 'tokenizer' else 'text'} "
+                    f"({key} {old[key]}, now {corpus.manifest[key]}); bring it back, or name another --workdir",
+                )
+
+
+def resolve(config: RunConfig, vocabulary: Vocabulary) -> RunConfig:
+    """The config with what follows from the tokenizer and the row written out: vocab_size and max_length."""
+    objective = layouts.match(objectives.parse(config.objective), config.model.architecture)
+    window, shape = layouts.fit(objective, config.model.architecture, config.data.lengths)
+    objectives.check_vocabulary(objective, window, vocabulary)
+    model = config.model
+    if 0 < model.vocab_size < vocabulary.size:
+        raise Refusal(
+            BAD_CONFIG,
+            f"model.vocab_size: got {model.vocab_size}, but the tokenizer has {vocabulary.size} ids; set it to 0",
+        )
+    model = dataclasses.replace(
+        model,
+        vocab_size=model.vocab_size or vocabulary.size,
+        max_length=model.max_length or max(shape.encoder, shape.decoder),
+    )
+    return dataclasses.replace(config, model=model)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A model read back: its resolved config, its tokenizer, its parameters, and the steps it was trained for."""
+
+    config: RunConfig
+    tokenizer: Tokenizer
+    params: dict
+    step: int
+
+
+def load_config(workdir: Path) -> RunConfig:
+    """The resolved config of a run directory."""
+    return resolve(load_json(workdir / "config.json"), tokenizer.load(workdir / "tokenizer").vocabulary)
+
+
+def load(workdir: Path) -> Trained:
+    """The newest checkpoint of a run directory, on one device. Raises Refusal where there is none."""
+    config, chosen = load_config(workdir), tokenizer.load(workdir / "tokenizer")
+    if not (workdir / "checkpoints").is_dir():
+        raise Refusal(NO_FILE, f"{workdir}: no checkpoint yet; train first")
+    checkpoints = Checkpoints(workdir / "checkpoints")
+    try:
+        step = checkpoints.latest()
+        if step is None:
+            raise Refusal(NO_FILE, f"{workdir}: no checkpoint yet; train first")
+        optimizer = make_optimizer(config.optimizer, lambda step: 0.0)
+        abstract = jax.eval_shape(lambda: fresh_state(config, optimizer))
+        here = jax.tree.map(lambda _: jax.sharding.SingleDeviceSharding(jax.local_devices()[0]), abstract)
+        return Trained(config, chosen, checkpoints.restore(step, abstract, here).params, step)
+    finally:
+        checkpoints.close()

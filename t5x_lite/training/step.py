@@ -1,0 +1,117 @@
+"""The train step and the evaluation step: pure functions of a state and a batch."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import linen as nn
+from flax import struct
+
+from t5x_lite.config import RunConfig
+from t5x_lite.model.transformer import Transformer, head_weights, initialise, logits
+from t5x_lite.training import sharding
+from t5x_lite.training.losses import cross_entropy
+
+
+class TrainState(struct.PyTreeNode):
+    """Data only: how many steps are done, the parameters, and what the optimizer remembers."""
+
+    step: jax.Array
+    params: dict
+    opt_state: tuple
+
+
+def create_state(config: RunConfig, optimizer, mesh) -> TrainState:
+    """A fresh state, every array born where the mesh wants it."""
+    _, shardings = state_shardings(config, optimizer, mesh)
+    return jax.jit(lambda: fresh_state(config, optimizer), out_shardings=shardings)()
+
+
+def fresh_state(config: RunConfig, optimizer) -> TrainState:
+    """The state before the first step, a function of the seed alone."""
+    params = nn.meta.unbox(initialise(config.model, jax.random.key(config.seed)))["params"]
+    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
+
+
+def state_shardings(config: RunConfig, optimizer, mesh) -> tuple[TrainState, TrainState]:
+    """The state's shapes, and where each of its arrays lies; nothing is allocated."""
+    boxed = jax.eval_shape(lambda: initialise(config.model, jax.random.key(0)))["params"]
+    abstract = jax.eval_shape(lambda: fresh_state(config, optimizer))
+    params = sharding.parameter_shardings(boxed, mesh)
+    opt_state = sharding.optimizer_shardings(abstract.opt_state, abstract.params, params, mesh)
+    return abstract, TrainState(sharding.replicated(mesh), params, opt_state)
+
+
+def scored(row: dict) -> tuple[jax.Array, jax.Array]:
+    """Targets and weights of the stack that carries them."""
+    stack = "encoder" if "encoder_targets" in row else "decoder"
+    return row[f"{stack}_targets"], row[f"{stack}_weights"]
+
+
+def make_sums(config: RunConfig):
+    """(params, rows, dropout key or None) → the loss's sums over those rows."""
+    model, training = Transformer(config.model), config.training
+
+    def sums(params, rows, key=None):
+        rngs = {"dropout": key} if key is not None else {}
+        hidden = model.apply({"params": params}, rows, deterministic=key is None, rngs=rngs)
+
+        return cross_entropy(
+            partial(logits, config.model),
+            head_weights(params),
+            hidden,
+            *scored(rows),
+            vocab_size=config.model.vocab_size,
+            z_loss=training.z_loss,
+            label_smoothing=training.label_smoothing,
+            chunk=training.loss_chunk,
+        )
+
+    return sums
+
+
+def make_gradient(config: RunConfig):
+    """(params, batch, key) → (gradient of the mean objective, sums): the sums of all microbatches are added, and
+    divided once by the weight of the whole batch, so that microbatches with unequal numbers of targets change nothing.
+    """
+    sums, parts = make_sums(config), config.training.microbatches
+
+    def objective(params, rows, key):
+        made = sums(params, rows, key)
+        return made["objective"], made
+
+    gradient = jax.grad(objective, has_aux=True)
+
+    def whole(params, batch, key):
+        if parts == 1:
+            total, made = gradient(params, batch, key)
+        else:  # row r goes to microbatch r mod parts: each device cuts its own rows, nothing moves
+            cut = jax.tree.map(lambda x: x.reshape(-1, parts, *x.shape[1:]).swapaxes(0, 1), batch)
+            keys = None if key is None else jax.random.split(key, parts)
+            first = jax.tree.map(lambda x: x[0], (cut, keys))
+            zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(gradient, params, *first))
+
+            def add(total, part):
+                return jax.tree.map(jnp.add, total, gradient(params, *part)), None
+
+            (total, made), _ = jax.lax.scan(add, zeros, (cut, keys))
+        weight = jnp.maximum(made["weight"], 1)
+        return jax.tree.map(lambda g: g / weight, total), made
+
+    return whole
+
+
+def make_train_step(config: RunConfig, optimizer):
+    """(state, batch) → (state, sums): the sums of the loss, and the norms by which a run gone bad is known."""
+    gradient = make_gradient(config)
+
+    def train_step(state: TrainState, batch: dict) -> tuple[TrainState, dict]:
+        key = jax.random.fold_in(jax.random.key(config.seed), state.step) if config.model.dropout else None
+        grads, sums = gradient(state.params, batch, key)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        norms = {"gradient_norm": optax.global_norm(grads), "parameter_norm": optax.global_norm(params)}
+        return TrainState(state.step + 1, params, opt_state), sums | norms
+
+    return train_step
