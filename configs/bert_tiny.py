@@ -11,15 +11,16 @@ from ml_collections import ConfigDict
 def get_config():
     config = ConfigDict()
     config.objective = "masked_lm"
-    config.data = {"batch_size": 32, "lengths": {"row": 130}}
+    config.data = {"batch_size": 8, "lengths": {"row": 130}}
     config.model = {
         "architecture": "encoder",
         "layers": 4,
         "scan": False,
         "width": 128,
         "heads": 4,
+        "positions": "rotary",
         "mlm_head": True,
     }
-    config.optimizer = {"learning_rate": 3e-3, "warmup": 100, "beta2": 0.99, "weight_decay": 0.1, "final": 0.1}
+    config.optimizer = {"learning_rate": 1e-3, "warmup": 100, "beta2": 0.99, "weight_decay": 0.1, "final": 0.1}
     config.training = {"steps": 1000, "eval_every": 250, "checkpoint_every": 250, "loss_chunk": 8}
     return config.lock()

@@ -9,13 +9,14 @@ from ml_collections import ConfigDict
 def get_config():
     config = ConfigDict()
     config.objective = "causal_lm"
-    config.data = {"batch_size": 32, "lengths": {"row": 128}}
+    config.data = {"batch_size": 8, "lengths": {"row": 128}}
     config.model = {
         "architecture": "decoder",
         "layers": 4,
         "scan": False,
         "width": 128,
         "heads": 4,
+        "positions": "rotary",
         "activation": "gelu_tanh",
         "depth_scaled_init": True,
     }

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 def get_config():
     config = ConfigDict()
     config.objective = "span_corruption"
-    config.data = {"batch_size": 32, "lengths": {"inputs": 116, "targets": 26}}
+    config.data = {"batch_size": 8, "lengths": {"inputs": 116, "targets": 26}}
     config.model = {
         "architecture": "encoder_decoder",
         "layers": 2,
@@ -25,6 +25,6 @@ def get_config():
         "bias": False,
         "positions": "relative",
     }
-    config.optimizer = {"learning_rate": 3e-3, "warmup": 100, "beta2": 0.99, "weight_decay": 0.1, "final": 0.1}
+    config.optimizer = {"learning_rate": 2e-3, "warmup": 100, "beta2": 0.99, "weight_decay": 0.1, "final": 0.1}
     config.training = {"steps": 1000, "eval_every": 250, "checkpoint_every": 250, "loss_chunk": 8, "z_loss": 1e-4}
     return config.lock()

@@ -15,7 +15,7 @@ def get_config():
     config.title = "BERT, T5 and GPT on the documentation of Python"
     config.members = {name: read(f"configs/{name}_tiny.py") for name in ("bert", "t5", "gpt")}
     for member in config.members.values():
-        member.training.update(steps=200, eval_every=50, checkpoint_every=100, log_every=10)
+        member.training.update(steps=700, eval_every=175, checkpoint_every=350, log_every=25)
     config.blanks = ("Return the ___ of the object.", "This method is called when the ___ is closed.")
     config.spans = ("Return the ___ of the object.", "If the file ___, an exception is raised.")
     config.prompts = ("Return a new", "This module provides")

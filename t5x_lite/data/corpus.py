@@ -131,7 +131,9 @@ def _split(data: Data):
         if second is None:
             cut = int(len(first or "") * (1 - fraction))
             yield from (
-                (split, text) for split, text in zip(SPLITS, ((first or "")[:cut], (first or "")[cut:])) if text
+                (split, text)
+                for split, text in zip(SPLITS, ((first or "")[:cut], (first or "")[cut:]), strict=True)
+                if text
             )
             return
         for text in (first, second):

@@ -201,8 +201,8 @@ def train(documents: Iterable[str], vocab_size: int) -> Tokenizer:
     import sentencepiece
 
     pieces = vocab_size - len(SPECIALS) - SENTINELS
-    if type(vocab_size) is not int or pieces < 300:
-        least = 300 + len(SPECIALS) + SENTINELS
+    if type(vocab_size) is not int or pieces < 257:
+        least = 257 + len(SPECIALS) + SENTINELS
         raise Refusal(BAD_CONFIG, f"data.tokenizer: got vocab_size={vocab_size}, expected a number from {least} on")
     model = io.BytesIO()
     try:

@@ -82,13 +82,15 @@ def setup_jax() -> None:
 
 
 class Run:
-    """Everything of a run that does not change: its batches, mesh, optimizer and compiled steps."""
+    """Everything of a run that does not change: its batches, mesh (over all devices unless some are given), optimizer
+    and compiled steps.
+    """
 
-    def __init__(self, config: RunConfig, corpus: Corpus):
+    def __init__(self, config: RunConfig, corpus: Corpus, devices=None):
         self.config = config = rundir.resolve(config, corpus.tokenizer.vocabulary)
         self.batches = data.make(config, corpus, "train")
         self.validation = data.make(config, corpus, "validation")
-        self.mesh = sharding.make_mesh(config)
+        self.mesh = sharding.make_mesh(config, devices)
         self.schedule = make_schedule(config.optimizer, config.training.steps, self.batches.raw_tokens)
         self.optimizer = make_optimizer(config.optimizer, self.schedule)
         with self.within():
@@ -140,8 +142,8 @@ def train(config: RunConfig, corpus: Corpus, workdir: Path) -> dict:
     nothing of that step saved; 74 where a checkpoint could not be written.
     """
     setup_jax()
+    run = Run(config, corpus)  # what cannot be run is refused before anything is written
     with rundir.owned(workdir, config, corpus):
-        run = Run(config, corpus)
         checkpoints = Checkpoints(workdir / "checkpoints", config.training.keep_every)
         try:
             with run.within():

@@ -26,19 +26,20 @@ if {name for name, _ in RULES} != set(AXES):  # flax would leave an axis without
     raise ValueError(f"the rules name other axes than {AXES}")
 
 
-def make_mesh(config: RunConfig) -> jax.sharding.Mesh:
-    """The mesh over all devices; refuses, by name, what it does not divide."""
-    mesh, model, devices = config.mesh, config.model, jax.device_count()
+def make_mesh(config: RunConfig, devices=None) -> jax.sharding.Mesh:
+    """The mesh over all devices, or over those given; refuses, by name, what it does not divide."""
+    mesh, model = config.mesh, config.model
+    count = len(devices or jax.devices())
 
     def need(ok, message):
         if not ok:
             raise Refusal(BAD_CONFIG, message)
 
     inner = mesh.fsdp * mesh.tensor
-    data = devices // inner if mesh.data == -1 else mesh.data
+    data = count // inner if mesh.data == -1 else mesh.data
     need(
-        data * inner == devices,
-        f"mesh: data {mesh.data} × fsdp {mesh.fsdp} × tensor {mesh.tensor} does not make the {devices} devices here",
+        data * inner == count,
+        f"mesh: data {mesh.data} × fsdp {mesh.fsdp} × tensor {mesh.tensor} does not make the {count} devices here",
     )
     rows = config.data.batch_size // config.training.microbatches
     need(
@@ -58,7 +59,8 @@ def make_mesh(config: RunConfig) -> jax.sharding.Mesh:
     }
     for name, (size, axis, parts) in sizes.items():
         need(size % parts == 0, f"{name} is {size}, which {axis} = {parts} does not divide")
-    return jax.make_mesh((data, mesh.fsdp, mesh.tensor), ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
+    sizes, axes = (data, mesh.fsdp, mesh.tensor), ("data", "fsdp", "tensor")
+    return jax.make_mesh(sizes, axes, axis_types=(AxisType.Auto,) * 3, devices=devices)
 
 
 def replicated(mesh) -> NamedSharding:

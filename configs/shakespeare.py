@@ -1,0 +1,36 @@
+"""A small decoder over the bytes of one text, in the shape of nanoGPT's example for a CPU: 4 layers of width 128, context
+64, batch 12, 2,000 steps. The last 10 % of the text are held out, and all of it is scored, in consecutive windows.
+
+python -m t5x_lite train --config=configs/shakespeare.py --config.data.source=tinyshakespeare.txt --workdir=DIR
+"""
+
+from ml_collections import ConfigDict
+
+
+def get_config():
+    config = ConfigDict()
+    config.objective = "causal_lm"
+    config.data = {
+        "source": "",
+        "validation_fraction": 0.1,
+        "tokenizer": "bytes",
+        "batch_size": 12,
+        "lengths": {"row": 64},
+    }
+    config.model = {
+        "architecture": "decoder",
+        "layers": 4,
+        "width": 128,
+        "heads": 4,
+        "ff_width": 344,
+        "activation": "silu",
+        "gated": True,
+        "norm": "rms_norm",
+        "bias": False,
+        "positions": "rotary",
+        "depth_scaled_init": True,
+        "scan": False,
+    }
+    config.optimizer = {"learning_rate": 4e-3, "warmup": 100, "beta2": 0.99, "weight_decay": 0.1}
+    config.training = {"steps": 2000, "log_every": 100, "eval_every": 500}
+    return config.lock()

@@ -1,0 +1,114 @@
+"""Eight simulated devices (data 2 × fsdp 2 × tensor 2) against one, and four microbatches against one, for every
+architecture: loss and gradients in float64, then the losses of 20 steps in float32 at the peak learning rate.
+
+Run by test_sharding.py; by hand: python tests/proof_sharding.py
+"""
+
+import json
+import os
+import sys
+
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from t5x_lite import config as configs
+from t5x_lite.data.corpus import prepare
+from t5x_lite.training.loop import Run
+from t5x_lite.training.step import create_state, make_gradient
+
+LENGTHS = {"inputs": 58, "targets": 14}
+CASES = {
+    "encoder": ("bert_tiny", "masked_lm", {"row": 66}),
+    "decoder": ("gpt_tiny", "causal_lm", {"row": 64}),
+    "prefix_decoder": ("gpt_tiny", "prefix_lm", {"row": 64}),
+    "encoder_decoder": ("t5_tiny", "iid_denoising", {"inputs": 80, "targets": 40}),
+}
+VARIANTS = {
+    "8 devices": ({"mesh": {"data": 2, "fsdp": 2, "tensor": 2}}, 8),
+    "4 microbatches": ({"training": {"microbatches": 4}}, 1),
+    "8 devices, 2 microbatches": ({"mesh": {"data": 2, "fsdp": 2, "tensor": 2}, "training": {"microbatches": 2}}, 8),
+}
+
+
+def merged(values: dict, more: dict) -> dict:
+    """`values` with the nested settings of `more`."""
+    return values | {k: merged(values.get(k, {}), v) if isinstance(v, dict) else v for k, v in more.items()}
+
+
+def build(architecture: str, source: str, more: dict) -> configs.RunConfig:
+    """The tiny config of an architecture, narrow, on the given text: split documents make rows of unequal targets."""
+    name, objective, lengths = CASES[architecture]
+    base = configs.read(name)
+    base["data"]["lengths"] = lengths
+    data = {"source": source, "tokenizer": "bytes", "batch_size": 16, "document": "block", "split_documents": True}
+    model = {"architecture": architecture, "width": 32, "ff_width": 64, "scan": True}
+    ours = {"objective": objective, "data": data, "model": model, "optimizer": {"warmup": 0}}
+    return configs.check(configs.build(configs.RunConfig, merged(merged(base, ours), more)))
+
+
+def gradients(config, corpus, devices):
+    """Mean loss, gradients and the number of targets of each row, of the first batch in float64."""
+    with jax.enable_x64(True):
+        config = replace(config, model=replace(config.model, dtype="float64"))
+        run = Run(config, corpus, jax.devices()[:devices])
+        with run.within():
+            state = create_state(run.config, run.optimizer, run.mesh)
+            batch = run.batch(run.batches, 0)
+            grads, sums = jax.jit(make_gradient(run.config))(state.params, batch, None)
+            weights = next(np.asarray(v) for k, v in batch.items() if k.endswith("_weights"))
+            return jax.device_get(grads), float(sums["objective"] / sums["weight"]), weights.sum(1)
+
+
+def losses(config, corpus, devices, steps):
+    """The loss of each of the first steps, in float32."""
+    run = Run(config, corpus, jax.devices()[:devices])
+    made = []
+    with run.within():
+        state = create_state(run.config, run.optimizer, run.mesh)
+        for step in range(steps):
+            state, sums = run.train_step(state, run.batch(run.batches, step))
+            made.append(float(sums["nll"]) / float(sums["weight"]))
+    return np.array(made)
+
+
+def relative(a, b) -> float:
+    """The largest difference of two trees, relative to the largest value of each leaf. (The gradient of a key's bias is
+    zero but for rounding: a leaf counts as at least 10⁻⁶ of the largest.)
+    """
+    a, b = jax.tree.leaves(a), jax.tree.leaves(b)
+    least = 1e-6 * max(np.abs(x).max() for x in a)
+    return max(float(np.abs(x - y).max() / max(np.abs(x).max(), least)) for x, y in zip(a, b, strict=True))
+
+
+def prove(source: str, architectures=tuple(CASES), steps: int = 20) -> dict:
+    """The figures: architecture → variant → relative differences."""
+    figures = {}
+    for architecture in architectures:
+        one = build(architecture, source, {})
+        corpus = prepare(one.data, say=lambda _: None)
+        grads, loss, targets = gradients(one, corpus, 1)
+        curve = losses(one, corpus, 1, steps)
+        figures[architecture] = {"unequal_targets": bool(targets.min() < targets.max())}
+        for name, (more, devices) in VARIANTS.items():
+            other = build(architecture, source, more)
+            grads2, loss2, _ = gradients(other, corpus, devices)
+            curve2 = losses(other, corpus, devices, steps)
+            figures[architecture][name] = {
+                "float64 loss": abs(loss - loss2) / loss,
+                "float64 gradients": relative(grads, grads2),
+                "float32 losses": float((np.abs(curve - curve2) / curve).max()),
+            }
+    return figures
+
+
+if __name__ == "__main__":
+    text = sys.argv[1] if len(sys.argv) > 1 else "python_docs"
+    if text != "python_docs" and not Path(text).exists():
+        sys.exit(f"{text}: no such file")
+    print(json.dumps(prove(text), indent=2))

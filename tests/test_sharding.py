@@ -1,0 +1,69 @@
+import json
+import subprocess
+import sys
+
+import jax
+import pytest
+from conftest import ROOT
+
+from t5x_lite.training import sharding
+
+FOUND = "import json, sys; sys.path.insert(0, 'tests'); import proof_sharding; "
+FOUND += "print('FIGURES', json.dumps(proof_sharding.prove(sys.argv[1], [sys.argv[2]], int(sys.argv[3]))))"
+
+
+@pytest.mark.parametrize("architecture", ["encoder", "decoder", "prefix_decoder", "encoder_decoder"])
+def test_devices_and_microbatches_change_nothing(text_file, architecture):
+    command = [sys.executable, "-c", FOUND, text_file, architecture, "20"]
+    out = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    figures = json.loads(out.split("FIGURES ")[1])[architecture]
+    assert figures.pop("unequal_targets") == (architecture != "decoder")
+    for differences in figures.values():
+        assert differences["float64 loss"] < 1e-10
+        assert differences["float64 gradients"] < 1e-10
+        assert differences["float32 losses"] < 1e-5
+
+
+def test_every_parameter_and_its_moments_are_split(text_file):
+    """On a mesh of 2 × 2 × 2, AdamW's moments lie where their parameter does, and kernels lie on four devices."""
+    code = f"""
+import sys; sys.path.insert(0, "tests")
+import proof_sharding as p
+import jax
+from t5x_lite.training.loop import Run
+from t5x_lite.training.step import create_state
+from t5x_lite.data.corpus import prepare
+config = p.build("encoder_decoder", {str(text_file)!r}, p.VARIANTS["8 devices"][0])
+run = Run(config, prepare(config.data))
+with run.within():
+    state = create_state(run.config, run.optimizer, run.mesh)
+mu = next(s.mu for s in jax.tree.leaves(state.opt_state, is_leaf=lambda x: hasattr(x, "mu")) if hasattr(s, "mu"))
+for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(state.params), jax.tree.leaves(mu)):
+    assert a.sharding == b.sharding, path
+    parts = a.size // a.addressable_shards[0].data.size
+    name = jax.tree_util.keystr(path)
+    assert parts == (4 if "kernel" in name or name == "['embedding']" else 2 if "relative" in name else 1), (name, parts)
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"mesh.tensor": 4}, "model.heads is 2, which mesh.tensor = 4 does not divide"),
+        ({"mesh.fsdp": 3}, "does not make the 4 devices"),
+        ({"data.batch_size": 6}, "data.batch_size: 6 rows"),
+        ({"mesh.fsdp": 4, "model.width": 6, "model.heads": 1, "data.batch_size": 8}, "model.width is 6"),
+        ({"mesh.tensor": 2, "model.ff_width": 9}, "model.ff_width is 9"),
+        ({"mesh.tensor": 4, "model.heads": 4, "model.vocab_multiple": 1, "model.vocab_size": 369}, "model.vocab_size"),
+    ],
+)
+def test_what_a_mesh_does_not_divide_is_named(make, more, words):
+    from t5x_lite.errors import Refusal
+    from t5x_lite.training import rundir
+
+    config, corpus = make(**more)
+    config = rundir.resolve(config, corpus.tokenizer.vocabulary)
+    with pytest.raises(Refusal) as caught:
+        sharding.make_mesh(config, jax.devices() * 4)
+    assert words in str(caught.value)

@@ -1,0 +1,78 @@
+import numpy as np
+import pytest
+from conftest import ROOT, sentences
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from t5x_lite.data import sources, tokenizer
+from t5x_lite.errors import Refusal
+
+TEXT = list(sources.python_docs())[:40] + [sentences(50), "Größe\n\n\tdéjà vu\r\n  ▁ <s>"]
+T5 = ROOT.parent / "shared/data/vocab/t5/spiece.model"
+
+
+@pytest.fixture(scope="module")
+def trained():
+    return tokenizer.train(TEXT, 800)
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+@example(" ▁▁ <extra_id_3></s>[MASK] \0\r\n\t  é漢 ")
+@example("▁")
+@example("<unk><s><0x0A>")
+def test_trained_and_bytes_are_lossless_and_text_is_never_special(trained, text):
+    for made in (trained, tokenizer.Tokenizer()):
+        ids = made.encode(text)
+        assert made.vocabulary.is_ordinary(ids).all()
+        assert made.decode(ids) == text
+
+
+def test_special_ids(trained):
+    vocabulary = trained.vocabulary
+    assert vocabulary.size == 800
+    assert trained.decode([vocabulary.sentinel(0), vocabulary.sentinel(99)]) == "<extra_id_0><extra_id_99>"
+    assert vocabulary.sentinel(0) == 799
+    names = [trained.name(i) for i in range(vocabulary.ordinary[1], vocabulary.size - 100)]
+    assert tuple(names) == tokenizer.SPECIALS
+    assert trained.decode([vocabulary.eos, *trained.encode(" a"), vocabulary.pad]) == "</s> a<pad>"
+
+
+def test_lone_surrogates_become_a_replacement(trained):
+    assert trained.decode(trained.encode("a\ud800b")) == "a?b"
+
+
+def test_training_is_deterministic_and_saving_keeps_the_fingerprint(trained, tmp_path):
+    again = tokenizer.train(TEXT, 800)
+    assert again.fingerprint == trained.fingerprint
+    trained.save(tmp_path)
+    assert tokenizer.load(tmp_path).fingerprint == trained.fingerprint
+    (tmp_path / "spiece.model").write_bytes(tokenizer.train(TEXT, 790)._proto)
+    with pytest.raises(Refusal, match="its file has changed"):
+        tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("byte", "did you mean bytes"),
+        ("sentencepiece(size=5)", "sentencepiece"),
+        ("sentencepiece(vocab_size=10)", "expected a number from 369"),
+        ("sentencepiece(vocab_size=100000)", "lower vocab_size"),
+        ("missing.model", "no usable SentencePiece model"),
+    ],
+)
+def test_bad_tokenizers_are_refused(spec, words):
+    with pytest.raises(Refusal, match="data.tokenizer") as caught:
+        tokenizer.make(spec, [sentences(50)])
+    assert words in str(caught.value)
+
+
+@pytest.mark.skipif(not T5.exists(), reason="T5's own SentencePiece model is not here")
+def test_t5s_own_model_gives_t5s_own_ids():
+    made = tokenizer.make(str(T5), [])
+    ids = made.encode("Hello world, this is a test.")
+    assert ids.tolist() == [8774, 296, 6, 48, 19, 3, 9, 794, 5]
+    vocabulary = made.vocabulary
+    assert (vocabulary.size, vocabulary.pad, vocabulary.eos, vocabulary.sentinel(0)) == (32100, 0, 1, 32099)
+    assert vocabulary.start == 0
+    assert made.decode(np.append(ids, [32099, 1])) == "Hello world, this is a test.<extra_id_0></s>"
