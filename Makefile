@@ -14,11 +14,11 @@ quickstart: $(VENV)/.installed
 test: $(VENV)/.tested-with
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2
 
 coverage: $(VENV)/.tested-with
 	$(BIN)/coverage erase
-	COVERAGE_PROCESS_START=$(CURDIR)/pyproject.toml $(BIN)/coverage run -m pytest -q
+	$(BIN)/coverage run -m pytest -q -n 2
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
 

@@ -26,7 +26,7 @@ setup(
         "hf": ["datasets>=4", "safetensors>=0.5"],
         "tpu": ["jax[tpu]"],
         "cuda": ["jax[cuda12]"],
-        "dev": ["coverage>=7", "hypothesis>=6.100", "pytest>=9", "ruff>=0.12"],
+        "dev": ["coverage>=7", "hypothesis>=6.100", "pytest>=9", "pytest-xdist>=3.6", "ruff>=0.12"],
     },
     entry_points={"console_scripts": ["t5x_lite = t5x_lite.__main__:main"]},
 )

@@ -1,5 +1,5 @@
-"""A small decoder over the bytes of one text, in the shape of nanoGPT's example for a CPU: 4 layers of width 128, context
-64, batch 12, 2,000 steps. The last 10 % of the text are held out, and all of it is scored, in consecutive windows.
+"""A small decoder over the bytes of one text, in the shape of nanoGPT's example for a CPU: 4 layers of width 128,
+context 64, batch 12, 2,000 steps. The last 10 % of the text is held out and scored whole, in consecutive windows.
 
 python -m t5x_lite train --config=configs/shakespeare.py --config.data.source=tinyshakespeare.txt --workdir=DIR
 """

@@ -49,12 +49,12 @@ def test_no_config_needs_jax():
         ("data.lengths.row=0", "needs it"),
         ("mesh.data=0", "expected -1"),
         ("training.profile=[3,2]", "first <= last"),
-        ("model.max_length=16", "raise one or lower the other"),
+        ("model.positions=learned model.max_length=16", "raise one or lower the other"),
         ("data.batch_size.x=1", "is a single value"),
     ],
 )
 def test_bad_settings_are_refused_in_one_sentence(setting, words):
-    message = refused(setting)
+    message = refused(*setting.split())
     assert words in message
     assert "\n" not in message
 

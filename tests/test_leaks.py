@@ -1,5 +1,5 @@
-"""No leak and no deafness: perturb one raw token before objective and layout; the logit of a target changes if, and only
-if, the target may see that token. Who may see what is worked out here from the pairs alone.
+"""No leak and no deafness: perturb one raw token before objective and layout; the logit of a target changes if, and
+only if, the target may see that token. Who may see what is worked out here from the pairs alone.
 """
 
 import jax

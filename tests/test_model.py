@@ -84,7 +84,7 @@ def test_gradients_against_finite_differences(make, variant):
 
 
 def test_padded_embedding_rows_never_win(make):
-    config, batch = resolved(make)
+    config, _ = resolved(make)
     out = logits(config.model, params := head_weights(fresh(config.model)), jnp.ones((2, 16)))
     assert params["embedding"].shape[0] == out.shape[-1] == 384 > config.model.vocab_size
     assert (out[:, config.model.vocab_size :] < -1e8).all()

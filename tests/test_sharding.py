@@ -1,21 +1,30 @@
 import json
+import os
 import subprocess
 import sys
 
 import jax
 import pytest
 from conftest import ROOT
+from proof_sharding import SIMULATED
 
 from t5x_lite.training import sharding
 
-FOUND = "import json, sys; sys.path.insert(0, 'tests'); import proof_sharding; "
-FOUND += "print('FIGURES', json.dumps(proof_sharding.prove(sys.argv[1], [sys.argv[2]], int(sys.argv[3]))))"
+PROVE = """
+import json, sys
+sys.path.insert(0, "tests")
+import proof_sharding
+source, architecture = sys.argv[1:]
+print("FIGURES", json.dumps(proof_sharding.prove(source, [architecture], 6, list(proof_sharding.VARIANTS)[:2])))
+"""
 
 
 @pytest.mark.parametrize("architecture", ["encoder", "decoder", "prefix_decoder", "encoder_decoder"])
 def test_devices_and_microbatches_change_nothing(text_file, architecture):
-    command = [sys.executable, "-c", FOUND, text_file, architecture, "20"]
-    out = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    command = [sys.executable, "-c", PROVE, text_file, architecture]
+    out = subprocess.run(
+        command, cwd=ROOT, check=True, capture_output=True, text=True, env=os.environ | SIMULATED
+    ).stdout
     figures = json.loads(out.split("FIGURES ")[1])[architecture]
     assert figures.pop("unequal_targets") == (architecture != "decoder")
     for differences in figures.values():
@@ -42,9 +51,10 @@ for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(state.params), jax.t
     assert a.sharding == b.sharding, path
     parts = a.size // a.addressable_shards[0].data.size
     name = jax.tree_util.keystr(path)
-    assert parts == (4 if "kernel" in name or name == "['embedding']" else 2 if "relative" in name else 1), (name, parts)
+    split = 4 if "kernel" in name or name == "['embedding']" else 2 if "relative" in name else 1
+    assert parts == split, (name, parts)
 """
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, env=os.environ | SIMULATED)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from t5x_lite.data import sources, tokenizer
 from t5x_lite.errors import Refusal
 
-TEXT = list(sources.python_docs())[:40] + [sentences(50), "Größe\n\n\tdéjà vu\r\n  ▁ <s>"]
+TEXT = [*list(sources.python_docs())[:40], sentences(50), "Größe\n\n\tdéjà vu\r\n  ▁ <s>"]
 T5 = ROOT.parent / "shared/data/vocab/t5/spiece.model"
 
 
@@ -62,7 +62,7 @@ def test_training_is_deterministic_and_saving_keeps_the_fingerprint(trained, tmp
     ],
 )
 def test_bad_tokenizers_are_refused(spec, words):
-    with pytest.raises(Refusal, match="data.tokenizer") as caught:
+    with pytest.raises(Refusal, match="tokenizer") as caught:
         tokenizer.make(spec, [sentences(50)])
     assert words in str(caught.value)
 

@@ -25,23 +25,25 @@ def generate(
     top_p: float = 1.0,
     seed: int = 0,
 ) -> list[np.ndarray]:
-    """Ids that the model writes after each input (ids), up to EOS, which is left out, or max_new of them.
+    """Ids that the model writes after each input (ids), up to EOS, which is left out, or max_new of them (fewer where
+    the model has no more positions).
 
     temperature 0 is greedy. top_k keeps the k likeliest ids (0: all); top_p the likeliest that hold that probability
-    (Holtzman et al., 2020). Raises Refusal for models without a decoder, and where prompt and answer are too long.
+    (Holtzman et al., 2020). Raises Refusal for models without a decoder, and prompts that fill all positions.
     """
     config, vocabulary = trained.config.model, trained.tokenizer.vocabulary
     if config.architecture == "encoder":
         raise Refusal(USAGE, "generate: an encoder writes no text; use fill")
     two = config.architecture == "encoder_decoder"
     longest = max(len(ids) for ids in inputs)
+    if config.positions == "learned":
+        room = config.max_length - (0 if two else longest)
+        if min(room, config.max_length - longest + two) < 1:
+            raise Refusal(
+                USAGE, f"generate: the prompt has {longest} tokens, the model {config.max_length} positions; shorten it"
+            )
+        max_new = min(max_new, room)
     needed = max(longest, max_new) if two else longest + max_new
-    if config.positions == "learned" and needed > config.max_length:
-        raise Refusal(
-            USAGE,
-            f"generate: {longest} tokens of prompt and {max_new} new ones need {needed} positions, the model has "
-            f"{config.max_length}; shorten the prompt or --max-new",
-        )
 
     def rounded(length):
         length = -(-length // _MULTIPLE) * _MULTIPLE

@@ -111,7 +111,7 @@ def make_train_step(config: RunConfig, optimizer):
         grads, sums = gradient(state.params, batch, key)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        norms = {"gradient_norm": optax.global_norm(grads), "parameter_norm": optax.global_norm(params)}
+        norms = {"gradient_norm": optax.tree.norm(grads), "parameter_norm": optax.tree.norm(params)}
         return TrainState(state.step + 1, params, opt_state), sums | norms
 
     return train_step

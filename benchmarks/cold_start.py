@@ -1,0 +1,55 @@
+"""Cold start: seconds of `--help`, and from the command to the first finished step with an empty and a full cache.
+
+python benchmarks/cold_start.py [ROUNDS]      (medians; the token store is prepared beforehand)
+"""
+
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+PYTHON = [sys.executable, "-m", "t5x_lite"]
+
+
+def first_step(family: str, directory: Path) -> float:
+    """Seconds until the line of step 1 is printed."""
+    workdir = directory / "run"
+    shutil.rmtree(workdir, ignore_errors=True)
+    more = ["--config.training.log_every=1", f"--workdir={workdir}"]
+    start = time.perf_counter()
+    process = subprocess.Popen([*PYTHON, "train", f"--config={family}_tiny", *more], stdout=subprocess.PIPE, text=True)
+    for line in process.stdout:
+        if line.startswith("step 1/"):
+            break
+    seconds = time.perf_counter() - start
+    process.kill()
+    process.wait()
+    return seconds
+
+
+def main(rounds: int) -> None:
+    """Print the medians."""
+    helps = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        subprocess.run([*PYTHON, "--help"], check=True, stdout=subprocess.DEVNULL)
+        helps.append(time.perf_counter() - start)
+    print(f"--help: {statistics.median(helps):.2f} s")
+    with tempfile.TemporaryDirectory() as directory:
+        os.environ["T5X_LITE_CACHE"] = directory
+        subprocess.run([*PYTHON, "prepare", "--config=gpt_tiny"], check=True, stdout=subprocess.DEVNULL)
+        for family in ("bert", "t5", "gpt"):
+            empty, full = [], []
+            for _ in range(rounds):
+                shutil.rmtree(Path(directory, "xla"), ignore_errors=True)
+                empty.append(first_step(family, Path(directory)))
+                full.append(first_step(family, Path(directory)))
+            print(f"{family}: empty cache {statistics.median(empty):.1f} s, full {statistics.median(full):.1f} s")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 3)
