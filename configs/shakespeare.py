@@ -1,5 +1,6 @@
 """A small decoder over the bytes of one text, in the shape of nanoGPT's example for a CPU: 4 layers of width 128,
 context 64, batch 12, 2,000 steps. The last 10 % of the text is held out and scored whole, in consecutive windows.
+One seed each: 1.70 nats a byte at a learning rate of 2e-3, 1.72 at 4e-3.
 
 python -m t5x_lite train --config=configs/shakespeare.py --config.data.source=tinyshakespeare.txt --workdir=DIR
 """
@@ -31,6 +32,6 @@ def get_config():
         "depth_scaled_init": True,
         "scan": False,
     }
-    config.optimizer = {"learning_rate": 4e-3, "warmup": 100, "beta2": 0.99, "weight_decay": 0.1}
+    config.optimizer = {"learning_rate": 2e-3, "warmup": 100, "beta2": 0.99, "weight_decay": 0.1}
     config.training = {"steps": 2000, "log_every": 100, "eval_every": 500}
     return config.lock()
