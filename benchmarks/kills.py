@@ -20,7 +20,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 SETTINGS = {"steps": 60, "log_every": 1, "eval_every": 6, "checkpoint_every": 5}
-TIMES = ("tokens_per_second", "seconds", "mfu")
+TIMES = ("tokens_per_second", "seconds", "train_seconds", "mfu")
 
 
 def command(family: str, workdir: Path) -> list[str]:

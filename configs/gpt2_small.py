@@ -35,6 +35,7 @@ def get_config():
         "learning_rate": 6e-4,
         "unit": "tokens",
         "warmup": 375_000_000,
+        "decay": 260_000_000_000,
         "final": 0.1,
         "beta2": 0.95,
         "weight_decay": 0.1,

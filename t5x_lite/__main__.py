@@ -70,6 +70,11 @@ def _processes(args) -> None:
 
 def evaluate(args) -> None:
     """loss and accuracy of a trained model on its whole validation split"""
+    import dataclasses
+
+    import jax
+
+    from t5x_lite.config import Mesh
     from t5x_lite.data.corpus import prepare
     from t5x_lite.training import rundir
     from t5x_lite.training.loop import Run, setup_jax
@@ -77,7 +82,10 @@ def evaluate(args) -> None:
     workdir = _workdir(args)
     setup_jax()
     trained = rundir.load(workdir)
-    run = Run(trained.config, prepare(trained.config.data, _say))
+    corpus = prepare(trained.config.data, _say)
+    rundir.same_text(workdir, corpus)
+    here = jax.local_devices()[:1]  # whatever mesh it was trained on
+    run = Run(dataclasses.replace(trained.config, mesh=Mesh()), corpus, here)
     with run.within():
         figures = run.evaluate(trained.params)
     _say(json.dumps({"step": trained.step, "split": "validation", **figures}))
@@ -149,6 +157,19 @@ def inspect(args) -> None:
 COMMANDS = {f.__name__: f for f in (prepare, train, evaluate, generate, fill, compare, report, inspect)}
 
 
+def _at_least(low):
+    """A converter that refuses numbers below, of the same type."""
+
+    def convert(text):
+        value = type(low)(text)
+        if not low <= value < float("inf"):
+            raise argparse.ArgumentTypeError(f"got {text}, expected a number from {low} on")
+        return value
+
+    convert.__name__ = type(low).__name__  # argparse names it where the text is no number
+    return convert
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     main = argparse.ArgumentParser("t5x_lite", description="Pretrain BERT, T5 and GPT from one codebase, and compare.")
@@ -164,16 +185,18 @@ def parser() -> argparse.ArgumentParser:
     commands.choices["train"].add_argument(
         "--distributed", action="store_true", help="this is one of several processes; the cluster knows the others"
     )
-    commands.choices["inspect"].add_argument("--examples", type=int, default=3, help="rows to show")
-    commands.choices["fill"].add_argument("--top", type=int, default=5, help="words to show for each blank")
+    commands.choices["inspect"].add_argument("--examples", type=_at_least(0), default=3, help="rows to show")
+    commands.choices["fill"].add_argument("--top", type=_at_least(1), default=5, help="words to show for each blank")
     for name in ("generate", "fill"):
         commands.choices[name].add_argument("text", nargs="+", help="one or several texts")
     one = commands.choices["generate"]
-    one.add_argument("--max-new", type=int, default=64, help="tokens to write at most")
-    one.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
-    one.add_argument("--top-k", type=int, default=0, help="sample from the k likeliest only; 0: all")
-    one.add_argument("--top-p", type=float, default=1.0, help="sample from the likeliest that hold this probability")
-    one.add_argument("--seed", type=int, default=0)
+    one.add_argument("--max-new", type=_at_least(1), default=64, help="tokens to write at most")
+    one.add_argument("--temperature", type=_at_least(0.0), default=0.0, help="0 is greedy")
+    one.add_argument("--top-k", type=_at_least(0), default=0, help="sample from the k likeliest only; 0: all")
+    one.add_argument(
+        "--top-p", type=_at_least(1e-6), default=1.0, help="sample from the likeliest that hold this probability"
+    )
+    one.add_argument("--seed", type=_at_least(0), default=0)
     return main
 
 
@@ -208,7 +231,7 @@ def main(argv: list[str] | None = None) -> int:
         code, message = OUT_OF_MEMORY, _MEMORY
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return 128 + 13  # as a program that SIGPIPE ends
     except OSError as error:
         code, message = IO_ERROR, f"{error.filename or 'input or output'}: {error.strerror or error}"
     except RuntimeError as error:  # jax.errors.JaxRuntimeError, without importing jax here

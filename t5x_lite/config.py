@@ -179,7 +179,7 @@ def _convert(value, kind, key: str):
     if isinstance(value, str):
         try:
             value = ast.literal_eval({"true": "True", "false": "False"}.get(value.lower(), value))
-        except (SyntaxError, ValueError) as error:
+        except (SyntaxError, ValueError, TypeError) as error:
             raise Refusal(BAD_CONFIG, expected) from error
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
@@ -206,6 +206,8 @@ def build(schema, values: dict, path: str = ""):
             made[name] = build(field.type, value, key + ".")
             continue
         if field.type is dict:
+            if not isinstance(value, dict) or not value:
+                raise Refusal(BAD_CONFIG, f"{key}: got {value!r}, expected names with the settings of a run each")
             made[name] = {k: build(RunConfig, v, f"{key}.{k}.") for k, v in value.items()}
             continue
         value = made[name] = _convert(value, field.type, key)
@@ -273,6 +275,16 @@ def check(config: RunConfig) -> RunConfig:
         not config.optimizer.weight_decay or config.optimizer.name == "adamw",
         "optimizer.weight_decay: adafactor is used without; set it to 0 or optimizer.name to adamw",
     )
+    optimizer = config.optimizer
+    need(
+        not optimizer.decay or optimizer.decay > optimizer.warmup,
+        f"optimizer.decay: got {optimizer.decay}, expected more than optimizer.warmup {optimizer.warmup}, or 0",
+    )
+    need(
+        not model.mlm_head or model.architecture == "encoder",
+        f"model.mlm_head: architecture {model.architecture} has none; it is the head of an encoder",
+    )
+    need(not model.scale_logits or model.tied, "model.scale_logits: needs model.tied=True; set one of them")
     need(
         config.mesh.data != 0,
         "mesh.data: got 0, expected -1 (all that are left) or at least 1",
@@ -304,14 +316,16 @@ def read(name: str) -> dict:
     """The plain nested dict that the config file's get_config() returns."""
     path = find(name)
     try:
-        found = runpy.run_path(str(path))["get_config"]()
+        get_config = runpy.run_path(str(path)).get("get_config")
+        found = get_config() if get_config else None
     except Refusal:
         raise
-    except KeyError as error:
-        raise Refusal(BAD_CONFIG, f"{path}: it defines no {error}; expected get_config() and what it uses") from error
     except Exception as error:  # a config file is a user's program: whatever it raises is a bad config
         raise Refusal(BAD_CONFIG, f"{path}: get_config() failed with {type(error).__name__}: {error}") from error
-    return found.to_dict() if hasattr(found, "to_dict") else dict(found)
+    found = found.to_dict() if hasattr(found, "to_dict") else found
+    if not isinstance(found, dict):
+        raise Refusal(BAD_CONFIG, f"{path}: expected a function get_config() that returns a ConfigDict")
+    return found
 
 
 def override(values: dict, settings: list[str]) -> dict:
@@ -340,7 +354,12 @@ def override(values: dict, settings: list[str]) -> dict:
 
 def load(name: str, settings: list[str] = (), schema=RunConfig):
     """Read a config file and overrides into a checked config. Raises Refusal, before jax is imported."""
-    values = override(read(name), settings)
+    values = read(name)
+    members = list(values.get("members", ()))
+    values = override(values, settings)
+    for member in values.get("members", ()) if members and isinstance(values["members"], dict) else ():
+        if member not in members:  # a typo in an override, not one member more
+            raise Refusal(BAD_CONFIG, f"members.{member}: no such member; {nearest(member, members)}")
     if schema is RunConfig and "members" in values:
         raise Refusal(BAD_CONFIG, f"--config={name} compares several runs; use it with the command compare")
     if schema is CompareConfig and "members" not in values:

@@ -21,7 +21,6 @@ LENGTHS = {
 CELLS = [
     ("masked_lm", "encoder"),
     ("causal_lm", "decoder"),
-    ("causal_lm", "prefix_decoder"),
     ("prefix_lm", "decoder"),
     ("prefix_lm(score_prefix=True)", "decoder"),
     *((f"{name}", a) for name in ("prefix_lm",) for a in ("prefix_decoder", "encoder_decoder")),

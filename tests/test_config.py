@@ -127,3 +127,29 @@ def test_the_command_line_refuses_before_jax(tmp_path):
         _, err = run(*args, code=code)
         assert words in err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("seed={[]:1}", "expected int"),
+        ("model.mlm_head=True", "the head of an encoder"),
+        ("model.scale_logits=True model.tied=False", "needs model.tied"),
+        ("optimizer.decay=50", "expected more than optimizer.warmup"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(setting, words):
+    assert words in refused(*setting.split())
+
+
+@pytest.mark.parametrize("body", ["return None", "return 5", "return {}['foo']", "x = ("])
+def test_config_files_that_are_none(tmp_path, body):
+    path = tmp_path / "bad.py"
+    path.write_text(f"def get_config():\n    {body}\n")
+    assert "get_config()" in refused(file=str(path))
+
+
+def test_options_out_of_range_are_refused(tmp_path):
+    for option in ("--max-new=-5", "--max-new=0", "--temperature=-1", "--top-k=-3", "--top-p=0", "--temperature=nan"):
+        _, err = run("generate", option, f"--workdir={tmp_path}", "text", code=2)
+        assert "expected a number from" in err

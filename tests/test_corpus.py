@@ -121,3 +121,12 @@ def test_prepare_and_inspect(tmp_path, config_file):
     assert "loss tokens" in out
     out, _ = run("inspect", f"--config={config_file('masked_lm', 'encoder')}", "--examples=1")
     assert "[MASK]" in out
+
+
+@pytest.mark.parametrize("count", [2, 3, 20])
+def test_of_few_documents_at_least_one_is_held_out(tmp_path, count):
+    for i in range(count):
+        (tmp_path / f"{i}.txt").write_text(f"text number {i}")
+    made = corpus.prepare(Data(source=str(tmp_path), tokenizer="bytes"), **QUIET)
+    assert made.manifest["validation"]["documents"] == 1
+    assert made.manifest["train"]["documents"] == count - 1

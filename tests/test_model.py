@@ -144,7 +144,12 @@ def test_flops_agree_with_the_compiler(make, architecture, gated):
     objective = {"encoder": "masked_lm", "decoder": "causal_lm", "encoder_decoder": "span_corruption"}[architecture]
     lengths = {"inputs": 116, "targets": 26} if architecture == "encoder_decoder" else {"row": 128}
     more = {"model.width": 512, "model.heads": 4, "data.lengths": lengths, "model.scan": False, "data.batch_size": 4}
-    more |= {"model.gated": gated, "model.mlm_head": architecture == "encoder", "model.activation": "relu"}
+    more |= {
+        "model.vocab_multiple": 1,
+        "model.gated": gated,
+        "model.mlm_head": architecture == "encoder",
+        "model.activation": "relu",
+    }
     config, batch = resolved(make, objective, architecture, **more)
     params = jax.eval_shape(lambda: fresh(config.model))
     counted = jax.jit(make_gradient(config)).lower(params, batch, None).cost_analysis()["flops"] / 4

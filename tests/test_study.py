@@ -53,7 +53,9 @@ def test_a_comparison_from_end_to_end(tmp_path, text_file):
         "t5": ("span_corruption", "encoder_decoder"),
         "gpt": ("causal_lm", "decoder"),
     }
-    members = {name: settings(text_file, *cell, **{"training.steps": 12}) for name, cell in cells.items()}
+    rows = {"bert": {"row": 42}, "t5": {"inputs": 37, "targets": 9}, "gpt": {"row": 40}}
+    more = {"training.steps": 12}
+    members = {n: settings(text_file, *cell, **more, **{"data.lengths": rows[n]}) for n, cell in cells.items()}
     values = {
         "title": "A <test>",
         "members": members,
@@ -64,7 +66,7 @@ def test_a_comparison_from_end_to_end(tmp_path, text_file):
     path = tmp_path / "config.py"
     path.write_text(f"def get_config():\n    return {values!r}\n")
     command = ("compare", f"--config={path}", f"--workdir={tmp_path / 'run'}")
-    run(*command, "--config.members.gpt.seed=3")
+    run(*command)
     results = json.loads((tmp_path / "run/results.json").read_text())
     gpt = results["members"]["gpt"]
     assert gpt["raw_tokens"] == gpt["loss_tokens"] == 12 * 8 * 40
@@ -85,7 +87,18 @@ def test_a_comparison_from_end_to_end(tmp_path, text_file):
     assert (tmp_path / "run/report.html").read_text() == html
     run("report", f"--workdir={tmp_path / 'run/gpt'}")
     assert (tmp_path / "run/gpt/report.html").exists()
-    out, _ = run(*command, "--config.members.gpt.seed=3")
+    out, _ = run(*command)
     assert "step 1/12" not in out
     _, err = run(*command, "--config.members.gpt.data.validation_fraction=0.2", code=78)
-    assert "members: they read different text or tokens" in err
+    assert "read different text or tokens" in err
+    for setting, words in [
+        ("members.gpt.seed=3", "read different seed"),
+        ("members.gpt.data.batch_size=4", "read different raw tokens a step"),
+        ("prompts=[5]", "expected a text"),
+        ("blanks=['no blank']", "expected a text with ___"),
+        (f"prompts=['{'x' * 90}']", "longer than a row"),
+        ("members.gtp.seed=1", "no such member; did you mean gpt?"),
+        ("members=5", "expected"),
+    ]:
+        _, err = run(*command, f"--config.{setting}", code=78)
+        assert words in err

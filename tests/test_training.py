@@ -10,11 +10,12 @@ import time
 
 import numpy as np
 import pytest
-from conftest import ROOT, run, start
+from conftest import ROOT, run, sentences, start
+from proof_sharding import SIMULATED
 
 from t5x_lite.training import metrics
 
-TIMES = ("tokens_per_second", "seconds", "mfu")
+TIMES = ("tokens_per_second", "seconds", "train_seconds", "mfu")
 
 
 def figures(workdir) -> list[dict]:
@@ -223,3 +224,42 @@ def test_launch_local_says_how_it_is_used():
     done = subprocess.run([ROOT / "launch/local"], capture_output=True, text=True)
     assert done.returncode == 2
     assert "usage: launch/local N" in done.stderr
+
+
+def test_a_dead_process_ends_the_others(tmp_path, config_file):
+    path = config_file(**{"training.steps": 100_000})
+    command = [sys.executable, ROOT / "launch/local", "2", "train", f"--config={path}", f"--workdir={tmp_path / 'run'}"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_for(tmp_path / "run", 2)
+    children = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
+    os.kill(int(children[1]), signal.SIGKILL)
+    process.communicate(timeout=60)
+    assert process.returncode != 0
+
+
+def test_evaluate_on_another_mesh_and_only_on_the_same_text(tmp_path, config_file):
+    text = tmp_path / "mine.txt"
+    text.write_text(sentences(100))
+    command = ("train", f"--config={config_file()}", f"--config.data.source={text}", f"--workdir={tmp_path / 'run'}")
+    run(*command)
+    process = start("evaluate", f"--workdir={tmp_path / 'run'}", env=os.environ | SIMULATED)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert json.loads(out.splitlines()[-1])["loss"] == pytest.approx(figures(tmp_path / "run")[-1]["loss"], rel=1e-6)
+    text.write_text(sentences(100, seed=1))
+    for name in ("evaluate", "report"):
+        _, err = run(name, f"--workdir={tmp_path / 'run'}", code=65)
+        assert "was started on another text" in err
+
+
+def test_a_profile_outlives_a_resume_and_fewer_steps_are_refused(tmp_path, config_file):
+    command = ("train", f"--config={config_file(**{'training.steps': 4})}", f"--workdir={tmp_path / 'run'}")
+    run(*command)
+    run(*command, "--config.training.steps=7", "--config.training.profile=[2,20]")
+    assert list((tmp_path / "run/profile").rglob("*.xplane.pb"))
+    _, err = run(*command, code=78)
+    assert "training.steps: got 4, but the run in" in err
+    (tmp_path / "run/metrics.jsonl").unlink()
+    run(*command, "--config.training.steps=7")
+    _, err = run("report", f"--workdir={tmp_path / 'run'}", code=66)
+    assert "has not been evaluated yet" in err

@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from t5x_lite.errors import BAD_DATA, IO_ERROR, NO_FILE, Refusal
 
 VERSION = 1
 SPLITS = ("train", "validation")
+_FEW = 200  # so many documents are divided exactly, more by chance
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ def prepare(data: Data, say=print) -> Corpus:
     """
     made_from = description(data)
     key = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()[:16]
-    store = Path(data.store) if data.store else cache() / "stores" / key
+    store = Path(data.store).resolve() if data.store else cache() / "stores" / key
     if not (store / "manifest.json").exists():
         try:
             store.parent.mkdir(parents=True, exist_ok=True)
@@ -118,7 +120,8 @@ def _make(data: Data, made_from: dict, store: Path, say) -> None:
 
 def _split(data: Data):
     """A function that yields (split, document): by the validation source, or by a hash of each document's text, so
-    that copies fall on the same side. A source of one document is cut in two at that share of its characters.
+    that copies fall on the same side. Of few documents at least one is held out, those of the smallest hashes; a
+    source of one document is cut in two at that share of its characters.
     """
     if data.validation_source:
         pairs = (("train", data.source), ("validation", data.validation_source))
@@ -127,25 +130,24 @@ def _split(data: Data):
     def texts() -> Iterator[tuple[str, str]]:
         fraction = data.validation_fraction
         documents = sources.documents(data.source, data.document)
-        first, second = next(documents, None), next(documents, None)
-        if second is None:
-            cut = int(len(first or "") * (1 - fraction))
+        first = list(islice(documents, _FEW + 1))
+        hashes = sorted({_hash(text) for text in first})
+        if len(hashes) == 1:  # one text, or copies of one
+            cut = int(len(first[0]) * (1 - fraction))
             yield from (
-                (split, text)
-                for split, text in zip(SPLITS, ((first or "")[:cut], (first or "")[cut:]), strict=True)
-                if text
+                (split, text) for split, text in zip(SPLITS, (first[0][:cut], first[0][cut:]), strict=True) if text
             )
             return
-        for text in (first, second):
-            yield _side(text, fraction), text
-        yield from ((_side(text, fraction), text) for text in documents)
+        border = fraction * 2**64
+        if 1 < len(first) <= _FEW and fraction:
+            border = hashes[max(1, round(len(hashes) * fraction))]
+        yield from ((SPLITS[_hash(text) < border], text) for text in chain(first, documents))
 
     return texts
 
 
-def _side(text: str, fraction: float) -> str:
-    digest = hashlib.blake2b(text.encode(errors="replace"), digest_size=8).digest()
-    return SPLITS[int.from_bytes(digest) < fraction * 2**64]
+def _hash(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(errors="replace"), digest_size=8).digest())
 
 
 def _write(texts, chosen: tokenizer.Tokenizer, directory: Path, say) -> dict:

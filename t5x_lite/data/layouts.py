@@ -38,6 +38,8 @@ def match(objective: Objective, architecture: str) -> Objective:
         refuse("an encoder alone writes no targets; use masked_lm, or an architecture with a decoder")
     if objective.name in MAKES_NO_INPUTS and architecture == "encoder_decoder":
         refuse("it has no inputs for the encoder; use prefix_lm, or architecture decoder")
+    if objective.name in MAKES_NO_INPUTS and architecture == "prefix_decoder":
+        refuse("it has no inputs to be seen both ways; use prefix_lm, or architecture decoder")
     if objective.options.get("score_prefix") and architecture != "decoder":
         refuse("score_prefix needs a causal prefix; use architecture decoder")
     if objective.options.get("mirrored") and architecture != "encoder_decoder":

@@ -42,7 +42,7 @@ def fingerprint(source: str) -> str:
 def _files(source: str) -> list[Path]:
     path = Path(source)
     if path.is_dir():
-        found = sorted(path.rglob("*.txt"))
+        found = sorted(p for p in path.rglob("*.txt") if p.is_file())
         wanted = "a directory with .txt files"
     else:
         found = [path] if path.is_file() else sorted(Path(p) for p in glob.glob(source, recursive=True))

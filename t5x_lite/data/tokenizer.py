@@ -181,7 +181,9 @@ def make(spec: str, documents: Iterable[str]) -> Tokenizer:
     """The tokenizer of `data.tokenizer`: bytes, a path to a .model, or one trained on the documents."""
     if spec.endswith(".model"):
         try:
-            return Tokenizer(Path(spec).read_bytes(), own=False)
+            if not (proto := Path(spec).read_bytes()):
+                raise RuntimeError("the file is empty")
+            return Tokenizer(proto, own=False)
         except (OSError, RuntimeError) as error:
             raise Refusal(NO_FILE, f"data.tokenizer={spec}: no usable SentencePiece model ({error})") from error
     name, options = parse_call(spec, "data.tokenizer")
@@ -200,10 +202,10 @@ def train(documents: Iterable[str], vocab_size: int) -> Tokenizer:
     """
     import sentencepiece
 
-    pieces = vocab_size - len(SPECIALS) - SENTINELS
-    if type(vocab_size) is not int or pieces < 257:
-        least = 257 + len(SPECIALS) + SENTINELS
+    least = 257 + len(SPECIALS) + SENTINELS
+    if type(vocab_size) is not int or vocab_size < least:
         raise Refusal(BAD_CONFIG, f"data.tokenizer: got vocab_size={vocab_size}, expected a number from {least} on")
+    pieces = vocab_size - len(SPECIALS) - SENTINELS
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(

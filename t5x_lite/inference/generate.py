@@ -36,6 +36,8 @@ def generate(
         raise Refusal(USAGE, "generate: an encoder writes no text; use fill")
     two = config.architecture == "encoder_decoder"
     longest = max(len(ids) for ids in inputs)
+    if two and not all(len(ids) for ids in inputs):
+        raise Refusal(USAGE, "generate: got an empty prompt, but the encoder must read something; write one")
     if config.positions == "learned":
         room = config.max_length - (0 if two else longest)
         if min(room, config.max_length - longest + two) < 1:
@@ -108,6 +110,6 @@ def choose(logits, key, temperature: float, top_k: int, top_p: float):
 
 
 def continue_texts(trained: Trained, prompts: list[str], **options) -> list[str]:
-    """What the model writes after each prompt, as text. An encoder-decoder of sentinels reads an EOS behind it."""
+    """What the model writes after each prompt, as text."""
     encoded = [trained.tokenizer.encode(prompt) for prompt in prompts]
     return [trained.tokenizer.decode(ids) for ids in generate(trained, encoded, **options)]

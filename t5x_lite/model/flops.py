@@ -7,7 +7,6 @@ causal attention counts half of its square; the output layer counts scored posit
 from t5x_lite.config import Model
 from t5x_lite.data.layouts import Shape
 from t5x_lite.model.layers import head_size
-from t5x_lite.model.transformer import embedding_rows
 
 # Dense peak in FLOP/s of one device for bfloat16 inputs, by jax's device_kind; from the vendors' data sheets.
 PEAK_BFLOAT16 = {
@@ -23,8 +22,8 @@ PEAK_BFLOAT16 = {
 }
 
 
-def forward_flops(config: Model, shape: Shape, scored: int, causal_half: bool = True) -> float:
-    """FLOPs of one row's forward pass. scored: positions that reach the output layer."""
+def forward_flops(config: Model, shape: Shape, scored: float, causal_half: bool = True) -> float:
+    """FLOPs of one row's forward pass. scored: positions that the output layer is asked at, a mean over rows."""
     inner = config.heads * head_size(config)
     feed_forward = (3 if config.gated else 2) * config.width * (config.ff_width or 4 * config.width)
 
@@ -39,11 +38,11 @@ def forward_flops(config: Model, shape: Shape, scored: int, causal_half: bool = 
         layer += stack(shape.decoder, shape.decoder, causal) + 2 * shape.decoder * feed_forward
         if shape.encoder:
             layer += stack(shape.decoder, shape.encoder)
-    head = embedding_rows(config) * config.width + (config.width**2 if config.mlm_head else 0)
+    head = config.vocab_size * config.width + (config.width**2 if config.mlm_head else 0)
     return config.layers * layer + 2 * scored * head
 
 
-def step_flops(config: Model, shape: Shape, scored: int, causal_half: bool = True) -> float:
+def step_flops(config: Model, shape: Shape, scored: float, causal_half: bool = True) -> float:
     """FLOPs of forward and backward for one row."""
     return 3 * forward_flops(config, shape, scored, causal_half)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from t5x_lite.config import CompareConfig, RunConfig
 from t5x_lite.data import batches, objectives
 from t5x_lite.data.corpus import Corpus, prepare
-from t5x_lite.errors import BAD_CONFIG, Refusal
+from t5x_lite.errors import BAD_CONFIG, NO_FILE, Refusal
 from t5x_lite.inference.fill import fill
 from t5x_lite.inference.generate import continue_texts
 from t5x_lite.model.flops import step_flops
@@ -30,15 +30,14 @@ def compare(config: CompareConfig, workdir: Path, say=print) -> dict:
         resolved = rundir.resolve(member, corpus.tokenizer.vocabulary)
         batches.make(resolved, corpus, "train")
         prepared[name] = resolved, corpus
-    text = {corpus.manifest["train"]["sha256"] for _, corpus in prepared.values()}
-    if len(text) > 1:
-        raise Refusal(BAD_CONFIG, "members: they read different text or tokens; give them the same data and tokenizer")
+    same_reading(prepared)
+    check_examples(config, prepared)
     results = {"title": config.title, "members": {}}
     for name, (_, corpus) in prepared.items():
         say(f"{name}: training in {workdir / name}")
         train(config.members[name], corpus, workdir / name)
         results["members"][name] = summarise(workdir / name, corpus)
-    if config.ngram:
+    if config.ngram and any("bits_per_byte" in member for member in results["members"].values()):
         results["ngram"] = ngram(corpus)
     results["corpus"] = corpus.manifest
     results["examples"] = examples(config, workdir)
@@ -47,19 +46,55 @@ def compare(config: CompareConfig, workdir: Path, say=print) -> dict:
     return results
 
 
+def same_reading(prepared: dict) -> None:
+    """Refuse members that do not read the same tokens in the same order, step by step: {name: (config, corpus)}."""
+
+    def reading(config, corpus):
+        made = batches.make(config, corpus, "train")
+        text = {key: corpus.manifest[key] for key in ("tokenizer", "train", "validation")}
+        return {
+            "text or tokens": text,
+            "seed": made.seed,
+            "data.block": made.block,
+            "raw tokens a step": made.raw_tokens,
+        }
+
+    first, *others = prepared
+    expected = reading(*prepared[first])
+    for name in others:
+        for key, value in reading(*prepared[name]).items():
+            if value != expected[key]:
+                raise Refusal(
+                    BAD_CONFIG,
+                    f"members: {first} and {name} read different {key} ({expected[key]}, {value}); make them the same",
+                )
+
+
+def check_examples(config: CompareConfig, prepared: dict) -> None:
+    """Refuse, before hours of training, texts that no member could answer."""
+    shortest = min(max(member.data.lengths.row, member.data.lengths.inputs) for member, _ in prepared.values())
+    (_, corpus), *_ = prepared.values()
+    for key in ("blanks", "spans", "prompts"):
+        for text in getattr(config, key):
+            if not isinstance(text, str) or not text or (key != "prompts" and "___" not in text):
+                wanted = "a text" if key == "prompts" else "a text with ___"
+                raise Refusal(BAD_CONFIG, f"{key}: got {text!r}, expected {wanted}")
+            if len(corpus.tokenizer.encode(text)) + 4 > shortest:
+                raise Refusal(BAD_CONFIG, f"{key}: {text!r} is longer than a row of {shortest} tokens; shorten it")
+
+
 def summarise(workdir: Path, corpus: Corpus) -> dict:
     """The figures of one run, from its records and its config."""
     config, records = rundir.load_config(workdir), metrics.read(workdir / "metrics.jsonl")
     train_batches = batches.make(config, corpus, "train")
-    row, rows = batches.ledger(train_batches), config.data.batch_size * config.training.steps
     steps = [r for r in records if r["split"] == "train"]
     evaluated = [r for r in records if r["split"] == "validation"]
-    seconds, before = 0.0, 0
-    for record in steps:
-        positions = train_batches.shape.encoder + train_batches.shape.decoder
-        seconds += (record["step"] - before) * config.data.batch_size * positions / record["tokens_per_second"]
-        before = record["step"]
-    last = evaluated[-1]
+    if not steps or not evaluated:
+        raise Refusal(
+            NO_FILE, f"{workdir}: the run has not been evaluated yet; let it go on, or set training.eval_every"
+        )
+    row, rows = batches.ledger(train_batches), config.data.batch_size * steps[-1]["step"]
+    seconds, last = sum(record["train_seconds"] for record in steps), evaluated[-1]
     summary = {
         "objective": config.objective,
         "architecture": config.model.architecture,
@@ -82,8 +117,8 @@ def summarise(workdir: Path, corpus: Corpus) -> dict:
 
 
 def flops_per_row(config: RunConfig, made: batches.Batches) -> float:
-    """FLOPs of training on one row."""
-    return step_flops(config.model, made.shape, made.objective.bound(made.window).targets)
+    """FLOPs of training on one row, the mean."""
+    return step_flops(config.model, made.shape, batches.ledger(made)["loss_tokens"])
 
 
 def ngram(corpus: Corpus) -> dict:
@@ -116,6 +151,7 @@ def again(workdir: Path) -> dict:
     else:
         config = rundir.load_config(workdir)
         corpus = prepare(config.data)
+        rundir.same_text(workdir, corpus)
         results = {"title": workdir.resolve().name, "members": {workdir.resolve().name: summarise(workdir, corpus)}}
         results |= {"corpus": corpus.manifest, "examples": {}}
     write(results, workdir)

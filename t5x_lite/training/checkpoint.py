@@ -14,7 +14,10 @@ class Checkpoints:
 
     def __init__(self, directory: Path, keep_every: int = 0):
         policies = [LatestN(1)] + ([EveryNSteps(keep_every)] if keep_every else [])
-        options = ocp.CheckpointManagerOptions(preservation_policy=AnyPreservationPolicy(policies))
+        options = ocp.CheckpointManagerOptions(
+            preservation_policy=AnyPreservationPolicy(policies),
+            cleanup_tmp_directories=True,  # what a kill left half-written
+        )
         self._directory = directory.resolve()
         self._manager = ocp.CheckpointManager(self._directory, options=options)
 

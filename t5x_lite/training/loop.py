@@ -91,6 +91,7 @@ class Run:
         self.batches = data.make(config, corpus, "train")
         self.validation = data.make(config, corpus, "validation")
         self.mesh = sharding.make_mesh(config, devices)
+        self.row = data.ledger(self.batches)
         self.schedule = make_schedule(config.optimizer, config.training.steps, self.batches.raw_tokens)
         self.optimizer = make_optimizer(config.optimizer, self.schedule)
         with self.within():
@@ -126,22 +127,23 @@ class Run:
         return metrics.means(total)
 
     def rates(self, seconds: float, steps: int) -> dict:
-        """Positions of all stacks a second, and MFU, over so many steps."""
-        shape, config = self.batches.shape, self.config
-        rows = config.data.batch_size * steps / max(seconds, 1e-9)
-        flops = step_flops(config.model, shape, self.batches.objective.bound(self.batches.window).targets)
+        """Model tokens (encoder and decoder, no padding) a second, and MFU, over so many steps."""
+        config, rows = self.config, self.config.data.batch_size * steps / max(seconds, 1e-9)
+        flops = step_flops(config.model, self.batches.shape, self.row["loss_tokens"])
         peak = peak_flops(jax.devices()[0].device_kind, config.model.dtype)
-        mfu = rows * flops / (peak * jax.device_count()) if peak else None
-        return {"tokens_per_second": rows * (shape.encoder + shape.decoder), "mfu": mfu}
+        mfu = rows * flops / (peak * self.mesh.size) if peak else None
+        return {"tokens_per_second": rows * self.row["model_tokens"], "mfu": mfu, "train_seconds": seconds}
 
 
-def train(config: RunConfig, corpus: Corpus, workdir: Path) -> dict:
-    """Train in `workdir`, on from where the last run there was saved, and return the last evaluation.
+def train(config: RunConfig, corpus: Corpus, workdir: Path) -> None:
+    """Train in `workdir`, on from where the last run there was saved.
 
     Ends early with a Refusal: 130 and 143 after Ctrl-C and SIGTERM, all saved; 76 where a figure is not finite,
     nothing of that step saved; 74 where a checkpoint could not be written.
     """
     setup_jax()
+    if config.model.dtype == "float64":
+        jax.config.update("jax_enable_x64", True)
     run = Run(config, corpus)  # what cannot be run is refused before anything is written
     with rundir.owned(workdir, config, corpus):
         checkpoints = Checkpoints(workdir / "checkpoints", config.training.keep_every)
@@ -150,13 +152,13 @@ def train(config: RunConfig, corpus: Corpus, workdir: Path) -> dict:
                 _steps(run, checkpoints, workdir)
         finally:
             checkpoints.close()
-    return [record for record in metrics.read(workdir / "metrics.jsonl") if record["split"] == "validation"][-1]
 
 
 def _steps(run: Run, checkpoints: Checkpoints, workdir: Path) -> None:
     settings, stop, ending = run.config.training, Stop(), 0
     first, last = checkpoints.latest() or 0, settings.steps
-    with Log(workdir, first, last, active=jax.process_index() == 0) as log, stop.listening():
+    log, profile = Log(workdir, first, last, active=jax.process_index() == 0), Profile(settings.profile, workdir)
+    with log, stop.listening(), profile:
         with log.watch("compile"):
             state = run.start(checkpoints)
         batches = prefetch(lambda step: run.batch(run.batches, step), first, last, run.config.data.workers)
@@ -164,7 +166,7 @@ def _steps(run: Run, checkpoints: Checkpoints, workdir: Path) -> None:
         for step in range(first + 1, last + 1):
             with log.watch("data"):
                 batch = next(batches)
-            with log.watch("compile" if step == first + 1 else "step"), profiled(settings.profile, step, workdir):
+            with log.watch("compile" if step == first + 1 else "step"), profile.around(step):
                 state, sums = run.train_step(state, batch)
             _read(run, log, unread)  # the figures of the step before, while this one computes
             unread = step, sums
@@ -211,15 +213,33 @@ def _read(run: Run, log: Log, unread) -> None:
         log.write(step, "train", figures | run.rates(*log.lap(step)))
 
 
-@contextmanager
-def profiled(steps: tuple, step: int, workdir: Path):
-    """Within steps (first, last): written as a jax.profiler trace to WORKDIR/profile."""
-    if steps and step == steps[0]:
-        jax.profiler.start_trace(str(workdir / "profile"))
-    yield
-    if steps and step == steps[1]:
-        jax.effects_barrier()
+class Profile:
+    """Writes what happens within steps (first, last), or as much of them as this process runs, to WORKDIR/profile."""
+
+    def __init__(self, steps: tuple, workdir: Path):
+        self._steps, self._directory, self._on = steps, str(workdir / "profile"), False
+
+    @contextmanager
+    def around(self, step: int):
+        """Of that step, a part of the trace where it lies within."""
+        if self._steps and not self._on and self._steps[0] <= step <= self._steps[1]:
+            jax.profiler.start_trace(self._directory)
+            self._on = True
+        yield
+        if self._on and step == self._steps[1]:
+            jax.effects_barrier()
+            self._stop()
+
+    def _stop(self) -> None:
         jax.profiler.stop_trace()
+        self._on = False
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self._on:
+            self._stop()
 
 
 def due(step: int, every: int) -> bool:

@@ -5,7 +5,7 @@ import math
 import os
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -140,7 +140,7 @@ class Log:
             self._bar.update(self._task, line=text)
         else:
             left = sum(seconds.values()) / max(step - self._first, 1) * (self._last - step)
-            print(f"step {step}/{self._last} {text} ETA {left:.0f}s", flush=True)
+            self.say(f"step {step}/{self._last} {text} ETA {left:.0f}s")
 
     def sync(self) -> None:
         """What is written outlives the machine; called before a checkpoint that counts on it."""
@@ -149,8 +149,11 @@ class Log:
 
     def say(self, text: str) -> None:
         """A line of its own."""
-        if self._active:
-            (self._bar.console.print if self._bar else print)(text)
+        if self._active and self._bar:
+            self._bar.console.print(text)
+        elif self._active:
+            with suppress(BrokenPipeError):  # a reader that went away must not end a run
+                print(text, flush=True)
 
 
 def _bar(name: str):

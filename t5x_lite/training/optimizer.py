@@ -10,7 +10,7 @@ from t5x_lite.config import Optimizer
 def make_schedule(config: Optimizer, steps: int, raw_tokens: int):
     """step (from 0) → learning rate. raw_tokens: of one step, for settings that count in tokens.
 
-    The step that follows n finished ones runs at the rate of n + 1, so that no step is lost at a rate of zero.
+    Step n (from 1) runs at the rate of n: the first above warmup_from, the last of a decay at `final`.
     """
     per_step = raw_tokens if config.unit == "tokens" else 1
     warmup = config.warmup / per_step

@@ -24,6 +24,7 @@ from t5x_lite.training.step import fresh_state
 
 # What may differ when a run goes on: how long, how often, on what machine.
 _FREE = {"data.workers", "data.store", "training.steps", "training.microbatches", "training.profile"}
+_FREE |= {"training.loss_chunk", "model.remat", "model.scan"}
 _FREE |= {"training.log_every", "training.eval_every", "training.checkpoint_every", "training.keep_every"}
 
 
@@ -35,17 +36,26 @@ def owned(workdir: Path, config: RunConfig, corpus: Corpus):
     """
     try:
         workdir.mkdir(parents=True, exist_ok=True)
-        with open(workdir / ".lock", "w") as lock:
-            if jax.process_index() == 0:
-                _lock(lock, workdir)
-            _same_run(workdir, config, corpus)
+        lock = open(workdir / ".lock", "w")
+    except OSError as error:
+        raise _cannot_write(workdir, error) from error
+    with lock:
+        if jax.process_index() == 0:
+            _lock(lock, workdir)
+        _same_run(workdir, config)
+        same_text(workdir, corpus)
+        try:
             if jax.process_index() == 0:
                 _replace(workdir / "config.json", json.dumps(to_dict(config), indent=2))
                 _replace(workdir / "corpus.json", json.dumps(corpus.manifest, indent=2))
                 corpus.tokenizer.save(workdir / "tokenizer")
-            yield
-    except OSError as error:
-        raise Refusal(IO_ERROR, f"--workdir={workdir}: cannot be written: {error.strerror or error}") from error
+        except OSError as error:
+            raise _cannot_write(workdir, error) from error
+        yield
+
+
+def _cannot_write(workdir: Path, error: OSError) -> Refusal:
+    return Refusal(IO_ERROR, f"--workdir={workdir}: cannot be written: {error.strerror or error}")
 
 
 def _lock(lock, workdir: Path) -> None:
@@ -61,7 +71,14 @@ def _replace(path: Path, text: str) -> None:
     os.replace(partial, path)
 
 
-def _same_run(workdir: Path, config: RunConfig, corpus: Corpus) -> None:
+def _same_run(workdir: Path, config: RunConfig) -> None:
+    saved = max((int(path.name) for path in workdir.glob("checkpoints/*") if path.name.isdigit()), default=0)
+    if saved > config.training.steps:
+        raise Refusal(
+            BAD_CONFIG,
+            f"training.steps: got {config.training.steps}, but the run in {workdir} has done {saved}; "
+            "give at least that many, or name another --workdir",
+        )
     if (workdir / "config.json").exists():
         old, new = (flatten(to_dict(c)) for c in (load_json(workdir / "config.json"), config))
         for key in old:
@@ -71,14 +88,21 @@ def _same_run(workdir: Path, config: RunConfig, corpus: Corpus) -> None:
                     f"{key}: the run in {workdir} has {old[key]!r}, now it is {new[key]!r}; "
                     "go on with the old value, or name another --workdir",
                 )
+
+
+def same_text(workdir: Path, corpus: Corpus) -> None:
+    """Refuse a corpus that is not the one the run in `workdir` was started on."""
     if (workdir / "corpus.json").exists():
-        old = json.loads((workdir / "corpus.json").read_text())
+        try:
+            old = json.loads((workdir / "corpus.json").read_text())
+        except ValueError as error:
+            raise Refusal(NO_FILE, f"{workdir / 'corpus.json'}: damaged ({error}); bring it back") from error
         for key in ("tokenizer", "train", "validation"):
-            if old[key] != corpus.manifest[key]:
+            if old.get(key) != corpus.manifest[key]:
                 raise Refusal(
                     BAD_DATA,
                     f"{workdir}: the run was started on another {'tokenizer' if key == 'tokenizer' else 'text'} "
-                    f"({key} {old[key]}, now {corpus.manifest[key]}); bring it back, or name another --workdir",
+                    f"({key} {old.get(key)}, now {corpus.manifest[key]}); bring it back, or name another --workdir",
                 )
 
 
