@@ -12,11 +12,12 @@ from t5x_lite.errors import IO_ERROR, NO_FILE, Refusal
 class Checkpoints:
     """The checkpoints of one run, in WORKDIR/checkpoints/STEP."""
 
-    def __init__(self, directory: Path, keep_every: int = 0):
+    def __init__(self, directory: Path, keep_every: int = 0, read_only: bool = False):
         policies = [LatestN(1)] + ([EveryNSteps(keep_every)] if keep_every else [])
         options = ocp.CheckpointManagerOptions(
             preservation_policy=AnyPreservationPolicy(policies),
-            cleanup_tmp_directories=True,  # what a kill left half-written
+            cleanup_tmp_directories=not read_only,  # what a kill left half-written; a reader must not touch a save
+            read_only=read_only,
         )
         self._directory = directory.resolve()
         self._manager = ocp.CheckpointManager(self._directory, options=options)

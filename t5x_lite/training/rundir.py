@@ -145,7 +145,7 @@ def load(workdir: Path) -> Trained:
     config, chosen = load_config(workdir), tokenizer.load(workdir / "tokenizer")
     if not (workdir / "checkpoints").is_dir():
         raise Refusal(NO_FILE, f"{workdir}: no checkpoint yet; train first")
-    checkpoints = Checkpoints(workdir / "checkpoints")
+    checkpoints = Checkpoints(workdir / "checkpoints", read_only=True)
     try:
         step = checkpoints.latest()
         if step is None:
