@@ -1,6 +1,6 @@
 """Objectives: what is hidden and what is asked. Each is one pure function from a window of tokens to a Pair.
 
-To add one: write the function, state its bound, add its name to OBJECTIVES. Nothing else in the package changes.
+To add one: write the function, state its bound, add its name to OBJECTIVES, and to the sets below it where it belongs.
 The doctests read letters as tokens: `letters("the cat")` has the ids of its characters.
 """
 
