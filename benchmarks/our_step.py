@@ -6,13 +6,13 @@ import time
 
 import jax
 
-from t5x_lite import config as configs
+from t5x_lite import settings
 from t5x_lite.data.corpus import prepare
 from t5x_lite.training.loop import Run, setup_jax
 from t5x_lite.training.step import create_state
 
 setup_jax()
-config = configs.load(f"{sys.argv[1]}_tiny", sys.argv[2:])
+config = settings.load(f"{sys.argv[1]}_tiny", sys.argv[2:])
 run = Run(config, prepare(config.data, say=lambda _: None))
 with run.within():
     state = create_state(run.config, run.optimizer, run.mesh)

@@ -7,7 +7,7 @@ python -m t5x_lite train --config=configs/t5_1_1_base.py --config.data.source='t
 
 from ml_collections import ConfigDict
 
-from t5x_lite.config import read
+from t5x_lite.settings import read
 
 
 def get_config():

@@ -11,16 +11,16 @@ from t5x_lite.errors import INTERRUPTED, IO_ERROR, OUT_OF_MEMORY, USAGE, Refusal
 
 
 def _config(args, schema=None):
-    from t5x_lite import config
+    from t5x_lite.config import RunConfig
+    from t5x_lite.data import layouts
+    from t5x_lite.settings import load
 
     if not args.config:
         raise Refusal(USAGE, f"{args.command}: --config=FILE is missing; --config=gpt_tiny is one that ships")
-    loaded = config.load(args.config, args.settings, schema or config.RunConfig)
-    from t5x_lite.data import layouts, objectives
+    loaded = load(args.config, args.settings, schema or RunConfig)
 
     for member in getattr(loaded, "members", {"": loaded}).values():
-        objective = layouts.match(objectives.parse(member.objective), member.model.architecture)
-        layouts.fit(objective, member.model.architecture, member.data.lengths)
+        layouts.plan(member)
     return loaded
 
 

@@ -88,14 +88,15 @@ def settings(text_file, objective="causal_lm", architecture="decoder", **more) -
 @pytest.fixture(scope="session")
 def make(text_file):
     """A function that makes a checked RunConfig and its corpus."""
-    from t5x_lite import config
+    from t5x_lite.config import RunConfig, check
     from t5x_lite.data.corpus import prepare
+    from t5x_lite.settings import build
 
-    def build(*args, **more):
-        made = config.check(config.build(config.RunConfig, settings(text_file, *args, **more)))
-        return made, prepare(made.data, say=lambda _: None)
+    def made(*args, **more):
+        config = check(build(RunConfig, settings(text_file, *args, **more)))
+        return config, prepare(config.data, say=lambda _: None)
 
-    return build
+    return made
 
 
 @pytest.fixture

@@ -13,7 +13,8 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from t5x_lite import config as configs
+from t5x_lite import settings
+from t5x_lite.config import RunConfig, check
 from t5x_lite.data.corpus import prepare
 from t5x_lite.training.loop import Run
 from t5x_lite.training.step import create_state, make_gradient
@@ -37,15 +38,15 @@ def merged(values: dict, more: dict) -> dict:
     return values | {k: merged(values.get(k, {}), v) if isinstance(v, dict) else v for k, v in more.items()}
 
 
-def build(architecture: str, source: str, more: dict) -> configs.RunConfig:
+def build(architecture: str, source: str, more: dict) -> RunConfig:
     """The tiny config of an architecture, narrow, on the given text: split documents make rows of unequal targets."""
     name, objective, lengths = CASES[architecture]
-    base = configs.read(name)
+    base = settings.read(name)
     base["data"]["lengths"] = lengths
     data = {"source": source, "tokenizer": "bytes", "batch_size": 16, "document": "block", "split_documents": True}
     model = {"architecture": architecture, "width": 32, "ff_width": 64, "scan": True}
     ours = {"objective": objective, "data": data, "model": model, "optimizer": {"warmup": 0}}
-    return configs.check(configs.build(configs.RunConfig, merged(merged(base, ours), more)))
+    return check(settings.build(RunConfig, merged(merged(base, ours), more)))
 
 
 def gradients(config, corpus, devices):

@@ -1,17 +1,18 @@
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from conftest import CELLS, LENGTHS, ROOT, run
 
-from t5x_lite import config
+from t5x_lite import config, settings
 from t5x_lite.data import layouts, objectives
 from t5x_lite.errors import BAD_CONFIG, Refusal
 
 
-def refused(*settings, file="gpt_tiny") -> str:
+def refused(*given, file="gpt_tiny") -> str:
     with pytest.raises(Refusal) as caught:
-        config.load(file, list(settings))
+        settings.load(file, list(given))
     assert caught.value.code == BAD_CONFIG
     return str(caught.value)
 
@@ -19,12 +20,12 @@ def refused(*settings, file="gpt_tiny") -> str:
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").rglob("*.py")), ids=lambda p: p.stem)
 def test_every_config_loads(path):
     schema = config.CompareConfig if "compare" in path.parts else config.RunConfig
-    config.load(str(path), schema=schema)
+    settings.load(str(path), schema=schema)
     assert "python -m t5x_lite" in path.read_text()
 
 
 def test_no_config_needs_jax():
-    code = "import sys; from t5x_lite import config; config.load('t5_tiny'); assert 'jax' not in sys.modules"
+    code = "import sys; from t5x_lite import settings; settings.load('t5_tiny'); assert 'jax' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
@@ -64,16 +65,16 @@ def test_a_duplicate_is_refused():
 
 
 def test_overrides_reach_settings_the_file_does_not_name():
-    made = config.load(
+    made = settings.load(
         "gpt_tiny", ["mesh.fsdp=2", "training.profile=[1,2]", "model.gated=true", "data.source=my text.txt"]
     )
     assert (made.mesh.fsdp, made.training.profile, made.model.gated) == (2, (1, 2), True)
-    assert made.data.source == "my text.txt"
+    assert made.data.source == str(Path.cwd() / "my text.txt")  # the run finds it from any directory
 
 
 def test_a_config_survives_json():
-    made = config.load("t5_1_1_base")
-    assert config.build(config.RunConfig, config.to_dict(made)) == made
+    made = settings.load("t5_1_1_base")
+    assert settings.build(config.RunConfig, settings.to_dict(made)) == made
 
 
 @pytest.mark.parametrize("architecture", config.ARCHITECTURES)

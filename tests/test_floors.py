@@ -6,7 +6,7 @@ from graphlib import TopologicalSorter
 from conftest import ROOT
 
 FLOORS = [
-    {"errors", "config"},
+    {"errors", "config", "settings"},
     {"data"},
     {"model"},
     {"training"},

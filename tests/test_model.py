@@ -8,7 +8,7 @@ from conftest import CELLS
 from flax import linen as nn
 from jax.test_util import check_grads
 
-from t5x_lite import config as configs
+from t5x_lite import settings
 from t5x_lite.config import Model
 from t5x_lite.data import batches
 from t5x_lite.data.layouts import Shape
@@ -23,7 +23,7 @@ from t5x_lite.training.step import make_gradient
     [("gpt2_small", 124_439_808), ("t5_base", 222_903_552), ("t5_1_1_base", 247_577_856), ("bert_base", 109_514_298)],
 )
 def test_published_parameter_counts(name, published):
-    assert count_parameters(configs.load(name).model) == published
+    assert count_parameters(settings.load(name).model) == published
 
 
 def fresh(config, seed=0):

@@ -60,7 +60,7 @@ def restored(pair) -> list[int]:
 
 @given(st.sampled_from(SPECS), lengths, seeds)
 def test_what_was_hidden_and_what_remains_give_back_the_original(spec, n, seed):
-    if parse(spec).bound(n).both - n > 2 * VOCABULARY.sentinels:
+    if parse(spec).bound(n).sentinels > VOCABULARY.sentinels:
         n = 60
     tokens = window(n, seed)
     before = tokens.copy()
@@ -95,6 +95,7 @@ def test_the_bound_is_attained(spec, n):
     assert max(len(pair.targets) for pair in seen) == bound.targets
     if seen[0].scored is None:
         assert max(len(pair.inputs) + len(pair.targets) for pair in seen) == bound.both
+        assert max(int((pair.targets >= VOCABULARY.sentinel(99)).sum()) for pair in seen) == bound.sentinels
 
 
 @given(lengths, seeds)

@@ -7,7 +7,7 @@ python -m t5x_lite compare --config=configs/compare/quickstart.py --workdir=/tmp
 
 from ml_collections import ConfigDict
 
-from t5x_lite.config import read
+from t5x_lite.settings import read
 
 
 def get_config():

@@ -151,8 +151,7 @@ class Batches:
 
 def make(config: RunConfig, corpus: Corpus, split: str) -> Batches:
     """The batches of a config on a split: training shuffled and without end, validation once and in order."""
-    objective = layouts.match(objectives.parse(config.objective), config.model.architecture)
-    window, shape = layouts.fit(objective, config.model.architecture, config.data.lengths)
+    objective, window, shape = layouts.plan(config)
     vocabulary = corpus.tokenizer.vocabulary
     objectives.check_vocabulary(objective, window, vocabulary)
     tokens = corpus.tokens[split]

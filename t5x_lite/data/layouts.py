@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from t5x_lite.config import Lengths
-from t5x_lite.data.objectives import ALIGNED, MAKES_NO_INPUTS, Objective, Pair
+from t5x_lite.config import Lengths, RunConfig
+from t5x_lite.data.objectives import Objective, Pair, parse
 from t5x_lite.data.tokenizer import Vocabulary
 from t5x_lite.errors import BAD_CONFIG, Refusal
 
@@ -26,26 +26,35 @@ class Shape:
     bidirectional_prefix: bool = False
 
 
+def plan(config: RunConfig) -> tuple[Objective, int, Shape]:
+    """What the rows of a config are: its objective, the raw tokens of a window, and the shape they are laid out in.
+
+    Raises Refusal for what cannot be laid out. Needs no tokenizer: this is known as soon as the config is read.
+    """
+    objective = match(parse(config.objective), config.model.architecture)
+    return objective, *fit(objective, config.model.architecture, config.data.lengths)
+
+
 def match(objective: Objective, architecture: str) -> Objective:
     """The objective as the architecture can be fed with it; raises Refusal, with the reason, where it cannot."""
 
     def refuse(reason):
         raise Refusal(BAD_CONFIG, f"objective {objective.name} on architecture {architecture}: {reason}")
 
-    if objective.name in ALIGNED and architecture != "encoder":
+    if objective.aligned and architecture != "encoder":
         refuse("it asks an encoder at its own positions, a decoder would see the answer; use architecture encoder")
-    if objective.name not in ALIGNED and architecture == "encoder":
+    if not objective.aligned and architecture == "encoder":
         refuse("an encoder alone writes no targets; use masked_lm, or an architecture with a decoder")
-    if objective.name in MAKES_NO_INPUTS and architecture == "encoder_decoder":
+    if not objective.makes_inputs and architecture == "encoder_decoder":
         refuse("it has no inputs for the encoder; use prefix_lm, or architecture decoder")
-    if objective.name in MAKES_NO_INPUTS and architecture == "prefix_decoder":
+    if not objective.makes_inputs and architecture == "prefix_decoder":
         refuse("it has no inputs to be seen both ways; use prefix_lm, or architecture decoder")
     if objective.options.get("score_prefix") and architecture != "decoder":
         refuse("score_prefix needs a causal prefix; use architecture decoder")
     if objective.options.get("mirrored") and architecture != "encoder_decoder":
         refuse("mirrored fills two stacks; use architecture encoder_decoder")
     if objective.name == "prefix_lm" and architecture == "encoder_decoder":
-        return Objective(objective.name, {**objective.options, "mirrored": True}, least=4)
+        return Objective(objective.name, {**objective.options, "mirrored": True})
     return objective
 
 

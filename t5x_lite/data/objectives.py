@@ -1,6 +1,6 @@
 """Objectives: what is hidden and what is asked. Each is one pure function from a window of tokens to a Pair.
 
-To add one: write the function, state its bound, add its name to OBJECTIVES, and to the sets below it where it belongs.
+To add one: write the function, state what it makes of n tokens, and add its name to OBJECTIVES.
 The doctests read letters as tokens: `letters("the cat")` has the ids of its characters.
 """
 
@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from t5x_lite.config import parse_call
 from t5x_lite.data.tokenizer import Tokenizer, Vocabulary
 from t5x_lite.errors import BAD_CONFIG, Refusal, nearest
+from t5x_lite.settings import parse_call
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,12 @@ class Pair:
 
 
 class Bound(NamedTuple):
-    """The most that an objective makes of n raw tokens: inputs, targets, and the two of one pair together."""
+    """The most that an objective makes of n raw tokens: inputs, targets, the two of one pair together, sentinels."""
 
     inputs: int
     targets: int
     both: int
+    sentinels: int = 0
 
 
 def letters(text: str) -> np.ndarray:
@@ -46,11 +47,11 @@ def letters(text: str) -> np.ndarray:
     return Tokenizer().encode(text)
 
 
-def states(bound: Callable) -> Callable:
-    """Attach to an objective its `bound(n, **hyperparameters) → Bound`."""
+def states(bound: Callable, aligned: bool = False) -> Callable:
+    """Attach to an objective its `bound(n, **hyperparameters) → Bound`, and whether its pairs are aligned."""
 
     def attach(objective):
-        objective.bound = bound
+        objective.bound, objective.aligned = bound, aligned
         return objective
 
     return attach
@@ -145,7 +146,7 @@ def _span_bound(n, *, noise_density=0.15, mean_span_length=3.0, random_roll=Fals
     noise = noise_count(n, noise_density)
     spans = span_count(n, noise_density, mean_span_length)
     spans += random_roll and noise > 1 and n - noise > spans - 1  # a roll can cut one span in two
-    return Bound(n - noise + spans + 1, noise + spans + 1, n + 2 * spans + 2)
+    return Bound(n - noise + spans + 1, noise + spans + 1, n + 2 * spans + 2, spans)
 
 
 @states(_span_bound)
@@ -168,7 +169,7 @@ def span_corruption(tokens, rng, vocabulary, *, noise_density=0.15, mean_span_le
 def _iid_bound(n, *, noise_density=0.15):
     noise = noise_count(n, noise_density)
     spans = min(noise, n - noise + 1)
-    return Bound(n - noise + spans + 1, noise + spans + 1, n + 2 * spans + 2)
+    return Bound(n - noise + spans + 1, noise + spans + 1, n + 2 * spans + 2, spans)
 
 
 @states(_iid_bound)
@@ -193,7 +194,7 @@ def _masked_bound(n, *, noise_density=0.15, mask_rate=0.8, random_rate=0.1):
     return Bound(n + 2, scored, n + 2)
 
 
-@states(_masked_bound)
+@states(_masked_bound, aligned=True)
 def masked_lm(tokens, rng, vocabulary, *, noise_density=0.15, mask_rate=0.8, random_rate=0.1) -> Pair:
     """Choose exactly round(15 %) of the tokens; of these 80 % become [MASK], 10 % a random token, 10 % stay; ask for
     all of them, in `[CLS] text [SEP]` (BERT: Devlin et al., 2019, §3.1). Special ids are never chosen or drawn.
@@ -218,9 +219,7 @@ def masked_lm(tokens, rng, vocabulary, *, noise_density=0.15, mask_rate=0.8, ran
 
 
 OBJECTIVES = {f.__name__: f for f in (causal_lm, prefix_lm, masked_lm, span_corruption, iid_denoising)}
-ALIGNED = {"masked_lm"}  # the encoder is asked at its own positions
-MAKES_NO_INPUTS = {"causal_lm"}
-USES_SENTINELS = {"span_corruption", "iid_denoising"}
+_MANY = 1000  # raw tokens, enough for whatever an objective makes to show in its bound
 
 
 @dataclass(frozen=True)
@@ -229,7 +228,6 @@ class Objective:
 
     name: str
     options: dict
-    least: int = 2  # raw tokens it needs
 
     def __call__(self, tokens, rng, vocabulary):
         return partial(OBJECTIVES[self.name], **self.options)(tokens, rng, vocabulary)
@@ -237,6 +235,26 @@ class Objective:
     def bound(self, n: int) -> Bound:
         """The most that n raw tokens become."""
         return OBJECTIVES[self.name].bound(n, **self.options)
+
+    @property
+    def aligned(self) -> bool:
+        """Whether an encoder is asked at its own positions."""
+        return OBJECTIVES[self.name].aligned
+
+    @property
+    def makes_inputs(self) -> bool:
+        """Whether there is anything to read before the first target."""
+        return self.bound(_MANY).inputs > 0
+
+    @property
+    def uses_sentinels(self) -> bool:
+        """Whether hidden spans stand behind sentinels."""
+        return self.bound(_MANY).sentinels > 0
+
+    @property
+    def least(self) -> int:
+        """Raw tokens it needs: one, or one on each side of a split, in each of its windows."""
+        return (1 if self.aligned or not self.makes_inputs else 2) * (2 if self.options.get("mirrored") else 1)
 
 
 def parse(spec: str) -> Objective:
@@ -262,15 +280,14 @@ def parse(spec: str) -> Objective:
         raise Refusal(BAD_CONFIG, f"objective={spec}: mean_span_length got {values['mean_span_length']}, expected ≥ 1")
     if values.get("mask_rate", 0) + values.get("random_rate", 0) > 1:
         raise Refusal(BAD_CONFIG, f"objective={spec}: mask_rate + random_rate is more than 1")
-    return Objective(name, options, least=1 if name in MAKES_NO_INPUTS | ALIGNED else 2)
+    return Objective(name, options)
 
 
 def check_vocabulary(objective: Objective, window: int, vocabulary: Vocabulary) -> None:
     """Refuse a tokenizer without the special ids that the objective needs for a window of that many tokens."""
-    if objective.name in ALIGNED and None in (vocabulary.mask, vocabulary.cls, vocabulary.sep):
+    if objective.aligned and None in (vocabulary.mask, vocabulary.cls, vocabulary.sep):
         raise Refusal(BAD_CONFIG, f"objective {objective.name}: the tokenizer has no [MASK], [CLS] or [SEP]; train one")
-    bound = objective.bound(window)
-    needed = (bound.both - window - 2) // 2 if objective.name in USES_SENTINELS else 0
+    needed = objective.bound(window).sentinels
     if needed > vocabulary.sentinels:
         raise Refusal(
             BAD_CONFIG,

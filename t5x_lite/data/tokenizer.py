@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
@@ -10,14 +11,15 @@ from pathlib import Path
 
 import numpy as np
 
-from t5x_lite.config import parse_call
 from t5x_lite.errors import BAD_CONFIG, BAD_DATA, NO_FILE, Refusal, nearest
+from t5x_lite.settings import parse_call
 
 SENTINELS = 100
 # What any objective may need, so that all cells of a comparison can share one tokenizer.
 SPECIALS = ("<pad>", "</s>", "<s>", "[MASK]", "[CLS]", "[SEP]")
 SPECIALS += ("[R]", "[S]", "[X]", "<fim_prefix>", "<fim_middle>", "<fim_suffix>")
 _SPACE_MARK = "\u2581"  # SentencePiece writes a space so; in raw text it must not become one
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _TRAINING_BYTES = 50_000_000
 
 
@@ -96,7 +98,7 @@ class Tokenizer:
 
     def encode(self, text: str) -> np.ndarray:
         """Ids of the text (int32), without any special id. Lone surrogates become U+FFFD."""
-        text = text.encode("utf-8", errors="replace").decode() if not text.isascii() else text
+        text = _LONE_SURROGATE.sub("\ufffd", text)
         if self._proto is None:
             return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
         if not self._own or _SPACE_MARK not in text:
@@ -244,4 +246,4 @@ def _sentences(documents: Iterable[str]):
             budget -= len(piece := text[start : start + 2000])
             if budget < 0:
                 return
-            yield piece.replace("\0", " ").encode("utf-8", errors="replace").decode()
+            yield _LONE_SURROGATE.sub("\ufffd", piece.replace("\0", " "))

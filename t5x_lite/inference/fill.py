@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from t5x_lite.data.layouts import Shape, lay_out
-from t5x_lite.data.objectives import ALIGNED, USES_SENTINELS, Pair, parse
+from t5x_lite.data.objectives import Pair, parse
 from t5x_lite.errors import USAGE, Refusal
 from t5x_lite.inference.generate import generate
 from t5x_lite.model.transformer import Transformer, head_weights, logits
@@ -62,9 +62,9 @@ def fill_spans(trained: Trained, text: str, max_new: int = 32, **sampling) -> li
 
 def fill(trained: Trained, text: str, top: int = 5) -> list:
     """Fill the blanks of a text by whatever the model was trained for; see fill_words and fill_spans."""
-    name = parse(trained.config.objective).name
-    if name in ALIGNED:
+    objective = parse(trained.config.objective)
+    if objective.aligned:
         return fill_words(trained, text, top)
-    if name in USES_SENTINELS:
+    if objective.uses_sentinels:
         return fill_spans(trained, text)
-    raise Refusal(USAGE, f"fill: a model of {name} knows no blanks; use generate")
+    raise Refusal(USAGE, f"fill: a model of {objective.name} knows no blanks; use generate")

@@ -133,10 +133,10 @@ def examples(config: CompareConfig, workdir: Path) -> dict:
     done = {}
     for name in config.members:
         trained = rundir.load(workdir / name)
-        objective = objectives.parse(trained.config.objective).name
-        if objective in objectives.ALIGNED:
+        objective = objectives.parse(trained.config.objective)
+        if objective.aligned:
             done[name] = [{"text": text, "words": fill(trained, text)} for text in config.blanks]
-        elif objective in objectives.USES_SENTINELS:
+        elif objective.uses_sentinels:
             done[name] = [{"text": text, "spans": fill(trained, text)} for text in config.spans]
         else:
             written = continue_texts(trained, list(config.prompts), max_new=48) if config.prompts else []

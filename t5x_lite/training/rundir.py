@@ -13,11 +13,12 @@ from pathlib import Path
 
 import jax
 
-from t5x_lite.config import RunConfig, flatten, load_json, to_dict
+from t5x_lite.config import RunConfig
 from t5x_lite.data import layouts, objectives, tokenizer
 from t5x_lite.data.corpus import Corpus
 from t5x_lite.data.tokenizer import Tokenizer, Vocabulary
 from t5x_lite.errors import BAD_CONFIG, BAD_DATA, IO_ERROR, NO_FILE, USAGE, Refusal
+from t5x_lite.settings import flatten, load_json, to_dict
 from t5x_lite.training.checkpoint import Checkpoints
 from t5x_lite.training.optimizer import make_optimizer
 from t5x_lite.training.step import fresh_state
@@ -108,8 +109,7 @@ def same_text(workdir: Path, corpus: Corpus) -> None:
 
 def resolve(config: RunConfig, vocabulary: Vocabulary) -> RunConfig:
     """The config with what follows from the tokenizer and the row written out: vocab_size and max_length."""
-    objective = layouts.match(objectives.parse(config.objective), config.model.architecture)
-    window, shape = layouts.fit(objective, config.model.architecture, config.data.lengths)
+    objective, window, shape = layouts.plan(config)
     objectives.check_vocabulary(objective, window, vocabulary)
     model = config.model
     if 0 < model.vocab_size < vocabulary.size:

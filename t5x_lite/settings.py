@@ -1,0 +1,197 @@
+"""Config files, command lines and config.json, read into the checked dataclasses of config.py.
+
+`get_config()` in a config file returns a ConfigDict that holds only differences from the defaults. `load` turns it,
+with the overrides of the command line, into frozen dataclasses; nothing past this file sees a ConfigDict.
+"""
+
+import ast
+import dataclasses
+import json
+import math
+import os
+import runpy
+import types
+from pathlib import Path
+
+from t5x_lite.config import CompareConfig, RunConfig, check
+from t5x_lite.errors import BAD_CONFIG, NO_FILE, USAGE, Refusal, nearest
+
+
+def parse_call(text: str, key: str) -> tuple[str, dict]:
+    """Read `name` or `name(option=value, …)`; values are literals.
+
+    >>> parse_call("span_corruption(noise_density=0.2)", "objective")
+    ('span_corruption', {'noise_density': 0.2})
+    """
+    try:
+        node = ast.parse(text.strip(), mode="eval").body
+        if isinstance(node, ast.Name):
+            return node.id, {}
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.args:
+            raise ValueError
+        return node.func.id, {k.arg: ast.literal_eval(k.value) for k in node.keywords if k.arg}
+    except (SyntaxError, ValueError) as error:
+        raise Refusal(BAD_CONFIG, f"{key}={text!r}: expected a name or name(option=value, …)") from error
+
+
+def _convert(value, kind, key: str):
+    """`value` as the field's type, or a Refusal; text from the command line is read as a literal."""
+    expected = f"{key}: got {value!r}, expected {'a list' if kind is tuple else kind.__name__}"
+    if kind is str:
+        if isinstance(value, str):
+            return value
+        raise Refusal(BAD_CONFIG, expected)
+    if isinstance(value, str):
+        try:
+            value = ast.literal_eval({"true": "True", "false": "False"}.get(value.lower(), value))
+        except (SyntaxError, ValueError, TypeError) as error:
+            raise Refusal(BAD_CONFIG, expected) from error
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if kind is tuple and isinstance(value, list):
+        value = tuple(value)
+    if type(value) is not kind or (kind is float and not math.isfinite(value)):
+        raise Refusal(BAD_CONFIG, expected)
+    return value
+
+
+def build(schema, values: dict, path: str = ""):
+    """A frozen dataclass from nested dicts: unknown keys, wrong types and values out of range are refused."""
+    fields = {f.name: f for f in dataclasses.fields(schema)}
+    if not isinstance(values, dict):
+        inside = f"keys such as {path}{next(iter(fields))}"
+        raise Refusal(BAD_CONFIG, f"{path.rstrip('.') or 'the config'}: got {values!r}, expected {inside}")
+    made = {}
+    for name, value in values.items():
+        key = f"{path}{name}"
+        if name not in fields:
+            raise Refusal(BAD_CONFIG, f"{key}: no such setting; {nearest(name, fields)}")
+        field = fields[name]
+        if dataclasses.is_dataclass(field.type):
+            made[name] = build(field.type, value, key + ".")
+            continue
+        if field.type is dict:
+            if not isinstance(value, dict) or not value:
+                raise Refusal(BAD_CONFIG, f"{key}: got {value!r}, expected names with the settings of a run each")
+            made[name] = {k: build(RunConfig, v, f"{key}.{k}.") for k, v in value.items()}
+            continue
+        value = made[name] = _convert(value, field.type, key)
+        low, high, options = (field.metadata.get(k) for k in ("low", "high", "options"))
+        if options and value not in options:
+            raise Refusal(BAD_CONFIG, f"{key}: got {value!r}; {nearest(value, options)}")
+        if (low is not None and not value >= low) or (high is not None and not value <= high):
+            allowed = f"at least {low}" if high is None else f"between {low} and {high}"
+            raise Refusal(BAD_CONFIG, f"{key}: got {value}, expected {allowed}")
+    return schema(**made)
+
+
+def to_dict(config) -> dict:
+    """The data of a config and nothing else, as it stands in config.json."""
+    return json.loads(json.dumps(dataclasses.asdict(config)))
+
+
+def find(name: str) -> Path:
+    """The config file of that name: as a path, or among those that ship with the package.
+
+    `configs/gpt_tiny.py`, `gpt_tiny.py` and `gpt_tiny` all name the same file.
+    """
+    relative = Path(name if name.endswith(".py") else name + ".py")
+    shipped = relative.relative_to("configs") if relative.parts[0] == "configs" else relative
+    package = Path(__file__).parent
+    for path in (relative, package / "configs" / shipped, package.parent / "configs" / shipped):
+        if path.is_file():
+            return path
+    near = sorted(str(p.relative_to(root)) for root in (package, package.parent) for p in root.glob("configs/**/*.py"))
+    raise Refusal(NO_FILE, f"--config={name}: no such file; {nearest(str(relative), near or ['a path to a file'])}")
+
+
+def read(name: str) -> dict:
+    """The plain nested dict that the config file's get_config() returns."""
+    path = find(name)
+    try:
+        get_config = runpy.run_path(str(path)).get("get_config")
+        found = get_config() if get_config else None
+    except Refusal:
+        raise
+    except Exception as error:  # a config file is a user's program: whatever it raises is a bad config
+        raise Refusal(BAD_CONFIG, f"{path}: get_config() failed with {type(error).__name__}: {error}") from error
+    found = found.to_dict() if hasattr(found, "to_dict") else found
+    if not isinstance(found, dict):
+        raise Refusal(BAD_CONFIG, f"{path}: expected a function get_config() that returns a ConfigDict")
+    return found
+
+
+def override(values: dict, settings: list[str]) -> dict:
+    """Apply `a.b=value` settings in place and return `values`; the same key twice is refused.
+
+    >>> override({"seed": 1}, ["training.steps=5", "seed=2"])
+    {'seed': '2', 'training': {'steps': '5'}}
+    """
+    seen = set()
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals or not key:
+            raise Refusal(USAGE, f"--config.{setting}: expected --config.KEY=VALUE")
+        if key in seen:
+            raise Refusal(BAD_CONFIG, f"--config.{key}: given twice; give it once")
+        seen.add(key)
+        *parents, last = key.split(".")
+        at = values
+        for parent in parents:
+            at = at.setdefault(parent, {})
+            if not isinstance(at, dict):
+                raise Refusal(BAD_CONFIG, f"--config.{key}: {parent} is a single value and has no {last}")
+        at[last] = value
+    return values
+
+
+def load(name: str, settings: list[str] = (), schema=RunConfig):
+    """Read a config file and overrides into a checked config. Raises Refusal, before jax is imported."""
+    values = read(name)
+    members = list(values.get("members", ()))
+    values = override(values, settings)
+    for member in values.get("members", ()) if members and isinstance(values["members"], dict) else ():
+        if member not in members:  # a typo in an override, not one member more
+            raise Refusal(BAD_CONFIG, f"members.{member}: no such member; {nearest(member, members)}")
+    if schema is RunConfig and "members" in values:
+        raise Refusal(BAD_CONFIG, f"--config={name} compares several runs; use it with the command compare")
+    if schema is CompareConfig and "members" not in values:
+        raise Refusal(BAD_CONFIG, f"--config={name} has no members to compare; use it with the command train")
+    config = build(schema, values)
+    if schema is CompareConfig:
+        return dataclasses.replace(config, members={name: _checked(member) for name, member in config.members.items()})
+    return _checked(config)
+
+
+def _checked(config: RunConfig) -> RunConfig:
+    """The config, its paths absolute: a run finds its text whatever directory it is read from."""
+    data, paths = config.data, {}
+    for name in ("source", "validation_source", "tokenizer", "store"):
+        value = getattr(data, name)
+        is_path = value.endswith(".model") if name == "tokenizer" else value not in ("", "python_docs")
+        if is_path and "://" not in value:
+            paths[name] = os.path.abspath(value)
+    return check(dataclasses.replace(config, data=dataclasses.replace(data, **paths)))
+
+
+def load_json(path: Path, schema=RunConfig):
+    """The config of a run directory's config.json, checked like any other."""
+    try:
+        return build(schema, json.loads(path.read_text()))
+    except FileNotFoundError as error:
+        raise Refusal(NO_FILE, f"{path}: no such file; expected the directory of a run") from error
+    except (ValueError, UnicodeDecodeError) as error:
+        raise Refusal(BAD_CONFIG, f"{path}: not a config ({error})") from error
+
+
+def flatten(values: dict, path: str = "") -> dict:
+    """{'a': {'b': 1}} → {'a.b': 1}.
+
+    >>> flatten({"a": {"b": 1}, "c": 2})
+    {'a.b': 1, 'c': 2}
+    """
+    flat = {}
+    for name, value in values.items():
+        nested = isinstance(value, dict | types.MappingProxyType)
+        flat |= flatten(value, f"{path}{name}.") if nested else {path + name: value}
+    return flat
