@@ -6,7 +6,7 @@ import pytest
 
 from t5x_lite.training import metrics
 from t5x_lite.training.loop import Run
-from t5x_lite.training.step import create_state
+from t5x_lite.training.step import create_state, make_gradient
 
 LEARNED = [
     ("masked_lm", "encoder"),
@@ -39,16 +39,25 @@ def test_learns(make, objective, architecture):
     assert trained["loss"] == pytest.approx(evaluated["loss"], rel=0.35)
 
 
-def test_gradients_of_what_is_not_asked_are_strictly_zero(make):
-    """Positions of weight 0 after the last target: their tokens get no gradient, not a small one."""
-    from t5x_lite.training.step import make_gradient
-
-    run = Run(*make("iid_denoising", "encoder_decoder", **{"model.tied": False}))
+@pytest.mark.parametrize("architecture", ["decoder", "prefix_decoder", "encoder_decoder"])
+def test_gradients_of_what_no_target_sees_are_strictly_zero(make, architecture):
+    """Only the first targets are scored: what the decoder reads after the last of them gets no gradient at all."""
+    run = Run(*make("prefix_lm", architecture, **{"model.tied": False, "data.batch_size": 1}))
     batch = run.batch(run.batches, 0)
+    weights = np.array(batch["decoder_weights"])
+    targets = np.flatnonzero(weights[0])
+    last = targets[len(targets) // 2]
+    weights[0, last + 1 :] = 0
+    tokens = np.arange(weights.size)[None]  # all different: an embedding's row tells its position
+    batch |= {"decoder_weights": weights, "decoder_tokens": tokens}
+    batch |= {"encoder_tokens": batch["encoder_tokens"] * 0 + 300} if "encoder_tokens" in batch else {}
+    segments = np.asarray(batch["decoder_segments"])[0]
+    inputs = np.asarray(batch.get("decoder_prefix", np.zeros_like(tokens)))[0].astype(bool)
     with run.within():
         state = create_state(run.config, run.optimizer, run.mesh)
         grads, _ = jax.jit(make_gradient(run.config))(state.params, batch, None)
-    used = set(np.unique(batch["encoder_tokens"])) | set(np.unique(batch["decoder_tokens"]))
-    for token, row in enumerate(np.asarray(grads["embedding"])):
-        if token not in used:
-            assert not row.any()
+    got = np.asarray(grads["embedding"]).any(1)[: tokens.size]
+    scored = set(segments[np.flatnonzero(weights[0])])
+    seen = [s in scored and (inputs[i] or i <= last) for i, s in enumerate(segments)]
+    assert got.tolist() == seen
+    assert not all(seen)

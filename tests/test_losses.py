@@ -102,14 +102,19 @@ def test_adafactor_of_scanned_layers_is_that_of_each_layer():
 
 
 def test_adamw_by_its_formula_clipped_and_decaying_kernels_alone():
-    params = parameters()
-    grads = jax.tree.map(jnp.cos, params)
     config = Optimizer(weight_decay=0.5, clip=1.0, beta1=0.8, beta2=0.9)
     rule = make_optimizer(config, lambda step: 0.1)
-    updates, _ = rule.update(grads, rule.init(params), params)
-    norm = np.sqrt(sum(float((g**2).sum()) for g in jax.tree.leaves(grads)))
-    for name, decayed in (("kernel", True), ("bias", False)):
-        p, g, u = (np.asarray(tree["decoder"]["layers"][name], np.float64) for tree in (params, grads, updates))
-        g = g / norm
-        expected = -0.1 * (g / (np.abs(g) + config.epsilon) + (0.5 * p if decayed else 0))
-        np.testing.assert_allclose(u, expected, rtol=2e-3)
+    params = parameters()
+    state, m, v = rule.init(params), {"kernel": 0, "bias": 0}, {"kernel": 0, "bias": 0}
+    for t in (1, 2, 3, 4):
+        grads = jax.tree.map(lambda x, t=t: jnp.cos(t * x), params)
+        updates, state = rule.update(grads, state, params)
+        norm = np.sqrt(sum(float((g**2).sum()) for g in jax.tree.leaves(grads)))
+        for name, decayed in (("kernel", True), ("bias", False)):
+            p, g, u = (np.asarray(tree["decoder"]["layers"][name], np.float64) for tree in (params, grads, updates))
+            m[name] = 0.8 * m[name] + 0.2 * g / norm
+            v[name] = 0.9 * v[name] + 0.1 * (g / norm) ** 2
+            unbiased = m[name] / (1 - 0.8**t), v[name] / (1 - 0.9**t)
+            expected = -0.1 * (unbiased[0] / (np.sqrt(unbiased[1]) + config.epsilon) + (0.5 * p if decayed else 0))
+            np.testing.assert_allclose(u, expected, rtol=1e-4, atol=1e-6)
+        params = optax.apply_updates(params, updates)

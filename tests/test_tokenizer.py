@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
-from conftest import ROOT, sentences
+import sentencepiece
+from conftest import sentences
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -8,7 +9,6 @@ from t5x_lite.data import sources, tokenizer
 from t5x_lite.errors import Refusal
 
 TEXT = [*list(sources.python_docs())[:40], sentences(50), "Größe\n\n\tdéjà vu\r\n  ▁ <s>"]
-T5 = ROOT.parent / "shared/data/vocab/t5/spiece.model"
 
 
 @pytest.fixture(scope="module")
@@ -67,12 +67,25 @@ def test_bad_tokenizers_are_refused(spec, words):
     assert words in str(caught.value)
 
 
-@pytest.mark.skipif(not T5.exists(), reason="T5's own SentencePiece model is not here")
-def test_t5s_own_model_gives_t5s_own_ids():
-    made = tokenizer.make(str(T5), [])
-    ids = made.encode("Hello world, this is a test.")
-    assert ids.tolist() == [8774, 296, 6, 48, 19, 3, 9, 794, 5]
-    vocabulary = made.vocabulary
-    assert (vocabulary.size, vocabulary.pad, vocabulary.eos, vocabulary.sentinel(0)) == (32100, 0, 1, 32099)
+def test_somebody_elses_model_keeps_its_ids_and_gets_sentinels_as_t5_has_them(tmp_path):
+    """A model trained as T5's was: pad 0, eos 1, unk 2, a space put before the text, runs of spaces made one."""
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXT),
+        model_prefix=str(tmp_path / "spiece"),
+        vocab_size=400,
+        hard_vocab_limit=False,
+        pad_id=0,
+        eos_id=1,
+        unk_id=2,
+        bos_id=-1,
+        minloglevel=2,
+    )
+    made = tokenizer.make(str(tmp_path / "spiece.model"), [])
+    theirs = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "spiece.model"))
+    ids = made.encode("the cat  sees it")
+    assert ids.tolist() == theirs.encode("the cat  sees it")
+    vocabulary, size = made.vocabulary, theirs.get_piece_size()
+    assert (vocabulary.size, vocabulary.pad, vocabulary.eos, vocabulary.sentinel(0)) == (size + 100, 0, 1, size + 99)
     assert vocabulary.start == 0
-    assert made.decode(np.append(ids, [32099, 1])) == "Hello world, this is a test.<extra_id_0></s>"
+    assert not made.lossless
+    assert made.decode(np.append(ids, [vocabulary.sentinel(0), 1])) == "the cat sees it<extra_id_0></s>"

@@ -10,7 +10,6 @@ import fcntl
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +24,8 @@ from t5x_lite.errors import BAD_DATA, IO_ERROR, NO_FILE, Refusal
 
 VERSION = 1
 SPLITS = ("train", "validation")
+_UNFINISHED = "manifest.json.partial"
+_PARTS = {"tokenizer", *(f"{split}.bin" for split in SPLITS), _UNFINISHED}
 _FEW = 200  # so many documents are divided exactly, more by chance
 
 
@@ -62,7 +63,8 @@ def description(data: Data) -> dict:
 def prepare(data: Data, say=print) -> Corpus:
     """Open the store that the settings describe, and make it first where it is missing.
 
-    Several processes may ask at once: one makes it, the others wait. A half-made store is never seen.
+    Several processes may ask at once: one makes it, the others wait. The manifest comes last: what a kill left
+    half-made has none, and is made again.
     Raises Refusal for text that cannot be used, and for a store that was made from something else.
     """
     made_from = description(data)
@@ -95,16 +97,14 @@ def _locked(path: Path):
 
 
 def _make(data: Data, made_from: dict, store: Path, say) -> None:
-    if store.exists() and any(store.iterdir()):
+    if store.exists() and not {path.name for path in store.iterdir()} <= _PARTS:
         raise Refusal(BAD_DATA, f"{store}: exists and is no token store; name another data.store")
     texts = _split(data)
     train_texts = (text for split, text in texts() if split == "train")
     say(f"prepare: tokenizer {data.tokenizer} on {data.source}")
     chosen = tokenizer.make(data.tokenizer, train_texts)
-    partial = store.with_name(f"{store.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    chosen.save(partial / "tokenizer")
-    counts = _write(texts(), chosen, partial, say)
+    chosen.save(store / "tokenizer")
+    counts = _write(texts(), chosen, store, say)
     for split in SPLITS:
         if not counts[split]["documents"]:
             raise Refusal(
@@ -113,9 +113,8 @@ def _make(data: Data, made_from: dict, store: Path, say) -> None:
                 "set data.validation_fraction, or name data.validation_source",
             )
     manifest = {"made_from": made_from, "tokenizer": chosen.fingerprint, **counts}
-    (partial / "manifest.json").write_text(json.dumps(manifest, indent=2))
-    shutil.rmtree(store, ignore_errors=True)
-    os.replace(partial, store)
+    (store / _UNFINISHED).write_text(json.dumps(manifest, indent=2))
+    os.replace(store / _UNFINISHED, store / "manifest.json")  # from here on it is a store
 
 
 def _split(data: Data):

@@ -22,7 +22,7 @@ PEAK_BFLOAT16 = {
 }
 
 
-def forward_flops(config: Model, shape: Shape, scored: float, causal_half: bool = True) -> float:
+def forward_flops(config: Model, shape: Shape, scored: float) -> float:
     """FLOPs of one row's forward pass. scored: positions that the output layer is asked at, a mean over rows."""
     inner = config.heads * head_size(config)
     feed_forward = (3 if config.gated else 2) * config.width * (config.ff_width or 4 * config.width)
@@ -34,7 +34,7 @@ def forward_flops(config: Model, shape: Shape, scored: float, causal_half: bool 
 
     layer = stack(shape.encoder, shape.encoder) + 2 * shape.encoder * feed_forward
     if shape.decoder:
-        causal = (shape.decoder + 1) / (2 * shape.decoder) if causal_half and not shape.bidirectional_prefix else 1.0
+        causal = 1.0 if shape.bidirectional_prefix else (shape.decoder + 1) / (2 * shape.decoder)
         layer += stack(shape.decoder, shape.decoder, causal) + 2 * shape.decoder * feed_forward
         if shape.encoder:
             layer += stack(shape.decoder, shape.encoder)
@@ -42,9 +42,9 @@ def forward_flops(config: Model, shape: Shape, scored: float, causal_half: bool 
     return config.layers * layer + 2 * scored * head
 
 
-def step_flops(config: Model, shape: Shape, scored: float, causal_half: bool = True) -> float:
+def step_flops(config: Model, shape: Shape, scored: float) -> float:
     """FLOPs of forward and backward for one row."""
-    return 3 * forward_flops(config, shape, scored, causal_half)
+    return 3 * forward_flops(config, shape, scored)
 
 
 def peak_flops(device_kind: str, dtype: str) -> float | None:
