@@ -2,8 +2,8 @@
 
     python benchmarks/kills.py [KILLS]      (20 for each of bert, t5 and gpt unless told)
 
-The moments: uniformly random in the life of a run, among them, always, one right after the first save began and one
-within an evaluation.
+The moments: up to a fifth of a second after a random record was written, among them, always, one right after the first
+save began and one within an evaluation. A run that was over before its moment came does not count.
 """
 
 import json
@@ -20,6 +20,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 SETTINGS = {"steps": 60, "log_every": 1, "eval_every": 6, "checkpoint_every": 5}
+LAST = SETTINGS["steps"] + SETTINGS["steps"] // SETTINGS["eval_every"]  # records of a whole run
 TIMES = ("tokens_per_second", "seconds", "train_seconds", "mfu")
 
 
@@ -43,19 +44,33 @@ def end(workdir: Path):
     return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(tree)], kept
 
 
-def killed(family: str, workdir: Path, moment) -> str:
-    """Start a run, kill it at the moment (a function that waits), and say how far it was."""
+def records(workdir: Path) -> int:
+    """How many the run has written."""
+    path = workdir / "metrics.jsonl"
+    return path.read_text().count("\n") if path.exists() else 0
+
+
+def killed(family: str, workdir: Path, moment) -> bool:
+    """Start a run and kill it at the moment (a function that waits); False if it was over before."""
     process = subprocess.Popen(command(family, workdir), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     moment(process)
+    alive = process.poll() is None
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    lines = (workdir / "metrics.jsonl").read_text().count("\n") if (workdir / "metrics.jsonl").exists() else 0
-    return f"{lines} records"
+    return alive
 
 
-def after(seconds: float):
-    """That long after the start."""
-    return lambda process: time.sleep(seconds)
+def at_record(workdir: Path, pick: random.Random):
+    """A little after a record that is still to come was written; records past the checkpoint are written again."""
+
+    def wait(process):
+        have = records(workdir)
+        number = pick.randint(min(have + 1, LAST - 1), LAST - 1)
+        while process.poll() is None and records(workdir) < number:
+            time.sleep(0.0005)
+        time.sleep(pick.uniform(0, 0.2))
+
+    return wait
 
 
 def at_first_save(workdir: Path):
@@ -85,17 +100,16 @@ def main(kills: int) -> int:
     with tempfile.TemporaryDirectory() as directory:
         for family in ("bert", "t5", "gpt"):
             whole, workdir = Path(directory, family, "whole"), Path(directory, family, "killed")
-            start = time.monotonic()
             subprocess.run(command(family, whole), check=True, stdout=subprocess.DEVNULL)
-            whole_end, length = end(whole), time.monotonic() - start
+            whole_end = end(whole)
             done = 0
             while done < kills:
                 subprocess.run(["rm", "-rf", workdir], check=True)
-                moments = [at_first_save(workdir), in_evaluation(workdir)]
-                moments += [after(pick.uniform(0.5, length)) for _ in range(3)]
+                moments = [at_first_save(workdir), in_evaluation(workdir), *[at_record(workdir, pick)] * 3]
                 for moment in moments[: kills - done]:
-                    print(f"{family}: kill {done + 1} at {killed(family, workdir, moment)}", flush=True)
-                    done += 1
+                    if killed(family, workdir, moment):
+                        done += 1
+                        print(f"{family}: kill {done} at {records(workdir)} of {LAST} records", flush=True)
                 subprocess.run(command(family, workdir), check=True, stdout=subprocess.DEVNULL)
                 same = end(workdir) == whole_end
                 bad += not same

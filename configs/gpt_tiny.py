@@ -23,5 +23,5 @@ def get_config():
         "depth_scaled_init": True,
     }
     config.optimizer = {"learning_rate": 3e-3, "warmup": 100, "beta2": 0.99, "weight_decay": 0.1, "final": 0.1}
-    config.training = {"steps": 1000, "eval_every": 250, "checkpoint_every": 250, "loss_chunk": 8}
+    config.training = {"steps": 1000, "eval_every": 250, "checkpoint_every": 250, "loss_chunk": 32}
     return config.lock()

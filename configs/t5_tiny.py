@@ -27,5 +27,5 @@ def get_config():
         "positions": "relative",
     }
     config.optimizer = {"learning_rate": 2e-3, "warmup": 100, "beta2": 0.99, "weight_decay": 0.1, "final": 0.1}
-    config.training = {"steps": 1000, "eval_every": 250, "checkpoint_every": 250, "loss_chunk": 8, "z_loss": 1e-4}
+    config.training = {"steps": 1000, "eval_every": 250, "checkpoint_every": 250, "loss_chunk": 32, "z_loss": 1e-4}
     return config.lock()

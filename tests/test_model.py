@@ -3,6 +3,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from conftest import CELLS
 from flax import linen as nn
@@ -13,6 +14,7 @@ from t5x_lite.config import Model
 from t5x_lite.data import batches
 from t5x_lite.data.layouts import Shape
 from t5x_lite.model import attention, flops, layers, positions
+from t5x_lite.model.products import product
 from t5x_lite.model.transformer import Transformer, count_parameters, head_weights, initialise, logits
 from t5x_lite.training import rundir
 from t5x_lite.training.step import make_gradient
@@ -86,7 +88,7 @@ def test_gradients_against_finite_differences(make, variant):
 def test_padded_embedding_rows_never_win(make):
     config, _ = resolved(make)
     out = logits(config.model, params := head_weights(fresh(config.model)), jnp.ones((2, 16)))
-    assert params["embedding"].shape[0] == out.shape[-1] == 384 > config.model.vocab_size
+    assert params["kernel"].shape[1] == out.shape[-1] == 384 > config.model.vocab_size
     assert (out[:, config.model.vocab_size :] < -1e8).all()
 
 
@@ -177,3 +179,30 @@ def test_dropout_is_a_function_of_the_step_and_off_in_evaluation(make):
     still = dataclasses.replace(config, model=dataclasses.replace(config.model, dropout=0.0))
     without = jax.jit(make_gradient(still))(params, batch, None)
     assert float(gradient(params, batch, None)[1]["nll"]) == float(without[1]["nll"])
+
+
+@pytest.mark.parametrize(("n", "d", "f"), [(64, 24, 40), (64, 40, 24), (3, 5, 7)])
+def test_products_sum_in_float32_and_so_do_their_gradients(n, d, f):
+    """Against the exact product of the same bfloat16 operands; with both sides the narrower one, and few of each."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    x, w, dy = (jax.random.normal(k, s) for k, s in zip(keys, [(2, n, d), (2, d, f), (2, n, f)], strict=True))
+    x = x.astype(jnp.bfloat16)
+    y, pull = jax.vjp(jax.jit(product), x, w)
+    for_x, for_w = pull(dy)
+    assert (y.dtype, for_x.dtype, for_w.dtype) == (jnp.float32, jnp.bfloat16, jnp.float32)
+    x, w, dy = (np.asarray(a.astype(jnp.bfloat16), np.float64) for a in (x, w, dy))
+    np.testing.assert_allclose(y, x @ w, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(for_w, x.swapaxes(1, 2) @ dy, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(np.asarray(for_x, np.float64), dy @ w.swapaxes(1, 2), rtol=2**-8, atol=1e-5)
+
+
+@pytest.mark.parametrize(("objective", "architecture"), [CELLS[0], CELLS[1], CELLS[4], CELLS[-1]])
+def test_bfloat16_is_float32_within_its_digits(make, objective, architecture):
+    plain, batch = resolved(make, objective, architecture, **{"model.positions": "relative"})
+    other, _ = resolved(make, objective, architecture, **{"model.positions": "relative", "model.dtype": "bfloat16"})
+    params = fresh(plain.model)
+    (g1, s1), (g2, s2) = (jax.jit(make_gradient(c))(params, batch, None) for c in (plain, other))
+    assert float(s2["nll"]) == pytest.approx(float(s1["nll"]), rel=1e-3)
+    norm = optax.tree.norm(g1)
+    assert 0 < float(optax.tree.norm(jax.tree.map(jnp.subtract, g1, g2)) / norm) < 0.03
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(g2))

@@ -263,3 +263,33 @@ def test_a_profile_outlives_a_resume_and_fewer_steps_are_refused(tmp_path, confi
     run(*command, "--config.training.steps=7")
     _, err = run("report", f"--workdir={tmp_path / 'run'}", code=66)
     assert "has not been evaluated yet" in err
+
+
+def test_a_full_disk_is_one_sentence_and_the_run_goes_on_when_there_is_room(tmp_path, make, monkeypatch):
+    import shutil
+
+    from t5x_lite.errors import IO_ERROR, Refusal
+    from t5x_lite.training.loop import train
+
+    found, room = make(**{"training.steps": 4}), [10**9, 1000, 10**9]
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=room[0]))
+    train(*found, tmp_path / "whole")
+    room.pop(0)
+    with pytest.raises(
+        Refusal, match=r"no room for the checkpoint of step 4, which takes .* 0.0 MB are free"
+    ) as caught:
+        train(*found, tmp_path / "run")
+    assert caught.value.code == IO_ERROR
+    room.pop(0)
+    train(*found, tmp_path / "run")
+    assert_same(tmp_path / "whole", tmp_path / "run")
+
+
+def test_a_run_made_longer_says_what_becomes_of_its_schedule(tmp_path, config_file):
+    command = ("train", f"--config={config_file(**{'training.steps': 4})}", f"--workdir={tmp_path / 'run'}")
+    run(*command)
+    out, _ = run(*command, "--config.training.steps=6")
+    assert "training.steps: 4 before, 6 now: the learning rate decays to the new end" in out
+    out, _ = run(*command, "--config.training.steps=6")
+    assert "the new end" not in out

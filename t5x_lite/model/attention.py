@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from t5x_lite.config import Model
-from t5x_lite.model.layers import Dense, constrain, head_size, parameter_dtype
+from t5x_lite.model.layers import Dense, constrain, head_size
 from t5x_lite.model.positions import rotate
+from t5x_lite.model.products import product
 
 _HIDDEN = -1e9
 
@@ -50,15 +51,15 @@ class Attention(nn.Module):
 
         def project(name, of, query=False):
             y = Dense(config, config.heads * size, ("embed", "heads"), query=query, name=name)(of)
-            return constrain(y.reshape(*of.shape[:2], *inner), "batch", None, "heads", None)
+            return constrain(y.reshape(*of.shape[:2], *inner).swapaxes(1, 2), "batch", "heads", None, None)
 
         q, k, v = project("query", x, query=True), project("key", source), project("value", source)
         if config.positions == "rotary" and positions is not None:
-            q, k = rotate(q, positions), rotate(k, positions)
+            q, k = (rotate(y, positions[:, None]) for y in (q, k))
         if config.scale_attention:
             q *= size**-0.5
-        logits = jnp.einsum("bthk,bshk->bhts", q, k).astype(parameter_dtype(config))
+        logits = product(q, k.swapaxes(2, 3))
         weights = jax.nn.softmax(logits + hidden).astype(config.dtype)
         weights = nn.Dropout(config.dropout)(weights, deterministic=deterministic)
-        y = jnp.einsum("bhts,bshk->bthk", weights, v).reshape(*x.shape[:2], config.heads * size)
+        y = product(weights, v).astype(config.dtype).swapaxes(1, 2).reshape(*x.shape[:2], config.heads * size)
         return Dense(config, config.width, ("heads", "embed"), writes_to_stream=True, name="out")(y)

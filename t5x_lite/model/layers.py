@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from t5x_lite.config import Model
+from t5x_lite.model.products import product
 
 AXES = ("batch", "embed", "heads", "mlp", "vocab", "layers")
 ACTIVATIONS = {
@@ -69,12 +70,10 @@ class Dense(nn.Module):
         config, dtype = self.config, parameter_dtype(self.config)
         init = kernel_init(config, x.shape[-1], self.writes_to_stream, self.query)
         kernel = self.param("kernel", named(init, *self.axes), (x.shape[-1], self.features), dtype)
-        flat = x.reshape(-1, x.shape[-1])  # one plain matrix product: on CPU 1.3 × as fast as a batched one
-        y = flat.astype(config.dtype) @ kernel.astype(config.dtype)
+        y = product(x.reshape(-1, x.shape[-1]).astype(config.dtype), kernel)
         if config.bias:
-            bias = self.param("bias", named(nn.initializers.zeros, self.axes[-1]), (self.features,), dtype)
-            y += bias.astype(config.dtype)
-        return y.reshape(*x.shape[:-1], self.features)
+            y += self.param("bias", named(nn.initializers.zeros, self.axes[-1]), (self.features,), dtype)
+        return y.astype(config.dtype).reshape(*x.shape[:-1], self.features)
 
 
 class Norm(nn.Module):

@@ -23,11 +23,11 @@ def sinusoidal(positions, width: int):
 def rotate(x, positions):
     """Rotary positions (Su et al., 2021): turn each pair of features of a head by an angle ∝ its position.
 
-    x: [B, T, H, K] with K even, positions: [B, T]. Logits then depend on the distance of two positions alone.
+    x: [..., K] with K even, positions: [...]. Logits then depend on the distance of two positions alone.
     """
     half = x.shape[-1] // 2
     rates = 10000.0 ** (-np.arange(half) / half)
-    angles = positions[..., None, None] * rates
+    angles = positions[..., None] * rates
     sin, cos = jnp.sin(angles).astype(x.dtype), jnp.cos(angles).astype(x.dtype)
     first, second = x[..., :half], x[..., half:]
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1)

@@ -11,6 +11,7 @@ from t5x_lite.config import Model
 from t5x_lite.model.attention import Attention, hide, visible
 from t5x_lite.model.layers import ACTIVATIONS, Dense, FeedForward, Norm, constrain, named, parameter_dtype
 from t5x_lite.model.positions import RelativeBias, sinusoidal
+from t5x_lite.model.products import product
 
 
 class Block(nn.Module):
@@ -141,16 +142,16 @@ class Transformer(nn.Module):
 
     def everything(self, row):
         """Touch every parameter, for initialisation."""
-        return self.head(self(row), self.embedding)
+        return self.head(self(row), self.embedding.T)
 
 
 class Head(nn.Module):
-    """Hidden states [..., W] and the embedding table [V, W] to logits [..., V], float32."""
+    """Hidden states [..., W] and a kernel [W, V], the embedding table transposed, to logits [..., V], float32."""
 
     config: Model
 
     @nn.compact
-    def __call__(self, hidden, table):
+    def __call__(self, hidden, kernel):
         config, dtype = self.config, parameter_dtype(self.config)
         rows, width = embedding_rows(config), config.width
         if config.mlm_head:
@@ -158,11 +159,10 @@ class Head(nn.Module):
             hidden = Norm(config, name="norm")(hidden)
         if not config.tied:
             init = nn.initializers.normal(width**-0.5 if config.init == "fan_in" else config.init_stddev)
-            table = self.param("output", named(init, "vocab", None), (rows, width), dtype)
+            kernel = self.param("output", named(init, None, "vocab"), (width, rows), dtype)
         if config.tied and config.scale_logits:
             hidden = hidden * width**-0.5
-        flat, table = hidden.reshape(-1, width).astype(config.dtype), table.astype(config.dtype)
-        y = jax.lax.dot_general(flat, table, (((1,), (1,)), ((), ())), preferred_element_type=dtype)
+        y = product(hidden.reshape(-1, width).astype(config.dtype), kernel)
         if config.mlm_head:
             y += self.param("bias", named(nn.initializers.zeros, "vocab"), (rows,), dtype)
         if rows > config.vocab_size:
@@ -173,12 +173,12 @@ class Head(nn.Module):
 def head_weights(params: dict) -> dict:
     """The part of a model's parameters that `logits` reads."""
     head = params.get("head", {})
-    return {"head": head, "embedding": None if "output" in head else params["embedding"]}
+    return {"head": head, "kernel": None if "output" in head else params["embedding"].T}
 
 
 def logits(config: Model, weights: dict, hidden):
     """Hidden states [..., W] to logits [..., V], by the weights that `head_weights` picks."""
-    return Head(config).apply({"params": weights["head"]}, hidden, weights["embedding"])
+    return Head(config).apply({"params": weights["head"]}, hidden, weights["kernel"])
 
 
 def embedding_rows(config: Model) -> int:

@@ -1,5 +1,6 @@
 """Checkpoints: orbax, asynchronous and atomic. The newest is kept, and one of every `keep_every` steps."""
 
+import shutil
 from pathlib import Path
 
 import jax
@@ -28,6 +29,14 @@ class Checkpoints:
 
     def save(self, step: int, state) -> None:
         """Begin to save; the state may be used, and given away, as soon as this returns."""
+        needed = sum(shard.data.nbytes for leaf in jax.tree.leaves(state) for shard in leaf.addressable_shards)
+        free = shutil.disk_usage(self._directory).free
+        if free < needed:
+            raise Refusal(
+                IO_ERROR,
+                f"{self._directory}: no room for the checkpoint of step {step}, which takes {needed / 1e6:,.1f} MB where "
+                f"{free / 1e6:,.1f} MB are free; make room, and the same command goes on",
+            )
         try:
             self._manager.save(step, args=ocp.args.StandardSave(state))
         except (OSError, ValueError, RuntimeError) as error:
@@ -70,5 +79,6 @@ class Checkpoints:
         self._manager.close()
 
     def _failed(self, error: Exception) -> Refusal:
-        reason = str(error).strip().splitlines()[-1][:200] if str(error).strip() else type(error).__name__
+        last = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+        reason = last.rsplit(": ", 1)[-1].split(" [os_error_code")[0][:200]  # the innermost
         return Refusal(IO_ERROR, f"{self._directory}: a checkpoint could not be saved ({reason}); make room and go on")

@@ -81,6 +81,7 @@ def _same_run(workdir: Path, config: RunConfig) -> None:
             "give at least that many, or name another --workdir",
         )
     if (workdir / "config.json").exists():
+        ends_with_run = not config.optimizer.decay and config.optimizer.schedule in ("cosine", "linear")
         old, new = (flatten(to_dict(c)) for c in (load_json(workdir / "config.json"), config))
         for key in old:
             if old[key] != new[key] and key not in _FREE and not key.startswith("mesh."):
@@ -89,6 +90,12 @@ def _same_run(workdir: Path, config: RunConfig) -> None:
                     f"{key}: the run in {workdir} has {old[key]!r}, now it is {new[key]!r}; "
                     "go on with the old value, or name another --workdir",
                 )
+        if saved and ends_with_run and old["training.steps"] != new["training.steps"] and jax.process_index() == 0:
+            print(
+                f"training.steps: {old['training.steps']} before, {new['training.steps']} now: the learning rate "
+                "decays to the new end from here on; optimizer.decay would have fixed where it ends",
+                flush=True,
+            )
 
 
 def same_text(workdir: Path, corpus: Corpus) -> None:
