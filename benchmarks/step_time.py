@@ -3,7 +3,8 @@
     python benchmarks/step_time.py PEER_PYTHON [ROUNDS]
 
 PEER_PYTHON: the python of an environment of its own with torch and transformers. Its fastest of eager and compiled,
-float32, bfloat16 autocast and pure bfloat16 is found first; then ours and it take turns.
+float32, bfloat16 autocast and pure bfloat16 is found first, and our faster of float32 and bfloat16; then the two take
+turns.
 """
 
 import json
@@ -29,29 +30,38 @@ def ask(process: subprocess.Popen, steps: int) -> float:
     return statistics.median(json.loads(process.stdout.readline()))
 
 
+def fastest(whose: str, family: str, modes: list[tuple[str, ...]]) -> tuple[str, ...]:
+    """The python, script and arguments whose step takes least."""
+    found = []
+    for python, script, *args in modes:
+        process = worker(python, script, family, *args)
+        try:
+            found.append((ask(process, 9), (python, script, family, *args)))
+            print(f"{family}: {whose} {' '.join(args)} {found[-1][0] * 1000:.0f} ms", flush=True)
+        except ValueError:
+            print(f"{family}: {whose} {' '.join(args)} failed", flush=True)
+        finally:
+            process.kill()
+    return min(found)[1]
+
+
 def main(peer: str, rounds: int) -> None:
     """Print a table row for each family."""
+    kinds = [(how, kind) for how in ("eager", "compiled") for kind in ("float32", "autocast", "bfloat16")]
     for family in FAMILIES:
-        modes = [(how, kind) for how in ("eager", "compiled") for kind in ("float32", "autocast", "bfloat16")]
-        best = None
-        for how, kind in modes:
-            process = worker(peer, "peer_step.py", family, how, kind)
-            try:
-                seconds = ask(process, 5)
-            except ValueError:
-                print(f"{family}: peer {how} {kind} failed", flush=True)
-                continue
-            finally:
-                process.kill()
-            print(f"{family}: peer {how} {kind} {seconds * 1000:.0f} ms", flush=True)
-            best = min(best or (seconds, how, kind), (seconds, how, kind))
-        theirs, ours = worker(peer, "peer_step.py", family, *best[1:]), worker(sys.executable, "our_step.py", family)
-        pairs = [(ask(ours, 3), ask(theirs, 3)) for _ in range(rounds)]
-        theirs.kill()
-        ours.kill()
+        theirs = fastest("peer", family, [(peer, "peer_step.py", *kind) for kind in kinds])
+        types = [f"model.dtype={dtype}" for dtype in ("float32", "bfloat16")]
+        ours = fastest("ours", family, [(sys.executable, "our_step.py", kind) for kind in types])
+        workers = worker(*ours), worker(*theirs)
+        pairs = [tuple(ask(process, 5) for process in workers) for _ in range(rounds)]
+        for process in workers:
+            process.kill()
         a, b = (statistics.median(column) * 1000 for column in zip(*pairs, strict=True))
         ratio = statistics.median(theirs / ours for ours, theirs in pairs)
-        print(f"{family}: ours {a:.0f} ms, peer's best ({best[1]} {best[2]}) {b:.0f} ms: {ratio:.2f} × as fast")
+        names = " ".join(ours[3:]), " ".join(theirs[3:])
+        print(
+            f"{family}: ours ({names[0]}) {a:.1f} ms, peer's ({names[1]}) {b:.1f} ms: {ratio:.2f} × as fast", flush=True
+        )
 
 
 if __name__ == "__main__":

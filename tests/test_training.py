@@ -276,9 +276,7 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on_when_there_is_room(tmp_
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=room[0]))
     train(*found, tmp_path / "whole")
     room.pop(0)
-    with pytest.raises(
-        Refusal, match=r"no room for the checkpoint of step 4, which takes .* 0.0 MB are free"
-    ) as caught:
+    with pytest.raises(Refusal, match=r"no room for .* step 4, which takes .* 0.0 MB are free") as caught:
         train(*found, tmp_path / "run")
     assert caught.value.code == IO_ERROR
     room.pop(0)

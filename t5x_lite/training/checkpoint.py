@@ -34,8 +34,8 @@ class Checkpoints:
         if free < needed:
             raise Refusal(
                 IO_ERROR,
-                f"{self._directory}: no room for the checkpoint of step {step}, which takes {needed / 1e6:,.1f} MB where "
-                f"{free / 1e6:,.1f} MB are free; make room, and the same command goes on",
+                f"{self._directory}: no room for the checkpoint of step {step}, which takes {needed / 1e6:,.1f} MB "
+                f"where {free / 1e6:,.1f} MB are free; make room, and the same command goes on",
             )
         try:
             self._manager.save(step, args=ocp.args.StandardSave(state))
