@@ -85,7 +85,7 @@ def check_examples(config: CompareConfig, prepared: dict) -> None:
 
 def summarise(workdir: Path, corpus: Corpus) -> dict:
     """The figures of one run, from its records and its config."""
-    config, records = rundir.load_config(workdir), metrics.read(workdir / "metrics.jsonl")
+    (config, _), records = rundir.read(workdir), metrics.read(workdir / "metrics.jsonl")
     train_batches = batches.make(config, corpus, "train")
     steps = [r for r in records if r["split"] == "train"]
     evaluated = [r for r in records if r["split"] == "validation"]
@@ -149,7 +149,7 @@ def again(workdir: Path) -> dict:
     if (workdir / "results.json").is_file():
         results = json.loads((workdir / "results.json").read_text())
     else:
-        config = rundir.load_config(workdir)
+        config, _ = rundir.read(workdir)
         corpus = prepare(config.data)
         rundir.same_text(workdir, corpus)
         results = {"title": workdir.resolve().name, "members": {workdir.resolve().name: summarise(workdir, corpus)}}

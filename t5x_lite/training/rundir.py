@@ -142,14 +142,15 @@ class Trained:
     step: int
 
 
-def load_config(workdir: Path) -> RunConfig:
-    """The resolved config of a run directory."""
-    return resolve(load_json(workdir / "config.json"), tokenizer.load(workdir / "tokenizer").vocabulary)
+def read(workdir: Path) -> tuple[RunConfig, Tokenizer]:
+    """The resolved config of a run directory, and its tokenizer."""
+    config, chosen = load_json(workdir / "config.json"), tokenizer.load(workdir / "tokenizer")
+    return resolve(config, chosen.vocabulary), chosen
 
 
 def load(workdir: Path) -> Trained:
     """The newest checkpoint of a run directory, on one device. Raises Refusal where there is none."""
-    config, chosen = load_config(workdir), tokenizer.load(workdir / "tokenizer")
+    config, chosen = read(workdir)
     if not (workdir / "checkpoints").is_dir():
         raise Refusal(NO_FILE, f"{workdir}: no checkpoint yet; train first")
     checkpoints = Checkpoints(workdir / "checkpoints", read_only=True)
