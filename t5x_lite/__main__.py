@@ -80,7 +80,7 @@ def evaluate(args) -> None:
     from t5x_lite.training.loop import Run, setup_jax
 
     workdir = _workdir(args)
-    setup_jax()
+    setup_jax(rundir.read(workdir)[0].model.dtype)
     trained = rundir.load(workdir)
     corpus = prepare(trained.config.data, _say)
     rundir.same_text(workdir, corpus)
@@ -157,13 +157,14 @@ def inspect(args) -> None:
 COMMANDS = {f.__name__: f for f in (prepare, train, evaluate, generate, fill, compare, report, inspect)}
 
 
-def _at_least(low):
-    """A converter that refuses numbers below, of the same type."""
+def _at_least(low, high=float("inf")):
+    """A converter that refuses numbers below (or above), of the same type."""
 
     def convert(text):
         value = type(low)(text)
-        if not low <= value < float("inf"):
-            raise argparse.ArgumentTypeError(f"got {text}, expected a number from {low} on")
+        if not low <= value <= high or value == float("inf"):
+            wanted = f"from {low} on" if high == float("inf") else f"from {low} to {high}"
+            raise argparse.ArgumentTypeError(f"got {text}, expected a number {wanted}")
         return value
 
     convert.__name__ = type(low).__name__  # argparse names it where the text is no number
@@ -196,7 +197,7 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument(
         "--top-p", type=_at_least(1e-6), default=1.0, help="sample from the likeliest that hold this probability"
     )
-    one.add_argument("--seed", type=_at_least(0), default=0)
+    one.add_argument("--seed", type=_at_least(0, 2**31 - 1), default=0)
     return main
 
 

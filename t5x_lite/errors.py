@@ -1,5 +1,8 @@
 """The one exception for what a user can mend, and the exit codes a script can rely on."""
 
+import json
+from pathlib import Path
+
 USAGE = 2  # wrong command line, or a second run in one directory
 BAD_DATA = 65  # a corpus, tokenizer or text that cannot be used
 NO_FILE = 66  # no usable file or checkpoint
@@ -17,6 +20,19 @@ class Refusal(Exception):
     def __init__(self, code: int, message: str):
         super().__init__(message)
         self.code = code
+
+
+def read_json(path: Path, mend: str) -> dict:
+    """The JSON object in a file; a Refusal, which says how to mend it, where there is none."""
+    try:
+        found = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise Refusal(NO_FILE, f"{path}: no such file; {mend}") from error
+    except (OSError, ValueError) as error:
+        raise Refusal(NO_FILE, f"{path}: cannot be read ({error}); {mend}") from error
+    if not isinstance(found, dict):
+        raise Refusal(NO_FILE, f"{path}: holds {type(found).__name__}, expected an object; {mend}")
+    return found
 
 
 def nearest(name: str, names) -> str:

@@ -14,7 +14,7 @@ import types
 from pathlib import Path
 
 from t5x_lite.config import CompareConfig, RunConfig, check
-from t5x_lite.errors import BAD_CONFIG, NO_FILE, USAGE, Refusal, nearest
+from t5x_lite.errors import BAD_CONFIG, NO_FILE, USAGE, Refusal, nearest, read_json
 
 
 def parse_call(text: str, key: str) -> tuple[str, dict]:
@@ -113,7 +113,7 @@ def read(name: str) -> dict:
         found = get_config() if get_config else None
     except Refusal:
         raise
-    except Exception as error:  # a config file is a user's program: whatever it raises is a bad config
+    except (Exception, SystemExit) as error:  # a user's program: whatever it raises is a bad config
         raise Refusal(BAD_CONFIG, f"{path}: get_config() failed with {type(error).__name__}: {error}") from error
     found = found.to_dict() if hasattr(found, "to_dict") else found
     if not isinstance(found, dict):
@@ -174,14 +174,9 @@ def _checked(config: RunConfig) -> RunConfig:
     return check(dataclasses.replace(config, data=dataclasses.replace(data, **paths)))
 
 
-def load_json(path: Path, schema=RunConfig):
+def load_json(path: Path) -> RunConfig:
     """The config of a run directory's config.json, checked like any other."""
-    try:
-        return build(schema, json.loads(path.read_text()))
-    except FileNotFoundError as error:
-        raise Refusal(NO_FILE, f"{path}: no such file; expected the directory of a run") from error
-    except (ValueError, UnicodeDecodeError) as error:
-        raise Refusal(BAD_CONFIG, f"{path}: not a config ({error})") from error
+    return check(build(RunConfig, read_json(path, "expected the directory of a run")))
 
 
 def flatten(values: dict, path: str = "") -> dict:

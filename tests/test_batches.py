@@ -1,3 +1,4 @@
+import dataclasses
 import subprocess
 import sys
 
@@ -6,8 +7,10 @@ import pytest
 from conftest import CELLS, ROOT, run
 from hypothesis import given
 from hypothesis import strategies as st
+from test_objectives import SPECS
 
 from t5x_lite.data import batches
+from t5x_lite.data.objectives import parse
 from t5x_lite.errors import Refusal
 
 
@@ -135,6 +138,19 @@ def test_too_short_rows_are_refused(make):
         batches.make(
             *make("span_corruption", "encoder_decoder", **{"data.lengths": {"inputs": 2, "targets": 2}}), "train"
         )
+
+
+def test_text_too_short_for_its_blocks_is_refused(make):
+    config, corpus = make(**{"data.block": 30})
+    short = dataclasses.replace(corpus, tokens={"train": corpus.tokens["train"][:59]})
+    with pytest.raises(Refusal, match="train has 59 tokens, a row reads 60"):
+        batches.make(config, short, "train")
+
+
+@given(st.sampled_from(SPECS), st.integers(2, 5000))
+def test_bounds_grow_with_the_window(spec, n):
+    """What finding the largest window that fits by bisection rests on."""
+    assert all(a <= b for a, b in zip(parse(spec).bound(n), parse(spec).bound(n + 1), strict=True))
 
 
 def test_data_never_imports_jax():

@@ -81,10 +81,11 @@ def test_changed_stores_are_refused_naming_what_changed(tmp_path):
     (made.path / "manifest.json").write_text(json.dumps(manifest | {"tokenizer": "0" * 16}))
     with pytest.raises(Refusal, match="tokens were made by tokenizer 0000"):
         corpus.prepare(data, **QUIET)
-    (made.path / "manifest.json").write_text("{")
-    with pytest.raises(Refusal) as caught:
-        corpus.prepare(data, **QUIET)
-    assert caught.value.code == NO_FILE
+    for damaged in ("{", "[]", "{}", json.dumps(manifest | {"train": 5}), json.dumps(manifest | {"dtype": "x"})):
+        (made.path / "manifest.json").write_text(damaged)
+        with pytest.raises(Refusal) as caught:
+            corpus.prepare(data, **QUIET)
+        assert caught.value.code == NO_FILE
 
 
 def test_a_directory_of_something_else_is_not_written_over(tmp_path):
@@ -94,6 +95,28 @@ def test_a_directory_of_something_else_is_not_written_over(tmp_path):
     with pytest.raises(Refusal, match="is no token store"):
         corpus.prepare(Data(source=str(tmp_path / "a.txt"), tokenizer="bytes", store=str(tmp_path / "mine")), **QUIET)
     assert (tmp_path / "mine/thesis.txt").read_text() == "years of work"
+    (tmp_path / "mine/thesis.txt").rename(tmp_path / "mine/train.bin")  # whatever its name
+    with pytest.raises(Refusal, match="is no token store"):
+        corpus.prepare(Data(source=str(tmp_path / "a.txt"), tokenizer="bytes", store=str(tmp_path / "mine")), **QUIET)
+    assert (tmp_path / "mine/train.bin").read_text() == "years of work"
+
+
+def test_a_store_left_half_made_is_made_again(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text(sentences(50))
+    data = Data(source=str(tmp_path / "a.txt"), tokenizer="bytes", store=str(tmp_path / "store"))
+    with monkeypatch.context() as patched:
+        patched.setattr(corpus, "_write", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            corpus.prepare(data, **QUIET)
+    assert corpus.prepare(data, **QUIET).manifest["train"]["documents"] == 1
+
+
+def test_many_copies_first_hide_nothing_that_follows(tmp_path):
+    lines = ["the same header"] * 250 + [f"line {i}" for i in range(100)]
+    (tmp_path / "a.txt").write_text("\n".join(lines))
+    data = Data(source=str(tmp_path / "a.txt"), document="line", validation_fraction=0.3, tokenizer="bytes")
+    manifest = corpus.prepare(data, **QUIET).manifest
+    assert manifest["train"]["documents"] + manifest["validation"]["documents"] == 350
 
 
 def test_text_that_cannot_be_used(tmp_path):
@@ -130,3 +153,5 @@ def test_of_few_documents_at_least_one_is_held_out(tmp_path, count):
     made = corpus.prepare(Data(source=str(tmp_path), tokenizer="bytes"), **QUIET)
     assert made.manifest["validation"]["documents"] == 1
     assert made.manifest["train"]["documents"] == count - 1
+    made = corpus.prepare(Data(source=str(tmp_path), tokenizer="bytes", validation_fraction=0.9), **QUIET)
+    assert made.manifest["train"]["documents"] >= 1

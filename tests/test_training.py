@@ -162,6 +162,31 @@ def test_a_checkpoint_that_cannot_be_read_is_one_sentence(tmp_path, config_file)
     assert "no usable checkpoint" in err
 
 
+def test_damaged_records_are_refused_and_kept(tmp_path, config_file):
+    workdir, path = tmp_path / "run", config_file(**{"training.steps": 3})
+    run("train", f"--config={path}", f"--workdir={workdir}")
+    more = ("train", f"--config={path}", f"--workdir={workdir}", "--config.training.steps=4")
+    whole = (workdir / "metrics.jsonl").read_bytes()
+    for damaged in (b"5\n", b"\xff\n", b'{"step"\n'):
+        (workdir / "metrics.jsonl").write_bytes(damaged + whole)
+        _, err = run(*more, code=66)
+        assert "metrics.jsonl, line 1: not a record" in err
+        assert (workdir / "metrics.jsonl").read_bytes() == damaged + whole
+    (workdir / "metrics.jsonl").write_bytes(whole + b'{"step": 4, "spl')  # a line that a kill cut short
+    (workdir / "corpus.json").write_text("null")
+    _, err = run(*more, code=66)
+    assert "corpus.json: holds NoneType" in err
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/metrics.jsonl").write_text("mine")
+    _, err = run("train", f"--config={path}", f"--workdir={tmp_path / 'other'}", code=2)
+    assert "of no run of ours" in err
+    assert (tmp_path / "other/metrics.jsonl").read_text() == "mine"
+    config = json.loads((workdir / "config.json").read_text())
+    (workdir / "config.json").write_text(json.dumps(config | {"model": config["model"] | {"heads": 3}}))
+    _, err = run("evaluate", f"--workdir={workdir}", code=78)
+    assert "model.heads: 3 does not divide" in err
+
+
 def test_a_file_in_the_way_is_one_sentence(tmp_path, config_file):
     (tmp_path / "file").write_text("mine")
     _, err = run("train", f"--config={config_file()}", f"--workdir={tmp_path / 'file'}", code=74)

@@ -156,7 +156,7 @@ def make(config: RunConfig, corpus: Corpus, split: str) -> Batches:
     objectives.check_vocabulary(objective, window, vocabulary)
     tokens = corpus.tokens[split]
     block = config.data.block or window
-    least = max(window, block) if split == "train" else objective.least
+    least = -(-window // block) * block if split == "train" else objective.least
     if len(tokens) < least:
         raise Refusal(BAD_DATA, f"data.source: {split} has {len(tokens)} tokens, a row reads {least}; give more text")
     return Batches(

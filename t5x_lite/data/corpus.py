@@ -20,12 +20,11 @@ import numpy as np
 
 from t5x_lite.config import Data
 from t5x_lite.data import sources, tokenizer
-from t5x_lite.errors import BAD_DATA, IO_ERROR, NO_FILE, Refusal
+from t5x_lite.errors import BAD_DATA, IO_ERROR, NO_FILE, Refusal, read_json
 
 VERSION = 1
 SPLITS = ("train", "validation")
 _UNFINISHED = "manifest.json.partial"
-_PARTS = {"tokenizer", *(f"{split}.bin" for split in SPLITS), _UNFINISHED}
 _FEW = 200  # so many documents are divided exactly, more by chance
 
 
@@ -97,8 +96,10 @@ def _locked(path: Path):
 
 
 def _make(data: Data, made_from: dict, store: Path, say) -> None:
-    if store.exists() and not {path.name for path in store.iterdir()} <= _PARTS:
+    if store.exists() and any(store.iterdir()) and not (store / _UNFINISHED).exists():
         raise Refusal(BAD_DATA, f"{store}: exists and is no token store; name another data.store")
+    store.mkdir(exist_ok=True)
+    (store / _UNFINISHED).touch()  # what a kill leaves is ours to write over
     texts = _split(data)
     train_texts = (text for split, text in texts() if split == "train")
     say(f"prepare: tokenizer {data.tokenizer} on {data.source}")
@@ -131,15 +132,15 @@ def _split(data: Data):
         documents = sources.documents(data.source, data.document)
         first = list(islice(documents, _FEW + 1))
         hashes = sorted({_hash(text) for text in first})
-        if len(hashes) == 1:  # one text, or copies of one
+        if len(first) == 1:
             cut = int(len(first[0]) * (1 - fraction))
             yield from (
                 (split, text) for split, text in zip(SPLITS, (first[0][:cut], first[0][cut:]), strict=True) if text
             )
             return
         border = fraction * 2**64
-        if 1 < len(first) <= _FEW and fraction:
-            border = hashes[max(1, round(len(hashes) * fraction))]
+        if 1 < len(hashes) <= len(first) <= _FEW and fraction:
+            border = hashes[min(max(1, round(len(hashes) * fraction)), len(hashes) - 1)]
         yield from ((SPLITS[_hash(text) < border], text) for text in chain(first, documents))
 
     return texts
@@ -176,11 +177,11 @@ def _write(texts, chosen: tokenizer.Tokenizer, directory: Path, say) -> dict:
 
 def open_store(store: Path, verify: bool = False) -> Corpus:
     """Open a prepared store; sizes are always checked, the hashes of its bytes with `verify`."""
+    manifest = read_json(store / "manifest.json", "run prepare")
     try:
-        manifest = json.loads((store / "manifest.json").read_text())
         tokens = {s: np.memmap(store / f"{s}.bin", np.dtype(manifest["dtype"]), "r") for s in SPLITS}
         counted = {split: manifest[split]["tokens"] for split in SPLITS}
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise Refusal(NO_FILE, f"{store}: no usable token store ({error}); run prepare") from error
     for split in SPLITS:
         if len(tokens[split]) != counted[split] or (

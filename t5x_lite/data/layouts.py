@@ -6,6 +6,7 @@ pairs `encoder_scored`, `encoder_targets` and `encoder_weights` [K]. Segments co
 sees its own segment; a decoder its past within its segment, and what `decoder_prefix` marks.
 """
 
+from bisect import bisect_left
 from dataclasses import dataclass
 
 import numpy as np
@@ -72,10 +73,12 @@ def fit(objective: Objective, architecture: str, lengths: Lengths) -> tuple[int,
 
     step = 2 if objective.options.get("mirrored") else 1
     most = lengths.row if one_stack else lengths.inputs + lengths.targets
-    window = next((n for n in range(most - most % step, objective.least - 1, -step) if fits(n)), 0)
-    if not window:
+    windows = range(objective.least, most + 1, step)
+    fitting = bisect_left(windows, True, key=lambda n: not fits(n))  # bounds grow with n
+    if not fitting:
         wanted = f"data.lengths.row={lengths.row}" if one_stack else f"data.lengths={lengths.inputs}/{lengths.targets}"
         raise Refusal(BAD_CONFIG, f"{wanted}: too short for any window of {objective.name}; raise it")
+    window = windows[fitting - 1]
     if architecture == "encoder":
         return window, Shape(lengths.row, 0, objective.bound(window).targets)
     if one_stack:

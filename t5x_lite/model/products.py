@@ -1,5 +1,5 @@
 """The one matrix product: operands in the type of the computation, sums in float32, so that bfloat16 loses nothing more
-than its inputs' digits, and the gradient of a float32 parameter is never rounded.
+than its operands' digits, and what is summed for the gradient of a float32 parameter is not rounded again.
 
 Shapes: *B any leading axes, N rows, D in, F out.
 """

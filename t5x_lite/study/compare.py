@@ -6,7 +6,7 @@ from pathlib import Path
 from t5x_lite.config import CompareConfig, RunConfig
 from t5x_lite.data import batches, objectives
 from t5x_lite.data.corpus import Corpus, prepare
-from t5x_lite.errors import BAD_CONFIG, NO_FILE, Refusal
+from t5x_lite.errors import BAD_CONFIG, NO_FILE, Refusal, read_json
 from t5x_lite.inference.fill import fill
 from t5x_lite.inference.generate import continue_texts
 from t5x_lite.model.flops import step_flops
@@ -147,7 +147,9 @@ def examples(config: CompareConfig, workdir: Path) -> dict:
 def again(workdir: Path) -> dict:
     """Write the report of a finished comparison, or of a single run, once more."""
     if (workdir / "results.json").is_file():
-        results = json.loads((workdir / "results.json").read_text())
+        results = read_json(workdir / "results.json", "run compare again")
+        if missing := {"title", "members", "corpus", "examples"} - set(results):
+            raise Refusal(NO_FILE, f"{workdir / 'results.json'}: lacks {', '.join(sorted(missing))}; run compare again")
     else:
         config, _ = rundir.read(workdir)
         corpus = prepare(config.data)

@@ -74,8 +74,9 @@ def prefetch(batch_at, first: int, last: int, workers: int):
             yield made
 
 
-def setup_jax() -> None:
-    """Compiled programs are kept in the private cache, so that a second start need not compile."""
+def setup_jax(dtype: str = "float32") -> None:
+    """64 bits for float64 alone. Compiled programs are kept in the private cache: a second start need not compile."""
+    jax.config.update("jax_enable_x64", dtype == "float64")
     if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         jax.config.update("jax_compilation_cache_dir", str(cache() / "xla"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
@@ -141,9 +142,7 @@ def train(config: RunConfig, corpus: Corpus, workdir: Path) -> None:
     Ends early with a Refusal: 130 and 143 after Ctrl-C and SIGTERM, all saved; 76 where a figure is not finite,
     nothing of that step saved; 74 where a checkpoint could not be written.
     """
-    setup_jax()
-    if config.model.dtype == "float64":
-        jax.config.update("jax_enable_x64", True)
+    setup_jax(config.model.dtype)
     run = Run(config, corpus)  # what cannot be run is refused before anything is written
     with rundir.owned(workdir, config, corpus):
         checkpoints = Checkpoints(workdir / "checkpoints", config.training.keep_every)

@@ -8,6 +8,8 @@ import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from t5x_lite.errors import NO_FILE, Refusal
+
 
 class Stopwatch:
     """Splits wall time into named parts; the first one is what is in no other.
@@ -43,13 +45,16 @@ class Stopwatch:
 
 
 def read(path: Path) -> list[dict]:
-    """The records of a metrics.jsonl; a last line that a kill cut short is passed over."""
+    """The records of a metrics.jsonl; a last line that a kill cut short is passed over, any other is refused."""
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     records = []
-    for line in path.read_text().splitlines() if path.exists() else ():
+    for number, line in enumerate(lines, 1):
         try:
-            records.append(json.loads(line))
-        except ValueError:
-            break
+            record = json.loads(line)
+            record["step"], record["split"]
+        except (ValueError, TypeError, KeyError) as error:
+            raise Refusal(NO_FILE, f"{path}, line {number}: not a record ({error}); mend or remove it") from error
+        records.append(record)
     return records
 
 

@@ -17,7 +17,7 @@ from t5x_lite.config import RunConfig
 from t5x_lite.data import layouts, objectives, tokenizer
 from t5x_lite.data.corpus import Corpus
 from t5x_lite.data.tokenizer import Tokenizer, Vocabulary
-from t5x_lite.errors import BAD_CONFIG, BAD_DATA, IO_ERROR, NO_FILE, USAGE, Refusal
+from t5x_lite.errors import BAD_CONFIG, BAD_DATA, IO_ERROR, NO_FILE, USAGE, Refusal, read_json
 from t5x_lite.settings import flatten, load_json, to_dict
 from t5x_lite.training.checkpoint import Checkpoints
 from t5x_lite.training.optimizer import make_optimizer
@@ -80,6 +80,8 @@ def _same_run(workdir: Path, config: RunConfig) -> None:
             f"training.steps: got {config.training.steps}, but the run in {workdir} has done {saved}; "
             "give at least that many, or name another --workdir",
         )
+    if not (workdir / "config.json").exists() and (workdir / "metrics.jsonl").exists():
+        raise Refusal(USAGE, f"--workdir={workdir}: holds a metrics.jsonl of no run of ours; name another directory")
     if (workdir / "config.json").exists():
         ends_with_run = not config.optimizer.decay and config.optimizer.schedule in ("cosine", "linear")
         old, new = (flatten(to_dict(c)) for c in (load_json(workdir / "config.json"), config))
@@ -101,10 +103,7 @@ def _same_run(workdir: Path, config: RunConfig) -> None:
 def same_text(workdir: Path, corpus: Corpus) -> None:
     """Refuse a corpus that is not the one the run in `workdir` was started on."""
     if (workdir / "corpus.json").exists():
-        try:
-            old = json.loads((workdir / "corpus.json").read_text())
-        except ValueError as error:
-            raise Refusal(NO_FILE, f"{workdir / 'corpus.json'}: damaged ({error}); bring it back") from error
+        old = read_json(workdir / "corpus.json", "bring it back")
         for key in ("tokenizer", "train", "validation"):
             if old.get(key) != corpus.manifest[key]:
                 raise Refusal(
