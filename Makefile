@@ -3,8 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 WORKDIR ?= runs/quickstart
 BIN := $(VENV)/bin
-# On Linux, memory in huge pages: a training step on CPU is up to a fifth faster.
-export GLIBC_TUNABLES := glibc.malloc.hugetlb=1
+include launch/cpu.env
+export GLIBC_TUNABLES
 # The versions tested with this Python; NEWEST=1 takes the newest instead.
 CONSTRAINTS = $(if $(NEWEST),,$(wildcard constraints/$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])').txt))
 

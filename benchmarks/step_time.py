@@ -2,66 +2,68 @@
 
     python benchmarks/step_time.py PEER_PYTHON [ROUNDS]
 
-PEER_PYTHON: the python of an environment of its own with torch and transformers. Its fastest of eager and compiled,
-float32, bfloat16 autocast and pure bfloat16 is found first, and our faster of float32 and bfloat16; then the two take
-turns.
+PEER_PYTHON: the python of an environment of its own with torch and transformers. Its eager and compiled models in
+float32, bfloat16 autocast and pure bfloat16, and ours in float32 and bfloat16, all take turns; the fastest of either
+side are compared. Each side has the memory settings that suit it: ours those of launch/cpu.env, the peer huge pages
+(one arena makes it slower).
 """
 
 import json
+import os
 import statistics
 import subprocess
 import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-FAMILIES = ("bert", "t5", "gpt")
+STEPS = 5
+TUNABLES = "GLIBC_TUNABLES"
+OURS = dict(line.split("=", 1) for line in (HERE.parent / "launch/cpu.env").read_text().splitlines() if line[0] != "#")
+PEERS = {TUNABLES: "glibc.malloc.hugetlb=1"}
 
 
-def worker(python: str, script: str, *args: str) -> subprocess.Popen:
-    """A process that times one step for each line it is sent, and answers with the seconds."""
+def worker(python: str, script: str, environment: dict, *args: str) -> subprocess.Popen:
+    """A process that times as many steps as each line it is sent says, and answers with the seconds."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
-    return subprocess.Popen([python, HERE / script, *args], **pipes)
+    return subprocess.Popen([python, HERE / script, *args], env=os.environ | environment, **pipes)
 
 
-def ask(process: subprocess.Popen, steps: int) -> float:
-    """Seconds of a step, the median of so many."""
-    process.stdin.write(f"{steps}\n")
-    process.stdin.flush()
-    return statistics.median(json.loads(process.stdout.readline()))
-
-
-def fastest(whose: str, family: str, modes: list[tuple[str, ...]]) -> tuple[str, ...]:
-    """The python, script and arguments whose step takes least."""
-    found = []
-    for python, script, *args in modes:
-        process = worker(python, script, family, *args)
-        try:
-            found.append((ask(process, 9), (python, script, family, *args)))
-            print(f"{family}: {whose} {' '.join(args)} {found[-1][0] * 1000:.0f} ms", flush=True)
-        except ValueError:
-            print(f"{family}: {whose} {' '.join(args)} failed", flush=True)
-        finally:
-            process.kill()
-    return min(found)[1]
+def ask(process: subprocess.Popen) -> float:
+    """Milliseconds of a step, the median of a few; infinity where the process has failed."""
+    try:
+        process.stdin.write(f"{STEPS}\n")
+        process.stdin.flush()
+        return statistics.median(json.loads(process.stdout.readline())) * 1000
+    except (BrokenPipeError, ValueError):
+        return float("inf")
 
 
 def main(peer: str, rounds: int) -> None:
-    """Print a table row for each family."""
-    kinds = [(how, kind) for how in ("eager", "compiled") for kind in ("float32", "autocast", "bfloat16")]
-    for family in FAMILIES:
-        theirs = fastest("peer", family, [(peer, "peer_step.py", *kind) for kind in kinds])
-        types = [f"model.dtype={dtype}" for dtype in ("float32", "bfloat16")]
-        ours = fastest("ours", family, [(sys.executable, "our_step.py", kind) for kind in types])
-        workers = worker(*ours), worker(*theirs)
-        pairs = [tuple(ask(process, 5) for process in workers) for _ in range(rounds)]
-        for process in workers:
+    """Print what each mode takes, and for each family the ratio."""
+    for family in ("bert", "t5", "gpt"):
+        workers = {
+            ("ours", dtype): worker(sys.executable, "our_step.py", OURS, family, f"model.dtype={dtype}")
+            for dtype in ("float32", "bfloat16")
+        }
+        for how in ("eager", "compiled"):
+            for kind in ("float32", "autocast", "bfloat16"):
+                workers["peer", f"{how} {kind}"] = worker(peer, "peer_step.py", PEERS, family, how, kind)
+        for process in workers.values():
+            ask(process)  # until it has started
+        times = {mode: [] for mode in workers}
+        for _ in range(rounds):
+            for mode, process in workers.items():
+                times[mode].append(ask(process))
+        for process in workers.values():
             process.kill()
-        a, b = (statistics.median(column) * 1000 for column in zip(*pairs, strict=True))
-        ratio = statistics.median(theirs / ours for ours, theirs in pairs)
-        names = " ".join(ours[3:]), " ".join(theirs[3:])
-        print(
-            f"{family}: ours ({names[0]}) {a:.1f} ms, peer's ({names[1]}) {b:.1f} ms: {ratio:.2f} × as fast", flush=True
+            process.communicate()
+        for (whose, mode), found in times.items():
+            print(f"{family}: {whose} {mode} {statistics.median(found):.1f} ms", flush=True)
+        ours, theirs = (
+            min((t for m, t in times.items() if m[0] == w), key=statistics.median) for w in ("ours", "peer")
         )
+        ratio = statistics.median(b / a for a, b in zip(ours, theirs, strict=True))
+        print(f"{family}: ours is {ratio:.2f} × as fast", flush=True)
 
 
 if __name__ == "__main__":

@@ -38,9 +38,7 @@ def prepare(args) -> None:
     """text → tokenizer and token store, ahead of training"""
     from t5x_lite.data import corpus
 
-    made = corpus.prepare(_config(args).data, _say)
-    corpus.open_store(made.path, verify=True)
-    _say(f"store: {made.path}")
+    _say(f"store: {corpus.prepare(_config(args).data, _say).path}")
 
 
 def train(args) -> None:
@@ -96,13 +94,10 @@ def generate(args) -> None:
     from t5x_lite.inference.generate import continue_texts
     from t5x_lite.training import rundir
 
-    names = ("max_new", "temperature", "top_k", "top_p", "seed")
-    for text, written in zip(
-        args.text,
-        continue_texts(rundir.load(_workdir(args)), args.text, **{n: getattr(args, n) for n in names}),
-        strict=True,
-    ):
-        _say(text + written)
+    options = {name: getattr(args, name) for name in ("max_new", "temperature", "top_k", "top_p", "seed")}
+    written = continue_texts(rundir.load(_workdir(args)), args.text, **options)
+    for text, more in zip(args.text, written, strict=True):
+        _say(text + more)
 
 
 def fill(args) -> None:

@@ -165,6 +165,7 @@ def test_flops_agree_with_the_compiler(make, architecture, gated):
 
 def test_peaks_are_known_by_device_kind():
     assert flops.peak_flops("NVIDIA H100 80GB HBM3", "bfloat16") == 989e12
+    assert flops.peak_flops("NVIDIA H100 PCIe", "bfloat16") == 756e12
     assert flops.peak_flops("TPU v5 lite", "bfloat16") == 197e12
     assert flops.peak_flops("TPU v5p", "bfloat16") == 459e12
     assert flops.peak_flops("cpu", "bfloat16") is None

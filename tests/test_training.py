@@ -160,6 +160,35 @@ def test_a_checkpoint_that_cannot_be_read_is_one_sentence(tmp_path, config_file)
             path.write_bytes(b"\0" * 50)
     _, err = run(*command, "--config.training.steps=9", code=66)
     assert "no usable checkpoint" in err
+    (tmp_path / "run/checkpoints/8").mkdir()
+    _, err = run(*command, "--config.training.steps=9", code=66)
+    assert "checkpoints/8: no usable checkpoint" in err
+
+
+def test_a_checkpoint_of_other_settings_is_refused_though_its_shapes_are_the_same(tmp_path, config_file):
+    workdir = tmp_path / "run"
+    command = ("train", f"--config={config_file()}", f"--workdir={workdir}")
+    run(*command)
+    config = json.loads((workdir / "config.json").read_text())
+    (workdir / "config.json").write_text(json.dumps(config | {"model": config["model"] | {"heads": 4}}))
+    for again in (
+        ("evaluate", f"--workdir={workdir}"),
+        (*command, "--config.model.heads=4", "--config.training.steps=9"),
+    ):
+        _, err = run(*again, code=78)
+        assert "model.heads: now 4" in err
+        assert "checkpoints/6 was made with 2; bring the old value back" in err
+
+
+def test_text_may_move_between_two_starts(tmp_path, config_file):
+    old, new = tmp_path / "old.txt", tmp_path / "new.txt"
+    old.write_text(sentences(100))
+    command = ("train", f"--config={config_file()}", f"--workdir={tmp_path / 'run'}")
+    run(*command, f"--config.data.source={old}")
+    old.rename(new)
+    out, _ = run(*command, f"--config.data.source={new}", "--config.training.steps=8")
+    assert "step 7/8" in out
+    run("evaluate", f"--workdir={tmp_path / 'run'}")
 
 
 def test_damaged_records_are_refused_and_kept(tmp_path, config_file):

@@ -93,7 +93,8 @@ class Batches:
     def pairs_at(self, index: int) -> list[Pair]:
         """The pairs of row `index`, one a segment; the random numbers are keyed by (seed, epoch, index)."""
         epoch, i = divmod(index, self.epoch_rows) if self.shuffle else (VALIDATION_EPOCH, index)
-        rng = np.random.Generator(np.random.Philox(key=self.seed << 64 | epoch, counter=[0, 0, 0, i]))
+        counter = [0, 0, 1, i]  # the third word keeps row 0 away from the numbers that `permute` draws of this key
+        rng = np.random.Generator(np.random.Philox(key=self.seed << 64 | epoch, counter=counter))
         window = self.window_at(index)
         if not self.split_documents:
             made = self.objective(window, rng, self.vocabulary)

@@ -1,7 +1,8 @@
 """FLOPs of the matrix products that the mathematics requires, and the share of the device's peak they reach (MFU).
 
 Multiply and add count as two; the backward pass is twice the forward. Recomputation, norms and softmax do not count;
-causal attention counts half of its square; the output layer counts scored positions alone.
+causal attention counts half of its square, that of a prefix decoder, whose split varies, all of it; the output layer
+counts scored positions alone.
 """
 
 from t5x_lite.config import Model
@@ -13,12 +14,16 @@ PEAK_BFLOAT16 = {
     "TPU v2": 22.5e12,  # per core, which is what jax calls a device
     "TPU v3": 61.5e12,
     "TPU v4": 275e12,
+    "TPU v4 lite": 138e12,
     "TPU v5 lite": 197e12,
     "TPU v5": 459e12,
     "TPU v6 lite": 918e12,
     "NVIDIA A100": 312e12,
     "NVIDIA H100": 989e12,
+    "NVIDIA H100 PCIe": 756e12,
+    "NVIDIA H100 NVL": 835e12,
     "NVIDIA H200": 989e12,
+    "NVIDIA H200 NVL": 835e12,
 }
 
 

@@ -1,6 +1,7 @@
 """Several runs side by side on the same text, and what came of them."""
 
 import json
+import math
 from pathlib import Path
 
 from t5x_lite.config import CompareConfig, RunConfig
@@ -15,8 +16,6 @@ from t5x_lite.study.ngram import trigram_bits, unigram_bits
 from t5x_lite.study.report import write
 from t5x_lite.training import metrics, rundir
 from t5x_lite.training.loop import train
-
-LN2 = 0.6931471805599453
 
 
 def compare(config: CompareConfig, workdir: Path, say=print) -> dict:
@@ -112,7 +111,8 @@ def summarise(workdir: Path, corpus: Corpus) -> dict:
         "validation_curve": [[r["step"], r["loss"]] for r in evaluated],
     }
     if objectives.parse(config.objective).name == "causal_lm":
-        summary["bits_per_byte"] = last["loss"] * last["loss_tokens"] / LN2 / corpus.manifest["validation"]["bytes"]
+        bits = last["loss"] * last["loss_tokens"] / math.log(2)
+        summary["bits_per_byte"] = bits / corpus.manifest["validation"]["bytes"]
     return summary
 
 

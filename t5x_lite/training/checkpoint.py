@@ -1,26 +1,32 @@
-"""Checkpoints: orbax, asynchronous and atomic. The newest is kept, and one of every `keep_every` steps."""
+"""Checkpoints: orbax, asynchronous and atomic. The newest is kept, and one of every `keep_every` steps. Each names the
+settings it was made with, since many another model has parameters of the same shapes.
+"""
 
 import shutil
 from pathlib import Path
 
 import jax
 import orbax.checkpoint as ocp
+from absl import logging
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, EveryNSteps, LatestN
 
-from t5x_lite.errors import IO_ERROR, NO_FILE, Refusal
+from t5x_lite.errors import BAD_CONFIG, IO_ERROR, NO_FILE, Refusal
 
 
 class Checkpoints:
-    """The checkpoints of one run, in WORKDIR/checkpoints/STEP."""
+    """The checkpoints of one run, in WORKDIR/checkpoints/STEP. settings: the flat dict {key: value} that they were, or
+    will be, made with.
+    """
 
-    def __init__(self, directory: Path, keep_every: int = 0, read_only: bool = False):
+    def __init__(self, directory: Path, settings: dict, keep_every: int = 0, read_only: bool = False):
+        logging.set_verbosity(logging.ERROR)  # orbax warns of what is meant
         policies = [LatestN(1)] + ([EveryNSteps(keep_every)] if keep_every else [])
         options = ocp.CheckpointManagerOptions(
             preservation_policy=AnyPreservationPolicy(policies),
             cleanup_tmp_directories=not read_only,  # what a kill left half-written; a reader must not touch a save
             read_only=read_only,
         )
-        self._directory = directory.resolve()
+        self._directory, self._settings = directory.resolve(), settings
         self._manager = ocp.CheckpointManager(self._directory, options=options)
 
     def latest(self) -> int | None:
@@ -38,7 +44,7 @@ class Checkpoints:
                 f"where {free / 1e6:,.1f} MB are free; make room, and the same command goes on",
             )
         try:
-            self._manager.save(step, args=ocp.args.StandardSave(state))
+            self._manager.save(step, args=ocp.args.StandardSave(state), custom_metadata={"settings": self._settings})
         except (OSError, ValueError, RuntimeError) as error:
             raise self._failed(error) from error
 
@@ -58,7 +64,8 @@ class Checkpoints:
         self.check()
 
     def restore(self, step: int, abstract, shardings):
-        """The state of a step, on today's mesh. Raises Refusal for a checkpoint of another model."""
+        """The state of a step, on today's mesh. Raises Refusal for a checkpoint of another model or other settings."""
+        self._same_settings(step)
         like = jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), abstract, shardings)
         try:
             restored = self._manager.restore(step, args=ocp.args.StandardRestore(like))
@@ -67,12 +74,17 @@ class Checkpoints:
             raise Refusal(
                 NO_FILE, f"{self._directory}/{step}: no usable checkpoint of this model ({reason}); remove it"
             ) from error
-        wrong = [
-            a.shape for a, r in zip(jax.tree.leaves(like), jax.tree.leaves(restored), strict=True) if a.shape != r.shape
-        ]
-        if wrong:
-            raise Refusal(NO_FILE, f"{self._directory}/{step}: the checkpoint of another model (shape {wrong[0]})")
         return restored
+
+    def _same_settings(self, step: int) -> None:
+        made_with = (self._manager.metadata(step).custom_metadata or {}).get("settings", {})
+        for key, value in self._settings.items():
+            if made_with and made_with.get(key) != value:
+                raise Refusal(
+                    BAD_CONFIG,
+                    f"{key}: now {value!r}, but {self._directory}/{step} was made with {made_with.get(key)!r}; "
+                    "bring the old value back",
+                )
 
     def close(self) -> None:
         """Stop the background threads."""

@@ -145,7 +145,7 @@ def train(config: RunConfig, corpus: Corpus, workdir: Path) -> None:
     setup_jax(config.model.dtype)
     run = Run(config, corpus)  # what cannot be run is refused before anything is written
     with rundir.owned(workdir, config, corpus):
-        checkpoints = Checkpoints(workdir / "checkpoints", config.training.keep_every)
+        checkpoints = Checkpoints(workdir / "checkpoints", rundir.fixed(run.config), config.training.keep_every)
         try:
             with run.within():
                 _steps(run, checkpoints, workdir)

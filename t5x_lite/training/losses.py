@@ -34,8 +34,9 @@ def cross_entropy(
     label_smoothing: float = 0.0,
     chunk: int = 0,
 ) -> dict[str, jax.Array]:
-    """Weighted sums over all positions: nll (nats), correct, weight, and objective, which is what training minimises:
-    nll, label-smoothed (Szegedy et al., 2016, §7), plus z_loss · log²Z (Mesh TensorFlow, T5).
+    """Weighted sums over all positions: nll (nats), correct (no logit is larger than the target's), weight, and
+    objective, which is what training minimises: nll, label-smoothed (Szegedy et al., 2016, §7), plus z_loss · log²Z
+    (Mesh TensorFlow, T5).
 
     head(head_weights, hidden [..., D]) → logits [..., V]; it is called here alone, on `chunk` positions of each row at
     a time (0: all), and each chunk's gradient is taken with it: logits neither outlive their chunk nor are made twice.

@@ -23,10 +23,17 @@ from t5x_lite.training.checkpoint import Checkpoints
 from t5x_lite.training.optimizer import make_optimizer
 from t5x_lite.training.step import fresh_state
 
-# What may differ when a run goes on: how long, how often, on what machine.
-_FREE = {"data.workers", "data.store", "training.steps", "training.microbatches", "training.profile"}
+# What may differ when a run goes on: how long, how often, on what machine, and where the text lies, not what it is.
+_FREE = {"data.source", "data.validation_source", "data.tokenizer", "data.store", "data.workers"}
+_FREE |= {"training.steps", "training.microbatches", "training.profile"}
 _FREE |= {"training.loss_chunk", "model.remat", "model.scan"}
 _FREE |= {"training.log_every", "training.eval_every", "training.checkpoint_every", "training.keep_every"}
+
+
+def fixed(config: RunConfig) -> dict:
+    """The settings, flat, that may not differ when a run goes on."""
+    flat = flatten(to_dict(config))
+    return {key: value for key, value in flat.items() if key not in _FREE and not key.startswith("mesh.")}
 
 
 @contextmanager
@@ -84,18 +91,20 @@ def _same_run(workdir: Path, config: RunConfig) -> None:
         raise Refusal(USAGE, f"--workdir={workdir}: holds a metrics.jsonl of no run of ours; name another directory")
     if (workdir / "config.json").exists():
         ends_with_run = not config.optimizer.decay and config.optimizer.schedule in ("cosine", "linear")
-        old, new = (flatten(to_dict(c)) for c in (load_json(workdir / "config.json"), config))
+        before = load_json(workdir / "config.json")
+        old, new = fixed(before), fixed(config)
         for key in old:
-            if old[key] != new[key] and key not in _FREE and not key.startswith("mesh."):
+            if old[key] != new[key]:
                 raise Refusal(
                     BAD_CONFIG,
                     f"{key}: the run in {workdir} has {old[key]!r}, now it is {new[key]!r}; "
                     "go on with the old value, or name another --workdir",
                 )
-        if saved and ends_with_run and old["training.steps"] != new["training.steps"] and jax.process_index() == 0:
+        steps = before.training.steps, config.training.steps
+        if saved and ends_with_run and steps[0] != steps[1] and jax.process_index() == 0:
             print(
-                f"training.steps: {old['training.steps']} before, {new['training.steps']} now: the learning rate "
-                "decays to the new end from here on; optimizer.decay would have fixed where it ends",
+                f"training.steps: {steps[0]} before, {steps[1]} now: the learning rate decays to the new end from "
+                "here on; optimizer.decay would have fixed where it ends",
                 flush=True,
             )
 
@@ -152,7 +161,7 @@ def load(workdir: Path) -> Trained:
     config, chosen = read(workdir)
     if not (workdir / "checkpoints").is_dir():
         raise Refusal(NO_FILE, f"{workdir}: no checkpoint yet; train first")
-    checkpoints = Checkpoints(workdir / "checkpoints", read_only=True)
+    checkpoints = Checkpoints(workdir / "checkpoints", fixed(config), read_only=True)
     try:
         step = checkpoints.latest()
         if step is None:
