@@ -4,12 +4,12 @@ VENV ?= .venv
 WORKDIR ?= runs/quickstart
 BIN := $(VENV)/bin
 include launch/cpu.env
-export GLIBC_TUNABLES
 # The versions tested with this Python; NEWEST=1 takes the newest instead.
 CONSTRAINTS = $(if $(NEWEST),,$(wildcard constraints/$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])').txt))
 
 .PHONY: quickstart test lint coverage clean
 
+quickstart: export GLIBC_TUNABLES := $(GLIBC_TUNABLES)
 quickstart: $(VENV)/.installed
 	$(BIN)/python -m t5x_lite compare --config=configs/compare/quickstart.py --workdir=$(WORKDIR)
 

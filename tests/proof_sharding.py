@@ -1,7 +1,7 @@
-"""Eight simulated devices (data 2 × fsdp 2 × tensor 2) against one, and four microbatches against one, for every
+"""Eight simulated devices (data 2 × fsdp 2 × tensor 2), four microbatches, and both, against one of either, for every
 architecture: loss and gradients in float64, then the losses of 20 steps in float32 at the peak learning rate.
 
-Run by test_sharding.py; by hand: python tests/proof_sharding.py
+Run by test_sharding.py (both at once, fewer steps); by hand: python tests/proof_sharding.py
 """
 
 import json
@@ -29,7 +29,7 @@ CASES = {
 VARIANTS = {
     "8 devices": ({"mesh": {"data": 2, "fsdp": 2, "tensor": 2}}, 8),
     "4 microbatches": ({"training": {"microbatches": 4}}, 1),
-    "8 devices, 2 microbatches": ({"mesh": {"data": 2, "fsdp": 2, "tensor": 2}, "training": {"microbatches": 2}}, 8),
+    "both": ({"mesh": {"data": 2, "fsdp": 2, "tensor": 2}, "training": {"microbatches": 4}}, 8),
 }
 
 

@@ -20,13 +20,16 @@ class Checkpoints:
 
     def __init__(self, directory: Path, settings: dict, keep_every: int = 0, read_only: bool = False):
         logging.set_verbosity(logging.ERROR)  # orbax warns of what is meant
+        self._directory, self._settings = directory.resolve(), settings
+        if not read_only and jax.process_index() == 0:  # orbax would do it in a thread that a run ended early cuts off
+            for left in self._directory.glob("*.orbax-checkpoint-tmp*"):
+                shutil.rmtree(left)
         policies = [LatestN(1)] + ([EveryNSteps(keep_every)] if keep_every else [])
         options = ocp.CheckpointManagerOptions(
             preservation_policy=AnyPreservationPolicy(policies),
-            cleanup_tmp_directories=not read_only,  # what a kill left half-written; a reader must not touch a save
+            cleanup_tmp_directories=False,
             read_only=read_only,
         )
-        self._directory, self._settings = directory.resolve(), settings
         self._manager = ocp.CheckpointManager(self._directory, options=options)
 
     def latest(self) -> int | None:
