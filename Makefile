@@ -1,24 +1,27 @@
 # make quickstart: the main job · make test: the tests. Both make .venv and install into it what they need.
-PYTHON ?= python3
 VENV ?= .venv
 WORKDIR ?= runs/quickstart
 BIN := $(VENV)/bin
+PYTHON ?= $(or $(wildcard $(BIN)/python),python3)
+VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 include launch/cpu.env
 # The versions tested with this Python; NEWEST=1 takes the newest instead.
-CONSTRAINTS = $(if $(NEWEST),,$(wildcard constraints/$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])').txt))
+CONSTRAINTS = $(if $(NEWEST),,$(wildcard constraints/$(VERSION).txt))
+INSTALL = rm -f $(VENV)/.installed* $(VENV)/.tested-with*; \
+	$(BIN)/python -m pip install -q --disable-pip-version-check $(if $(NEWEST),-U) $(CONSTRAINTS:%=-c %)
 
-.PHONY: quickstart test lint coverage clean
+.PHONY: quickstart test coverage clean same-python
 
 quickstart: export GLIBC_TUNABLES := $(GLIBC_TUNABLES)
-quickstart: $(VENV)/.installed
+quickstart: $(VENV)/.installed$(NEWEST)
 	$(BIN)/python -m t5x_lite compare --config=configs/compare/quickstart.py --workdir=$(WORKDIR)
 
-test: $(VENV)/.tested-with
+test: $(VENV)/.tested-with$(NEWEST)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python -m pytest -q -n 2
 
-coverage: $(VENV)/.tested-with
+coverage: $(VENV)/.tested-with$(NEWEST)
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest -q -n 2
 	$(BIN)/coverage combine -q
@@ -28,13 +31,16 @@ $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python %d.%d is too old: t5x_lite needs 3.11 or newer; name one with make PYTHON=python3.12" % sys.version_info[:2])'
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: setup.py $(CONSTRAINTS) | $(VENV)/bin/python
-	$(BIN)/python -m pip install -q --disable-pip-version-check $(CONSTRAINTS:%=-c %) -e .
+same-python: | $(VENV)/bin/python
+	@$(BIN)/python -c 'import sys; have = "%d.%d" % sys.version_info[:2]; sys.exit(have != "$(VERSION)" and "$(VENV) holds Python " + have + ", not $(VERSION): make clean first, or name another with VENV=")'
+
+$(VENV)/.installed$(NEWEST): setup.py $(CONSTRAINTS) | same-python
+	$(INSTALL) -e .
 	touch $@
 
-$(VENV)/.tested-with: setup.py $(CONSTRAINTS) | $(VENV)/bin/python
-	$(BIN)/python -m pip install -q --disable-pip-version-check $(CONSTRAINTS:%=-c %) -e '.[dev]'
-	touch $@ $(VENV)/.installed
+$(VENV)/.tested-with$(NEWEST): setup.py $(CONSTRAINTS) | same-python
+	$(INSTALL) -e '.[dev]'
+	touch $@ $(VENV)/.installed$(NEWEST)
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .coverage*

@@ -203,7 +203,12 @@ def _parse(argv: list[str]):
     for word in words:
         if word.startswith("--config."):
             setting = word.removeprefix("--config.")
-            settings.append(setting if "=" in setting else f"{setting}={next(words, '')}")
+            if "=" not in setting:
+                value = next(words, "--")
+                if value.startswith("--"):
+                    raise Refusal(USAGE, f"{word}: got no value, expected {word}=VALUE")
+                setting += f"={value}"
+            settings.append(setting)
         else:
             rest.append(word)
     args = parser().parse_args(rest)

@@ -32,9 +32,9 @@ def one_of(*options, default=None):
 class Lengths:
     """Positions of a row, by the stack that reads them."""
 
-    row: int = at_least(0, 0)  # positions of a one-stack row (encoder, decoder, prefix_decoder)
-    inputs: int = at_least(0, 0)  # encoder positions of an encoder_decoder row
-    targets: int = at_least(0, 0)  # decoder positions of an encoder_decoder row
+    row: int = between(0, 2**24, 0)  # positions of a one-stack row (encoder, decoder, prefix_decoder)
+    inputs: int = between(0, 2**24, 0)  # encoder positions of an encoder_decoder row
+    targets: int = between(0, 2**24, 0)  # decoder positions of an encoder_decoder row
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,9 @@ class Data:
     batch_size: int = at_least(1, 32)  # rows of a step, over all devices
     lengths: Lengths = Lengths()
     block: int = at_least(0, 0)  # tokens that stay together when shuffling; 0: the objective's window
-    split_documents: bool = False  # cut the window at document ends first, each piece a segment of its own
+    # Cut the window at document ends first, each piece a segment of its own; what the row has then no room for is left
+    # out (`inspect` says how much).
+    split_documents: bool = False
     workers: int = between(1, 64, 1)  # threads that make batches ahead
 
 
@@ -128,7 +130,7 @@ class Training:
     log_every: int = at_least(1, 50)
     eval_every: int = at_least(0, 0)  # evaluate the whole validation split every n steps; 0: at the end only
     checkpoint_every: int = at_least(0, 0)  # save every n steps; 0: at the end only
-    keep_every: int = at_least(0, 0)  # besides the newest checkpoint, keep those of every n steps; 0: none
+    keep_every: int = at_least(0, 0)  # save every n steps, and keep these besides the newest; 0: none
     microbatches: int = at_least(1, 1)  # the batch in n parts, gradients summed: same result, less memory
     z_loss: float = between(0.0, 1.0, 0.0)  # coefficient of log²Z (T5: 1e-4)
     label_smoothing: float = between(0.0, 0.99, 0.0)

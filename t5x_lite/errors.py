@@ -46,5 +46,5 @@ def nearest(name: str, names) -> str:
     from difflib import get_close_matches
 
     names = list(names)
-    close = get_close_matches(name, names, n=1)
+    close = get_close_matches(str(name), names, n=1)
     return f"did you mean {close[0]}?" if close else "expected one of " + ", ".join(names)

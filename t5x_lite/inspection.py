@@ -48,5 +48,7 @@ def ledger(config: RunConfig, corpus: Corpus, flops_per_row: float) -> str:
         lines.append(f"{key.replace('_', ' '):<14}{row[key]:>14,.1f}{row[key] * rows:>22,.0f}")
     lines.append(f"{'FLOPs':<14}{flops_per_row:>14.3g}{flops_per_row * rows:>22.3g}")
     lines.append(f"{'padding':<14}{row['padding']:>14.2%}")
+    if config.data.split_documents:
+        lines.append(f"{'left out':<14}{row['left_out']:>14.2%}")
     lines.append(f"{'epochs':<14}{rows / made.epoch_rows:>36.2f}")
     return "\n".join(lines)

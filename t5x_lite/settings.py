@@ -29,9 +29,12 @@ def parse_call(text: str, key: str) -> tuple[str, dict]:
             return node.id, {}
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.args:
             raise ValueError
-        return node.func.id, {k.arg: ast.literal_eval(k.value) for k in node.keywords if k.arg}
+        options = {option.arg: ast.literal_eval(option.value) for option in node.keywords}
+        if None in options or len(options) < len(node.keywords):  # **options, or a name given twice
+            raise ValueError
+        return node.func.id, options
     except (SyntaxError, ValueError) as error:
-        raise Refusal(BAD_CONFIG, f"{key}={text!r}: expected a name or name(option=value, …)") from error
+        raise Refusal(BAD_CONFIG, f"{key}={text!r}: expected a name or name(option=value, …), each once") from error
 
 
 def _convert(value, kind, key: str):
@@ -73,6 +76,9 @@ def build(schema, values: dict, path: str = ""):
         if field.type is dict:
             if not isinstance(value, dict) or not value:
                 raise Refusal(BAD_CONFIG, f"{key}: got {value!r}, expected names with the settings of a run each")
+            for member in value:  # each names a directory in the workdir
+                if not isinstance(member, str) or Path(member).name != member:
+                    raise Refusal(BAD_CONFIG, f"{key}: got the name {member!r}, expected one without slashes")
             made[name] = {k: build(RunConfig, v, f"{key}.{k}.") for k, v in value.items()}
             continue
         value = made[name] = _convert(value, field.type, key)
@@ -148,7 +154,8 @@ def override(values: dict, settings: list[str]) -> dict:
 def load(name: str, settings: list[str] = (), schema=RunConfig):
     """Read a config file and overrides into a checked config. Raises Refusal, before jax is imported."""
     values = read(name)
-    members = list(values.get("members", ()))
+    members = values.get("members")
+    members = list(members) if isinstance(members, dict) else []
     values = override(values, settings)
     for member in values.get("members", ()) if members and isinstance(values["members"], dict) else ():
         if member not in members:  # a typo in an override, not one member more

@@ -127,6 +127,20 @@ def test_documents_are_segments_of_their_own(make, objective, architecture):
         assert all(value.shape[0] == 1 for value in row.values())
 
 
+@pytest.mark.parametrize(("objective", "architecture"), CELLS)
+def test_split_documents_fill_rows_and_what_is_left_out_is_counted(make, objective, architecture):
+    made = batches.make(*make(objective, architecture, **{"data.split_documents": True}), "train")
+    left = 0
+    for index in range(64):
+        window, pieces = made.window_at(index), made.pieces_at(index)
+        assert all((piece[:-1] != made.vocabulary.eos).all() for piece in pieces)
+        kept = iter(window.tolist())
+        assert all(token in kept for piece in pieces for token in piece.tolist())  # in order, none twice
+        left += len(window) - sum(map(len, pieces))
+    assert batches.ledger(made)["left_out"] == pytest.approx(left / 64 / made.window)
+    assert (left == 0) == (objective.partition("(")[0] in ("causal_lm", "prefix_lm"))  # others add EOS and sentinels
+
+
 def test_too_few_sentinels_are_refused_with_the_number_needed(make):
     lengths = {"inputs": 1200, "targets": 400}
     with pytest.raises(Refusal, match=r"can need \d{3} sentinels, the tokenizer has 100"):

@@ -52,6 +52,7 @@ def test_no_config_needs_jax():
         ("training.profile=[3,2]", "first <= last"),
         ("model.positions=learned model.max_length=16", "raise one or lower the other"),
         ("data.batch_size.x=1", "is a single value"),
+        ("data.lengths.row=99999999999999999999", "between 0 and"),
     ],
 )
 def test_bad_settings_are_refused_in_one_sentence(setting, words):
@@ -100,6 +101,8 @@ def test_what_cannot_be_laid_out_is_refused_with_the_reason(name, architecture):
         ("masked_lm(mask_rate=0.9, random_rate=0.2)", "more than 1"),
         ("causal_lm(x=1)", "it has none"),
         ("causal_lm(", "expected a name"),
+        ("prefix_lm(**{'score_prefix': True})", "expected a name"),
+        ("prefix_lm(score_prefix=True, score_prefix=False)", "each once"),
         ("prefix_lm(score_prefix=1)", "True or False"),
     ],
 )
@@ -124,6 +127,7 @@ def test_the_command_line_refuses_before_jax(tmp_path):
         (["compare", "--config=gpt_tiny", f"--workdir={tmp_path}"], 78, "command train"),
         (["evaluate", f"--workdir={tmp_path}/none"], 66, "no such file"),
         (["nothing"], 2, "invalid choice"),
+        (["train", "--config=gpt_tiny", "--config.seed", f"--workdir={tmp_path}"], 2, "--config.seed: got no value"),
     ]:
         _, err = run(*args, code=code)
         assert words in err
@@ -148,6 +152,21 @@ def test_config_files_that_are_none(tmp_path, body):
     path = tmp_path / "bad.py"
     path.write_text(f"def get_config():\n    {body}\n")
     assert "get_config()" in refused(file=str(path))
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"members": 5}, "members: got 5, expected names"),
+        ({"members": {"../x": {}}}, "expected one without slashes"),
+        ({"members": {"a": {1: 2}}}, "members.a.1: no such setting"),
+    ],
+)
+def test_members_that_are_none(tmp_path, values, words):
+    path = tmp_path / "bad.py"
+    path.write_text(f"def get_config():\n    return {values!r}\n")
+    with pytest.raises(Refusal, match=words.replace(".", r"\.")):
+        settings.load(str(path), schema=config.CompareConfig)
 
 
 def test_options_out_of_range_are_refused(tmp_path):

@@ -133,6 +133,18 @@ def test_text_that_cannot_be_used(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_the_setting_that_names_no_text_is_named(tmp_path):
+    (tmp_path / "a.txt").write_text("text")
+    (tmp_path / "broken.txt").symlink_to(tmp_path / "nowhere")
+    for more, words in [
+        ({"validation_source": str(tmp_path / "none")}, f"data.validation_source={tmp_path}/none: no such text"),
+        ({"source": str(tmp_path / "*.txt")}, "data.source: cannot read .*broken.txt"),
+        ({"store": "/"}, "data.store=/: is no directory"),
+    ]:
+        with pytest.raises(Refusal, match=words):
+            corpus.prepare(Data(**{"source": str(tmp_path / "a.txt"), "tokenizer": "bytes", **more}), **QUIET)
+
+
 def test_prepare_and_inspect(tmp_path, config_file):
     path = config_file("span_corruption", "encoder_decoder")
     out, _ = run("prepare", f"--config={path}")

@@ -18,7 +18,7 @@ from t5x_lite.model import attention, flops, layers, positions
 from t5x_lite.model.products import product
 from t5x_lite.model.transformer import Transformer, count_parameters, head_weights, initialise, logits
 from t5x_lite.training import rundir
-from t5x_lite.training.step import make_gradient
+from t5x_lite.training.step import make_evaluation, make_gradient
 
 
 @pytest.mark.parametrize(
@@ -58,6 +58,7 @@ def test_how_it_is_computed_changes_nothing(make, objective, architecture):
             got = jax.jit(make_gradient(other))(params, batch, None)
             same = partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-13, err_msg=str(how))
             jax.tree.map(same, got, expected)
+            jax.tree.map(same, jax.jit(make_evaluation(other))(params, batch), expected[1])
 
 
 VARIANTS = [{"positions": p} for p in ("learned", "sinusoidal", "relative", "rotary", "none")] + [

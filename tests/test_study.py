@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from conftest import run, settings
 
-from t5x_lite.study import ngram
+from t5x_lite.study import ngram, report
 
 
 def brute_kneser_ney(train, history, word, size):
@@ -82,6 +82,9 @@ def test_a_comparison_from_end_to_end(tmp_path, text_file):
     for text in (html, (tmp_path / "run/report.md").read_text()):
         assert "bits per byte" in text
         assert all(name in text for name in members)
+    lossy = results | {"corpus": results["corpus"] | {"lossless": False}}
+    assert "lossy tokenizer, not comparable" in report.markdown(lossy)
+    assert "lossy" not in report.markdown(results)
     (tmp_path / "run/report.html").unlink()
     run("report", f"--workdir={tmp_path / 'run'}")
     assert (tmp_path / "run/report.html").read_text() == html

@@ -27,6 +27,13 @@ def test_trained_and_bytes_are_lossless_and_text_is_never_special(trained, text)
         assert made.decode(ids) == text
 
 
+def test_more_characters_than_pieces_are_spelled_in_bytes():
+    text = "".join(map(chr, range(0x4E00, 0x4E00 + 3000))) * 2
+    made = tokenizer.train([text, *TEXT], 800)
+    assert made.decode(made.encode(text)) == text
+    assert len(made.encode(" return the")) < 8  # room is left for words
+
+
 def test_special_ids(trained):
     vocabulary = trained.vocabulary
     assert vocabulary.size == 800
@@ -57,7 +64,8 @@ def test_training_is_deterministic_and_saving_keeps_the_fingerprint(trained, tmp
         ("byte", "did you mean bytes"),
         ("sentencepiece(size=5)", "sentencepiece"),
         ("sentencepiece(vocab_size=10)", "expected a number from 369"),
-        ("sentencepiece(vocab_size=100000)", "lower vocab_size"),
+        ("sentencepiece(vocab_size=100000)", "give another vocab_size"),
+        ("sentencepiece(vocab_size=99999999999)", "give another vocab_size"),
         ("missing.model", "no usable SentencePiece model"),
     ],
 )

@@ -120,6 +120,17 @@ def test_what_is_not_finite_stops_the_run_before_it_is_saved(tmp_path, config_fi
         assert all(np.isfinite(leaf).all() for leaf in state(tmp_path))
 
 
+def test_a_validation_that_is_not_finite_stops_the_run(tmp_path, make, monkeypatch):
+    from t5x_lite.errors import NOT_FINITE, Refusal
+    from t5x_lite.training import loop
+
+    monkeypatch.setattr(loop.Run, "evaluate", lambda *_: {"loss": float("nan"), "accuracy": 0.0})
+    with pytest.raises(Refusal, match="step 3: loss is nan") as caught:
+        loop.train(*make(**{"training.steps": 3}), tmp_path / "run")
+    assert caught.value.code == NOT_FINITE
+    assert not list((tmp_path / "run/checkpoints").iterdir())
+
+
 def test_going_on_with_other_settings_or_text(tmp_path, config_file, text_file):
     command = ("train", f"--config={config_file()}", f"--workdir={tmp_path / 'run'}")
     run(*command)
@@ -210,6 +221,7 @@ def test_damaged_records_are_refused_and_kept(tmp_path, config_file):
     _, err = run("train", f"--config={path}", f"--workdir={tmp_path / 'other'}", code=2)
     assert "of no run of ours" in err
     assert (tmp_path / "other/metrics.jsonl").read_text() == "mine"
+    assert not (tmp_path / "other/config.json").exists()
     config = json.loads((workdir / "config.json").read_text())
     (workdir / "config.json").write_text(json.dumps(config | {"model": config["model"] | {"heads": 3}}))
     _, err = run("evaluate", f"--workdir={workdir}", code=78)
@@ -237,10 +249,10 @@ def test_meshes_that_do_not_fit(tmp_path, config_file, setting, words):
 
 
 def test_keeping_profiling_and_tensorboard(tmp_path, config_file):
-    more = {"training.checkpoint_every": 1, "training.keep_every": 3, "training.profile": [2, 3], "training.steps": 7}
+    more = {"training.checkpoint_every": 2, "training.keep_every": 3, "training.profile": [2, 3], "training.steps": 7}
     run("train", f"--config={config_file(**more)}", f"--workdir={tmp_path / 'run'}")
     saved = {p.name for p in (tmp_path / "run/checkpoints").iterdir() if p.name.isdigit()}
-    assert saved == {"3", "6", "7"}
+    assert saved == {"3", "6", "7"}  # 3 is kept although no checkpoint_every falls there
     assert list((tmp_path / "run/profile").rglob("*.xplane.pb"))
     assert list((tmp_path / "run/tensorboard").glob("events*"))
     record = metrics.read(tmp_path / "run/metrics.jsonl")[0]

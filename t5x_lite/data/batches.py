@@ -1,5 +1,6 @@
 """Batches as a pure function of the step: nothing sequential, no state, the same rows on any number of hosts."""
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -95,38 +96,36 @@ class Batches:
         epoch, i = divmod(index, self.epoch_rows) if self.shuffle else (VALIDATION_EPOCH, index)
         counter = [0, 0, 1, i]  # the third word keeps row 0 away from the numbers that `permute` draws of this key
         rng = np.random.Generator(np.random.Philox(key=self.seed << 64 | epoch, counter=counter))
+        pairs = []
+        for piece in self.pieces_at(index):
+            if len(piece) < self.objective.least:  # read, but not scored
+                none = np.zeros(0, np.int32)
+                scored = none if self.objective.aligned else None
+                made = Pair(piece.astype(np.int32), none, np.zeros(0, np.float32), scored)
+            else:
+                made = self.objective(piece, rng, self.vocabulary)
+            pairs += [made] if isinstance(made, Pair) else made
+        return pairs
+
+    def pieces_at(self, index: int) -> list[np.ndarray]:
+        """What the objective is given of the window of row `index`: all of it, or, split, the piece of each document.
+        More pieces make more inputs and targets (an EOS, a sentinel each): what the row has no room for is shortened
+        or left out.
+        """
         window = self.window_at(index)
         if not self.split_documents:
-            made = self.objective(window, rng, self.vocabulary)
-            return [made] if isinstance(made, Pair) else list(made)
-        ends = np.flatnonzero(window == self.vocabulary.eos) + 1
-        return self._fitting([piece for piece in np.split(window, ends) if len(piece)], rng)
+            return [window]
+        kept, used = [], np.zeros(3, np.int64)
 
-    def _fitting(self, pieces: list[np.ndarray], rng) -> list[Pair]:
-        """Each piece by itself. More pieces make more inputs and targets (an EOS, a sentinel each): what the row has
-        no room for is shortened or left out, and what is too short for the objective is read but not scored.
-        """
-        pairs, room = [], self.shape
-        inputs = targets = 0
-        for piece in pieces:
-            while len(piece):
-                if len(piece) < self.objective.least:
-                    none = np.zeros(0, np.int32)
-                    scored = none if room.scored else None
-                    made = [Pair(piece.astype(np.int32), none, np.zeros(0, np.float32), scored)]
-                else:
-                    made = self.objective(piece, rng, self.vocabulary)
-                    made = [made] if isinstance(made, Pair) else list(made)
-                more_inputs, more_targets = (sum(len(getattr(p, k)) for p in made) for k in ("inputs", "targets"))
-                encoder, decoder = inputs + more_inputs, targets + more_targets
-                if not room.encoder:
-                    encoder, decoder = 0, encoder + decoder
-                if encoder <= room.encoder and (decoder <= (room.scored or room.decoder)):
-                    inputs, targets = inputs + more_inputs, targets + more_targets
-                    pairs += made
-                    break
-                piece = piece[:-1]
-        return pairs
+        def after(n):
+            return used + (self.objective.bound(n)[:3] if n >= self.objective.least else (n, 0, n))
+
+        for piece in np.split(window, np.flatnonzero(window == self.vocabulary.eos) + 1):
+            n = bisect_left(range(1, len(piece) + 1), True, key=lambda n: not self.shape.holds(*after(n)))
+            if n:
+                kept.append(piece[:n])
+                used = after(n)
+        return kept
 
     def rows(self, indices: Iterable[int]) -> dict[str, np.ndarray]:
         """The rows of those indices, stacked; an index past an unshuffled split is a row of padding, weight 0."""
@@ -175,8 +174,13 @@ def make(config: RunConfig, corpus: Corpus, split: str) -> Batches:
 
 
 def ledger(batches: Batches, rows: int = 64) -> dict:
-    """What the mean row holds, counted over the first `rows`: raw, model and loss tokens, and the share of padding."""
-    counted = batches.rows(range(min(rows, batches.epoch_rows)))
+    """What the mean row holds, counted over the first `rows`: raw, model and loss tokens, the share of padding, and the
+    share of the raw tokens that split documents leave no room for.
+    """
+    indices = range(min(rows, batches.epoch_rows))
+    counted = batches.rows(indices)
+    shown = sum(len(piece) for index in indices for piece in batches.pieces_at(index))
+    read = sum(len(batches.window_at(index)) for index in indices)
     segments = [value for key, value in counted.items() if key.endswith("_segments")]
     slots = sum(value[0].size for value in segments)
     n = len(segments[0])
@@ -187,4 +191,5 @@ def ledger(batches: Batches, rows: int = 64) -> dict:
         "model_tokens": model_tokens,
         "loss_tokens": loss_tokens,
         "padding": 1 - model_tokens / slots,
+        "left_out": 1 - shown / read,
     }

@@ -22,7 +22,7 @@ from t5x_lite.config import Data
 from t5x_lite.data import sources, tokenizer
 from t5x_lite.errors import BAD_DATA, IO_ERROR, NO_FILE, Refusal, read_json
 
-VERSION = 1
+VERSION = 2
 SPLITS = ("train", "validation")
 _UNFINISHED = "manifest.json.partial"
 _FEW = 200  # so many documents are divided exactly, more by chance
@@ -53,7 +53,7 @@ def description(data: Data) -> dict:
         made["validation_fraction"] = data.validation_fraction
     for name in ("source", "validation_source"):
         if made[name]:
-            made[f"{name}_fingerprint"] = sources.fingerprint(made[name])
+            made[f"{name}_fingerprint"] = sources.fingerprint(made[name], f"data.{name}")
     if data.tokenizer.endswith(".model") and Path(data.tokenizer).is_file():
         made["tokenizer_fingerprint"] = hashlib.sha256(Path(data.tokenizer).read_bytes()).hexdigest()[:16]
     return made | {"version": VERSION}
@@ -69,6 +69,8 @@ def prepare(data: Data, say=print) -> Corpus:
     made_from = description(data)
     key = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()[:16]
     store = Path(data.store).resolve() if data.store else cache() / "stores" / key
+    if not store.name:
+        raise Refusal(BAD_DATA, f"data.store={data.store}: is no directory that can be made; name another")
     if not (store / "manifest.json").exists():
         try:
             store.parent.mkdir(parents=True, exist_ok=True)
@@ -113,7 +115,7 @@ def _make(data: Data, made_from: dict, store: Path, say) -> None:
                 f"data.source={data.source}: no document for {split}; give more text, "
                 "set data.validation_fraction, or name data.validation_source",
             )
-    manifest = {"made_from": made_from, "tokenizer": chosen.fingerprint, **counts}
+    manifest = {"made_from": made_from, "tokenizer": chosen.fingerprint, "lossless": chosen.lossless, **counts}
     (store / _UNFINISHED).write_text(json.dumps(manifest, indent=2))
     os.replace(store / _UNFINISHED, store / "manifest.json")  # from here on it is a store
 
@@ -124,8 +126,11 @@ def _split(data: Data):
     source of one document is cut in two at that share of its characters.
     """
     if data.validation_source:
-        pairs = (("train", data.source), ("validation", data.validation_source))
-        return lambda: ((split, text) for split, name in pairs for text in sources.documents(name, data.document))
+        given = (
+            ("train", data.source, "data.source"),
+            ("validation", data.validation_source, "data.validation_source"),
+        )
+        return lambda: ((split, t) for split, name, key in given for t in sources.documents(name, data.document, key))
 
     def texts() -> Iterator[tuple[str, str]]:
         fraction = data.validation_fraction

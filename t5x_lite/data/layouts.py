@@ -7,7 +7,7 @@ sees its own segment; a decoder its past within its segment, and what `decoder_p
 """
 
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -25,6 +25,12 @@ class Shape:
     decoder: int
     scored: int  # slots for the scored positions of an encoder that is asked itself
     bidirectional_prefix: bool = False
+
+    def holds(self, inputs: int, targets: int, both: int) -> bool:
+        """Whether there is room for so many inputs and targets, or for both on one stack."""
+        if not self.encoder:
+            return both <= self.decoder
+        return inputs <= self.encoder and targets <= (self.scored or self.decoder)
 
 
 def plan(config: RunConfig) -> tuple[Objective, int, Shape]:
@@ -61,29 +67,19 @@ def match(objective: Objective, architecture: str) -> Objective:
 
 def fit(objective: Objective, architecture: str, lengths: Lengths) -> tuple[int, Shape]:
     """The largest window, in raw tokens, whose bound fits the row, and the row's shape."""
-    one_stack = architecture != "encoder_decoder"
-
-    def fits(n):
-        bound = objective.bound(n)
-        if architecture == "encoder":
-            return bound.inputs <= lengths.row
-        if one_stack:
-            return bound.both <= lengths.row
-        return bound.inputs <= lengths.inputs and bound.targets <= lengths.targets
-
-    step = 2 if objective.options.get("mirrored") else 1
-    most = lengths.row if one_stack else lengths.inputs + lengths.targets
-    windows = range(objective.least, most + 1, step)
-    fitting = bisect_left(windows, True, key=lambda n: not fits(n))  # bounds grow with n
-    if not fitting:
-        wanted = f"data.lengths.row={lengths.row}" if one_stack else f"data.lengths={lengths.inputs}/{lengths.targets}"
-        raise Refusal(BAD_CONFIG, f"{wanted}: too short for any window of {objective.name}; raise it")
-    window = windows[fitting - 1]
+    if architecture == "encoder_decoder":
+        room, name = Shape(lengths.inputs, lengths.targets, 0), f"data.lengths={lengths.inputs}/{lengths.targets}"
+    else:
+        room, name = Shape(0, lengths.row, 0, architecture == "prefix_decoder"), f"data.lengths.row={lengths.row}"
     if architecture == "encoder":
-        return window, Shape(lengths.row, 0, objective.bound(window).targets)
-    if one_stack:
-        return window, Shape(0, lengths.row, 0, architecture == "prefix_decoder")
-    return window, Shape(lengths.inputs, lengths.targets, 0)
+        room = Shape(lengths.row, 0, lengths.row)
+    step = 2 if objective.options.get("mirrored") else 1
+    windows = range(objective.least, room.encoder + room.decoder + 1, step)
+    fitting = bisect_left(windows, True, key=lambda n: not room.holds(*objective.bound(n)[:3]))  # bounds grow with n
+    if not fitting:
+        raise Refusal(BAD_CONFIG, f"{name}: too short for any window of {objective.name}; raise it")
+    window = windows[fitting - 1]
+    return window, replace(room, scored=objective.bound(window).targets if room.scored else 0)
 
 
 def _stack(name: str, length: int, pieces: list[np.ndarray], pad: int) -> dict:

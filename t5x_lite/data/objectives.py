@@ -74,7 +74,7 @@ def causal_lm(tokens, rng, vocabulary) -> Pair:
 
 def _prefix_bound(n, *, score_prefix=False, mirrored=False):
     half = n // 2
-    return Bound(half, half, n) if mirrored else Bound(n - 1, n - 1, n)
+    return Bound(n - half, half, n) if mirrored else Bound(n - 1, n - 1, n)
 
 
 @states(_prefix_bound)

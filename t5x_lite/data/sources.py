@@ -14,8 +14,8 @@ from t5x_lite.errors import BAD_DATA, NO_FILE, Refusal
 _NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "turtledemo", "__pycache__"}
 
 
-def documents(source: str, document: str = "file") -> Iterator[str]:
-    """The documents of a source, in a fixed order.
+def documents(source: str, document: str = "file", key: str = "data.source") -> Iterator[str]:
+    """The documents of a source, in a fixed order. key: the setting it comes from, named in what is refused.
 
     source: "python_docs", or a text file, a directory (all .txt below it) or a glob.
     document: what one document of a text file is: the "file", a "line" or a "block" between blank lines.
@@ -24,22 +24,25 @@ def documents(source: str, document: str = "file") -> Iterator[str]:
     if source == "python_docs":
         yield from python_docs()
         return
-    for path in _files(source):
+    for path in _files(source, key):
         try:
             text = path.read_bytes().decode("utf-8-sig", errors="replace")
         except OSError as error:
-            raise Refusal(NO_FILE, f"data.source: cannot read {path}: {error.strerror}") from error
+            raise Refusal(NO_FILE, f"{key}: cannot read {path}: {error.strerror}") from error
         yield from (piece for piece in _cut(text, document) if piece.strip())
 
 
-def fingerprint(source: str) -> str:
+def fingerprint(source: str, key: str = "data.source") -> str:
     """A line that changes when the text does: the Python version, or names, sizes and times of the files."""
     if source == "python_docs":
         return "python_docs of " + sys.version.split()[0]
-    return "; ".join(f"{p} {p.stat().st_size} {p.stat().st_mtime_ns}" for p in _files(source))
+    try:
+        return "; ".join(f"{p} {p.stat().st_size} {p.stat().st_mtime_ns}" for p in _files(source, key))
+    except OSError as error:
+        raise Refusal(NO_FILE, f"{key}: cannot read {error.filename}: {error.strerror}") from error
 
 
-def _files(source: str) -> list[Path]:
+def _files(source: str, key: str) -> list[Path]:
     path = Path(source)
     if path.is_dir():
         found = sorted(p for p in path.rglob("*.txt") if p.is_file())
@@ -48,7 +51,7 @@ def _files(source: str) -> list[Path]:
         found = [path] if path.is_file() else sorted(Path(p) for p in glob.glob(source, recursive=True))
         wanted = "python_docs, or an existing file, directory or glob"
     if not source or not found:
-        raise Refusal(NO_FILE, f"data.source={source}: no such text; expected {wanted}")
+        raise Refusal(NO_FILE, f"{key}={source}: no such text; expected {wanted}")
     return found
 
 

@@ -4,9 +4,10 @@ import hashlib
 import io
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 
 import numpy as np
@@ -200,7 +201,8 @@ def make(spec: str, documents: Iterable[str]) -> Tokenizer:
 def train(documents: Iterable[str], vocab_size: int) -> Tokenizer:
     """Train a lossless SentencePiece unigram model: no normalisation, whitespace kept, bytes for the rest.
 
-    vocab_size: of all ids, the specials and sentinels included. The first 50 MB of the documents are read.
+    vocab_size: of all ids, the specials and sentinels included. The first 50 MB of the documents are read. Of the
+    pieces at most half are single characters; rarer characters are spelled in bytes.
     """
     import sentencepiece
 
@@ -208,10 +210,13 @@ def train(documents: Iterable[str], vocab_size: int) -> Tokenizer:
     if type(vocab_size) is not int or vocab_size < least:
         raise Refusal(BAD_CONFIG, f"data.tokenizer: got vocab_size={vocab_size}, expected a number from {least} on")
     pieces = vocab_size - len(SPECIALS) - SENTINELS
+    texts = list(_sentences(documents))
+    characters = Counter(chain.from_iterable(texts)).most_common()
+    rare = {ord(character): " " for character, _ in characters[max((pieces - 257) // 2, 1) :]}
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=_sentences(documents),
+            sentence_iterator=(text.translate(rare) for text in texts) if rare else iter(texts),
             model_writer=model,
             vocab_size=pieces,
             model_type="unigram",
@@ -229,11 +234,11 @@ def train(documents: Iterable[str], vocab_size: int) -> Tokenizer:
             num_threads=1,  # with more, the sums and so the pieces depend on the number
             minloglevel=2,
         )
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[-1].strip()
         raise Refusal(
             BAD_DATA,
-            f"data.tokenizer: no {vocab_size} ids can be learned from this text ({reason}); lower vocab_size",
+            f"data.tokenizer: no {vocab_size} ids can be learned from this text ({reason}); give another vocab_size",
         ) from error
     return Tokenizer(model.getvalue())
 

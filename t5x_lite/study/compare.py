@@ -144,17 +144,20 @@ def examples(config: CompareConfig, workdir: Path) -> dict:
     return done
 
 
-def again(workdir: Path) -> dict:
+def again(workdir: Path) -> None:
     """Write the report of a finished comparison, or of a single run, once more."""
     if (workdir / "results.json").is_file():
         results = read_json(workdir / "results.json", "run compare again")
-        if missing := {"title", "members", "corpus", "examples"} - set(results):
-            raise Refusal(NO_FILE, f"{workdir / 'results.json'}: lacks {', '.join(sorted(missing))}; run compare again")
+        try:
+            write(results, workdir)
+        except (KeyError, TypeError, AttributeError) as error:
+            mend = "run compare again"
+            raise Refusal(
+                NO_FILE, f"{workdir / 'results.json'}: is not what compare wrote ({error}); {mend}"
+            ) from error
     else:
         config, _ = rundir.read(workdir)
         corpus = prepare(config.data)
         rundir.same_text(workdir, corpus)
         results = {"title": workdir.resolve().name, "members": {workdir.resolve().name: summarise(workdir, corpus)}}
-        results |= {"corpus": corpus.manifest, "examples": {}}
-    write(results, workdir)
-    return results
+        write(results | {"corpus": corpus.manifest, "examples": {}}, workdir)

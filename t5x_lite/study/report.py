@@ -45,7 +45,8 @@ def bits(results: dict) -> list[list[str]]:
         return []
     found |= results.get("ngram", {})
     ranked = sorted(found.items(), key=lambda item: item[1])
-    return [["model of the validation text", "bits per byte"], *([name, f"{value:.3f}"] for name, value in ranked)]
+    heading = "bits per byte" if results["corpus"]["lossless"] else "bits per byte (lossy tokenizer, not comparable)"
+    return [["model of the validation text", heading], *([name, f"{value:.3f}"] for name, value in ranked)]
 
 
 def _examples(results: dict):

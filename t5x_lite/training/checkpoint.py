@@ -68,24 +68,25 @@ class Checkpoints:
 
     def restore(self, step: int, abstract, shardings):
         """The state of a step, on today's mesh. Raises Refusal for a checkpoint of another model or other settings."""
-        self._same_settings(step)
         like = jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), abstract, shardings)
         try:
-            restored = self._manager.restore(step, args=ocp.args.StandardRestore(like))
+            self._same_settings(step)
+            return self._manager.restore(step, args=ocp.args.StandardRestore(like))
+        except Refusal:
+            raise
         except Exception as error:  # damaged files fail in as many ways as there are layers below
             reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
             raise Refusal(
                 NO_FILE, f"{self._directory}/{step}: no usable checkpoint of this model ({reason}); remove it"
             ) from error
-        return restored
 
     def _same_settings(self, step: int) -> None:
-        made_with = (self._manager.metadata(step).custom_metadata or {}).get("settings", {})
+        made_with = self._manager.metadata(step).custom_metadata["settings"]
         for key, value in self._settings.items():
-            if made_with and made_with.get(key) != value:
+            if made_with[key] != value:
                 raise Refusal(
                     BAD_CONFIG,
-                    f"{key}: now {value!r}, but {self._directory}/{step} was made with {made_with.get(key)!r}; "
+                    f"{key}: now {value!r}, but {self._directory}/{step} was made with {made_with[key]!r}; "
                     "bring the old value back",
                 )
 

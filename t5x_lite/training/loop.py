@@ -24,7 +24,7 @@ from t5x_lite.training import metrics, rundir, sharding
 from t5x_lite.training.checkpoint import Checkpoints
 from t5x_lite.training.metrics import Log
 from t5x_lite.training.optimizer import make_optimizer, make_schedule
-from t5x_lite.training.step import create_state, make_sums, make_train_step, state_shardings
+from t5x_lite.training.step import create_state, make_evaluation, make_train_step, state_shardings
 
 
 class Stop:
@@ -93,14 +93,14 @@ class Run:
         self.validation = data.make(config, corpus, "validation")
         self.mesh = sharding.make_mesh(config, devices)
         self.row = data.ledger(self.batches)
-        self.schedule = make_schedule(config.optimizer, config.training.steps, self.batches.raw_tokens)
-        self.optimizer = make_optimizer(config.optimizer, self.schedule)
+        schedule = make_schedule(config.optimizer, config.training.steps, self.batches.raw_tokens)
+        self.optimizer = make_optimizer(config.optimizer, schedule)
         with self.within():
             self.abstract, self.shardings = state_shardings(config, self.optimizer, self.mesh)
         everywhere = sharding.replicated(self.mesh)
-        train_step = make_train_step(config, self.optimizer)
+        train_step = make_train_step(config, self.optimizer, schedule)
         self.train_step = jax.jit(train_step, donate_argnums=0, out_shardings=(self.shardings, everywhere))
-        self.eval_step = jax.jit(make_sums(config), out_shardings=everywhere)
+        self.eval_step = jax.jit(make_evaluation(config), out_shardings=everywhere)
 
     @contextmanager
     def within(self):
@@ -171,13 +171,14 @@ def _steps(run: Run, checkpoints: Checkpoints, workdir: Path) -> None:
             unread = step, sums
             ending = stop.asked(step)
             evaluating = due(step, settings.eval_every) or step == last
-            saving = due(step, settings.checkpoint_every) or step == last or ending
+            saving = due(step, settings.checkpoint_every) or due(step, settings.keep_every) or step == last or ending
             if evaluating or saving:
                 _read(run, log, unread)
                 unread = None
             if evaluating:
                 with log.watch("evaluation"):
                     figures = run.evaluate(state.params)
+                _refuse_not_finite(step, figures)
                 log.write(step, "validation", figures)
             if saving:
                 with log.watch("checkpoint"):
@@ -199,17 +200,20 @@ def _read(run: Run, log: Log, unread) -> None:
         return
     step, sums = unread
     figures = metrics.means(jax.device_get(sums))
+    _refuse_not_finite(step, figures)
+    log.at(step)
+    if due(step, run.config.training.log_every) or step == run.config.training.steps:
+        figures["raw_tokens"] = step * run.batches.raw_tokens
+        log.write(step, "train", figures | run.rates(*log.lap(step)))
+
+
+def _refuse_not_finite(step: int, figures: dict) -> None:
     if bad := metrics.not_finite(figures):
         raise Refusal(
             NOT_FINITE,
             f"step {step}: {bad} is {figures[bad]}; nothing of this step is saved; "
             "lower optimizer.learning_rate, or set optimizer.clip",
         )
-    log.at(step)
-    if due(step, run.config.training.log_every) or step == run.config.training.steps:
-        figures["learning_rate"] = float(run.schedule(step - 1))
-        figures["raw_tokens"] = step * run.batches.raw_tokens
-        log.write(step, "train", figures | run.rates(*log.lap(step)))
 
 
 class Profile:

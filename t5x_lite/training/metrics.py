@@ -51,7 +51,7 @@ def read(path: Path) -> list[dict]:
     for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line)
-            record["step"], record["split"]
+            record["step"] + 0, record["split"] + ""
         except (ValueError, TypeError, KeyError) as error:
             raise Refusal(NO_FILE, f"{path}, line {number}: not a record ({error}); mend or remove it") from error
         records.append(record)

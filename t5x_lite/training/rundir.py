@@ -87,9 +87,11 @@ def _same_run(workdir: Path, config: RunConfig) -> None:
             f"training.steps: got {config.training.steps}, but the run in {workdir} has done {saved}; "
             "give at least that many, or name another --workdir",
         )
-    if not (workdir / "config.json").exists() and (workdir / "metrics.jsonl").exists():
-        raise Refusal(USAGE, f"--workdir={workdir}: holds a metrics.jsonl of no run of ours; name another directory")
-    if (workdir / "config.json").exists():
+    if not (workdir / "config.json").exists():
+        for name in ("metrics.jsonl", "corpus.json", "tokenizer", "checkpoints"):
+            if (workdir / name).exists():
+                raise Refusal(USAGE, f"--workdir={workdir}: holds a {name} of no run of ours; name another directory")
+    else:
         ends_with_run = not config.optimizer.decay and config.optimizer.schedule in ("cosine", "linear")
         before = load_json(workdir / "config.json")
         old, new = fixed(before), fixed(config)

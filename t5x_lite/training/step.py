@@ -75,7 +75,7 @@ def make_gradient(config: RunConfig):
     """(params, batch, key) → (gradient of the mean objective, sums): the sums of all microbatches are added, and
     divided once by the weight of the whole batch, so that microbatches with unequal numbers of targets change nothing.
     """
-    sums, parts = make_sums(config), config.training.microbatches
+    sums = make_sums(config)
 
     def objective(params, rows, key):
         made = sums(params, rows, key)
@@ -84,26 +84,35 @@ def make_gradient(config: RunConfig):
     gradient = jax.grad(objective, has_aux=True)
 
     def whole(params, batch, key):
-        if parts == 1:
-            total, made = gradient(params, batch, key)
-        else:  # row r goes to microbatch r mod parts: each device cuts its own rows, nothing moves
-            cut = jax.tree.map(lambda x: x.reshape(-1, parts, *x.shape[1:]).swapaxes(0, 1), batch)
-            keys = None if key is None else jax.random.split(key, parts)
-            first = jax.tree.map(lambda x: x[0], (cut, keys))
-            zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(gradient, params, *first))
-
-            def add(total, part):
-                return jax.tree.map(jnp.add, total, gradient(params, *part)), None
-
-            (total, made), _ = jax.lax.scan(add, zeros, (cut, keys))
+        total, made = _over_microbatches(partial(gradient, params), batch, key, config.training.microbatches)
         weight = jnp.maximum(made["weight"], 1)
         return jax.tree.map(lambda g: g / weight, total), made
 
     return whole
 
 
-def make_train_step(config: RunConfig, optimizer):
-    """(state, batch) → (state, sums): the sums of the loss, and the norms by which a run gone bad is known."""
+def make_evaluation(config: RunConfig):
+    """(params, batch) → the loss's sums, in the microbatches of training: what trains can be evaluated."""
+    sums = make_sums(config)
+    return lambda params, batch: _over_microbatches(partial(sums, params), batch, None, config.training.microbatches)
+
+
+def _over_microbatches(compute, batch, key, parts: int):
+    """compute(rows, key), summed over microbatches one after the other."""
+    if parts == 1:
+        return compute(batch, key)
+    # Row r goes to microbatch r mod parts: each device cuts its own rows, nothing moves.
+    cut = jax.tree.map(lambda x: x.reshape(-1, parts, *x.shape[1:]).swapaxes(0, 1), batch)
+    keys = None if key is None else jax.random.split(key, parts)
+    first = jax.tree.map(lambda x: x[0], (cut, keys))
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(compute, *first))
+    return jax.lax.scan(lambda total, part: (jax.tree.map(jnp.add, total, compute(*part)), None), zeros, (cut, keys))[0]
+
+
+def make_train_step(config: RunConfig, optimizer, schedule):
+    """(state, batch) → (state, sums): the sums of the loss, the learning rate, and the norms by which a run gone bad
+    is known.
+    """
     gradient = make_gradient(config)
 
     def train_step(state: TrainState, batch: dict) -> tuple[TrainState, dict]:
@@ -112,6 +121,7 @@ def make_train_step(config: RunConfig, optimizer):
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         norms = {"gradient_norm": optax.tree.norm(grads), "parameter_norm": optax.tree.norm(params)}
-        return TrainState(state.step + 1, params, opt_state), sums | norms
+        figures = sums | norms | {"learning_rate": jnp.asarray(schedule(state.step))}
+        return TrainState(state.step + 1, params, opt_state), figures
 
     return train_step
