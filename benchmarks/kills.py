@@ -60,38 +60,33 @@ def killed(family: str, workdir: Path, moment) -> bool:
     return alive
 
 
-def at_record(workdir: Path, pick: random.Random):
-    """A little after a record that is still to come was written; records past the checkpoint are written again."""
+def wait(process: subprocess.Popen, condition) -> None:
+    """Until the condition holds or the process is over. The moments are short: it looks every half millisecond."""
+    while process.poll() is None and not condition():
+        time.sleep(0.0005)
 
-    def wait(process):
+
+def at_record(workdir: Path, pick: random.Random):
+    """Up to a fifth of a second after a record that is still to come; records past the checkpoint are written again."""
+
+    def moment(process):
         have = records(workdir)
         number = pick.randint(min(have + 1, LAST - 1), LAST - 1)
-        while process.poll() is None and records(workdir) < number:
-            time.sleep(0.0005)
+        wait(process, lambda: records(workdir) >= number)
         time.sleep(pick.uniform(0, 0.2))
 
-    return wait
+    return moment
 
 
 def at_first_save(workdir: Path):
     """As soon as anything of a checkpoint is on disk."""
-
-    def wait(process):
-        while process.poll() is None and not list(workdir.glob("checkpoints/*")):
-            time.sleep(0.0005)
-
-    return wait
+    return lambda process: wait(process, lambda: list(workdir.glob("checkpoints/*")))
 
 
 def in_evaluation(workdir: Path):
     """Once the step before an evaluation is recorded, and before its result is."""
-
-    def wait(process):
-        path = workdir / "metrics.jsonl"
-        while process.poll() is None and not (path.exists() and '"step": 6, "split": "train"' in path.read_text()):
-            time.sleep(0.0005)
-
-    return wait
+    path = workdir / "metrics.jsonl"
+    return lambda process: wait(process, lambda: path.exists() and '"step": 6, "split": "train"' in path.read_text())
 
 
 def main(kills: int) -> int:
