@@ -17,9 +17,8 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 STEPS = 5
-TUNABLES = "GLIBC_TUNABLES"
 OURS = dict(line.split("=", 1) for line in (HERE.parent / "launch/cpu.env").read_text().splitlines() if line[0] != "#")
-PEERS = {TUNABLES: "glibc.malloc.hugetlb=1"}
+PEERS = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 
 def worker(python: str, script: str, environment: dict, *args: str) -> subprocess.Popen:

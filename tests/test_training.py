@@ -222,6 +222,9 @@ def test_damaged_records_are_refused_and_kept(tmp_path, config_file):
     assert "of no run of ours" in err
     assert (tmp_path / "other/metrics.jsonl").read_text() == "mine"
     assert not (tmp_path / "other/config.json").exists()
+    (tmp_path / "other/metrics.jsonl").rename(tmp_path / "other/tokenizer")
+    _, err = run("train", f"--config={path}", f"--workdir={tmp_path / 'other'}", code=2)
+    assert "holds a tokenizer of no run of ours" in err
     config = json.loads((workdir / "config.json").read_text())
     (workdir / "config.json").write_text(json.dumps(config | {"model": config["model"] | {"heads": 3}}))
     _, err = run("evaluate", f"--workdir={workdir}", code=78)

@@ -50,6 +50,7 @@ def owned(workdir: Path, config: RunConfig, corpus: Corpus):
     with lock:
         if jax.process_index() == 0:
             _lock(lock, workdir)
+            _nothing_foreign(workdir)  # the others may already see what this process writes
         _same_run(workdir, config)
         same_text(workdir, corpus)
         try:
@@ -79,6 +80,12 @@ def _replace(path: Path, text: str) -> None:
     os.replace(partial, path)
 
 
+def _nothing_foreign(workdir: Path) -> None:
+    for name in ("metrics.jsonl", "corpus.json", "tokenizer", "checkpoints"):
+        if (workdir / name).exists() and not (workdir / "config.json").exists():
+            raise Refusal(USAGE, f"--workdir={workdir}: holds a {name} of no run of ours; name another directory")
+
+
 def _same_run(workdir: Path, config: RunConfig) -> None:
     saved = max((int(path.name) for path in workdir.glob("checkpoints/*") if path.name.isdigit()), default=0)
     if saved > config.training.steps:
@@ -87,11 +94,7 @@ def _same_run(workdir: Path, config: RunConfig) -> None:
             f"training.steps: got {config.training.steps}, but the run in {workdir} has done {saved}; "
             "give at least that many, or name another --workdir",
         )
-    if not (workdir / "config.json").exists():
-        for name in ("metrics.jsonl", "corpus.json", "tokenizer", "checkpoints"):
-            if (workdir / name).exists():
-                raise Refusal(USAGE, f"--workdir={workdir}: holds a {name} of no run of ours; name another directory")
-    else:
+    if (workdir / "config.json").exists():
         ends_with_run = not config.optimizer.decay and config.optimizer.schedule in ("cosine", "linear")
         before = load_json(workdir / "config.json")
         old, new = fixed(before), fixed(config)
