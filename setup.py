@@ -12,6 +12,7 @@ setup(
     package_dir={"t5x_lite.configs": "configs"},  # the configs ship with the package
     install_requires=[
         "flax>=0.12",
+        "fsspec>=2024.6",
         "jax>=0.10",
         "ml-collections>=1.1",
         "numpy>=2.0",
@@ -20,13 +21,23 @@ setup(
         "rich>=13",
         "sentencepiece>=0.2.1",
         "tensorboardX>=2.6",
+        "zstandard>=0.22",
     ],
     extras_require={
         "tfds": ["tensorflow-datasets>=4.9", "array-record>=0.8"],
-        "hf": ["datasets>=4", "safetensors>=0.5"],
+        "hf": ["datasets>=4", "pyarrow>=17", "safetensors>=0.5", "tokenizers>=0.21"],
+        "gcs": ["gcsfs>=2024.6"],
         "tpu": ["jax[tpu]"],
         "cuda": ["jax[cuda12]"],
-        "dev": ["coverage>=7", "hypothesis>=6.100", "pytest>=9", "pytest-xdist>=3.6", "ruff>=0.12"],
+        "dev": [
+            "coverage>=7",
+            "hypothesis>=6.100",
+            "pyarrow>=17",
+            "pytest>=9",
+            "pytest-xdist>=3.6",
+            "ruff>=0.12",
+            "tokenizers>=0.21",
+        ],
     },
     entry_points={"console_scripts": ["t5x_lite = t5x_lite.__main__:main"]},
 )

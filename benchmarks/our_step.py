@@ -7,7 +7,7 @@ import time
 import jax
 
 from t5x_lite import settings
-from t5x_lite.data.corpus import prepare
+from t5x_lite.data.prepare import prepare
 from t5x_lite.training.loop import Run, setup_jax
 from t5x_lite.training.step import create_state
 

@@ -36,15 +36,15 @@ def _say(text: str) -> None:
 
 def prepare(args) -> None:
     """text → tokenizer and token store, ahead of training"""
-    from t5x_lite.data import corpus
+    from t5x_lite.data.prepare import prepare
 
-    _say(f"store: {corpus.prepare(_config(args).data, _say).path}")
+    _say(f"store: {prepare(_config(args).data, _say).path}")
 
 
 def train(args) -> None:
     """pretrain a model; the same command goes on where it was stopped"""
     config, workdir = _config(args), _workdir(args)
-    from t5x_lite.data.corpus import prepare
+    from t5x_lite.data.prepare import prepare
 
     corpus = prepare(config.data, _say)
     _processes(args)
@@ -73,7 +73,7 @@ def evaluate(args) -> None:
     import jax
 
     from t5x_lite.config import Mesh
-    from t5x_lite.data.corpus import prepare
+    from t5x_lite.data.prepare import prepare
     from t5x_lite.training import rundir
     from t5x_lite.training.loop import Run, setup_jax
 
@@ -135,10 +135,15 @@ def report(args) -> None:
 
 
 def inspect(args) -> None:
-    """what a config shows the model: the first rows in words, and the ledger"""
-    config = _config(args)
+    """what a config shows the model: the first rows in words, and the ledger; or what a token store holds"""
     from t5x_lite import inspection
-    from t5x_lite.data.corpus import prepare
+
+    if args.store:
+        from t5x_lite.data.corpus import open_store
+
+        return _say(inspection.store(open_store(Path(args.store)), args.examples))
+    config = _config(args)
+    from t5x_lite.data.prepare import prepare
     from t5x_lite.study.compare import flops_per_row
     from t5x_lite.training import rundir
 
@@ -182,6 +187,7 @@ def parser() -> argparse.ArgumentParser:
         "--distributed", action="store_true", help="this is one of several processes; the cluster knows the others"
     )
     commands.choices["inspect"].add_argument("--examples", type=_at_least(0), default=3, help="rows to show")
+    commands.choices["inspect"].add_argument("--store", help="a token store that prepare made, instead of a config")
     commands.choices["fill"].add_argument("--top", type=_at_least(1), default=5, help="words to show for each blank")
     for name in ("generate", "fill"):
         commands.choices[name].add_argument("text", nargs="+", help="one or several texts")

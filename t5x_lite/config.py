@@ -38,22 +38,50 @@ class Lengths:
 
 
 @dataclass(frozen=True)
+class Dirt:
+    """What becomes of a document that is not clean text: replace what is wrong, keep it, skip the document, or stop.
+    How often each was met stands in the store's manifest, and `inspect` shows it.
+    """
+
+    invalid_utf8: str = one_of("replace", "skip", "stop")  # replaced by U+FFFD
+    lone_surrogate: str = one_of("replace", "skip", "stop")  # half a UTF-16 pair, as JSON may hold; by U+FFFD
+    byte_order_mark: str = one_of("replace", "keep", "skip", "stop")  # at the start; replaced by nothing
+    nul: str = one_of("keep", "replace", "skip", "stop")  # replaced by U+FFFD
+    carriage_return: str = one_of("keep", "replace", "skip", "stop")  # CR LF, or CR alone; by LF
+    empty: str = one_of("skip", "stop")  # nothing, or nothing but white space
+    one_token: str = one_of("keep", "skip", "stop")
+
+
+@dataclass(frozen=True)
 class Data:
     """Text, tokens, and how rows are cut from them."""
 
-    source: str = "python_docs"  # python_docs (built in), or a text file, a directory or a glob of .txt files
-    document: str = one_of("file", "line", "block")  # what one document is: a file, a line, a blank-line block
-    validation_source: str = ""  # text held out; empty: a share of `source`
+    # python_docs (built in); text files, .jsonl, .parquet, also packed, as a path, directory, glob or gs://…;
+    # tfds:NAME; hf:NAME; python:module.function (see data/sources.py). Several: "a + b", or with rates "3 * a + b".
+    source: str = "python_docs"
+    document: str = one_of("file", "line", "block")  # what one document of a text file is; a block ends in a blank line
+    field: str = "text"  # the column that holds the text, in JSON lines, parquet and data sets
+    dirt: Dirt = Dirt()
+    # Of several sources without rates: rows go by min(tokens, cap)^(1/temperature) (Raffel et al., 2020, §3.5.2).
+    temperature: float = at_least(1.0, 1.0)  # 1: in proportion to the tokens; the higher, the more alike
+    cap: int = at_least(0, 0)  # tokens that a source counts for at most; 0: all it has
+    validation_source: str = ""  # text held out; empty: a share of each source
     validation_fraction: float = between(0.0, 0.9, 0.05)  # share of documents held out, by a hash of their text
-    tokenizer: str = "sentencepiece(vocab_size=8192)"  # trained on the source; or bytes; or a path to a .model
+    # Trained on the source; or bytes; or somebody's: a path to a .model, tokenizer.json, vocab.txt (BERT) or vocab.bpe.
+    tokenizer: str = "sentencepiece(vocab_size=8192)"
+    add_specials: bool = False  # append to somebody's tokenizer the special ids and sentinels that it lacks
     store: str = ""  # where the tokens are kept; empty: in the cache, named by a hash of what made it
+    processes: int = between(0, 256, 0)  # that make tokens of a large text; 0: one a core
     batch_size: int = at_least(1, 32)  # rows of a step, over all devices
     lengths: Lengths = Lengths()
+    # The run ends when any text has been read so often; 0: only after training.steps. In a mixture of objectives each
+    # reads the text in an order of its own, and counts alone.
+    epochs: int = at_least(0, 0)
     block: int = at_least(0, 0)  # tokens that stay together when shuffling; 0: the objective's window
     # Cut the window at document ends first, each piece a segment of its own; what the row has then no room for is left
     # out (`inspect` says how much).
     split_documents: bool = False
-    workers: int = between(1, 64, 1)  # threads that make batches ahead
+    workers: int = between(0, 64, 1)  # threads that make batches ahead; 0: each is made when it is needed
 
 
 @dataclass(frozen=True)
@@ -78,6 +106,7 @@ class Model:
     relative_buckets: int = at_least(4, 32)  # T5's relative positions: how many buckets …
     relative_distance: int = at_least(5, 128)  # … and the distance from which all share the last
     token_types: int = at_least(0, 0)  # rows of the token type table (BERT: 2)
+    classes: int = at_least(0, 0)  # of the head on an encoder's first position; 0: 2 for sentence pairs, else none
     vocab_size: int = at_least(0, 0)  # 0: the tokenizer's size
     vocab_multiple: int = at_least(1, 128)  # embedding rows are padded to a multiple, so that they shard
     tied: bool = True  # the output layer is the embedding table

@@ -18,8 +18,11 @@ class Refusal(Exception):
     """A problem the user can mend: one sentence saying what was got, what is expected and how to mend it."""
 
     def __init__(self, code: int, message: str):
-        super().__init__(message)
+        super().__init__(code, message)  # as args, so that it passes from one process to another
         self.code = code
+
+    def __str__(self) -> str:
+        return self.args[1]
 
 
 def read_json(path: Path, mend: str) -> dict:

@@ -9,6 +9,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 import runpy
 import types
 from pathlib import Path
@@ -18,21 +19,24 @@ from t5x_lite.errors import BAD_CONFIG, NO_FILE, USAGE, Refusal, nearest, read_j
 
 
 def parse_call(text: str, key: str) -> tuple[str, dict]:
-    """Read `name` or `name(option=value, …)`; values are literals.
+    """Read `name` or `name(option=value, …)`; a name may be dotted, values are literals.
 
     >>> parse_call("span_corruption(noise_density=0.2)", "objective")
     ('span_corruption', {'noise_density': 0.2})
     """
     try:
         node = ast.parse(text.strip(), mode="eval").body
-        if isinstance(node, ast.Name):
-            return node.id, {}
-        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.args:
+        name = ast.unparse(node.func if isinstance(node, ast.Call) else node)
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise ValueError
+        if not isinstance(node, ast.Call):
+            return name, {}
+        if node.args:
             raise ValueError
         options = {option.arg: ast.literal_eval(option.value) for option in node.keywords}
         if None in options or len(options) < len(node.keywords):  # **options, or a name given twice
             raise ValueError
-        return node.func.id, options
+        return name, options
     except (SyntaxError, ValueError) as error:
         raise Refusal(BAD_CONFIG, f"{key}={text!r}: expected a name or name(option=value, …), each once") from error
 
@@ -173,12 +177,41 @@ def load(name: str, settings: list[str] = (), schema=RunConfig):
 def _checked(config: RunConfig) -> RunConfig:
     """The config, its paths absolute: a run finds its text whatever directory it is read from."""
     data, paths = config.data, {}
-    for name in ("source", "validation_source", "tokenizer", "store"):
-        value = getattr(data, name)
-        is_path = value.endswith(".model") if name == "tokenizer" else value not in ("", "python_docs")
-        if is_path and "://" not in value:
-            paths[name] = os.path.abspath(value)
+    for name in ("source", "validation_source"):
+        terms = source_terms(getattr(data, name), f"data.{name}")
+        paths[name] = " + ".join(f"{rate!r} * {_absolute(text)}" if rate else _absolute(text) for rate, text in terms)
+    if data.store:
+        paths["store"] = os.path.abspath(data.store)
+    if "/" in data.tokenizer or data.tokenizer.endswith((".model", ".json", ".txt", ".bpe")):
+        paths["tokenizer"] = os.path.abspath(data.tokenizer)
     return check(dataclasses.replace(config, data=dataclasses.replace(data, **paths)))
+
+
+def _absolute(source: str) -> str:
+    is_path = source not in ("", "python_docs") and not re.match(r"[a-z0-9]+:", source)
+    return os.path.abspath(os.path.expanduser(source)) if is_path else source
+
+
+def source_terms(text: str, key: str) -> list[tuple[float, str]]:
+    """The sources of a sum, with their rates; 0 where none is given.
+
+    >>> source_terms("3 * books/*.txt + web.jsonl", "data.source")
+    [(3.0, 'books/*.txt'), (1.0, 'web.jsonl')]
+    >>> source_terms("books/*.txt + web.jsonl", "data.source")
+    [(0.0, 'books/*.txt'), (0.0, 'web.jsonl')]
+    """
+    terms = []
+    for term in text.split(" + ") if text else ():
+        rate, star, source = term.partition(" * ")
+        try:
+            terms.append((float(rate), source.strip()) if star else (0.0, term.strip()))
+        except ValueError as error:
+            raise Refusal(BAD_CONFIG, f"{key}: got the rate {rate!r}, expected a number, as in 3 * a + b") from error
+        if star and not 0 < terms[-1][0] < math.inf:
+            raise Refusal(BAD_CONFIG, f"{key}: got the rate {rate}, expected a number above 0")
+    if any(rate for rate, _ in terms):  # one without a rate counts once, as in a sum
+        return [(rate or 1.0, source) for rate, source in terms]
+    return terms
 
 
 def load_json(path: Path) -> RunConfig:

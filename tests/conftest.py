@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # compiles faster; the commands are run as users run them
 ROOT = Path(__file__).parent.parent
 
 LENGTHS = {
@@ -30,6 +31,25 @@ CELLS = [
         for a in ("decoder", "prefix_decoder", "encoder_decoder")
     ),
 ]
+# Those that say nothing new about the model: their rows are proven, one of each kind is trained.
+MORE_CELLS = [
+    *((f"masked_lm(choice={choice!r})", "encoder") for choice in ("word", "span", "salient")),
+    *((f"masked_lm({option})", "encoder") for option in ("second='next'", "second='order'", "static=True")),
+    ("prefix_lm(split=0.75, mode='S')", "encoder_decoder"),
+    ("fill_in_the_middle", "decoder"),
+    ("fill_in_the_middle(fim_rate=1)", "prefix_decoder"),
+    ("drop_tokens", "encoder_decoder"),
+    ("mass_style", "encoder_decoder"),
+    ("bert_style", "prefix_decoder"),
+    ("deshuffling", "encoder_decoder"),
+    ("sentence_permutation", "encoder_decoder"),
+    ("text_infilling(permute_sentences=True)", "encoder_decoder"),
+    ("ul2", "encoder_decoder"),
+    ("ul2", "prefix_decoder"),
+    ("causal_lm + span_corruption + fill_in_the_middle", "decoder"),
+    ("masked_lm + masked_lm(noise_density=0.3)", "encoder"),
+]
+ALL_CELLS = CELLS + MORE_CELLS
 
 
 def sentences(count: int, seed: int = 0) -> str:
@@ -46,7 +66,9 @@ def sentences(count: int, seed: int = 0) -> str:
 @pytest.fixture(scope="session", autouse=True)
 def private_cache(tmp_path_factory):
     """Stores and compiled programs of the tests, away from the user's."""
-    os.environ["T5X_LITE_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base  # what one worker compiled the other need not
+    os.environ["T5X_LITE_CACHE"] = str(shared / "cache")
 
 
 @pytest.fixture(scope="session")
@@ -89,7 +111,7 @@ def settings(text_file, objective="causal_lm", architecture="decoder", **more) -
 def make(text_file):
     """A function that makes a checked RunConfig and its corpus."""
     from t5x_lite.config import RunConfig, check
-    from t5x_lite.data.corpus import prepare
+    from t5x_lite.data.prepare import prepare
     from t5x_lite.settings import build
 
     def made(*args, **more):
@@ -115,12 +137,13 @@ def start(*args, **more) -> subprocess.Popen:
     """The command line in a process of its own."""
     command = [sys.executable, "-m", "t5x_lite", *map(str, args)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command, **{**pipes, "cwd": ROOT, **more})
+    env = {key: value for key, value in os.environ.items() if key != "JAX_DISABLE_MOST_OPTIMIZATIONS"}
+    return subprocess.Popen(command, **{**pipes, "cwd": ROOT, "env": env, **more})
 
 
-def run(*args, code: int = 0) -> tuple[str, str]:
+def run(*args, code: int = 0, **more) -> tuple[str, str]:
     """Run a command to its end; its output and errors. The exit code must be `code`, and nothing a traceback."""
-    process = start(*args)
+    process = start(*args, **more)
     out, err = process.communicate(timeout=300)
     assert process.returncode == code, f"exit code {process.returncode}\n{out}\n{err}"
     assert "Traceback" not in err, err

@@ -15,7 +15,7 @@ import numpy as np
 
 from t5x_lite import settings
 from t5x_lite.config import RunConfig, check
-from t5x_lite.data.corpus import prepare
+from t5x_lite.data.prepare import prepare
 from t5x_lite.training.loop import Run
 from t5x_lite.training.step import create_state, make_gradient
 

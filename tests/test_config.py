@@ -3,7 +3,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import CELLS, LENGTHS, ROOT, run
+from conftest import LENGTHS, ROOT, run
 
 from t5x_lite import config, settings
 from t5x_lite.data import layouts, objectives
@@ -78,10 +78,14 @@ def test_a_config_survives_json():
     assert settings.build(config.RunConfig, settings.to_dict(made)) == made
 
 
+TEXT_TO_TEXT = ("decoder", "prefix_decoder", "encoder_decoder")
+LAID_OUT = {"causal_lm": ["decoder"], "fill_in_the_middle": ["decoder"]}  # their rows may have no inputs
+
+
 @pytest.mark.parametrize("architecture", config.ARCHITECTURES)
 @pytest.mark.parametrize("name", objectives.OBJECTIVES)
 def test_what_cannot_be_laid_out_is_refused_with_the_reason(name, architecture):
-    if (name, architecture) in CELLS:
+    if architecture == "encoder" if name == "masked_lm" else architecture in LAID_OUT.get(name, TEXT_TO_TEXT):
         objective = layouts.match(objectives.parse(name), architecture)
         window, _ = layouts.fit(objective, architecture, config.Lengths(**LENGTHS[architecture]))
         assert window >= objective.least
@@ -97,7 +101,7 @@ def test_what_cannot_be_laid_out_is_refused_with_the_reason(name, architecture):
         ("span_corruption(mean_span=3)", "did you mean mean_span_length?"),
         ("span_corruption(noise_density=1.5)", "expected a share"),
         ("span_corruption(noise_density='a')", "expected a number"),
-        ("span_corruption(mean_span_length=0.5)", "expected ≥ 1"),
+        ("span_corruption(mean_span_length=0.5)", "expected 1 to 500"),
         ("masked_lm(mask_rate=0.9, random_rate=0.2)", "more than 1"),
         ("causal_lm(x=1)", "it has none"),
         ("causal_lm(", "expected a name"),

@@ -1,12 +1,17 @@
+import dataclasses
 import json
+import os
 
 import numpy as np
 import pytest
 from conftest import run, sentences
 
-from t5x_lite.config import Data
-from t5x_lite.data import corpus, sources
+from t5x_lite.config import Data, Dirt
+from t5x_lite.data import batches, corpus, shards, sources
+from t5x_lite.data import prepare as preparing
+from t5x_lite.data.prepare import prepare
 from t5x_lite.errors import BAD_DATA, NO_FILE, Refusal
+from t5x_lite.settings import load
 
 QUIET = {"say": lambda _: None}
 
@@ -14,9 +19,13 @@ QUIET = {"say": lambda _: None}
 def test_documents_by_file_line_and_block(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo\r\n\r\nthree \xff\n")
     (tmp_path / "b.txt").write_text("\n \n")
-    assert list(sources.documents(str(tmp_path))) == ["one\r\ntwo\r\n\r\nthree \ufffd\n"]
-    assert list(sources.documents(str(tmp_path / "*.txt"), "line")) == ["one", "two", "three \ufffd"]
-    assert list(sources.documents(str(tmp_path / "a.txt"), "block")) == ["one\r\ntwo", "three \ufffd\n"]
+
+    def texts(name, document="file"):
+        return list(shards.texts(Data(document=document), str(tmp_path / name), "data.source"))
+
+    assert texts("") == ["one\r\ntwo\r\n\r\nthree \ufffd\n"]
+    assert texts("*.txt", "line") == ["one", "two", "three \ufffd"]
+    assert texts("a.txt", "block") == ["one\r\ntwo", "three \ufffd"]
 
 
 def test_the_built_in_text_is_the_same_each_time():
@@ -30,7 +39,7 @@ def test_every_document_is_stored_once_and_copies_on_one_side(tmp_path):
     texts = sentences(200).split("\n\n")
     (tmp_path / "a.txt").write_text("\n\n".join(texts + texts))
     data = Data(source=str(tmp_path / "a.txt"), document="block", validation_fraction=0.2, tokenizer="bytes")
-    made = corpus.prepare(data, **QUIET)
+    made = prepare(data, **QUIET)
     eos = made.tokenizer.vocabulary.eos
     stored = {}
     for split in corpus.SPLITS:
@@ -48,7 +57,7 @@ def test_every_document_is_stored_once_and_copies_on_one_side(tmp_path):
 def test_a_single_document_is_cut_in_two(tmp_path):
     text = sentences(50)
     (tmp_path / "a.txt").write_text(text)
-    made = corpus.prepare(Data(source=str(tmp_path / "a.txt"), validation_fraction=0.1, tokenizer="bytes"), **QUIET)
+    made = prepare(Data(source=str(tmp_path / "a.txt"), validation_fraction=0.1, tokenizer="bytes"), **QUIET)
     cut = int(len(text) * 0.9)
     assert made.tokenizer.decode(made.tokens["train"][:-1]) == text[:cut]
     assert made.tokenizer.decode(made.tokens["validation"][:-1]) == text[cut:]
@@ -58,31 +67,31 @@ def test_a_validation_source_of_its_own(tmp_path):
     (tmp_path / "a.txt").write_text("some text")
     (tmp_path / "b.txt").write_text("other text")
     data = Data(source=str(tmp_path / "a.txt"), validation_source=str(tmp_path / "b.txt"), tokenizer="bytes")
-    made = corpus.prepare(data, **QUIET)
+    made = prepare(data, **QUIET)
     assert made.tokenizer.decode(made.tokens["validation"]) == "other text</s>"
 
 
 def test_changed_stores_are_refused_naming_what_changed(tmp_path):
     (tmp_path / "a.txt").write_text(sentences(50))
     data = Data(source=str(tmp_path / "a.txt"), tokenizer="bytes", store=str(tmp_path / "store"))
-    made = corpus.prepare(data, **QUIET)
+    made = prepare(data, **QUIET)
     with pytest.raises(Refusal, match="made with document 'file', now it is 'line'"):
-        corpus.prepare(Data(**{**vars(data), "document": "line"}), **QUIET)
-    path = made.path / "train.bin"
+        prepare(Data(**{**vars(data), "document": "line"}), **QUIET)
+    path = made.path / "0.train.bin"
     stored = path.read_bytes()
     for changed in (stored[:-2], b"xx" + stored[2:]):
         path.write_bytes(changed)
         with pytest.raises(Refusal, match=r"train.bin: changed since it was prepared"):
-            corpus.prepare(data, **QUIET)
+            prepare(data, **QUIET)
     path.write_bytes(stored)
     manifest = json.loads((made.path / "manifest.json").read_text())
     (made.path / "manifest.json").write_text(json.dumps(manifest | {"tokenizer": "0" * 16}))
     with pytest.raises(Refusal, match="tokens were made by tokenizer 0000"):
-        corpus.prepare(data, **QUIET)
+        prepare(data, **QUIET)
     for damaged in ("{", "[]", "{}", json.dumps(manifest | {"train": 5}), json.dumps(manifest | {"dtype": "x"})):
         (made.path / "manifest.json").write_text(damaged)
         with pytest.raises(Refusal) as caught:
-            corpus.prepare(data, **QUIET)
+            prepare(data, **QUIET)
         assert caught.value.code == NO_FILE
 
 
@@ -91,11 +100,11 @@ def test_a_directory_of_something_else_is_not_written_over(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.txt").write_text("years of work")
     with pytest.raises(Refusal, match="is no token store"):
-        corpus.prepare(Data(source=str(tmp_path / "a.txt"), tokenizer="bytes", store=str(tmp_path / "mine")), **QUIET)
+        prepare(Data(source=str(tmp_path / "a.txt"), tokenizer="bytes", store=str(tmp_path / "mine")), **QUIET)
     assert (tmp_path / "mine/thesis.txt").read_text() == "years of work"
     (tmp_path / "mine/thesis.txt").rename(tmp_path / "mine/train.bin")  # whatever its name
     with pytest.raises(Refusal, match="is no token store"):
-        corpus.prepare(Data(source=str(tmp_path / "a.txt"), tokenizer="bytes", store=str(tmp_path / "mine")), **QUIET)
+        prepare(Data(source=str(tmp_path / "a.txt"), tokenizer="bytes", store=str(tmp_path / "mine")), **QUIET)
     assert (tmp_path / "mine/train.bin").read_text() == "years of work"
 
 
@@ -103,17 +112,17 @@ def test_a_store_left_half_made_is_made_again(tmp_path, monkeypatch):
     (tmp_path / "a.txt").write_text(sentences(50))
     data = Data(source=str(tmp_path / "a.txt"), tokenizer="bytes", store=str(tmp_path / "store"))
     with monkeypatch.context() as patched:
-        patched.setattr(corpus, "_write", lambda *_: 1 / 0)
+        patched.setattr(preparing, "_write", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            corpus.prepare(data, **QUIET)
-    assert corpus.prepare(data, **QUIET).manifest["train"]["documents"] == 1
+            prepare(data, **QUIET)
+    assert prepare(data, **QUIET).manifest["train"]["documents"] == 1
 
 
 def test_many_copies_first_hide_nothing_that_follows(tmp_path):
     lines = ["the same header"] * 250 + [f"line {i}" for i in range(100)]
     (tmp_path / "a.txt").write_text("\n".join(lines))
     data = Data(source=str(tmp_path / "a.txt"), document="line", validation_fraction=0.3, tokenizer="bytes")
-    manifest = corpus.prepare(data, **QUIET).manifest
+    manifest = prepare(data, **QUIET).manifest
     assert manifest["train"]["documents"] + manifest["validation"]["documents"] == 350
 
 
@@ -142,7 +151,7 @@ def test_the_setting_that_names_no_text_is_named(tmp_path):
         ({"store": "/"}, "data.store=/: is no directory"),
     ]:
         with pytest.raises(Refusal, match=words):
-            corpus.prepare(Data(**{"source": str(tmp_path / "a.txt"), "tokenizer": "bytes", **more}), **QUIET)
+            prepare(Data(**{"source": str(tmp_path / "a.txt"), "tokenizer": "bytes", **more}), **QUIET)
 
 
 def test_prepare_and_inspect(tmp_path, config_file):
@@ -160,8 +169,193 @@ def test_prepare_and_inspect(tmp_path, config_file):
 def test_of_few_documents_at_least_one_is_held_out(tmp_path, count):
     for i in range(count):
         (tmp_path / f"{i}.txt").write_text(f"text number {i}")
-    made = corpus.prepare(Data(source=str(tmp_path), tokenizer="bytes"), **QUIET)
+    made = prepare(Data(source=str(tmp_path), tokenizer="bytes"), **QUIET)
     assert made.manifest["validation"]["documents"] == 1
     assert made.manifest["train"]["documents"] == count - 1
-    made = corpus.prepare(Data(source=str(tmp_path), tokenizer="bytes", validation_fraction=0.9), **QUIET)
+    made = prepare(Data(source=str(tmp_path), tokenizer="bytes", validation_fraction=0.9), **QUIET)
     assert made.manifest["train"]["documents"] >= 1
+
+
+def big(tmp_path, documents=300):
+    """A file whose lines are documents."""
+    lines = [f"{i}: {text}" for i, text in enumerate(sentences(documents).split("\n\n"))]
+    (tmp_path / "big.txt").write_text("\n".join(lines))
+    return {"source": str(tmp_path / "big.txt"), "document": "line", "tokenizer": "bytes"}
+
+
+def content(store) -> dict:
+    return {path.name: path.read_bytes() for path in store.iterdir() if path.is_file()}
+
+
+def test_shards_by_several_processes_are_the_same_bytes(tmp_path, monkeypatch):
+    settings = big(tmp_path)
+    monkeypatch.setattr(shards, "SHARD", 2000)
+    stores = [tmp_path / f"store{n}" for n in (1, 3)]
+    for store, processes in zip(stores, (1, 3), strict=True):
+        prepare(Data(**settings, store=str(store), processes=processes), **QUIET)
+    assert content(stores[0]) == content(stores[1])
+    manifest = json.loads((stores[0] / "manifest.json").read_text())
+    assert len(manifest["sources"][0]["train"]["shards"]) > 5
+
+
+def test_a_store_that_was_killed_goes_on_behind_the_last_whole_shard(tmp_path, monkeypatch):
+    settings = big(tmp_path)
+    monkeypatch.setattr(shards, "SHARD", 2000)
+    prepare(Data(**settings, store=str(tmp_path / "whole"), processes=1), **QUIET)
+    encoded = []
+    encode = preparing.Pool.submit
+
+    def submit(pool, shard):
+        encoded.append(shard)
+        if len(encoded) == 5:
+            raise KeyboardInterrupt
+        return encode(pool, shard)
+
+    monkeypatch.setattr(preparing.Pool, "submit", submit)
+    data = Data(**settings, store=str(tmp_path / "killed"), processes=1)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(data, **QUIET)
+    journal = tmp_path / "killed" / preparing.JOURNAL
+    done = len(journal.read_text().splitlines()) - 2
+    assert done >= 3
+    with open(journal, "a") as file:
+        file.write('{"source": 0, "te')  # a kill in the middle of a line,
+    with open(tmp_path / "killed/0.train.bin", "ab") as file:
+        file.write(b"xyz")  # and of a shard
+    encoded[:] = [None] * 9
+    prepare(data, **QUIET)
+    total = len(json.loads((tmp_path / "whole/manifest.json").read_text())["sources"][0]["train"]["shards"])
+    assert len(encoded) - 9 == total - done
+    assert content(tmp_path / "killed") == content(tmp_path / "whole")
+
+
+def test_a_store_goes_on_only_with_the_same_text_and_settings(tmp_path, monkeypatch):
+    settings = big(tmp_path)
+    monkeypatch.setattr(shards, "SHARD", 2000)
+    made, store = [], tmp_path / "store"
+
+    def stopped(**more):
+        monkeypatch.setattr(preparing, "_total", lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            prepare(Data(**{**settings, **more}, store=str(store), processes=1), **QUIET)
+        made.append((store / preparing.JOURNAL).read_text().splitlines())
+
+    stopped()
+    stopped(validation_fraction=0.3)
+    assert made[0][0] != made[1][0]  # begun anew
+    assert made[0][2] != made[1][2]
+
+
+def test_a_named_store_needs_its_text_no_more(tmp_path):
+    settings = big(tmp_path)
+    data = Data(**settings, store=str(tmp_path / "store"))
+    prepare(data, **QUIET)
+    path = tmp_path / "big.txt"
+    os.utime(path, ns=(1, 1))  # touched, but the same
+    prepare(data, **QUIET)
+    (tmp_path / "elsewhere").mkdir()
+    moved = path.rename(tmp_path / "elsewhere/big.txt")
+    prepare(data, **QUIET)  # cannot be reached
+    prepare(Data(**{**settings, "source": str(moved)}, store=str(tmp_path / "store")), **QUIET)
+    moved.write_text(moved.read_text() + "\nmore")
+    with pytest.raises(Refusal, match="made with the text"):
+        prepare(Data(**{**settings, "source": str(moved)}, store=str(tmp_path / "store")), **QUIET)
+
+
+def test_dirt_stands_in_the_manifest_and_inspect_shows_it(tmp_path):
+    (tmp_path / "a.jsonl").write_text(
+        "\n".join(json.dumps({"text": t}) for t in ("a", "b\ud800c", "", "\r\n", "d e f\r\n"))
+    )
+    data = Data(source=str(tmp_path / "a.jsonl"), tokenizer="bytes", store=str(tmp_path / "store"))
+    manifest = prepare(data, **QUIET).manifest
+    dirt = {"lone_surrogate": 1, "empty": 2, "carriage_return": 2, "one_token": 1}
+    assert manifest["sources"][0]["dirt"] == dirt
+    assert manifest["train"]["documents"] + manifest["validation"]["documents"] == 3
+    out, _ = run("inspect", "--store", tmp_path / "store")
+    for words in ("empty                          2 documents", "tokens a document", "most frequent: ", "'d e f"):
+        assert words in out
+    short = Data(source=str(tmp_path / "a.jsonl"), tokenizer="bytes", dirt=Dirt(one_token="skip"))
+    manifest = prepare(short, **QUIET).manifest
+    assert manifest["train"]["documents"] + manifest["validation"]["documents"] == 2
+    with pytest.raises(Refusal, match=r"data.dirt.one_token"):
+        prepare(Data(source=str(tmp_path / "a.jsonl"), tokenizer="bytes", dirt=Dirt(one_token="stop")), **QUIET)
+    _, err = run("inspect", "--store", tmp_path, code=NO_FILE)
+    assert "run prepare" in err
+
+
+def two_sources(tmp_path) -> str:
+    (tmp_path / "small.txt").write_text(sentences(100, seed=1))
+    (tmp_path / "large.txt").write_text(sentences(900, seed=2))
+    return f"{tmp_path}/small.txt + {tmp_path}/large.txt"
+
+
+def test_sources_are_mixed_in_proportion_by_temperature_capped_or_as_given(tmp_path):
+    source = two_sources(tmp_path)
+
+    def rates(source=source, **more):
+        data = Data(source=source, document="block", tokenizer="bytes", **more)
+        made = prepare(data, **QUIET)
+        sizes.append([len(s.tokens["train"]) for s in made.sources])
+        return batches.source_rates(list(made.sources), data)
+
+    sizes = []
+    small, large = rates()
+    assert small == pytest.approx(sizes[0][0] / sum(sizes[0]))
+    assert rates(temperature=2.0)[0] == pytest.approx(1 / (1 + (sizes[0][1] / sizes[0][0]) ** 0.5))
+    assert rates(cap=1000) == [0.5, 0.5]
+    assert rates(cap=sizes[0][0] * 2) == pytest.approx([1 / 3, 2 / 3])
+    assert rates(source="3 * " + source) == [0.75, 0.25]
+    assert sizes == [sizes[0]] * 5
+    assert large > small
+
+
+def test_a_mixture_of_sources_trains_each_at_its_rate_and_the_ledger_shows_it(tmp_path, config_file):
+    source = "3 * " + two_sources(tmp_path)
+    path = config_file(**{"data.source": source})
+    out, _ = run("inspect", f"--config={path}", "--examples=4")
+    assert "75.0%" in out
+    assert f"causal_lm on {tmp_path}/small.txt" in out
+    assert out.count("── row") == 4
+    config = load(str(path))
+    made = batches.make(config, prepare(config.data, **QUIET), "train")
+    numbers, _ = made.places(np.arange(400))
+    assert np.bincount(numbers).tolist() == [300, 100]
+    run("train", f"--config={path}", f"--workdir={tmp_path / 'run'}")
+
+
+@pytest.mark.parametrize(
+    ("source", "words"), [("x * a.txt", "got the rate 'x'"), ("0 * a.txt", "expected a number above 0")]
+)
+def test_rates_that_are_none_are_refused(source, words):
+    with pytest.raises(Refusal, match=words):
+        load("gpt_tiny", [f"data.source={source}"])
+
+
+def test_the_order_of_sources_is_theirs(tmp_path):
+    """Train and validation text exchanged, or sources named the other way round, are another store."""
+    (tmp_path / "a.txt").write_text(sentences(50))
+    (tmp_path / "b.txt").write_text(sentences(50, seed=1))
+    a, b = str(tmp_path / "a.txt"), str(tmp_path / "b.txt")
+    for one, other in (
+        ({"source": a, "validation_source": b}, {"source": b, "validation_source": a}),
+        ({"source": f"1 * {a} + 9 * {b}"}, {"source": f"9 * {b} + 1 * {a}"}),
+    ):
+        made = [prepare(Data(**settings, tokenizer="bytes"), **QUIET) for settings in (one, other)]
+        first = [made[0].sources[0].tokens["train"], made[1].sources[1 if len(one) == 1 else 0].tokens["train"]]
+        assert (np.array_equal(*first)) == (len(one) == 1)
+    assert [(s.name, s.rate) for s in made[1].sources] == [(b, 9.0), (a, 1.0)]
+    store = str(tmp_path / "store")
+    prepare(Data(source=a, tokenizer="bytes", store=store), **QUIET)
+    for source in (b, f"{a} + {b}", str(tmp_path / "typo.txt")):
+        with pytest.raises(Refusal, match="made with the text"):
+            prepare(Data(source=source, tokenizer="bytes", store=store), **QUIET)
+
+
+def test_a_refusal_comes_back_from_another_process(tmp_path, monkeypatch):
+    lines = ["some words"] * 400 + ["x"] + ["more words"] * 400
+    (tmp_path / "a.txt").write_text("\n".join(lines))
+    monkeypatch.setattr(shards, "SHARD", 2000)
+    data = Data(source=str(tmp_path / "a.txt"), document="line", tokenizer="bytes", dirt=Dirt(one_token="stop"))
+    with pytest.raises(Refusal, match=r"data.dirt.one_token") as caught:
+        prepare(dataclasses.replace(data, processes=2), **QUIET)
+    assert caught.value.code == BAD_DATA

@@ -2,6 +2,8 @@
 only if, the target may see that token. Who may see what is worked out here from the pairs alone.
 """
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -48,7 +50,7 @@ def test_logits_see_what_they_may_and_nothing_else(make, objective, architecture
     more = {"model.positions": positions, "model.init_stddev": 0.3, "model.embedding_stddev": 1.0}
     config, corpus = make(objective, architecture, **{"data.split_documents": segments == "several"}, **more)
     config = rundir.resolve(config, corpus.tokenizer.vocabulary)
-    base = batches.make(config, corpus, "train")
+    (base,) = batches.make(config, corpus, "train").streams
     n = base.window
     tokens = (np.arange(n) * 5 % 256).astype(np.uint16)  # all different: an id tells which raw token it is
     if segments == "several":
@@ -58,8 +60,8 @@ def test_logits_see_what_they_may_and_nothing_else(make, objective, architecture
     perturbed = np.tile(tokens, (n + 1, 1))
     for at in carried_by.values():
         perturbed[at + 1, at] = free
-    made = [batches.Batches(**{**vars(base), "tokens": window, "shuffle": False}) for window in perturbed]
-    rows = [batch.rows([0]) for batch in made]
+    made = [dataclasses.replace(base, tokens=window, shuffle=False) for window in perturbed]
+    rows = [batches.Batches((stream,), np.zeros(1, int), 1).rows([0]) for stream in made]
     batch = {key: np.concatenate([row[key] for row in rows]) for key in rows[0]}
 
     @jax.jit
@@ -69,7 +71,7 @@ def test_logits_see_what_they_may_and_nothing_else(make, objective, architecture
 
     all_logits = np.asarray(compute(batch))
     changed = (all_logits[1:] != all_logits[0]).any(-1)
-    pairs = made[0].pairs_at(0)
+    pairs = made[0].pairs([0])[0].each()
     stand, may = places(rows[0], base.shape, pairs), expected(pairs, carried_by)
     assert len(stand) == len(may) > 0
     for place, visible in zip(stand, may, strict=True):

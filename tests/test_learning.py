@@ -6,7 +6,7 @@ import pytest
 
 from t5x_lite.training import metrics
 from t5x_lite.training.loop import Run
-from t5x_lite.training.step import create_state, make_gradient
+from t5x_lite.training.step import create_state, make_gradient, make_sums
 
 LEARNED = [
     ("masked_lm", "encoder"),
@@ -25,8 +25,9 @@ def entropy(corpus) -> float:
 
 @pytest.mark.parametrize(("objective", "architecture"), LEARNED)
 def test_learns(make, objective, architecture):
-    more = {"model.width": 64, "data.batch_size": 32, "optimizer.learning_rate": 5e-3, "optimizer.warmup": 10}
+    more = {"model.width": 64, "data.batch_size": 32, "optimizer.learning_rate": 3e-3, "optimizer.warmup": 10}
     more |= {"data.lengths": {"inputs": 40, "targets": 40}} if architecture == "encoder_decoder" else {}
+    more |= {"data.lengths": {"row": 66}} if architecture == "encoder" else {}
     more |= {"model.positions": "rotary", "training.steps": 150}
     run = Run(*(found := make(objective, architecture, **more)))
     with run.within():
@@ -61,3 +62,33 @@ def test_gradients_of_what_no_target_sees_are_strictly_zero(make, architecture):
     seen = [s in scored and (inputs[i] or i <= last) for i, s in enumerate(segments)]
     assert got.tolist() == seen
     assert not all(seen)
+
+
+def test_labels_of_sentence_pairs_add_their_own_mean(make):
+    """The gradient is that of nll / targets + label nll / rows, however many microbatches there are."""
+    found = {}
+    for parts in (1, 4):
+        more = {"model.token_types": 2, "training.microbatches": parts, "model.dtype": "float32"}
+        run = Run(*make("masked_lm(second='next')", "encoder", **more))
+        with run.within():
+            state = create_state(run.config, run.optimizer, run.mesh)
+            batch = jax.device_get(run.batch(run.batches, 0))
+            batch["encoder_weights"] = batch["encoder_weights"].copy()
+            batch["encoder_weights"][0, 1:] = 0  # unequal numbers of targets
+            found[parts] = jax.jit(make_gradient(run.config))(state.params, batch, None)
+            if parts == 1:
+                sums = make_sums(run.config)
+
+                def mean(params, made=sums, batch=batch):
+                    total = made(params, batch)
+                    return total["objective"] / total["weight"] + total["label_nll"] / total["label_weight"]
+
+                expected = jax.jit(jax.grad(mean))(state.params)
+    for gradient, sums in found.values():
+        assert sums["label_weight"] == 8
+        for one, other in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-6)
+    assert float(np.abs(expected["classifier"]["output"]["kernel"]).max()) > 0
+    figures = metrics.means(jax.device_get(found[1][1]))
+    assert figures["label_loss"] == pytest.approx(np.log(2), rel=0.3)
+    assert 0 <= figures["label_accuracy"] <= 1

@@ -1,193 +1,205 @@
-"""Batches as a pure function of the step: nothing sequential, no state, the same rows on any number of hosts."""
+"""Batches as a pure function of the step: the same rows on any number of hosts, after any restart."""
 
-from bisect import bisect_left
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 
-from t5x_lite.config import RunConfig
+from t5x_lite.config import Data, RunConfig
 from t5x_lite.data import layouts, objectives
-from t5x_lite.data.corpus import Corpus
-from t5x_lite.data.objectives import Objective, Pair
-from t5x_lite.data.tokenizer import Vocabulary
+from t5x_lite.data.corpus import Corpus, Source
+from t5x_lite.data.streams import Stream
 from t5x_lite.errors import BAD_DATA, Refusal
 
-VALIDATION_EPOCH = 2**32  # keys the random numbers of validation rows, the same at every evaluation
+_PATTERN = 1000  # rows after which the pattern of a mixture begins again: rates are met to a thousandth
 
 
-def permute(index: np.ndarray, size: int, key: int) -> np.ndarray:
-    """Where a keyed permutation of range(size) sends each index, in O(1) memory.
+def quotas(rates: list[float]) -> np.ndarray:
+    """Which member of a mixture makes each row of a pattern that repeats: each as often as its rate, evenly spread.
 
-    A Feistel network over the next even power of two; what falls outside the range walks on until it is inside
-    (Black and Rogaway, 2002, "Ciphers with arbitrary finite domains", §3).
-
-    >>> sorted(permute(np.arange(10), 10, key=7).tolist())
-    [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+    >>> quotas([0.5, 0.25, 0.25])[:8].tolist()
+    [0, 1, 2, 0, 0, 1, 2, 0]
     """
-    half = np.uint64(max((size - 1).bit_length() + 1, 2) // 2)
-    low = np.uint64((1 << int(half)) - 1)
-    keys = np.random.Philox(key=key).random_raw(4)
-
-    def network(x):
-        left, right = x >> half, x & low
-        for round_key in keys:
-            mixed = (right + round_key) * np.uint64(0x9E3779B97F4A7C15)
-            mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
-            left, right = right, left ^ (mixed >> np.uint64(32)) & low
-        return left << half | right
-
-    x = network(np.asarray(index, np.uint64))
-    while (outside := x >= size).any():
-        x[outside] = network(x[outside])
-    return x.astype(np.int64)
+    if len(rates) == 1:
+        return np.zeros(1, np.int64)
+    exact = np.array(rates) / sum(rates) * _PATTERN
+    counts = np.maximum(exact.astype(np.int64), 1)
+    for _ in range(_PATTERN - counts.sum()):
+        counts[np.argmax(exact - counts)] += 1
+    member = np.repeat(np.arange(len(counts)), counts)
+    place = np.concatenate([(np.arange(count) + 0.5) / count for count in counts])
+    return member[np.argsort(place, kind="stable")]
 
 
 @dataclass(frozen=True)
 class Batches:
     """The rows of one split. `make` builds it from a config; `rows` and `batch_at` are pure functions of the index.
 
-    The tokens of an epoch are read in blocks: from a random offset, fixed blocks in a permuted order, end to end.
-    Window i of the epoch is the i-th stretch of `window` tokens of that order, so that runs with other windows and
-    the same block have read the same text after the same number of raw tokens.
+    A mixture has several streams. In training `pattern` says over and over which stream the next row is of; each
+    stream goes on where its last row was. In validation the streams follow each other, each read once.
     """
 
-    tokens: np.ndarray
-    objective: Objective
-    vocabulary: Vocabulary
-    shape: layouts.Shape
-    window: int
-    block: int
+    streams: tuple[Stream, ...]
+    pattern: np.ndarray
     batch_size: int
-    seed: int
-    shuffle: bool = True
-    split_documents: bool = False
 
     @property
-    def raw_tokens(self) -> int:
-        """Raw tokens that one batch reads."""
-        return self.window * self.batch_size
+    def shape(self) -> layouts.Shape:
+        """Of each row."""
+        return self.streams[0].shape
+
+    @property
+    def training(self) -> bool:
+        """Whether the rows are shuffled and without end."""
+        return self.streams[0].shuffle
+
+    @property
+    def shares(self) -> np.ndarray:
+        """The share of the rows that each stream makes."""
+        if self.training:
+            return np.bincount(self.pattern, minlength=len(self.streams)) / len(self.pattern)
+        rows = np.array([stream.epoch_rows for stream in self.streams])
+        return rows / max(rows.sum(), 1)
+
+    @property
+    def raw_tokens(self) -> float:
+        """Raw tokens that one batch reads, the mean."""
+        windows = np.array([stream.window for stream in self.streams])
+        return float(windows @ self.shares) * self.batch_size
 
     @property
     def epoch_rows(self) -> int:
-        """Rows in one pass over the split."""
-        if self.shuffle:
-            return len(self.tokens) // self.block * self.block // self.window
-        whole, rest = divmod(len(self.tokens), self.window)
-        return whole + (rest >= self.objective.least)
-
-    def window_at(self, index: int) -> np.ndarray:
-        """The raw tokens [window] that row `index` reads; the last of an unshuffled split may be shorter."""
-        epoch, i = divmod(index, self.epoch_rows)
-        first = i * self.window
-        if not self.shuffle:
-            return self.tokens[first : first + self.window]
-        blocks = len(self.tokens) // self.block
-        numbers = np.arange(first // self.block, (first + self.window - 1) // self.block + 1)
-        key = self.seed << 64 | epoch
-        offset = int(np.random.Philox(key=key + (1 << 126)).random_raw() % self.block)
-        starts = permute(numbers, blocks, key) * self.block + offset
-        inside = first - int(numbers[0]) * self.block
-        order = (starts[:, None] + np.arange(self.block)).reshape(-1)[inside : inside + self.window]
-        return self.tokens[order % len(self.tokens)]
-
-    def pairs_at(self, index: int) -> list[Pair]:
-        """The pairs of row `index`, one a segment; the random numbers are keyed by (seed, epoch, index)."""
-        epoch, i = divmod(index, self.epoch_rows) if self.shuffle else (VALIDATION_EPOCH, index)
-        counter = [0, 0, 1, i]  # the third word keeps row 0 away from the numbers that `permute` draws of this key
-        rng = np.random.Generator(np.random.Philox(key=self.seed << 64 | epoch, counter=counter))
-        pairs = []
-        for piece in self.pieces_at(index):
-            if len(piece) < self.objective.least:  # read, but not scored
-                none = np.zeros(0, np.int32)
-                scored = none if self.objective.aligned else None
-                made = Pair(piece.astype(np.int32), none, np.zeros(0, np.float32), scored)
-            else:
-                made = self.objective(piece, rng, self.vocabulary)
-            pairs += [made] if isinstance(made, Pair) else made
-        return pairs
-
-    def pieces_at(self, index: int) -> list[np.ndarray]:
-        """What the objective is given of the window of row `index`: all of it, or, split, the piece of each document.
-        More pieces make more inputs and targets (an EOS, a sentinel each): what the row has no room for is shortened
-        or left out.
-        """
-        window = self.window_at(index)
-        if not self.split_documents:
-            return [window]
-        kept, used = [], np.zeros(3, np.int64)
-
-        def after(n):
-            return used + (self.objective.bound(n)[:3] if n >= self.objective.least else (n, 0, n))
-
-        for piece in np.split(window, np.flatnonzero(window == self.vocabulary.eos) + 1):
-            n = bisect_left(range(1, len(piece) + 1), True, key=lambda n: not self.shape.holds(*after(n)))
-            if n:
-                kept.append(piece[:n])
-                used = after(n)
-        return kept
-
-    def rows(self, indices: Iterable[int]) -> dict[str, np.ndarray]:
-        """The rows of those indices, stacked; an index past an unshuffled split is a row of padding, weight 0."""
-        made = []
-        for index in indices:
-            past = not self.shuffle and index >= self.epoch_rows
-            row = layouts.lay_out(self.pairs_at(0 if past else index), self.shape, self.vocabulary)
-            if past:
-                row = {key: np.zeros_like(value) for key, value in row.items()}
-            made.append(row)
-        return {key: np.stack([row[key] for row in made]) for key in made[0]}
-
-    def batch_at(self, step: int, rows: Iterable[int] | None = None) -> dict[str, np.ndarray]:
-        """Batch number `step` (from 0): arrays [batch_size, …], or only those of its rows that are asked for."""
-        first = step * self.batch_size
-        return self.rows(first + r for r in (range(self.batch_size) if rows is None else rows))
+        """Rows in one pass over the split: of a mixture, over each of its streams."""
+        return sum(stream.epoch_rows for stream in self.streams)
 
     @property
     def batches(self) -> int:
         """Batches that hold every row of the split once."""
         return -(-self.epoch_rows // self.batch_size)
 
+    def steps_of(self, epochs: int) -> int:
+        """Whole batches before any stream would be read more often than that. Raises Refusal where there is none."""
+        ends = []
+        for number, stream in enumerate(self.streams):
+            places = np.flatnonzero(self.pattern == number)
+            turns, rest = divmod(epochs * stream.epoch_rows, len(places))
+            ends.append(turns * len(self.pattern) + int(places[rest]))
+        if min(ends) < self.batch_size:
+            wanted = f"data.epochs={epochs} has {min(ends)} rows, a batch {self.batch_size}"
+            raise Refusal(BAD_DATA, f"{wanted}; give more text, or lower data.batch_size")
+        return min(ends) // self.batch_size
+
+    def places(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """For each row the number of its stream, and its index there; −1 past an unshuffled split."""
+        if self.training:
+            turn, at = np.divmod(indices, len(self.pattern))
+            before = np.zeros((len(self.streams), len(self.pattern)), np.int64)  # rows of each stream before each place
+            before[:, 1:] = np.cumsum(self.pattern[:-1] == np.arange(len(self.streams))[:, None], axis=1)
+            stream = self.pattern[at]
+            return stream, turn * np.bincount(self.pattern)[stream] + before[stream, at]
+        ends = np.cumsum([stream.epoch_rows for stream in self.streams])
+        stream = np.minimum(np.searchsorted(ends, indices, side="right"), len(ends) - 1)
+        starts = np.append(0, ends[:-1])
+        return stream, np.where(indices < ends[-1], indices - starts[stream], -1)
+
+    def rows(self, indices: Iterable[int]) -> dict[str, np.ndarray]:
+        """The rows of those indices, stacked; one past an unshuffled split is a row of padding, weight 0."""
+        numbers, inner = self.places(np.fromiter(indices, np.int64))
+        made, order = [], []
+        for number in np.unique(numbers):
+            at, stream = np.flatnonzero(numbers == number), self.streams[number]
+            pairs, row_of = stream.pairs(np.maximum(inner[at], 0))
+            made.append(layouts.lay_out(pairs, self.shape, stream.vocabulary, row_of, len(at)))
+            order.append(at)
+        rows = made[0]
+        if len(made) > 1:
+            back = np.argsort(np.concatenate(order))
+            rows = {key: np.concatenate([part[key] for part in made])[back] for key in rows}
+        if (inner < 0).any():
+            for value in rows.values():
+                value[inner < 0] = 0
+        return rows
+
+    def batch_at(self, step: int, rows: Iterable[int] | None = None) -> dict[str, np.ndarray]:
+        """Batch number `step` (from 0): arrays [batch_size, …], or only those of its rows that are asked for."""
+        first = step * self.batch_size
+        return self.rows(first + r for r in (range(self.batch_size) if rows is None else rows))
+
 
 def make(config: RunConfig, corpus: Corpus, split: str) -> Batches:
     """The batches of a config on a split: training shuffled and without end, validation once and in order."""
-    objective, window, shape = layouts.plan(config)
-    vocabulary = corpus.tokenizer.vocabulary
-    objectives.check_vocabulary(objective, window, vocabulary)
-    tokens = corpus.tokens[split]
-    block = config.data.block or window
-    least = -(-window // block) * block if split == "train" else objective.least
-    if len(tokens) < least:
-        raise Refusal(BAD_DATA, f"data.source: {split} has {len(tokens)} tokens, a row reads {least}; give more text")
-    return Batches(
-        tokens=tokens,
-        objective=objective,
-        vocabulary=vocabulary,
-        shape=shape,
-        window=window,
-        block=block,
-        batch_size=config.data.batch_size,
-        seed=config.seed,
-        shuffle=split == "train",
-        split_documents=config.data.split_documents,
-    )
+    members, shape = layouts.plan(config)
+    vocabulary, streams, rates = corpus.tokenizer.vocabulary, [], []
+    sources = [source for source in corpus.sources if len(source.tokens[split])]
+    shares = source_rates(sources, config.data)
+    for (source, share), (rate, objective, window) in product(zip(sources, shares, strict=True), members):
+        objectives.check_vocabulary(objective, window, vocabulary)
+        tokens, block = source.tokens[split], config.data.block or window
+        least = -(-window // block) * block if split == "train" else objective.least
+        if objective.pieces > 1:  # the other one comes from elsewhere in the split
+            least = max(least, objective.pieces * window)
+        if len(tokens) < least:
+            reason = f"{split} has {len(tokens)} tokens, a row reads {least}; give more text"
+            raise Refusal(BAD_DATA, f"data.source: {source.name}: {reason}")
+        stream = Stream(
+            source=source.name,
+            tokens=tokens,
+            objective=objective,
+            vocabulary=vocabulary,
+            shape=shape,
+            window=window,
+            block=block,
+            seed=config.seed,
+            number=len(streams),
+            shuffle=split == "train",
+            split_documents=config.data.split_documents,
+        )
+        streams.append(stream)
+        rates.append(share * rate)
+    return Batches(tuple(streams), quotas(rates), config.data.batch_size)
+
+
+def last_step(config: RunConfig, batches: Batches) -> int:
+    """How many steps a run makes: training.steps, or as many whole batches as data.epochs have."""
+    steps, epochs = config.training.steps, config.data.epochs
+    return min(steps, batches.steps_of(epochs)) if epochs else steps
+
+
+def source_rates(sources: list[Source], data: Data) -> list[float]:
+    """The share of the rows that each source makes: as it is given, else in proportion to min(tokens, cap) of its
+    training text, to the power 1/temperature (Raffel et al., 2020, §3.5.2).
+    """
+    weights = [source.rate for source in sources]
+    if not any(weights):
+        sizes = (len(source.tokens["train"]) for source in sources)
+        weights = [min(size, data.cap or size) ** (1 / data.temperature) for size in sizes]
+    total = sum(weights)
+    return [weight / total if total else 1 / len(sources) for weight in weights]
 
 
 def ledger(batches: Batches, rows: int = 64) -> dict:
-    """What the mean row holds, counted over the first `rows`: raw, model and loss tokens, the share of padding, and the
-    share of the raw tokens that split documents leave no room for.
+    """What the mean row holds, counted over the first `rows` of each stream: raw, model and loss tokens, the share of
+    padding, and the share of the raw tokens that split documents leave no room for. `members` has it of each stream.
     """
-    indices = range(min(rows, batches.epoch_rows))
+    alone = (replace(batches, streams=(stream,), pattern=np.zeros(1, np.int64)) for stream in batches.streams)
+    members = [_ledger(one, rows) for one in alone]
+    mean = {key: float(batches.shares @ [member[key] for member in members]) for key in members[0]}
+    return mean | {"members": members}
+
+
+def _ledger(batches: Batches, rows: int) -> dict:
+    (stream,) = batches.streams
+    indices = range(min(rows, stream.epoch_rows))
     counted = batches.rows(indices)
-    shown = sum(len(piece) for index in indices for piece in batches.pieces_at(index))
-    read = sum(len(batches.window_at(index)) for index in indices)
+    shown = sum(len(piece) for pieces in stream.pieces(indices) for piece in pieces)
+    read = sum(map(len, stream.windows(indices)))
     segments = [value for key, value in counted.items() if key.endswith("_segments")]
     slots = sum(value[0].size for value in segments)
-    n = len(segments[0])
-    model_tokens = sum(int((value > 0).sum()) for value in segments) / n
-    loss_tokens = sum(float(value.sum()) for key, value in counted.items() if key.endswith("_weights")) / n
+    model_tokens = sum(int((value > 0).sum()) for value in segments) / len(indices)
+    loss_tokens = sum(float(value.sum()) for key, value in counted.items() if key.endswith("_weights")) / len(indices)
     return {
-        "raw_tokens": batches.window,
+        "raw_tokens": stream.window,
         "model_tokens": model_tokens,
         "loss_tokens": loss_tokens,
         "padding": 1 - model_tokens / slots,

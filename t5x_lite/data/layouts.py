@@ -1,19 +1,22 @@
 """Layouts: who may look where. They put pairs on the stacks of an architecture, as rows of fixed length.
 
-A row is a dict of flat arrays. `encoder_tokens`, `encoder_segments` and `encoder_positions` [E]; `decoder_tokens`,
+A row has flat keys. `encoder_tokens`, `encoder_segments` and `encoder_positions` [E]; `decoder_tokens`,
 `decoder_targets`, `decoder_weights`, `decoder_segments`, `decoder_positions` and `decoder_prefix` [D]; for aligned
-pairs `encoder_scored`, `encoder_targets` and `encoder_weights` [K]. Segments count from 1; 0 is padding. An encoder
+pairs `encoder_scored`, `encoder_targets` and `encoder_weights` [K], for sentence pairs `encoder_types` [E] and
+`encoder_labels` []. Segments count from 1; 0 is padding. An encoder
 sees its own segment; a decoder its past within its segment, and what `decoder_prefix` marks.
 """
 
 from bisect import bisect_left
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from t5x_lite.config import Lengths, RunConfig
-from t5x_lite.data.objectives import Objective, Pair, parse
-from t5x_lite.data.tokenizer import Vocabulary
+from t5x_lite.data.objectives import Objective, Pairs, mixture
+from t5x_lite.data.ragged import Ragged
+from t5x_lite.data.vocabulary import Vocabulary
 from t5x_lite.errors import BAD_CONFIG, Refusal
 
 
@@ -33,13 +36,51 @@ class Shape:
         return inputs <= self.encoder and targets <= (self.scored or self.decoder)
 
 
-def plan(config: RunConfig) -> tuple[Objective, int, Shape]:
-    """What the rows of a config are: its objective, the raw tokens of a window, and the shape they are laid out in.
+class Member(NamedTuple):
+    """One objective of a mixture, the share of the rows that are its, and the raw tokens of its windows."""
 
-    Raises Refusal for what cannot be laid out. Needs no tokenizer: this is known as soon as the config is read.
-    """
-    objective = match(parse(config.objective), config.model.architecture)
-    return objective, *fit(objective, config.model.architecture, config.data.lengths)
+    rate: float
+    objective: Objective
+    window: int
+
+
+class Plan(NamedTuple):
+    """What the rows of a config are: their objectives, one or several in a mixture, and the shape of all of them."""
+
+    members: tuple[Member, ...]
+    shape: Shape
+
+    @property
+    def raw_tokens(self) -> float:
+        """Raw tokens that a row reads, the mean."""
+        return sum(member.rate * member.window for member in self.members)
+
+
+def plan(config: RunConfig) -> Plan:
+    """Raises Refusal for what cannot be laid out. Needs no tokenizer: this is known as soon as the config is read."""
+    architecture = config.model.architecture
+    members, shapes = [], []
+    for rate, objective in mixture(config.objective):
+        objective = match(objective, architecture)
+        if objective.option("second"):
+            _check_sentence_pairs(objective, config)
+        window, shape = fit(objective, architecture, config.data.lengths)
+        members.append(Member(rate, objective, window))
+        shapes.append(shape)
+    if len({bool(member.objective.option("second")) for member in members}) > 1:
+        raise Refusal(BAD_CONFIG, f"objective={config.objective}: rows with sentence pairs and without do not mix")
+    return Plan(tuple(members), replace(shapes[0], scored=max(shape.scored for shape in shapes)))
+
+
+def _check_sentence_pairs(objective: Objective, config: RunConfig) -> None:
+    wrong = (
+        ("data.split_documents", config.data.split_documents, "a row is one pair; set it to False"),
+        ("model.token_types", config.model.token_types == 1, "got 1, a pair has two types; set 2, or 0 for none"),
+        ("model.classes", config.model.classes == 1, "got 1, a pair has a label of two; set 2"),
+    )
+    for key, is_wrong, reason in wrong:
+        if is_wrong:
+            raise Refusal(BAD_CONFIG, f"{key}: {reason} (objective {objective.name} with sentence pairs)")
 
 
 def match(objective: Objective, architecture: str) -> Objective:
@@ -53,14 +94,14 @@ def match(objective: Objective, architecture: str) -> Objective:
     if not objective.aligned and architecture == "encoder":
         refuse("an encoder alone writes no targets; use masked_lm, or an architecture with a decoder")
     if not objective.makes_inputs and architecture == "encoder_decoder":
-        refuse("it has no inputs for the encoder; use prefix_lm, or architecture decoder")
+        refuse("it has rows without inputs for the encoder; use prefix_lm, fim_rate=1, or architecture decoder")
     if not objective.makes_inputs and architecture == "prefix_decoder":
-        refuse("it has no inputs to be seen both ways; use prefix_lm, or architecture decoder")
-    if objective.options.get("score_prefix") and architecture != "decoder":
+        refuse("it has rows without inputs to be seen both ways; use prefix_lm, fim_rate=1, or architecture decoder")
+    if objective.option("score_prefix") and architecture != "decoder":
         refuse("score_prefix needs a causal prefix; use architecture decoder")
-    if objective.options.get("mirrored") and architecture != "encoder_decoder":
+    if objective.option("mirrored") and architecture != "encoder_decoder":
         refuse("mirrored fills two stacks; use architecture encoder_decoder")
-    if objective.name == "prefix_lm" and architecture == "encoder_decoder":
+    if objective.name == "prefix_lm" and architecture == "encoder_decoder" and not objective.option("split"):
         return Objective(objective.name, {**objective.options, "mirrored": True})
     return objective
 
@@ -73,7 +114,7 @@ def fit(objective: Objective, architecture: str, lengths: Lengths) -> tuple[int,
         room, name = Shape(0, lengths.row, 0, architecture == "prefix_decoder"), f"data.lengths.row={lengths.row}"
     if architecture == "encoder":
         room = Shape(lengths.row, 0, lengths.row)
-    step = 2 if objective.options.get("mirrored") else 1
+    step = 2 if objective.option("mirrored") else 1
     windows = range(objective.least, room.encoder + room.decoder + 1, step)
     fitting = bisect_left(windows, True, key=lambda n: not room.holds(*objective.bound(n)[:3]))  # bounds grow with n
     if not fitting:
@@ -82,52 +123,67 @@ def fit(objective: Objective, architecture: str, lengths: Lengths) -> tuple[int,
     return window, replace(room, scored=objective.bound(window).targets if room.scored else 0)
 
 
-def _stack(name: str, length: int, pieces: list[np.ndarray], pad: int) -> dict:
-    """Tokens, segments and positions of one stack: the pieces one after another, then padding."""
-    sizes = [len(piece) for piece in pieces]
-    padding = length - sum(sizes)
-    return {
-        f"{name}_tokens": np.concatenate([*pieces, np.full(padding, pad)]).astype(np.int32),
-        f"{name}_segments": np.repeat([*range(1, len(pieces) + 1), 0], [*sizes, padding]).astype(np.int32),
-        f"{name}_positions": np.concatenate([np.arange(size) for size in (*sizes, padding)]).astype(np.int32),
-    }
+def _placed(values: Ragged, row_of: np.ndarray, rows: int, length: int, blank, dtype) -> np.ndarray:
+    """The pieces of each row one after another, then `blank` up to the length: [rows, length]."""
+    used = np.bincount(row_of, values.lengths, rows)
+    if (used == length).all():
+        return values.values.astype(dtype, copy=False).reshape(rows, length)
+    placed = np.full((rows, length), blank, dtype)
+    placed[np.arange(length) < used[:, None]] = values.values
+    return placed
 
 
-def _filled(length: int, pieces: list[np.ndarray], value, dtype) -> np.ndarray:
-    used = np.concatenate(pieces)
-    return np.concatenate([used, np.full(length - len(used), value)]).astype(dtype)
+def lay_out(
+    pairs: Pairs, shape: Shape, vocabulary: Vocabulary, row_of: np.ndarray | None = None, rows: int = 0
+) -> dict[str, np.ndarray]:
+    """Pairs, each a segment of its own, as rows: the arrays of the module's docstring, [rows, …] each.
 
+    row_of: the row that each pair belongs to, ascending, below `rows`; without, each is a row. They must fit the shape.
+    """
+    if row_of is None:
+        row_of, rows = np.arange(len(pairs)), len(pairs)
+    number = np.arange(len(row_of)) - np.searchsorted(row_of, row_of) + 1  # of the segment in its row
+    weights = pairs.scores()
 
-def lay_out(pairs: list[Pair], shape: Shape, vocabulary: Vocabulary) -> dict[str, np.ndarray]:
-    """Pairs, each a segment of its own, as one row. They must fit the shape."""
+    def place(values, lengths, length, blank=0, dtype=np.int32):
+        return _placed(Ragged(values, lengths), row_of, rows, length, blank, dtype)
+
+    def stack(name, ids, length):
+        return {
+            f"{name}_tokens": place(*ids, length, vocabulary.pad),
+            f"{name}_segments": place(np.repeat(number, ids.lengths), ids.lengths, length),
+            f"{name}_positions": place(ids.within, ids.lengths, length),
+        }
+
     row = {}
     if shape.encoder:
-        row |= _stack("encoder", shape.encoder, [pair.inputs for pair in pairs], vocabulary.pad)
+        row |= stack("encoder", pairs.inputs, shape.encoder)
+    if pairs.types is not None:
+        row["encoder_types"] = place(*pairs.types, shape.encoder)
+    if pairs.labels is not None:
+        row["encoder_labels"] = pairs.labels.astype(np.int32)
     if shape.scored:
-        starts = np.cumsum([0] + [len(pair.inputs) for pair in pairs])
-        places = [start + pair.scored for start, pair in zip(starts, pairs, strict=False)]
-        row["encoder_scored"] = _filled(shape.scored, places, 0, np.int32)
-        row["encoder_targets"] = _filled(shape.scored, [pair.targets for pair in pairs], vocabulary.pad, np.int32)
-        row["encoder_weights"] = _filled(shape.scored, [pair.weights for pair in pairs], 0, np.float32)
+        starts = pairs.inputs.ends - pairs.inputs.lengths
+        starts -= starts[np.searchsorted(row_of, row_of)]
+        scored = pairs.scored.values + np.repeat(starts, pairs.scored.lengths)
+        row["encoder_scored"] = place(scored, pairs.scored.lengths, shape.scored)
+        row["encoder_targets"] = place(*pairs.targets, shape.scored, vocabulary.pad)
+        row["encoder_weights"] = place(*weights, shape.scored, 0, np.float32)
     if shape.decoder:
-        row |= _decoder(pairs, shape, vocabulary)
-    return row
-
-
-def _decoder(pairs: list[Pair], shape: Shape, vocabulary: Vocabulary) -> dict:
-    """The decoder's stream: the targets, behind the inputs where no encoder reads them, shifted right in its segment.
-
-    Position j holds stream[j − 1] and is asked for stream[j]. With i inputs the positions 0 … i (the start token and
-    all inputs) are known before the first target is asked for: they are the prefix.
-    """
-    before = [pair.inputs[:0] if shape.encoder else pair.inputs for pair in pairs]
-    streams = [np.append(inputs, pair.targets) for inputs, pair in zip(before, pairs, strict=True)]
-    start = [vocabulary.start]
-    row = _stack("decoder", shape.decoder, [np.append(start, s)[: len(s)] for s in streams], vocabulary.pad)
-    row["decoder_targets"] = _filled(shape.decoder, streams, vocabulary.pad, np.int32)
-    weights = [np.append(np.full(len(i), float(p.score_inputs)), p.weights) for i, p in zip(before, pairs, strict=True)]
-    row["decoder_weights"] = _filled(shape.decoder, weights, 0, np.float32)
-    if shape.bidirectional_prefix:
-        prefix = [np.arange(len(s)) <= len(i) if len(i) else s < 0 for i, s in zip(before, streams, strict=True)]
-        row["decoder_prefix"] = _filled(shape.decoder, prefix, False, bool)
+        # The targets, behind the inputs where no encoder reads them, shifted right in their segment: position j holds
+        # stream[j − 1] and is asked for stream[j]. With i inputs the positions 0 … i (the start token and all inputs)
+        # are known before the first target is asked for: they are the prefix.
+        before = Ragged.empty(len(pairs)) if shape.encoder else pairs.inputs
+        stream = Ragged.join(before, pairs.targets)
+        shifted = np.roll(stream.values, 1)
+        shifted[(stream.ends - stream.lengths)[stream.lengths > 0]] = vocabulary.start
+        row |= stack("decoder", Ragged(shifted, stream.lengths), shape.decoder)
+        row["decoder_targets"] = place(*stream, shape.decoder, vocabulary.pad)
+        scored = pairs.score_inputs and not shape.bidirectional_prefix
+        scores = Ragged(np.full(len(before.values), scored, np.float32), before.lengths)
+        row["decoder_weights"] = place(*Ragged.join(scores, weights), shape.decoder, 0, np.float32)
+        if shape.bidirectional_prefix:
+            seen = stream.within <= np.repeat(before.lengths, stream.lengths)
+            seen &= np.repeat(before.lengths > 0, stream.lengths)
+            row["decoder_prefix"] = place(seen, stream.lengths, shape.decoder, False, bool)
     return row

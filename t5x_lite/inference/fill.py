@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from t5x_lite.data.layouts import Shape, lay_out
-from t5x_lite.data.objectives import Pair, parse
+from t5x_lite.data.objectives import Pairs, mixture
+from t5x_lite.data.ragged import Ragged
 from t5x_lite.errors import USAGE, Refusal
 from t5x_lite.inference.generate import generate
 from t5x_lite.model.transformer import Transformer, head_weights, logits
@@ -27,13 +28,13 @@ def fill_words(trained: Trained, text: str, top: int = 5) -> list[list[tuple[str
     """For each blank, the likeliest tokens and their probabilities, by a masked language model."""
     vocabulary, config = trained.tokenizer.vocabulary, trained.config.model
     first, *rest = _parts(trained, text)
-    ids = np.concatenate([[vocabulary.cls], first, *([vocabulary.mask, *part] for part in rest), [vocabulary.sep]])
+    cls, mask, sep = (vocabulary[name] for name in ("[CLS]", "[MASK]", "[SEP]"))
+    ids = np.concatenate([[cls], first, *([mask, *part] for part in rest), [sep]])
     if config.positions == "learned" and len(ids) > config.max_length:
         raise Refusal(USAGE, f"fill: the text has {len(ids)} tokens, the model reads {config.max_length}; shorten it")
-    scored = np.flatnonzero(ids == vocabulary.mask).astype(np.int32)
-    pair = Pair(ids.astype(np.int32), np.zeros_like(scored), np.ones(len(scored), np.float32), scored)
-    row = lay_out([pair], Shape(len(ids), 0, len(scored)), vocabulary)
-    batch = {key: jnp.asarray(value)[None] for key, value in row.items()}
+    scored = np.flatnonzero(ids == mask).astype(np.int32)
+    pair = Pairs(Ragged.of([ids]), Ragged.of([np.zeros_like(scored)]), scored=Ragged.of([scored]))
+    batch = jax.tree.map(jnp.asarray, lay_out(pair, Shape(len(ids), 0, len(scored)), vocabulary))
     hidden = Transformer(config).apply({"params": trained.params}, batch)
     of_blanks = jax.nn.softmax(logits(config, head_weights(trained.params), hidden)[0])
     likeliest = np.argsort(-np.asarray(of_blanks), -1)[:, :top]
@@ -62,9 +63,9 @@ def fill_spans(trained: Trained, text: str, max_new: int = 32, **sampling) -> li
 
 def fill(trained: Trained, text: str, top: int = 5) -> list:
     """Fill the blanks of a text by whatever the model was trained for; see fill_words and fill_spans."""
-    objective = parse(trained.config.objective)
-    if objective.aligned:
+    objectives = [objective for _, objective in mixture(trained.config.objective)]
+    if objectives[0].aligned:
         return fill_words(trained, text, top)
-    if objective.uses_sentinels:
+    if any(objective.uses_sentinels for objective in objectives):
         return fill_spans(trained, text)
-    raise Refusal(USAGE, f"fill: a model of {objective.name} knows no blanks; use generate")
+    raise Refusal(USAGE, f"fill: a model of {trained.config.objective} knows no blanks; use generate")

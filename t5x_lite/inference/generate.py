@@ -8,7 +8,8 @@ import numpy as np
 
 from t5x_lite.config import Model
 from t5x_lite.data.layouts import Shape, lay_out
-from t5x_lite.data.objectives import Pair
+from t5x_lite.data.objectives import Pairs
+from t5x_lite.data.ragged import Ragged
 from t5x_lite.errors import USAGE, Refusal
 from t5x_lite.model.transformer import Transformer, head_weights, logits
 from t5x_lite.training.rundir import Trained
@@ -53,9 +54,8 @@ def generate(
 
     prefix = config.architecture == "prefix_decoder"
     shape = Shape(rounded(longest), rounded(max_new), 0) if two else Shape(0, rounded(needed), 0, prefix)
-    blank = np.zeros(max_new, np.int32)
-    rows = [lay_out([Pair(ids, blank, blank.astype(np.float32))], shape, vocabulary) for ids in inputs]
-    batch = {key: jnp.asarray(np.stack([row[key] for row in rows])) for key in rows[0]}
+    pairs = Pairs(Ragged.of(inputs), Ragged.full(np.zeros((len(inputs), max_new))))
+    batch = jax.tree.map(jnp.asarray, lay_out(pairs, shape, vocabulary))
     first = jnp.array([0 if two else len(ids) for ids in inputs])
     sampling = (temperature, top_k, top_p)
     ends = vocabulary.eos, vocabulary.size

@@ -44,7 +44,8 @@ def forward_flops(config: Model, shape: Shape, scored: float) -> float:
         if shape.encoder:
             layer += stack(shape.decoder, shape.encoder)
     head = config.vocab_size * config.width + (config.width**2 if config.mlm_head else 0)
-    return config.layers * layer + 2 * scored * head
+    of_row = config.width * (config.width + config.classes) if config.classes else 0
+    return config.layers * layer + 2 * (scored * head + of_row)
 
 
 def step_flops(config: Model, shape: Shape, scored: float) -> float:

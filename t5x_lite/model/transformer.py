@@ -109,6 +109,8 @@ class Transformer(nn.Module):
             self.decoder = Stack(config, bidirectional=config.architecture == "prefix_decoder")
         self.dropout = nn.Dropout(config.dropout)
         self.head = Head(config)
+        if config.classes:
+            self.classifier = Classifier(config)
 
     def embed(self, row, name: str, deterministic: bool):
         """Tokens (and types) of a stack to vectors [B, T, W], positions added where they are."""
@@ -125,24 +127,43 @@ class Transformer(nn.Module):
             x = self.embedding_norm(x)
         return self.dropout(constrain(x, "batch", None, None), deterministic=deterministic)
 
+    def encode(self, row, deterministic: bool = True):
+        """Hidden states [B, E, W] of the encoder."""
+        segments = row["encoder_segments"]
+        x = self.embed(row, "encoder", deterministic)
+        return self.encoder(x, {"positions": row["encoder_positions"]}, visible(segments, segments), deterministic)
+
     def __call__(self, row, deterministic: bool = True):
-        context = {}
+        context, segments = {}, row.get("decoder_segments")
         if self.config.architecture.startswith("encoder"):
-            segments = row["encoder_segments"]
-            x = self.embed(row, "encoder", deterministic)
-            context = {"positions": row["encoder_positions"]}
-            x = self.encoder(x, context, visible(segments, segments), deterministic)
+            x = self.encode(row, deterministic)
             if self.config.architecture == "encoder":
-                return jnp.take_along_axis(x, row["encoder_scored"][..., None], 1) if "encoder_scored" in row else x
-            context = {"encoded": x, "encoded_hidden": hide(visible(row["decoder_segments"], segments))}
-        segments = row["decoder_segments"]
+                return at_scored(row, x)
+            context = {"encoded": x, "encoded_hidden": hide(visible(segments, row["encoder_segments"]))}
         seen = visible(segments, segments, causal=True, prefix=row.get("decoder_prefix"))
         x = self.embed(row, "decoder", deterministic)
         return self.decoder(x, {**context, "positions": row["decoder_positions"]}, seen, deterministic)
 
     def everything(self, row):
         """Touch every parameter, for initialisation."""
-        return self.head(self(row), self.embedding.T)
+        hidden = self(row)
+        return self.head(hidden, self.embedding.T), self.classifier(hidden[:, 0]) if self.config.classes else None
+
+
+def at_scored(row, hidden):
+    """Hidden states [B, E, W] at the positions that are asked [B, K, W]; all of them where none are named."""
+    return jnp.take_along_axis(hidden, row["encoder_scored"][..., None], 1) if "encoder_scored" in row else hidden
+
+
+class Classifier(nn.Module):
+    """The first position [B, W] to logits [B, classes], float32: BERT's pooler and the layer on it (released code)."""
+
+    config: Model
+
+    @nn.compact
+    def __call__(self, first):
+        pooled = jnp.tanh(Dense(self.config, self.config.width, ("embed", None), name="pooler")(first))
+        return Dense(self.config, self.config.classes, (None, None), name="output")(pooled).astype(jnp.float32)
 
 
 class Head(nn.Module):

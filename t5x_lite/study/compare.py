@@ -6,7 +6,8 @@ from pathlib import Path
 
 from t5x_lite.config import CompareConfig, RunConfig
 from t5x_lite.data import batches, objectives
-from t5x_lite.data.corpus import Corpus, prepare
+from t5x_lite.data.corpus import Corpus
+from t5x_lite.data.prepare import prepare
 from t5x_lite.errors import BAD_CONFIG, NO_FILE, Refusal, read_json
 from t5x_lite.inference.fill import fill
 from t5x_lite.inference.generate import continue_texts
@@ -53,8 +54,8 @@ def same_reading(prepared: dict) -> None:
         text = {key: corpus.manifest[key] for key in ("tokenizer", "train", "validation")}
         return {
             "text or tokens": text,
-            "seed": made.seed,
-            "data.block": made.block,
+            "seed": config.seed,
+            "data.block": [stream.block for stream in made.streams],
             "raw tokens a step": made.raw_tokens,
         }
 
@@ -110,7 +111,7 @@ def summarise(workdir: Path, corpus: Corpus) -> dict:
         "curve": [[r["step"], r["loss"]] for r in steps],
         "validation_curve": [[r["step"], r["loss"]] for r in evaluated],
     }
-    if objectives.parse(config.objective).name == "causal_lm":
+    if [objective.name for _, objective in objectives.mixture(config.objective)] == ["causal_lm"]:
         bits = last["loss"] * last["loss_tokens"] / math.log(2)
         summary["bits_per_byte"] = bits / corpus.manifest["validation"]["bytes"]
     return summary
@@ -133,7 +134,7 @@ def examples(config: CompareConfig, workdir: Path) -> dict:
     done = {}
     for name in config.members:
         trained = rundir.load(workdir / name)
-        objective = objectives.parse(trained.config.objective)
+        objective = objectives.mixture(trained.config.objective)[0][1]
         if objective.aligned:
             done[name] = [{"text": text, "words": fill(trained, text)} for text in config.blanks]
         elif objective.uses_sentinels:

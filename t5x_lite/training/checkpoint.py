@@ -83,10 +83,10 @@ class Checkpoints:
     def _same_settings(self, step: int) -> None:
         made_with = self._manager.metadata(step).custom_metadata["settings"]
         for key, value in self._settings.items():
-            if made_with[key] != value:
+            if made_with.get(key) != value:
                 raise Refusal(
                     BAD_CONFIG,
-                    f"{key}: now {value!r}, but {self._directory}/{step} was made with {made_with[key]!r}; "
+                    f"{key}: now {value!r}, but {self._directory}/{step} was made with {made_with.get(key)!r}; "
                     "bring the old value back",
                 )
 

@@ -9,6 +9,7 @@ import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -17,6 +18,7 @@ from jax.experimental import multihost_utils
 
 from t5x_lite.config import RunConfig
 from t5x_lite.data import batches as data
+from t5x_lite.data import streams
 from t5x_lite.data.corpus import Corpus, cache
 from t5x_lite.errors import INTERRUPTED, NOT_FINITE, TERMINATED, Refusal
 from t5x_lite.model.flops import peak_flops, step_flops
@@ -64,7 +66,10 @@ class Stop:
 
 
 def prefetch(batch_at, first: int, last: int, workers: int):
-    """batch_at(first), …, batch_at(last − 1), made ahead by a pool of threads."""
+    """batch_at(first), …, batch_at(last − 1), made ahead by a pool of threads; without workers, when asked for."""
+    if not workers:
+        yield from map(batch_at, range(first, last))
+        return
     with ThreadPoolExecutor(workers) as pool:
         ahead = deque(pool.submit(batch_at, step) for step in range(first, min(first + workers + 1, last)))
         for step in range(first + workers + 1, last + workers + 1):
@@ -88,8 +93,10 @@ class Run:
     """
 
     def __init__(self, config: RunConfig, corpus: Corpus, devices=None):
-        self.config = config = rundir.resolve(config, corpus.tokenizer.vocabulary)
+        config = rundir.resolve(config, corpus.tokenizer.vocabulary)
         self.batches = data.make(config, corpus, "train")
+        training = replace(config.training, steps=data.last_step(config, self.batches))
+        self.config = config = replace(config, training=training)
         self.validation = data.make(config, corpus, "validation")
         self.mesh = sharding.make_mesh(config, devices)
         self.row = data.ledger(self.batches)
@@ -145,7 +152,8 @@ def train(config: RunConfig, corpus: Corpus, workdir: Path) -> None:
     setup_jax(config.model.dtype)
     run = Run(config, corpus)  # what cannot be run is refused before anything is written
     with rundir.owned(workdir, config, corpus):
-        checkpoints = Checkpoints(workdir / "checkpoints", rundir.fixed(run.config), config.training.keep_every)
+        made_with = rundir.fixed(run.config) | {"version of the stream": streams.VERSION}
+        checkpoints = Checkpoints(workdir / "checkpoints", made_with, config.training.keep_every)
         try:
             with run.within():
                 _steps(run, checkpoints, workdir)

@@ -56,6 +56,16 @@ def cross_entropy(
     return _chunked(sums, head_weights, cut(hidden), (cut(targets), cut(weights)))
 
 
+def label_sums(logits, labels, real) -> dict[str, jax.Array]:
+    """Sums over the rows that are real [B]: label_nll, label_correct and label_weight of logits [B, C], labels [B]."""
+    each = {
+        "nll": -jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], 1)[:, 0],
+        "correct": logits.argmax(-1) == labels,
+        "weight": jnp.ones(labels.shape, logits.dtype),
+    }
+    return {f"label_{name}": jnp.where(real, value, 0).sum().astype(logits.dtype) for name, value in each.items()}
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _chunked(sums, head_weights, hidden, labels):
     """The sums over all chunks (the leading axis of hidden and labels)."""

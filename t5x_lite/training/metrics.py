@@ -59,8 +59,13 @@ def read(path: Path) -> list[dict]:
 
 
 def means(sums: dict) -> dict[str, float]:
-    """The figures of a loss's sums: loss in nats per scored token, accuracy, and whatever is no sum as it is."""
+    """The figures of a loss's sums: loss in nats per scored token, accuracy, both of labels where rows have them, and
+    whatever is no sum as it is.
+    """
     values = {name: float(value) for name, value in sums.items()}
+    if "label_weight" in values:
+        rows = max(values.pop("label_weight"), 1.0)
+        values |= {"label_loss": values.pop("label_nll") / rows, "label_accuracy": values.pop("label_correct") / rows}
     weight = max(values.pop("weight"), 1.0)
     loss, correct, objective = (values.pop(k) / weight for k in ("nll", "correct", "objective"))
     return {"loss": loss, "accuracy": correct, "objective": objective, "loss_tokens": weight, **values}

@@ -16,7 +16,8 @@ import jax
 from t5x_lite.config import RunConfig
 from t5x_lite.data import layouts, objectives, tokenizer
 from t5x_lite.data.corpus import Corpus
-from t5x_lite.data.tokenizer import Tokenizer, Vocabulary
+from t5x_lite.data.tokenizer import Tokenizer
+from t5x_lite.data.vocabulary import Vocabulary
 from t5x_lite.errors import BAD_CONFIG, BAD_DATA, IO_ERROR, NO_FILE, USAGE, Refusal, read_json
 from t5x_lite.settings import flatten, load_json, to_dict
 from t5x_lite.training.checkpoint import Checkpoints
@@ -24,8 +25,8 @@ from t5x_lite.training.optimizer import make_optimizer
 from t5x_lite.training.step import fresh_state
 
 # What may differ when a run goes on: how long, how often, on what machine, and where the text lies, not what it is.
-_FREE = {"data.source", "data.validation_source", "data.tokenizer", "data.store", "data.workers"}
-_FREE |= {"training.steps", "training.microbatches", "training.profile"}
+_FREE = {"data.source", "data.validation_source", "data.tokenizer", "data.store", "data.workers", "data.processes"}
+_FREE |= {"data.epochs", "training.steps", "training.microbatches", "training.profile"}
 _FREE |= {"training.loss_chunk", "model.remat", "model.scan"}
 _FREE |= {"training.log_every", "training.eval_every", "training.checkpoint_every", "training.keep_every"}
 
@@ -128,9 +129,10 @@ def same_text(workdir: Path, corpus: Corpus) -> None:
 
 
 def resolve(config: RunConfig, vocabulary: Vocabulary) -> RunConfig:
-    """The config with what follows from the tokenizer and the row written out: vocab_size and max_length."""
-    objective, window, shape = layouts.plan(config)
-    objectives.check_vocabulary(objective, window, vocabulary)
+    """The config with what follows from the tokenizer and the row written out: vocab_size, max_length, classes."""
+    members, shape = layouts.plan(config)
+    for _, objective, window in members:
+        objectives.check_vocabulary(objective, window, vocabulary)
     model = config.model
     if 0 < model.vocab_size < vocabulary.size:
         raise Refusal(
@@ -141,6 +143,7 @@ def resolve(config: RunConfig, vocabulary: Vocabulary) -> RunConfig:
         model,
         vocab_size=model.vocab_size or vocabulary.size,
         max_length=model.max_length or max(shape.encoder, shape.decoder),
+        classes=model.classes or 2 * any(objective.option("second") for _, objective, _ in members),
     )
     return dataclasses.replace(config, model=model)
 

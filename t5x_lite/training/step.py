@@ -9,9 +9,9 @@ from flax import linen as nn
 from flax import struct
 
 from t5x_lite.config import RunConfig
-from t5x_lite.model.transformer import Transformer, head_weights, initialise, logits
+from t5x_lite.model.transformer import Classifier, Transformer, at_scored, head_weights, initialise, logits
 from t5x_lite.training import sharding
-from t5x_lite.training.losses import cross_entropy
+from t5x_lite.training.losses import cross_entropy, label_sums
 
 
 class TrainState(struct.PyTreeNode):
@@ -55,9 +55,14 @@ def make_sums(config: RunConfig):
 
     def sums(params, rows, key=None):
         rngs = {"dropout": key} if key is not None else {}
-        hidden = model.apply({"params": params}, rows, deterministic=key is None, rngs=rngs)
-
-        return cross_entropy(
+        method = Transformer.encode if "encoder_labels" in rows else None
+        hidden = model.apply({"params": params}, rows, deterministic=key is None, rngs=rngs, method=method)
+        of_rows = {}
+        if "encoder_labels" in rows:
+            said = Classifier(config.model).apply({"params": params["classifier"]}, hidden[:, 0])
+            of_rows = label_sums(said, rows["encoder_labels"], rows["encoder_segments"][:, 0] > 0)
+            hidden = at_scored(rows, hidden)
+        return of_rows | cross_entropy(
             partial(logits, config.model),
             head_weights(params),
             hidden,
@@ -74,18 +79,22 @@ def make_sums(config: RunConfig):
 def make_gradient(config: RunConfig):
     """(params, batch, key) → (gradient of the mean objective, sums): the sums of all microbatches are added, and
     divided once by the weight of the whole batch, so that microbatches with unequal numbers of targets change nothing.
+    Labels of rows add their own mean to it (BERT: Devlin et al., 2019, §A.2).
     """
     sums = make_sums(config)
 
-    def objective(params, rows, key):
-        made = sums(params, rows, key)
-        return made["objective"], made
-
-    gradient = jax.grad(objective, has_aux=True)
-
     def whole(params, batch, key):
-        total, made = _over_microbatches(partial(gradient, params), batch, key, config.training.microbatches)
-        weight = jnp.maximum(made["weight"], 1)
+        weight = jnp.maximum(scored(batch)[1].sum(), 1)
+
+        def objective(params, rows, key):
+            made = sums(params, rows, key)
+            total = made["objective"]
+            if "label_nll" in made:
+                total += made["label_nll"] * weight / jnp.maximum((batch["encoder_segments"][:, 0] > 0).sum(), 1)
+            return total, made
+
+        gradient = partial(jax.grad(objective, has_aux=True), params)
+        total, made = _over_microbatches(gradient, batch, key, config.training.microbatches)
         return jax.tree.map(lambda g: g / weight, total), made
 
     return whole

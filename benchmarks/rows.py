@@ -1,0 +1,103 @@
+"""Rows of each recipe from a prepared store to finished batches, on one core, in million raw tokens a second.
+
+    python benchmarks/rows.py [SOURCE] [COLLATOR]
+
+SOURCE: the text (built-in without). COLLATOR: the file run_t5_mlm_flax.py of transformers' examples; its collator then
+takes turns with our span_corruption of the same windows, and the ratio is the median of the rounds'.
+"""
+
+import ast
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from t5x_lite.config import Data, Lengths, Model, RunConfig
+from t5x_lite.data import batches
+from t5x_lite.data.prepare import prepare
+
+ROWS, ROUNDS = 128, 15
+T5 = Lengths(inputs=512, targets=114)
+WIDE = Lengths(inputs=512, targets=512)
+ROW = Lengths(row=512)
+RECIPES = [
+    ("span_corruption", "encoder_decoder", T5),
+    ("span_corruption(random_roll=True)", "encoder_decoder", T5),
+    ("iid_denoising", "encoder_decoder", Lengths(inputs=512, targets=164)),
+    ("ul2", "encoder_decoder", WIDE),
+    ("causal_lm", "decoder", ROW),
+    ("fill_in_the_middle", "decoder", ROW),
+    ("prefix_lm", "prefix_decoder", ROW),
+    ("prefix_lm", "encoder_decoder", WIDE),
+    ("masked_lm", "encoder", ROW),
+    ("masked_lm(choice='word')", "encoder", ROW),
+    ("masked_lm(choice='span')", "encoder", ROW),
+    ("masked_lm(choice='salient')", "encoder", ROW),
+    ("masked_lm(second='next')", "encoder", ROW),
+    ("masked_lm(static=True)", "encoder", ROW),
+    *((name, "encoder_decoder", WIDE) for name in ("drop_tokens", "mass_style", "bert_style", "deshuffling")),
+    ("text_infilling(permute_sentences=True)", "encoder_decoder", WIDE),
+]
+
+
+def seconds(function, calls: int) -> float:
+    """Of one call."""
+    start = time.perf_counter()
+    for step in range(calls):
+        function(step)
+    return (time.perf_counter() - start) / calls
+
+
+def collator(path: str, vocabulary):
+    """The peer's collator, taken out of its script so that the script's imports are not needed."""
+    wanted = "FlaxDataCollatorForT5MLM"
+    tree = ast.parse(Path(path).read_text())
+    (found,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == wanted]
+    found.decorator_list = []
+
+    def shift(labels, pad, start):
+        return np.concatenate([np.full((len(labels), 1), start, labels.dtype), labels[:, :-1]], 1)
+
+    names = {"np": np, "BatchEncoding": dict, "shift_tokens_right": shift, "List": list, "Dict": dict}
+    exec(compile(ast.Module([found], []), path, "exec"), names | {"PreTrainedTokenizerBase": object}, names)
+
+    class Ids:
+        eos_token_id = vocabulary.eos
+
+        def __len__(self):
+            return vocabulary.size
+
+    made = names[wanted]()
+    settings = {"tokenizer": Ids(), "noise_density": 0.15, "mean_noise_span_length": 3.0, "input_length": 512}
+    vars(made).update(settings, target_length=114, pad_token_id=vocabulary.pad, decoder_start_token_id=vocabulary.pad)
+    return made
+
+
+def main(source: str = "python_docs", peer: str = "") -> None:
+    """Time every recipe, then the peer."""
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    corpus = prepare(Data(source=source))
+    made = {}
+    for objective, architecture, lengths in RECIPES:
+        data = Data(source=source, batch_size=ROWS, lengths=lengths)
+        config = RunConfig(objective=objective, data=data, model=Model(architecture=architecture))
+        one = made[objective, architecture] = batches.make(config, corpus, "train")
+        one.batch_at(0)
+        spent = statistics.median(seconds(one.batch_at, 4) for _ in range(ROUNDS))
+        print(f"{objective:<42}{architecture:<16}{one.raw_tokens / spent / 1e6:6.1f} M/s", flush=True)
+    if peer:
+        ours = made["span_corruption", "encoder_decoder"]
+        theirs = collator(peer, corpus.tokenizer.vocabulary)
+        (stream,) = ours.streams
+        examples = [{"input_ids": window.astype(np.int32)} for window in stream.windows(range(ROWS))]
+        rounds = [(seconds(ours.batch_at, 4), seconds(lambda _: theirs(examples), 2)) for _ in range(ROUNDS)]
+        rates = [ours.raw_tokens / statistics.median(side) / 1e6 for side in zip(*rounds, strict=True)]
+        ratio = statistics.median(b / a for a, b in rounds)
+        print(f"span_corruption {rates[0]:.1f} M/s, the collator {rates[1]:.1f} M/s, ratio {ratio:.1f}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,64 @@
+"""From text files to batches of T5's span corruption, tokenised with T5's model: ours against seqio's pipeline.
+
+    python benchmarks/text_to_rows.py PEER_PYTHON 'GLOB' SPIECE.MODEL
+
+PEER_PYTHON: the python of an environment with seqio, t5 and TensorFlow. Both read the same files on all cores of the
+machine, the peer from its first file on (imports not counted), ours as the command `prepare` (its start counted) and
+one epoch of batches.
+"""
+
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HERE = Path(__file__).parent
+CONFIG = """
+def get_config():
+    return {"objective": "span_corruption", "model": {"architecture": "encoder_decoder"},
+            "data": {"batch_size": 128, "lengths": {"inputs": 512, "targets": 114}}}
+"""
+
+
+def ours(files: str, model: str) -> tuple[float, float]:
+    """Raw tokens read, and seconds."""
+    from t5x_lite.data import batches
+    from t5x_lite.data.prepare import prepare
+    from t5x_lite.settings import load
+
+    with tempfile.TemporaryDirectory() as directory:
+        config, store = Path(directory, "config.py"), Path(directory, "store")
+        config.write_text(CONFIG)
+        settings = [f"data.source={files}", f"data.tokenizer={model}", f"data.store={store}"]
+        start = time.perf_counter()
+        command = [sys.executable, "-m", "t5x_lite", "prepare", f"--config={config}"]
+        subprocess.run(
+            [*command, *(f"--config.{s}" for s in settings)], check=True, cwd=HERE.parent, capture_output=True
+        )
+        prepared = time.perf_counter() - start
+        config = load(str(config), settings)
+        made = batches.make(config, prepare(config.data), "train")
+        start = time.perf_counter()
+        steps = made.steps_of(1)
+        for step in range(steps):
+            made.batch_at(step)
+        return steps * made.raw_tokens, prepared + time.perf_counter() - start
+
+
+def main(peer: str, files: str, model: str) -> None:
+    """Each side once in turn, three times."""
+    for _ in range(3):
+        tokens, spent = ours(files, model)
+        out = subprocess.run(
+            [peer, HERE / "seqio_rows.py", files, model], check=True, capture_output=True, text=True
+        ).stdout
+        theirs, seconds = map(float, out.split()[-2:])
+        rates = tokens / spent / 1e6, theirs / seconds / 1e6
+        print(
+            f"ours {rates[0]:.2f} M raw tokens/s, seqio {rates[1]:.2f} M/s, ratio {rates[0] / rates[1]:.1f}", flush=True
+        )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
