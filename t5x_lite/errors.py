@@ -1,6 +1,8 @@
 """The one exception for what a user can mend, and the exit codes a script can rely on."""
 
+import importlib
 import json
+from contextlib import contextmanager
 from pathlib import Path
 
 USAGE = 2  # wrong command line, or a second run in one directory
@@ -23,6 +25,33 @@ class Refusal(Exception):
 
     def __str__(self) -> str:
         return self.args[1]
+
+
+@contextmanager
+def refusing(code: int, what: str):
+    """Whatever a library or a user's program raises within becomes a Refusal: what could not be done, and the reason.
+
+    >>> with refusing(NO_FILE, "cannot read a.gz"):
+    ...     raise EOFError("it is cut off")
+    Traceback (most recent call last):
+    t5x_lite.errors.Refusal: cannot read a.gz (EOFError: it is cut off)
+    """
+    try:
+        yield
+    except (Refusal, MemoryError):
+        raise
+    except Exception as error:  # they have no type in common
+        first = (str(error).strip().splitlines() or [""])[0]
+        reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {first}"
+        raise Refusal(code, f"{what} ({reason})") from error
+
+
+def imported(module: str, extra: str, what: str):
+    """An optional package's module, or a Refusal that says how to install it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise Refusal(NO_FILE, f"{what}: needs the package of {module}: pip install 't5x_lite[{extra}]'") from error
 
 
 def read_json(path: Path, mend: str) -> dict:

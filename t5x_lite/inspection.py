@@ -91,10 +91,8 @@ def store(corpus: Corpus, examples: int = 3, most: int = 20) -> str:
 
 
 def _split(split, tokens, counted, tokenizer, examples, most) -> list[str]:
-    figures = {key: counted[key] for key in ("documents", "tokens", "bytes", "shards")} | {
-        "shards": len(counted["shards"])
-    }
-    lines = ["", split, *(f"  {key:<12}{value:>16,}" for key, value in figures.items())]
+    figures = counted | {"shards": len(counted["shards"])}
+    lines = ["", split, *(f"  {key:<12}{figures[key]:>16,}" for key in ("documents", "tokens", "bytes", "shards"))]
     lines.append(f"  {'bytes/token':<12}{counted['bytes'] / counted['tokens']:>16.2f}")
     ends = np.flatnonzero(tokens == tokenizer.vocabulary.eos)
     lengths = np.diff(ends, prepend=-1)  # EOS counted
@@ -104,9 +102,8 @@ def _split(split, tokens, counted, tokenizer, examples, most) -> list[str]:
         bar = "█" * round(40 * powers[power] / powers.max())
         lines.append(f"  {2**power:>9,} – {2 ** (power + 1) - 1:<9,}{powers[power]:>10,} {bar}")
     counts = np.bincount(tokens, minlength=tokenizer.vocabulary.size)
-    shown = (
-        f"{tokenizer.decode([i])!r} {counts[i] / len(tokens):.1%}" for i in np.argsort(-counts)[:most] if counts[i]
-    )
+    often = [token for token in np.argsort(-counts)[:most] if counts[token]]
+    shown = (f"{tokenizer.decode([token])!r} {counts[token] / len(tokens):.1%}" for token in often)
     lines.append("  most frequent: " + ", ".join(shown))
     for end, length in list(zip(ends, lengths, strict=True))[:examples]:
         lines.append(f"  {tokenizer.decode(tokens[end + 1 - length : end + 1])[:300]!r}")

@@ -6,16 +6,18 @@ with the overrides of the command line, into frozen dataclasses; nothing past th
 
 import ast
 import dataclasses
+import importlib
 import json
 import math
 import os
 import re
 import runpy
+import sys
 import types
 from pathlib import Path
 
 from t5x_lite.config import CompareConfig, RunConfig, check
-from t5x_lite.errors import BAD_CONFIG, NO_FILE, USAGE, Refusal, nearest, read_json
+from t5x_lite.errors import BAD_CONFIG, NO_FILE, USAGE, Refusal, nearest, read_json, refusing
 
 
 def parse_call(text: str, key: str) -> tuple[str, dict]:
@@ -39,6 +41,20 @@ def parse_call(text: str, key: str) -> tuple[str, dict]:
         return name, options
     except (SyntaxError, ValueError) as error:
         raise Refusal(BAD_CONFIG, f"{key}={text!r}: expected a name or name(option=value, …), each once") from error
+
+
+def own(name: str, where: str):
+    """The function that a config names as `module.function`. Raises Refusal, whatever importing it raises."""
+    module, _, function = name.rpartition(".")
+    if "" not in sys.path:
+        sys.path.append("")  # as for `python -m`, the directory the command is given in
+    with refusing(BAD_CONFIG, f"{where}: expected module.function of your own"):
+        return getattr(importlib.import_module(module), function)
+
+
+def names_files(tokenizer: str) -> bool:
+    """Whether `data.tokenizer` names files, not a kind of tokenizer."""
+    return "/" in tokenizer or tokenizer.endswith((".model", ".json", ".txt", ".bpe"))
 
 
 def _convert(value, kind, key: str):
@@ -182,7 +198,7 @@ def _checked(config: RunConfig) -> RunConfig:
         paths[name] = " + ".join(f"{rate!r} * {_absolute(text)}" if rate else _absolute(text) for rate, text in terms)
     if data.store:
         paths["store"] = os.path.abspath(data.store)
-    if "/" in data.tokenizer or data.tokenizer.endswith((".model", ".json", ".txt", ".bpe")):
+    if names_files(data.tokenizer):
         paths["tokenizer"] = os.path.abspath(data.tokenizer)
     return check(dataclasses.replace(config, data=dataclasses.replace(data, **paths)))
 

@@ -6,7 +6,7 @@ from graphlib import TopologicalSorter
 from conftest import ROOT
 
 FLOORS = [
-    {"errors", "config", "settings"},
+    {"errors", "config", "settings", "progress"},
     {"data"},
     {"model"},
     {"training"},

@@ -440,6 +440,13 @@ def test_mixtures_and_ul2():
     ul2 = mixture("ul2")
     assert [o.options["mode"] for _, o in ul2] == [*"RRSXXXX"]
     assert {rate for rate, _ in ul2} == {1 / 7}
+    assert [rate for rate, _ in mixture("3 * ul2 + causal_lm")] == pytest.approx([3 / 28] * 7 + [1 / 4])
+    nested = mixture("2 * (causal_lm + 0.5 * prefix_lm) + span_corruption")
+    assert [(rate, o.name) for rate, o in nested] == [
+        (0.5, "causal_lm"),
+        (0.25, "prefix_lm"),
+        (0.25, "span_corruption"),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from t5x_lite.config import Data, Dirt
-from t5x_lite.data import shards, sources
+from t5x_lite.data import files, shards, sources
 from t5x_lite.data.cleaning import Cleaner
 from t5x_lite.errors import BAD_CONFIG, BAD_DATA, NO_FILE, Refusal
 
@@ -40,11 +40,8 @@ def test_parquet_and_columns(tmp_path):
     table = pyarrow.table({"body": TEXTS, "number": [1, 2, 3]})
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
     assert texts(tmp_path / "a.parquet", field="body") == TEXTS
-    for field, words in (
-        ("text", "has no column 'text'; set data.field to one of body, number"),
-        ("number", "no text"),
-    ):
-        with pytest.raises(Refusal, match=words):
+    for field in ("text", "number"):
+        with pytest.raises(Refusal, match=f"has no text '{field}'; set data.field to one of"):
             texts(tmp_path / "a.parquet", field=field)
 
 
@@ -93,7 +90,12 @@ def test_a_function_of_the_users_own(tmp_path, monkeypatch):
         ("a.jsonl", b"[1]\n", BAD_DATA, "has no text"),
         ("a.zip", b"PK", BAD_DATA, "is an archive of several files"),
         ("a.tar.xz", lzma.compress(b"x"), BAD_DATA, "is an archive of several files"),
-        ("b.txt.zst", zstandard.compress(bytes(range(256)) * 9999)[:-9], NO_FILE, "cannot read .*zst: it is cut off"),
+        (
+            "b.txt.zst",
+            zstandard.compress(bytes(range(256)) * 9999)[:-9],
+            NO_FILE,
+            r"cannot read .*zst \(EOFError: it is cut off",
+        ),
         ("a.txt.gz", gzip.compress(b"some text" * 999, mtime=0)[:-20], NO_FILE, "cannot read .*a.txt.gz"),
         ("a.txt.gz", b"not packed", NO_FILE, "cannot read .*a.txt.gz"),
         ("a.txt.zst", b"not packed", NO_FILE, "cannot read .*a.txt.zst"),
@@ -120,19 +122,18 @@ def test_long_documents_come_in_several_and_lose_nothing(text, longest, document
     with memory.open("/long.txt", "wb") as file:
         file.write(text.encode(errors="replace"))
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(sources, "LONGEST", longest)
+        patched.setattr(files, "LONGEST", longest)
         pieces = list(sources.documents("memory://long.txt", document))
     whole = list(sources.documents("memory://long.txt", document))
     joined = []
     for piece in pieces:
         piece.decode()  # never cut within a character
         assert len(piece) <= longest + 3
-        if isinstance(piece, sources.Continued):
+        if isinstance(piece, files.Continued):
             joined[-1] += piece
         else:
             joined.append(bytes(piece))
-    if document != "block":  # there the end of a line is cut off pieces too
-        assert joined == whole
+    assert joined == whole
     cleaner = Cleaner(Dirt(), "here")
     for piece in pieces:
         cleaner(piece)

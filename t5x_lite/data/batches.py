@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import product
 
 import numpy as np
@@ -90,14 +91,20 @@ class Batches:
             raise Refusal(BAD_DATA, f"{wanted}; give more text, or lower data.batch_size")
         return min(ends) // self.batch_size
 
+    @cached_property
+    def _before(self) -> np.ndarray:
+        """At each place of the pattern, how many rows of its stream come before."""
+        ordered = np.argsort(self.pattern, kind="stable")
+        before = np.empty_like(self.pattern)
+        before[ordered] = np.arange(len(ordered)) - np.searchsorted(self.pattern[ordered], self.pattern[ordered])
+        return before
+
     def places(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """For each row the number of its stream, and its index there; −1 past an unshuffled split."""
         if self.training:
             turn, at = np.divmod(indices, len(self.pattern))
-            before = np.zeros((len(self.streams), len(self.pattern)), np.int64)  # rows of each stream before each place
-            before[:, 1:] = np.cumsum(self.pattern[:-1] == np.arange(len(self.streams))[:, None], axis=1)
             stream = self.pattern[at]
-            return stream, turn * np.bincount(self.pattern)[stream] + before[stream, at]
+            return stream, turn * np.bincount(self.pattern)[stream] + self._before[at]
         ends = np.cumsum([stream.epoch_rows for stream in self.streams])
         stream = np.minimum(np.searchsorted(ends, indices, side="right"), len(ends) - 1)
         starts = np.append(0, ends[:-1])
@@ -133,8 +140,9 @@ def make(config: RunConfig, corpus: Corpus, split: str) -> Batches:
     vocabulary, streams, rates = corpus.tokenizer.vocabulary, [], []
     sources = [source for source in corpus.sources if len(source.tokens[split])]
     shares = source_rates(sources, config.data)
-    for (source, share), (rate, objective, window) in product(zip(sources, shares, strict=True), members):
+    for _, objective, window in members:
         objectives.check_vocabulary(objective, window, vocabulary)
+    for (source, share), (rate, objective, window) in product(zip(sources, shares, strict=True), members):
         tokens, block = source.tokens[split], config.data.block or window
         least = -(-window // block) * block if split == "train" else objective.least
         if objective.pieces > 1:  # the other one comes from elsewhere in the split

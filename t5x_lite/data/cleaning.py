@@ -1,13 +1,11 @@
 """Dirty text is normal: what becomes of each kind of dirt is a setting, and each is counted."""
 
-import re
 from collections import Counter
 
 from t5x_lite.config import Dirt
-from t5x_lite.data.sources import Continued
+from t5x_lite.data.files import Continued
+from t5x_lite.data.text_models import LONE_SURROGATE
 from t5x_lite.errors import BAD_DATA, Refusal
-
-_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Cleaner:
@@ -34,9 +32,9 @@ class Cleaner:
             except UnicodeDecodeError:
                 kept &= self._is_kept("invalid_utf8")
                 text = document.decode(errors="replace")
-        elif not document.isascii() and _LONE_SURROGATE.search(document):
+        elif not document.isascii() and LONE_SURROGATE.search(document):
             kept &= self._is_kept("lone_surrogate")
-            text = _LONE_SURROGATE.sub("\ufffd", document)
+            text = LONE_SURROGATE.sub("\ufffd", document)
         if text.startswith("\ufeff"):
             kept &= self._is_kept("byte_order_mark")
             text = text if self._policy.byte_order_mark == "keep" else text[1:]

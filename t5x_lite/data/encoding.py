@@ -3,10 +3,9 @@
 import hashlib
 import multiprocessing
 import os
-import sys
 import threading
 import time
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,7 @@ from t5x_lite.data import tokenizer
 from t5x_lite.data.corpus import SPLITS
 from t5x_lite.data.shards import Shard
 from t5x_lite.errors import BAD_DATA, Refusal
+from t5x_lite.progress import bar
 
 
 def _encode(chosen: tokenizer.Tokenizer, one_token: str, dtype: np.dtype, shard: Shard) -> tuple[dict, dict]:
@@ -59,16 +59,6 @@ def _in_worker(shard):
     return _encode(*_worker["encode"], shard)
 
 
-class _Here:
-    """A result that is there already."""
-
-    def __init__(self, value):
-        self._value = value
-
-    def result(self):
-        return self._value
-
-
 class Pool:
     """Makes ids of shards: the first in this process, so that small texts need no other, the rest in several."""
 
@@ -78,11 +68,13 @@ class Pool:
         self.size = data.processes or os.cpu_count() or 1
         self._pool, self._seen = None, 0
 
-    def submit(self, shard: Shard):
-        """Something whose `result()` is (counts, ids): see `_encode`."""
+    def submit(self, shard: Shard) -> Future:
+        """Its result is (counts, ids): see `_encode`."""
         self._seen += 1
         if self._seen == 1 or self.size == 1:
-            return _Here(_encode(self._chosen, *self._settings, shard))
+            done = Future()
+            done.set_result(_encode(self._chosen, *self._settings, shard))
+            return done
         if self._pool is None:
             context = multiprocessing.get_context("spawn")
             begin = (self._directory, *self._settings)
@@ -104,22 +96,15 @@ class Progress:
         self._name, self._total, self._say = name, total, say
         self._read = self._wrote = 0
         self._start = self._shown = time.monotonic()
-        self._bar = None
-        if sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import Progress as Bar
-
-            self._bar = Bar(console=Console(stderr=True))
-            self._task = self._bar.add_task(name, total=total or None)
+        self._bar = bar(name)
+        self._task = self._bar.add_task("", total=total or None, line="")
 
     def __enter__(self):
-        if self._bar:
-            self._bar.start()
+        self._bar.start()
         return self
 
     def __exit__(self, *_):
-        if self._bar:
-            self._bar.stop()
+        self._bar.stop()
 
     def read(self, size: int) -> None:
         """So many bytes of text more were read."""
@@ -134,8 +119,7 @@ class Progress:
         if self._total > self._read:
             left = (self._total - self._read) / rate
             line += f", ETA {left:.0f}s, then {self._wrote * self._total / self._read / 1e6:,.0f} MB"
-        if self._bar:
-            self._bar.update(self._task, completed=self._read, description=f"{self._name} {line}")
-        elif time.monotonic() - self._shown > 5:
+        self._bar.update(self._task, completed=self._read, line=line)
+        if self._bar.disable and time.monotonic() - self._shown > 5:
             self._shown = time.monotonic()
             self._say(f"prepare: {self._name}: {line}")

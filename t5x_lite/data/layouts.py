@@ -50,11 +50,6 @@ class Plan(NamedTuple):
     members: tuple[Member, ...]
     shape: Shape
 
-    @property
-    def raw_tokens(self) -> float:
-        """Raw tokens that a row reads, the mean."""
-        return sum(member.rate * member.window for member in self.members)
-
 
 def plan(config: RunConfig) -> Plan:
     """Raises Refusal for what cannot be laid out. Needs no tokenizer: this is known as soon as the config is read."""

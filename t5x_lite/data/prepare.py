@@ -23,7 +23,7 @@ from t5x_lite.data.corpus import SPLITS, Corpus, cache, open_store
 from t5x_lite.data.encoding import Pool, Progress
 from t5x_lite.data.shards import divided, hash_of, named, shards, text_hash, training_texts
 from t5x_lite.errors import BAD_DATA, IO_ERROR, NO_FILE, Refusal
-from t5x_lite.settings import source_terms
+from t5x_lite.settings import names_files, source_terms
 
 VERSION = 3
 JOURNAL = "journal.jsonl"
@@ -34,7 +34,7 @@ def settings_of(data: Data) -> dict:
     made = {name: getattr(data, name) for name in ("document", "field", "add_specials")}
     made |= {"dirt": asdict(data.dirt), "version": VERSION}
     made["validation"] = "a source of its own" if data.validation_source else data.validation_fraction
-    if tokenizer.is_path(data.tokenizer):
+    if names_files(data.tokenizer):
         content = b"".join(tokenizer.files(data.tokenizer).values())
         return made | {"tokenizer": hashlib.sha256(content).hexdigest()[:16]}
     return made | {"tokenizer": data.tokenizer}
@@ -53,7 +53,7 @@ def prepare(data: Data, say=print) -> Corpus:
     Raises Refusal for text that cannot be used, and for a store that was made from something else.
     """
     if data.store and (Path(data.store) / "manifest.json").exists():
-        return _as_described(open_store(Path(data.store).resolve()), data)
+        return _rated(_as_described(open_store(Path(data.store).resolve()), data), data)
     made_from = {"settings": settings_of(data), "text": text_of(data)}
     key = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()[:16]
     store = Path(data.store).resolve() if data.store else cache() / "stores" / key
@@ -67,11 +67,20 @@ def prepare(data: Data, say=print) -> Corpus:
                     _make(data, made_from, store, say)
         except OSError as error:
             raise Refusal(IO_ERROR, f"{store}: the store could not be written: {error.strerror or error}") from error
-    return _as_described(open_store(store), data)
+    corpus = open_store(store)
+    return _rated(_as_described(corpus, data) if data.store else corpus, data)
+
+
+def _rated(corpus: Corpus, data: Data) -> Corpus:
+    """The corpus with the rates that the settings give its sources."""
+    rates = [rate for rate, _ in source_terms(data.source, "data.source")]
+    rates += [0.0] * (len(corpus.sources) - len(rates))
+    rated = (replace(source, rate=rate) for source, rate in zip(corpus.sources, rates, strict=True))
+    return replace(corpus, sources=tuple(rated))
 
 
 def _as_described(corpus: Corpus, data: Data) -> Corpus:
-    """The corpus with the rates of its sources; refused where it was not made as the settings say, of that text."""
+    """The corpus; refused where it was not made as the settings say, or of another text."""
 
     def refuse(what, had, now):
         mend = "name another data.store, or remove this one"
@@ -89,12 +98,7 @@ def _as_described(corpus: Corpus, data: Data) -> Corpus:
             hashes = [_reachable(text_hash, data, *one) for one in named(data)]
             if hashes != [source["text"] for source in corpus.manifest["sources"]]:
                 refuse("the text", made_from["text"], text_of(data))
-    rates = [rate for rate, _ in source_terms(data.source, "data.source")]
-    rated = tuple(
-        replace(source, rate=rate)
-        for source, rate in zip(corpus.sources, rates + [0.0] * (len(corpus.sources) - len(rates)), strict=True)
-    )
-    return replace(corpus, sources=rated)
+    return corpus
 
 
 class _Elsewhere(Exception):
@@ -158,8 +162,11 @@ def _make(data: Data, made_from: dict, store: Path, say) -> None:
 
 def _total(counts: list[dict]) -> dict:
     hashes = "".join(shard["sha256"] for count in counts for shard in count["shards"])
-    summed = {name: sum(count[name] for count in counts) for name in ("documents", "tokens", "bytes")}
-    return summed | {"sha256": hashlib.sha256(hashes.encode()).hexdigest()}
+    return _summed(counts) | {"sha256": hashlib.sha256(hashes.encode()).hexdigest()}
+
+
+def _summed(counts: list[dict]) -> dict:
+    return {name: sum(count[name] for count in counts) for name in ("documents", "tokens", "bytes")}
 
 
 class _Journal:
@@ -243,8 +250,7 @@ def _write(data, name, key, number, store, journal, pool, say) -> dict:
 
 def _counted(parts: list[dict | None]) -> dict:
     parts = [part for part in parts if part]
-    summed = {name: sum(part[name] for part in parts) for name in ("documents", "tokens", "bytes")}
-    return summed | {"shards": [{name: part[name] for name in ("tokens", "sha256")} for part in parts]}
+    return _summed(parts) | {"shards": [{name: part[name] for name in ("tokens", "sha256")} for part in parts]}
 
 
 def _cut_at(path: Path, end: int):

@@ -176,7 +176,7 @@ class Stream:
     def _partners(self, epochs, within) -> np.ndarray:
         """For each row another window of the same epoch, far away in it."""
         whole = len(self.tokens) // self.window if not self.shuffle else self.epoch_rows
-        other = (within + whole // 2) % max(whole, 1)
+        other = (within + whole // 2) % whole
         if self.shuffle:
             return self._shuffled(epochs, other)
         return self.tokens[(other * self.window)[:, None] + np.arange(self.window)]

@@ -9,8 +9,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from t5x_lite.errors import BAD_DATA, Refusal
+from t5x_lite.errors import BAD_DATA, Refusal, imported
 
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # half a UTF-16 pair, which UTF-8 cannot hold
 SPACE_MARK = "\u2581"  # SentencePiece writes a space so; in raw text it must not become one
 PIECE = 1 << 20  # characters that are encoded at a time …
 _BREAK = re.compile(r"(?<=\S) (?=\S)")  # … cut at a single space, which no model here has in the middle of a piece
@@ -129,8 +130,6 @@ class HuggingFace:
     kind, ours = "huggingface", False
 
     def __init__(self, content: bytes):
-        from t5x_lite.data.sources import imported
-
         tokenizers = imported("tokenizers", "hf", "data.tokenizer")
         described = json.loads(content)
         added = {token["content"]: token["id"] for token in described.get("added_tokens", ())}
@@ -222,8 +221,6 @@ _BYTE_OF = _printable_bytes()
 
 def word_piece(vocabulary: bytes) -> bytes:
     """The tokenizers JSON of BERT's WordPiece with that vocab.txt; it is uncased where the vocabulary is."""
-    from t5x_lite.data.sources import imported
-
     tokenizers = imported("tokenizers", "hf", "data.tokenizer")
     pieces = [piece.removesuffix("\r") for piece in vocabulary.decode().removesuffix("\n").split("\n")]
     cased = any(piece != piece.lower() for piece in pieces if not _SPECIAL.fullmatch(piece))
@@ -237,8 +234,6 @@ def word_piece(vocabulary: bytes) -> bytes:
 
 def byte_pairs(encoder: bytes, merges: bytes) -> bytes:
     """The tokenizers JSON of GPT-2's byte-level BPE with that encoder.json and vocab.bpe."""
-    from t5x_lite.data.sources import imported
-
     tokenizers = imported("tokenizers", "hf", "data.tokenizer")
     lines = [line for line in merges.decode().split("\n") if line and not line.startswith("#version")]
     made = tokenizers.Tokenizer(tokenizers.models.BPE(json.loads(encoder), [tuple(line.split()) for line in lines]))

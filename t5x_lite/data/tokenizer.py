@@ -1,4 +1,6 @@
-"""Text to ids and back. Special ids stand outside the text: no raw text ever encodes to one."""
+"""Text to ids and back. Special ids stand outside the text: no raw text ever encodes to one, but for the <unk> of what
+somebody's tokenizer does not know.
+"""
 
 import hashlib
 import io
@@ -11,12 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-from t5x_lite.data.text_models import Bytes, HuggingFace, SentencePiece, byte_pairs, word_piece
+from t5x_lite.data.text_models import LONE_SURROGATE, Bytes, HuggingFace, SentencePiece, byte_pairs, word_piece
 from t5x_lite.data.vocabulary import SENTINELS, SPECIALS, Vocabulary, vocabulary
-from t5x_lite.errors import BAD_CONFIG, BAD_DATA, NO_FILE, Refusal, nearest
-from t5x_lite.settings import parse_call
+from t5x_lite.errors import BAD_CONFIG, BAD_DATA, NO_FILE, Refusal, nearest, refusing
+from t5x_lite.settings import names_files, parse_call
 
-_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _TRAINING_BYTES = 50_000_000
 
 
@@ -42,8 +43,8 @@ class Tokenizer:
         self.fingerprint = hashlib.sha256(content).hexdigest()[:16]
 
     def encode(self, text: str) -> np.ndarray:
-        """Ids of the text (int32), without any special id. Lone surrogates become U+FFFD."""
-        return np.asarray(self.model.encode(_LONE_SURROGATE.sub("\ufffd", text)), np.int32)
+        """Ids of the text (int32), without any special id but <unk>. Lone surrogates become U+FFFD."""
+        return np.asarray(self.model.encode(LONE_SURROGATE.sub("\ufffd", text)), np.int32)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of the ids; a special id is written by its name, such as <extra_id_0>."""
@@ -92,11 +93,6 @@ def load(directory: Path) -> Tokenizer:
     return tokenizer
 
 
-def is_path(spec: str) -> bool:
-    """Whether `data.tokenizer` names files, not a kind of tokenizer."""
-    return spec.endswith((".model", ".json", ".txt", ".bpe")) or ("/" in spec and Path(spec).is_dir())
-
-
 def files(spec: str) -> dict[str, bytes]:
     """The files that a path stands for: a .model, a vocab.txt, a tokenizer.json, or encoder.json with vocab.bpe."""
     path = Path(spec)
@@ -125,24 +121,21 @@ def files(spec: str) -> dict[str, bytes]:
     return found
 
 
+def _model(found: dict[str, bytes]):
+    if "vocab.bpe" in found:
+        return HuggingFace(byte_pairs(found["encoder.json"], found["vocab.bpe"]))
+    ((name, content),) = found.items()
+    if name.endswith(".json"):
+        return HuggingFace(content)
+    return HuggingFace(word_piece(content)) if name.endswith(".txt") else SentencePiece(content)
+
+
 def make(spec: str, documents: Iterable[str], add_specials: bool = False) -> Tokenizer:
     """The tokenizer of `data.tokenizer`: bytes, somebody's files, or one trained on the documents."""
-    if is_path(spec):
+    if names_files(spec):
         found = files(spec)
-        try:
-            if "vocab.bpe" in found:
-                model = HuggingFace(byte_pairs(found["encoder.json"], found["vocab.bpe"]))
-            elif (name := next(iter(found))).endswith(".json"):
-                model = HuggingFace(found[name])
-            elif name.endswith(".txt"):
-                model = HuggingFace(word_piece(found[name]))
-            else:
-                model = SentencePiece(found[name])
-        except Refusal:
-            raise
-        except Exception as error:  # the `tokenizers` package raises bare Exceptions
-            raise Refusal(NO_FILE, f"data.tokenizer={spec}: no usable tokenizer ({error})") from error
-        return Tokenizer(model, add_specials)
+        with refusing(NO_FILE, f"data.tokenizer={spec}: no usable tokenizer"):
+            return Tokenizer(_model(found), add_specials)
     name, options = parse_call(spec, "data.tokenizer")
     if name == "bytes" and not options:
         return Tokenizer()
@@ -207,4 +200,4 @@ def _sentences(documents: Iterable[str]):
             budget -= len(piece := text[start : start + 2000])
             if budget < 0:
                 return
-            yield _LONE_SURROGATE.sub("\ufffd", piece.replace("\0", " "))
+            yield LONE_SURROGATE.sub("\ufffd", piece.replace("\0", " "))

@@ -211,7 +211,7 @@ def _read(run: Run, log: Log, unread) -> None:
     _refuse_not_finite(step, figures)
     log.at(step)
     if due(step, run.config.training.log_every) or step == run.config.training.steps:
-        figures["raw_tokens"] = step * run.batches.raw_tokens
+        figures["raw_tokens"] = round(step * run.batches.raw_tokens)
         log.write(step, "train", figures | run.rates(*log.lap(step)))
 
 

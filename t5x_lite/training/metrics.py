@@ -3,12 +3,12 @@
 import json
 import math
 import os
-import sys
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from t5x_lite.errors import NO_FILE, Refusal
+from t5x_lite.progress import bar
 
 
 class Stopwatch:
@@ -89,8 +89,11 @@ class Log:
 
     def __init__(self, workdir: Path, first: int, last: int, active: bool = True):
         self.watch = Stopwatch("step", "compile", "data", "evaluation", "checkpoint")
-        self._first, self._last, self._active, self._bar = first, last, active, None
+        self._first, self._last, self._active = first, last, active
         self._lap = first, 0.0
+        self._bar = bar(workdir.name, counted=True)
+        self._bar.disable |= not active
+        self._task = self._bar.add_task("", total=last, completed=first, line="")
         if not active:
             return
         path = workdir / "metrics.jsonl"
@@ -102,26 +105,20 @@ class Log:
         from tensorboardX import SummaryWriter
 
         self._board = SummaryWriter(str(workdir / "tensorboard"), purge_step=first + 1 if first else None)
-        if sys.stderr.isatty():
-            self._bar = _bar(workdir.name)
-            self._task = self._bar.add_task("", total=last, completed=first, line="")
 
     def __enter__(self):
-        if self._bar:
-            self._bar.start()
+        self._bar.start()
         return self
 
     def __exit__(self, *_):
-        if self._bar:
-            self._bar.stop()
+        self._bar.stop()
         if self._active:
             self._file.close()
             self._board.close()
 
     def at(self, step: int) -> None:
         """Move the bar."""
-        if self._bar:
-            self._bar.update(self._task, completed=step)
+        self._bar.update(self._task, completed=step)
 
     def lap(self, step: int) -> tuple[float, int]:
         """Seconds of training (data and step) and steps since the last call."""
@@ -146,9 +143,8 @@ class Log:
             text += f" {figures['tokens_per_second']:,.0f} tokens/s"
         if figures.get("mfu"):
             text += f" MFU {figures['mfu']:.1%}"
-        if self._bar:
-            self._bar.update(self._task, line=text)
-        else:
+        self._bar.update(self._task, line=text)
+        if self._bar.disable:
             left = sum(seconds.values()) / max(step - self._first, 1) * (self._last - step)
             self.say(f"step {step}/{self._last} {text} ETA {left:.0f}s")
 
@@ -159,22 +155,8 @@ class Log:
 
     def say(self, text: str) -> None:
         """A line of its own."""
-        if self._active and self._bar:
-            self._bar.console.print(text)
+        if self._active and not self._bar.disable:
+            self._bar.console.print(text, markup=False)
         elif self._active:
             with suppress(BrokenPipeError):  # a reader that went away must not end a run
                 print(text, flush=True)
-
-
-def _bar(name: str):
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn(name),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[line]}"),
-    )
-    return Progress(*columns, console=Console(stderr=True))

@@ -10,17 +10,16 @@ import ast
 import inspect
 import math
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 
 import numpy as np
 
 from t5x_lite.data.draws import Draws
 from t5x_lite.data.objectives import denoising, language, masked
 from t5x_lite.data.objectives.pairs import Bound, Pairs
-from t5x_lite.data.sources import own
 from t5x_lite.data.vocabulary import Vocabulary
-from t5x_lite.errors import BAD_CONFIG, Refusal, nearest
-from t5x_lite.settings import parse_call
+from t5x_lite.errors import BAD_CONFIG, Refusal, nearest, refusing
+from t5x_lite.settings import own, parse_call
 
 OBJECTIVES = {
     f.__name__: f
@@ -62,14 +61,11 @@ class Objective:
 
     def __call__(self, tokens: np.ndarray, rng: Draws, vocabulary: Vocabulary) -> Pairs | tuple[Pairs, ...]:
         """Pairs of windows [rows, n], or [rows, pieces, n] where it reads several; a tuple where it makes several."""
-        return self._bound_to(find(self.name))(tokens, rng, vocabulary)
-
-    def _bound_to(self, function):
-        return partial(function, **self.options)
+        return find(self.name)(tokens, rng, vocabulary, **self.options)
 
     def bound(self, n: int) -> Bound:
         """The most that n raw tokens become."""
-        return self._bound_to(find(self.name).bound)(n)
+        return find(self.name).bound(n, **self.options)
 
     def option(self, key: str):
         """An option's value, given or by default; None where there is no such option."""
@@ -150,15 +146,14 @@ def parse(spec: str) -> Objective:
 
 
 # The mixture of denoisers of Tay et al. (2023, table 1): regular, sequential and extreme ones, all at one rate.
-UL2 = " + ".join(
-    [
-        *(f"span_corruption(mean_span_length={m}, noise_density=0.15, mode='R')" for m in (3, 8)),
-        "prefix_lm(split=0.75, mode='S')",
-        *(
-            f"span_corruption(mean_span_length={m}, noise_density={d}, mode='X')"
-            for m, d in ((3, 0.5), (8, 0.5), (64, 0.15), (64, 0.5))
-        ),
-    ]
+UL2 = (
+    "span_corruption(mean_span_length=3, noise_density=0.15, mode='R')",
+    "span_corruption(mean_span_length=8, noise_density=0.15, mode='R')",
+    "prefix_lm(split=0.75, mode='S')",
+    "span_corruption(mean_span_length=3, noise_density=0.5, mode='X')",
+    "span_corruption(mean_span_length=8, noise_density=0.5, mode='X')",
+    "span_corruption(mean_span_length=64, noise_density=0.15, mode='X')",
+    "span_corruption(mean_span_length=64, noise_density=0.5, mode='X')",
 )
 
 
@@ -168,25 +163,28 @@ def mixture(spec: str) -> list[tuple[float, Objective]]:
     >>> [(rate, objective.name) for rate, objective in mixture("3 * causal_lm + prefix_lm(split=0.5)")]
     [(0.75, 'causal_lm'), (0.25, 'prefix_lm')]
 
-    "ul2" is the sum of Tay et al.'s seven denoisers.
+    As in algebra, a rate before a bracket counts for each that stands in it. "ul2" is the mean of Tay et al.'s seven
+    denoisers: as a term of a sum it counts once.
     """
     try:
-        terms = _terms(ast.parse((UL2 if spec.strip() == "ul2" else spec).strip(), mode="eval").body)
+        terms = _terms(ast.parse(spec.strip(), mode="eval").body)
     except (SyntaxError, ValueError):
         return [(1.0, parse(spec))]
-    total = sum(rate for rate, _ in terms)
-    return [(rate / total, parse(ast.unparse(term))) for rate, term in terms]
+    total = math.fsum(rate for rate, _ in terms)
+    return [(rate / total, objective) for rate, objective in terms]
 
 
-def _terms(node) -> list[tuple[float, ast.expr]]:
+def _terms(node: ast.expr, rate: float = 1.0) -> list[tuple[float, Objective]]:
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return _terms(node.left) + _terms(node.right)
+        return _terms(node.left, rate) + _terms(node.right, rate)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
-        rate = ast.literal_eval(node.left)
-        if isinstance(rate, int | float) and 0 < rate < math.inf:
-            return [(float(rate), node.right)]
+        given = ast.literal_eval(node.left)
+        if isinstance(given, int | float) and 0 < given < math.inf:
+            return _terms(node.right, rate * given)
         raise ValueError
-    return [(1.0, node)]
+    if ast.unparse(node) == "ul2":
+        return [(rate / len(UL2), parse(denoiser)) for denoiser in UL2]
+    return [(rate, parse(ast.unparse(node)))]
 
 
 def check_vocabulary(objective: Objective, window: int, vocabulary: Vocabulary) -> None:
@@ -205,13 +203,8 @@ def rehearse(objective: Objective, window: int, vocabulary: Vocabulary) -> None:
     """Make one row of ordinary tokens: what the tokenizer lacks, or a user's function does wrong, shows at once."""
     shape = (1, window) if objective.pieces == 1 else (1, objective.pieces, window)
     tokens = np.full(shape, vocabulary.ordinary[0], np.int32)
-    try:
+    with refusing(BAD_CONFIG, f"objective {objective.name}: failed on {window} tokens"):
         made = objective(tokens, Draws(0, 0, [0]), vocabulary)
-    except Refusal:
-        raise
-    except Exception as error:  # a user's function: whatever it raises is a bad config
-        reason = f"{type(error).__name__}: {error}"
-        raise Refusal(BAD_CONFIG, f"objective {objective.name}: failed on {window} tokens ({reason})") from error
     most = objective.bound(window)[:2]
     for pairs in made if isinstance(made, tuple) else (made,):
         found = pairs.inputs.lengths.max(), pairs.targets.lengths.max()

@@ -63,14 +63,14 @@ def _taken(unit: np.ndarray, allowed: np.ndarray, count: np.ndarray, rng: Draws)
     rows, n = unit.shape
     flat = unit + n * np.arange(rows)[:, None]
     sizes = np.bincount(flat.reshape(-1), minlength=rows * n).reshape(rows, n)
-    barred = np.bincount(flat[~allowed], minlength=rows * n).reshape(rows, n) > 0
+    usable = (sizes > 0) & (np.bincount(flat[~allowed], minlength=rows * n).reshape(rows, n) == 0)
     keys = rng.keys(n)
-    keys[(sizes == 0) | barred] = ~np.uint64(0)
+    keys[~usable] = ~np.uint64(0)
     order = np.argsort(keys, axis=1)
     left, taken = np.array(count), np.zeros((rows, n), bool)
-    for unit_of_row in order[:, : int(n - ((sizes == 0) | barred).sum(1).min())].T:
+    for unit_of_row in order[:, : usable.sum(1).max()].T:
         at = np.arange(rows), unit_of_row
-        fits = (sizes[at] <= left) & (sizes[at] > 0) & ~barred[at]
+        fits = (sizes[at] <= left) & usable[at]
         taken[at] = fits
         left -= np.where(fits, sizes[at], 0)
         if not left.any():

@@ -48,14 +48,9 @@ class Pairs:
 
     def each(self) -> list[Pair]:
         """One by one."""
-        columns = [
-            part and part.arrays() for part in (self.inputs, self.targets, self.weights, self.scored, self.types)
-        ]
-        rows = ([column and column[i] for column in columns] for i in range(len(self)))
-        return [
-            Pair(inputs, targets, np.ones(len(targets), np.float32) if weights is None else weights, *more)
-            for inputs, targets, weights, *more in rows
-        ]
+        parts = (self.inputs, self.targets, self.scores(), self.scored, self.types)
+        columns = [part and part.arrays() for part in parts]
+        return [Pair(*(column and column[i] for column in columns)) for i in range(len(self))]
 
 
 class Bound(NamedTuple):
