@@ -1,9 +1,11 @@
 """A small corpus of bytes, small configs, and the command line as a user has it."""
 
+import io
 import os
 import random
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -141,8 +143,21 @@ def start(*args, **more) -> subprocess.Popen:
     return subprocess.Popen(command, **{**pipes, "cwd": ROOT, "env": env, **more})
 
 
-def run(*args, code: int = 0, **more) -> tuple[str, str]:
-    """Run a command to its end; its output and errors. The exit code must be `code`, and nothing a traceback."""
+def run(*args, code: int = 0) -> tuple[str, str]:
+    """Run a command to its end, in this process; its output and errors. The exit code must be `code`."""
+    from t5x_lite.__main__ import main
+
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+        try:
+            found = main([str(arg) for arg in args])
+        except SystemExit as exit:  # argparse's
+            found = exit.code
+    assert found == code, f"exit code {found}\n{out.getvalue()}\n{err.getvalue()}"
+    return out.getvalue(), err.getvalue()
+
+
+def run_apart(*args, code: int = 0, **more) -> tuple[str, str]:
+    """The same in a process of its own, as a user has it: nothing may be a traceback."""
     process = start(*args, **more)
     out, err = process.communicate(timeout=300)
     assert process.returncode == code, f"exit code {process.returncode}\n{out}\n{err}"

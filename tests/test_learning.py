@@ -23,7 +23,16 @@ def entropy(corpus) -> float:
     return float(-(p[p > 0] * np.log(p[p > 0])).sum())
 
 
+@pytest.fixture
+def optimized():
+    """Compiled as for users: it pays where many steps are made."""
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)
+
+
 @pytest.mark.parametrize(("objective", "architecture"), LEARNED)
+@pytest.mark.usefixtures("optimized")
 def test_learns(make, objective, architecture):
     more = {"model.width": 64, "data.batch_size": 32, "optimizer.learning_rate": 3e-3, "optimizer.warmup": 10}
     more |= {"data.lengths": {"inputs": 40, "targets": 40}} if architecture == "encoder_decoder" else {}

@@ -6,7 +6,7 @@ from math import comb
 
 import numpy as np
 import pytest
-from conftest import ROOT, run
+from conftest import ROOT, run_apart
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -490,10 +490,10 @@ def too_much(tokens, rng, vocabulary):
     more = {"data.lengths": {"row": 20}}
     here = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(ROOT)}}
     path = config_file("mine.from_the_start(first=3)", "decoder", **more)
-    out, _ = run("inspect", f"--config={path}", "--examples=1", **here)
+    out, _ = run_apart("inspect", f"--config={path}", "--examples=1", **here)
     assert "3 inputs, 17 targets" in out
     path = config_file("mine.too_much", "decoder", **more)
-    _, err = run("inspect", f"--config={path}", code=78, **here)
+    _, err = run_apart("inspect", f"--config={path}", code=78, **here)
     assert "mend the bound" in err
 
 

@@ -4,7 +4,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from conftest import run, settings
+from conftest import run, run_apart, settings
 
 from t5x_lite.study import ngram, report
 
@@ -66,7 +66,7 @@ def test_a_comparison_from_end_to_end(tmp_path, text_file):
     path = tmp_path / "config.py"
     path.write_text(f"def get_config():\n    return {values!r}\n")
     command = ("compare", f"--config={path}", f"--workdir={tmp_path / 'run'}")
-    run(*command)
+    run_apart(*command)
     results = json.loads((tmp_path / "run/results.json").read_text())
     gpt = results["members"]["gpt"]
     assert gpt["raw_tokens"] == gpt["loss_tokens"] == 12 * 8 * 40

@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 import pytest
-from conftest import ROOT, run, sentences, start
+from conftest import ROOT, run, run_apart, sentences, start
 from proof_sharding import SIMULATED
 
 from t5x_lite.training import metrics
@@ -59,14 +59,14 @@ SLOW = {"training.steps": 40, "training.checkpoint_every": 7, "training.eval_eve
 def test_killed_and_started_again_ends_bitwise_the_same(tmp_path, config_file, objective, architecture):
     more = {"optimizer.name": "adafactor"} if architecture == "encoder_decoder" else {"model.dropout": 0.1}
     path = config_file(objective, architecture, **SLOW, **more)
-    run("train", f"--config={path}", f"--workdir={tmp_path / 'whole'}")
+    run_apart("train", f"--config={path}", f"--workdir={tmp_path / 'whole'}")
     when = random.Random(objective)
     for count in (3, when.randrange(8, 30)):
         process = start("train", f"--config={path}", f"--workdir={tmp_path / 'killed'}")
         wait_for(tmp_path / "killed", count)
         process.kill()
         process.communicate()
-    run("train", f"--config={path}", f"--workdir={tmp_path / 'killed'}")
+    run_apart("train", f"--config={path}", f"--workdir={tmp_path / 'killed'}")
     assert_same(tmp_path / "whole", tmp_path / "killed")
     steps = [(record["step"], record["split"]) for record in figures(tmp_path / "whole")]
     assert len(set(steps)) == len(steps) == 48
@@ -85,10 +85,10 @@ def test_signals_save_and_the_same_command_goes_on(tmp_path, config_file, number
     assert "which is saved" in err
     assert "Traceback" not in err
     stopped = figures(tmp_path / "run")[-1]["step"]
-    out, _ = run(*command)
+    out, _ = run_apart(*command)
     assert f"step {stopped + 1}/400" in out
     assert f"step {stopped}/400" not in out
-    run("train", f"--config={path}", f"--workdir={tmp_path / 'whole'}")
+    run_apart("train", f"--config={path}", f"--workdir={tmp_path / 'whole'}")
     assert_same(tmp_path / "whole", tmp_path / "run")
 
 
