@@ -92,7 +92,7 @@ def main(source: str = "python_docs", peer: str = "") -> None:
         ours = made["span_corruption", "encoder_decoder"]
         theirs = collator(peer, corpus.tokenizer.vocabulary)
         (stream,) = ours.streams
-        examples = [{"input_ids": window.astype(np.int32)} for window in stream.windows(range(ROWS))]
+        examples = [{"input_ids": window.astype(np.int32)} for window in stream.raw(range(ROWS))]
         rounds = [(seconds(ours.batch_at, 4), seconds(lambda _: theirs(examples), 2)) for _ in range(ROUNDS)]
         rates = [ours.raw_tokens / statistics.median(side) / 1e6 for side in zip(*rounds, strict=True)]
         ratio = statistics.median(b / a for a, b in rounds)

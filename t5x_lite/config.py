@@ -74,10 +74,8 @@ class Data:
     processes: int = between(0, 256, 0)  # that make tokens of a large text; 0: one a core
     batch_size: int = at_least(1, 32)  # rows of a step, over all devices
     lengths: Lengths = Lengths()
-    # The run ends when any text has been read so often; 0: only after training.steps. In a mixture of objectives each
-    # reads the text in an order of its own, and counts alone.
-    epochs: int = at_least(0, 0)
-    block: int = at_least(0, 0)  # tokens that stay together when shuffling; 0: the objective's window
+    epochs: int = at_least(0, 0)  # the run ends when any text has been read so often; 0: only after training.steps
+    block: int = at_least(0, 0)  # tokens that stay together when shuffling; 0: the longest window of the objectives
     # Cut the window at document ends first, each piece a segment of its own; what the row has then no room for is left
     # out (`inspect` says how much).
     split_documents: bool = False

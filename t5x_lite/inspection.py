@@ -25,7 +25,7 @@ def show(config: RunConfig, corpus: Corpus, examples: int = 3) -> str:
         (number,), (at,) = made.places(np.array([index]))
         stream = made.streams[number]
         of = f" of {_member(stream)}" if len(made.streams) > 1 else ""
-        lines += [f"── row {index}{of} ──", f"text     {tokenizer.decode(stream.windows([at])[0])!r}"]
+        lines += [f"── row {index}{of} ──", f"text     {tokenizer.decode(stream.raw([at])[0])!r}"]
         pairs, _ = stream.pairs([at])
         for segment, pair in enumerate(pairs.each(), 1):
             lines.append(f"segment {segment}: {len(pair.inputs)} inputs, {len(pair.targets)} targets")
@@ -57,14 +57,15 @@ def ledger(config: RunConfig, corpus: Corpus, flops_per_row: float) -> str:
     if config.data.split_documents:
         lines.append(f"{'left out':<14}{row['left_out']:>14.2%}")
     if len(made.streams) == 1:
-        lines.append(f"{'epochs':<14}{rows / made.epoch_rows:>36.2f}")
+        lines.append(f"{'epochs':<14}{made.streams[0].windows.epochs(rows):>36.2f}")
         return "\n".join(lines)
     wide = max(len(_member(stream)) for stream in made.streams) + 2
     heads = f"{'tokens':>14}{'rows':>8}{'of all read':>13}{'epochs':>8}{'raw':>8}{'loss':>8}{'padding':>9}"
     lines.append(f"\n{'member':<{wide}}{heads}")
     for stream, share, part in zip(made.streams, made.shares, row["members"], strict=True):
         read = share * part["raw_tokens"] / row["raw_tokens"]
-        figures = f"{len(stream.tokens):>14,}{share:>8.1%}{read:>13.1%}{rows * share / stream.epoch_rows:>8.2f}"
+        windows = stream.windows
+        figures = f"{len(windows.tokens):>14,}{share:>8.1%}{read:>13.1%}{windows.epochs(rows * share):>8.2f}"
         figures += f"{part['raw_tokens']:>8}{part['loss_tokens']:>8.1f}{part['padding']:>9.2%}"
         lines.append(f"{_member(stream):<{wide}}{figures}")
     return "\n".join(lines)

@@ -132,7 +132,7 @@ def test_text_that_cannot_be_used(tmp_path):
     for name, code, words in [
         ("empty.txt", BAD_DATA, "no document for train"),
         ("none.txt", NO_FILE, "no such text"),
-        ("short.txt", BAD_DATA, "a row reads 128"),
+        ("short.txt", BAD_DATA, "its rows need 128"),
     ]:
         source = f"--config.data.source={tmp_path / name}"
         tokenizer = "--config.data.tokenizer=bytes"

@@ -11,6 +11,7 @@ from conftest import CELLS
 from flax import linen as nn
 
 from t5x_lite.data import batches
+from t5x_lite.data.windows import Successive
 from t5x_lite.model.transformer import Transformer, head_weights, initialise, logits
 from t5x_lite.training import rundir
 
@@ -60,7 +61,7 @@ def test_logits_see_what_they_may_and_nothing_else(make, objective, architecture
     perturbed = np.tile(tokens, (n + 1, 1))
     for at in carried_by.values():
         perturbed[at + 1, at] = free
-    made = [dataclasses.replace(base, tokens=window, shuffle=False) for window in perturbed]
+    made = [dataclasses.replace(base, windows=Successive(window, n, 1)) for window in perturbed]
     rows = [batches.Batches((stream,), np.zeros(1, int), 1).rows([0]) for stream in made]
     batch = {key: np.concatenate([row[key] for row in rows]) for key in rows[0]}
 

@@ -1,6 +1,6 @@
 """Batches as a pure function of the step: the same rows on any number of hosts, after any restart."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -11,9 +11,10 @@ from t5x_lite.config import Data, RunConfig
 from t5x_lite.data import layouts, objectives
 from t5x_lite.data.corpus import Corpus, Source
 from t5x_lite.data.streams import Stream
+from t5x_lite.data.windows import Fixed, Order, Shuffled, Successive
 from t5x_lite.errors import BAD_DATA, Refusal
 
-_PATTERN = 1000  # rows after which the pattern of a mixture begins again: rates are met to a thousandth
+_PATTERN = 100_000  # rows of a turn, after which the pattern of a mixture begins again: one is the least share
 
 
 def quotas(rates: list[float]) -> np.ndarray:
@@ -53,14 +54,14 @@ class Batches:
     @property
     def training(self) -> bool:
         """Whether the rows are shuffled and without end."""
-        return self.streams[0].shuffle
+        return self.streams[0].training
 
     @property
     def shares(self) -> np.ndarray:
         """The share of the rows that each stream makes."""
         if self.training:
-            return np.bincount(self.pattern, minlength=len(self.streams)) / len(self.pattern)
-        rows = np.array([stream.epoch_rows for stream in self.streams])
+            return self._turn / len(self.pattern)
+        rows = np.array([stream.windows.rows(1) for stream in self.streams])
         return rows / max(rows.sum(), 1)
 
     @property
@@ -70,26 +71,26 @@ class Batches:
         return float(windows @ self.shares) * self.batch_size
 
     @property
-    def epoch_rows(self) -> int:
-        """Rows in one pass over the split: of a mixture, over each of its streams."""
-        return sum(stream.epoch_rows for stream in self.streams)
-
-    @property
     def batches(self) -> int:
-        """Batches that hold every row of the split once."""
-        return -(-self.epoch_rows // self.batch_size)
+        """Batches that hold every row of a validation split: each of its streams reads it once."""
+        return -(-sum(stream.windows.rows(1) for stream in self.streams) // self.batch_size)
 
     def steps_of(self, epochs: int) -> int:
-        """Whole batches before any stream would be read more often than that. Raises Refusal where there is none."""
+        """Whole batches before any text would be read more often than that. Raises Refusal where there is none."""
         ends = []
         for number, stream in enumerate(self.streams):
             places = np.flatnonzero(self.pattern == number)
-            turns, rest = divmod(epochs * stream.epoch_rows, len(places))
+            turns, rest = divmod(stream.windows.rows(epochs), len(places))
             ends.append(turns * len(self.pattern) + int(places[rest]))
         if min(ends) < self.batch_size:
             wanted = f"data.epochs={epochs} has {min(ends)} rows, a batch {self.batch_size}"
             raise Refusal(BAD_DATA, f"{wanted}; give more text, or lower data.batch_size")
         return min(ends) // self.batch_size
+
+    @cached_property
+    def _turn(self) -> np.ndarray:
+        """Rows of each stream in the pattern."""
+        return np.bincount(self.pattern, minlength=len(self.streams))
 
     @cached_property
     def _before(self) -> np.ndarray:
@@ -104,8 +105,8 @@ class Batches:
         if self.training:
             turn, at = np.divmod(indices, len(self.pattern))
             stream = self.pattern[at]
-            return stream, turn * np.bincount(self.pattern)[stream] + self._before[at]
-        ends = np.cumsum([stream.epoch_rows for stream in self.streams])
+            return stream, turn * self._turn[stream] + self._before[at]
+        ends = np.cumsum([stream.windows.rows(1) for stream in self.streams])
         stream = np.minimum(np.searchsorted(ends, indices, side="right"), len(ends) - 1)
         starts = np.append(0, ends[:-1])
         return stream, np.where(indices < ends[-1], indices - starts[stream], -1)
@@ -113,16 +114,16 @@ class Batches:
     def rows(self, indices: Iterable[int]) -> dict[str, np.ndarray]:
         """The rows of those indices, stacked; one past an unshuffled split is a row of padding, weight 0."""
         numbers, inner = self.places(np.fromiter(indices, np.int64))
-        made, order = [], []
+        rows = {}
         for number in np.unique(numbers):
             at, stream = np.flatnonzero(numbers == number), self.streams[number]
             pairs, row_of = stream.pairs(np.maximum(inner[at], 0))
-            made.append(layouts.lay_out(pairs, self.shape, stream.vocabulary, row_of, len(at)))
-            order.append(at)
-        rows = made[0]
-        if len(made) > 1:
-            back = np.argsort(np.concatenate(order))
-            rows = {key: np.concatenate([part[key] for part in made])[back] for key in rows}
+            made = layouts.lay_out(pairs, self.shape, stream.vocabulary, row_of, len(at))
+            if len(at) == len(numbers):
+                rows = made
+                break
+            for key, value in made.items():
+                rows.setdefault(key, np.empty((len(numbers), *value.shape[1:]), value.dtype))[at] = value
         if (inner < 0).any():
             for value in rows.values():
                 value[inner < 0] = 0
@@ -137,35 +138,61 @@ class Batches:
 def make(config: RunConfig, corpus: Corpus, split: str) -> Batches:
     """The batches of a config on a split: training shuffled and without end, validation once and in order."""
     members, shape = layouts.plan(config)
-    vocabulary, streams, rates = corpus.tokenizer.vocabulary, [], []
-    sources = [source for source in corpus.sources if len(source.tokens[split])]
-    shares = source_rates(sources, config.data)
+    vocabulary = corpus.tokenizer.vocabulary
     for _, objective, window in members:
         objectives.check_vocabulary(objective, window, vocabulary)
-    for (source, share), (rate, objective, window) in product(zip(sources, shares, strict=True), members):
-        tokens, block = source.tokens[split], config.data.block or window
-        least = -(-window // block) * block if split == "train" else objective.least
-        if objective.pieces > 1:  # the other one comes from elsewhere in the split
-            least = max(least, objective.pieces * window)
-        if len(tokens) < least:
-            reason = f"{split} has {len(tokens)} tokens, a row reads {least}; give more text"
-            raise Refusal(BAD_DATA, f"data.source: {source.name}: {reason}")
-        stream = Stream(
+    sources = [source for source in corpus.sources if len(source.tokens[split])]
+    pattern = quotas([share * rate for share in source_rates(sources, config.data) for rate, *_ in members])
+    cut = _in_training(config, members, sources, pattern) if split == "train" else _in_validation(members, sources)
+    streams = [
+        Stream(
             source=source.name,
-            tokens=tokens,
-            objective=objective,
+            windows=windows,
+            objective=member.objective,
             vocabulary=vocabulary,
             shape=shape,
-            window=window,
-            block=block,
             seed=config.seed,
-            number=len(streams),
-            shuffle=split == "train",
+            number=number,
             split_documents=config.data.split_documents,
         )
-        streams.append(stream)
-        rates.append(share * rate)
-    return Batches(tuple(streams), quotas(rates), config.data.batch_size)
+        for number, ((source, member), windows) in enumerate(zip(product(sources, members), cut, strict=True))
+    ]
+    return Batches(tuple(streams), pattern, config.data.batch_size)
+
+
+def _in_training(config: RunConfig, members, sources: list[Source], pattern: np.ndarray) -> Iterator[Shuffled | Fixed]:
+    """The windows of each member on each source. In the order of a source those of all its members follow each other
+    as the pattern has them; but static ones, which are fixed.
+    """
+    static = [bool(objective.option("static")) for _, objective, _ in members]
+    sizes = np.array([member.window for member in members])
+    block = config.data.block or int(sizes.max())
+    least = max(size * (1 if objective.pieces == 1 else 4) for _, objective, size in members)  # 4: two never overlap
+    for number, source in enumerate(sources):
+        tokens, first = source.tokens["train"], number * len(members)
+        _refuse_short(source, "train", -(-least // block) * block)
+        read = np.zeros(len(members) * len(sources), np.int64)
+        read[first : first + len(members)] = np.where(static, 0, sizes)
+        read = read[pattern]
+        starts, order = np.cumsum(read) - read, Order(tokens, block, config.seed, number)
+        for at, (size, is_static) in enumerate(zip(sizes.tolist(), static, strict=True), first):
+            if is_static:
+                yield Fixed(tokens, size, config.seed, at)
+            else:
+                yield Shuffled(order, size, int(read.sum()), starts[pattern == at])
+
+
+def _in_validation(members, sources: list[Source]) -> Iterator[Successive]:
+    for source, (_, objective, window) in product(sources, members):
+        _refuse_short(source, "validation", objective.least if objective.pieces == 1 else 2 * window)
+        yield Successive(source.tokens["validation"], window, objective.least)
+
+
+def _refuse_short(source: Source, split: str, least: int) -> None:
+    found = len(source.tokens[split])
+    if found < least:
+        reason = f"{split} has {found} tokens, its rows need {least}; give more text"
+        raise Refusal(BAD_DATA, f"data.source: {source.name}: {reason}")
 
 
 def last_step(config: RunConfig, batches: Batches) -> int:
@@ -198,10 +225,10 @@ def ledger(batches: Batches, rows: int = 64) -> dict:
 
 def _ledger(batches: Batches, rows: int) -> dict:
     (stream,) = batches.streams
-    indices = range(min(rows, stream.epoch_rows))
+    indices = range(min(rows, stream.windows.rows(1)))
     counted = batches.rows(indices)
     shown = sum(len(piece) for pieces in stream.pieces(indices) for piece in pieces)
-    read = sum(map(len, stream.windows(indices)))
+    read = sum(map(len, stream.raw(indices)))
     segments = [value for key, value in counted.items() if key.endswith("_segments")]
     slots = sum(value[0].size for value in segments)
     model_tokens = sum(int((value > 0).sum()) for value in segments) / len(indices)

@@ -1,6 +1,5 @@
 """Streams: one text read by one objective, rows as a pure function of their index. Nothing sequential, no state."""
 
-import math
 from bisect import bisect_left
 from dataclasses import dataclass, fields, replace
 
@@ -11,120 +10,47 @@ from t5x_lite.data.layouts import Shape
 from t5x_lite.data.objectives import Objective, Pairs
 from t5x_lite.data.ragged import Ragged
 from t5x_lite.data.vocabulary import Vocabulary
+from t5x_lite.data.windows import Fixed, Shuffled, Successive
 
-VERSION = 1  # of the stream: a run goes on only with the one it was started with
-VALIDATION_EPOCH = 2**32  # keys the random numbers of validation rows, the same at every evaluation
-
-
-def permute(index: np.ndarray, size: int, key: int) -> np.ndarray:
-    """Where a keyed permutation of range(size) sends each index, in O(1) memory.
-
-    A Feistel network over the digits of a number in mixed radix; what falls on the few numbers past the range walks on
-    until it is inside (Black and Rogaway, 2002, "Ciphers with arbitrary finite domains", §3 and §4).
-
-    >>> sorted(permute(np.arange(10), 10, key=7).tolist())
-    [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
-    """
-    high = math.isqrt(size - 1) + 1
-    low = -(-size // high)
-    keys = np.random.Philox(key=key).random_raw(4)
-
-    def mixed(digit, key):
-        x = (digit + key) * np.uint64(0x9E3779B97F4A7C15)
-        return ((x ^ (x >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)) >> np.uint64(32)
-
-    def network(x):
-        left, right = x // low, x % low
-        for i in (0, 2):
-            left = (left + mixed(right, keys[i])) % high
-            right = (right + mixed(left, keys[i + 1])) % low
-        return left * low + right
-
-    high, low = np.uint64(high), np.uint64(low)
-    x = network(np.asarray(index, np.uint64))
-    while (outside := x >= size).any():
-        x[outside] = network(x[outside])
-    return x.astype(np.int64)
+VERSION = 2  # of the stream: a run goes on only with the one it was started with
+_VALIDATION = 2**32  # keys the random numbers of validation rows, the same at every evaluation
 
 
 @dataclass(frozen=True)
 class Stream:
-    """The rows of one text under one objective.
-
-    The tokens of an epoch are read in blocks: from a random offset, fixed blocks in a permuted order, end to end.
-    Window i of the epoch is the i-th stretch of `window` tokens of that order, so that runs with other windows and
-    the same block have read the same text after the same number of raw tokens. A static objective has fixed windows,
-    read in a permuted order. Unshuffled, the windows follow each other through the text, and the last may be shorter.
-    """
+    """The rows of one text under one objective."""
 
     source: str  # its name
-    tokens: np.ndarray
+    windows: Shuffled | Fixed | Successive
     objective: Objective
     vocabulary: Vocabulary
     shape: Shape
-    window: int
-    block: int
     seed: int
-    number: int = 0  # of the stream in its mixture: each reads in an order of its own
-    shuffle: bool = True
+    number: int = 0  # of the stream in its mixture: each draws random numbers of its own
     split_documents: bool = False
 
     @property
-    def epoch_rows(self) -> int:
-        """Rows in one pass over the text."""
-        if self.shuffle:
-            return len(self.tokens) // self.block * self.block // self.window
-        whole, rest = divmod(len(self.tokens), self.window)
-        return whole + (rest >= self.objective.least)
+    def training(self) -> bool:
+        """Whether its rows are without end, and not those of a validation split."""
+        return not isinstance(self.windows, Successive)
 
-    def windows(self, indices) -> list[np.ndarray]:
+    @property
+    def shuffled(self) -> bool:
+        """Whether it reads its text in the order that all objectives share."""
+        return isinstance(self.windows, Shuffled)
+
+    @property
+    def window(self) -> int:
+        """Raw tokens that a row reads."""
+        return self.windows.size
+
+    def raw(self, indices) -> list[np.ndarray]:
         """The raw tokens that each row reads."""
-        if not self.shuffle:
-            return [self.tokens[i * self.window : (i + 1) * self.window] for i in indices]
-        return list(self._shuffled(*self._places(indices)))
-
-    def _places(self, indices) -> tuple[np.ndarray, np.ndarray]:
-        """Epoch and index of each row; they key its random numbers."""
-        indices = np.asarray(indices, np.int64)
-        if not self.shuffle:
-            return np.full_like(indices, VALIDATION_EPOCH + (self.number << 40)), indices
-        epochs, within = np.divmod(indices, self.epoch_rows)
-        epochs += self.number << 40
-        if not self.objective.option("static"):
-            return epochs, within
-        for epoch in np.unique(epochs):
-            at = epochs == epoch
-            within[at] = permute(within[at], self.epoch_rows, self.seed << 64 | int(epoch))
-        return np.full_like(epochs, self.number << 40), within
-
-    def _shuffled(self, epochs, within) -> np.ndarray:
-        """The windows [rows, window] of those places."""
-        first = within * self.window
-        if self.objective.option("static"):
-            return self.tokens[first[:, None] + np.arange(self.window)]
-        lowest = first // self.block
-        count = int(((first + self.window - 1) // self.block - lowest).max()) + 1  # blocks that a window touches
-        blocks = len(self.tokens) // self.block
-        numbers = np.minimum(lowest[:, None] + np.arange(count), blocks - 1)
-        starts = np.empty_like(numbers)
-        for epoch in np.unique(epochs):
-            at, key = epochs == epoch, self.seed << 64 | int(epoch)
-            offset = int(np.random.Philox(key=key + (1 << 126)).random_raw() % self.block)
-            starts[at] = permute(numbers[at].reshape(-1), blocks, key).reshape(-1, count) * self.block + offset
-        inside = (first - lowest * self.block)[:, None] + np.arange(self.window)
-        if count == 1:
-            order = starts + inside
-        else:
-            which = inside // self.block
-            order = np.take_along_axis(starts, which, 1) + inside - which * self.block
-        if starts.max() > len(self.tokens) - self.block:  # the offset moves the last block over the end
-            order[order >= len(self.tokens)] -= len(self.tokens)
-        return self.tokens[order]
+        return list(self.windows.read(self.windows.numbers(np.asarray(indices, np.int64))))
 
     def pieces(self, indices) -> list[list[np.ndarray]]:
         """What the objective is given of the window of each row: all of it, or, split, the piece of each document."""
-        windows = self.windows(indices)
-        return [self._fitting(window) for window in windows] if self.split_documents else [[w] for w in windows]
+        return [self._fitting(window) if self.split_documents else [window] for window in self.raw(indices)]
 
     def _fitting(self, window: np.ndarray) -> list[np.ndarray]:
         """The documents of a window. More pieces make more inputs and targets (an EOS, a sentinel each): what the row
@@ -145,41 +71,35 @@ class Stream:
     def pairs(self, indices) -> tuple[Pairs, np.ndarray]:
         """The pairs of those rows, one a segment, and for each the place in `indices` of its row, ascending."""
         indices = np.asarray(indices, np.int64)
-        epochs, within = self._places(indices)
-        groups = {}  # pieces of one length are made together
-        if self.shuffle and not self.split_documents:
-            groups[self.window] = np.arange(len(indices)), np.zeros_like(indices), self._shuffled(epochs, within)
-        else:
-            found = {}
-            for row, pieces in enumerate(self.pieces(indices)):
-                for number, piece in enumerate(pieces):
-                    found.setdefault(len(piece), []).append((row, number, piece))
-            for n, members in found.items():
-                rows, numbers, pieces = zip(*members, strict=True)
-                groups[n] = np.array(rows), np.array(numbers), np.stack(pieces)
+        numbers = self.windows.numbers(indices)
+        key = self.number << 40 | (0 if self.training else _VALIDATION)
         made = []
-        for n, (rows, numbers, tokens) in groups.items():
+        for rows, places, tokens in self._groups(indices, numbers):
+            n = tokens.shape[1]
             if n < self.objective.least:
-                made.append((rows, numbers, _unscored(tokens, self.objective.aligned)))
+                made.append((rows, places, _unscored(tokens, self.objective.aligned)))
                 continue
             if self.objective.pieces == 2:
-                tokens = np.stack([tokens, self._partners(epochs[rows], within[rows])[:, :n]], 1)
-            pairs = self.objective(tokens, Draws(self.seed, epochs[rows], within[rows], numbers), self.vocabulary)
+                tokens = np.stack([tokens, self.windows.others(numbers[rows])[:, :n]], 1)
+            pairs = self.objective(tokens, Draws(self.seed, key, numbers[rows], places), self.vocabulary)
             for part in pairs if isinstance(pairs, tuple) else (pairs,):
-                made.append((rows, numbers, part))
+                made.append((rows, places, part))
         if len(made) == 1:
             return made[0][2], made[0][0]
-        rows, numbers = (np.concatenate([part[i] for part in made]) for i in (0, 1))
-        order = np.lexsort((numbers, rows))
+        rows, places = (np.concatenate([part[i] for part in made]) for i in (0, 1))
+        order = np.lexsort((places, rows))
         return _reordered([part[2] for part in made], order), rows[order]
 
-    def _partners(self, epochs, within) -> np.ndarray:
-        """For each row another window of the same epoch, far away in it."""
-        whole = len(self.tokens) // self.window if not self.shuffle else self.epoch_rows
-        other = (within + whole // 2) % whole
-        if self.shuffle:
-            return self._shuffled(epochs, other)
-        return self.tokens[(other * self.window)[:, None] + np.arange(self.window)]
+    def _groups(self, indices, numbers) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """(rows, places in the row, tokens [pieces, n]) of the pieces, those of one length together."""
+        if self.training and not self.split_documents:
+            return [(np.arange(len(indices)), np.zeros_like(indices), self.windows.read(numbers))]
+        groups = {}
+        for row, pieces in enumerate(self.pieces(indices)):
+            for place, piece in enumerate(pieces):
+                groups.setdefault(len(piece), []).append((row, place, piece))
+        columns = (zip(*group, strict=True) for group in groups.values())
+        return [(np.array(rows), np.array(places), np.stack(pieces)) for rows, places, pieces in columns]
 
 
 def _unscored(tokens: np.ndarray, aligned: bool) -> Pairs:

@@ -55,7 +55,7 @@ def same_reading(prepared: dict) -> None:
         return {
             "text or tokens": text,
             "seed": config.seed,
-            "data.block": [stream.block for stream in made.streams],
+            "data.block": sorted({stream.windows.order.block for stream in made.streams if stream.shuffled}),
             "raw tokens a step": made.raw_tokens,
         }
 
