@@ -10,19 +10,19 @@ import sys
 import numpy as np
 
 from t5x_lite.data.prepare import prepare
-from t5x_lite.data.streams import Stream
+from t5x_lite.data.windows import Shuffled
 from t5x_lite.settings import load
 from t5x_lite.training.loop import Run, setup_jax
 from t5x_lite.training.step import create_state
 
 
-class Anywhere(Stream):
+class Anywhere(Shuffled):
     """Windows at independent, uniformly random places of the text."""
 
-    def _shuffled(self, epochs, within):
-        draws = (np.random.default_rng([self.seed, epoch, i]) for epoch, i in zip(epochs, within, strict=True))
-        starts = [draw.integers(len(self.tokens) - self.window) for draw in draws]
-        return self.tokens[np.array(starts)[:, None] + np.arange(self.window)]
+    def read(self, numbers):
+        draws = (np.random.default_rng([self.order.seed, number]) for number in numbers)
+        starts = [draw.integers(len(self.tokens) - self.size) for draw in draws]
+        return self.tokens[np.array(starts)[:, None] + np.arange(self.size)]
 
 
 def validation_loss(steps: int, seed: int, anywhere: bool) -> float:
@@ -31,7 +31,8 @@ def validation_loss(steps: int, seed: int, anywhere: bool) -> float:
     run = Run(config, prepare(config.data))
     if anywhere:
         (stream,) = run.batches.streams
-        run.batches = dataclasses.replace(run.batches, streams=(Anywhere(**vars(stream)),))
+        stream = dataclasses.replace(stream, windows=Anywhere(**vars(stream.windows)))
+        run.batches = dataclasses.replace(run.batches, streams=(stream,))
     with run.within():
         state = create_state(run.config, run.optimizer, run.mesh)
         for step in range(steps):

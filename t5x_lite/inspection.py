@@ -8,6 +8,8 @@ from t5x_lite.data.corpus import Corpus
 from t5x_lite.data.objectives.pairs import Pair
 from t5x_lite.data.tokenizer import Tokenizer
 
+_AT_A_TIME = 1 << 24  # tokens that are counted: a store may be larger than memory
+
 
 def hidden(pair: Pair, tokenizer: Tokenizer) -> str:
     """What is hidden: the targets at their places, or nothing but the future."""
@@ -95,14 +97,18 @@ def _split(split, tokens, counted, tokenizer, examples, most) -> list[str]:
     figures = counted | {"shards": len(counted["shards"])}
     lines = ["", split, *(f"  {key:<12}{figures[key]:>16,}" for key in ("documents", "tokens", "bytes", "shards"))]
     lines.append(f"  {'bytes/token':<12}{counted['bytes'] / counted['tokens']:>16.2f}")
-    ends = np.flatnonzero(tokens == tokenizer.vocabulary.eos)
+    counts, ends = np.zeros(tokenizer.vocabulary.size, np.int64), []
+    for start in range(0, len(tokens), _AT_A_TIME):
+        part = tokens[start : start + _AT_A_TIME]
+        counts += np.bincount(part, minlength=len(counts))
+        ends.append(np.flatnonzero(part == tokenizer.vocabulary.eos) + start)
+    ends = np.concatenate(ends)
     lengths = np.diff(ends, prepend=-1)  # EOS counted
     powers = np.bincount(np.int64(np.log2(lengths)))
     lines.append("  tokens a document (EOS counted)")
     for power in np.flatnonzero(powers):
         bar = "█" * round(40 * powers[power] / powers.max())
         lines.append(f"  {2**power:>9,} – {2 ** (power + 1) - 1:<9,}{powers[power]:>10,} {bar}")
-    counts = np.bincount(tokens, minlength=tokenizer.vocabulary.size)
     often = [token for token in np.argsort(-counts)[:most] if counts[token]]
     shown = (f"{tokenizer.decode([token])!r} {counts[token] / len(tokens):.1%}" for token in often)
     lines.append("  most frequent: " + ", ".join(shown))

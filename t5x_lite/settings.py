@@ -204,6 +204,16 @@ def _checked(config: RunConfig) -> RunConfig:
 
 
 def _absolute(source: str) -> str:
+    """The source with the path in it made absolute, where there is one.
+
+    >>> _absolute("hf:c4"), _absolute("tfds:c4/en:3.1.0?data_dir=/data/../tfds&split=train")
+    ('hf:c4', 'tfds:c4/en:3.1.0?data_dir=/tfds&split=train')
+    """
+    if source.startswith("tfds:"):
+        return re.sub(r"(?<=[?&]data_dir=)[^&:]+(?=&|$)", lambda path: _absolute(path[0]), source)
+    if source.startswith("hf:"):
+        name, mark, query = source.removeprefix("hf:").partition("?")
+        return "hf:" + (_absolute(name) if os.path.isdir(os.path.expanduser(name)) else name) + mark + query
     is_path = source not in ("", "python_docs") and not re.match(r"[a-z0-9]+:", source)
     return os.path.abspath(os.path.expanduser(source)) if is_path else source
 

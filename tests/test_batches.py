@@ -18,7 +18,7 @@ from t5x_lite.data.draws import Draws
 from t5x_lite.data.objectives import parse
 from t5x_lite.data.windows import permute
 from t5x_lite.errors import Refusal
-from t5x_lite.training.loop import prefetch
+from t5x_lite.training.loop import Run, prefetch
 
 
 @given(st.integers(1, 5000), st.integers(0, 2**100))
@@ -165,6 +165,13 @@ def test_too_few_sentinels_are_refused_with_the_number_needed(make):
     lengths = {"inputs": 2400, "targets": 800}
     with pytest.raises(Refusal, match=r"can need \d{3} sentinels, the tokenizer has 256"):
         batches.make(*make("iid_denoising", "encoder_decoder", **{"data.lengths": lengths}), "train")
+
+
+def test_an_objective_that_asks_nothing_is_refused(make, tmp_path):
+    path = tmp_path / "small.txt"
+    path.write_text("\n\n".join("nothing has a name" + " or a number" * count for count in range(100)))
+    with pytest.raises(Refusal, match="asks nothing of the first rows"):
+        Run(*make("masked_lm(choice='salient')", "encoder", **{"data.source": str(path)}))
 
 
 def test_too_short_rows_are_refused(make):

@@ -7,7 +7,7 @@ import pytest
 from conftest import run, sentences
 
 from t5x_lite.config import Data, Dirt
-from t5x_lite.data import batches, corpus, shards, sources
+from t5x_lite.data import batches, corpus, files, shards, sources
 from t5x_lite.data import prepare as preparing
 from t5x_lite.data.prepare import prepare
 from t5x_lite.errors import BAD_DATA, NO_FILE, Refusal
@@ -21,7 +21,8 @@ def test_documents_by_file_line_and_block(tmp_path):
     (tmp_path / "b.txt").write_text("\n \n")
 
     def texts(name, document="file"):
-        return list(shards.texts(Data(document=document), str(tmp_path / name), "data.source"))
+        found = shards.texts(Data(document=document), str(tmp_path / name), "data.source")
+        return [text for text, _ in found]
 
     assert texts("") == ["one\r\ntwo\r\n\r\nthree \ufffd\n"]
     assert texts("*.txt", "line") == ["one", "two", "three \ufffd"]
@@ -116,6 +117,22 @@ def test_a_store_left_half_made_is_made_again(tmp_path, monkeypatch):
         with pytest.raises(ZeroDivisionError):
             prepare(data, **QUIET)
     assert prepare(data, **QUIET).manifest["train"]["documents"] == 1
+
+
+def test_what_follows_of_a_long_document_stays_with_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "LONGEST", 100)
+    (tmp_path / "one.txt").write_text("".join(f"{i:09}\n" for i in range(100)))
+    data = Data(source=str(tmp_path), validation_fraction=0.25, tokenizer="bytes")
+    made = list(shards.divided(data, data.source, "data.source"))
+    assert "".join(text for _, text in made) == (tmp_path / "one.txt").read_text()
+    assert sum(len(text) for split, text in made if split == "validation") == 250
+    for number in range(300):
+        (tmp_path / f"{number}.txt").write_text(chr(0x4E00 + number) * 100)
+    sides = {}
+    for split, text in shards.divided(data, data.source, "data.source"):
+        sides.setdefault("one" if "\n" in text else text[0], set()).add(split)
+    assert len(sides) == 301
+    assert all(len(found) == 1 for found in sides.values())
 
 
 def test_many_copies_first_hide_nothing_that_follows(tmp_path):

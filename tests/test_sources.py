@@ -12,6 +12,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
+from t5x_lite import settings
 from t5x_lite.config import Data, Dirt
 from t5x_lite.data import files, shards, sources
 from t5x_lite.data.cleaning import Cleaner
@@ -21,8 +22,8 @@ TEXTS = ["one\ntwo", "größer 漢字 😀", " three "]
 PACK = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": zstandard.compress}
 
 
-def texts(source, **settings) -> list[str]:
-    return list(shards.texts(Data(**settings), str(source), "data.source"))
+def texts(source, **more) -> list[str]:
+    return [text for text, _ in shards.texts(Data(**more), str(source), "data.source")]
 
 
 @pytest.mark.parametrize("packing", PACK)
@@ -43,6 +44,35 @@ def test_parquet_and_columns(tmp_path):
     for field in ("text", "number"):
         with pytest.raises(Refusal, match=f"has no text '{field}'; set data.field to one of"):
             texts(tmp_path / "a.parquet", field=field)
+
+
+def test_endings_in_capitals(tmp_path):
+    (tmp_path / "A.TXT").write_text("one")
+    (tmp_path / "B.TXT.GZ").write_bytes(gzip.compress(b"two"))
+    assert texts(tmp_path) == ["one", "two"]
+
+
+def test_long_records_come_in_several(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "LONGEST", 10)
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "ä" * 25}) + "\n" + json.dumps({"text": "short"}))
+    found = list(sources.documents(str(tmp_path / "a.jsonl")))
+    assert found == ["ä" * 10, "ä" * 10, "ä" * 5, "short"]
+    assert [isinstance(text, files.Continued) for text in found] == [False, True, True, False]
+
+
+@pytest.mark.parametrize("address", ["hf:{}/set", "tfds:c4/en:3.1.0?data_dir={}"])
+def test_a_data_set_that_lies_here_is_known_by_its_files(tmp_path, monkeypatch, address):
+    for name in ("set", "c4/en/3.1.0"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "part").write_text("one")
+    monkeypatch.chdir(tmp_path)
+    found = settings.load("gpt_tiny", [f"data.source={address.format('.')}"]).data.source
+    assert found == address.format(tmp_path)
+    before = sources.fingerprint(found)
+    assert before == sources.fingerprint(found)
+    for name in ("set", "c4/en/3.1.0"):
+        (tmp_path / name / "part").write_text("other")
+    assert sources.fingerprint(found) != before
 
 
 def test_any_file_system():

@@ -10,7 +10,7 @@ from t5x_lite.errors import BAD_DATA, NO_FILE, Refusal, imported, refusing
 _PACKED = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": None}  # fsspec's names; .zst is ours, see _Zst
 SUFFIXES = (".txt", ".jsonl", ".json", ".parquet")
 _ARCHIVES = (".zip", ".tar", ".tgz", *(".tar" + packed for packed in _PACKED))
-LONGEST = 1 << 25  # bytes: a longer document of a text file is read as several, and counted
+LONGEST = 1 << 25  # bytes, or characters of decoded text: a longer document is read as several, and counted
 
 
 def find(source: str, key: str) -> list:
@@ -21,19 +21,19 @@ def find(source: str, key: str) -> list:
         system, path = fsspec.core.url_to_fs(source)
         if system.isdir(path):
             endings = tuple(suffix + packed for suffix in SUFFIXES for packed in ("", *_PACKED))
-            found = [name for name in system.find(path) if name.endswith(endings)]
+            found = [name for name in system.find(path) if name.lower().endswith(endings)]
         elif system.exists(path):
             found = [path]
         else:
             found = [name for name in system.glob(path) if not system.isdir(name)]
     for name in found:
-        if name.endswith(_ARCHIVES):
+        if name.lower().endswith(_ARCHIVES):
             raise Refusal(BAD_DATA, f"{key}: {name}: is an archive of several files; unpack it and name the directory")
     return [fsspec.core.OpenFile(system, name, compression=_PACKED.get(_packing(name))) for name in sorted(found)]
 
 
 def _packing(name: str) -> str:
-    return next((packed for packed in _PACKED if name.endswith(packed)), "")
+    return next((packed for packed in _PACKED if name.lower().endswith(packed)), "")
 
 
 def fingerprint(file, key: str) -> str:
@@ -45,7 +45,7 @@ def fingerprint(file, key: str) -> str:
 
 def size(file, key: str) -> int:
     """Bytes of text; 0 where that is not known before it is read."""
-    plain = not _packing(file.path) and not file.path.endswith(".parquet")
+    plain = not _packing(file.path) and not file.path.lower().endswith(".parquet")
     return _info(file, key).get("size") or 0 if plain else 0
 
 
@@ -60,7 +60,7 @@ def read(file, document: str, field: str, key: str) -> Iterator[bytes | str]:
     with refusing(NO_FILE, f"{key}: cannot read {file.path}"), file as stream:
         if packing == ".zst":
             stream = io.BufferedReader(_Zst(stream))
-        name = file.path.removesuffix(packing)
+        name = file.path.lower().removesuffix(packing)
         if name.endswith(".parquet"):
             yield from _parquet(stream, field, where)
         elif name.endswith((".jsonl", ".json")):
@@ -96,8 +96,16 @@ class _Zst(io.RawIOBase):
         return size
 
 
-class Continued(bytes):
-    """What follows of a document that is longer than LONGEST."""
+class Continued:
+    """Marks what follows of a document that is longer than LONGEST; it is bytes or str besides."""
+
+
+class _MoreBytes(Continued, bytes):
+    pass
+
+
+class _MoreText(Continued, str):
+    pass
 
 
 def _lines(stream) -> Iterator[bytes]:
@@ -116,7 +124,7 @@ def _whole(lines: Iterable[bytes]) -> Iterator[bytes]:
     for line in lines:
         if held and size + len(line) > LONGEST:
             yield kind(b"".join(held))
-            held, size, kind = [], 0, Continued
+            held, size, kind = [], 0, _MoreBytes
         held.append(line)
         size += len(line)
     yield kind(b"".join(held))
@@ -131,7 +139,7 @@ def _by_line(lines: Iterable[bytes]) -> Iterator[bytes]:
     kind = bytes
     for line in lines:
         yield kind(_bare(line))
-        kind = bytes if line.endswith(b"\n") else Continued
+        kind = bytes if line.endswith(b"\n") else _MoreBytes
 
 
 def _by_block(lines: Iterable[bytes]) -> Iterator[bytes]:
@@ -160,7 +168,7 @@ def _json_lines(stream, field: str, where: str) -> Iterator[bytes | str]:
             record = json.loads(line.removeprefix(b"\xef\xbb\xbf").decode(errors="surrogateescape"))
         except ValueError as error:
             raise Refusal(BAD_DATA, f"{where}, line {number} is no JSON ({error}); mend or remove it") from error
-        yield text_of(record, field, f"{where}, line {number}")
+        yield from text_of(record, field, f"{where}, line {number}")
 
 
 def _parquet(stream, field: str, where: str) -> Iterator[bytes | str]:
@@ -168,15 +176,18 @@ def _parquet(stream, field: str, where: str) -> Iterator[bytes | str]:
     columns = file.schema_arrow.names
     for batch in file.iter_batches(256, columns=[field] if field in columns else columns):
         for record in batch.to_pylist():
-            yield text_of(record, field, where)
+            yield from text_of(record, field, where)
 
 
-def text_of(record, field: str, where: str) -> bytes | str:
-    """The text of a record; null is none, an empty document."""
+def text_of(record, field: str, where: str) -> Iterator[bytes | str]:
+    """The text of a record, in several where it is longer than LONGEST; null is none, an empty document."""
     text = record.get(field, 0) if isinstance(record, dict) else 0
-    if text is None:
-        return ""
+    text = "" if text is None else text
     if not isinstance(text, str | bytes):
         known = ", ".join(record) if isinstance(record, dict) else type(record).__name__
         raise Refusal(BAD_DATA, f"{where}: has no text {field!r}; set data.field to one of {known}")
-    return text
+    if isinstance(text, bytes):
+        yield from _whole(_lines(io.BytesIO(text)))
+    else:
+        yield text[:LONGEST]
+        yield from (_MoreText(text[start : start + LONGEST]) for start in range(LONGEST, len(text), LONGEST))

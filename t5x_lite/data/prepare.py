@@ -25,7 +25,7 @@ from t5x_lite.data.shards import divided, hash_of, named, shards, text_hash, tra
 from t5x_lite.errors import BAD_DATA, IO_ERROR, NO_FILE, Refusal
 from t5x_lite.settings import names_files, source_terms
 
-VERSION = 3
+VERSION = 4
 JOURNAL = "journal.jsonl"
 
 

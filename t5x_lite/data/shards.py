@@ -2,12 +2,12 @@
 
 import hashlib
 from collections.abc import Iterator
-from itertools import islice
 
 from t5x_lite.config import Data
 from t5x_lite.data import sources
 from t5x_lite.data.cleaning import Cleaner
 from t5x_lite.data.corpus import SPLITS
+from t5x_lite.data.files import Continued
 from t5x_lite.settings import source_terms
 
 SHARD = 4_000_000  # bytes of text
@@ -24,11 +24,13 @@ def named(data: Data) -> list[tuple[str, str]]:
     return found + ([(data.validation_source, "data.validation_source")] if data.validation_source else [])
 
 
-def texts(data: Data, name: str, key: str, cleaner: Cleaner | None = None) -> Iterator[str]:
-    """The documents of a source, cleaned."""
+def texts(data: Data, name: str, key: str, cleaner: Cleaner | None = None) -> Iterator[tuple[str, bool]]:
+    """The documents of a source, cleaned, and whether each goes on with the one before (see files.LONGEST)."""
     cleaner = cleaner or Cleaner(data.dirt, f"{key}={name}")
-    found = map(cleaner, sources.documents(name, data.document, data.field, key))
-    return (text for text in found if text is not None)
+    for document in sources.documents(name, data.document, data.field, key):
+        text = cleaner(document)
+        if text is not None:
+            yield text, isinstance(document, Continued)
 
 
 def divided(data: Data, name: str, key: str, cleaner: Cleaner | None = None) -> Iterator[tuple[str, str]]:
@@ -38,25 +40,26 @@ def divided(data: Data, name: str, key: str, cleaner: Cleaner | None = None) -> 
     """
     if data.validation_source:
         split = SPLITS[key == "data.validation_source"]
-        yield from ((split, text) for text in texts(data, name, key, cleaner))
+        yield from ((split, text) for text, _ in texts(data, name, key, cleaner))
         return
-    fraction, first, size = data.validation_fraction, [], 0
-    for text in islice(texts(data, name, key), _FEW + 1):
-        first.append(_hash(text))
+    fraction, first, size, few = data.validation_fraction, [], 0, True
+    for text, goes_on in texts(data, name, key):
+        first += [] if goes_on else [_hash(text)]
         size += len(text)
-        if size > _MUCH:
+        few = len(first) <= _FEW and (size <= _MUCH or len(first) == 1)
+        if not few:
             break
-    few = len(first) <= _FEW and size <= _MUCH
-    border = fraction * 2**64
+    border, split, left = fraction * 2**64, SPLITS[0], int(size * (1 - fraction))
     if few and len(set(first)) > 1 and fraction:
         hashes = sorted(set(first))
         border = hashes[min(max(1, round(len(hashes) * fraction)), len(hashes) - 1)]
-    for text in texts(data, name, key, cleaner):
+    for text, goes_on in texts(data, name, key, cleaner):
         if few and len(first) == 1:
-            cut = int(len(text) * (1 - fraction))
-            yield from ((s, part) for s, part in zip(SPLITS, (text[:cut], text[cut:]), strict=True) if part)
+            yield from ((s, part) for s, part in zip(SPLITS, (text[:left], text[left:]), strict=True) if part)
+            left = max(left - len(text), 0)
         else:
-            yield SPLITS[_hash(text) < border], text
+            split = split if goes_on else SPLITS[_hash(text) < border]
+            yield split, text
 
 
 def _hash(text: str) -> int:

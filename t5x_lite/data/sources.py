@@ -9,6 +9,7 @@ python:module.function           a function of your own that returns an iterable
 
 import ast
 import hashlib
+import os
 import sys
 import sysconfig
 import warnings
@@ -43,7 +44,7 @@ def documents(source: str, document: str = "file", field: str = "text", key: str
 
 def fingerprint(source: str, key: str = "data.source") -> str:
     """A line that changes when the text does: the Python version, or names, sizes and times of the files. Of a function
-    it is its file, of a data set its name alone.
+    it is its file; of a data set that lies elsewhere its name alone.
     """
     kind, _, rest = source.partition(":")
     if source == "python_docs":
@@ -52,9 +53,19 @@ def fingerprint(source: str, key: str = "data.source") -> str:
         path = getattr(sys.modules[own(rest, f"{key}={source}").__module__], "__file__", None)
         return f"{path} {hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]}" if path else source
     if kind in SCHEMES:
-        return source
-    found = "; ".join(files.fingerprint(file, key) for file in _files(source, key))
+        directory = _directory(kind, rest)
+        found = [path for path in sorted(directory.rglob("*")) if path.is_file()] if directory else []
+        found = "; ".join([source, *(f"{path.name} {path.stat().st_size} {path.stat().st_mtime}" for path in found)])
+    else:
+        found = "; ".join(files.fingerprint(file, key) for file in _files(source, key))
     return found if len(found) < 1000 else hashlib.sha256(found.encode()).hexdigest()[:16]
+
+
+def _directory(kind: str, rest: str) -> Path | None:
+    """Where a data set lies, if it lies on this machine and its address says so."""
+    name, _, options = _query(rest)
+    path = Path(options.get("data_dir", os.devnull)) / name.replace(":", "/") if kind == "tfds" else Path(name)
+    return path if path.is_dir() else None
 
 
 def size(source: str, key: str = "data.source") -> int:
@@ -94,7 +105,8 @@ def _tfds(rest: str, field: str, where: str) -> Iterator:
             records = iter(builder.as_data_source(split))
         else:
             records = tfds.as_numpy(builder.as_dataset(split))
-        yield from (files.text_of(record, field, where) for record in records)
+        for record in records:
+            yield from files.text_of(record, field, where)
 
 
 def _huggingface(rest: str, field: str, where: str) -> Iterator:
@@ -107,7 +119,8 @@ def _huggingface(rest: str, field: str, where: str) -> Iterator:
             records = datasets.load_from_disk(name)[split]
         else:
             records = datasets.load_dataset(name, split=split, streaming=True, **options)
-        yield from (files.text_of(record, field, where) for record in records)
+        for record in records:
+            yield from files.text_of(record, field, where)
 
 
 def _python(rest: str, field: str, where: str) -> Iterator:

@@ -18,7 +18,9 @@ _BREAK = re.compile(r"(?<=\S) (?=\S)")  # … cut at a single space, which no mo
 
 
 def cut(text: str) -> list[str]:
-    """The text in stretches of about PIECE characters, the spaces they are cut at left in front."""
+    """The text in stretches of about PIECE characters, the spaces they are cut at left in front; where as many again
+    have no such space, it is cut anywhere: a token or two of a million are then others.
+    """
     starts = [0]
     while len(text) - starts[-1] > PIECE:
         found = _BREAK.search(text, starts[-1] + PIECE, starts[-1] + 2 * PIECE)

@@ -20,7 +20,7 @@ from t5x_lite.config import RunConfig
 from t5x_lite.data import batches as data
 from t5x_lite.data import streams
 from t5x_lite.data.corpus import Corpus, cache
-from t5x_lite.errors import INTERRUPTED, NOT_FINITE, TERMINATED, Refusal
+from t5x_lite.errors import BAD_DATA, INTERRUPTED, NOT_FINITE, TERMINATED, Refusal
 from t5x_lite.model.flops import peak_flops, step_flops
 from t5x_lite.training import metrics, rundir, sharding
 from t5x_lite.training.checkpoint import Checkpoints
@@ -100,6 +100,8 @@ class Run:
         self.validation = data.make(config, corpus, "validation")
         self.mesh = sharding.make_mesh(config, devices)
         self.row = data.ledger(self.batches)
+        if not self.row["loss_tokens"]:
+            raise Refusal(BAD_DATA, f"objective={config.objective}: asks nothing of the first rows; inspect shows them")
         schedule = make_schedule(config.optimizer, config.training.steps, self.batches.raw_tokens)
         self.optimizer = make_optimizer(config.optimizer, schedule)
         with self.within():
