@@ -83,6 +83,42 @@ def test_any_file_system():
     assert sources.size("memory://corpus/*.txt") == 8
 
 
+class Bucket(fsspec.AbstractFileSystem):
+    """Files as those of gs:// and s3:// are: fetched in ranges."""
+
+    protocol, store = "bucket", {}
+
+    def ls(self, path, detail=True, **_):
+        found = [{"name": n, "size": len(c), "type": "file", "etag": n} for n, c in self.store.items()]
+        found = [one for one in found if one["name"].startswith(self._strip_protocol(path))]
+        if not found:
+            raise FileNotFoundError(path)
+        return found if detail else [one["name"] for one in found]
+
+    def _open(self, path, mode="rb", **_):
+        content = self.store[path]
+
+        class File(fsspec.spec.AbstractBufferedFile):
+            def _fetch_range(self, start, end):
+                return content[start:end]
+
+        return File(self, path, mode, size=len(content), block_size=50)
+
+
+def test_files_that_come_in_ranges(tmp_path):
+    fsspec.register_implementation("bucket", Bucket, clobber=True)
+    pyarrow.parquet.write_table(pyarrow.table({"text": TEXTS}), tmp_path / "c.parquet")
+    text = "\n\n".join(TEXTS * 20).encode()
+    Bucket.store = {
+        "t/a.txt": text,
+        "t/b.txt.gz": gzip.compress(text),
+        "t/c.parquet": (tmp_path / "c.parquet").read_bytes(),
+    }
+    assert texts("bucket://t/a.txt", document="block") == TEXTS * 20
+    assert texts("bucket://t", document="block") == TEXTS * 41
+    assert "t/a.txt" in sources.fingerprint("bucket://t")
+
+
 OWN = """
 def some():
     yield 'a b'

@@ -58,8 +58,8 @@ def read(file, document: str, field: str, key: str) -> Iterator[bytes | str]:
     """The documents of one file."""
     packing, where = _packing(file.path), f"{key}: {file.path}"
     with refusing(NO_FILE, f"{key}: cannot read {file.path}"), file as stream:
-        if packing == ".zst":
-            stream = io.BufferedReader(_Zst(stream))
+        # Of a bucket's file fsspec reads no line of limited length.
+        stream = io.BufferedReader(_Zst(stream) if packing == ".zst" else stream, 1 << 20)
         name = file.path.lower().removesuffix(packing)
         if name.endswith(".parquet"):
             yield from _parquet(stream, field, where)
