@@ -126,7 +126,7 @@ def test_validation_reads_the_whole_split_in_order(make, objective, architecture
     config, corpus = make(objective, architecture)
     made = batches.make(config, corpus, "validation")
     (stream,) = made.streams
-    rows = stream.windows.rows(1)
+    rows = stream.rows(1)
     read = np.concatenate(stream.raw(range(rows)))
     assert len(corpus.tokens["validation"]) - len(read) < stream.objective.least
     assert (read == corpus.tokens["validation"][: len(read)]).all()
@@ -227,7 +227,7 @@ def test_epochs_end_before_any_text_is_read_once_more(make, epochs, size):
 def test_a_run_ends_with_its_epochs_at_the_same_step_on_all_hosts(make, tmp_path, config_file):
     made = batches.make(*make(), "train")
     path = config_file(**{"data.epochs": 1, "training.steps": 10_000, "training.log_every": 1000})
-    steps = made.streams[0].windows.rows(1) // made.batch_size
+    steps = made.streams[0].rows(1) // made.batch_size
     for name, start in (("alone", ["-m", "t5x_lite"]), ("together", ["launch/local", "2"])):
         workdir = tmp_path / name
         command = [sys.executable, *start, "train", f"--config={path}", f"--workdir={workdir}"]
@@ -243,7 +243,7 @@ def test_validation_of_a_mixture_reads_the_split_once_a_stream(make):
     made = batches.make(*make("causal_lm + prefix_lm", "decoder"), "validation")
     numbers, inner = made.places(np.arange(made.batches * made.batch_size))
     for number, stream in enumerate(made.streams):
-        assert inner[(numbers == number) & (inner >= 0)].tolist() == list(range(stream.windows.rows(1)))
+        assert inner[(numbers == number) & (inner >= 0)].tolist() == list(range(stream.rows(1)))
     assert 0 <= (inner < 0).sum() < made.batch_size
     last = made.batch_at(made.batches - 1)
     assert (last["decoder_segments"].any(1) == (inner[-made.batch_size :] >= 0)).all()
@@ -252,7 +252,7 @@ def test_validation_of_a_mixture_reads_the_split_once_a_stream(make):
 def test_static_masks_are_the_same_every_epoch_and_others_are_not(make):
     def seen(option):
         (made,) = batches.make(*make(f"masked_lm(static={option})", "encoder"), "train").streams
-        rows = made.windows.rows(1)
+        rows = made.rows(1)
         return [{p.inputs.tobytes() for p in made.pairs(range(e * rows, (e + 1) * rows))[0].each()} for e in (0, 1)]
 
     first, second = seen(True)
@@ -263,7 +263,7 @@ def test_static_masks_are_the_same_every_epoch_and_others_are_not(make):
 
 def test_the_other_sentence_comes_from_far_away(make):
     (made,) = batches.make(*make("masked_lm(second='next')", "encoder"), "train").streams
-    rows = np.arange(made.windows.rows(1))
+    rows = np.arange(made.rows(1))
     pairs, _ = made.pairs(rows)
     assert 0.4 < pairs.labels.mean() < 0.6
     everywhere = _of_places(made)
@@ -283,7 +283,7 @@ def test_random_numbers_of_pieces_of_other_lengths_are_others():
 
 def test_validation_rows_of_two_streams_draw_other_numbers(make):
     made = batches.make(*make("masked_lm + masked_lm(noise_density=0.15)", "encoder"), "validation")
-    half = made.streams[0].windows.rows(1)
+    half = made.streams[0].rows(1)
     rows = made.rows(range(half)), made.rows(range(half, 2 * half))
     assert (rows[0]["encoder_scored"] != rows[1]["encoder_scored"]).any(1).mean() > 0.9
 

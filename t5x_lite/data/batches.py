@@ -61,7 +61,7 @@ class Batches:
         """The share of the rows that each stream makes."""
         if self.training:
             return self._turn / len(self.pattern)
-        rows = np.array([stream.windows.rows(1) for stream in self.streams])
+        rows = np.array([stream.rows(1) for stream in self.streams])
         return rows / max(rows.sum(), 1)
 
     @property
@@ -73,14 +73,14 @@ class Batches:
     @property
     def batches(self) -> int:
         """Batches that hold every row of a validation split: each of its streams reads it once."""
-        return -(-sum(stream.windows.rows(1) for stream in self.streams) // self.batch_size)
+        return -(-sum(stream.rows(1) for stream in self.streams) // self.batch_size)
 
     def steps_of(self, epochs: int) -> int:
         """Whole batches before any text would be read more often than that. Raises Refusal where there is none."""
         ends = []
         for number, stream in enumerate(self.streams):
             places = np.flatnonzero(self.pattern == number)
-            turns, rest = divmod(stream.windows.rows(epochs), len(places))
+            turns, rest = divmod(stream.rows(epochs), len(places))
             ends.append(turns * len(self.pattern) + int(places[rest]))
         if min(ends) < self.batch_size:
             wanted = f"data.epochs={epochs} has {min(ends)} rows, a batch {self.batch_size}"
@@ -106,7 +106,7 @@ class Batches:
             turn, at = np.divmod(indices, len(self.pattern))
             stream = self.pattern[at]
             return stream, turn * self._turn[stream] + self._before[at]
-        ends = np.cumsum([stream.windows.rows(1) for stream in self.streams])
+        ends = np.cumsum([stream.rows(1) for stream in self.streams])
         stream = np.minimum(np.searchsorted(ends, indices, side="right"), len(ends) - 1)
         starts = np.append(0, ends[:-1])
         return stream, np.where(indices < ends[-1], indices - starts[stream], -1)
@@ -225,7 +225,7 @@ def ledger(batches: Batches, rows: int = 64) -> dict:
 
 def _ledger(batches: Batches, rows: int) -> dict:
     (stream,) = batches.streams
-    indices = range(min(rows, stream.windows.rows(1)))
+    indices = range(min(rows, stream.rows(1)))
     counted = batches.rows(indices)
     shown = sum(len(piece) for pieces in stream.pieces(indices) for piece in pieces)
     read = sum(map(len, stream.raw(indices)))

@@ -44,6 +44,10 @@ class Stream:
         """Raw tokens that a row reads."""
         return self.windows.size
 
+    def rows(self, epochs: int) -> int:
+        """Its rows before its text would be read more often than that."""
+        return self.windows.rows(epochs)
+
     def raw(self, indices) -> list[np.ndarray]:
         """The raw tokens that each row reads."""
         return list(self.windows.read(self.windows.numbers(np.asarray(indices, np.int64))))
