@@ -131,6 +131,18 @@ def test_a_validation_that_is_not_finite_stops_the_run(tmp_path, make, monkeypat
     assert not list((tmp_path / "run/checkpoints").iterdir())
 
 
+def test_waiting_for_data_is_what_no_step_computes_in(tmp_path, make, monkeypatch):
+    from t5x_lite.training import loop
+
+    made = loop.Run.batch
+    monkeypatch.setattr(loop.Run, "batch", lambda *args: time.sleep(0.2) or made(*args))
+    loop.train(*make(**{"training.steps": 6}), tmp_path / "slow")
+    assert metrics.read(tmp_path / "slow/metrics.jsonl")[5]["seconds"]["data"] > 0.5
+    monkeypatch.setattr(loop, "_done", lambda unread: False)
+    loop.train(*make(**{"training.steps": 6}), tmp_path / "busy")
+    assert metrics.read(tmp_path / "busy/metrics.jsonl")[5]["seconds"]["data"] == 0
+
+
 def test_going_on_with_other_settings_or_text(tmp_path, config_file, text_file):
     command = ("train", f"--config={config_file()}", f"--workdir={tmp_path / 'run'}")
     run(*command)

@@ -10,6 +10,7 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -173,7 +174,7 @@ def _steps(run: Run, checkpoints: Checkpoints, workdir: Path) -> None:
         batches = prefetch(lambda step: run.batch(run.batches, step), first, last, run.config.data.workers)
         unread = None
         for step in range(first + 1, last + 1):
-            with log.watch("data"):
+            with log.watch("data", counts=partial(_done, unread)):  # while the last step still computes none is lost
                 batch = next(batches)
             with log.watch("compile" if step == first + 1 else "step"), profile.around(step):
                 state, sums = run.train_step(state, batch)
@@ -215,6 +216,11 @@ def _read(run: Run, log: Log, unread) -> None:
     if due(step, run.config.training.log_every) or step == run.config.training.steps:
         figures["raw_tokens"] = round(step * run.batches.raw_tokens)
         log.write(step, "train", figures | run.rates(*log.lap(step)))
+
+
+def _done(unread) -> bool:
+    """Whether no step is being computed."""
+    return unread is None or all(value.is_ready() for value in jax.tree.leaves(unread[1]))
 
 
 def _refuse_not_finite(step: int, figures: dict) -> None:

@@ -26,12 +26,13 @@ class Stopwatch:
         self._start = time.perf_counter()
 
     @contextmanager
-    def __call__(self, name: str):
+    def __call__(self, name: str, counts=lambda: True):
+        """What happens within is that part's; or the rest's, where `counts()` says no at its end."""
         start = time.perf_counter()
         try:
             yield
         finally:
-            if name != self._rest:
+            if name != self._rest and counts():
                 self._spent[name] += time.perf_counter() - start
 
     def seconds(self) -> dict[str, float]:
