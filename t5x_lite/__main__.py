@@ -138,6 +138,8 @@ def inspect(args) -> None:
     """what a config shows the model: the first rows in words, and the ledger; or what a token store holds"""
     from t5x_lite import inspection
 
+    if args.store and args.config:
+        raise Refusal(USAGE, "inspect: got --store and --config; give one of them")
     if args.store:
         from t5x_lite.data.corpus import open_store
 

@@ -75,7 +75,9 @@ class Data:
     batch_size: int = at_least(1, 32)  # rows of a step, over all devices
     lengths: Lengths = Lengths()
     epochs: int = at_least(0, 0)  # the run ends when any text has been read so often; 0: only after training.steps
-    block: int = at_least(0, 0)  # tokens that stay together when shuffling; 0: the longest window of the objectives
+    # Tokens that stay together when shuffling; 0: the longest window of the objectives. Runs of the same block and
+    # seed read the same text in the same order. Where a window goes on into another block, an EOS stands between.
+    block: int = at_least(0, 0)
     # Cut the window at document ends first, each piece a segment of its own; what the row has then no room for is left
     # out (`inspect` says how much).
     split_documents: bool = False
@@ -211,6 +213,10 @@ def _rows(config: RunConfig) -> Iterator[str]:
     longest, most = max(dataclasses.astuple(data.lengths)), config.model.max_length
     if config.model.positions == "learned" and 0 < most < longest:
         yield f"model.max_length: got {most}, but data.lengths go up to {longest}; raise one or lower the other"
+    if not data.validation_source and not data.validation_fraction:
+        yield "data.validation_fraction: got 0; hold a share out, or name data.validation_source"
+    if data.validation_source and data.validation_source in data.source.split(" + "):
+        yield f"data.validation_source={data.validation_source}: it is trained on too; name another"
     parts = config.training.microbatches
     if data.batch_size % parts:
         yield f"training.microbatches: {parts} does not divide data.batch_size {data.batch_size}"

@@ -39,8 +39,9 @@ def parse_call(text: str, key: str) -> tuple[str, dict]:
         if None in options or len(options) < len(node.keywords):  # **options, or a name given twice
             raise ValueError
         return name, options
-    except (SyntaxError, ValueError) as error:
-        raise Refusal(BAD_CONFIG, f"{key}={text!r}: expected a name or name(option=value, …), each once") from error
+    except (SyntaxError, ValueError, RecursionError) as error:
+        shown = text if len(text) < 200 else text[:200] + "…"
+        raise Refusal(BAD_CONFIG, f"{key}={shown!r}: expected a name or name(option=value, …), each once") from error
 
 
 def own(name: str, where: str):
@@ -233,8 +234,8 @@ def source_terms(text: str, key: str) -> list[tuple[float, str]]:
             terms.append((float(rate), source.strip()) if star else (0.0, term.strip()))
         except ValueError as error:
             raise Refusal(BAD_CONFIG, f"{key}: got the rate {rate!r}, expected a number, as in 3 * a + b") from error
-        if star and not 0 < terms[-1][0] < math.inf:
-            raise Refusal(BAD_CONFIG, f"{key}: got the rate {rate}, expected a number above 0")
+        if star and not 1e-9 <= terms[-1][0] <= 1e9:
+            raise Refusal(BAD_CONFIG, f"{key}: got the rate {rate}, expected a number above 0, between 1e-9 and 1e9")
     if any(rate for rate, _ in terms):  # one without a rate counts once, as in a sum
         return [(rate or 1.0, source) for rate, source in terms]
     return terms

@@ -16,7 +16,7 @@ from test_objectives import SPECS
 from t5x_lite.data import batches
 from t5x_lite.data.draws import Draws
 from t5x_lite.data.objectives import parse
-from t5x_lite.data.windows import permute
+from t5x_lite.data.windows import Successive, permute
 from t5x_lite.errors import Refusal
 from t5x_lite.training.loop import Run, prefetch
 
@@ -100,7 +100,7 @@ def test_every_objective_has_read_the_same_text(make):
 @pytest.mark.parametrize("block", [0, 7, 64, 1000])
 def test_an_epoch_reads_every_token_once(make, block):
     windows = batches.make(*make(**{"data.block": block}), "train").streams[0].windows
-    order = dataclasses.replace(windows.order, tokens=np.arange(len(windows.tokens)))
+    order = dataclasses.replace(windows.order, tokens=np.arange(len(windows.tokens)), end=None)
     assert order.epoch > len(order.tokens) - order.block
     one, other = order.read(np.array([0, order.epoch]), order.epoch)
     assert len(set(one.tolist())) == len(set(other.tolist())) == order.epoch
@@ -112,6 +112,29 @@ def _of_places(stream):
     order = stream.windows.order
     order = dataclasses.replace(order, tokens=np.arange(len(order.tokens)))
     return dataclasses.replace(stream, windows=dataclasses.replace(stream.windows, order=order))
+
+
+@pytest.mark.parametrize(
+    ("objective", "more"),
+    [
+        ("causal_lm", {}),
+        ("causal_lm", {"data.block": 30}),
+        ("causal_lm", {"data.block": 7}),
+        ("3 * causal_lm + span_corruption", {}),
+    ],
+)
+def test_no_piece_holds_two_documents(tmp_path, make, objective, more):
+    """Each document is one letter, over and over: a piece with two letters would have met another document."""
+    path = tmp_path / "letters.txt"
+    path.write_text("\n\n".join(chr(97 + i % 26) * (40 + i % 23) for i in range(400)))
+    more = {"data.split_documents": True, "data.source": str(path), "data.validation_fraction": 0.01} | more
+    made = batches.make(*make(objective, "decoder", **more), "train")
+    for stream in made.streams:
+        for pieces in stream.pieces(range(300)):
+            assert all(len({*piece.tolist()} - {stream.vocabulary.eos}) <= 1 for piece in pieces)
+        for window in stream.raw(range(300)):
+            changes = np.flatnonzero(np.diff(window.astype(int)) & (window[:-1] != stream.vocabulary.eos)) + 1
+            assert (window[changes] == stream.vocabulary.eos).all()
 
 
 def test_rows_of_one_batch_come_from_far_apart(make):
@@ -159,6 +182,20 @@ def test_split_documents_fill_rows_and_what_is_left_out_is_counted(make, objecti
         left += len(window) - sum(map(len, pieces))
     assert batches.ledger(made)["left_out"] == pytest.approx(left / 64 / stream.window)
     assert (left == 0) == (objective.partition("(")[0] in ("causal_lm", "prefix_lm"))  # others add EOS and sentinels
+
+
+@pytest.mark.parametrize("objective", ["prefix_lm(score_prefix=True)", "fill_in_the_middle"])
+def test_pieces_too_short_are_scored_in_no_company(make, objective):
+    made = batches.make(*make(objective, "decoder", **{"data.split_documents": True}), "train")
+    (stream,) = made.streams
+    eos, window = stream.vocabulary.eos, stream.window
+    tokens = np.array([eos] * window + ([97] * 9 + [eos]) * window)  # a window of empty documents, then others
+    stream = dataclasses.replace(stream, windows=Successive(tokens, window, 1))
+    made = dataclasses.replace(made, streams=(stream,))
+    alone, together = made.rows([0]), made.rows(range(5))
+    assert alone["decoder_weights"].sum() == 0
+    assert together["decoder_weights"][1:].sum() > 0
+    assert all((alone[key][0] == together[key][0]).all() for key in alone)
 
 
 def test_too_few_sentinels_are_refused_with_the_number_needed(make):

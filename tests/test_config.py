@@ -131,6 +131,9 @@ def test_the_command_line_refuses_before_jax(tmp_path):
         (["compare", "--config=gpt_tiny", f"--workdir={tmp_path}"], 78, "command train"),
         (["evaluate", f"--workdir={tmp_path}/none"], 66, "no such file"),
         (["nothing"], 2, "invalid choice"),
+        (["inspect", "--config=gpt_tiny", "--store=here"], 2, "give one of them"),
+        (["prepare", "--config=gpt_tiny", "--config.data.validation_fraction=0"], 78, "hold a share out"),
+        (["prepare", "--config=gpt_tiny", "--config.data.validation_source=python_docs"], 78, "it is trained on too"),
         (["train", "--config=gpt_tiny", "--config.seed", f"--workdir={tmp_path}"], 2, "--config.seed: got no value"),
     ]:
         _, err = run(*args, code=code)

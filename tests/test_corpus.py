@@ -7,7 +7,7 @@ import pytest
 from conftest import run, sentences
 
 from t5x_lite.config import Data, Dirt
-from t5x_lite.data import batches, corpus, files, shards, sources
+from t5x_lite.data import batches, corpus, files, shards, sources, tokenizer
 from t5x_lite.data import prepare as preparing
 from t5x_lite.data.prepare import prepare
 from t5x_lite.errors import BAD_DATA, NO_FILE, Refusal
@@ -246,6 +246,36 @@ def test_a_store_that_was_killed_goes_on_behind_the_last_whole_shard(tmp_path, m
     assert content(tmp_path / "killed") == content(tmp_path / "whole")
 
 
+def test_text_that_shrank_at_the_border_of_a_shard_is_noticed(tmp_path, monkeypatch):
+    monkeypatch.setattr(shards, "SHARD", 1000)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "growing.py").write_text("count = 300\ndef f():\n    return (f'{i:0100}' for i in range(count))")
+    import growing
+
+    data = Data(source="python:growing.f", tokenizer="bytes", store=str(tmp_path / "store"), processes=1)
+    with monkeypatch.context() as stopped:
+        stopped.setattr(preparing, "_total", lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            prepare(data, **QUIET)
+    growing.count = 250
+    with pytest.raises(Refusal, match="changed while its store was made; start again"):
+        prepare(data, **QUIET)
+    assert prepare(data, **QUIET).manifest["train"]["documents"] < 250
+
+
+def test_the_rest_of_a_document_that_is_skipped_is_a_document(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "LONGEST", 50)
+    for number in range(300):
+        dirt = b"\xff" if number % 3 == 0 else b""
+        (tmp_path / f"{number}.txt").write_bytes(dirt + chr(0x4E00 + number).encode() * 50)
+    data = Data(source=str(tmp_path), dirt=Dirt(invalid_utf8="skip"), validation_fraction=0.3)
+    sides = {}
+    for split, text in shards.divided(data, data.source, "data.source"):
+        sides.setdefault(text[0], set()).add(split)
+    assert len(sides) == 300
+    assert all(len(found) == 1 for found in sides.values())
+
+
 def test_a_store_goes_on_only_with_the_same_text_and_settings(tmp_path, monkeypatch):
     settings = big(tmp_path)
     monkeypatch.setattr(shards, "SHARD", 2000)
@@ -277,6 +307,20 @@ def test_a_named_store_needs_its_text_no_more(tmp_path):
     moved.write_text(moved.read_text() + "\nmore")
     with pytest.raises(Refusal, match="made with the text"):
         prepare(Data(**{**settings, "source": str(moved)}, store=str(tmp_path / "store")), **QUIET)
+
+
+def test_a_named_store_needs_its_tokenizer_no_more(tmp_path):
+    made = tokenizer.train([sentences(200)], 530)
+    made.save(tmp_path)
+    model = tmp_path / "spiece.model"
+    data = Data(**{**big(tmp_path), "tokenizer": str(model), "add_specials": True}, store=str(tmp_path / "store"))
+    prepare(data, **QUIET)
+    content = model.read_bytes()
+    model.unlink()
+    prepare(data, **QUIET)
+    model.write_bytes(content + b" ")
+    with pytest.raises(Refusal, match="made with tokenizer"):
+        prepare(data, **QUIET)
 
 
 def test_dirt_stands_in_the_manifest_and_inspect_shows_it(tmp_path):

@@ -6,7 +6,7 @@ from math import comb
 
 import numpy as np
 import pytest
-from conftest import ROOT, run_apart
+from conftest import ROOT, run, run_apart
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -462,6 +462,9 @@ def test_mixtures_and_ul2():
         ("masked_lm(choice=1)", "expected a word"),
         ("masked_lm(mask_rate=0.9, random_rate=0.2)", "is more than 1"),
         ("0 * causal_lm + prefix_lm", "expected a name"),
+        ("1e308 * causal_lm + 1e308 * prefix_lm", "expected a name"),
+        (f"{10**400} * causal_lm + prefix_lm", "expected a name"),
+        (" + ".join(["causal_lm"] * 5000), "expected a name"),
         ("causal_lm + 3", "expected a name"),
         ("no_such_module.objective", "No module named"),
         ("math.sqrt", "has no bound"),
@@ -472,7 +475,7 @@ def test_what_an_objective_cannot_mean_is_refused(spec, words):
         mixture(spec)
 
 
-def test_an_objective_of_the_users_own(tmp_path, config_file):
+def test_an_objective_of_the_users_own(tmp_path, config_file, monkeypatch):
     (tmp_path / "mine.py").write_text(
         """
 from t5x_lite.data.objectives.pairs import Bound, Pairs, states
@@ -485,6 +488,22 @@ def from_the_start(tokens, rng, vocabulary, *, first=2):
 @states(lambda n: Bound(1, 1, 2))
 def too_much(tokens, rng, vocabulary):
     return Pairs(Ragged.full(tokens), Ragged.full(tokens))
+
+@states(lambda n, *, split=None: (0, n, n))
+def other_ids(tokens, rng, vocabulary, *, split=None):
+    return Pairs(Ragged.empty(len(tokens)), Ragged.full(tokens + vocabulary.size))
+
+@states(lambda n: Bound(n, n, n))
+def both_too_small(tokens, rng, vocabulary):
+    return Pairs(Ragged.full(tokens), Ragged.full(tokens))
+
+@states(lambda n: 1 / 0)
+def no_bound(tokens, rng, vocabulary):
+    pass
+
+@states(lambda n: Bound(0, n, n))
+def nothing(tokens, rng, vocabulary):
+    pass
 """
     )
     more = {"data.lengths": {"row": 20}}
@@ -492,9 +511,16 @@ def too_much(tokens, rng, vocabulary):
     path = config_file("mine.from_the_start(first=3)", "decoder", **more)
     out, _ = run_apart("inspect", f"--config={path}", "--examples=1", **here)
     assert "3 inputs, 17 targets" in out
-    path = config_file("mine.too_much", "decoder", **more)
-    _, err = run_apart("inspect", f"--config={path}", code=78, **here)
-    assert "mend the bound" in err
+    monkeypatch.syspath_prepend(tmp_path)
+    for wrong, words in [
+        ("too_much", "mend the bound"),
+        ("other_ids(split=4)", "made ids from"),
+        ("both_too_small", "mend the bound"),
+        ("no_bound", "its bound failed on"),
+        ("nothing", "failed on 20 tokens"),
+    ]:
+        _, err = run("inspect", f"--config={config_file(f'mine.{wrong}', 'decoder', **more)}", code=78)
+        assert words in err
 
 
 def test_the_readme_shows_what_the_code_makes():

@@ -41,8 +41,8 @@ def test_parquet_and_columns(tmp_path):
     table = pyarrow.table({"body": TEXTS, "number": [1, 2, 3]})
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
     assert texts(tmp_path / "a.parquet", field="body") == TEXTS
-    for field in ("text", "number"):
-        with pytest.raises(Refusal, match=f"has no text '{field}'; set data.field to one of"):
+    for field, found in (("text", "has no text 'text'"), ("number", "its 'number' is a int")):
+        with pytest.raises(Refusal, match=f"{found}; set data.field to one of"):
             texts(tmp_path / "a.parquet", field=field)
 
 
@@ -119,6 +119,10 @@ def test_files_that_come_in_ranges(tmp_path):
     assert "t/a.txt" in sources.fingerprint("bucket://t")
 
 
+def test_splits_of_a_data_set_may_be_added():
+    assert sources._query("c4?split=train+validation&name=en") == ("c4", {"split": "train+validation", "name": "en"})
+
+
 OWN = """
 def some():
     yield 'a b'
@@ -153,7 +157,7 @@ def test_a_function_of_the_users_own(tmp_path, monkeypatch):
     [
         ("a.jsonl", b'{"text": "a"}\n{"text": \n', BAD_DATA, "line 2 is no JSON"),
         ("a.jsonl", b'{"body": "a"}\n', BAD_DATA, "has no text 'text'; set data.field to one of body"),
-        ("a.jsonl", b"[1]\n", BAD_DATA, "has no text"),
+        ("a.jsonl", b"[1]\n", BAD_DATA, "line 1: is a list, expected an object with 'text'"),
         ("a.zip", b"PK", BAD_DATA, "is an archive of several files"),
         ("a.tar.xz", lzma.compress(b"x"), BAD_DATA, "is an archive of several files"),
         (

@@ -143,7 +143,10 @@ def make(config: RunConfig, corpus: Corpus, split: str) -> Batches:
         objectives.check_vocabulary(objective, window, vocabulary)
     sources = [source for source in corpus.sources if len(source.tokens[split])]
     pattern = quotas([share * rate for share in source_rates(sources, config.data) for rate, *_ in members])
-    cut = _in_training(config, members, sources, pattern) if split == "train" else _in_validation(members, sources)
+    if split == "train":
+        cut = _in_training(config, members, sources, pattern, vocabulary.eos)
+    else:
+        cut = _in_validation(members, sources)
     streams = [
         Stream(
             source=source.name,
@@ -160,13 +163,15 @@ def make(config: RunConfig, corpus: Corpus, split: str) -> Batches:
     return Batches(tuple(streams), pattern, config.data.batch_size)
 
 
-def _in_training(config: RunConfig, members, sources: list[Source], pattern: np.ndarray) -> Iterator[Shuffled | Fixed]:
+def _in_training(config: RunConfig, members, sources, pattern: np.ndarray, eos: int) -> Iterator[Shuffled | Fixed]:
     """The windows of each member on each source. In the order of a source those of all its members follow each other
     as the pattern has them; but static ones, which are fixed.
     """
     static = [bool(objective.option("static")) for _, objective, _ in members]
     sizes = np.array([member.window for member in members])
     block = config.data.block or int(sizes.max())
+    # A window that goes on into another block meets the end of a document there; alike in all runs of that block.
+    end = eos if config.data.block or len(set(sizes)) > 1 else None
     least = max(size * (1 if objective.pieces == 1 else 4) for _, objective, size in members)  # 4: two never overlap
     for number, source in enumerate(sources):
         tokens, first = source.tokens["train"], number * len(members)
@@ -174,7 +179,7 @@ def _in_training(config: RunConfig, members, sources: list[Source], pattern: np.
         read = np.zeros(len(members) * len(sources), np.int64)
         read[first : first + len(members)] = np.where(static, 0, sizes)
         read = read[pattern]
-        starts, order = np.cumsum(read) - read, Order(tokens, block, config.seed, number)
+        starts, order = np.cumsum(read) - read, Order(tokens, block, config.seed, number, end)
         for at, (size, is_static) in enumerate(zip(sizes.tolist(), static, strict=True), first):
             if is_static:
                 yield Fixed(tokens, size, config.seed, at)

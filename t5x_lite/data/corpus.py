@@ -67,8 +67,10 @@ def open_store(store: Path) -> Corpus:
             if manifest[split]["tokens"] != sum(len(source.tokens[split]) for source in found):
                 raise ValueError(f"the tokens of {split} do not add up")
         made_from = manifest["made_from"]
-        if not isinstance(made_from["settings"], dict) or not all(len(text) == 3 for text in made_from["text"]):
-            raise TypeError("made_from names no settings or text")
+        if not isinstance(made_from["settings"], dict) or not isinstance(made_from["tokenizer"], str):
+            raise TypeError("made_from names no settings or tokenizer")
+        if not all(len(text) == 3 for text in made_from["text"]):
+            raise TypeError("made_from names no text")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise Refusal(NO_FILE, f"{store}: no usable token store ({error}); run prepare") from error
     chosen = tokenizer.load(store / "tokenizer")

@@ -184,8 +184,10 @@ def text_of(record, field: str, where: str) -> Iterator[bytes | str]:
     text = record.get(field, 0) if isinstance(record, dict) else 0
     text = "" if text is None else text
     if not isinstance(text, str | bytes):
-        known = ", ".join(record) if isinstance(record, dict) else type(record).__name__
-        raise Refusal(BAD_DATA, f"{where}: has no text {field!r}; set data.field to one of {known}")
+        if not isinstance(record, dict):
+            raise Refusal(BAD_DATA, f"{where}: is a {type(record).__name__}, expected an object with {field!r}")
+        found = f"its {field!r} is a {type(text).__name__}" if field in record else f"has no text {field!r}"
+        raise Refusal(BAD_DATA, f"{where}: {found}; set data.field to one of {', '.join(record)}")
     if isinstance(text, bytes):
         yield from _whole(_lines(io.BytesIO(text)))
     else:

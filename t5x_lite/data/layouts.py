@@ -174,8 +174,8 @@ def lay_out(
         shifted[(stream.ends - stream.lengths)[stream.lengths > 0]] = vocabulary.start
         row |= stack("decoder", Ragged(shifted, stream.lengths), shape.decoder)
         row["decoder_targets"] = place(*stream, shape.decoder, vocabulary.pad)
-        scored = pairs.score_inputs and not shape.bidirectional_prefix
-        scores = Ragged(np.full(len(before.values), scored, np.float32), before.lengths)
+        scored = np.broadcast_to(pairs.score_inputs, len(pairs)) & (not shape.bidirectional_prefix)
+        scores = Ragged(before.spread(scored.astype(np.float32)), before.lengths)
         row["decoder_weights"] = place(*Ragged.join(scores, weights), shape.decoder, 0, np.float32)
         if shape.bidirectional_prefix:
             seen = stream.within <= np.repeat(before.lengths, stream.lengths)

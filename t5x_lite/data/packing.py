@@ -42,10 +42,11 @@ def plan(sizes: np.ndarray, room: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Packed:
-    """The rows of a set of examples; what Batches asks of a Stream it answers too.
+    """The rows of a set of examples, for `Batches` to make batches of, as of a Stream.
 
-    inputs and targets: the ids of each, special ones and their ends included. Raises Refusal for an example that a row
-    has no room for.
+    inputs and targets: the ids of each, special ones and their ends included. Examples of the same length change places
+    from epoch to epoch; one that is alone with its length keeps its company. Raises Refusal for a set without examples,
+    and for an example that a row has no room for.
     """
 
     inputs: Ragged
@@ -56,6 +57,8 @@ class Packed:
     training = True
 
     def __post_init__(self):
+        if not len(self.inputs.lengths):
+            raise Refusal(BAD_DATA, "there is no example to train on; give some")
         if len(long := np.flatnonzero((self._sizes > self._room).any(1))):
             size, room = self._sizes[long[0]].tolist(), self._room.tolist()
             reason = f"example {long[0]} takes {size} positions, a row has {room}"

@@ -21,7 +21,7 @@ from t5x_lite.data import sources, tokenizer
 from t5x_lite.data.cleaning import Cleaner
 from t5x_lite.data.corpus import SPLITS, Corpus, cache, open_store
 from t5x_lite.data.encoding import Pool, Progress
-from t5x_lite.data.shards import divided, hash_of, named, shards, text_hash, training_texts
+from t5x_lite.data.shards import divided, hash_of, hash_of_all, named, shards, text_hash, training_texts
 from t5x_lite.errors import BAD_DATA, IO_ERROR, NO_FILE, Refusal
 from t5x_lite.settings import names_files, source_terms
 
@@ -34,10 +34,14 @@ def settings_of(data: Data) -> dict:
     made = {name: getattr(data, name) for name in ("document", "field", "add_specials")}
     made |= {"dirt": asdict(data.dirt), "version": VERSION}
     made["validation"] = "a source of its own" if data.validation_source else data.validation_fraction
-    if names_files(data.tokenizer):
-        content = b"".join(tokenizer.files(data.tokenizer).values())
-        return made | {"tokenizer": hashlib.sha256(content).hexdigest()[:16]}
-    return made | {"tokenizer": data.tokenizer}
+    return made
+
+
+def tokenizer_of(data: Data) -> str:
+    """Which tokenizer it is: the setting, or a hash of the files it names."""
+    if not names_files(data.tokenizer):
+        return data.tokenizer
+    return hashlib.sha256(b"".join(tokenizer.files(data.tokenizer).values())).hexdigest()[:16]
 
 
 def text_of(data: Data) -> list[list[str]]:
@@ -54,7 +58,7 @@ def prepare(data: Data, say=print) -> Corpus:
     """
     if data.store and (Path(data.store) / "manifest.json").exists():
         return _rated(_as_described(open_store(Path(data.store).resolve()), data), data)
-    made_from = {"settings": settings_of(data), "text": text_of(data)}
+    made_from = {"settings": settings_of(data), "tokenizer": tokenizer_of(data), "text": text_of(data)}
     key = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()[:16]
     store = Path(data.store).resolve() if data.store else cache() / "stores" / key
     if not store.name:
@@ -93,6 +97,9 @@ def _as_described(corpus: Corpus, data: Data) -> Corpus:
     had, now = [Path(name).name for _, name, _ in made_from["text"]], [Path(name).name for name, _ in named(data)]
     if had != now:  # it may be elsewhere, but it keeps its name and its place
         refuse("the text", had, now)
+    with suppress(_Elsewhere):
+        if (now := _reachable(tokenizer_of, data)) != made_from["tokenizer"]:
+            refuse("tokenizer", made_from["tokenizer"], now)
     with suppress(_Elsewhere):
         if _reachable(text_of, data) != made_from["text"]:  # touched, moved, or another
             hashes = [_reachable(text_hash, data, *one) for one in named(data)]
@@ -209,8 +216,7 @@ class _Journal:
 
 def _write(data, name, key, number, store, journal, pool, say) -> dict:
     """Append the shards of one source to its files; its part of the manifest."""
-    cleaner, text = Cleaner(data.dirt, f"{key}={name}"), hashlib.sha256()
-    made, waiting = journal.shards(number), deque()
+    cleaner, made, waiting, digests = Cleaner(data.dirt, f"{key}={name}"), journal.shards(number), deque(), []
     done, ends = len(made), made[-1]["ends"] if made else dict.fromkeys(SPLITS, 0)
     with ExitStack() as opened:
         files = {s: opened.enter_context(_cut_at(store / f"{number}.{s}.bin", ends[s])) for s in SPLITS}
@@ -227,25 +233,26 @@ def _write(data, name, key, number, store, journal, pool, say) -> dict:
             journal.write(made[-1])
             progress.wrote(sum(map(len, ids.values())))
 
-        for at, shard in enumerate(shards(divided(data, name, key, cleaner))):
-            digest = hash_of(shard)
-            text.update(digest.encode())
+        for shard in shards(divided(data, name, key, cleaner)):
+            digests.append(hash_of(shard))
             progress.read(sum(len(raw) for _, raw in shard))
-            if at >= done:
-                waiting.append((digest, pool.submit(shard)))
-            elif made[at]["text"] != digest:
-                journal.forget()
-                raise Refusal(BAD_DATA, f"{key}={name}: changed while its store was made; start again")
+            if len(digests) > done:
+                waiting.append((digests[-1], pool.submit(shard)))
+            elif made[len(digests) - 1]["text"] != digests[-1]:
+                break
             if len(waiting) > pool.size:
                 finish()
         while waiting:
             finish()
+        if digests != [shard["text"] for shard in made]:
+            journal.forget()
+            raise Refusal(BAD_DATA, f"{key}={name}: changed while its store was made; start again")
         for file in files.values():
             os.fsync(file.fileno())
     counted = {split: _counted([shard["counts"].get(split) for shard in made]) for split in SPLITS}
     short = sum(counts["one_token"] for shard in made for counts in shard["counts"].values())
     dirt = cleaner.met + Counter(one_token=short)
-    return {"source": name, "text": text.hexdigest(), "dirt": dict(dirt), **counted}
+    return {"source": name, "text": hash_of_all(digests), "dirt": dict(dirt), **counted}
 
 
 def _counted(parts: list[dict | None]) -> dict:

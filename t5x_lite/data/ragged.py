@@ -92,5 +92,6 @@ class Ragged(NamedTuple):
 
     def take(self, order: np.ndarray) -> "Ragged":
         """Rows in another order."""
-        rows = self.arrays()
-        return Ragged(np.concatenate([rows[i] for i in order]), self.lengths[order])
+        lengths = self.lengths[order]
+        shift = (self.ends - self.lengths)[order] - (np.cumsum(lengths) - lengths)
+        return Ragged(self.values[np.repeat(shift, lengths) + np.arange(lengths.sum())], lengths)

@@ -1,7 +1,7 @@
 """The text of a source as a store takes it: divided into splits, in shards of a few megabytes."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from t5x_lite.config import Data
 from t5x_lite.data import sources
@@ -26,11 +26,13 @@ def named(data: Data) -> list[tuple[str, str]]:
 
 def texts(data: Data, name: str, key: str, cleaner: Cleaner | None = None) -> Iterator[tuple[str, bool]]:
     """The documents of a source, cleaned, and whether each goes on with the one before (see files.LONGEST)."""
-    cleaner = cleaner or Cleaner(data.dirt, f"{key}={name}")
+    cleaner, begun = cleaner or Cleaner(data.dirt, f"{key}={name}"), False
     for document in sources.documents(name, data.document, data.field, key):
+        begun &= isinstance(document, Continued)
         text = cleaner(document)
         if text is not None:
-            yield text, isinstance(document, Continued)
+            yield text, begun
+            begun = True
 
 
 def divided(data: Data, name: str, key: str, cleaner: Cleaner | None = None) -> Iterator[tuple[str, str]]:
@@ -88,12 +90,17 @@ def hash_of(shard: Shard) -> str:
     return digest.hexdigest()
 
 
+def hash_of_all(digests: Iterable[str]) -> str:
+    """The hash of a source's text, of the hashes of its shards."""
+    whole = hashlib.sha256()
+    for digest in digests:
+        whole.update(digest.encode())
+    return whole.hexdigest()
+
+
 def text_hash(data: Data, name: str, key: str) -> str:
     """The hash of a source's whole text as a manifest has it: of the hashes of its shards."""
-    whole = hashlib.sha256()
-    for shard in shards(divided(data, name, key)):
-        whole.update(hash_of(shard).encode())
-    return whole.hexdigest()
+    return hash_of_all(map(hash_of, shards(divided(data, name, key))))
 
 
 def training_texts(data: Data) -> Iterator[str]:

@@ -63,7 +63,7 @@ def fingerprint(source: str, key: str = "data.source") -> str:
 
 def _directory(kind: str, rest: str) -> Path | None:
     """Where a data set lies, if it lies on this machine and its address says so."""
-    name, _, options = _query(rest)
+    name, options = _query(rest)
     path = Path(options.get("data_dir", os.devnull)) / name.replace(":", "/") if kind == "tfds" else Path(name)
     return path if path.is_dir() else None
 
@@ -87,15 +87,15 @@ def _files(source: str, key: str) -> list:
     return found
 
 
-def _query(rest: str) -> tuple[str, str, dict]:
+def _query(rest: str) -> tuple[str, dict]:
     name, _, query = rest.partition("?")
-    options = dict(parse_qsl(query))
-    return name, options.pop("split", "train"), options
+    return name, dict(parse_qsl(query.replace("+", "%2B")))  # split=train+validation
 
 
 def _tfds(rest: str, field: str, where: str) -> Iterator:
     """array_record without TensorFlow; tfrecord where TensorFlow is installed."""
-    name, split, options = _query(rest)
+    name, options = _query(rest)
+    split = options.pop("split", "train")
     with redirect_stdout(None), redirect_stderr(None):  # it says that TensorFlow is missing, which is meant
         tfds = imported("tensorflow_datasets", "tfds", where)
         imported("tensorflow_datasets.text", "tfds", where)  # c4, glue and others register only so
@@ -110,15 +110,17 @@ def _tfds(rest: str, field: str, where: str) -> Iterator:
 
 
 def _huggingface(rest: str, field: str, where: str) -> Iterator:
-    name, split, options = _query(rest)
+    name, options = _query(rest)
     datasets = imported("datasets", "hf", where)
     with refusing(NO_FILE, f"{where}: cannot be read"):
         if (Path(name) / "dataset_info.json").exists():
-            records = datasets.load_from_disk(name)
+            known, records = set(), datasets.load_from_disk(name)
         elif (Path(name) / "dataset_dict.json").exists():
-            records = datasets.load_from_disk(name)[split]
+            known, records = {"split"}, datasets.load_from_disk(name)[options.get("split", "train")]
         else:
-            records = datasets.load_dataset(name, split=split, streaming=True, **options)
+            known, records = options, datasets.load_dataset(name, streaming=True, **{"split": "train", **options})
+        if unknown := set(options) - set(known):
+            raise Refusal(BAD_DATA, f"{where}: a data set on disk, it takes no {', '.join(unknown)}; leave that out")
         for record in records:
             yield from files.text_of(record, field, where)
 

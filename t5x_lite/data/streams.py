@@ -116,7 +116,7 @@ def _reordered(parts: list[Pairs], order: np.ndarray) -> Pairs:
     """The pairs of all parts as one, in that order."""
     if any(part.weights is not None for part in parts):
         parts = [replace(part, weights=part.scores()) for part in parts]
-    made = {"score_inputs": any(part.score_inputs for part in parts)}
+    made = {"score_inputs": np.concatenate([np.broadcast_to(p.score_inputs, len(p)) for p in parts])[order]}
     for name in (f.name for f in fields(Pairs) if f.name != "score_inputs"):
         given = [getattr(part, name) for part in parts]
         if isinstance(given[0], Ragged):

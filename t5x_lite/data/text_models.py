@@ -19,7 +19,7 @@ _BREAK = re.compile(r"(?<=\S) (?=\S)")  # … cut at a single space, which no mo
 
 def cut(text: str) -> list[str]:
     """The text in stretches of about PIECE characters, the spaces they are cut at left in front; where as many again
-    have no such space, it is cut anywhere: a token or two of a million are then others.
+    have no such space, it is cut anywhere. Of a longer text a token or two may be others than of the whole at once.
     """
     starts = [0]
     while len(text) - starts[-1] > PIECE:

@@ -18,7 +18,7 @@ from t5x_lite.data.vocabulary import SENTINELS, SPECIALS, Vocabulary, vocabulary
 from t5x_lite.errors import BAD_CONFIG, BAD_DATA, NO_FILE, Refusal, nearest, refusing
 from t5x_lite.settings import names_files, parse_call
 
-_TRAINING_BYTES = 50_000_000
+_TRAINING_BYTES = 20_000_000  # of which SentencePiece makes half a gigabyte
 
 
 class Tokenizer:
@@ -148,7 +148,7 @@ def make(spec: str, documents: Iterable[str], add_specials: bool = False) -> Tok
 def train(documents: Iterable[str], vocab_size: int) -> Tokenizer:
     """Train a lossless SentencePiece unigram model: no normalisation, whitespace kept, bytes for the rest.
 
-    vocab_size: of all ids, the specials and sentinels included. The first 50 MB of the documents are read. Of the
+    vocab_size: of all ids, the specials and sentinels included. The first 20 MB of the documents are read. Of the
     pieces at most half are single characters; rarer characters are spelled in bytes.
     """
     import sentencepiece

@@ -66,7 +66,7 @@ class Vocabulary:
 
     def __getitem__(self, name: str) -> int:
         if name not in self.specials:
-            raise Refusal(BAD_CONFIG, f"objective: the tokenizer has no {name}; use one that is trained here")
+            raise Refusal(BAD_CONFIG, f"objective: the tokenizer has no {name}; set data.add_specials=True")
         return self.specials[name]
 
     @cached_property

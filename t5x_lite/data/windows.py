@@ -56,6 +56,7 @@ class Order:
     block: int  # tokens that stay together
     seed: int
     number: int = 0  # of the text among several
+    end: int | None = None  # what stands for the last token of a block, where windows go on into the next
 
     @property
     def epoch(self) -> int:
@@ -78,7 +79,11 @@ class Order:
         places = np.arange(len(starts) * size)
         order = np.repeat(begins - cuts[:, :-1] - places[::size, None], sizes) + places
         # The offset moves the last block over the end.
-        return np.asarray(self.tokens).take(order, mode="wrap").reshape(len(starts), size)
+        windows = np.asarray(self.tokens).take(order, mode="wrap").reshape(len(starts), size)
+        if self.end is not None:
+            rows, at = np.nonzero(cuts[:, 1:] <= size)
+            windows[rows, cuts[rows, at + 1] - 1] = self.end
+        return windows
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,10 @@ class Objective:
 
     def bound(self, n: int) -> Bound:
         """The most that n raw tokens become."""
-        return find(self.name).bound(n, **self.options)
+        if self.name in OBJECTIVES:
+            return OBJECTIVES[self.name].bound(n, **self.options)
+        with refusing(BAD_CONFIG, f"objective={self.name}: its bound failed on {n} tokens"):
+            return Bound(*find(self.name).bound(n, **self.options))
 
     def option(self, key: str):
         """An option's value, given or by default; None where there is no such option."""
@@ -131,6 +134,8 @@ def parse(spec: str) -> Objective:
         kind, wanted = next((k for k in kinds if isinstance(defaults[key], k[0])), (object, ""))  # a user's own: any
         if not isinstance(value, kind) or (isinstance(value, bool) and kind not in (bool, object)):
             refuse(f"{key} got {value!r}, expected {wanted}")
+    if name not in OBJECTIVES:  # what its options mean is the user's
+        return Objective(name, options)
     values = defaults | options
     for key in set(_SHARES) & set(values):
         if not (0 < values[key] < 1 or (key != "noise_density" and 0 <= values[key] <= 1)):
@@ -141,7 +146,7 @@ def parse(spec: str) -> Objective:
     if not 1 <= values.get("mean_span_length", 1) <= 500:
         refuse(f"mean_span_length got {values['mean_span_length']}, expected 1 to 500")
     if values.get("mask_rate", 0) + values.get("random_rate", 0) > 1:
-        refuse("mask_rate + random_rate is more than 1")
+        refuse("mask_rate + random_rate is more than 1; lower one of them")
     return Objective(name, options)
 
 
@@ -168,7 +173,7 @@ def mixture(spec: str) -> list[tuple[float, Objective]]:
     """
     try:
         terms = _terms(ast.parse(spec.strip(), mode="eval").body)
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, OverflowError, RecursionError):
         return [(1.0, parse(spec))]
     total = math.fsum(rate for rate, _ in terms)
     return [(rate / total, objective) for rate, objective in terms]
@@ -179,7 +184,7 @@ def _terms(node: ast.expr, rate: float = 1.0) -> list[tuple[float, Objective]]:
         return _terms(node.left, rate) + _terms(node.right, rate)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
         given = ast.literal_eval(node.left)
-        if isinstance(given, int | float) and 0 < given < math.inf:
+        if isinstance(given, int | float) and 1e-9 <= given * rate <= 1e9:
             return _terms(node.right, rate * given)
         raise ValueError
     if ast.unparse(node) == "ul2":
@@ -191,10 +196,12 @@ def check_vocabulary(objective: Objective, window: int, vocabulary: Vocabulary) 
     """Refuse a tokenizer without the special ids that the objective needs for a window of that many tokens."""
     needed = objective.bound(window).sentinels
     if needed > vocabulary.sentinels:
+        fewer = "shorten data.lengths or raise mean_span_length"
+        mend = fewer if vocabulary.sentinels else "set data.add_specials=True"
         raise Refusal(
             BAD_CONFIG,
             f"objective {objective.name}: a window of {window} tokens can need {needed} sentinels, the tokenizer has "
-            f"{vocabulary.sentinels}; shorten data.lengths or raise mean_span_length",
+            f"{vocabulary.sentinels}; {mend}",
         )
     rehearse(objective, window, vocabulary)
 
@@ -203,14 +210,17 @@ def rehearse(objective: Objective, window: int, vocabulary: Vocabulary) -> None:
     """Make one row of ordinary tokens: what the tokenizer lacks, or a user's function does wrong, shows at once."""
     shape = (1, window) if objective.pieces == 1 else (1, objective.pieces, window)
     tokens = np.full(shape, vocabulary.ordinary[0], np.int32)
-    with refusing(BAD_CONFIG, f"objective {objective.name}: failed on {window} tokens"):
+    most, what = objective.bound(window)[:3], f"objective {objective.name}"
+    with refusing(BAD_CONFIG, f"{what}: failed on {window} tokens"):
         made = objective(tokens, Draws(0, 0, [0]), vocabulary)
-    most = objective.bound(window)[:2]
-    for pairs in made if isinstance(made, tuple) else (made,):
-        found = pairs.inputs.lengths.max(), pairs.targets.lengths.max()
-        if found[0] > most[0] or found[1] > most[1]:
-            raise Refusal(
-                BAD_CONFIG,
-                f"objective {objective.name}: made {found} inputs and targets of {window} tokens, its bound is "
-                f"{most}; mend the bound",
-            )
+        parts = made if isinstance(made, tuple) else (made,)
+        sides = [(pairs.inputs.lengths, pairs.targets.lengths) for pairs in parts]
+        ids = np.concatenate([values for pairs in parts for values in (pairs.inputs.values, pairs.targets.values)])
+    for inputs, targets in sides:
+        both = inputs if objective.aligned else inputs + targets  # on one stack
+        found = int(inputs.max()), int(targets.max()), int(both.max())
+        if any(a > b for a, b in zip(found, most, strict=True)):
+            reason = f"made {found} inputs, targets and both of {window} tokens, its bound is {most}"
+            raise Refusal(BAD_CONFIG, f"{what}: {reason}; mend the bound")
+    if ids.min(initial=0) < 0 or ids.max(initial=0) >= vocabulary.size:
+        raise Refusal(BAD_CONFIG, f"{what}: made ids from {ids.min()} to {ids.max()} of {vocabulary.size}; mend it")

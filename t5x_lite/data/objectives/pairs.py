@@ -26,8 +26,9 @@ class Pairs:
     """One pair a row: inputs the model reads and targets it is asked for, both ids.
 
     Text to text: `scored` is None, the targets are a text of their own. Aligned (masked LM): `scored` holds the
-    position in `inputs` of each target. `weights` go with the targets, None: 1 each. `score_inputs` asks a decoder that
-    reads its inputs causally to be scored on them too. `types` go with the inputs (BERT's segment A and B), `labels`
+    position in `inputs` of each target. `weights` go with the targets, None: 1 each. `score_inputs` (of all, or
+    bool [rows]) asks a decoder that reads its inputs causally to be scored on them too. `types` go with the inputs
+    (BERT's segment A and B), `labels`
     [rows] say of the pair as a whole what its own head is asked (is B the next sentence?).
     """
 
@@ -35,7 +36,7 @@ class Pairs:
     targets: Ragged
     weights: Ragged | None = None
     scored: Ragged | None = None
-    score_inputs: bool = False
+    score_inputs: bool | np.ndarray = False
     types: Ragged | None = None
     labels: np.ndarray | None = None
 
