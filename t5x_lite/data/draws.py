@@ -6,8 +6,8 @@ import numpy as np
 class Draws:
     """Random numbers for several rows at once, whatever rows they are and in whatever company.
 
-    Row (epoch, index, piece) takes its d-th draw of n words from the words index·n … of the stream that counter-based
-    Philox (Salmon et al., 2011) makes of key (seed, epoch) and counter (·, d and n, piece): neighbours are read in one
+    Row (key, index, piece) takes its d-th draw of n words from the words index·n … of the stream that counter-based
+    Philox (Salmon et al., 2011) makes of key (seed, key) and counter (·, d and n, piece): neighbours are read in one
     go, and any row can be read alone. Only the raw words come from numpy, whose streams of these are fixed; what is
     made of them here never changes with numpy's version.
 
@@ -16,25 +16,27 @@ class Draws:
     True
     """
 
-    def __init__(self, seed: int, epochs, indices, pieces=0):
-        self._seed, self._draw = seed, 0
-        self._rows = np.stack(np.broadcast_arrays(epochs, pieces, indices), -1).astype(np.int64).reshape(-1, 3)
-        steps = np.diff(self._rows, axis=0)
-        self._runs = np.flatnonzero((steps != [0, 0, 1]).any(1)) + 1  # where the next row is not the next index
+    def __init__(self, seed: int, key: int, indices, pieces=0):
+        self._key, self._draw = seed << 64 | key, 0
+        self._indices = np.atleast_1d(np.asarray(indices, np.int64))
+        self._pieces = np.broadcast_to(pieces, self._indices.shape)
+        same = (self._indices[1:] == self._indices[:-1] + 1) & (self._pieces[1:] == self._pieces[:-1])
+        cuts = np.flatnonzero(~same) + 1  # where the next row is not the next index
+        self._runs = list(zip([0, *cuts], [*cuts, len(self)], strict=True))
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._indices)
 
     def words(self, n: int) -> np.ndarray:
         """The next n random words of each row: uint64 [rows, n]."""
         made = []
-        for run in np.split(self._rows, self._runs):
-            epoch, piece, index = (int(x) for x in run[0])
+        for first, end in self._runs:
+            piece, index = int(self._pieces[first]), int(self._indices[first])
             block, skipped = divmod(index * n, 4)  # a Philox block is four words
             # Numbers for pieces of other lengths are others; the 1 keeps them away from what `permute` draws.
             counter = block + (self._draw << 64) + (n << 96) + (piece << 128) + (1 << 192)
-            stream = np.random.Philox(key=self._seed << 64 | epoch, counter=counter)
-            made.append(stream.random_raw(skipped + len(run) * n)[skipped:])
+            stream = np.random.Philox(key=self._key, counter=counter)
+            made.append(stream.random_raw(skipped + int(end - first) * n)[skipped:])
         self._draw += 1
         return (made[0] if len(made) == 1 else np.concatenate(made)).reshape(len(self), n)
 

@@ -8,6 +8,7 @@ sees its own segment; a decoder its past within its segment, and what `decoder_p
 """
 
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -118,14 +119,19 @@ def fit(objective: Objective, architecture: str, lengths: Lengths) -> tuple[int,
     return window, replace(room, scored=objective.bound(window).targets if room.scored else 0)
 
 
-def _placed(values: Ragged, row_of: np.ndarray, rows: int, length: int, blank, dtype) -> np.ndarray:
-    """The pieces of each row one after another, then `blank` up to the length: [rows, length]."""
-    used = np.bincount(row_of, values.lengths, rows)
-    if (used == length).all():
-        return values.values.astype(dtype, copy=False).reshape(rows, length)
-    placed = np.full((rows, length), blank, dtype)
-    placed[np.arange(length) < used[:, None]] = values.values
-    return placed
+def _placer(lengths: np.ndarray, row_of: np.ndarray, rows: int, length: int) -> Callable:
+    """`place(values, blank, dtype)`: the pieces of each row one after another, then `blank` up to the length."""
+    used = np.bincount(row_of, lengths, rows)
+    taken = None if (used == length).all() else np.arange(length) < used[:, None]
+
+    def place(values, blank=0, dtype=np.int32) -> np.ndarray:
+        if taken is None:
+            return values.astype(dtype, copy=False).reshape(rows, length)
+        placed = np.full((rows, length), blank, dtype)
+        placed[taken] = values
+        return placed
+
+    return place
 
 
 def lay_out(
@@ -140,45 +146,44 @@ def lay_out(
     number = np.arange(len(row_of)) - np.searchsorted(row_of, row_of) + 1  # of the segment in its row
     weights = pairs.scores()
 
-    def place(values, lengths, length, blank=0, dtype=np.int32):
-        return _placed(Ragged(values, lengths), row_of, rows, length, blank, dtype)
-
     def stack(name, ids, length):
-        return {
-            f"{name}_tokens": place(*ids, length, vocabulary.pad),
-            f"{name}_segments": place(np.repeat(number, ids.lengths), ids.lengths, length),
-            f"{name}_positions": place(ids.within, ids.lengths, length),
-        }
+        place = _placer(ids.lengths, row_of, rows, length)
+        made = {"tokens": place(ids.values, vocabulary.pad), "segments": place(ids.spread(number))}
+        made["positions"] = place(ids.within)
+        return {f"{name}_{key}": value for key, value in made.items()}, place
 
     row = {}
     if shape.encoder:
-        row |= stack("encoder", pairs.inputs, shape.encoder)
-    if pairs.types is not None:
-        row["encoder_types"] = place(*pairs.types, shape.encoder)
+        row, place = stack("encoder", pairs.inputs, shape.encoder)
+        if pairs.types is not None:
+            row["encoder_types"] = place(pairs.types.values)
     if pairs.labels is not None:
         row["encoder_labels"] = pairs.labels.astype(np.int32)
     if shape.scored:
         starts = pairs.inputs.ends - pairs.inputs.lengths
         starts -= starts[np.searchsorted(row_of, row_of)]
-        scored = pairs.scored.values + np.repeat(starts, pairs.scored.lengths)
-        row["encoder_scored"] = place(scored, pairs.scored.lengths, shape.scored)
-        row["encoder_targets"] = place(*pairs.targets, shape.scored, vocabulary.pad)
-        row["encoder_weights"] = place(*weights, shape.scored, 0, np.float32)
+        place = _placer(pairs.scored.lengths, row_of, rows, shape.scored)
+        row["encoder_scored"] = place(pairs.scored.values + pairs.scored.spread(starts))
+        row["encoder_targets"] = place(pairs.targets.values, vocabulary.pad)
+        row["encoder_weights"] = place(weights.values, 0, np.float32)
     if shape.decoder:
         # The targets, behind the inputs where no encoder reads them, shifted right in their segment: position j holds
         # stream[j − 1] and is asked for stream[j]. With i inputs the positions 0 … i (the start token and all inputs)
         # are known before the first target is asked for: they are the prefix.
-        before = Ragged.empty(len(pairs)) if shape.encoder else pairs.inputs
-        stream = Ragged.join(before, pairs.targets)
-        shifted = np.roll(stream.values, 1)
+        before, stream = pairs.inputs, pairs.targets
+        if not shape.encoder:
+            scored = np.broadcast_to(pairs.score_inputs, len(pairs)) & (not shape.bidirectional_prefix)
+            scores = Ragged(before.spread(scored.astype(np.float32)), before.lengths)
+            stream, weights = Ragged.join(before, stream), Ragged.join(scores, weights)
+        shifted = np.empty_like(stream.values)
+        shifted[1:] = stream.values[:-1]
         shifted[(stream.ends - stream.lengths)[stream.lengths > 0]] = vocabulary.start
-        row |= stack("decoder", Ragged(shifted, stream.lengths), shape.decoder)
-        row["decoder_targets"] = place(*stream, shape.decoder, vocabulary.pad)
-        scored = np.broadcast_to(pairs.score_inputs, len(pairs)) & (not shape.bidirectional_prefix)
-        scores = Ragged(before.spread(scored.astype(np.float32)), before.lengths)
-        row["decoder_weights"] = place(*Ragged.join(scores, weights), shape.decoder, 0, np.float32)
+        made, place = stack("decoder", Ragged(shifted, stream.lengths), shape.decoder)
+        row |= made
+        row["decoder_targets"] = place(stream.values, vocabulary.pad)
+        row["decoder_weights"] = place(weights.values, 0, np.float32)
         if shape.bidirectional_prefix:
             seen = stream.within <= np.repeat(before.lengths, stream.lengths)
             seen &= np.repeat(before.lengths > 0, stream.lengths)
-            row["decoder_prefix"] = place(seen, stream.lengths, shape.decoder, False, bool)
+            row["decoder_prefix"] = place(seen, False, bool)
     return row

@@ -52,7 +52,7 @@ def divided(data: Data, name: str, key: str, cleaner: Cleaner | None = None) -> 
         if not few:
             break
     border, split, left = fraction * 2**64, SPLITS[0], int(size * (1 - fraction))
-    if few and len(set(first)) > 1 and fraction:
+    if few and len(set(first)) > 1:
         hashes = sorted(set(first))
         border = hashes[min(max(1, round(len(hashes) * fraction)), len(hashes) - 1)]
     for text, goes_on in texts(data, name, key, cleaner):

@@ -19,8 +19,10 @@ def span_count(n: int, noise_density: float, mean_span_length: float) -> int:
 
 def composition(total: int, parts: int, rng: Draws) -> np.ndarray:
     """`parts` positive lengths that add up to `total`, every way equally likely: int64 [rows, parts]."""
-    cuts = np.nonzero(rng.subset(total - 1, parts - 1))[1].reshape(len(rng), parts - 1) + 1
-    return np.diff(cuts, prepend=0, append=total)
+    edges = np.zeros((len(rng), parts + 1), np.int64)
+    edges[:, 1:-1] = np.nonzero(rng.subset(total - 1, parts - 1))[1].reshape(len(rng), parts - 1) + 1
+    edges[:, -1] = total
+    return edges[:, 1:] - edges[:, :-1]
 
 
 def random_spans(n: int, rng: Draws, noise_density: float, mean_span_length: float, random_roll=False) -> np.ndarray:

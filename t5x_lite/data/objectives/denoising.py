@@ -6,19 +6,20 @@ import numpy as np
 
 from t5x_lite.data.objectives import choices
 from t5x_lite.data.objectives.choices import noise_count, span_count
-from t5x_lite.data.objectives.language import with_mode
 from t5x_lite.data.objectives.pairs import Bound, Pairs, example, states
 from t5x_lite.data.ragged import Ragged
 
 __all__ = ["example"]  # the doctests'
 
 
-def ended(values: np.ndarray, mask: np.ndarray, vocabulary) -> Ragged:
-    """Of [rows, n] what the mask keeps, then EOS."""
-    rows, n = values.shape
-    with_end, kept = np.full((rows, n + 1), vocabulary.eos, np.int32), np.ones((rows, n + 1), bool)
-    with_end[:, :n], kept[:, :n] = values, mask
-    return Ragged.kept(with_end, kept)
+def ended(values: np.ndarray, mask: np.ndarray, vocabulary, mode: str = "") -> Ragged:
+    """UL2's mode token, if there is one, then of [rows, n] what the mask keeps, then EOS."""
+    (rows, n), first = values.shape, int(bool(mode))
+    whole, kept = np.full((rows, first + n + 1), vocabulary.eos, np.int32), np.ones((rows, first + n + 1), bool)
+    whole[:, first:-1], kept[:, first:-1] = values, mask
+    if mode:
+        whole[:, 0] = vocabulary[f"[{mode}]"]
+    return Ragged.kept(whole, kept)
 
 
 def all_of(tokens: np.ndarray, vocabulary) -> Ragged:
@@ -26,7 +27,7 @@ def all_of(tokens: np.ndarray, vocabulary) -> Ragged:
     return ended(tokens, np.ones(tokens.shape, bool), vocabulary)
 
 
-def replace_spans(tokens: np.ndarray, mask: np.ndarray, vocabulary) -> Pairs:
+def replace_spans(tokens: np.ndarray, mask: np.ndarray, vocabulary, mode: str = "") -> Pairs:
     """Each run of masked tokens becomes one sentinel in the inputs; the targets are each sentinel with what it stands
     for. Both end in EOS (Raffel et al., 2020, figure 2; there the targets end in a last sentinel, the code has EOS).
     """
@@ -42,7 +43,7 @@ def replace_spans(tokens: np.ndarray, mask: np.ndarray, vocabulary) -> Pairs:
     places = np.arange(len(first)) + np.cumsum(first) + hidden.of_row  # sentinels and EOS come between
     targets[places] = hidden.values
     targets[places[spans.values] - 1] = sentinels
-    return Pairs(ended(noisy, starts | ~mask, vocabulary), Ragged(targets, lengths))
+    return Pairs(ended(noisy, starts | ~mask, vocabulary, mode), Ragged(targets, lengths))
 
 
 def _span_bound(n, *, noise_density=0.15, mean_span_length=3.0, random_roll=False, mode=""):
@@ -66,8 +67,7 @@ def span_corruption(
     ('the cat sat on the <extra_id_0></s>', '<extra_id_0>mat</s>')
     """
     mask = choices.random_spans(tokens.shape[1], rng, noise_density, mean_span_length, random_roll)
-    pairs = replace_spans(tokens, mask, vocabulary)
-    return Pairs(with_mode(pairs.inputs, vocabulary, mode), pairs.targets)
+    return replace_spans(tokens, mask, vocabulary, mode)
 
 
 def _iid_bound(n, *, noise_density=0.15):
