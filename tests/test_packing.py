@@ -26,7 +26,7 @@ def packed(shape, count=200, seed=0):
 @given(st.lists(st.tuples(st.integers(1, 20), st.integers(1, 9)), min_size=1, max_size=80))
 def test_a_plan_fits_and_is_not_much_worse_than_the_bound(sizes):
     sizes, room = np.array(sizes), np.array([20, 9])
-    row_of = plan(sizes, room)
+    row_of = plan(sizes, room, np.argsort(-(sizes / room).max(1)))
     assert sorted(set(row_of)) == list(range(row_of.max() + 1))
     for stack in (0, 1):
         assert np.bincount(row_of, sizes[:, stack]).max() <= room[stack]
@@ -38,16 +38,20 @@ def test_a_plan_fits_and_is_not_much_worse_than_the_bound(sizes):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_example_once_an_epoch_in_other_company_and_order(shape):
     made = packed(shape)
-    seen = []
+    seen, company = [], []
     for epoch in (0, 1):
-        pairs, row_of = made.pairs(range(epoch * made.rows(1), (epoch + 1) * made.rows(1)))
-        assert sorted(set(row_of)) == list(range(made.rows(1)))
-        examples, _ = made.examples(epoch)
+        rows = range(made.rows(epoch), made.rows(epoch + 1))
+        pairs, row_of = made.pairs(rows)
+        assert sorted(set(row_of)) == list(range(len(rows)))
+        examples, _ = made.epoch(epoch)
         assert sorted(examples) == list(range(200))
         assert pairs.inputs.tolist() == made.inputs.take(examples).tolist()
         assert pairs.targets.tolist() == made.targets.take(examples).tolist()
         seen.append(examples.tolist())
+        rows = (examples[row_of == row].tolist() for row in range(len(rows)))
+        company.append({frozenset(row) for row in rows if len(row) > 1})
     assert seen[0] != seen[1]
+    assert len(company[0] & company[1]) < 0.6 * len(company[0])
     some, places = made.pairs([7, made.rows(1) + 3, 2])
     assert places.tolist() == sorted(places)
     alone = [made.pairs([i])[0] for i in (7, made.rows(1) + 3, 2)]

@@ -1,11 +1,11 @@
 """Finite sets of examples (questions with answers, texts with labels): several share a row, each a segment of its own.
 
-Which lengths share a row is planned once, from the lengths alone; which example of a length goes where, and the order
-of the rows, is drawn for each epoch. So an epoch has a known number of rows, and a row is a pure function of its index.
+Which examples share a row is planned from their lengths, anew for each epoch, and the rows are shuffled. A plan depends
+on the seed and the epoch alone, so a row is a pure function of its index.
 """
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 
 import numpy as np
 
@@ -20,15 +20,15 @@ from t5x_lite.errors import BAD_DATA, Refusal
 _OPEN = 256  # rows that are not yet full: more would hardly pack better, and take longer
 
 
-def plan(sizes: np.ndarray, room: np.ndarray) -> np.ndarray:
-    """The row of each example: best fit, the largest first. sizes [examples, stacks], room [stacks]: positions.
+def plan(sizes: np.ndarray, room: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """The row of each example: best fit, in that order. sizes [examples, stacks], room [stacks]: positions.
 
-    >>> plan(np.array([[3], [5], [2], [4]]), np.array([7])).tolist()
+    >>> plan(np.array([[3], [5], [2], [4]]), np.array([7]), order=np.array([1, 3, 0, 2])).tolist()
     [1, 0, 0, 1]
     """
     row_of = np.empty(len(sizes), np.int64)
     left, number, rows = np.zeros((_OPEN, len(room)), np.int64), np.zeros(_OPEN, np.int64), 0
-    for example in np.argsort(-(sizes / room).max(1), kind="stable"):
+    for example in order:
         fits = (left >= sizes[example]).all(1)
         if fits.any():
             at = np.argmin(np.where(fits, left.sum(1), np.iinfo(np.int64).max))
@@ -44,9 +44,8 @@ def plan(sizes: np.ndarray, room: np.ndarray) -> np.ndarray:
 class Packed:
     """The rows of a set of examples, for `Batches` to make batches of, as of a Stream.
 
-    inputs and targets: the ids of each, special ones and their ends included. Examples of the same length change places
-    from epoch to epoch; one that is alone with its length keeps its company. Raises Refusal for a set without examples,
-    and for an example that a row has no room for.
+    inputs and targets: the ids of each, special ones and their ends included. Raises Refusal for an empty set, and for
+    an example that a row has no room for.
     """
 
     inputs: Ragged
@@ -74,39 +73,35 @@ class Packed:
         return np.array([self.shape.encoder, self.shape.decoder] if self.shape.encoder else [self.shape.decoder])
 
     @cached_property
-    def _plan(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Row and length of each place for an example, ordered by length, and the examples in that order too."""
-        _, length = np.unique(self._sizes, axis=0, return_inverse=True)
-        order = np.argsort(length, kind="stable")
-        return plan(self._sizes, self._room)[order], length[order], order
+    def epoch(self):
+        """`epoch(number)`: the examples of an epoch in the order of its rows, and the row of each."""
+        return lru_cache(2)(self._epoch)
 
-    def rows(self, epochs: int) -> int:
-        """Rows in so many epochs."""
-        return epochs * (int(self._plan[0].max()) + 1)
+    def _epoch(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        near = Draws(self.seed, 0, [number]).uniform(len(self._sizes))[0] / 4  # of like sizes, another one first
+        row_of = plan(self._sizes, self._room, np.argsort(near - (self._sizes / self._room).max(1)))
+        row_of = permute(row_of, int(row_of.max()) + 1, self.seed << 64 | number)
+        by_row = np.argsort(row_of, kind="stable")
+        return by_row, row_of[by_row]
 
     @cached_property
-    def examples(self):
-        """Of an epoch, `examples(epoch)`: its examples in the order of its rows, and the row of each."""
-        return lru_cache(2)(self._examples)
+    def _rows_of(self):
+        return cache(lambda number: int(self.epoch(number)[1][-1]) + 1)
 
-    def _examples(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        row_of, length, order = self._plan
-        drawn = np.lexsort((Draws(self.seed, 0, [epoch]).keys(len(order))[0], length))  # within each length
-        moved = permute(row_of, self.rows(1), self.seed << 64 | epoch)
-        by_row = np.argsort(moved, kind="stable")
-        return order[drawn][by_row], moved[by_row]
+    def rows(self, epochs: int) -> int:
+        """Rows in so many epochs; each is planned, so this takes a while for a large set."""
+        return sum(self._rows_of(number) for number in range(epochs))
 
     def pairs(self, indices) -> tuple[Pairs, np.ndarray]:
         """The pairs of those rows, one a segment, and for each the place in `indices` of its row, ascending."""
-        epochs, rows = np.divmod(np.asarray(indices, np.int64), self.rows(1))
         found, places = [], []
-        for epoch in np.unique(epochs):
-            examples, row_of = self.examples(int(epoch))
-            for place in np.flatnonzero(epochs == epoch):
-                first, last = np.searchsorted(row_of, [rows[place], rows[place] + 1])
-                found.append(examples[first:last])
-                places.append(np.full(last - first, place))
-        places = np.concatenate(places)
-        order = np.argsort(places, kind="stable")
-        examples = np.concatenate(found)[order]
-        return Pairs(self.inputs.take(examples), self.targets.take(examples)), places[order]
+        for place, row in enumerate(indices):
+            number = 0
+            while row >= self._rows_of(number):
+                row -= self._rows_of(number)
+                number += 1
+            examples, row_of = self.epoch(number)
+            found.append(examples[slice(*np.searchsorted(row_of, [row, row + 1]))])
+            places.append(np.full(len(found[-1]), place))
+        examples = np.concatenate(found)
+        return Pairs(self.inputs.take(examples), self.targets.take(examples)), np.concatenate(places)
