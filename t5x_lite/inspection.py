@@ -110,8 +110,14 @@ def _split(split, tokens, counted, tokenizer, examples, most) -> list[str]:
         bar = "█" * round(40 * powers[power] / powers.max())
         lines.append(f"  {2**power:>9,} – {2 ** (power + 1) - 1:<9,}{powers[power]:>10,} {bar}")
     often = [token for token in np.argsort(-counts)[:most] if counts[token]]
-    shown = (f"{tokenizer.decode([token])!r} {counts[token] / len(tokens):.1%}" for token in often)
-    lines.append("  most frequent: " + ", ".join(shown))
+    texts = dict(enumerate(tokenizer.vocabulary.texts()))  # decoding would leave out the blank at the start of each
+
+    def shown(token):
+        text = texts.get(token)
+        written = tokenizer.name(token) if text is None else text.decode(errors="replace")
+        return f"{written!r} {counts[token] / len(tokens):.1%}"
+
+    lines.append("  most frequent: " + ", ".join(map(shown, often)))
     for end, length in list(zip(ends, lengths, strict=True))[:examples]:
         lines.append(f"  {tokenizer.decode(tokens[end + 1 - length : end + 1])[:300]!r}")
     return lines
