@@ -41,7 +41,7 @@ def refusing(code: int, what: str):
     except (Refusal, MemoryError):
         raise
     except Exception as error:  # they have no type in common
-        first = (str(error).strip().splitlines() or [""])[0]
+        first = (str(error).strip().splitlines() or [""])[0][:200]
         reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {first}"
         raise Refusal(code, f"{what} ({reason})") from error
 

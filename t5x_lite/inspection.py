@@ -33,7 +33,7 @@ def show(config: RunConfig, corpus: Corpus, examples: int = 3) -> str:
             lines.append(f"segment {segment}: {len(pair.inputs)} inputs, {len(pair.targets)} targets")
             lines.append(f"inputs   {tokenizer.decode(pair.inputs)!r}")
             lines.append(f"{'targets' if pair.scored is None else 'hidden '}  {hidden(pair, tokenizer)}")
-            weights = np.append(np.full(len(pair.inputs), float(pairs.score_inputs)), pair.weights)
+            weights = np.append(np.full(len(pair.inputs), float(pair.score_inputs)), pair.weights)
             lines.append(f"weights  {_runs(pair.weights if pair.scored is not None else weights)}")
             if pairs.labels is not None:
                 lines.append(f"label    {pairs.labels[segment - 1]}")

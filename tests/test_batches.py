@@ -432,5 +432,7 @@ assert "jax" not in sys.modules
 
 def test_inspect_shows_every_cell(config_file):
     for objective, architecture in CELLS[::4]:
-        out, _ = run("inspect", f"--config={config_file(objective, architecture)}", "--examples=1")
-        assert "ledger" in out
+        for split in (False, True):
+            path = config_file(objective, architecture, **{"data.split_documents": split})
+            out, _ = run("inspect", f"--config={path}", "--examples=2")
+            assert "ledger" in out

@@ -135,7 +135,7 @@ def test_a_row_is_the_same_bytes_alone_and_in_company(spec, n, seed):
         for one, all_rows in zip(*((x if isinstance(x, tuple) else (x,)) for x in (alone, together)), strict=True):
             for field, other in zip(one.each()[0], all_rows.each()[row], strict=True):
                 assert (field is None) == (other is None)
-                assert field is None or field.tobytes() == other.tobytes()
+                assert field is None or np.asarray(field).tobytes() == np.asarray(other).tobytes()
 
 
 @given(st.sampled_from(SPECS), lengths, seeds)

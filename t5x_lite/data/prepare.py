@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 from collections import Counter, deque
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -97,28 +97,25 @@ def _as_described(corpus: Corpus, data: Data) -> Corpus:
     had, now = [Path(name).name for _, name, _ in made_from["text"]], [Path(name).name for name, _ in named(data)]
     if had != now:  # it may be elsewhere, but it keeps its name and its place
         refuse("the text", had, now)
-    with suppress(_Elsewhere):
-        if (now := _reachable(tokenizer_of, data)) != made_from["tokenizer"]:
+    with _if_reachable():
+        if (now := tokenizer_of(data)) != made_from["tokenizer"]:
             refuse("tokenizer", made_from["tokenizer"], now)
-    with suppress(_Elsewhere):
-        if _reachable(text_of, data) != made_from["text"]:  # touched, moved, or another
-            hashes = [_reachable(text_hash, data, *one) for one in named(data)]
+    with _if_reachable():
+        if (now := text_of(data)) != made_from["text"]:  # touched, moved, or another
+            hashes = [text_hash(data, *one) for one in named(data)]
             if hashes != [source["text"] for source in corpus.manifest["sources"]]:
-                refuse("the text", made_from["text"], text_of(data))
+                refuse("the text", made_from["text"], now)
     return corpus
 
 
-class _Elsewhere(Exception):
-    """The text cannot be reached."""
-
-
-def _reachable(function, *args):
+@contextmanager
+def _if_reachable():
+    """What cannot be reached is not compared."""
     try:
-        return function(*args)
+        yield
     except Refusal as refusal:
-        if refusal.code == NO_FILE:
-            raise _Elsewhere from refusal
-        raise
+        if refusal.code != NO_FILE:
+            raise
 
 
 @contextmanager

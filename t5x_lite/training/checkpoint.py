@@ -3,6 +3,7 @@ settings it was made with, since many another model has parameters of the same s
 """
 
 import shutil
+from contextlib import contextmanager
 from pathlib import Path
 
 import jax
@@ -10,7 +11,7 @@ import orbax.checkpoint as ocp
 from absl import logging
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, EveryNSteps, LatestN
 
-from t5x_lite.errors import BAD_CONFIG, IO_ERROR, NO_FILE, Refusal
+from t5x_lite.errors import BAD_CONFIG, IO_ERROR, NO_FILE, Refusal, refusing
 
 
 class Checkpoints:
@@ -46,39 +47,26 @@ class Checkpoints:
                 f"{self._directory}: no room for the checkpoint of step {step}, which takes {needed / 1e6:,.1f} MB "
                 f"where {free / 1e6:,.1f} MB are free; make room, and the same command goes on",
             )
-        try:
+        with self._saving():
             self._manager.save(step, args=ocp.args.StandardSave(state), custom_metadata={"settings": self._settings})
-        except (OSError, ValueError, RuntimeError) as error:
-            raise self._failed(error) from error
 
     def check(self) -> None:
         """Raise if a save in the background has failed."""
-        try:
+        with self._saving():
             self._manager.check_for_errors()
-        except Exception as error:  # orbax hands on whatever the background raised
-            raise self._failed(error) from error
 
     def wait(self) -> None:
         """Until what was begun is on disk."""
-        try:
+        with self._saving():
             self._manager.wait_until_finished()
-        except Exception as error:  # as above
-            raise self._failed(error) from error
         self.check()
 
     def restore(self, step: int, abstract, shardings):
         """The state of a step, on today's mesh. Raises Refusal for a checkpoint of another model or other settings."""
         like = jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), abstract, shardings)
-        try:
+        with refusing(NO_FILE, f"{self._directory}/{step}: no usable checkpoint of this model; remove it"):
             self._same_settings(step)
             return self._manager.restore(step, args=ocp.args.StandardRestore(like))
-        except Refusal:
-            raise
-        except Exception as error:  # damaged files fail in as many ways as there are layers below
-            reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-            raise Refusal(
-                NO_FILE, f"{self._directory}/{step}: no usable checkpoint of this model ({reason}); remove it"
-            ) from error
 
     def _same_settings(self, step: int) -> None:
         made_with = self._manager.metadata(step).custom_metadata["settings"]
@@ -94,7 +82,12 @@ class Checkpoints:
         """Stop the background threads."""
         self._manager.close()
 
-    def _failed(self, error: Exception) -> Refusal:
-        last = (str(error).strip().splitlines() or [type(error).__name__])[-1]
-        reason = last.rsplit(": ", 1)[-1].split(" [os_error_code")[0][:200]  # the innermost
-        return Refusal(IO_ERROR, f"{self._directory}: a checkpoint could not be saved ({reason}); make room and go on")
+    @contextmanager
+    def _saving(self):
+        try:
+            yield
+        except Exception as error:  # orbax hands on whatever the background raised
+            last = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+            reason = last.rsplit(": ", 1)[-1].split(" [os_error_code")[0][:200]  # the innermost
+            what = f"{self._directory}: a checkpoint could not be saved ({reason}); make room and go on"
+            raise Refusal(IO_ERROR, what) from error

@@ -19,6 +19,7 @@ class Pair(NamedTuple):
     weights: np.ndarray
     scored: np.ndarray | None
     types: np.ndarray | None
+    score_inputs: bool
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,8 @@ class Pairs:
         """One by one."""
         parts = (self.inputs, self.targets, self.scores(), self.scored, self.types)
         columns = [part and part.arrays() for part in parts]
-        return [Pair(*(column and column[i] for column in columns)) for i in range(len(self))]
+        score_inputs = np.broadcast_to(self.score_inputs, len(self)).tolist()
+        return [Pair(*(column and column[i] for column in columns), score_inputs[i]) for i in range(len(self))]
 
 
 class Bound(NamedTuple):
