@@ -54,6 +54,7 @@ MODIFICATIONS = {
 
 
 def get_config(name: str = "vanilla"):
+    """T5 1.0 base with what MODIFICATIONS[name] changes."""
     if name not in MODIFICATIONS:
         raise Refusal(BAD_CONFIG, f"--config=modifications:{name}: no such name; {nearest(name, MODIFICATIONS)}")
     config = ConfigDict(read("configs/t5_base.py"))

@@ -103,6 +103,7 @@ SIZES = {
 
 
 def get_config(name: str = ""):
+    """The recipe of SIZES[name], at that size."""
     if name not in SIZES:
         raise Refusal(BAD_CONFIG, f"--config=published:{name}: no such size; {nearest(name, SIZES)}")
     size = SIZES[name]

@@ -107,8 +107,9 @@ def generate(args) -> None:
     texts = args.text
     if args.examples:
         examples = few_shot.read(Path(args.examples))
+        template = _line_ends(args.template or few_shot.TEMPLATE)
         shots = len(examples) if args.shots is None else args.shots
-        texts = [few_shot.prompt(examples, text, shots, args.seed, _line_ends(args.template)) for text in texts]
+        texts = [few_shot.prompt(examples, text, shots, args.seed, template) for text in texts]
         options["stop"] = options["stop"] or ("\n",)
     model = _model(args)
     if len(texts) == 1 and not args.json:
@@ -274,7 +275,7 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--stop", action="append", default=[], help="end before this string; may be given several times")
     one.add_argument("--examples", help='a file of JSON lines {"input": …, "target": …} to begin the prompt with')
     one.add_argument("--shots", type=_at_least(0), help="how many of them, drawn by the seed; all if left out")
-    one.add_argument("--template", default="{input} => {target}\n", help="how an example is written")
+    one.add_argument("--template", help="how an example is written: '{input} => {target}\\n'")
     return main
 
 

@@ -1,11 +1,13 @@
 """Models in Python, as the commands have them: `model = t5x_lite.load(path)`, then generate, fill and score."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
 import jax
 
+from t5x_lite.errors import read_json
 from t5x_lite.inference import fill, generate, score
 from t5x_lite.interop import exchange
 from t5x_lite.model.heads import head_weights, logits
@@ -53,9 +55,9 @@ class LanguageModel:
 def trained(path: str | Path) -> rundir.Trained:
     """What a run directory, or the directory of a model of Hugging Face, holds."""
     path = Path(path)
-    if (path / "config.json").is_file() and not (path / "checkpoints").is_dir() and not (path / "tokenizer").is_dir():
+    if "model_type" in read_json(path / "config.json", "expected the directory of a run, or of a model"):
         found = exchange.read(path)
-        return rundir.Trained(found.config, found.tokenizer, jax.device_put(found.params), found.step)
+        return replace(found, params=jax.device_put(found.params))
     return rundir.load(path)
 
 

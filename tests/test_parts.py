@@ -14,7 +14,7 @@ from t5x_lite.config import ACTIVATIONS, POSITIONS, Model
 from t5x_lite.errors import Refusal
 from t5x_lite.model import heads, kernels, layers, positions
 from t5x_lite.model.attention import Attention
-from t5x_lite.model.transformer import Block, Context, Transformer
+from t5x_lite.model.transformer import Block, Context, Transformer, shapes
 
 SMALL = {"width": 6, "heads": 2, "layers": 2, "vocab_size": 11, "vocab_multiple": 4, "max_length": 5, "ff_width": 7}
 SEGMENTS = jnp.array([[1, 1, 1, 2, 2], [1, 1, 1, 1, 0]])
@@ -209,7 +209,11 @@ def same_as_reference(kernel, made, sight, real, bias=None, **tolerance):
 def test_the_plain_kernel_is_the_reference(sight, groups):
     made, how, real = drawn(sight, groups=groups)
     bias = jax.random.normal(jax.random.key(0), (1, 4, 24, 24))
-    same_as_reference(kernels.plain, made, how, real, bias, rtol=1e-4, atol=1e-5)
+
+    def plain(q, k, v, sight, bias):
+        return kernels.mix(kernels.weigh(q, k, sight.hide(bias)), v)
+
+    same_as_reference(plain, made, how, real, bias, rtol=1e-4, atol=1e-5)
 
 
 NEEDS = {
@@ -237,10 +241,17 @@ def test_the_table_of_kernels_is_that_of_the_readme(need):
     assert [kernels.choose(config, sight, dropout, platform) for platform in ("cpu", "gpu", "tpu")] == expected
 
 
-def test_a_kernel_that_cannot_is_refused():
-    config = Model(attention="splash", positions="relative")
+def test_a_kernel_that_is_named_computes_or_is_refused():
+    """A model that names one can be made on any machine; rows that it cannot compute are refused when they are met."""
+    config = Model(**SMALL, attention="splash")
+    abstract = shapes(config)
+    with pytest.raises(Refusal, match="5 × 5 are no multiples of 128"):
+        jax.eval_shape(lambda params: Transformer(config).apply({"params": params}, ROW), abstract)
+    long = jax.tree.map(lambda x: jnp.zeros((1, 128), jnp.int32), ROW)
+    text = str(jax.make_jaxpr(lambda params: Transformer(config).apply({"params": params}, long))(abstract))
+    assert "pallas_call" in text
     with pytest.raises(Refusal, match="takes no bias"):
-        kernels.choose(config, SIGHT)
+        kernels.choose(Model(attention="splash", positions="relative"), SIGHT)
 
 
 @pytest.mark.parametrize(("sight", "groups"), [("packed, causal", 2), ("one segment", 4)])

@@ -1,16 +1,17 @@
 """Fill blanks, written ___: a word each by an encoder, any number of words by a model of sentinels."""
 
 import re
+from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from t5x_lite.config import Model
 from t5x_lite.data.layouts import Shape, lay_out
 from t5x_lite.data.objectives import Pairs, mixture
 from t5x_lite.data.ragged import Ragged
 from t5x_lite.errors import USAGE, Refusal
-from t5x_lite.inference.generate import generate
+from t5x_lite.inference.generate import generate, slots
 from t5x_lite.model.heads import head_weights, logits
 from t5x_lite.model.transformer import Transformer
 from t5x_lite.training.rundir import Trained
@@ -43,14 +44,20 @@ def fill_words(trained: Trained, text: str, top: int = 5) -> list[list[tuple[str
     ids = framed(trained, [first, *([mask, *part] for part in rest)])
     scored = np.flatnonzero(ids == mask).astype(np.int32)
     pair = Pairs(Ragged.of([ids]), Ragged.of([np.zeros_like(scored)]), scored=Ragged.of([scored]))
-    batch = jax.tree.map(jnp.asarray, lay_out(pair, Shape(len(ids), 0, len(scored)), vocabulary))
-    hidden = Transformer(config).apply({"params": trained.params}, batch)
-    of_blanks = jax.nn.softmax(logits(config, head_weights(trained.params), hidden)[0])
-    likeliest = np.argsort(-np.asarray(of_blanks), -1)[:, :top]
+    row = lay_out(pair, Shape(slots(len(ids), config.max_length), 0, slots(len(scored))), vocabulary)
+    of_blanks = np.asarray(_probabilities(config, trained.params, row))[: len(scored)]
+    likeliest = np.argsort(-of_blanks, -1)[:, :top]
     return [
         [(trained.tokenizer.decode([i]).strip() or repr(trained.tokenizer.decode([i])), float(p[i])) for i in best]
-        for best, p in zip(likeliest, np.asarray(of_blanks), strict=True)
+        for best, p in zip(likeliest, of_blanks, strict=True)
     ]
+
+
+@partial(jax.jit, static_argnums=0)
+def _probabilities(config: Model, params: dict, row: dict):
+    """Of every id at the scored positions of one row: [K, V]."""
+    hidden = Transformer(config, packed=False).apply({"params": params}, row)[0]
+    return jax.nn.softmax(logits(config, head_weights(params), hidden))
 
 
 def fill_spans(trained: Trained, text: str, max_new: int = 32) -> list[str]:

@@ -22,8 +22,13 @@ GREEDY = Sampling()
 _LEAST = 16  # slots; more are powers of two, so that prompts of like length share one compiled program
 
 
-def _slots(length: int) -> int:
-    return max(_LEAST, 1 << (length - 1).bit_length())
+def slots(length: int, most: int = 1 << 62) -> int:
+    """How many are made for that length: a power of two, or `most` where they are less, but never too few.
+
+    >>> slots(3), slots(17), slots(17, most=20)
+    (16, 32, 20)
+    """
+    return max(min(max(_LEAST, 1 << (length - 1).bit_length()), most), length)
 
 
 def _room(config: Model, longest: int, max_new: int) -> int:
@@ -47,19 +52,25 @@ def _weights(trained: Trained):
 
 def _prompt(trained: Trained, inputs: list[np.ndarray]) -> Prompt:
     config, vocabulary = trained.config.model, trained.tokenizer.vocabulary
-    slots = _slots(max(len(ids) for ids in inputs) + 1)
+    longest = max(len(ids) for ids in inputs)
     if config.architecture == "encoder_decoder":
         if not all(len(ids) for ids in inputs):
             raise Refusal(USAGE, "generate: got an empty prompt, but the encoder must read something; write one")
-        if config.positions == "learned":
-            slots = min(slots, config.max_length)
+        length = slots(longest, config.max_length if config.positions == "learned" else 1 << 62)
         pairs = Pairs(Ragged.of(inputs), Ragged.full(np.zeros((len(inputs), 1))))
-        row = {key: jnp.asarray(value) for key, value in lay_out(pairs, Shape(slots, 1, 0), vocabulary).items()}
+        row = {key: jnp.asarray(value) for key, value in lay_out(pairs, Shape(length, 1, 0), vocabulary).items()}
         return Prompt(row["decoder_tokens"], jnp.ones(len(inputs), jnp.int32), row)
-    tokens = np.full((len(inputs), slots), vocabulary.pad, np.int32)
+    tokens = np.full((len(inputs), slots(longest + 1)), vocabulary.pad, np.int32)
     for row, ids in zip(tokens, inputs, strict=True):
         row[: len(ids) + 1] = [vocabulary.start, *ids]
     return Prompt(jnp.asarray(tokens), jnp.array([len(ids) + 1 for ids in inputs]))
+
+
+def _begin(trained: Trained, inputs: list[np.ndarray], max_new: int):
+    """What every way to write starts from: ends, weights, prompt, and how many tokens are written at most."""
+    most = _room(trained.config.model, max(len(ids) for ids in inputs), max_new)
+    ends = Ends(trained.tokenizer.vocabulary.eos, trained.tokenizer.vocabulary.size)
+    return ends, _weights(trained), _prompt(trained, inputs), most
 
 
 def _cut(rows, count: int, eos: int) -> list[np.ndarray]:
@@ -79,16 +90,13 @@ def writing(
 
     Raises Refusal for models without a decoder, and prompts that fill all positions.
     """
-    config, vocabulary = trained.config.model, trained.tokenizer.vocabulary
-    most = _room(config, max(len(ids) for ids in inputs), max_new)
-    ends, weights = Ends(vocabulary.eos, vocabulary.size), _weights(trained)
-    prompt = _prompt(trained, inputs)
-    written = begin(config, sampling, ends, _slots(most), weights, prompt, jax.random.key(seed))
+    config, (ends, weights, prompt, most) = trained.config.model, _begin(trained, inputs, max_new)
+    written = begin(config, sampling, ends, slots(most), weights, prompt, jax.random.key(seed))
     until = 1
     while True:
         count, done = int(written.count), bool(written.done.all())
         if every or done or count == most:
-            yield _cut(written.ids, count, vocabulary.eos)
+            yield _cut(written.ids, count, ends.eos)
         if done or count == most:
             return
         until = min(until + every, most) if every else most
@@ -103,15 +111,12 @@ def generate(trained: Trained, inputs: list[np.ndarray], max_new: int = 64, samp
 
 def search(trained: Trained, inputs: list[np.ndarray], beams: int, max_new: int = 64, length_penalty: float = 0.6):
     """By beam search: of each input a list of (ids, score), best first; see writing.beam_search."""
-    config, vocabulary = trained.config.model, trained.tokenizer.vocabulary
-    most = _room(config, max(len(ids) for ids in inputs), max_new)
-    weights, prompt = _weights(trained), _prompt(trained, inputs)
-    ends = Ends(vocabulary.eos, vocabulary.size)
-    ids, scores = beam_search(config, ends, beams, length_penalty, _slots(most), weights, prompt, most)
+    ends, weights, prompt, most = _begin(trained, inputs, max_new)
+    ids, scores = beam_search(trained.config.model, ends, beams, length_penalty, slots(most), weights, prompt, most)
     return [
         [
             (text, float(score))
-            for text, score in zip(_cut(row, most, vocabulary.eos), of_row, strict=True)
+            for text, score in zip(_cut(row, most, ends.eos), of_row, strict=True)
             if np.isfinite(score)
         ]
         for row, of_row in zip(ids, np.asarray(scores), strict=True)

@@ -13,7 +13,7 @@ from t5x_lite.data.objectives import Pairs
 from t5x_lite.data.ragged import Ragged
 from t5x_lite.errors import USAGE, Refusal
 from t5x_lite.inference.fill import blanks, framed
-from t5x_lite.inference.generate import encoded
+from t5x_lite.inference.generate import encoded, slots
 from t5x_lite.model.heads import head_weights, logits
 from t5x_lite.model.transformer import Transformer
 from t5x_lite.training.rundir import Trained
@@ -69,19 +69,14 @@ def target_log_probabilities(trained: Trained, inputs: list[np.ndarray], targets
         group = pieces[start : start + _ROWS]
         group += group[:1] * (_ROWS - len(group)) if len(pieces) > _ROWS else []
         pairs = Pairs(Ragged.of([before for _, before, _ in group]), Ragged.of([ids for _, _, ids in group]))
-        longest = [_rounded(int(max(part.lengths)), most) for part in (pairs.inputs, pairs.targets)]
-        both = _rounded(int(max(pairs.inputs.lengths + pairs.targets.lengths)), most)
+        longest = [slots(int(max(part.lengths)), most) for part in (pairs.inputs, pairs.targets)]
+        both = slots(int(max(pairs.inputs.lengths + pairs.targets.lengths)), most)
         shape = Shape(*longest, 0) if two else Shape(0, both, 0, model.architecture == "prefix_decoder")
         of_rows = np.asarray(_targets(model, trained.params, lay_out(pairs, shape, trained.tokenizer.vocabulary)))
         for (number, before, ids), row in zip(group[: len(pieces) - start], of_rows, strict=False):
             first = 0 if two else len(before)
             found[number].append(row[first : first + len(ids)])
     return [np.concatenate(parts) if parts else np.zeros(0) for parts in found]
-
-
-def _rounded(length: int, most: int) -> int:
-    """Up to a power of two, so that texts of like length share one compiled program."""
-    return max(min(1 << max(length - 1, 15).bit_length(), most), length)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -103,7 +98,7 @@ def _masked(trained: Trained, rows: list[np.ndarray], asked: list[int], answers:
         part = slice(start, start + _ROWS)
         ids, at = Ragged.of(rows[part]), Ragged.of([[i] for i in asked[part]])
         pairs = Pairs(ids, Ragged.of([[i] for i in answers[part]]), scored=at)
-        length = _rounded(int(max(ids.lengths)), trained.config.model.max_length)
+        length = slots(int(max(ids.lengths)), trained.config.model.max_length)
         row = lay_out(pairs, Shape(length, 0, 1), trained.tokenizer.vocabulary)
         found.append(np.asarray(_answers(trained.config.model, trained.params, row)))
     return np.concatenate(found) if found else np.zeros(0)

@@ -157,16 +157,16 @@ def beam_search(config: Model, ends: Ends, beams: int, penalty: float, slots: in
     def penalised(scores, count):
         return scores / ((5 + count) / 6) ** penalty
 
-    def pick(tree, index):
-        """Of [B, K', …] those at index [B, K]."""
-        return jax.tree.map(lambda x: jnp.take_along_axis(x, index.reshape(*index.shape, *[1] * (x.ndim - 2)), 1), tree)
+    def pick(texts, index):
+        """Of texts [B, K', N] those at index [B, K]."""
+        return jnp.take_along_axis(texts, index[..., None], 1)
 
     def extended(b: Beams, logits, cache) -> Beams:
         """Each text by its likeliest next ids: 2 K in all, of which at least K go on."""
         logp = jax.nn.log_softmax(_allowed(logits, ends)).reshape(rows, -1, logits.shape[-1]) + b.scores[..., None]
         scores, flat = jax.lax.top_k(logp.reshape(rows, -1), min(2 * k, logp[0].size))
         parents, ids = flat // logits.shape[-1], flat % logits.shape[-1]
-        texts = jnp.take_along_axis(b.ids, parents[..., None], 1).at[:, :, b.count].set(ids)
+        texts = pick(b.ids, parents).at[:, :, b.count].set(ids)
         stops = (ids == eos) | (b.count + 1 >= until)
         # Those that end, with those that had ended before.
         all_ended = jnp.concatenate([b.ended, texts], 1)

@@ -8,6 +8,7 @@ import jax
 from t5x_lite.config import Data, Lengths, Model, Optimizer, RunConfig, check
 from t5x_lite.data import tokenizer
 from t5x_lite.interop import huggingface
+from t5x_lite.model.transformer import count_parameters
 from t5x_lite.training import rundir
 from t5x_lite.training.rundir import Trained
 
@@ -41,8 +42,7 @@ def bring(path: Path, workdir: Path, tokens: str, say: Callable[[str], None]) ->
     found = read(path, tokens, say)
     config = config_of(found.config.model, f"{workdir.resolve()}/tokenizer")
     rundir.create(workdir, config, found.tokenizer, jax.device_put(found.params))
-    count = sum(leaf.size for leaf in jax.tree.leaves(huggingface.sizes(config.model)))
-    say(f"imported: {workdir}, {config.model.architecture} of {count:,} parameters")
+    say(f"imported: {workdir}, {config.model.architecture} of {count_parameters(config.model):,} parameters")
 
 
 def take(workdir: Path, path: Path, dtype: str, say: Callable[[str], None]) -> None:

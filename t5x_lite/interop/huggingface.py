@@ -22,7 +22,7 @@ from t5x_lite.interop.tokenizers import pretrained_files
 from t5x_lite.model.transformer import shapes, sizes
 from t5x_lite.settings import build
 
-_TYPES = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
+_TYPES = ("F32", "F16", "BF16")
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 # Tensors that say nothing: buffers, and what old versions of `transformers` wrote.
 _BUFFERS = re.compile(
@@ -173,7 +173,7 @@ def _check(path: Path, files: Files, parameters: dict[str, Parameter], say: Call
                 got = "is missing" if found is None else f"has shape {list(found)}"
                 raise Refusal(BAD_DATA, f"{path}: the tensor {name} {got}, expected {list(expected)} by config.json")
             if files.types[name] not in _TYPES:
-                raise Refusal(BAD_DATA, f"{path}: the tensor {name} is {files.types[name]}, expected one of {_TYPES}")
+                raise Refusal(BAD_DATA, f"{path}: the tensor {name} is {files.types[name]}, expected F32, F16 or BF16")
             used.add(name)
     for name in sorted(set(files.shapes) - used):
         twin = parameters.get(_SAME_AS.get(name, ""))
@@ -211,12 +211,14 @@ def write(path: Path, model: Model, params: dict, tokenizer: Tokenizer, dtype: s
     save_file = imported("safetensors.numpy", "hf", "export").save_file
     others = pretrained_files(tokenizer, model)
     partial = path.with_name(path.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    for file, content in others.items():
-        (partial / file).write_bytes(content)
-    (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    with refusing(IO_ERROR, f"{partial}: cannot be written"):
-        save_file(whole, partial / "model.safetensors", {"format": "pt"})
-    os.replace(partial, path)
+    try:
+        for file, content in others.items():
+            (partial / file).write_bytes(content)
+        (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        with refusing(IO_ERROR, f"{partial}: cannot be written"):
+            save_file(whole, partial / "model.safetensors", {"format": "pt"})
+        os.replace(partial, path)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)  # what a full disk or Ctrl-C has left
     return architecture

@@ -3,7 +3,7 @@
 import json
 
 from t5x_lite.config import Model
-from t5x_lite.data.text_models import SPACE_MARK, SentencePiece
+from t5x_lite.data.text_models import SPACE_MARK, SentencePiece, printable_bytes
 from t5x_lite.data.tokenizer import Tokenizer
 from t5x_lite.data.vocabulary import T5_SENTINELS
 from t5x_lite.errors import BAD_CONFIG, Refusal
@@ -54,8 +54,6 @@ def _describe(text) -> dict:
     """The JSON of `tokenizers` for bytes, or for our own lossless SentencePiece."""
     nothing = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": []}
     if text.kind == "bytes":
-        from t5x_lite.data.text_models import printable_bytes
-
         by_bytes = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
         model = {"type": "BPE", "vocab": printable_bytes(), "merges": []}
         return nothing | {"normalizer": None, "pre_tokenizer": by_bytes, "decoder": by_bytes, "model": model}

@@ -45,11 +45,11 @@ def weights(config: Model, params: dict) -> Weights:
         stacked = stack.pop("layers")
         layers = [_turned(config, jax.tree.map(lambda x: x[i], stacked)) for i in range(depth)]  # noqa: B023
     table = params.get("decoder_embedding", params["embedding"])
-    of_head = _turned(config, head)
-    of_head["turned"]["kernel"] = (head["output"].T if "output" in head else table).astype(config.dtype)
-    of_head["params"].pop("output", None)
-    head = {"head": of_head["params"], "turned": of_head["turned"], "kernel": None}
-    return Weights({**params, "decoder": stack}, layers, head)
+    if "output" in head:
+        table = head.pop("output").T
+    head = _turned(config, head)
+    kernels = {**head["turned"], "kernel": table.astype(config.dtype)}
+    return Weights({**params, "decoder": stack}, layers, {"head": head["params"], "turned": kernels, "kernel": None})
 
 
 def _part(variables: dict, name: str) -> dict:

@@ -83,11 +83,6 @@ def mix(weights, v):
     return product(weights.reshape(b, groups, -1, s), v).astype(v.dtype).reshape(b, h, t, size)
 
 
-def plain(q, k, v, sight: Sight, bias=None):
-    """`reference`, as matrix products."""
-    return mix(weigh(q, k, sight.hide(bias)), v)
-
-
 def cudnn(q, k, v, sight: Sight, bias=None):
     """cuDNN's flash attention (NVIDIA, bfloat16). Rows of one segment pass lengths and no mask; packed rows and
     prefixes pass a mask, since it knows of no segments.
@@ -127,7 +122,7 @@ def splash(q, k, v, sight: Sight, bias=None, interpret: bool = False):
     return attend(q, k, v, sight.queries, sight.keys)
 
 
-KERNELS = {"plain": plain, "cudnn": cudnn, "splash": splash}
+KERNELS = {"cudnn": cudnn, "splash": splash}  # "plain" is mix(weigh(…), …)
 
 
 def kv_axis(heads: int) -> str | None:
@@ -140,8 +135,6 @@ def why_not(kernel: str, config: Model, sight: Sight, dropout: bool) -> str:
     queries, keys, size = sight.queries.shape[1], sight.keys.shape[1], head_size(config)
     if kernel == "plain":
         return ""
-    if queries == 1 or sight.query_positions is not None:
-        return "it is for whole rows, not for writing token by token"
     if dropout:
         return "it has no dropout on attention weights"
     if config.positions in ("shaw", "transformer_xl"):
@@ -161,12 +154,14 @@ def choose(config: Model, sight: Sight, dropout: bool = False, platform: str | N
     """The kernel that computes this attention: the best for the platform that can, or config.attention, refused where
     it cannot.
     """
+    if sight.queries.shape[1] == 1 or sight.query_positions is not None:  # text is written, token by token
+        return "plain"
     platform = platform or jax.default_backend()
     best = {"gpu": "cudnn", "tpu": "splash"}.get(platform, "plain")
     wanted = best if config.attention == "auto" else config.attention
     reason = why_not(wanted, config, sight, dropout)
     if wanted == "cudnn" and platform != "gpu":
         reason = "it needs an NVIDIA GPU"
-    if reason and config.attention != "auto" and sight.query_positions is None:
+    if reason and config.attention != "auto":
         raise Refusal(BAD_CONFIG, f"model.attention={wanted}: {reason}; set it to auto")
     return "plain" if reason else wanted

@@ -3,6 +3,8 @@
 Shapes: B rows, T positions of a stack, E encoder and D decoder positions, K scored positions, W width.
 """
 
+from dataclasses import replace
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -169,15 +171,14 @@ class Transformer(nn.Module):
             self.embedding_norm = Norm(config)
         if config.embedding_size:
             self.embedding_projection = Dense(config, config.width, (None, "embed"))
-        two, shared = config.architecture == "encoder_decoder", config.shared_layers
-        decoder_layers = config.decoder_layers or config.layers
+        shared = config.shared_layers
         if config.shared_stacks:
             self.stack = Stack(config, config.layers, shared == "all")
         else:
             if config.architecture.startswith("encoder"):
                 self.encoder = Stack(config, config.layers, shared in ("all", "encoder"))
             if config.architecture != "encoder":
-                self.decoder = Stack(config, decoder_layers if two else config.layers, shared in ("all", "decoder"))
+                self.decoder = Stack(config, config.decoder_layers or config.layers, shared in ("all", "decoder"))
         self.dropout = nn.Dropout(config.dropout)
         self.head = Head(config)
         if config.classes:
@@ -246,8 +247,9 @@ def blank_row(config: Model, length: int = 8) -> dict:
 
 
 def initialise(config: Model, key):
-    """Fresh variables, boxed with their axis names."""
-    return Transformer(config).init(key, blank_row(config), method=Transformer.everything)
+    """Fresh variables, boxed with their axis names. They are the same whatever kernel is wanted."""
+    model = Transformer(replace(config, attention="plain"))
+    return model.init(key, blank_row(config), method=Transformer.everything)
 
 
 def shapes(config: Model) -> dict:

@@ -196,8 +196,9 @@ def can_start_from(config: RunConfig, chosen: Tokenizer) -> None:
     directory = Path(config.init_from)
     before, theirs = read(directory)
     old, new = (flatten(to_dict(c)["model"]) for c in (before, config))
+    may_change = _MAY_CHANGE if config.model.positions == "learned" else {*_MAY_CHANGE, "max_length"}
     for key in old:
-        if old[key] != new[key] and key not in _MAY_CHANGE:
+        if old[key] != new[key] and key not in may_change:
             raise Refusal(
                 BAD_CONFIG,
                 f"model.{key}: got {new[key]!r}, but init_from={directory} has {old[key]!r}; --config={directory} "
