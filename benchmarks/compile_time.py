@@ -15,18 +15,24 @@ from t5x_lite.training.optimizer import make_optimizer, make_schedule
 from t5x_lite.training.step import fresh_state, make_train_step
 
 
-def compile_time(layers: int) -> float:
-    """Of GPT-2 small's width, 2 rows of 256; nothing is allocated."""
-    more = [f"model.layers={layers}", "data.source=x", "data.batch_size=2", "data.lengths.row=256"]
-    config = settings.load("gpt2_small", more)
-    schedule = make_schedule(config.optimizer, 1000, 512)
+def lowered(rows: int, length: int, *settings_of: str, where=None):
+    """A training step of GPT-2 small with those settings, on the device where; nothing is allocated."""
+    config = settings.load(
+        "gpt2_small", [*settings_of, "data.source=x", f"data.batch_size={rows}", f"data.lengths.row={length}"]
+    )
+    schedule = make_schedule(config.optimizer, 1000, rows * length)
     optimizer = make_optimizer(config.optimizer, schedule)
     state = jax.eval_shape(lambda: fresh_state(config, optimizer))
-    kinds = {"tokens": jnp.int32, "segments": jnp.int32, "positions": jnp.int32, "targets": jnp.int32}
-    kinds["weights"] = jnp.float32
-    row = {f"decoder_{key}": jax.ShapeDtypeStruct((2, 256), dtype) for key, dtype in kinds.items()}
+    kinds = dict.fromkeys(("tokens", "segments", "positions", "targets"), jnp.int32) | {"weights": jnp.float32}
+    row = {f"decoder_{key}": jax.ShapeDtypeStruct((rows, length), dtype) for key, dtype in kinds.items()}
+    step = jax.jit(make_train_step(config, optimizer, schedule), donate_argnums=0, in_shardings=where)
+    return step.lower(state, row)
+
+
+def compile_time(layers: int) -> float:
+    """Of 2 rows of 256."""
     start = time.perf_counter()
-    jax.jit(make_train_step(config, optimizer, schedule), donate_argnums=0).lower(state, row).compile()
+    lowered(2, 256, f"model.layers={layers}").compile()
     return time.perf_counter() - start
 
 

@@ -18,7 +18,8 @@ setup_jax()
 family, size, *more = sys.argv[1:]
 if size == "base":  # at batch 4 of 512 positions, on text that is at hand
     more += ["data.source=python_docs", "data.tokenizer=sentencepiece(vocab_size=8192)", "data.batch_size=4"]
-    more += ["model.dropout=0", "model.attention_dropout=0", "model.ff_dropout=0", "model.remat=False"]
+    more += [f"model.{part}=0" for part in ("dropout", "attention_dropout", "ff_dropout")]
+    more += ["model.remat=False", "model.scan=False"]
     more += ["optimizer.name=adamw"] + (["data.lengths.row=512"] if family == "gpt" else [])
 names = {"bert": "bert_base", "t5": "t5_base", "gpt": "gpt2_small"} if size == "base" else {}
 config = settings.load(names.get(family, f"{family}_tiny"), more)

@@ -15,10 +15,10 @@ from t5x_lite.data import batches
 from t5x_lite.data.layouts import Shape
 from t5x_lite.model import attention, flops, kernels, layers, positions
 from t5x_lite.model.heads import head_weights, logits
-from t5x_lite.model.products import product
+from t5x_lite.model.products import product, product_turned
 from t5x_lite.model.transformer import Transformer, initialise
 from t5x_lite.training import rundir
-from t5x_lite.training.step import make_evaluation, make_gradient
+from t5x_lite.training.step import fresh_state, make_evaluation, make_gradient, make_train_step
 
 
 def fresh(config, seed=0):
@@ -177,13 +177,24 @@ def test_dropout_is_a_function_of_the_step_and_off_in_evaluation(make):
     assert float(gradient(params, batch, None)[1]["nll"]) == float(without[1]["nll"])
 
 
+@pytest.mark.parametrize("part", ["dropout", "attention_dropout", "ff_dropout"])
+def test_each_dropout_acts_by_itself_in_training(make, part):
+    config, batch = resolved(make, **{f"model.{part}": 0.5})
+    still = optax.set_to_zero()
+    step = jax.jit(make_train_step(config, still, lambda step: 0.0))
+    state = fresh_state(config, still)
+    nll = [float(step(state.replace(step=jnp.int32(n)), batch)[1]["nll"]) for n in (0, 0, 1)]
+    assert nll[0] == nll[1] != nll[2]
+
+
+@pytest.mark.parametrize("multiply", [product, lambda x, w: product_turned(x, w.swapaxes(1, 2))])
 @pytest.mark.parametrize(("n", "d", "f"), [(64, 24, 40), (64, 40, 24), (3, 5, 7)])
-def test_products_sum_in_float32_and_so_do_their_gradients(n, d, f):
+def test_products_sum_in_float32_and_so_do_their_gradients(n, d, f, multiply):
     """Against the exact product of the same bfloat16 operands; with both sides the narrower one, and few of each."""
     keys = jax.random.split(jax.random.key(0), 3)
     x, w, dy = (jax.random.normal(k, s) for k, s in zip(keys, [(2, n, d), (2, d, f), (2, n, f)], strict=True))
     x = x.astype(jnp.bfloat16)
-    y, pull = jax.vjp(jax.jit(product), x, w)
+    y, pull = jax.vjp(jax.jit(multiply), x, w)
     for_x, for_w = pull(dy)
     assert (y.dtype, for_x.dtype, for_w.dtype) == (jnp.float32, jnp.bfloat16, jnp.float32)
     x, w, dy = (np.asarray(a.astype(jnp.bfloat16), np.float64) for a in (x, w, dy))

@@ -206,12 +206,14 @@ def same_as_reference(kernel, made, sight, real, bias=None, **tolerance):
 
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize("sight", SIGHTS)
-def test_the_plain_kernel_is_the_reference(sight, groups):
+@pytest.mark.parametrize("least_half", [5, 256])
+def test_the_plain_kernel_is_the_reference(monkeypatch, least_half, sight, groups):
+    monkeypatch.setattr(kernels, "_LEAST_HALF", least_half)
     made, how, real = drawn(sight, groups=groups)
     bias = jax.random.normal(jax.random.key(0), (1, 4, 24, 24))
 
     def plain(q, k, v, sight, bias):
-        return kernels.mix(kernels.weigh(q, k, sight.hide(bias)), v)
+        return kernels.plain(q, k, v, sight, sight.hide(bias))
 
     same_as_reference(plain, made, how, real, bias, rtol=1e-4, atol=1e-5)
 

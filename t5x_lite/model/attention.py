@@ -4,10 +4,12 @@ multi-query (Shazeer, 2019) and grouped-query attention (Ainslie et al., 2023).
 Shapes: B rows, T queries, S keys, H heads, G key and value heads, K head size, D width.
 """
 
+from functools import partial
+
 import flax.linen as nn
 
 from t5x_lite.config import Model
-from t5x_lite.model.kernels import KERNELS, Sight, choose, kv_axis, mix, weigh
+from t5x_lite.model.kernels import KERNELS, Sight, choose, kv_axis, mix, plain, weigh
 from t5x_lite.model.layers import Dense, constrain, head_size
 from t5x_lite.model.positions import ShawRelative, TransformerXL, rotate
 
@@ -54,19 +56,17 @@ class Attention(nn.Module):
         config, (k, v) = self.config, memory
         scale = head_size(config) ** -0.5 if config.scale_attention else 1.0
         q = (self._turn(self._heads(self.query(x)), positions) * scale).astype(k.dtype)
-        dropout = config.attention_dropout > 0 and not deterministic
-        kernel = choose(config, sight, dropout)
+        drop = partial(self.dropout, deterministic=deterministic)
+        kernel = choose(config, sight, dropout=config.attention_dropout > 0 and not deterministic)
         if kernel != "plain":
             y = KERNELS[kernel](q, k, v, sight, bias)
+        elif self.own and config.positions == "shaw":
+            weights = drop(weigh(q, k, hidden + self.shaw.logits(q, sight.distance())))
+            y = mix(weights, v) + self.shaw.mix(weights, sight.distance())
         else:
-            if self.own and config.positions == "shaw":
-                hidden = hidden + self.shaw.logits(q, sight.distance())
             if self.own and config.positions == "transformer_xl":
                 longest = max(x.shape[1], k.shape[2])
                 hidden = hidden + self.relative.logits(q, sight.distance(), longest, scale)
                 q += self.relative.u[:, None].astype(q.dtype) * scale
-            weights = self.dropout(weigh(q, k, hidden), deterministic=deterministic)
-            y = mix(weights, v)
-            if self.own and config.positions == "shaw":
-                y += self.shaw.mix(weights, sight.distance())
+            y = plain(q, k, v, sight, hidden, drop)
         return self.out(y.swapaxes(1, 2).reshape(*x.shape[:2], -1))

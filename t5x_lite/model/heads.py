@@ -7,7 +7,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from t5x_lite.config import Model
-from t5x_lite.model.layers import ACTIVATIONS, Dense, Norm, constrain, named, parameter_dtype
+from t5x_lite.model.layers import Dense, Norm, activate, constrain, named, parameter_dtype
 from t5x_lite.model.products import product, product_turned
 
 
@@ -40,7 +40,7 @@ class Head(nn.Module):
         factorised = config.embedding_size if config.tied else 0
         if config.mlm_head:
             dense = Dense(config, factorised or width, ("embed", None), name="dense")
-            hidden = Norm(config, name="norm")(ACTIVATIONS[config.activation](dense(hidden)))
+            hidden = Norm(config, name="norm")(activate(config.activation, dense(hidden)))
         elif factorised:
             hidden = Dense(config, factorised, ("embed", None), name="dense")(hidden)
         turned = self.has_variable("turned", "kernel")  # where text is written: see decoding.py

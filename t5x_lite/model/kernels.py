@@ -14,7 +14,7 @@ from flax import struct
 from t5x_lite.config import Model
 from t5x_lite.errors import BAD_CONFIG, Refusal
 from t5x_lite.model.layers import head_size
-from t5x_lite.model.products import product
+from t5x_lite.model.products import product, product_turned
 
 
 class Sight(struct.PyTreeNode):
@@ -69,18 +69,47 @@ def reference(q, k, v, sight: Sight, bias=None):
     return jnp.einsum("bhts,bhsk->bhtk", weights, v)
 
 
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _softmax(logits, dtype):
+    """Computed in the type of the logits and rounded to `dtype`, as which alone it is kept for the gradient."""
+    return jax.nn.softmax(logits).astype(dtype)
+
+
+def _softmax_gradient(dtype, weights, dw):
+    weights, dw = (x.astype(jnp.promote_types(dtype, jnp.float32)) for x in (weights, dw))
+    return (weights * (dw - (weights * dw).sum(-1, keepdims=True)),)
+
+
+_softmax.defvjp(lambda logits, dtype: (_softmax(logits, dtype),) * 2, _softmax_gradient)
+
+
 def weigh(q, k, hidden):
     """With `hidden` from Sight.hide, the weights [B, H, T, S] of `reference`; sums are float32."""
     (b, h, t, size), groups = q.shape, k.shape[1]
     q = q.reshape(b, groups, -1, size)  # the heads of a group, one after another: no key is repeated
-    logits = product(q, k.swapaxes(2, 3)).reshape(b, h, t, -1)
-    return jax.nn.softmax(logits + hidden).astype(q.dtype)
+    return _softmax(product_turned(q, k).reshape(b, h, t, -1) + hidden, q.dtype)
 
 
 def mix(weights, v):
     """Weights [B, H, T, S] times the values [B, G, S, K]: [B, H, T, K]."""
     (b, h, t, s), (groups, size) = weights.shape, v.shape[1::2]
     return product(weights.reshape(b, groups, -1, s), v).astype(v.dtype).reshape(b, h, t, size)
+
+
+_LEAST_HALF = 256  # positions
+
+
+def plain(q, k, v, sight: Sight, hidden, drop=lambda weights: weights):
+    """`weigh`, dropout on the weights if any, and `mix`. The first half of a long causal text sees nothing of its
+    second half, which is not computed for it.
+    """
+    half = q.shape[2] // 2
+    if not sight.causal or sight.prefix is not None or sight.query_positions is not None or half < _LEAST_HALF:
+        return mix(drop(weigh(q, k, hidden)), v)
+    first, second = slice(half), slice(half, None)
+    early = plain(q[:, :, first], k[:, :, first], v[:, :, first], sight, hidden[:, :, first, first], drop)
+    late = mix(drop(weigh(q[:, :, second], k, hidden[:, :, second])), v)
+    return jnp.concatenate([early, late], 2)
 
 
 def cudnn(q, k, v, sight: Sight, bias=None):
@@ -122,7 +151,7 @@ def splash(q, k, v, sight: Sight, bias=None, interpret: bool = False):
     return attend(q, k, v, sight.queries, sight.keys)
 
 
-KERNELS = {"cudnn": cudnn, "splash": splash}  # "plain" is mix(weigh(…), …)
+KERNELS = {"cudnn": cudnn, "splash": splash}  # and plain, which takes what is hidden
 
 
 def kv_axis(heads: int) -> str | None:

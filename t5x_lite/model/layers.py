@@ -3,6 +3,8 @@
 Every parameter carries the logical names of its axes, from AXES; the mesh decides later where they go.
 """
 
+from functools import partial
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -22,6 +24,13 @@ ACTIVATIONS = {
     "selu": jax.nn.selu,
     "softplus": jax.nn.softplus,
 }
+
+
+@partial(jax.checkpoint, static_argnums=0)
+def activate(name: str, x, gate=1.0):
+    """act(x), times a gate: computed in float32 or better, rounded once, and computed again for the gradient."""
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    return (ACTIVATIONS[name](x.astype(wide)) * gate).astype(x.dtype)
 
 
 def parameter_dtype(config: Model):
@@ -118,9 +127,8 @@ class FeedForward(nn.Module):
     def __call__(self, x, deterministic: bool = True):
         config = self.config
         inner = config.ff_width or 4 * config.width
-        hidden = ACTIVATIONS[config.activation](Dense(config, inner, ("embed", "mlp"), name="wi")(x))
-        if config.gated:
-            hidden *= Dense(config, inner, ("embed", "mlp"), name="gate")(x)
+        names = ("wi", "gate") if config.gated else ("wi",)
+        hidden = activate(config.activation, *(Dense(config, inner, ("embed", "mlp"), name=name)(x) for name in names))
         hidden = constrain(hidden, "batch", None, "mlp")
         hidden = nn.Dropout(config.ff_dropout)(hidden, deterministic=deterministic)
         return Dense(config, config.width, ("mlp", "embed"), writes_to_stream=True, name="wo")(hidden)

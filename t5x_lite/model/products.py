@@ -4,6 +4,8 @@ than its operands' digits, and what is summed for the gradient of a float32 para
 Shapes: *B any leading axes, N rows, D in, F out.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
@@ -19,45 +21,42 @@ def product(x, w):
     return _dot(x, w.astype(x.dtype))
 
 
+@jax.custom_vjp
+def product_turned(x, w):
+    """x [*B, N, D] times the transpose of w [*B, F, D] → [*B, N, F], as `product`, but w is nowhere moved.
+
+    Few rows, as when text is written, are up to twice as fast the other way round on a CPU; in bfloat16 with at least
+    eight, since the matrix units are not reached with less.
+    """
+    w, rows = w.astype(x.dtype), len(x)
+    if x.ndim > 2 or rows > _FEW:
+        return _dot(x, w, -1, -1)
+    if x.dtype == jnp.bfloat16:
+        x = jnp.pad(x, [(0, -rows % 8), (0, 0)])
+    return _dot(w, x, -1, -1).T[:rows]
+
+
+_FEW = 32  # rows
+
+
 def _dot(a, b, over_a=-1, over_b=-2):
     batch = tuple(range(a.ndim - 2))
     numbers = (((a.ndim + over_a,), (b.ndim + over_b,)), (batch, batch))
     return jax.lax.dot_general(a, b, numbers, preferred_element_type=jnp.promote_types(a.dtype, jnp.float32))
 
 
-def _forward(x, w):
-    return product(x, w), (x, w)
-
-
-def _backward(kept, dy):
+def _backward(turned: bool, kept, dy):
     x, w = kept
     dy = dy.astype(x.dtype)
-    for_x = _dot(dy, w.astype(x.dtype), -1, -1)
+    for_x = _dot(dy, w.astype(x.dtype), -1, -2 if turned else -1)
     alone = jax.sharding.get_abstract_mesh().size <= 1  # of several devices each would be sent the whole array
     cpu = _over_rows_on_cpu if alone else _over_rows
-    for_w = jax.lax.platform_dependent(x, dy, cpu=cpu, default=_over_rows)
+    for_w = jax.lax.platform_dependent(*(dy, x) if turned else (x, dy), cpu=cpu, default=_over_rows)
     return for_x.astype(x.dtype), for_w.astype(w.dtype)
 
 
-product.defvjp(_forward, _backward)
-
-
-_FEW = 32  # rows
-
-
-def product_turned(x, w):
-    """x [N, D] times the transpose of w [F, D] → [N, F] in float32, for weights that are only read: as when text is
-    written, where N is small.
-
-    On a CPU it is computed the other way round, up to twice as fast; in bfloat16 with at least eight rows, since the
-    matrix units are not reached with less.
-    """
-    rows = len(x)
-    if rows > _FEW:
-        return _dot(x, w, -1, -1)
-    if x.dtype == jnp.bfloat16:
-        x = jnp.pad(x, [(0, -rows % 8), (0, 0)])
-    return _dot(w, x, -1, -1).T[:rows]
+product.defvjp(lambda x, w: (product(x, w), (x, w)), partial(_backward, False))
+product_turned.defvjp(lambda x, w: (product_turned(x, w), (x, w)), partial(_backward, True))
 
 
 def _turn(x):

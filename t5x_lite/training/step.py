@@ -79,9 +79,9 @@ def make_sums(config: RunConfig):
 
 
 def make_gradient(config: RunConfig):
-    """(params, batch, key) → (gradient of the mean objective, sums): the sums of all microbatches are added, and
-    divided once by the weight of the whole batch, so that microbatches with unequal numbers of targets change nothing.
-    Labels of rows add their own mean to it (BERT: Devlin et al., 2019, §A.2).
+    """(params, batch, key) → (gradient of the mean objective, sums): each microbatch counts by its share of the weight
+    of the whole batch, so that microbatches with unequal numbers of targets change nothing. Labels of rows add their
+    own mean to it (BERT: Devlin et al., 2019, §A.2).
     """
     sums = make_sums(config)
 
@@ -90,14 +90,13 @@ def make_gradient(config: RunConfig):
 
         def objective(params, rows, key):
             made = sums(params, rows, key)
-            total = made["objective"]
+            mean = made["objective"] / weight
             if "label_nll" in made:
-                total += made["label_nll"] * weight / jnp.maximum((batch["encoder_segments"][:, 0] > 0).sum(), 1)
-            return total, made
+                mean += made["label_nll"] / jnp.maximum((batch["encoder_segments"][:, 0] > 0).sum(), 1)
+            return mean, made
 
         gradient = partial(jax.grad(objective, has_aux=True), params)
-        total, made = _over_microbatches(gradient, batch, key, config.training.microbatches)
-        return jax.tree.map(lambda g: g / weight, total), made
+        return _over_microbatches(gradient, batch, key, config.training.microbatches)
 
     return whole
 
@@ -125,9 +124,10 @@ def make_train_step(config: RunConfig, optimizer, schedule):
     is known.
     """
     gradient = make_gradient(config)
+    drops_out = config.model.dropout or config.model.attention_dropout or config.model.ff_dropout
 
     def train_step(state: TrainState, batch: dict) -> tuple[TrainState, dict]:
-        key = jax.random.fold_in(jax.random.key(config.seed), state.step) if config.model.dropout else None
+        key = jax.random.fold_in(jax.random.key(config.seed), state.step) if drops_out else None
         grads, sums = gradient(state.params, batch, key)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
