@@ -1,5 +1,6 @@
 """Eight simulated devices (data 2 × fsdp 2 × tensor 2), four microbatches, and both, against one of either, for every
-architecture: loss and gradients in float64, then the losses of 20 steps in float32 at the peak learning rate.
+architecture and for parts that lie on a mesh in a way of their own: loss and gradients in float64, then the losses of
+20 steps in float32 at the peak learning rate.
 
 Run by test_sharding.py (both at once, fewer steps); by hand: python tests/proof_sharding.py
 """
@@ -26,6 +27,13 @@ CASES = {
     "prefix_decoder": ("gpt_tiny", "prefix_lm", {"row": 64}),
     "encoder_decoder": ("t5_tiny", "iid_denoising", {"inputs": 80, "targets": 40}),
 }
+# Parts that lie on a mesh in a way of their own: name → architecture, and what its model has.
+PARTS = {
+    "grouped queries": ("decoder", {"kv_heads": 2, "positions": "rotary", "parallel": True}),
+    "multi-query": ("decoder", {"kv_heads": 1, "positions": "transformer_xl", "tied": False}),
+    "shared stacks": ("encoder_decoder", {"shared_stacks": True, "shared_layers": "all", "positions": "shaw"}),
+    "factorised": ("encoder", {"embedding_size": 16, "positions": "alibi", "rezero": True}),
+}
 VARIANTS = {
     "8 devices": ({"mesh": {"data": 2, "fsdp": 2, "tensor": 2}}, 8),
     "4 microbatches": ({"training": {"microbatches": 4}}, 1),
@@ -38,13 +46,14 @@ def merged(values: dict, more: dict) -> dict:
     return values | {k: merged(values.get(k, {}), v) if isinstance(v, dict) else v for k, v in more.items()}
 
 
-def build(architecture: str, source: str, more: dict) -> RunConfig:
-    """The tiny config of an architecture, narrow, on the given text: split documents make rows of unequal targets."""
+def build(case: str, source: str, more: dict) -> RunConfig:
+    """The tiny config of a case, narrow, on the given text: split documents make rows of unequal targets."""
+    architecture, parts = PARTS.get(case, (case, {}))
     name, objective, lengths = CASES[architecture]
     base = settings.read(name)
     base["data"]["lengths"] = lengths
     data = {"source": source, "tokenizer": "bytes", "batch_size": 16, "document": "block", "split_documents": True}
-    model = {"architecture": architecture, "width": 32, "ff_width": 64, "scan": True}
+    model = {"architecture": architecture, "width": 32, "ff_width": 64, "scan": True} | parts
     ours = {"objective": objective, "data": data, "model": model, "optimizer": {"warmup": 0}}
     return check(settings.build(RunConfig, merged(merged(base, ours), more)))
 
@@ -83,21 +92,21 @@ def relative(a, b) -> float:
     return max(float(np.abs(x - y).max() / max(np.abs(x).max(), least)) for x, y in zip(a, b, strict=True))
 
 
-def prove(source: str, architectures=tuple(CASES), steps: int = 20, variants=tuple(VARIANTS)) -> dict:
-    """The figures: architecture → variant → relative differences."""
+def prove(source: str, cases=(*CASES, *PARTS), steps: int = 20, variants=tuple(VARIANTS)) -> dict:
+    """The figures: case → variant → relative differences."""
     figures = {}
-    for architecture in architectures:
-        one = build(architecture, source, {})
+    for case in cases:
+        one = build(case, source, {})
         corpus = prepare(one.data, say=lambda _: None)
         grads, loss, targets = gradients(one, corpus, 1)
         curve = losses(one, corpus, 1, steps)
-        figures[architecture] = {"unequal_targets": bool(targets.min() < targets.max())}
+        figures[case] = {"unequal_targets": bool(targets.min() < targets.max())}
         for name in variants:
             more, devices = VARIANTS[name]
-            other = build(architecture, source, more)
+            other = build(case, source, more)
             grads2, loss2, _ = gradients(other, corpus, devices)
             curve2 = losses(other, corpus, devices, steps)
-            figures[architecture][name] = {
+            figures[case][name] = {
                 "float64 loss": abs(loss - loss2) / loss,
                 "float64 gradients": relative(grads, grads2),
                 "float32 losses": float((np.abs(curve - curve2) / curve).max()),

@@ -16,7 +16,7 @@ from t5x_lite.data.layouts import Shape
 from t5x_lite.model import attention, flops, kernels, layers, positions
 from t5x_lite.model.heads import head_weights, logits
 from t5x_lite.model.products import product, product_turned
-from t5x_lite.model.transformer import Transformer, initialise
+from t5x_lite.model.transformer import Transformer, initialise, shapes
 from t5x_lite.training import rundir
 from t5x_lite.training.step import fresh_state, make_evaluation, make_gradient, make_train_step
 
@@ -156,6 +156,32 @@ def test_flops_agree_with_the_compiler(make, architecture, gated):
     ours = flops.step_flops(config.model, Shape(encoder, decoder, 0), scored)
     unseen = 3 * 4 * config.model.layers * config.model.width * decoder * (decoder - 1) / 2
     assert ours + unseen == pytest.approx(counted, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"kv_heads": 2},
+        {"embedding_size": 128},
+        {"tied": False, "embedding_size": 128},
+        {"positions": "shaw", "shaw_distance": 127},
+        {"head_size": 64},
+        {"mlm_head": True},
+        {"shared_layers": "all"},
+    ],
+    ids=str,
+)
+def test_flops_of_parts_agree_with_the_compiler(part):
+    """Of the forward pass of an encoder, within 1 % of what the compiler counts for four rows."""
+    more = {"layers": 2, "width": 1024, "heads": 8, "vocab_size": 1024, "max_length": 256, "activation": "relu"}
+    config = Model(architecture="encoder", scan=False, **more, **part)
+    row = {f"encoder_{key}": jax.ShapeDtypeStruct((4, 256), int) for key in ("tokens", "segments", "positions")}
+
+    def forward(params, row):
+        return logits(config, head_weights(params), Transformer(config, packed=False).apply({"params": params}, row))
+
+    counted = jax.jit(forward).lower(shapes(config), row).cost_analysis()["flops"] / 4
+    assert flops.forward_flops(config, Shape(256, 0, 0), 256) == pytest.approx(counted, rel=0.01)
 
 
 def test_peaks_are_known_by_device_kind():
