@@ -175,7 +175,7 @@ def test_flops_of_parts_agree_with_the_compiler(part):
     """Of the forward pass of an encoder, within 1 % of what the compiler counts for four rows."""
     more = {"layers": 2, "width": 1024, "heads": 8, "vocab_size": 1024, "max_length": 256, "activation": "relu"}
     config = Model(architecture="encoder", scan=False, **more, **part)
-    row = {f"encoder_{key}": jax.ShapeDtypeStruct((4, 256), int) for key in ("tokens", "segments", "positions")}
+    row = {f"encoder_{key}": jax.ShapeDtypeStruct((4, 256), jnp.int32) for key in ("tokens", "segments", "positions")}
 
     def forward(params, row):
         return logits(config, head_weights(params), Transformer(config, packed=False).apply({"params": params}, row))
