@@ -64,6 +64,18 @@ def test_greedy_is_the_argmax_of_each_prefix_and_batches_change_nothing(make, ob
         assert len(made) == 3 or likeliest[len(made)] == vocabulary.eos
 
 
+def test_a_run_of_float64_is_read_back_in_float32(make, tmp_path):
+    with jax.enable_x64(True):
+        trained = untrained(make, "causal_lm", "decoder", **{"model.dtype": "float64"})
+        rundir.create(tmp_path / "run", trained.config, trained.tokenizer, trained.params)
+    model = t5x_lite.load(tmp_path / "run")
+    assert {leaf.dtype for leaf in jax.tree.leaves(trained.params)} == {np.dtype("float64")}
+    for mine, theirs in zip(jax.tree.leaves(model.params), jax.tree.leaves(trained.params), strict=True):
+        assert mine.dtype == np.float32
+        np.testing.assert_array_equal(mine, np.asarray(theirs, np.float32))
+    assert model.score(["the cat"])
+
+
 WAYS = {
     "learned, several queries to a key": {"positions": "learned", "kv_heads": 1},
     "rotary, in parallel": {"positions": "rotary", "parallel": True, "tied": False},

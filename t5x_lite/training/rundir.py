@@ -170,10 +170,13 @@ def read(workdir: Path) -> tuple[RunConfig, Tokenizer]:
 
 
 def load(workdir: Path, shardings=None) -> Trained:
-    """The newest checkpoint of a run directory, its parameters on one device, or where the shardings say. Raises
-    Refusal where there is none.
+    """The newest checkpoint of a run directory, its parameters on one device, or where the shardings say; those of
+    float64 in float32, unless jax has 64 bits. Raises Refusal where there is none.
     """
     config, chosen = read(workdir)
+    model = dataclasses.replace(config.model, attention="auto")  # this may be another device
+    if model.dtype == "float64" and not jax.config.jax_enable_x64:
+        model = dataclasses.replace(model, dtype="float32")
     if not (workdir / "checkpoints").is_dir():
         raise Refusal(NO_FILE, f"{workdir}: no checkpoint yet; train first")
     checkpoints = Checkpoints(workdir / "checkpoints", fixed(config), read_only=True)
@@ -181,13 +184,12 @@ def load(workdir: Path, shardings=None) -> Trained:
         step = checkpoints.latest()
         if step is None:
             raise Refusal(NO_FILE, f"{workdir}: no checkpoint yet; train first")
-        abstract = shapes(config.model)
+        abstract = shapes(model)
         here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         shardings = shardings or jax.tree.map(lambda _: here, abstract)
         params = checkpoints.restore_parameters(step, abstract, shardings)
     finally:
         checkpoints.close()
-    model = dataclasses.replace(config.model, attention="auto")  # this may be another device
     return Trained(dataclasses.replace(config, model=model), chosen, params, step)
 
 
