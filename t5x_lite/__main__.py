@@ -105,6 +105,8 @@ def generate(args) -> None:
     names = ("max_new", "temperature", "top_k", "top_p", "seed", "beams", "length_penalty")
     options = {name: getattr(args, name) for name in names} | {"stop": tuple(map(_line_ends, args.stop))}
     texts = args.text
+    if not args.examples and (args.shots is not None or args.template):
+        raise Refusal(USAGE, "generate: --shots and --template are of examples; name their file with --examples")
     if args.examples:
         examples = few_shot.read(Path(args.examples))
         template = _line_ends(args.template or few_shot.TEMPLATE)

@@ -1,8 +1,9 @@
 """Models in Python, as the commands have them: `model = t5x_lite.load(path)`, then generate, fill and score."""
 
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import jax
@@ -20,7 +21,10 @@ class LanguageModel:
 
     def __init__(self, trained: rundir.Trained):
         self._trained = trained
-        self.config, self.tokenizer, self.params = trained.config, trained.tokenizer, trained.params
+
+    config = property(lambda self: self._trained.config)
+    tokenizer = property(lambda self: self._trained.tokenizer)
+    params = property(lambda self: self._trained.params)
 
     def generate(self, prompts: list[str], **options) -> list[str]:
         """What the model writes after each prompt. options: those of inference.generate.Options."""
@@ -56,7 +60,7 @@ def trained(path: str | Path) -> rundir.Trained:
     """What a run directory, or the directory of a model of Hugging Face, holds."""
     path = Path(path)
     if "model_type" in read_json(path / "config.json", "expected the directory of a run, or of a model"):
-        found = exchange.read(path)
+        found = exchange.read(path, say=partial(print, file=sys.stderr))
         return replace(found, params=jax.device_put(found.params))
     return rundir.load(path)
 

@@ -237,6 +237,33 @@ def test_filling_words_gives_probabilities_that_add_up(make):
         assert [p for _, p in words] == sorted((p for _, p in words), reverse=True)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_new": 0}, "max_new: got 0"),
+        ({"max_new": 10**9}, "max_new: got 10"),
+        ({"top_p": 7.0}, "top_p: got 7"),
+        ({"top_k": 3}, "set a temperature"),
+        ({"beams": 2, "temperature": 0.7}, "set one of them"),
+        ({"beams": 10**5}, "ids of the tokenizer"),
+        ({"stop": [""]}, "texts that are not empty"),
+        ({"temprature": 1.0}, "did you mean temperature"),
+    ],
+    ids=str,
+)
+def test_options_that_mean_nothing_are_refused(make, options, message):
+    decoder = untrained(make, "causal_lm", "decoder")
+    with pytest.raises(Refusal, match=message):
+        generate.continue_texts(decoder, ["a"], **options)
+
+
+def test_lists_of_texts_are_asked(make):
+    decoder = untrained(make, "causal_lm", "decoder")
+    assert generate.continue_texts(decoder, []) == []
+    with pytest.raises(Refusal, match="expected a list"):
+        generate.continue_texts(decoder, "ab")
+
+
 def test_what_cannot_be_asked(make):
     decoder, encoder = untrained(make, "causal_lm", "decoder"), untrained(make, "masked_lm", "encoder")
     with pytest.raises(Refusal, match="knows no blanks"):
@@ -285,7 +312,7 @@ def test_models_as_commands_and_in_python(tmp_path, config_file):
         "--examples",
         examples,
         "--shots=1",
-        "--template={target}: {input}\\n",
+        "--template={input}: {target}\\n",
         "--json",
         "--max-new=3",
         "--beams=2",
@@ -305,8 +332,17 @@ def test_models_as_commands_and_in_python(tmp_path, config_file):
         (["--examples", examples, "--shots=3"], 2, "has 2 examples"),
         (["--examples", examples, "--template=x"], 2, "expected one with"),
         (["--beams=0"], 2, "from 1 on"),
+        (["--shots=1"], 2, "name their file with --examples"),
     ):
         assert message in run("generate", f"--workdir={workdir}", "a", *options, code=code)[1]
+
+
+def test_examples_are_what_they_are(tmp_path):
+    (tmp_path / "x").write_text('{"input": "the {target}\u2028is", "target": "mer"}\n', "utf-8")
+    (example,) = few_shot.read(tmp_path / "x")
+    assert few_shot.prompt([example], "q", 1) == "the {target}\u2028is => mer\nq =>"
+    with pytest.raises(Refusal, match="behind it"):
+        few_shot.prompt([example], "q", 1, template="{target} <= {input}\n")
 
 
 def test_examples_that_are_none(tmp_path):

@@ -54,6 +54,9 @@ def gpt2(tmp_path):
 def test_what_is_written_is_read_again(tmp_path, name, dtype):
     model, params = made(name)
     huggingface.write(tmp_path / "a", model, params, Tokenizer(), dtype)
+    written = json.loads((tmp_path / "a" / "config.json").read_text())
+    begins = Tokenizer().vocabulary.start if model.architecture == "encoder_decoder" else None
+    assert written.get("decoder_start_token_id") == begins
     again, read = huggingface.read(tmp_path / "a")
     huggingface.write(tmp_path / "b", again, read, Tokenizer(), dtype)
     for file in ("model.safetensors", "config.json"):
@@ -86,6 +89,7 @@ WTE = "transformer.wte.weight"
 BROKEN = {
     "has shape": lambda path: config(path, n_embd=6),
     "is missing": lambda path: config(path, n_layer=3),
+    "too few for the 10000000 layers": lambda path: config(path, n_layer=10**7),
     "belongs to nothing": lambda path: config(path, n_layer=1),
     "expected one of bert": lambda path: config(path, model_type="mamba"),
     "expected int": lambda path: config(path, n_embd="wide"),

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from pathlib import Path
 
 from t5x_lite.errors import BAD_DATA, NO_FILE, USAGE, Refusal
@@ -12,7 +13,7 @@ TEMPLATE = "{input} => {target}\n"
 def read(path: Path) -> list[dict]:
     """Examples from JSON lines with "input" and "target"."""
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_text("utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise Refusal(NO_FILE, f"--examples={path}: cannot be read ({error})") from error
     made = []
@@ -35,14 +36,14 @@ def prompt(examples: list[dict], query: str, shots: int, seed: int = 0, template
     >>> prompt([{"input": "sea", "target": "mer"}], "cheese", 1)
     'sea => mer\ncheese =>'
     """
-    if "{input}" not in template or "{target}" not in template:
-        raise Refusal(USAGE, f"--template={template!r}: expected one with {{input}} and {{target}}")
+    before, found, _ = template.partition("{target}")
+    if not found or "{input}" not in before:
+        raise Refusal(USAGE, f"--template={template!r}: expected one with {{input}} and, behind it, {{target}}")
     if shots > len(examples):
         raise Refusal(USAGE, f"--shots={shots}: the file has {len(examples)} examples")
 
     def shown(example):
-        return template.replace("{input}", str(example["input"])).replace("{target}", str(example["target"]))
+        return re.sub(r"{(input|target)}", lambda place: str(example[place[1]]), template)
 
-    before, _, _ = template.partition("{target}")
     chosen = random.Random(seed).sample(examples, shots)
     return "".join(map(shown, chosen)) + before.replace("{input}", query).rstrip(" ")

@@ -3,19 +3,20 @@ the prompt of an encoder-decoder, whose decoder begins with the start token.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from t5x_lite.config import Model
+from t5x_lite.config import Model, at_least, between
 from t5x_lite.data.layouts import Shape, lay_out
 from t5x_lite.data.objectives import Pairs, mixture
 from t5x_lite.data.ragged import Ragged
 from t5x_lite.errors import USAGE, Refusal
 from t5x_lite.inference.writing import Ends, Prompt, Sampling, beam_search, begin, go_on, prepare
+from t5x_lite.settings import build
 from t5x_lite.training.rundir import Trained
 
 GREEDY = Sampling()
@@ -131,17 +132,33 @@ def encoded(trained: Trained, prompts: list[str]) -> list[np.ndarray]:
     return [np.concatenate([trained.tokenizer.encode(prompt), behind]).astype(np.int32) for prompt in prompts]
 
 
-class Options(NamedTuple):
+@dataclass(frozen=True)
+class Options:
     """How texts are continued; see Sampling and writing.beam_search."""
 
-    max_new: int = 64  # tokens
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 0
-    beams: int = 1  # more: the best of a beam search, without sampling
-    length_penalty: float = 0.6
-    stop: tuple[str, ...] = ()  # a text ends before the first of these strings
+    max_new: int = between(1, 2**16, 64)  # tokens
+    temperature: float = at_least(0.0, 0.0)
+    top_k: int = at_least(0, 0)
+    top_p: float = between(1e-6, 1.0, 1.0)
+    seed: int = between(0, 2**31 - 1, 0)  # what is drawn depends on it and on the place among the prompts
+    beams: int = at_least(1, 1)  # more: the best of a beam search, without sampling
+    length_penalty: float = at_least(0.0, 0.6)
+    stop: tuple = ()  # a text ends before the first of these strings
+
+
+def _wanted(trained: Trained, prompts: list[str], options: dict) -> Options:
+    wanted, ids = build(Options, options, "generate: "), trained.tokenizer.vocabulary.size
+    if isinstance(prompts, str):
+        raise Refusal(USAGE, f"generate: got the text {prompts!r}, expected a list of texts")
+    if not all(isinstance(word, str) and word for word in wanted.stop):
+        raise Refusal(USAGE, f"generate: stop: got {wanted.stop!r}, expected texts that are not empty")
+    if wanted.beams > ids:
+        raise Refusal(USAGE, f"generate: beams: got {wanted.beams}, expected at most the {ids} ids of the tokenizer")
+    if wanted.beams > 1 and wanted.temperature:
+        raise Refusal(USAGE, "generate: a temperature draws, beams search for the likeliest; set one of them")
+    if not wanted.temperature and (wanted.top_k or wanted.top_p < 1):
+        raise Refusal(USAGE, "generate: top_k and top_p say what is drawn from, but nothing is; set a temperature")
+    return wanted
 
 
 def continue_texts(trained: Trained, prompts: list[str], **options) -> list[str]:
@@ -154,8 +171,11 @@ def stream(trained: Trained, prompts: list[str], every: int = 4, **options) -> I
     """The texts after `every` further tokens (0: at the end); each only grows, and the last are what
     `continue_texts` returns.
     """
-    wanted = Options(**options)
-    inputs, stop = encoded(trained, prompts), tuple(wanted.stop)
+    wanted = _wanted(trained, prompts, options)
+    if not prompts:
+        yield []
+        return
+    inputs, stop = encoded(trained, prompts), wanted.stop
     if wanted.beams > 1:
         best = search(trained, inputs, wanted.beams, wanted.max_new, wanted.length_penalty)
         yield [_until(trained.tokenizer.decode(found[0][0]), stop)[0] for found in best]

@@ -1,5 +1,6 @@
 """How likely texts are to a model: by the chain rule if it reads left to right, by masks if it reads both ways."""
 
+import math
 from functools import partial
 from typing import NamedTuple
 
@@ -51,7 +52,7 @@ def score(trained: Trained, texts: list[str], context: str = "") -> list[Score]:
 
 def _scored(text: str, kind: str, nats: np.ndarray) -> Score:
     total = float(np.sum(nats, dtype=np.float64))
-    return Score(text, kind, total, len(nats), -total / np.log(2) / max(len(text.encode()), 1))
+    return Score(text, kind, total, len(nats), -total / math.log(2) / max(len(text.encode()), 1))
 
 
 def target_log_probabilities(trained: Trained, inputs: list[np.ndarray], targets: list[np.ndarray]) -> list[np.ndarray]:

@@ -17,8 +17,8 @@ from t5x_lite.model.decoding import Cache, Weights
 
 
 class Sampling(NamedTuple):
-    """How the next token is chosen: temperature 0 takes the likeliest; top_k keeps the k likeliest (0: all), top_p the
-    likeliest that together hold that probability (Holtzman et al., 2020).
+    """How the next token is chosen: temperature 0 takes the likeliest; top_k keeps the k likeliest (0: all) and what
+    ties with the last of them, top_p the likeliest that together hold that probability (Holtzman et al., 2020).
     """
 
     temperature: float = 0.0
@@ -118,7 +118,7 @@ def choose(logits, key, sampling: Sampling):
     temperature, top_k, top_p = sampling
     if temperature == 0:
         return logits.argmax(-1)
-    logits = logits / temperature
+    logits = (logits - logits.max(-1, keepdims=True)) / temperature  # at most 0, however low the temperature
     if top_k:
         kth = jax.lax.top_k(logits, min(top_k, logits.shape[-1]))[0][:, -1:]
         logits = jnp.where(logits < kth, -jnp.inf, logits)

@@ -7,6 +7,7 @@ import jax
 
 from t5x_lite.config import Data, Lengths, Model, Optimizer, RunConfig, check
 from t5x_lite.data import tokenizer
+from t5x_lite.errors import read_json
 from t5x_lite.interop import huggingface
 from t5x_lite.model.transformer import count_parameters
 from t5x_lite.training import rundir
@@ -34,6 +35,9 @@ def read(path: Path, tokens: str = "", say: Callable[[str], None] = print) -> Tr
     """The model of Hugging Face in a directory, parameters in numpy. tokens: the tokenizer's files, if elsewhere."""
     model, params = huggingface.read(path, say)
     chosen = tokenizer.make(tokens or f"{path}/", ())
+    theirs, ours = read_json(path / "config.json", "").get("decoder_start_token_id"), chosen.vocabulary.start
+    if model.architecture == "encoder_decoder" and theirs not in (None, ours):
+        say(f"{path}/config.json: decoder_start_token_id is {theirs}; with this tokenizer decoders begin with {ours}")
     return Trained(rundir.resolve(config_of(model, tokens or str(path)), chosen.vocabulary), chosen, params, 0)
 
 

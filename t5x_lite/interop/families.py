@@ -239,7 +239,6 @@ def _t5_theirs(model: Model) -> dict:
         "num_decoder_layers": model.decoder_layers,
         "tie_word_embeddings": model.scale_logits,  # it says whether logits are scaled, too
         "is_encoder_decoder": True,
-        "decoder_start_token_id": 0,
     }
 
 

@@ -151,6 +151,9 @@ def read(path: Path, say: Callable[[str], None] = print) -> tuple[Model, dict]:
     if family is FAMILIES["bert"] and "cls.seq_relationship.weight" in files.shapes:
         settings["classes"] = 2
     model = check_model(build(Model, settings, f"{path}/config.json: model."))
+    if max(model.layers, model.decoder_layers) > len(files.shapes):
+        few = f"{len(files.shapes)} tensors, too few for the {model.layers} layers of config.json"
+        raise Refusal(BAD_DATA, f"{path}: the files hold {few}")
     parameters = _parameters(family, model)
     _check(path, files, parameters, say)
     padded = flatten_dict(shapes(model), sep="/")
@@ -195,6 +198,7 @@ def write(path: Path, model: Model, params: dict, tokenizer: Tokenizer, dtype: s
     if differing[name]:
         wanted = ", ".join(f"model.{key}={theirs!r} (is {ours!r})" for key, (ours, theirs) in differing[name].items())
         raise Refusal(BAD_CONFIG, f"export: this model is of no family of {', '.join(FAMILIES)}; {name} needs {wanted}")
+    path = path.resolve()
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise Refusal(USAGE, f"export: {path} exists; name another directory")
     family, flat, tensors = FAMILIES[name], flatten_dict(params, sep="/"), {}
@@ -207,10 +211,14 @@ def write(path: Path, model: Model, params: dict, tokenizer: Tokenizer, dtype: s
     architecture = "BertForPreTraining" if model.classes else family.architecture
     ids = {"pad_token_id": vocabulary.pad, "eos_token_id": vocabulary.eos, "bos_token_id": vocabulary.start}
     config = {"architectures": [architecture], "model_type": name, "dtype": dtype, "torch_dtype": dtype}
+    if model.architecture == "encoder_decoder":
+        ids["decoder_start_token_id"] = vocabulary.start
     config |= ids | family.write(model)
     save_file = imported("safetensors.numpy", "hf", "export").save_file
     others = pretrained_files(tokenizer, model)
     partial = path.with_name(path.name + ".partial")
+    if partial.exists():
+        raise Refusal(USAGE, f"export: {partial} exists, left by an export that was killed; remove it")
     partial.mkdir(parents=True)
     try:
         for file, content in others.items():

@@ -35,6 +35,8 @@ def make_mesh(config: RunConfig, devices=None) -> jax.sharding.Mesh:
         if not ok:
             raise Refusal(BAD_CONFIG, message)
 
+    splash = model.attention == "splash" and (devices or jax.devices())[0].platform != "tpu"
+    need(not splash, "model.attention=splash: it needs a TPU; set it to auto")
     inner = mesh.fsdp * mesh.tensor
     data = count // inner if mesh.data == -1 else mesh.data
     need(
