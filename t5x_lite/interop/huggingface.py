@@ -221,12 +221,12 @@ def write(path: Path, model: Model, params: dict, tokenizer: Tokenizer, dtype: s
         raise Refusal(USAGE, f"export: {partial} exists, left by an export that was killed; remove it")
     partial.mkdir(parents=True)
     try:
-        for file, content in others.items():
-            (partial / file).write_bytes(content)
-        (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         with refusing(IO_ERROR, f"{partial}: cannot be written"):
+            for file, content in others.items():
+                (partial / file).write_bytes(content)
+            (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n")
             save_file(whole, partial / "model.safetensors", {"format": "pt"})
-        os.replace(partial, path)
+            os.replace(partial, path)
     finally:
         shutil.rmtree(partial, ignore_errors=True)  # what a full disk or Ctrl-C has left
     return architecture
