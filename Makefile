@@ -10,7 +10,7 @@ CONSTRAINTS = $(if $(NEWEST),,$(wildcard constraints/$(VERSION).txt))
 INSTALL = rm -f $(VENV)/.installed* $(VENV)/.tested-with*; \
 	$(BIN)/python -m pip install -q --disable-pip-version-check $(if $(NEWEST),-U) $(CONSTRAINTS:%=-c %)
 
-.PHONY: quickstart test test-peers coverage clean same-python
+.PHONY: quickstart test test-slow test-peers docs coverage clean same-python
 
 quickstart: export GLIBC_TUNABLES := $(GLIBC_TUNABLES)
 quickstart: $(VENV)/.installed$(NEWEST)
@@ -19,7 +19,12 @@ quickstart: $(VENV)/.installed$(NEWEST)
 test: $(VENV)/.tested-with$(NEWEST)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m pytest -q -n 2
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/python -m pytest -q -n 2 -m "not slow"
+
+# What takes long and rarely tells anything.
+test-slow: $(VENV)/.tested-with$(NEWEST)
+	$(BIN)/python -m pytest -q -n 2 -m slow
 
 # Against transformers and torch, in an environment of its own, which takes some gigabytes.
 test-peers:
@@ -30,9 +35,13 @@ test-peers:
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev,peers]'
 	touch $@
 
+# The manual, built into site/ without a network; mkdocs serve shows it while it is written.
+docs: $(VENV)/.tested-with$(NEWEST)
+	$(BIN)/mkdocs build --strict
+
 coverage: $(VENV)/.tested-with$(NEWEST)
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -q -n 2
+	$(BIN)/coverage run -m pytest -q -n 2 -m "not slow"
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
 
@@ -43,13 +52,13 @@ $(VENV)/bin/python:
 same-python: | $(VENV)/bin/python
 	@$(BIN)/python -c 'import sys; have = "%d.%d" % sys.version_info[:2]; sys.exit(have != "$(VERSION)" and "$(VENV) holds Python " + have + ", not $(VERSION): make clean first, or name another with VENV=")'
 
-$(VENV)/.installed$(NEWEST): setup.py $(CONSTRAINTS) | same-python
+$(VENV)/.installed$(NEWEST): pyproject.toml $(CONSTRAINTS) | same-python
 	$(INSTALL) -e .
 	touch $@
 
-$(VENV)/.tested-with$(NEWEST): setup.py $(CONSTRAINTS) | same-python
+$(VENV)/.tested-with$(NEWEST): pyproject.toml $(CONSTRAINTS) | same-python
 	$(INSTALL) -e '.[dev]'
 	touch $@ $(VENV)/.installed$(NEWEST)
 
 clean:
-	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .coverage*
+	rm -rf $(VENV) build site *.egg-info .pytest_cache .ruff_cache .coverage*

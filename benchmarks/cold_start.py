@@ -1,4 +1,5 @@
-"""Cold start: seconds of `--help`, and from the command to the first finished step with an empty and a full cache.
+"""Cold start: seconds of `--help`, and from the command to the first finished step with an empty
+and a full cache.
 
 python benchmarks/cold_start.py [ROUNDS]      (medians; the token store is prepared beforehand)
 """
@@ -21,7 +22,9 @@ def first_step(family: str, directory: Path) -> float:
     shutil.rmtree(workdir, ignore_errors=True)
     more = ["--config.training.log_every=1", f"--workdir={workdir}"]
     start = time.perf_counter()
-    process = subprocess.Popen([*PYTHON, "train", f"--config={family}_tiny", *more], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [*PYTHON, "train", f"--config={family}_tiny", *more], stdout=subprocess.PIPE, text=True
+    )
     for line in process.stdout:
         if line.startswith("step 1/"):
             break
@@ -41,14 +44,19 @@ def main(rounds: int) -> None:
     print(f"--help: {statistics.median(helps):.2f} s")
     with tempfile.TemporaryDirectory() as directory:
         os.environ["T5X_LITE_CACHE"] = directory
-        subprocess.run([*PYTHON, "prepare", "--config=gpt_tiny"], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [*PYTHON, "prepare", "--config=gpt_tiny"], check=True, stdout=subprocess.DEVNULL
+        )
         for family in ("bert", "t5", "gpt"):
             empty, full = [], []
             for _ in range(rounds):
                 shutil.rmtree(Path(directory, "xla"), ignore_errors=True)
                 empty.append(first_step(family, Path(directory)))
                 full.append(first_step(family, Path(directory)))
-            print(f"{family}: empty cache {statistics.median(empty):.1f} s, full {statistics.median(full):.1f} s")
+            print(
+                f"{family}: empty cache {statistics.median(empty):.1f} s, full "
+                f"{statistics.median(full):.1f} s"
+            )
 
 
 if __name__ == "__main__":

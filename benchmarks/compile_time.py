@@ -1,4 +1,5 @@
-"""Seconds to compile a training step by the number of layers, which the scan should make no difference to.
+"""Seconds to compile a training step by the number of layers, which the scan should make no
+difference to.
 
 python benchmarks/compile_time.py [LAYERS…]
 """
@@ -10,29 +11,44 @@ import time
 import jax
 import jax.numpy as jnp
 
-from t5x_lite import settings
+from t5x_lite.config_files import load
+from t5x_lite.model.transformer import parameter_axes
+from t5x_lite.resolve import resolve_model
 from t5x_lite.training.optimizer import make_optimizer, make_schedule
-from t5x_lite.training.step import fresh_state, make_train_step
+from t5x_lite.training.step import Loss, fresh_state, make_train_step
 
 
 def lowered(rows: int, length: int, *settings_of: str, where=None):
-    """A training step of GPT-2 small with those settings, on the device where; nothing is allocated."""
-    config = settings.load(
-        "gpt2_small", [*settings_of, "data.source=x", f"data.batch_size={rows}", f"data.lengths.row={length}"]
+    """A training step of GPT-2 small with those settings, on the device where; nothing is
+    allocated.
+    """
+    config = load(
+        "gpt2_small",
+        [
+            *settings_of,
+            "data.source=x",
+            f"data.batch_size={rows}",
+            f"data.lengths.sequence_length={length}",
+        ],
     )
+    model = resolve_model(config.model, vocab_size=config.model.vocab_size, max_length=length)
     schedule = make_schedule(config.optimizer, 1000, rows * length)
-    optimizer = make_optimizer(config.optimizer, schedule)
-    state = jax.eval_shape(lambda: fresh_state(config, optimizer))
-    kinds = dict.fromkeys(("tokens", "segments", "positions", "targets"), jnp.int32) | {"weights": jnp.float32}
-    row = {f"decoder_{key}": jax.ShapeDtypeStruct((rows, length), dtype) for key, dtype in kinds.items()}
-    step = jax.jit(make_train_step(config, optimizer, schedule), donate_argnums=0, in_shardings=where)
+    optimizer = make_optimizer(config.optimizer, schedule, parameter_axes(model))
+    state = jax.eval_shape(lambda: fresh_state(model, 0, optimizer))
+    row = {}
+    for key in ("tokens", "segments", "positions", "targets", "weights"):
+        dtype = jnp.float32 if key == "weights" else jnp.int32
+        row[f"decoder_{key}"] = jax.ShapeDtypeStruct((rows, length), dtype)
+    loss = Loss(model, packed=False, heads=("lm",), training=config.training)
+    train_step = make_train_step(loss, 0, optimizer, schedule)
+    step = jax.jit(train_step, donate_argnums=0, in_shardings=where)
     return step.lower(state, row)
 
 
 def compile_time(layers: int) -> float:
     """Of 2 rows of 256."""
     start = time.perf_counter()
-    lowered(2, 256, f"model.layers={layers}").compile()
+    lowered(2, 256, f"model.num_layers={layers}").compile()
     return time.perf_counter() - start
 
 
@@ -43,7 +59,10 @@ def main(counts: list[int]) -> None:
     for count in counts:
         found = [times[count] for times in rounds]
         ratio = statistics.median(times[count] / times[counts[0]] for times in rounds)
-        print(f"{count} layers: {statistics.median(found):.1f} s, {ratio:.2f} × {counts[0]} layers", flush=True)
+        print(
+            f"{count} layers: {statistics.median(found):.1f} s, {ratio:.2f} × {counts[0]} layers",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

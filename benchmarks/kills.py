@@ -1,9 +1,11 @@
-"""Kill -9 at random moments, for each family: does the run end bitwise as one that was never killed?
+"""Kill -9 at random moments, for each family: does the run end bitwise as one that was never
+killed?
 
     python benchmarks/kills.py [KILLS]      (20 for each of bert, t5 and gpt unless told)
 
-The moments: up to a fifth of a second after a random record was written, among them, always, one right after the first
-save began and one within an evaluation. A run that was over before its moment came does not count.
+The moments: up to a fifth of a second after a random record was written, among them, always, one
+right after the first save began and one within an evaluation. A run that was over before its moment
+came does not count.
 """
 
 import json
@@ -27,10 +29,19 @@ TIMES = ("tokens_per_second", "seconds", "train_seconds", "mfu")
 def command(family: str, workdir: Path) -> list[str]:
     """Train a tiny config, on narrow rows that make steps quick."""
     lengths = {"t5": ["inputs=58", "targets=14"]}.get(family, ["row=66"])
-    more = [f"training.{k}={v}" for k, v in SETTINGS.items()] + [f"data.lengths.{length}" for length in lengths]
+    more = [f"training.{k}={v}" for k, v in SETTINGS.items()] + [
+        f"data.lengths.{length}" for length in lengths
+    ]
     more += ["model.dropout=0.1", "data.tokenizer=bytes", "data.validation_fraction=0.002"]
     return [
-        *(sys.executable, "-m", "t5x_lite", "train", f"--config={family}_tiny", f"--workdir={workdir}"),
+        *(
+            sys.executable,
+            "-m",
+            "t5x_lite",
+            "train",
+            f"--config={family}_tiny",
+            f"--workdir={workdir}",
+        ),
         *(f"--config.{setting}" for setting in more),
     ]
 
@@ -51,8 +62,10 @@ def records(workdir: Path) -> int:
 
 
 def killed(family: str, workdir: Path, moment) -> bool:
-    """Start a run and kill it at the moment (a function that waits); False if it was over before."""
-    process = subprocess.Popen(command(family, workdir), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    """Start a run and kill it at a moment (a function that waits); False if it was over before."""
+    process = subprocess.Popen(
+        command(family, workdir), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
     moment(process)
     alive = process.poll() is None
     process.send_signal(signal.SIGKILL)
@@ -61,13 +74,17 @@ def killed(family: str, workdir: Path, moment) -> bool:
 
 
 def wait(process: subprocess.Popen, condition) -> None:
-    """Until the condition holds or the process is over. The moments are short: it looks every half millisecond."""
+    """Until the condition holds or the process is over. The moments are short: it looks every half
+    millisecond.
+    """
     while process.poll() is None and not condition():
         time.sleep(0.0005)
 
 
 def at_record(workdir: Path, pick: random.Random):
-    """Up to a fifth of a second after a record that is still to come; records past the checkpoint are written again."""
+    """Up to a fifth of a second after a record that is still to come; records past the checkpoint
+    are written again.
+    """
 
     def moment(process):
         have = records(workdir)
@@ -86,7 +103,9 @@ def at_first_save(workdir: Path):
 def in_evaluation(workdir: Path):
     """Once the step before an evaluation is recorded, and before its result is."""
     path = workdir / "metrics.jsonl"
-    return lambda process: wait(process, lambda: path.exists() and '"step": 6, "split": "train"' in path.read_text())
+    return lambda process: wait(
+        process, lambda: path.exists() and '"step": 6, "split": "train"' in path.read_text()
+    )
 
 
 def main(kills: int) -> int:
@@ -100,15 +119,25 @@ def main(kills: int) -> int:
             done = 0
             while done < kills:
                 subprocess.run(["rm", "-rf", workdir], check=True)
-                moments = [at_first_save(workdir), in_evaluation(workdir), *[at_record(workdir, pick)] * 3]
+                moments = [
+                    at_first_save(workdir),
+                    in_evaluation(workdir),
+                    *[at_record(workdir, pick)] * 3,
+                ]
                 for moment in moments[: kills - done]:
                     if killed(family, workdir, moment):
                         done += 1
-                        print(f"{family}: kill {done} at {records(workdir)} of {LAST} records", flush=True)
+                        print(
+                            f"{family}: kill {done} at {records(workdir)} of {LAST} records",
+                            flush=True,
+                        )
                 subprocess.run(command(family, workdir), check=True, stdout=subprocess.DEVNULL)
                 same = end(workdir) == whole_end
                 bad += not same
-                print(f"{family}: ended {'bitwise the same' if same else 'DIFFERENTLY'}", flush=True)
+                print(
+                    f"{family}: with_eos {'bitwise the same' if same else 'DIFFERENTLY'}",
+                    flush=True,
+                )
     return bool(bad)
 
 

@@ -1,9 +1,10 @@
-"""Memory of a training step of GPT-2 small, 8 rows of 1024 in bfloat16, as the compiler plans it: with and without the
-loss in chunks of 128 positions and activations computed again.
+"""Memory of a training step of GPT-2 small, 8 rows of 1024 in bfloat16, as the compiler plans it:
+with and without the loss in chunks of 128 positions and activations computed again.
 
     python benchmarks/memory.py [TOPOLOGY]
 
-Of the device at hand; or of a TPU that is not, such as v5e:2x2, with its splash attention (`pip install libtpu`).
+Of the device at hand; or of a TPU that is not, such as v5e:2x2, with its splash attention (`pip
+install libtpu`).
 """
 
 import os
@@ -27,11 +28,19 @@ def main(topology: str = "") -> None:
     print(chip.device_kind if topology else jax.devices()[0].device_kind)
     for remat in (True, False):
         for chunk in (128, 0):
-            more = f"model.remat={remat}", f"training.loss_chunk={chunk}", f"model.attention={kernel}"
+            more = (
+                f"model.remat={remat}",
+                f"training.loss_chunk={chunk}",
+                f"model.attention_kernel={kernel}",
+            )
             plan = lowered(8, 1024, *more, where=where).compile().memory_analysis()
-            state, beyond = (size / 2**30 for size in (plan.argument_size_in_bytes, plan.temp_size_in_bytes))
+            state, beyond = (
+                size / 2**30 for size in (plan.argument_size_in_bytes, plan.temp_size_in_bytes)
+            )
             print(
-                f"remat {remat!s:5} loss_chunk {chunk:3}: {beyond:5.2f} GiB beyond the state's {state:.2f}", flush=True
+                f"remat {remat!s:5} loss_chunk {chunk:3}: {beyond:5.2f} GiB beyond the state's "
+                f"{state:.2f}",
+                flush=True,
             )
 
 

@@ -1,4 +1,5 @@
-"""Worker of generation.py: seconds that writing 64 tokens behind 64 takes, as often as each line of input says.
+"""Worker of generation.py: seconds that writing 64 tokens behind 64 takes, as often as each line of
+input says.
 
 our_generation.py gpt2|t5 ROWS float32|bfloat16
 """
@@ -12,27 +13,29 @@ import jax
 import numpy as np
 from flax import linen as nn
 
-from t5x_lite import settings
-from t5x_lite.data.tokenizer import Tokenizer
-from t5x_lite.inference.generate import generate
+from t5x_lite.config_files import load
+from t5x_lite.data.tokenizers.tokenizer import Tokenizer
+from t5x_lite.inference.generate import generate_ids
 from t5x_lite.model.transformer import initialise
+from t5x_lite.resolve import plan, resolve_model
 from t5x_lite.training.loop import setup_jax
-from t5x_lite.training.rundir import Trained
+from t5x_lite.training.run_directory import LoadedModel
 
 setup_jax()
 family, rows, dtype = sys.argv[1:]
-config = settings.load({"gpt2": "gpt2_small", "t5": "published:t5_small"}[family])
-config = replace(config, model=replace(config.model, dtype=dtype, max_length=1024))
-params = jax.jit(lambda: nn.meta.unbox(initialise(config.model, jax.random.key(0)))["params"])()
+config = load({"gpt2": "gpt2_small", "t5": "published:t5_small"}[family])
+described = replace(config.model, dtype=dtype, max_length=1024)
+model = resolve_model(described, vocab_size=config.model.vocab_size, max_length=1024)
+params = jax.jit(lambda: nn.meta.unbox(initialise(model, jax.random.key(0))))()
 tokenizer = Tokenizer()
 object.__setattr__(tokenizer.vocabulary, "eos", -1)  # no text ends early
-model = Trained(config, tokenizer, params, 0)
+loaded = LoadedModel(config, plan(config), model, tokenizer, params, 0)
 prompts = [np.random.default_rng(i).integers(0, 256, 63) for i in range(int(rows))]
 for line in sys.stdin:
     times = []
     for _ in range(int(line)):
         start = time.perf_counter()
-        written = generate(model, prompts, max_new=64)
+        written = generate_ids(loaded, prompts, max_new_tokens=64)
         times.append(time.perf_counter() - start)
         assert all(len(ids) == 64 for ids in written)
     print(json.dumps(times), flush=True)

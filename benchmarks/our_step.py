@@ -1,4 +1,5 @@
-"""Worker of step_time.py: times training steps of a config, dropout off, as many as each line of input says.
+"""Worker of step_time.py: times training steps of a config, dropout off, as many as each line of
+input says.
 
 our_step.py bert|t5|gpt tiny|base KEY=VALUE…
 """
@@ -9,23 +10,30 @@ import time
 
 import jax
 
-from t5x_lite import settings
-from t5x_lite.data.prepare import prepare
+from t5x_lite.config_files import load
+from t5x_lite.data.store.prepare import prepare
+from t5x_lite.resolve import resolve
 from t5x_lite.training.loop import Run, setup_jax
-from t5x_lite.training.step import create_state
 
 setup_jax()
 family, size, *more = sys.argv[1:]
 if size == "base":  # at batch 4 of 512 positions, on text that is at hand
-    more += ["data.source=python_docs", "data.tokenizer=sentencepiece(vocab_size=8192)", "data.batch_size=4"]
+    more += [
+        "data.source=python_docs",
+        "data.tokenizer=sentencepiece(vocab_size=8192)",
+        "data.batch_size=4",
+    ]
     more += [f"model.{part}=0" for part in ("dropout", "attention_dropout", "ff_dropout")]
     more += ["model.remat=False", "model.scan=False"]
-    more += ["optimizer.name=adamw"] + (["data.lengths.row=512"] if family == "gpt" else [])
+    more += ["optimizer.name=adamw"] + (
+        ["data.lengths.sequence_length=512"] if family == "gpt" else []
+    )
 names = {"bert": "bert_base", "t5": "t5_base", "gpt": "gpt2_small"} if size == "base" else {}
-config = settings.load(names.get(family, f"{family}_tiny"), more)
-run = Run(config, prepare(config.data, say=lambda _: None))
+config = load(names.get(family, f"{family}_tiny"), more)
+corpus = prepare(config.data, say=lambda _: None)
+run = Run(resolve(config, corpus.tokenizer.vocabulary), corpus)
 with run.within():
-    state = create_state(run.config, run.optimizer, run.mesh)
+    state = run.fresh_state()
     batch = run.batch(run.batches, 0)
     for _ in range(3):
         state, sums = run.train_step(state, batch)

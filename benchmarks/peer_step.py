@@ -1,4 +1,5 @@
-"""Worker of step_time.py, in the peer's environment: the same shapes in `transformers` + torch, AdamW, clipping.
+"""Worker of step_time.py, in the peer's environment: the same shapes in `transformers` + torch,
+AdamW, clipping.
 
 peer_step.py bert|t5|gpt tiny|base eager|compiled float32|autocast|bfloat16
 """
@@ -8,7 +9,14 @@ import sys
 import time
 
 import torch
-from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditionalGeneration
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 family, size, how, kind = sys.argv[1:]
 torch.manual_seed(0)
@@ -25,22 +33,50 @@ def ids(length, scored=None):
 
 
 if family == "gpt":
-    drop = {"resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0, "bos_token_id": 0, "eos_token_id": 0}
-    sizes = {"vocab_size": 8192, "n_positions": 128, "n_embd": 128, "n_layer": 4, "n_head": 4} if tiny else {}
+    drop = {
+        "resid_pdrop": 0,
+        "embd_pdrop": 0,
+        "attn_pdrop": 0,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    }
+    sizes = (
+        {"vocab_size": 8192, "n_positions": 128, "n_embd": 128, "n_layer": 4, "n_head": 4}
+        if tiny
+        else {}
+    )
     model = GPT2LMHeadModel(GPT2Config(**sizes, **drop))
     batch = {"input_ids": (tokens := ids(128 if tiny else 512)), "labels": tokens}
 elif family == "bert":
-    sizes = {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 512}
+    sizes = {
+        "hidden_size": 128,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "intermediate_size": 512,
+    }
     sizes |= {"vocab_size": 8192, "max_position_embeddings": 130}
     drop = {"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0}
     model = BertForMaskedLM(BertConfig(**(sizes if tiny else {}), **drop))
     length, scored = (130, 19) if tiny else (512, 77)
     batch = {"input_ids": ids(length), "labels": ids(length, scored)}
 else:
-    sizes = {"d_model": 128, "d_kv": 32, "d_ff": 320, "num_layers": 2, "num_heads": 4, "vocab_size": 8192}
-    sizes = sizes | {"feed_forward_proj": "gated-gelu"} if tiny else {"d_model": 768, "d_ff": 3072, "num_layers": 12}
+    sizes = {
+        "d_model": 128,
+        "d_kv": 32,
+        "d_ff": 320,
+        "num_layers": 2,
+        "num_heads": 4,
+        "vocab_size": 8192,
+    }
+    sizes = (
+        sizes | {"feed_forward_proj": "gated-gelu"}
+        if tiny
+        else {"d_model": 768, "d_ff": 3072, "num_layers": 12}
+    )
     more = {} if tiny else {"num_heads": 12, "vocab_size": 32128}
-    model = T5ForConditionalGeneration(T5Config(**sizes, **more, dropout_rate=0, decoder_start_token_id=0))
+    model = T5ForConditionalGeneration(
+        T5Config(**sizes, **more, dropout_rate=0, decoder_start_token_id=0)
+    )
     batch = {"input_ids": ids(116 if tiny else 512), "labels": ids(26 if tiny else 114)}
 
 model = model.train()

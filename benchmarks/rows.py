@@ -1,9 +1,11 @@
-"""Rows of each recipe from a prepared store to finished batches, on one core, in million raw tokens a second.
+"""Rows of each recipe from a prepared store to finished batches, on one core, in million raw tokens
+a second.
 
     python benchmarks/rows.py [SOURCE] [COLLATOR]
 
-SOURCE: the text (built-in without). COLLATOR: the file run_t5_mlm_flax.py of transformers' examples; its collator then
-takes turns with our span_corruption of the same windows, and the ratio is the median of the rounds'.
+SOURCE: the text (built-in without). COLLATOR: the file run_t5_mlm_flax.py of transformers'
+examples; its collator then takes turns with our span_corruption of the same windows, and the ratio
+is the median of the rounds'.
 """
 
 import ast
@@ -16,13 +18,14 @@ from pathlib import Path
 import numpy as np
 
 from t5x_lite.config import Data, Lengths, Model, RunConfig
-from t5x_lite.data import batches
-from t5x_lite.data.prepare import prepare
+from t5x_lite.data.rows.batches import make_batches
+from t5x_lite.data.store.prepare import prepare
+from t5x_lite.resolve import plan
 
 ROWS, ROUNDS = 128, 15
 T5 = Lengths(inputs=512, targets=114)
 WIDE = Lengths(inputs=512, targets=512)
-ROW = Lengths(row=512)
+ROW = Lengths(sequence_length=512)
 RECIPES = [
     ("span_corruption", "encoder_decoder", T5),
     ("span_corruption(random_roll=True)", "encoder_decoder", T5),
@@ -38,7 +41,10 @@ RECIPES = [
     ("masked_lm(choice='salient')", "encoder", ROW),
     ("masked_lm(second='next')", "encoder", ROW),
     ("masked_lm(static=True)", "encoder", ROW),
-    *((name, "encoder_decoder", WIDE) for name in ("drop_tokens", "mass_style", "bert_style", "deshuffling")),
+    *(
+        (name, "encoder_decoder", WIDE)
+        for name in ("drop_tokens", "mass_style", "bert_style", "deshuffling")
+    ),
     ("text_infilling(permute_sentences=True)", "encoder_decoder", WIDE),
 ]
 
@@ -55,14 +61,26 @@ def collator(path: str, vocabulary):
     """The peer's collator, taken out of its script so that the script's imports are not needed."""
     wanted = "FlaxDataCollatorForT5MLM"
     tree = ast.parse(Path(path).read_text())
-    (found,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == wanted]
+    (found,) = [
+        node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == wanted
+    ]
     found.decorator_list = []
 
     def shift(labels, pad, start):
         return np.concatenate([np.full((len(labels), 1), start, labels.dtype), labels[:, :-1]], 1)
 
-    names = {"np": np, "BatchEncoding": dict, "shift_tokens_right": shift, "List": list, "Dict": dict}
-    exec(compile(ast.Module([found], []), path, "exec"), names | {"PreTrainedTokenizerBase": object}, names)
+    names = {
+        "np": np,
+        "BatchEncoding": dict,
+        "shift_tokens_right": shift,
+        "List": list,
+        "Dict": dict,
+    }
+    exec(
+        compile(ast.Module([found], []), path, "exec"),
+        names | {"PreTrainedTokenizerBase": object},
+        names,
+    )
 
     class Ids:
         eos_token_id = vocabulary.eos
@@ -71,8 +89,18 @@ def collator(path: str, vocabulary):
             return vocabulary.size
 
     made = names[wanted]()
-    settings = {"tokenizer": Ids(), "noise_density": 0.15, "mean_noise_span_length": 3.0, "input_length": 512}
-    vars(made).update(settings, target_length=114, pad_token_id=vocabulary.pad, decoder_start_token_id=vocabulary.pad)
+    settings = {
+        "tokenizer": Ids(),
+        "noise_density": 0.15,
+        "mean_noise_span_length": 3.0,
+        "input_length": 512,
+    }
+    vars(made).update(
+        settings,
+        target_length=114,
+        pad_token_id=vocabulary.pad,
+        decoder_start_token_id=vocabulary.pad,
+    )
     return made
 
 
@@ -84,19 +112,29 @@ def main(source: str = "python_docs", peer: str = "") -> None:
     for objective, architecture, lengths in RECIPES:
         data = Data(source=source, batch_size=ROWS, lengths=lengths)
         config = RunConfig(objective=objective, data=data, model=Model(architecture=architecture))
-        one = made[objective, architecture] = batches.make(config, corpus, "train")
+        one = made[objective, architecture] = make_batches(plan(config), data, 0, corpus, "train")
         one.batch_at(0)
         spent = statistics.median(seconds(one.batch_at, 4) for _ in range(ROUNDS))
-        print(f"{objective:<42}{architecture:<16}{one.raw_tokens / spent / 1e6:6.1f} M/s", flush=True)
+        print(
+            f"{objective:<42}{architecture:<16}{one.raw_tokens / spent / 1e6:6.1f} M/s", flush=True
+        )
     if peer:
         ours = made["span_corruption", "encoder_decoder"]
         theirs = collator(peer, corpus.tokenizer.vocabulary)
         (stream,) = ours.streams
-        examples = [{"input_ids": window.astype(np.int32)} for window in stream.raw(range(ROWS))]
-        rounds = [(seconds(ours.batch_at, 4), seconds(lambda _: theirs(examples), 2)) for _ in range(ROUNDS)]
-        rates = [ours.raw_tokens / statistics.median(side) / 1e6 for side in zip(*rounds, strict=True)]
+        examples = [{"input_ids": window.astype(np.int32)} for window in stream.read(range(ROWS))]
+        rounds = [
+            (seconds(ours.batch_at, 4), seconds(lambda _: theirs(examples), 2))
+            for _ in range(ROUNDS)
+        ]
+        rates = [
+            ours.raw_tokens / statistics.median(side) / 1e6 for side in zip(*rounds, strict=True)
+        ]
         ratio = statistics.median(b / a for a, b in rounds)
-        print(f"span_corruption {rates[0]:.1f} M/s, the collator {rates[1]:.1f} M/s, ratio {ratio:.1f}")
+        print(
+            f"span_corruption {rates[0]:.1f} M/s, the collator {rates[1]:.1f} M/s, ratio "
+            f"{ratio:.1f}"
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""The peer of text_to_rows.py: seqio from text files to batches of span corruption, in an environment of its own."""
+"""The peer of text_to_rows.py: seqio from text files to batches of span corruption, in an
+environment of its own.
+"""
 
 import glob
 import sys
@@ -13,11 +15,15 @@ vocabulary = seqio.SentencePieceVocabulary(model, extra_ids=100)
 features = {name: seqio.Feature(vocabulary, add_eos=True) for name in ("inputs", "targets")}
 lengths = {"inputs": 512, "targets": 114}
 start = time.perf_counter()
-text = tf.data.Dataset.from_tensor_slices(files).map(lambda path: {"targets": tf.io.read_file(path)})
+text = tf.data.Dataset.from_tensor_slices(files).map(
+    lambda path: {"targets": tf.io.read_file(path)}
+)
 tokens = seqio.preprocessors.tokenize(text, features, copy_pretokenized=False)
 pairs = t5.span_corruption(tokens, lengths, features)
 pairs = seqio.preprocessors.append_eos(pairs, features)
-rows = pairs.map(lambda row: {name: row[name][: lengths[name]] for name in lengths}, tf.data.AUTOTUNE)
+rows = pairs.map(
+    lambda row: {name: row[name][: lengths[name]] for name in lengths}, tf.data.AUTOTUNE
+)
 batches = rows.padded_batch(128, lengths).prefetch(2)
 count = sum(int(batch["inputs"].shape[0]) for batch in batches)
 print(count * 568, time.perf_counter() - start)

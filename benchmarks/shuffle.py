@@ -1,4 +1,5 @@
-"""Whether shuffled blocks are as good as windows drawn at random: validation losses of gpt_tiny, seed by seed.
+"""Whether shuffled blocks are as good as windows drawn at random: validation losses of gpt_tiny,
+seed by seed.
 
 python benchmarks/shuffle.py [STEPS] [SEEDS]
 """
@@ -9,18 +10,18 @@ import sys
 
 import numpy as np
 
-from t5x_lite.data.prepare import prepare
-from t5x_lite.data.windows import Shuffled
-from t5x_lite.settings import load
+from t5x_lite.config_files import load
+from t5x_lite.data.rows.windows import ShuffledWindows
+from t5x_lite.data.store.prepare import prepare
+from t5x_lite.resolve import resolve
 from t5x_lite.training.loop import Run, setup_jax
-from t5x_lite.training.step import create_state
 
 
-class Anywhere(Shuffled):
+class Anywhere(ShuffledWindows):
     """Windows at independent, uniformly random places of the text."""
 
-    def read(self, numbers):
-        draws = (np.random.default_rng([self.order.seed, number]) for number in numbers)
+    def read(self, window_ids):
+        draws = (np.random.default_rng([self.order.seed, number]) for number in window_ids)
         starts = [draw.integers(len(self.tokens) - self.size) for draw in draws]
         return self.tokens[np.array(starts)[:, None] + np.arange(self.size)]
 
@@ -28,13 +29,14 @@ class Anywhere(Shuffled):
 def validation_loss(steps: int, seed: int, anywhere: bool) -> float:
     """Of gpt_tiny after so many steps."""
     config = load("gpt_tiny", [f"training.steps={steps}", f"seed={seed}"])
-    run = Run(config, prepare(config.data))
+    corpus = prepare(config.data)
+    run = Run(resolve(config, corpus.tokenizer.vocabulary), corpus)
     if anywhere:
         (stream,) = run.batches.streams
         stream = dataclasses.replace(stream, windows=Anywhere(**vars(stream.windows)))
         run.batches = dataclasses.replace(run.batches, streams=(stream,))
     with run.within():
-        state = create_state(run.config, run.optimizer, run.mesh)
+        state = run.fresh_state()
         for step in range(steps):
             state, _ = run.train_step(state, run.batch(run.batches, step))
         return run.evaluate(state.params)["loss"]
@@ -50,7 +52,10 @@ def main(steps: int = 300, seeds: int = 3) -> None:
         print(seed, {name: round(found[-1], 4) for name, found in losses.items()}, flush=True)
     means = {name: statistics.mean(found) for name, found in losses.items()}
     noise = {name: round(statistics.stdev(found), 4) for name, found in losses.items()}
-    print(f"difference of the means {means['shuffled'] - means['anywhere']:+.4f}, seed noise (1 σ) {noise}")
+    print(
+        f"difference of the means {means['shuffled'] - means['anywhere']:+.4f}, seed noise (1 σ) "
+        f"{noise}"
+    )
 
 
 if __name__ == "__main__":

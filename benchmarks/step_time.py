@@ -1,14 +1,16 @@
-"""A training step of BERT, T5 and GPT against `transformers` + torch on CPU, side by side, as medians of ratios.
+"""A training step of BERT, T5 and GPT against `transformers` + torch on CPU, side by side, as
+medians of ratios.
 
     python benchmarks/step_time.py PEER_PYTHON [ROUNDS] [tiny|base]
 
-tiny: the three tiny configs, 8 rows; base: BERT base, T5 base and GPT-2 small, 4 rows of 512 positions (T5: 512 inputs,
-114 targets).
+tiny: the three tiny configs, 8 rows; base: BERT base, T5 base and GPT-2 small, 4 rows of 512
+positions (T5: 512 inputs, 114 targets).
 
-PEER_PYTHON: the python of an environment of its own with torch and transformers. Its eager and compiled models in
-float32, bfloat16 autocast and pure bfloat16, and ours in float32 and bfloat16, all take turns; the fastest of either
-side are compared. At base sizes those that are far slower, float32 and eager, are left out: all share the memory. Each
-side has the memory settings that suit it: ours those of launch/cpu.env, the peer huge pages (one arena is slower).
+PEER_PYTHON: the python of an environment of its own with torch and transformers. Its eager and
+compiled models in float32, bfloat16 autocast and pure bfloat16, and ours in float32 and bfloat16,
+all take turns; the fastest of either side are compared. At base sizes those that are far slower,
+float32 and eager, are left out: all share the memory. Each side has the memory settings that suit
+it: ours those of launch/cpu.env, the peer huge pages (one arena is slower).
 """
 
 import json
@@ -20,8 +22,13 @@ from itertools import product
 from pathlib import Path
 
 HERE = Path(__file__).parent
-STEPS = 5  # of a turn; the median is taken: memory of who waits may be handed out, and the first is then slow
-OURS = dict(line.split("=", 1) for line in (HERE.parent / "launch/cpu.env").read_text().splitlines() if line[0] != "#")
+# of a turn; the median is taken: memory of who waits may be handed out, and the first is then slow
+STEPS = 5
+OURS = dict(
+    line.split("=", 1)
+    for line in (HERE.parent / "launch/cpu.env").read_text().splitlines()
+    if line[0] != "#"
+)
 MODES = {
     "tiny": {
         "ours": ("float32", "bfloat16"),
@@ -34,8 +41,15 @@ PEERS = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 
 def worker(python: str, script: str, environment: dict, *args: str) -> subprocess.Popen:
-    """A process that times as many steps as each line it is sent says, and answers with the seconds."""
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    """A process that times as many steps as each line it is sent says, and answers with the
+    seconds.
+    """
+    pipes = {
+        "stdin": subprocess.PIPE,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.DEVNULL,
+        "text": True,
+    }
     return subprocess.Popen([python, HERE / script, *args], env=os.environ | environment, **pipes)
 
 
@@ -53,11 +67,15 @@ def main(peer: str, rounds: int, size: str) -> None:
     """Print what each mode takes, and for each family the ratio."""
     for family in ("bert", "t5", "gpt"):
         workers = {
-            ("ours", dtype): worker(sys.executable, "our_step.py", OURS, family, size, f"model.dtype={dtype}")
+            ("ours", dtype): worker(
+                sys.executable, "our_step.py", OURS, family, size, f"model.dtype={dtype}"
+            )
             for dtype in MODES[size]["ours"]
         }
         for how, kind in product(MODES[size]["how"], MODES[size]["kind"]):
-            workers["peer", f"{how} {kind}"] = worker(peer, "peer_step.py", PEERS, family, size, how, kind)
+            workers["peer", f"{how} {kind}"] = worker(
+                peer, "peer_step.py", PEERS, family, size, how, kind
+            )
         for process in workers.values():
             ask(process, 1)  # until it has started
         times = {mode: [] for mode in workers}
@@ -70,7 +88,8 @@ def main(peer: str, rounds: int, size: str) -> None:
         for (whose, mode), found in times.items():
             print(f"{family}: {whose} {mode} {statistics.median(found):.1f} ms", flush=True)
         ours, theirs = (
-            min((t for m, t in times.items() if m[0] == w), key=statistics.median) for w in ("ours", "peer")
+            min((t for m, t in times.items() if m[0] == w), key=statistics.median)
+            for w in ("ours", "peer")
         )
         ratio = statistics.median(b / a for a, b in zip(ours, theirs, strict=True))
         print(f"{family}: ours is {ratio:.2f} × as fast", flush=True)

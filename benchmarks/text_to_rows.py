@@ -1,10 +1,11 @@
-"""From text files to batches of T5's span corruption, tokenised with T5's model: ours against seqio's pipeline.
+"""From text files to batches of T5's span corruption, tokenised with T5's model: ours against
+seqio's pipeline.
 
     python benchmarks/text_to_rows.py PEER_PYTHON 'GLOB' SPIECE.MODEL
 
-PEER_PYTHON: the python of an environment with seqio, t5 and TensorFlow. Both read the same files on all cores of the
-machine, the peer from its first file on (imports not counted), ours as the command `prepare` (its start counted) and
-one epoch of batches.
+PEER_PYTHON: the python of an environment with seqio, t5 and TensorFlow. Both read the same files on
+all cores of the machine, the peer from its first file on (imports not counted), ours as the command
+`prepare` (its start counted) and one epoch of batches.
 """
 
 import subprocess
@@ -23,9 +24,10 @@ def get_config():
 
 def ours(files: str, model: str) -> tuple[float, float]:
     """Raw tokens read, and seconds."""
-    from t5x_lite.data import batches
-    from t5x_lite.data.prepare import prepare
-    from t5x_lite.settings import load
+    from t5x_lite.config_files import load
+    from t5x_lite.data.rows.batches import make_batches
+    from t5x_lite.data.store.prepare import prepare
+    from t5x_lite.resolve import plan
 
     with tempfile.TemporaryDirectory() as directory:
         config, store = Path(directory, "config.py"), Path(directory, "store")
@@ -34,13 +36,16 @@ def ours(files: str, model: str) -> tuple[float, float]:
         start = time.perf_counter()
         command = [sys.executable, "-m", "t5x_lite", "prepare", f"--config={config}"]
         subprocess.run(
-            [*command, *(f"--config.{s}" for s in settings)], check=True, cwd=HERE.parent, capture_output=True
+            [*command, *(f"--config.{s}" for s in settings)],
+            check=True,
+            cwd=HERE.parent,
+            capture_output=True,
         )
         prepared = time.perf_counter() - start
         config = load(str(config), settings)
-        made = batches.make(config, prepare(config.data), "train")
+        made = make_batches(plan(config), config.data, 0, prepare(config.data), "train")
         start = time.perf_counter()
-        steps = made.steps_of(1)
+        steps = made.num_steps(1 << 62, epochs=1)
         for step in range(steps):
             made.batch_at(step)
         return steps * made.raw_tokens, prepared + time.perf_counter() - start
@@ -56,7 +61,9 @@ def main(peer: str, files: str, model: str) -> None:
         theirs, seconds = map(float, out.split()[-2:])
         rates = tokens / spent / 1e6, theirs / seconds / 1e6
         print(
-            f"ours {rates[0]:.2f} M raw tokens/s, seqio {rates[1]:.2f} M/s, ratio {rates[0] / rates[1]:.1f}", flush=True
+            f"ours {rates[0]:.2f} M raw tokens/s, seqio {rates[1]:.2f} M/s, ratio "
+            f"{rates[0] / rates[1]:.1f}",
+            flush=True,
         )
 
 

@@ -1,47 +1,53 @@
-"""BERT base, uncased size: 109,514,298 parameters with its masked-LM head and without pooler (Devlin et al., 2019, §3
-and appendix A.2: Adam 1e-4, 10,000 steps of warm-up, linear decay over 1 M steps of 256 × 512, decay 0.01, dropout
-0.1). Masks are drawn anew each time, as in RoBERTa; there is no next-sentence task. Not trained here to its end.
+"""BERT base, uncased size: 109,514,298 parameters with its masked-LM head and without pooler
+(Devlin et al., 2019, §3 and appendix A.2: Adam 1e-4, 10,000 steps of warm-up, linear decay over 1 M
+steps of 256 × 512, decay 0.01, dropout 0.1). Masks are drawn anew each time, as in RoBERTa; there
+is no next-sentence task. Not trained here to its end.
 
-python -m t5x_lite train --config=configs/bert_base.py --config.data.source='text/*.txt' --workdir=DIR
+python -m t5x_lite train --config=configs/bert_base.py --config.data.source='text/*.txt'
+--workdir=DIR
 """
 
-from ml_collections import ConfigDict
+from t5x_lite.config import default
 
 
 def get_config():
-    config = ConfigDict()
+    config = default()
     config.objective = "masked_lm"
-    config.data = {
-        "source": "",
-        "tokenizer": "sentencepiece(vocab_size=30522)",
-        "batch_size": 256,
-        "lengths": {"row": 512},
-        "workers": 4,
-    }
-    config.model = {
-        "architecture": "encoder",
-        "layers": 12,
-        "width": 768,
-        "heads": 12,
-        "norm_position": "post",
-        "norm_epsilon": 1e-12,
-        "embedding_norm": True,
-        "token_types": 2,
-        "max_length": 512,
-        "vocab_size": 30522,
-        "mlm_head": True,
-        "init": "truncated",
-        "dropout": 0.1,
-        "attention_dropout": 0.1,
-        "dtype": "bfloat16",
-        "remat": True,
-    }
-    config.optimizer = {
-        "learning_rate": 1e-4,
-        "schedule": "linear",
-        "warmup": 10_000,
-        "epsilon": 1e-6,
-        "weight_decay": 0.01,
-    }
-    config.training = {"steps": 1_000_000, "eval_every": 5000, "checkpoint_every": 2000}
-    return config.lock()
+    config.data.update(
+        source="",
+        tokenizer="sentencepiece(vocab_size=30522)",
+        batch_size=256,
+        lengths={"sequence_length": 512},
+        workers=4,
+    )
+    config.model.update(
+        architecture="encoder",
+        num_layers=12,
+        d_model=768,
+        num_heads=12,
+        norm_position="post",
+        norm_epsilon=1e-12,
+        embedding_norm=True,
+        token_types=2,
+        max_length=512,
+        vocab_size=30522,
+        mlm_head=True,
+        init="truncated",
+        dropout=0.1,
+        attention_dropout=0.1,
+        dtype="bfloat16",
+        remat=True,
+    )
+    config.optimizer.update(
+        learning_rate=1e-4,
+        schedule="linear",
+        warmup_steps=10_000,
+        epsilon=1e-6,
+        weight_decay=0.01,
+    )
+    config.training.update(
+        steps=1_000_000,
+        eval_every=5000,
+        checkpoint_every=2000,
+    )
+    return config

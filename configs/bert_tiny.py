@@ -1,28 +1,43 @@
-"""BERT, tiny: an encoder on masked words (Devlin et al., 2019, in small), with norms before each part and rotary
-positions.
+"""BERT, tiny: an encoder on masked words (Devlin et al., 2019, in small), with norms before each
+part and rotary positions.
 
-A row reads 128 raw tokens and adds [CLS] and [SEP]. Built-in text (Python 3.11), 700 steps: validation loss 6.08. An
-earlier stream gave 6.29 and 6.23 (seeds 0, 1); 6.65 with learned positions, 6.45 at half and 6.65 at twice the rate.
+A row reads 128 raw tokens and adds [CLS] and [SEP]. Built-in text (Python 3.11), 700 steps:
+validation loss 6.08. An earlier stream gave 6.29 and 6.23 (seeds 0, 1); 6.65 with learned
+positions, 6.45 at half and 6.65 at twice the rate.
 
 python -m t5x_lite train --config=configs/bert_tiny.py --workdir=/tmp/bert_tiny
 """
 
-from ml_collections import ConfigDict
+from t5x_lite.config import default
 
 
 def get_config():
-    config = ConfigDict()
+    config = default()
     config.objective = "masked_lm"
-    config.data = {"batch_size": 8, "lengths": {"row": 130}}
-    config.model = {
-        "architecture": "encoder",
-        "layers": 4,
-        "scan": False,
-        "width": 128,
-        "heads": 4,
-        "positions": "rotary",
-        "mlm_head": True,
-    }
-    config.optimizer = {"learning_rate": 1e-3, "warmup": 100, "beta2": 0.99, "weight_decay": 0.1, "final": 0.1}
-    config.training = {"steps": 1000, "eval_every": 250, "checkpoint_every": 250, "loss_chunk": 32}
-    return config.lock()
+    config.data.update(
+        batch_size=8,
+        lengths={"sequence_length": 130},
+    )
+    config.model.update(
+        architecture="encoder",
+        num_layers=4,
+        scan=False,
+        d_model=128,
+        num_heads=4,
+        positions="rotary",
+        mlm_head=True,
+    )
+    config.optimizer.update(
+        learning_rate=1e-3,
+        warmup_steps=100,
+        beta2=0.99,
+        weight_decay=0.1,
+        final_lr_ratio=0.1,
+    )
+    config.training.update(
+        steps=1000,
+        eval_every=250,
+        checkpoint_every=250,
+        loss_chunk=32,
+    )
+    return config

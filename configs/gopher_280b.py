@@ -1,21 +1,31 @@
-"""Gopher 280B (Rae et al., 2021, §3.1 and appendix C): RMSNorm, relative positions of Transformer-XL, 32,000 pieces,
-Adam 4e-5 after 1,500 steps of warm-up, cosine to a tenth, clipped at 0.25. That inputs and outputs share a table is
-not said; the printed sizes fit no other reading. Chinchilla is published:chinchilla_70b. Not trained here.
+"""Gopher 280B (Rae et al., 2021, §3.1 and appendix C): RMSNorm, relative positions of
+Transformer-XL, 32,000 pieces, Adam 4e-5 after 1,500 steps of warm-up, cosine to a tenth, clipped at
+0.25. That inputs and outputs share a table is not said; the printed sizes fit no other reading.
+Chinchilla is published:chinchilla_70b. Not trained here.
 
-python -m t5x_lite train --config=published:chinchilla_70b --config.data.source='text/*.txt' --workdir=DIR
+python -m t5x_lite train --config=published:chinchilla_70b --config.data.source='text/*.txt'
+--workdir=DIR
 """
 
-from ml_collections import ConfigDict
-
-from t5x_lite.settings import read
+import t5x_lite
+from t5x_lite.config import default
 
 
 def get_config():
-    config = ConfigDict(read("configs/gpt2_small.py"))
+    config = t5x_lite.get_config("gpt2_small")
     config.data.update(tokenizer="sentencepiece(vocab_size=32000)", batch_size=3072)
-    config.data.lengths.row = 2048
-    config.model.update(layers=80, width=16384, heads=128, head_size=128, vocab_size=32000, max_length=2048)
+    config.data.lengths.sequence_length = 2048
+    config.model.update(
+        num_layers=80, d_model=16384, num_heads=128, head_dim=128, vocab_size=32000, max_length=2048
+    )
     config.model.update(norm="rms_norm", positions="transformer_xl")
-    config.optimizer = {"learning_rate": 4e-5, "warmup": 1500, "final": 0.1, "beta2": 0.95, "clip": 0.25}
+    config.optimizer = default().optimizer
+    config.optimizer.update(
+        learning_rate=4e-5,
+        warmup_steps=1500,
+        final_lr_ratio=0.1,
+        beta2=0.95,
+        grad_clip_norm=0.25,
+    )
     config.training.steps = 48_000
-    return config.lock()
+    return config

@@ -1,21 +1,20 @@
-"""The rows of Narang et al., 2021 ("Do Transformer Modifications Transfer Across Implementations and Applications?",
-table 1) that are settings of the model: --config=modifications:geglu, and so on. The recipe is that of T5 1.0 base with
-LayerNorm and its biases, as theirs; parameters within 1 M of the printed ones (`pytest tests/test_published.py`). None
-was trained here.
+"""The rows of Narang et al., 2021 ("Do Transformer Modifications Transfer Across Implementations
+and Applications?", table 1) that are settings of the model: --config=modifications:geglu, and so
+on. The recipe is that of T5 1.0 base with LayerNorm and its biases, as theirs; parameters within 1
+M of the printed ones (`pytest tests/test_published.py`). None was trained here.
 
-What is not a setting of one Transformer has no name here: mixtures of experts, Switch, Funnel, Evolved and Weighted
-Transformer, Synthesizers, convolutions, adaptive and mixed softmax, Fixup.
+What is not a setting of one Transformer has no name here: mixtures of experts, Switch, Funnel,
+Evolved and Weighted Transformer, Synthesizers, convolutions, adaptive and mixed softmax, Fixup.
 
-python -m t5x_lite train --config=modifications:swiglu --config.data.source='text/*.txt' --workdir=DIR
+python -m t5x_lite train --config=modifications:swiglu --config.data.source='text/*.txt'
+--workdir=DIR
 """
 
-from ml_collections import ConfigDict
+import t5x_lite
+from t5x_lite.errors import BAD_CONFIG, UserError, nearest
 
-from t5x_lite.errors import BAD_CONFIG, Refusal, nearest
-from t5x_lite.settings import read
-
-GATED = {"gated": True, "ff_width": 2048}
-UNTIED = {"tied": False, "scale_logits": False}
+GATED = {"feed_forward": "gated_mlp", "d_ff": 2048}
+UNTIED = {"tie_embeddings": False, "scale_logits": False}
 FACTORISED = {"embedding_size": 128}
 
 # name: what differs from the vanilla Transformer, and the printed parameters in millions
@@ -36,10 +35,10 @@ MODIFICATIONS = {
     "rezero": ({"norm": "none", "rezero": True}, 223),
     "rezero_layer_norm": ({"rezero": True}, 223),
     "rezero_rms_norm": ({"norm": "rms_norm", "rezero": True}, 223),
-    "24_layers": ({"layers": 24, "ff_width": 1536, "heads": 6}, 224),
-    "18_layers": ({"layers": 18, "ff_width": 2048, "heads": 8}, 223),
-    "8_layers": ({"layers": 8, "ff_width": 4608, "heads": 18}, 223),
-    "6_layers": ({"layers": 6, "ff_width": 6144, "heads": 24}, 223),
+    "24_layers": ({"num_layers": 24, "d_ff": 1536, "num_heads": 6}, 224),
+    "18_layers": ({"num_layers": 18, "d_ff": 2048, "num_heads": 8}, 223),
+    "8_layers": ({"num_layers": 8, "d_ff": 4608, "num_heads": 18}, 223),
+    "6_layers": ({"num_layers": 6, "d_ff": 6144, "num_heads": 24}, 223),
     "block_sharing": ({"shared_layers": "all", **UNTIED}, 65),
     "block_sharing_factorized": ({"shared_layers": "all", **FACTORISED, **UNTIED}, 45),
     "block_sharing_factorized_shared": ({"shared_layers": "all", **FACTORISED}, 20),
@@ -56,8 +55,11 @@ MODIFICATIONS = {
 def get_config(name: str = "vanilla"):
     """T5 1.0 base with what MODIFICATIONS[name] changes."""
     if name not in MODIFICATIONS:
-        raise Refusal(BAD_CONFIG, f"--config=modifications:{name}: no such name; {nearest(name, MODIFICATIONS)}")
-    config = ConfigDict(read("configs/t5_base.py"))
+        raise UserError(
+            BAD_CONFIG,
+            f"--config=modifications:{name}: no such name; {nearest(name, MODIFICATIONS)}",
+        )
+    config = t5x_lite.get_config("t5_base")
     config.model.update(norm="layer_norm", bias=True)
     config.model.update(MODIFICATIONS[name][0])
-    return config.lock()
+    return config

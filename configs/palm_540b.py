@@ -1,54 +1,55 @@
-"""PaLM 540B (Chowdhery et al., 2022, §2 and §5): SwiGLU, attention and feed-forward in parallel, one head of keys and
-values, rotary positions, no biases, one table for inputs and outputs; Adafactor, 0.01 for 10⁴ steps and then the
-inverse square root, log²Z at 1e-4, no dropout. Not trained here.
+"""PaLM 540B (Chowdhery et al., 2022, §2 and §5): SwiGLU, attention and feed-forward in parallel,
+one head of keys and values, rotary positions, no biases, one table for inputs and outputs;
+Adafactor, 0.01 for 10⁴ steps and then the inverse square root, log²Z at 1e-4, no dropout. Not
+trained here.
 
 python -m t5x_lite train --config=published:palm_8b --config.data.source='text/*.txt' --workdir=DIR
 """
 
-from ml_collections import ConfigDict
+from t5x_lite.config import default
 
 
 def get_config():
-    config = ConfigDict()
+    config = default()
     config.objective = "causal_lm"
-    config.data = {
-        "source": "",
-        "tokenizer": "sentencepiece(vocab_size=256000)",
-        "batch_size": 2048,
-        "lengths": {"row": 2048},
-        "workers": 4,
-    }
-    config.model = {
-        "architecture": "decoder",
-        "layers": 118,
-        "width": 18432,
-        "heads": 48,
-        "head_size": 256,
-        "kv_heads": 1,
-        "activation": "silu",
-        "gated": True,
-        "parallel": True,
-        "bias": False,
-        "positions": "rotary",
-        "vocab_size": 256_000,
-        "scale_logits": True,
-        "init": "fan_in",
-        "embedding_stddev": 1.0,
-        "dtype": "bfloat16",
-        "remat": True,
-    }
-    config.optimizer = {
-        "name": "adafactor",
-        "learning_rate": 0.01,
-        "schedule": "inverse_square_root",
-        "warmup": 10_000,
-        "warmup_from": 1.0,
-    }
-    config.training = {
-        "steps": 255_000,
-        "eval_every": 5000,
-        "checkpoint_every": 1000,
-        "z_loss": 1e-4,
-        "loss_chunk": 128,
-    }
-    return config.lock()
+    config.data.update(
+        source="",
+        tokenizer="sentencepiece(vocab_size=256000)",
+        batch_size=2048,
+        lengths={"sequence_length": 2048},
+        workers=4,
+    )
+    config.model.update(
+        architecture="decoder",
+        num_layers=118,
+        d_model=18432,
+        num_heads=48,
+        head_dim=256,
+        num_kv_heads=1,
+        activation="silu",
+        feed_forward="gated_mlp",
+        parallel_residual=True,
+        bias=False,
+        positions="rotary",
+        vocab_size=256_000,
+        scale_logits=True,
+        init="fan_in",
+        embedding_stddev=1.0,
+        dtype="bfloat16",
+        remat=True,
+    )
+    config.optimizer.update(
+        name="adafactor",
+        learning_rate=0.01,
+        schedule="inverse_square_root",
+        warmup_steps=10_000,
+        initial_lr_ratio=1.0,
+    )
+    config.training.update(
+        steps=255_000,
+        eval_every=5000,
+        checkpoint_every=1000,
+        z_loss=1e-4,
+        loss_chunk=128,
+    )
+    return config

@@ -1,20 +1,21 @@
-"""The sizes of the literature: --config=published:gpt3_175b, and so on. Each row names the config that holds the recipe
-of its family, what this size has otherwise, the parameters printed for it, and where. `pytest tests/test_published.py`
-counts each; where the count is not the printed one, the row says why. None was trained here.
+"""The sizes of the literature: --config=published:gpt3_175b, and so on. Each row names the config
+that holds the recipe of its family, what this size has otherwise, the parameters printed for it,
+and where. `pytest tests/test_published.py` counts each; where the count is not the printed one, the
+row says why. None was trained here.
 
 python -m t5x_lite train --config=published:t5_small --config.data.source='text/*.txt' --workdir=DIR
 """
 
 from typing import NamedTuple
 
-from ml_collections import ConfigDict
-
-from t5x_lite.errors import BAD_CONFIG, Refusal, nearest
-from t5x_lite.settings import read
+import t5x_lite
+from t5x_lite.errors import BAD_CONFIG, UserError, nearest
 
 
 class Size(NamedTuple):
-    """One row: a recipe, differences from it, parameters as printed (with a unit, or exact), their source."""
+    """One row: a recipe, differences from it, parameters as printed (with a unit, or exact), their
+    source.
+    """
 
     recipe: str
     model: dict
@@ -24,9 +25,18 @@ class Size(NamedTuple):
     why_not: str = ""  # the count is another one
 
 
-def shape(layers: int, width: int, heads: int, head_size: int = 0, ff_width: int = 0, **more) -> dict:
+def shape(
+    layers: int, width: int, heads: int, head_size: int = 0, ff_width: int = 0, **more
+) -> dict:
     """Settings of a model of that shape."""
-    return {"layers": layers, "width": width, "heads": heads, "head_size": head_size, "ff_width": ff_width, **more}
+    return {
+        "num_layers": layers,
+        "d_model": width,
+        "num_heads": heads,
+        "head_dim": head_size,
+        "d_ff": ff_width,
+        **more,
+    }
 
 
 ATTENTION = "Vaswani et al., 2017, table 3"
@@ -39,12 +49,19 @@ T5_1_1 = "released checkpoint"
 GOPHER = "Rae et al., 2021, table 1"
 LLAMA = "released checkpoint; Touvron et al., 2023, table 2 prints it in billions"
 MEGATRON = {"vocab_size": 51200}  # 50,257 padded (Shoeybi et al., 2019, §4)
-VOCABULARY = "about 37,000 shared pieces are published, not how many; no single number gives both sizes of table 3"
+VOCABULARY = (
+    "about 37,000 shared pieces are published, not how many; no single number gives both sizes of "
+    "table 3"
+)
 
 SIZES = {
     "transformer_base": Size("transformer_base", {}, "65M", ATTENTION, why_not=VOCABULARY),
     "transformer_big": Size(
-        "transformer_base", shape(6, 1024, 16, 64, 4096, dropout=0.3), "213M", ATTENTION, why_not=VOCABULARY
+        "transformer_base",
+        shape(6, 1024, 16, 64, 4096, dropout=0.3),
+        "213M",
+        ATTENTION,
+        why_not=VOCABULARY,
     ),
     "bert_base": Size("bert_base", {}, "110M", BERT),
     "bert_large": Size(
@@ -60,21 +77,48 @@ SIZES = {
     "gpt2_medium": Size("gpt2_small", shape(24, 1024, 16), "354,823,168", GPT2),
     "gpt2_large": Size("gpt2_small", shape(36, 1280, 20), "774,030,080", GPT2),
     "gpt2_xl": Size("gpt2_small", shape(48, 1600, 25), "1,557,611,200", GPT2),
-    "megatron_8b": Size("gpt2_small", shape(72, 3072, 24, **MEGATRON), "8.3B", "Shoeybi et al., 2019, table 2"),
-    "turing_nlg_17b": Size("gpt2_small", shape(78, 4256, 28), "17B", "Microsoft Research, 2020 (announcement)"),
-    # Every other layer of GPT-3 sees a band alone (§2.1), which changes no count; here all see everything.
-    "gpt3_125m": Size("gpt2_small", shape(12, 768, 12, **GPT3_ROWS), "125M", GPT3, {"learning_rate": 6e-4}),
-    "gpt3_350m": Size("gpt2_small", shape(24, 1024, 16, **GPT3_ROWS), "356M", GPT3, {"learning_rate": 3e-4}),
-    "gpt3_760m": Size("gpt2_small", shape(24, 1536, 16, **GPT3_ROWS), "760M", GPT3, {"learning_rate": 2.5e-4}),
-    # Table 2.1 prints 24 heads of 128, which would make 1.5 B, and for 13B a width of 5140; D.1 counts 16 and 5120.
-    "gpt3_1.3b": Size("gpt2_small", shape(24, 2048, 16, **GPT3_ROWS), "1.32B", GPT3, {"learning_rate": 2e-4}),
-    "gpt3_2.7b": Size("gpt2_small", shape(32, 2560, 32, **GPT3_ROWS), "2.65B", GPT3, {"learning_rate": 1.6e-4}),
-    "gpt3_6.7b": Size("gpt2_small", shape(32, 4096, 32, **GPT3_ROWS), "6.66B", GPT3, {"learning_rate": 1.2e-4}),
-    "gpt3_13b": Size("gpt2_small", shape(40, 5120, 40, **GPT3_ROWS), "12.85B", GPT3, {"learning_rate": 1e-4}),
-    "gpt3_175b": Size("gpt2_small", shape(96, 12288, 96, **GPT3_ROWS), "174.6B", GPT3, {"learning_rate": 0.6e-4}),
+    "megatron_8b": Size(
+        "gpt2_small", shape(72, 3072, 24, **MEGATRON), "8.3B", "Shoeybi et al., 2019, table 2"
+    ),
+    "turing_nlg_17b": Size(
+        "gpt2_small", shape(78, 4256, 28), "17B", "Microsoft Research, 2020 (announcement)"
+    ),
+    # Every other layer of GPT-3 sees a band alone (§2.1), which changes no count; here all see
+    # everything.
+    "gpt3_125m": Size(
+        "gpt2_small", shape(12, 768, 12, **GPT3_ROWS), "125M", GPT3, {"learning_rate": 6e-4}
+    ),
+    "gpt3_350m": Size(
+        "gpt2_small", shape(24, 1024, 16, **GPT3_ROWS), "356M", GPT3, {"learning_rate": 3e-4}
+    ),
+    "gpt3_760m": Size(
+        "gpt2_small", shape(24, 1536, 16, **GPT3_ROWS), "760M", GPT3, {"learning_rate": 2.5e-4}
+    ),
+    # Table 2.1 prints 24 heads of 128, which would make 1.5 B, and for 13B a width of 5140; D.1
+    # counts 16 and 5120.
+    "gpt3_1.3b": Size(
+        "gpt2_small", shape(24, 2048, 16, **GPT3_ROWS), "1.32B", GPT3, {"learning_rate": 2e-4}
+    ),
+    "gpt3_2.7b": Size(
+        "gpt2_small", shape(32, 2560, 32, **GPT3_ROWS), "2.65B", GPT3, {"learning_rate": 1.6e-4}
+    ),
+    "gpt3_6.7b": Size(
+        "gpt2_small", shape(32, 4096, 32, **GPT3_ROWS), "6.66B", GPT3, {"learning_rate": 1.2e-4}
+    ),
+    "gpt3_13b": Size(
+        "gpt2_small", shape(40, 5120, 40, **GPT3_ROWS), "12.85B", GPT3, {"learning_rate": 1e-4}
+    ),
+    "gpt3_175b": Size(
+        "gpt2_small", shape(96, 12288, 96, **GPT3_ROWS), "174.6B", GPT3, {"learning_rate": 0.6e-4}
+    ),
     "t5_small": Size("t5_base", shape(6, 512, 8, 64, 2048), "60,506,624", T5),
     "t5_base": Size("t5_base", {}, "222,903,552", T5),
-    "t5_large": Size("t5_base", shape(24, 1024, 16, 64, 4096), "737,668,096", T5 + "; the paper's §3.7 prints 770M"),
+    "t5_large": Size(
+        "t5_base",
+        shape(24, 1024, 16, 64, 4096),
+        "737,668,096",
+        T5 + "; the paper's §3.7 prints 770M",
+    ),
     "t5_3b": Size("t5_base", shape(24, 1024, 32, 128, 16384), "2,851,598,336", T5),
     "t5_11b": Size("t5_base", shape(24, 1024, 128, 128, 65536), "11,307,321,344", T5),
     "t5_1_1_small": Size("t5_1_1_base", shape(8, 512, 6, 64, 1024), "76,961,152", T5_1_1),
@@ -82,8 +126,12 @@ SIZES = {
     "t5_1_1_large": Size("t5_1_1_base", shape(24, 1024, 16, 64, 2816), "783,150,080", T5_1_1),
     "t5_1_1_xl": Size("t5_1_1_base", shape(24, 2048, 32, 64, 5120), "2,849,757,184", T5_1_1),
     "t5_1_1_xxl": Size("t5_1_1_base", shape(24, 4096, 64, 64, 10240), "11,135,332,352", T5_1_1),
-    "palm_8b": Size("palm_540b", shape(32, 4096, 16, 256), "8.63B", "Chowdhery et al., 2022, table 1"),
-    "palm_62b": Size("palm_540b", shape(64, 8192, 32, 256), "62.50B", "Chowdhery et al., 2022, table 1"),
+    "palm_8b": Size(
+        "palm_540b", shape(32, 4096, 16, 256), "8.63B", "Chowdhery et al., 2022, table 1"
+    ),
+    "palm_62b": Size(
+        "palm_540b", shape(64, 8192, 32, 256), "62.50B", "Chowdhery et al., 2022, table 1"
+    ),
     "palm_540b": Size(
         "palm_540b",
         {},
@@ -93,23 +141,41 @@ SIZES = {
     ),
     "gopher_280b": Size("gopher_280b", {}, "280B", GOPHER),
     "chinchilla_70b": Size(
-        "gopher_280b", shape(80, 8192, 64, 128), "70B", "Hoffmann et al., 2022, table 4", {"learning_rate": 1e-4}
+        "gopher_280b",
+        shape(80, 8192, 64, 128),
+        "70B",
+        "Hoffmann et al., 2022, table 4",
+        {"learning_rate": 1e-4},
     ),
     "llama_7b": Size("llama_7b", {}, "6,738,415,616", LLAMA),
     "llama_13b": Size("llama_7b", shape(40, 5120, 40, 0, 13824), "13,015,864,320", LLAMA),
-    "llama_33b": Size("llama_7b", shape(60, 6656, 52, 0, 17920), "32,528,943,616", LLAMA, {"learning_rate": 1.5e-4}),
-    "llama_65b": Size("llama_7b", shape(80, 8192, 64, 0, 22016), "65,285,660,672", LLAMA, {"learning_rate": 1.5e-4}),
+    "llama_33b": Size(
+        "llama_7b",
+        shape(60, 6656, 52, 0, 17920),
+        "32,528,943,616",
+        LLAMA,
+        {"learning_rate": 1.5e-4},
+    ),
+    "llama_65b": Size(
+        "llama_7b",
+        shape(80, 8192, 64, 0, 22016),
+        "65,285,660,672",
+        LLAMA,
+        {"learning_rate": 1.5e-4},
+    ),
 }
 
 
 def get_config(name: str = ""):
     """The recipe of SIZES[name], at that size."""
     if name not in SIZES:
-        raise Refusal(BAD_CONFIG, f"--config=published:{name}: no such size; {nearest(name, SIZES)}")
+        raise UserError(
+            BAD_CONFIG, f"--config=published:{name}: no such size; {nearest(name, SIZES)}"
+        )
     size = SIZES[name]
-    config = ConfigDict(read(f"configs/{size.recipe}.py"))
+    config = t5x_lite.get_config(size.recipe)
     config.model.update(size.model)
     config.optimizer.update(size.optimizer)
-    if config.data.lengths.get("row", 0) > config.model.get("max_length", 0) > 0:
-        config.data.lengths.row = config.model.max_length
-    return config.lock()
+    if config.data.lengths.sequence_length > config.model.max_length > 0:
+        config.data.lengths.sequence_length = config.model.max_length
+    return config

@@ -1,31 +1,47 @@
-"""T5, tiny: an encoder-decoder on span corruption (Raffel et al., 2020, in small, with T5 1.1's feed-forward).
+"""T5, tiny: an encoder-decoder on span corruption (Raffel et al., 2020, in small, with T5 1.1's
+feed-forward).
 
-A row reads 128 raw tokens: 19 of them in 6 spans go to the targets, 116 inputs and 26 targets with their EOS.
-Built-in text (Python 3.11), 700 steps: validation loss 5.23.
+A row reads 128 raw tokens: 19 of them in 6 spans go to the targets, 116 inputs and 26 targets with
+their EOS. Built-in text (Python 3.11), 700 steps: validation loss 5.23.
 
 python -m t5x_lite train --config=configs/t5_tiny.py --workdir=/tmp/t5_tiny
 """
 
-from ml_collections import ConfigDict
+from t5x_lite.config import default
 
 
 def get_config():
-    config = ConfigDict()
+    config = default()
     config.objective = "span_corruption"
-    config.data = {"batch_size": 8, "lengths": {"inputs": 116, "targets": 26}}
-    config.model = {
-        "architecture": "encoder_decoder",
-        "layers": 2,
-        "scan": False,
-        "width": 128,
-        "heads": 4,
-        "activation": "gelu_tanh",
-        "gated": True,
-        "ff_width": 320,
-        "norm": "rms_norm",
-        "bias": False,
-        "positions": "relative",
-    }
-    config.optimizer = {"learning_rate": 2e-3, "warmup": 100, "beta2": 0.99, "weight_decay": 0.1, "final": 0.1}
-    config.training = {"steps": 1000, "eval_every": 250, "checkpoint_every": 250, "loss_chunk": 32, "z_loss": 1e-4}
-    return config.lock()
+    config.data.update(
+        batch_size=8,
+        lengths={"inputs": 116, "targets": 26},
+    )
+    config.model.update(
+        architecture="encoder_decoder",
+        num_layers=2,
+        scan=False,
+        d_model=128,
+        num_heads=4,
+        activation="gelu_tanh",
+        feed_forward="gated_mlp",
+        d_ff=320,
+        norm="rms_norm",
+        bias=False,
+        positions="relative",
+    )
+    config.optimizer.update(
+        learning_rate=2e-3,
+        warmup_steps=100,
+        beta2=0.99,
+        weight_decay=0.1,
+        final_lr_ratio=0.1,
+    )
+    config.training.update(
+        steps=1000,
+        eval_every=250,
+        checkpoint_every=250,
+        loss_chunk=32,
+        z_loss=1e-4,
+    )
+    return config

@@ -1,10 +1,39 @@
-"""Pretrain BERT, T5 and GPT in JAX from one codebase, and compare what they learn."""
+"""Pretrain BERT, T5 and GPT in JAX from one codebase, and compare what they learn.
 
-__version__ = "0.1.0"
+    config = t5x_lite.get_config("gpt_tiny")
+    model = t5x_lite.train(config, "runs/gpt")
+    model.generate("Return a new")
+
+See api.py. Importing this package alone imports neither jax nor numpy.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.2.0"
+
+if TYPE_CHECKING:
+    from t5x_lite.api import LanguageModel, compare, evaluate, get_config, inspect, prepare, train
+    from t5x_lite.api import load_model as load
+
+__all__ = [
+    "LanguageModel",
+    "compare",
+    "evaluate",
+    "get_config",
+    "inspect",
+    "load",
+    "prepare",
+    "train",
+]
 
 
-def load(path):
-    """The model in a run directory, or in a directory of Hugging Face's files; see api.LanguageModel."""
-    from t5x_lite.api import load
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module t5x_lite has no attribute {name}")
+    if name == "get_config":  # which needs no jax
+        from t5x_lite.config_files import get_config
 
-    return load(path)
+        return get_config
+    from t5x_lite import api
+
+    return getattr(api, "load_model" if name == "load" else name)

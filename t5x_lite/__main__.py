@@ -1,69 +1,139 @@
-"""The commands: python -m t5x_lite COMMAND. Bad input is one sentence and an exit code, never a traceback."""
+"""The commands: python -m t5x_lite COMMAND. Bad input is one sentence and an exit code, never a
+traceback.
+
+Each is thin over api.py; what they import themselves is imported late, so that --help and typos
+answer at once.
+"""
 
 import argparse
 import json
 import os
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from t5x_lite import __version__
-from t5x_lite.errors import INTERRUPTED, IO_ERROR, OUT_OF_MEMORY, USAGE, Refusal
+from t5x_lite.config import CompareConfig, RunConfig
+from t5x_lite.errors import INTERRUPTED, IO_ERROR, OUT_OF_MEMORY, USAGE, UserError
+
+if TYPE_CHECKING:
+    from t5x_lite.api import LanguageModel
+
+Args = argparse.Namespace
+_OUT_OF_MEMORY = (
+    "out of memory; lower data.batch_size, raise training.microbatches, or set model.remat=True"
+)
 
 
-def _config(args, schema=None):
-    from t5x_lite.config import RunConfig
-    from t5x_lite.data import layouts
-    from t5x_lite.settings import load
-
-    if not args.config:
-        raise Refusal(USAGE, f"{args.command}: --config=FILE is missing; --config=gpt_tiny is one that ships")
-    loaded = load(args.config, args.settings, schema or RunConfig)
-
-    for member in getattr(loaded, "members", {"": loaded}).values():
-        layouts.plan(member)
-    return loaded
-
-
-def _workdir(args) -> Path:
-    if not args.workdir:
-        raise Refusal(USAGE, f"{args.command}: --workdir=DIR is missing; name the directory of the run")
-    return Path(args.workdir)
-
-
-def _model(args):
-    from t5x_lite import api
-    from t5x_lite.training.loop import setup_jax
-
-    workdir = _workdir(args)
-    setup_jax()
-    return api.load(workdir)
+# What commands have in common.
 
 
 def _say(text: str) -> None:
     print(text, flush=True)
 
 
-def prepare(args) -> None:
+def _config(args: Args, schema: type = RunConfig) -> Any:
+    """The checked config, and which modules it may name code of."""
+    from t5x_lite.config_files import allowed_code, load
+    from t5x_lite.resolve import plan
+
+    if not args.config:
+        raise UserError(
+            USAGE, f"{args.command}: --config=FILE is missing; --config=gpt_tiny is one that ships"
+        )
+    config = load(args.config, args.overrides, schema)
+    allowed = allowed_code(args.config, args.overrides, args.allow_code)
+    if isinstance(config, RunConfig):
+        plan(config, allowed)  # refused before jax is imported
+    return config, allowed
+
+
+def _workdir(args: Args) -> Path:
+    if not args.workdir:
+        raise UserError(
+            USAGE, f"{args.command}: --workdir=DIR is missing; name the directory of the run"
+        )
+    return Path(args.workdir)
+
+
+def _run_directory(args: Args) -> Path:
+    from t5x_lite.config_files import check_is_run
+
+    workdir = _workdir(args)
+    check_is_run(workdir)
+    return workdir
+
+
+def _mesh(args: Args) -> Any:
+    """--mesh=fsdp=4,tensor=2 as a Mesh; None where it is not given."""
+    from t5x_lite.config import Mesh
+    from t5x_lite.config_files import build
+
+    if not args.mesh:
+        return None
+    sizes = {}
+    for part in args.mesh.split(","):
+        axis, equals, size = part.partition("=")
+        if not equals:
+            raise UserError(
+                USAGE, f"--mesh={args.mesh}: expected AXIS=SIZE,…, such as fsdp=4,tensor=2"
+            )
+        sizes[axis] = size
+    return build(Mesh, sizes, "mesh.")
+
+
+def _model(args: Args) -> "LanguageModel":
+    workdir = _run_directory(args)
+    from t5x_lite import api
+    from t5x_lite.training.loop import setup_jax
+
+    setup_jax()
+    return api.load_model(workdir, _mesh(args), args.allow_code)
+
+
+# The commands.
+
+
+def prepare(args: Args) -> None:
     """text → tokenizer and token store, ahead of training"""
-    from t5x_lite.data.prepare import prepare
+    config, allowed = _config(args)
+    from t5x_lite.data.store.prepare import prepare
 
-    _say(f"store: {prepare(_config(args).data, _say).path}")
+    _say(f"store: {prepare(config.data, _say, allowed).path}")
 
 
-def train(args) -> None:
-    """pretrain a model; the same command goes on where it was stopped"""
-    config, workdir = _config(args), _workdir(args)
-    from t5x_lite.data.prepare import prepare
+def train(args: Args) -> None:
+    """pretrain a model; the same command continues where it was stopped"""
+    config, allowed = _config(args)
+    workdir = _workdir(args)
+    from t5x_lite.data.store.prepare import prepare
 
-    corpus = prepare(config.data, _say)
-    _processes(args)
+    corpus = prepare(config.data, _say, allowed)
+    _join_processes(args)
+    import jax
+
+    from t5x_lite.resolve import resolve
     from t5x_lite.training.loop import train
 
-    train(config, corpus, workdir)
+    train(resolve(config, corpus.tokenizer.vocabulary, allowed=allowed), corpus, workdir)
+    if jax.process_index() == 0:
+        _say(f"next: {_next_command(config, workdir)}")
 
 
-def _processes(args) -> None:
-    """Join the other processes of the run, where launch/local or the cluster says there are some."""
+def _next_command(config: RunConfig, workdir: Path) -> str:
+    """What one does with a trained model first."""
+    if config.model.architecture == "encoder":
+        return f't5x_lite fill --workdir={workdir} "The ___ of the file."'
+    if config.model.is_encoder_decoder and "lm" not in config.objective:
+        return f't5x_lite fill --workdir={workdir} "The ___ of the file."'
+    return f't5x_lite generate --workdir={workdir} "The file"'
+
+
+def _join_processes(args: Args) -> None:
+    """Join the other processes of the run, where launch/local or the cluster says there are
+    some.
+    """
     import jax
 
     count = os.environ.get("T5X_LITE_PROCESSES")
@@ -75,159 +145,186 @@ def _processes(args) -> None:
         jax.distributed.initialize()
 
 
-def evaluate(args) -> None:
-    """loss and accuracy of a trained model on its whole validation split"""
-    import dataclasses
+def evaluate(args: Args) -> None:
+    """loss, perplexity and accuracy of a trained model on its whole validation split"""
+    workdir = _run_directory(args)
+    from t5x_lite import api
 
-    import jax
-
-    from t5x_lite.config import Mesh
-    from t5x_lite.data.prepare import prepare
-    from t5x_lite.training import rundir
-    from t5x_lite.training.loop import Run, setup_jax
-
-    workdir = _workdir(args)
-    setup_jax(rundir.read(workdir)[0].model.dtype)
-    trained = rundir.load(workdir)
-    corpus = prepare(trained.config.data, _say)
-    rundir.same_text(workdir, corpus)
-    here = jax.local_devices()[:1]  # whatever mesh it was trained on
-    run = Run(dataclasses.replace(trained.config, mesh=Mesh()), corpus, here)
-    with run.within():
-        figures = run.evaluate(trained.params)
-    _say(json.dumps({"step": trained.step, "split": "validation", **figures}))
+    figures = api.evaluate(
+        workdir, _mesh(args), lambda text: print(text, file=sys.stderr), args.allow_code
+    )
+    if args.json:
+        return _say(json.dumps(figures))
+    for name, value in figures.items():
+        shown = f"{value:,.4f}" if isinstance(value, float) else str(value)
+        _say(f"{name.replace('_', ' '):<18}{shown:>16}")
 
 
-def generate(args) -> None:
+def generate(args: Args) -> None:
     """continue texts"""
-    from t5x_lite.inference import few_shot
-
-    names = ("max_new", "temperature", "top_k", "top_p", "seed", "beams", "length_penalty")
-    options = {name: getattr(args, name) for name in names} | {"stop": tuple(map(_line_ends, args.stop))}
+    names = (
+        "max_new_tokens",
+        "temperature",
+        "top_k",
+        "top_p",
+        "seed",
+        "num_beams",
+        "length_penalty",
+    )
+    options: dict[str, Any] = {name: getattr(args, name) for name in names}
+    options["stop"] = tuple(map(_unescaped, args.stop))
     texts = args.text
     if not args.examples and (args.shots is not None or args.template):
-        raise Refusal(USAGE, "generate: --shots and --template are of examples; name their file with --examples")
+        raise UserError(
+            USAGE,
+            "generate: --shots and --template are of examples; name their file with --examples",
+        )
     if args.examples:
-        examples = few_shot.read(Path(args.examples))
-        template = _line_ends(args.template or few_shot.TEMPLATE)
-        shots = len(examples) if args.shots is None else args.shots
-        texts = [few_shot.prompt(examples, text, shots, args.seed, template) for text in texts]
+        texts = _few_shot_prompts(args)
         options["stop"] = options["stop"] or ("\n",)
     model = _model(args)
     if len(texts) == 1 and not args.json:
         pieces = model.stream(texts[0], **options)
-        print(args.text[0], next(pieces, ""), sep="", end="", flush=True)  # nothing, where it is refused
+        first = next(pieces, "")  # raises before the prompt is shown
+        print(args.text[0], first, sep="", end="", flush=True)
         for piece in pieces:
             print(piece, end="", flush=True)
         return _say("")
-    written = model.generate(texts, **options)
-    for text, more in zip(args.text, written, strict=True):
-        _say(json.dumps({"text": text, "written": more}, ensure_ascii=False) if args.json else text + more)
+    for text, continuation in zip(args.text, model.generate(texts, **options), strict=True):
+        if args.json:
+            _say(json.dumps({"text": text, "continuation": continuation}, ensure_ascii=False))
+        else:
+            _say(text + continuation)
 
 
-def _line_ends(text: str) -> str:
-    """As typed in a shell, where \\n is two characters."""
+def _few_shot_prompts(args: Args) -> list[str]:
+    from t5x_lite.inference import few_shot
+
+    examples = few_shot.read_examples(Path(args.examples))
+    template = _unescaped(args.template or few_shot.TEMPLATE)
+    shots = len(examples) if args.shots is None else args.shots
+    return [
+        few_shot.few_shot_prompt(examples, text, shots, args.seed, template) for text in args.text
+    ]
+
+
+def _unescaped(text: str) -> str:
+    """Text as typed in a shell, where a line end is the two characters \\n."""
     return text.replace("\\n", "\n")
 
 
-def fill(args) -> None:
+def fill(args: Args) -> None:
     """fill the blanks (___) of texts"""
     model = _model(args)
     for text in args.text:
-        filled = model.fill(text, args.top)
+        answers = model.fill(text, args.top)
         if args.json:
-            _say(json.dumps({"text": text, "blanks": filled}, ensure_ascii=False))
+            _say(json.dumps({"text": text, "blanks": answers}, ensure_ascii=False))
             continue
         _say(text)
-        for number, made in enumerate(filled, 1):
-            shown = made if isinstance(made, str) else ", ".join(f"{word} {p:.1%}" for word, p in made)
-            _say(f"  {number}. {shown}")
+        for number, answer in enumerate(answers, 1):
+            if not isinstance(answer, str):
+                answer = ", ".join(f"{word} {probability:.1%}" for word, probability in answer)
+            _say(f"  {number}. {answer}")
 
 
-def score(args) -> None:
+def score(args: Args) -> None:
     """log-probability and bits per byte of texts, or of choices given a context"""
     model = _model(args)
     scores = model.score(args.text, args.context)
     if args.json:
-        return [_say(json.dumps(one._asdict(), ensure_ascii=False)) for one in scores] and None
+        for one in scores:
+            _say(json.dumps(one._asdict(), ensure_ascii=False))
+        return
     lossy = "" if model.tokenizer.lossless else " (lossy tokenizer: not comparable)"
     _say(f"{scores[0].kind.replace('_', ' ')} in nats, tokens, bits per byte{lossy}, text")
     for one in scores:
         _say(f"{one.nats:10.3f}  {one.tokens:5d}  {one.bits_per_byte:6.3f}  {one.text}")
     if args.context and len(scores) > 1:
-        best = max(scores, key=lambda one: one.nats), min(scores, key=lambda one: one.bits_per_byte)
-        _say(f"likeliest: {best[0].text!r}; by byte: {best[1].text!r}")
+        likeliest = max(scores, key=lambda one: one.nats)
+        by_byte = min(scores, key=lambda one: one.bits_per_byte)
+        _say(f"likeliest: {likeliest.text!r}; by byte: {by_byte.text!r}")
 
 
-def import_(args) -> None:
-    """make a run directory of somebody's model"""
-    from t5x_lite.interop import exchange
+def import_(args: Args) -> None:
+    """make a run directory of a model of Hugging Face"""
+    from t5x_lite.interop import convert
 
-    exchange.bring(Path(args.path), _workdir(args), args.tokenizer, _say)
-
-
-def export(args) -> None:
-    """write a trained model in the files of others"""
-    from t5x_lite.interop import exchange
-
-    exchange.take(_workdir(args), Path(args.path), args.dtype, _say)
+    convert.import_model(Path(args.path), _workdir(args), args.tokenizer, _say)
 
 
-def compare(args) -> None:
+def export(args: Args) -> None:
+    """write a trained model as files of Hugging Face"""
+    workdir = _run_directory(args)
+    from t5x_lite.interop import convert
+
+    convert.export_model(workdir, Path(args.path), args.dtype, _say, _mesh(args), args.allow_code)
+
+
+def compare(args: Args) -> None:
     """train the members of a comparison side by side, and write report.html"""
-    from t5x_lite.config import CompareConfig
-
-    config = _config(args, CompareConfig)
+    config, allowed = _config(args, CompareConfig)
     workdir = _workdir(args)
     from t5x_lite.study import compare, report
 
-    results = compare.compare(config, workdir, _say)
+    results = compare.compare(config, workdir, _say, allowed)
     _say(report.markdown(results))
     _say(f"written: {workdir / 'report.html'} and report.md")
 
 
-def report(args) -> None:
+def report(args: Args) -> None:
     """write report.html and report.md of a run or a comparison again"""
+    workdir = _workdir(args)
     from t5x_lite.study import compare
 
-    compare.again(_workdir(args))
-    _say(f"written: {_workdir(args) / 'report.html'} and report.md")
+    compare.write_report(workdir, _say, args.allow_code)
+    _say(f"written: {workdir / 'report.html'} and report.md")
 
 
-def inspect(args) -> None:
-    """what a config shows the model: the first rows in words, and the ledger; or what a token store holds"""
-    from t5x_lite import inspection
-
+def inspect(args: Args) -> None:
+    """what a config shows the model: the first rows in words, and the ledger; or what a token store
+    holds
+    """
     if args.store and args.config:
-        raise Refusal(USAGE, "inspect: got --store and --config; give one of them")
+        raise UserError(USAGE, "inspect: got --store and --config; give one of them")
     if args.store:
-        from t5x_lite.data.corpus import open_store
+        from t5x_lite.data.store.corpus import open_store
+        from t5x_lite.study.inspection import show_store
 
-        return _say(inspection.store(open_store(Path(args.store)), args.examples))
-    config = _config(args)
-    from t5x_lite.data.prepare import prepare
-    from t5x_lite.study.compare import flops_per_row
-    from t5x_lite.training import rundir
+        return _say(show_store(open_store(Path(args.store)), args.examples))
+    config, allowed = _config(args)
+    from t5x_lite import api
 
-    corpus = prepare(config.data, _say)
-    config = rundir.resolve(config, corpus.tokenizer.vocabulary)
-    _say(inspection.show(config, corpus, args.examples))
-    _say("")
-    _say(inspection.ledger(config, corpus, flops_per_row(config, inspection.batches.make(config, corpus, "train"))))
+    _say(str(api.inspect(config, args.examples, _say, allowed)))
 
 
-_ALL = (prepare, train, evaluate, generate, fill, score, compare, report, inspect, import_, export)
-COMMANDS = {f.__name__.rstrip("_"): f for f in _ALL}
+_FUNCTIONS = (
+    prepare,
+    train,
+    evaluate,
+    generate,
+    fill,
+    score,
+    compare,
+    report,
+    inspect,
+    import_,
+    export,
+)
+COMMANDS = {function.__name__.rstrip("_"): function for function in _FUNCTIONS}
 
 
-def _at_least(low, high=float("inf")):
-    """A converter that refuses numbers below (or above), of the same type."""
+# The command line.
 
-    def convert(text):
+
+def _number(low: float, high: float = float("inf")) -> Callable[[str], float]:
+    """A converter of text to a number of the type of `low`, in that range."""
+
+    def convert(text: str) -> float:
         value = type(low)(text)
         if not low <= value <= high or value == float("inf"):
-            wanted = f"from {low} on" if high == float("inf") else f"from {low} to {high}"
-            raise argparse.ArgumentTypeError(f"got {text}, expected a number {wanted}")
+            expected = f"at least {low}" if high == float("inf") else f"from {low} to {high}"
+            raise argparse.ArgumentTypeError(f"got {text}, expected a number, {expected}")
         return value
 
     convert.__name__ = type(low).__name__  # argparse names it where the text is no number
@@ -236,99 +333,192 @@ def _at_least(low, high=float("inf")):
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    main = argparse.ArgumentParser("t5x_lite", description="Pretrain BERT, T5 and GPT from one codebase, and compare.")
+    description = "Pretrain BERT, T5 and GPT from one codebase, and compare."
+    main = argparse.ArgumentParser("t5x_lite", description=description)
     main.add_argument("--version", action="version", version=__version__)
     commands = main.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, function in COMMANDS.items():
-        one = commands.add_parser(name, help=function.__doc__, description=function.__doc__, allow_abbrev=False)
-        if name in ("prepare", "train", "compare", "inspect"):
-            one.add_argument("--config", help="a config file, or the name of one that ships, such as gpt_tiny")
-            one.epilog = "Any setting can be given as --config.KEY=VALUE, such as --config.training.steps=100."
-        if name not in ("prepare", "inspect"):
-            one.add_argument("--workdir", help="the directory of the run")
-    commands.choices["train"].add_argument(
-        "--distributed", action="store_true", help="this is one of several processes; the cluster knows the others"
-    )
-    commands.choices["inspect"].add_argument("--examples", type=_at_least(0), default=3, help="rows to show")
-    commands.choices["inspect"].add_argument("--store", help="a token store that prepare made, instead of a config")
-    commands.choices["fill"].add_argument("--top", type=_at_least(1), default=5, help="words to show for each blank")
-    commands.choices["import"].add_argument("--from", choices=["hf"], default="hf", help="whose files they are")
-    commands.choices["import"].add_argument("--tokenizer", default="", help="where its files are, if elsewhere")
-    commands.choices["import"].add_argument("path", help="the directory of the model")
-    commands.choices["export"].add_argument("--to", choices=["hf"], default="hf", help="whose files are written")
-    types = ("float32", "bfloat16", "float16")
-    commands.choices["export"].add_argument("--dtype", choices=types, default="float32", help="of what is written")
-    commands.choices["export"].add_argument("path", help="the directory to write")
-    for name in ("generate", "fill", "score"):
-        commands.choices[name].add_argument("text", nargs="+", help="one or several texts")
-        commands.choices[name].add_argument("--json", action="store_true", help="one line of JSON for each text")
-    help = "what stands before the texts; to an encoder, a text with one blank, ___, which they fill"
-    commands.choices["score"].add_argument("--context", default="", help=help)
-    one = commands.choices["generate"]
-    one.add_argument("--max-new", type=_at_least(1), default=64, help="tokens to write at most")
-    one.add_argument("--temperature", type=_at_least(0.0), default=0.0, help="0 is greedy")
-    one.add_argument("--top-k", type=_at_least(0), default=0, help="sample from the k likeliest only; 0: all")
-    one.add_argument(
-        "--top-p", type=_at_least(1e-6), default=1.0, help="sample from the likeliest that hold this probability"
-    )
-    one.add_argument("--seed", type=_at_least(0, 2**31 - 1), default=0)
-    one.add_argument("--beams", type=_at_least(1), default=1, help="more: the best text of a beam search")
-    one.add_argument("--length-penalty", type=_at_least(0.0), default=0.6, help="of the beam search; 0: none")
-    one.add_argument("--stop", action="append", default=[], help="end before this string; may be given several times")
-    one.add_argument("--examples", help='a file of JSON lines {"input": …, "target": …} to begin the prompt with')
-    one.add_argument("--shots", type=_at_least(0), help="how many of them, drawn by the seed; all if left out")
-    one.add_argument("--template", help="how an example is written: '{input} => {target}\\n'")
+        command = commands.add_parser(
+            name, help=function.__doc__, description=function.__doc__, allow_abbrev=False
+        )
+        _add_common_options(command, name)
+        if name in _OPTIONS:
+            _OPTIONS[name](command)
     return main
 
 
-def _parse(argv: list[str]):
-    """Arguments, and the --config.KEY=VALUE settings among them in order."""
-    settings, rest = [], []
+def _add_common_options(command: argparse.ArgumentParser, name: str) -> None:
+    if name in ("prepare", "train", "compare", "inspect"):
+        command.add_argument(
+            "--config", help="a config file, or the name of one that ships, such as gpt_tiny"
+        )
+        command.epilog = (
+            "Any setting can be given as --config.KEY=VALUE, such as --config.training.steps=100."
+        )
+    if name not in ("prepare", "inspect"):
+        command.add_argument("--workdir", help="the directory of the run")
+    if name not in ("import",):
+        help = (
+            "a module of your own that the run's objective or source may be imported from; may be "
+            "repeated"
+        )
+        command.add_argument(
+            "--allow-code", action="append", default=[], metavar="MODULE", help=help
+        )
+    if name in ("evaluate", "generate", "fill", "score", "export"):
+        help = "shard the model over all devices, such as fsdp=4,tensor=2; left out: use one device"
+        command.add_argument("--mesh", default="", help=help)
+    if name in ("generate", "fill", "score"):
+        command.add_argument("text", nargs="+", help="one or several texts")
+        command.add_argument("--json", action="store_true", help="one line of JSON for each text")
+
+
+def _train_options(command: argparse.ArgumentParser) -> None:
+    help = "this is one of several processes; the cluster knows the others"
+    command.add_argument("--distributed", action="store_true", help=help)
+
+
+def _evaluate_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--json", action="store_true", help="one line of JSON")
+
+
+def _inspect_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--examples", type=_number(0), default=3, help="rows to show")
+    command.add_argument("--store", help="a token store that prepare made, instead of a config")
+
+
+def _fill_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--top", type=_number(1), default=5, help="words to show for each blank")
+
+
+def _import_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--from", choices=["hf"], default="hf", help="whose files they are")
+    command.add_argument("--tokenizer", default="", help="where its files are, if elsewhere")
+    command.add_argument("path", help="the directory of the model")
+
+
+def _export_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--to", choices=["hf"], default="hf", help="whose files are written")
+    types = ("float32", "bfloat16", "float16")
+    command.add_argument("--dtype", choices=types, default="float32", help="of what is written")
+    command.add_argument("path", help="the directory to write")
+
+
+def _score_options(command: argparse.ArgumentParser) -> None:
+    help = (
+        "what stands before the texts; for an encoder, a text with one blank, ___, which they fill"
+    )
+    command.add_argument("--context", default="", help=help)
+
+
+def _generate_options(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add("--max-new-tokens", type=_number(1), default=64, help="tokens to write at most")
+    add("--temperature", type=_number(0.0), default=0.0, help="0 is greedy")
+    add("--top-k", type=_number(0), default=0, help="sample from the k likeliest only; 0: all")
+    add(
+        "--top-p",
+        type=_number(1e-6),
+        default=1.0,
+        help="sample from the likeliest that hold this probability",
+    )
+    add("--seed", type=_number(0, 2**31 - 1), default=0)
+    add("--num-beams", type=_number(1), default=1, help="more: the best text of a beam search")
+    add("--length-penalty", type=_number(0.0), default=0.6, help="of the beam search; 0: none")
+    add(
+        "--stop",
+        action="append",
+        default=[],
+        help="end before this string; may be given several times",
+    )
+    add(
+        "--examples", help='a file of JSON lines {"input": …, "target": …} to begin the prompt with'
+    )
+    add("--shots", type=_number(0), help="how many of them, drawn by the seed; all if left out")
+    add("--template", help="how an example is written: '{input} => {target}\\n'")
+
+
+_OPTIONS = {
+    "train": _train_options,
+    "evaluate": _evaluate_options,
+    "inspect": _inspect_options,
+    "fill": _fill_options,
+    "import": _import_options,
+    "export": _export_options,
+    "score": _score_options,
+    "generate": _generate_options,
+}
+
+
+def parse(argv: Sequence[str]) -> Args:
+    """Arguments, and the --config.KEY=VALUE overrides among them in order."""
+    overrides, rest = [], []
     words = iter(argv)
     for word in words:
-        if word.startswith("--config."):
-            setting = word.removeprefix("--config.")
-            if "=" not in setting:
-                value = next(words, "--")
-                if value.startswith("--"):
-                    raise Refusal(USAGE, f"{word}: got no value, expected {word}=VALUE")
-                setting += f"={value}"
-            settings.append(setting)
-        else:
+        if not word.startswith("--config."):
             rest.append(word)
-    args = parser().parse_args(rest)
-    args.settings = settings
-    if settings and not hasattr(args, "config"):
-        raise Refusal(USAGE, f"{args.command}: takes no --config settings")
+            continue
+        override = word.removeprefix("--config.")
+        if "=" not in override:
+            value = next(words, "--")
+            if value.startswith("--"):
+                raise UserError(USAGE, f"{word}: got no value, expected {word}=VALUE")
+            override += f"={value}"
+        overrides.append(override)
+    args, unknown = parser().parse_known_args(rest)
+    if unknown:
+        raise UserError(
+            USAGE, f"{args.command}: got {unknown[0]}, {_suggest_option(args, unknown[0])}"
+        )
+    args.overrides = overrides
+    if overrides and not hasattr(args, "config"):
+        raise UserError(USAGE, f"{args.command}: takes no --config settings")
     return args
 
 
-def main(argv: list[str] | None = None) -> int:
+def _suggest_option(args: Args, option: str) -> str:
+    """What was meant: a setting written without --config and its section, or an option like it."""
+    from t5x_lite.config_files import find_setting
+    from t5x_lite.errors import nearest
+
+    name, equals, value = option.partition("=")
+    setting = find_setting(name.lstrip("-").replace("-", "_"))
+    if setting and hasattr(args, "config"):
+        return f"did you mean --config.{setting}{equals}{value}?"
+    options = [
+        f"--{known.replace('_', '-')}"
+        for known in vars(args)
+        if known not in ("command", "text", "path")
+    ]
+    return "which is no option; " + nearest(name, options)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     try:
-        args = _parse(sys.argv[1:] if argv is None else argv)
+        args = parse(sys.argv[1:] if argv is None else argv)
         COMMANDS[args.command](args)
         return 0
-    except Refusal as refusal:
-        code, message = refusal.code, str(refusal)
+    except UserError as error:
+        code, message = error.code, str(error)
     except KeyboardInterrupt:
         code, message = INTERRUPTED, "interrupted; what was saved is kept"
     except MemoryError:
-        code, message = OUT_OF_MEMORY, _MEMORY
+        code, message = OUT_OF_MEMORY, _OUT_OF_MEMORY
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + 13  # as a program that SIGPIPE ends
+        return 128 + 13  # like a program that SIGPIPE ends
     except OSError as error:
-        code, message = IO_ERROR, f"{error.filename or 'input or output'}: {error.strerror or error}"
+        code, message = (
+            IO_ERROR,
+            f"{error.filename or 'input or output'}: {error.strerror or error}",
+        )
     except RuntimeError as error:  # jax.errors.JaxRuntimeError, without importing jax here
         if "RESOURCE_EXHAUSTED" not in str(error) and "out of memory" not in str(error).lower():
             raise
-        code, message = OUT_OF_MEMORY, _MEMORY
+        code, message = OUT_OF_MEMORY, _OUT_OF_MEMORY
     print(f"t5x_lite: {message}", file=sys.stderr)
     return code
-
-
-_MEMORY = "out of memory; lower data.batch_size, raise training.microbatches, or set model.remat=True"
 
 
 if __name__ == "__main__":

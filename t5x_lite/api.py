@@ -1,70 +1,322 @@
-"""Models in Python, as the commands have them: `model = t5x_lite.load(path)`, then generate, fill and score."""
+"""The whole way in Python, as the commands have it: what `import t5x_lite` offers.
 
+config = t5x_lite.get_config("gpt_tiny", **{"training.steps": 100})
+print(t5x_lite.inspect(config))
+model = t5x_lite.train(config, "runs/mine")
+model.generate("Return a new")
+"""
+
+import dataclasses
 import sys
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any, overload
 
 import jax
 
+from t5x_lite.config import CompareConfig, Mesh, ModelDimensions, RunConfig
+from t5x_lite.config_files import (
+    build,
+    check_is_run,
+    get_config,
+    load,
+    names_run,
+    with_absolute_paths,
+)
+from t5x_lite.data.rows.batches import ledger, make_batches
+from t5x_lite.data.store.corpus import Corpus
+from t5x_lite.data.store.prepare import prepare as prepare_text
+from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import read_json
-from t5x_lite.inference import fill, generate, score
-from t5x_lite.interop import exchange
-from t5x_lite.model.heads import head_weights, logits
-from t5x_lite.model.transformer import Transformer
-from t5x_lite.training import rundir
+from t5x_lite.inference.fill import fill
+from t5x_lite.inference.generate import continue_texts, stream_texts
+from t5x_lite.inference.score import Score, score
+from t5x_lite.interop import convert
+from t5x_lite.model import transformer
+from t5x_lite.model.heads import Params, Row, head_params, logits, scored_positions
+from t5x_lite.model.transformer import count_parameters
+from t5x_lite.resolve import plan, resolve
+from t5x_lite.specs import NO_CODE, AllowedCode
+from t5x_lite.study import compare as comparison
+from t5x_lite.study import inspection
+from t5x_lite.study.report import short
+from t5x_lite.training import loop, metrics, run_directory
+from t5x_lite.training.run_directory import LoadedModel
+
+__all__ = [
+    "LanguageModel",
+    "compare",
+    "evaluate",
+    "get_config",
+    "inspect",
+    "load_model",
+    "prepare",
+    "train",
+]
+
+Say = Callable[[str], None]
+ConfigLike = Any  # a RunConfig, a ConfigDict or dict of settings, or the name of a config
+
+
+def _checked(config: ConfigLike, allowed: AllowedCode) -> tuple[RunConfig, AllowedCode]:
+    """The checked config, whatever form it is given in, and which modules it may name code of: of
+    the config.json of a run directory, which is data, only those that are named in `allowed`.
+    """
+    if isinstance(config, RunConfig):
+        return with_absolute_paths(config), allowed
+    if isinstance(config, str):
+        if names_run(config) and allowed is None:
+            allowed = NO_CODE
+        return load(config), allowed
+    settings = config.to_dict() if hasattr(config, "to_dict") else config
+    return with_absolute_paths(build(RunConfig, settings)), allowed
+
+
+def prepare(config: ConfigLike, say: Say = print, allowed: AllowedCode = None) -> Corpus:
+    """Text → tokenizer and token store, ahead of training; opened where they exist."""
+    run, allowed = _checked(config, allowed)
+    plan(run, allowed)  # what cannot be laid out is refused before hours of tokenizing
+    return prepare_text(run.data, say, allowed)
+
+
+def train(
+    config: ConfigLike,
+    workdir: str | Path,
+    on_log: Callable[[dict], None] | None = None,
+    say: Say = print,
+    allowed: AllowedCode = None,
+) -> "LanguageModel":
+    """Pretrain a model in `workdir`; the same call continues where it was stopped.
+
+    Args:
+        on_log: called with each record of metrics.jsonl: step, split, loss, ….
+        allowed: modules that objectives and sources of one's own may be imported from; None: any.
+
+    Returns:
+        the trained model.
+    """
+    run, allowed = _checked(config, allowed)
+    workdir = Path(workdir)
+    rows = plan(run, allowed)
+    corpus = prepare_text(run.data, say, allowed)
+    loop.train(resolve(run, corpus.tokenizer.vocabulary, rows), corpus, workdir, on_log)
+    modules = {member.objective.name.rpartition(".")[0] for member in rows.members}
+    return LanguageModel(run_directory.load(workdir, allowed=modules))
+
+
+def evaluate(
+    workdir: str | Path, mesh: Mesh | None = None, say: Say = print, allowed: AllowedCode = NO_CODE
+) -> dict[str, Any]:
+    """The figures of a trained model on its whole validation split: loss in nats, perplexity,
+    accuracy, ….
+
+    Args:
+        mesh: over which devices; None: one.
+    """
+    workdir = Path(workdir)
+    resolved, _ = run_directory.read(workdir, allowed)
+    loop.setup_jax(resolved.model.dtype)
+    loaded = run_directory.load(workdir, mesh, allowed)
+    corpus = prepare_text(resolved.config.data, say, allowed)
+    run_directory.check_same_text(workdir, corpus)
+    config = dataclasses.replace(resolved.config, mesh=mesh or Mesh())
+    here = dataclasses.replace(resolved, config=config, model=loaded.model)
+    run = loop.Run(here, corpus, None if mesh else jax.local_devices()[:1])
+    with run.within():
+        figures = run.evaluate(loaded.params)
+    figures["perplexity"] = metrics.perplexity(figures["loss"])
+    if [member.objective.name for member in resolved.rows.members] == ["causal_lm"]:
+        figures["bits_per_byte"] = comparison.bits_per_byte(figures, corpus)
+    return {"step": loaded.step, "split": "validation", **figures}
+
+
+def compare(
+    config: ConfigLike, workdir: str | Path, say: Say = print, allowed: AllowedCode = None
+) -> dict[str, Any]:
+    """Train the members of a comparison side by side, and write report.html; the results."""
+    if isinstance(config, str):
+        config = load(config, schema=CompareConfig)
+    elif not isinstance(config, CompareConfig):
+        settings = config.to_dict() if hasattr(config, "to_dict") else config
+        config = with_absolute_paths(build(CompareConfig, settings))
+    return comparison.compare(config, Path(workdir), say, allowed)
+
+
+@dataclasses.dataclass(frozen=True)
+class Inspection:
+    """What a config shows the model, and what the run will cost; printed, it is read by a
+    person.
+    """
+
+    rows: str
+    ledger: str
+    parameters: int
+    state_bytes: int  # parameters and optimizer, over all devices
+    gradient_bytes: int
+    flops: float  # of the run
+
+    def __str__(self) -> str:
+        lines = [self.rows, "", self.ledger, ""]
+        lines.append(f"{'parameters':<14}{self.parameters:>36,}")
+        memory = f"{(self.state_bytes + self.gradient_bytes) / 1e6:,.0f} MB"
+        lines.append(
+            f"{'memory':<14}{memory:>36}  parameters, optimizer and gradients; activations come "
+            "on top"
+        )
+        rate = _matmul_rate()
+        minutes = f"{self.flops / rate / 60:,.1f} min"
+        lines.append(
+            f"{'time, at least':<14}{minutes:>36}  at the {rate / 1e9:,.0f} GFLOP/s of matrix "
+            "products here"
+        )
+        return "\n".join(lines)
+
+
+def inspect(
+    config: ConfigLike, examples: int = 3, say: Say = print, allowed: AllowedCode = None
+) -> Inspection:
+    """What a config shows the model: the first rows in words, the ledger, and what the run will
+    cost.
+    """
+    run, allowed = _checked(config, allowed)
+    rows = plan(run, allowed)
+    corpus = prepare_text(run.data, say, allowed)
+    resolved = resolve(run, corpus.tokenizer.vocabulary, rows)
+    batches = make_batches(rows, run.data, run.seed, corpus, "train")
+    row = ledger(batches)
+    steps = batches.num_steps(resolved.steps, run.data.epochs)
+    flops = comparison.flops_per_row(resolved.model, batches, row)
+    state_bytes, gradient_bytes = loop.state_sizes(resolved)
+    return Inspection(
+        rows=inspection.show_rows(batches, corpus.tokenizer, examples),
+        ledger=inspection.show_ledger(batches, row, steps, flops),
+        parameters=count_parameters(resolved.model),
+        state_bytes=state_bytes,
+        gradient_bytes=gradient_bytes,
+        flops=flops * steps * run.data.batch_size,
+    )
+
+
+def _matmul_rate(size: int = 1024) -> float:
+    """FLOP/s of a matrix product on the devices here, measured in a fraction of a second."""
+    import time
+
+    x = jax.numpy.ones((size, size))
+    product = jax.jit(lambda x: x @ x)
+    jax.block_until_ready(product(x))
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        jax.block_until_ready(product(x))
+        seconds.append(time.perf_counter() - start)
+    return 2 * size**3 / min(seconds) * jax.device_count()
 
 
 class LanguageModel:
-    """A model with its parameters and tokenizer. `trained`: what rundir.load returns."""
+    """A model with its parameters and tokenizer."""
 
-    def __init__(self, trained: rundir.Trained):
-        self._trained = trained
+    def __init__(self, loaded: LoadedModel):
+        self._loaded = loaded
 
-    config = property(lambda self: self._trained.config)
-    tokenizer = property(lambda self: self._trained.tokenizer)
-    params = property(lambda self: self._trained.params)
+    def __repr__(self) -> str:
+        loaded = self._loaded
+        size = short(count_parameters(loaded.model))
+        trained = f"{loaded.config.objective}, step {loaded.step}"
+        return f"LanguageModel({loaded.model.architecture}, {size} parameters, {trained})"
 
-    def generate(self, prompts: list[str], **options) -> list[str]:
-        """What the model writes after each prompt. options: those of inference.generate.Options."""
-        return generate.continue_texts(self._trained, prompts, **options)
+    @property
+    def config(self) -> RunConfig:
+        """Of the run that trained it."""
+        return self._loaded.config
 
-    def stream(self, prompt: str, **options) -> Iterator[str]:
+    @property
+    def dimensions(self) -> ModelDimensions:
+        """Its sizes, all written out."""
+        return self._loaded.model
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Its tokenizer."""
+        return self._loaded.tokenizer
+
+    @property
+    def params(self) -> Params:
+        """Its parameters."""
+        return self._loaded.params
+
+    @overload
+    def generate(self, prompts: str, **options: Any) -> str: ...
+    @overload
+    def generate(self, prompts: Sequence[str], **options: Any) -> list[str]: ...
+    def generate(self, prompts, **options):
+        """What the model writes after a prompt, or after each of several.
+
+        Args:
+            options: those of inference.generate.Options: max_new_tokens, temperature, top_k, top_p,
+                num_beams, stop, ….
+        """
+        if isinstance(prompts, str):
+            return continue_texts(self._loaded, [prompts], **options)[0]
+        return continue_texts(self._loaded, prompts, **options)
+
+    def stream(self, prompt: str, **options: Any) -> Iterator[str]:
         """What it writes after one prompt, piece by piece."""
         before = ""
-        for (text,) in generate.stream(self._trained, [prompt], **options):
+        for (text,) in stream_texts(self._loaded, [prompt], **options):
             yield text[len(before) :]
             before = text
 
     def fill(self, text: str, top: int = 5) -> list:
-        """For each blank (___) of a text the likeliest words with their probabilities, or what T5 writes there."""
-        return fill.fill(self._trained, text, top)
+        """For each blank (___) of a text the likeliest words with their probabilities, or what T5
+        writes there.
+        """
+        return fill(self._loaded, text, top)
 
-    def score(self, texts: list[str], context: str = "") -> list[score.Score]:
-        """How likely each text is, behind the context; see inference.score.score."""
-        return score.score(self._trained, texts, context)
+    @overload
+    def score(self, texts: str, context: str = "") -> Score: ...
+    @overload
+    def score(self, texts: Sequence[str], context: str = "") -> list[Score]: ...
+    def score(self, texts, context=""):
+        """How likely a text is, or each of several, after the context; see
+        inference.score.score.
+        """
+        if isinstance(texts, str):
+            return score(self._loaded, [texts], context)[0]
+        return score(self._loaded, list(texts), context)
 
     @cached_property
-    def apply(self):
-        """The bare function (params, row) → logits [B, scored positions, V]; rows as data/layouts.py makes them."""
-        model = self.config.model
+    def apply(self) -> Callable[[Params, Row], jax.Array]:
+        """The bare function (params, row) → logits [B, scored positions, V]; rows as
+        data/rows/layouts.py makes them.
+        """
+        model = self._loaded.model
 
-        def apply(params, row):
-            return logits(model, head_weights(params), Transformer(model).apply({"params": params}, row))
+        def apply(params: Params, row: Row) -> jax.Array:
+            hidden = transformer.apply(model, params, row).hidden_states
+            if "encoder_scored" in row:
+                hidden = scored_positions(hidden, row)
+            return logits(model, head_params(params), hidden)
 
         return jax.jit(apply)
 
 
-def trained(path: str | Path) -> rundir.Trained:
-    """What a run directory, or the directory of a model of Hugging Face, holds."""
+def load_model(
+    path: str | Path, mesh: Mesh | None = None, allow_code: Collection[str] = ()
+) -> LanguageModel:
+    """The model in a run directory, or in a directory of Hugging Face's files.
+
+    Args:
+        mesh: over which devices its parameters are sharded; None: on one device.
+        allow_code: modules of one's own that the run's objective may be imported from.
+    """
     path = Path(path)
-    if "model_type" in read_json(path / "config.json", "expected the directory of a run, or of a model"):
-        found = exchange.read(path, say=partial(print, file=sys.stderr))
-        return replace(found, params=jax.device_put(found.params))
-    return rundir.load(path)
-
-
-def load(path: str | Path) -> LanguageModel:
-    """The model in a run directory, or in a directory of Hugging Face's files."""
-    return LanguageModel(trained(path))
+    check_is_run(path)
+    if "model_type" in read_json(
+        path / "config.json", "expected the directory of a run, or of a model"
+    ):
+        loaded = convert.read(path, say=partial(print, file=sys.stderr))
+        loaded = dataclasses.replace(loaded, params=jax.device_put(loaded.params))
+    else:
+        loaded = run_directory.load(path, mesh, allow_code)
+    return LanguageModel(loaded)

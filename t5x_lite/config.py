@@ -1,293 +1,502 @@
-"""The one schema: every setting, its default, its range and what it means, and what settings contradict each other.
+"""The one schema: every setting, its default, its range and what it means, and which settings
+contradict each other.
 
-Config files hold only differences from these defaults; settings.py reads them.
+The dataclasses check themselves wherever they are built. Config files start from `default()`, the
+same settings as a locked ConfigDict; config_files.py turns it into these dataclasses.
 """
 
 import dataclasses
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_type_hints
 
-from t5x_lite.errors import BAD_CONFIG, Refusal
+from t5x_lite.errors import BAD_CONFIG, UserError
+from t5x_lite.ranges import NonNegative, Positive, Range, Share, check_value
+from t5x_lite.specs import parse_sources
 
-ARCHITECTURES = ("encoder", "decoder", "prefix_decoder", "encoder_decoder")
-ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu", "sigmoid", "linear", "elu", "selu", "softplus")
-POSITIONS = ("learned", "sinusoidal", "relative", "rotary", "alibi", "shaw", "transformer_xl", "universal", "none")
-
-
-def at_least(low, default):
-    """A field whose value must be ≥ low."""
-    return dataclasses.field(default=default, metadata={"low": low})
-
-
-def between(low, high, default):
-    """A field whose value must lie in [low, high]."""
-    return dataclasses.field(default=default, metadata={"low": low, "high": high})
-
-
-def one_of(*options, default=None):
-    """A field whose value must be one of the options, the first of them unless a default is given."""
-    return dataclasses.field(default=options[0] if default is None else default, metadata={"options": options})
-
-
-@dataclass(frozen=True)
-class Lengths:
-    """Positions of a row, by the stack that reads them."""
-
-    row: int = between(0, 2**24, 0)  # positions of a one-stack row (encoder, decoder, prefix_decoder)
-    inputs: int = between(0, 2**24, 0)  # encoder positions of an encoder_decoder row
-    targets: int = between(0, 2**24, 0)  # decoder positions of an encoder_decoder row
+Architecture = Literal["encoder", "decoder", "prefix_decoder", "encoder_decoder"]
+Activation = Literal[
+    "gelu", "gelu_tanh", "relu", "silu", "sigmoid", "linear", "elu", "selu", "softplus"
+]
+Positions = Literal[
+    "learned",  # a table
+    "sinusoidal",  # Vaswani et al., 2017
+    "relative",  # T5's buckets, a bias on attention
+    "rotary",  # Su et al., 2021
+    "alibi",  # Press et al., 2022
+    "shaw",  # relative vectors: Shaw et al., 2018
+    "transformer_xl",  # Dai et al., 2019; Gopher, Chinchilla
+    "universal",  # sinusoids of position and depth before each layer: Dehghani et al., 2019
+    "none",
+]
+Dropout = Annotated[float, Range(0.0, 0.9)]
+Stddev = Annotated[float, Range(0.0, 10.0)]
+Seed = Annotated[int, Range(0, 2**31 - 1)]
+SequenceLength = Annotated[int, Range(0, 2**24)]
 
 
-@dataclass(frozen=True)
-class Dirt:
-    """What becomes of a document that is not clean text: replace what is wrong, keep it, skip the document, or stop.
-    How often each was met stands in the store's manifest, and `inspect` shows it.
+class Checked:
+    """A dataclass whose fields are checked on construction: type, range, choice, then what
+    contradicts what.
     """
 
-    invalid_utf8: str = one_of("replace", "skip", "stop")  # replaced by U+FFFD
-    lone_surrogate: str = one_of("replace", "skip", "stop")  # half a UTF-16 pair, as JSON may hold; by U+FFFD
-    byte_order_mark: str = one_of("replace", "keep", "skip", "stop")  # at the start; replaced by nothing
-    nul: str = one_of("keep", "replace", "skip", "stop")  # replaced by U+FFFD
-    carriage_return: str = one_of("keep", "replace", "skip", "stop")  # CR LF, or CR alone; by LF
-    empty: str = one_of("skip", "stop")  # nothing, or nothing but white space
-    one_token: str = one_of("keep", "skip", "stop")
+    SECTION = ""  # where its settings stand in a RunConfig, named in errors
+
+    def __post_init__(self):
+        for name, kind in type_hints(type(self)).items():
+            key = f"{self.SECTION}.{name}".lstrip(".")
+            value = check_value(getattr(self, name), kind, key)
+            object.__setattr__(self, name, value)
+        for contradiction in self._contradictions():
+            raise UserError(BAD_CONFIG, contradiction)
+
+    def _contradictions(self) -> Iterator[str]:
+        yield from ()
+
+
+def type_hints(schema: type) -> dict[str, Any]:
+    """The type of each field of a dataclass, ranges included."""
+    hints = get_type_hints(schema, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(schema)}
 
 
 @dataclass(frozen=True)
-class Data:
+class Lengths(Checked):
+    """Positions of a row, by the stack that reads them; 0: the architecture has no such stack."""
+
+    SECTION = "data.lengths"
+
+    sequence_length: SequenceLength = 0  # of the one stack of an encoder, decoder or prefix_decoder
+    inputs: SequenceLength = 0  # of the encoder of an encoder_decoder
+    targets: SequenceLength = 0  # of the decoder of an encoder_decoder
+
+
+@dataclass(frozen=True)
+class TextCleaning(Checked):
+    """What to do with a document that is not clean text: replace what is wrong, keep it, skip the
+    document, or stop.
+
+    How often each case occurred stands in the store's manifest, and `inspect` shows it.
+    """
+
+    SECTION = "data.text_cleaning"
+
+    invalid_utf8: Literal["replace", "skip", "stop"] = "replace"  # by U+FFFD
+    # Half a UTF-16 pair, as JSON may hold; by U+FFFD
+    lone_surrogate: Literal["replace", "skip", "stop"] = "replace"
+    # At the start; by nothing
+    byte_order_mark: Literal["replace", "keep", "skip", "stop"] = "replace"
+    nul: Literal["keep", "replace", "skip", "stop"] = "keep"  # replaced by U+FFFD
+    # CR LF, or CR alone; replaced by LF
+    carriage_return: Literal["keep", "replace", "skip", "stop"] = "keep"
+    empty: Literal["skip", "stop"] = "skip"  # nothing, or nothing but white space
+    single_token: Literal["keep", "skip", "stop"] = "keep"  # documents of one token
+
+
+@dataclass(frozen=True)
+class Data(Checked):
     """Text, tokens, and how rows are cut from them."""
 
-    # python_docs (built in); text files, .jsonl, .parquet, also packed, as a path, directory, glob or gs://…;
-    # tfds:NAME; hf:NAME; python:module.function (see data/sources.py). Several: "a + b", or with rates "3 * a + b".
+    SECTION = "data"
+
+    # Python_docs (built in); text files, .jsonl, .parquet, also compressed, as a path, directory,
+    # glob or gs://…; tfds:NAME; hf:NAME; python:module.function (see data/text/sources.py).
+    # Several: "a + b", or with rates "3 * a + b".
     source: str = "python_docs"
-    document: str = one_of("file", "line", "block")  # what one document of a text file is; a block ends in a blank line
+    # What one document of a text file is; a blank line ends a block
+    document: Literal["file", "line", "block"] = "file"
     field: str = "text"  # the column that holds the text, in JSON lines, parquet and data sets
-    dirt: Dirt = Dirt()
-    # Of several sources without rates: rows go by min(tokens, cap)^(1/temperature) (Raffel et al., 2020, §3.5.2).
-    temperature: float = at_least(1.0, 1.0)  # 1: in proportion to the tokens; the higher, the more alike
-    cap: int = at_least(0, 0)  # tokens that a source counts for at most; 0: all it has
-    validation_source: str = ""  # text held out; empty: a share of each source
-    validation_fraction: float = between(0.0, 0.9, 0.05)  # share of documents held out, by a hash of their text
-    # Trained on the source; or bytes; or somebody's: a path to a .model, tokenizer.json, vocab.txt (BERT) or vocab.bpe.
+    text_cleaning: TextCleaning = TextCleaning()
+    # Of several sources without rates: rows go by min(tokens, cap)^(1/temperature) (Raffel et al.,
+    # 2020, §3.5.2); 1: in proportion to the tokens; higher: more evenly.
+    temperature: Annotated[float, Range(1.0)] = 1.0
+    cap: NonNegative = 0  # tokens that a source counts for at most; 0: all it has
+    validation_source: str = ""  # held-out text; empty: a share of each source
+    # Share of documents held out, by a hash of their text
+    validation_fraction: Annotated[float, Range(0.0, 0.9)] = 0.05
+    # Trained on the source; or bytes; or existing files: a .model, tokenizer.json, vocab.txt (BERT)
+    # or vocab.bpe.
     tokenizer: str = "sentencepiece(vocab_size=8192)"
-    add_specials: bool = False  # append to somebody's tokenizer the special ids and sentinels that it lacks
-    store: str = ""  # where the tokens are kept; empty: in the cache, named by a hash of what made it
-    processes: int = between(0, 256, 0)  # that make tokens of a large text; 0: one a core
-    batch_size: int = at_least(1, 32)  # rows of a step, over all devices
+    # Append to an existing tokenizer the special ids and sentinels that it lacks
+    add_specials: bool = False
+    # Where the tokens are kept; empty: in the cache, named by a hash of what they were made from
+    store: str = ""
+    processes: Annotated[int, Range(0, 256)] = 0  # that tokenize a large text; 0: one per core
+    batch_size: Positive = 32  # rows of a step, over all devices
     lengths: Lengths = Lengths()
-    epochs: int = at_least(0, 0)  # the run ends when any text has been read so often; 0: only after training.steps
-    # Tokens that stay together when shuffling; 0: the longest window of the objectives. Runs of the same block and
-    # seed read the same text in the same order. Where a window goes on into another block, an EOS stands between.
-    block: int = at_least(0, 0)
-    # Cut the window at document ends first, each piece a segment of its own; what the row has then no room for is left
-    # out (`inspect` says how much).
+    # The run ends when any text has been read this often; 0: only after training.steps
+    epochs: NonNegative = 0
+    # Tokens that stay together in shuffling; 0: the longest window of the objectives. Runs with the
+    # same block and seed read the same text in the same order. Where a window crosses into another
+    # block, an EOS stands between.
+    block: NonNegative = 0
+    # Cut the window at document ends first, each piece its own segment; what then does not fit the
+    # row is left out (`inspect` says how much).
     split_documents: bool = False
-    workers: int = between(0, 64, 1)  # threads that make batches ahead; 0: each is made when it is needed
+    # Threads that make batches ahead; 0: each is made when it is needed
+    workers: Annotated[int, Range(0, 64)] = 1
+
+    def _contradictions(self) -> Iterator[str]:
+        if not self.validation_source and not self.validation_fraction:
+            yield (
+                "data.validation_fraction: got 0; hold a share out, or name data.validation_source"
+            )
+        trained_on = [source for _, source in parse_sources(self.source, "data.source")]
+        if self.validation_source and self.validation_source in trained_on:
+            yield (
+                f"data.validation_source={self.validation_source}: it is trained on too; name "
+                "another"
+            )
 
 
 @dataclass(frozen=True)
-class Model:
+class Model(Checked):
     """One Transformer; BERT, T5 and GPT are settings of it."""
 
-    architecture: str = one_of(*ARCHITECTURES, default="decoder")  # who may look where
-    layers: int = at_least(1, 4)  # blocks in each stack
-    decoder_layers: int = at_least(0, 0)  # blocks in the decoder of an encoder_decoder; 0: as many as in the encoder
-    width: int = at_least(1, 128)  # of the residual stream, d_model
-    heads: int = at_least(1, 4)
-    head_size: int = at_least(0, 0)  # 0: width / heads
-    kv_heads: int = at_least(0, 0)  # of keys and values, each for a group of query heads; 1: multi-query; 0: heads
-    ff_width: int = at_least(0, 0)  # inner width of the feed-forward part, d_ff; 0: 4 × width
-    activation: str = one_of(*ACTIVATIONS)
-    gated: bool = False  # act(x U) * (x V) instead of act(x U): GLU, GEGLU, SwiGLU, … (Shazeer, 2020)
-    parallel: bool = False  # x + attention(norm(x)) + feed_forward(norm(x)), one norm for both (PaLM)
-    norm: str = one_of("layer_norm", "rms_norm", "none")
-    norm_position: str = one_of("pre", "post")  # before each part (GPT-2, T5) or after its residual sum (BERT)
-    norm_epsilon: float = between(0.0, 0.1, 1e-6)
+    SECTION = "model"
+
+    architecture: Architecture = "decoder"  # which attention masks the stacks have
+    num_layers: Positive = 4  # blocks in each stack
+    # Blocks in the decoder of an encoder_decoder; 0: num_layers
+    num_decoder_layers: NonNegative = 0
+    d_model: Positive = 128  # width of the residual stream
+    # What mixes positions in a block: see model/blocks.py
+    mixer: Literal["attention"] = "attention"
+    num_heads: Positive = 4
+    head_dim: NonNegative = 0  # 0: d_model / num_heads
+    # Of keys and values, each for a group of query heads; 1: multi-query; 0: num_heads
+    num_kv_heads: NonNegative = 0
+    # act(x U) V, or the gated (act(x U) * x W) V (Shazeer, 2020)
+    feed_forward: Literal["mlp", "gated_mlp"] = "mlp"
+    d_ff: NonNegative = 0  # inner width of the feed-forward part; 0: 4 × d_model
+    activation: Activation = "gelu"
+    # x + attention(norm(x)) + feed_forward(norm(x)), one norm for both (PaLM)
+    parallel_residual: bool = False
+    norm: Literal["layer_norm", "rms_norm", "none"] = "layer_norm"
+    # Before each part (GPT-2, T5) or after its residual sum (BERT)
+    norm_position: Literal["pre", "post"] = "pre"
+    norm_epsilon: Annotated[float, Range(0.0, 0.1)] = 1e-6
     embedding_norm: bool = False  # normalise the sum of the embeddings (BERT)
-    rezero: bool = False  # each part times a learned number that starts at 0 (Bachlechner et al., 2020)
+    # Each part times a learned number that starts at 0 (Bachlechner et al., 2020)
+    rezero: bool = False
     bias: bool = True  # in dense layers and LayerNorm
-    # learned and sinusoidal tables · relative: T5's buckets · rotary · alibi · shaw: Shaw et al.'s relative vectors ·
-    # transformer_xl: Dai et al.'s (Gopher, Chinchilla) · universal: sinusoids of place and depth before each layer
-    positions: str = one_of(*POSITIONS)
-    max_length: int = at_least(0, 0)  # rows of the learned position table; 0: the longest stack of a row
-    position_offset: int = at_least(0, 0)  # rows of that table before the first position (RoBERTa: 2)
-    relative_buckets: int = at_least(4, 32)  # T5's relative positions: how many buckets …
-    relative_distance: int = at_least(5, 128)  # … and the distance from which all share the last
-    shaw_distance: int = at_least(1, 16)  # from which Shaw's vectors are shared, on either side
-    rotary_base: float = between(1.0, 1e9, 10_000.0)  # the slowest rotary angle turns by about 1/base a position
-    shared_layers: str = one_of("none", "all", "encoder", "decoder")  # stacks whose layers are one (ALBERT, Universal)
-    shared_stacks: bool = False  # encoder and decoder are one, but for the attention that joins them
-    embedding_size: int = at_least(0, 0)  # factorised tables: of this width, then projected (ALBERT); 0: width
-    scale_embeddings: bool = False  # times width^½ (Vaswani et al., 2017, §3.4)
-    token_types: int = at_least(0, 0)  # rows of the token type table (BERT: 2)
-    classes: int = at_least(0, 0)  # of the head on an encoder's first position; 0: 2 for sentence pairs, else none
-    vocab_size: int = at_least(0, 0)  # 0: the tokenizer's size
-    vocab_multiple: int = at_least(1, 128)  # embedding rows are padded to a multiple, so that they shard
+    positions: Positions = "learned"
+    max_length: NonNegative = 0  # rows of the learned position table; 0: the longest stack of a row
+    position_offset: NonNegative = 0  # rows of that table before the first position (RoBERTa: 2)
+    relative_buckets: Annotated[int, Range(4)] = 32  # T5's relative positions: how many buckets …
+    # … and the distance from which all share the last
+    relative_distance: Annotated[int, Range(5)] = 128
+    shaw_distance: Positive = 16  # from which Shaw's vectors are shared, on either side
+    # The slowest angle advances by about 1/base a position
+    rotary_base: Annotated[float, Range(1.0, 1e9)] = 10_000.0
+    # Stacks of one repeated layer (ALBERT)
+    shared_layers: Literal["none", "all", "encoder", "decoder"] = "none"
+    shared_stacks: bool = False  # encoder and decoder share their parameters, cross-attention aside
+    # Factorised tables of this width, then projected (ALBERT); 0: d_model
+    embedding_size: NonNegative = 0
+    scale_embeddings: bool = False  # times d_model^½ (Vaswani et al., 2017, §3.4)
+    token_types: NonNegative = 0  # rows of the token type table (BERT: 2)
+    num_classes: NonNegative = 0  # of the sequence label head; 0: 2 for sentence pairs, else none
+    vocab_size: NonNegative = 0  # 0: the tokenizer's size
+    # Embedding rows are padded to a multiple, so that they can be sharded
+    vocab_multiple: Positive = 128
     shared_embeddings: bool = True  # encoder and decoder read the same table
-    tied: bool = True  # the output layer is the (decoder's) embedding table
-    scale_logits: bool = False  # hidden states times width^-½ before the output layer (T5 1.0)
-    scale_attention: bool = True  # attention logits times head_size^-½; T5 has it in the initialisation
-    mlm_head: bool = False  # BERT's output head: dense, activation, norm; then the table and a bias
-    init: str = one_of("normal", "truncated", "fan_in")  # of dense kernels: init_stddev, or fan_in^-½ (T5)
-    init_stddev: float = between(0.0, 10.0, 0.02)
-    embedding_stddev: float = between(0.0, 10.0, 0.02)
-    depth_scaled_init: bool = False  # kernels that write to the residual stream: times (2 × layers)^-½ (GPT-2)
-    dropout: float = between(0.0, 0.9, 0.0)  # on embeddings and the output of each part …
-    attention_dropout: float = between(0.0, 0.9, 0.0)  # … on attention weights …
-    ff_dropout: float = between(0.0, 0.9, 0.0)  # … and inside the feed-forward part
-    attention: str = one_of("auto", "plain", "cudnn", "splash")  # the kernel; auto: the device's best
-    dtype: str = one_of("float32", "bfloat16", "float64")  # of the computation; float64 is for proofs
+    tie_embeddings: bool = True  # the output layer is the (decoder's) embedding table
+    scale_logits: bool = False  # hidden states times d_model^-½ before the output layer (T5 1.0)
+    # Attention logits times head_dim^-½; T5 has it in the initialisation
+    scale_attention: bool = True
+    # BERT's transform before the output layer: dense, activation, norm; and a bias after it
+    mlm_head: bool = False
+    # Of dense kernels: init_stddev, or fan_in^-½ (T5)
+    init: Literal["normal", "truncated", "fan_in"] = "normal"
+    init_stddev: Stddev = 0.02
+    embedding_stddev: Stddev = 0.02
+    # Kernels that write to the residual stream: times (2 × num_layers)^-½ (GPT-2)
+    depth_scaled_init: bool = False
+    dropout: Dropout = 0.0  # on embeddings and the output of each part …
+    attention_dropout: Dropout = 0.0  # … on attention weights …
+    ff_dropout: Dropout = 0.0  # … and inside the feed-forward part
+    # Auto: the best for the device
+    attention_kernel: Literal["auto", "plain", "cudnn", "splash"] = "auto"
+    # Of the computation; float64 is for proofs
+    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     scan: bool = True  # one compiled block for all layers; False unrolls them
     remat: bool = False  # recompute each block in the backward pass
 
+    @property
+    def is_encoder_decoder(self) -> bool:
+        """Whether there are two stacks."""
+        return self.architecture == "encoder_decoder"
+
+    @property
+    def drops_out(self) -> bool:
+        """Whether training draws random numbers for dropout."""
+        return max(self.dropout, self.attention_dropout, self.ff_dropout) > 0
+
+    def _contradictions(self) -> Iterator[str]:
+        if not self.head_dim and self.d_model % self.num_heads:
+            divides = (
+                f"model.num_heads: {self.num_heads} does not divide model.d_model {self.d_model}"
+            )
+            yield f"{divides}; change one, or set model.head_dim"
+        if self.num_kv_heads and self.num_heads % self.num_kv_heads:
+            yield (
+                f"model.num_kv_heads: {self.num_kv_heads} does not divide model.num_heads "
+                f"{self.num_heads}"
+            )
+        yield from self._of_stacks()
+        if self.parallel_residual and self.norm_position == "post":
+            yield "model.parallel_residual: needs norm_position pre"
+        yield from self._of_positions()
+        if self.mlm_head and self.architecture != "encoder":
+            yield (
+                f"model.mlm_head: architecture {self.architecture} has none; it is the head of an "
+                "encoder"
+            )
+
+    def _of_stacks(self) -> Iterator[str]:
+        if not self.is_encoder_decoder:
+            one_stack = f"architecture {self.architecture} has one stack"
+            if self.num_decoder_layers:
+                yield f"model.num_decoder_layers: {one_stack}; leave it out"
+            if self.shared_stacks:
+                yield f"model.shared_stacks: {one_stack}; leave it out"
+            if not self.shared_embeddings:
+                yield f"model.shared_embeddings: {one_stack}; leave it out"
+            if self.shared_layers in ("encoder", "decoder"):
+                yield (
+                    f"model.shared_layers: got {self.shared_layers}, but {one_stack}; set all or "
+                    "none"
+                )
+        if self.shared_stacks and self.num_decoder_layers not in (0, self.num_layers):
+            yield (
+                "model.shared_stacks: needs as many num_decoder_layers as num_layers; set "
+                "num_decoder_layers to 0"
+            )
+        if self.shared_stacks and self.shared_layers in ("encoder", "decoder"):
+            yield (
+                f"model.shared_layers: got {self.shared_layers}, but shared_stacks makes both "
+                "one; set all or none"
+            )
+
+    def _of_positions(self) -> Iterator[str]:
+        head_dim = self.head_dim or self.d_model // self.num_heads
+        if self.position_offset and self.positions != "learned":
+            yield f"model.position_offset: positions {self.positions} have no table; set it to 0"
+        if self.positions == "rotary" and head_dim % 2:
+            yield "model.positions=rotary: needs an even head_dim; set model.head_dim"
+        if self.positions == "relative" and self.relative_buckets % 2:
+            yield f"model.relative_buckets: got {self.relative_buckets}, expected an even number"
+        if self.positions == "relative" and self.relative_distance <= self.relative_buckets // 2:
+            expected = "expected more than half of relative_buckets"
+            yield f"model.relative_distance: got {self.relative_distance}, {expected}"
+
 
 @dataclass(frozen=True)
-class Mesh:
+class ModelDimensions(Model):
+    """A Model with every size written out: what resolve.py makes of it, and the only one that
+    model/ sees.
+
+    No size is 0 for "follows from another". num_decoder_layers is 0 for an encoder alone,
+    num_classes without a sequence label head; embedding_size is d_model unless the tables are
+    factorised.
+    """
+
+    def _contradictions(self) -> Iterator[str]:
+        sizes = ("head_dim", "num_kv_heads", "d_ff", "embedding_size", "vocab_size", "max_length")
+        for name in sizes:
+            if not getattr(self, name):
+                yield f"model.{name}: is not resolved; make dimensions with resolve.resolve_model"
+        if (self.num_decoder_layers > 0) == (self.architecture == "encoder"):
+            yield (
+                f"model.num_decoder_layers: got {self.num_decoder_layers} for architecture "
+                f"{self.architecture}"
+            )
+
+    @property
+    def embedding_rows(self) -> int:
+        """vocab_size rounded up to vocab_multiple."""
+        return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
+
+    @property
+    def is_factorised(self) -> bool:
+        """Whether embeddings are narrower (or wider) than the residual stream."""
+        return self.embedding_size != self.d_model
+
+
+@dataclass(frozen=True)
+class Mesh(Checked):
     """How the devices are arranged."""
 
-    data: int = at_least(-1, -1)  # devices that split the batch; -1: all that are left
-    fsdp: int = at_least(1, 1)  # devices that split the batch and the parameters
-    tensor: int = at_least(1, 1)  # devices that split heads, feed-forward width and vocabulary
+    SECTION = "mesh"
+
+    data: Annotated[int, Range(-1)] = -1  # devices that split the batch; -1: all that are left
+    fsdp: Positive = 1  # devices that split the batch and the parameters
+    tensor: Positive = 1  # devices that split heads, d_ff and vocabulary
+
+    def _contradictions(self) -> Iterator[str]:
+        if self.data == 0:
+            yield "mesh.data: got 0, expected -1 (all that are left) or at least 1"
 
 
 @dataclass(frozen=True)
-class Optimizer:
-    """The rule of the update and its learning rate."""
+class Optimizer(Checked):
+    """The update rule and its learning rate."""
 
-    name: str = one_of("adamw", "adafactor")
-    learning_rate: float = between(0.0, 100.0, 1e-3)  # the peak
-    schedule: str = one_of("cosine", "linear", "inverse_square_root", "constant")  # after the warm-up
-    unit: str = one_of("steps", "tokens")  # what warmup and decay count; tokens are raw tokens read
-    warmup: int = at_least(0, 100)  # linear, from warmup_from × peak to the peak
-    warmup_from: float = between(0.0, 1.0, 0.0)  # 1: held at the peak (T5)
-    decay: int = at_least(0, 0)  # where cosine and linear end, the warm-up included; 0: with the run
-    final: float = between(0.0, 1.0, 0.0)  # share of the peak that cosine and linear end at
-    beta1: float = between(0.0, 0.9999, 0.9)  # AdamW
-    beta2: float = between(0.0, 0.99999, 0.999)  # AdamW
-    epsilon: float = between(0.0, 1.0, 1e-8)  # AdamW
-    weight_decay: float = between(0.0, 10.0, 0.0)  # AdamW; decoupled, on kernels and tables alone
-    clip: float = at_least(0.0, 1.0)  # largest global norm of the gradient; 0: none
+    SECTION = "optimizer"
+
+    name: Literal["adamw", "adafactor"] = "adamw"
+    learning_rate: Annotated[float, Range(0.0, 100.0)] = 1e-3  # the peak
+    # After the warm-up
+    schedule: Literal["cosine", "linear", "inverse_square_root", "constant"] = "cosine"
+    # Of warmup_steps and decay_steps; tokens: raw tokens read
+    schedule_unit: Literal["steps", "tokens"] = "steps"
+    warmup_steps: NonNegative = 100  # linear, from initial_lr_ratio × peak to the peak
+    initial_lr_ratio: Share = 0.0  # 1: held at the peak during the warm-up (T5)
+    # Where cosine and linear end, the warm-up included; 0: with the run
+    decay_steps: NonNegative = 0
+    final_lr_ratio: Share = 0.0  # share of the peak that cosine and linear end at
+    beta1: Annotated[float, Range(0.0, 0.9999)] = 0.9  # AdamW
+    beta2: Annotated[float, Range(0.0, 0.99999)] = 0.999  # AdamW
+    epsilon: Share = 1e-8  # AdamW
+    # AdamW; decoupled, of kernels and tables only
+    weight_decay: Annotated[float, Range(0.0, 10.0)] = 0.0
+    # Largest global norm of the gradient; 0: no clipping
+    grad_clip_norm: Annotated[float, Range(0.0)] = 1.0
+
+    def _contradictions(self) -> Iterator[str]:
+        if self.weight_decay and self.name != "adamw":
+            yield (
+                "optimizer.weight_decay: adafactor is used without; set it to 0 or optimizer.name "
+                "to adamw"
+            )
+        if 0 < self.decay_steps <= self.warmup_steps:
+            expected = f"expected more than optimizer.warmup_steps {self.warmup_steps}, or 0"
+            yield f"optimizer.decay_steps: got {self.decay_steps}, {expected}"
 
 
 @dataclass(frozen=True)
-class Training:
+class Training(Checked):
     """How long, how often, and what exactly is minimised."""
 
-    steps: int = at_least(1, 1000)
-    log_every: int = at_least(1, 50)
-    eval_every: int = at_least(0, 0)  # evaluate the whole validation split every n steps; 0: at the end only
-    checkpoint_every: int = at_least(0, 0)  # save every n steps; 0: at the end only
-    keep_every: int = at_least(0, 0)  # save every n steps, and keep these besides the newest; 0: none
-    microbatches: int = at_least(1, 1)  # the batch in n parts, gradients summed: same result, less memory
-    z_loss: float = between(0.0, 1.0, 0.0)  # coefficient of log²Z (T5: 1e-4)
-    label_smoothing: float = between(0.0, 0.99, 0.0)
-    loss_chunk: int = at_least(0, 0)  # positions whose logits exist at a time; 0: all
+    SECTION = "training"
+
+    steps: Positive = 1000
+    log_every: Positive = 50
+    # Evaluate the whole validation split every n steps; 0: at the end only
+    eval_every: NonNegative = 0
+    checkpoint_every: NonNegative = 0  # save every n steps; 0: at the end only
+    keep_every: NonNegative = 0  # save every n steps, and keep these besides the newest; 0: none
+    microbatches: Positive = 1  # the batch in n parts, gradients summed: same result, less memory
+    z_loss: Share = 0.0  # coefficient of log²Z (T5: 1e-4)
+    label_smoothing: Annotated[float, Range(0.0, 0.99)] = 0.0
+    loss_chunk: NonNegative = 0  # positions whose logits exist at a time; 0: all
     profile: tuple = ()  # (first, last) step written as a jax.profiler trace to WORKDIR/profile
+
+    def _contradictions(self) -> Iterator[str]:
+        if self.profile and not _is_step_range(self.profile):
+            yield (
+                f"training.profile: got {list(self.profile)}, expected [first, last] with 1 <= "
+                "first <= last"
+            )
+
+
+def _is_step_range(steps: tuple) -> bool:
+    return (
+        len(steps) == 2 and all(type(step) is int for step in steps) and 1 <= steps[0] <= steps[1]
+    )
 
 
 @dataclass(frozen=True)
-class RunConfig:
+class RunConfig(Checked):
     """Everything that one run depends on."""
 
-    seed: int = between(0, 2**31 - 1, 0)
-    init_from: str = ""  # the directory of a run whose parameters this one starts from; empty: they are drawn
-    objective: str = "causal_lm"  # what is hidden and what is asked, e.g. span_corruption(mean_span_length=2)
+    seed: Seed = 0
+    # The directory of a run whose parameters this one starts from; empty: drawn at random
+    init_from: str = ""
+    objective: str = "causal_lm"  # inputs and targets, e.g. span_corruption(mean_span_length=2)
     data: Data = Data()
     model: Model = Model()
     mesh: Mesh = Mesh()
     optimizer: Optimizer = Optimizer()
     training: Training = Training()
 
+    def _contradictions(self) -> Iterator[str]:
+        yield from self._of_lengths()
+        longest, table_rows = max(dataclasses.astuple(self.data.lengths)), self.model.max_length
+        if self.model.positions == "learned" and 0 < table_rows < longest:
+            yield (
+                f"model.max_length: got {table_rows}, but data.lengths go up to {longest}; raise "
+                "one or lower the other"
+            )
+        parts, rows = self.training.microbatches, self.data.batch_size
+        if rows % parts:
+            yield f"training.microbatches: {parts} does not divide data.batch_size {rows}"
+
+    def _of_lengths(self) -> Iterator[str]:
+        architecture, lengths = self.model.architecture, self.data.lengths
+        used, unused = ("sequence_length",), ("inputs", "targets")
+        if self.model.is_encoder_decoder:
+            used, unused = unused, used
+        for name in used:
+            if not getattr(lengths, name):
+                yield f"data.lengths.{name}: got 0; a row of architecture {architecture} needs it"
+        for name in unused:
+            if getattr(lengths, name):
+                expected = f"set data.lengths.{' and '.join(used)}"
+                yield (
+                    f"data.lengths.{name}: architecture {architecture} has no such length; "
+                    f"{expected}"
+                )
+
 
 @dataclass(frozen=True)
-class CompareConfig:
-    """Several runs, read by `compare`; the prompts show what each model does."""
+class CompareConfig(Checked):
+    """Several runs, read by `compare`; the texts show what each model does."""
 
     title: str = "Comparison"
     members: dict = dataclasses.field(default_factory=dict)  # name → RunConfig
-    ngram: bool = True  # beside causal models: a unigram and a Kneser-Ney trigram model of the same tokens
+    # Beside causal models: a unigram and a Kneser-Ney trigram model of the same tokens
+    ngram: bool = True
     blanks: tuple = ()  # sentences with a ___ that encoders fill with a word
-    spans: tuple = ()  # texts with ___ where models of span_corruption fill in any number of words
+    spans: tuple = ()  # texts with ___ that models of span_corruption fill with any number of words
     prompts: tuple = ()  # texts that language models continue
 
-
-def check(config: RunConfig) -> RunConfig:
-    """What no single field can know: refuse settings that contradict each other."""
-    for complaint in chain(_rows(config), _model(config.model), _learning(config)):
-        raise Refusal(BAD_CONFIG, complaint)
-    return config
-
-
-def check_model(model: Model) -> Model:
-    """The same for a model alone."""
-    for complaint in _model(model):
-        raise Refusal(BAD_CONFIG, complaint)
-    return model
+    def _contradictions(self) -> Iterator[str]:
+        if not self.members:
+            yield "members: got none, expected names with the settings of a run each"
+        for name in self.members:  # each names a directory in the workdir
+            if not isinstance(name, str) or Path(name).name != name:
+                yield f"members: got the name {name!r}, expected one without slashes"
+        for name, member in self.members.items():
+            if not isinstance(member, RunConfig):
+                yield f"members.{name}: got {member!r}, expected a RunConfig"
 
 
-def _rows(config: RunConfig) -> Iterator[str]:
-    data, architecture = config.data, config.model.architecture
-    two = architecture == "encoder_decoder"
-    used, unused = (("inputs", "targets"), ("row",)) if two else (("row",), ("inputs", "targets"))
-    for name in used:
-        if not getattr(data.lengths, name):
-            yield f"data.lengths.{name}: got 0; a row of architecture {architecture} needs it"
-    for name in unused:
-        if getattr(data.lengths, name):
-            wanted = " and ".join(used)
-            yield f"data.lengths.{name}: architecture {architecture} has no such length; set data.lengths.{wanted}"
-    longest, most = max(dataclasses.astuple(data.lengths)), config.model.max_length
-    if config.model.positions == "learned" and 0 < most < longest:
-        yield f"model.max_length: got {most}, but data.lengths go up to {longest}; raise one or lower the other"
-    if not data.validation_source and not data.validation_fraction:
-        yield "data.validation_fraction: got 0; hold a share out, or name data.validation_source"
-    if data.validation_source and data.validation_source in data.source.split(" + "):
-        yield f"data.validation_source={data.validation_source}: it is trained on too; name another"
-    parts = config.training.microbatches
-    if data.batch_size % parts:
-        yield f"training.microbatches: {parts} does not divide data.batch_size {data.batch_size}"
+def to_dict(config: Any) -> dict:
+    """The data of a config and nothing else, as it stands in config.json."""
+    return json.loads(json.dumps(dataclasses.asdict(config)))
 
 
-def _model(model: Model) -> Iterator[str]:
-    size, buckets = model.head_size or model.width // model.heads, model.relative_buckets
-    if not model.head_size and model.width % model.heads:
-        yield f"model.heads: {model.heads} does not divide model.width {model.width}; change one or set model.head_size"
-    if model.kv_heads and model.heads % model.kv_heads:
-        yield f"model.kv_heads: {model.kv_heads} does not divide model.heads {model.heads}"
-    two = model.architecture == "encoder_decoder"
-    for key in ("decoder_layers", "shared_stacks"):
-        if getattr(model, key) and not two:
-            yield f"model.{key}: architecture {model.architecture} has one stack; leave it out"
-    if not model.shared_embeddings and not two:
-        yield f"model.shared_embeddings: architecture {model.architecture} has one stack; leave it out"
-    if model.shared_stacks and model.decoder_layers not in (0, model.layers):
-        yield "model.shared_stacks: needs as many decoder_layers as layers; set decoder_layers to 0"
-    if model.shared_stacks and model.shared_layers in ("encoder", "decoder"):
-        yield f"model.shared_layers: got {model.shared_layers}, but shared_stacks makes both one; set all or none"
-    if model.shared_layers in ("encoder", "decoder") and not two:
-        yield f"model.shared_layers: got {model.shared_layers}, but there is one stack; set all or none"
-    if model.parallel and model.norm_position == "post":
-        yield "model.parallel: needs norm_position pre"
-    if model.position_offset and model.positions != "learned":
-        yield f"model.position_offset: positions {model.positions} have no table; set it to 0"
-    if model.positions == "rotary" and size % 2:
-        yield "model.positions=rotary: needs an even head size; set model.head_size"
-    if model.positions == "relative" and buckets % 2:
-        yield f"model.relative_buckets: got {buckets}, expected an even number"
-    if model.positions == "relative" and model.relative_distance <= buckets // 2:
-        yield f"model.relative_distance: got {model.relative_distance}, expected more than half of relative_buckets"
-    if model.mlm_head and model.architecture != "encoder":
-        yield f"model.mlm_head: architecture {model.architecture} has none; it is the head of an encoder"
+def default(schema: type = RunConfig) -> Any:
+    """All settings with their defaults as a locked ConfigDict, for a config file to start from: a
+    typo fails there, at its line.
 
+    >>> config = default()
+    >>> config.model.num_layers = 2
+    >>> config.model.num_layer = 2  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    AttributeError: 'Key "num_layer" does not exist and cannot be added since the config is...
+    """
+    from ml_collections import ConfigDict
 
-def _learning(config: RunConfig) -> Iterator[str]:
-    optimizer, profile = config.optimizer, config.training.profile
-    if optimizer.weight_decay and optimizer.name != "adamw":
-        yield "optimizer.weight_decay: adafactor is used without; set it to 0 or optimizer.name to adamw"
-    if 0 < optimizer.decay <= optimizer.warmup:
-        yield f"optimizer.decay: got {optimizer.decay}, expected more than optimizer.warmup {optimizer.warmup}, or 0"
-    if config.mesh.data == 0:
-        yield "mesh.data: got 0, expected -1 (all that are left) or at least 1"
-    if profile and not (len(profile) == 2 and all(type(p) is int for p in profile) and 1 <= profile[0] <= profile[1]):
-        yield f"training.profile: got {list(profile)}, expected [first, last] with 1 <= first <= last"
+    values = {}
+    for field in dataclasses.fields(schema):
+        if field.default_factory is not dataclasses.MISSING:
+            value = field.default_factory()
+        else:
+            value = field.default
+        values[field.name] = default(type(value)) if dataclasses.is_dataclass(value) else value
+    return ConfigDict(values).lock()

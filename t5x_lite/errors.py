@@ -1,9 +1,14 @@
-"""The one exception for what a user can mend, and the exit codes a script can rely on."""
+"""The one exception for problems that a user can fix, and the exit codes that scripts can rely
+on.
+"""
 
 import importlib
 import json
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
+from types import ModuleType
 
 USAGE = 2  # wrong command line, or a second run in one directory
 BAD_DATA = 65  # a corpus, tokenizer or text that cannot be used
@@ -16,11 +21,16 @@ INTERRUPTED = 130  # Ctrl-C; checkpoint saved
 TERMINATED = 143  # SIGTERM; checkpoint saved
 
 
-class Refusal(Exception):
-    """A problem the user can mend: one sentence saying what was got, what is expected and how to mend it."""
+class UserError(Exception):
+    """A problem that the user can fix: one sentence that says what was got, what is expected and
+    how to fix it.
+
+    Attributes:
+        code: the exit code of the command that meets it.
+    """
 
     def __init__(self, code: int, message: str):
-        super().__init__(code, message)  # as args, so that it passes from one process to another
+        super().__init__(code, message)  # both as args, so that it can be pickled between processes
         self.code = code
 
     def __str__(self) -> str:
@@ -28,55 +38,59 @@ class Refusal(Exception):
 
 
 @contextmanager
-def refusing(code: int, what: str):
-    """Whatever a library or a user's program raises within becomes a Refusal: what could not be done, and the reason.
+def user_errors(code: int, what: str) -> Iterator[None]:
+    """Turn whatever a library or a user's own function raises into a UserError: what could not be
+    done, and why.
 
-    >>> with refusing(NO_FILE, "cannot read a.gz"):
-    ...     raise EOFError("it is cut off")
+    >>> with user_errors(NO_FILE, "cannot read a.gz"):
+    ...     raise EOFError("the file is truncated")
     Traceback (most recent call last):
-    t5x_lite.errors.Refusal: cannot read a.gz (EOFError: it is cut off)
+    t5x_lite.errors.UserError: cannot read a.gz (EOFError: the file is truncated)
     """
     try:
         yield
-    except (Refusal, MemoryError):
+    except (UserError, MemoryError):
         raise
-    except (Exception, SystemExit) as error:  # they have no type in common
-        first = (str(error).strip().splitlines() or [""])[0][:200]
-        reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {first}"
-        raise Refusal(code, f"{what} ({reason})") from error
+    except (Exception, SystemExit) as error:  # libraries share no base class of their own
+        first_line = (str(error).strip().splitlines() or [""])[0][:200]
+        reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {first_line}"
+        raise UserError(code, f"{what} ({reason})") from error
 
 
-def imported(module: str, extra: str, what: str):
-    """An optional package's module, or a Refusal that says how to install it."""
+def optional_import(module: str, extra: str, what: str) -> ModuleType:
+    """The module of an optional package; raises a UserError that says how to install it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise Refusal(NO_FILE, f"{what}: needs the package of {module}: pip install 't5x_lite[{extra}]'") from error
+        install = f"pip install 't5x_lite[{extra}]'"
+        raise UserError(
+            NO_FILE, f"{what}: needs the package {module.split('.')[0]}: {install}"
+        ) from error
 
 
-def read_json(path: Path, mend: str) -> dict:
-    """The JSON object in a file; a Refusal, which says how to mend it, where there is none."""
+def read_json(path: Path, fix: str) -> dict:
+    """The JSON object in a file; raises a UserError that ends in `fix` where there is none."""
     try:
-        found = json.loads(path.read_bytes())
+        value = json.loads(path.read_bytes())
     except FileNotFoundError as error:
-        raise Refusal(NO_FILE, f"{path}: no such file; {mend}") from error
+        raise UserError(NO_FILE, f"{path}: no such file; {fix}") from error
     except (OSError, ValueError) as error:
-        raise Refusal(NO_FILE, f"{path}: cannot be read ({error}); {mend}") from error
-    if not isinstance(found, dict):
-        raise Refusal(NO_FILE, f"{path}: holds {type(found).__name__}, expected an object; {mend}")
-    return found
+        raise UserError(NO_FILE, f"{path}: cannot be read ({error}); {fix}") from error
+    if not isinstance(value, dict):
+        raise UserError(NO_FILE, f"{path}: holds {type(value).__name__}, expected an object; {fix}")
+    return value
 
 
-def nearest(name: str, names) -> str:
-    """The sentence that names what was probably meant.
+def nearest(name: object, names: Iterable[str]) -> str:
+    """The half-sentence that says what was probably meant.
 
-    >>> nearest("lerning_rate", ["learning_rate", "warmup"])
+    >>> nearest("lerning_rate", ["learning_rate", "warmup_steps"])
     'did you mean learning_rate?'
-    >>> nearest("zzz", ["learning_rate", "warmup"])
-    'expected one of learning_rate, warmup'
+    >>> nearest("zzz", ["learning_rate", "warmup_steps"])
+    'expected one of learning_rate, warmup_steps'
     """
-    from difflib import get_close_matches
-
     names = list(names)
     close = get_close_matches(str(name), names, n=1)
-    return f"did you mean {close[0]}?" if close else "expected one of " + ", ".join(names)
+    if close:
+        return f"did you mean {close[0]}?"
+    return "expected one of " + ", ".join(names)

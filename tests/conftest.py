@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # compiles faster; the commands are run as users run them
+# Compiles faster; the commands are run as users run them.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 ROOT = Path(__file__).parent.parent
 
 LENGTHS = {
-    "encoder": {"row": 34},
-    "decoder": {"row": 40},
-    "prefix_decoder": {"row": 40},
+    "encoder": {"sequence_length": 34},
+    "decoder": {"sequence_length": 40},
+    "prefix_decoder": {"sequence_length": 40},
     "encoder_decoder": {"inputs": 32, "targets": 24},
 }
 # Every objective with every architecture that can learn it.
@@ -26,17 +27,26 @@ CELLS = [
     ("causal_lm", "decoder"),
     ("prefix_lm", "decoder"),
     ("prefix_lm(score_prefix=True)", "decoder"),
-    *((f"{name}", a) for name in ("prefix_lm",) for a in ("prefix_decoder", "encoder_decoder")),
-    *(
-        (name, a)
-        for name in ("span_corruption", "span_corruption(random_roll=True)", "iid_denoising")
-        for a in ("decoder", "prefix_decoder", "encoder_decoder")
-    ),
+    ("prefix_lm", "prefix_decoder"),
+    ("prefix_lm", "encoder_decoder"),
+    ("span_corruption", "decoder"),
+    ("span_corruption", "prefix_decoder"),
+    ("span_corruption", "encoder_decoder"),
+    ("span_corruption(random_roll=True)", "decoder"),
+    ("span_corruption(random_roll=True)", "prefix_decoder"),
+    ("span_corruption(random_roll=True)", "encoder_decoder"),
+    ("iid_denoising", "decoder"),
+    ("iid_denoising", "prefix_decoder"),
+    ("iid_denoising", "encoder_decoder"),
 ]
 # Those that say nothing new about the model: their rows are proven, one of each kind is trained.
 MORE_CELLS = [
-    *((f"masked_lm(choice={choice!r})", "encoder") for choice in ("word", "span", "salient")),
-    *((f"masked_lm({option})", "encoder") for option in ("second='next'", "second='order'", "static=True")),
+    ("masked_lm(choice='word')", "encoder"),
+    ("masked_lm(choice='span')", "encoder"),
+    ("masked_lm(choice='salient')", "encoder"),
+    ("masked_lm(second='next')", "encoder"),
+    ("masked_lm(second='order')", "encoder"),
+    ("masked_lm(static=True)", "encoder"),
     ("prefix_lm(split=0.75, mode='S')", "encoder_decoder"),
     ("fill_in_the_middle", "decoder"),
     ("fill_in_the_middle(fim_rate=1)", "prefix_decoder"),
@@ -58,19 +68,20 @@ def sentences(count: int, seed: int = 0) -> str:
     """Documents of a language so small that a tiny model learns it, one a block."""
     pick = random.Random(seed).choice
     nouns, verbs = ("cat", "dog", "bird", "fish"), ("sees", "hears", "likes")
-    made = (
-        f"the {pick(nouns)} {pick(verbs)} the {pick(nouns)} and the {pick(nouns)} {pick(verbs)} it."
-        for _ in range(count)
-    )
-    return "\n\n".join(made)
+    documents = []
+    for _ in range(count):
+        first = f"the {pick(nouns)} {pick(verbs)} the {pick(nouns)}"
+        documents.append(f"{first} and the {pick(nouns)} {pick(verbs)} it.")
+    return "\n\n".join(documents)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def private_cache(tmp_path_factory):
     """Stores and compiled programs of the tests, away from the user's."""
     base = tmp_path_factory.getbasetemp()
-    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base  # what one worker compiled the other need not
-    os.environ["T5X_LITE_CACHE"] = str(shared / "cache")
+    if "PYTEST_XDIST_WORKER" in os.environ:  # what one worker compiled the other need not
+        base = base.parent
+    os.environ["T5X_LITE_CACHE"] = str(base / "cache")
 
 
 @pytest.fixture(scope="session")
@@ -82,7 +93,9 @@ def text_file(tmp_path_factory):
 
 
 def settings(text_file, objective="causal_lm", architecture="decoder", **more) -> dict:
-    """A config, as nested dicts, that trains in seconds; `more` is keyed "model.width" and so on."""
+    """A config, as nested dicts, that trains in seconds; `more` is keyed "model.d_model" and so
+    on.
+    """
     values = {
         "objective": objective,
         "data.source": str(text_file),
@@ -92,35 +105,50 @@ def settings(text_file, objective="causal_lm", architecture="decoder", **more) -
         "data.batch_size": 8,
         "data.lengths": LENGTHS[architecture],
         "model.architecture": architecture,
-        "model.layers": 2,
-        "model.width": 16,
-        "model.heads": 2,
+        "model.num_layers": 2,
+        "model.d_model": 16,
+        "model.num_heads": 2,
         "training.steps": 6,
         "training.log_every": 1,
         **more,
     }
-    nested = {}
+    nested: dict = {}
     for key, value in values.items():
         *parents, last = key.split(".")
-        at = nested
+        inner = nested
         for parent in parents:
-            at = at.setdefault(parent, {})
-        at[last] = value
+            inner = inner.setdefault(parent, {})
+        inner[last] = value
     return nested
 
 
 @pytest.fixture(scope="session")
 def make(text_file):
-    """A function that makes a checked RunConfig and its corpus."""
-    from t5x_lite.config import RunConfig, check
-    from t5x_lite.data.prepare import prepare
-    from t5x_lite.settings import build
+    """A function that makes a run of small settings, resolved, and its corpus."""
+    from t5x_lite.config import RunConfig
+    from t5x_lite.config_files import build
+    from t5x_lite.data.store.prepare import prepare
+    from t5x_lite.resolve import resolve
 
-    def made(*args, **more):
-        config = check(build(RunConfig, settings(text_file, *args, **more)))
-        return config, prepare(config.data, say=lambda _: None)
+    def make_run(*args, **more):
+        config = build(RunConfig, settings(text_file, *args, **more))
+        corpus = prepare(config.data, say=lambda _: None)
+        return resolve(config, corpus.tokenizer.vocabulary), corpus
 
-    return made
+    return make_run
+
+
+@pytest.fixture(scope="session")
+def batches_of(make):
+    """A function that makes the batches of a run of small settings, of one of its splits."""
+    from t5x_lite.data.rows.batches import make_batches
+
+    def make_split(*args, split="train", **more):
+        resolved, corpus = make(*args, **more)
+        config = resolved.config
+        return make_batches(resolved.rows, config.data, config.seed, corpus, split)
+
+    return make_split
 
 
 @pytest.fixture
@@ -135,24 +163,44 @@ def config_file(tmp_path, text_file):
     return write
 
 
+@pytest.fixture
+def write_module(tmp_path, monkeypatch):
+    """A function that writes a module of the user's own, and returns a path that exists once it has
+    been imported.
+    """
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def write(name, text):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        mark = tmp_path / f"{name} was imported"
+        leaves_a_mark = f"import pathlib\npathlib.Path({str(mark)!r}).touch()\n"
+        (tmp_path / f"{name}.py").write_text(f"{text}\n{leaves_a_mark}")
+        return mark
+
+    return write
+
+
 def start(*args, **more) -> subprocess.Popen:
     """The command line in a process of its own."""
     command = [sys.executable, "-m", "t5x_lite", *map(str, args)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    env = {key: value for key, value in os.environ.items() if key != "JAX_DISABLE_MOST_OPTIMIZATIONS"}
+    env = {**os.environ}
+    env.pop("JAX_DISABLE_MOST_OPTIMIZATIONS", None)
     return subprocess.Popen(command, **{**pipes, "cwd": ROOT, "env": env, **more})
 
 
 def run(*args, code: int = 0) -> tuple[str, str]:
-    """Run a command to its end, in this process; its output and errors. The exit code must be `code`."""
+    """Run a command to its end, in this process; its output and errors. The exit code must be
+    `code`.
+    """
     from t5x_lite.__main__ import main
 
     with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
         try:
-            found = main([str(arg) for arg in args])
+            exit_code = main([str(arg) for arg in args])
         except SystemExit as exit:  # argparse's
-            found = exit.code
-    assert found == code, f"exit code {found}\n{out.getvalue()}\n{err.getvalue()}"
+            exit_code = exit.code
+    assert exit_code == code, f"exit code {exit_code}\n{out.getvalue()}\n{err.getvalue()}"
     return out.getvalue(), err.getvalue()
 
 

@@ -1,6 +1,6 @@
-"""Eight simulated devices (data 2 × fsdp 2 × tensor 2), four microbatches, and both, against one of either, for every
-architecture and for parts that lie on a mesh in a way of their own: loss and gradients in float64, then the losses of
-20 steps in float32 at the peak learning rate.
+"""Eight simulated devices (data 2 × fsdp 2 × tensor 2), four microbatches, and both, against one of
+either, for every architecture and for parts that lie on a mesh in a way of their own: loss and
+gradients in float64, then the losses of 20 steps in float32 at the peak learning rate.
 
 Run by test_sharding.py (both at once, fewer steps); by hand: python tests/proof_sharding.py
 """
@@ -14,24 +14,33 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from t5x_lite import settings
-from t5x_lite.config import RunConfig, check
-from t5x_lite.data.prepare import prepare
+from t5x_lite import config_files
+from t5x_lite.config import RunConfig
+from t5x_lite.data.store.prepare import prepare
+from t5x_lite.resolve import resolve
 from t5x_lite.training.loop import Run
-from t5x_lite.training.step import create_state, make_gradient
 
 LENGTHS = {"inputs": 58, "targets": 14}
 CASES = {
-    "encoder": ("bert_tiny", "masked_lm", {"row": 66}),
-    "decoder": ("gpt_tiny", "causal_lm", {"row": 64}),
-    "prefix_decoder": ("gpt_tiny", "prefix_lm", {"row": 64}),
+    "encoder": ("bert_tiny", "masked_lm", {"sequence_length": 66}),
+    "decoder": ("gpt_tiny", "causal_lm", {"sequence_length": 64}),
+    "prefix_decoder": ("gpt_tiny", "prefix_lm", {"sequence_length": 64}),
     "encoder_decoder": ("t5_tiny", "iid_denoising", {"inputs": 80, "targets": 40}),
 }
 # Parts that lie on a mesh in a way of their own: name → architecture, and what its model has.
 PARTS = {
-    "grouped queries": ("decoder", {"kv_heads": 2, "positions": "rotary", "parallel": True}),
-    "multi-query": ("decoder", {"kv_heads": 1, "positions": "transformer_xl", "tied": False}),
-    "shared stacks": ("encoder_decoder", {"shared_stacks": True, "shared_layers": "all", "positions": "shaw"}),
+    "grouped queries": (
+        "decoder",
+        {"num_kv_heads": 2, "positions": "rotary", "parallel_residual": True},
+    ),
+    "multi-query": (
+        "decoder",
+        {"num_kv_heads": 1, "positions": "transformer_xl", "tie_embeddings": False},
+    ),
+    "shared stacks": (
+        "encoder_decoder",
+        {"shared_stacks": True, "shared_layers": "all", "positions": "shaw"},
+    ),
     "factorised": ("encoder", {"embedding_size": 16, "positions": "alibi", "rezero": True}),
 }
 VARIANTS = {
@@ -43,53 +52,75 @@ VARIANTS = {
 
 def merged(values: dict, more: dict) -> dict:
     """`values` with the nested settings of `more`."""
-    return values | {k: merged(values.get(k, {}), v) if isinstance(v, dict) else v for k, v in more.items()}
+    return values | {
+        k: merged(values.get(k, {}), v) if isinstance(v, dict) else v for k, v in more.items()
+    }
 
 
 def build(case: str, source: str, more: dict) -> RunConfig:
-    """The tiny config of a case, narrow, on the given text: split documents make rows of unequal targets."""
+    """The tiny config of a case, narrow, on the given text: split documents make rows of unequal
+    targets.
+    """
     architecture, parts = PARTS.get(case, (case, {}))
     name, objective, lengths = CASES[architecture]
-    base = settings.read(name)
+    base = config_files.read_settings(name)
     base["data"]["lengths"] = lengths
-    data = {"source": source, "tokenizer": "bytes", "batch_size": 16, "document": "block", "split_documents": True}
-    model = {"architecture": architecture, "width": 32, "ff_width": 64, "scan": True} | parts
-    ours = {"objective": objective, "data": data, "model": model, "optimizer": {"warmup": 0}}
-    return check(settings.build(RunConfig, merged(merged(base, ours), more)))
+    data = {
+        "source": source,
+        "tokenizer": "bytes",
+        "batch_size": 16,
+        "document": "block",
+        "split_documents": True,
+    }
+    model = {"architecture": architecture, "d_model": 32, "d_ff": 64, "scan": True} | parts
+    ours = {"objective": objective, "data": data, "model": model, "optimizer": {"warmup_steps": 0}}
+    return config_files.build(RunConfig, merged(merged(base, ours), more))
+
+
+def make_run(config, corpus, devices) -> Run:
+    """The run of a config on so many devices."""
+    resolved = resolve(config, corpus.tokenizer.vocabulary)
+    return Run(resolved, corpus, jax.devices()[:devices])
 
 
 def gradients(config, corpus, devices):
     """Mean loss, gradients and the number of targets of each row, of the first batch in float64."""
     with jax.enable_x64(True):
         config = replace(config, model=replace(config.model, dtype="float64"))
-        run = Run(config, corpus, jax.devices()[:devices])
+        run = make_run(config, corpus, devices)
         with run.within():
-            state = create_state(run.config, run.optimizer, run.mesh)
+            state = run.fresh_state()
             batch = run.batch(run.batches, 0)
-            grads, sums = jax.jit(make_gradient(run.config))(state.params, batch, None)
+            grads, sums = jax.jit(run.loss.gradient)(state.params, batch, None)
+            (sums,) = sums.values()  # of one head
             weights = next(np.asarray(v) for k, v in batch.items() if k.endswith("_weights"))
-            return jax.device_get(grads), float(sums["objective"] / sums["weight"]), weights.sum(1)
+            loss = float(sums["total_loss"] / sums["weight"])
+            return jax.device_get(grads), loss, weights.sum(1)
 
 
 def losses(config, corpus, devices, steps):
     """The loss of each of the first steps, in float32."""
-    run = Run(config, corpus, jax.devices()[:devices])
+    run = make_run(config, corpus, devices)
     made = []
     with run.within():
-        state = create_state(run.config, run.optimizer, run.mesh)
+        state = run.fresh_state()
         for step in range(steps):
-            state, sums = run.train_step(state, run.batch(run.batches, step))
+            state, figures = run.train_step(state, run.batch(run.batches, step))
+            (sums,) = figures["sums"].values()  # of one head
             made.append(float(sums["nll"]) / float(sums["weight"]))
     return np.array(made)
 
 
 def relative(a, b) -> float:
-    """The largest difference of two trees, relative to the largest value of each leaf. (The gradient of a key's bias is
-    zero but for rounding: a leaf counts as at least 10⁻⁶ of the largest.)
+    """The largest difference of two trees, relative to the largest value of each leaf. (The
+    gradient of a key's bias is zero but for rounding: a leaf counts as at least 10⁻⁶ of the
+    largest.)
     """
     a, b = jax.tree.leaves(a), jax.tree.leaves(b)
     least = 1e-6 * max(np.abs(x).max() for x in a)
-    return max(float(np.abs(x - y).max() / max(np.abs(x).max(), least)) for x, y in zip(a, b, strict=True))
+    return max(
+        float(np.abs(x - y).max() / max(np.abs(x).max(), least)) for x, y in zip(a, b, strict=True)
+    )
 
 
 def prove(source: str, cases=(*CASES, *PARTS), steps: int = 20, variants=tuple(VARIANTS)) -> dict:

@@ -1,22 +1,25 @@
-"""BERT, T5 and GPT of like size on the same documents in the same order: the text that every Python carries.
+"""BERT, T5 and GPT of like size on the same documents in the same order: the text that every Python
+carries.
 
 About four minutes on two CPU cores.
 
 python -m t5x_lite compare --config=configs/compare/quickstart.py --workdir=/tmp/quickstart
 """
 
-from ml_collections import ConfigDict
-
-from t5x_lite.settings import read
+import t5x_lite
+from t5x_lite.config import CompareConfig, default
 
 
 def get_config():
-    config = ConfigDict()
+    config = default(CompareConfig)
     config.title = "BERT, T5 and GPT on the documentation of Python"
-    config.members = {name: read(f"configs/{name}_tiny.py") for name in ("bert", "t5", "gpt")}
+    config.members = {name: t5x_lite.get_config(f"{name}_tiny") for name in ("bert", "t5", "gpt")}
     for member in config.members.values():
         member.training.update(steps=700, eval_every=175, checkpoint_every=350, log_every=25)
-    config.blanks = ("Return the ___ of the object.", "This method is called when the ___ is closed.")
+    config.blanks = (
+        "Return the ___ of the object.",
+        "This method is called when the ___ is closed.",
+    )
     config.spans = ("Return the ___ of the object.", "If the file ___, an exception is raised.")
     config.prompts = ("Return a new", "This module provides")
-    return config.lock()
+    return config

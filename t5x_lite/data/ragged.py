@@ -3,12 +3,13 @@
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike, DTypeLike
 
 
 class Ragged(NamedTuple):
-    """`values` holds the rows one after another, `lengths` [rows] how long each is.
+    """`values` holds the rows one after another, `lengths` [rows] the length of each.
 
-    >>> Ragged.join(Ragged.of([[1, 2], []]), Ragged.full([[7], [8]])).tolist()
+    >>> Ragged.join(Ragged.from_rows([[1, 2], []]), Ragged.from_array([[7], [8]])).tolist()
     [[1, 2, 7], [8]]
     """
 
@@ -16,52 +17,58 @@ class Ragged(NamedTuple):
     lengths: np.ndarray
 
     @classmethod
-    def of(cls, rows, dtype=np.int32) -> "Ragged":
+    def from_rows(cls, rows, dtype: DTypeLike = np.int32) -> "Ragged":
         """From a list of rows."""
-        rows = [np.asarray(row, dtype) for row in rows]
-        values = np.concatenate(rows) if rows else np.zeros(0, dtype)
-        return cls(values, np.array([len(row) for row in rows], np.int64))
+        arrays = [np.asarray(row, dtype) for row in rows]
+        values = np.concatenate(arrays) if arrays else np.zeros(0, dtype)
+        return cls(values, np.array([len(array) for array in arrays], np.int64))
 
     @classmethod
-    def full(cls, values, dtype=np.int32) -> "Ragged":
+    def from_array(cls, values: ArrayLike, dtype: DTypeLike = np.int32) -> "Ragged":
         """From an array [rows, n]: every row has all n."""
-        values = np.asarray(values, dtype)
-        return cls(values.reshape(-1), np.full(len(values), values.shape[1]))
+        array = np.asarray(values, dtype)
+        return cls(array.reshape(-1), np.full(len(array), array.shape[1]))
 
     @classmethod
-    def empty(cls, rows: int, dtype=np.int32) -> "Ragged":
-        """Rows of nothing."""
+    def empty(cls, rows: int, dtype: DTypeLike = np.int32) -> "Ragged":
+        """Rows of length 0."""
         return cls(np.zeros(0, dtype), np.zeros(rows, np.int64))
 
     @classmethod
-    def kept(cls, values: np.ndarray, mask: np.ndarray) -> "Ragged":
-        """Of an array [rows, n] what a mask [rows, n] keeps."""
+    def from_mask(cls, values: np.ndarray, mask: np.ndarray) -> "Ragged":
+        """What a mask [rows, n] keeps of an array [rows, n]."""
         return cls(values[mask].astype(np.int32, copy=False), np.count_nonzero(mask, axis=1))
 
     @classmethod
     def join(cls, *parts: "Ragged") -> "Ragged":
         """Row by row one part after another."""
         lengths = np.stack([part.lengths for part in parts], 1)
-        which = np.repeat(np.arange(lengths.size) % len(parts), lengths.reshape(-1))
-        values = np.empty(len(which), np.result_type(*(part.values for part in parts)))
-        for i, part in enumerate(parts):
-            values[which == i] = part.values
+        part_of_value = np.repeat(np.arange(lengths.size) % len(parts), lengths.reshape(-1))
+        values = np.empty(len(part_of_value), np.result_type(*(part.values for part in parts)))
+        for number, part in enumerate(parts):
+            values[part_of_value == number] = part.values
         return cls(values, lengths.sum(1))
 
     @classmethod
-    def choose(cls, which: np.ndarray, one: "Ragged", other: "Ragged") -> "Ragged":
-        """Rows of one where `which` [rows] is true, of the other where it is not."""
-        lengths = np.where(which, one.lengths, other.lengths)
-        values = np.empty(lengths.sum(), one.values.dtype)
-        here = np.repeat(which, lengths)
-        values[here] = one.values[np.repeat(which, one.lengths)]
-        values[~here] = other.values[np.repeat(~which, other.lengths)]
+    def where(cls, condition: np.ndarray, a: "Ragged", b: "Ragged") -> "Ragged":
+        """Rows of a where the condition [rows] is true, of b where it is not."""
+        lengths = np.where(condition, a.lengths, b.lengths)
+        values = np.empty(lengths.sum(), a.values.dtype)
+        from_a = np.repeat(condition, lengths)
+        values[from_a] = a.values[np.repeat(condition, a.lengths)]
+        values[~from_a] = b.values[np.repeat(~condition, b.lengths)]
         return cls(values, lengths)
 
     @classmethod
     def stack(cls, parts: list["Ragged"]) -> "Ragged":
         """The rows of one part, then the rows of the next."""
-        return cls(np.concatenate([p.values for p in parts]), np.concatenate([p.lengths for p in parts]))
+        values = np.concatenate([part.values for part in parts])
+        return cls(values, np.concatenate([part.lengths for part in parts]))
+
+    @property
+    def starts(self) -> np.ndarray:
+        """Where in `values` each row starts."""
+        return self.ends - self.lengths
 
     @property
     def ends(self) -> np.ndarray:
@@ -69,18 +76,18 @@ class Ragged(NamedTuple):
         return np.cumsum(self.lengths)
 
     @property
-    def within(self) -> np.ndarray:
-        """For each value its place in its row."""
-        return np.arange(len(self.values)) - self.spread(self.ends - self.lengths)
+    def positions(self) -> np.ndarray:
+        """The position of each value in its row."""
+        return np.arange(len(self.values)) - self.broadcast(self.starts)
 
     @property
-    def of_row(self) -> np.ndarray:
-        """For each value the number of its row."""
-        return self.spread(np.arange(len(self.lengths)))
+    def row_ids(self) -> np.ndarray:
+        """The row that each value belongs to."""
+        return self.broadcast(np.arange(len(self.lengths)))
 
-    def spread(self, of_rows: np.ndarray) -> np.ndarray:
-        """What each row has [rows], for each of its values."""
-        return np.repeat(of_rows, self.lengths)
+    def broadcast(self, row_values: np.ndarray) -> np.ndarray:
+        """One number for each row [rows], repeated for each of the row's values."""
+        return np.repeat(row_values, self.lengths)
 
     def arrays(self) -> list[np.ndarray]:
         """Row by row."""
@@ -91,7 +98,9 @@ class Ragged(NamedTuple):
         return [row.tolist() for row in self.arrays()]
 
     def take(self, order: np.ndarray) -> "Ragged":
-        """Rows in another order."""
+        """The rows at those indices, in that order."""
         lengths = self.lengths[order]
-        shift = (self.ends - self.lengths)[order] - (np.cumsum(lengths) - lengths)
-        return Ragged(self.values[np.repeat(shift, lengths) + np.arange(lengths.sum())], lengths)
+        new_starts = np.cumsum(lengths) - lengths
+        shift = self.starts[order] - new_starts
+        sources = np.repeat(shift, lengths) + np.arange(lengths.sum())
+        return Ragged(self.values[sources], lengths)

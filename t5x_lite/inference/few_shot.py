@@ -1,49 +1,67 @@
-"""Prompts of examples: a model is told what to do by text alone (in-context learning; Brown et al., 2020, §2)."""
+"""Prompts of examples: a model is told what to do by text alone (in-context learning; Brown et al.,
+2020, §2).
+"""
 
 import json
 import random
 import re
 from pathlib import Path
+from typing import TypedDict
 
-from t5x_lite.errors import BAD_DATA, NO_FILE, USAGE, Refusal
+from t5x_lite.errors import BAD_DATA, NO_FILE, USAGE, UserError
 
 TEMPLATE = "{input} => {target}\n"
 
 
-def read(path: Path) -> list[dict]:
+class Example(TypedDict):
+    """One solved case."""
+
+    input: str
+    target: str
+
+
+def read_examples(path: Path) -> list[Example]:
     """Examples from JSON lines with "input" and "target"."""
     try:
         lines = path.read_text("utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise Refusal(NO_FILE, f"--examples={path}: cannot be read ({error})") from error
-    made = []
+        raise UserError(NO_FILE, f"--examples={path}: cannot be read ({error})") from error
+    examples = []
     for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
         try:
-            found = json.loads(line or "{}")
+            example = json.loads(line)
         except ValueError as error:
-            raise Refusal(BAD_DATA, f"{path}, line {number}: no JSON ({error})") from error
-        if line.strip() and not (isinstance(found, dict) and {"input", "target"} <= found.keys()):
-            raise Refusal(BAD_DATA, f'{path}, line {number}: expected {{"input": …, "target": …}}')
-        made += [found] if line.strip() else []
-    if not made:
-        raise Refusal(BAD_DATA, f"{path}: holds no examples")
-    return made
+            raise UserError(BAD_DATA, f"{path}, line {number}: no JSON ({error})") from error
+        if not isinstance(example, dict) or not {"input", "target"} <= example.keys():
+            raise UserError(
+                BAD_DATA, f'{path}, line {number}: expected {{"input": …, "target": …}}'
+            )
+        examples.append(example)
+    if not examples:
+        raise UserError(BAD_DATA, f"{path}: holds no examples")
+    return examples
 
 
-def prompt(examples: list[dict], query: str, shots: int, seed: int = 0, template: str = TEMPLATE) -> str:
-    r"""`shots` examples, drawn without replacement, and the query, its target left open.
+def few_shot_prompt(
+    examples: list[Example], query: str, shots: int, seed: int = 0, template: str = TEMPLATE
+) -> str:
+    r"""`shots` examples, drawn without replacement, then the query, its target left open.
 
-    >>> prompt([{"input": "sea", "target": "mer"}], "cheese", 1)
+    >>> few_shot_prompt([{"input": "sea", "target": "mer"}], "cheese", 1)
     'sea => mer\ncheese =>'
     """
-    before, found, _ = template.partition("{target}")
-    if not found or "{input}" not in before:
-        raise Refusal(USAGE, f"--template={template!r}: expected one with {{input}} and, behind it, {{target}}")
+    before_target, found, _ = template.partition("{target}")
+    if not found or "{input}" not in before_target:
+        expected = "expected one with {input} and, after it, {target}"
+        raise UserError(USAGE, f"--template={template!r}: {expected}")
     if shots > len(examples):
-        raise Refusal(USAGE, f"--shots={shots}: the file has {len(examples)} examples")
+        raise UserError(USAGE, f"--shots={shots}: the file has {len(examples)} examples")
 
-    def shown(example):
-        return re.sub(r"{(input|target)}", lambda place: str(example[place[1]]), template)
+    def solved(example: Example) -> str:
+        return re.sub(r"{(input|target)}", lambda field: str(example[field[1]]), template)
 
-    chosen = random.Random(seed).sample(examples, shots)
-    return "".join(map(shown, chosen)) + before.replace("{input}", query).rstrip(" ")
+    drawn = random.Random(seed).sample(examples, shots)
+    open_query = before_target.replace("{input}", query).rstrip(" ")
+    return "".join(map(solved, drawn)) + open_query

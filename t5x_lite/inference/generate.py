@@ -1,199 +1,286 @@
-"""Continue texts. A decoder reads the start token and the prompt, a prefix decoder the same both ways; an encoder reads
-the prompt of an encoder-decoder, whose decoder begins with the start token.
+"""Continue texts. A decoder reads the start token and the prompt, a prefix decoder the same
+bidirectionally; the encoder of an encoder-decoder reads the prompt, and its decoder begins with the
+start token.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from t5x_lite.config import Model, at_least, between
-from t5x_lite.data.layouts import Shape, lay_out
-from t5x_lite.data.objectives import Pairs, mixture
+from t5x_lite.config import Checked, ModelDimensions, Seed
+from t5x_lite.config_files import build
+from t5x_lite.data.objectives.pairs import Pairs
 from t5x_lite.data.ragged import Ragged
-from t5x_lite.errors import USAGE, Refusal
-from t5x_lite.inference.writing import Ends, Prompt, Sampling, beam_search, begin, go_on, prepare
-from t5x_lite.settings import build
-from t5x_lite.training.rundir import Trained
+from t5x_lite.data.rows.layouts import RowShape, lay_out
+from t5x_lite.errors import USAGE, UserError
+from t5x_lite.inference.decode_loop import (
+    Prompt,
+    Sampling,
+    StopTokens,
+    beam_search,
+    decode,
+    prefill,
+    prepare_weights,
+)
+from t5x_lite.ranges import NonNegative, Positive, Range
+from t5x_lite.training.run_directory import LoadedModel
 
 GREEDY = Sampling()
-_LEAST = 16  # slots; more are powers of two, so that prompts of like length share one compiled program
+# More are powers of two, so that prompts of similar length share one compiled program
+_MIN_BUCKET = 16
+_UNLIMITED = 1 << 62
+_TOKENS_BETWEEN_STOP_CHECKS = 16  # the loop itself knows no strings
 
 
-def slots(length: int, most: int = 1 << 62) -> int:
-    """How many are made for that length: a power of two, or `most` where they are less, but never too few.
+@dataclass(frozen=True)
+class Options(Checked):
+    """How texts are continued; see decode_loop.Sampling and decode_loop.beam_search."""
 
-    >>> slots(3), slots(17), slots(17, most=20)
+    SECTION = "generate"
+
+    max_new_tokens: Annotated[int, Range(1, 2**16)] = 64
+    temperature: Annotated[float, Range(0.0)] = 0.0
+    top_k: NonNegative = 0
+    top_p: Annotated[float, Range(1e-6, 1.0)] = 1.0
+    seed: Seed = 0  # what is sampled depends on it and on the place among the prompts
+    num_beams: Positive = 1  # more: the best text of a beam search, without sampling
+    length_penalty: Annotated[float, Range(0.0)] = 0.6
+    stop: tuple = ()  # a text ends before the first of these strings
+
+    def _contradictions(self) -> Iterator[str]:
+        if not all(isinstance(word, str) and word for word in self.stop):
+            yield f"generate: stop: got {self.stop!r}, expected texts that are not empty"
+        if self.num_beams > 1 and self.temperature:
+            yield (
+                "generate: temperature samples, num_beams searches for the likeliest text; set "
+                "one of them"
+            )
+        if not self.temperature and (self.top_k or self.top_p < 1):
+            yield (
+                "generate: top_k and top_p restrict what is sampled, but nothing is; set a "
+                "temperature"
+            )
+
+
+def bucket_length(length: int, longest: int = _UNLIMITED) -> int:
+    """The number of positions made for that length: a power of two, or `longest` where that is
+    less, never too few.
+
+    >>> bucket_length(3), bucket_length(17), bucket_length(17, longest=20)
     (16, 32, 20)
     """
-    return max(min(max(_LEAST, 1 << (length - 1).bit_length()), most), length)
+    power_of_two = max(_MIN_BUCKET, 1 << (length - 1).bit_length())
+    return max(min(power_of_two, longest), length)
 
 
-def _room(config: Model, longest: int, max_new: int) -> int:
-    """How many tokens can be written behind the longest prompt. Raises Refusal where that is none."""
+def _output_tokens(config: ModelDimensions, longest_prompt: int, max_new_tokens: int) -> int:
+    """How many tokens can be generated after the longest prompt. Raises UserError where that is
+    none.
+    """
     if config.architecture == "encoder":
-        raise Refusal(USAGE, "generate: an encoder writes no text; use fill")
+        raise UserError(USAGE, "generate: an encoder writes no text; use fill")
     if config.positions != "learned":
-        return max_new
-    two = config.architecture == "encoder_decoder"
-    room = config.max_length - (0 if two else longest)
-    if min(room, config.max_length - longest + two) < 1:
-        most = config.max_length
-        raise Refusal(USAGE, f"generate: the prompt has {longest} tokens, the model {most} positions; shorten it")
-    return min(max_new, room)
+        return max_new_tokens
+    if config.is_encoder_decoder:
+        fits, room = longest_prompt <= config.max_length, config.max_length
+    else:
+        room = config.max_length - longest_prompt
+        fits = room > 0
+    if not fits:
+        reason = f"the prompt has {longest_prompt} tokens, the model {config.max_length} positions"
+        raise UserError(USAGE, f"generate: {reason}; shorten it")
+    return min(max_new_tokens, room)
 
 
 @lru_cache(maxsize=1)
-def _weights(trained: Trained):
-    return prepare(trained.config.model, trained.params)
+def _weights(loaded: LoadedModel):
+    return prepare_weights(loaded.model, loaded.params)
 
 
-def _prompt(trained: Trained, inputs: list[np.ndarray]) -> Prompt:
-    config, vocabulary = trained.config.model, trained.tokenizer.vocabulary
+def _prompt(loaded: LoadedModel, inputs: list[np.ndarray]) -> Prompt:
+    config, vocabulary = loaded.model, loaded.tokenizer.vocabulary
     longest = max(len(ids) for ids in inputs)
-    if config.architecture == "encoder_decoder":
+    if config.is_encoder_decoder:
         if not all(len(ids) for ids in inputs):
-            raise Refusal(USAGE, "generate: got an empty prompt, but the encoder must read something; write one")
-        length = slots(longest, config.max_length if config.positions == "learned" else 1 << 62)
-        pairs = Pairs(Ragged.of(inputs), Ragged.full(np.zeros((len(inputs), 1))))
-        row = {key: jnp.asarray(value) for key, value in lay_out(pairs, Shape(length, 1, 0), vocabulary).items()}
+            raise UserError(
+                USAGE,
+                "generate: got an empty prompt, but the encoder must read something; write one",
+            )
+        length = bucket_length(
+            longest, config.max_length if config.positions == "learned" else _UNLIMITED
+        )
+        one_target = Ragged.from_array(np.zeros((len(inputs), 1)))
+        pairs = Pairs(Ragged.from_rows(inputs), one_target)
+        row = lay_out(pairs, RowShape(encoder=length, decoder=1), vocabulary)
+        row = {key: jnp.asarray(value) for key, value in row.items()}
         return Prompt(row["decoder_tokens"], jnp.ones(len(inputs), jnp.int32), row)
-    tokens = np.full((len(inputs), slots(longest + 1)), vocabulary.pad, np.int32)
+    tokens = np.full((len(inputs), bucket_length(longest + 1)), vocabulary.pad, np.int32)
     for row, ids in zip(tokens, inputs, strict=True):
         row[: len(ids) + 1] = [vocabulary.start, *ids]
     return Prompt(jnp.asarray(tokens), jnp.array([len(ids) + 1 for ids in inputs]))
 
 
-def _begin(trained: Trained, inputs: list[np.ndarray], max_new: int):
-    """What every way to write starts from: ends, weights, prompt, and how many tokens are written at most."""
-    most = _room(trained.config.model, max(len(ids) for ids in inputs), max_new)
-    ends = Ends(trained.tokenizer.vocabulary.eos, trained.tokenizer.vocabulary.size)
-    return ends, _weights(trained), _prompt(trained, inputs), most
+def _stop_tokens(loaded: LoadedModel) -> StopTokens:
+    vocabulary = loaded.tokenizer.vocabulary
+    return StopTokens(vocabulary.eos, vocabulary.size)
 
 
-def _cut(rows, count: int, eos: int) -> list[np.ndarray]:
-    """Each row up to its EOS, which is left out."""
-    made = []
-    for row in np.array(rows)[:, :count]:  # a copy: the loop writes on in the same memory
-        stop = np.flatnonzero(row == eos)
-        made.append(row[: stop[0]] if len(stop) else row)
-    return made
-
-
-def writing(
-    trained: Trained, inputs: list[np.ndarray], max_new: int, sampling: Sampling, seed: int = 0, every: int = 0
-) -> Iterator[list[np.ndarray]]:
-    """Ids that the model has written after each input (ids), up to EOS, which is left out, or max_new of them (fewer
-    where the model has no more positions): after `every` further tokens of each row (0: once, at the end).
-
-    Raises Refusal for models without a decoder, and prompts that fill all positions.
-    """
-    config, (ends, weights, prompt, most) = trained.config.model, _begin(trained, inputs, max_new)
-    written = begin(config, sampling, ends, slots(most), weights, prompt, jax.random.key(seed))
-    until = 1
-    while True:
-        count, done = int(written.count), bool(written.done.all())
-        if every or done or count == most:
-            yield _cut(written.ids, count, ends.eos)
-        if done or count == most:
-            return
-        until = min(until + every, most) if every else most
-        written = go_on(config, sampling, ends, weights, written, until)
-
-
-def generate(trained: Trained, inputs: list[np.ndarray], max_new: int = 64, sampling: Sampling = GREEDY, seed: int = 0):
-    """What `writing` has at the end: ids for each input."""
-    (made,) = writing(trained, inputs, max_new, sampling, seed)
-    return made
-
-
-def search(trained: Trained, inputs: list[np.ndarray], beams: int, max_new: int = 64, length_penalty: float = 0.6):
-    """By beam search: of each input a list of (ids, score), best first; see writing.beam_search."""
-    ends, weights, prompt, most = _begin(trained, inputs, max_new)
-    ids, scores = beam_search(trained.config.model, ends, beams, length_penalty, slots(most), weights, prompt, most)
-    return [
-        [
-            (text, float(score))
-            for text, score in zip(_cut(row, most, ends.eos), of_row, strict=True)
-            if np.isfinite(score)
-        ]
-        for row, of_row in zip(ids, np.asarray(scores), strict=True)
-    ]
-
-
-def encoded(trained: Trained, prompts: list[str]) -> list[np.ndarray]:
-    """The ids of prompts; with EOS where an encoder reads them and is used to it, as models of span corruption are."""
-    two = trained.config.model.architecture == "encoder_decoder"
-    used = two and any(objective.uses_sentinels for _, objective in mixture(trained.config.objective))
-    behind = [trained.tokenizer.vocabulary.eos] * used
-    return [np.concatenate([trained.tokenizer.encode(prompt), behind]).astype(np.int32) for prompt in prompts]
-
-
-@dataclass(frozen=True)
-class Options:
-    """How texts are continued; see Sampling and writing.beam_search."""
-
-    max_new: int = between(1, 2**16, 64)  # tokens
-    temperature: float = at_least(0.0, 0.0)
-    top_k: int = at_least(0, 0)
-    top_p: float = between(1e-6, 1.0, 1.0)
-    seed: int = between(0, 2**31 - 1, 0)  # what is drawn depends on it and on the place among the prompts
-    beams: int = at_least(1, 1)  # more: the best of a beam search, without sampling
-    length_penalty: float = at_least(0.0, 0.6)
-    stop: tuple = ()  # a text ends before the first of these strings
-
-
-def _wanted(trained: Trained, prompts: list[str], options: dict) -> Options:
-    wanted, ids = build(Options, options, "generate: "), trained.tokenizer.vocabulary.size
-    if isinstance(prompts, str):
-        raise Refusal(USAGE, f"generate: got the text {prompts!r}, expected a list of texts")
-    if not all(isinstance(word, str) and word for word in wanted.stop):
-        raise Refusal(USAGE, f"generate: stop: got {wanted.stop!r}, expected texts that are not empty")
-    if wanted.beams > ids:
-        raise Refusal(USAGE, f"generate: beams: got {wanted.beams}, expected at most the {ids} ids of the tokenizer")
-    if wanted.beams > 1 and wanted.temperature:
-        raise Refusal(USAGE, "generate: a temperature draws, beams search for the likeliest; set one of them")
-    if not wanted.temperature and (wanted.top_k or wanted.top_p < 1):
-        raise Refusal(USAGE, "generate: top_k and top_p say what is drawn from, but nothing is; set a temperature")
-    return wanted
-
-
-def continue_texts(trained: Trained, prompts: list[str], **options) -> list[str]:
-    """What the model writes after each prompt, as text. options: those of Options."""
-    *_, texts = stream(trained, prompts, 0, **options)
+def _until_eos(rows, count: int, eos: int) -> list[np.ndarray]:
+    """The first `count` ids of each row up to its EOS, which is left out."""
+    texts = []
+    for row in np.array(rows)[:, :count]:  # a copy: the loop goes on in the same memory
+        ends = np.flatnonzero(row == eos)
+        texts.append(row[: ends[0]] if len(ends) else row)
     return texts
 
 
-def stream(trained: Trained, prompts: list[str], every: int = 4, **options) -> Iterator[list[str]]:
-    """The texts after `every` further tokens (0: at the end); each only grows, and the last are what
-    `continue_texts` returns.
+def generate_ids(
+    loaded: LoadedModel,
+    inputs: list[np.ndarray],
+    max_new_tokens: int = 64,
+    sampling: Sampling = GREEDY,
+    seed: int = 0,
+) -> list[np.ndarray]:
+    """The ids generated after each input (ids), up to EOS, which is left out."""
+    (last,) = stream_ids(loaded, inputs, max_new_tokens, sampling, seed)
+    return last
+
+
+def stream_ids(
+    loaded: LoadedModel,
+    inputs: list[np.ndarray],
+    max_new_tokens: int,
+    sampling: Sampling = GREEDY,
+    seed: int = 0,
+    every: int = 0,
+) -> Iterator[list[np.ndarray]]:
+    """The ids generated so far, after `every` further tokens of each row (0: once, at the end): up
+    to EOS, which is left out, or max_new_tokens (fewer where the model has no more positions).
+
+    Raises:
+        UserError: for models without a decoder, and prompts that fill all positions.
     """
-    wanted = _wanted(trained, prompts, options)
+    config, stop = loaded.model, _stop_tokens(loaded)
+    most = _output_tokens(config, max(len(ids) for ids in inputs), max_new_tokens)
+    with loaded.within():
+        weights, prompt = _weights(loaded), _prompt(loaded, inputs)
+        state = prefill(
+            config, sampling, stop, bucket_length(most), weights, prompt, jax.random.key(seed)
+        )
+    until = 1
+    while True:
+        count = int(state.count)
+        is_done = bool(state.done.all()) or count == most
+        if every or is_done:
+            yield _until_eos(state.ids, count, stop.eos)
+        if is_done:
+            return
+        until = min(until + every, most) if every else most
+        with loaded.within():
+            state = decode(config, sampling, stop, weights, state, until)
+
+
+def search_ids(
+    loaded: LoadedModel,
+    inputs: list[np.ndarray],
+    num_beams: int,
+    max_new_tokens: int = 64,
+    length_penalty: float = 0.6,
+) -> list[list[tuple[np.ndarray, float]]]:
+    """Beam search: for each input a list of (ids, score), best first; see
+    decode_loop.beam_search.
+    """
+    config, stop = loaded.model, _stop_tokens(loaded)
+    most = _output_tokens(config, max(len(ids) for ids in inputs), max_new_tokens)
+    with loaded.within():
+        weights, prompt = _weights(loaded), _prompt(loaded, inputs)
+        slots = bucket_length(most)
+        all_ids, all_scores = beam_search(
+            config, stop, num_beams, length_penalty, slots, weights, prompt, most
+        )
+    results = []
+    for ids, scores in zip(all_ids, np.asarray(all_scores), strict=True):
+        texts = _until_eos(ids, most, stop.eos)
+        ranked = zip(texts, scores.tolist(), strict=True)
+        results.append([(text, score) for text, score in ranked if np.isfinite(score)])
+    return results
+
+
+def encode_prompts(loaded: LoadedModel, prompts: Sequence[str]) -> list[np.ndarray]:
+    """The ids of prompts; with EOS where an encoder reads them and was trained with it, as on span
+    corruption.
+    """
+    ends_in_eos = loaded.model.is_encoder_decoder and loaded.rows.uses_sentinels
+    eos = [loaded.tokenizer.vocabulary.eos] if ends_in_eos else []
+    return [
+        np.concatenate([loaded.tokenizer.encode(prompt), eos]).astype(np.int32)
+        for prompt in prompts
+    ]
+
+
+def _checked_options(loaded: LoadedModel, prompts: Sequence[str], options: dict) -> Options:
+    checked = build(Options, options, "generate.")
+    ids = loaded.tokenizer.vocabulary.size
+    if isinstance(prompts, str):
+        raise UserError(USAGE, f"generate: got the text {prompts!r}, expected a list of texts")
+    if checked.num_beams > ids:
+        reason = f"got {checked.num_beams}, expected at most the {ids} ids of the tokenizer"
+        raise UserError(USAGE, f"generate: num_beams: {reason}")
+    return checked
+
+
+def continue_texts(loaded: LoadedModel, prompts: Sequence[str], **options) -> list[str]:
+    """What the model writes after each prompt, as text. options: those of Options."""
+    *_, texts = stream_texts(loaded, prompts, 0, **options)
+    return texts
+
+
+def stream_texts(
+    loaded: LoadedModel, prompts: Sequence[str], every: int = 4, **options
+) -> Iterator[list[str]]:
+    """The texts after `every` further tokens (0: at the end); each only grows, and the last are
+    what `continue_texts` returns.
+    """
+    checked = _checked_options(loaded, prompts, options)
     if not prompts:
         yield []
         return
-    inputs, stop = encoded(trained, prompts), wanted.stop
-    if wanted.beams > 1:
-        best = search(trained, inputs, wanted.beams, wanted.max_new, wanted.length_penalty)
-        yield [_until(trained.tokenizer.decode(found[0][0]), stop)[0] for found in best]
+    inputs, stop, decode_text = (
+        encode_prompts(loaded, prompts),
+        checked.stop,
+        loaded.tokenizer.decode,
+    )
+    if checked.num_beams > 1:
+        found = search_ids(
+            loaded, inputs, checked.num_beams, checked.max_new_tokens, checked.length_penalty
+        )
+        best = [decode_text(candidates[0][0]) for candidates in found]
+        yield [_before_stop(text, stop)[0] for text in best]
         return
-    sampling = Sampling(wanted.temperature, wanted.top_k, wanted.top_p)
-    every = every or (16 if stop else 0)  # the loop itself knows no strings
-    for ids in writing(trained, inputs, wanted.max_new, sampling, wanted.seed, every):
-        found = [_until(trained.tokenizer.decode(row), stop) for row in ids]
-        if all(stopped for _, stopped in found):
+    sampling = Sampling(checked.temperature, checked.top_k, checked.top_p)
+    if stop and not every:
+        every = _TOKENS_BETWEEN_STOP_CHECKS
+    texts = []
+    for ids in stream_ids(loaded, inputs, checked.max_new_tokens, sampling, checked.seed, every):
+        texts = [_before_stop(decode_text(row), stop) for row in ids]
+        if all(stopped for _, stopped in texts):
             break
-        yield [text if stopped else _settled(text, stop) for text, stopped in found]
-    yield [text for text, _ in found]
+        yield [text if stopped else _settled(text, stop) for text, stopped in texts]
+    yield [text for text, _ in texts]
 
 
-def _until(text: str, stop: tuple[str, ...]) -> tuple[str, bool]:
+def _before_stop(text: str, stop: tuple[str, ...]) -> tuple[str, bool]:
     """The text before the first of the stop strings, and whether there was one."""
-    found = [at for at in (text.find(word) for word in stop if word) if at >= 0]
-    return (text[: min(found)], True) if found else (text, False)
+    starts = [text.find(word) for word in stop]
+    starts = [start for start in starts if start >= 0]
+    if not starts:
+        return text, False
+    return text[: min(starts)], True
 
 
 def _settled(text: str, stop: tuple[str, ...]) -> str:

@@ -1,117 +1,282 @@
-"""The models of Hugging Face's `transformers` that are settings of ours: BERT, RoBERTa, GPT-2, T5 (1.0 and 1.1), LLaMA.
+"""The models of Hugging Face's `transformers` that are settings of ours: BERT, RoBERTa, GPT-2, T5
+(1.0 and 1.1), LLaMA.
 
-Each family says, both ways, what its config.json means and where its tensors lie: our modules and theirs, of layer {i}.
-A kernel lies transposed there, unless the family says otherwise.
+Each is a Family: a table that says, for reading and for writing, what the settings of a config.json
+mean and which modules hold the tensors. To add a model, write its Family and name it in FAMILIES.
 """
 
 import dataclasses
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
-from t5x_lite.config import Model
-from t5x_lite.errors import BAD_DATA, Refusal
-from t5x_lite.model.layers import head_size
+from t5x_lite.config import Model, ModelDimensions
+from t5x_lite.errors import BAD_CONFIG, BAD_DATA, UserError
+from t5x_lite.resolve import resolve_model
 
-# Their names of activations; of several for one of ours the first is written.
-_ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
-_ACTIVATIONS |= {"relu": "relu", "silu": "silu", "swish": "silu"}
-# Settings of how a model is trained or computed, which say nothing about what it computes.
-_HOW = {"init", "init_stddev", "embedding_stddev", "depth_scaled_init", "dtype", "scan", "remat", "attention"}
-_HOW |= {"vocab_multiple", "dropout", "attention_dropout", "ff_dropout", "classes"}
+ConfigJson = dict[str, Any]  # the settings of a config.json, by Hugging Face's names
+ModelFields = dict[str, Any]  # fields of config.Model, by our names
+
+# What a config.json calls activations → what we call them.
+_ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+}
+# What we call activations → what is written into a config.json.
+_ACTIVATION_NAMES = {
+    "gelu": "gelu",
+    "gelu_tanh": "gelu_new",
+    "relu": "relu",
+    "silu": "silu",
+}
+
+# Our parameters → those of the modules of PyTorch.
+_PARAMETER_NAMES = {"kernel": "weight", "scale": "weight", "bias": "bias"}
 
 
 @dataclass(frozen=True)
+class Conv1D:
+    """A module of GPT-2's dense layers: its kernel is [in, out], that of torch.nn.Linear [out, in].
+
+    Several modules of ours may lie side by side in one: its outputs are theirs, concatenated.
+    """
+
+    name: str
+    part: int = 0  # which of them is meant …
+    parts: int = 1  # … of how many
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where a parameter of ours is stored: in a tensor, or in a part of one."""
+
+    tensor: str  # * stands for the layer
+    part: int = 0
+    parts: int = 1
+    kernel_layout: Literal["out_in", "in_out"] = "out_in"  # of dense kernels; ours are in_out
+
+
+class Difference(NamedTuple):
+    """A field in which a model is not one of a family."""
+
+    field: str
+    value: Any  # of the model
+    needed: Any  # by the family
+
+
+@dataclass(frozen=True, kw_only=True)
 class Family:
-    """How the models of one model_type are read and written."""
+    """One model_type of `transformers`: what its config.json means, and where its tensors lie."""
 
-    architecture: str  # the class of `transformers` that is written
-    fields: dict[str, str]  # their setting → ours, of the same meaning
-    always: dict  # our settings that all of them have
-    modules: dict[str, str]  # our module or parameter → theirs
-    defaults: dict = field(default_factory=dict)  # their settings where config.json leaves them out
-    only: dict = field(default_factory=dict)  # their settings that are read with one value alone
-    ours: Callable[[dict], dict] = lambda config: {}  # our settings that need more than another name …
-    theirs: Callable[[Model], dict] = lambda model: {}  # … and theirs
-    prefix: str = ""  # of most names; files of the bare model leave it out
-    transposed: bool = True  # their kernels lie [out, in]
+    # The class of `transformers` that loads them …
+    class_name: str
+    # … and the one that loads them with a sequence label head, where the family has one.
+    class_with_label_head: str = ""
 
-    def read(self, config: dict) -> dict:
-        """Settings of Model for their config.json."""
-        for key, value in self.only.items():
+    # Setting of config.json → the field of Model that means the same.
+    settings: dict[str, str]
+    # Settings that a config.json may leave out, and their values then.
+    defaults: ConfigJson = field(default_factory=dict)
+    # Settings that we can read with one value only.
+    supported: ConfigJson = field(default_factory=dict)
+    # Fields of Model that are the same in the whole family.
+    constants: ModelFields
+    # Fields of Model that are more than one setting under another name, computed from a
+    # config.json whose defaults are filled in …
+    other_fields: Callable[[ConfigJson], ModelFields] = lambda config: {}
+    # … and the settings that say them.
+    other_settings: Callable[[ModelDimensions], ConfigJson] = lambda model: {}
+    # Whether tensors, not settings, tell that the output layer is the embedding table.
+    tied_by_tensors: bool = False
+
+    # Our module → the module of Hugging Face, whose tensors are called weight and bias; * stands
+    # for the layer …
+    modules: dict[str, str | Conv1D]
+    # … what differs in that where feed_forward is mlp, without a gate …
+    modules_without_gate: dict[str, str | Conv1D] = field(default_factory=dict)
+    # … and our parameter → the tensor, for parameters in no such module.
+    tensors: dict[str, str]
+    # What most names of tensors begin with; the files of a model without its head leave it out.
+    prefix: str = ""
+
+    def read_config(self, config: ConfigJson) -> ModelFields:
+        """The fields of Model that a config.json describes.
+
+        Raises:
+            UserError: where a setting is missing, or has a value that we cannot compute.
+        """
+        for key, value in self.supported.items():
             if config.get(key) not in (value, None):
-                what = f"config.json: {key}={config[key]!r}: models of this kind are read with {value!r} alone"
-                raise Refusal(BAD_DATA, what)
-        config = self.defaults | {key: value for key, value in config.items() if value is not None}
-        if missing := [key for key in self.fields if key not in config]:
-            raise Refusal(BAD_DATA, f"config.json: has no {missing[0]}, expected a model of this kind")
-        made = {ours: config[theirs] for theirs, ours in self.fields.items()}
-        made |= self.always | self.ours(config)
-        if made["activation"] not in _ACTIVATIONS:
+                got = f"config.json: {key}={config[key]!r}"
+                raise UserError(
+                    BAD_DATA, f"{got}: models of this kind are read with {value!r} alone"
+                )
+
+        stated = {key: value for key, value in config.items() if value is not None}
+        config = self.defaults | stated
+        for key in self.settings:
+            if key not in config:
+                raise UserError(
+                    BAD_DATA, f"config.json: has no {key}, expected a model of this kind"
+                )
+
+        fields = {name: config[key] for key, name in self.settings.items()}
+        fields.update(self.constants)
+        fields.update(self.other_fields(config))
+
+        activation = fields["activation"]
+        if activation not in _ACTIVATIONS:
             expected = ", ".join(_ACTIVATIONS)
-            raise Refusal(BAD_DATA, f"config.json: activation {made['activation']!r}: expected one of {expected}")
-        return made | {"activation": _ACTIVATIONS[made["activation"]]}
+            raise UserError(
+                BAD_DATA, f"config.json: activation {activation!r}: expected one of {expected}"
+            )
+        fields["activation"] = _ACTIVATIONS[activation]
+        return fields
 
-    def write(self, model: Model) -> dict:
-        """Their config.json for a model, whose numbers are written out."""
-        model = explicit(model)
-        made = {theirs: getattr(model, ours) for theirs, ours in self.fields.items()}
-        made |= {theirs: named(model) for theirs, ours in self.fields.items() if ours == "activation"}
-        return made | self.theirs(model)
+    def write_config(self, model: ModelDimensions) -> ConfigJson:
+        """The settings of config.json that describe a model of the family."""
+        config = {}
+        for key, name in self.settings.items():
+            config[key] = getattr(model, name)
+            if name == "activation":
+                config[key] = _ACTIVATION_NAMES[model.activation]
+        config.update(self.other_settings(model))
+        return config
+
+    def locate(self, parameter: str, model: Model) -> Location:
+        """Where a parameter of ours is stored.
+
+        >>> model = resolve_model(Model(), vocab_size=10, max_length=4)
+        >>> GPT2.locate("decoder/layers/attention_norm/scale", model).tensor
+        'transformer.h.*.ln_1.weight'
+
+        Raises:
+            UserError: where models of the family have no such parameter.
+        """
+        if parameter in self.tensors:
+            return Location(self.tensors[parameter])
+        modules = self.modules
+        if model.feed_forward == "mlp":
+            modules = modules | self.modules_without_gate
+        module, _, leaf = parameter.rpartition("/")
+        if module not in modules or leaf not in _PARAMETER_NAMES:
+            raise UserError(BAD_CONFIG, f"export: {self.class_name} has no place for {parameter}")
+        holder = modules[module]
+        suffix = _PARAMETER_NAMES[leaf]
+        if isinstance(holder, Conv1D):
+            tensor = f"{holder.name}.{suffix}"
+            return Location(tensor, holder.part, holder.parts, kernel_layout="in_out")
+        return Location(f"{holder}.{suffix}")
 
 
-def named(model: Model) -> str:
-    """Their name of its activation."""
-    return next((theirs for theirs, ours in _ACTIVATIONS.items() if ours == model.activation), model.activation)
+# Fields that say how a model is trained or computed, not what it computes.
+_NOT_COMPARED = {
+    "init",
+    "init_stddev",
+    "embedding_stddev",
+    "depth_scaled_init",
+    "dropout",
+    "attention_dropout",
+    "ff_dropout",
+    "dtype",
+    "scan",
+    "remat",
+    "attention_kernel",
+    "vocab_multiple",
+    "num_classes",  # whether there is a second head: the parameters tell
+}
 
 
-def explicit(model: Model) -> Model:
-    """The model, sizes that follow from others written out."""
-    return dataclasses.replace(
-        model,
-        head_size=head_size(model),
-        kv_heads=model.kv_heads or model.heads,
-        ff_width=model.ff_width or 4 * model.width,
-        decoder_layers=model.decoder_layers or model.layers * (model.architecture == "encoder_decoder"),
-    )
+def differences(family: Family, model: ModelDimensions) -> list[Difference]:
+    """The fields of a model that no config.json of the family describes; none: it is one of them.
 
-
-def differences(family: Family, model: Model) -> dict:
-    """What of a model the family cannot say: {setting: (the model's, the family's)}. None: it is one of them."""
-    if model.activation not in _ACTIVATIONS.values():
-        return {"activation": (model.activation, "gelu")}
-    said = explicit(Model(**family.read(family.write(model))))
-    pairs = {f.name: (getattr(explicit(model), f.name), getattr(said, f.name)) for f in dataclasses.fields(Model)}
-    ignored = set(_HOW)
+    Raises:
+        UserError: where the family has no model of such sizes.
+    """
+    if model.activation not in _ACTIVATION_NAMES:
+        return [Difference("activation", model.activation, "gelu")]
+    ignored = set(_NOT_COMPARED)
     if model.positions != "learned":
         ignored.add("max_length")
-    if "head/output" in family.modules and "tied" not in family.fields.values():  # the file says it by its tensors
-        ignored.add("tied")
-    return {name: pair for name, pair in pairs.items() if name not in ignored and pair[0] != pair[1]}
+    if family.tied_by_tensors:
+        ignored.add("tie_embeddings")
+
+    # What is left of the model when it is written and read again.
+    fields = family.read_config(family.write_config(model))
+    reread = resolve_model(Model(**fields), model.vocab_size, model.max_length)
+    names = [entry.name for entry in dataclasses.fields(Model)]
+    differing = []
+    for name in names:
+        value = getattr(model, name)
+        needed = getattr(reread, name)
+        if name not in ignored and value != needed:
+            differing.append(Difference(name, value, needed))
+    return differing
 
 
-def _bert_modules(prefix: str) -> dict:
-    layer = f"{prefix}encoder.layer.{{i}}."
-    attention = {name: f"attention.self.{name}" for name in ("query", "key", "value")}
-    attention["out"] = "attention.output.dense"
-    tables = {"embedding": "word", "position_embedding": "position", "type_embedding": "token_type"}
-    made = {ours: f"{prefix}embeddings.{theirs}_embeddings.weight" for ours, theirs in tables.items()}
-    made |= {f"encoder/layers/attention/{ours}": layer + theirs for ours, theirs in attention.items()}
-    return made | {
+def find_family(model: ModelDimensions) -> str:
+    """The model_type of the family that a model belongs to.
+
+    Raises:
+        UserError: where it belongs to none, naming what differs from the nearest.
+    """
+    differing: dict[str, list[Difference]] = {}
+    for name, family in FAMILIES.items():
+        with suppress(UserError):  # the family has no model of such sizes
+            differing[name] = differences(family, model)
+    problem = f"export: this model is of no family of {', '.join(FAMILIES)}"
+    if not differing:
+        raise UserError(BAD_CONFIG, f"{problem}: none has models of such sizes")
+
+    nearest = min(differing, key=lambda name: len(differing[name]))
+    if not differing[nearest]:
+        return nearest
+    changes = []
+    for name, value, needed in differing[nearest]:
+        changes.append(f"model.{name}={needed!r} (is {value!r})")
+    raise UserError(BAD_CONFIG, f"{problem}; {nearest} needs {', '.join(changes)}")
+
+
+# BERT (Devlin et al., 2019) and RoBERTa (Liu et al., 2019).
+
+
+def _bert_tables(prefix: str) -> dict[str, str]:
+    """The lookup tables, which both have."""
+    return {
+        "embedding": f"{prefix}embeddings.word_embeddings.weight",
+        "position_embedding": f"{prefix}embeddings.position_embeddings.weight",
+        "type_embedding": f"{prefix}embeddings.token_type_embeddings.weight",
+    }
+
+
+def _bert_modules(prefix: str) -> dict[str, str]:
+    """The modules that both have: all but the heads."""
+    return {
         "embedding_norm": f"{prefix}embeddings.LayerNorm",
-        "encoder/layers/attention_norm": layer + "attention.output.LayerNorm",
-        "encoder/layers/feed_forward/wi": layer + "intermediate.dense",
-        "encoder/layers/feed_forward/wo": layer + "output.dense",
-        "encoder/layers/feed_forward_norm": layer + "output.LayerNorm",
+        "encoder/layers/attention/query": f"{prefix}encoder.layer.*.attention.self.query",
+        "encoder/layers/attention/key": f"{prefix}encoder.layer.*.attention.self.key",
+        "encoder/layers/attention/value": f"{prefix}encoder.layer.*.attention.self.value",
+        "encoder/layers/attention/out": f"{prefix}encoder.layer.*.attention.output.dense",
+        "encoder/layers/attention_norm": f"{prefix}encoder.layer.*.attention.output.LayerNorm",
+        "encoder/layers/feed_forward/wi": f"{prefix}encoder.layer.*.intermediate.dense",
+        "encoder/layers/feed_forward/wo": f"{prefix}encoder.layer.*.output.dense",
+        "encoder/layers/feed_forward_norm": f"{prefix}encoder.layer.*.output.LayerNorm",
     }
 
 
 BERT = Family(
-    "BertForMaskedLM",
-    {
-        "num_hidden_layers": "layers",
-        "hidden_size": "width",
-        "num_attention_heads": "heads",
-        "intermediate_size": "ff_width",
+    class_name="BertForMaskedLM",
+    class_with_label_head="BertForPreTraining",
+    settings={
+        "num_hidden_layers": "num_layers",
+        "hidden_size": "d_model",
+        "num_attention_heads": "num_heads",
+        "intermediate_size": "d_ff",
         "hidden_act": "activation",
         "layer_norm_eps": "norm_epsilon",
         "max_position_embeddings": "max_length",
@@ -120,151 +285,180 @@ BERT = Family(
         "hidden_dropout_prob": "dropout",
         "attention_probs_dropout_prob": "attention_dropout",
     },
-    {"architecture": "encoder", "norm_position": "post", "embedding_norm": True, "mlm_head": True},
-    _bert_modules("bert.")
-    | {
+    defaults={
+        "type_vocab_size": 2,
+        "layer_norm_eps": 1e-12,
+        "hidden_dropout_prob": 0.1,
+        "attention_probs_dropout_prob": 0.1,
+    },
+    supported={
+        "position_embedding_type": "absolute",
+        "is_decoder": False,
+        "add_cross_attention": False,
+    },
+    constants={
+        "architecture": "encoder",
+        "norm_position": "post",
+        "embedding_norm": True,
+        "mlm_head": True,
+    },
+    modules={
+        **_bert_modules("bert."),
         "head/dense": "cls.predictions.transform.dense",
         "head/norm": "cls.predictions.transform.LayerNorm",
-        "head/bias": "cls.predictions.bias",
         "classifier/pooler": "bert.pooler.dense",
         "classifier/output": "cls.seq_relationship",
     },
-    {"type_vocab_size": 2, "layer_norm_eps": 1e-12, "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1},
-    {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False},
+    tensors={
+        **_bert_tables("bert."),
+        "head/bias": "cls.predictions.bias",
+    },
     prefix="bert.",
 )
 
 
-def _roberta_ours(config: dict) -> dict:
-    offset = config["pad_token_id"] + 1  # positions count from behind the id of padding
-    return {"max_length": config["max_position_embeddings"] - offset, "position_offset": offset}
+def _roberta_fields(config: ConfigJson) -> ModelFields:
+    # The table has rows for the ids up to that of padding, then one for each position.
+    offset = config["pad_token_id"] + 1
+    return {
+        "max_length": config["max_position_embeddings"] - offset,
+        "position_offset": offset,
+    }
 
 
-def _roberta_theirs(model: Model) -> dict:
-    rows = model.max_length + model.position_offset
-    return {"max_position_embeddings": rows, "pad_token_id": model.position_offset - 1}
+def _roberta_settings(model: ModelDimensions) -> ConfigJson:
+    return {
+        "max_position_embeddings": model.max_length + model.position_offset,
+        "pad_token_id": model.position_offset - 1,
+    }
 
 
-ROBERTA = dataclasses.replace(
-    BERT,
-    architecture="RobertaForMaskedLM",
-    modules=_bert_modules("roberta.")
-    | {"head/dense": "lm_head.dense", "head/norm": "lm_head.layer_norm", "head/bias": "lm_head.bias"},
-    defaults={**BERT.defaults, "layer_norm_eps": 1e-5, "pad_token_id": 1},
-    ours=_roberta_ours,
-    theirs=_roberta_theirs,
+ROBERTA = Family(
+    class_name="RobertaForMaskedLM",
+    settings=BERT.settings,
+    defaults={
+        **BERT.defaults,
+        "layer_norm_eps": 1e-5,
+        "pad_token_id": 1,
+    },
+    supported=BERT.supported,
+    constants=BERT.constants,
+    other_fields=_roberta_fields,
+    other_settings=_roberta_settings,
+    modules={
+        **_bert_modules("roberta."),
+        "head/dense": "lm_head.dense",
+        "head/norm": "lm_head.layer_norm",
+    },
+    tensors={
+        **_bert_tables("roberta."),
+        "head/bias": "lm_head.bias",
+    },
     prefix="roberta.",
 )
 
+
+# GPT-2 (Radford et al., 2019).
+
 GPT2 = Family(
-    "GPT2LMHeadModel",
-    {
-        "n_layer": "layers",
-        "n_embd": "width",
-        "n_head": "heads",
+    class_name="GPT2LMHeadModel",
+    settings={
+        "n_layer": "num_layers",
+        "n_embd": "d_model",
+        "n_head": "num_heads",
         "n_positions": "max_length",
         "activation_function": "activation",
         "layer_norm_epsilon": "norm_epsilon",
         "vocab_size": "vocab_size",
-        "tie_word_embeddings": "tied",
+        "tie_word_embeddings": "tie_embeddings",
         "resid_pdrop": "dropout",
         "embd_pdrop": "dropout",
         "attn_pdrop": "attention_dropout",
     },
-    {"architecture": "decoder"},
-    {
-        "embedding": "transformer.wte.weight",
-        "position_embedding": "transformer.wpe.weight",
-        "decoder/layers/attention_norm": "transformer.h.{i}.ln_1",
-        "decoder/layers/attention/query": "transformer.h.{i}.attn.c_attn[0/3]",  # a third of one tensor
-        "decoder/layers/attention/key": "transformer.h.{i}.attn.c_attn[1/3]",
-        "decoder/layers/attention/value": "transformer.h.{i}.attn.c_attn[2/3]",
-        "decoder/layers/attention/out": "transformer.h.{i}.attn.c_proj",
-        "decoder/layers/feed_forward_norm": "transformer.h.{i}.ln_2",
-        "decoder/layers/feed_forward/wi": "transformer.h.{i}.mlp.c_fc",
-        "decoder/layers/feed_forward/wo": "transformer.h.{i}.mlp.c_proj",
-        "decoder/final_norm": "transformer.ln_f",
-        "head/output": "lm_head.weight",
-    },
-    {
+    defaults={
         "activation_function": "gelu_new",
         "layer_norm_epsilon": 1e-5,
         "tie_word_embeddings": True,
-        **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.1),
+        "resid_pdrop": 0.1,
+        "embd_pdrop": 0.1,
+        "attn_pdrop": 0.1,
     },
-    {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
-    ours=lambda config: {"ff_width": config.get("n_inner", 0)},
-    theirs=lambda model: {"n_inner": model.ff_width},
+    supported={
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "add_cross_attention": False,
+    },
+    constants={"architecture": "decoder"},
+    other_fields=lambda config: {"d_ff": config.get("n_inner", 0)},
+    other_settings=lambda model: {"n_inner": model.d_ff},
+    modules={
+        "decoder/layers/attention_norm": "transformer.h.*.ln_1",
+        "decoder/layers/attention/query": Conv1D("transformer.h.*.attn.c_attn", part=0, parts=3),
+        "decoder/layers/attention/key": Conv1D("transformer.h.*.attn.c_attn", part=1, parts=3),
+        "decoder/layers/attention/value": Conv1D("transformer.h.*.attn.c_attn", part=2, parts=3),
+        "decoder/layers/attention/out": Conv1D("transformer.h.*.attn.c_proj"),
+        "decoder/layers/feed_forward_norm": "transformer.h.*.ln_2",
+        "decoder/layers/feed_forward/wi": Conv1D("transformer.h.*.mlp.c_fc"),
+        "decoder/layers/feed_forward/wo": Conv1D("transformer.h.*.mlp.c_proj"),
+        "decoder/final_norm": "transformer.ln_f",
+    },
+    tensors={
+        "embedding": "transformer.wte.weight",
+        "position_embedding": "transformer.wpe.weight",
+        "head/output": "lm_head.weight",
+    },
     prefix="transformer.",
-    transposed=False,
 )
 
 
-def _t5_modules() -> dict:
-    made = {"embedding": "shared.weight", "head/output": "lm_head.weight"}
-    for stack, looks in (
-        ("encoder", {"": "SelfAttention"}),
-        ("decoder", {"": "SelfAttention", "cross_": "EncDecAttention"}),
-    ):
-        block, ours = f"{stack}.block.{{i}}.layer.", f"{stack}/layers/"
-        for number, (kind, theirs) in enumerate(looks.items()):
-            for part, short in {"query": "q", "key": "k", "value": "v", "out": "o"}.items():
-                made[f"{ours}{kind}attention/{part}"] = f"{block}{number}.{theirs}.{short}"
-            made[f"{ours}{kind}attention_norm"] = f"{block}{number}.layer_norm"
-        last = f"{block}{len(looks)}."
-        for part, theirs in {"wi": "wi_0", "gate": "wi_1", "wo": "wo"}.items():
-            made[f"{ours}feed_forward/{part}"] = f"{last}DenseReluDense.{theirs}"
-        made[f"{ours}feed_forward_norm"] = f"{last}layer_norm"
-        bias = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-        made |= {f"{stack}/relative_bias/embedding": bias, f"{stack}/final_norm": f"{stack}.final_layer_norm"}
-    return made
+# T5 1.0 (Raffel et al., 2020) and T5 1.1 (Shazeer, 2020; released checkpoints).
 
 
-def _t5_ours(config: dict) -> dict:
+def _t5_fields(config: ConfigJson) -> ModelFields:
+    # feed_forward_proj: relu, or gated-gelu, by which 1.1 means the approximation with tanh.
     gated, _, activation = config["feed_forward_proj"].rpartition("-")
+    if gated and activation == "gelu":
+        activation = "gelu_new"
     return {
-        "activation": "gelu_new" if gated and activation == "gelu" else activation,  # tanh is what 1.1 means
-        "gated": bool(gated),
-        "decoder_layers": config.get("num_decoder_layers", config["num_layers"]),
+        "activation": activation,
+        "feed_forward": "gated_mlp" if gated else "mlp",
+        "num_decoder_layers": config.get("num_decoder_layers", config["num_layers"]),
         "scale_logits": config.get("scale_decoder_outputs", config["tie_word_embeddings"]),
         "attention_dropout": config["dropout_rate"],
         "ff_dropout": config["dropout_rate"],
     }
 
 
-def _t5_theirs(model: Model) -> dict:
-    activation = "gelu" if model.activation == "gelu_tanh" and model.gated else named(model)
+def _t5_settings(model: ModelDimensions) -> ConfigJson:
+    feed_forward = _ACTIVATION_NAMES[model.activation]
+    if model.feed_forward == "gated_mlp":
+        if model.activation == "gelu_tanh":
+            feed_forward = "gelu"
+        feed_forward = f"gated-{feed_forward}"
     return {
-        "feed_forward_proj": ("gated-" if model.gated else "") + activation,
-        "num_decoder_layers": model.decoder_layers,
-        "tie_word_embeddings": model.scale_logits,  # it says whether logits are scaled, too
+        "feed_forward_proj": feed_forward,
+        "num_decoder_layers": model.num_decoder_layers,
+        # To `transformers` this says whether logits are scaled, too.
+        "tie_word_embeddings": model.scale_logits,
         "is_encoder_decoder": True,
     }
 
 
 T5 = Family(
-    "T5ForConditionalGeneration",
-    {
-        "num_layers": "layers",
-        "d_model": "width",
-        "num_heads": "heads",
-        "d_kv": "head_size",
-        "d_ff": "ff_width",
+    class_name="T5ForConditionalGeneration",
+    settings={
+        "num_layers": "num_layers",
+        "d_model": "d_model",
+        "num_heads": "num_heads",
+        "d_kv": "head_dim",
+        "d_ff": "d_ff",
         "layer_norm_epsilon": "norm_epsilon",
         "relative_attention_num_buckets": "relative_buckets",
         "relative_attention_max_distance": "relative_distance",
         "vocab_size": "vocab_size",
         "dropout_rate": "dropout",
     },
-    {
-        "architecture": "encoder_decoder",
-        "norm": "rms_norm",
-        "bias": False,
-        "positions": "relative",
-        "scale_attention": False,
-    },
-    _t5_modules(),
-    {
+    defaults={
         "feed_forward_proj": "relu",
         "layer_norm_epsilon": 1e-6,
         "relative_attention_num_buckets": 32,
@@ -272,66 +466,146 @@ T5 = Family(
         "tie_word_embeddings": True,
         "dropout_rate": 0.1,
     },
-    ours=_t5_ours,
-    theirs=_t5_theirs,
+    constants={
+        "architecture": "encoder_decoder",
+        "norm": "rms_norm",
+        "bias": False,
+        "positions": "relative",
+        "scale_attention": False,
+    },
+    other_fields=_t5_fields,
+    other_settings=_t5_settings,
+    tied_by_tensors=True,
+    modules={
+        # The encoder: self-attention, feed-forward.
+        "encoder/layers/attention_norm": "encoder.block.*.layer.0.layer_norm",
+        "encoder/layers/attention/query": "encoder.block.*.layer.0.SelfAttention.q",
+        "encoder/layers/attention/key": "encoder.block.*.layer.0.SelfAttention.k",
+        "encoder/layers/attention/value": "encoder.block.*.layer.0.SelfAttention.v",
+        "encoder/layers/attention/out": "encoder.block.*.layer.0.SelfAttention.o",
+        "encoder/layers/feed_forward_norm": "encoder.block.*.layer.1.layer_norm",
+        "encoder/layers/feed_forward/wi": "encoder.block.*.layer.1.DenseReluDense.wi_0",
+        "encoder/layers/feed_forward/gate": "encoder.block.*.layer.1.DenseReluDense.wi_1",
+        "encoder/layers/feed_forward/wo": "encoder.block.*.layer.1.DenseReluDense.wo",
+        "encoder/final_norm": "encoder.final_layer_norm",
+        # The decoder: self-attention, cross-attention, feed-forward.
+        "decoder/layers/attention_norm": "decoder.block.*.layer.0.layer_norm",
+        "decoder/layers/attention/query": "decoder.block.*.layer.0.SelfAttention.q",
+        "decoder/layers/attention/key": "decoder.block.*.layer.0.SelfAttention.k",
+        "decoder/layers/attention/value": "decoder.block.*.layer.0.SelfAttention.v",
+        "decoder/layers/attention/out": "decoder.block.*.layer.0.SelfAttention.o",
+        "decoder/layers/cross_attention_norm": "decoder.block.*.layer.1.layer_norm",
+        "decoder/layers/cross_attention/query": "decoder.block.*.layer.1.EncDecAttention.q",
+        "decoder/layers/cross_attention/key": "decoder.block.*.layer.1.EncDecAttention.k",
+        "decoder/layers/cross_attention/value": "decoder.block.*.layer.1.EncDecAttention.v",
+        "decoder/layers/cross_attention/out": "decoder.block.*.layer.1.EncDecAttention.o",
+        "decoder/layers/feed_forward_norm": "decoder.block.*.layer.2.layer_norm",
+        "decoder/layers/feed_forward/wi": "decoder.block.*.layer.2.DenseReluDense.wi_0",
+        "decoder/layers/feed_forward/gate": "decoder.block.*.layer.2.DenseReluDense.wi_1",
+        "decoder/layers/feed_forward/wo": "decoder.block.*.layer.2.DenseReluDense.wo",
+        "decoder/final_norm": "decoder.final_layer_norm",
+    },
+    modules_without_gate={
+        "encoder/layers/feed_forward/wi": "encoder.block.*.layer.1.DenseReluDense.wi",
+        "decoder/layers/feed_forward/wi": "decoder.block.*.layer.2.DenseReluDense.wi",
+    },
+    tensors={
+        "embedding": "shared.weight",
+        "encoder/relative_bias/embedding": (
+            "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+        ),
+        "decoder/relative_bias/embedding": (
+            "decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+        ),
+        "head/output": "lm_head.weight",
+    },
 )
 
 
-def _llama_ours(config: dict) -> dict:
+# LLaMA (Touvron et al., 2023), 1 and 2, and what is built like them.
+
+
+def _llama_fields(config: ConfigJson) -> ModelFields:
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind != "default":
-        raise Refusal(BAD_DATA, f"config.json: rope_type={kind!r}: expected 'default', angles that are not scaled")
+        expected = "expected 'default', angles that are not scaled"
+        raise UserError(BAD_DATA, f"config.json: rope_type={kind!r}: {expected}")
+    rotary_base = rope.get("rope_theta", config.get("rope_theta", 10_000.0))
     return {
-        "rotary_base": float(rope.get("rope_theta", config.get("rope_theta", 10_000.0))),
-        "head_size": config.get("head_dim", 0),
-        "kv_heads": config.get("num_key_value_heads", 0),
+        "rotary_base": float(rotary_base),
+        "head_dim": config.get("head_dim", 0),
+        "num_kv_heads": config.get("num_key_value_heads", 0),
     }
 
 
-def _llama_theirs(model: Model) -> dict:
+def _llama_settings(model: ModelDimensions) -> ConfigJson:
     return {
         "rope_parameters": {"rope_type": "default", "rope_theta": model.rotary_base},
         "rope_theta": model.rotary_base,  # where transformers 4 looks
-        "head_dim": model.head_size,
-        "num_key_value_heads": model.kv_heads,
+        "head_dim": model.head_dim,
+        "num_key_value_heads": model.num_kv_heads,
     }
 
 
 LLAMA = Family(
-    "LlamaForCausalLM",
-    {
-        "num_hidden_layers": "layers",
-        "hidden_size": "width",
-        "num_attention_heads": "heads",
-        "intermediate_size": "ff_width",
+    class_name="LlamaForCausalLM",
+    settings={
+        "num_hidden_layers": "num_layers",
+        "hidden_size": "d_model",
+        "num_attention_heads": "num_heads",
+        "intermediate_size": "d_ff",
         "hidden_act": "activation",
         "rms_norm_eps": "norm_epsilon",
         "max_position_embeddings": "max_length",
         "vocab_size": "vocab_size",
-        "tie_word_embeddings": "tied",
+        "tie_word_embeddings": "tie_embeddings",
         "attention_dropout": "attention_dropout",
     },
-    {"architecture": "decoder", "gated": True, "norm": "rms_norm", "bias": False, "positions": "rotary"},
-    {
-        "embedding": "model.embed_tokens.weight",
-        "decoder/layers/attention_norm": "model.layers.{i}.input_layernorm",
-        "decoder/layers/attention/query": "model.layers.{i}.self_attn.q_proj",
-        "decoder/layers/attention/key": "model.layers.{i}.self_attn.k_proj",
-        "decoder/layers/attention/value": "model.layers.{i}.self_attn.v_proj",
-        "decoder/layers/attention/out": "model.layers.{i}.self_attn.o_proj",
-        "decoder/layers/feed_forward_norm": "model.layers.{i}.post_attention_layernorm",
-        "decoder/layers/feed_forward/wi": "model.layers.{i}.mlp.gate_proj",
-        "decoder/layers/feed_forward/gate": "model.layers.{i}.mlp.up_proj",
-        "decoder/layers/feed_forward/wo": "model.layers.{i}.mlp.down_proj",
+    defaults={
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 2048,
+        "tie_word_embeddings": False,
+        "attention_dropout": 0.0,
+    },
+    supported={
+        "attention_bias": False,
+        "mlp_bias": False,
+        "pretraining_tp": 1,
+    },
+    constants={
+        "architecture": "decoder",
+        "feed_forward": "gated_mlp",
+        "norm": "rms_norm",
+        "bias": False,
+        "positions": "rotary",
+    },
+    other_fields=_llama_fields,
+    other_settings=_llama_settings,
+    modules={
+        "decoder/layers/attention_norm": "model.layers.*.input_layernorm",
+        "decoder/layers/attention/query": "model.layers.*.self_attn.q_proj",
+        "decoder/layers/attention/key": "model.layers.*.self_attn.k_proj",
+        "decoder/layers/attention/value": "model.layers.*.self_attn.v_proj",
+        "decoder/layers/attention/out": "model.layers.*.self_attn.o_proj",
+        "decoder/layers/feed_forward_norm": "model.layers.*.post_attention_layernorm",
+        "decoder/layers/feed_forward/wi": "model.layers.*.mlp.gate_proj",
+        "decoder/layers/feed_forward/gate": "model.layers.*.mlp.up_proj",
+        "decoder/layers/feed_forward/wo": "model.layers.*.mlp.down_proj",
         "decoder/final_norm": "model.norm",
+    },
+    tensors={
+        "embedding": "model.embed_tokens.weight",
         "head/output": "lm_head.weight",
     },
-    {"rms_norm_eps": 1e-6, "max_position_embeddings": 2048, "tie_word_embeddings": False, "attention_dropout": 0.0},
-    {"attention_bias": False, "mlp_bias": False, "pretraining_tp": 1},
-    ours=_llama_ours,
-    theirs=_llama_theirs,
     prefix="model.",
 )
 
-FAMILIES = {"bert": BERT, "roberta": ROBERTA, "gpt2": GPT2, "t5": T5, "llama": LLAMA}
+# By model_type, as config.json has it.
+FAMILIES = {
+    "bert": BERT,
+    "roberta": ROBERTA,
+    "gpt2": GPT2,
+    "t5": T5,
+    "llama": LLAMA,
+}

@@ -1,5 +1,8 @@
-"""Read and write models in the files of Hugging Face: config.json, safetensors, tokenizer. Nothing of them is ever run:
-pickles are refused, and names, shapes and types are checked against config.json before an array is made.
+"""Read and write models in the files of Hugging Face: config.json, safetensors, tokenizer.
+
+Nothing of them is ever run: pickles are refused, and names, shapes and types are checked against
+config.json before an array is made. Here a *parameter* is an array of ours, a *tensor* one in
+Hugging Face's files; families.py says which belong together.
 """
 
 import json
@@ -7,29 +10,57 @@ import os
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from t5x_lite.config import Model, check_model
-from t5x_lite.data.tokenizer import Tokenizer
-from t5x_lite.errors import BAD_CONFIG, BAD_DATA, IO_ERROR, NO_FILE, USAGE, Refusal, imported, read_json, refusing
-from t5x_lite.interop.families import FAMILIES, Family, differences
-from t5x_lite.interop.tokenizers import pretrained_files
-from t5x_lite.model.transformer import shapes, sizes
-from t5x_lite.settings import build
-
-_TYPES = ("F32", "F16", "BF16")
-DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
-# Tensors that say nothing: buffers, and what old versions of `transformers` wrote.
-_BUFFERS = re.compile(
-    r".*(position_ids|\.attn\.bias|\.attn\.masked_bias|rotary_emb\.inv_freq|EncDecAttention\.relative_attention_bias\.weight)"
+from t5x_lite.config import Model, ModelDimensions
+from t5x_lite.config_files import build
+from t5x_lite.data.tokenizers.tokenizer import Tokenizer
+from t5x_lite.data.tokenizers.vocabulary import Vocabulary
+from t5x_lite.errors import (
+    BAD_CONFIG,
+    BAD_DATA,
+    IO_ERROR,
+    NO_FILE,
+    USAGE,
+    UserError,
+    optional_import,
+    read_json,
+    user_errors,
 )
-# Second names of tensors that are tied.
-_SAME_AS = {
+from t5x_lite.interop.families import FAMILIES, ConfigJson, Family, Location, find_family
+from t5x_lite.interop.tokenizers import pretrained_files
+from t5x_lite.model.heads import Params
+from t5x_lite.model.layers import is_kernel
+from t5x_lite.model.transformer import parameter_axes, parameter_shapes, unpadded_shapes
+from t5x_lite.resolve import resolve_model
+
+Shape = tuple[int, ...]
+
+# What tensors may be written as.
+DTYPES: dict[str, Any] = {
+    "float32": np.float32,
+    "float16": np.float16,
+    "bfloat16": ml_dtypes.bfloat16,
+}
+# What they may be read from, as safetensors calls it.
+_READABLE_DTYPES = ("F32", "F16", "BF16")
+
+# Tensors that hold no parameters: buffers, and what old versions of `transformers` wrote.
+_BUFFERS = re.compile(
+    r".*(position_ids"
+    r"|\.attn\.bias"
+    r"|\.attn\.masked_bias"
+    r"|rotary_emb\.inv_freq"
+    r"|EncDecAttention\.relative_attention_bias\.weight)"
+)
+# Further names of tied tensors → the parameter that they are a copy of.
+_COPIES = {
     "lm_head.weight": "embedding",
     "encoder.embed_tokens.weight": "embedding",
     "decoder.embed_tokens.weight": "embedding",
@@ -38,195 +69,351 @@ _SAME_AS = {
     "lm_head.decoder.weight": "embedding",
     "lm_head.decoder.bias": "head/bias",
 }
+# What old versions of `transformers` called parameters → what they are called now.
+_RENAMED = {
+    "LayerNorm.gamma": "LayerNorm.weight",
+    "LayerNorm.beta": "LayerNorm.bias",
+}
 
 
-class Files:
-    """The tensors of a directory's safetensors, by name; shapes and types are known, contents read when asked for.
+# Which tensors store which parameters.
 
-    prefix: what the names begin with in files of a model with its head, and do not in those of a bare model.
+
+@dataclass(frozen=True)
+class StoredParameter:
+    """A parameter and the tensors that store it: one for each layer, where layers are stacked."""
+
+    shape: Shape  # of the parameter, without embedding rows of padding
+    axes: tuple[str, ...]  # its logical axes
+    location: Location
+
+    @property
+    def is_stacked(self) -> bool:
+        """Whether the first axis of the parameter is that of layers."""
+        return "layers" in self.axes
+
+    @property
+    def tensors(self) -> list[str]:
+        """The names of the tensors, one for each layer, or one."""
+        num_layers = self.shape[0] if self.is_stacked else 1
+        return [self.location.tensor.replace("*", str(layer)) for layer in range(num_layers)]
+
+    @property
+    def layer_shape(self) -> Shape:
+        """The shape of the parameter in one layer."""
+        return self.shape[1:] if self.is_stacked else self.shape
+
+    @property
+    def tensor_shape(self) -> Shape:
+        """The shape of each tensor."""
+        *others, outputs = self.layer_shape
+        shape = (*others, outputs * self.location.parts)
+        return shape[::-1] if self._is_transposed else shape
+
+    @property
+    def _is_transposed(self) -> bool:
+        return is_kernel(self.axes) and self.location.kernel_layout == "out_in"
+
+    def to_tensor(self, layer: np.ndarray) -> np.ndarray:
+        """The parameter in one layer, as the tensor has it, or its part of the tensor."""
+        layer = self._with_other_labels(layer)
+        return layer.T if self._is_transposed else layer
+
+    def from_tensor(self, tensor: np.ndarray) -> np.ndarray:
+        """The parameter in one layer; the inverse of `to_tensor`."""
+        layer = np.split(tensor, self.location.parts, axis=-1)[self.location.part]
+        layer = layer.T if self._is_transposed else layer
+        return self._with_other_labels(layer)
+
+    def _with_other_labels(self, layer: np.ndarray) -> np.ndarray:
+        """The other order of labels: BERT's 0 says that the second sentence is the next, our 1."""
+        if "classes" not in self.axes:
+            return layer
+        return np.flip(layer, axis=-1)
+
+
+def _by_path(tree: Params) -> dict[str, Any]:
+    """The leaves of a tree, by paths such as decoder/final_norm/scale."""
+    return flatten_dict(tree, sep="/")
+
+
+def stored_parameters(family: Family, model: ModelDimensions) -> dict[str, StoredParameter]:
+    """All parameters of a model, by path.
+
+    Raises:
+        UserError: where models of the family lack one of them.
+    """
+    axes = _by_path(parameter_axes(model))
+    parameters = {}
+    for path, leaf in _by_path(unpadded_shapes(model)).items():
+        location = family.locate(path, model)
+        parameters[path] = StoredParameter(leaf.shape, axes[path], location)
+    return parameters
+
+
+# Reading.
+
+
+class TensorFiles:
+    """The tensors of a directory, by name: contents are read only when they are asked for.
+
+    Args:
+        path: a directory of safetensors.
+        prefix: Family.prefix, which is put before the names where the files leave it out.
+
+    Attributes:
+        shapes: of all tensors.
+        dtypes: of all tensors, as safetensors calls them.
+
+    Raises:
+        UserError: where files are missing, elsewhere, pickled, or broken.
     """
 
     def __init__(self, path: Path, prefix: str):
         self._path = path
-        index = path / "model.safetensors.index.json"
-        names = {"model.safetensors"}
-        if index.is_file():
-            names = set(read_json(index, "expected an index of safetensors").get("weight_map", {}).values())
-        for name in names:
-            if not isinstance(name, str) or Path(name).name != name:
-                raise Refusal(BAD_DATA, f"{index}: names the file {name!r}, expected one beside it")
-            if not (path / name).is_file():
-                pickled = any(path.glob("*.bin")) or any(path.glob("*.pt"))
-                why = "its weights are pickled, which could run anything; save them as safetensors" if pickled else ""
-                raise Refusal(NO_FILE, f"{path}: has no {name}; {why or 'expected a model of Hugging Face'}")
-        safetensors = imported("safetensors", "hf", "import")
-        with refusing(BAD_DATA, f"{path}: no usable safetensors"):
-            files = [safetensors.safe_open(path / name, "numpy") for name in sorted(names)]
-            self._at = {key: file.get_slice(key) for file in files for key in file.keys()}  # noqa: SIM118
-            if not any(key.startswith(prefix) for key in self._at):
-                self._at = {prefix + key: part for key, part in self._at.items()}
-            for old, new in {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}.items():
-                self._at = {key.replace(old, new): part for key, part in self._at.items()}
-            self.shapes = {key: tuple(part.get_shape()) for key, part in self._at.items()}
-            self.types = {key: part.get_dtype() for key, part in self._at.items()}
+        names = _weight_files(path)
+        safetensors = optional_import("safetensors", "hf", "import")
+        with user_errors(BAD_DATA, f"{path}: no usable safetensors"):
+            slices = {}
+            for name in names:
+                file = safetensors.safe_open(path / name, "numpy")
+                for key in file.keys():  # noqa: SIM118
+                    slices[key] = file.get_slice(key)
+            if not any(key.startswith(prefix) for key in slices):
+                slices = {prefix + key: tensor for key, tensor in slices.items()}
+            for old, new in _RENAMED.items():
+                slices = {key.replace(old, new): tensor for key, tensor in slices.items()}
+            self._slices: dict[str, Any] = slices
+            self.shapes: dict[str, Shape] = {}
+            self.dtypes: dict[str, str] = {}
+            for key, tensor in slices.items():
+                self.shapes[key] = tuple(tensor.get_shape())
+                self.dtypes[key] = tensor.get_dtype()
 
     def __getitem__(self, name: str) -> np.ndarray:
-        with refusing(BAD_DATA, f"{self._path}: cannot read the tensor {name}"):
-            return self._at[name][:]
+        with user_errors(BAD_DATA, f"{self._path}: cannot read the tensor {name}"):
+            return self._slices[name][:]
 
-    def same(self, name: str, other: str) -> bool:
-        """Whether two tensors are equal, bit by bit."""
-        return self.shapes[name] == self.shapes.get(other) and self[name].tobytes() == self[other].tobytes()
+    def are_equal(self, name: str, other: str) -> bool:
+        """Whether two tensors are equal, bit by bit; false where there is no `other`."""
+        if self.shapes[name] != self.shapes.get(other):
+            return False
+        return self[name].tobytes() == self[other].tobytes()
 
 
-class Place:
-    """Where a parameter of ours lies with them: the tensor's name, of layer {i}, and what turns an array of ours into
-    theirs and back.
+def _weight_files(path: Path) -> list[str]:
+    """The names of the safetensors in a directory: those of the index, if there is one."""
+    index = path / "model.safetensors.index.json"
+    names = {"model.safetensors"}
+    if index.is_file():
+        content = read_json(index, "expected an index of safetensors")
+        with user_errors(BAD_DATA, f"{index}: cannot be understood"):
+            names = set(content.get("weight_map", {}).values())
+    for name in names:
+        # An index from a stranger must not lead out of the directory.
+        if not isinstance(name, str) or Path(name).name != name:
+            raise UserError(BAD_DATA, f"{index}: names the file {name!r}, expected one beside it")
+        if not (path / name).is_file():
+            fix = "expected a model of Hugging Face"
+            if any(path.glob("*.bin")) or any(path.glob("*.pt")):
+                fix = "its weights are pickled, which could run anything; save them as safetensors"
+            raise UserError(NO_FILE, f"{path}: has no {name}; {fix}")
+    return sorted(names)
+
+
+def read(path: Path, say: Callable[[str], None] = print) -> tuple[Model, Params]:
+    """The model in a directory, and its parameters: numpy, float32, embedding rows of padding zero.
+
+    Args:
+        say: shows a line for each tensor that is left out.
+
+    Raises:
+        UserError: where it is of none of FAMILIES, or its files do not fit its config.json.
     """
-
-    def __init__(self, family: Family, model: Model, path: str):
-        module, _, leaf = path.rpartition("/")
-        if path not in family.modules and module not in family.modules:
-            raise Refusal(BAD_CONFIG, f"export: {family.architecture} has no place for {path}")
-        name = family.modules.get(path) or family.modules[module]
-        name, _, part = name.partition("[")  # [1/3]: the second of three that lie side by side in one tensor
-        self.part, self.of = map(int, part.removesuffix("]").split("/")) if part else (0, 1)
-        if path not in family.modules:
-            name += ".bias" if leaf == "bias" else ".weight"
-        self.name = name if model.gated else name.replace("wi_0", "wi")
-        self._turned = path in ("head/output", "classifier/output/kernel") or (leaf == "kernel" and family.transposed)
-        self._flipped = module == "classifier/output"  # to them 0 says that a sentence is the next
-
-    def theirs(self, x: np.ndarray) -> np.ndarray:
-        """Of ours."""
-        x = x[..., ::-1] if self._flipped else x
-        return x.T if self._turned else x
-
-    def ours(self, x: np.ndarray) -> np.ndarray:
-        """Of theirs."""
-        x = np.split(x, self.of, -1)[self.part]
-        x = x.T if self._turned else x
-        return x[..., ::-1] if self._flipped else x
-
-    def shape(self, ours: tuple) -> tuple:
-        """Of their tensor."""
-        ours = (*ours[:-1], ours[-1] * self.of)
-        return ours[::-1] if self._turned else ours
-
-
-class Parameter(NamedTuple):
-    """One parameter of ours: its shape without rows of padding, its place with them, and their names of its layers."""
-
-    shape: tuple
-    place: Place
-    names: list[str]  # one, where it has no axis of layers
-    scanned: bool
-
-    @property
-    def their_shape(self) -> tuple:
-        return self.place.shape(self.shape[1:] if self.scanned else self.shape)
-
-
-def _parameters(family: Family, model: Model) -> dict[str, Parameter]:
-    made = {}
-    for path, leaf in flatten_dict(sizes(model), sep="/").items():
-        place, scanned = Place(family, model, path), "/layers/" in path
-        names = [place.name.format(i=i) for i in range(leaf.shape[0] if scanned else 1)]
-        made[path] = Parameter(leaf.shape, place, names, scanned)
-    return made
-
-
-def read(path: Path, say: Callable[[str], None] = print) -> tuple[Model, dict]:
-    """The model in a directory, and its parameters (numpy, float32). Raises Refusal for what is not of FAMILIES."""
     config = read_json(path / "config.json", "expected the directory of a model of Hugging Face")
-    family = FAMILIES.get(config.get("model_type"))
-    if family is None:
-        known = ", ".join(FAMILIES)
-        raise Refusal(BAD_DATA, f"{path}/config.json: model_type={config.get('model_type')!r}, expected one of {known}")
-    files = Files(path, family.prefix)
-    with refusing(BAD_DATA, f"{path}/config.json: cannot be understood"):
-        settings = family.read(config)
-    if family is FAMILIES["t5"]:  # 1.1 says it by having an output layer
-        settings["tied"] = "lm_head.weight" not in files.shapes or files.same("lm_head.weight", "shared.weight")
-    if family is FAMILIES["bert"] and "cls.seq_relationship.weight" in files.shapes:
-        settings["classes"] = 2
-    model = check_model(build(Model, settings, f"{path}/config.json: model."))
-    if max(model.layers, model.decoder_layers) > len(files.shapes):
-        few = f"{len(files.shapes)} tensors, too few for the {model.layers} layers of config.json"
-        raise Refusal(BAD_DATA, f"{path}: the files hold {few}")
-    parameters = _parameters(family, model)
-    _check(path, files, parameters, say)
-    padded = flatten_dict(shapes(model), sep="/")
-    params = {}
-    for name, (shape, place, names, scanned) in parameters.items():
-        made = params[name] = np.zeros(padded[name].shape, np.float32)
-        for i, tensor in enumerate(names):
-            at = made[i] if scanned else made
-            at[tuple(map(slice, shape[scanned:]))] = place.ours(files[tensor])
-    return model, unflatten_dict(params, sep="/")
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
+        expected = f"expected one of {', '.join(FAMILIES)}"
+        raise UserError(BAD_DATA, f"{path}/config.json: model_type={model_type!r}, {expected}")
+    family = FAMILIES[model_type]
+    tensors = TensorFiles(path, family.prefix)
+    model = _read_model(path, family, config, tensors)
+    dimensions = resolve_model(model, model.vocab_size, max_length=model.max_length or 1)
+    parameters = stored_parameters(family, dimensions)
+    _check_tensors(path, tensors, parameters, say)
+
+    shapes = _by_path(parameter_shapes(dimensions))
+    arrays = {}
+    for name, parameter in parameters.items():
+        arrays[name] = _read_parameter(tensors, parameter, shapes[name].shape)
+    return model, unflatten_dict(arrays, sep="/")
 
 
-def _check(path: Path, files: Files, parameters: dict[str, Parameter], say: Callable[[str], None]) -> None:
-    """Refuse tensors that are missing, of another shape or type, or that the model has no place for."""
+def _read_model(path: Path, family: Family, config: ConfigJson, tensors: TensorFiles) -> Model:
+    """What config.json describes, with what only the presence of tensors tells."""
+    with user_errors(BAD_DATA, f"{path}/config.json: cannot be understood"):
+        fields = family.read_config(config)
+    model = build(Model, fields, f"{path}/config.json: model.")
+    if family.tied_by_tensors:
+        output = family.locate("head/output", model).tensor
+        embedding = family.locate("embedding", model).tensor
+        is_tied = output not in tensors.shapes or tensors.are_equal(output, embedding)
+        model = replace(model, tie_embeddings=is_tied)
+    if family.class_with_label_head:
+        label_head = family.locate("classifier/output/kernel", model).tensor
+        if label_head in tensors.shapes:
+            model = replace(model, num_classes=2)
+
+    num_tensors = len(tensors.shapes)
+    if max(model.num_layers, model.num_decoder_layers) > num_tensors:
+        needed = f"too few for the {model.num_layers} layers of config.json"
+        raise UserError(BAD_DATA, f"{path}: the files hold {num_tensors} tensors, {needed}")
+    return model
+
+
+def _check_tensors(
+    path: Path,
+    tensors: TensorFiles,
+    parameters: dict[str, StoredParameter],
+    say: Callable[[str], None],
+) -> None:
+    """Refuse tensors that are missing, of another shape or type, or no part of the model."""
     used = set()
     for parameter in parameters.values():
-        for name in parameter.names:
-            expected, found = parameter.their_shape, files.shapes.get(name)
-            if found != expected:
-                got = "is missing" if found is None else f"has shape {list(found)}"
-                raise Refusal(BAD_DATA, f"{path}: the tensor {name} {got}, expected {list(expected)} by config.json")
-            if files.types[name] not in _TYPES:
-                raise Refusal(BAD_DATA, f"{path}: the tensor {name} is {files.types[name]}, expected F32, F16 or BF16")
+        expected = parameter.tensor_shape
+        for name in parameter.tensors:
+            shape = tensors.shapes.get(name)
+            if shape != expected:
+                got = "is missing" if shape is None else f"has shape {list(shape)}"
+                reason = f"{got}, expected {list(expected)} by config.json"
+                raise UserError(BAD_DATA, f"{path}: the tensor {name} {reason}")
+            if tensors.dtypes[name] not in _READABLE_DTYPES:
+                reason = f"is {tensors.dtypes[name]}, expected F32, F16 or BF16"
+                raise UserError(BAD_DATA, f"{path}: the tensor {name} {reason}")
             used.add(name)
-    for name in sorted(set(files.shapes) - used):
-        twin = parameters.get(_SAME_AS.get(name, ""))
-        if (twin and files.same(name, twin.names[0])) or _BUFFERS.fullmatch(name):
+
+    for name in sorted(set(tensors.shapes) - used):
+        if _BUFFERS.fullmatch(name) or _is_copy(name, tensors, parameters):
             continue
         if "pooler" not in name:
-            raise Refusal(BAD_DATA, f"{path}: the tensor {name} belongs to nothing that config.json describes")
+            reason = "belongs to nothing that config.json describes"
+            raise UserError(BAD_DATA, f"{path}: the tensor {name} {reason}")
         say(f"left out: {name}, a pooler that no head reads")
 
 
-def write(path: Path, model: Model, params: dict, tokenizer: Tokenizer, dtype: str = "float32") -> str:
-    """Write a model for `from_pretrained`, and return the name of its class in `transformers`. Raises Refusal where
-    the model is of none of FAMILIES, naming what differs from the nearest.
+def _is_copy(name: str, tensors: TensorFiles, parameters: dict[str, StoredParameter]) -> bool:
+    """Whether a tensor is a second copy of a tied parameter."""
+    original = parameters.get(_COPIES.get(name, ""))
+    return original is not None and tensors.are_equal(name, original.tensors[0])
+
+
+def _read_parameter(
+    tensors: TensorFiles, parameter: StoredParameter, padded_shape: Shape
+) -> np.ndarray:
+    """The parameter of all layers, with rows of padding."""
+    array = np.zeros(padded_shape, np.float32)
+    layers = array if parameter.is_stacked else array[None]
+    without_padding = tuple(slice(size) for size in parameter.layer_shape)
+    for i, name in enumerate(parameter.tensors):
+        layers[i][without_padding] = parameter.from_tensor(tensors[name])
+    return array
+
+
+# Writing.
+
+
+def write(
+    path: Path,
+    model: ModelDimensions,
+    params: Params,
+    tokenizer: Tokenizer,
+    dtype: str = "float32",
+) -> str:
+    """Write a model for `from_pretrained`.
+
+    Args:
+        path: a directory that does not exist yet, or is empty.
+        params: in numpy or jax; they may be sharded over devices of this process.
+        dtype: of the tensors, a name in DTYPES.
+
+    Returns:
+        the name of its class in `transformers`.
+
+    Raises:
+        UserError: where the model is of none of FAMILIES, naming what differs from the nearest, or
+            the directory cannot be written.
     """
-    if model.classes not in (0, 2):
-        raise Refusal(BAD_CONFIG, f"export: model.classes={model.classes}, expected none, or 2 for sentence pairs")
-    differing = {name: differences(family, model) for name, family in FAMILIES.items()}
-    name = min(differing, key=lambda name: len(differing[name]))
-    if differing[name]:
-        wanted = ", ".join(f"model.{key}={theirs!r} (is {ours!r})" for key, (ours, theirs) in differing[name].items())
-        raise Refusal(BAD_CONFIG, f"export: this model is of no family of {', '.join(FAMILIES)}; {name} needs {wanted}")
+    if model.num_classes not in (0, 2):
+        expected = "expected none, or 2 for sentence pairs"
+        raise UserError(BAD_CONFIG, f"export: model.num_classes={model.num_classes}, {expected}")
+    model_type = find_family(model)
+    family = FAMILIES[model_type]
     path = path.resolve()
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise Refusal(USAGE, f"export: {path} exists; name another directory")
-    family, flat, tensors = FAMILIES[name], flatten_dict(params, sep="/"), {}
-    for key, (shape, place, names, scanned) in _parameters(family, model).items():
-        array = np.asarray(flat[key])[tuple(map(slice, shape))].astype(DTYPES[dtype])
-        for layer, tensor in zip(array if scanned else [array], names, strict=True):
-            tensors.setdefault(tensor, [None] * place.of)[place.part] = place.theirs(layer)
-    whole = {name: np.ascontiguousarray(np.concatenate(parts, -1)) for name, parts in tensors.items()}
-    vocabulary = tokenizer.vocabulary
-    architecture = "BertForPreTraining" if model.classes else family.architecture
-    ids = {"pad_token_id": vocabulary.pad, "eos_token_id": vocabulary.eos, "bos_token_id": vocabulary.start}
-    config = {"architectures": [architecture], "model_type": name, "dtype": dtype, "torch_dtype": dtype}
-    if model.architecture == "encoder_decoder":
+        raise UserError(USAGE, f"export: {path} exists; name another directory")
+    tensors = _make_tensors(stored_parameters(family, model), params, dtype)
+
+    class_name = family.class_with_label_head if model.num_classes else family.class_name
+    config: ConfigJson = {
+        "architectures": [class_name],
+        "model_type": model_type,
+        "dtype": dtype,
+        "torch_dtype": dtype,  # what transformers 4 calls it
+    }
+    config.update(_special_ids(model, tokenizer.vocabulary))
+    config.update(family.write_config(model))
+    files = pretrained_files(tokenizer, model.architecture)
+    files["config.json"] = (json.dumps(config, indent=2) + "\n").encode()
+    _write_directory(path, files, tensors)
+    return class_name
+
+
+def _make_tensors(
+    parameters: dict[str, StoredParameter], params: Params, dtype: str
+) -> dict[str, np.ndarray]:
+    """The tensors of all parameters, by name."""
+    arrays = _by_path(params)
+    parts: dict[str, dict[int, np.ndarray]] = {}
+    for path, parameter in parameters.items():
+        array = np.asarray(arrays[path])  # gathers what is sharded
+        without_padding = tuple(slice(size) for size in parameter.shape)
+        array = array[without_padding].astype(DTYPES[dtype])
+        layers = array if parameter.is_stacked else array[None]
+        for name, layer in zip(parameter.tensors, layers, strict=True):
+            parts_of_tensor = parts.setdefault(name, {})
+            parts_of_tensor[parameter.location.part] = parameter.to_tensor(layer)
+
+    tensors = {}
+    for name, by_part in parts.items():
+        ordered = [by_part[part] for part in sorted(by_part)]
+        tensors[name] = np.ascontiguousarray(np.concatenate(ordered, axis=-1))
+    return tensors
+
+
+def _special_ids(model: ModelDimensions, vocabulary: Vocabulary) -> ConfigJson:
+    ids = {
+        "pad_token_id": vocabulary.pad,
+        "eos_token_id": vocabulary.eos,
+        "bos_token_id": vocabulary.start,
+    }
+    if model.is_encoder_decoder:
         ids["decoder_start_token_id"] = vocabulary.start
-    config |= ids | family.write(model)
-    save_file = imported("safetensors.numpy", "hf", "export").save_file
-    others = pretrained_files(tokenizer, model)
+    return ids
+
+
+def _write_directory(path: Path, files: dict[str, bytes], tensors: dict[str, np.ndarray]) -> None:
+    """Write a directory as a whole, or nothing."""
+    safetensors = optional_import("safetensors.numpy", "hf", "export")
     partial = path.with_name(path.name + ".partial")
     if partial.exists():
-        raise Refusal(USAGE, f"export: {partial} exists, left by an export that was killed; remove it")
+        reason = "left by an export that was killed; remove it"
+        raise UserError(USAGE, f"export: {partial} exists, {reason}")
     partial.mkdir(parents=True)
     try:
-        with refusing(IO_ERROR, f"{partial}: cannot be written"):
-            for file, content in others.items():
-                (partial / file).write_bytes(content)
-            (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-            save_file(whole, partial / "model.safetensors", {"format": "pt"})
+        with user_errors(IO_ERROR, f"{partial}: cannot be written"):
+            for name, content in files.items():
+                (partial / name).write_bytes(content)
+            safetensors.save_file(tensors, partial / "model.safetensors", {"format": "pt"})
             os.replace(partial, path)
     finally:
         shutil.rmtree(partial, ignore_errors=True)  # what a full disk or Ctrl-C has left
-    return architecture

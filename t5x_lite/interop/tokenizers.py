@@ -1,84 +1,197 @@
 """A tokenizer of ours in the files that `transformers` reads."""
 
 import json
+from typing import Any
 
-from t5x_lite.config import Model
-from t5x_lite.data.text_models import SPACE_MARK, SentencePiece, printable_bytes
-from t5x_lite.data.tokenizer import Tokenizer
-from t5x_lite.data.vocabulary import T5_SENTINELS
-from t5x_lite.errors import BAD_CONFIG, Refusal
+from t5x_lite.config import Architecture
+from t5x_lite.data.tokenizers.text_models import (
+    SPACE_MARK,
+    HuggingFace,
+    SentencePiece,
+    printable_bytes,
+)
+from t5x_lite.data.tokenizers.tokenizer import Tokenizer
+from t5x_lite.data.tokenizers.vocabulary import T5_SENTINELS
+from t5x_lite.errors import BAD_CONFIG, UserError
 
-_ROLES = {"pad_token": "<pad>", "eos_token": "</s>", "bos_token": "<s>", "mask_token": "[MASK]", "cls_token": "[CLS]"}
-_ROLES |= {"sep_token": "[SEP]"}
+Json = dict[str, Any]
+
+# What `transformers` calls the roles of special tokens → our names of these tokens.
+_ROLES = {
+    "pad_token": "<pad>",
+    "eos_token": "</s>",
+    "bos_token": "<s>",
+    "mask_token": "[MASK]",
+    "cls_token": "[CLS]",
+    "sep_token": "[SEP]",
+}
 
 
-def pretrained_files(tokenizer: Tokenizer, model: Model) -> dict[str, bytes]:
-    """tokenizer.json, or somebody's SentencePiece model, and tokenizer_config.json. Raises Refusal for somebody's
-    SentencePiece model that special ids were appended to.
+def pretrained_files(tokenizer: Tokenizer, architecture: Architecture) -> dict[str, bytes]:
+    """The content of tokenizer_config.json, and of tokenizer.json or a SentencePiece model, by
+    name.
+
+    Args:
+        architecture: of the model, on which depends what `transformers` puts around a text.
+
+    Raises:
+        UserError: for an existing SentencePiece model that special ids were appended to.
     """
-    vocabulary, text = tokenizer.vocabulary, tokenizer.model
-    roles = {
-        role: tokenizer.name(vocabulary.specials[name]) for role, name in _ROLES.items() if name in vocabulary.specials
-    }
-    if isinstance(text, SentencePiece) and not text.ours:
-        if vocabulary.sentinels not in (0, T5_SENTINELS) or set(vocabulary.specials) - {"<pad>", "</s>", "<s>"}:
-            raise Refusal(BAD_CONFIG, "export: a SentencePiece model with data.add_specials=True has no such file")
-        kind = {"tokenizer_class": "T5Tokenizer", "extra_ids": T5_SENTINELS} if vocabulary.sentinels else {}
-        kind = kind or {"tokenizer_class": "LlamaTokenizer", "legacy": False}
-        (content,) = text.files().values()
-        name = "spiece.model" if vocabulary.sentinels else "tokenizer.model"
-        return {name: content, "tokenizer_config.json": _dump(kind | roles)}
-    described = json.loads(text.files()["tokenizer.json"]) if text.kind == "huggingface" else _describe(text)
-    known = {token["id"] for token in described["added_tokens"]}
-    first = text.size  # what was appended
-    appended = [i for i in range(first, vocabulary.size) if i not in known]
-    described["added_tokens"] += [
-        {"id": i, "content": tokenizer.name(i), "special": True, "single_word": False}
-        | dict.fromkeys(("lstrip", "rstrip", "normalized"), False)
-        for i in appended
-    ]
-    if text.ours:
-        described["post_processor"] = _frame(tokenizer, model.architecture)
-    content = text.files()["tokenizer.json"] if text.kind == "huggingface" and not appended else _dump(described)
+    text_model = tokenizer.model
+    if isinstance(text_model, SentencePiece) and not text_model.is_own:
+        return _sentencepiece_files(tokenizer, text_model)
+
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", **_special_tokens(tokenizer)}
     return {
-        "tokenizer.json": content,
-        "tokenizer_config.json": _dump({"tokenizer_class": "PreTrainedTokenizerFast"} | roles),
+        "tokenizer.json": _tokenizer_json(tokenizer, architecture),
+        "tokenizer_config.json": _dump(config),
     }
 
 
-def _dump(value: dict) -> bytes:
+def _special_tokens(tokenizer: Tokenizer) -> dict[str, str]:
+    """The names of the special tokens that there are, by their roles."""
+    specials = tokenizer.vocabulary.specials
+    names = {}
+    for role, token in _ROLES.items():
+        if token in specials:
+            names[role] = tokenizer.name(specials[token])
+    return names
+
+
+def _dump(value: Json) -> bytes:
     return json.dumps(value, indent=2, ensure_ascii=False).encode()
 
 
-def _describe(text) -> dict:
-    """The JSON of `tokenizers` for bytes, or for our own lossless SentencePiece."""
-    nothing = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": []}
-    if text.kind == "bytes":
-        by_bytes = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
-        model = {"type": "BPE", "vocab": printable_bytes(), "merges": []}
-        return nothing | {"normalizer": None, "pre_tokenizer": by_bytes, "decoder": by_bytes, "model": model}
-    return nothing | {
-        "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": SPACE_MARK},
-        "pre_tokenizer": None,
-        "decoder": {
-            "type": "Sequence",
-            "decoders": [
-                {"type": "Replace", "pattern": {"String": SPACE_MARK}, "content": " "},
-                {"type": "ByteFallback"},
-                {"type": "Fuse"},
-            ],
-        },
-        "model": {"type": "Unigram", "unk_id": 0, "byte_fallback": True, "vocab": text.scores()},
+# An existing SentencePiece model: the file itself, and the class that reads it.
+
+
+def _sentencepiece_files(tokenizer: Tokenizer, model: SentencePiece) -> dict[str, bytes]:
+    vocabulary = tokenizer.vocabulary
+    appended = set(vocabulary.specials) - {"<pad>", "</s>", "<s>"}
+    if appended or vocabulary.sentinels not in (0, T5_SENTINELS):
+        reason = "a SentencePiece model with data.add_specials=True has no such file"
+        raise UserError(BAD_CONFIG, f"export: {reason}")
+    config: Json
+    if vocabulary.sentinels:
+        name = "spiece.model"
+        config = {"tokenizer_class": "T5Tokenizer", "extra_ids": T5_SENTINELS}
+    else:
+        name = "tokenizer.model"
+        config = {"tokenizer_class": "LlamaTokenizer", "legacy": False}
+    config.update(_special_tokens(tokenizer))
+    (content,) = model.files().values()
+    return {name: content, "tokenizer_config.json": _dump(config)}
+
+
+# Every other tokenizer: the JSON of the `tokenizers` package.
+
+
+def _tokenizer_json(tokenizer: Tokenizer, architecture: Architecture) -> bytes:
+    text_model = tokenizer.model
+    if isinstance(text_model, HuggingFace):
+        content = text_model.files()["tokenizer.json"]
+        description = json.loads(content)
+        appended = _append_special_tokens(description, tokenizer)
+        return _dump(description) if appended else content
+
+    if isinstance(text_model, SentencePiece):
+        description = _describe_sentencepiece(text_model)
+    else:
+        description = _describe_bytes()
+    _append_special_tokens(description, tokenizer)
+    description["post_processor"] = _template(tokenizer, architecture)
+    return _dump(description)
+
+
+def _append_special_tokens(description: Json, tokenizer: Tokenizer) -> bool:
+    """Add to a description the special tokens that the text model lacks; whether there are any."""
+    added_tokens = description.setdefault("added_tokens", [])
+    known = {token["id"] for token in added_tokens}
+    token_ids = range(tokenizer.model.size, tokenizer.vocabulary.size)
+    appended = [_added_token(tokenizer, i) for i in token_ids if i not in known]
+    added_tokens.extend(appended)
+    return bool(appended)
+
+
+def _added_token(tokenizer: Tokenizer, token_id: int) -> Json:
+    return {
+        "id": token_id,
+        "content": tokenizer.name(token_id),
+        "special": True,
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
     }
 
 
-def _frame(tokenizer: Tokenizer, architecture: str) -> dict:
-    """What stands around a text, as our layouts have it: [CLS] … [SEP], … </s> or <s> …"""
-    before, behind = {"encoder": ("[CLS]", "[SEP]"), "encoder_decoder": (None, "</s>")}.get(architecture, ("<s>", None))
-    text = {"Sequence": {"id": "A", "type_id": 0}}
-    specials = [name for name in (before, behind) if name]
-    frame = [*[{"SpecialToken": {"id": before, "type_id": 0}}] * bool(before), text]
-    frame += [{"SpecialToken": {"id": behind, "type_id": 0}}] * bool(behind)
-    ids = {name: {"id": name, "ids": [tokenizer.vocabulary[name]], "tokens": [name]} for name in specials}
-    pair = [*frame, {"Sequence": {"id": "B", "type_id": 1}}, *frame[len(frame) - bool(behind) :]]
-    return {"type": "TemplateProcessing", "single": frame, "pair": pair, "special_tokens": ids}
+def _describe_bytes() -> Json:
+    """Our tokenizer of bytes: a byte-level BPE without merges."""
+    byte_level = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": False,
+        "use_regex": False,
+    }
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": byte_level,
+        "decoder": byte_level,
+        "model": {"type": "BPE", "vocab": printable_bytes(), "merges": []},
+    }
+
+
+def _describe_sentencepiece(model: SentencePiece) -> Json:
+    """Our lossless SentencePiece: a unigram model with byte fallback."""
+    space_to_mark = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE_MARK}
+    mark_to_space = {"type": "Replace", "pattern": {"String": SPACE_MARK}, "content": " "}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": space_to_mark,
+        "pre_tokenizer": None,
+        "decoder": {
+            "type": "Sequence",
+            "decoders": [mark_to_space, {"type": "ByteFallback"}, {"type": "Fuse"}],
+        },
+        "model": {
+            "type": "Unigram",
+            "unk_id": 0,
+            "byte_fallback": True,
+            "vocab": model.scores(),
+        },
+    }
+
+
+def _template(tokenizer: Tokenizer, architecture: Architecture) -> Json:
+    """What stands around a text, as our layouts have it: [CLS] … [SEP], … </s>, or <s> …"""
+    before = []
+    after = []
+    if architecture == "encoder":
+        before = ["[CLS]"]
+        after = ["[SEP]"]
+    elif architecture == "encoder_decoder":
+        after = ["</s>"]
+    else:
+        before = ["<s>"]
+
+    first_text = {"Sequence": {"id": "A", "type_id": 0}}
+    second_text = {"Sequence": {"id": "B", "type_id": 1}}
+    prefix = [{"SpecialToken": {"id": name, "type_id": 0}} for name in before]
+    suffix = [{"SpecialToken": {"id": name, "type_id": 0}} for name in after]
+    special_tokens = {}
+    for name in before + after:
+        token_id = tokenizer.vocabulary[name]
+        special_tokens[name] = {"id": name, "ids": [token_id], "tokens": [name]}
+    return {
+        "type": "TemplateProcessing",
+        "single": [*prefix, first_text, *suffix],
+        "pair": [*prefix, first_text, *suffix, second_text, *suffix],
+        "special_tokens": special_tokens,
+    }

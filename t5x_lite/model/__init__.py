@@ -1,1 +1,3 @@
-"""One Transformer, in flax linen: pure functions of parameters and rows. Nothing here opens a file."""
+"""One Transformer, in flax linen: pure functions of parameters and rows. Nothing here opens a
+file.
+"""

@@ -1,72 +1,173 @@
-"""Multi-head attention (Vaswani et al., 2017, §3.2), with fewer heads for keys and values where the config says so:
-multi-query (Shazeer, 2019) and grouped-query attention (Ainslie et al., 2023).
+"""Multi-head attention (Vaswani et al., 2017, §3.2), with fewer heads for keys and values where the
+config says so: multi-query (Shazeer, 2019) and grouped-query attention (Ainslie et al., 2023).
 
-Shapes: B rows, T queries, S keys, H heads, G key and value heads, K head size, D width.
+Shapes: B rows, T queries, S keys, E encoder positions, H heads, G key and value heads, K head_dim,
+D d_model.
 """
 
 from functools import partial
+from typing import Any
 
 import flax.linen as nn
+import jax
+from jaxtyping import Array, Float, Int
 
-from t5x_lite.config import Model
-from t5x_lite.model.kernels import KERNELS, Sight, choose, kv_axis, mix, plain, weigh
-from t5x_lite.model.layers import Dense, constrain, head_size
+from t5x_lite.config import ModelDimensions
+from t5x_lite.model.kernels import (
+    FUSED_KERNELS,
+    attention_weights,
+    choose_kernel,
+    kv_axis,
+    plain,
+    weighted_sum,
+)
+from t5x_lite.model.kv_cache import KVCache, cache_dtype
+from t5x_lite.model.layers import Auxiliary, Dense, constrain
+from t5x_lite.model.masks import AttentionMask
 from t5x_lite.model.positions import ShawRelative, TransformerXL, rotate
 
 
 class Attention(nn.Module):
-    """softmax(q kᵀ · K^-½ + bias) v, over H heads; `remember` makes the k and v of what is looked at.
+    """softmax(q kᵀ · K^-½ + bias) v, over H heads."""
 
-    own: it looks at its own stack, where positions count; else at the encoder.
-    """
-
-    config: Model
-    own: bool = True
+    config: ModelDimensions
+    # within one stack, where positions count; else from the decoder to the encoder
+    is_self: bool = True
 
     def setup(self):
-        config, size = self.config, head_size(self.config)
-        groups = config.kv_heads or config.heads
-        self.query = Dense(config, config.heads * size, ("embed", "heads"), query=True)
-        self.key, self.value = (Dense(config, groups * size, ("embed", kv_axis(groups))) for _ in "kv")
-        self.out = Dense(config, config.width, ("heads", "embed"), writes_to_stream=True)
+        config = self.config
+        self.kv_axis = kv_axis(config.num_kv_heads)
+        query_features = config.num_heads * config.head_dim
+        kv_features = config.num_kv_heads * config.head_dim
+        self.query = Dense(config, query_features, ("embed", "heads"), is_query=True)
+        self.key = Dense(config, kv_features, ("embed", self.kv_axis))
+        self.value = Dense(config, kv_features, ("embed", self.kv_axis))
+        self.out = Dense(config, config.d_model, ("heads", "embed"), writes_to_stream=True)
         self.dropout = nn.Dropout(config.attention_dropout)
-        if self.own and config.positions == "shaw":
+        self.positions = config.positions if self.is_self else "none"
+        if self.positions == "shaw":
             self.shaw = ShawRelative(config)
-        if self.own and config.positions == "transformer_xl":
+        if self.positions == "transformer_xl":
             self.relative = TransformerXL(config)
 
-    def _heads(self, y, axis="heads"):
-        y = y.reshape(*y.shape[:2], -1, head_size(self.config)).swapaxes(1, 2)
-        return constrain(y, "batch", axis, None, None)
+    def keys_and_values(
+        self, source_BSD: Float[Array, "B S D"], positions_BS: Int[Array, "B S"] | None = None
+    ) -> tuple[Float[Array, "B G S K"], Float[Array, "B G S K"]]:
+        """Keys and values of what is attended to."""
+        keys = self._split_heads(self.key(source_BSD), self.kv_axis)
+        values = self._split_heads(self.value(source_BSD), self.kv_axis)
+        return self._rotated(keys, positions_BS), values
 
-    def remember(self, source, positions=None):
-        """Keys and values [B, G, S, K] of the source [B, S, D]; positions: [B, S], for those that turn."""
-        axis = kv_axis(self.config.kv_heads or self.config.heads)
-        k, v = self._heads(self.key(source), axis), self._heads(self.value(source), axis)
-        return (self._turn(k, positions), v)
+    def attend(
+        self,
+        x_BTD: Float[Array, "B T D"],
+        keys: Float[Array, "B G S K"],
+        values: Float[Array, "B G S K"],
+        mask: AttentionMask,
+        mask_bias: Float[Array, "#B #H T S"],
+        position_bias: Float[Array, "#B #H T S"] | None = None,
+        positions_BT: Int[Array, "B T"] | None = None,
+        deterministic: bool = True,
+    ) -> Float[Array, "B T D"]:
+        """What x attends to.
 
-    def _turn(self, x, positions):
-        turns = self.own and self.config.positions == "rotary"
-        return rotate(x, positions, self.config.rotary_base) if turns else x
-
-    def __call__(self, x, memory, sight: Sight, hidden, bias=None, positions=None, deterministic: bool = True):
-        """x [B, T, D] looks at the memory → [B, T, D]. bias: [1 or B, H, T, S]; hidden: sight.hide(bias), computed once
-        for all layers; positions: [B, T].
+        Args:
+            mask_bias: mask.bias(position_bias), computed once for all layers.
+            position_bias: the same without the mask, for kernels that take both.
         """
-        config, (k, v) = self.config, memory
-        scale = head_size(config) ** -0.5 if config.scale_attention else 1.0
-        q = (self._turn(self._heads(self.query(x)), positions) * scale).astype(k.dtype)
-        drop = partial(self.dropout, deterministic=deterministic)
-        kernel = choose(config, sight, dropout=config.attention_dropout > 0 and not deterministic)
+        config = self.config
+        scale = config.head_dim**-0.5 if config.scale_attention else 1.0
+        q = self._rotated(self._split_heads(self.query(x_BTD), "heads"), positions_BT)
+        q = (q * scale).astype(keys.dtype)
+        dropout = partial(self.dropout, deterministic=deterministic)
+        drops_weights = config.attention_dropout > 0 and not deterministic
+        kernel = choose_kernel(config, mask, drops_weights)
         if kernel != "plain":
-            y = KERNELS[kernel](q, k, v, sight, bias)
-        elif self.own and config.positions == "shaw":
-            weights = drop(weigh(q, k, hidden + self.shaw.logits(q, sight.distance())))
-            y = mix(weights, v) + self.shaw.mix(weights, sight.distance())
+            y = FUSED_KERNELS[kernel](q, keys, values, mask, position_bias)
+        elif self.positions == "shaw":
+            distances = mask.distances()
+            weights = attention_weights(q, keys, mask_bias + self.shaw.logits(q, distances))
+            weights = dropout(weights)
+            y = weighted_sum(weights, values) + self.shaw.weighted_sum(weights, distances)
+        elif self.positions == "transformer_xl":
+            longest = max(q.shape[2], keys.shape[2])
+            relative_logits = self.relative.logits(q, mask.distances(), longest, scale)
+            q += self.relative.u[:, None].astype(q.dtype) * scale
+            y = plain(q, keys, values, mask, mask_bias + relative_logits, dropout)
         else:
-            if self.own and config.positions == "transformer_xl":
-                longest = max(x.shape[1], k.shape[2])
-                hidden = hidden + self.relative.logits(q, sight.distance(), longest, scale)
-                q += self.relative.u[:, None].astype(q.dtype) * scale
-            y = plain(q, k, v, sight, hidden, drop)
-        return self.out(y.swapaxes(1, 2).reshape(*x.shape[:2], -1))
+            y = plain(q, keys, values, mask, mask_bias, dropout)
+        B, T = x_BTD.shape[:2]
+        return self.out(y.swapaxes(1, 2).reshape(B, T, -1))
+
+    def _split_heads(self, x, axis: str) -> Array:
+        """[B, T, H · K] → [B, H, T, K]."""
+        B, T = x.shape[:2]
+        heads = x.reshape(B, T, -1, self.config.head_dim).swapaxes(1, 2)
+        return constrain(heads, "batch", axis, "sequence", None)
+
+    def _rotated(self, x, positions) -> Array:
+        if self.positions != "rotary":
+            return x
+        return rotate(x, positions, self.config.rotary_base)
+
+
+class SelfAttention(Attention):
+    """Attention within a stack: a mixer (see blocks.py), whose decoding state is a KVCache."""
+
+    def __call__(self, x_BTD: Float[Array, "B T D"], context: Any) -> tuple[Array, Auxiliary]:
+        """[B, T, D] → [B, T, D]; context: blocks.StackContext."""
+        keys, values = self.keys_and_values(x_BTD, context.positions)
+        return self._attend(x_BTD, keys, values, context), {}
+
+    def initial_state(self, rows: int, slots: int) -> KVCache:
+        """Room for the keys and values of so many tokens."""
+        config = self.config
+        return KVCache.empty(
+            (rows, config.num_kv_heads, slots, config.head_dim), cache_dtype(config.dtype)
+        )
+
+    def prefill(
+        self, x_BTD: Float[Array, "B T D"], state: KVCache, context: Any
+    ) -> tuple[Array, KVCache]:
+        """Read T tokens into the slots from context.slot on."""
+        state = state.write(*self.keys_and_values(x_BTD, context.positions), context.slot)
+        return self._attend(x_BTD, state.keys, state.values, context), state
+
+    step = prefill  # one token is read like many
+
+    def _attend(self, x_BTD, keys, values, context):
+        return self.attend(
+            x_BTD,
+            keys,
+            values,
+            context.mask,
+            context.mask_bias,
+            context.position_bias,
+            context.positions,
+            context.deterministic,
+        )
+
+
+class CrossAttention(Attention):
+    """Attention from the decoder to the encoder's hidden states."""
+
+    is_self: bool = False
+
+    def __call__(
+        self, x_BTD: Float[Array, "B T D"], context: Any, state: KVCache | None = None
+    ) -> Array:
+        """[B, T, D] → [B, T, D]; state: the encoder's keys and values, where they are kept."""
+        if state is None:
+            keys, values = self.keys_and_values(context.encoded)
+        else:
+            keys, values = state.keys, state.values
+        mask, mask_bias = context.cross_mask, context.cross_mask_bias
+        return self.attend(
+            x_BTD, keys, values, mask, mask_bias, deterministic=context.deterministic
+        )
+
+    def encoder_state(self, encoded_BED: Float[Array, "B E D"]) -> KVCache:
+        """The encoder's keys and values, to be kept."""
+        keys, values = self.keys_and_values(encoded_BED)
+        dtype = cache_dtype(self.config.dtype)
+        return jax.tree.map(lambda x: x.astype(dtype), KVCache(keys, values))

@@ -1,117 +1,165 @@
-"""The decoder, a few tokens at a time: keys and values of what was read are kept, in slots, and not computed again.
+"""The decoder, a few tokens at a time: what its mixers keep of the tokens read is theirs, and
+nothing is read twice.
 
-Shapes: B rows, T tokens read now, S slots, G key and value heads, K head size, E encoder positions, W width.
+Shapes: B rows, T tokens read now, S slots, E encoder positions, W d_model, V vocabulary.
 """
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 from flax.traverse_util import flatten_dict, unflatten_dict
+from jaxtyping import Array, Float, Int
 
-from t5x_lite.config import Model
-from t5x_lite.model.attention import Attention
-from t5x_lite.model.heads import logits
-from t5x_lite.model.kernels import Sight
-from t5x_lite.model.layers import head_size
-from t5x_lite.model.transformer import Block, Context, Stack, Transformer
+from t5x_lite.config import ModelDimensions
+from t5x_lite.model.attention import CrossAttention
+from t5x_lite.model.blocks import MIXERS, Block, BlockState
+from t5x_lite.model.heads import Params, Row, logits
+from t5x_lite.model.layers import is_kernel
+from t5x_lite.model.masks import AttentionMask
+from t5x_lite.model.transformer import Stack, Transformer, parameter_axes
 
 
-class Weights(struct.PyTreeNode):
-    """The parameters of a model as writing wants them: each layer by itself, and kernels in the type of the computation
-    and transposed, [out, in], which few rows are multiplied with faster.
+class DecodingWeights(struct.PyTreeNode):
+    """The parameters of a model as decoding wants them: each layer by itself, and dense kernels in
+    the type of the computation and transposed, [out, in], which few rows are multiplied with
+    faster.
     """
 
-    outer: dict  # all but the decoder's layers
-    layers: list[dict]  # variables of Block
-    head: dict  # what `heads.logits` reads
+    outer: Params  # all but the decoder's layers
+    layers: list[Params]  # variables of Block
+    head: Params  # what heads.logits reads
 
 
-def _turned(config: Model, params: dict) -> dict:
-    """Parameters as variables, kernels in a collection of their own."""
-    flat = flatten_dict(params)
-    kernels = {path: leaf.astype(config.dtype).T for path, leaf in flat.items() if path[-1] == "kernel"}
-    others = {path: leaf for path, leaf in flat.items() if path not in kernels}
-    return {"params": unflatten_dict(others), "turned": unflatten_dict(kernels)}
+def _transpose_kernels(config: ModelDimensions, params: Params, axes: Params) -> Params:
+    """Parameters as variables, dense kernels in a collection of their own."""
+    names: Any = flatten_dict(axes)
+    leaves: Any = flatten_dict(params)
+    kept, transposed = {}, {}
+    for path, leaf in leaves.items():
+        if is_kernel(names[path]):
+            transposed[path] = leaf.astype(config.dtype).T
+        else:
+            kept[path] = leaf
+    return {"params": unflatten_dict(kept), "transposed": unflatten_dict(transposed)}
 
 
-def weights(config: Model, params: dict) -> Weights:
-    """Of the parameters of a model with a decoder."""
+def decoding_weights(config: ModelDimensions, params: Params) -> DecodingWeights:
+    """The parameters of a model with a decoder, rearranged."""
+    axes = parameter_axes(config)
     name = "stack" if config.shared_stacks else "decoder"
-    stack, head = dict(params[name]), dict(params.get("head", {}))
-    depth = config.decoder_layers or config.layers
-    if "block" in stack:
-        layers = [_turned(config, stack.pop("block"))] * depth
+    stack, head = dict(params[name]), params.get("head", {})
+    if "block" in stack:  # one block, repeated
+        block = _transpose_kernels(config, stack.pop("block"), axes[name]["block"])
+        layers = [block] * config.num_decoder_layers
     else:
-        stacked = stack.pop("layers")
-        layers = [_turned(config, jax.tree.map(lambda x: x[i], stacked)) for i in range(depth)]  # noqa: B023
-    table = params.get("decoder_embedding", params["embedding"])
-    if "output" in head:
-        table = head.pop("output").T
-    head = _turned(config, head)
-    kernels = {**head["turned"], "kernel": table.astype(config.dtype)}
-    return Weights({**params, "decoder": stack}, layers, {"head": head["params"], "turned": kernels, "kernel": None})
+        scanned = stack.pop("layers")
+        layers = []
+        for i in range(config.num_decoder_layers):
+            layer = jax.tree.map(lambda x, i=i: x[i], scanned)
+            layers.append(_transpose_kernels(config, layer, axes[name]["layers"]))
+
+    of_head = _transpose_kernels(config, head, axes.get("head", {}))
+    if config.tie_embeddings:
+        table = params.get("decoder_embedding", params["embedding"])
+        of_head["transposed"]["output"] = table.astype(config.dtype)
+    of_head = {"head": of_head["params"], "transposed": of_head["transposed"], "kernel": None}
+    return DecodingWeights({**params, "decoder": stack}, layers, of_head)
 
 
-def _part(variables: dict, name: str) -> dict:
-    """The variables of a module inside."""
-    return {collection: tree.get(name, {}) for collection, tree in variables.items()}
-
-
-class Cache(struct.PyTreeNode):
+class DecoderState(struct.PyTreeNode):
     """What was read so far."""
 
-    own: list[tuple]  # keys and values of each layer, [B, G, S, K] both
-    filled: jax.Array  # [B, S]: 1 where a slot holds a token of the text
-    positions: jax.Array  # [B, S]: its place in the text
-    across: list[tuple] | None = None  # keys and values of the encoder, for each layer [B, G, E, K]
-    encoder_segments: jax.Array | None = None  # [B, E]
+    blocks: list[BlockState]
+    filled: Int[Array, "B S"]  # 1 where a slot holds a token of the text
+    positions: Int[Array, "B S"]  # its position in the text
+    encoder_segments: Int[Array, "B E"] | None = None
 
 
-def empty(config: Model, weights: Weights, rows: int, slots: int, row: dict | None = None) -> Cache:
-    """A cache of that size; row: what the encoder reads, where there is one."""
-    shape = rows, config.kv_heads or config.heads, slots, head_size(config)
-    wide = jax.default_backend() == "cpu"  # where attention of few queries is four times slower in bfloat16
-    dtype = jnp.promote_types(config.dtype, jnp.float32) if wide else config.dtype
-    own = [(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in weights.layers]
-    nothing = jnp.zeros((rows, slots), jnp.int32)
-    if config.architecture != "encoder_decoder":
-        return Cache(own, nothing, nothing)
-    encoded = Transformer(config, packed=False).apply({"params": weights.outer}, row, method=Transformer.encode)
-    look = Attention(config, own=False)
-    layers = [_part(layer, "cross_attention") for layer in weights.layers]
-    across = [look.apply(layer, encoded, method=Attention.remember) for layer in layers]
-    across = jax.tree.map(lambda x: x.astype(dtype), across)
-    return Cache(own, nothing, nothing, across, row["encoder_segments"])
-
-
-def read(config: Model, weights: Weights, cache: Cache, tokens, real, positions, slot, both_ways: bool = False):
-    """Read tokens [B, T], of which some are real [B, T] (1, else 0), at their positions, into the slots from `slot` on:
-    (hidden states [B, T, W], the cache with them).
-
-    They see all that was read before and, of themselves, their past, or both_ways all.
+def initial_state(
+    config: ModelDimensions, weights: DecodingWeights, rows: int, slots: int, row: Row | None = None
+) -> DecoderState:
+    """The state before the first token, with room for so many; row: what the encoder reads, where
+    there is one.
     """
-    put = jax.lax.dynamic_update_slice_in_dim
-    cache = cache.replace(filled=put(cache.filled, real, slot, 1), positions=put(cache.positions, positions, slot, 1))
-    several = tokens.shape[1] > 1
-    sight = Sight(real, cache.filled, None, positions, cache.positions, causal=several and not both_ways)
-    across = None if cache.across is None else Sight(real, cache.encoder_segments)
-    stack = Stack(config, len(weights.layers), shared=True)
-    of_stack = {"params": weights.outer["decoder"]}
-    bidirectional = config.architecture == "prefix_decoder"
-    context = Context(positions, sight, across, slot=slot)
-    context = context.prepared(stack.apply(of_stack, sight, bidirectional, method=Stack.bias))
+    mixer: Any = MIXERS[config.mixer](config)
+    states = [BlockState(mixer.initial_state(rows, slots)) for _ in weights.layers]
+    nothing = jnp.zeros((rows, slots), jnp.int32)
+    if row is None:
+        return DecoderState(states, nothing, nothing)
+    model: Any = Transformer(config, packed=False)
+    encoded = model.apply({"params": weights.outer}, row, method=Transformer.encode).hidden_states
+    attention: Any = CrossAttention(config)
+    for number, layer in enumerate(weights.layers):
+        variables = {
+            name: collection.get("cross_attention", {}) for name, collection in layer.items()
+        }
+        of_encoder = attention.apply(variables, encoded, method=CrossAttention.encoder_state)
+        states[number] = states[number].replace(encoder=of_encoder)
+    return DecoderState(states, nothing, nothing, row["encoder_segments"])
+
+
+def read_tokens(
+    config: ModelDimensions,
+    weights: DecodingWeights,
+    state: DecoderState,
+    tokens: Int[Array, "B T"],
+    is_real: Int[Array, "B T"],
+    positions: Int[Array, "B T"],
+    slot: int | Int[Array, ""],
+    bidirectional: bool = False,
+) -> tuple[Float[Array, "B T W"], DecoderState]:
+    """Read tokens, some of them padding, into the slots from `slot` on: their hidden states, and
+    the state with them.
+
+    They attend to all that was read before and, of themselves, to their past, or if bidirectional
+    to all.
+    """
+    update = jax.lax.dynamic_update_slice_in_dim
+    state = state.replace(
+        filled=update(state.filled, is_real, slot, 1),
+        positions=update(state.positions, positions, slot, 1),
+    )
+    is_beginning = isinstance(slot, int) and slot == 0
+    mask = AttentionMask(
+        is_real,
+        state.filled,
+        query_positions=positions,
+        key_positions=state.positions,
+        first_query=None if is_beginning else slot,
+        causal=tokens.shape[1] > 1 and not bidirectional,
+    )
+    cross_mask = None
+    if state.encoder_segments is not None:
+        cross_mask = AttentionMask(is_real, state.encoder_segments)
+
+    stack: Any = Stack(config, len(weights.layers), shared=True)
+    stack_params = {"params": weights.outer["decoder"]}
+    context = stack.apply(
+        stack_params,
+        mask,
+        config.architecture == "prefix_decoder",
+        segments=is_real,
+        positions=positions,
+        cross_mask=cross_mask,
+        slot=slot,
+        method=Stack.context,
+    )
     row = {"decoder_tokens": tokens, "decoder_positions": positions}
-    x = Transformer(config).apply({"params": weights.outer}, row, "decoder", method=Transformer.embed)
-    own = []
-    for number, (layer, kept) in enumerate(zip(weights.layers, cache.own, strict=True)):
-        mine = {"number": jnp.array(number), "own": kept}
-        if across is not None:
-            mine["across"] = cache.across[number]
-        x, kept = Block(config).apply(layer, x, mine, context)
-        own.append(kept)
-    return stack.apply(of_stack, x, method=Stack.finish), cache.replace(own=own)
+    embedder: Any = Transformer(config)
+    x = embedder.apply({"params": weights.outer}, row, "decoder", method=Transformer.embed)
+    block: Any = Block(config)
+    blocks = []
+    for depth, (layer, block_state) in enumerate(zip(weights.layers, state.blocks, strict=True)):
+        x, block_state = block.apply(layer, x, jnp.array(depth), context, block_state)
+        blocks.append(block_state)
+    x = stack.apply(stack_params, x, method=Stack.finish)
+    return x, state.replace(blocks=blocks)
 
 
-def next_logits(config: Model, weights: Weights, hidden):
-    """Logits [B, V] of what comes after the hidden states [B, W]."""
+def next_logits(
+    config: ModelDimensions, weights: DecodingWeights, hidden: Float[Array, "B W"]
+) -> Float[Array, "B V"]:
+    """Logits of the token after each hidden state."""
     return logits(config, weights.head, hidden)

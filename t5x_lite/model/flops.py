@@ -1,15 +1,17 @@
-"""FLOPs of the matrix products that the mathematics requires, and the share of the device's peak they reach (MFU).
+"""FLOPs of the matrix products that the mathematics requires, and the share of the device's peak
+they reach (MFU).
 
-Multiply and add count as two; the backward pass is twice the forward. Recomputation, norms and softmax do not count;
-causal attention counts half of its square, that of a prefix decoder, whose split varies, all of it; the output layer
-counts scored positions alone; what is computed once for all rows, such as Transformer-XL's distances, does not count.
+Multiply and add count as two; the backward pass is twice the forward. Recomputation, norms and
+softmax do not count; causal attention counts half of its square, that of a prefix decoder, whose
+split varies, all of it; the output layer counts scored positions alone; what is computed once for
+all rows, such as Transformer-XL's distances, does not count.
 """
 
-from t5x_lite.config import Model
-from t5x_lite.data.layouts import Shape
-from t5x_lite.model.layers import head_size
+from t5x_lite.config import ModelDimensions
+from t5x_lite.data.rows.layouts import RowShape
 
-# Dense peak in FLOP/s of one device for bfloat16 inputs, by jax's device_kind; from the vendors' data sheets.
+# Dense peak in FLOP/s of one device for bfloat16 inputs, by jax's device_kind; from the vendors'
+# data sheets.
 PEAK_BFLOAT16 = {
     "TPU v2": 22.5e12,  # per core, which is what jax calls a device
     "TPU v3": 61.5e12,
@@ -27,33 +29,55 @@ PEAK_BFLOAT16 = {
 }
 
 
-def forward_flops(config: Model, shape: Shape, scored: float) -> float:
-    """FLOPs of one row's forward pass. scored: positions that the output layer is asked at, a mean over rows."""
-    size, width = head_size(config), config.width
-    inner, of_keys = config.heads * size, (config.kv_heads or config.heads) * size
-    feed_forward = 2 * (3 if config.gated else 2) * width * (config.ff_width or 4 * width)
-    relative = {"transformer_xl": 1.5, "shaw": 2.0}.get(config.positions, 1.0)  # products with vectors of distances too
+def forward_flops(config: ModelDimensions, shape: RowShape, scored: float) -> float:
+    """FLOPs of one row's forward pass.
 
-    def attention(queries, keys, seen=1.0):
-        """Its projections, and the two products with the queries × keys weights."""
-        projections = 4 * width * (inner * queries + of_keys * keys)
-        return projections + 4 * queries * keys * inner * seen
+    Args:
+        scored: positions at which the output layer is computed, a mean over rows.
+    """
+    d_model, embedding_size = config.d_model, config.embedding_size
+    query_features = config.num_heads * config.head_dim
+    kv_features = config.num_kv_heads * config.head_dim
+    matrices = 3 if config.feed_forward == "gated_mlp" else 2
+    feed_forward = 2 * matrices * d_model * config.d_ff
+    # Queries times vectors of distances; Shaw et al. weigh such vectors, too.
+    relative = {"transformer_xl": 1.5, "shaw": 2.0}.get(config.positions, 1.0)
 
-    embedded = 2 * config.embedding_size * width * (shape.encoder + shape.decoder)
-    layers = config.layers * (attention(shape.encoder, shape.encoder, relative) + shape.encoder * feed_forward)
+    def attention(queries: int, keys: int, visible: float = 1.0) -> float:
+        """Its projections, and the two products with the queries × keys weights, of which a share
+        is visible.
+        """
+        projections = 4 * d_model * (query_features * queries + kv_features * keys)
+        return projections + 4 * queries * keys * query_features * visible
+
+    total = 0.0
+    if config.is_factorised:
+        total += 2 * embedding_size * d_model * (shape.encoder + shape.decoder)
+    if shape.encoder:
+        layer = attention(shape.encoder, shape.encoder, relative) + shape.encoder * feed_forward
+        total += config.num_layers * layer
     if shape.decoder:
         causal = 1.0 if shape.bidirectional_prefix else (shape.decoder + 1) / (2 * shape.decoder)
-        layer = attention(shape.decoder, shape.decoder, causal * relative) + shape.decoder * feed_forward
+        layer = (
+            attention(shape.decoder, shape.decoder, causal * relative)
+            + shape.decoder * feed_forward
+        )
         if shape.encoder:
             layer += attention(shape.decoder, shape.encoder)
-        layers += (config.decoder_layers or config.layers) * layer
-    asked = config.embedding_size if config.tied and config.embedding_size else width  # features that meet the table
-    head = config.vocab_size * asked + width * asked * (config.mlm_head or asked != width)
-    of_row = width * (width + config.classes) if config.classes else 0
-    return embedded + layers + 2 * (scored * head + of_row)
+        total += config.num_decoder_layers * layer
+
+    # The head: what maps hidden states to the table's width, then the table, at scored positions.
+    width = embedding_size if config.tie_embeddings else d_model
+    head = config.vocab_size * width
+    if config.mlm_head or width != d_model:
+        head += d_model * width
+    total += 2 * scored * head
+    if config.num_classes:
+        total += 2 * d_model * (d_model + config.num_classes)
+    return total
 
 
-def step_flops(config: Model, shape: Shape, scored: float) -> float:
+def step_flops(config: ModelDimensions, shape: RowShape, scored: float) -> float:
     """FLOPs of forward and backward for one row."""
     return 3 * forward_flops(config, shape, scored)
 

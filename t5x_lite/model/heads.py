@@ -1,75 +1,182 @@
-"""What is asked of the hidden states: logits over the vocabulary, or over classes.
+"""Heads: what is predicted from the hidden states. HEADS says of each how it reads them, its loss
+as sums, and the row keys it needs; a new one is an entry there, and a module.
 
-Shapes: B rows, W width, V embedding rows.
+Shapes: B rows, T positions, K scored positions, D d_model, V embedding rows, C classes.
 """
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
-from t5x_lite.config import Model
-from t5x_lite.model.layers import Dense, Norm, activate, constrain, named, parameter_dtype
-from t5x_lite.model.products import product, product_turned
+from t5x_lite.config import ModelDimensions
+from t5x_lite.model.layers import (
+    Dense,
+    Norm,
+    activate,
+    constrain,
+    parameter_dtype,
+    with_axes,
+)
+from t5x_lite.model.losses import LossSettings, Sums, class_sums, cross_entropy
+from t5x_lite.model.masks import MASKED
+from t5x_lite.model.matmul import matmul, matmul_transposed
 
-
-def at_scored(row, hidden):
-    """Hidden states [B, E, W] at the positions that are asked [B, K, W]; all of them where none are named."""
-    return jnp.take_along_axis(hidden, row["encoder_scored"][..., None], 1) if "encoder_scored" in row else hidden
-
-
-class Classifier(nn.Module):
-    """The first position [B, W] to logits [B, classes], float32: BERT's pooler and the layer on it (released code)."""
-
-    config: Model
-
-    @nn.compact
-    def __call__(self, first):
-        dtype = parameter_dtype(self.config)
-        pooled = jnp.tanh(Dense(self.config, self.config.width, ("embed", None), name="pooler")(first))
-        return Dense(self.config, self.config.classes, (None, None), name="output")(pooled).astype(dtype)
+Row = dict[str, Array]  # as data/rows/layouts.py makes them
+Params = dict[str, Any]
 
 
-class Head(nn.Module):
-    """Hidden states [..., W] and a kernel [W, V], the embedding table transposed, to logits [..., V], float32."""
+class LanguageModelHead(nn.Module):
+    """Hidden states [..., D] to logits [..., V], float32, by a kernel [D, V]: the embedding table
+    transposed, or its own. With config.mlm_head BERT's transform comes first.
+    """
 
-    config: Model
+    config: ModelDimensions
 
     @nn.compact
-    def __call__(self, hidden, kernel):
+    def __call__(
+        self, hidden: Float[Array, "*rows D"], kernel: Array | None
+    ) -> Float[Array, "*rows V"]:
         config, dtype = self.config, parameter_dtype(self.config)
-        rows, width = embedding_rows(config), config.width
-        factorised = config.embedding_size if config.tied else 0
+        width = config.embedding_size if config.tie_embeddings else config.d_model
+        width_axis = "factor" if width != config.d_model else "pooled"
         if config.mlm_head:
-            dense = Dense(config, factorised or width, ("embed", None), name="dense")
-            hidden = Norm(config, name="norm")(activate(config.activation, dense(hidden)))
-        elif factorised:
-            hidden = Dense(config, factorised, ("embed", None), name="dense")(hidden)
-        turned = self.has_variable("turned", "kernel")  # where text is written: see decoding.py
-        if not config.tied and not turned:
-            init = nn.initializers.normal(width**-0.5 if config.init == "fan_in" else config.init_stddev)
-            kernel = self.param("output", named(init, None, "vocab"), (width, rows), dtype)
+            hidden = Dense(config, width, ("embed", width_axis), name="dense")(hidden)
+            hidden = Norm(config, name="norm")(activate(config.activation, hidden))
+        elif width != config.d_model:
+            hidden = Dense(config, width, ("embed", width_axis), name="dense")(hidden)
         if config.scale_logits:
-            hidden = hidden * width**-0.5
-        flat = hidden.reshape(-1, hidden.shape[-1]).astype(config.dtype)
-        y = product_turned(flat, self.get_variable("turned", "kernel")) if turned else product(flat, kernel)
+            hidden = hidden * config.d_model**-0.5
+        hidden = hidden.astype(config.dtype)
+
+        rows = config.embedding_rows
+        if self.has_variable("transposed", "output"):  # in decoding: see decoding.py
+            logits = matmul_transposed(hidden, self.get_variable("transposed", "output"))
+        else:
+            if not config.tie_embeddings:
+                stddev = config.d_model**-0.5 if config.init == "fan_in" else config.init_stddev
+                init = with_axes(nn.initializers.normal(stddev), "pooled", "vocab")
+                kernel = self.param("output", init, (config.d_model, rows), dtype)
+            assert kernel is not None, "tied embeddings need the table"
+            logits = matmul(hidden, kernel)
         if config.mlm_head:
-            y += self.param("bias", named(nn.initializers.zeros, "vocab"), (rows,), dtype)
-        if rows > config.vocab_size:
-            y = jnp.where(jnp.arange(rows) < config.vocab_size, y, -1e9)
-        return constrain(y, "batch", "vocab").reshape(*hidden.shape[:-1], rows)
+            logits += self.param("bias", with_axes(nn.initializers.zeros, "vocab"), (rows,), dtype)
+        if rows > config.vocab_size:  # padding, which no token has
+            logits = jnp.where(jnp.arange(rows) < config.vocab_size, logits, MASKED)
+        if logits.ndim == 3:
+            return constrain(logits, "batch", "sequence", "vocab")
+        return constrain(logits, "batch", "vocab")
 
 
-def head_weights(params: dict) -> dict:
+class SequenceLabelHead(nn.Module):
+    """The first position [B, D] to logits [B, C], float32: BERT's pooler and the layer on it
+    (released code).
+    """
+
+    config: ModelDimensions
+
+    @nn.compact
+    def __call__(self, first_BD: Float[Array, "B D"]) -> Float[Array, "B C"]:
+        config = self.config
+        pooled = Dense(config, config.d_model, ("embed", "pooled"), name="pooler")(first_BD)
+        logits = Dense(config, config.num_classes, ("pooled", "classes"), name="output")(
+            jnp.tanh(pooled)
+        )
+        return logits.astype(parameter_dtype(config))
+
+
+def head_params(params: Params) -> Params:
     """The part of a model's parameters that `logits` reads."""
-    head, table = params.get("head", {}), params.get("decoder_embedding", params["embedding"])
-    return {"head": head, "kernel": None if "output" in head else table.T}
+    head = params.get("head", {})
+    table = params.get("decoder_embedding", params["embedding"])
+    kernel = None if "output" in head else table.T
+    return {"head": head, "kernel": kernel}
 
 
-def logits(config: Model, weights: dict, hidden):
-    """Hidden states [..., W] to logits [..., V], by the weights that `head_weights` picks."""
-    variables = {"params": weights["head"], "turned": weights.get("turned", {})}
-    return Head(config).apply(variables, hidden, weights["kernel"])
+def logits(
+    config: ModelDimensions, params: Params, hidden: Float[Array, "*rows D"]
+) -> Float[Array, "*rows V"]:
+    """Hidden states to logits over the vocabulary, by the parameters that `head_params` picks."""
+    variables = {"params": params["head"], "transposed": params.get("transposed", {})}
+    head: Any = LanguageModelHead(config)
+    return head.apply(variables, hidden, params["kernel"])
 
 
-def embedding_rows(config: Model) -> int:
-    """vocab_size rounded up to vocab_multiple."""
-    return -(-config.vocab_size // config.vocab_multiple) * config.vocab_multiple
+def scored_positions(hidden: Float[Array, "B T D"], row: Row) -> Float[Array, "B K D"]:
+    """The hidden states at the scored positions of an encoder."""
+    return jnp.take_along_axis(hidden, row["encoder_scored"][..., None], 1)
+
+
+@dataclass(frozen=True)
+class Head:
+    """One head and its loss."""
+
+    row_keys: tuple[str, ...]  # that rows must have
+    read: Callable[[Array, Row], Array]  # all hidden states [B, T, D] → those that it predicts from
+    sums: Callable[
+        [ModelDimensions, Params, Array, Row, LossSettings], Sums
+    ]  # of what `read` returns
+    weight: Callable[[Row], Array]  # by which the sums of a batch are divided
+    metric_prefix: str = ""  # of loss and accuracy
+
+
+def _vocabulary_sums(
+    stack: str,
+    config: ModelDimensions,
+    params: Params,
+    hidden: Array,
+    row: Row,
+    settings: LossSettings,
+) -> Sums:
+    return cross_entropy(
+        partial(logits, config),
+        head_params(params),
+        hidden,
+        row[f"{stack}_targets"],
+        row[f"{stack}_weights"],
+        config.vocab_size,
+        settings,
+    )
+
+
+def _label_sums(
+    config: ModelDimensions, params: Params, hidden: Array, row: Row, settings: LossSettings
+) -> Sums:
+    head: Any = SequenceLabelHead(config)
+    predicted = head.apply({"params": params["classifier"]}, hidden)
+    return class_sums(predicted, row["encoder_labels"], _real_rows(row).astype(predicted.dtype))
+
+
+def _real_rows(row: Row) -> Array:
+    """Rows that are no padding: bool [B]."""
+    return row["encoder_segments"][:, 0] > 0
+
+
+HEADS = {
+    # Every position of a decoder: GPT, T5.
+    "lm": Head(
+        row_keys=("decoder_targets", "decoder_weights"),
+        read=lambda hidden, row: hidden,
+        sums=partial(_vocabulary_sums, "decoder"),
+        weight=lambda row: row["decoder_weights"].sum(),
+    ),
+    # The scored positions of an encoder: BERT.
+    "mlm": Head(
+        row_keys=("encoder_scored", "encoder_targets", "encoder_weights"),
+        read=scored_positions,
+        sums=partial(_vocabulary_sums, "encoder"),
+        weight=lambda row: row["encoder_weights"].sum(),
+    ),
+    # The first position of an encoder: next sentence, sentence order.
+    "sequence_label": Head(
+        row_keys=("encoder_labels", "encoder_segments"),
+        read=lambda hidden, row: hidden[:, 0],
+        sums=_label_sums,
+        weight=lambda row: _real_rows(row).sum(),
+        metric_prefix="label_",
+    ),
+}

@@ -1,167 +1,191 @@
-"""Who may look where, and the kernels that compute attention with it.
+"""The kernels that compute attention, and which of them computes it where.
 
-Shapes: B rows, T queries, S keys, H heads, G key and value heads (H a multiple of G), K head size.
+Shapes: B rows, T queries, S keys, H heads, G key and value heads (H a multiple of G), K head_dim.
 """
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
-from flax import struct
+from flax.linen.spmd import logical_to_mesh_axes
+from jax.custom_derivatives import linear_call
+from jaxtyping import Array, Float
 
-from t5x_lite.config import Model
-from t5x_lite.errors import BAD_CONFIG, Refusal
-from t5x_lite.model.layers import head_size
-from t5x_lite.model.products import product, product_turned
+from t5x_lite.config import ModelDimensions
+from t5x_lite.errors import BAD_CONFIG, UserError
+from t5x_lite.model.masks import AttentionMask
+from t5x_lite.model.matmul import matmul, matmul_transposed
+
+Queries = Float[Array, "B H T K"]
+Keys = Float[Array, "B G S K"]
+Weights = Float[Array, "B H T S"]
 
 
-class Sight(struct.PyTreeNode):
-    """Who may look where. A query sees the keys of its own segment; if causal, those of them in its past, and what is
-    marked as prefix. Unless rows are packed, each holds one segment and then padding, which nobody sees.
+def reference(
+    q: Queries, k: Keys, v: Keys, mask: AttentionMask, bias: Array | None = None
+) -> Queries:
+    """softmax(q kᵀ + bias) v over the keys that are not masked (Vaswani et al., 2017, eq. 1), as
+    one reads it.
 
-    >>> segments = jnp.array([[1, 1, 2]])
-    >>> Sight(segments, segments, causal=True, packed=True).seen()[0, 0].astype(int).tolist()
-    [[1, 0, 0], [1, 1, 0], [0, 0, 1]]
+    q is scaled already; bias: [1 or B, H, T, S].
     """
-
-    queries: jax.Array  # segments [B, T]; 0 is padding
-    keys: jax.Array  # segments [B, S]
-    prefix: jax.Array | None = None  # bool [B, S]: seen from everywhere in the segment
-    query_positions: jax.Array | None = None  # [B, T] and …
-    key_positions: jax.Array | None = None  # … [B, S], where distances do not follow from the order of the arrays
-    causal: bool = struct.field(pytree_node=False, default=False)
-    packed: bool = struct.field(pytree_node=False, default=False)
-
-    def seen(self):
-        """True where a query may see a key: [B or 1, 1, T, S]."""
-        seen = True
-        if self.packed:
-            seen = (self.queries[:, :, None] == self.keys[:, None, :])[:, None]
-        elif not self.causal:
-            seen = (self.keys > 0)[:, None, None, :]
-        if self.causal:
-            past = jnp.arange(self.keys.shape[1]) <= jnp.arange(self.queries.shape[1])[:, None]
-            past = past[None, None]
-            seen &= past if self.prefix is None else past | self.prefix[:, None, None, :]
-        return jnp.broadcast_to(seen, (*seen.shape[:2], self.queries.shape[1], seen.shape[3]))
-
-    def hide(self, bias=None):
-        """What is added to the logits: a bias (or 0) where a key is seen, −10⁹ elsewhere; [B or 1, H or 1, T, S]."""
-        return jnp.where(self.seen(), 0.0 if bias is None else bias, -1e9)
-
-    def distance(self):
-        """The place of each key − that of each query: [T, S], or [B, T, S]."""
-        if self.query_positions is not None:
-            return self.key_positions[:, None, :] - self.query_positions[:, :, None]
-        return np.arange(self.keys.shape[1])[None, :] - np.arange(self.queries.shape[1])[:, None]
-
-
-def reference(q, k, v, sight: Sight, bias=None):
-    """softmax(q kᵀ + bias) v over what is seen (Vaswani et al., 2017, eq. 1), as one reads it; q is scaled already.
-
-    q [B, H, T, K], k and v [B, G, S, K], bias [1 or B, H, T, S] → [B, H, T, K].
-    """
-    k, v = (jnp.repeat(x, q.shape[1] // x.shape[1], 1) for x in (k, v))
-    logits = jnp.einsum("bhtk,bhsk->bhts", q, k) + (0.0 if bias is None else bias)
-    weights = jax.nn.softmax(jnp.where(sight.seen(), logits, -jnp.inf))
+    groups = q.shape[1] // k.shape[1]
+    k, v = jnp.repeat(k, groups, 1), jnp.repeat(v, groups, 1)
+    logits = jnp.einsum("bhtk,bhsk->bhts", q, k)
+    if bias is not None:
+        logits += bias
+    weights = jax.nn.softmax(jnp.where(mask.mask(), logits, -jnp.inf))
     return jnp.einsum("bhts,bhsk->bhtk", weights, v)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _softmax(logits, dtype):
-    """Computed in the type of the logits and rounded to `dtype`, as which alone it is kept for the gradient."""
+@partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _rounded_softmax(logits, dtype):
+    """Computed in the type of the logits and rounded to `dtype`; only the rounded weights are kept
+    for the gradient.
+    """
     return jax.nn.softmax(logits).astype(dtype)
 
 
-def _softmax_gradient(dtype, weights, dw):
-    weights, dw = (x.astype(jnp.promote_types(dtype, jnp.float32)) for x in (weights, dw))
-    return (weights * (dw - (weights * dw).sum(-1, keepdims=True)),)
+@_rounded_softmax.defjvp
+def _rounded_softmax_jvp(dtype, primals, tangents):
+    (logits,), (dlogits,) = primals, tangents
+    weights = _rounded_softmax(logits, dtype)
+
+    def jacobian(weights, tangent):
+        weights, tangent = weights.astype(logits.dtype), tangent.astype(logits.dtype)
+        return weights * (tangent - (weights * tangent).sum(-1, keepdims=True))
+
+    tangent = linear_call(
+        lambda weights, dlogits: jacobian(weights, dlogits).astype(dtype),
+        jacobian,  # it is symmetric
+        weights,
+        dlogits,
+    )
+    return weights, tangent
 
 
-_softmax.defvjp(lambda logits, dtype: (_softmax(logits, dtype),) * 2, _softmax_gradient)
+def attention_weights(q: Queries, k: Keys, mask_bias: Array) -> Weights:
+    """softmax(q kᵀ + mask_bias), the sums in float32; mask_bias from AttentionMask.bias."""
+    B, H, T, K = q.shape
+    groups = k.shape[1]
+    grouped = q.reshape(
+        B, groups, -1, K
+    )  # the heads of a group after one another: no key is repeated
+    logits = matmul_transposed(grouped, k).reshape(B, H, T, -1) + mask_bias
+    if q.dtype == jnp.float64:  # for proofs: jax's own derivatives, of any order
+        return jax.nn.softmax(logits)
+    return _rounded_softmax(logits, q.dtype)
 
 
-def weigh(q, k, hidden):
-    """With `hidden` from Sight.hide, the weights [B, H, T, S] of `reference`; sums are float32."""
-    (b, h, t, size), groups = q.shape, k.shape[1]
-    q = q.reshape(b, groups, -1, size)  # the heads of a group, one after another: no key is repeated
-    return _softmax(product_turned(q, k).reshape(b, h, t, -1) + hidden, q.dtype)
+def weighted_sum(weights: Weights, v: Keys) -> Queries:
+    """Weights times values."""
+    B, H, T, S = weights.shape
+    groups, K = v.shape[1], v.shape[3]
+    grouped = weights.reshape(B, groups, -1, S)
+    return matmul(grouped, v).astype(v.dtype).reshape(B, H, T, K)
 
 
-def mix(weights, v):
-    """Weights [B, H, T, S] times the values [B, G, S, K]: [B, H, T, K]."""
-    (b, h, t, s), (groups, size) = weights.shape, v.shape[1::2]
-    return product(weights.reshape(b, groups, -1, s), v).astype(v.dtype).reshape(b, h, t, size)
+_SMALLEST_HALF = 256  # positions
 
 
-_LEAST_HALF = 256  # positions
+def plain(
+    q: Queries,
+    k: Keys,
+    v: Keys,
+    mask: AttentionMask,
+    mask_bias: Array,
+    dropout: Callable[[Array], Array] = lambda weights: weights,
+) -> Queries:
+    """Attention by two matrix products, with dropout on the weights.
 
-
-def plain(q, k, v, sight: Sight, hidden, drop=lambda weights: weights):
-    """`weigh`, dropout on the weights if any, and `mix`. The first half of a long causal text sees nothing of its
-    second half, which is not computed for it.
+    The first half of a long causal text does not attend to its second half, which is not computed
+    for it.
     """
     half = q.shape[2] // 2
-    if not sight.causal or sight.prefix is not None or sight.query_positions is not None or half < _LEAST_HALF:
-        return mix(drop(weigh(q, k, hidden)), v)
-    first, second = slice(half), slice(half, None)
-    early = plain(q[:, :, first], k[:, :, first], v[:, :, first], sight, hidden[:, :, first, first], drop)
-    late = mix(drop(weigh(q[:, :, second], k, hidden[:, :, second])), v)
+    is_plainly_causal = mask.causal and mask.prefix is None and mask.query_positions is None
+    if not is_plainly_causal or half < _SMALLEST_HALF:
+        return weighted_sum(dropout(attention_weights(q, k, mask_bias)), v)
+    early_bias = mask_bias[:, :, :half, :half]
+    early = plain(q[:, :, :half], k[:, :, :half], v[:, :, :half], mask, early_bias, dropout)
+    late_weights = attention_weights(q[:, :, half:], k, mask_bias[:, :, half:])
+    late = weighted_sum(dropout(late_weights), v)
     return jnp.concatenate([early, late], 2)
 
 
-def cudnn(q, k, v, sight: Sight, bias=None):
-    """cuDNN's flash attention (NVIDIA, bfloat16). Rows of one segment pass lengths and no mask; packed rows and
-    prefixes pass a mask, since it knows of no segments.
+def cudnn(q: Queries, k: Keys, v: Keys, mask: AttentionMask, bias: Array | None = None) -> Queries:
+    """cuDNN's flash attention (NVIDIA, bfloat16). Rows of one segment pass lengths and no mask;
+    packed rows and prefixes pass a mask, since it knows of no segments.
     """
-    how = {"bias": None if bias is None else bias.astype(q.dtype)}
-    if sight.packed or sight.prefix is not None:
-        how["mask"] = sight.seen()
-    elif sight.causal:  # padding is at the end, where no query of the segment looks
-        how["is_causal"] = True
+    options: dict[str, Any] = {"bias": None if bias is None else bias.astype(q.dtype)}
+    if mask.packed or mask.prefix is not None:
+        options["mask"] = mask.mask()
+    elif mask.causal:  # padding is at the end, where no query of the segment looks
+        options["is_causal"] = True
     else:
-        how["key_value_seq_lengths"] = (sight.keys > 0).sum(-1, dtype=jnp.int32)
+        options["key_value_seq_lengths"] = (mask.key_segments > 0).sum(-1, dtype=jnp.int32)
     q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
-    return jax.nn.dot_product_attention(q, k, v, scale=1.0, implementation="cudnn", **how).swapaxes(1, 2)
+    y = jax.nn.dot_product_attention(q, k, v, scale=1.0, implementation="cudnn", **options)
+    return y.swapaxes(1, 2)
 
 
-def splash(q, k, v, sight: Sight, bias=None, interpret: bool = False):
+def splash(
+    q: Queries,
+    k: Keys,
+    v: Keys,
+    mask: AttentionMask,
+    bias: Array | None = None,
+    interpret: bool = False,
+) -> Queries:
     """Splash attention (TPU), which knows of segments. interpret: without a TPU, for tests."""
-    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
-    def attend(q, k, v, queries, keys):
-        shape = q.shape[2], k.shape[2]
-        mask = masks.CausalMask(shape) if sight.causal else masks.FullMask(shape)
-        block = next(size for size in (512, 256, 128) if not (shape[0] % size or shape[1] % size))
-        backward = ("block_q_dkv", "block_kv_dkv", "block_kv_dkv_compute", "block_q_dq", "block_kv_dq")
-        sizes = kernels.BlockSizes(block, block, **dict.fromkeys(backward, block))
-        make = partial(kernels.make_splash_mha, head_shards=1, q_seq_shards=1, interpret=interpret)
-        kernel = make(masks.MultiHeadMask([mask] * q.shape[1]), block_sizes=sizes)
-        return jax.vmap(kernel)(q, k, v, kernels.SegmentIds(queries, keys))
+    def attend(q, k, v, query_segments, key_segments) -> Any:
+        T, S = q.shape[2], k.shape[2]
+        pattern = masks.CausalMask((T, S)) if mask.causal else masks.FullMask((T, S))
+        block = next(size for size in (512, 256, 128) if T % size == 0 and S % size == 0)
+        backward_blocks = (
+            "block_q_dkv",
+            "block_kv_dkv",
+            "block_kv_dkv_compute",
+            "block_q_dq",
+            "block_kv_dq",
+        )
+        kernel = splash_attention_kernel.make_splash_mha(
+            masks.MultiHeadMask([pattern] * q.shape[1]),
+            block_sizes=splash_attention_kernel.BlockSizes(
+                block, block, **dict.fromkeys(backward_blocks, block)
+            ),
+            head_shards=1,
+            q_seq_shards=1,
+            interpret=interpret,
+        )
+        segments = splash_attention_kernel.SegmentIds(query_segments, key_segments)
+        return jax.vmap(kernel)(q, k, v, segments)
 
     mesh = jax.sharding.get_abstract_mesh()
-    if mesh.size > 1:  # a kernel is not split by the compiler: each device computes its rows and heads
-        heads, keys = (nn.logical_to_mesh_axes(("batch", axis, None, None)) for axis in ("heads", kv_axis(k.shape[1])))
-        rows = nn.logical_to_mesh_axes(("batch", None))
-        specs = heads, keys, keys, rows, rows
+    if mesh.size > 1:  # the compiler splits no kernel: each device computes its own rows and heads
+        heads = logical_to_mesh_axes(("batch", "heads", None, None))
+        kv_heads = logical_to_mesh_axes(("batch", kv_axis(k.shape[1]), None, None))
+        rows = logical_to_mesh_axes(("batch", None))
+        specs = heads, kv_heads, kv_heads, rows, rows
         attend = jax.shard_map(attend, mesh=mesh, in_specs=specs, out_specs=heads, check_vma=False)
-    return attend(q, k, v, sight.queries, sight.keys)
+    return attend(q, k, v, mask.query_segments, mask.key_segments)
 
 
-KERNELS = {"cudnn": cudnn, "splash": splash}  # and plain, which takes what is hidden
+FUSED_KERNELS = {"cudnn": cudnn, "splash": splash}  # take the mask; plain takes its bias
 
 
-def kv_axis(heads: int) -> str | None:
-    """The logical axis that key and value heads lie on; a single head is everywhere."""
-    return "heads" if heads > 1 else None
+def kv_axis(num_kv_heads: int) -> str:
+    """The logical axis of key and value heads; a single head lies on all devices."""
+    return "heads" if num_kv_heads > 1 else "kv"
 
 
-def why_not(kernel: str, config: Model, sight: Sight, dropout: bool) -> str:
+def reason_against(kernel: str, config: ModelDimensions, mask: AttentionMask, dropout: bool) -> str:
     """Why a kernel cannot compute this attention; empty if it can. dropout: on the weights, now."""
-    queries, keys, size = sight.queries.shape[1], sight.keys.shape[1], head_size(config)
+    queries, keys = mask.query_segments.shape[1], mask.key_segments.shape[1]
     if kernel == "plain":
         return ""
     if dropout:
@@ -171,26 +195,36 @@ def why_not(kernel: str, config: Model, sight: Sight, dropout: bool) -> str:
     if kernel == "cudnn":
         if config.dtype != "bfloat16":
             return "it computes in bfloat16 alone"
-        return f"it has no head size {size}" if size % 8 or size > 128 else ""
+        if config.head_dim % 8 or config.head_dim > 128:
+            return f"it has no head_dim {config.head_dim}"
+        return ""
     if config.positions in ("relative", "alibi"):
         return f"it takes no bias, which positions {config.positions} are"
-    if sight.prefix is not None:
+    if mask.prefix is not None:
         return "it takes no prefix"
-    return f"{queries} × {keys} are no multiples of 128" if queries % 128 or keys % 128 else ""
+    if queries % 128 or keys % 128:
+        return f"{queries} × {keys} are no multiples of 128"
+    return ""
 
 
-def choose(config: Model, sight: Sight, dropout: bool = False, platform: str | None = None) -> str:
-    """The kernel that computes this attention: the best for the platform that can, or config.attention, refused where
-    it cannot.
+def choose_kernel(
+    config: ModelDimensions, mask: AttentionMask, dropout: bool = False, platform: str | None = None
+) -> str:
+    """The kernel that computes this attention: the best for the platform that can, or
+    config.attention_kernel.
+
+    Raises:
+        UserError: where the named kernel cannot compute it.
     """
-    if sight.queries.shape[1] == 1 or sight.query_positions is not None:  # text is written, token by token
+    if mask.query_segments.shape[1] == 1 or mask.query_positions is not None:  # decoding
         return "plain"
     platform = platform or jax.default_backend()
     best = {"gpu": "cudnn", "tpu": "splash"}.get(platform, "plain")
-    wanted = best if config.attention == "auto" else config.attention
-    reason = why_not(wanted, config, sight, dropout)
-    if wanted == "cudnn" and platform != "gpu":
+    is_auto = config.attention_kernel == "auto"
+    kernel = best if is_auto else config.attention_kernel
+    reason = reason_against(kernel, config, mask, dropout)
+    if kernel == "cudnn" and platform != "gpu":
         reason = "it needs an NVIDIA GPU"
-    if reason and config.attention != "auto":
-        raise Refusal(BAD_CONFIG, f"model.attention={wanted}: {reason}; set it to auto")
-    return "plain" if reason else wanted
+    if reason and not is_auto:
+        raise UserError(BAD_CONFIG, f"model.attention_kernel={kernel}: {reason}; set it to auto")
+    return "plain" if reason else kernel

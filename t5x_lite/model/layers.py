@@ -1,21 +1,54 @@
-"""The parts of a block. Shapes: B rows, T positions, D width, F inner width, V vocabulary.
+"""Dense layers, norms and feed-forward parts.
 
-Every parameter carries the logical names of its axes, from AXES; the mesh decides later where they go.
+Every parameter carries the logical names of its axes, from AXES; the mesh decides later where they
+lie, the optimizer what is decayed, and decoding what is transposed.
+
+Shapes: B rows, T positions, D d_model, F d_ff.
 """
 
 from functools import partial
+from typing import Any, Protocol
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax.linen.spmd import with_logical_constraint
+from jaxtyping import Array, Float
 
-from t5x_lite.config import Model
-from t5x_lite.model.products import product, product_turned
+from t5x_lite.config import ModelDimensions
+from t5x_lite.model.matmul import matmul, matmul_transposed
 
-AXES = ("batch", "embed", "heads", "mlp", "vocab", "layers")
+# Axes of activations.
+ACTIVATION_AXES = ("batch", "sequence")
+# Axes of parameters that a hidden state is multiplied over.
+FEATURE_AXES = ("embed", "heads", "kv", "mlp", "pooled", "factor")
+# Axes of lookup tables, and of the output layer.
+TABLE_AXES = ("vocab", "positions", "types", "buckets")
+# Axes of what is neither: scanned layers, one head, relative distances, a norm, an embedding,
+# labels.
+OTHER_AXES = ("layers", "head_dim", "distance", "norm", "embedding", "classes")
+AXES = (*ACTIVATION_AXES, *FEATURE_AXES, *TABLE_AXES, *OTHER_AXES)
+
+Auxiliary = dict[
+    str, Array
+]  # auxiliary losses by name, each summed over the positions that are no padding
+
+
+def add_auxiliary(a: Auxiliary, b: Auxiliary) -> Auxiliary:
+    """The losses of two parts of a model; those of one name are added.
+
+    >>> add_auxiliary({"balance": 1.0}, {"balance": 2.0, "z": 3.0})
+    {'balance': 3.0, 'z': 3.0}
+    """
+    total = dict(a)
+    for name, loss in b.items():
+        total[name] = total[name] + loss if name in total else loss
+    return total
+
+
 ACTIVATIONS = {
-    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
-    "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
+    "gelu": partial(jax.nn.gelu, approximate=False),
+    "gelu_tanh": partial(jax.nn.gelu, approximate=True),
     "relu": jax.nn.relu,
     "silu": jax.nn.silu,
     "sigmoid": jax.nn.sigmoid,
@@ -27,108 +60,171 @@ ACTIVATIONS = {
 
 
 @partial(jax.checkpoint, static_argnums=0)
-def activate(name: str, x, gate=1.0):
-    """act(x), times a gate: computed in float32 or better, rounded once, and computed again for the gradient."""
-    wide = jnp.promote_types(x.dtype, jnp.float32)
-    return (ACTIVATIONS[name](x.astype(wide)) * gate).astype(x.dtype)
+def activate(name: str, x: Array, gate: Array | float = 1.0) -> Array:
+    """act(x) times a gate, computed in float32 or better, rounded once, and recomputed in the
+    backward pass.
+    """
+    dtype = jnp.promote_types(x.dtype, jnp.float32)
+    activated = ACTIVATIONS[name](x.astype(dtype))
+    if not isinstance(gate, float):
+        activated = activated * jnp.asarray(gate, dtype)
+    return activated.astype(x.dtype)
 
 
-def parameter_dtype(config: Model):
+def parameter_dtype(config: ModelDimensions) -> Any:
     """float32, whatever the computation; float64 in proofs."""
     return jnp.float64 if config.dtype == "float64" else jnp.float32
 
 
-def named(init, *axes):
-    """An initialiser whose parameter carries these axis names; None is an axis that is never split."""
-    unknown = set(axes) - {None, *AXES}
+def with_axes(init: Any, *axes: str) -> Any:
+    """An initialiser whose parameter carries these axis names."""
+    unknown = set(axes) - set(AXES)
     if unknown:
         raise ValueError(f"unknown axis names {unknown}, expected some of {AXES}")
     return nn.with_logical_partitioning(init, axes)
 
 
-def constrain(x, *axes):
-    """Ask that the axes of an activation be split as the mesh says; without a mesh, x itself."""
-    return nn.with_logical_constraint(x, axes)
+def is_kernel(axes: tuple[str, ...]) -> bool:
+    """Whether axis names are those of a dense kernel [in, out], maybe of scanned layers.
 
-
-def kernel_init(config: Model, fan_in: int, writes_to_stream: bool = False, query: bool = False):
-    """The initialiser of a dense kernel: normal or truncated normal with init_stddev, or fan_in^-½ as T5 has it,
-    where the query's also holds the head_size^-½ that the attention then leaves out.
+    >>> is_kernel(("layers", "embed", "heads")), is_kernel(("vocab", "embedding"))
+    (True, False)
     """
-    stddev = fan_in**-0.5 if config.init == "fan_in" else config.init_stddev
-    if config.init == "fan_in" and query and not config.scale_attention:
-        stddev *= head_size(config) ** -0.5
+    inner = tuple(axis for axis in axes if axis != "layers")
+    outputs = (*FEATURE_AXES, "vocab", "classes")
+    return len(inner) == 2 and inner[0] in FEATURE_AXES and inner[1] in outputs
+
+
+def is_table(axes: tuple[str, ...]) -> bool:
+    """Whether axis names are those of a lookup table."""
+    return len(axes) == 2 and axes[0] in TABLE_AXES
+
+
+def constrain(x: Array, *axes: str | None) -> Array:
+    """Ask that the axes of an activation be split as the mesh says; without a mesh, x itself."""
+    return with_logical_constraint(x, axes)
+
+
+def kernel_init(
+    config: ModelDimensions, fan_in: int, writes_to_stream: bool = False, is_query: bool = False
+) -> Any:
+    """The initialiser of a dense kernel: normal or truncated normal with init_stddev, or fan_in^-½
+    as T5 has it.
+
+    Args:
+        writes_to_stream: its output is added to the residual stream, which GPT-2 scales by depth.
+        is_query: with T5's initialisation it also holds the head_dim^-½ that attention then leaves
+            out.
+    """
+    stddev = config.init_stddev
+    if config.init == "fan_in":
+        stddev = fan_in**-0.5
+        if is_query and not config.scale_attention:
+            stddev *= config.head_dim**-0.5
     if config.depth_scaled_init and writes_to_stream:
-        stddev *= (2 * config.layers) ** -0.5
+        stddev *= (2 * config.num_layers) ** -0.5
     if config.init == "truncated":  # at 2 σ, σ being that of the untruncated normal (BERT)
         return nn.initializers.truncated_normal(stddev)
     return nn.initializers.normal(stddev)
 
 
-def head_size(config: Model) -> int:
-    """Width of one attention head."""
-    return config.head_size or config.width // config.heads
-
-
 class Dense(nn.Module):
     """x W + b: [..., in] → [..., features]."""
 
-    config: Model
+    config: ModelDimensions
     features: int
-    axes: tuple
+    axes: tuple[str, str]
     writes_to_stream: bool = False
-    query: bool = False
-    bias: bool = True  # where the config has biases
+    is_query: bool = False
+    use_bias: bool = True  # where the config has biases
 
     @nn.compact
-    def __call__(self, x):
+    def __call__(self, x: Float[Array, "*rows inputs"]) -> Float[Array, "*rows features"]:
         config, dtype = self.config, parameter_dtype(self.config)
-        rows = x.reshape(-1, x.shape[-1]).astype(config.dtype)
-        if self.has_variable("turned", "kernel"):  # where text is written: see decoding.py
-            y = product_turned(rows, self.get_variable("turned", "kernel"))
+        x = x.astype(config.dtype)
+        if self.has_variable("transposed", "kernel"):  # in decoding: see decoding.py
+            y = matmul_transposed(x, self.get_variable("transposed", "kernel"))
         else:
-            init = kernel_init(config, x.shape[-1], self.writes_to_stream, self.query)
-            kernel = self.param("kernel", named(init, *self.axes), (x.shape[-1], self.features), dtype)
-            y = product(rows, kernel)
-        if config.bias and self.bias:
-            y += self.param("bias", named(nn.initializers.zeros, self.axes[-1]), (self.features,), dtype)
-        return y.astype(config.dtype).reshape(*x.shape[:-1], self.features)
-
-
-class Norm(nn.Module):
-    """LayerNorm (Ba et al., 2016), RMSNorm (Zhang and Sennrich, 2019), computed in float32 or better, or none."""
-
-    config: Model
-
-    @nn.compact
-    def __call__(self, x):
-        config, dtype = self.config, parameter_dtype(self.config)
-        if config.norm == "none":
-            return x
-        scale = self.param("scale", named(nn.initializers.ones, None), (x.shape[-1],), dtype)
-        y = x.astype(dtype)
-        if config.norm == "layer_norm":
-            y -= y.mean(-1, keepdims=True)
-        y *= jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + config.norm_epsilon)
-        y *= scale
-        if config.norm == "layer_norm" and config.bias:
-            y += self.param("bias", named(nn.initializers.zeros, None), (x.shape[-1],), dtype)
+            init = kernel_init(config, x.shape[-1], self.writes_to_stream, self.is_query)
+            shape = (x.shape[-1], self.features)
+            y = matmul(x, self.param("kernel", with_axes(init, *self.axes), shape, dtype))
+        if config.bias and self.use_bias:
+            zeros = with_axes(nn.initializers.zeros, self.axes[-1])
+            y += self.param("bias", zeros, (self.features,), dtype)
         return y.astype(config.dtype)
 
 
-class FeedForward(nn.Module):
-    """act(x U) V, or the gated act(x U) * (x W) V (Shazeer, 2020; sigmoid: GLU, relu: ReGLU, gelu: GEGLU, silu: SwiGLU,
+class Norm(nn.Module):
+    """LayerNorm (Ba et al., 2016), RMSNorm (Zhang and Sennrich, 2019), computed in float32 or
+    better, or none.
+    """
+
+    config: ModelDimensions
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
+        config, dtype = self.config, parameter_dtype(self.config)
+        if config.norm == "none":
+            return x
+        is_layer_norm = config.norm == "layer_norm"
+        shape = (x.shape[-1],)
+        scale = self.param("scale", with_axes(nn.initializers.ones, "norm"), shape, dtype)
+        y = x.astype(dtype)
+        if is_layer_norm:
+            y -= y.mean(-1, keepdims=True)
+        y *= jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + config.norm_epsilon)
+        y *= scale
+        if is_layer_norm and config.bias:
+            y += self.param("bias", with_axes(nn.initializers.zeros, "norm"), shape, dtype)
+        return y.astype(config.dtype)
+
+
+class FeedForward(Protocol):
+    """The part of a block that treats each position alone: an entry of FEED_FORWARDS, made with the
+    config.
+    """
+
+    def __call__(self, x_BTD: Array, context: Any) -> tuple[Array, Auxiliary]:
+        """[B, T, D] → [B, T, D], and auxiliary losses; context: transformer.StackContext."""
+        ...
+
+
+class MLP(nn.Module):
+    """act(x U) V: [B, T, D] → [B, T, D]."""
+
+    config: ModelDimensions
+
+    @nn.compact
+    def __call__(self, x_BTD, context) -> tuple[Array, Auxiliary]:
+        config = self.config
+        x_BTF = Dense(config, config.d_ff, ("embed", "mlp"), name="wi")(x_BTD)
+        x_BTF = activate(config.activation, x_BTF)
+        return _project_back(config, x_BTF, context), {}
+
+
+class GatedMLP(nn.Module):
+    """(act(x U) * x W) V (Shazeer, 2020; sigmoid: GLU, relu: ReGLU, gelu: GEGLU, silu: SwiGLU,
     linear: bilinear): [B, T, D] → [B, T, D].
     """
 
-    config: Model
+    config: ModelDimensions
 
     @nn.compact
-    def __call__(self, x, deterministic: bool = True):
+    def __call__(self, x_BTD, context) -> tuple[Array, Auxiliary]:
         config = self.config
-        inner = config.ff_width or 4 * config.width
-        names = ("wi", "gate") if config.gated else ("wi",)
-        hidden = activate(config.activation, *(Dense(config, inner, ("embed", "mlp"), name=name)(x) for name in names))
-        hidden = constrain(hidden, "batch", None, "mlp")
-        hidden = nn.Dropout(config.ff_dropout)(hidden, deterministic=deterministic)
-        return Dense(config, config.width, ("mlp", "embed"), writes_to_stream=True, name="wo")(hidden)
+        x_BTF = Dense(config, config.d_ff, ("embed", "mlp"), name="wi")(x_BTD)
+        gate_BTF = Dense(config, config.d_ff, ("embed", "mlp"), name="gate")(x_BTD)
+        x_BTF = activate(config.activation, x_BTF, gate_BTF)
+        return _project_back(config, x_BTF, context), {}
+
+
+def _project_back(config: ModelDimensions, x_BTF, context) -> Array:
+    """Dropout and the second matrix, which writes to the residual stream. Called within a compact
+    module.
+    """
+    x_BTF = constrain(x_BTF, "batch", "sequence", "mlp")
+    x_BTF = nn.Dropout(config.ff_dropout)(x_BTF, deterministic=context.deterministic)
+    return Dense(config, config.d_model, ("mlp", "embed"), writes_to_stream=True, name="wo")(x_BTF)
+
+
+FEED_FORWARDS = {"mlp": MLP, "gated_mlp": GatedMLP}

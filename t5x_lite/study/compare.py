@@ -2,163 +2,210 @@
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from t5x_lite.config import CompareConfig, RunConfig
-from t5x_lite.data import batches, objectives
-from t5x_lite.data.corpus import Corpus
-from t5x_lite.data.prepare import prepare
-from t5x_lite.errors import BAD_CONFIG, NO_FILE, Refusal, read_json
+from t5x_lite.config import CompareConfig, ModelDimensions
+from t5x_lite.data.rows.batches import Batches, Ledger, ledger, make_batches
+from t5x_lite.data.rows.streams import TextStream
+from t5x_lite.data.store.corpus import Corpus
+from t5x_lite.data.store.prepare import prepare
+from t5x_lite.errors import BAD_CONFIG, NO_FILE, UserError, read_json
 from t5x_lite.inference.fill import fill
 from t5x_lite.inference.generate import continue_texts
 from t5x_lite.model.flops import step_flops
 from t5x_lite.model.transformer import count_parameters
+from t5x_lite.resolve import Resolved, plan, resolve
+from t5x_lite.specs import NO_CODE, AllowedCode
 from t5x_lite.study.ngram import trigram_bits, unigram_bits
 from t5x_lite.study.report import write
-from t5x_lite.training import metrics, rundir
+from t5x_lite.training import metrics, run_directory
 from t5x_lite.training.loop import train
 
+Say = Callable[[str], None]
 
-def compare(config: CompareConfig, workdir: Path, say=print) -> dict:
-    """Train every member in WORKDIR/NAME, on from where it is, and write report.html, report.md and results.json.
 
-    Members must share their text and tokenizer; each is refused, before any is trained, if its config cannot be run.
+class Member(NamedTuple):
+    """One run of a comparison, ready to be trained."""
+
+    resolved: Resolved
+    corpus: Corpus
+
+
+def compare(
+    config: CompareConfig, workdir: Path, say: Say = print, allowed: AllowedCode = None
+) -> dict:
+    """Train every member in WORKDIR/NAME, on from where it is, and write report.html, report.md and
+    results.json.
+
+    Members must share their text and tokenizer; each is refused, before any is trained, if its
+    config cannot be run.
     """
-    prepared = {}
+    plans = {name: plan(member, allowed) for name, member in config.members.items()}
+    members = {}
     for name, member in config.members.items():
         corpus = prepare(member.data, say)
-        resolved = rundir.resolve(member, corpus.tokenizer.vocabulary)
-        batches.make(resolved, corpus, "train")
-        prepared[name] = resolved, corpus
-    same_reading(prepared)
-    check_examples(config, prepared)
-    results = {"title": config.title, "members": {}}
-    for name, (_, corpus) in prepared.items():
+        members[name] = Member(resolve(member, corpus.tokenizer.vocabulary, plans[name]), corpus)
+    check_same_reading(members)
+    check_examples(config, members)
+    results: dict[str, Any] = {"title": config.title, "members": {}}
+    for name, member in members.items():
         say(f"{name}: training in {workdir / name}")
-        train(config.members[name], corpus, workdir / name)
-        results["members"][name] = summarise(workdir / name, corpus)
-    if config.ngram and any("bits_per_byte" in member for member in results["members"].values()):
-        results["ngram"] = ngram(corpus)
+        train(member.resolved, member.corpus, workdir / name)
+        results["members"][name] = summarise(workdir / name, member.resolved, member.corpus)
+    corpus = next(iter(members.values())).corpus
+    if config.ngram and any("bits_per_byte" in summary for summary in results["members"].values()):
+        results["ngram"] = ngram_bits_per_byte(corpus)
     results["corpus"] = corpus.manifest
-    results["examples"] = examples(config, workdir)
+    results["examples"] = examples(config, workdir, allowed)
     (workdir / "results.json").write_text(json.dumps(results, indent=2))
     write(results, workdir)
     return results
 
 
-def same_reading(prepared: dict) -> None:
-    """Refuse members that do not read the same tokens in the same order, step by step: {name: (config, corpus)}."""
-
-    def reading(config, corpus):
-        made = batches.make(config, corpus, "train")
-        text = {key: corpus.manifest[key] for key in ("tokenizer", "train", "validation")}
-        return {
-            "text or tokens": text,
-            "seed": config.seed,
-            "data.block": sorted({stream.windows.order.block for stream in made.streams if stream.shuffled}),
-            "raw tokens a step": made.raw_tokens,
-        }
-
-    first, *others = prepared
-    expected = reading(*prepared[first])
+def check_same_reading(members: dict[str, Member]) -> None:
+    """Refuse members that do not read the same tokens in the same order, step by step."""
+    first, *others = members
+    expected = _reading(members[first])
     for name in others:
-        for key, value in reading(*prepared[name]).items():
+        for key, value in _reading(members[name]).items():
             if value != expected[key]:
-                raise Refusal(
+                reason = f"{first} and {name} read different {key} ({expected[key]}, {value})"
+                raise UserError(BAD_CONFIG, f"members: {reason}; make them the same")
+
+
+def _reading(member: Member) -> dict[str, Any]:
+    """What decides which text a step has read."""
+    config, corpus = member.resolved.config, member.corpus
+    batches = _training_batches(member.resolved, corpus)
+    blocks = {stream.block for stream in batches.streams if isinstance(stream, TextStream)}
+    return {
+        "text or tokens": {
+            key: corpus.manifest[key] for key in ("tokenizer", "train", "validation")
+        },
+        "seed": config.seed,
+        "data.block": sorted(block for block in blocks if block),
+        "raw tokens a step": batches.raw_tokens,
+    }
+
+
+def _training_batches(resolved: Resolved, corpus: Corpus) -> Batches:
+    return make_batches(resolved.rows, resolved.config.data, resolved.config.seed, corpus, "train")
+
+
+def check_examples(config: CompareConfig, members: dict[str, Member]) -> None:
+    """Refuse, before hours of training, texts that no member could answer."""
+    lengths = [member.resolved.config.data.lengths for member in members.values()]
+    shortest = min(max(length.sequence_length, length.inputs) for length in lengths)
+    tokenizer = next(iter(members.values())).corpus.tokenizer
+    for key in ("blanks", "spans", "prompts"):
+        for text in getattr(config, key):
+            needs_blank = key != "prompts"
+            if not isinstance(text, str) or not text or (needs_blank and "___" not in text):
+                expected = "a text with ___" if needs_blank else "a text"
+                raise UserError(BAD_CONFIG, f"{key}: got {text!r}, expected {expected}")
+            if len(tokenizer.encode(text)) + 4 > shortest:
+                raise UserError(
                     BAD_CONFIG,
-                    f"members: {first} and {name} read different {key} ({expected[key]}, {value}); make them the same",
+                    f"{key}: {text!r} is longer than a row of {shortest} tokens; shorten it",
                 )
 
 
-def check_examples(config: CompareConfig, prepared: dict) -> None:
-    """Refuse, before hours of training, texts that no member could answer."""
-    shortest = min(max(member.data.lengths.row, member.data.lengths.inputs) for member, _ in prepared.values())
-    (_, corpus), *_ = prepared.values()
-    for key in ("blanks", "spans", "prompts"):
-        for text in getattr(config, key):
-            if not isinstance(text, str) or not text or (key != "prompts" and "___" not in text):
-                wanted = "a text" if key == "prompts" else "a text with ___"
-                raise Refusal(BAD_CONFIG, f"{key}: got {text!r}, expected {wanted}")
-            if len(corpus.tokenizer.encode(text)) + 4 > shortest:
-                raise Refusal(BAD_CONFIG, f"{key}: {text!r} is longer than a row of {shortest} tokens; shorten it")
-
-
-def summarise(workdir: Path, corpus: Corpus) -> dict:
+def summarise(workdir: Path, resolved: Resolved, corpus: Corpus) -> dict[str, Any]:
     """The figures of one run, from its records and its config."""
-    (config, _), records = rundir.read(workdir), metrics.read(workdir / "metrics.jsonl")
-    train_batches = batches.make(config, corpus, "train")
-    steps = [r for r in records if r["split"] == "train"]
-    evaluated = [r for r in records if r["split"] == "validation"]
-    if not steps or not evaluated:
-        raise Refusal(
-            NO_FILE, f"{workdir}: the run has not been evaluated yet; let it go on, or set training.eval_every"
-        )
-    row, rows = batches.ledger(train_batches), config.data.batch_size * steps[-1]["step"]
-    seconds, last = sum(record["train_seconds"] for record in steps), evaluated[-1]
+    config, records = resolved.config, metrics.read(workdir / "metrics.jsonl")
+    trained = [record for record in records if record["split"] == "train"]
+    evaluated = [record for record in records if record["split"] == "validation"]
+    if not trained or not evaluated:
+        reason = "the run has not been evaluated yet"
+        raise UserError(NO_FILE, f"{workdir}: {reason}; let it go on, or set training.eval_every")
+    batches = _training_batches(resolved, corpus)
+    row = ledger(batches)
+    rows = config.data.batch_size * trained[-1]["step"]
+    seconds = sum(record["train_seconds"] for record in trained)
+    last = evaluated[-1]
     summary = {
         "objective": config.objective,
         "architecture": config.model.architecture,
-        "parameters": count_parameters(config.model),
-        "raw_tokens": rows * row["raw_tokens"],
-        "model_tokens": round(rows * row["model_tokens"]),
-        "loss_tokens": round(rows * row["loss_tokens"]),
-        "padding": row["padding"],
-        "flops": rows * flops_per_row(config, train_batches),
+        "parameters": count_parameters(resolved.model),
+        "raw_tokens": rows * row.raw_tokens,
+        "model_tokens": round(rows * row.model_tokens),
+        "loss_tokens": round(rows * row.loss_tokens),
+        "padding": row.padding,
+        "flops": rows * flops_per_row(resolved.model, batches, row),
         "seconds": seconds,
-        "tokens_per_second": rows * row["model_tokens"] / seconds,
+        "tokens_per_second": rows * row.model_tokens / seconds,
         "loss": last["loss"],
         "accuracy": last["accuracy"],
-        "curve": [[r["step"], r["loss"]] for r in steps],
-        "validation_curve": [[r["step"], r["loss"]] for r in evaluated],
+        "curve": [[record["step"], record["loss"]] for record in trained],
+        "validation_curve": [[record["step"], record["loss"]] for record in evaluated],
     }
-    if [objective.name for _, objective in objectives.mixture(config.objective)] == ["causal_lm"]:
-        bits = last["loss"] * last["loss_tokens"] / math.log(2)
-        summary["bits_per_byte"] = bits / corpus.manifest["validation"]["bytes"]
+    if [member.objective.name for member in resolved.rows.members] == ["causal_lm"]:
+        summary["bits_per_byte"] = bits_per_byte(last, corpus)
     return summary
 
 
-def flops_per_row(config: RunConfig, made: batches.Batches) -> float:
+def bits_per_byte(figures: dict, corpus: Corpus) -> float:
+    """Of a causal model's validation figures: bits for all tokens, EOS counted, by bytes of the
+    text.
+    """
+    bits = figures["loss"] * figures["loss_tokens"] / math.log(2)
+    return bits / corpus.manifest["validation"]["bytes"]
+
+
+def flops_per_row(model: ModelDimensions, batches: Batches, row: Ledger) -> float:
     """FLOPs of training on one row, the mean."""
-    return step_flops(config.model, made.shape, batches.ledger(made)["loss_tokens"])
+    return step_flops(model, batches.shape, row.loss_tokens)
 
 
-def ngram(corpus: Corpus) -> dict:
-    """Bits per byte of the validation text, EOS counted, by the classical models of the same tokens."""
-    args = corpus.tokens["train"], corpus.tokens["validation"], corpus.tokenizer.vocabulary.size
-    size = corpus.manifest["validation"]["bytes"]
-    return {"unigram": unigram_bits(*args) / size, "Kneser-Ney trigram": trigram_bits(*args) / size}
+def ngram_bits_per_byte(corpus: Corpus) -> dict[str, float]:
+    """Bits per byte of the validation text, EOS counted, by the classical models of the same
+    tokens.
+    """
+    train_tokens, held_out = corpus.tokens["train"], corpus.tokens["validation"]
+    vocab_size = corpus.tokenizer.vocabulary.size
+    num_bytes = corpus.manifest["validation"]["bytes"]
+    return {
+        "unigram": unigram_bits(train_tokens, held_out, vocab_size) / num_bytes,
+        "Kneser-Ney trigram": trigram_bits(train_tokens, held_out, vocab_size) / num_bytes,
+    }
 
 
-def examples(config: CompareConfig, workdir: Path) -> dict:
-    """What each member does with the config's prompts."""
-    done = {}
+def examples(
+    config: CompareConfig, workdir: Path, allowed: AllowedCode = NO_CODE
+) -> dict[str, list[dict]]:
+    """What each member does with the config's texts."""
+    answers = {}
     for name in config.members:
-        trained = rundir.load(workdir / name)
-        objective = objectives.mixture(trained.config.objective)[0][1]
-        if objective.aligned:
-            done[name] = [{"text": text, "words": fill(trained, text)} for text in config.blanks]
-        elif objective.uses_sentinels:
-            done[name] = [{"text": text, "spans": fill(trained, text)} for text in config.spans]
+        loaded = run_directory.load(workdir / name, allowed=allowed)
+        if loaded.rows.aligned:
+            answers[name] = [{"text": text, "words": fill(loaded, text)} for text in config.blanks]
+        elif loaded.rows.uses_sentinels:
+            answers[name] = [{"text": text, "spans": fill(loaded, text)} for text in config.spans]
         else:
-            written = continue_texts(trained, list(config.prompts), max_new=48) if config.prompts else []
-            done[name] = [{"text": t, "continuation": w} for t, w in zip(config.prompts, written, strict=True)]
-    return done
+            prompts = list(config.prompts)
+            continuations = continue_texts(loaded, prompts, max_new_tokens=48)
+            pairs = zip(prompts, continuations, strict=True)
+            answers[name] = [{"text": text, "continuation": more} for text, more in pairs]
+    return answers
 
 
-def again(workdir: Path) -> None:
+def write_report(workdir: Path, say: Say = print, allowed: AllowedCode = NO_CODE) -> None:
     """Write the report of a finished comparison, or of a single run, once more."""
-    if (workdir / "results.json").is_file():
-        results = read_json(workdir / "results.json", "run compare again")
+    path = workdir / "results.json"
+    if path.is_file():
+        results = read_json(path, "run compare again")
         try:
             write(results, workdir)
         except (KeyError, TypeError, AttributeError) as error:
-            mend = "run compare again"
-            raise Refusal(
-                NO_FILE, f"{workdir / 'results.json'}: is not what compare wrote ({error}); {mend}"
-            ) from error
-    else:
-        config, _ = rundir.read(workdir)
-        corpus = prepare(config.data)
-        rundir.same_text(workdir, corpus)
-        results = {"title": workdir.resolve().name, "members": {workdir.resolve().name: summarise(workdir, corpus)}}
-        write(results | {"corpus": corpus.manifest, "examples": {}}, workdir)
+            reason = f"is not what compare wrote ({error})"
+            raise UserError(NO_FILE, f"{path}: {reason}; run compare again") from error
+        return
+    resolved, _ = run_directory.read(workdir, allowed)
+    corpus = prepare(resolved.config.data, say, allowed)
+    run_directory.check_same_text(workdir, corpus)
+    name = workdir.resolve().name
+    summary = summarise(workdir, resolved, corpus)
+    results = {"title": name, "members": {name: summary}, "corpus": corpus.manifest, "examples": {}}
+    write(results, workdir)

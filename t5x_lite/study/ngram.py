@@ -1,60 +1,83 @@
-"""The classical baselines: a unigram model and an interpolated Kneser-Ney trigram model of tokens."""
+"""The classical baselines: a unigram and an interpolated Kneser-Ney trigram model of tokens."""
 
 import numpy as np
 
-
-def unigram_bits(train: np.ndarray, held_out: np.ndarray, size: int) -> float:
-    """Bits that a unigram model of `train`, with one added to every count, needs for all of `held_out`."""
-    counts = np.bincount(train, minlength=size) + 1
-    return float(-np.log2(counts[held_out] / counts.sum()).sum())
+_Ngrams = (
+    np.ndarray
+)  # int64: an n-gram as one number in base `vocab_size`, its last id the lowest digit
 
 
-def trigram_bits(train: np.ndarray, held_out: np.ndarray, size: int) -> float:
-    """Bits that a Kneser-Ney trigram model of `train` needs for all of `held_out`, taken to follow `train`."""
+def unigram_bits(train: np.ndarray, held_out: np.ndarray, vocab_size: int) -> float:
+    """Bits that a unigram model of `train`, with one added to every count, needs for `held_out`."""
+    counts = np.bincount(train, minlength=vocab_size) + 1
+    probabilities = counts / counts.sum()
+    return float(-np.log2(probabilities[held_out]).sum())
+
+
+def trigram_bits(train: np.ndarray, held_out: np.ndarray, vocab_size: int) -> float:
+    """Bits that a Kneser-Ney trigram model of `train` needs for `held_out`, which follows it."""
     tokens = np.concatenate((train[-2:], held_out))
-    grams = np.stack((tokens[:-2], tokens[1:-1], tokens[2:]), 1)
-    return float(-np.log2(kneser_ney(train, grams, size)).sum())
+    trigrams = np.lib.stride_tricks.sliding_window_view(tokens, 3)
+    probabilities = kneser_ney(train, trigrams, vocab_size)
+    return float(-np.log2(probabilities).sum())
 
 
-def kneser_ney(train: np.ndarray, grams: np.ndarray, size: int) -> np.ndarray:
-    """P(last id | the ids before it) for each row of `grams` [N, n], by the interpolated model of Kneser and Ney (1995)
-    in the form of Chen and Goodman (1999, §2.7) with one discount per order; ids lie in [0, size).
+def kneser_ney(train: np.ndarray, grams: np.ndarray, vocab_size: int) -> np.ndarray:
+    """P(last id | the ids before it) for each row of `grams` [N, n]; ids lie in [0, vocab_size).
 
-    >>> grams = np.array([[0, 1, w] for w in range(3)])
-    >>> probabilities = kneser_ney(np.array([0, 1, 2, 0, 1, 2, 0, 1, 0]), grams, size=3)
+    The interpolated model of Kneser and Ney (1995) in the form of Chen and Goodman (1999, §2.7),
+    with one discount per order.
+
+    >>> grams = np.array([[0, 1, word] for word in range(3)])
+    >>> probabilities = kneser_ney(np.array([0, 1, 2, 0, 1, 2, 0, 1, 0]), grams, vocab_size=3)
     >>> probabilities.round(3).tolist(), round(float(probabilities.sum()), 6)
     ([0.333, 0.012, 0.655], 1.0)
     """
     n = grams.shape[1]
-    windows = np.lib.stride_tricks.sliding_window_view(train, n)
-    return _interpolated(*np.unique(_key(windows, size), return_counts=True), _key(grams, size), n, size)
+    seen = _encode(np.lib.stride_tricks.sliding_window_view(train, n), vocab_size)
+    ngrams, counts = np.unique(seen, return_counts=True)
+    return _interpolated(ngrams, counts, _encode(grams, vocab_size), n, vocab_size)
 
 
-def _key(grams: np.ndarray, size: int) -> np.ndarray:
-    """Rows of ids as single numbers: the last id is key % size, what stands before it key // size."""
-    key = np.zeros(len(grams), np.int64)
+def _encode(grams: np.ndarray, vocab_size: int) -> _Ngrams:
+    """Rows of ids as single numbers: number % vocab_size is the last id, number // vocab_size the
+    history before it.
+    """
+    numbers = np.zeros(len(grams), np.int64)
     for column in grams.T:
-        key = key * size + column
-    return key
+        numbers = numbers * vocab_size + column
+    return numbers
 
 
-def _interpolated(keys, counts, asked, n: int, size: int):
-    """max(c(h w) − D, 0) / c(h) + D · N₁₊(h ·) / c(h) · P(w | h without its first word). Below the highest order the
-    count of an n-gram is the number of different words it follows.
+def _interpolated(
+    ngrams: _Ngrams, counts: np.ndarray, queried: _Ngrams, n: int, vocab_size: int
+) -> np.ndarray:
+    """max(c(h w) − D, 0) / c(h) + D · N₁₊(h ·) / c(h) · P(w | h without its first word).
+
+    Below the highest order the count of an n-gram is the number of different words it follows.
     """
     if n == 0:
-        return 1 / size
-    shorter = size ** (n - 1)
-    lower = _interpolated(*np.unique(keys % shorter, return_counts=True), asked % shorter, n - 1, size)
-    histories, of = np.unique(keys // size, return_inverse=True)
-    total = _look_up(histories, np.bincount(of, counts), asked // size)
-    kinds = _look_up(histories, np.bincount(of), asked // size)
-    once, twice = ((counts == times).sum() for times in (1, 2))
+        return np.full(len(queried), 1 / vocab_size)
+
+    # The same model of one order less, of the n-grams without their first word.
+    shorter = vocab_size ** (n - 1)
+    short_ngrams, continuations = np.unique(ngrams % shorter, return_counts=True)
+    lower = _interpolated(short_ngrams, continuations, queried % shorter, n - 1, vocab_size)
+
+    # c(h): how often a history occurs; N₁₊(h ·): how many different words follow it.
+    histories, history_of = np.unique(ngrams // vocab_size, return_inverse=True)
+    queried_histories = queried // vocab_size
+    total = _look_up(histories, np.bincount(history_of, counts), queried_histories)
+    followers = _look_up(histories, np.bincount(history_of), queried_histories)
+
+    once, twice = (counts == 1).sum(), (counts == 2).sum()
     discount = once / (once + 2 * twice) if once and twice else 0.5
-    kept = np.maximum(_look_up(keys, counts, asked) - discount, 0)
-    return np.where(total > 0, (kept + discount * kinds * lower) / np.maximum(total, 1), lower)
+    discounted = np.maximum(_look_up(ngrams, counts, queried) - discount, 0)
+    higher = (discounted + discount * followers * lower) / np.maximum(total, 1)
+    return np.where(total > 0, higher, lower)
 
 
-def _look_up(keys, values, asked):
-    at = np.minimum(np.searchsorted(keys, asked), len(keys) - 1)
-    return np.where(keys[at] == asked, values[at], 0)
+def _look_up(keys: np.ndarray, values: np.ndarray, queried: np.ndarray) -> np.ndarray:
+    """The value of each queried key among sorted keys; 0 where it is not there."""
+    places = np.minimum(np.searchsorted(keys, queried), len(keys) - 1)
+    return np.where(keys[places] == queried, values[places], 0)

@@ -1,159 +1,272 @@
 """report.html (one file, readable offline) and report.md, from the results of a comparison."""
 
+from collections.abc import Iterator
 from html import escape
 from pathlib import Path
+from typing import NamedTuple
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 _STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
+body {
+  font: 16px/1.5 system-ui, sans-serif; color: #222;
+  max-width: 60rem; margin: 2rem auto; padding: 0 1rem
+}
 table { border-collapse: collapse; margin: 1rem 0; display: block; overflow-x: auto }
 td, th { padding: .3rem .7rem; border-bottom: 1px solid #ddd; text-align: right }
 td:first-child, th:first-child { text-align: left }
-blockquote { margin: .5rem 0; padding: .2rem 1rem; border-left: 3px solid #ccc; white-space: pre-wrap }
+blockquote {
+  margin: .5rem 0; padding: .2rem 1rem; border-left: 3px solid #ccc; white-space: pre-wrap
+}
 mark { background: #ffe9a8 } svg { max-width: 100%; height: auto } small { color: #666 }
 """
+_UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
+
+Table = list[list[str]]  # rows of cells, the first its heading
 
 
 def short(number: float) -> str:
     """A number as people read it.
 
-    >>> short(1234567), short(3.2e15), short(812)
-    ('1.23 M', '3.2 P', '812')
+    >>> short(1234567), short(3.2e15), short(12345), short(812)
+    ('1.23 M', '3.2 P', '12.3 k', '812')
     """
-    for size, unit in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
+    for size, unit in _UNITS:
         if number >= size:
-            return f"{number / (1e3 if unit == 'k' else size):.3g} {unit}"
+            return f"{number / size:.3g} {unit}"
+    if number >= 1e4:
+        return f"{number / 1e3:.3g} k"
     return f"{number:.4g}"
 
 
-def table(results: dict) -> list[list[str]]:
-    """The rows of the main table, the first its heading."""
-    heading = ["model", "objective", "parameters", "raw tokens", "model tokens", "loss tokens", "padding", "FLOPs"]
-    rows = [[*heading, "seconds", "tokens/s", "validation loss", "accuracy"]]
+def table(results: dict) -> Table:
+    """The main table."""
+    rows = [
+        [
+            "model",
+            "objective",
+            "parameters",
+            "raw tokens",
+            "model tokens",
+            "loss tokens",
+            "padding",
+            "FLOPs",
+            "seconds",
+            "tokens/s",
+            "validation loss",
+            "accuracy",
+        ]
+    ]
     for name, run in results["members"].items():
-        numbers = (run[key] for key in ("parameters", "raw_tokens", "model_tokens", "loss_tokens"))
-        rows.append([f"{name} ({run['architecture'].replace('_', '-')})", run["objective"], *map(short, numbers)])
-        rows[-1] += [f"{run['padding']:.1%}", short(run["flops"]), f"{run['seconds']:.0f}"]
-        rows[-1] += [short(run["tokens_per_second"]), f"{run['loss']:.3f}", f"{run['accuracy']:.1%}"]
+        architecture = run["architecture"].replace("_", "-")
+        row = [
+            f"{name} ({architecture})",
+            run["objective"],
+            short(run["parameters"]),
+            short(run["raw_tokens"]),
+            short(run["model_tokens"]),
+            short(run["loss_tokens"]),
+            f"{run['padding']:.1%}",
+            short(run["flops"]),
+            f"{run['seconds']:.0f}",
+            short(run["tokens_per_second"]),
+            f"{run['loss']:.3f}",
+            f"{run['accuracy']:.1%}",
+        ]
+        rows.append(row)
     return rows
 
 
-def bits(results: dict) -> list[list[str]]:
-    """Bits per byte of the causal models beside the classical ones, best first; empty where there is none."""
-    found = {name: run["bits_per_byte"] for name, run in results["members"].items() if "bits_per_byte" in run}
-    if not found:
+def bits_table(results: dict) -> Table:
+    """Bits per byte of the causal models beside the classical ones, best first; else empty."""
+    members = results["members"].items()
+    bits = {name: run["bits_per_byte"] for name, run in members if "bits_per_byte" in run}
+    if not bits:
         return []
-    found |= results.get("ngram", {})
-    ranked = sorted(found.items(), key=lambda item: item[1])
-    heading = "bits per byte" if results["corpus"]["lossless"] else "bits per byte (lossy tokenizer, not comparable)"
-    return [["model of the validation text", heading], *([name, f"{value:.3f}"] for name, value in ranked)]
+    bits |= results.get("ngram", {})
+    heading = "bits per byte"
+    if not results["corpus"]["lossless"]:
+        heading += " (lossy tokenizer, not comparable)"
+    ranked = sorted(bits.items(), key=lambda item: item[1])
+    rows = [[name, f"{value:.3f}"] for name, value in ranked]
+    return [["model of the validation text", heading], *rows]
 
 
-def _examples(results: dict):
-    """(name, text, what the model made of it) for every example."""
-    for name, made in results["examples"].items():
-        for example in made:
+class Answer(NamedTuple):
+    """What a model made of a text."""
+
+    model: str
+    text: str
+    answer: str
+
+
+def answers(results: dict) -> Iterator[Answer]:
+    """What each model made of each text."""
+    for name, examples in results["examples"].items():
+        for example in examples:
+            text = example["text"]
             if "words" in example:
                 for words in example["words"]:
-                    yield name, example["text"], ", ".join(f"{word} {p:.1%}" for word, p in words)
+                    shown = [f"{word} {probability:.1%}" for word, probability in words]
+                    yield Answer(name, text, ", ".join(shown))
             elif "spans" in example:
-                yield name, example["text"], " | ".join(span.strip() or "(nothing)" for span in example["spans"])
+                spans = [span.strip() or "(nothing)" for span in example["spans"]]
+                yield Answer(name, text, " | ".join(spans))
             else:
-                yield name, example["text"], example["continuation"]
+                yield Answer(name, text, example["continuation"])
 
 
 def notes(results: dict) -> list[str]:
     """What a reader must know to trust the numbers."""
-    held = results["corpus"]["validation"]
+    held_out = results["corpus"]["validation"]
+    documents, tokens = f"{held_out['documents']:,} documents", f"{held_out['tokens']:,} tokens"
     return [
-        f"Validation: {held['documents']:,} documents, {held['tokens']:,} tokens, {held['bytes']:,} bytes.",
-        "Loss: nats per scored token, each family by its own question: the losses of different objectives do not "
-        "compare. Model tokens: positions of encoder and decoder. FLOPs: matrix products of forward and backward.",
+        f"Validation: {documents}, {tokens}, {held_out['bytes']:,} bytes.",
+        "Loss: nats per scored token, each family by its own question: the losses of different "
+        "objectives do not compare. Model tokens: positions of encoder and decoder. FLOPs: matrix "
+        "products of forward and backward.",
         "Bits per byte: of the original text, the end of each document counted as a token.",
     ]
 
 
 def write(results: dict, directory: Path) -> None:
-    """Write report.md and report.html into the directory."""
+    """Write report.md, report.html and its picture, curves.svg, into the directory."""
     (directory / "report.md").write_text(markdown(results))
     (directory / "report.html").write_text(html(results))
+    picture = curves(results).replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
+    (directory / "curves.svg").write_text(picture)
 
 
 def markdown(results: dict) -> str:
     """The report as Markdown."""
-
-    def lines(rows):
-        if not rows:
-            return []
-        rule = ["---", *["---:"] * (len(rows[0]) - 1)]
-        return [
-            "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (rows[0], rule, *rows[1:])
-        ] + [""]
-
-    text = [f"# {results['title']}", "", *lines(table(results)), *lines(bits(results))]
-    for name, prompt, answer in _examples(results):
+    lines = [f"# {results['title']}", ""]
+    for rows in (table(results), bits_table(results)):
+        lines += _markdown_table(rows)
+    for model, text, answer in answers(results):
         quoted = answer.strip().replace("\n", "\n> ")
-        text += [f"**{name}**: {prompt}", "", f"> {quoted}", ""]
-    return "\n".join([*text, *(f"{note}\n" for note in notes(results))])
+        lines += [f"**{model}**: {text}", "", f"> {quoted}", ""]
+    lines += [f"{note}\n" for note in notes(results)]
+    return "\n".join(lines)
+
+
+def _markdown_table(rows: Table) -> list[str]:
+    if not rows:
+        return []
+    heading, *body = rows
+    rule = ["---"] + ["---:"] * (len(heading) - 1)
+    lines = []
+    for row in (heading, rule, *body):
+        cells = [cell.replace("|", "\\|") for cell in row]
+        lines.append(f"| {' | '.join(cells)} |")
+    return [*lines, ""]
 
 
 def html(results: dict) -> str:
     """The report as one HTML page without any outside resource."""
-
-    def rows(cells):
-        if not cells:
-            return ""
-        lines = ("".join(f"<{tag}>{escape(c)}</{tag}>" for c in row) for tag, row in _tagged(cells))
-        return "<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
-
-    done = "".join(
-        f"<p><b>{escape(name)}</b>: {escape(prompt)}</p><blockquote><mark>{escape(answer)}</mark></blockquote>"
-        for name, prompt, answer in _examples(results)
-    )
-    body = [
-        f"<h1>{escape(results['title'])}</h1>{rows(table(results))}",
-        f"<h2>Loss</h2>{curves(results)}",
-        f"<h2>Against counting</h2>{rows(bits(results))}" if bits(results) else "",
-        f"<h2>What each model does</h2>{done}" if done else "",
-        "".join(f"<p><small>{escape(note)}</small></p>" for note in notes(results)),
+    title = escape(results["title"])
+    body = [f"<h1>{title}</h1>{_html_table(table(results))}", f"<h2>Loss</h2>{curves(results)}"]
+    bits = bits_table(results)
+    if bits:
+        body.append(f"<h2>Against counting</h2>{_html_table(bits)}")
+    quoted = [
+        f"<p><b>{escape(model)}</b>: {escape(text)}</p>"
+        f"<blockquote><mark>{escape(answer)}</mark></blockquote>"
+        for model, text, answer in answers(results)
     ]
-    head = f'<meta charset="utf-8"><title>{escape(results["title"])}</title><style>{_STYLE}</style>'
-    return f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(body)}</body></html>'
+    if quoted:
+        body.append("<h2>What each model does</h2>" + "".join(quoted))
+    body += [f"<p><small>{escape(note)}</small></p>" for note in notes(results)]
+    head = f'<meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style>'
+    page = "".join(body)
+    return f'<!doctype html><html lang="en"><head>{head}</head><body>{page}</body></html>'
 
 
-def _tagged(rows):
-    return (("td" if i else "th", row) for i, row in enumerate(rows))
+def _html_table(rows: Table) -> str:
+    lines = []
+    for number, row in enumerate(rows):
+        tag = "td" if number else "th"
+        cells = "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in row)
+        lines.append(f"<tr>{cells}</tr>")
+    return f"<table>{''.join(lines)}</table>"
+
+
+Curve = list[list[float]]  # [step, loss]
+
+
+class _Axes(NamedTuple):
+    """Where steps and losses lie in the picture, in its own units."""
+
+    last_step: float
+    lowest: float
+    highest: float
+    left: float
+    right: float
+    top: float
+    bottom: float
+
+    def x(self, step: float) -> float:
+        return self.left + step / self.last_step * (self.right - self.left)
+
+    def y(self, loss: float) -> float:
+        share = (loss - self.lowest) / max(self.highest - self.lowest, 1e-9)
+        return self.bottom - share * (self.bottom - self.top)
 
 
 def curves(results: dict, width: int = 800, height: int = 360) -> str:
     """Training (thin) and validation (thick) loss by step, as inline SVG."""
     runs = results["members"]
-    points = [p for run in runs.values() for p in run["curve"] + run["validation_curve"]]
-    last, top = max(step for step, _ in points), max(loss for _, loss in points)
-    low = min(loss for _, loss in points)
-    left, bottom = 50, height - 30
+    points = [point for run in runs.values() for point in run["curve"] + run["validation_curve"]]
+    losses = [loss for _, loss in points]
+    axes = _Axes(
+        last_step=max(step for step, _ in points),
+        lowest=min(losses),
+        highest=max(losses),
+        left=50,
+        right=width - 10,
+        top=10,
+        bottom=height - 30,
+    )
+    parts = _ticks(axes)
+    for number, (name, run) in enumerate(runs.items()):
+        colour = COLOURS[number % len(COLOURS)]
+        parts.append(_polyline(axes, run["curve"], colour, 1))
+        parts.append(_polyline(axes, run["validation_curve"], colour, 2.5))
+        parts += _dots(axes, run["validation_curve"], colour)
+        label = f'<text x="{width - 120}" y="{24 + 18 * number}" fill="{colour}" font-size="14">'
+        parts.append(f"{label}{escape(name)}</text>")
+    title = "loss in nats by step, training thin, validation thick"
+    opening = (
+        f'<svg viewBox="0 0 {width} {height}" role="img" '
+        f'aria-label="{title}" font-family="system-ui, sans-serif">'
+    )
+    return f"{opening}{''.join(parts)}</svg>"
 
-    def at(step, loss):
-        return left + step / last * (width - left - 10), bottom - (loss - low) / max(top - low, 1e-9) * (bottom - 10)
 
-    def line(curve, colour, thickness):
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(*point) for point in curve))
-        dots = "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in (at(*p) for p in curve))
-        drawn = f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="{thickness}"/>'
-        return drawn + (dots if thickness > 1 else "")
-
+def _ticks(axes: _Axes, count: int = 5) -> list[str]:
+    """Lines at some losses, and labels at some losses and steps."""
     parts = []
-    for i in range(5):
-        loss = low + (top - low) * i / 4
-        y = at(0, loss)[1]
-        parts.append(f'<line x1="{left}" x2="{width - 10}" y1="{y:.1f}" y2="{y:.1f}" stroke="#eee"/>')
-        parts.append(f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end" font-size="12">{loss:.2f}</text>')
-        step = last * i // 4
-        x = at(step, low)[0]
-        parts.append(f'<text x="{x:.1f}" y="{height - 10}" text-anchor="middle" font-size="12">{step}</text>')
-    for i, (name, run) in enumerate(runs.items()):
-        colour = COLOURS[i % len(COLOURS)]
-        parts += [line(run["curve"], colour, 1), line(run["validation_curve"], colour, 2.5)]
-        parts.append(f'<text x="{width - 120}" y="{24 + 18 * i}" fill="{colour}" font-size="14">{escape(name)}</text>')
-    label = "loss in nats by step, training thin, validation thick"
-    return f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{label}">{"".join(parts)}</svg>'
+    for tick in range(count):
+        share = tick / (count - 1)
+        loss = axes.lowest + (axes.highest - axes.lowest) * share
+        y = axes.y(loss)
+        ends = f'x1="{axes.left}" x2="{axes.right}" y1="{y:.1f}" y2="{y:.1f}"'
+        parts.append(f'<line {ends} stroke="#8883"/>')
+        parts.append(_label(axes.left - 6, y + 4, "end", f"{loss:.2f}"))
+        step = int(axes.last_step * share)
+        parts.append(_label(axes.x(step), axes.bottom + 20, "middle", str(step)))
+    return parts
+
+
+def _label(x: float, y: float, anchor: str, text: str) -> str:
+    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
+    return f'<text {place} font-size="12" fill="#888">{text}</text>'
+
+
+def _polyline(axes: _Axes, curve: Curve, colour: str, thickness: float) -> str:
+    points = " ".join(f"{axes.x(step):.1f},{axes.y(loss):.1f}" for step, loss in curve)
+    line = f'fill="none" stroke="{colour}" stroke-width="{thickness}"'
+    return f'<polyline points="{points}" {line}/>'
+
+
+def _dots(axes: _Axes, curve: Curve, colour: str) -> list[str]:
+    dots = [f'cx="{axes.x(step):.1f}" cy="{axes.y(loss):.1f}"' for step, loss in curve]
+    return [f'<circle {dot} r="3" fill="{colour}"/>' for dot in dots]

@@ -1,31 +1,42 @@
-"""Checkpoints: orbax, asynchronous and atomic. The newest is kept, and one of every `keep_every` steps. Each names the
-settings it was made with, since many another model has parameters of the same shapes.
+"""Checkpoints: orbax, asynchronous and atomic. The newest is kept, and one of every `keep_every`
+steps. Each names the settings it was made with, since many another model has parameters of the same
+shapes.
 """
 
 import shutil
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
 from absl import logging
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, EveryNSteps, LatestN
 
-from t5x_lite.errors import BAD_CONFIG, IO_ERROR, NO_FILE, Refusal, refusing
+from t5x_lite.errors import BAD_CONFIG, IO_ERROR, NO_FILE, UserError, user_errors
 
 
 class Checkpoints:
-    """The checkpoints of one run, in WORKDIR/checkpoints/STEP. settings: the flat dict {key: value} that they were, or
-    will be, made with.
+    """The checkpoints of one run, in WORKDIR/checkpoints/STEP.
+
+    Args:
+        settings: the flat dict {key: value} that they were, or will be, made with.
     """
 
-    def __init__(self, directory: Path, settings: dict, keep_every: int = 0, read_only: bool = False):
+    def __init__(
+        self, directory: Path, settings: dict, keep_every: int = 0, read_only: bool = False
+    ):
         logging.set_verbosity(logging.ERROR)  # orbax warns of what is meant
-        self._directory, self._settings = directory.resolve(), settings
-        if not read_only and jax.process_index() == 0:  # orbax would do it in a thread that a run ended early cuts off
-            for left in self._directory.glob("*.orbax-checkpoint-tmp*"):
-                shutil.rmtree(left)
-        policies = [LatestN(1)] + ([EveryNSteps(keep_every)] if keep_every else [])
+        self._directory = directory.resolve()
+        self._settings = settings
+        if not read_only and jax.process_index() == 0:
+            # Orbax would do it in a thread, which a run that ends early cuts off.
+            for leftover in self._directory.glob("*.orbax-checkpoint-tmp*"):
+                shutil.rmtree(leftover)
+        policies: list[Any] = [LatestN(1)]
+        if keep_every:
+            policies.append(EveryNSteps(keep_every))
         options = ocp.CheckpointManagerOptions(
             preservation_policy=AnyPreservationPolicy(policies),
             cleanup_tmp_directories=False,
@@ -37,66 +48,88 @@ class Checkpoints:
         """The newest step that was saved whole."""
         return self._manager.latest_step()
 
-    def restore_parameters(self, step: int, abstract, shardings) -> dict:
+    def restore(self, step: int, shapes: Any, shardings: Any) -> Any:
+        """The state of a step, on today's mesh.
+
+        Raises:
+            UserError: for a checkpoint of another model or other settings.
+        """
+        with self._readable(step):
+            return self._manager.restore(
+                step, args=ocp.args.StandardRestore(_abstract(shapes, shardings))
+            )
+
+    def restore_parameters(self, step: int, shapes: Any, shardings: Any) -> Any:
         """The parameters of a step alone, whatever else was saved with them."""
-        like = jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), abstract, shardings)
-        how = ocp.checkpoint_utils.construct_restore_args({"params": like})
-        with refusing(NO_FILE, f"{self._directory}/{step}: no usable checkpoint of this model; remove it"):
-            self._same_settings(step)
-            args = ocp.args.PyTreeRestore({"params": like}, restore_args=how, partial_restore=True)
+        abstract = {"params": _abstract(shapes, shardings)}
+        restore_args = ocp.checkpoint_utils.construct_restore_args(abstract)
+        with self._readable(step):
+            args = ocp.args.PyTreeRestore(abstract, restore_args=restore_args, partial_restore=True)
             return self._manager.restore(step, args=args)["params"]
 
-    def save(self, step: int, state) -> None:
+    def save(self, step: int, state: Any) -> None:
         """Begin to save; the state may be used, and given away, as soon as this returns."""
-        needed = sum(shard.data.nbytes for leaf in jax.tree.leaves(state) for shard in leaf.addressable_shards)
+        needed = sum(
+            shard.data.nbytes
+            for leaf in jax.tree.leaves(state)
+            for shard in leaf.addressable_shards
+        )
         free = shutil.disk_usage(self._directory).free
         if free < needed:
-            raise Refusal(
+            sizes = f"takes {needed / 1e6:,.1f} MB where {free / 1e6:,.1f} MB are free"
+            raise UserError(
                 IO_ERROR,
-                f"{self._directory}: no room for the checkpoint of step {step}, which takes {needed / 1e6:,.1f} MB "
-                f"where {free / 1e6:,.1f} MB are free; make room, and the same command goes on",
+                f"{self._directory}: no room for the checkpoint of step {step}, which {sizes}; "
+                "make room, and the same command continues",
             )
-        with self._saving():
-            self._manager.save(step, args=ocp.args.StandardSave(state), custom_metadata={"settings": self._settings})
+        with self._writable():
+            metadata = {"settings": self._settings}
+            self._manager.save(step, args=ocp.args.StandardSave(state), custom_metadata=metadata)
 
     def check(self) -> None:
         """Raise if a save in the background has failed."""
-        with self._saving():
+        with self._writable():
             self._manager.check_for_errors()
 
     def wait(self) -> None:
         """Until what was begun is on disk."""
-        with self._saving():
+        with self._writable():
             self._manager.wait_until_finished()
         self.check()
-
-    def restore(self, step: int, abstract, shardings):
-        """The state of a step, on today's mesh. Raises Refusal for a checkpoint of another model or other settings."""
-        like = jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), abstract, shardings)
-        with refusing(NO_FILE, f"{self._directory}/{step}: no usable checkpoint of this model; remove it"):
-            self._same_settings(step)
-            return self._manager.restore(step, args=ocp.args.StandardRestore(like))
-
-    def _same_settings(self, step: int) -> None:
-        made_with = self._manager.metadata(step).custom_metadata["settings"]
-        for key, value in self._settings.items():
-            if made_with.get(key) != value:
-                raise Refusal(
-                    BAD_CONFIG,
-                    f"{key}: now {value!r}, but {self._directory}/{step} was made with {made_with.get(key)!r}; "
-                    "bring the old value back",
-                )
 
     def close(self) -> None:
         """Stop the background threads."""
         self._manager.close()
 
     @contextmanager
-    def _saving(self):
+    def _readable(self, step: int) -> Iterator[None]:
+        """Refuse a checkpoint of other settings, and whatever orbax raises of a broken one."""
+        where = f"{self._directory}/{step}"
+        with user_errors(NO_FILE, f"{where}: no usable checkpoint of this model; remove it"):
+            saved = self._manager.metadata(step).custom_metadata["settings"]
+            for key, value in self._settings.items():
+                if saved.get(key) != value:
+                    reason = f"now {value!r}, but {where} was made with {saved.get(key)!r}"
+                    raise UserError(BAD_CONFIG, f"{key}: {reason}; bring the old value back")
+            yield
+
+    @contextmanager
+    def _writable(self) -> Iterator[None]:
         try:
             yield
         except Exception as error:  # orbax hands on whatever the background raised
-            last = (str(error).strip().splitlines() or [type(error).__name__])[-1]
-            reason = last.rsplit(": ", 1)[-1].split(" [os_error_code")[0][:200]  # the innermost
-            what = f"{self._directory}: a checkpoint could not be saved ({reason}); make room and go on"
-            raise Refusal(IO_ERROR, what) from error
+            last_line = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+            innermost = last_line.rsplit(": ", 1)[-1].split(" [os_error_code")[0][:200]
+            reason = f"a checkpoint could not be saved ({innermost})"
+            raise UserError(
+                IO_ERROR, f"{self._directory}: {reason}; make room and go on"
+            ) from error
+
+
+def _abstract(shapes: Any, shardings: Any) -> Any:
+    """Shapes with their shardings, for orbax to restore onto."""
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        shapes,
+        shardings,
+    )

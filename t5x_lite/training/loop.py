@@ -1,271 +1,316 @@
 """The training loop: one page that reads like the picture of the data flow.
 
-prepare → batches → mesh → state (fresh or restored) → steps → metrics, evaluation, checkpoints
+batches → mesh → state (fresh or restored) → steps → metrics, evaluation, checkpoints
 """
 
 import os
-import signal
-import threading
 from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
-from flax import linen as nn
-from jax.experimental import multihost_utils
+import jax.numpy as jnp
 
-from t5x_lite.config import RunConfig
-from t5x_lite.data import batches as data
-from t5x_lite.data import streams
-from t5x_lite.data.corpus import Corpus, cache
-from t5x_lite.errors import BAD_DATA, INTERRUPTED, NOT_FINITE, TERMINATED, Refusal
+from t5x_lite.data.rows.batches import Batches, ledger, make_batches
+from t5x_lite.data.rows.streams import VERSION as STREAM_VERSION
+from t5x_lite.data.store.corpus import Corpus, cache_directory
+from t5x_lite.errors import BAD_DATA, NOT_FINITE, UserError
 from t5x_lite.model.flops import peak_flops, step_flops
-from t5x_lite.training import metrics, rundir, sharding
+from t5x_lite.model.transformer import parameter_axes
+from t5x_lite.resolve import Resolved, with_steps_of
+from t5x_lite.training import metrics, run_directory, sharding
 from t5x_lite.training.checkpoint import Checkpoints
 from t5x_lite.training.metrics import Log
 from t5x_lite.training.optimizer import make_optimizer, make_schedule
-from t5x_lite.training.step import create_state, make_evaluation, make_train_step, state_shardings
-
-
-class Stop:
-    """Ctrl-C and SIGTERM ask the run to save and end after the step in hand; all processes agree on that step."""
-
-    def __init__(self):
-        self.code = 0
-
-    def _asked(self, number, frame):
-        self.code = INTERRUPTED if number == signal.SIGINT else TERMINATED
-        if number == signal.SIGINT:
-            signal.signal(signal.SIGINT, signal.default_int_handler)  # the second one ends it at once
-            if jax.process_count() > 1:
-                os.kill(os.getpid(), signal.SIGTERM)  # jax listens for this one and tells the other processes
-
-    @contextmanager
-    def listening(self):
-        """Install the handlers for the time of the run. With several processes jax owns SIGTERM."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        numbers = [signal.SIGINT] + ([signal.SIGTERM] if jax.process_count() == 1 else [])
-        old = {number: signal.signal(number, self._asked) for number in numbers}
-        try:
-            yield
-        finally:
-            for number, handler in old.items():
-                signal.signal(number, handler)
-
-    def asked(self, step: int) -> int:
-        """The exit code to end with after this step, 0 to go on. Every process must ask at every step."""
-        if jax.process_count() > 1 and multihost_utils.reached_preemption_sync_point(step):
-            self.code = self.code or TERMINATED
-        elif jax.process_count() > 1:
-            return 0
-        return self.code
-
-
-def prefetch(batch_at, first: int, last: int, workers: int):
-    """batch_at(first), …, batch_at(last − 1), made ahead by a pool of threads; without workers, when asked for."""
-    if not workers:
-        yield from map(batch_at, range(first, last))
-        return
-    with ThreadPoolExecutor(workers) as pool:
-        ahead = deque(pool.submit(batch_at, step) for step in range(first, min(first + workers + 1, last)))
-        for step in range(first + workers + 1, last + workers + 1):
-            made = ahead.popleft().result()
-            if step < last:
-                ahead.append(pool.submit(batch_at, step))
-            yield made
+from t5x_lite.training.step import (
+    Loss,
+    TrainState,
+    create_state,
+    fresh_state,
+    make_train_step,
+    state_shardings,
+)
+from t5x_lite.training.stopping import StopSignal
 
 
 def setup_jax(dtype: str = "float32") -> None:
-    """64 bits for float64 alone. Compiled programs are kept in the private cache: a second start need not compile."""
+    """64 bits for float64 alone. Compiled programs are kept in the private cache: a second start
+    need not compile.
+    """
     jax.config.update("jax_enable_x64", dtype == "float64")
     if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        jax.config.update("jax_compilation_cache_dir", str(cache() / "xla"))
+        jax.config.update("jax_compilation_cache_dir", str(cache_directory() / "xla"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
 class Run:
-    """Everything of a run that does not change: its batches, mesh (over all devices unless some are given), optimizer
-    and compiled steps.
+    """Everything of a run that does not change: its batches, mesh (over all devices unless some are
+    given), optimizer and compiled steps.
     """
 
-    def __init__(self, config: RunConfig, corpus: Corpus, devices=None):
-        config = rundir.resolve(config, corpus.tokenizer.vocabulary)
-        self.batches = data.make(config, corpus, "train")
-        training = replace(config.training, steps=data.last_step(config, self.batches))
-        self.config = config = replace(config, training=training)
-        self.validation = data.make(config, corpus, "validation")
-        self.mesh = sharding.make_mesh(config, devices)
-        self.row = data.ledger(self.batches)
-        if not self.row["loss_tokens"]:
-            raise Refusal(BAD_DATA, f"objective={config.objective}: asks nothing of the first rows; inspect shows them")
-        schedule = make_schedule(config.optimizer, config.training.steps, self.batches.raw_tokens)
-        self.optimizer = make_optimizer(config.optimizer, schedule)
+    def __init__(self, resolved: Resolved, corpus: Corpus, devices: Sequence[Any] | None = None):
+        config = resolved.config
+        self.batches = make_batches(resolved.rows, config.data, config.seed, corpus, "train")
+        self.validation = make_batches(
+            resolved.rows, config.data, config.seed, corpus, "validation"
+        )
+        self.resolved = resolved = with_steps_of(resolved, self.batches)
+        self.ledger = ledger(self.batches)
+        if not self.ledger.loss_tokens:
+            reason = f"objective={config.objective}: scores nothing in the first rows"
+            raise UserError(BAD_DATA, f"{reason}; inspect shows them")
+
+        self.mesh = sharding.make_mesh(config.mesh, resolved.model, devices)
+        sharding.check_batch(config.data.batch_size, config.training.microbatches, self.mesh)
+        schedule = make_schedule(config.optimizer, resolved.steps, self.batches.raw_tokens)
+        self.optimizer = make_optimizer(config.optimizer, schedule, parameter_axes(resolved.model))
         with self.within():
-            self.abstract, self.shardings = state_shardings(config, self.optimizer, self.mesh)
+            self.shapes, self.shardings = state_shardings(resolved.model, self.optimizer, self.mesh)
+
+        self.loss = Loss(resolved.model, resolved.rows.packed, resolved.heads, config.training)
         everywhere = sharding.replicated(self.mesh)
-        train_step = make_train_step(config, self.optimizer, schedule)
-        self.train_step = jax.jit(train_step, donate_argnums=0, out_shardings=(self.shardings, everywhere))
-        self.eval_step = jax.jit(make_evaluation(config), out_shardings=everywhere)
+        self.train_step = jax.jit(
+            make_train_step(self.loss, config.seed, self.optimizer, schedule),
+            donate_argnums=0,
+            out_shardings=(self.shardings, everywhere),
+        )
+        self.eval_step = jax.jit(self.loss.evaluate, out_shardings=everywhere)
 
     @contextmanager
-    def within(self):
+    def within(self) -> Iterator[None]:
         """The mesh and the rules under which everything is traced."""
-        with jax.set_mesh(self.mesh), nn.logical_axis_rules(sharding.RULES):
+        with sharding.use_mesh(self.mesh):
             yield
 
-    def batch(self, batches: data.Batches, step: int) -> dict:
+    def batch(self, batches: Batches, step: int) -> dict[str, jax.Array]:
         """Batch number `step` (from 0) on the mesh."""
-        return sharding.place(lambda rows: batches.batch_at(step, rows), batches.batch_size, self.mesh)
+        return sharding.place_batch(partial(batches.batch_at, step), batches.batch_size, self.mesh)
 
-    def start(self, checkpoints: Checkpoints):
-        """The newest saved state, or a fresh one."""
+    def fresh_state(self) -> TrainState:
+        """The state before the first step."""
+        return create_state(
+            self.resolved.model, self.resolved.config.seed, self.optimizer, self.shardings
+        )
+
+    def start(self, checkpoints: Checkpoints, say: Callable[[str], None] = print) -> TrainState:
+        """The newest saved state; else a fresh one, with the parameters of init_from where there
+        are some.
+        """
         step = checkpoints.latest()
-        if step is None:
-            state = create_state(self.config, self.optimizer, self.mesh)
-            if not self.config.init_from:
-                return state
-            return state.replace(params=rundir.load(Path(self.config.init_from), self.shardings.params).params)
-        return checkpoints.restore(step, self.abstract, self.shardings)
+        if step is not None:
+            return checkpoints.restore(step, self.shapes, self.shardings)
+        state = self.fresh_state()
+        if not self.resolved.config.init_from:
+            return state
+        params, report = run_directory.merge_parameters(self.resolved, state.params, self.mesh)
+        say(report)
+        return state.replace(params=params)
 
-    def evaluate(self, params) -> dict:
+    def evaluate(self, params: Any) -> dict[str, float]:
         """The figures over every row of the validation split: summed, then divided once."""
-        total = {}
-        for step in range(self.validation.batches):
+        total: dict = {}
+        for step in range(self.validation.validation_batches):
             sums = jax.device_get(self.eval_step(params, self.batch(self.validation, step)))
-            total = {name: total.get(name, 0.0) + float(value) for name, value in sums.items()}
+            sums = jax.tree.map(float, sums)
+            total = jax.tree.map(lambda a, b: a + b, total, sums) if total else sums
         return metrics.means(total)
 
-    def rates(self, seconds: float, steps: int) -> dict:
+    def rates(self, seconds: float, steps: int) -> dict[str, Any]:
         """Model tokens (encoder and decoder, no padding) a second, and MFU, over so many steps."""
-        config, rows = self.config, self.config.data.batch_size * steps / max(seconds, 1e-9)
-        flops = step_flops(config.model, self.batches.shape, self.row["loss_tokens"])
-        peak = peak_flops(jax.devices()[0].device_kind, config.model.dtype)
-        mfu = rows * flops / (peak * self.mesh.size) if peak else None
-        return {"tokens_per_second": rows * self.row["model_tokens"], "mfu": mfu, "train_seconds": seconds}
+        model = self.resolved.model
+        rows_per_second = self.batches.batch_size * steps / max(seconds, 1e-9)
+        flops = step_flops(model, self.batches.shape, self.ledger.loss_tokens)
+        peak = peak_flops(jax.devices()[0].device_kind, model.dtype)
+        return {
+            "tokens_per_second": rows_per_second * self.ledger.model_tokens,
+            "mfu": rows_per_second * flops / (peak * self.mesh.size) if peak else None,
+            "train_seconds": seconds,
+        }
 
 
-def train(config: RunConfig, corpus: Corpus, workdir: Path) -> None:
+def state_sizes(resolved: Resolved) -> tuple[int, int]:
+    """Bytes of the parameters and the optimizer's state, and of the gradients; nothing is
+    allocated.
+    """
+    optimizer = make_optimizer(
+        resolved.config.optimizer, jnp.asarray, parameter_axes(resolved.model)
+    )
+    state = jax.eval_shape(partial(fresh_state, resolved.model, 0, optimizer))
+
+    def size(tree: Any) -> int:
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+    return size(state), size(state.params)
+
+
+def train(
+    resolved: Resolved, corpus: Corpus, workdir: Path, on_log: Callable[[dict], None] | None = None
+) -> None:
     """Train in `workdir`, on from where the last run there was saved.
 
-    Ends early with a Refusal: 130 and 143 after Ctrl-C and SIGTERM, all saved; 76 where a figure is not finite,
-    nothing of that step saved; 74 where a checkpoint could not be written.
+    Args:
+        on_log: called with each record of metrics.jsonl.
+
+    Raises:
+        UserError: exit code 130 and 143 after Ctrl-C and SIGTERM, all saved; 76 where a figure is
+            not finite, nothing of that step saved; 74 where a checkpoint could not be written.
     """
-    setup_jax(config.model.dtype)
-    run = Run(config, corpus)  # what cannot be run is refused before anything is written
+    setup_jax(resolved.model.dtype)
+    run = Run(resolved, corpus)  # what cannot be run is refused before anything is written
+    config = run.resolved.config
     if config.init_from and not (workdir / "checkpoints").is_dir():
-        rundir.can_start_from(run.config, corpus.tokenizer)
-    with rundir.owned(workdir, config, corpus):
-        made_with = rundir.fixed(run.config) | {"version of the stream": streams.VERSION}
-        checkpoints = Checkpoints(workdir / "checkpoints", made_with, config.training.keep_every)
+        run_directory.check_init_from(run.resolved, corpus.tokenizer)
+    with run_directory.owned(workdir, config, run.resolved.steps, corpus):
+        settings = run_directory.fixed_settings(run.resolved.written_out)
+        settings["version of the stream"] = STREAM_VERSION
+        checkpoints = Checkpoints(workdir / "checkpoints", settings, config.training.keep_every)
         try:
             with run.within():
-                _steps(run, checkpoints, workdir)
+                _train_steps(run, checkpoints, workdir, on_log)
         finally:
             checkpoints.close()
 
 
-def _steps(run: Run, checkpoints: Checkpoints, workdir: Path) -> None:
-    settings, stop, ending = run.config.training, Stop(), 0
-    first, last = checkpoints.latest() or 0, settings.steps
-    log, profile = Log(workdir, first, last, active=jax.process_index() == 0), Profile(settings.profile, workdir)
+def _train_steps(
+    run: Run, checkpoints: Checkpoints, workdir: Path, on_log: Callable | None
+) -> None:
+    config, stop, exit_code = run.resolved.config, StopSignal(), 0
+    first, last = checkpoints.latest() or 0, run.resolved.steps
+    log = Log(workdir, first, last, active=jax.process_index() == 0, on_log=on_log)
+    profile = Profile(config.training.profile, workdir)
     with log, stop.listening(), profile:
         with log.watch("compile"):
-            state = run.start(checkpoints)
-        batches = prefetch(lambda step: run.batch(run.batches, step), first, last, run.config.data.workers)
-        unread = None
+            if first < last:
+                log.status("compiling the train step")
+            state = run.start(checkpoints, log.say)
+        batches = prefetch(partial(run.batch, run.batches), first, last, config.data.workers)
+        pending = None  # the last step and its figures, not read yet
         for step in range(first + 1, last + 1):
-            with log.watch("data", counts=partial(_done, unread)):  # while the last step still computes none is lost
+            # While the step before still computes, waiting for data loses no time.
+            with log.watch("data", counts=partial(_is_done, pending)):
                 batch = next(batches)
             with log.watch("compile" if step == first + 1 else "step"), profile.around(step):
-                state, sums = run.train_step(state, batch)
-            _read(run, log, unread)  # the figures of the step before, while this one computes
-            unread = step, sums
-            ending = stop.asked(step)
-            evaluating = due(step, settings.eval_every) or step == last
-            saving = due(step, settings.checkpoint_every) or due(step, settings.keep_every) or step == last or ending
+                state, figures = run.train_step(state, batch)
+            _read_figures(run, log, pending)  # of the step before, while this one computes
+            pending = step, figures
+
+            exit_code = stop.exit_code(step)
+            is_last = step == last or exit_code
+            evaluating = is_due(step, config.training.eval_every) or step == last
+            saving = (
+                is_due(step, config.training.checkpoint_every)
+                or is_due(step, config.training.keep_every)
+                or is_last
+            )
             if evaluating or saving:
-                _read(run, log, unread)
-                unread = None
+                _read_figures(run, log, pending)
+                pending = None
             if evaluating:
                 with log.watch("evaluation"):
-                    figures = run.evaluate(state.params)
-                _refuse_not_finite(step, figures)
-                log.write(step, "validation", figures)
+                    validation = run.evaluate(state.params)
+                _check_finite(step, validation)
+                log.write(step, "validation", validation)
             if saving:
                 with log.watch("checkpoint"):
                     log.sync()
                     checkpoints.save(step, state)
             checkpoints.check()
-            if ending:
+            if exit_code:
                 break
         with log.watch("checkpoint"):
             checkpoints.wait()
         log.say(log.watch.summary())
-    if ending and step < last:
-        raise Refusal(ending, f"stopped after step {step} of {last}, which is saved; the same command goes on from it")
-
-
-def _read(run: Run, log: Log, unread) -> None:
-    """Wait for a step's figures; stop the run if one is not finite; log them when they are due."""
-    if unread is None:
-        return
-    step, sums = unread
-    figures = metrics.means(jax.device_get(sums))
-    _refuse_not_finite(step, figures)
-    log.at(step)
-    if due(step, run.config.training.log_every) or step == run.config.training.steps:
-        figures["raw_tokens"] = round(step * run.batches.raw_tokens)
-        log.write(step, "train", figures | run.rates(*log.lap(step)))
-
-
-def _done(unread) -> bool:
-    """Whether no step is being computed."""
-    return unread is None or all(value.is_ready() for value in jax.tree.leaves(unread[1]))
-
-
-def _refuse_not_finite(step: int, figures: dict) -> None:
-    if bad := metrics.not_finite(figures):
-        raise Refusal(
-            NOT_FINITE,
-            f"step {step}: {bad} is {figures[bad]}; nothing of this step is saved; "
-            "lower optimizer.learning_rate, or set optimizer.clip",
+    if exit_code and step < last:
+        raise UserError(
+            exit_code,
+            f"stopped after step {step} of {last}, which is saved; the same command continues",
         )
 
 
+def _read_figures(run: Run, log: Log, pending: tuple[int, dict] | None) -> None:
+    """Wait for a step's figures; stop the run if one is not finite; log them when they are due."""
+    if pending is None:
+        return
+    step, figures = pending
+    figures = jax.device_get(figures)
+    values = metrics.means(figures.pop("sums"))
+    values |= {name: float(value) for name, value in figures.items()}
+    _check_finite(step, values)
+    log.at(step)
+    if is_due(step, run.resolved.config.training.log_every) or step == run.resolved.steps:
+        values["raw_tokens"] = round(step * run.batches.raw_tokens)
+        log.write(step, "train", values | run.rates(*log.lap(step)))
+
+
+def _is_done(pending: tuple[int, dict] | None) -> bool:
+    """Whether no step is being computed."""
+    return pending is None or all(value.is_ready() for value in jax.tree.leaves(pending[1]))
+
+
+def _check_finite(step: int, figures: dict) -> None:
+    bad = metrics.not_finite(figures)
+    if bad:
+        fix = "lower optimizer.learning_rate, or set optimizer.grad_clip_norm"
+        reason = f"{bad} is {figures[bad]}; nothing of this step is saved"
+        raise UserError(NOT_FINITE, f"step {step}: {reason}; {fix}")
+
+
+def prefetch(batch_at: Callable[[int], Any], first: int, last: int, workers: int) -> Iterator[Any]:
+    """batch_at(first), …, batch_at(last − 1), made ahead by a pool of threads; without workers,
+    when asked for.
+    """
+    if not workers:
+        yield from map(batch_at, range(first, last))
+        return
+    with ThreadPoolExecutor(workers) as pool:
+        ahead = workers + 1
+        pending = deque(
+            pool.submit(batch_at, step) for step in range(first, min(first + ahead, last))
+        )
+        for step in range(first, last):
+            batch = pending.popleft().result()
+            if step + ahead < last:
+                pending.append(pool.submit(batch_at, step + ahead))
+            yield batch
+
+
 class Profile:
-    """Writes what happens within steps (first, last), or as much of them as this process runs, to WORKDIR/profile."""
+    """Writes what happens within steps (first, last), or as much of them as this process runs, to
+    WORKDIR/profile.
+    """
 
     def __init__(self, steps: tuple, workdir: Path):
-        self._steps, self._directory, self._on = steps, str(workdir / "profile"), False
+        self._steps = steps
+        self._directory = str(workdir / "profile")
+        self._is_on = False
 
     @contextmanager
-    def around(self, step: int):
-        """Of that step, a part of the trace where it lies within."""
-        if self._steps and not self._on and self._steps[0] <= step <= self._steps[1]:
+    def around(self, step: int) -> Iterator[None]:
+        """That step is part of the trace, if it lies within."""
+        if self._steps and not self._is_on and self._steps[0] <= step <= self._steps[1]:
             jax.profiler.start_trace(self._directory)
-            self._on = True
+            self._is_on = True
         yield
-        if self._on and step == self._steps[1]:
+        if self._is_on and step == self._steps[1]:
             jax.effects_barrier()
             self._stop()
 
     def _stop(self) -> None:
         jax.profiler.stop_trace()
-        self._on = False
+        self._is_on = False
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
-        if self._on:
+        if self._is_on:
             self._stop()
 
 
-def due(step: int, every: int) -> bool:
+def is_due(step: int, every: int) -> bool:
     """Whether something that happens every so many steps (0: never) happens at this one."""
     return every > 0 and step % every == 0

@@ -1,18 +1,23 @@
-"""What a run records: metrics.jsonl, TensorBoard event files, lines or a progress bar, and where its time went."""
+"""What a run records: metrics.jsonl, TensorBoard event files, lines or a progress bar, and where
+its time went.
+"""
 
 import json
 import math
 import os
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TextIO
 
-from t5x_lite.errors import NO_FILE, Refusal
+from t5x_lite.errors import NO_FILE, UserError
+from t5x_lite.model.heads import HEADS
 from t5x_lite.progress import bar
 
 
 class Stopwatch:
-    """Splits wall time into named parts; the first one is what is in no other.
+    """Splits wall time into named parts; the first one is the time that is in no other.
 
     >>> watch = Stopwatch("step", "evaluation")
     >>> with watch("evaluation"):
@@ -22,12 +27,15 @@ class Stopwatch:
     """
 
     def __init__(self, rest: str, *names: str):
-        self._rest, self._spent = rest, dict.fromkeys(names, 0.0)
+        self._rest = rest
+        self._spent = dict.fromkeys(names, 0.0)
         self._start = time.perf_counter()
 
     @contextmanager
-    def __call__(self, name: str, counts=lambda: True):
-        """What happens within is that part's; or the rest's, where `counts()` says no at its end."""
+    def __call__(self, name: str, counts: Callable[[], bool] = lambda: True) -> Iterator[None]:
+        """Time spent within counts for that part; for the rest, where `counts()` is false at its
+        end.
+        """
         start = time.perf_counter()
         try:
             yield
@@ -42,34 +50,51 @@ class Stopwatch:
 
     def summary(self) -> str:
         """The parts in one line."""
-        return "wall time: " + ", ".join(f"{name} {seconds:.1f}s" for name, seconds in self.seconds().items())
+        parts = [f"{name} {seconds:.1f}s" for name, seconds in self.seconds().items()]
+        return "wall time: " + ", ".join(parts)
 
 
 def read(path: Path) -> list[dict]:
-    """The records of a metrics.jsonl; a last line that a kill cut short is passed over, any other is refused."""
+    """The records of a metrics.jsonl; a last line that a kill cut short is skipped, any other is
+    refused.
+    """
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     records = []
     for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line)
-            record["step"] + 0, record["split"] + ""
+            if not isinstance(record["step"], int) or not isinstance(record["split"], str):
+                raise TypeError("step and split are no number and text")
         except (ValueError, TypeError, KeyError) as error:
-            raise Refusal(NO_FILE, f"{path}, line {number}: not a record ({error}); mend or remove it") from error
+            raise UserError(
+                NO_FILE, f"{path}, line {number}: not a record ({error}); fix or remove it"
+            ) from error
         records.append(record)
     return records
 
 
-def means(sums: dict) -> dict[str, float]:
-    """The figures of a loss's sums: loss in nats per scored token, accuracy, both of labels where rows have them, and
-    whatever is no sum as it is.
+def means(sums: dict[str, dict]) -> dict[str, float]:
+    """The figures of a loss's sums, each divided once.
+
+    loss: nats per scored token. accuracy. total_loss: what is minimised, of all heads and auxiliary
+    losses. loss_tokens: what the loss was divided by. label_loss and label_accuracy: of sequence
+    labels. An auxiliary loss: by its name.
     """
-    values = {name: float(value) for name, value in sums.items()}
-    if "label_weight" in values:
-        rows = max(values.pop("label_weight"), 1.0)
-        values |= {"label_loss": values.pop("label_nll") / rows, "label_accuracy": values.pop("label_correct") / rows}
-    weight = max(values.pop("weight"), 1.0)
-    loss, correct, objective = (values.pop(k) / weight for k in ("nll", "correct", "objective"))
-    return {"loss": loss, "accuracy": correct, "objective": objective, "loss_tokens": weight, **values}
+    figures = {}
+    total_loss = 0.0
+    for name, term in sums.items():
+        values = {key: float(value) for key, value in term.items()}
+        weight = max(values["weight"], 1.0)
+        total_loss += values["total_loss"] / weight
+        if name not in HEADS:
+            figures[name] = values["total_loss"] / weight
+            continue
+        prefix = HEADS[name].metric_prefix
+        figures[f"{prefix}loss"] = values["nll"] / weight
+        figures[f"{prefix}accuracy"] = values["correct"] / weight
+        if not prefix:
+            figures["loss_tokens"] = weight
+    return figures | {"total_loss": total_loss}
 
 
 def not_finite(figures: dict) -> str | None:
@@ -82,30 +107,34 @@ def not_finite(figures: dict) -> str | None:
 
 
 class Log:
-    """Writes metrics.jsonl and TensorBoard event files, and shows a bar with the time left on a terminal, plain lines
-    elsewhere. On resume the records past `first` are cut, so that each (step, split) stands once.
+    """Writes metrics.jsonl and TensorBoard event files, and shows a bar with the time left on a
+    terminal, plain lines elsewhere. On resume the records past `first` are cut, so that each (step,
+    split) stands once.
 
-    Only the active process of a run writes and shows. Attribute: `watch`, where the time went.
+    Only the active process of a run writes and shows.
+
+    Attributes:
+        watch: where the time went.
     """
 
-    def __init__(self, workdir: Path, first: int, last: int, active: bool = True):
+    def __init__(
+        self,
+        workdir: Path,
+        first: int,
+        last: int,
+        active: bool = True,
+        on_log: Callable[[dict], None] | None = None,
+    ):
         self.watch = Stopwatch("step", "compile", "data", "evaluation", "checkpoint")
-        self._first, self._last, self._active = first, last, active
-        self._lap = first, 0.0
+        self._first, self._last = first, last
+        self._active, self._on_log = active, on_log
+        self._lap = first, 0.0  # step, and seconds of training until then
         self._bar = bar(workdir.name, counted=True)
         self._bar.disable |= not active
         self._task = self._bar.add_task("", total=last, completed=first, line="")
-        if not active:
-            return
-        path = workdir / "metrics.jsonl"
-        partial = path.with_suffix(".partial")
-        kept = [record for record in read(path) if record["step"] <= first]
-        partial.write_text("".join(json.dumps(record) + "\n" for record in kept))
-        os.replace(partial, path)
-        self._file = open(path, "a")
-        from tensorboardX import SummaryWriter
-
-        self._board = SummaryWriter(str(workdir / "tensorboard"), purge_step=first + 1 if first else None)
+        if active:
+            self._file = _cut_metrics(workdir / "metrics.jsonl", first)
+            self._board = _summary_writer(workdir / "tensorboard", first)
 
     def __enter__(self):
         self._bar.start()
@@ -117,6 +146,12 @@ class Log:
             self._file.close()
             self._board.close()
 
+    def status(self, text: str) -> None:
+        """What is going on, until something else is shown."""
+        self._bar.update(self._task, line=text)
+        if self._bar.disable:
+            self.say(text)
+
     def at(self, step: int) -> None:
         """Move the bar."""
         self._bar.update(self._task, completed=step)
@@ -125,11 +160,14 @@ class Log:
         """Seconds of training (data and step) and steps since the last call."""
         spent = self.watch.seconds()
         now = spent["step"] + spent["data"]
-        (before, then), self._lap = self._lap, (step, now)
-        return now - then, step - before
+        last_step, last_seconds = self._lap
+        self._lap = step, now
+        return now - last_seconds, step - last_step
 
     def write(self, step: int, split: str, figures: dict) -> None:
-        """One line of metrics.jsonl, the same to TensorBoard, and the figures that matter to the eye."""
+        """One line of metrics.jsonl, the same to TensorBoard and the callback, and what matters to
+        the eye.
+        """
         if not self._active:
             return
         seconds = {name: round(value, 3) for name, value in self.watch.seconds().items()}
@@ -139,15 +177,13 @@ class Log:
         for name, value in figures.items():
             if value is not None:
                 self._board.add_scalar(f"{split}/{name}", value, step)
-        text = f"{split} loss {figures['loss']:.4f} accuracy {figures['accuracy']:.3f}"
-        if "tokens_per_second" in figures:
-            text += f" {figures['tokens_per_second']:,.0f} tokens/s"
-        if figures.get("mfu"):
-            text += f" MFU {figures['mfu']:.1%}"
+        if self._on_log:
+            self._on_log(record)
+        text = _line(split, figures)
         self._bar.update(self._task, line=text)
         if self._bar.disable:
-            left = sum(seconds.values()) / max(step - self._first, 1) * (self._last - step)
-            self.say(f"step {step}/{self._last} {text} ETA {left:.0f}s")
+            per_step = sum(seconds.values()) / max(step - self._first, 1)
+            self.say(f"step {step}/{self._last} {text} ETA {per_step * (self._last - step):.0f}s")
 
     def sync(self) -> None:
         """What is written outlives the machine; called before a checkpoint that counts on it."""
@@ -156,8 +192,46 @@ class Log:
 
     def say(self, text: str) -> None:
         """A line of its own."""
-        if self._active and not self._bar.disable:
-            self._bar.console.print(text, markup=False)
-        elif self._active:
+        if not self._active:
+            return
+        if self._bar.disable:
             with suppress(BrokenPipeError):  # a reader that went away must not end a run
                 print(text, flush=True)
+        else:
+            self._bar.console.print(text, markup=False)
+
+
+def _cut_metrics(path: Path, first: int) -> TextIO:
+    """The file, without the records past a step, opened to append."""
+    kept = [record for record in read(path) if record["step"] <= first]
+    partial = path.with_suffix(".partial")
+    partial.write_text("".join(json.dumps(record) + "\n" for record in kept))
+    os.replace(partial, path)
+    return open(path, "a")
+
+
+def _summary_writer(directory: Path, first: int):
+    from tensorboardX import SummaryWriter
+
+    return SummaryWriter(str(directory), purge_step=first + 1 if first else None)
+
+
+def _line(split: str, figures: dict) -> str:
+    """The figures that matter to the eye."""
+    loss = figures["loss"]
+    text = f"{split} loss {loss:.4f} perplexity {perplexity(loss):,.1f}"
+    text += f" accuracy {figures['accuracy']:.3f}"
+    if "tokens_per_second" in figures:
+        text += f" {figures['tokens_per_second']:,.0f} tokens/s"
+    if figures.get("mfu"):
+        text += f" MFU {figures['mfu']:.1%}"
+    return text
+
+
+def perplexity(loss: float) -> float:
+    """e^loss; infinite where that is no float any more.
+
+    >>> perplexity(0.0), perplexity(1e9)
+    (1.0, inf)
+    """
+    return math.exp(loss) if loss < 700 else math.inf

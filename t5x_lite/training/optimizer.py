@@ -1,71 +1,106 @@
 """Learning rate schedules and optimizers, all from optax."""
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import optax
 
 from t5x_lite.config import Optimizer
+from t5x_lite.model.layers import is_kernel, is_table
+
+Schedule = Callable[[Any], jax.Array]  # step (from 0) → learning rate
 
 
-def make_schedule(config: Optimizer, steps: int, raw_tokens: int):
-    """step (from 0) → learning rate. raw_tokens: of one step, for settings that count in tokens.
+def make_schedule(config: Optimizer, steps: int, raw_tokens_per_step: float) -> Schedule:
+    """The learning rate of each step: a linear warm-up, then the schedule.
 
-    Step n (from 1) runs at the rate of n: the first above warmup_from, the last of a decay at `final`.
+    Step n (from 1) runs at the rate of n: the first just above initial_lr_ratio, the last of a
+    decay at final_lr_ratio.
+
+    Args:
+        steps: of the run, with which a decay without decay_steps ends.
+        raw_tokens_per_step: for warm-up and decay that count in tokens.
     """
-    per_step = raw_tokens if config.unit == "tokens" else 1
-    warmup = config.warmup / per_step
-    decay = config.decay / per_step if config.decay else steps
-    peak, final = config.learning_rate, config.final
+    unit = raw_tokens_per_step if config.schedule_unit == "tokens" else 1
+    warmup = config.warmup_steps / unit
+    decay = config.decay_steps / unit if config.decay_steps else steps
+    warmup_or_one = max(warmup, 1.0)
+    final = config.final_lr_ratio
+    after_warmup = {
+        "constant": lambda n, progress: jnp.ones(()),
+        "linear": lambda n, progress: 1 - (1 - final) * progress,
+        "cosine": lambda n, progress: final + (1 - final) * 0.5 * (1 + jnp.cos(jnp.pi * progress)),
+        "inverse_square_root": lambda n, progress: jnp.sqrt(
+            warmup_or_one / jnp.maximum(n, warmup_or_one)
+        ),
+    }[config.schedule]
 
     def schedule(step):
         n = step + 1.0
-        share = jnp.clip((n - warmup) / max(decay - warmup, 1.0), 0.0, 1.0)
-        after = {
-            "constant": jnp.ones(()),
-            "linear": 1 - (1 - final) * share,
-            "cosine": final + (1 - final) * 0.5 * (1 + jnp.cos(jnp.pi * share)),
-            "inverse_square_root": jnp.sqrt(max(warmup, 1.0) / jnp.maximum(n, max(warmup, 1.0))),
-        }[config.schedule]
-        before = config.warmup_from + (1 - config.warmup_from) * jnp.minimum(n / max(warmup, 1.0), 1.0)
-        return peak * jnp.where(n < warmup, before, after)
+        progress = jnp.clip((n - warmup) / max(decay - warmup, 1.0), 0.0, 1.0)
+        warming = jnp.minimum(n / warmup_or_one, 1.0)
+        during_warmup = config.initial_lr_ratio + (1 - config.initial_lr_ratio) * warming
+        ratio = jnp.where(n < warmup, during_warmup, after_warmup(n, progress))
+        return config.learning_rate * ratio
 
     return schedule
 
 
-def _names(path) -> list[str]:
-    return [str(getattr(key, "key", key)) for key in path]
+def _is_axes(leaf: Any) -> bool:
+    return isinstance(leaf, tuple)
 
 
-def _decayed(parameters):
-    """True for kernels and tables; biases and norms are not decayed."""
-    ends = ("kernel", "embedding", "output")
-    return jax.tree_util.tree_map_with_path(lambda path, _: _names(path)[-1].endswith(ends), parameters)
+def is_decayed(axes: Any) -> Any:
+    """True for dense kernels and lookup tables; not for biases, norms and relative vectors."""
+    return jax.tree.map(lambda names: is_kernel(names) or is_table(names), axes, is_leaf=_is_axes)
 
 
-def _over_layers(transform: optax.GradientTransformation) -> optax.GradientTransformation:
-    """The transformation of one layer, mapped over the leading axis of scanned layers: statistics stay per layer."""
-
-    def update(updates, state, parameters):
-        return jax.vmap(transform.update)(updates, state, parameters)
-
-    return optax.GradientTransformation(jax.vmap(transform.init), update)
-
-
-def _scanned(parameters):
-    """ "layers" for parameters with a leading axis of layers, else "single"."""
-    return jax.tree_util.tree_map_with_path(
-        lambda path, _: "layers" if "layers" in _names(path) else "single", parameters
+def _adamw(config: Optimizer, schedule: Schedule, axes: Any) -> optax.GradientTransformation:
+    """AdamW (Loshchilov and Hutter, 2019)."""
+    return optax.adamw(
+        schedule,
+        config.beta1,
+        config.beta2,
+        config.epsilon,
+        weight_decay=config.weight_decay,
+        mask=is_decayed(axes),
     )
 
 
-def make_optimizer(config: Optimizer, schedule) -> optax.GradientTransformation:
-    """Clipping by global norm, then AdamW (Loshchilov and Hutter, 2019) or Adafactor (Shazeer and Stern, 2018: factored
-    second moments, updates scaled by the root mean square of each parameter).
+def _adafactor(config: Optimizer, schedule: Schedule, axes: Any) -> optax.GradientTransformation:
+    """Adafactor (Shazeer and Stern, 2018): factored second moments, updates scaled by the root mean
+    square of each parameter. The statistics of scanned layers are kept layer by layer.
     """
-    if config.name == "adamw":
-        betas = config.beta1, config.beta2
-        rule = optax.adamw(schedule, *betas, config.epsilon, weight_decay=config.weight_decay, mask=_decayed)
-    else:
-        single = optax.adafactor(schedule, multiply_by_parameter_scale=True, clipping_threshold=1.0)
-        rule = optax.partition({"single": single, "layers": _over_layers(single)}, _scanned)
-    return optax.chain(optax.clip_by_global_norm(config.clip), rule) if config.clip else rule
+    rule = optax.adafactor(schedule, multiply_by_parameter_scale=True, clipping_threshold=1.0)
+    labels = jax.tree.map(
+        lambda names: "layers" if "layers" in names else "single", axes, is_leaf=_is_axes
+    )
+    return optax.partition({"single": rule, "layers": _over_layers(rule)}, labels)
+
+
+def _over_layers(rule: optax.GradientTransformation) -> optax.GradientTransformation:
+    """The rule of one layer, mapped over the leading axis of scanned layers."""
+
+    def update(updates, state, params=None):
+        return jax.vmap(rule.update)(updates, state, params)
+
+    return optax.GradientTransformation(jax.vmap(rule.init), update)
+
+
+OPTIMIZERS = {"adamw": _adamw, "adafactor": _adafactor}
+
+
+def make_optimizer(
+    config: Optimizer, schedule: Schedule, axes: Any
+) -> optax.GradientTransformation:
+    """Clipping by global norm, then the rule of OPTIMIZERS.
+
+    Args:
+        axes: the parameter tree as tuples of logical axis names: see transformer.parameter_axes.
+    """
+    rule = OPTIMIZERS[config.name](config, schedule, axes)
+    if not config.grad_clip_norm:
+        return rule
+    return optax.chain(optax.clip_by_global_norm(config.grad_clip_norm), rule)

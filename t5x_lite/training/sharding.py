@@ -1,113 +1,161 @@
-"""Which device holds what: a mesh with the axes data, fsdp and tensor, and the rules that place named axes on it."""
+"""Which device holds what: a mesh with the axes data, fsdp and tensor, and the rules that place
+named axes on it.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import flax.linen as nn
 import jax
 import numpy as np
+from flax.linen.spmd import logical_to_mesh_sharding
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.tree_util import keystr
 
-from t5x_lite.config import RunConfig
-from t5x_lite.errors import BAD_CONFIG, Refusal
-from t5x_lite.model.heads import embedding_rows
+from t5x_lite.config import Mesh, ModelDimensions
+from t5x_lite.errors import BAD_CONFIG, UserError
 from t5x_lite.model.layers import AXES
 
 BATCH = ("data", "fsdp")
-# Logical axis → mesh axes; of several rules for one name the first whose mesh axes are still free is taken.
-RULES = (
-    ("batch", BATCH),
+# Logical axis → mesh axes; of several rules for one name the first whose mesh axes are still free
+# is taken.
+_PARAMETER_RULES = (
     ("embed", "fsdp"),
     ("heads", "tensor"),
     ("mlp", "tensor"),
     ("vocab", ("tensor", "fsdp")),
     ("vocab", "tensor"),
-    ("layers", None),
+    *((axis, None) for axis in ("kv", "pooled", "factor", "positions", "types", "buckets")),
+    *((axis, None) for axis in ("layers", "head_dim", "distance", "norm", "embedding", "classes")),
 )
-if {name for name, _ in RULES} != set(AXES):  # flax would leave an axis without a rule unsplit, silently
+RULES = (("batch", BATCH), ("sequence", None), *_PARAMETER_RULES)
+# Any number of texts may be generated or scored at once: rows are not split.
+INFERENCE_RULES = (("batch", None), ("sequence", None), *_PARAMETER_RULES)
+
+if {name for name, _ in RULES} != set(
+    AXES
+):  # flax would leave an axis without a rule unsplit, silently
     raise ValueError(f"the rules name other axes than {AXES}")
 
 
-def make_mesh(config: RunConfig, devices=None) -> jax.sharding.Mesh:
-    """The mesh over all devices, or over those given; refuses, by name, what it does not divide."""
-    mesh, model = config.mesh, config.model
-    count = len(devices or jax.devices())
+def make_mesh(
+    mesh: Mesh, model: ModelDimensions, devices: Sequence[Any] | None = None
+) -> jax.sharding.Mesh:
+    """The mesh over all devices, or over those given.
 
-    def need(ok, message):
-        if not ok:
-            raise Refusal(BAD_CONFIG, message)
-
-    splash = model.attention == "splash" and (devices or jax.devices())[0].platform != "tpu"
-    need(not splash, "model.attention=splash: it needs a TPU; set it to auto")
-    inner = mesh.fsdp * mesh.tensor
+    Raises:
+        UserError: naming what the mesh does not divide.
+    """
+    devices = jax.devices() if devices is None else devices
+    count, inner = len(devices), mesh.fsdp * mesh.tensor
     data = count // inner if mesh.data == -1 else mesh.data
-    need(
-        data * inner == count,
-        f"mesh: data {mesh.data} × fsdp {mesh.fsdp} × tensor {mesh.tensor} does not make the {count} devices here",
-    )
-    rows = config.data.batch_size // config.training.microbatches
-    need(
-        rows % (data * mesh.fsdp) == 0,
-        f"data.batch_size: {rows} rows in each of training.microbatches {config.training.microbatches} do not divide "
-        f"over mesh.data × mesh.fsdp = {data * mesh.fsdp}",
-    )
-    sizes = {
-        "model.heads": (model.heads, "mesh.tensor", mesh.tensor),
-        "model.kv_heads": (model.kv_heads if model.kv_heads > 1 else 0, "mesh.tensor", mesh.tensor),
-        "model.ff_width": (model.ff_width or 4 * model.width, "mesh.tensor", mesh.tensor),
-        "model.width": (model.width, "mesh.fsdp", mesh.fsdp),
-        "model.vocab_size, padded by model.vocab_multiple,": (
-            embedding_rows(model),
-            "mesh.tensor × mesh.fsdp",
-            mesh.tensor * mesh.fsdp,
-        ),
-    }
-    for name, (size, axis, parts) in sizes.items():
-        need(size % parts == 0, f"{name} is {size}, which {axis} = {parts} does not divide")
-    sizes, axes = (data, mesh.fsdp, mesh.tensor), ("data", "fsdp", "tensor")
-    return jax.make_mesh(sizes, axes, axis_types=(AxisType.Auto,) * 3, devices=devices)
+    if data * inner != count:
+        product = f"data {mesh.data} × fsdp {mesh.fsdp} × tensor {mesh.tensor}"
+        raise UserError(BAD_CONFIG, f"mesh: {product} does not make the {count} devices here")
+    if model.attention_kernel == "splash" and devices[0].platform != "tpu":
+        raise UserError(BAD_CONFIG, "model.attention_kernel=splash: it needs a TPU; set it to auto")
+    _check_divisible("model.num_heads", model.num_heads, "mesh.tensor", mesh.tensor)
+    if model.num_kv_heads > 1:
+        _check_divisible("model.num_kv_heads", model.num_kv_heads, "mesh.tensor", mesh.tensor)
+    _check_divisible("model.d_ff", model.d_ff, "mesh.tensor", mesh.tensor)
+    _check_divisible("model.d_model", model.d_model, "mesh.fsdp", mesh.fsdp)
+    padded = "model.vocab_size, padded by model.vocab_multiple,"
+    _check_divisible(padded, model.embedding_rows, "mesh.tensor × mesh.fsdp", inner)
+    axis_types = (AxisType.Auto,) * 3
+    sizes, names = (data, mesh.fsdp, mesh.tensor), ("data", "fsdp", "tensor")
+    return jax.make_mesh(sizes, names, axis_types=axis_types, devices=devices)
 
 
-def replicated(mesh) -> NamedSharding:
+def _check_divisible(setting: str, size: int, axis: str, parts: int) -> None:
+    if size % parts:
+        raise UserError(BAD_CONFIG, f"{setting} is {size}, which {axis} = {parts} does not divide")
+
+
+def check_batch(batch_size: int, microbatches: int, mesh: jax.sharding.Mesh) -> None:
+    """Refuse a batch that does not divide over the mesh."""
+    rows = batch_size // microbatches
+    parts = mesh.shape["data"] * mesh.shape["fsdp"]
+    if rows % parts:
+        reason = f"{rows} rows in each of training.microbatches {microbatches} do not divide"
+        raise UserError(
+            BAD_CONFIG, f"data.batch_size: {reason} over mesh.data × mesh.fsdp = {parts}"
+        )
+
+
+@contextmanager
+def use_mesh(mesh: jax.sharding.Mesh | None, rules: tuple = RULES) -> Iterator[None]:
+    """The mesh and the rules under which everything is traced; None: one device."""
+    if mesh is None:
+        yield
+        return
+    with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
+        yield
+
+
+def replicated(mesh: jax.sharding.Mesh) -> NamedSharding:
     """Every device holds all of it."""
     return NamedSharding(mesh, PartitionSpec())
 
 
-def parameter_shardings(boxed, mesh):
+def parameter_shardings(boxed: Any, mesh: jax.sharding.Mesh) -> Any:
     """The shardings of a parameter tree whose leaves are boxed with axis names."""
-    return nn.logical_to_mesh_sharding(nn.get_partition_spec(boxed), mesh, RULES)
+    return logical_to_mesh_sharding(nn.get_partition_spec(boxed), mesh, RULES)
 
 
-def optimizer_shardings(state, parameters, shardings, mesh):
-    """Optimizer state that has a parameter's name and shape lies where the parameter does; the rest, small, everywhere.
+def optimizer_shardings(
+    state: Any, parameters: Any, shardings: Any, mesh: jax.sharding.Mesh
+) -> Any:
+    """Optimizer state with a parameter's name and shape lies where the parameter does; the rest,
+    small, everywhere.
 
-    state, parameters: trees of shapes; shardings: that of the parameters.
+    Args:
+        state, parameters: trees of shapes.
+        shardings: those of the parameters.
     """
-    everywhere = replicated(mesh)
     leaves = jax.tree_util.tree_leaves_with_path(parameters)
-    known = {keystr(path): (leaf.shape, s) for (path, leaf), s in zip(leaves, jax.tree.leaves(shardings), strict=True)}
+    known = {}
+    for (path, leaf), sharding in zip(leaves, jax.tree.leaves(shardings), strict=True):
+        known[keystr(path)] = leaf.shape, sharding
+    everywhere = replicated(mesh)
 
-    def place_like(path, leaf):
-        for i in range(len(path)):
-            shape, sharding = known.get(keystr(path[i:]), (None, None))
+    def place_like_parameter(path, leaf):
+        for start in range(len(path)):
+            shape, sharding = known.get(keystr(path[start:]), (None, None))
             if shape == leaf.shape:
                 return sharding
         return everywhere
 
-    return jax.tree_util.tree_map_with_path(place_like, state)
+    return jax.tree_util.tree_map_with_path(place_like_parameter, state)
 
 
-def place(rows_at, batch_size: int, mesh) -> dict[str, jax.Array]:
-    """The global batch as arrays split over the mesh; this process makes only the rows its own devices need.
+def place_batch(
+    rows_at: Callable[[Iterable[int]], dict[str, np.ndarray]],
+    batch_size: int,
+    mesh: jax.sharding.Mesh,
+) -> dict[str, jax.Array]:
+    """The global batch as arrays split over the mesh; this process makes only the rows its own
+    devices need.
 
-    rows_at: a function from a list of row numbers of the batch to their arrays.
+    Args:
+        rows_at: from row numbers of the batch to their arrays.
     """
     sharding = NamedSharding(mesh, PartitionSpec(BATCH))
     slices = sharding.addressable_devices_indices_map((batch_size,)).values()
-    wanted = sorted({r for (rows,) in slices for r in range(*rows.indices(batch_size))})
-    place_of = np.full(batch_size, -1)
-    place_of[wanted] = np.arange(len(wanted))
+    local_rows: set[int] = set()
+    for index in slices:
+        assert index is not None, "every addressable device holds rows"
+        local_rows |= set(range(*index[0].indices(batch_size)))
+    wanted = sorted(local_rows)
+    place_of_row = np.full(batch_size, -1)
+    place_of_row[wanted] = np.arange(len(wanted))
 
-    def spread(local):
+    def global_array(local: np.ndarray) -> jax.Array:
         shape = (batch_size, *local.shape[1:])
-        return jax.make_array_from_callback(shape, sharding, lambda index: local[place_of[index[0]]])
 
-    return {key: spread(value) for key, value in rows_at(wanted).items()}
+        def rows_of_device(index: Any) -> np.ndarray:
+            return local[place_of_row[index[0]]]
+
+        return jax.make_array_from_callback(shape, sharding, rows_of_device)
+
+    return {key: global_array(value) for key, value in rows_at(wanted).items()}

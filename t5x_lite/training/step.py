@@ -1,138 +1,168 @@
 """The train step and the evaluation step: pure functions of a state and a batch."""
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax import linen as nn
 from flax import struct
+from jaxtyping import Array
 
-from t5x_lite.config import RunConfig
-from t5x_lite.data import layouts
-from t5x_lite.model.heads import Classifier, at_scored, head_weights, logits
-from t5x_lite.model.transformer import Transformer, initialise
+from t5x_lite.config import ModelDimensions, Training
+from t5x_lite.model import transformer
+from t5x_lite.model.heads import HEADS, Params, Row
+from t5x_lite.model.losses import LossSettings, Sums
+from t5x_lite.model.transformer import boxed_shapes, initialise
 from t5x_lite.training import sharding
-from t5x_lite.training.losses import cross_entropy, label_sums
+from t5x_lite.training.optimizer import Schedule
+
+AllSums = dict[str, Sums]  # by head, and by auxiliary loss
 
 
 class TrainState(struct.PyTreeNode):
-    """Data only: how many steps are done, the parameters, and what the optimizer remembers."""
+    """Data only: how many steps are done, the parameters, and the optimizer's state."""
 
-    step: jax.Array
-    params: dict
-    opt_state: tuple
-
-
-def create_state(config: RunConfig, optimizer, mesh) -> TrainState:
-    """A fresh state, every array born where the mesh wants it."""
-    _, shardings = state_shardings(config, optimizer, mesh)
-    return jax.jit(lambda: fresh_state(config, optimizer), out_shardings=shardings)()
+    step: Any
+    params: Any
+    opt_state: Any
 
 
-def fresh_state(config: RunConfig, optimizer) -> TrainState:
+def fresh_state(
+    model: ModelDimensions, seed: int, optimizer: optax.GradientTransformation
+) -> TrainState:
     """The state before the first step, a function of the seed alone."""
-    params = nn.meta.unbox(initialise(config.model, jax.random.key(config.seed)))["params"]
+    params = nn.meta.unbox(initialise(model, jax.random.key(seed)))
     return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
 
 
-def state_shardings(config: RunConfig, optimizer, mesh) -> tuple[TrainState, TrainState]:
+def create_state(
+    model: ModelDimensions,
+    seed: int,
+    optimizer: optax.GradientTransformation,
+    shardings: TrainState,
+) -> TrainState:
+    """A fresh state, every array made where it is to lie."""
+    make = jax.jit(lambda: fresh_state(model, seed, optimizer), out_shardings=shardings)
+    return make()
+
+
+def state_shardings(
+    model: ModelDimensions, optimizer: optax.GradientTransformation, mesh: jax.sharding.Mesh
+) -> tuple[TrainState, TrainState]:
     """The state's shapes, and where each of its arrays lies; nothing is allocated."""
-    boxed = jax.eval_shape(lambda: initialise(config.model, jax.random.key(0)))["params"]
-    abstract = jax.eval_shape(lambda: fresh_state(config, optimizer))
-    params = sharding.parameter_shardings(boxed, mesh)
-    opt_state = sharding.optimizer_shardings(abstract.opt_state, abstract.params, params, mesh)
-    return abstract, TrainState(sharding.replicated(mesh), params, opt_state)
+    shapes = jax.eval_shape(lambda: fresh_state(model, 0, optimizer))
+    params = sharding.parameter_shardings(boxed_shapes(model), mesh)
+    opt_state = sharding.optimizer_shardings(shapes.opt_state, shapes.params, params, mesh)
+    return shapes, TrainState(sharding.replicated(mesh), params, opt_state)
 
 
-def scored(row: dict) -> tuple[jax.Array, jax.Array]:
-    """Targets and weights of the stack that carries them."""
-    stack = "encoder" if "encoder_targets" in row else "decoder"
-    return row[f"{stack}_targets"], row[f"{stack}_weights"]
+class Loss:
+    """The loss of a model: the sums of its heads and of its auxiliary losses.
 
+    Args:
+        packed: whether a row may hold several segments.
+        heads: names in HEADS.
+    """
 
-def make_sums(config: RunConfig):
-    """(params, rows, dropout key or None) → the loss's sums over those rows."""
-    model, training = Transformer(config.model, layouts.plan(config).packed), config.training
-
-    def sums(params, rows, key=None):
-        rngs = {"dropout": key} if key is not None else {}
-        method = Transformer.encode if "encoder_labels" in rows else None
-        hidden = model.apply({"params": params}, rows, deterministic=key is None, rngs=rngs, method=method)
-        of_rows = {}
-        if "encoder_labels" in rows:
-            said = Classifier(config.model).apply({"params": params["classifier"]}, hidden[:, 0])
-            of_rows = label_sums(said, rows["encoder_labels"], rows["encoder_segments"][:, 0] > 0)
-            hidden = at_scored(rows, hidden)
-        return of_rows | cross_entropy(
-            partial(logits, config.model),
-            head_weights(params),
-            hidden,
-            *scored(rows),
-            vocab_size=config.model.vocab_size,
-            z_loss=training.z_loss,
-            label_smoothing=training.label_smoothing,
-            chunk=training.loss_chunk,
+    def __init__(
+        self, model: ModelDimensions, packed: bool, heads: tuple[str, ...], training: Training
+    ):
+        self.model = model
+        self.heads = {name: HEADS[name] for name in heads}
+        self.microbatches = training.microbatches
+        self._packed = packed
+        self._settings = LossSettings(
+            training.z_loss, training.label_smoothing, training.loss_chunk
         )
 
-    return sums
+    def sums(self, params: Params, rows: Row, key: Array | None = None) -> AllSums:
+        """The sums over these rows; key: for dropout, None: none."""
+        output = transformer.apply(self.model, params, rows, self._packed, key)
+        sums = {}
+        for name, head in self.heads.items():
+            hidden = head.read(output.hidden_states, rows)
+            sums[name] = head.sums(self.model, params, hidden, rows, self._settings)
+        for name, total in output.auxiliary.items():
+            if name in HEADS:
+                raise ValueError(f"the auxiliary loss {name} has the name of a head; rename it")
+            sums[name] = {"total_loss": total, "weight": real_positions(rows)}
+        return sums
+
+    def mean(self, sums: AllSums, batch: Row) -> Array:
+        """What is minimised: each head's total_loss by its weight in the whole batch, auxiliary
+        losses by its positions.
+
+        Heads add up (BERT: Devlin et al., 2019, §A.2). Rows of the batch may be fewer than it has:
+        a microbatch counts by its share, so that microbatches with unequal numbers of targets
+        change nothing.
+        """
+        terms = []
+        for name, term in sums.items():
+            weight = self.heads[name].weight(batch) if name in self.heads else real_positions(batch)
+            terms.append(term["total_loss"] / jnp.maximum(weight, 1))
+        return sum(terms[1:], terms[0])
+
+    def gradient(self, params: Params, batch: Row, key: Array | None) -> tuple[Params, AllSums]:
+        """The gradient of the mean over the batch, and the sums."""
+
+        def minimised(params, rows, key):
+            sums = self.sums(params, rows, key)
+            return self.mean(sums, batch), sums
+
+        gradient = jax.grad(minimised, has_aux=True)
+        return _over_microbatches(partial(gradient, params), batch, key, self.microbatches)
+
+    def evaluate(self, params: Params, batch: Row) -> AllSums:
+        """The sums over the batch, in the microbatches of training: what trains, evaluates."""
+        return _over_microbatches(partial(self.sums, params), batch, None, self.microbatches)
 
 
-def make_gradient(config: RunConfig):
-    """(params, batch, key) → (gradient of the mean objective, sums): each microbatch counts by its share of the weight
-    of the whole batch, so that microbatches with unequal numbers of targets change nothing. Labels of rows add their
-    own mean to it (BERT: Devlin et al., 2019, §A.2).
-    """
-    sums = make_sums(config)
-
-    def whole(params, batch, key):
-        weight = jnp.maximum(scored(batch)[1].sum(), 1)
-
-        def objective(params, rows, key):
-            made = sums(params, rows, key)
-            mean = made["objective"] / weight
-            if "label_nll" in made:
-                mean += made["label_nll"] / jnp.maximum((batch["encoder_segments"][:, 0] > 0).sum(), 1)
-            return mean, made
-
-        gradient = partial(jax.grad(objective, has_aux=True), params)
-        return _over_microbatches(gradient, batch, key, config.training.microbatches)
-
-    return whole
+def real_positions(rows: Row) -> Array:
+    """Positions of all stacks that are no padding."""
+    segments = [value for key, value in rows.items() if key.endswith("_segments")]
+    return sum((value > 0).sum() for value in segments[1:]) + (segments[0] > 0).sum()
 
 
-def make_evaluation(config: RunConfig):
-    """(params, batch) → the loss's sums, in the microbatches of training: what trains can be evaluated."""
-    sums = make_sums(config)
-    return lambda params, batch: _over_microbatches(partial(sums, params), batch, None, config.training.microbatches)
-
-
-def _over_microbatches(compute, batch, key, parts: int):
+def _over_microbatches(compute: Callable, batch: Row, key: Array | None, parts: int) -> Any:
     """compute(rows, key), summed over microbatches one after the other."""
     if parts == 1:
         return compute(batch, key)
-    # Row r goes to microbatch r mod parts: each device cuts its own rows, nothing moves.
-    cut = jax.tree.map(lambda x: x.reshape(-1, parts, *x.shape[1:]).swapaxes(0, 1), batch)
+    # Row r goes to microbatch r mod parts: each device splits its own rows, nothing moves.
+    microbatches = jax.tree.map(lambda x: x.reshape(-1, parts, *x.shape[1:]).swapaxes(0, 1), batch)
     keys = None if key is None else jax.random.split(key, parts)
-    first = jax.tree.map(lambda x: x[0], (cut, keys))
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(compute, *first))
-    return jax.lax.scan(lambda total, part: (jax.tree.map(jnp.add, total, compute(*part)), None), zeros, (cut, keys))[0]
+    first = jax.tree.map(lambda x: x[0], (microbatches, keys))
+    shapes = jax.eval_shape(compute, *first)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+
+    def add(total, microbatch):
+        return jax.tree.map(jnp.add, total, compute(*microbatch)), None
+
+    return jax.lax.scan(add, zeros, (microbatches, keys))[0]
 
 
-def make_train_step(config: RunConfig, optimizer, schedule):
-    """(state, batch) → (state, sums): the sums of the loss, the learning rate, and the norms by which a run gone bad
-    is known.
+def make_train_step(
+    loss: Loss, seed: int, optimizer: optax.GradientTransformation, schedule: Schedule
+) -> Callable[[TrainState, Row], tuple[TrainState, dict]]:
+    """(state, batch) → (state, figures): the sums of the loss, the learning rate, and the norms by
+    which a run that went wrong is known.
     """
-    gradient = make_gradient(config)
-    drops_out = config.model.dropout or config.model.attention_dropout or config.model.ff_dropout
 
-    def train_step(state: TrainState, batch: dict) -> tuple[TrainState, dict]:
-        key = jax.random.fold_in(jax.random.key(config.seed), state.step) if drops_out else None
-        grads, sums = gradient(state.params, batch, key)
+    def train_step(state: TrainState, batch: Row) -> tuple[TrainState, dict]:
+        key = None
+        if loss.model.drops_out:
+            key = jax.random.fold_in(jax.random.key(seed), state.step)
+        grads, sums = loss.gradient(state.params, batch, key)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        norms = {"gradient_norm": optax.tree.norm(grads), "parameter_norm": optax.tree.norm(params)}
-        figures = sums | norms | {"learning_rate": jnp.asarray(schedule(state.step))}
+        figures = {
+            "sums": sums,
+            "gradient_norm": optax.tree.norm(grads),
+            "parameter_norm": optax.tree.norm(params),
+            "learning_rate": jnp.asarray(schedule(state.step)),
+        }
         return TrainState(state.step + 1, params, opt_state), figures
 
     return train_step

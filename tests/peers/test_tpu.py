@@ -1,4 +1,6 @@
-"""Splash attention, forward and backward, through the compiler of TPUs, for one and for four; no TPU is needed."""
+"""Splash attention, forward and backward, through the compiler of TPUs, for one and for four; no
+TPU is needed.
+"""
 
 import os
 
@@ -13,30 +15,37 @@ os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 
 from jax.experimental import topologies
 
-from t5x_lite import settings
+from t5x_lite.config import Mesh, Model
 from t5x_lite.model import kernels
+from t5x_lite.model.masks import AttentionMask
+from t5x_lite.resolve import resolve_model
 from t5x_lite.training import sharding
 
+ONE_DEVICE = Mesh()
+FOUR_DEVICES = Mesh(tensor=2, fsdp=2)
 
-@pytest.mark.parametrize("mesh", [{}, {"tensor": 2, "fsdp": 2}], ids=str)
+
+@pytest.mark.parametrize("mesh", [ONE_DEVICE, FOUR_DEVICES], ids=["one device", "four devices"])
 @pytest.mark.parametrize("causal", [False, True])
 def test_splash_attention_compiles(mesh, causal):
     devices = topologies.get_topology_desc("v5e:2x2", platform="tpu").devices
-    more = [f"mesh.{key}={value}" for key, value in mesh.items()]
-    config = settings.load("gpt_tiny", ["model.kv_heads=2", "data.batch_size=4", *more])
-    mesh = sharding.make_mesh(config, devices if mesh else devices[:1])
+    if mesh is ONE_DEVICE:
+        devices = devices[:1]
+    model = resolve_model(Model(num_heads=4, num_kv_heads=2), vocab_size=256, max_length=256)
+    device_mesh = sharding.make_mesh(mesh, model, devices)
 
     def loss(q, k, v, segments):
-        sight = kernels.Sight(segments, segments, causal=causal, packed=True)
-        return kernels.splash(q, k, v, sight).astype(jnp.float32).sum()
+        mask = AttentionMask(segments, segments, causal=causal, packed=True)
+        return kernels.splash(q, k, v, mask).astype(jnp.float32).sum()
 
     def abstract(shape, dtype, *axes):
-        place = NamedSharding(mesh, nn.logical_to_mesh_axes(axes, sharding.RULES))
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=place)
+        spec = nn.logical_to_mesh_axes(axes, sharding.RULES)
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(device_mesh, spec))
 
-    axes = "batch", "heads", None, None
-    q, k = (abstract((4, heads, 256, 64), jnp.bfloat16, *axes) for heads in (4, 2))
+    q = abstract((4, 4, 256, 64), jnp.bfloat16, "batch", "heads", None, None)
+    kv = abstract((4, 2, 256, 64), jnp.bfloat16, "batch", "heads", None, None)
     segments = abstract((4, 256), jnp.int32, "batch", None)
-    with jax.set_mesh(mesh), nn.logical_axis_rules(sharding.RULES):
-        text = jax.jit(jax.grad(loss, (0, 1, 2))).lower(q, k, k, segments).compile().as_text()
-    assert "splash" in text
+    gradients = jax.jit(jax.grad(loss, argnums=(0, 1, 2)))
+    with sharding.use_mesh(device_mesh):
+        program = gradients.lower(q, kv, kv, segments).compile().as_text()
+    assert "splash" in program

@@ -1,206 +1,290 @@
-"""Text to text: a text is damaged, and what was lost, or the whole, is asked for."""
+"""Text to text: a corrupted text is read, and what was lost, or the whole text, is predicted."""
 
 import math
+from typing import Annotated
 
 import numpy as np
 
-from t5x_lite.data.objectives import choices
-from t5x_lite.data.objectives.choices import noise_count, span_count
-from t5x_lite.data.objectives.pairs import Bound, Pairs, example, states
+from t5x_lite.data.objectives.declaration import Bound, objective
+from t5x_lite.data.objectives.language import Mode
+from t5x_lite.data.objectives.noise import (
+    iid_noise,
+    noise_count,
+    random_spans,
+    sentence_ids,
+    span_count,
+)
+from t5x_lite.data.objectives.pairs import Mask, Pairs, Tokens, example
 from t5x_lite.data.ragged import Ragged
+from t5x_lite.data.rng import RowRng
+from t5x_lite.data.tokenizers.vocabulary import Vocabulary
+from t5x_lite.ranges import ProperShare, Range, Share
 
-__all__ = ["example"]  # the doctests'
+__all__ = ["example"]  # for the doctests
+
+MeanSpanLength = Annotated[float, Range(1, 500)]
 
 
-def ended(values: np.ndarray, mask: np.ndarray, vocabulary, mode: str = "") -> Ragged:
-    """UL2's mode token, if there is one, then of [rows, n] what the mask keeps, then EOS."""
-    (rows, n), first = values.shape, int(bool(mode))
-    whole, kept = np.full((rows, first + n + 1), vocabulary.eos, np.int32), np.ones((rows, first + n + 1), bool)
-    whole[:, first:-1], kept[:, first:-1] = values, mask
+def with_eos(values: Tokens, mask: Mask, vocabulary: Vocabulary, mode: str = "") -> Ragged:
+    """UL2's mode token, if there is one, then what the mask keeps of [rows, n], then EOS."""
+    rows, n = values.shape
+    first = 1 if mode else 0
+    framed = np.full((rows, first + n + 1), vocabulary.eos, np.int32)
+    kept = np.ones(framed.shape, bool)
+    framed[:, first:-1] = values
+    kept[:, first:-1] = mask
     if mode:
-        whole[:, 0] = vocabulary[f"[{mode}]"]
-    return Ragged.kept(whole, kept)
+        framed[:, 0] = vocabulary[f"[{mode}]"]
+    return Ragged.from_mask(framed, kept)
 
 
-def all_of(tokens: np.ndarray, vocabulary) -> Ragged:
+def full_text(tokens: Tokens, vocabulary: Vocabulary) -> Ragged:
     """The rows as they are, then EOS."""
-    return ended(tokens, np.ones(tokens.shape, bool), vocabulary)
+    return with_eos(tokens, np.ones(tokens.shape, bool), vocabulary)
 
 
-def replace_spans(tokens: np.ndarray, mask: np.ndarray, vocabulary, mode: str = "") -> Pairs:
-    """Each run of masked tokens becomes one sentinel in the inputs; the targets are each sentinel with what it stands
-    for. Both end in EOS (Raffel et al., 2020, figure 2; there the targets end in a last sentinel, the code has EOS).
+def replace_spans(tokens: Tokens, mask: Mask, vocabulary: Vocabulary, mode: str = "") -> Pairs:
+    """Each run of masked tokens becomes one sentinel in the inputs; the targets are each sentinel
+    followed by what it stands for. Both end in EOS (Raffel et al., 2020, figure 2; there the
+    targets end in a last sentinel, the released code has EOS).
     """
-    starts = mask.copy()
-    starts[:, 1:] &= ~mask[:, :-1]
-    hidden, first = Ragged.kept(tokens, mask), starts[mask]
-    spans = Ragged(np.flatnonzero(first), np.count_nonzero(starts, axis=1))
-    sentinels = vocabulary.sentinel(spans.within)
+    starts_span = mask.copy()
+    starts_span[:, 1:] &= ~mask[:, :-1]
+
+    # Sentinels are numbered from 0 in each row.
+    noise = Ragged.from_mask(tokens, mask)
+    is_first = starts_span[mask]  # of the noise tokens, those that begin a span
+    spans = Ragged(np.flatnonzero(is_first), np.count_nonzero(starts_span, axis=1))
+    sentinels = vocabulary.sentinel(spans.positions)
+
     noisy = tokens.astype(np.int32)
-    noisy[starts] = sentinels
-    lengths = hidden.lengths + spans.lengths + 1
+    noisy[starts_span] = sentinels
+    inputs = with_eos(noisy, starts_span | ~mask, vocabulary, mode)
+
+    # A noise token moves right by the sentinels before it, its own included, and by the EOS of each
+    # row before.
+    lengths = noise.lengths + spans.lengths + 1
     targets = np.full(lengths.sum(), vocabulary.eos, np.int32)
-    places = np.arange(len(first)) + np.cumsum(first) + hidden.of_row  # sentinels and EOS come between
-    targets[places] = hidden.values
+    places = np.arange(len(is_first)) + np.cumsum(is_first) + noise.row_ids
+    targets[places] = noise.values
     targets[places[spans.values] - 1] = sentinels
-    return Pairs(ended(noisy, starts | ~mask, vocabulary, mode), Ragged(targets, lengths))
+    return Pairs(inputs, Ragged(targets, lengths))
 
 
-def _span_bound(n, *, noise_density=0.15, mean_span_length=3.0, random_roll=False, mode=""):
+def _span_bound(
+    n, *, noise_density=0.15, mean_span_length=3.0, random_roll=False, mode=""
+) -> Bound:
     noise = noise_count(n, noise_density)
     spans = span_count(n, noise_density, mean_span_length)
-    spans += random_roll and noise > spans  # a roll can cut one span, of two tokens or more, in two
-    extra = bool(mode)
-    return Bound(n - noise + spans + 1 + extra, noise + spans + 1, n + 2 * spans + 2 + extra, spans)
+    if random_roll and noise > spans:  # a roll can cut one span, of two tokens or more, in two
+        spans += 1
+    mode_token = 1 if mode else 0
+    return Bound(
+        inputs=n - noise + spans + 1 + mode_token,
+        targets=noise + spans + 1,
+        both=n + 2 * spans + 2 + mode_token,
+        sentinels=spans,
+    )
 
 
-@states(_span_bound)
+@objective(bound=_span_bound)
 def span_corruption(
-    tokens, rng, vocabulary, *, noise_density=0.15, mean_span_length=3.0, random_roll=False, mode=""
+    tokens: Tokens,
+    rng: RowRng,
+    vocabulary: Vocabulary,
+    *,
+    noise_density: ProperShare = 0.15,
+    mean_span_length: MeanSpanLength = 3.0,
+    random_roll: bool = False,
+    mode: Mode = "",
 ) -> Pairs:
-    """Drop random spans, each for one sentinel; ask for what was dropped (T5: Raffel et al., 2020, §3.3.4).
+    """Drop random spans, each for one sentinel; predict what was dropped (T5: Raffel et al., 2020,
+    §3.3.4).
 
-    noise_density: share of tokens dropped. mean_span_length: in tokens. random_roll: let a row end unmasked.
-    mode: UL2's token before the inputs, R, S or X.
+    Args:
+        noise_density: share of tokens dropped.
+        mean_span_length: in tokens.
+        random_roll: let a row end unmasked.
+        mode: UL2's token before the inputs, R, S or X.
 
     >>> example(span_corruption, "the cat sat on the mat")
     ('the cat sat on the <extra_id_0></s>', '<extra_id_0>mat</s>')
     """
-    mask = choices.random_spans(tokens.shape[1], rng, noise_density, mean_span_length, random_roll)
+    mask = random_spans(tokens.shape[1], rng, noise_density, mean_span_length, random_roll)
     return replace_spans(tokens, mask, vocabulary, mode)
 
 
-def _iid_bound(n, *, noise_density=0.15):
+def _iid_bound(n, *, noise_density=0.15) -> Bound:
     noise = noise_count(n, noise_density)
     spans = min(noise, n - noise + 1)
     return Bound(n - noise + spans + 1, noise + spans + 1, n + 2 * spans + 2, spans)
 
 
-@states(_iid_bound)
-def iid_denoising(tokens, rng, vocabulary, *, noise_density=0.15) -> Pairs:
-    """Drop tokens independently, neighbours sharing one sentinel (Raffel et al., 2020, §3.2.4). It is the "denoising"
-    of their architecture table, BERT's choice of tokens in T5's form. Exactly round(n · density) tokens are dropped.
+@objective(bound=_iid_bound)
+def iid_denoising(
+    tokens: Tokens,
+    rng: RowRng,
+    vocabulary: Vocabulary,
+    *,
+    noise_density: ProperShare = 0.15,
+) -> Pairs:
+    """Drop tokens independently, neighbours sharing one sentinel (Raffel et al., 2020, §3.2.4).
+    This is the "denoising" of their architecture table: BERT's choice of tokens in T5's form.
+    Exactly round(n · density) tokens are dropped.
 
     >>> example(iid_denoising, "the cat sat on the mat")
     ('the cat sat<extra_id_0>n the<extra_id_1>mat</s>', '<extra_id_0> o<extra_id_1> </s>')
     """
-    mask = _iid(tokens, rng, noise_density)
+    mask = iid_noise(tokens.shape[1], rng, noise_density)
     return replace_spans(tokens, mask, vocabulary)
 
 
-def _iid(tokens, rng, noise_density):
-    n = tokens.shape[1]
-    return rng.subset(n, noise_count(n, noise_density))
-
-
-def _drop_bound(n, *, noise_density=0.15):
+def _drop_bound(n, *, noise_density=0.15) -> Bound:
     noise = noise_count(n, noise_density)
     return Bound(n - noise + 1, noise + 1, n + 2)
 
 
-@states(_drop_bound)
-def drop_tokens(tokens, rng, vocabulary, *, noise_density=0.15) -> Pairs:
-    """Drop tokens and leave no mark; ask for them (Raffel et al., 2020, table 3: i.i.d. noise, drop tokens).
+@objective(bound=_drop_bound)
+def drop_tokens(
+    tokens: Tokens,
+    rng: RowRng,
+    vocabulary: Vocabulary,
+    *,
+    noise_density: ProperShare = 0.15,
+) -> Pairs:
+    """Drop tokens and leave no mark; predict them (Raffel et al., 2020, table 3: i.i.d. noise, drop
+    tokens).
 
     >>> example(drop_tokens, "the cat sat on the mat")
     ('the cat satn themat</s>', ' o </s>')
     """
-    mask = _iid(tokens, rng, noise_density)
-    return Pairs(ended(tokens, ~mask, vocabulary), ended(tokens, mask, vocabulary))
+    mask = iid_noise(tokens.shape[1], rng, noise_density)
+    return Pairs(with_eos(tokens, ~mask, vocabulary), with_eos(tokens, mask, vocabulary))
 
 
-def _full_bound(n, **options):
+def _full_bound(n, **options) -> Bound:
     return Bound(n + 1, n + 1, 2 * n + 2)
 
 
-@states(_full_bound)
-def mass_style(tokens, rng, vocabulary, *, noise_density=0.15) -> Pairs:
-    """Put [MASK] for random tokens; ask for the whole text (Raffel et al., 2020, table 3: MASS-style). Song et al.
-    (2019) mask one span.
+@objective(bound=_full_bound)
+def mass_style(
+    tokens: Tokens,
+    rng: RowRng,
+    vocabulary: Vocabulary,
+    *,
+    noise_density: ProperShare = 0.15,
+) -> Pairs:
+    """Put [MASK] for random tokens; predict the whole text (Raffel et al., 2020, table 3:
+    MASS-style). Song et al. (2019) mask one span.
 
     >>> example(mass_style, "the cat sat on the mat")
     ('the cat sat[MASK][MASK]n the[MASK]mat</s>', 'the cat sat on the mat</s>')
     """
-    mask = _iid(tokens, rng, noise_density)
-    return Pairs(all_of(np.where(mask, vocabulary["[MASK]"], tokens), vocabulary), all_of(tokens, vocabulary))
+    mask = iid_noise(tokens.shape[1], rng, noise_density)
+    masked = np.where(mask, vocabulary["[MASK]"], tokens)
+    return Pairs(full_text(masked, vocabulary), full_text(tokens, vocabulary))
 
 
-@states(_full_bound)
-def bert_style(tokens, rng, vocabulary, *, noise_density=0.15, random_rate=0.1) -> Pairs:
-    """Put [MASK] or, for a tenth of them, a random token for random tokens; ask for the whole text (Raffel et al.,
-    2020, §3.1.4 and table 3: BERT-style).
+@objective(bound=_full_bound)
+def bert_style(
+    tokens: Tokens,
+    rng: RowRng,
+    vocabulary: Vocabulary,
+    *,
+    noise_density: ProperShare = 0.15,
+    random_rate: Share = 0.1,
+) -> Pairs:
+    """Put [MASK] or, for a tenth of them, a random token for random tokens; predict the whole text
+    (Raffel et al., 2020, §3.1.4 and table 3: BERT-style).
 
     >>> example(bert_style, "the cat sat on the mat")
     ('the cat sat[MASK][MASK]n the[MASK]mat</s>', 'the cat sat on the mat</s>')
     """
-    mask = _iid(tokens, rng, noise_density)
     n = tokens.shape[1]
+    mask = iid_noise(n, rng, noise_density)
+    is_random = rng.uniform(n) < random_rate
     low, high = vocabulary.ordinary
-    noise = np.where(rng.uniform(n) < random_rate, low + rng.integers(high - low, n), vocabulary["[MASK]"])
-    return Pairs(all_of(np.where(mask, noise, tokens), vocabulary), all_of(tokens, vocabulary))
+    noise = np.where(is_random, low + rng.integers(high - low, n), vocabulary["[MASK]"])
+    return Pairs(
+        full_text(np.where(mask, noise, tokens), vocabulary), full_text(tokens, vocabulary)
+    )
 
 
-@states(_full_bound)
-def deshuffling(tokens, rng, vocabulary) -> Pairs:
-    """Shuffle the tokens; ask for them in order (Liu et al., 2019, in Raffel et al., 2020, table 3).
+@objective(bound=_full_bound)
+def deshuffling(tokens: Tokens, rng: RowRng, vocabulary: Vocabulary) -> Pairs:
+    """Shuffle the tokens; predict them in order (Liu et al., 2019, in Raffel et al., 2020, table
+    3).
 
     >>> example(deshuffling, "the cat sat")
     ('tsc  teaath</s>', 'the cat sat</s>')
     """
-    shuffled = np.take_along_axis(tokens, rng.order(tokens.shape[1]), 1)
-    return Pairs(all_of(shuffled, vocabulary), all_of(tokens, vocabulary))
+    shuffled = np.take_along_axis(tokens, rng.permutation(tokens.shape[1]), 1)
+    return Pairs(full_text(shuffled, vocabulary), full_text(tokens, vocabulary))
 
 
-@states(_full_bound)
-def sentence_permutation(tokens, rng, vocabulary) -> Pairs:
-    """Shuffle the sentences; ask for them in order (BART: Lewis et al., 2020, §2.2).
+@objective(bound=_full_bound)
+def sentence_permutation(tokens: Tokens, rng: RowRng, vocabulary: Vocabulary) -> Pairs:
+    """Shuffle the sentences; predict them in order (BART: Lewis et al., 2020, §2.2).
 
     >>> example(sentence_permutation, "It is. So be it. Yes.", row=2)
     (' So be it.It is. Yes.</s>', 'It is. So be it. Yes.</s>')
     """
-    return Pairs(all_of(_permuted(tokens, rng, vocabulary), vocabulary), all_of(tokens, vocabulary))
+    shuffled = _shuffle_sentences(tokens, rng, vocabulary)
+    return Pairs(full_text(shuffled, vocabulary), full_text(tokens, vocabulary))
 
 
-def _permuted(tokens, rng, vocabulary):
-    sentence = choices.sentences(tokens, vocabulary)
-    places = np.take_along_axis(rng.order(tokens.shape[1]), sentence, 1)  # the same number for a whole sentence
-    return np.take_along_axis(tokens, np.argsort(places, axis=1, kind="stable"), 1)
+def _shuffle_sentences(tokens: Tokens, rng: RowRng, vocabulary: Vocabulary) -> Tokens:
+    sentences = sentence_ids(tokens, vocabulary)
+    new_order = np.take_along_axis(
+        rng.permutation(tokens.shape[1]), sentences, 1
+    )  # one number for a whole sentence
+    return np.take_along_axis(tokens, np.argsort(new_order, axis=1, kind="stable"), 1)
 
 
-@states(_full_bound)
+@objective(bound=_full_bound)
 def text_infilling(
-    tokens, rng, vocabulary, *, noise_density=0.3, mean_span_length=3.0, permute_sentences=False
+    tokens: Tokens,
+    rng: RowRng,
+    vocabulary: Vocabulary,
+    *,
+    noise_density: ProperShare = 0.3,
+    mean_span_length: MeanSpanLength = 3.0,
+    permute_sentences: bool = False,
 ) -> Pairs:
-    """Put one [MASK] for a span of any length, even none; ask for the whole text (BART: Lewis et al., 2020, §2.2).
-    Their final model also permutes the sentences.
+    """Put one [MASK] for a span of any length, even none; predict the whole text (BART: Lewis et
+    al., 2020, §2.2). Their final model also permutes the sentences.
 
-    Exactly round(n · noise_density) tokens are hidden, in spans of Poisson(mean_span_length) tokens, the last one cut
-    to what is left; there are no more spans than hidden tokens.
+    Exactly round(n · noise_density) tokens are masked, in spans of Poisson(mean_span_length)
+    tokens, the last one cut to what is left; there are no more spans than masked tokens.
 
     >>> example(text_infilling, "the cat sat on the mat")
     ('t[MASK]a[MASK]at on the mat</s>', 'the cat sat on the mat</s>')
     """
     n = tokens.shape[1]
-    damaged = _permuted(tokens, rng, vocabulary) if permute_sentences else tokens
+    text = _shuffle_sentences(tokens, rng, vocabulary) if permute_sentences else tokens
     noise = noise_count(n, noise_density)
+
+    # Draw more span lengths than needed, and use them until all noise tokens are in one.
     lengths = _poisson(rng.uniform(noise), mean_span_length)
-    before = np.cumsum(lengths, axis=1) - lengths
-    used = before < noise
-    lengths = np.where(used, np.minimum(lengths, noise - before), 0)
-    lengths[:, -1] += noise - lengths.sum(1)  # what is left where nearly all were empty
+    masked_before = np.cumsum(lengths, axis=1) - lengths
+    used = masked_before < noise
+    lengths = np.where(used, np.minimum(lengths, noise - masked_before), 0)
+    lengths[:, -1] += noise - lengths.sum(1)  # the rest, where nearly all were empty
     spans = np.count_nonzero(used, axis=1)
-    items = np.arange(n) < (n - noise + spans)[:, None]  # the tokens that stay and the spans, in any order
-    is_span = rng.subset(items, spans)
-    sizes = items.astype(np.int64)
-    sizes[is_span] = lengths[used]
-    source = np.minimum(np.cumsum(sizes, axis=1) - sizes, n - 1)  # where in the text an item begins
-    shown = np.where(is_span, vocabulary["[MASK]"], np.take_along_axis(damaged, source, 1))
-    return Pairs(ended(shown, items, vocabulary), all_of(tokens, vocabulary))
+
+    # The inputs are items in a random order: n − noise tokens of length 1, and the spans.
+    is_item = np.arange(n) < (n - noise + spans)[:, None]
+    is_span = rng.subset(is_item, spans)
+    item_lengths = is_item.astype(np.int64)
+    item_lengths[is_span] = lengths[used]
+    item_starts = np.minimum(np.cumsum(item_lengths, axis=1) - item_lengths, n - 1)
+    items = np.where(is_span, vocabulary["[MASK]"], np.take_along_axis(text, item_starts, 1))
+    return Pairs(with_eos(items, is_item, vocabulary), full_text(tokens, vocabulary))
 
 
 def _poisson(uniform: np.ndarray, mean: float) -> np.ndarray:
-    """Poisson numbers of uniform ones, by the inverse of the distribution."""
-    terms = [math.exp(-mean)]
-    while len(terms) < mean or terms[-1] > 2.0**-60:
-        terms.append(terms[-1] * mean / len(terms))
-    return np.searchsorted(np.cumsum(terms), uniform, side="right")
+    """Poisson numbers from uniform ones, by the inverse of the cumulative distribution."""
+    probabilities = [math.exp(-mean)]
+    while len(probabilities) < mean or probabilities[-1] > 2.0**-60:
+        probabilities.append(probabilities[-1] * mean / len(probabilities))
+    return np.searchsorted(np.cumsum(probabilities), uniform, side="right")

@@ -1,43 +1,79 @@
-"""Language modelling: the text is asked for as it stands, whole or from some point on."""
+"""Language modelling: the text is predicted as it stands, whole or from some point on."""
+
+from typing import Literal
 
 import numpy as np
 
-from t5x_lite.data.objectives.pairs import Bound, Pairs, example, states
+from t5x_lite.data.objectives.declaration import Bound, Traits, objective
+from t5x_lite.data.objectives.pairs import Pairs, Tokens, example
 from t5x_lite.data.ragged import Ragged
+from t5x_lite.data.rng import RowRng
+from t5x_lite.data.tokenizers.vocabulary import Vocabulary
+from t5x_lite.ranges import Share
 
-__all__ = ["example"]  # the doctests'
+__all__ = ["example"]  # for the doctests
+
+Mode = Literal["", "R", "S", "X"]
 
 
-@states(lambda n: Bound(0, n, n))
-def causal_lm(tokens, rng, vocabulary) -> Pairs:
-    """Ask for every token by those before it (GPT: Radford et al., 2018, eq. 1). Nothing is hidden but the future.
+@objective(bound=lambda n: Bound(0, n, n), traits=Traits(has_inputs=False, min_tokens=1))
+def causal_lm(tokens: Tokens, rng: RowRng, vocabulary: Vocabulary) -> Pairs:
+    """Predict every token from those before it (GPT: Radford et al., 2018, eq. 1). Nothing is
+    hidden but the future.
 
     >>> example(causal_lm, "the cat")
     ('', 'the cat')
     """
-    return Pairs(Ragged.empty(len(tokens)), Ragged.full(tokens))
+    return Pairs(Ragged.empty(len(tokens)), Ragged.from_array(tokens))
 
 
-def _prefix_bound(n, *, split=0.0, score_prefix=False, mirrored=False, mode=""):
-    extra = bool(mode)
+def _prefix_bound(n, *, split=0.0, score_prefix=False, mirrored=False, mode="") -> Bound:
+    mode_token = 1 if mode else 0
     if mirrored:
-        return Bound(n - n // 2 + 2 * extra, n // 2, n + 2 * extra)
+        return Bound(n - n // 2 + 2 * mode_token, n // 2, n + 2 * mode_token)
     if split:
-        return Bound(_fixed(n, split) + extra, n - _fixed(n, split), n + extra)
-    return Bound(n - 1 + extra, n - 1, n + extra)
+        prefix = _prefix_length(n, split)
+        return Bound(prefix + mode_token, n - prefix, n + mode_token)
+    return Bound(n - 1 + mode_token, n - 1, n + mode_token)
 
 
-def _fixed(n: int, split: float) -> int:
+def _prefix_traits(*, split=0.0, score_prefix=False, mirrored=False, mode="") -> Traits:
+    if mirrored:  # two windows of at least two tokens each
+        return Traits(
+            min_tokens=4, window_multiple=2, pairs_per_window=2, scores_inputs=score_prefix
+        )
+    return Traits(scores_inputs=score_prefix)
+
+
+def _mirror_on_encoder_decoder(architecture: str, options: dict) -> dict:
+    if architecture == "encoder_decoder" and not options.get("split"):
+        return {**options, "mirrored": True}
+    return options
+
+
+def _prefix_length(n: int, split: float) -> int:
     return min(max(round(n * split), 1), n - 1)
 
 
-@states(_prefix_bound)
-def prefix_lm(tokens, rng, vocabulary, *, split=0.0, score_prefix=False, mirrored=False, mode=""):
-    """Read the text up to a point; ask for the rest (Raffel et al., 2020, §3.2.3).
+@objective(bound=_prefix_bound, traits=_prefix_traits, adapt=_mirror_on_encoder_decoder)
+def prefix_lm(
+    tokens: Tokens,
+    rng: RowRng,
+    vocabulary: Vocabulary,
+    *,
+    split: Share = 0.0,
+    score_prefix: bool = False,
+    mirrored: bool = False,
+    mode: Mode = "",
+) -> Pairs | tuple[Pairs, ...]:
+    """Read the text up to a point; predict the rest (Raffel et al., 2020, §3.2.3).
 
-    split: the share that is read; 0: up to a uniformly random point. score_prefix: also score the prefix, where a
-    causal decoder reads it. mirrored: two windows in one, split at u and at n − u, so that inputs and targets each fill
-    exactly n (what an encoder-decoder row needs to have no padding). mode: UL2's token before the inputs, R, S or X.
+    Args:
+        split: the share that is read; 0: up to a uniformly random point.
+        score_prefix: also score the prefix, where a causal decoder reads it.
+        mirrored: two windows in one, split at u and at n − u, so that inputs and targets each fill
+            exactly n: what an encoder-decoder row needs to have no padding.
+        mode: UL2's token before the inputs, R, S or X.
 
     >>> example(prefix_lm, "the cat sat")
     ('th', 'e cat sat')
@@ -45,56 +81,86 @@ def prefix_lm(tokens, rng, vocabulary, *, split=0.0, score_prefix=False, mirrore
     rows, n = tokens.shape
     if mirrored:
         half = n // 2
-        first = rng.integers(max(half, 2) - 1) + 1
-        pieces = ((tokens[:, :half], first), (tokens[:, half:], n - half - first))
-    elif split:
-        pieces = ((tokens, np.full((rows, 1), _fixed(n, split))),)
+        point = rng.integers(max(half, 2) - 1) + 1
+        halves = [(tokens[:, :half], point), (tokens[:, half:], n - half - point)]
+        return tuple(_split_at(half, at, vocabulary, score_prefix, mode) for half, at in halves)
+    if split:
+        point = np.full((rows, 1), _prefix_length(n, split))
     else:
-        pieces = ((tokens, rng.integers(n - 1) + 1),)
-    made = []
-    for piece, point in pieces:
-        read = np.arange(piece.shape[1]) < point
-        inputs = with_mode(Ragged.kept(piece, read), vocabulary, mode)
-        made.append(Pairs(inputs, Ragged.kept(piece, ~read), score_inputs=score_prefix))
-    return tuple(made) if mirrored else made[0]
+        point = rng.integers(n - 1) + 1
+    return _split_at(tokens, point, vocabulary, score_prefix, mode)
 
 
-def with_mode(inputs: Ragged, vocabulary, mode: str) -> Ragged:
-    """The inputs behind UL2's mode token (Tay et al., 2023, §3.1.3), where there is one."""
+def _split_at(
+    tokens: Tokens, point: np.ndarray, vocabulary: Vocabulary, score_prefix: bool, mode: str
+) -> Pairs:
+    """Inputs are the tokens before the point [rows, 1], targets those from it on."""
+    is_prefix = np.arange(tokens.shape[1]) < point
+    inputs = with_mode(Ragged.from_mask(tokens, is_prefix), vocabulary, mode)
+    return Pairs(inputs, Ragged.from_mask(tokens, ~is_prefix), score_inputs=score_prefix)
+
+
+def with_mode(inputs: Ragged, vocabulary: Vocabulary, mode: str) -> Ragged:
+    """The inputs after UL2's mode token (Tay et al., 2023, §3.1.3), if there is one."""
     if not mode:
         return inputs
-    return Ragged.join(Ragged.full(np.full((len(inputs.lengths), 1), vocabulary[f"[{mode}]"])), inputs)
+    mode_tokens = np.full((len(inputs.lengths), 1), vocabulary[f"[{mode}]"])
+    return Ragged.join(Ragged.from_array(mode_tokens), inputs)
 
 
-def _middle_bound(n, *, fim_rate=0.5, spm_rate=0.5):
-    return Bound(n + 3, n + 1, n + 4) if fim_rate else Bound(0, n, n)
+def _middle_bound(n, *, fim_rate=0.5, spm_rate=0.5) -> Bound:
+    if fim_rate:
+        return Bound(n + 3, n + 1, n + 4)
+    return Bound(0, n, n)
 
 
-@states(_middle_bound)
-def fill_in_the_middle(tokens, rng, vocabulary, *, fim_rate=0.5, spm_rate=0.5) -> Pairs:
-    """Read what is before and behind a gap; ask for the gap (Bavarian et al., 2022, §3). The text is cut at two random
-    places into prefix, middle and suffix. A causal decoder is scored on all of it, as they do.
+def _middle_traits(*, fim_rate=0.5, spm_rate=0.5) -> Traits:
+    return Traits(has_inputs=fim_rate == 1, min_tokens=2 if fim_rate else 1)
 
-    fim_rate: share of rows that are cut; the others are causal_lm. spm_rate: share of these in the order suffix,
-    prefix, middle (their SPM, in the variant of §3); the others go prefix, suffix, middle. The middle ends in EOS.
 
-    >>> example(fill_in_the_middle, "the cat sat on", fim_rate=1, spm_rate=0)
+@objective(bound=_middle_bound, traits=_middle_traits)
+def fill_in_the_middle(
+    tokens: Tokens,
+    rng: RowRng,
+    vocabulary: Vocabulary,
+    *,
+    fim_rate: Share = 0.5,
+    spm_rate: Share = 0.5,
+) -> Pairs:
+    """Read what is before and after a gap; predict the gap (Bavarian et al., 2022, §3). The text is
+    cut at two random points into prefix, middle and suffix. A causal decoder is scored on all of
+    it, as theirs is.
+
+    Args:
+        fim_rate: share of rows that are cut; the others are causal_lm.
+        spm_rate: share of these in the order suffix, prefix, middle (their SPM, in the variant of
+            §3); the others go prefix, suffix, middle. The middle ends in EOS.
+
+    >>> example(fill_in_the_middle, "the cat sat on", fim_rate=1.0, spm_rate=0.0)
     ('<fim_prefix>t<fim_suffix>sat on<fim_middle>', 'he cat </s>')
-    >>> example(fill_in_the_middle, "the cat sat on", fim_rate=1, spm_rate=1)
+    >>> example(fill_in_the_middle, "the cat sat on", fim_rate=1.0, spm_rate=1.0)
     ('<fim_prefix><fim_suffix>sat on<fim_middle>t', 'he cat </s>')
     """
     rows, n = tokens.shape
     cuts = np.sort(rng.integers(n + 1, 2), axis=1)
-    cut, turned = rng.uniform(1) < fim_rate, rng.uniform(1) < spm_rate
-    place = np.arange(n)
-    prefix = Ragged.kept(tokens, cut & (place < cuts[:, :1]))
-    middle = Ragged.kept(tokens, ~cut | (place >= cuts[:, :1]) & (place < cuts[:, 1:]))
-    suffix = Ragged.kept(tokens, cut & (place >= cuts[:, 1:]))
-    before, behind, here = (
-        Ragged.kept(np.full((rows, 1), vocabulary[f"<fim_{name}>"]), cut) for name in ("prefix", "suffix", "middle")
-    )
-    psm = before, prefix, behind, suffix, here
-    spm = before, behind, suffix, here, prefix
-    inputs = Ragged.choose(turned[:, 0], Ragged.join(*spm), Ragged.join(*psm))
-    end = Ragged.kept(np.full((rows, 1), vocabulary.eos), cut)
-    return Pairs(inputs, Ragged.join(middle, end), score_inputs=True)
+    is_cut, is_spm = rng.uniform(1) < fim_rate, rng.uniform(1) < spm_rate
+
+    # What is not cut is all middle: plain causal_lm.
+    position = np.arange(n)
+    in_prefix = is_cut & (position < cuts[:, :1])
+    in_suffix = is_cut & (position >= cuts[:, 1:])
+    prefix = Ragged.from_mask(tokens, in_prefix)
+    middle = Ragged.from_mask(tokens, ~(in_prefix | in_suffix))
+    suffix = Ragged.from_mask(tokens, in_suffix)
+
+    def mark(token: int) -> Ragged:
+        """One special token in each row that is cut."""
+        return Ragged.from_mask(np.full((rows, 1), token), is_cut)
+
+    prefix_mark = mark(vocabulary["<fim_prefix>"])
+    suffix_mark = mark(vocabulary["<fim_suffix>"])
+    middle_mark = mark(vocabulary["<fim_middle>"])
+    psm = Ragged.join(prefix_mark, prefix, suffix_mark, suffix, middle_mark)
+    spm = Ragged.join(prefix_mark, suffix_mark, suffix, middle_mark, prefix)
+    inputs = Ragged.where(is_spm[:, 0], spm, psm)
+    return Pairs(inputs, Ragged.join(middle, mark(vocabulary.eos)), score_inputs=True)

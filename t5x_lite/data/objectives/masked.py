@@ -1,93 +1,152 @@
-"""Masked language modelling: an encoder is asked at its own positions."""
+"""Masked language modelling: an encoder predicts tokens at their own positions."""
+
+from typing import Literal
 
 import numpy as np
+from jaxtyping import Integer
 
-from t5x_lite.data.objectives import choices
-from t5x_lite.data.objectives.pairs import Bound, Pairs, example, states
+from t5x_lite.data.objectives import noise
+from t5x_lite.data.objectives.declaration import Bound, Traits, objective
+from t5x_lite.data.objectives.pairs import Pairs, Tokens, example
 from t5x_lite.data.ragged import Ragged
+from t5x_lite.data.rng import RowRng
+from t5x_lite.data.tokenizers.vocabulary import Vocabulary
+from t5x_lite.errors import BAD_CONFIG, UserError
+from t5x_lite.ranges import ProperShare, Share
 
-__all__ = ["example"]  # the doctests'
+__all__ = ["example"]  # for the doctests
 
+WindowPairs = Integer[np.ndarray, "rows 2 n"]
+Choice = Literal["token", "word", "span", "salient"]
 CHOICES = {
-    "token": lambda tokens, count, rng, vocabulary: rng.subset(vocabulary.is_ordinary(tokens), count),
-    "word": choices.whole_words,
-    "span": choices.spans_of_words,
-    "salient": choices.salient_spans,
+    "token": noise.random_tokens,
+    "word": noise.whole_words,
+    "span": noise.spans_of_words,
+    "salient": noise.salient_spans,
 }
 
 
-def _masked_bound(n, *, noise_density=0.15, second="", **options):
-    special = 3 if second else 2
+def _masked_bound(
+    n, *, noise_density=0.15, mask_rate=0.8, random_rate=0.1, second="", **options
+) -> Bound:
+    if mask_rate + random_rate > 1:
+        raise UserError(
+            BAD_CONFIG,
+            "objective=masked_lm: mask_rate + random_rate is more than 1; lower one of them",
+        )
+    special = 3 if second else 2  # [CLS] and each [SEP]
     return Bound(n + special, max(round(n * noise_density), 1), n + special)
 
 
-@states(_masked_bound, aligned=True)
-def masked_lm(
-    tokens,
-    rng,
-    vocabulary,
-    *,
-    noise_density=0.15,
-    mask_rate=0.8,
-    random_rate=0.1,
-    choice="token",
-    second="",
-    static=False,
-) -> Pairs:
-    """Choose 15 % of the tokens, of which 80 % become [MASK], 10 % a random token, 10 % stay; ask for them where they
-    stood (BERT: Devlin et al., 2019, §3.1). Special ids are never chosen or drawn.
+def _masked_traits(*, second="", static=False, **options) -> Traits:
+    return Traits(
+        aligned=True,
+        min_tokens=2 if second else 1,
+        windows_per_row=2 if second == "next" else 1,
+        static=static,
+        sentence_pairs=bool(second),
+    )
 
-    choice: single tokens, exactly that many; whole words, at most that many tokens (BERT's later release); spans of
-    words, exactly that many (SpanBERT); salient spans, at most that many. second: a pair `[CLS] A [SEP] B [SEP]` with
-    token types 0 and 1, cut at a random place, and a label for its own head: "next": B is replaced by another row's in
-    half of the rows, 1 where it is not (BERT's next sentence); "order": A and B change places in half of the rows, 1
-    where they do not (ALBERT: Lan et al., 2020, §3.1). static: the same windows and masks in every epoch, as BERT's
-    files had them; else new ones each time (RoBERTa: Liu et al., 2019, §4.1).
+
+@objective(bound=_masked_bound, traits=_masked_traits)
+def masked_lm(
+    tokens: Tokens | WindowPairs,
+    rng: RowRng,
+    vocabulary: Vocabulary,
+    *,
+    noise_density: ProperShare = 0.15,
+    mask_rate: Share = 0.8,
+    random_rate: Share = 0.1,
+    choice: Choice = "token",
+    second: Literal["", "next", "order"] = "",
+    static: bool = False,
+) -> Pairs:
+    """Choose 15 % of the tokens, of which 80 % become [MASK], 10 % a random token, 10 % stay;
+    predict them in place (BERT: Devlin et al., 2019, §3.1). Special ids are never chosen or drawn.
+
+    Args:
+        noise_density: share of the tokens chosen.
+        mask_rate, random_rate: share of the chosen that become [MASK], or a random token.
+        choice: single tokens, exactly that many; whole words, at most that many tokens (BERT's
+            later release); spans of words, exactly that many (SpanBERT); salient spans, at most
+            that many.
+        second: a pair `[CLS] A [SEP] B [SEP]` with token types 0 and 1, cut at a random place, and
+            a label. "next": B is another row's in half of the rows, label 1 where it is not (BERT's
+            next sentence); "order": A and B change places in half of the rows, label 1 where they
+            do not (ALBERT: Lan et al., 2020, §3.1).
+        static: the same windows and masks in every epoch, as BERT's files had them; else new ones
+            each time (RoBERTa: Liu et al., 2019, §4.1).
 
     >>> example(masked_lm, "the cat sat on the mat")
     ('[CLS]the cat sat[MASK][MASK]n the[MASK]mat[SEP]', ' o ')
-    >>> example(masked_lm, "the cat sat on the mat", choice="word", noise_density=0.3, random_rate=0)
+    >>> options = {"choice": "word", "noise_density": 0.3, "random_rate": 0.0}
+    >>> example(masked_lm, "the cat sat on the mat", **options)
     ('[CLS]t[MASK][MASK] cat[MASK][MASK][MASK][MASK] on the mat[SEP]', 'the sat')
-    >>> options = {"choice": "salient", "noise_density": 0.5, "mask_rate": 1, "random_rate": 0}
-    >>> example(masked_lm, "On 3 May she saw Paris.", **options)
-    ('[CLS]On[MASK][MASK][MASK][MASK][MASK][MASK] she saw[MASK][MASK][MASK][MASK][MASK][MASK].[SEP]', ' 3 May Paris')
+    >>> options = {"choice": "salient", "noise_density": 0.5, "mask_rate": 1.0, "random_rate": 0.0}
+    >>> example(masked_lm, "On 3 May he saw Al.", **options)
+    ('[CLS]On[MASK][MASK][MASK][MASK][MASK][MASK] he saw[MASK][MASK][MASK].[SEP]', ' 3 May Al')
     >>> example(masked_lm, "It is. So be it.", second="order")
     ('[CLS]It [SEP]i[MASK]. So [MASK]e it.[SEP]', 'sb')
     """
-    tokens, cut, labels = _pair(tokens, rng, second)
-    rows, n = tokens.shape
-    candidates = np.count_nonzero(vocabulary.is_ordinary(tokens), axis=1)
-    count = np.minimum(np.maximum(np.rint(candidates * noise_density).astype(np.int64), 1), candidates)
+    cut = labels = None
+    if second:
+        tokens, cut, labels = _sentence_pair(tokens, rng, second)
+    n = tokens.shape[1]
+
+    # Choose exactly round(15 %) of the ordinary tokens.
+    ordinary = np.count_nonzero(vocabulary.is_ordinary(tokens), axis=1)
+    count = np.rint(ordinary * noise_density).astype(np.int64)
+    count = np.minimum(np.maximum(count, 1), ordinary)
     mask = CHOICES[choice](tokens, count, rng, vocabulary)
-    chosen = Ragged.kept(tokens, mask)
+    chosen = Ragged.from_mask(tokens, mask)
+
+    # Replace them: 80 % by [MASK], 10 % by a random token, 10 % by themselves.
     slots = _masked_bound(n, noise_density=noise_density).targets
-    drawn = np.arange(slots) < chosen.lengths[:, None]
-    fate = rng.uniform(slots)[drawn]
+    is_used = np.arange(slots) < chosen.lengths[:, None]
+    uniform = rng.uniform(slots)[is_used]
     low, high = vocabulary.ordinary
-    noise = low + rng.integers(high - low, slots)[drawn]
+    random = low + rng.integers(high - low, slots)[is_used]
+    becomes_mask, becomes_random = uniform < mask_rate, uniform < mask_rate + random_rate
     noisy = tokens.astype(np.int32)
-    fates = [fate < mask_rate, fate < mask_rate + random_rate]
-    noisy[mask] = np.select(fates, [vocabulary["[MASK]"], noise], chosen.values)
-    shift = np.arange(n) + 1 if cut is None else np.arange(n) + 1 + (np.arange(n) >= cut)
-    shift = np.broadcast_to(shift, noisy.shape)
-    inputs = np.full((rows, n + (2 if cut is None else 3)), vocabulary["[SEP]"], np.int32)
-    inputs[:, 0] = vocabulary["[CLS]"]
-    if cut is None:
-        inputs[:, 1:-1] = noisy
-    else:
-        np.put_along_axis(inputs, shift, noisy, 1)
-    types = None if cut is None else Ragged.full(np.arange(n + 3) > cut + 1)
-    return Pairs(Ragged.full(inputs), chosen, scored=Ragged.kept(shift, mask), types=types, labels=labels)
+    noisy[mask] = np.select(
+        [becomes_mask, becomes_random], [vocabulary["[MASK]"], random], chosen.values
+    )
+
+    inputs, positions, types = _framed(noisy, cut, vocabulary)
+    scored = Ragged.from_mask(positions, mask)
+    return Pairs(Ragged.from_array(inputs), chosen, scored=scored, types=types, labels=labels)
 
 
-def _pair(tokens, rng, second):
-    """Tokens [rows, n] as one text A and B, where B begins [rows, 1], and the label of each row [rows]."""
-    if not second:
-        return tokens, None, None
+def _sentence_pair(tokens, rng, second) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Tokens [rows, n] of the texts A and B, where B begins [rows, 1], and the label of each row
+    [rows].
+    """
     n = tokens.shape[-1]
-    cut, label = rng.integers(n - 1) + 1, rng.integers(2)
+    cut = rng.integers(n - 1) + 1
+    label = rng.integers(2)
     if second == "next":
-        own, other = tokens[:, 0], tokens[:, 1]
-        return np.where((np.arange(n) < cut) | (label == 1), own, other), cut, label[:, 0]
-    turned = np.take_along_axis(tokens, (np.arange(n) + cut) % n, 1)
-    return np.where(label == 1, tokens, turned), np.where(label == 1, cut, n - cut), label[:, 0]
+        window, other_window = tokens[:, 0], tokens[:, 1]
+        from_window = (np.arange(n) < cut) | (label == 1)
+        return np.where(from_window, window, other_window), cut, label[:, 0]
+    swapped = np.take_along_axis(tokens, (np.arange(n) + cut) % n, 1)
+    return np.where(label == 1, tokens, swapped), np.where(label == 1, cut, n - cut), label[:, 0]
+
+
+def _framed(tokens, cut, vocabulary) -> tuple[np.ndarray, np.ndarray, Ragged | None]:
+    """[CLS] text [SEP], or [CLS] A [SEP] B [SEP] where a text is cut; the position of each token in
+    it, [rows, n]; and token types where it is cut.
+    """
+    rows, n = tokens.shape
+    position = np.arange(n) + 1
+    if cut is None:
+        positions = np.broadcast_to(position, (rows, n))
+        inputs = np.full((rows, n + 2), vocabulary["[SEP]"], np.int32)
+        inputs[:, 1:-1] = tokens
+        types = None
+    else:
+        positions = position + (np.arange(n) >= cut)
+        inputs = np.full((rows, n + 3), vocabulary["[SEP]"], np.int32)
+        np.put_along_axis(inputs, positions, tokens, 1)
+        types = Ragged.from_array(np.arange(n + 3) > cut + 1)
+    inputs[:, 0] = vocabulary["[CLS]"]
+    return inputs, positions, types

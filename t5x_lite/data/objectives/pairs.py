@@ -1,14 +1,18 @@
-"""What an objective makes: pairs of what is read and what is asked, and the most there can be of them."""
+"""What an objective makes: pairs of inputs and targets."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Bool, Integer
 
-from t5x_lite.data.draws import Draws
 from t5x_lite.data.ragged import Ragged
-from t5x_lite.data.tokenizer import Tokenizer
+from t5x_lite.data.rng import RowRng
+from t5x_lite.data.tokenizers.tokenizer import Tokenizer
+
+Tokens = Integer[np.ndarray, "rows n"]
+Mask = Bool[np.ndarray, "rows n"]
 
 
 class Pair(NamedTuple):
@@ -24,13 +28,18 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class Pairs:
-    """One pair a row: inputs the model reads and targets it is asked for, both ids.
+    """One pair a row: inputs that the model reads and targets that it predicts, both ids.
 
-    Text to text: `scored` is None, the targets are a text of their own. Aligned (masked LM): `scored` holds the
-    position in `inputs` of each target. `weights` go with the targets, None: 1 each. `score_inputs` (of all, or
-    bool [rows]) asks a decoder that reads its inputs causally to be scored on them too. `types` go with the inputs
-    (BERT's segment A and B), `labels`
-    [rows] say of the pair as a whole what its own head is asked (is B the next sentence?).
+    Attributes:
+        inputs, targets: text to text, or aligned: see `scored`.
+        weights: of the targets; None: 1 each.
+        scored: None for text to text, where the targets are a text of their own. Aligned (masked
+            LM): the position in the inputs of each target.
+        score_inputs: of all rows, or bool [rows]: a decoder that reads its inputs causally is
+            scored on them too.
+        types: of the inputs (BERT's segment A and B).
+        labels: [rows] what the sequence label head predicts of the pair as a whole (is B the next
+            sentence?).
     """
 
     inputs: Ragged
@@ -44,43 +53,34 @@ class Pairs:
     def __len__(self) -> int:
         return len(self.inputs.lengths)
 
-    def scores(self) -> Ragged:
+    @property
+    def target_weights(self) -> Ragged:
         """The weight of each target."""
-        return self.weights or Ragged(np.ones(len(self.targets.values), np.float32), self.targets.lengths)
+        if self.weights is not None:
+            return self.weights
+        return Ragged(np.ones(len(self.targets.values), np.float32), self.targets.lengths)
 
     def each(self) -> list[Pair]:
-        """One by one."""
-        parts = (self.inputs, self.targets, self.scores(), self.scored, self.types)
-        columns = [part and part.arrays() for part in parts]
+        """The pairs one by one."""
+        inputs, targets = self.inputs.arrays(), self.targets.arrays()
+        weights = self.target_weights.arrays()
+        scored = self.scored.arrays() if self.scored else [None] * len(self)
+        types = self.types.arrays() if self.types else [None] * len(self)
         score_inputs = np.broadcast_to(self.score_inputs, len(self)).tolist()
-        return [Pair(*(column and column[i] for column in columns), score_inputs[i]) for i in range(len(self))]
-
-
-class Bound(NamedTuple):
-    """The most that an objective makes of n raw tokens: inputs, targets, the two of one pair together, sentinels."""
-
-    inputs: int
-    targets: int
-    both: int
-    sentinels: int = 0
-
-
-def states(bound: Callable, aligned: bool = False) -> Callable:
-    """Attach to an objective its `bound(n, **hyperparameters) → Bound`, and whether its pairs are aligned."""
-
-    def attach(objective):
-        objective.bound, objective.aligned = bound, aligned
-        return objective
-
-    return attach
+        columns = zip(inputs, targets, weights, scored, types, score_inputs, strict=True)
+        return [Pair(*row) for row in columns]
 
 
 def example(objective: Callable, text: str, row: int = 1, **options) -> tuple[str, str]:
-    """Inputs and targets that an objective makes of a text, letters as tokens, in words; for worked examples.
+    """Inputs and targets that an objective makes of a text, letters as tokens, as text; for worked
+    examples.
 
-    >>> example(lambda tokens, rng, vocabulary: Pairs(Ragged.full(tokens[:, :2]), Ragged.full(tokens[:, 2:])), "hi!")
+    >>> def halve(tokens, rng, vocabulary):
+    ...     return Pairs(Ragged.from_array(tokens[:, :2]), Ragged.from_array(tokens[:, 2:]))
+    >>> example(halve, "hi!")
     ('hi', '!')
     """
     tokenizer = Tokenizer()
-    (pair,) = objective(tokenizer.encode(text)[None], Draws(0, 0, row), tokenizer.vocabulary, **options).each()
+    tokens = tokenizer.encode(text)[None]
+    (pair,) = objective(tokens, RowRng(0, row), tokenizer.vocabulary, **options).each()
     return tokenizer.decode(pair.inputs), tokenizer.decode(pair.targets)

@@ -1,4 +1,6 @@
-"""The README's table of objectives, from their docstrings: `python -m t5x_lite.data.objectives.table` prints it."""
+"""The table of objectives in the documentation, from their docstrings:
+`python -m t5x_lite.data.objectives.table` prints it.
+"""
 
 import re
 
@@ -6,20 +8,26 @@ from t5x_lite.data.objectives import OBJECTIVES
 from t5x_lite.data.objectives.pairs import example
 
 _TEXT = "the cat sat on the mat"
-_SHOWN = {
+_EXAMPLES = {
     "sentence_permutation": {"text": "It is. So be it. Yes.", "row": 2},
-    "fill_in_the_middle": {"text": _TEXT, "fim_rate": 1},
+    "fill_in_the_middle": {"text": _TEXT, "fim_rate": 1.0},
 }
-_FIRST = re.compile(r"(?P<meaning>.+?) \((?P<source>[^()]*\d{4}[^()]*)\)\.")  # meaning (source).
+# The first sentence of a docstring: its meaning, then its source in brackets.
+_FIRST_SENTENCE = re.compile(r"(?P<meaning>.+?) \((?P<source>[^()]*\d{4}[^()]*)\)\.")
 
 
 def table() -> str:
-    """Markdown: of each objective its meaning, where it comes from, and what it makes of a text, letters as tokens."""
+    """Markdown: of each objective its meaning, its source, and what it makes of a text, letters as
+    tokens.
+    """
     lines = ["| objective | what it does | from | inputs | targets |", "|---|---|---|---|---|"]
     for name, objective in OBJECTIVES.items():
-        said = _FIRST.match(" ".join(objective.__doc__.split()))
-        shown = (f"`{text}`" if text else "" for text in example(objective, **_SHOWN.get(name, {"text": _TEXT})))
-        lines.append(f"| `{name}` | {said['meaning']} | {said['source']} | {' | '.join(shown)} |")
+        sentence = _FIRST_SENTENCE.match(" ".join((objective.__doc__ or "").split()))
+        assert sentence, f"the docstring of {name} begins with no meaning and source"
+        sides = example(objective, **_EXAMPLES.get(name, {"text": _TEXT}))
+        inputs, targets = (f"`{side}`" if side else "" for side in sides)
+        cells = [f"`{name}`", sentence["meaning"], sentence["source"], inputs, targets]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -1,0 +1,460 @@
+"""Config files, command lines and config.json, read into the checked dataclasses of config.py.
+
+`get_config()` in a config file returns a ConfigDict (or a dict). `load` turns it, with the
+overrides of the command line, into frozen dataclasses; nothing below this file sees a ConfigDict.
+"""
+
+import dataclasses
+import inspect
+import os
+import re
+import runpy
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+from t5x_lite.config import CompareConfig, Data, RunConfig, default, type_hints
+from t5x_lite.errors import BAD_CONFIG, NO_FILE, USAGE, UserError, nearest, read_json
+from t5x_lite.ranges import check_value, parse_literal
+from t5x_lite.specs import AllowedCode, has_scheme, names_files, parse_sources
+
+Schema = TypeVar("Schema")
+Settings = dict[str, Any]  # nested, as a config file or a config.json holds them
+
+# What settings were called before, and what others call them.
+RENAMED = {
+    "data.dirt": "data.text_cleaning",
+    "data.dirt.one_token": "data.text_cleaning.single_token",
+    "data.lengths.row": "data.lengths.sequence_length",
+    "model.layers": "model.num_layers",
+    "model.decoder_layers": "model.num_decoder_layers",
+    "model.width": "model.d_model",
+    "model.heads": "model.num_heads",
+    "model.head_size": "model.head_dim",
+    "model.kv_heads": "model.num_kv_heads",
+    "model.ff_width": "model.d_ff",
+    "model.gated": "model.feed_forward=gated_mlp",
+    "model.parallel": "model.parallel_residual",
+    "model.classes": "model.num_classes",
+    "model.tied": "model.tie_embeddings",
+    "model.attention": "model.attention_kernel",
+    "optimizer.unit": "optimizer.schedule_unit",
+    "optimizer.warmup": "optimizer.warmup_steps",
+    "optimizer.warmup_from": "optimizer.initial_lr_ratio",
+    "optimizer.decay": "optimizer.decay_steps",
+    "optimizer.final": "optimizer.final_lr_ratio",
+    "optimizer.clip": "optimizer.grad_clip_norm",
+}
+_ALIASES = {
+    "lr": "optimizer.learning_rate",
+    "max_steps": "training.steps",
+    "num_steps": "training.steps",
+    "n_layer": "model.num_layers",
+    "n_head": "model.num_heads",
+    "n_embd": "model.d_model",
+    "hidden_size": "model.d_model",
+    "block_size": "data.lengths.sequence_length",
+    "seq_len": "data.lengths.sequence_length",
+    "gradient_accumulation_steps": "training.microbatches",
+}
+
+
+# Dataclasses from nested dicts.
+
+
+def build(schema: type[Schema], values: Any, path: str = "") -> Schema:
+    """A checked dataclass from nested dicts; text, as from a command line, is read as a literal.
+
+    Args:
+        path: what stands before the keys in errors, such as "members.gpt.".
+
+    Raises:
+        UserError: for unknown keys, naming the nearest, for wrong types, and for values out of
+            range.
+    """
+    hints = type_hints(schema)
+    if not isinstance(values, dict):
+        expected = f"expected keys such as {path}{next(iter(hints))}"
+        raise UserError(
+            BAD_CONFIG, f"{path.rstrip('.') or 'the config'}: got {values!r}, {expected}"
+        )
+    made = {}
+    for name, value in values.items():
+        key = f"{path}{name}"
+        if name not in hints:
+            raise UserError(BAD_CONFIG, f"{key}: no such setting; {_suggest(key, hints)}")
+        kind = hints[name]
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+            made[name] = build(hints[name], value, f"{key}.")
+        elif schema is CompareConfig and name == "members":
+            made[name] = _build_members(value)
+        else:
+            made[name] = check_value(_from_text(value, kind), kind, key)
+    built: Any = schema(**made)
+    return built
+
+
+def _build_members(values: Any) -> dict[str, RunConfig]:
+    if not isinstance(values, dict) or not values:
+        raise UserError(
+            BAD_CONFIG, f"members: got {values!r}, expected names with the settings of a run each"
+        )
+    members = {}
+    for name, value in values.items():
+        prefix = f"members.{name}."
+        try:
+            members[name] = build(RunConfig, value, prefix)
+        except UserError as error:
+            message = str(error).removeprefix(prefix)
+            raise UserError(error.code, prefix + message) from error
+    return members
+
+
+def _from_text(value: Any, kind: Any) -> Any:
+    """Text where a number, a list or a truth value is expected, read as a literal; text that is
+    none stays.
+    """
+    base = get_args(kind)[0] if get_args(kind) else kind
+    wants_text = base is str or isinstance(base, str)  # str, or a Literal of words
+    if wants_text or not isinstance(value, str):
+        return value
+    try:
+        return parse_literal(value)
+    except ValueError:
+        return value
+
+
+def _suggest(key: str, siblings: Iterable[str]) -> str:
+    """What was meant by a key that does not exist: its new name, the same name elsewhere, or the
+    nearest.
+    """
+    prefix, inside = _split_member(key)
+    if inside in RENAMED:
+        return f"it is called {prefix}{RENAMED[inside]}"
+    leaf = inside.rpartition(".")[2]
+    elsewhere = find_setting(leaf)
+    if elsewhere:
+        return f"did you mean {prefix}{elsewhere}?"
+    return nearest(leaf, siblings)
+
+
+def find_setting(leaf: str) -> str | None:
+    """The whole key of a setting, by its last part or by what others call it.
+
+    >>> find_setting("learning_rate"), find_setting("lr"), find_setting("foo")
+    ('optimizer.learning_rate', 'optimizer.learning_rate', None)
+    """
+    if leaf in _ALIASES:
+        return _ALIASES[leaf]
+    for key in flatten(default().to_dict()):
+        if key.rpartition(".")[2] == leaf:
+            return key
+    return None
+
+
+def _split_member(key: str) -> tuple[str, str]:
+    """("members.gpt.", "model.d_model") of a member's key, ("", key) of any other."""
+    found = re.match(r"members\.[^.]+\.", key)
+    return (found[0], key[found.end() :]) if found else ("", key)
+
+
+# Config files.
+
+_ROOTS = (
+    Path(__file__).parent,
+    Path(__file__).parent.parent,
+)  # of configs/: installed, checked out
+
+
+def find(name: str) -> Path:
+    """The config file of that name.
+
+    A bare name, such as `gpt_tiny`, is one that ships with the package; what stands in the current
+    directory does not hide it. `./gpt_tiny.py`, `gpt_tiny.py` and `configs/gpt_tiny.py` are paths;
+    the last also finds what ships.
+    """
+    path = Path(name if name.endswith(".py") else name + ".py")
+    inside = path.relative_to("configs") if path.parts[0] == "configs" else path
+    shipped = [root / "configs" / inside for root in _ROOTS]
+    is_bare = "/" not in name and not name.endswith(".py")
+    candidates = [*shipped, path] if is_bare else [path, *shipped]
+    for candidate in candidates:
+        if candidate.is_file():
+            return candidate
+    raise UserError(NO_FILE, f"--config={name}: no such file; {_nearest_config(name)}")
+
+
+def names_run(name: str) -> bool:
+    """Whether a config is the config.json of a run directory, which is data, and no file of Python.
+
+    A directory in the current one does not hide a config that ships, either.
+    """
+    shipped = [root / "configs" / f"{name}.py" for root in _ROOTS]
+    is_shipped = "/" not in name and any(path.is_file() for path in shipped)
+    return not is_shipped and (Path(name) / "config.json").is_file()
+
+
+def _nearest_config(name: str) -> str:
+    files = [path for root in _ROOTS for path in root.glob("configs/**/*.py")]
+    names = sorted({path.with_suffix("").as_posix().rpartition("/configs/")[2] for path in files})
+    stem = Path(name).stem
+    published = (
+        [f"published:{size}" for size in runpy.run_path(str(find("published")))["SIZES"]]
+        if names
+        else []
+    )
+    beginning = [
+        known for known in [*names, *published] if known.removeprefix("published:").startswith(stem)
+    ]
+    if stem and beginning:
+        return f"did you mean {' or '.join(beginning[:3])}?"
+    return nearest(stem, [*names, *published] or ["a path to a file"])
+
+
+def read_settings(name: str) -> Settings:
+    """The settings that --config names: what get_config() of a file returns, with `file:argument`
+    get_config(argument), or the config.json of a run directory.
+    """
+    if names_run(name):
+        settings = read_json(Path(name) / "config.json", "expected the directory of a run")
+        if "model_type" in settings:
+            reason = "this is a model of Hugging Face; import it, and use the run"
+            raise UserError(BAD_CONFIG, f"--config={name}: {reason}")
+        return settings
+    file, colon, argument = name.partition(":")
+    path = find(file)
+    arguments = (argument,) if colon else ()
+    settings = _run_config_file(path, arguments, name)
+    if hasattr(settings, "to_dict"):
+        settings = settings.to_dict()
+    if not isinstance(settings, dict):
+        raise UserError(
+            BAD_CONFIG, f"{path}: expected a function get_config() that returns a ConfigDict"
+        )
+    return settings
+
+
+def _run_config_file(path: Path, arguments: tuple[str, ...], name: str) -> Any:
+    try:
+        get_config = runpy.run_path(str(path)).get("get_config")
+        if get_config is None:
+            return None
+        if arguments and not inspect.signature(get_config).parameters:
+            file = name.partition(":")[0]
+            raise UserError(
+                BAD_CONFIG, f"--config={name}: this config has no variants; use --config={file}"
+            )
+        return get_config(*arguments)
+    except (UserError, MemoryError):
+        raise
+    except (Exception, SystemExit) as error:
+        lines = [
+            frame.lineno
+            for frame in traceback.extract_tb(error.__traceback__)
+            if frame.filename == str(path)
+        ]
+        where = f"{path}, line {lines[-1]}" if lines else str(path)
+        reason = _short_reason(error)
+        raise UserError(BAD_CONFIG, f"{where}: {type(error).__name__}: {reason}") from error
+
+
+def _short_reason(error: BaseException) -> str:
+    """What a ConfigDict says of a key that it does not have, without the list of all it has."""
+    text = str(error).replace('\\"', '"').strip("'")
+    reason, cut, rest = text.partition(" Other fields present")
+    meant = re.search(r'Did you mean "(\w+)"', rest) if cut else None
+    if meant:
+        reason += f" did you mean {meant[1]}?"
+    return reason[:300]
+
+
+def get_config(name: str = "", **overrides: Any) -> Any:
+    """All settings of a config, as a locked ConfigDict: the defaults, with what the config named by
+    `name` changes.
+
+    Args:
+        name: as --config has it; empty: the defaults alone.
+        overrides: settings by their keys, {"training.steps": 100} or training={"steps": 100}.
+
+    >>> get_config("gpt_tiny", **{"training.steps": 5}).training.steps
+    5
+    """
+    settings = read_settings(name) if name else {}
+    compares = isinstance(settings.get("members"), dict)
+    config = default(CompareConfig if compares else RunConfig)
+    if compares:
+        config.members = {name: default() for name in settings["members"]}
+    _check_keys(settings, config)
+    _check_keys(overrides, config)
+    try:
+        config.update(settings)
+        config.update_from_flattened_dict(flatten(overrides))
+    except (KeyError, TypeError, AttributeError) as error:
+        reason = _short_reason(error)
+        raise UserError(BAD_CONFIG, f"get_config({name!r}): {reason}") from error
+    return config
+
+
+def _check_keys(settings: Settings, config: Any) -> None:
+    """Refuse a setting that does not exist, with what was probably meant."""
+    known = flatten(config.to_dict())
+    for key in flatten(settings):
+        section, _, _ = key.rpartition(".")
+        siblings = [name for name in known if name.rpartition(".")[0] == section]
+        if key not in known and not any(name.startswith(f"{key}.") for name in known):
+            leaves = [name.rpartition(".")[2] for name in siblings] or list(config)
+            raise UserError(BAD_CONFIG, f"{key}: no such setting; {_suggest(key, leaves)}")
+
+
+# Command lines.
+
+
+def override(values: Settings, overrides: Sequence[str]) -> Settings:
+    """Apply `a.b=value` overrides in place and return `values`; the same key twice is refused.
+
+    >>> override({"seed": 1}, ["training.steps=5", "seed=2"])
+    {'seed': '2', 'training': {'steps': '5'}}
+    """
+    seen = set()
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise UserError(USAGE, f"--config.{text}: expected --config.KEY=VALUE")
+        if key in seen:
+            raise UserError(BAD_CONFIG, f"--config.{key}: given twice; give it once")
+        seen.add(key)
+        *parents, last = key.split(".")
+        inner = values
+        for parent in parents:
+            inner = inner.setdefault(parent, {})
+            if not isinstance(inner, dict):
+                raise UserError(
+                    BAD_CONFIG, f"--config.{key}: {parent} is a single value and has no {last}"
+                )
+        inner[last] = value
+    return values
+
+
+def load(name: str, overrides: Sequence[str] = (), schema: type[Schema] = RunConfig) -> Schema:
+    """The checked config of a file and overrides. Raises UserError, before jax is imported."""
+    values = read_settings(name)
+    members = values.get("members")
+    known_members = list(members) if isinstance(members, dict) else []
+    values = override(values, overrides)
+    if schema is RunConfig and "members" in values:
+        raise UserError(
+            BAD_CONFIG, f"--config={name} compares several runs; use it with the command compare"
+        )
+    if schema is CompareConfig and "members" not in values:
+        raise UserError(
+            BAD_CONFIG, f"--config={name} has no members to compare; use it with the command train"
+        )
+    for member in (
+        values.get("members", ()) if known_members and isinstance(values["members"], dict) else ()
+    ):
+        if member not in known_members:  # a typo in an override, not one member more
+            raise UserError(
+                BAD_CONFIG, f"members.{member}: no such member; {nearest(member, known_members)}"
+            )
+    return with_absolute_paths(build(schema, values))
+
+
+def load_run_config(path: Path) -> RunConfig:
+    """The config of a run directory's config.json, checked like any other."""
+    return build(RunConfig, read_json(path, "expected the directory of a run"))
+
+
+# Paths.
+
+
+def with_absolute_paths(config: Any) -> Any:
+    """The config with absolute paths: a run finds its text whatever directory it is read from."""
+    if isinstance(config, CompareConfig):
+        members = {name: with_absolute_paths(member) for name, member in config.members.items()}
+        return dataclasses.replace(config, members=members)
+    data: Data = config.data
+    paths = {}
+    for name in ("source", "validation_source"):
+        sources = parse_sources(getattr(data, name), f"data.{name}")
+        terms = [
+            f"{rate!r} * {_absolute(source)}" if rate else _absolute(source)
+            for rate, source in sources
+        ]
+        paths[name] = " + ".join(terms)
+    if data.store:
+        paths["store"] = os.path.abspath(data.store)
+    if names_files(data.tokenizer):
+        paths["tokenizer"] = os.path.abspath(data.tokenizer)
+    init_from = os.path.abspath(config.init_from) if config.init_from else ""
+    return dataclasses.replace(config, init_from=init_from, data=dataclasses.replace(data, **paths))
+
+
+def _absolute(source: str) -> str:
+    """The source with the path in it made absolute, where there is one.
+
+    >>> _absolute("hf:c4"), _absolute("tfds:c4/en:3.1.0?data_dir=/data/../tfds&split=train")
+    ('hf:c4', 'tfds:c4/en:3.1.0?data_dir=/tfds&split=train')
+    """
+    if source.startswith("tfds:"):
+        return re.sub(r"(?<=[?&]data_dir=)[^&:]+(?=&|$)", lambda path: _absolute(path[0]), source)
+    if source.startswith("hf:"):
+        name, mark, query = source.removeprefix("hf:").partition("?")
+        if os.path.isdir(os.path.expanduser(name)):
+            name = _absolute(name)
+        return f"hf:{name}{mark}{query}"
+    if source in ("", "python_docs") or has_scheme(source):
+        return source
+    return os.path.abspath(os.path.expanduser(source))
+
+
+def flatten(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Nested dicts as one, keyed by dotted names.
+
+    >>> flatten({"a": {"b": 1}, "c": 2})
+    {'a.b': 1, 'c': 2}
+    """
+    flat = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{path}{name}.")
+        else:
+            flat[f"{path}{name}"] = value
+    return flat
+
+
+# Run directories.
+
+
+def check_is_run(workdir: Path) -> None:
+    """Refuse, at once, a directory that holds no run, naming the runs inside where it holds
+    several.
+    """
+    if (workdir / "config.json").is_file():
+        return
+    inside = sorted(path.parent for path in workdir.glob("*/config.json"))
+    if inside:
+        names = " or ".join(map(str, inside))
+        raise UserError(NO_FILE, f"{workdir}: holds several runs; name one: {names}")
+    if not workdir.is_dir():
+        raise UserError(NO_FILE, f"{workdir}: no such directory; expected that of a run")
+    raise UserError(NO_FILE, f"{workdir}: has no config.json; expected the directory of a run")
+
+
+def allowed_code(name: str, overrides: Sequence[str], allow_code: Sequence[str]) -> AllowedCode:
+    """Which modules a command may import for objectives and sources of the user's own.
+
+    Any, where its config is a file of Python; of a run directory, whose config.json is data, only
+    those that the command line names: in a setting, or by --allow-code.
+    """
+    if not names_run(name):
+        return None
+    values = [
+        text.partition("=")[2] for text in overrides if text.startswith(("objective=", "data."))
+    ]
+    named = [
+        module
+        for value in values
+        for module in re.findall(r"([A-Za-z_][\w.]*)\.[A-Za-z_]\w*", value)
+    ]
+    return {*named, *allow_code}

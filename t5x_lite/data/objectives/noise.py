@@ -1,0 +1,200 @@
+"""Which tokens an objective masks: each function returns a noise mask, bool [rows, n].
+
+"Words" and "sentences" are runs of tokens, numbered from 0 in each row by int64 [rows, n] arrays.
+"""
+
+import numpy as np
+from jaxtyping import Int, Integer
+
+from t5x_lite.data.objectives.pairs import Mask, Tokens
+from t5x_lite.data.rng import RowRng
+from t5x_lite.data.tokenizers.vocabulary import Vocabulary
+
+Count = Integer[np.ndarray, "rows"]
+Ids = Int[np.ndarray, "rows n"]  # of words, sentences or spans
+_LAST = ~np.uint64(0)  # a sort key after all others
+
+
+def noise_count(n: int, noise_density: float) -> int:
+    """How many of n tokens are noise: round(n · density), at least one, and at least one token is
+    not.
+    """
+    return min(max(round(n * noise_density), 1), n - 1)
+
+
+def span_count(n: int, noise_density: float, mean_span_length: float) -> int:
+    """How many spans those tokens form: round(noise / mean), at least one, at most as many as leave
+    a gap for each.
+    """
+    noise = noise_count(n, noise_density)
+    return min(max(round(noise / mean_span_length), 1), noise, n - noise)
+
+
+def random_composition(total: int, parts: int, rng: RowRng) -> Int[np.ndarray, "rows parts"]:
+    """`parts` positive lengths that add up to `total`, every composition equally likely: int64
+    [rows, parts].
+    """
+    edges = np.zeros((len(rng), parts + 1), np.int64)
+    is_edge = rng.subset(total - 1, parts - 1)
+    edges[:, 1:-1] = np.nonzero(is_edge)[1].reshape(len(rng), parts - 1) + 1
+    edges[:, -1] = total
+    return np.diff(edges, axis=1)
+
+
+def random_spans(
+    n: int, rng: RowRng, noise_density: float, mean_span_length: float, random_roll: bool = False
+) -> Mask:
+    """Noise spans (Raffel et al., 2020, §3.3.4 and their released code): the lengths of noise and
+    of gaps are random compositions, alternating, gap first, so that a row begins unmasked and ends
+    masked; a random roll changes that.
+    """
+    spans = span_count(n, noise_density, mean_span_length)
+    noise = noise_count(n, noise_density)
+    lengths = np.empty((len(rng), 2 * spans), np.int64)
+    lengths[:, 1::2] = random_composition(noise, spans, rng)
+    lengths[:, 0::2] = random_composition(n - noise, spans, rng)
+    is_noise = np.arange(lengths.size) % 2 == 1
+    mask = np.repeat(is_noise, lengths.reshape(-1)).reshape(-1, n)
+    if random_roll:
+        shift = rng.integers(n)
+        mask = np.take_along_axis(mask, (np.arange(n) - shift) % n, 1)
+    return mask
+
+
+def iid_noise(n: int, rng: RowRng, noise_density: float) -> Mask:
+    """Exactly round(n · density) tokens, every choice equally likely."""
+    return rng.subset(n, noise_count(n, noise_density))
+
+
+def word_ids(tokens: Tokens, vocabulary: Vocabulary) -> Ids:
+    """The word of each token. A word includes the space before it; punctuation is a word of its
+    own.
+    """
+    pieces = vocabulary.pieces
+    starts_word = pieces.starts_word[tokens]
+    starts_word[:, 0] = False
+    starts_word[:, 1:] |= pieces.ends_word[tokens[:, :-1]]
+    return np.cumsum(starts_word, axis=1)
+
+
+def sentence_ids(tokens: Tokens, vocabulary: Vocabulary) -> Ids:
+    """The sentence of each token. A space after . ! or ? starts the next one."""
+    pieces = vocabulary.pieces
+    starts_sentence = pieces.starts_word[tokens] & ~pieces.punctuation[tokens]
+    starts_sentence[:, 0] = False
+    starts_sentence[:, 1:] &= pieces.ends_sentence[tokens[:, :-1]]
+    return np.cumsum(starts_sentence, axis=1)
+
+
+def random_tokens(tokens: Tokens, count: Count, rng: RowRng, vocabulary: Vocabulary) -> Mask:
+    """`count` [rows] single tokens, none of them special."""
+    return rng.subset(vocabulary.is_ordinary(tokens), count)
+
+
+def whole_words(tokens: Tokens, count: Count, rng: RowRng, vocabulary: Vocabulary) -> Mask:
+    """Words in random order, each whole, as long as they fit into `count` [rows] tokens; one that
+    does not is skipped (BERT's whole word masking, released code of May 2019). Words with special
+    ids are never taken.
+    """
+    words = word_ids(tokens, vocabulary)
+    return _whole_units(words, vocabulary.is_ordinary(tokens), count, rng)
+
+
+def _whole_units(unit_ids: Ids, allowed: Mask, count: Count, rng: RowRng) -> Mask:
+    """Units (words or spans, numbered from 0 in each row) in random order, each whole or not at
+    all, up to `count` [rows] tokens; one with a token that is not allowed is never taken.
+    """
+    rows, n = unit_ids.shape
+    flat_ids = unit_ids + n * np.arange(rows)[:, None]
+    sizes = np.bincount(flat_ids.reshape(-1), minlength=rows * n).reshape(rows, n)
+    forbidden = np.bincount(flat_ids[~allowed], minlength=rows * n).reshape(rows, n)
+    usable = (sizes > 0) & (forbidden == 0)
+    keys = rng.sort_keys(n)
+    keys[~usable] = _LAST
+    order = np.argsort(keys, axis=1)
+
+    # Go through the units of all rows at once: the first of each row, then the second, …
+    remaining = np.array(count)
+    taken = np.zeros((rows, n), bool)
+    most_units = usable.sum(1).max()
+    for units in order[:, :most_units].T:
+        at = np.arange(rows), units
+        fits = (sizes[at] <= remaining) & usable[at]
+        taken[at] = fits
+        remaining -= np.where(fits, sizes[at], 0)
+        if not remaining.any():
+            break
+    return np.take_along_axis(taken, unit_ids, 1)
+
+
+MAX_SPAN_LENGTH = 10
+
+
+def geometric_lengths(
+    rng: RowRng, count: int, p: float = 0.2, longest: int = MAX_SPAN_LENGTH
+) -> np.ndarray:
+    """Lengths with P(l) ∝ p(1 − p)^(l − 1) on 1 … longest, mean 3.80 (SpanBERT: Joshi et al., 2020,
+    §3.1).
+    """
+    cumulative = np.cumsum(p * (1 - p) ** np.arange(longest))
+    return np.searchsorted(cumulative / cumulative[-1], rng.uniform(count), side="right") + 1
+
+
+def spans_of_words(tokens: Tokens, count: Count, rng: RowRng, vocabulary: Vocabulary) -> Mask:
+    """Spans of whole words until `count` [rows] tokens are masked (SpanBERT: Joshi et al., 2020,
+    §3.1): a length in words, and a token not masked yet whose word is the first. A span is cut off
+    at the end of the row, at a special id, and where `count` is reached.
+    """
+    rows, n = tokens.shape
+    words, allowed = word_ids(tokens, vocabulary), vocabulary.is_ordinary(tokens)
+    lengths = geometric_lengths(rng, n)
+    keys = rng.sort_keys(n)  # spans start at the tokens in the order of their keys
+    keys[~allowed] = _LAST
+    mask, remaining = np.zeros((rows, n), bool), np.array(count)
+    for length in lengths.T:
+        start = np.argmin(keys, axis=1)[:, None]
+        first_word = np.take_along_axis(words, start, 1)
+        span = (words >= first_word) & (words < first_word + length[:, None])
+        special_reached = np.logical_or.accumulate(span & ~allowed, axis=1)
+        span &= ~special_reached & ~mask
+        span &= np.cumsum(span, axis=1) <= remaining[:, None]
+        mask |= span
+        remaining -= np.count_nonzero(span, axis=1)
+        if not remaining.any():
+            break
+        keys[span] = _LAST
+    return mask
+
+
+def salient_spans(tokens: Tokens, count: Count, rng: RowRng, vocabulary: Vocabulary) -> Mask:
+    """Names, numbers and dates, each span whole, in random order, up to `count` [rows] tokens
+    (salient spans: Guu et al., 2020, §3.4; the spans behind T5's closed-book results, Roberts et
+    al., 2020). They used a tagger; here the rule is: a word with a digit, or one with a capital
+    that does not begin a sentence; neighbours form one span.
+    """
+    words, pieces = word_ids(tokens, vocabulary), vocabulary.pieces
+    rows, n = words.shape
+    starts_word = np.diff(words, axis=1, prepend=-1) > 0
+    starts_word[:, 1:] |= pieces.blank[tokens[:, :-1]]
+
+    # A word begins a sentence where nothing but blanks is before it, or the end of another
+    # sentence.
+    text_position = np.where(pieces.blank[tokens], -1, np.arange(n))
+    last_text = np.maximum.accumulate(text_position, axis=1)[:, :-1]
+    last_token = np.take_along_axis(tokens, np.maximum(last_text, 0), 1)
+    starts_sentence = np.ones((rows, n), bool)
+    starts_sentence[:, 1:] = (last_text < 0) | pieces.ends_sentence[last_token]
+
+    has_digit = pieces.digit[tokens]
+    inside_number = pieces.punctuation[tokens[:, 1:-1]] & has_digit[:, :-2] & has_digit[:, 2:]
+    has_digit[:, 1:-1] |= inside_number  # 5.5, 1,000
+    is_name = starts_word & pieces.capital[tokens] & ~starts_sentence
+    is_marked = (has_digit | is_name) & vocabulary.is_ordinary(tokens)
+
+    # A word is salient if one of its tokens is marked; runs of salient words are one span.
+    flat_words = words + n * np.arange(rows)[:, None]
+    marks = np.bincount(flat_words[is_marked], minlength=rows * n).reshape(rows, n)
+    salient = np.take_along_axis(marks > 0, words, 1)
+    changes = np.diff(salient, axis=1, prepend=salient[:, :1]) | ~salient
+    spans = np.cumsum(changes, axis=1) - ~salient[:, :1]
+    return _whole_units(spans, salient, count, rng)

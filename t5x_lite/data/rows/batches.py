@@ -1,0 +1,304 @@
+"""Batches as a pure function of the step: the same rows on any number of hosts, after any
+restart.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+
+import numpy as np
+
+from t5x_lite.config import Data
+from t5x_lite.data.rows.layouts import Row, RowShape, lay_out
+from t5x_lite.data.rows.plan import Member, RowPlan
+from t5x_lite.data.rows.streams import RowStream, TextStream
+from t5x_lite.data.rows.windows import BlockOrder, SequentialWindows, ShuffledWindows, StaticWindows
+from t5x_lite.data.store.corpus import Corpus, Source
+from t5x_lite.errors import BAD_DATA, UserError
+
+_PATTERN_ROWS = 100_000  # of one cycle of a mixture: the smallest share is one of them
+
+
+def mixture_pattern(rates: list[float]) -> np.ndarray:
+    """Which member of a mixture makes each row of a cycle that repeats: each as often as its rate,
+    evenly spread.
+
+    >>> mixture_pattern([0.5, 0.25, 0.25])[:8].tolist()
+    [0, 1, 2, 0, 0, 1, 2, 0]
+    """
+    if len(rates) == 1:
+        return np.zeros(1, np.int64)
+    exact = np.array(rates) / sum(rates) * _PATTERN_ROWS
+    counts = np.maximum(exact.astype(np.int64), 1)
+    for _ in range(_PATTERN_ROWS - counts.sum()):
+        counts[np.argmax(exact - counts)] += 1
+    member = np.repeat(np.arange(len(counts)), counts)
+    position = np.concatenate([(np.arange(count) + 0.5) / count for count in counts])
+    return member[np.argsort(position, kind="stable")]
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The rows of one split; `rows` and `batch_at` are pure functions of the index.
+
+    A mixture has several streams. In training `pattern` says over and over which stream the next
+    row is of; each stream goes on where its last row was. In validation the streams follow each
+    other, each read once.
+    """
+
+    streams: tuple[RowStream, ...]
+    pattern: np.ndarray
+    batch_size: int
+
+    @property
+    def shape(self) -> RowShape:
+        """Of each row."""
+        return self.streams[0].shape
+
+    @property
+    def endless(self) -> bool:
+        """Whether the rows go on for ever, as in training."""
+        return self.streams[0].endless
+
+    @property
+    def shares(self) -> np.ndarray:
+        """The share of the rows that each stream makes."""
+        if self.endless:
+            return self._rows_per_cycle / len(self.pattern)
+        rows = np.array([stream.rows(1) for stream in self.streams])
+        return rows / max(rows.sum(), 1)
+
+    @property
+    def raw_tokens(self) -> float:
+        """Raw tokens that one batch reads, the mean."""
+        raw_tokens = np.array([stream.raw_tokens for stream in self.streams])
+        return float(raw_tokens @ self.shares) * self.batch_size
+
+    @property
+    def validation_batches(self) -> int:
+        """Batches that hold every row of a validation split: each of its streams reads it once."""
+        return -(-sum(stream.rows(1) for stream in self.streams) // self.batch_size)
+
+    def num_steps(self, steps: int, epochs: int) -> int:
+        """Steps of a run: `steps`, or as many whole batches as there are in so many epochs (0: no
+        limit).
+
+        Raises:
+            UserError: where the epochs hold no whole batch.
+        """
+        if not epochs:
+            return steps
+        ends = []  # rows before each stream would go on to another epoch
+        for number, stream in enumerate(self.streams):
+            places = np.flatnonzero(self.pattern == number)
+            cycles, rest = divmod(stream.rows(epochs), len(places))
+            ends.append(cycles * len(self.pattern) + int(places[rest]))
+        if min(ends) < self.batch_size:
+            reason = f"data.epochs={epochs} has {min(ends)} rows, a batch {self.batch_size}"
+            raise UserError(BAD_DATA, f"{reason}; give more text, or lower data.batch_size")
+        return min(steps, min(ends) // self.batch_size)
+
+    @cached_property
+    def _rows_per_cycle(self) -> np.ndarray:
+        """Rows of each stream in the pattern."""
+        return np.bincount(self.pattern, minlength=len(self.streams))
+
+    @cached_property
+    def _rank(self) -> np.ndarray:
+        """At each place of the pattern, how many rows of its stream come before it."""
+        by_stream = np.argsort(self.pattern, kind="stable")
+        ordered = self.pattern[by_stream]
+        rank = np.empty_like(self.pattern)
+        rank[by_stream] = np.arange(len(ordered)) - np.searchsorted(ordered, ordered)
+        return rank
+
+    def locate(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """For each row the number of its stream, and its index there; −1 after the end of a
+        validation split.
+        """
+        if self.endless:
+            cycle, place = np.divmod(indices, len(self.pattern))
+            stream = self.pattern[place]
+            return stream, cycle * self._rows_per_cycle[stream] + self._rank[place]
+        ends = np.cumsum([stream.rows(1) for stream in self.streams])
+        starts = np.append(0, ends[:-1])
+        stream = np.minimum(np.searchsorted(ends, indices, side="right"), len(ends) - 1)
+        return stream, np.where(indices < ends[-1], indices - starts[stream], -1)
+
+    def rows(self, indices: Iterable[int]) -> Row:
+        """The rows of those indices, stacked; one after the end of a validation split is padding,
+        with weight 0.
+        """
+        numbers, inner = self.locate(np.fromiter(indices, np.int64))
+        rows: Row = {}
+        for number in np.unique(numbers):
+            places = np.flatnonzero(numbers == number)
+            stream = self.streams[number]
+            pairs, row_of_pair = stream.pairs(np.maximum(inner[places], 0))
+            made = lay_out(pairs, self.shape, stream.vocabulary, row_of_pair, len(places))
+            if len(places) == len(numbers):
+                rows = made
+                break
+            for key, value in made.items():
+                if key not in rows:
+                    rows[key] = np.empty((len(numbers), *value.shape[1:]), value.dtype)
+                rows[key][places] = value
+        is_padding = inner < 0
+        if is_padding.any():
+            for value in rows.values():
+                value[is_padding] = 0
+        return rows
+
+    def batch_at(self, step: int, rows: Iterable[int] | None = None) -> Row:
+        """Batch number `step` (from 0): arrays [batch_size, …], or only those of its rows that are
+        asked for.
+        """
+        wanted = range(self.batch_size) if rows is None else rows
+        first = step * self.batch_size
+        return self.rows(first + row for row in wanted)
+
+
+def make_batches(plan: RowPlan, data: Data, seed: int, corpus: Corpus, split: str) -> Batches:
+    """The batches of a split: "train" is shuffled and without end, "validation" is read once and in
+    order.
+    """
+    vocabulary = corpus.tokenizer.vocabulary
+    sources = [source for source in corpus.sources if len(source.tokens[split])]
+    rates = [
+        share * member.rate for share in source_rates(sources, data) for member in plan.members
+    ]
+    pattern = mixture_pattern(rates)
+    if split == "train":
+        windows = _training_windows(plan, data, seed, sources, pattern, vocabulary.eos)
+    else:
+        windows = _validation_windows(plan, sources)
+    streams = [
+        TextStream(
+            source=source.name,
+            windows=stream_windows,
+            objective=member.objective,
+            vocabulary=vocabulary,
+            shape=plan.shape,
+            seed=seed,
+            number=number,
+            split_documents=plan.split_documents,
+        )
+        for number, ((source, member), stream_windows) in enumerate(
+            zip(product(sources, plan.members), windows, strict=True)
+        )
+    ]
+    return Batches(tuple(streams), pattern, data.batch_size)
+
+
+def _training_windows(
+    plan: RowPlan, data: Data, seed: int, sources: list[Source], pattern: np.ndarray, eos: int
+) -> Iterator[ShuffledWindows | StaticWindows]:
+    """The windows of each member on each source. In the order of a source those of all its members
+    follow each other as the pattern has them; static ones, which stay where they are, take no part
+    in it.
+    """
+    sizes = [member.window for member in plan.members]
+    static = [member.objective.traits.static for member in plan.members]
+    block = data.block or max(sizes)
+    # A window that crosses into another block meets the end of a document there; alike in all runs
+    # of that block.
+    crosses_blocks = bool(data.block) or len(set(sizes)) > 1
+    needed = max(map(_needed_tokens, plan.members))
+    for number, source in enumerate(sources):
+        tokens = source.tokens["train"]
+        _check_length(source, "train", -(-needed // block) * block)
+        order = BlockOrder(tokens, block, seed, number, eos if crosses_blocks else None)
+
+        # How many tokens of this source each row of the pattern reads, and from where.
+        first_stream = number * len(sizes)
+        tokens_read = np.zeros(len(sizes) * len(sources), np.int64)
+        tokens_read[first_stream : first_stream + len(sizes)] = np.where(static, 0, sizes)
+        read_by_row = tokens_read[pattern]
+        starts = np.cumsum(read_by_row) - read_by_row
+        cycle = int(read_by_row.sum())
+        for stream, (size, is_static) in enumerate(zip(sizes, static, strict=True), first_stream):
+            if is_static:
+                yield StaticWindows(tokens, size, seed, stream)
+            else:
+                yield ShuffledWindows(order, size, cycle, starts[pattern == stream])
+
+
+def _needed_tokens(member: Member) -> int:
+    """Tokens of text that the member needs: a window, or four where rows read a negative too, so
+    that they differ.
+    """
+    return member.window * (4 if member.objective.traits.windows_per_row == 2 else 1)
+
+
+def _validation_windows(plan: RowPlan, sources: list[Source]) -> Iterator[SequentialWindows]:
+    for source, member in product(sources, plan.members):
+        traits = member.objective.traits
+        needed = 2 * member.window if traits.windows_per_row == 2 else traits.min_tokens
+        _check_length(source, "validation", needed)
+        yield SequentialWindows(source.tokens["validation"], member.window, traits.min_tokens)
+
+
+def _check_length(source: Source, split: str, needed: int) -> None:
+    tokens = len(source.tokens[split])
+    if tokens < needed:
+        reason = f"{split} has {tokens} tokens, its rows need {needed}; give more text"
+        raise UserError(BAD_DATA, f"data.source: {source.name}: {reason}")
+
+
+def source_rates(sources: list[Source], data: Data) -> list[float]:
+    """The share of the rows that each source makes: as given, else in proportion to min(tokens,
+    cap) of its training text, to the power 1/temperature (Raffel et al., 2020, §3.5.2).
+    """
+    weights = [source.rate for source in sources]
+    if not any(weights):
+        sizes = [len(source.tokens["train"]) for source in sources]
+        weights = [min(size, data.cap or size) ** (1 / data.temperature) for size in sizes]
+    total = sum(weights)
+    return [weight / total if total else 1 / len(sources) for weight in weights]
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """What a row holds, the mean over rows."""
+
+    raw_tokens: float  # tokens of the text
+    model_tokens: float  # positions of encoder and decoder that are no padding
+    loss_tokens: float  # scored positions, by their weights
+    padding: float  # share of the positions
+    left_out: float  # share of the raw tokens that split documents leave no room for
+    members: tuple["Ledger", ...] = ()  # of each stream of a mixture
+
+
+def ledger(batches: Batches, rows: int = 64) -> Ledger:
+    """What the mean row holds, counted over the first `rows` of each stream."""
+    members = tuple(_stream_ledger(stream, rows) for stream in batches.streams)
+
+    def mean(name: str) -> float:
+        return float(batches.shares @ [getattr(member, name) for member in members])
+
+    return Ledger(
+        raw_tokens=mean("raw_tokens"),
+        model_tokens=mean("model_tokens"),
+        loss_tokens=mean("loss_tokens"),
+        padding=mean("padding"),
+        left_out=mean("left_out"),
+        members=members,
+    )
+
+
+def _stream_ledger(stream: RowStream, rows: int) -> Ledger:
+    indices = range(min(rows, stream.rows(1)))
+    alone = Batches((stream,), np.zeros(1, np.int64), len(indices))
+    counted = alone.rows(indices)
+    segments = [value for key, value in counted.items() if key.endswith("_segments")]
+    weights = [value for key, value in counted.items() if key.endswith("_weights")]
+    positions = sum(value[0].size for value in segments)
+    model_tokens = sum(int((value > 0).sum()) for value in segments) / len(indices)
+    return Ledger(
+        raw_tokens=stream.raw_tokens,
+        model_tokens=model_tokens,
+        loss_tokens=sum(float(value.sum()) for value in weights) / len(indices),
+        padding=1 - model_tokens / positions,
+        left_out=stream.left_out(indices),
+    )

@@ -1,0 +1,160 @@
+"""Layouts put pairs on the stacks of an architecture, as rows of fixed length.
+
+A row has flat keys; E encoder and D decoder positions, K scored positions:
+
+    encoder_tokens, encoder_segments, encoder_positions                     [E]
+    encoder_types (sentence pairs)                                          [E]
+    encoder_labels (sentence pairs)                                         []
+    encoder_scored, encoder_targets, encoder_weights (aligned pairs)        [K]
+    decoder_tokens, decoder_segments, decoder_positions                     [D]
+    decoder_targets, decoder_weights                                        [D]
+    decoder_prefix (prefix decoders)                                        [D]
+
+Segments count from 1; 0 is padding. An encoder attends within its segment; a decoder to the past of
+its segment, and to what decoder_prefix marks.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from t5x_lite.data.objectives.pairs import Pairs
+from t5x_lite.data.ragged import Ragged
+from t5x_lite.data.tokenizers.vocabulary import Vocabulary
+
+Row = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class RowShape:
+    """How many positions each stack of a row has; 0 where there is no such stack."""
+
+    encoder: int = 0
+    decoder: int = 0
+    scored: int = 0  # slots for the scored positions of an encoder, aligned pairs alone
+    bidirectional_prefix: bool = False
+
+    @property
+    def longest(self) -> int:
+        """Positions of the longer stack."""
+        return max(self.encoder, self.decoder)
+
+    def holds(self, inputs: int, targets: int, both: int) -> bool:
+        """Whether there is room for so many inputs and targets, or for both on one stack."""
+        if not self.encoder:
+            return both <= self.decoder
+        return inputs <= self.encoder and targets <= (self.scored or self.decoder)
+
+
+def lay_out(
+    pairs: Pairs,
+    shape: RowShape,
+    vocabulary: Vocabulary,
+    row_of_pair: np.ndarray | None = None,
+    rows: int = 0,
+) -> Row:
+    """Pairs, each a segment of its own, as rows: the arrays of the module's docstring, [rows, …]
+    each.
+
+    Args:
+        row_of_pair: the row that each pair belongs to, ascending, below `rows`; without it, each
+            pair is a row. The pairs of a row must fit the shape.
+    """
+    if row_of_pair is None:
+        row_of_pair, rows = np.arange(len(pairs)), len(pairs)
+    row = {}
+    if shape.encoder:
+        row |= _encoder(pairs, shape, vocabulary, row_of_pair, rows)
+    if pairs.labels is not None:
+        assert len(pairs) == rows, "a label is of a row, which holds one pair"
+        row["encoder_labels"] = pairs.labels.astype(np.int32)
+    if shape.scored:
+        row |= _scored_positions(pairs, shape, vocabulary, row_of_pair, rows)
+    if shape.decoder:
+        row |= _decoder(pairs, shape, vocabulary, row_of_pair, rows)
+    return row
+
+
+def _encoder(pairs: Pairs, shape: RowShape, vocabulary: Vocabulary, row_of_pair, rows: int) -> Row:
+    place = _placer(pairs.inputs.lengths, row_of_pair, rows, shape.encoder)
+    row = _stack("encoder", pairs.inputs, place, vocabulary, row_of_pair)
+    if pairs.types is not None:
+        row["encoder_types"] = place(pairs.types.values)
+    return row
+
+
+def _scored_positions(
+    pairs: Pairs, shape: RowShape, vocabulary: Vocabulary, row_of_pair, rows: int
+) -> Row:
+    assert pairs.scored is not None, "an encoder is scored on aligned pairs"
+    # `scored` counts from the start of its pair; the row wants positions from its own start.
+    starts = pairs.inputs.starts
+    first_pair_of_row = np.searchsorted(row_of_pair, row_of_pair)
+    starts = starts - starts[first_pair_of_row]
+    place = _placer(pairs.scored.lengths, row_of_pair, rows, shape.scored)
+    return {
+        "encoder_scored": place(pairs.scored.values + pairs.scored.broadcast(starts)),
+        "encoder_targets": place(pairs.targets.values, vocabulary.pad),
+        "encoder_weights": place(pairs.target_weights.values, 0, np.float32),
+    }
+
+
+def _decoder(pairs: Pairs, shape: RowShape, vocabulary: Vocabulary, row_of_pair, rows: int) -> Row:
+    """The targets, after the inputs where no encoder reads them, shifted right within their
+    segment: position j holds stream[j − 1] and predicts stream[j].
+    """
+    inputs, stream, weights = pairs.inputs, pairs.targets, pairs.target_weights
+    if not shape.encoder:
+        scores_inputs = np.broadcast_to(pairs.score_inputs, len(pairs))
+        if shape.bidirectional_prefix:  # what is seen from everywhere cannot be scored
+            scores_inputs = np.zeros(len(pairs), bool)
+        input_weights = Ragged(inputs.broadcast(scores_inputs.astype(np.float32)), inputs.lengths)
+        stream = Ragged.join(inputs, stream)
+        weights = Ragged.join(input_weights, weights)
+
+    shifted = np.empty_like(stream.values)
+    shifted[1:] = stream.values[:-1]
+    shifted[stream.starts[stream.lengths > 0]] = vocabulary.start
+
+    place = _placer(stream.lengths, row_of_pair, rows, shape.decoder)
+    row = _stack("decoder", Ragged(shifted, stream.lengths), place, vocabulary, row_of_pair)
+    row["decoder_targets"] = place(stream.values, vocabulary.pad)
+    row["decoder_weights"] = place(weights.values, 0, np.float32)
+    if shape.bidirectional_prefix:
+        # With i inputs, positions 0 … i (the start token and all inputs) are known before the first
+        # target.
+        has_inputs = stream.broadcast(inputs.lengths > 0)
+        is_prefix = has_inputs & (stream.positions <= stream.broadcast(inputs.lengths))
+        row["decoder_prefix"] = place(is_prefix, False, bool)
+    return row
+
+
+def _stack(name: str, ids: Ragged, place: Callable, vocabulary: Vocabulary, row_of_pair) -> Row:
+    """Tokens, segments and positions of one stack."""
+    segment = (
+        np.arange(len(row_of_pair)) - np.searchsorted(row_of_pair, row_of_pair) + 1
+    )  # number in its row
+    return {
+        f"{name}_tokens": place(ids.values, vocabulary.pad),
+        f"{name}_segments": place(ids.broadcast(segment)),
+        f"{name}_positions": place(ids.positions),
+    }
+
+
+def _placer(lengths: np.ndarray, row_of_pair: np.ndarray, rows: int, row_length: int) -> Callable:
+    """`place(values, blank, dtype)`: the pairs of each row one after another, then `blank` up to
+    the row's length.
+    """
+    used = np.bincount(row_of_pair, lengths, rows)
+    is_full = bool((used == row_length).all())
+    is_used = np.arange(row_length) < used[:, None]
+
+    def place(values, blank=0, dtype=np.int32) -> np.ndarray:
+        if is_full:
+            return values.astype(dtype, copy=False).reshape(rows, row_length)
+        placed = np.full((rows, row_length), blank, dtype)
+        placed[is_used] = values
+        return placed
+
+    return place

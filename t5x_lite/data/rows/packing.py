@@ -1,0 +1,172 @@
+"""Finite sets of examples (questions with answers, texts with labels): several share a row, each
+its own segment.
+
+Which examples share a row is planned from their lengths, anew for each epoch, and the rows are
+shuffled. A plan depends on the seed and the epoch alone, so a row is a pure function of its index.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, lru_cache
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from t5x_lite.data.objectives.pairs import Pairs
+from t5x_lite.data.rng import Purpose, RowRng, philox_key
+from t5x_lite.data.rows.layouts import RowShape
+from t5x_lite.data.rows.windows import permute
+from t5x_lite.data.tokenizers.vocabulary import Vocabulary
+from t5x_lite.errors import BAD_DATA, UserError
+
+_OPEN_ROWS = 256  # rows not yet full: more would hardly pack better, and take longer
+
+
+def pack(sizes: np.ndarray, room: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """The row of each example, by best fit in that order.
+
+    Args:
+        sizes: [examples, stacks] positions that each example takes.
+        room: [stacks] positions of a row.
+
+    >>> pack(np.array([[3], [5], [2], [4]]), np.array([7]), order=np.array([1, 3, 0, 2])).tolist()
+    [1, 0, 0, 1]
+    """
+    row_of_example = np.empty(len(sizes), np.int64)
+    free = np.zeros((_OPEN_ROWS, len(room)), np.int64)
+    row_number = np.zeros(_OPEN_ROWS, np.int64)
+    rows = 0
+    for example in order:
+        fits = (free >= sizes[example]).all(1)
+        total_free = free.sum(1)
+        if fits.any():
+            best = np.argmin(np.where(fits, total_free, np.iinfo(np.int64).max))
+        else:  # begin a row, and close the fullest
+            best = np.argmin(total_free)
+            free[best] = room
+            row_number[best] = rows
+            rows += 1
+        free[best] -= sizes[example]
+        row_of_example[example] = row_number[best]
+    return row_of_example
+
+
+@dataclass(frozen=True)
+class PackedExamples:
+    """The rows of a set of examples, a RowStream for `Batches` like text under an objective.
+
+    Args:
+        examples: the pairs, special ids and ends included; labels, types and weights go with them.
+
+    Raises:
+        UserError: for an empty set, and for an example that a row has no room for.
+    """
+
+    examples: Pairs
+    vocabulary: Vocabulary
+    shape: RowShape
+    seed: int
+    endless = True
+
+    def __post_init__(self):
+        if not len(self.examples):
+            raise UserError(BAD_DATA, "there is no example to train on; give some")
+        too_long = np.flatnonzero((self._sizes > self._room).any(1))
+        if len(too_long):
+            size, room = self._sizes[too_long[0]].tolist(), self._room.tolist()
+            reason = f"example {too_long[0]} takes {size} positions, a row has {room}"
+            fix = f"raise data.lengths, or shorten it ({len(too_long)} are too long)"
+            raise UserError(BAD_DATA, f"{reason}; {fix}")
+
+    @property
+    def _sizes(self) -> np.ndarray:
+        """Positions of each example on each stack: [examples, stacks]."""
+        inputs, targets = self.examples.inputs.lengths, self.examples.targets.lengths
+        if self.shape.scored:
+            return np.stack([inputs, targets], 1)
+        both = np.stack([inputs, targets], 1)
+        return both if self.shape.encoder else both.sum(1, keepdims=True)
+
+    @property
+    def _room(self) -> np.ndarray:
+        if self.shape.encoder:
+            return np.array([self.shape.encoder, self.shape.scored or self.shape.decoder])
+        return np.array([self.shape.decoder])
+
+    @cached_property
+    def raw_tokens(self) -> float:
+        """Inputs and targets of a row, the mean of the first epoch."""
+        total = self.examples.inputs.lengths.sum() + self.examples.targets.lengths.sum()
+        return float(total) / self.rows(1)
+
+    @cached_property
+    def epoch(self):
+        """`epoch(number)`: the examples of an epoch in the order of its rows, and the row of
+        each.
+        """
+        return lru_cache(2)(self._plan_epoch)
+
+    def _plan_epoch(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        rng = RowRng(philox_key(self.seed, Purpose.PACKING), [number])
+        if self.examples.labels is not None:  # a label is of a row, which then has no other segment
+            return rng.permutation(len(self.examples))[0], np.arange(len(self.examples))
+        # Longest first, as best fit wants it, with those of like sizes in a random order.
+        jitter = rng.uniform(len(self._sizes))[0] / 4
+        longest_first = np.argsort(jitter - (self._sizes / self._room).max(1))
+        row_of_example = pack(self._sizes, self._room, longest_first)
+        order_key = philox_key(self.seed, Purpose.PACKING, epoch=number)
+        row_of_example = permute(row_of_example, int(row_of_example.max()) + 1, order_key)
+        by_row = np.argsort(row_of_example, kind="stable")
+        return by_row, row_of_example[by_row]
+
+    @cached_property
+    def _rows_of_epoch(self):
+        return cache(lambda number: int(self.epoch(number)[1][-1]) + 1)
+
+    def rows(self, epochs: int) -> int:
+        """Rows in so many epochs; each is planned, so this takes a while for a large set."""
+        return sum(self._rows_of_epoch(number) for number in range(epochs))
+
+    def epochs(self, rows: float) -> float:
+        """How often so many rows have read every example."""
+        return rows / self.rows(1)
+
+    def left_out(self, indices: ArrayLike) -> float:
+        """Nothing is left out: examples without room are refused."""
+        return 0.0
+
+    def pairs(self, indices: ArrayLike) -> tuple[Pairs, np.ndarray]:
+        """The pairs of those rows, one a segment, and the place in `indices` of each pair's row,
+        ascending.
+        """
+        examples, places = [], []
+        for place, row in enumerate(np.asarray(indices, np.int64).tolist()):
+            of_row = self._examples_of_row(row)
+            examples.append(of_row)
+            places.append(np.full(len(of_row), place))
+        return _take(self.examples, np.concatenate(examples)), np.concatenate(places)
+
+    def _examples_of_row(self, row: int) -> np.ndarray:
+        epoch = 0
+        while row >= self._rows_of_epoch(epoch):
+            row -= self._rows_of_epoch(epoch)
+            epoch += 1
+        examples, row_of_example = self.epoch(epoch)
+        first, end = np.searchsorted(row_of_example, [row, row + 1])
+        return examples[first:end]
+
+
+def _take(pairs: Pairs, order: np.ndarray) -> Pairs:
+    """Those pairs, in that order."""
+    score_inputs = pairs.score_inputs
+    if not isinstance(score_inputs, bool):
+        score_inputs = score_inputs[order]
+    return replace(
+        pairs,
+        inputs=pairs.inputs.take(order),
+        targets=pairs.targets.take(order),
+        weights=pairs.weights and pairs.weights.take(order),
+        scored=pairs.scored and pairs.scored.take(order),
+        types=pairs.types and pairs.types.take(order),
+        labels=None if pairs.labels is None else pairs.labels[order],
+        score_inputs=score_inputs,
+    )

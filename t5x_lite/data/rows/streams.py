@@ -1,0 +1,229 @@
+"""Streams: rows as a pure function of their index. Nothing sequential, no state."""
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from t5x_lite.data.objectives.pairs import Pairs
+from t5x_lite.data.objectives.spec import Objective
+from t5x_lite.data.ragged import Ragged
+from t5x_lite.data.rng import Purpose, RowRng, philox_key
+from t5x_lite.data.rows.layouts import RowShape
+from t5x_lite.data.rows.windows import SequentialWindows, ShuffledWindows, Windows
+from t5x_lite.data.tokenizers.vocabulary import Vocabulary
+
+VERSION = 2  # of the stream: a run goes on only with the one it was started with
+
+
+class RowStream(Protocol):
+    """Rows of pairs by index: text under an objective (TextStream), or examples
+    (packing.PackedExamples).
+    """
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The ids that layouts need."""
+        ...
+
+    @property
+    def shape(self) -> RowShape:
+        """Of every row."""
+        ...
+
+    @property
+    def endless(self) -> bool:
+        """Whether rows go on after an epoch, as in training."""
+        ...
+
+    @property
+    def raw_tokens(self) -> float:
+        """Raw tokens that a row reads, the mean."""
+        ...
+
+    def rows(self, epochs: int) -> int:
+        """How many rows there are before anything would be read more often than that."""
+        ...
+
+    def epochs(self, rows: float) -> float:
+        """How often so many rows have read everything."""
+        ...
+
+    def pairs(self, indices: ArrayLike) -> tuple[Pairs, np.ndarray]:
+        """The pairs of those rows, one a segment, and the place in `indices` of each pair's row,
+        ascending.
+        """
+        ...
+
+    def left_out(self, indices: ArrayLike) -> float:
+        """The share of the raw tokens of those rows that the rows have no room for."""
+        ...
+
+
+@dataclass(frozen=True)
+class TextStream:
+    """The rows of one text under one objective."""
+
+    source: str  # its name
+    windows: Windows
+    objective: Objective
+    vocabulary: Vocabulary
+    shape: RowShape
+    seed: int
+    number: int = 0  # of the stream in its mixture: each draws random numbers of its own
+    split_documents: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.objective} on {self.source}"
+
+    @property
+    def endless(self) -> bool:
+        """Whether these are rows of training, and not of a validation split."""
+        return not isinstance(self.windows, SequentialWindows)
+
+    @property
+    def block(self) -> int | None:
+        """Tokens that stay together in the order that all objectives share; None where it reads in
+        another order.
+        """
+        return self.windows.order.block if isinstance(self.windows, ShuffledWindows) else None
+
+    @property
+    def raw_tokens(self) -> float:
+        """Raw tokens that a row reads."""
+        return self.windows.size
+
+    def rows(self, epochs: int) -> int:
+        """Its rows before its text would be read more often than that."""
+        return self.windows.rows(epochs)
+
+    def epochs(self, rows: float) -> float:
+        """How often so many rows have read the text."""
+        return self.windows.epochs(rows)
+
+    def read(self, indices: ArrayLike) -> list[np.ndarray]:
+        """The raw tokens that each row reads."""
+        return list(self.windows.read(self.windows.window_ids(np.asarray(indices, np.int64))))
+
+    def left_out(self, indices: ArrayLike) -> float:
+        """The share of the raw tokens that split documents leave no room for."""
+        if not self.split_documents:
+            return 0.0
+        windows = self.read(indices)
+        kept = sum(len(piece) for window in windows for piece in self._pieces(window))
+        return 1 - kept / sum(map(len, windows))
+
+    def pairs(self, indices: ArrayLike) -> tuple[Pairs, np.ndarray]:
+        """The pairs of those rows, one a segment, and the place in `indices` of each pair's row,
+        ascending.
+        """
+        indices = np.asarray(indices, np.int64)
+        window_ids = self.windows.window_ids(indices)
+        purpose = Purpose.TRAINING_ROWS if self.endless else Purpose.VALIDATION_ROWS
+        key = philox_key(self.seed, purpose, self.number)
+        traits = self.objective.traits
+        made: list[tuple[np.ndarray, np.ndarray, Pairs]] = []  # (rows, piece numbers, pairs)
+        for group in self._groups(indices, window_ids):
+            tokens, n = group.tokens, group.tokens.shape[1]
+            if n < traits.min_tokens:
+                made.append((group.rows, group.pieces, _unscored(tokens, traits.aligned)))
+                continue
+            ids = window_ids[group.rows]
+            if traits.windows_per_row == 2:
+                tokens = np.stack([tokens, self.windows.negatives(ids)[:, :n]], 1)
+            rng = RowRng(key, ids, group.pieces)
+            for pairs in self.objective(tokens, rng, self.vocabulary):
+                made.append((group.rows, group.pieces, pairs))
+        if len(made) == 1:
+            rows, _, pairs = made[0]
+            return pairs, rows
+
+        # Sort by row, then by piece.
+        rows = np.concatenate([rows for rows, _, _ in made])
+        pieces = np.concatenate([pieces for _, pieces, _ in made])
+        order = np.lexsort((pieces, rows))
+        return _concatenate([pairs for _, _, pairs in made], order), rows[order]
+
+    def _groups(self, indices: np.ndarray, window_ids: np.ndarray) -> list["_Group"]:
+        """What the objective is given: whole windows, or pieces of them, those of one length
+        together.
+        """
+        if self.endless and not self.split_documents:
+            windows = np.asarray(self.windows.read(window_ids))
+            return [_Group(np.arange(len(indices)), np.zeros_like(indices), windows)]
+        groups = defaultdict(list)
+        for row, window in enumerate(self.windows.read(window_ids)):
+            for number, piece in enumerate(self._pieces(window)):
+                groups[len(piece)].append((row, number, piece))
+        made = []
+        for group in groups.values():
+            rows, numbers, pieces = zip(*group, strict=True)
+            made.append(_Group(np.array(rows), np.array(numbers), np.stack(pieces)))
+        return made
+
+    def _pieces(self, window: np.ndarray) -> list[np.ndarray]:
+        """The window, or the documents of it, each a segment of its own. Several documents make
+        more inputs and targets than one (an EOS, a sentinel each): what the row has no room for is
+        shortened or left out.
+        """
+        if not self.split_documents:
+            return [window]
+        kept, used = [], np.zeros(3, np.int64)
+
+        def used_with(n: int) -> np.ndarray:
+            """Inputs, targets and both with a piece of n tokens more."""
+            if n < self.objective.traits.min_tokens:
+                return used + np.array([n, 0, n])
+            return used + self.objective.bound(n)[:3]
+
+        document_ends = np.flatnonzero(window == self.vocabulary.eos) + 1
+        for document in np.split(window, document_ends):
+            lengths = range(1, len(document) + 1)
+            n = bisect_left(lengths, True, key=lambda n: not self.shape.holds(*used_with(n)))
+            if n:
+                kept.append(document[:n])
+                used = used_with(n)
+        return kept
+
+
+class _Group(NamedTuple):
+    """Pieces of one length."""
+
+    rows: np.ndarray  # of each piece
+    pieces: np.ndarray  # its number in the row
+    tokens: np.ndarray  # [pieces, n]
+
+
+def _unscored(tokens: np.ndarray, aligned: bool) -> Pairs:
+    """Pieces that are read and not scored."""
+    nothing = Ragged.empty(len(tokens))
+    return Pairs(Ragged.from_array(tokens), nothing, scored=nothing if aligned else None)
+
+
+def _concatenate(parts: Sequence[Pairs], order: np.ndarray) -> Pairs:
+    """The pairs of all parts as one, in that order."""
+
+    def ragged(name: str) -> Ragged | None:
+        columns = [getattr(part, name) for part in parts]
+        return None if columns[0] is None else Ragged.stack(columns).take(order)
+
+    if any(part.weights is not None for part in parts):
+        parts = [replace(part, weights=part.target_weights) for part in parts]
+    score_inputs = [np.broadcast_to(part.score_inputs, len(part)) for part in parts]
+    labels = [part.labels for part in parts if part.labels is not None]
+    inputs, targets = ragged("inputs"), ragged("targets")
+    assert inputs is not None
+    assert targets is not None
+    return Pairs(
+        inputs=inputs,
+        targets=targets,
+        weights=ragged("weights"),
+        scored=ragged("scored"),
+        score_inputs=np.concatenate(score_inputs)[order],
+        types=ragged("types"),
+        labels=np.concatenate(labels)[order] if labels else None,
+    )

@@ -1,0 +1,135 @@
+"""The token store: a corpus as flat files of ids on disk, each document followed by EOS.
+
+STORE/manifest.json      what it was made from, counts, issues of the text, SHA-256 of each shard
+STORE/tokenizer/
+STORE/0.train.bin        of source 0: little-endian uint16 (uint32 where the vocabulary needs it)
+STORE/0.validation.bin
+"""
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from t5x_lite.data.tokenizers import tokenizer
+from t5x_lite.data.tokenizers.tokenizer import Tokenizer
+from t5x_lite.errors import BAD_DATA, NO_FILE, UserError, read_json
+
+Split = Literal["train", "validation"]
+SPLITS: tuple[Split, ...] = ("train", "validation")
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Source:
+    """One source of a corpus."""
+
+    name: str
+    rate: float  # as the setting has it; 0: none
+    tokens: dict[str, np.ndarray]  # split → ids, read from disk as needed
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A prepared store."""
+
+    path: Path
+    tokenizer: Tokenizer
+    manifest: dict[str, Any]  # manifest[split] counts what all sources hold
+    sources: tuple[Source, ...]
+
+    @property
+    def tokens(self) -> dict[str, np.ndarray]:
+        """The tokens of all sources, split → ids; of several sources, in memory."""
+        if len(self.sources) == 1:
+            return self.sources[0].tokens
+        tokens = {}
+        for split in SPLITS:
+            parts = [source.tokens[split] for source in self.sources]
+            tokens[split] = np.concatenate(parts)
+        return tokens
+
+
+def cache_directory() -> Path:
+    """The private place of stores and compiled programs: $T5X_LITE_CACHE or ~/.cache/t5x_lite."""
+    directory = os.environ.get("T5X_LITE_CACHE")
+    if directory:
+        path = Path(directory)
+    else:
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        path = Path(base) / "t5x_lite"
+    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return path
+
+
+def open_store(store: Path) -> Corpus:
+    """Open a prepared store.
+
+    Raises:
+        UserError: where there is no store, or its bytes do not have the hashes in its manifest.
+    """
+    manifest = read_json(store / MANIFEST, "run prepare")
+    try:
+        sources = _open_sources(store, manifest)
+        _check_manifest(manifest, sources)
+        fingerprint = manifest["tokenizer"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = f"no usable token store ({error}); run prepare"
+        raise UserError(NO_FILE, f"{store}: {reason}") from error
+    store_tokenizer = tokenizer.load(store / "tokenizer")
+    if store_tokenizer.fingerprint != fingerprint:
+        raise UserError(
+            BAD_DATA,
+            f"{store}: tokens were made by tokenizer {fingerprint}, but its tokenizer is "
+            f"{store_tokenizer.fingerprint}; prepare the text again",
+        )
+    return Corpus(store, store_tokenizer, manifest, tuple(sources))
+
+
+def _open_sources(store: Path, manifest: dict[str, Any]) -> list[Source]:
+    dtype = np.dtype(manifest["dtype"])
+    sources = []
+    for number, record in enumerate(manifest["sources"]):
+        tokens = {}
+        for split in SPLITS:
+            path = store / f"{number}.{split}.bin"
+            tokens[split] = _open_tokens(path, dtype, record[split])
+        sources.append(Source(record["source"], 0.0, tokens))
+    return sources
+
+
+def _check_manifest(manifest: dict[str, Any], sources: list[Source]) -> None:
+    """Raise ValueError, KeyError or TypeError where the manifest is incomplete or contradictory."""
+    for split in SPLITS:
+        tokens = sum(len(source.tokens[split]) for source in sources)
+        if manifest[split]["tokens"] != tokens:
+            raise ValueError(f"the tokens of {split} do not add up")
+    made_from = manifest["made_from"]
+    has_settings = isinstance(made_from["settings"], dict)
+    has_tokenizer = isinstance(made_from["tokenizer"], str)
+    if not has_settings or not has_tokenizer:
+        raise TypeError("made_from names no settings or tokenizer")
+    if not all(len(text) == 3 for text in made_from["text"]):
+        raise TypeError("made_from names no text")
+
+
+def _open_tokens(path: Path, dtype: np.dtype, counts: dict[str, Any]) -> np.ndarray:
+    """The ids in a file, whose shards must have the hashes in the manifest."""
+    if not counts["tokens"]:
+        return np.zeros(0, dtype)
+    tokens = np.memmap(path, dtype, "r")
+    start = 0
+    for shard in counts["shards"]:
+        end = start + shard["tokens"]
+        digest = hashlib.sha256(tokens[start:end].data).hexdigest()
+        if digest != shard["sha256"]:
+            reason = f"changed since it was prepared (token {start} on); remove the store"
+            raise UserError(BAD_DATA, f"{path}: {reason}")
+        start = end
+    if start != len(tokens):
+        reason = f"has {len(tokens)} tokens, {start} were prepared; remove the store"
+        raise UserError(BAD_DATA, f"{path}: {reason}")
+    return tokens

@@ -1,0 +1,204 @@
+"""Encoding shards of text to ids in several processes, and showing how far that is."""
+
+import hashlib
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from t5x_lite.config import Data
+from t5x_lite.data.store.corpus import SPLITS, Split
+from t5x_lite.data.store.shards import Shard
+from t5x_lite.data.tokenizers import tokenizer
+from t5x_lite.data.tokenizers.tokenizer import Tokenizer
+from t5x_lite.errors import BAD_DATA, UserError
+from t5x_lite.progress import bar
+
+SingleTokenPolicy = Literal["keep", "skip", "stop"]  # what to do about documents of one token
+
+
+class EncodedShard(NamedTuple):
+    """What becomes of a shard."""
+
+    counts: dict[Split, dict[str, Any]]  # documents, tokens, bytes, single_token, sha256
+    ids: dict[Split, bytes]
+
+
+@dataclass(frozen=True)
+class ShardEncoder:
+    """Encodes the documents of a shard, each followed by EOS."""
+
+    tokenizer: Tokenizer
+    single_token: SingleTokenPolicy
+    dtype: np.dtype  # of the ids
+
+    def __call__(self, shard: Shard) -> EncodedShard:
+        counts = {}
+        ids = dict.fromkeys(SPLITS, b"")
+        for split in SPLITS:
+            documents = [utf8 for document_split, utf8 in shard if document_split == split]
+            if documents:
+                counts[split], ids[split] = self._encode(documents)
+        return EncodedShard(counts, ids)
+
+    def _encode(self, documents: list[bytes]) -> tuple[dict[str, Any], bytes]:
+        """Counts and ids of the documents of one split."""
+        eos = np.array([self.tokenizer.vocabulary.eos], self.dtype)
+        parts = [np.zeros(0, self.dtype)]
+        kept_documents = 0
+        kept_bytes = 0
+        single_tokens = 0
+        for utf8 in documents:
+            tokens = self.tokenizer.encode(utf8.decode())
+            if len(tokens) <= 1:
+                single_tokens += 1
+                if self.single_token == "stop":
+                    fix = "fix it, or set data.text_cleaning.single_token"
+                    raise UserError(BAD_DATA, f"data.source: {utf8!r} is one token; {fix}")
+                if self.single_token == "skip":
+                    continue
+            parts.append(tokens.astype(self.dtype))
+            parts.append(eos)
+            kept_documents += 1
+            kept_bytes += len(utf8)
+        all_ids = np.concatenate(parts)
+        content = all_ids.tobytes()
+        counts = {
+            "documents": kept_documents,
+            "tokens": len(all_ids),
+            "bytes": kept_bytes,
+            "single_token": single_tokens,
+            "sha256": hashlib.sha256(content).hexdigest(),
+        }
+        return counts, content
+
+
+# A worker process: it loads the tokenizer once, then encodes what it is sent.
+
+_worker_encoder: ShardEncoder | None = None
+
+
+def _start_worker(
+    tokenizer_directory: Path, single_token: SingleTokenPolicy, dtype: np.dtype
+) -> None:
+    global _worker_encoder
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    _worker_encoder = ShardEncoder(tokenizer.load(tokenizer_directory), single_token, dtype)
+
+
+def _exit_with_parent() -> None:
+    """Where the parent was killed, nobody waits for what this process makes."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _encode_in_worker(shard: Shard) -> EncodedShard:
+    assert _worker_encoder is not None
+    return _worker_encoder(shard)
+
+
+class EncoderPool:
+    """Encodes shards in several processes, but for the first: a small text needs no other process.
+
+    Args:
+        tokenizer_directory: where the tokenizer is saved, for the other processes.
+        dtype: of the ids.
+    """
+
+    def __init__(
+        self, tokenizer_directory: Path, tokenizer: Tokenizer, data: Data, dtype: np.dtype
+    ):
+        self.size = data.processes or os.cpu_count() or 1
+        self._encoder = ShardEncoder(tokenizer, data.text_cleaning.single_token, dtype)
+        self._tokenizer_directory = tokenizer_directory
+        self._executor: ProcessPoolExecutor | None = None
+        self._submitted = 0
+
+    def submit(self, shard: Shard) -> Future[EncodedShard]:
+        """Start encoding a shard."""
+        self._submitted += 1
+        if self._submitted == 1 or self.size == 1:
+            future = Future()
+            future.set_result(self._encoder(shard))
+            return future
+        if self._executor is None:
+            self._executor = self._start_executor()
+        return self._executor.submit(_encode_in_worker, shard)
+
+    def _start_executor(self) -> ProcessPoolExecutor:
+        encoder = self._encoder
+        return ProcessPoolExecutor(
+            self.size,
+            mp_context=multiprocessing.get_context("spawn"),
+            initializer=_start_worker,
+            initargs=(self._tokenizer_directory, encoder.single_token, encoder.dtype),
+        )
+
+    def __enter__(self) -> "EncoderPool":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._executor is not None:
+            self._executor.shutdown(cancel_futures=True)
+
+
+class Progress:
+    """How far a source is: a bar on a terminal, elsewhere a line now and then.
+
+    Args:
+        total: bytes of text; 0: not known.
+    """
+
+    def __init__(self, name: str, total: int, say: Callable[[str], None]):
+        self._name = name
+        self._total = total
+        self._say = say
+        self._bytes_read = 0
+        self._bytes_written = 0
+        self._start_time = time.monotonic()
+        self._last_line_time = self._start_time
+        self._bar = bar(name)
+        self._task = self._bar.add_task("", total=total or None, line="")
+
+    def __enter__(self) -> "Progress":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bar.stop()
+
+    def add_read(self, count: int) -> None:
+        """So many more bytes of text were read."""
+        self._bytes_read += count
+
+    def add_written(self, count: int) -> None:
+        """So many more bytes of ids were written."""
+        self._bytes_written += count
+        now = time.monotonic()
+        line = self._line(now)
+        self._bar.update(self._task, completed=self._bytes_read, line=line)
+        is_terminal = not self._bar.disable
+        if not is_terminal and now - self._last_line_time > 5:
+            self._last_line_time = now
+            self._say(f"prepare: {self._name}: {line}")
+
+    def _line(self, now: float) -> str:
+        bytes_per_second = self._bytes_read / max(now - self._start_time, 1e-9)
+        line = (
+            f"{self._bytes_read / 1e6:,.0f} MB read, {bytes_per_second / 1e6:.1f} MB/s, "
+            f"{self._bytes_written / 1e6:,.0f} MB of tokens"
+        )
+        if self._total <= self._bytes_read:
+            return line
+        seconds_left = (self._total - self._bytes_read) / bytes_per_second
+        expected_bytes = self._bytes_written * self._total / self._bytes_read
+        return f"{line}, ETA {seconds_left:.0f}s, then {expected_bytes / 1e6:,.0f} MB"

@@ -1,0 +1,432 @@
+"""Preparing a token store: documents are cleaned, encoded by several processes, and written.
+
+Text of any size takes bounded memory. It is cut into shards as it is read; a pool of processes
+encodes them, and their ids are appended in order. A journal names each shard that is written: a run
+that was killed cuts off what came after the last one, and goes on with the next. The manifest comes
+last: with it, the directory is a store.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from t5x_lite.config import Data
+from t5x_lite.data.store.corpus import (
+    MANIFEST,
+    SPLITS,
+    Corpus,
+    Split,
+    cache_directory,
+    open_store,
+)
+from t5x_lite.data.store.encoding import EncodedShard, EncoderPool, Progress
+from t5x_lite.data.store.shards import (
+    SourceSetting,
+    combined_hash,
+    documents_by_split,
+    list_sources,
+    make_shards,
+    shard_hash,
+    text_hash,
+    training_texts,
+)
+from t5x_lite.data.text import sources
+from t5x_lite.data.text.cleaning import Cleaner
+from t5x_lite.data.tokenizers import tokenizer
+from t5x_lite.data.tokenizers.tokenizer import Tokenizer
+from t5x_lite.errors import BAD_DATA, IO_ERROR, NO_FILE, UserError
+from t5x_lite.specs import AllowedCode, names_files, parse_sources
+
+VERSION = 4  # of the store: raised when the same settings make other bytes
+JOURNAL = "journal.jsonl"
+
+Say = Callable[[str], None]
+Record = dict[str, Any]  # a JSON object
+
+
+def prepare(data: Data, say: Say = print, allowed: AllowedCode = None) -> Corpus:
+    """Open the store that the settings describe; make it first where there is none.
+
+    Several processes may ask at once: one makes it, the others wait. A store that was named
+    (`data.store`) and is whole does not need its text any more: it is used where the text cannot be
+    reached, and where a file was touched but holds the same.
+
+    Args:
+        say: shows one line of progress.
+        allowed: the modules that may be imported for sources; None: any.
+
+    Raises:
+        UserError: for text that cannot be used, for code that is not allowed, and for a store that
+            was made from something else.
+    """
+    if data.store and (Path(data.store) / MANIFEST).exists():
+        corpus = open_store(Path(data.store).resolve())
+        _check_origin(corpus, data, allowed)
+        return _with_rates(corpus, data)
+
+    origin = _describe_origin(data, allowed)
+    if data.store:
+        store = Path(data.store).resolve()
+    else:
+        key = json.dumps(origin, sort_keys=True).encode()
+        store = cache_directory() / "stores" / hashlib.sha256(key).hexdigest()[:16]
+    if not store.name:
+        reason = "is no directory that can be made; name another"
+        raise UserError(BAD_DATA, f"data.store={data.store}: {reason}")
+    if not (store / MANIFEST).exists():
+        try:
+            store.parent.mkdir(parents=True, exist_ok=True)
+            with _lock(store.with_name(store.name + ".lock")):
+                if not (store / MANIFEST).exists():  # nobody made it meanwhile
+                    _make_store(data, origin, store, say, allowed)
+        except OSError as error:
+            reason = f"the store could not be written: {error.strerror or error}"
+            raise UserError(IO_ERROR, f"{store}: {reason}") from error
+
+    corpus = open_store(store)
+    if data.store:
+        _check_origin(corpus, data, allowed)
+    return _with_rates(corpus, data)
+
+
+def _with_rates(corpus: Corpus, data: Data) -> Corpus:
+    """The corpus with the rates that the settings give to its sources."""
+    rates = [rate for rate, _ in parse_sources(data.source, "data.source")]
+    rated = list(corpus.sources)
+    for number, rate in enumerate(rates):
+        rated[number] = replace(rated[number], rate=rate)
+    return replace(corpus, sources=tuple(rated))
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Wait until no other process holds the lock, and hold it."""
+    with open(path, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+# What a store is made from. It stands in the manifest as `made_from`.
+
+
+def _describe_origin(data: Data, allowed: AllowedCode) -> Record:
+    return {
+        "settings": _describe_settings(data),
+        "tokenizer": _describe_tokenizer(data),
+        "text": _describe_text(data, allowed),
+    }
+
+
+def _describe_settings(data: Data) -> Record:
+    """What the tokens depend on beside the text and the tokenizer.
+
+    Two stores of the same settings, text and tokenizer have the same bytes.
+    """
+    validation = data.validation_fraction
+    if data.validation_source:
+        validation = "a source of its own"
+    return {
+        "document": data.document,
+        "field": data.field,
+        "add_specials": data.add_specials,
+        "text_cleaning": asdict(data.text_cleaning),
+        "version": VERSION,
+        "validation": validation,
+    }
+
+
+def _describe_tokenizer(data: Data) -> str:
+    """The setting, or a hash of the files that it names."""
+    if not names_files(data.tokenizer):
+        return data.tokenizer
+    contents = tokenizer.files(data.tokenizer).values()
+    return hashlib.sha256(b"".join(contents)).hexdigest()[:16]
+
+
+def _describe_text(data: Data, allowed: AllowedCode) -> list[list[str]]:
+    """Of each source the setting, the name, and a line that changes when its text does."""
+    lines = []
+    for source in list_sources(data):
+        fingerprint = sources.fingerprint(source.name, source.key, allowed)
+        lines.append([source.key, source.name, fingerprint])
+    return lines
+
+
+def _check_origin(corpus: Corpus, data: Data, allowed: AllowedCode) -> None:
+    """Refuse a store that was made with other settings, or from other text.
+
+    Text and tokenizer that cannot be reached are not compared.
+    """
+    origin = corpus.manifest["made_from"]
+    for name, value in _describe_settings(data).items():
+        stored_value = origin["settings"].get(name)
+        if stored_value != value:
+            raise _origin_error(corpus, name, stored_value, value)
+
+    # Files may have moved, but they keep their names and their order.
+    stored_names = [Path(name).name for _, name, _ in origin["text"]]
+    names = [Path(source.name).name for source in list_sources(data)]
+    if names != stored_names:
+        raise _origin_error(corpus, "the text", stored_names, names)
+
+    with _if_reachable():
+        description = _describe_tokenizer(data)
+        if description != origin["tokenizer"]:
+            raise _origin_error(corpus, "tokenizer", origin["tokenizer"], description)
+    with _if_reachable():
+        text = _describe_text(data, allowed)
+        if text != origin["text"]:
+            # Files were touched or moved, or their text is another: its hash tells.
+            hashes = [text_hash(data, source, allowed) for source in list_sources(data)]
+            if hashes != [record["text"] for record in corpus.manifest["sources"]]:
+                raise _origin_error(corpus, "the text", origin["text"], text)
+
+
+def _origin_error(corpus: Corpus, what: str, stored: object, now: object) -> UserError:
+    fix = "name another data.store, or remove this one"
+    return UserError(
+        BAD_DATA, f"{corpus.path}: made with {what} {stored!r}, now it is {now!r}; {fix}"
+    )
+
+
+@contextmanager
+def _if_reachable() -> Iterator[None]:
+    """Ignore that files cannot be reached."""
+    try:
+        yield
+    except UserError as error:
+        if error.code != NO_FILE:
+            raise
+
+
+# Making a store.
+
+
+def _make_store(data: Data, origin: Record, store: Path, say: Say, allowed: AllowedCode) -> None:
+    """Make the store, or go on making it."""
+    is_empty = not store.exists() or not any(store.iterdir())
+    if not is_empty and not (store / JOURNAL).exists():
+        reason = "exists and is no token store; name another data.store"
+        raise UserError(BAD_DATA, f"{store}: {reason}")
+    store.mkdir(exist_ok=True)
+    journal = _Journal(store, origin)
+
+    # The tokenizer.
+    store_tokenizer = journal.tokenizer()
+    if store_tokenizer is None:
+        say(f"prepare: tokenizer {data.tokenizer} on {data.source}")
+        texts = training_texts(data, allowed)
+        store_tokenizer = tokenizer.make(data.tokenizer, texts, data.add_specials, say)
+        store_tokenizer.save(store / "tokenizer")
+        journal.write({"tokenizer": store_tokenizer.fingerprint})
+    dtype = np.dtype("<u2" if store_tokenizer.vocabulary.size <= 1 << 16 else "<u4")
+
+    # The ids of each source.
+    records = []
+    with EncoderPool(store / "tokenizer", store_tokenizer, data, dtype) as pool:
+        for number, source in enumerate(list_sources(data)):
+            record = _encode_source(data, source, number, journal, pool, say, allowed)
+            records.append(record)
+
+    # The manifest, which makes it a store.
+    totals: dict[Split, Record] = {}
+    for split in SPLITS:
+        totals[split] = _total([record[split] for record in records])
+    _say_totals(data, totals, records, say)
+    manifest = {
+        "made_from": origin,
+        "tokenizer": store_tokenizer.fingerprint,
+        "lossless": store_tokenizer.lossless,
+        "dtype": dtype.str,
+        **totals,
+        "sources": records,
+    }
+    partial = store / "manifest.json.partial"
+    partial.write_text(json.dumps(manifest, indent=1))
+    os.replace(partial, store / MANIFEST)
+    (store / JOURNAL).unlink()
+
+
+def _total(counts: list[Record]) -> Record:
+    """The counts of all sources, of one split."""
+    shard_hashes = [shard["sha256"] for source in counts for shard in source["shards"]]
+    digest = hashlib.sha256("".join(shard_hashes).encode()).hexdigest()
+    return {**_sum(counts), "sha256": digest}
+
+
+def _sum(counts: list[Record]) -> Record:
+    names = ("documents", "tokens", "bytes")
+    return {name: sum(count[name] for count in counts) for name in names}
+
+
+def _say_totals(data: Data, totals: dict[Split, Record], records: list[Record], say: Say) -> None:
+    """Show what the store holds and which issues its text had; refuse an empty split."""
+    for split, total in totals.items():
+        if not total["documents"]:
+            raise UserError(
+                BAD_DATA,
+                f"data.source={data.source}: no document for {split}; give more text, "
+                "set data.validation_fraction, or name data.validation_source",
+            )
+        bytes_per_token = total["bytes"] / total["tokens"]
+        say(
+            f"prepare: {split}: {total['documents']:,} documents, {total['tokens']:,} tokens, "
+            f"{total['bytes']:,} bytes, {bytes_per_token:.2f} bytes a token"
+        )
+    for record in records:
+        if record["text_cleaning"]:
+            issues = [f"{count} {issue}" for issue, count in record["text_cleaning"].items()]
+            say(f"prepare: {record['source']}: {', '.join(issues)}")
+
+
+class _Journal:
+    """What is written of a store that is being made, in JSON lines.
+
+    One line says what the store is made from, one names its tokenizer, then comes one for each
+    shard.
+    """
+
+    def __init__(self, store: Path, origin: Record):
+        self.store = store
+        self._path = store / JOURNAL
+        self._lines = self._read()
+        origin = json.loads(json.dumps(origin))
+        if not self._lines or self._lines[0] != origin:
+            # An earlier run was making something else: begin anew.
+            self.forget()
+            self._lines = []
+            self.write(origin)
+
+    def _read(self) -> list[Record]:
+        if not self._path.exists():
+            return []
+        lines = self._path.read_text().splitlines(keepends=True)
+        if lines and not lines[-1].endswith("\n"):  # cut off by a kill
+            lines.pop()
+            os.truncate(self._path, len("".join(lines).encode()))
+        try:
+            return [json.loads(line) for line in lines]
+        except ValueError:
+            return []
+
+    def write(self, record: Record) -> None:
+        """Append a line."""
+        with open(self._path, "a") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def forget(self) -> None:
+        """The next run begins anew."""
+        self._path.write_text("")
+
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer of this store, where it is made already."""
+        if len(self._lines) < 2:
+            return None
+        return tokenizer.load(self.store / "tokenizer")
+
+    def shards(self, number: int) -> list[Record]:
+        """The shards of a source that are written."""
+        return [line for line in self._lines[2:] if line["source"] == number]
+
+
+def _encode_source(
+    data: Data,
+    source: SourceSetting,
+    number: int,
+    journal: _Journal,
+    pool: EncoderPool,
+    say: Say,
+    allowed: AllowedCode,
+) -> Record:
+    """Append the shards of one source to its files; its record in the manifest.
+
+    Args:
+        number: of the source, from 0.
+
+    Raises:
+        UserError: where the text is not the one of an earlier run that was killed.
+    """
+    written = journal.shards(number)
+    already_written = len(written)  # by an earlier run
+    ends = written[-1]["ends"] if written else dict.fromkeys(SPLITS, 0)
+    cleaner = Cleaner(data.text_cleaning, source.where)
+    hashes: list[str] = []  # of the text of each shard
+    pending: deque[tuple[str, Future[EncodedShard]]] = deque()  # the oldest first
+    with ExitStack() as stack:
+        files = {}
+        for split in SPLITS:
+            file = _open_at(journal.store / f"{number}.{split}.bin", ends[split])
+            files[split] = stack.enter_context(file)
+        source_bytes = sources.size(source.name, source.key)
+        progress = stack.enter_context(Progress(source.name, source_bytes, say))
+
+        def write_oldest() -> None:
+            """Wait for the oldest shard that is being encoded, and append it."""
+            text, future = pending.popleft()
+            encoded = future.result()
+            for split, file in files.items():
+                file.write(encoded.ids[split])
+                file.flush()
+            record = {
+                "source": number,
+                "text": text,
+                "counts": encoded.counts,
+                "ends": {split: file.tell() for split, file in files.items()},
+            }
+            journal.write(record)
+            written.append(record)
+            progress.add_written(sum(len(ids) for ids in encoded.ids.values()))
+
+        documents = documents_by_split(data, source, cleaner, allowed)
+        for shard in make_shards(documents):
+            hashes.append(shard_hash(shard))
+            progress.add_read(sum(len(utf8) for _, utf8 in shard))
+            if len(hashes) > already_written:
+                future = pool.submit(shard)
+                pending.append((hashes[-1], future))
+            elif hashes[-1] != written[len(hashes) - 1]["text"]:
+                break
+            # Enough shards wait to keep all processes busy, and no more are in memory.
+            if len(pending) > pool.size:
+                write_oldest()
+        while pending:
+            write_oldest()
+
+        if hashes != [record["text"] for record in written]:
+            journal.forget()
+            reason = "changed while its store was made; start again"
+            raise UserError(BAD_DATA, f"{source.where}: {reason}")
+        for file in files.values():
+            os.fsync(file.fileno())
+
+    issues = cleaner.counts
+    splits = {}
+    for split in SPLITS:
+        counts = [record["counts"][split] for record in written if split in record["counts"]]
+        issues += Counter(single_token=sum(count["single_token"] for count in counts))
+        shards = [{"tokens": count["tokens"], "sha256": count["sha256"]} for count in counts]
+        splits[split] = {**_sum(counts), "shards": shards}
+    return {
+        "source": source.name,
+        "text": combined_hash(hashes),
+        "text_cleaning": dict(issues),
+        **splits,
+    }
+
+
+def _open_at(path: Path, end: int) -> BinaryIO:
+    """The file, cut off at the end of what is known to be whole, to append to."""
+    file = open(path, "ab")
+    file.truncate(end)
+    file.seek(end)
+    return file

@@ -1,0 +1,324 @@
+"""Documents in files, compressed or not, wherever fsspec reaches.
+
+A text file is one document, or one per line, or one per block between blank lines. JSON lines and
+parquet files hold one document per record.
+"""
+
+import io
+import json
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+
+from t5x_lite.errors import BAD_DATA, NO_FILE, UserError, optional_import, user_errors
+
+if TYPE_CHECKING:
+    from fsspec.core import OpenFile
+
+Document = bytes | str  # str where the file holds decoded text
+DocumentUnit = Literal["file", "line", "block"]  # what one document of a text file is
+
+SUFFIXES = (".txt", ".jsonl", ".json", ".parquet")
+# How compressed files end, and what fsspec calls the compression; .zst is read by _ZstdReader.
+_COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": None}
+_READABLE = tuple(suffix + ending for suffix in SUFFIXES for ending in ("", *_COMPRESSIONS))
+_ARCHIVES = (".zip", ".tar", ".tgz", *(".tar" + ending for ending in _COMPRESSIONS))
+
+# A document of more bytes (or characters of decoded text) is read as several, and counted.
+LONGEST = 1 << 25
+
+
+class Continuation:
+    """Marks a document that continues the one before, because that was longer than LONGEST.
+
+    Instances are bytes or str as well.
+    """
+
+
+class _BytesContinuation(Continuation, bytes):
+    pass
+
+
+class _TextContinuation(Continuation, str):
+    pass
+
+
+def find(source: str, key: str) -> list["OpenFile"]:
+    """The files of a path, a directory or a glob, sorted by name; empty where there is none.
+
+    Args:
+        key: the setting that names the source, for errors.
+
+    Raises:
+        UserError: for places that cannot be reached, and for archives.
+    """
+    import fsspec
+
+    with user_errors(NO_FILE, f"{key}={source}: cannot be reached"):
+        file_system, path = fsspec.core.url_to_fs(source)
+        if file_system.isdir(path):
+            names = [name for name in file_system.find(path) if name.lower().endswith(_READABLE)]
+        elif file_system.exists(path):
+            names = [path]
+        else:
+            names = [name for name in file_system.glob(path) if not file_system.isdir(name)]
+
+    files = []
+    for name in sorted(names):
+        if name.lower().endswith(_ARCHIVES):
+            fix = "unpack it and name the directory"
+            raise UserError(BAD_DATA, f"{key}: {name}: is an archive of several files; {fix}")
+        compression = _COMPRESSIONS.get(_compressed_ending(name))
+        files.append(fsspec.core.OpenFile(file_system, name, compression=compression))
+    return files
+
+
+def _compressed_ending(name: str) -> str:
+    """The ending that says how a file is compressed; empty where it is not."""
+    for ending in _COMPRESSIONS:
+        if name.lower().endswith(ending):
+            return ending
+    return ""
+
+
+def fingerprint(file: "OpenFile", key: str) -> str:
+    """Name, size and time of a file (or its ETag): they change when the text does."""
+    info = _info(file, key)
+    version = ""
+    for name in ("mtime", "etag", "ETag", "md5Hash", "updated"):
+        if info.get(name):
+            version = info[name]
+            break
+    return f"{file.path} {info.get('size')} {version}"
+
+
+def size(file: "OpenFile", key: str) -> int:
+    """Bytes of text; 0 where that is not known before the file is read."""
+    if _compressed_ending(file.path) or file.path.lower().endswith(".parquet"):
+        return 0
+    return _info(file, key).get("size") or 0
+
+
+def _info(file: "OpenFile", key: str) -> dict[str, Any]:
+    with user_errors(NO_FILE, f"{key}: cannot read {file.path}"):
+        return file.fs.info(file.path)
+
+
+def read(file: "OpenFile", document: DocumentUnit, field: str, key: str) -> Iterator[Document]:
+    """The documents of one file.
+
+    Args:
+        document: what one document of a text file is.
+        field: the column of JSON lines and parquet that holds the text.
+        key: the setting that names the source, for errors.
+
+    Raises:
+        UserError: for a file that cannot be read, or holds no such column.
+    """
+    where = f"{key}: {file.path}"
+    compressed = _compressed_ending(file.path)
+    name = file.path.lower().removesuffix(compressed)
+    with user_errors(NO_FILE, f"{key}: cannot read {file.path}"), file as raw_stream:
+        if compressed == ".zst":
+            raw_stream = _ZstdReader(raw_stream)
+        # Buffered here: what fsspec opens in a bucket ignores the limit of readline.
+        stream: BinaryIO = io.BufferedReader(raw_stream, 1 << 20)
+        if name.endswith(".parquet"):
+            yield from _parquet_records(stream, field, where)
+        elif name.endswith((".jsonl", ".json")):
+            yield from _json_lines(stream, field, where)
+        else:
+            yield from _CUTTERS[document](_lines(stream))
+
+
+class _ZstdReader(io.RawIOBase):
+    """The text of a .zst file of one frame or several.
+
+    Raises EOFError where the file is cut off, which the reader of `zstandard` does not notice.
+    """
+
+    def __init__(self, compressed: BinaryIO):
+        import zstandard
+
+        self._compressed = compressed
+        self._new_frame = zstandard.ZstdDecompressor().decompressobj
+        self._frame = self._new_frame()  # decompresses the frame that is being read
+        self._between_frames = True
+        self._text = b""  # decompressed, and not asked for yet
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        while not self._text:
+            # First what the last frame did not use, then the next bytes of the file.
+            compressed = self._frame.unused_data or self._compressed.read(1 << 16)
+            if not compressed:
+                if self._between_frames:
+                    return 0
+                raise EOFError("it is cut off")
+            if self._frame.eof:
+                self._frame = self._new_frame()
+            self._text = self._frame.decompress(compressed)
+            self._between_frames = self._frame.eof
+        count = min(len(buffer), len(self._text))
+        buffer[:count] = self._text[:count]
+        self._text = self._text[count:]
+        return count
+
+
+# Text files: lines, and documents made of lines.
+
+
+def _lines(stream: BinaryIO) -> Iterator[bytes]:
+    """The lines of a file, each with its newline.
+
+    One longer than LONGEST comes in pieces, cut between characters.
+    """
+    rest = b""  # what the next piece of a long line begins with
+    while line := rest + stream.readline(LONGEST):
+        rest = b""
+        if len(line) >= LONGEST and not line.endswith(b"\n"):
+            # The last character may be incomplete: it belongs to the next piece.
+            end = _last_character(line)
+            rest = line[end:]
+            line = line[:end]
+        yield line
+
+
+def _last_character(text: bytes) -> int:
+    """Where the last character of UTF-8 begins: within the last four bytes, else at the end."""
+    for position in range(len(text) - 1, len(text) - 5, -1):
+        is_continuation_byte = text[position] & 0xC0 == 0x80
+        if not is_continuation_byte:
+            return position
+    return len(text)
+
+
+def _without_newline(line: bytes) -> bytes:
+    if line.endswith(b"\n"):
+        return line[:-1].removesuffix(b"\r")
+    return line
+
+
+def _whole_file(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """All lines as one document; as several where it is longer than LONGEST."""
+    held = []
+    held_bytes = 0
+    kind = bytes
+    for line in lines:
+        if held and held_bytes + len(line) > LONGEST:
+            yield kind(b"".join(held))
+            held = []
+            held_bytes = 0
+            kind = _BytesContinuation
+        held.append(line)
+        held_bytes += len(line)
+    yield kind(b"".join(held))
+
+
+def _by_line(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """Each line as a document."""
+    kind = bytes
+    for line in lines:
+        yield kind(_without_newline(line))
+        kind = bytes if line.endswith(b"\n") else _BytesContinuation
+
+
+def _by_block(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """The lines between blank lines as a document."""
+    for is_blank, group in groupby(_mark_blank(lines), key=itemgetter(0)):
+        if not is_blank:
+            block = (line for _, line in group)
+            yield from _whole_file(_without_last_newline(block))
+
+
+def _mark_blank(lines: Iterable[bytes]) -> Iterator[tuple[bool, bytes]]:
+    """Each line, or piece of a long line, and whether its whole line is blank."""
+    held = []  # pieces of a line that is blank so far
+    is_blank = True
+    for piece in lines:
+        held.append(piece)
+        ends_line = piece.endswith(b"\n")
+        is_blank = is_blank and not piece.strip()
+        if ends_line or not is_blank:
+            for held_piece in held:
+                yield is_blank, held_piece
+            held = []
+        if ends_line:
+            is_blank = True
+    for held_piece in held:
+        yield True, held_piece
+
+
+def _without_last_newline(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """The lines, each newline moved to the start of the next line: the last one is left out."""
+    newline = b""
+    for line in lines:
+        text = _without_newline(line)
+        yield newline + text
+        newline = line[len(text) :]
+
+
+_CUTTERS: dict[DocumentUnit, Callable[[Iterable[bytes]], Iterator[bytes]]] = {
+    "file": _whole_file,
+    "line": _by_line,
+    "block": _by_block,
+}
+
+
+# Records: JSON lines, parquet, and those of data sets.
+
+
+def _json_lines(stream: BinaryIO, field: str, where: str) -> Iterator[Document]:
+    for number, line in enumerate(stream, 1):
+        if not line.strip():
+            continue
+        # Invalid UTF-8 becomes lone surrogates, which text cleaning counts.
+        text = line.removeprefix(b"\xef\xbb\xbf").decode(errors="surrogateescape")
+        try:
+            record = json.loads(text)
+        except ValueError as error:
+            reason = f"line {number} is no JSON ({error}); fix or remove it"
+            raise UserError(BAD_DATA, f"{where}, {reason}") from error
+        yield from text_of(record, field, f"{where}, line {number}")
+
+
+def _parquet_records(stream: BinaryIO, field: str, where: str) -> Iterator[Document]:
+    file = optional_import("pyarrow.parquet", "hf", where).ParquetFile(stream)
+    columns = file.schema_arrow.names
+    if field in columns:
+        columns = [field]  # the others need not be read
+    for batch in file.iter_batches(256, columns=columns):
+        for record in batch.to_pylist():
+            yield from text_of(record, field, where)
+
+
+def text_of(record: object, field: str, where: str) -> Iterator[Document]:
+    """The text of a record, as several where it is longer than LONGEST; null is an empty text.
+
+    >>> list(text_of({"text": "a b", "id": 7}, "text", "here"))
+    ['a b']
+    >>> list(text_of({"body": "a b"}, "text", "here"))
+    Traceback (most recent call last):
+    t5x_lite.errors.UserError: here: has no text 'text'; set data.field to one of body
+    """
+    if not isinstance(record, dict):
+        kind = type(record).__name__
+        raise UserError(BAD_DATA, f"{where}: is a {kind}, expected an object with {field!r}")
+    fix = f"set data.field to one of {', '.join(record)}"
+    if field not in record:
+        raise UserError(BAD_DATA, f"{where}: has no text {field!r}; {fix}")
+    text = record[field]
+    if text is None:
+        text = ""
+    if isinstance(text, bytes):
+        yield from _whole_file(_lines(io.BytesIO(text)))
+    elif isinstance(text, str):
+        yield text[:LONGEST]
+        for start in range(LONGEST, len(text), LONGEST):
+            yield _TextContinuation(text[start : start + LONGEST])
+    else:
+        kind = type(text).__name__
+        raise UserError(BAD_DATA, f"{where}: its {field!r} is a {kind}; {fix}")

@@ -1,0 +1,265 @@
+"""Where text comes from: a source is one line of a config, and yields documents in a fixed order.
+
+python_docs                      the text that every Python installation carries
+PATH, a glob, or a directory     .txt .jsonl .json .parquet, also .gz .bz2 .xz .zst;
+                                 any address of fsspec (gs://…, s3://…)
+tfds:NAME?split=…&data_dir=…     a data set of TensorFlow Datasets
+hf:NAME_OR_PATH?name=…&split=…   a data set of Hugging Face, on disk or by name
+python:module.function           a function of your own that returns an iterable of texts
+"""
+
+import ast
+import hashlib
+import os
+import sys
+import sysconfig
+import warnings
+from collections.abc import Collection, Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+from urllib.parse import parse_qsl
+
+from t5x_lite.data.text import files
+from t5x_lite.data.text.files import Document, DocumentUnit
+from t5x_lite.errors import BAD_DATA, NO_FILE, UserError, optional_import, user_errors
+from t5x_lite.specs import AllowedCode, import_function
+
+if TYPE_CHECKING:
+    from fsspec.core import OpenFile
+
+
+class SourceReader(Protocol):
+    """Reads the documents of one kind of source, in a fixed order."""
+
+    def __call__(
+        self, address: str, field: str, where: str, allowed: AllowedCode
+    ) -> Iterator[Document]:
+        """The documents at an address.
+
+        Args:
+            address: what follows the scheme: in `tfds:c4/en?split=train` it is `c4/en?split=train`.
+            field: the column that holds the text.
+            where: the setting and its value, for errors.
+            allowed: the modules that may be imported; None: any.
+        """
+        ...
+
+
+def documents(
+    source: str,
+    document: DocumentUnit = "file",
+    field: str = "text",
+    key: str = "data.source",
+    allowed: AllowedCode = None,
+) -> Iterator[Document]:
+    """The documents of a source, in a fixed order: bytes, or str where it holds decoded text.
+
+    Args:
+        document: what one document of a text file is: the "file", a "line", or a "block" between
+            blank lines.
+        field: the column of JSON lines, parquet and data sets that holds the text.
+        key: the setting that names the source, for errors.
+        allowed: the modules that may be imported for a function of the user's own; None: any.
+
+    Raises:
+        UserError: for what cannot be read, and for code that is not allowed.
+    """
+    scheme, _, address = source.partition(":")
+    if source == "python_docs":
+        yield from python_docs()
+    elif scheme in SCHEMES:
+        yield from SCHEMES[scheme](address, field, f"{key}={source}", allowed)
+    else:
+        for file in _find_files(source, key):
+            yield from files.read(file, document, field, key)
+
+
+def fingerprint(source: str, key: str = "data.source", allowed: AllowedCode = None) -> str:
+    """A line that changes when the text does.
+
+    It holds the Python version, or names, sizes and times of files. Of a function it is the hash of
+    its file; of a data set that is not on this machine, its name alone.
+    """
+    scheme, _, address = source.partition(":")
+    if source == "python_docs":
+        return "python_docs of " + sys.version.split()[0]
+    if scheme == "python":
+        return _function_fingerprint(source, address, key, allowed)
+    if scheme in SCHEMES:
+        parts = [source]
+        for path in _data_set_files(scheme, address):
+            status = path.stat()
+            parts.append(f"{path.name} {status.st_size} {status.st_mtime}")
+    else:
+        parts = [files.fingerprint(file, key) for file in _find_files(source, key)]
+    line = "; ".join(parts)
+    return line if len(line) < 1000 else _short_hash(line.encode())
+
+
+def _function_fingerprint(source: str, address: str, key: str, allowed: AllowedCode) -> str:
+    function = import_function(address, f"{key}={source}", allowed)
+    module = sys.modules[function.__module__]
+    path = getattr(module, "__file__", None)
+    if not path:
+        return source
+    return f"{path} {_short_hash(Path(path).read_bytes())}"
+
+
+def _short_hash(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def _data_set_files(scheme: str, address: str) -> list[Path]:
+    """The files of a data set, where it is on this machine and its address says so."""
+    name, options = _parse_query(address)
+    if scheme == "tfds":
+        data_dir = Path(options.get("data_dir", os.devnull))
+        directory = data_dir / name.replace(":", "/")
+    else:
+        directory = Path(name)
+    if not directory.is_dir():
+        return []
+    return [path for path in sorted(directory.rglob("*")) if path.is_file()]
+
+
+def size(source: str, key: str = "data.source") -> int:
+    """Bytes of text; 0 where that is not known before it is read."""
+    scheme = source.partition(":")[0]
+    if source == "python_docs" or scheme in SCHEMES:
+        return 0
+    sizes = [files.size(file, key) for file in _find_files(source, key)]
+    return sum(sizes) if all(sizes) else 0
+
+
+def _find_files(source: str, key: str) -> list["OpenFile"]:
+    existing = files.find(source, key) if source else []
+    if not existing:
+        suffixes = " ".join(files.SUFFIXES)
+        schemes = " ".join(f"{scheme}:…" for scheme in SCHEMES)
+        raise UserError(
+            NO_FILE,
+            f"{key}={source}: no such text; expected python_docs, an existing file, glob, "
+            f"or directory with {suffixes} files, or one of {schemes}",
+        )
+    return existing
+
+
+def _parse_query(address: str) -> tuple[str, dict[str, str]]:
+    """The name and the options of an address.
+
+    >>> _parse_query("c4/en?split=train+validation")
+    ('c4/en', {'split': 'train+validation'})
+    """
+    name, _, query = address.partition("?")
+    escaped = query.replace("+", "%2B")  # a plus would be read as a space
+    return name, dict(parse_qsl(escaped))
+
+
+def _read_tfds(address: str, field: str, where: str, allowed: AllowedCode) -> Iterator[Document]:
+    """A data set of TensorFlow Datasets; only tfrecord needs TensorFlow, array_record does not."""
+    name, options = _parse_query(address)
+    split = options.pop("split", "train")
+    # Importing it prints that TensorFlow is missing, which is intended.
+    with redirect_stdout(None), redirect_stderr(None):
+        tfds = optional_import("tensorflow_datasets", "tfds", where)
+        # c4, glue and others are registered only by this import.
+        optional_import("tensorflow_datasets.text", "tfds", where)
+    with user_errors(NO_FILE, f"{where}: cannot be read"):
+        builder = tfds.builder(name, **options)
+        if builder.info.file_format.value == "array_record":
+            records = iter(builder.as_data_source(split))
+        else:
+            records = tfds.as_numpy(builder.as_dataset(split))
+        for record in records:
+            yield from files.text_of(record, field, where)
+
+
+def _read_huggingface(
+    address: str, field: str, where: str, allowed: AllowedCode
+) -> Iterator[Document]:
+    """A data set of Hugging Face: saved to disk, with splits or without, or loaded by its name."""
+    name, options = _parse_query(address)
+    datasets = optional_import("datasets", "hf", where)
+    with user_errors(NO_FILE, f"{where}: cannot be read"):
+        if (Path(name) / "dataset_info.json").exists():
+            _check_options(options, (), where)
+            records = datasets.load_from_disk(name)
+        elif (Path(name) / "dataset_dict.json").exists():
+            _check_options(options, ("split",), where)
+            records = datasets.load_from_disk(name)[options.get("split", "train")]
+        else:
+            options.setdefault("split", "train")
+            records = datasets.load_dataset(name, streaming=True, **options)
+        for record in records:
+            yield from files.text_of(record, field, where)
+
+
+def _check_options(options: dict[str, str], known: Collection[str], where: str) -> None:
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        reason = f"a data set on disk, it takes no {', '.join(unknown)}; leave that out"
+        raise UserError(BAD_DATA, f"{where}: {reason}")
+
+
+def _read_function(
+    address: str, field: str, where: str, allowed: AllowedCode
+) -> Iterator[Document]:
+    """The texts that a function of the user's own returns."""
+    function = import_function(address, where, allowed)
+    with user_errors(BAD_DATA, f"{where}: failed"):
+        texts = function()
+        if isinstance(texts, str | bytes):
+            raise TypeError("returned one text, expected an iterable of texts")
+        for text in texts:
+            if not isinstance(text, str | bytes):
+                raise TypeError(f"yielded {type(text).__name__}, expected str or bytes")
+            yield text
+
+
+SCHEMES: dict[str, SourceReader] = {
+    "tfds": _read_tfds,
+    "hf": _read_huggingface,
+    "python": _read_function,
+}
+
+
+# Directories in the standard library that are not part of its documentation.
+_NOT_LIBRARY = {"site-packages", "dist-packages", "__pycache__", "test", "tests"}
+_NOT_LIBRARY |= {"idlelib", "lib2to3", "turtledemo"}
+
+
+def python_docs() -> Iterator[str]:
+    """About 2 MB of English on every machine with Python.
+
+    First the docstrings of the standard library, one module per document (read with `ast`; nothing
+    is imported), then the reference topics of `pydoc_data`, one topic per document.
+    """
+    root = Path(sysconfig.get_path("stdlib"))
+    for path in sorted(root.rglob("*.py")):
+        directories = path.relative_to(root).parts
+        if _NOT_LIBRARY.isdisjoint(directories):
+            text = "\n\n".join(_docstrings(path))
+            if text:
+                yield text
+    try:
+        from pydoc_data.topics import topics
+    except ImportError as error:
+        reason = "this Python has no pydoc_data; name a text file"
+        raise UserError(BAD_DATA, f"data.source=python_docs: {reason}") from error
+    for name in sorted(topics):
+        yield topics[name]
+
+
+def _docstrings(path: Path) -> Iterator[str]:
+    """The docstrings of a module, its classes and functions; none of a file that is not Python."""
+    try:
+        with warnings.catch_warnings(action="ignore"):  # invalid escapes in old modules
+            module = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):
+        return
+    for node in ast.walk(module):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            docstring = ast.get_docstring(node)
+            if docstring:
+                yield docstring

@@ -1,0 +1,404 @@
+"""Text models turn text into ids and back: bytes, SentencePiece, and those of `tokenizers`."""
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from t5x_lite.errors import BAD_DATA, UserError, optional_import
+
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # half a UTF-16 pair, which UTF-8 cannot hold
+SPACE_MARK = "\u2581"  # SentencePiece writes a space as ▁; a ▁ in text must not become a space
+
+TextModelKind = Literal["bytes", "sentencepiece", "huggingface"]
+
+
+class TextModel(Protocol):
+    """What turns text into ids and back.
+
+    Attributes:
+        kind: which class it is, in a saved tokenizer.
+        size: how many ids it has.
+        ordinary: ids that text encodes to are in [low, high).
+        specials: the ids of its special tokens, by name.
+        is_own: trained by this package, or bytes: its special ids are appended to it.
+        lossless: whether decode(encode(text)) == text.
+    """
+
+    kind: TextModelKind
+    size: int
+    ordinary: tuple[int, int]
+    specials: dict[str, int]
+    is_own: bool
+    lossless: bool
+
+    def encode(self, text: str) -> np.ndarray:
+        """The ids of a text: int32 [tokens]; none is special but the one for unknown text."""
+        ...
+
+    def decode(self, ids: list[int]) -> str:
+        """The text of ordinary ids."""
+        ...
+
+    def texts(self) -> list[bytes | None]:
+        """The bytes that each id stands for; None: a special id."""
+        ...
+
+    def files(self) -> dict[str, bytes]:
+        """The files it can be made from again, by name."""
+        ...
+
+
+# Long texts are encoded in chunks of about this many characters.
+CHUNK = 1 << 20
+# Chunks are cut at single spaces, which no model here has inside a piece.
+_SINGLE_SPACE = re.compile(r"(?<=\S) (?=\S)")
+
+
+def chunks(text: str) -> Iterator[str]:
+    """The text in chunks, each beginning with the space it is cut at.
+
+    A chunk without such a space is cut anywhere once it is twice as long as it should be; a few
+    tokens may then differ from those of the whole text.
+    """
+    start = 0
+    while len(text) - start > CHUNK:
+        space = _SINGLE_SPACE.search(text, start + CHUNK, start + 2 * CHUNK)
+        end = space.start() if space else start + CHUNK
+        yield text[start:end]
+        start = end
+    yield text[start:]
+
+
+def _join_ids(parts: Iterable[list[int]]) -> np.ndarray:
+    return np.concatenate([np.array(part, np.int32) for part in parts])
+
+
+def longest_run(size: int, special: list[int]) -> tuple[int, int]:
+    """The longest run of ids without a special one, as [low, high).
+
+    >>> longest_run(10, [0, 1, 9])
+    (2, 9)
+    """
+    longest = (0, 0)
+    for before, after in pairwise([-1, *special, size]):
+        low = before + 1
+        if after - low > longest[1] - longest[0]:
+            longest = (low, after)
+    return longest
+
+
+def printable_bytes() -> dict[str, int]:
+    """GPT-2's way to write each byte as one printable character (released code).
+
+    >>> table = printable_bytes()
+    >>> table["A"], table["Ġ"]
+    (65, 32)
+    """
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    table = {chr(byte): byte for byte in printable}
+    others = [byte for byte in range(256) if byte not in printable]
+    for number, byte in enumerate(others):
+        table[chr(256 + number)] = byte
+    return table
+
+
+_BYTE_OF = printable_bytes()
+
+
+class Bytes:
+    """The bytes of UTF-8."""
+
+    kind: TextModelKind = "bytes"
+    size: int = 256
+    ordinary: tuple[int, int] = (0, 256)
+    specials: dict[str, int] = {}
+    is_own: bool = True
+    lossless: bool = True
+
+    def files(self) -> dict[str, bytes]:
+        """None are needed."""
+        return {}
+
+    def encode(self, text: str) -> np.ndarray:
+        """Its bytes."""
+        return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+
+    def decode(self, ids: list[int]) -> str:
+        """Invalid UTF-8 becomes U+FFFD."""
+        return bytes(ids).decode(errors="replace")
+
+    def texts(self) -> list[bytes | None]:
+        """The byte of each id."""
+        return [bytes([byte]) for byte in range(256)]
+
+
+class SentencePiece:
+    """A SentencePiece model.
+
+    Args:
+        proto: the serialised model.
+        is_own: trained here, lossless; else an existing one, such as T5's.
+    """
+
+    kind: TextModelKind = "sentencepiece"
+
+    def __init__(self, proto: bytes, is_own: bool = False):
+        import sentencepiece
+
+        self.is_own = is_own
+        self.lossless = is_own
+        self._proto = proto
+        model: Any = sentencepiece.SentencePieceProcessor(model_proto=proto)
+        self._model = model
+        self.size: int = model.get_piece_size()
+        special = []
+        for i in range(self.size):
+            if model.is_control(i) or model.is_unknown(i):
+                special.append(i)
+        self.ordinary = longest_run(self.size, special)
+        # Special ids of our own models are appended outside the model.
+        self.specials: dict[str, int] = {}
+        if not is_own:
+            self._add_special("<pad>", model.pad_id())
+            self._add_special("</s>", model.eos_id())
+            self._add_special("<s>", model.bos_id())
+        # A ▁ in the text of a lossless model is spelled in bytes.
+        self._space_mark_ids: list[int] = []
+        for byte in SPACE_MARK.encode():
+            self._space_mark_ids.append(model.piece_to_id(f"<0x{byte:02X}>"))
+
+    def _add_special(self, name: str, token_id: int) -> None:
+        if token_id >= 0:  # else the model has none
+            self.specials[name] = token_id
+
+    def files(self) -> dict[str, bytes]:
+        """The serialised model."""
+        return {"spiece.model": self._proto}
+
+    def encode(self, text: str) -> np.ndarray:
+        """Ids; what the model does not know is its <unk>, no other is special."""
+        if self.lossless:
+            return _join_ids(self._encode_lossless(text))
+        # Existing models put a space before each text and drop those around it: at cuts too.
+        return _join_ids(self._model.encode(chunk) for chunk in chunks(text))
+
+    def _encode_lossless(self, text: str) -> Iterator[list[int]]:
+        for chunk in chunks(text):
+            first, *others = chunk.split(SPACE_MARK)
+            yield self._model.encode(first)
+            for part in others:
+                yield self._space_mark_ids
+                yield self._model.encode(part)
+
+    def decode(self, ids: list[int]) -> str:
+        """Text of ordinary ids."""
+        if not self.lossless:
+            return self._model.decode(ids)
+        # SentencePiece would decode the bytes of ▁ to a space.
+        mark = self._space_mark_ids
+        texts = []
+        start = 0
+        for i in range(len(ids) - len(mark) + 1):
+            if ids[i : i + len(mark)] == mark:
+                texts.append(self._model.decode(ids[start:i]))
+                start = i + len(mark)
+        texts.append(self._model.decode(ids[start:]))
+        return SPACE_MARK.join(texts)
+
+    def scores(self) -> list[tuple[str, float]]:
+        """The piece and the log-probability of each id."""
+        pieces = [self._model.id_to_piece(i) for i in range(self.size)]
+        scores = [self._model.get_score(i) for i in range(self.size)]
+        return list(zip(pieces, scores, strict=True))
+
+    def texts(self) -> list[bytes | None]:
+        """The bytes of each id."""
+        low, high = self.ordinary
+        texts: list[bytes | None] = [None] * self.size
+        for i in range(low, high):
+            piece = self._model.id_to_piece(i)
+            if self._model.is_byte(i):  # written <0x0A>
+                texts[i] = bytes([int(piece[3:5], 16)])
+            else:
+                texts[i] = piece.replace(SPACE_MARK, " ").encode()
+        return texts
+
+
+# What other tokenizers call the special tokens.
+_OTHER_NAMES = {
+    "<pad>": ("[PAD]", "<|pad|>"),
+    "</s>": ("<|endoftext|>", "<|end_of_text|>", "<eos>", "[SEP]"),
+    "<s>": ("<|begin_of_text|>", "<bos>", "<|endoftext|>"),
+    "[MASK]": ("<mask>",),
+    "[CLS]": ("<s>",),
+    "[SEP]": ("</s>",),
+}
+_SPECIAL = re.compile(
+    r"\[(PAD|UNK|CLS|SEP|MASK|unused\d+)\]|</?(s|pad|unk|mask|bos|eos|extra_id_\d+)>|<\|.*\|>"
+)
+
+
+class HuggingFace:
+    """A model of the `tokenizers` package. Special tokens are never found in text.
+
+    Args:
+        content: its JSON.
+
+    Raises:
+        UserError: where it has no ordinary pieces, or the package is not installed.
+    """
+
+    kind: TextModelKind = "huggingface"
+    is_own: bool = False
+
+    def __init__(self, content: bytes):
+        tokenizers = optional_import("tokenizers", "hf", "data.tokenizer")
+        self._content = content
+        description = json.loads(content)
+
+        # The ids, and which of them are special.
+        added = {}
+        for token in description.get("added_tokens", ()):
+            added[token["content"]] = token["id"]
+        ids = _read_vocabulary(description["model"]) | added
+        special = set(added.values())
+        self.size: int = max(ids.values()) + 1
+        self._pieces = {i: piece for piece, i in ids.items()}
+        for i, piece in self._pieces.items():
+            if _SPECIAL.fullmatch(piece):
+                special.add(i)
+        self._is_special = np.zeros(self.size, bool)
+        self._is_special[list(special)] = True
+        self.ordinary = longest_run(self.size, sorted(special))
+        if not self.ordinary[1]:
+            raise UserError(BAD_DATA, "data.tokenizer: this tokenizers file has no ordinary pieces")
+
+        # How the special ones are called here.
+        self.specials: dict[str, int] = {}
+        for i in sorted(special):
+            if not self._pieces[i].startswith("[unused"):
+                self.specials[self._pieces[i]] = i
+        _add_our_names(self.specials)
+        first_ordinary, _ = self.ordinary
+        unknown = self.specials.get("<unk>", first_ordinary)
+        self._unknown = self.specials.get("[UNK]", unknown)
+
+        # The model, told of no special tokens: so it finds none in text.
+        _hide_special_pieces(description["model"])
+        description["added_tokens"] = []
+        for name in ("post_processor", "truncation", "padding"):
+            description[name] = None
+        self._model = tokenizers.Tokenizer.from_str(json.dumps(description))
+
+        # How its pieces spell text.
+        decoder = description.get("decoder") or {}
+        self._is_byte_level = decoder.get("type") == "ByteLevel"
+        self._continuation_prefix: str = description["model"].get("continuing_subword_prefix") or ""
+        is_plain = self._is_byte_level and not description.get("normalizer")
+        self.lossless: bool = is_plain and self._keeps_everything()
+
+    def _keeps_everything(self) -> bool:
+        """Whether texts with everything that is often lost come back the same."""
+        characters = [chr(code) for code in range(256)]
+        for text in ("a é\u0085 漢😀\n\t" + "".join(characters), "hi", " hi  "):
+            ids = self._model.encode(text).ids
+            if self._model.decode(ids) != text:
+                return False
+        return True
+
+    def files(self) -> dict[str, bytes]:
+        """The JSON that any `tokenizers` reads."""
+        return {"tokenizer.json": self._content}
+
+    def encode(self, text: str) -> np.ndarray:
+        """Ids; a special one that the vocabulary spells out becomes the unknown one."""
+        parts = []
+        for chunk in chunks(text):
+            encoding = self._model.encode(chunk, add_special_tokens=False)
+            parts.append(encoding.ids)
+        ids = _join_ids(parts)
+        is_special = self._is_special[ids]
+        if is_special.any():
+            ids[is_special] = self._unknown
+        return ids
+
+    def decode(self, ids: list[int]) -> str:
+        """Text of ordinary ids."""
+        return self._model.decode(ids, skip_special_tokens=False)
+
+    def texts(self) -> list[bytes | None]:
+        """The bytes of each id."""
+        low, high = self.ordinary
+        texts: list[bytes | None] = [None] * self.size
+        for i in range(low, high):
+            texts[i] = self._text(self._pieces.get(i, ""))
+        return texts
+
+    def _text(self, piece: str) -> bytes:
+        if self._is_byte_level:
+            return bytes(_BYTE_OF[character] for character in piece)
+        prefix = self._continuation_prefix
+        if not prefix:
+            return piece.replace(SPACE_MARK, " ").encode()
+        if piece.startswith(prefix):
+            return piece.removeprefix(prefix).encode()
+        return f" {piece}".encode()
+
+
+def _read_vocabulary(model: dict[str, Any]) -> dict[str, int]:
+    """The id of each piece of a model in the JSON of `tokenizers`."""
+    vocab = model["vocab"]
+    if isinstance(vocab, dict):
+        return dict(vocab)
+    return {piece: i for i, (piece, _) in enumerate(vocab)}
+
+
+def _add_our_names(specials: dict[str, int]) -> None:
+    """Add to the names of special tokens those that they have here, where they have others."""
+    for name, other_names in _OTHER_NAMES.items():
+        for other_name in other_names:
+            if other_name in specials:
+                specials.setdefault(name, specials[other_name])
+
+
+def _hide_special_pieces(model: dict[str, Any]) -> None:
+    """Rename the special pieces of a Unigram model, in place: it would find their names in text."""
+    if not isinstance(model["vocab"], list):
+        return
+    for entry in model["vocab"]:
+        if _SPECIAL.fullmatch(entry[0]):
+            entry[0] = "\U0010fffe" + entry[0]
+
+
+def wordpiece_json(vocabulary: bytes) -> bytes:
+    """BERT's WordPiece with that vocab.txt, as JSON of `tokenizers`; uncased if the pieces are."""
+    tokenizers = optional_import("tokenizers", "hf", "data.tokenizer")
+    lines = vocabulary.decode().removesuffix("\n").split("\n")
+    pieces = [line.removesuffix("\r") for line in lines]
+    ordinary = [piece for piece in pieces if not _SPECIAL.fullmatch(piece)]
+    is_cased = any(piece != piece.lower() for piece in ordinary)
+    ids = {piece: i for i, piece in enumerate(pieces)}
+    model = tokenizers.models.WordPiece(ids, unk_token="[UNK]")
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=not is_cased)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = tokenizers.decoders.WordPiece()
+    return tokenizer.to_str().encode()
+
+
+def byte_level_bpe_json(encoder: bytes, merges: bytes) -> bytes:
+    """GPT-2's byte-level BPE with that encoder.json and vocab.bpe, as JSON of `tokenizers`."""
+    tokenizers = optional_import("tokenizers", "hf", "data.tokenizer")
+    pairs = []
+    for line in merges.decode().split("\n"):
+        if line and not line.startswith("#version"):
+            pairs.append(tuple(line.split()))
+    model = tokenizers.models.BPE(json.loads(encoder), pairs)
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    return tokenizer.to_str().encode()

@@ -1,0 +1,349 @@
+"""Text to ids and back, with special ids.
+
+Special ids stand outside the text: no text ever encodes to one, except the <unk> of what an
+existing tokenizer does not know.
+"""
+
+import hashlib
+import io
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from t5x_lite.data.tokenizers.text_models import (
+    LONE_SURROGATE,
+    Bytes,
+    HuggingFace,
+    SentencePiece,
+    TextModel,
+    byte_level_bpe_json,
+    wordpiece_json,
+)
+from t5x_lite.data.tokenizers.vocabulary import SENTINELS, SPECIALS, Vocabulary, make_vocabulary
+from t5x_lite.errors import BAD_CONFIG, BAD_DATA, NO_FILE, UserError, nearest, user_errors
+from t5x_lite.specs import names_files, parse_call
+
+
+class Tokenizer:
+    """A text model with its special ids.
+
+    Args:
+        model: bytes if none is given.
+        add_specials: append to an existing model what objectives may need; our own models always
+            have it.
+
+    Attributes:
+        vocabulary: the ids that objectives need to know.
+        lossless: whether decode(encode(text)) == text.
+        fingerprint: a hash of everything that ids depend on.
+
+    >>> tokenizer = Tokenizer()
+    >>> tokenizer.encode("Hi!").tolist(), tokenizer.decode([72, 105, 33])
+    ([72, 105, 33], 'Hi!')
+    """
+
+    def __init__(self, model: TextModel | None = None, add_specials: bool = False):
+        self.model: TextModel = model or Bytes()
+        self.lossless = self.model.lossless
+        self._add_specials = add_specials or self.model.is_own
+        self.vocabulary: Vocabulary = make_vocabulary(self.model, self._add_specials)
+        # Of several names of one id, the first is written.
+        self._names: dict[int, str] = {}
+        for name, token_id in self.vocabulary.specials.items():
+            self._names.setdefault(token_id, name)
+        self.fingerprint = self._hash()
+
+    def _hash(self) -> str:
+        kind = self.model.kind
+        description = [kind, SPECIALS, SENTINELS, self._add_specials, self.lossless]
+        digest = hashlib.sha256(json.dumps(description).encode())
+        for content in self.model.files().values():
+            digest.update(content)
+        return digest.hexdigest()[:16]
+
+    def encode(self, text: str) -> np.ndarray:
+        """The ids of a text: int32 [tokens], none of them special but <unk>.
+
+        Lone surrogates become U+FFFD.
+        """
+        ids = self.model.encode(LONE_SURROGATE.sub("\ufffd", text))
+        return np.asarray(ids, np.int32)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids; a special id is written by its name, such as <extra_id_0>."""
+        array = np.asarray(list(ids), np.int64)
+        is_ordinary = self.vocabulary.is_ordinary(array)
+        pairs = zip(is_ordinary.tolist(), array.tolist(), strict=True)
+        texts = []
+        for is_text, group in groupby(pairs, key=itemgetter(0)):
+            run = [token_id for _, token_id in group]
+            if is_text:
+                texts.append(self.model.decode(run))
+            else:
+                texts.extend(self.name(token_id) for token_id in run)
+        return "".join(texts)
+
+    def name(self, token_id: int) -> str:
+        """How a special id is written.
+
+        >>> tokenizer = Tokenizer()
+        >>> tokenizer.name(tokenizer.vocabulary.eos)
+        '</s>'
+        """
+        sentinel = self.vocabulary.size - 1 - token_id
+        if sentinel < self.vocabulary.sentinels:
+            return f"<extra_id_{sentinel}>"
+        return self._names.get(token_id, f"<id {token_id}>")
+
+    def save(self, directory: Path) -> None:
+        """Write the model's files, and vocabulary.json, which says what they are."""
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, content in self.model.files().items():
+            (directory / name).write_bytes(content)
+        record = {
+            "kind": self.model.kind,
+            "own": self.model.is_own,
+            "add_specials": self._add_specials,
+            "fingerprint": self.fingerprint,
+        }
+        (directory / "vocabulary.json").write_text(json.dumps(record))
+
+
+def load(directory: Path) -> Tokenizer:
+    """The tokenizer that `save` wrote.
+
+    Raises:
+        UserError: where there is none, or its files have changed since.
+    """
+    with user_errors(NO_FILE, f"{directory}: no usable tokenizer"):
+        record = json.loads((directory / "vocabulary.json").read_text())
+        if record["kind"] == "sentencepiece":
+            model = SentencePiece((directory / "spiece.model").read_bytes(), record["own"])
+        elif record["kind"] == "huggingface":
+            model = HuggingFace((directory / "tokenizer.json").read_bytes())
+        else:
+            model = Bytes()
+        tokenizer = Tokenizer(model, record["add_specials"])
+        saved_fingerprint = record.get("fingerprint")
+    if tokenizer.fingerprint != saved_fingerprint:
+        raise UserError(
+            BAD_DATA,
+            f"{directory}: the tokenizer has fingerprint {tokenizer.fingerprint}, "
+            f"but was saved with {saved_fingerprint}; its file has changed, bring the old one back",
+        )
+    return tokenizer
+
+
+# Files that a tokenizer's directory may hold, in the order they are looked for.
+_SAVED = ["vocabulary.json"]  # which `load` reads
+_GPT2 = ["encoder.json", "vocab.bpe"]
+_LAYOUTS = [
+    _SAVED,
+    ["spiece.model"],
+    ["tokenizer.model"],
+    ["tokenizer.json"],
+    _GPT2,
+    ["vocab.json", "merges.txt"],
+    ["vocab.txt"],
+]
+
+
+def files(spec: str) -> dict[str, bytes]:
+    """The files of an existing tokenizer, by name.
+
+    Args:
+        spec: a .model, a vocab.txt, a tokenizer.json, or encoder.json with vocab.bpe; or a
+            directory that holds one of these.
+
+    Raises:
+        UserError: for files that cannot be read, or are empty.
+    """
+    path = Path(spec)
+    if path.is_dir():
+        directory = path
+        names = _find_layout(directory, spec)
+    else:
+        directory = path.parent
+        names = _GPT2 if path.name in _GPT2 else [path.name]
+    contents = {}
+    for name in names:
+        try:
+            content = (directory / name).read_bytes()
+        except OSError as error:
+            reason = f"cannot read {error.filename}: {error.strerror}"
+            raise UserError(NO_FILE, f"data.tokenizer={spec}: {reason}") from error
+        if not content:
+            reason = f"{name} is empty; bring back the file"
+            raise UserError(NO_FILE, f"data.tokenizer={spec}: {reason}")
+        contents[name] = content
+    return contents
+
+
+def _find_layout(directory: Path, spec: str) -> list[str]:
+    for names in _LAYOUTS:
+        if all((directory / name).is_file() for name in names):
+            return names
+    wanted = ", ".join(" with ".join(names) for names in _LAYOUTS if names is not _SAVED)
+    raise UserError(NO_FILE, f"data.tokenizer={spec}: this directory has none of {wanted}")
+
+
+def _model_of_files(contents: dict[str, bytes]) -> TextModel:
+    if len(contents) == 2:
+        encoder, merges = contents.values()
+        return HuggingFace(byte_level_bpe_json(encoder, merges))
+    ((name, content),) = contents.items()
+    if name.endswith(".json"):
+        return HuggingFace(content)
+    if name.endswith(".txt"):
+        return HuggingFace(wordpiece_json(content))
+    return SentencePiece(content)
+
+
+def make(
+    spec: str,
+    documents: Iterable[str],
+    add_specials: bool = False,
+    say: Callable[[str], None] = print,
+) -> Tokenizer:
+    """The tokenizer that `data.tokenizer` describes.
+
+    Args:
+        spec: "bytes", the path of an existing tokenizer, or "sentencepiece(vocab_size=…)".
+        documents: the text to train on.
+        add_specials: append to an existing tokenizer the special ids and sentinels it lacks.
+        say: shows one line where the text is too small for the vocabulary that was asked for.
+
+    Raises:
+        UserError: for a tokenizer that does not exist, cannot be read, or cannot be trained.
+    """
+    if names_files(spec):
+        contents = files(spec)
+        if "vocabulary.json" in contents:
+            return load(Path(spec))
+        with user_errors(NO_FILE, f"data.tokenizer={spec}: no usable tokenizer"):
+            return Tokenizer(_model_of_files(contents), add_specials)
+    name, options = parse_call(spec, "data.tokenizer")
+    if name == "bytes" and not options:
+        return Tokenizer()
+    if name == "sentencepiece" and set(options) <= {"vocab_size"}:
+        return train(documents, options.get("vocab_size", 8192), say)
+    existing = "a path to .model, tokenizer.json, vocab.txt or vocab.bpe"
+    kinds = ["bytes", "sentencepiece(vocab_size=8192)", existing]
+    raise UserError(BAD_CONFIG, f"data.tokenizer={spec}: {nearest(spec, kinds)}")
+
+
+# Training.
+
+_TRAINING_CHARACTERS = 20_000_000  # of which SentencePiece makes half a gigabyte
+_TEXT_CHARACTERS = 2000  # SentencePiece reads text in lines, "sentences", of limited length
+_OTHER_PIECES = 257  # every byte, and <unk>: what does not depend on the text
+_APPENDED_IDS = len(SPECIALS) + SENTINELS
+_MIN_VOCAB_SIZE = _APPENDED_IDS + _OTHER_PIECES + 1
+_MAX_PIECES = 2_000_000  # SentencePiece chooses from a million, and all characters
+
+
+def train(
+    documents: Iterable[str], vocab_size: int, say: Callable[[str], None] = print
+) -> Tokenizer:
+    """Train a lossless SentencePiece unigram model.
+
+    It normalises nothing and keeps all whitespace. At most half of the pieces that are asked for
+    are single characters; rarer characters are spelled in bytes. The first 20 million characters of
+    the documents are read. Where they are too few for `vocab_size` ids, the vocabulary is the
+    largest that they support. The same text always gives the same tokenizer.
+
+    Args:
+        vocab_size: of all ids, special ones and sentinels included.
+        say: shows one line where the vocabulary is smaller.
+
+    Raises:
+        UserError: where `vocab_size` has no room for any text, or the text has nothing to learn.
+    """
+    if type(vocab_size) is not int or vocab_size < _MIN_VOCAB_SIZE:
+        expected = f"expected a number from {_MIN_VOCAB_SIZE} on"
+        raise UserError(BAD_CONFIG, f"data.tokenizer: got vocab_size={vocab_size}, {expected}")
+    pieces = min(vocab_size - _APPENDED_IDS, _MAX_PIECES)
+    texts = _without_rare_characters(list(_training_texts(documents)), pieces)
+    try:
+        proto = _train_unigram(texts, pieces)
+    except RuntimeError:
+        # Most likely the text is too small. If it is not, this fails in the same way.
+        try:
+            proto = _train_unigram(texts, pieces, hard_vocab_limit=False)
+        except RuntimeError as error:
+            reason = str(error).strip().splitlines()[-1]
+            problem = f"no {vocab_size} ids can be learned from this text ({reason})"
+            fix = "give more text, or another vocab_size"
+            raise UserError(BAD_DATA, f"data.tokenizer: {problem}; {fix}") from error
+    tokenizer = Tokenizer(SentencePiece(proto, is_own=True))
+    size = tokenizer.vocabulary.size
+    if size < vocab_size:
+        say(
+            f"data.tokenizer: asked for vocab_size={vocab_size}, made {size}: "
+            "this text is too small for more ids"
+        )
+    return tokenizer
+
+
+def _training_texts(documents: Iterable[str]) -> Iterator[str]:
+    """The documents in short texts, up to the number of characters that are read."""
+    characters = 0
+    for document in documents:
+        for start in range(0, len(document), _TEXT_CHARACTERS):
+            text = document[start : start + _TEXT_CHARACTERS]
+            characters += len(text)
+            if characters > _TRAINING_CHARACTERS:
+                return
+            text = text.replace("\0", " ")  # which SentencePiece does not read
+            yield LONE_SURROGATE.sub("\ufffd", text)
+
+
+def _without_rare_characters(texts: list[str], pieces: int) -> list[str]:
+    """The texts with spaces for all but the most frequent characters: half as many as pieces."""
+    counts = Counter()
+    for text in texts:
+        counts.update(text)
+    max_characters = max((pieces - _OTHER_PIECES) // 2, 1)
+    rare = [character for character, _ in counts.most_common()[max_characters:]]
+    if not rare:
+        return texts
+    table = str.maketrans(dict.fromkeys(rare, " "))
+    return [text.translate(table) for text in texts]
+
+
+def _train_unigram(texts: list[str], pieces: int, **options: Any) -> bytes:
+    """The serialised model of SentencePiece.
+
+    Raises:
+        RuntimeError: where the text does not give that many pieces.
+    """
+    import sentencepiece
+
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(texts),
+        model_writer=model,
+        vocab_size=pieces,
+        model_type="unigram",
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        add_dummy_prefix=False,
+        allow_whitespace_only_pieces=True,
+        byte_fallback=True,
+        character_coverage=1.0,
+        max_sentence_length=1 << 20,
+        unk_id=0,
+        pad_id=-1,
+        bos_id=-1,
+        eos_id=-1,
+        num_threads=1,  # with more, sums and so the pieces depend on the number of threads
+        minloglevel=2,
+        **options,
+    )
+    return model.getvalue()

@@ -1,0 +1,158 @@
+"""The ids that objectives and layouts need to know, and what the text of each id looks like."""
+
+import string
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from t5x_lite.data.tokenizers.text_models import TextModel
+from t5x_lite.errors import BAD_CONFIG, UserError
+
+SENTINELS = 256  # that we append: UL2's densest spans of 512 inputs and 512 targets take 127
+T5_SENTINELS = 100  # that T5 appends to its SentencePiece model
+# What any objective may need, so that all runs of a comparison can share one tokenizer.
+SPECIALS = ("<pad>", "</s>", "<s>", "[MASK]", "[CLS]", "[SEP]")
+SPECIALS += ("[R]", "[S]", "[X]", "<fim_prefix>", "<fim_middle>", "<fim_suffix>")
+
+IntOrArray = TypeVar("IntOrArray", int, np.ndarray)
+
+
+class Pieces(NamedTuple):
+    """What the text of each id looks like: bool [size] each. Special ids start and end words."""
+
+    starts_word: np.ndarray  # begins with a blank or with punctuation: a word begins here
+    ends_word: np.ndarray  # ends with one, and is not blank: a blank belongs to the word after it
+    blank: np.ndarray  # nothing but white space
+    punctuation: np.ndarray  # begins with punctuation
+    digit: np.ndarray  # contains a digit
+    capital: np.ndarray  # begins, blanks aside, with a capital
+    ends_sentence: np.ndarray  # ends, blanks aside, with . ! or ?
+
+
+_PUNCTUATION = tuple(string.punctuation)
+_SPECIAL_PIECE = (True, True, False, False, False, False, False)
+
+
+def _describe_pieces(texts: list[bytes | None]) -> Pieces:
+    rows = []
+    for piece in texts:
+        if piece is None:
+            rows.append(_SPECIAL_PIECE)
+        else:
+            rows.append(_describe_piece(piece))
+    return Pieces(*np.array(rows).T)
+
+
+def _describe_piece(piece: bytes) -> tuple[bool, ...]:
+    """A row of Pieces."""
+    text = piece.decode(errors="replace") or "\n"  # a part of a character counts as a letter
+    stripped = text.strip()
+    is_blank = not stripped
+    starts_word = is_blank or text[0].isspace() or text.startswith(_PUNCTUATION)
+    ends_word = not is_blank and (text[-1].isspace() or text.endswith(_PUNCTUATION))
+    return (
+        starts_word,
+        ends_word,
+        is_blank,
+        text.startswith(_PUNCTUATION),
+        any(character.isdigit() for character in stripped),
+        stripped[:1].isupper(),
+        stripped.endswith((".", "!", "?")),
+    )
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The ids that objectives and layouts need to know.
+
+    `vocabulary["[MASK]"]` is the id of a special token.
+    """
+
+    size: int  # of all ids, special ones included
+    ordinary: tuple[int, int]  # ids that text encodes to are in [low, high)
+    pad: int
+    eos: int
+    bos: int | None = None
+    specials: dict[str, int] = field(default_factory=dict)  # name → id, such as [MASK]
+    sentinels: int = 0  # how many; they are the last ids, <extra_id_0> the very last
+    # The bytes of each id, None for special ids: a function, since it takes time.
+    texts: Callable[[], list[bytes | None]] = field(default=list, compare=False, repr=False)
+
+    def __getitem__(self, name: str) -> int:
+        if name not in self.specials:
+            reason = f"the tokenizer has no {name}; set data.add_specials=True"
+            raise UserError(BAD_CONFIG, f"objective: {reason}")
+        return self.specials[name]
+
+    @cached_property
+    def pieces(self) -> Pieces:
+        """What the text of each id looks like."""
+        texts = self.texts()
+        appended = self.size - len(texts)
+        return _describe_pieces(texts + [None] * appended)
+
+    def sentinel(self, i: IntOrArray) -> IntOrArray:
+        """The id of <extra_id_i>: size − 1 − i, as T5 numbers them.
+
+        >>> Vocabulary(size=32100, ordinary=(3, 32000), pad=0, eos=1, sentinels=100).sentinel(0)
+        32099
+        """
+        return self.size - 1 - i
+
+    @property
+    def start(self) -> int:
+        """What a decoder reads first: bos, else pad (as T5 does)."""
+        return self.pad if self.bos is None else self.bos
+
+    def is_ordinary(self, ids: np.ndarray) -> np.ndarray:
+        """True where an id stands for text."""
+        low, high = self.ordinary
+        return (ids >= low) & (ids < high)
+
+
+def make_vocabulary(model: TextModel, add_specials: bool) -> Vocabulary:
+    """The vocabulary of a text model, whose own special ids it keeps.
+
+    Args:
+        add_specials: append, after the model's ids, the SPECIALS that it lacks and sentinels, so
+            that any objective can be learned with it.
+
+    Raises:
+        UserError: where no id ends a text.
+    """
+    specials = dict(model.specials)
+    size = model.size
+
+    # Sentinels that the model has already, where they are its last ids, as T5's are.
+    sentinels = 0
+    while specials.get(f"<extra_id_{sentinels}>") == size - 1 - sentinels:
+        sentinels += 1
+
+    if add_specials:
+        for name in SPECIALS:
+            if name not in specials:
+                specials[name] = size
+                size += 1
+        sentinels = SENTINELS
+        size += SENTINELS
+    elif model.kind == "sentencepiece" and not sentinels:
+        sentinels = T5_SENTINELS
+        size += T5_SENTINELS
+
+    if "</s>" not in specials:
+        reason = "it has no end-of-text id; set data.add_specials=True"
+        raise UserError(BAD_CONFIG, f"data.tokenizer: {reason}")
+    eos = specials["</s>"]
+    return Vocabulary(
+        size=size,
+        ordinary=model.ordinary,
+        pad=specials.get("<pad>", eos),
+        eos=eos,
+        bos=specials.get("<s>"),
+        specials=specials,
+        sentinels=sentinels,
+        texts=model.texts,
+    )

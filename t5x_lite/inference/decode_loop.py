@@ -1,0 +1,272 @@
+"""Generate tokens, one after another, in programs of fixed shape: reading the prompt (prefill), and
+a loop that is compiled once for each power of two of prompt and output lengths (decode).
+
+Shapes: B rows (of a beam search: rows × beams), P prompt slots, N output slots, K beams, V
+vocabulary.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Bool, Float, Int
+
+from t5x_lite.config import ModelDimensions
+from t5x_lite.model.decoding import (
+    DecoderState,
+    DecodingWeights,
+    decoding_weights,
+    initial_state,
+    next_logits,
+    read_tokens,
+)
+from t5x_lite.model.heads import Params, Row
+
+
+class Sampling(NamedTuple):
+    """How the next token is chosen: temperature 0 takes the likeliest; top_k keeps the k likeliest
+    (0: all) and what ties with the last of them, top_p the likeliest that together hold that
+    probability (Holtzman et al., 2020).
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+
+class StopTokens(NamedTuple):
+    """What ends a text, and how many ids may be generated: those below vocab_size."""
+
+    eos: int
+    vocab_size: int
+
+
+class Prompt(struct.PyTreeNode):
+    """What is read first."""
+
+    tokens: Int[Array, "B P"]  # of the decoder
+    lengths: Int[Array, "B"]  # how many of them are real
+    encoder: Row | None = None
+
+
+class DecodeState(struct.PyTreeNode):
+    """Tokens generated so far: `count` in each row; the last one is not yet read."""
+
+    decoder: DecoderState
+    ids: Int[Array, "B N"]
+    prompt_lengths: Int[Array, "B"]
+    done: Bool[Array, "B"]  # ended
+    count: Int[Array, ""]
+    key: Array
+
+
+@partial(jax.jit, static_argnums=0)
+def prepare_weights(config: ModelDimensions, params: Params) -> DecodingWeights:
+    """The parameters as decoding wants them; made once for a model."""
+    return decoding_weights(config, params)
+
+
+def _read_prompt(config, weights, prompt: Prompt, slots: int) -> tuple[Array, DecoderState]:
+    """The logits [B, V] after each prompt, and the state, with room for so many tokens in all."""
+    rows, length = prompt.tokens.shape
+    state = initial_state(config, weights, rows, slots, prompt.encoder)
+    index = jnp.broadcast_to(jnp.arange(length), prompt.tokens.shape)
+    is_real = (index < prompt.lengths[:, None]).astype(jnp.int32)
+    positions = index * is_real  # padding may lie past the table of positions
+    bidirectional = config.architecture == "prefix_decoder"
+    hidden, state = read_tokens(
+        config, weights, state, prompt.tokens, is_real, positions, 0, bidirectional
+    )
+    last = hidden[jnp.arange(rows), prompt.lengths - 1]
+    return next_logits(config, weights, last), state
+
+
+def _read_next(config, weights, state: DecoderState, ids, prompt_lengths, count, output_slots: int):
+    """The logits [B, V] after ids [B], the generated token number `count`, and the state with
+    them.
+    """
+    prompt_slots = state.filled.shape[1] - output_slots
+    positions = (prompt_lengths + count - 1)[:, None]
+    is_real = jnp.ones_like(positions)
+    slot = prompt_slots + count - 1
+    hidden, state = read_tokens(config, weights, state, ids[:, None], is_real, positions, slot)
+    return next_logits(config, weights, hidden[:, 0]), state
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def prefill(
+    config: ModelDimensions,
+    sampling: Sampling,
+    stop: StopTokens,
+    output_slots: int,
+    weights: DecodingWeights,
+    prompt: Prompt,
+    key: Array,
+) -> DecodeState:
+    """Read the prompt, and generate the first token; there is room for `output_slots` of them."""
+    rows, length = prompt.tokens.shape
+    logits, decoder = _read_prompt(config, weights, prompt, length + output_slots)
+    ids = sample(_allowed(logits, stop), jax.random.fold_in(key, 0), sampling)
+    output = jnp.full((rows, output_slots), stop.eos).at[:, 0].set(ids)
+    return DecodeState(decoder, output, prompt.lengths, ids == stop.eos, jnp.array(1), key)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=(4,))
+def decode(
+    config: ModelDimensions,
+    sampling: Sampling,
+    stop: StopTokens,
+    weights: DecodingWeights,
+    state: DecodeState,
+    until: int,
+) -> DecodeState:
+    """Generate until each row has `until` tokens or all have ended."""
+    output_slots = state.ids.shape[1]
+
+    def goes_on(state: DecodeState):
+        return (state.count < until) & ~state.done.all()
+
+    def generate_one(state: DecodeState) -> DecodeState:
+        last = state.ids[:, state.count - 1]
+        logits, decoder = _read_next(
+            config, weights, state.decoder, last, state.prompt_lengths, state.count, output_slots
+        )
+        ids = sample(_allowed(logits, stop), jax.random.fold_in(state.key, state.count), sampling)
+        ids = jnp.where(state.done, stop.eos, ids)
+        return state.replace(
+            decoder=decoder,
+            ids=state.ids.at[:, state.count].set(ids),
+            done=state.done | (ids == stop.eos),
+            count=state.count + 1,
+        )
+
+    return jax.lax.while_loop(goes_on, generate_one, state)
+
+
+def _allowed(logits, stop: StopTokens):
+    """−∞ for ids that no token has."""
+    return jnp.where(jnp.arange(logits.shape[-1]) < stop.vocab_size, logits, -jnp.inf)
+
+
+def sample(logits: Float[Array, "B V"], key: Array, sampling: Sampling) -> Int[Array, "B"]:
+    """One id for each row: the likeliest at temperature 0, else a sample of those that are kept.
+
+    >>> sample(jnp.array([[0.0, 3.0, 1.0]]), jax.random.key(0), Sampling()).tolist()
+    [1]
+    """
+    temperature, top_k, top_p = sampling
+    if temperature == 0:
+        return logits.argmax(-1)
+    logits = (
+        logits - logits.max(-1, keepdims=True)
+    ) / temperature  # at most 0, however low the temperature
+    if top_k:
+        kth_best = jax.lax.top_k(logits, min(top_k, logits.shape[-1]))[0][:, -1:]
+        logits = jnp.where(logits < kth_best, -jnp.inf, logits)
+    if top_p < 1:
+        sorted_logits = -jnp.sort(-logits, -1)
+        probabilities = jax.nn.softmax(sorted_logits)
+        probability_before = jnp.cumsum(probabilities, -1) - probabilities
+        kept = probability_before < top_p  # the likeliest id is always kept
+        threshold = jnp.where(kept, sorted_logits, jnp.inf).min(-1, keepdims=True)
+        logits = jnp.where(logits < threshold, -jnp.inf, logits)
+    return jax.random.categorical(key, logits)
+
+
+class Beams(struct.PyTreeNode):
+    """A beam search: K texts of each row that go on, and the K best that have ended."""
+
+    decoder: DecoderState  # of rows × K
+    ids: Int[Array, "B K N"]
+    scores: Float[Array, "B K"]  # log probabilities
+    ended_ids: Int[Array, "B K N"]
+    ended_scores: Float[
+        Array, "B K"
+    ]  # log probabilities with the length penalty; −inf where there is none
+    count: Int[Array, ""]
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
+def beam_search(
+    config: ModelDimensions,
+    stop: StopTokens,
+    num_beams: int,
+    length_penalty: float,
+    output_slots: int,
+    weights: DecodingWeights,
+    prompt: Prompt,
+    until: int,
+) -> tuple[Int[Array, "B K N"], Float[Array, "B K"]]:
+    """The `num_beams` best texts of at most `until` tokens, best first: ids, eos from EOS on, and
+    scores.
+
+    A text that has ended scores log P / ((5 + length) / 6)^penalty, its EOS counted (Wu et al.,
+    2016, eq. 14); a row is done when no text that goes on can become better than its worst one that
+    has ended. Those cut off at `until` count as ended.
+    """
+    rows, prompt_slots = prompt.tokens.shape
+
+    def penalised(scores, length):
+        return scores / ((5 + length) / 6) ** length_penalty
+
+    def take(texts, index):
+        """Of texts [B, K', N] those at index [B, K]."""
+        return jnp.take_along_axis(texts, index[..., None], 1)
+
+    def extend(beams: Beams, logits, decoder: DecoderState) -> Beams:
+        """Each text by its likeliest next ids: 2 K in all, of which at least K go on."""
+        vocab = logits.shape[-1]
+        log_probabilities = jax.nn.log_softmax(_allowed(logits, stop)).reshape(rows, -1, vocab)
+        candidates = log_probabilities + beams.scores[..., None]
+        count = min(2 * num_beams, candidates[0].size)
+        scores, flat = jax.lax.top_k(candidates.reshape(rows, -1), count)
+        parents, ids = flat // vocab, flat % vocab
+        texts = take(beams.ids, parents).at[:, :, beams.count].set(ids)
+
+        # Those that end, with those that had ended before.
+        ends = (ids == stop.eos) | (beams.count + 1 >= until)
+        new_scores = jnp.where(ends, penalised(scores, beams.count + 1.0), -jnp.inf)
+        all_ended = jnp.concatenate([beams.ended_ids, texts], 1)
+        all_scores = jnp.concatenate([beams.ended_scores, new_scores], 1)
+        ended_scores, best = jax.lax.top_k(all_scores, num_beams)
+
+        # Those that go on, with their parents' state.
+        going_on, index = jax.lax.top_k(jnp.where(ids == stop.eos, -jnp.inf, scores), num_beams)
+        parents = jnp.take_along_axis(parents, index, 1)
+        flat_parents = parents + jnp.arange(rows)[:, None] * beams.scores.shape[1]
+        decoder = jax.tree.map(lambda x: x[flat_parents.reshape(-1)], decoder)
+        return Beams(
+            decoder=decoder,
+            ids=take(texts, index),
+            scores=going_on,
+            ended_ids=take(all_ended, best),
+            ended_scores=ended_scores,
+            count=beams.count + 1,
+        )
+
+    def step(beams: Beams) -> Beams:
+        lengths = jnp.repeat(prompt.lengths, num_beams)
+        last = beams.ids[:, :, beams.count - 1].reshape(-1)
+        logits, decoder = _read_next(
+            config, weights, beams.decoder, last, lengths, beams.count, output_slots
+        )
+        return extend(beams, logits, decoder)
+
+    def can_improve(beams: Beams):
+        best_length = jnp.where(length_penalty > 0, until, beams.count + 1.0)
+        best_possible = penalised(beams.scores[:, 0], best_length)
+        return (best_possible > beams.ended_scores[:, -1]).any() & (beams.count < until)
+
+    logits, decoder = _read_prompt(config, weights, prompt, prompt_slots + output_slots)
+    start = Beams(
+        decoder=decoder,
+        ids=jnp.full((rows, 1, output_slots), stop.eos),
+        scores=jnp.zeros((rows, 1)),
+        ended_ids=jnp.full((rows, num_beams, output_slots), stop.eos),
+        ended_scores=jnp.full((rows, num_beams), -jnp.inf),
+        count=jnp.array(0),
+    )
+    beams = jax.lax.while_loop(can_improve, step, extend(start, logits, decoder))
+    return beams.ended_ids, beams.ended_scores

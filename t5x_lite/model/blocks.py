@@ -1,0 +1,165 @@
+"""A block of a stack: a mixer, which mixes positions, and a feed-forward part, which treats each
+position alone, each with its residual connection, norm and dropout.
+
+To add a mixer (an LSTM, linear attention) or a feed-forward part (a mixture of experts): write the
+module, name it in MIXERS below or in layers.FEED_FORWARDS, and in the setting model.mixer or
+model.feed_forward of config.py.
+
+Shapes: B rows, T positions, E encoder positions, D d_model.
+"""
+
+from typing import Any, Protocol
+
+import flax.linen as nn
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Float, Int
+
+from t5x_lite.config import ModelDimensions
+from t5x_lite.model.attention import CrossAttention, SelfAttention
+from t5x_lite.model.kv_cache import KVCache
+from t5x_lite.model.layers import (
+    FEED_FORWARDS,
+    Auxiliary,
+    Norm,
+    add_auxiliary,
+    constrain,
+    parameter_dtype,
+    with_axes,
+)
+from t5x_lite.model.masks import AttentionMask
+from t5x_lite.model.positions import sinusoidal
+
+
+class StackContext(struct.PyTreeNode):
+    """What all blocks of a stack share."""
+
+    segments: Int[Array, "B T"]  # 0 is padding
+    positions: Int[Array, "B T"]
+    mask: AttentionMask
+    mask_bias: Array  # mask.bias(position_bias)
+    position_bias: Array | None = None  # what positions add to attention's logits
+    cross_mask: AttentionMask | None = None
+    cross_mask_bias: Array | None = None
+    encoded: Float[Array, "B E D"] | None = None  # hidden states of the encoder
+    slot: int | Int[Array, ""] = 0  # of the decoding state, where the first position of x goes
+    deterministic: bool = struct.field(pytree_node=False, default=True)
+
+
+class Mixer(Protocol):
+    """The part of a block that mixes positions: an entry of MIXERS, made with the config.
+
+    What it keeps while text is generated is its own business: an attention's keys and values, an
+    LSTM's state.
+    """
+
+    def __call__(self, x_BTD: Array, context: StackContext) -> tuple[Array, Auxiliary]:
+        """Whole rows: [B, T, D] → [B, T, D], and auxiliary losses."""
+        ...
+
+    def initial_state(self, rows: int, slots: int) -> Any:
+        """What is kept before anything is read, with room for so many tokens: arrays [rows, …],
+        since a beam search moves rows.
+        """
+        ...
+
+    def prefill(self, x_BTD: Array, state: Any, context: StackContext) -> tuple[Array, Any]:
+        """Read T tokens, some of them padding by context.segments: their [B, T, D], and the state
+        with them.
+        """
+        ...
+
+    def step(self, x_B1D: Array, state: Any, context: StackContext) -> tuple[Array, Any]:
+        """Read one token of each row."""
+        ...
+
+
+MIXERS = {"attention": SelfAttention}
+
+
+class BlockState(struct.PyTreeNode):
+    """What one block keeps while text is generated."""
+
+    mixer: Any  # of the mixer's own kind
+    encoder: KVCache | None = None  # the encoder's keys and values
+
+
+class Block(nn.Module):
+    """The mixer, then cross-attention where there is an encoder, then feed-forward; each with its
+    residual.
+
+    Returns x [B, T, D], and the auxiliary losses of its parts, or, where text is generated, its new
+    state.
+    """
+
+    config: ModelDimensions
+
+    @nn.compact
+    def __call__(
+        self,
+        x_BTD,
+        depth: int | Int[Array, ""],
+        context: StackContext,
+        state: BlockState | None = None,
+    ) -> tuple[Array, Auxiliary | BlockState]:
+        config = self.config
+        mixer = MIXERS[config.mixer](config, name=config.mixer)
+        feed_forward = FEED_FORWARDS[config.feed_forward](config, name="feed_forward")
+        auxiliary: Auxiliary = {}
+        mixer_state = None if state is None else state.mixer
+
+        def mix(y):
+            nonlocal auxiliary, mixer_state
+            if state is None:
+                y, losses = mixer(y, context)
+                auxiliary = add_auxiliary(auxiliary, losses)
+            elif y.shape[1] == 1:
+                y, mixer_state = mixer.step(y, state.mixer, context)
+            else:
+                y, mixer_state = mixer.prefill(y, state.mixer, context)
+            return y
+
+        def cross_attend(y):
+            return CrossAttention(config, name="cross_attention")(
+                y, context, state and state.encoder
+            )
+
+        def feed(y):
+            nonlocal auxiliary
+            y, losses = feed_forward(y, context)
+            auxiliary = add_auxiliary(auxiliary, losses)
+            return y
+
+        parts = {config.mixer: mix}
+        if context.cross_mask is not None:
+            parts["cross_attention"] = cross_attend
+        parts["feed_forward"] = feed
+
+        if config.positions == "universal":
+            signal = sinusoidal(context.positions, config.d_model) + sinusoidal(
+                jnp.asarray(depth), config.d_model
+            )
+            x_BTD += signal.astype(x_BTD.dtype)
+        shared_norm = Norm(config, name="norm")(x_BTD) if config.parallel_residual else None
+
+        for name, part in parts.items():
+            # Pre-norm reads a normalised copy of the residual stream; post-norm reads the stream,
+            # and normalises the sum.
+            if shared_norm is not None:
+                y = part(shared_norm)
+            elif config.norm_position == "pre":
+                y = part(Norm(config, name=f"{name}_norm")(x_BTD))
+            else:
+                y = part(x_BTD)
+            y = nn.Dropout(config.dropout)(y, deterministic=context.deterministic)
+            if config.rezero:
+                zero = with_axes(nn.initializers.zeros)
+                y *= self.param(f"{name}_share", zero, (), parameter_dtype(config)).astype(y.dtype)
+            x_BTD += y
+            if config.norm_position == "post":
+                x_BTD = Norm(config, name=f"{name}_norm")(x_BTD)
+            x_BTD = constrain(x_BTD, "batch", "sequence", None)
+
+        if state is not None:
+            return x_BTD, state.replace(mixer=mixer_state)
+        return x_BTD, auxiliary

@@ -1,0 +1,43 @@
+"""The keys and values of what attention has read, kept while text is generated.
+
+Shapes: B rows, G key and value heads, S slots, T tokens read now, K head_dim.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Float, Int
+
+
+class KVCache(struct.PyTreeNode):
+    """Keys and values by slot."""
+
+    keys: Float[Array, "B G S K"]
+    values: Float[Array, "B G S K"]
+
+    @classmethod
+    def empty(cls, shape: tuple[int, int, int, int], dtype) -> "KVCache":
+        """Of that shape [B, G, S, K], all zeros."""
+        return cls(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+
+    def write(
+        self,
+        keys: Float[Array, "B G T K"],
+        values: Float[Array, "B G T K"],
+        slot: int | Int[Array, ""],
+    ) -> "KVCache":
+        """With the keys and values of T tokens in the slots from `slot` on."""
+        update = jax.lax.dynamic_update_slice_in_dim
+        return KVCache(
+            update(self.keys, keys.astype(self.keys.dtype), slot, 2),
+            update(self.values, values.astype(self.values.dtype), slot, 2),
+        )
+
+
+def cache_dtype(dtype: str):
+    """The type of keys and values: that of the computation, but float32 for bfloat16 on a CPU,
+    where attention of few queries is four times slower in bfloat16.
+    """
+    if jax.default_backend() == "cpu":
+        return jnp.promote_types(dtype, jnp.float32)
+    return jnp.dtype(dtype)

@@ -1,0 +1,166 @@
+"""Losses as sums and a weight: add them over microbatches, devices and batches, divide once.
+
+Shapes: B rows, T positions, D d_model, V vocabulary, C classes.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+Sums = dict[
+    str, Array
+]  # total_loss, which is minimised, and weight, by which it is divided; nll, correct
+
+
+@dataclass(frozen=True)
+class LossSettings:
+    """What exactly is minimised; see config.Training."""
+
+    z_loss: float = 0.0
+    label_smoothing: float = 0.0
+    chunk: int = 0  # positions whose logits exist at a time; 0: all
+
+
+def token_sums(
+    logits: Float[Array, "*rows V"],
+    targets: Int[Array, "*rows"],
+    weights: Float[Array, "*rows"],
+    vocab_size: int,
+    settings: LossSettings,
+) -> Sums:
+    """Weighted sums over all positions.
+
+    nll: nats. correct: no logit is larger than the target's. total_loss, which is minimised: nll,
+    label-smoothed (Szegedy et al., 2016, §7), plus z_loss · log²Z (Mesh TensorFlow, T5).
+    """
+    logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+    log_z = jax.nn.logsumexp(logits, -1)
+    ids = jnp.arange(logits.shape[-1])
+    # No gather: a comparison splits over a sharded vocabulary.
+    target_logits = jnp.where(ids == targets[..., None], logits, 0).sum(-1)
+    nll = log_z - target_logits
+    total_loss = nll
+    if settings.label_smoothing:
+        smoothing = settings.label_smoothing
+        mean_logit = jnp.where(ids < vocab_size, logits, 0).sum(-1) / vocab_size
+        total_loss = (1 - smoothing) * nll + smoothing * (log_z - mean_logit)
+    if settings.z_loss:
+        total_loss += settings.z_loss * jnp.square(log_z)
+    correct = target_logits >= logits.max(-1)
+    by_position = {
+        "total_loss": total_loss,
+        "nll": nll,
+        "correct": correct,
+        "weight": jnp.ones_like(nll),
+    }
+    return {name: (value * weights).sum() for name, value in by_position.items()}
+
+
+def cross_entropy(
+    logits_of: Callable[[Any, Float[Array, "B T D"]], Float[Array, "B T V"]],
+    head_params: Any,
+    hidden_BTD: Float[Array, "B T D"],
+    targets_BT: Int[Array, "B T"],
+    weights_BT: Float[Array, "B T"],
+    vocab_size: int,
+    settings: LossSettings = LossSettings(),
+) -> Sums:
+    """`token_sums` of a head's logits, which are made here alone, some positions of each row at a
+    time; each chunk's gradient is taken with it, so that logits neither outlive their chunk nor are
+    made twice.
+
+    Only total_loss can be differentiated, by head_params and hidden; nll and correct raise
+    TypeError.
+    """
+    length = targets_BT.shape[1]
+    chunk = min(settings.chunk, length) or length
+
+    def split(x):
+        """[B, T, …] → [chunks, B, chunk, …]."""
+        padding = [(0, 0), (0, -length % chunk)] + [(0, 0)] * (x.ndim - 2)
+        x = jnp.pad(x, padding)
+        return jnp.moveaxis(x.reshape(x.shape[0], -1, chunk, *x.shape[2:]), 1, 0)
+
+    def sums(head_params, hidden, labels):
+        targets, weights = labels
+        return token_sums(logits_of(head_params, hidden), targets, weights, vocab_size, settings)
+
+    return _chunked(sums, head_params, split(hidden_BTD), (split(targets_BT), split(weights_BT)))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _chunked(sums, head_params, hidden, labels):
+    """The sums over all chunks, the leading axis of hidden and labels."""
+
+    def add(total, chunk):
+        hidden, labels = chunk
+        return jax.tree.map(jnp.add, total, sums(head_params, hidden, labels)), None
+
+    zeros = _zero_sums(sums, head_params, hidden, labels)
+    return jax.lax.scan(add, zeros, (hidden, labels))[0]
+
+
+def _zero_sums(sums, head_params, hidden, labels):
+    first_hidden, first_labels = jax.tree.map(lambda x: x[0], (hidden, labels))
+    shapes = jax.eval_shape(sums, head_params, first_hidden, first_labels)
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+
+
+def _chunked_forward(sums, head_params, hidden, labels):
+    """The sums, and with each chunk the gradient of its total_loss."""
+    head_params, hidden, labels = jax.tree.map(
+        lambda x: x.value, (head_params, hidden, labels), is_leaf=lambda x: hasattr(x, "perturbed")
+    )
+
+    def total_loss(head_params, hidden, labels):
+        made = sums(head_params, hidden, labels)
+        return made["total_loss"], made
+
+    gradient = jax.grad(total_loss, argnums=(0, 1), has_aux=True)
+
+    def add(total, chunk):
+        (for_params, for_hidden), made = gradient(head_params, *chunk)
+        return jax.tree.map(jnp.add, total, (made, for_params)), for_hidden
+
+    zeros = _zero_sums(sums, head_params, hidden, labels), jax.tree.map(jnp.zeros_like, head_params)
+    (total, for_params), for_hidden = jax.lax.scan(add, zeros, (hidden, labels))
+    return total, (for_params, for_hidden)
+
+
+def _chunked_backward(sums, gradients, cotangents):
+    wanted = {
+        name: cotangent
+        for name, cotangent in cotangents.items()
+        if not isinstance(cotangent, jax.custom_derivatives.SymbolicZero)
+    }
+    # The weight is a constant of the batch: its gradient is zero. Those of nll and correct are not
+    # kept, and must not pass for zero.
+    if not wanted.keys() <= {"total_loss", "weight"}:
+        names = sorted(wanted)
+        raise TypeError(f"cross_entropy: got the gradient of {names}, but only total_loss has one")
+    if "total_loss" not in wanted:
+        return (*jax.tree.map(jnp.zeros_like, gradients), None)
+    scale = wanted["total_loss"]
+    for_params, for_hidden = jax.tree.map(lambda g: (g * scale).astype(g.dtype), gradients)
+    return for_params, for_hidden, None
+
+
+_chunked.defvjp(_chunked_forward, _chunked_backward, symbolic_zeros=True)
+
+
+def class_sums(
+    logits_BC: Float[Array, "B C"], labels_B: Int[Array, "B"], weights_B: Float[Array, "B"]
+) -> Sums:
+    """Sums over rows: nll in nats, which is minimised, correct and weight."""
+    log_probabilities = jax.nn.log_softmax(logits_BC)
+    nll = -jnp.take_along_axis(log_probabilities, labels_B[:, None], 1)[:, 0]
+    correct = (logits_BC.argmax(-1) == labels_B).astype(nll.dtype)
+    by_row = {"total_loss": nll, "nll": nll, "correct": correct, "weight": jnp.ones_like(nll)}
+    return {
+        name: jnp.where(weights_B > 0, value * weights_B, 0).sum() for name, value in by_row.items()
+    }

@@ -1,0 +1,65 @@
+"""Attention masks: which keys each query may attend to.
+
+Shapes: B rows, T queries, S keys, H heads.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from jaxtyping import Array, Bool, Float, Int
+
+MASKED = -1e9  # added to the logits of keys that are masked
+
+
+class AttentionMask(struct.PyTreeNode):
+    """A query attends to the keys of its own segment; if causal, to those of them in its past, and
+    to what is marked as prefix. Unless rows are packed, each holds one segment and then padding,
+    which nothing attends to.
+
+    >>> segments = jnp.array([[1, 1, 2]])
+    >>> mask = AttentionMask(segments, segments, causal=True, packed=True).mask()
+    >>> mask[0, 0].astype(int).tolist()
+    [[1, 0, 0], [1, 1, 0], [0, 0, 1]]
+    """
+
+    query_segments: Int[Array, "B T"]  # 0 is padding
+    key_segments: Int[Array, "B S"]
+    prefix: Bool[Array, "B S"] | None = None  # attended to from everywhere in the segment
+    # Where distances do not follow from the order of the arrays, as in decoding:
+    query_positions: Int[Array, "B T"] | None = None
+    key_positions: Int[Array, "B S"] | None = None
+    first_query: int | Int[Array, ""] | None = None  # its index among the keys; None: the first key
+    causal: bool = struct.field(pytree_node=False, default=False)
+    packed: bool = struct.field(pytree_node=False, default=False)
+
+    def mask(self) -> Bool[Array, "B 1 T S"]:
+        """True where a query may attend to a key; B is 1 where all rows are alike."""
+        queries, keys = self.query_segments.shape[1], self.key_segments.shape[1]
+        mask = jnp.ones((1, 1, queries, keys), bool)
+        if self.packed:
+            mask = (self.query_segments[:, :, None] == self.key_segments[:, None, :])[:, None]
+        elif not self.causal or self.first_query is not None:  # padding may come before a query
+            mask = (self.key_segments > 0)[:, None, None, :]
+        if self.causal:
+            first = 0 if self.first_query is None else self.first_query
+            past = (jnp.arange(keys) <= first + jnp.arange(queries)[:, None])[None, None]
+            if self.prefix is not None:
+                past |= self.prefix[:, None, None, :]
+            mask &= past
+        return jnp.broadcast_to(mask, (*mask.shape[:2], queries, keys))
+
+    def bias(
+        self, position_bias: Float[Array, "#B #H T S"] | None = None
+    ) -> Float[Array, "#B #H T S"]:
+        """What is added to the logits: the position bias (or 0), −10⁹ where masked; B and H are 1
+        where alike.
+        """
+        visible = 0.0 if position_bias is None else position_bias
+        return jnp.where(self.mask(), visible, MASKED)
+
+    def distances(self) -> Int[Array, "T S"] | Int[Array, "B T S"] | np.ndarray:
+        """The position of each key − that of each query."""
+        if self.query_positions is not None and self.key_positions is not None:
+            return self.key_positions[:, None, :] - self.query_positions[:, :, None]
+        queries, keys = self.query_segments.shape[1], self.key_segments.shape[1]
+        return np.arange(keys)[None, :] - np.arange(queries)[:, None]

@@ -1,0 +1,140 @@
+"""Types that say what values they admit, for settings and for the options of objectives.
+
+num_layers: Positive = 4
+noise_density: Annotated[float, Range(0, 1, open=True)] = 0.15
+norm: Literal["layer_norm", "rms_norm"] = "layer_norm"
+"""
+
+import ast
+import math
+import sys
+from dataclasses import dataclass
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from t5x_lite.errors import BAD_CONFIG, UserError, nearest
+
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers from low to high; with `open`, without low and high themselves."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    open: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        if self.open:
+            return self.low < value < self.high
+        return self.low <= value <= self.high
+
+    def __str__(self) -> str:
+        """
+        >>> str(Range(1)), str(Range(0, 1)), str(Range(0, 1, open=True))
+        ('at least 1', 'between 0 and 1', 'between 0 and 1, neither included')
+        >>> str(Range(high=1)), str(Range(0, open=True))
+        ('at most 1', 'above 0')
+        """
+        if self.high == math.inf:
+            return f"{'above' if self.open else 'at least'} {self.low}"
+        if self.low == -math.inf:
+            return f"{'below' if self.open else 'at most'} {self.high}"
+        return f"between {self.low} and {self.high}" + (", neither included" if self.open else "")
+
+
+Positive = Annotated[int, Range(1)]
+NonNegative = Annotated[int, Range(0)]
+Share = Annotated[float, Range(0, 1)]
+ProperShare = Annotated[float, Range(0, 1, open=True)]
+
+_NAMES = {
+    bool: "True or False",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    tuple: "a list",
+    dict: "names",
+    NoneType: "None",
+}
+
+
+def parse_literal(text: str) -> object:
+    """Text from a command line as a value: a Python literal, true or false; raises ValueError for
+    anything else.
+    """
+    try:
+        return ast.literal_eval({"true": "True", "false": "False"}.get(text.lower(), text))
+    except (SyntaxError, TypeError, RecursionError) as error:
+        raise ValueError(f"{text!r} is no literal") from error
+
+
+def check_value(value: Any, kind: Any, key: str) -> Any:
+    """The value as its type wants it: whole numbers become floats and lists tuples where those are
+    expected.
+
+    Args:
+        kind: a type, Annotated with a Range, or a Literal.
+        key: names the setting in the UserError that refuses a value of another type or out of
+            range.
+
+    >>> check_value(3, float, "optimizer.learning_rate")
+    3.0
+    >>> check_value("layr_norm", Literal["layer_norm", "rms_norm"], "model.norm")
+    Traceback (most recent call last):
+    t5x_lite.errors.UserError: model.norm: got 'layr_norm'; did you mean layer_norm?
+    """
+    if kind is Any:
+        return value
+    if get_origin(kind) is Literal:
+        choices = get_args(kind)
+        if (type(value), value) not in [(type(choice), choice) for choice in choices]:
+            named = (
+                nearest(value, map(str, choices)) if all(choices) else f"expected one of {choices}"
+            )
+            raise UserError(BAD_CONFIG, f"{key}: got {value!r}; {named}")
+        return value
+    if get_origin(kind) is Annotated:
+        base, *metadata = get_args(kind)
+        value = check_value(value, base, key)
+        for allowed in metadata:
+            if isinstance(allowed, Range) and value not in allowed:
+                raise UserError(BAD_CONFIG, f"{key}: got {value}, expected {allowed}")
+        return value
+    if get_origin(kind) in (Union, UnionType):
+        return _check_union(value, kind, key)
+    kind = get_origin(kind) or kind  # of list[int], list
+    if kind is float and type(value) is int:
+        # What is too large for a float is infinite, as 1e999 is.
+        value = float(value) if abs(value) <= sys.float_info.max else math.inf
+    if kind is tuple and isinstance(value, list):
+        value = tuple(value)
+    is_finite = not isinstance(value, float) or math.isfinite(value)
+    # bool is a subclass of int, and nobody means True where a number is expected.
+    if (
+        not isinstance(value, kind)
+        or not is_finite
+        or (isinstance(value, bool) and kind in (int, float))
+    ):
+        raise UserError(BAD_CONFIG, f"{key}: got {value!r}, expected {_describe(kind)}")
+    return value
+
+
+def _check_union(value: Any, kind: Any, key: str) -> Any:
+    """The value as the first type of a union that admits it wants it."""
+    for member in get_args(kind):
+        try:
+            return check_value(value, member, key)
+        except UserError:
+            continue
+    expected = " or ".join(map(_describe, get_args(kind)))
+    raise UserError(BAD_CONFIG, f"{key}: got {value!r}, expected {expected}")
+
+
+def _describe(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return " or ".join(map(repr, get_args(kind)))
+    if get_origin(kind) is Annotated:
+        base, *ranges = get_args(kind)
+        return f"{_describe(base)} {' '.join(map(str, ranges))}"
+    kind = get_origin(kind) or kind
+    return _NAMES.get(kind, getattr(kind, "__name__", str(kind)))

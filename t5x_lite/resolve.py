@@ -1,0 +1,130 @@
+"""A run's settings and its tokenizer, turned once into what the run is: below this file nothing is
+derived again.
+"""
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from t5x_lite.config import Model, ModelDimensions, RunConfig
+from t5x_lite.data.objectives.spec import check_vocabulary
+from t5x_lite.data.rows.batches import Batches
+from t5x_lite.data.rows.plan import RowPlan, plan_rows
+from t5x_lite.data.tokenizers.vocabulary import Vocabulary
+from t5x_lite.errors import BAD_CONFIG, UserError
+from t5x_lite.specs import AllowedCode
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """What a run is. Its parts are handed down; only commands and `Run` see the whole."""
+
+    config: RunConfig  # as written: what config.json records
+    rows: RowPlan  # objectives, their windows, and the row shape
+    model: ModelDimensions  # every size written out
+    heads: tuple[str, ...]  # whose losses are minimised: names in model.heads.HEADS
+    steps: int  # training.steps, or fewer where data.epochs are over
+
+    @property
+    def written_out(self) -> RunConfig:
+        """The config with the model's sizes written out, in the form in which settings are
+        compared.
+        """
+        return replace(self.config, model=self.model)
+
+
+def plan(config: RunConfig, allowed: AllowedCode = None) -> RowPlan:
+    """The rows of a config, known before its text is: what cannot be laid out is refused at once.
+
+    Args:
+        allowed: modules of objectives of the user's own that may be imported; None: any.
+    """
+    rows = plan_rows(
+        config.objective,
+        config.model.architecture,
+        config.data.lengths,
+        config.data.split_documents,
+        allowed,
+    )
+    if rows.has_sentence_pairs:
+        of_pairs = f"(objective {config.objective})"
+        if config.model.token_types == 1:
+            raise UserError(
+                BAD_CONFIG,
+                "model.token_types: got 1, a sentence pair has two types; set 2, or 0 for none "
+                f"{of_pairs}",
+            )
+        if config.model.num_classes == 1:
+            raise UserError(
+                BAD_CONFIG,
+                f"model.num_classes: got 1, a sentence pair has two labels; set 2 {of_pairs}",
+            )
+    return rows
+
+
+def resolve(
+    config: RunConfig,
+    vocabulary: Vocabulary,
+    rows: RowPlan | None = None,
+    allowed: AllowedCode = None,
+) -> Resolved:
+    """What a run is.
+
+    Args:
+        rows: what `plan` made of the same config, if it was called already.
+        allowed: as `plan` has it.
+
+    Raises:
+        UserError: where the tokenizer lacks ids that an objective needs, or settings contradict it.
+    """
+    if rows is None:
+        rows = plan(config, allowed)
+    for member in rows.members:
+        check_vocabulary(member.objective, member.window, vocabulary)
+    model = resolve_model(
+        config.model,
+        vocab_size=vocabulary.size,
+        max_length=rows.shape.longest,
+        num_classes=2 if rows.has_sentence_pairs else 0,
+    )
+    heads = ("mlm",) if rows.aligned else ("lm",)
+    if rows.has_sentence_pairs:
+        heads += ("sequence_label",)
+    return Resolved(config, rows, model, heads, config.training.steps)
+
+
+def with_steps_of(resolved: Resolved, batches: Batches) -> Resolved:
+    """The run, ending where data.epochs are over."""
+    return replace(resolved, steps=batches.num_steps(resolved.steps, resolved.config.data.epochs))
+
+
+def resolve_model(
+    model: Model, vocab_size: int, max_length: int, num_classes: int = 0
+) -> ModelDimensions:
+    """A model with every size written out.
+
+    Args:
+        vocab_size: ids of the tokenizer; the model may have more, never less.
+        max_length: positions of the longest stack of a row.
+        num_classes: of the sequence label head that the rows ask for, 0: none.
+
+    >>> resolve_model(Model(d_model=8, num_heads=2), vocab_size=10, max_length=4).head_dim
+    4
+    """
+    if 0 < model.vocab_size < vocab_size:
+        reason = f"got {model.vocab_size}, but the tokenizer has {vocab_size} ids; set it to 0"
+        raise UserError(BAD_CONFIG, f"model.vocab_size: {reason}")
+    if model.architecture == "encoder":
+        decoder_layers = 0
+    else:
+        decoder_layers = model.num_decoder_layers or model.num_layers
+    sizes: dict[str, Any] = {
+        "num_decoder_layers": decoder_layers,
+        "head_dim": model.head_dim or model.d_model // model.num_heads,
+        "num_kv_heads": model.num_kv_heads or model.num_heads,
+        "d_ff": model.d_ff or 4 * model.d_model,
+        "embedding_size": model.embedding_size or model.d_model,
+        "vocab_size": model.vocab_size or vocab_size,
+        "max_length": model.max_length or max_length,
+        "num_classes": model.num_classes or num_classes,
+    }
+    return ModelDimensions(**(asdict(model) | sizes))

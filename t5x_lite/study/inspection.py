@@ -1,0 +1,198 @@
+"""What a model will be shown: the first rows of a config as a person would read them, and the
+ledger of the run; and what a token store holds.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from t5x_lite.data.objectives.pairs import Pair
+from t5x_lite.data.rows.batches import Batches, Ledger
+from t5x_lite.data.rows.streams import TextStream
+from t5x_lite.data.store.corpus import Corpus
+from t5x_lite.data.tokenizers.tokenizer import Tokenizer
+
+_COUNTED_AT_A_TIME = 1 << 24  # tokens: a store may be larger than memory
+
+
+def show_rows(batches: Batches, tokenizer: Tokenizer, examples: int = 3) -> str:
+    """The first rows of training: text, inputs and targets decoded with their sentinels, and
+    weights.
+    """
+    lines = []
+    for row in range(examples):
+        (number,), (index,) = batches.locate(np.array([row]))
+        stream = batches.streams[number]
+        assert isinstance(stream, TextStream)
+        member = f" of {stream}" if len(batches.streams) > 1 else ""
+        lines.append(f"── row {row}{member} ──")
+        lines.append(f"text     {tokenizer.decode(stream.read([index])[0])!r}")
+        pairs, _ = stream.pairs([index])
+        for segment, pair in enumerate(pairs.each(), 1):
+            lines += _show_pair(pair, segment, tokenizer)
+            if pairs.labels is not None:
+                lines.append(f"label    {pairs.labels[segment - 1]}")
+    return "\n".join(lines)
+
+
+def _show_pair(pair: Pair, segment: int, tokenizer: Tokenizer) -> list[str]:
+    counts = f"{len(pair.inputs)} inputs, {len(pair.targets)} targets"
+    lines = [f"segment {segment}: {counts}", f"inputs   {tokenizer.decode(pair.inputs)!r}"]
+    if pair.scored is None:
+        input_weights = np.full(len(pair.inputs), float(pair.score_inputs))
+        weights = np.append(input_weights, pair.weights)
+    else:
+        weights = pair.weights
+    lines.append(f"targets  {show_targets(pair, tokenizer)}")
+    lines.append(f"weights  {_run_lengths(weights)}")
+    return lines
+
+
+def show_targets(pair: Pair, tokenizer: Tokenizer) -> str:
+    """The targets as text; of aligned pairs each with its position."""
+    if pair.scored is None:
+        return repr(tokenizer.decode(pair.targets))
+    placed = zip(pair.targets, pair.scored, strict=True)
+    return " ".join(f"{tokenizer.decode([token])!r}@{position}" for token, position in placed)
+
+
+def _run_lengths(weights: np.ndarray) -> str:
+    """[1, 1, 0] → "2 × 1, 1 × 0"."""
+    cuts = np.flatnonzero(np.diff(weights)) + 1
+    runs = [run for run in np.split(weights, cuts) if len(run)]
+    return ", ".join(f"{len(run)} × {run[0]:g}" for run in runs) or "none"
+
+
+def show_ledger(batches: Batches, row: Ledger, steps: int, flops_per_row: float) -> str:
+    """What one row holds, and what the whole run will read and compute; of a mixture, each of its
+    members too.
+    """
+    rows = batches.batch_size * steps
+    lines = [f"{'ledger':<14}{'a row':>14}{'the run':>22}"]
+    figures = {
+        "raw tokens": row.raw_tokens,
+        "model tokens": row.model_tokens,
+        "loss tokens": row.loss_tokens,
+    }
+    for name, figure in figures.items():
+        lines.append(f"{name:<14}{figure:>14,.1f}{figure * rows:>22,.0f}")
+    lines.append(f"{'FLOPs':<14}{flops_per_row:>14.3g}{flops_per_row * rows:>22.3g}")
+    lines.append(f"{'padding':<14}{row.padding:>14.2%}")
+    if row.left_out:
+        lines.append(f"{'left out':<14}{row.left_out:>14.2%}")
+    if len(batches.streams) == 1:
+        lines.append(f"{'epochs':<14}{batches.streams[0].epochs(rows):>36.2f}")
+        return "\n".join(lines)
+    return "\n".join([*lines, "", *_show_members(batches, row, rows)])
+
+
+def _show_members(batches: Batches, row: Ledger, rows: int) -> list[str]:
+    width = max(len(str(stream)) for stream in batches.streams) + 2
+    columns = ("tokens", "rows", "of all read", "epochs", "raw", "loss", "padding")
+    widths = (14, 8, 13, 8, 8, 8, 9)
+    heading = "".join(f"{name:>{size}}" for name, size in zip(columns, widths, strict=True))
+    lines = [f"{'member':<{width}}{heading}"]
+    for stream, share, member in zip(batches.streams, batches.shares, row.members, strict=True):
+        assert isinstance(stream, TextStream)
+        read = share * member.raw_tokens / row.raw_tokens
+        figures = [
+            f"{len(stream.windows.tokens):,}",
+            f"{share:.1%}",
+            f"{read:.1%}",
+            f"{stream.epochs(rows * share):.2f}",
+            f"{member.raw_tokens}",
+            f"{member.loss_tokens:.1f}",
+            f"{member.padding:.2%}",
+        ]
+        cells = "".join(f"{figure:>{size}}" for figure, size in zip(figures, widths, strict=True))
+        lines.append(f"{stream!s:<{width}}{cells}")
+    return lines
+
+
+def show_store(corpus: Corpus, examples: int = 3, most_frequent: int = 20) -> str:
+    """What a token store holds: counts, what text cleaning met, a histogram of document lengths,
+    the most frequent tokens, and a few documents.
+    """
+    manifest, tokenizer = corpus.manifest, corpus.tokenizer
+    lossless = "lossless" if tokenizer.lossless else "not lossless"
+    lines = [
+        f"{corpus.path}",
+        f"tokenizer {tokenizer.fingerprint}: {tokenizer.vocabulary.size:,} ids, {lossless}",
+    ]
+    for number, (source, counts) in enumerate(
+        zip(corpus.sources, manifest["sources"], strict=True)
+    ):
+        lines += ["", f"── source {number}: {source.name} ──"]
+        for issue, documents in counts["text_cleaning"].items():
+            lines.append(f"{issue:<18}{documents:>14,} documents")
+        for split, tokens in source.tokens.items():
+            if len(tokens):
+                lines += _show_split(
+                    split, tokens, counts[split], tokenizer, examples, most_frequent
+                )
+    return "\n".join(lines)
+
+
+def _show_split(
+    split: str,
+    tokens: np.ndarray,
+    counts: dict,
+    tokenizer: Tokenizer,
+    examples: int,
+    most_frequent: int,
+) -> list[str]:
+    figures = {
+        "documents": counts["documents"],
+        "tokens": counts["tokens"],
+        "bytes": counts["bytes"],
+        "shards": len(counts["shards"]),
+    }
+    lines = ["", split, *(f"  {name:<12}{figure:>16,}" for name, figure in figures.items())]
+    lines.append(f"  {'bytes/token':<12}{counts['bytes'] / counts['tokens']:>16.2f}")
+
+    frequencies, ends = _count_tokens(tokens, tokenizer)
+    lengths = np.diff(ends, prepend=-1)  # EOS counted
+    lines += _length_histogram(lengths)
+
+    name = _token_namer(tokenizer)
+    frequent = [token for token in np.argsort(-frequencies)[:most_frequent] if frequencies[token]]
+    shares = [f"{name(token)} {frequencies[token] / len(tokens):.1%}" for token in frequent]
+    lines.append("  most frequent: " + ", ".join(shares))
+    for end, length in list(zip(ends, lengths, strict=True))[:examples]:
+        document = tokens[end + 1 - length : end + 1]
+        lines.append(f"  {tokenizer.decode(document)[:300]!r}")
+    return lines
+
+
+def _count_tokens(tokens: np.ndarray, tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
+    """How often each id occurs, and where documents end."""
+    frequencies = np.zeros(tokenizer.vocabulary.size, np.int64)
+    ends = []
+    for start in range(0, len(tokens), _COUNTED_AT_A_TIME):
+        part = tokens[start : start + _COUNTED_AT_A_TIME]
+        frequencies += np.bincount(part, minlength=len(frequencies))
+        ends.append(np.flatnonzero(part == tokenizer.vocabulary.eos) + start)
+    return frequencies, np.concatenate(ends)
+
+
+def _length_histogram(lengths: np.ndarray) -> list[str]:
+    """Documents by powers of two of their length."""
+    lines = ["  tokens a document (EOS counted)"]
+    powers = np.bincount(np.int64(np.log2(lengths)))
+    for power in np.flatnonzero(powers):
+        bar = "█" * round(40 * powers[power] / powers.max())
+        lines.append(f"  {2**power:>9,} – {2 ** (power + 1) - 1:<9,}{powers[power]:>10,} {bar}")
+    return lines
+
+
+def _token_namer(tokenizer: Tokenizer) -> Callable[[int], str]:
+    """How a token is shown: its own text, since decoding would leave out the space at its start, or
+    its name.
+    """
+    texts = dict(enumerate(tokenizer.vocabulary.texts()))
+
+    def name(token: int) -> str:
+        text = texts.get(token)
+        return repr(tokenizer.name(token) if text is None else text.decode(errors="replace"))
+
+    return name

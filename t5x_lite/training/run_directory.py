@@ -1,0 +1,373 @@
+"""A run directory: who may write it, what it was started with, and how to read a trained model
+back.
+
+WORKDIR/config.json  corpus.json  tokenizer/  metrics.jsonl  checkpoints/STEP/  tensorboard/
+"""
+
+import dataclasses
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import jax
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from t5x_lite.config import Mesh, ModelDimensions, RunConfig, to_dict
+from t5x_lite.config_files import flatten, load_run_config
+from t5x_lite.data.rows.plan import RowPlan
+from t5x_lite.data.store.corpus import Corpus
+from t5x_lite.data.tokenizers import tokenizer as tokenizers
+from t5x_lite.data.tokenizers.tokenizer import Tokenizer
+from t5x_lite.errors import BAD_CONFIG, BAD_DATA, IO_ERROR, NO_FILE, USAGE, UserError, read_json
+from t5x_lite.model.heads import Params
+from t5x_lite.model.transformer import boxed_shapes, parameter_shapes
+from t5x_lite.resolve import Resolved, resolve
+from t5x_lite.specs import NO_CODE, AllowedCode
+from t5x_lite.training import sharding
+from t5x_lite.training.checkpoint import Checkpoints
+
+# What may differ when a run continues: how long, how often, on what machine, and where the text
+# lies, not what it is.
+_FREE_SETTINGS = {
+    "init_from",
+    "data.source",
+    "data.validation_source",
+    "data.tokenizer",
+    "data.store",
+    "data.workers",
+    "data.processes",
+    "data.epochs",
+    "model.remat",
+    "model.scan",
+    "model.attention_kernel",
+    "training.steps",
+    "training.microbatches",
+    "training.loss_chunk",
+    "training.profile",
+    "training.log_every",
+    "training.eval_every",
+    "training.checkpoint_every",
+    "training.keep_every",
+}
+
+# What of a model may differ from that whose parameters it starts from: how it is computed and
+# trained, and its heads.
+_FREE_OF_INIT = {
+    "dtype",
+    "scan",
+    "remat",
+    "attention_kernel",
+    "dropout",
+    "attention_dropout",
+    "ff_dropout",
+    "init",
+    "init_stddev",
+    "embedding_stddev",
+    "depth_scaled_init",
+    "num_classes",
+    "mlm_head",
+    "tie_embeddings",
+    "scale_logits",
+}
+_HEADS = ("head", "classifier")  # parameters that a run may have without those it starts from
+
+
+def fixed_settings(config: RunConfig) -> dict[str, Any]:
+    """The settings, flat, that may not differ when a run continues."""
+    flat = flatten(to_dict(config))
+    return {
+        key: value
+        for key, value in flat.items()
+        if key not in _FREE_SETTINGS and not key.startswith("mesh.")
+    }
+
+
+# Writing.
+
+
+@contextmanager
+def owned(workdir: Path, config: RunConfig, steps: int, corpus: Corpus) -> Iterator[None]:
+    """Hold the directory for this run alone and record its config, corpus and tokenizer there.
+
+    Raises:
+        UserError: where another run is going on, or the directory's run had other settings or other
+            text.
+    """
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        lock = open(workdir / ".lock", "w")
+    except OSError as error:
+        raise _cannot_write(workdir, error) from error
+    is_main = jax.process_index() == 0
+    with lock:
+        if is_main:  # the other processes may already see what this one writes
+            _lock(lock, workdir)
+            _check_nothing_foreign(workdir)
+        if config.init_from and workdir.resolve() == Path(config.init_from).resolve():
+            raise UserError(
+                USAGE,
+                f"--workdir={workdir}: holds the model that the run starts from; name another",
+            )
+        _check_same_run(workdir, config, steps)
+        check_same_text(workdir, corpus)
+        try:
+            if is_main:
+                _write_atomically(workdir / "config.json", json.dumps(to_dict(config), indent=2))
+                _write_atomically(workdir / "corpus.json", json.dumps(corpus.manifest, indent=2))
+                corpus.tokenizer.save(workdir / "tokenizer")
+        except OSError as error:
+            raise _cannot_write(workdir, error) from error
+        yield
+
+
+def _cannot_write(workdir: Path, error: OSError) -> UserError:
+    return UserError(IO_ERROR, f"--workdir={workdir}: cannot be written: {error.strerror or error}")
+
+
+def _lock(lock: TextIO, workdir: Path) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise UserError(
+            USAGE, f"--workdir={workdir}: another run is going on there; wait or name another"
+        ) from error
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text)
+    os.replace(partial, path)
+
+
+def _check_nothing_foreign(workdir: Path) -> None:
+    for name in ("metrics.jsonl", "corpus.json", "tokenizer", "checkpoints"):
+        if (workdir / name).exists() and not (workdir / "config.json").exists():
+            raise UserError(
+                USAGE,
+                f"--workdir={workdir}: holds a {name} that no run wrote; name another directory",
+            )
+
+
+def _check_same_run(workdir: Path, config: RunConfig, steps: int) -> None:
+    """Refuse settings other than those that the directory's run was started with."""
+    saved = max(
+        (int(path.name) for path in workdir.glob("checkpoints/*") if path.name.isdigit()), default=0
+    )
+    if saved > steps:
+        reason = f"got {steps}, but the run in {workdir} has done {saved}"
+        raise UserError(
+            BAD_CONFIG,
+            f"training.steps: {reason}; give at least that many, or name another --workdir",
+        )
+    if not (workdir / "config.json").exists():
+        return
+    before = load_run_config(workdir / "config.json")
+    old, new = fixed_settings(before), fixed_settings(config)
+    for key in old:
+        if old[key] != new[key]:
+            reason = f"the run in {workdir} has {old[key]!r}, now it is {new[key]!r}"
+            raise UserError(
+                BAD_CONFIG,
+                f"{key}: {reason}; continue with the old value, or name another --workdir",
+            )
+    ends_with_run = not config.optimizer.decay_steps and config.optimizer.schedule in (
+        "cosine",
+        "linear",
+    )
+    old_steps = before.training.steps
+    if saved and ends_with_run and old_steps != config.training.steps and jax.process_index() == 0:
+        print(
+            f"training.steps: {old_steps} before, {config.training.steps} now: from here on the "
+            "learning rate decays to the new end; optimizer.decay_steps would have fixed it",
+            flush=True,
+        )
+
+
+def check_same_text(workdir: Path, corpus: Corpus) -> None:
+    """Refuse a corpus that is not the one the run in `workdir` was started on."""
+    if not (workdir / "corpus.json").exists():
+        return
+    recorded = read_json(workdir / "corpus.json", "bring it back")
+    for key in ("tokenizer", "train", "validation"):
+        if recorded.get(key) != corpus.manifest[key]:
+            kind = "tokenizer" if key == "tokenizer" else "text"
+            difference = f"{key} {recorded.get(key)}, now {corpus.manifest[key]}"
+            reason = f"the run was started on another {kind} ({difference})"
+            raise UserError(
+                BAD_DATA, f"{workdir}: {reason}; bring it back, or name another --workdir"
+            )
+
+
+def create(workdir: Path, config: RunConfig, tokenizer: Tokenizer, params: Params) -> None:
+    """A run directory of a model that was not trained here: its config, tokenizer, and parameters
+    as step 0. Runs with that config start from it.
+    """
+    if workdir.exists() and (not workdir.is_dir() or any(workdir.iterdir())):
+        raise UserError(USAGE, f"--workdir={workdir}: exists; name another directory")
+    resolved = resolve(config, tokenizer.vocabulary)
+    workdir.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(workdir / "tokenizer")
+    checkpoints = Checkpoints(workdir / "checkpoints", fixed_settings(resolved.written_out))
+    try:
+        checkpoints.save(0, {"params": params})
+        checkpoints.wait()
+    finally:
+        checkpoints.close()
+    config = dataclasses.replace(config, init_from=str(workdir.resolve()))
+    _write_atomically(workdir / "config.json", json.dumps(to_dict(config), indent=2))
+
+
+# Reading.
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedModel:
+    """A model read back: what it is, its tokenizer, its parameters, and where they lie."""
+
+    config: RunConfig  # as written
+    rows: RowPlan  # what it was trained on
+    model: ModelDimensions
+    tokenizer: Tokenizer
+    params: Params
+    step: int  # that it was trained for
+    mesh: jax.sharding.Mesh | None = None  # over which the parameters are sharded; None: one device
+
+    @contextmanager
+    def within(self) -> Iterator[None]:
+        """The mesh and the rules under which the model is used."""
+        with sharding.use_mesh(self.mesh, sharding.INFERENCE_RULES):
+            yield
+
+
+def read(workdir: Path, allowed: AllowedCode = NO_CODE) -> tuple[Resolved, Tokenizer]:
+    """What the run in a directory is, and its tokenizer.
+
+    Args:
+        allowed: modules that its objective may be imported from: config.json is data, and runs
+            nothing by itself.
+    """
+    config = load_run_config(workdir / "config.json")
+    tokenizer = tokenizers.load(workdir / "tokenizer")
+    return resolve(config, tokenizer.vocabulary, allowed=allowed), tokenizer
+
+
+def load(workdir: Path, mesh: Mesh | None = None, allowed: AllowedCode = NO_CODE) -> LoadedModel:
+    """The newest checkpoint of a run directory; parameters of float64 in float32, unless jax has 64
+    bits.
+
+    Args:
+        mesh: over which devices the parameters are sharded; None: on one device.
+        allowed: modules that its objective may be imported from.
+
+    Raises:
+        UserError: where there is no checkpoint.
+    """
+    resolved, tokenizer = read(workdir, allowed)
+    model = dataclasses.replace(
+        resolved.model, attention_kernel="auto"
+    )  # this may be another device
+    if model.dtype == "float64" and not jax.config.read("jax_enable_x64"):
+        model = dataclasses.replace(model, dtype="float32")
+    device_mesh = None if mesh is None else sharding.make_mesh(mesh, model)
+    params, step = _load_parameters(workdir, resolved, model, device_mesh)
+    return LoadedModel(resolved.config, resolved.rows, model, tokenizer, params, step, device_mesh)
+
+
+def _load_parameters(
+    workdir: Path, resolved: Resolved, model: ModelDimensions, mesh: jax.sharding.Mesh | None
+) -> tuple[Params, int]:
+    shapes = parameter_shapes(model)
+    if mesh is None:
+        one_device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        shardings = jax.tree.map(lambda _: one_device, shapes)
+    else:
+        shardings = sharding.parameter_shardings(boxed_shapes(model), mesh)
+    if not (workdir / "checkpoints").is_dir():
+        raise UserError(NO_FILE, f"{workdir}: no checkpoint yet; train first")
+    checkpoints = Checkpoints(
+        workdir / "checkpoints", fixed_settings(resolved.written_out), read_only=True
+    )
+    try:
+        step = checkpoints.latest()
+        if step is None:
+            raise UserError(NO_FILE, f"{workdir}: no checkpoint yet; train first")
+        return checkpoints.restore_parameters(step, shapes, shardings), step
+    finally:
+        checkpoints.close()
+
+
+# Starting from another run.
+
+
+def check_init_from(resolved: Resolved, tokenizer: Tokenizer) -> None:
+    """Refuse to start from the parameters of a model of another body, or of other tokens. Heads may
+    differ.
+    """
+    directory = Path(resolved.config.init_from)
+    theirs, their_tokenizer = read(directory, _modules_of(resolved))
+    free = set(_FREE_OF_INIT)
+    if resolved.model.positions != "learned":
+        free.add("max_length")
+    old, new = to_dict(theirs.model), to_dict(resolved.model)
+    for key in old:
+        if old[key] != new[key] and key not in free:
+            reason = f"got {new[key]!r}, but init_from={directory} has {old[key]!r}"
+            raise UserError(
+                BAD_CONFIG, f"model.{key}: {reason}; --config={directory} takes its settings"
+            )
+    if their_tokenizer.fingerprint != tokenizer.fingerprint:
+        fix = f"set data.tokenizer={directory}/tokenizer"
+        raise UserError(
+            BAD_CONFIG,
+            f"data.tokenizer: its ids are not those that init_from was trained with; {fix}",
+        )
+
+
+def _modules_of(resolved: Resolved) -> AllowedCode:
+    """Whoever starts a run with objectives of their own may start it from a run with the same."""
+    names = [member.objective.name for member in resolved.rows.members]
+    return {name.rpartition(".")[0] for name in names if "." in name}
+
+
+def merge_parameters(
+    resolved: Resolved, fresh: Params, mesh: jax.sharding.Mesh
+) -> tuple[Params, str]:
+    """The parameters of init_from where they fit, fresh ones elsewhere: a head that it does not
+    have is new.
+
+    Returns:
+        the parameters, and a line that says what was loaded, left out and newly drawn.
+
+    Raises:
+        UserError: where something other than a head does not fit.
+    """
+    directory = Path(resolved.config.init_from)
+    theirs, _ = read(directory, _modules_of(resolved))
+    params, _ = _load_parameters(directory, theirs, theirs.model, mesh)
+    old: Any = flatten_dict(params, sep="/")
+    new: Any = flatten_dict(fresh, sep="/")
+    merged, drawn = {}, []
+    for path, leaf in new.items():
+        if path in old and old[path].shape == leaf.shape:
+            merged[path] = old[path].astype(leaf.dtype)
+        elif path.startswith(_HEADS):
+            merged[path] = leaf
+            drawn.append(path)
+        else:
+            has = list(old[path].shape) if path in old else "none"
+            reason = f"the parameter {path} has shape {list(leaf.shape)}, there it is {has}"
+            raise UserError(
+                BAD_CONFIG, f"init_from={directory}: {reason}; use --config={directory}"
+            )
+    left_out = sorted(set(old) - set(merged) | set(drawn) & set(old))
+    report = f"init_from: {len(merged) - len(drawn)} arrays loaded from {directory}"
+    if left_out:
+        report += f"; left out: {', '.join(left_out)}"
+    if drawn:
+        report += f"; newly drawn: {', '.join(drawn)}"
+    return unflatten_dict(merged, sep="/"), report

@@ -1,0 +1,75 @@
+"""Masked language modelling: which tokens are chosen, what they become, and sentence pairs."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from objective_cases import SPECIAL, VOCABULARY, apply, apply_to_one, repeated, text_rows, window
+
+CHOICES = ("token", "word", "span", "salient")
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_special_ids_are_never_chosen_or_drawn(choice):
+    tokens = text_rows("Anna saw 3 cats. " * 12, 300).astype(np.int32)
+    tokens[:, ::11] = VOCABULARY.eos
+    tokens[:, 5] = SPECIAL["[MASK]"]
+    (pairs,) = apply(f"masked_lm(choice={choice!r}, noise_density=0.3)", tokens)
+    most = round(VOCABULARY.is_ordinary(tokens[0]).sum() * 0.3)
+    for pair in pairs.each():
+        assert VOCABULARY.is_ordinary(pair.targets).all()
+        assert len(set(pair.scored.tolist())) == len(pair.scored) <= most
+        assert len(pair.scored) == most or choice in ("word", "salient")
+        shown = pair.inputs[pair.scored]
+        assert VOCABULARY.is_ordinary(shown[shown != SPECIAL["[MASK]"]]).all()
+
+
+def test_bert_chooses_exactly_and_80_10_10():
+    tokens = window(200, 3)
+    tokens[::10] = VOCABULARY.eos
+    becomes = Counter()
+    (pairs,) = apply("masked_lm", repeated(tokens, 500))
+    for pair in pairs.each():
+        assert len(pair.scored) == round(180 * 0.15)
+        shown = pair.inputs[pair.scored]
+        becomes["mask"] += int((shown == SPECIAL["[MASK]"]).sum())
+        becomes["same"] += int((shown == pair.targets).sum())
+    total = 500 * 27
+    for what, share in (("mask", 0.8), ("same", 0.1 + 0.1 / 256)):
+        assert abs(becomes[what] / total - share) < 3 * np.sqrt(share * (1 - share) / total)
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_a_window_without_ordinary_tokens_is_not_scored(choice):
+    (pair,) = apply_to_one(f"masked_lm(choice={choice!r})", np.full(9, VOCABULARY.eos))
+    assert len(pair.targets) == 0
+
+
+@pytest.mark.parametrize("second", ["next", "order"])
+def test_sentence_pairs_have_types_and_labels(second):
+    rows = 2000
+    own, other = window(30), window(30, 100)
+    tokens = repeated(own, rows)
+    if second == "next":
+        tokens = np.stack([tokens, repeated(other, rows)], 1)
+    (pairs,) = apply(f"masked_lm(second={second!r})", tokens)
+    assert abs(pairs.labels.mean() - 0.5) < 3 * 0.5 / np.sqrt(rows)
+    lengths_of_a = set()
+    for pair, label in zip(pairs.each(), pairs.labels, strict=True):
+        inputs = pair.inputs.copy()
+        inputs[pair.scored] = pair.targets
+        inputs = inputs.tolist()
+        assert inputs[0] == SPECIAL["[CLS]"]
+        assert inputs[-1] == SPECIAL["[SEP]"]
+        sep = inputs.index(SPECIAL["[SEP]"])
+        assert pair.types.tolist() == [0] * (sep + 1) + [1] * (len(inputs) - sep - 1)
+        a, b = inputs[1:sep], inputs[sep + 1 : -1]
+        lengths_of_a.add(len(a))
+        if label:
+            assert a + b == own.tolist()
+        elif second == "order":
+            assert b + a == own.tolist()
+        else:
+            assert a == own[: len(a)].tolist()
+            assert b == other[len(a) :].tolist()
+    assert lengths_of_a == set(range(1, 30))

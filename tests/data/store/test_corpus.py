@@ -1,0 +1,134 @@
+import json
+import os
+
+import numpy as np
+import pytest
+from conftest import run, sentences
+
+from t5x_lite.config import Data
+from t5x_lite.config_files import load
+from t5x_lite.data.rows.batches import make_batches, source_rates
+from t5x_lite.data.store import corpus
+from t5x_lite.data.store.prepare import prepare
+from t5x_lite.errors import NO_FILE, UserError
+from t5x_lite.resolve import plan
+
+QUIET = {"say": lambda _: None}
+
+
+def test_changed_stores_are_refused_naming_what_changed(tmp_path):
+    (tmp_path / "a.txt").write_text(sentences(50))
+    data = Data(source=str(tmp_path / "a.txt"), tokenizer="bytes", store=str(tmp_path / "store"))
+    store = prepare(data, **QUIET).path
+
+    tokens = (store / "0.train.bin").read_bytes()
+    for changed in (tokens[:-2], b"xx" + tokens[2:]):
+        (store / "0.train.bin").write_bytes(changed)
+        with pytest.raises(UserError, match=r"train.bin: changed since it was prepared"):
+            corpus.open_store(store)
+    (store / "0.train.bin").write_bytes(tokens + b"xx")
+    with pytest.raises(UserError, match=r"train.bin: has 2\d+ tokens, 2\d+ were prepared"):
+        corpus.open_store(store)
+    (store / "0.train.bin").write_bytes(tokens)
+
+    manifest = json.loads((store / "manifest.json").read_text())
+    (store / "manifest.json").write_text(json.dumps(manifest | {"tokenizer": "0" * 16}))
+    with pytest.raises(UserError, match="tokens were made by tokenizer 0000"):
+        corpus.open_store(store)
+    settings = manifest["made_from"]
+    for damaged in (
+        "{",
+        "[]",
+        "{}",
+        json.dumps(manifest | {"train": 5}),
+        json.dumps(manifest | {"train": manifest["train"] | {"tokens": 5}}),
+        json.dumps(manifest | {"dtype": "x"}),
+        json.dumps(manifest | {"made_from": settings | {"tokenizer": None}}),
+        json.dumps(manifest | {"made_from": settings | {"text": ["a"]}}),
+    ):
+        (store / "manifest.json").write_text(damaged)
+        with pytest.raises(UserError) as caught:
+            corpus.open_store(store)
+        assert caught.value.code == NO_FILE
+
+
+def test_a_directory_without_a_store_is_refused_saying_what_to_run(tmp_path):
+    with pytest.raises(UserError, match="run prepare") as caught:
+        corpus.open_store(tmp_path)
+    assert caught.value.code == NO_FILE
+
+
+def test_the_cache_is_private_and_where_the_environment_says(tmp_path, monkeypatch):
+    monkeypatch.setenv("T5X_LITE_CACHE", str(tmp_path / "mine"))
+    assert corpus.cache_directory() == tmp_path / "mine"
+    monkeypatch.delenv("T5X_LITE_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert corpus.cache_directory() == tmp_path / "t5x_lite"
+    assert os.stat(tmp_path / "t5x_lite").st_mode & 0o777 == 0o700
+
+
+# Several sources.
+
+
+def two_sources(tmp_path) -> str:
+    (tmp_path / "small.txt").write_text(sentences(100, seed=1))
+    (tmp_path / "large.txt").write_text(sentences(900, seed=2))
+    return f"{tmp_path}/small.txt + {tmp_path}/large.txt"
+
+
+def test_the_tokens_of_several_sources_follow_each_other(tmp_path):
+    data = Data(source=two_sources(tmp_path), document="block", tokenizer="bytes")
+    store = prepare(data, **QUIET)
+    small, large = store.sources
+    for split in corpus.SPLITS:
+        joined = [*small.tokens[split], *large.tokens[split]]
+        assert store.tokens[split].tolist() == joined
+        assert store.manifest[split]["tokens"] == len(joined)
+
+
+def test_sources_are_mixed_in_proportion_by_temperature_capped_or_as_given(tmp_path):
+    source = two_sources(tmp_path)
+    sizes = []
+
+    def rates(source=source, **more):
+        data = Data(source=source, document="block", tokenizer="bytes", **more)
+        store = prepare(data, **QUIET)
+        sizes.append([len(source.tokens["train"]) for source in store.sources])
+        return source_rates(list(store.sources), data)
+
+    small, large = rates()
+    assert small == pytest.approx(sizes[0][0] / sum(sizes[0]))
+    assert large > small
+    ratio = sizes[0][1] / sizes[0][0]
+    assert rates(temperature=2.0)[0] == pytest.approx(1 / (1 + ratio**0.5))
+    assert rates(cap=1000) == [0.5, 0.5]
+    assert rates(cap=sizes[0][0] * 2) == pytest.approx([1 / 3, 2 / 3])
+    assert rates(source="3 * " + source) == [0.75, 0.25]
+    assert sizes == [sizes[0]] * 5
+
+
+def test_a_mixture_of_sources_reads_each_at_its_rate(tmp_path, config_file):
+    path = config_file(**{"data.source": "3 * " + two_sources(tmp_path)})
+    config = load(str(path))
+    store = prepare(config.data, **QUIET)
+    batches = make_batches(plan(config), config.data, config.seed, store, "train")
+    streams, _ = batches.locate(np.arange(400))
+    assert np.bincount(streams).tolist() == [300, 100]
+
+
+def test_a_mixture_of_sources_trains_and_the_ledger_shows_it(tmp_path, config_file):
+    path = config_file(**{"data.source": "3 * " + two_sources(tmp_path)})
+    out, _ = run("inspect", f"--config={path}", "--examples=4")
+    assert "75.0%" in out
+    assert f"causal_lm on {tmp_path}/small.txt" in out
+    assert out.count("── row") == 4
+    run("train", f"--config={path}", f"--workdir={tmp_path / 'run'}")
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [("x * a.txt", "got the rate 'x'"), ("0 * a.txt", "expected a number above 0")],
+)
+def test_bad_rates_are_refused(source, words):
+    with pytest.raises(UserError, match=words):
+        load("gpt_tiny", [f"data.source={source}"])

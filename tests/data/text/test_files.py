@@ -1,0 +1,203 @@
+import bz2
+import gzip
+import json
+import lzma
+
+import fsspec
+import pyarrow
+import pyarrow.parquet
+import pytest
+import zstandard
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from t5x_lite.config import TextCleaning
+from t5x_lite.data.text import files, sources
+from t5x_lite.data.text.cleaning import Cleaner
+from t5x_lite.errors import BAD_DATA, NO_FILE, UserError
+
+TEXTS = ["one\ntwo", "größer 漢字 😀", " three "]
+COMPRESS = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+    ".zst": zstandard.compress,
+}
+
+
+def texts(source, document="file", field="text") -> list[str]:
+    documents = sources.documents(str(source), document, field)
+    return [text.decode() if isinstance(text, bytes) else text for text in documents]
+
+
+@pytest.mark.parametrize("ending", COMPRESS)
+def test_compressed_or_not(tmp_path, ending):
+    compress = COMPRESS[ending]
+    plain = "\n\n".join(TEXTS)
+    json_lines = "\n".join(json.dumps({"text": text}) for text in TEXTS)
+    (tmp_path / f"a.txt{ending}").write_bytes(compress(plain.encode()))
+    (tmp_path / f"b.jsonl{ending}").write_bytes(compress(json_lines.encode()))
+    assert texts(tmp_path / f"a.txt{ending}", "block") == TEXTS
+    assert texts(tmp_path / f"b.jsonl{ending}") == TEXTS
+    assert texts(tmp_path, "block") == TEXTS * 2
+    assert texts(tmp_path / "*", "block") == TEXTS * 2
+
+
+def test_documents_by_file_line_and_block(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"one\r\ntwo\r\n\r\nthree\n")
+    (tmp_path / "b.txt").write_text("\n \n")
+    assert texts(tmp_path) == ["one\r\ntwo\r\n\r\nthree\n", "\n \n"]
+    assert texts(tmp_path, "line") == ["one", "two", "", "three", "", " "]
+    assert texts(tmp_path, "block") == ["one\r\ntwo", "three"]
+
+
+def test_parquet_and_columns(tmp_path):
+    table = pyarrow.table({"body": TEXTS, "number": [1, 2, 3]})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    assert texts(tmp_path / "a.parquet", field="body") == TEXTS
+    for field, problem in (("text", "has no text 'text'"), ("number", "its 'number' is a int")):
+        with pytest.raises(UserError, match=f"{problem}; set data.field to one of"):
+            texts(tmp_path / "a.parquet", field=field)
+
+
+def test_endings_in_capitals(tmp_path):
+    (tmp_path / "A.TXT").write_text("one")
+    (tmp_path / "B.TXT.GZ").write_bytes(gzip.compress(b"two"))
+    assert texts(tmp_path) == ["one", "two"]
+
+
+def test_invalid_text_in_json_lines_is_left_to_text_cleaning(tmp_path):
+    lines = b'{"text": "caf\xe9 x"}\n{"text": null}\n{"text": "\\ud800"}\n'
+    (tmp_path / "a.jsonl").write_bytes(lines)
+    assert texts(tmp_path / "a.jsonl") == ["caf\udce9 x", "", "\ud800"]
+
+
+def test_frames_of_zst_one_after_another(tmp_path):
+    frames = zstandard.compress(b"one\n") + zstandard.compress(b"two\n" * 100_000)
+    (tmp_path / "a.txt.zst").write_bytes(frames)
+    assert texts(tmp_path / "a.txt.zst", "line") == ["one"] + ["two"] * 100_000
+
+
+# File systems.
+
+
+def test_any_file_system():
+    with fsspec.open("memory://corpus/a.txt", "w") as file:
+        file.write("far away")
+    assert texts("memory://corpus/a.txt") == ["far away"]
+    assert texts("memory://corpus/*.txt") == ["far away"]
+    assert sources.size("memory://corpus/*.txt") == 8
+
+
+class Bucket(fsspec.AbstractFileSystem):
+    """Files as those of gs:// and s3:// are: fetched in ranges."""
+
+    protocol = "bucket"
+    contents = {}
+
+    def ls(self, path, detail=True, **_):
+        entries = []
+        for name, content in self.contents.items():
+            if name.startswith(self._strip_protocol(path)):
+                entry = {"name": name, "size": len(content), "type": "file", "etag": name}
+                entries.append(entry)
+        if not entries:
+            raise FileNotFoundError(path)
+        return entries if detail else [entry["name"] for entry in entries]
+
+    def _open(self, path, mode="rb", **_):
+        content = self.contents[path]
+
+        class File(fsspec.spec.AbstractBufferedFile):
+            def _fetch_range(self, start, end):
+                return content[start:end]
+
+        return File(self, path, mode, size=len(content), block_size=50)
+
+
+def test_files_that_come_in_ranges(tmp_path):
+    fsspec.register_implementation("bucket", Bucket, clobber=True)
+    pyarrow.parquet.write_table(pyarrow.table({"text": TEXTS}), tmp_path / "c.parquet")
+    text = "\n\n".join(TEXTS * 20).encode()
+    Bucket.contents = {
+        "t/a.txt": text,
+        "t/b.txt.gz": gzip.compress(text),
+        "t/c.parquet": (tmp_path / "c.parquet").read_bytes(),
+    }
+    assert texts("bucket://t/a.txt", "block") == TEXTS * 20
+    assert texts("bucket://t", "block") == TEXTS * 41
+    assert "t/a.txt" in sources.fingerprint("bucket://t")
+
+
+# Long documents.
+
+
+def test_long_records_come_in_several(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "LONGEST", 10)
+    lines = [json.dumps({"text": "ä" * 25}), json.dumps({"text": "short"})]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    documents = list(sources.documents(str(tmp_path / "a.jsonl")))
+    assert documents == ["ä" * 10, "ä" * 10, "ä" * 5, "short"]
+    is_continuation = [isinstance(document, files.Continuation) for document in documents]
+    assert is_continuation == [False, True, True, False]
+
+
+@example("0000000000\x80ࠀࠀ\r\n0", 19, "block")  # cut within the end of a line
+@example(" " * 9 + "a\n\n" + " " * 9, 5, "block")
+@given(st.text(min_size=1), st.integers(5, 40), st.sampled_from(["file", "line", "block"]))
+def test_long_documents_come_in_several_and_lose_nothing(text, longest, document):
+    memory = fsspec.filesystem("memory")
+    with memory.open("/long.txt", "wb") as file:
+        file.write(text.encode(errors="replace"))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(files, "LONGEST", longest)
+        pieces = list(sources.documents("memory://long.txt", document))
+    joined = []
+    for piece in pieces:
+        piece.decode()  # never cut within a character
+        assert len(piece) <= longest + 3
+        if isinstance(piece, files.Continuation):
+            joined[-1] += piece
+        else:
+            joined.append(bytes(piece))
+    assert joined == list(sources.documents("memory://long.txt", document))
+    cleaner = Cleaner(TextCleaning(), "here")
+    for piece in pieces:
+        cleaner(piece)
+    assert cleaner.counts["too_long_and_read_as_several"] == len(pieces) - len(joined)
+
+
+# Damaged files.
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "code", "words"),
+    [
+        ("a.jsonl", b'{"text": "a"}\n{"text": \n', BAD_DATA, "line 2 is no JSON"),
+        ("a.jsonl", b'{"body": "a"}\n', BAD_DATA, "no text 'text'; set data.field to one of body"),
+        ("a.jsonl", b"[1]\n", BAD_DATA, "line 1: is a list, expected an object with 'text'"),
+        ("a.zip", b"PK", BAD_DATA, "is an archive of several files"),
+        ("a.tar.xz", lzma.compress(b"x"), BAD_DATA, "is an archive of several files"),
+        (
+            "b.txt.zst",
+            zstandard.compress(bytes(range(256)) * 9999)[:-9],
+            NO_FILE,
+            r"cannot read .*zst \(EOFError: it is cut off",
+        ),
+        (
+            "a.txt.gz",
+            gzip.compress(b"some text" * 999, mtime=0)[:-20],
+            NO_FILE,
+            "cannot read .*a.txt.gz",
+        ),
+        ("a.txt.gz", b"not compressed", NO_FILE, "cannot read .*a.txt.gz"),
+        ("a.txt.zst", b"not compressed", NO_FILE, "cannot read .*a.txt.zst"),
+        ("a.parquet", b"no parquet", NO_FILE, "cannot read .*a.parquet"),
+    ],
+)
+def test_damaged_files_are_refused(tmp_path, name, content, code, words):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=words) as caught:
+        texts(tmp_path / name)
+    assert caught.value.code == code

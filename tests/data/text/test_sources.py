@@ -1,0 +1,116 @@
+import sys
+
+import pytest
+
+from t5x_lite import config_files
+from t5x_lite.data.text import sources
+from t5x_lite.errors import BAD_CONFIG, BAD_DATA, NO_FILE, UserError
+
+
+def test_the_built_in_text_is_the_same_each_time():
+    first = list(sources.python_docs())
+    assert first == list(sources.python_docs())
+    assert sum(map(len, first)) > 1_500_000
+    assert any("context manager" in text for text in first)
+
+
+def test_what_does_not_exist_is_refused_naming_the_setting(tmp_path):
+    for source in ("", str(tmp_path / "none.txt"), str(tmp_path / "*.txt"), str(tmp_path)):
+        with pytest.raises(UserError, match=r"data.validation_source=.*: no such text") as caught:
+            list(sources.documents(source, key="data.validation_source"))
+        assert caught.value.code == NO_FILE
+
+
+def test_a_fingerprint_changes_with_the_text_and_stays_short(tmp_path):
+    (tmp_path / "a.txt").write_text("one")
+    one_file = sources.fingerprint(str(tmp_path))
+    assert one_file == sources.fingerprint(str(tmp_path))
+    (tmp_path / "a.txt").write_text("other")
+    assert sources.fingerprint(str(tmp_path)) != one_file
+    for number in range(100):
+        (tmp_path / f"{number}.txt").write_text("more")
+    assert len(sources.fingerprint(str(tmp_path))) == 16
+
+
+@pytest.mark.parametrize("address", ["hf:{}/set", "tfds:c4/en:3.1.0?data_dir={}"])
+def test_a_data_set_on_this_machine_is_known_by_its_files(tmp_path, monkeypatch, address):
+    for name in ("set", "c4/en/3.1.0"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "part").write_text("one")
+    monkeypatch.chdir(tmp_path)
+    config = config_files.load("gpt_tiny", [f"data.source={address.format('.')}"])
+    source = config.data.source
+    assert source == address.format(tmp_path)
+    before = sources.fingerprint(source)
+    assert before == sources.fingerprint(source)
+    for name in ("set", "c4/en/3.1.0"):
+        (tmp_path / name / "part").write_text("other")
+    assert sources.fingerprint(source) != before
+
+
+def test_splits_of_a_data_set_may_be_added():
+    name, options = sources._parse_query("c4?split=train+validation&name=en")
+    assert name == "c4"
+    assert options == {"split": "train+validation", "name": "en"}
+
+
+@pytest.mark.parametrize(
+    ("source", "module"), [("tfds:c4/en:3.1.0", "tensorflow_datasets"), ("hf:c4", "datasets")]
+)
+def test_an_extra_that_is_not_installed_is_named(monkeypatch, source, module):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(UserError, match=r"pip install 't5x_lite\[(tfds|hf)\]'"):
+        list(sources.documents(source))
+
+
+# Functions of the user's own.
+
+OWN_TEXT = """
+def some():
+    yield 'a b'
+    yield b'c'
+def wrong():
+    yield 5
+def one():
+    return 'one text'
+def nothing():
+    pass
+def fails():
+    yield 'a'
+    raise KeyError('b')
+"""
+
+
+def test_a_function_of_the_users_own(tmp_path, monkeypatch):
+    (tmp_path / "own_text.py").write_text(OWN_TEXT)
+    (tmp_path / "broken_text.py").write_text("def f(:")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert list(sources.documents("python:own_text.some")) == ["a b", b"c"]
+    not_importable = ["own_text.none", "nowhere.some", "broken_text.f"]
+    not_texts = [f"own_text.{name}" for name in ("wrong", "one", "nothing", "fails")]
+    for name in not_importable + not_texts:
+        with pytest.raises(UserError, match=name) as caught:
+            list(sources.documents(f"python:{name}"))
+        assert caught.value.code == (BAD_CONFIG if name in not_importable else BAD_DATA)
+
+
+def test_the_fingerprint_of_a_function_is_that_of_its_file(tmp_path, monkeypatch):
+    (tmp_path / "fingerprinted_text.py").write_text(OWN_TEXT)
+    monkeypatch.syspath_prepend(tmp_path)
+    before = sources.fingerprint("python:fingerprinted_text.some")
+    assert before.startswith(f"{tmp_path}/fingerprinted_text.py ")
+    (tmp_path / "fingerprinted_text.py").write_text(OWN_TEXT + "# changed")
+    assert sources.fingerprint("python:fingerprinted_text.some") != before
+
+
+def test_code_is_imported_only_where_it_is_allowed(tmp_path, monkeypatch):
+    (tmp_path / "guarded_text.py").write_text(OWN_TEXT)
+    monkeypatch.syspath_prepend(tmp_path)
+    source = "python:guarded_text.some"
+    for allowed in ((), ["another_module"]):
+        with pytest.raises(UserError, match="--allow-code=guarded_text"):
+            list(sources.documents(source, allowed=allowed))
+        with pytest.raises(UserError, match="--allow-code=guarded_text"):
+            sources.fingerprint(source, allowed=allowed)
+    assert "guarded_text" not in sys.modules
+    assert list(sources.documents(source, allowed=["guarded_text"])) == ["a b", b"c"]

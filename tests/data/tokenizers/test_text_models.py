@@ -1,0 +1,195 @@
+import json
+
+import numpy as np
+import pytest
+import sentencepiece
+import tokenizers
+from conftest import sentences
+
+from t5x_lite.data.text import sources
+from t5x_lite.data.tokenizers import text_models, tokenizer
+from t5x_lite.errors import UserError
+
+TEXT = [*list(sources.python_docs())[:40], sentences(50), "Größe\n\n\tdéjà vu\r\n  ▁ <s>"]
+
+
+def test_chunks_are_cut_at_single_spaces_and_lose_nothing(monkeypatch):
+    monkeypatch.setattr(text_models, "CHUNK", 10)
+    for text in ("", "short", "one two  three four   five " * 9, "x" * 55, " " * 55):
+        chunks = list(text_models.chunks(text))
+        assert "".join(chunks) == text
+        assert all(len(chunk) <= 20 for chunk in chunks)
+    monkeypatch.setattr(text_models, "CHUNK", 20)
+    chunks = list(text_models.chunks("one two  three " * 20))
+    assert len(chunks) > 9
+    assert all(chunk[0] == " " and chunk[1] != " " for chunk in chunks[1:-1])
+
+
+def test_bytes_have_no_special_ids():
+    model = text_models.Bytes()
+    assert model.encode("é!").tolist() == [0xC3, 0xA9, 0x21]
+    assert model.decode([0xC3, 0x21]) == "\ufffd!"
+    assert model.texts()[65] == b"A"
+    assert model.specials == {}
+
+
+def test_an_existing_sentencepiece_model_keeps_its_ids_and_gets_sentinels_as_t5_has_them(tmp_path):
+    """A model trained as T5's was: pad 0, eos 1, unk 2, a space before the text, runs of spaces
+    made one.
+    """
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXT),
+        model_prefix=str(tmp_path / "spiece"),
+        vocab_size=400,
+        hard_vocab_limit=False,
+        pad_id=0,
+        eos_id=1,
+        unk_id=2,
+        bos_id=-1,
+        minloglevel=2,
+    )
+    path = str(tmp_path / "spiece.model")
+    ours = tokenizer.make(path, [])
+    theirs = sentencepiece.SentencePieceProcessor(model_file=path)
+    size = theirs.get_piece_size()
+    ids = ours.encode("the cat  sees it")
+    assert ids.tolist() == theirs.encode("the cat  sees it")
+    vocabulary = ours.vocabulary
+    assert vocabulary.size == size + 100
+    assert (vocabulary.pad, vocabulary.eos, vocabulary.start) == (0, 1, 0)
+    assert vocabulary.sentinel(0) == size + 99
+    assert not ours.lossless
+    with_specials = np.append(ids, [vocabulary.sentinel(0), vocabulary.eos])
+    assert ours.decode(with_specials) == "the cat sees it<extra_id_0></s>"
+
+
+# Tokenizers of the `tokenizers` package.
+
+
+def write_vocab_txt(directory):
+    special = ["[PAD]", "[unused0]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    characters = [chr(code) for code in range(33, 127)]
+    characters = [character for character in characters if not character.isupper()]
+    continuations = [f"##{character}" for character in characters if character.isalnum()]
+    pieces = [*special, *characters, *continuations, "the", "##tion", "return"]
+    (directory / "vocab.txt").write_text("\n".join(pieces))
+    return directory / "vocab.txt"
+
+
+def train_byte_level_bpe():
+    model = tokenizers.Tokenizer(tokenizers.models.BPE())
+    model.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    model.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=400,
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=["<|endoftext|>"],
+        show_progress=False,
+    )
+    model.train_from_iterator(TEXT, trainer)
+    return model
+
+
+def train_unigram():
+    model = tokenizers.Tokenizer(tokenizers.models.Unigram())
+    model.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    model.decoder = tokenizers.decoders.Metaspace()
+    trainer = tokenizers.trainers.UnigramTrainer(
+        vocab_size=400,
+        unk_token="<unk>",
+        special_tokens=["<pad>", "</s>", "<unk>"],
+        show_progress=False,
+    )
+    model.train_from_iterator(TEXT, trainer)
+    return model
+
+
+def write_vocab_bpe(directory):
+    description = json.loads(train_byte_level_bpe().to_str())["model"]
+    pairs = description["merges"]
+    merges = "\n".join(pair if isinstance(pair, str) else " ".join(pair) for pair in pairs)
+    (directory / "encoder.json").write_text(json.dumps(description["vocab"]))
+    (directory / "vocab.bpe").write_text(f"#version: 0.2\n{merges}\n")
+    return directory / "vocab.bpe"
+
+
+def write_tokenizer_json(directory, model):
+    (directory / "tokenizer.json").write_text(model.to_str())
+    return directory / "tokenizer.json"
+
+
+# Small tokenizers, as others publish them.
+WRITE = {
+    "vocab.txt": write_vocab_txt,
+    "vocab.bpe": write_vocab_bpe,
+    "bpe tokenizer.json": lambda path: write_tokenizer_json(path, train_byte_level_bpe()),
+    "unigram tokenizer.json": lambda path: write_tokenizer_json(path, train_unigram()),
+}
+END_OF_TEXT = {"vocab.txt": "[SEP]", "unigram tokenizer.json": "</s>"}
+
+
+@pytest.mark.parametrize("kind", WRITE)
+def test_existing_tokenizers_keep_their_ids_and_find_nothing_special_in_text(kind, tmp_path):
+    path = WRITE[kind](tmp_path)
+    existing = tokenizer.make(str(path), [])
+    vocabulary = existing.vocabulary
+
+    text = "return the cat <unk> [MASK] </s> <|endoftext|> déjà\n\n  vu"
+    ids = existing.encode(text)
+    unknown = vocabulary.specials.get("[UNK]", vocabulary.specials.get("<unk>"))
+    assert all(vocabulary.is_ordinary(ids) | (ids == unknown))
+    assert existing.lossless == ("bpe" in kind)
+    if existing.lossless:
+        assert existing.decode(ids) == text
+    if path.name == "tokenizer.json":
+        theirs = tokenizers.Tokenizer.from_file(str(path))
+        their_ids = theirs.encode("return the cat", add_special_tokens=False).ids
+        assert existing.encode("return the cat").tolist() == their_ids
+    assert vocabulary.eos == vocabulary[END_OF_TEXT.get(kind, "<|endoftext|>")]
+    decoded = existing.decode([*existing.encode("the"), vocabulary.eos])
+    assert decoded.endswith(f"the{existing.name(vocabulary.eos)}")
+
+    # Saved, it is the same.
+    existing.save(tmp_path / "saved")
+    assert tokenizer.load(tmp_path / "saved").fingerprint == existing.fingerprint
+    saved = tokenizer.make(str(tmp_path / "saved"), [])
+    assert saved.encode(text).tolist() == ids.tolist()
+
+    # With special ids appended, text has the same ids.
+    extended = tokenizer.make(str(path), [], add_specials=True)
+    assert extended.encode(text).tolist() == ids.tolist()
+    assert extended.vocabulary.sentinels == 256
+    assert all(name in extended.vocabulary.specials for name in tokenizer.SPECIALS)
+    assert extended.fingerprint != existing.fingerprint
+    starts_word = extended.vocabulary.pieces.starts_word[extended.encode("the cat, the")]
+    assert starts_word.sum() >= 2
+
+
+def test_gpt2_has_one_special_id_and_bert_its_own(tmp_path):
+    gpt2 = tokenizer.make(str(write_vocab_bpe(tmp_path)), []).vocabulary
+    assert gpt2.pad == gpt2.eos == gpt2.bos == gpt2.start
+    assert gpt2.sentinels == 0
+    bert = tokenizer.make(str(write_vocab_txt(tmp_path)), []).vocabulary
+    assert [bert[name] for name in ("[PAD]", "[CLS]", "[SEP]", "[MASK]")] == [0, 3, 4, 5]
+    assert bert.ordinary == (6, bert.size)
+    assert (bert.pad, bert.eos, bert.bos, bert.start) == (0, 4, None, 0)
+    with pytest.raises(UserError, match=r"has no \[R\]; set data.add_specials=True"):
+        bert["[R]"]
+
+
+@pytest.mark.parametrize("kind", WRITE)
+def test_the_texts_of_ids_are_the_text(kind, tmp_path):
+    existing = tokenizer.make(str(WRITE[kind](tmp_path)), [])
+    texts = existing.vocabulary.texts()
+    assert len(texts) == existing.model.size
+    pieces = [texts[i] for i in existing.encode("return the cat")]
+    assert b"".join(pieces).decode().strip() == "return the cat"
+    assert all(texts[i] is None for i in existing.vocabulary.specials.values())
+
+
+def test_a_long_text_has_the_ids_of_its_chunks(tmp_path, monkeypatch):
+    text = sentences(60) + " ▁ déjà  vu. " + sentences(60, seed=1)
+    existing = tokenizer.make(str(write_vocab_bpe(tmp_path)), [])
+    whole = existing.encode(text).tolist()
+    monkeypatch.setattr(text_models, "CHUNK", 100)
+    assert existing.encode(text).tolist() == whole

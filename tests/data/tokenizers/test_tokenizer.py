@@ -1,0 +1,162 @@
+import pytest
+from conftest import sentences
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from t5x_lite.data.text import sources
+from t5x_lite.data.tokenizers import text_models, tokenizer
+from t5x_lite.errors import BAD_CONFIG, BAD_DATA, UserError
+
+TEXT = [*list(sources.python_docs())[:40], sentences(50), "Größe\n\n\tdéjà vu\r\n  ▁ <s>"]
+
+
+@pytest.fixture(scope="module")
+def trained():
+    return tokenizer.train(TEXT, 800)
+
+
+# Our own tokenizers.
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+@example(" ▁▁ <extra_id_3></s>[MASK] \0\r\n\t  é漢 ")
+@example("▁")
+@example("<unk><s><0x0A>")
+def test_trained_and_bytes_are_lossless_and_text_is_never_special(trained, text):
+    for own in (trained, tokenizer.Tokenizer()):
+        ids = own.encode(text)
+        assert own.vocabulary.is_ordinary(ids).all()
+        assert own.decode(ids) == text
+
+
+def test_special_ids_are_written_by_their_names(trained):
+    vocabulary = trained.vocabulary
+    assert vocabulary.size == 800
+    assert vocabulary.sentinel(0) == 799
+    sentinels = [vocabulary.sentinel(0), vocabulary.sentinel(255)]
+    assert trained.decode(sentinels) == "<extra_id_0><extra_id_255>"
+    names = [trained.name(i) for i in range(vocabulary.ordinary[1], vocabulary.size - 256)]
+    assert tuple(names) == tokenizer.SPECIALS
+    ids = [vocabulary.eos, *trained.encode(" a"), vocabulary.pad]
+    assert trained.decode(ids) == "</s> a<pad>"
+    assert trained.decode([]) == ""
+
+
+def test_lone_surrogates_become_a_replacement(trained):
+    assert trained.decode(trained.encode("a\ud800b")) == "a\ufffdb"
+
+
+def test_more_characters_than_pieces_are_spelled_in_bytes():
+    text = "".join(map(chr, range(0x4E00, 0x4E00 + 3000))) * 2
+    trained = tokenizer.train([text, *TEXT], 800)
+    assert trained.decode(trained.encode(text)) == text
+    assert len(trained.encode(" return the")) < 8  # room is left for words
+
+
+def test_training_is_deterministic_and_saving_keeps_the_fingerprint(trained, tmp_path):
+    again = tokenizer.train(TEXT, 800)
+    assert again.fingerprint == trained.fingerprint
+    trained.save(tmp_path)
+    assert tokenizer.load(tmp_path).fingerprint == trained.fingerprint
+    other = tokenizer.train(TEXT, 790).model.files()["spiece.model"]
+    (tmp_path / "spiece.model").write_bytes(other)
+    with pytest.raises(UserError, match="its file has changed"):
+        tokenizer.load(tmp_path)
+
+
+def test_text_for_the_vocabulary_says_nothing():
+    said = []
+    assert tokenizer.train(TEXT, 800, said.append).vocabulary.size == 800
+    assert said == []
+
+
+@pytest.mark.parametrize("vocab_size", [1000, 100_000, 99999999999])
+def test_a_small_text_gets_the_largest_vocabulary_that_it_supports(vocab_size):
+    said = []
+    text = sentences(50)
+    trained = tokenizer.make(
+        f"sentencepiece(vocab_size={vocab_size})", iter([text]), say=said.append
+    )
+    size = trained.vocabulary.size
+    appended = len(tokenizer.SPECIALS) + tokenizer.SENTINELS
+    assert appended + 256 + len(set(text)) < size < vocab_size
+    assert said == [
+        f"data.tokenizer: asked for vocab_size={vocab_size}, made {size}: "
+        "this text is too small for more ids"
+    ]
+    assert trained.vocabulary.sentinel(0) == size - 1
+    for sample in (text, "Größe ▁ unseen\n"):
+        assert trained.decode(trained.encode(sample)) == sample
+    # The same text gives the same tokenizer, however much more was asked for.
+    again = tokenizer.train([text], 10_000, said.append)
+    assert again.fingerprint == trained.fingerprint
+
+
+@pytest.mark.parametrize("documents", [[], [""], ["\n"]])
+def test_a_text_with_nothing_to_learn_is_refused(documents):
+    words = "no 800 ids can be learned from this text .*; give more text, or another vocab_size"
+    with pytest.raises(UserError, match=words) as caught:
+        tokenizer.train(documents, 800)
+    assert caught.value.code == BAD_DATA
+
+
+def test_the_least_vocabulary_has_room_for_one_character():
+    smallest = tokenizer.train(["  ", " "], 526)
+    assert smallest.vocabulary.size == 526
+    assert smallest.decode(smallest.encode(" any text")) == " any text"
+    with pytest.raises(
+        UserError, match=r"got vocab_size=525, expected a number from 526"
+    ) as caught:
+        tokenizer.train(["  ", " "], 525)
+    assert caught.value.code == BAD_CONFIG
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("byte", "did you mean bytes"),
+        ("sentencepiece(size=5)", "sentencepiece"),
+        ("sentencepiece(vocab_size=10)", "expected a number from 526"),
+        ("sentencepiece(vocab_size='many')", "expected a number from 526"),
+        ("missing.model", "cannot read"),
+    ],
+)
+def test_bad_tokenizers_are_refused(spec, words):
+    with pytest.raises(UserError, match="tokenizer") as caught:
+        tokenizer.make(spec, [sentences(50)])
+    assert words in str(caught.value)
+
+
+# Existing tokenizers.
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("tokenizer.json", "{}", "no usable tokenizer"),
+        ("tokenizer.json", "", "is empty"),
+        ("vocab.txt", "the\ncat", "no end-of-text id; set data.add_specials=True"),
+        ("spiece.model", "no model", "no usable tokenizer"),
+        ("vocab.bpe", "#version", "cannot read .*encoder.json"),
+        ("other.bin", "x", "this directory has none of"),
+    ],
+)
+def test_damaged_files_of_existing_tokenizers_are_refused(name, content, words, tmp_path):
+    (tmp_path / name).write_text(content)
+    path = tmp_path if name == "other.bin" else tmp_path / name
+    with pytest.raises(UserError, match=words):
+        tokenizer.make(str(path), [])
+
+
+@pytest.mark.parametrize("record", ["{", "[]", "{}", '{"kind": "sentencepiece", "own": true}'])
+def test_a_damaged_saved_tokenizer_is_refused(record, tmp_path):
+    (tmp_path / "vocabulary.json").write_text(record)
+    with pytest.raises(UserError, match="no usable tokenizer"):
+        tokenizer.load(tmp_path)
+
+
+def test_a_long_text_has_the_ids_of_its_chunks(trained, monkeypatch):
+    text = sentences(60) + " ▁ déjà  vu. " + sentences(60, seed=1)
+    whole = trained.encode(text).tolist()
+    monkeypatch.setattr(text_models, "CHUNK", 100)
+    assert trained.encode(text).tolist() == whole

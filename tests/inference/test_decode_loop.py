@@ -1,0 +1,200 @@
+from itertools import product
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from inference.untrained import full_logits, logits_of, untrained
+from model.recurrent import LSTM
+
+from t5x_lite.data.objectives.pairs import Pairs
+from t5x_lite.data.ragged import Ragged
+from t5x_lite.data.rows.layouts import RowShape, lay_out
+from t5x_lite.inference import decode_loop
+from t5x_lite.inference.decode_loop import Prompt, Sampling, StopTokens, sample
+from t5x_lite.inference.generate import generate_ids, search_ids
+from t5x_lite.model.blocks import MIXERS
+
+# A model with another mixer has a width of its own: programs are kept by the model's dimensions.
+OF_THE_LSTM = {"model.d_model": 20, "model.num_layers": 1, "model.positions": "none"}
+
+
+@pytest.fixture(params=["attention", "LSTM"])
+def mixer_settings(request, monkeypatch):
+    """Settings of a model with that mixer, which is put into the table for as long."""
+    if request.param == "attention":
+        return {"model.positions": "relative"}
+    monkeypatch.setitem(MIXERS, "attention", LSTM)
+    return OF_THE_LSTM
+
+
+def target_logits(loaded, prompt, targets):
+    """The logits at each of the targets after a prompt, all computed at once, of a row as data
+    makes it.
+    """
+    architecture = loaded.model.architecture
+    if architecture == "encoder_decoder":
+        shape = RowShape(len(prompt), len(targets))
+    else:
+        both = len(prompt) + len(targets)
+        shape = RowShape(decoder=both, bidirectional_prefix=architecture == "prefix_decoder")
+    pairs = Pairs(Ragged.from_rows([prompt]), Ragged.from_rows([targets]))
+    row = lay_out(pairs, shape, loaded.tokenizer.vocabulary)
+    return np.asarray(logits_of(loaded.model)(loaded.params, row))[0, -len(targets) :]
+
+
+@pytest.mark.parametrize(
+    ("objective", "architecture"),
+    [
+        ("causal_lm", "decoder"),
+        ("prefix_lm", "prefix_decoder"),
+        ("span_corruption", "encoder_decoder"),
+    ],
+)
+def test_greedy_is_the_argmax_of_each_prefix_and_batches_change_nothing(
+    make, mixer_settings, objective, architecture
+):
+    """Of whatever mixes positions: what it keeps is its own business."""
+    shared = architecture == "encoder_decoder"
+    settings = {**mixer_settings, "model.shared_stacks": shared}
+    loaded = untrained(make, objective, architecture, **settings)
+    vocabulary = loaded.tokenizer.vocabulary
+    texts = ("the cat sees", "the dog and the bird")
+    if "LSTM" in str(MIXERS):
+        texts = ("the cat sees", "a dog")
+        assert "recurrent" in str(jax.tree.structure(loaded.params))
+    prompts = [loaded.tokenizer.encode(text) for text in texts]
+    together = generate_ids(loaded, prompts, max_new_tokens=3)
+    for prompt, ids in zip(prompts, together, strict=True):
+        assert (generate_ids(loaded, [prompt], max_new_tokens=3)[0] == ids).all()
+        targets = np.append(ids, 0).astype(np.int32)
+        likeliest = target_logits(loaded, prompt, targets)[:, : vocabulary.size].argmax(-1).tolist()
+        assert likeliest[: len(ids)] == ids.tolist()
+        assert len(ids) == 3 or likeliest[len(ids)] == vocabulary.eos
+
+
+def test_a_beam_scores_what_its_text_scores_whatever_the_mixer(make, mixer_settings):
+    """State that moves with the beams: each text's score is that of the text read at once."""
+    loaded = untrained(make, "causal_lm", "decoder", **mixer_settings)
+    vocabulary = loaded.tokenizer.vocabulary
+    prompts = [loaded.tokenizer.encode(text) for text in ("the cat", "a dog sees")]
+    found = search_ids(loaded, prompts, num_beams=3, max_new_tokens=5, length_penalty=1.0)
+    for prompt, candidates in zip(prompts, found, strict=True):
+        assert [score for _, score in candidates] == sorted(
+            (score for _, score in candidates), reverse=True
+        )
+        for ids, score in candidates:
+            text = ids if len(ids) == 5 else np.append(ids, vocabulary.eos)
+            logits = target_logits(loaded, prompt, text.astype(np.int32))[:, : vocabulary.size]
+            by_token = jax.nn.log_softmax(logits)[np.arange(len(text)), text]
+            expected = float(by_token.sum()) / ((5 + len(text)) / 6)
+            assert score == pytest.approx(expected, abs=1e-3)
+
+
+WAYS = {
+    "learned, several queries to a key": {"positions": "learned", "num_kv_heads": 1},
+    "rotary, in parallel": {
+        "positions": "rotary",
+        "parallel_residual": True,
+        "tie_embeddings": False,
+    },
+    "alibi, one block": {"positions": "alibi", "shared_layers": "all"},
+    "Shaw": {"positions": "shaw", "shaw_distance": 2, "embedding_size": 8},
+    "Transformer-XL": {"positions": "transformer_xl", "norm_position": "post"},
+    "Universal, ReZero": {"positions": "universal", "rezero": True},
+    "bfloat16": {"positions": "relative", "dtype": "bfloat16"},
+    "LSTM": {key.removeprefix("model."): value for key, value in OF_THE_LSTM.items()},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_kept_is_what_would_be_computed_again(make, monkeypatch, way):
+    """Logits of tokens read in pieces of 5, 1 and 1, padding after the first piece, against those
+    of the whole row.
+    """
+    if way == "LSTM":
+        monkeypatch.setitem(MIXERS, "attention", LSTM)
+    settings = {f"model.{key}": value for key, value in WAYS[way].items()}
+    loaded = untrained(make, "causal_lm", "decoder", **settings)
+    config = loaded.model
+    tokens = np.random.default_rng(0).integers(0, 250, (2, 7))
+    expected = full_logits(loaded, "decoder", tokens)
+    weights = decode_loop.prepare_weights(config, loaded.params)
+    padded = jnp.asarray(np.pad(tokens[:, :5], [(0, 0), (0, 3)]))
+    prompt = Prompt(padded, jnp.array([5, 5]))
+    read_prompt = jax.jit(decode_loop._read_prompt, static_argnums=(0, 3))
+    read_next = jax.jit(decode_loop._read_next, static_argnums=(0, 6))
+    last, state = read_prompt(config, weights, prompt, 12)
+    close = {"atol": 0.15 if way == "bfloat16" else 1e-4, "rtol": 0}
+    np.testing.assert_allclose(last, expected[:, 4], **close)
+    for count in (1, 2):
+        ids = jnp.asarray(tokens[:, 4 + count])
+        last, state = read_next(config, weights, state, ids, prompt.lengths, count, 4)
+        np.testing.assert_allclose(last, expected[:, 4 + count], **close)
+
+
+def test_prompts_reach_to_the_last_position(make):
+    """Slots are powers of two, positions are 40: padding past them must not be read."""
+    loaded = untrained(make, "causal_lm", "decoder")
+    start = loaded.tokenizer.vocabulary.start
+    prompts = [np.arange(65, 65 + n) for n in (36, 3)]
+    written = generate_ids(loaded, prompts, max_new_tokens=9)
+    for prompt, ids in zip(prompts, written, strict=True):
+        assert len(ids) == 4
+        logits = full_logits(loaded, "decoder", [[start, *prompt, *ids[:-1]]])
+        assert logits[0, len(prompt) :].argmax(-1).tolist() == ids.tolist()
+
+
+def test_one_program_for_prompts_and_texts_of_like_length(make):
+    loaded = untrained(make, "causal_lm", "decoder", **{"model.positions": "rotary"})
+    decode_loop.prefill.clear_cache()
+    decode_loop.decode.clear_cache()
+    for length, new in ((1, 3), (7, 9), (15, 16), (4, 2)):
+        generate_ids(loaded, [np.full(length, 65)], max_new_tokens=new)
+    assert (decode_loop.prefill._cache_size(), decode_loop.decode._cache_size()) == (1, 1)
+
+
+@pytest.mark.parametrize("penalty", [0.0, 1.0])
+def test_beam_search_finds_what_an_exhaustive_search_finds(make, penalty):
+    """All texts of at most three of five ids, two prompts at once; a beam of 25 loses none of
+    them.
+    """
+    loaded = untrained(make, "causal_lm", "decoder")
+    config, eos = loaded.model, 2
+    prompts = [np.array([70, 71]), np.array([72])]
+    tokens = jnp.array([[1, 70, 71], [1, 72, 0]])
+    prompt = Prompt(tokens, jnp.array([3, 2]))
+    weights = decode_loop.prepare_weights(config, loaded.params)
+    ids, scores = decode_loop.beam_search(
+        config, StopTokens(eos, 5), 25, penalty, 4, weights, prompt, 3
+    )
+    every = list(product(range(5), repeat=3))
+    for row, before in enumerate(prompts):
+        texts = [[1, *before, *text] for text in every]
+        log_probabilities = jax.nn.log_softmax(full_logits(loaded, "decoder", texts)[..., :5])
+        expected = {}
+        for of_text, text in zip(np.asarray(log_probabilities), every, strict=True):
+            text = text[: text.index(eos) + 1] if eos in text else text
+            total = sum(of_text[len(before) + i, t] for i, t in enumerate(text))
+            expected[text] = total / ((5 + len(text)) / 6) ** penalty
+        best = sorted(expected, key=expected.__getitem__, reverse=True)[:5]
+        for k, text in enumerate(best):
+            assert tuple(ids[row, k, : len(text)].tolist()) == text
+            assert float(scores[row, k]) == pytest.approx(expected[text], abs=1e-4)
+
+
+def test_sampling_keeps_what_it_says():
+    scores = jnp.log(jnp.array([[0.5, 0.3, 0.15, 0.05]]))
+
+    def shares(**options):
+        sampling = Sampling(**{"temperature": 1.0, **options})
+        keys = jax.random.split(jax.random.key(0), 2000)
+        ids = jax.vmap(lambda key: sample(scores, key, sampling)[0])(keys)
+        return np.bincount(ids, minlength=4) / 2000
+
+    assert np.abs(shares() - [0.5, 0.3, 0.15, 0.05]).max() < 3 * 0.5 / np.sqrt(2000)
+    assert (shares(top_k=2)[2:] == 0).all()
+    assert (shares(top_p=0.6)[2:] == 0).all()
+    assert shares(top_p=0.6)[1] > 0.3
+    assert shares(top_p=0.01)[0] == 1
+    assert shares(temperature=0.01)[0] == 1

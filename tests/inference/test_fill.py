@@ -1,0 +1,50 @@
+import numpy as np
+import pytest
+from inference.untrained import untrained
+
+from t5x_lite.errors import UserError
+from t5x_lite.inference import fill as filling
+from t5x_lite.inference.fill import fill
+
+
+def test_filling_words_gives_probabilities_that_add_up(make):
+    loaded = untrained(make, "masked_lm", "encoder")
+    first, second = fill(loaded, "the ___ sees ___", top=loaded.model.vocab_size)
+    for words in (first, second):
+        assert sum(p for _, p in words) == pytest.approx(1, abs=1e-4)
+        assert [p for _, p in words] == sorted((p for _, p in words), reverse=True)
+
+
+def test_spans_are_read_from_between_the_sentinels(make, monkeypatch):
+    loaded = untrained(make, "span_corruption", "encoder_decoder")
+    encode, sentinel = loaded.tokenizer.encode, loaded.tokenizer.vocabulary.sentinel
+    asked = []
+
+    def answer(loaded, inputs, max_new_tokens):
+        asked.append(loaded.tokenizer.decode(inputs[0]))
+        spans = [
+            encode("?"),
+            [sentinel(1)],
+            encode(" c"),
+            [sentinel(0)],
+            encode("ab"),
+            [sentinel(7)],
+        ]
+        return [np.concatenate(spans)]
+
+    monkeypatch.setattr(filling, "generate_ids", answer)
+    assert fill(loaded, "the ___ sees ___.") == ["ab", " c"]
+    assert asked == ["the<extra_id_0> sees<extra_id_1>.</s>"]
+
+
+def test_what_cannot_be_filled(make):
+    decoder, encoder = (
+        untrained(make, "causal_lm", "decoder"),
+        untrained(make, "masked_lm", "encoder"),
+    )
+    with pytest.raises(UserError, match="knows no blanks"):
+        fill(decoder, "a ___")
+    with pytest.raises(UserError, match="has no blank"):
+        fill(encoder, "a blank")
+    with pytest.raises(UserError, match="shorten it"):
+        fill(encoder, "___" + "a" * 50)

@@ -1,0 +1,63 @@
+import jax
+import numpy as np
+import pytest
+from inference.untrained import full_logits, untrained
+
+from t5x_lite.errors import UserError
+from t5x_lite.inference.fill import fill
+from t5x_lite.inference.generate import encode_prompts
+from t5x_lite.inference.score import score, target_log_probabilities
+
+
+def test_scores_are_the_log_probabilities_of_the_rows(make):
+    """A text in one piece and in two, alone and in company; given a context its score is a
+    difference.
+    """
+    loaded = untrained(make, "causal_lm", "decoder")
+    text, other = "the cat sees", "a much longer text of more than forty bytes in all"
+    alone, both = score(loaded, [text])[0], score(loaded, [other, text])
+    assert alone.nats == pytest.approx(both[1].nats, abs=1e-3)
+    first, second = score(loaded, [other[:40], other[40:]])
+    assert both[0].nats == pytest.approx(first.nats + second.nats, abs=1e-3)
+    (given,) = score(loaded, [" sees"], context="the cat")
+    (before,) = score(loaded, ["the cat"])
+    assert given.nats == pytest.approx(alone.nats - before.nats, abs=1e-3)
+    assert alone.bits_per_byte == pytest.approx(-alone.nats / np.log(2) / 12)
+    assert alone.tokens == 12
+
+
+@pytest.mark.parametrize(
+    ("objective", "architecture"),
+    [("prefix_lm", "prefix_decoder"), ("span_corruption", "encoder_decoder")],
+)
+def test_choices_given_a_context_add_up_to_one(make, objective, architecture):
+    loaded = untrained(make, objective, architecture, **{"model.positions": "relative"})
+    ids = [np.array([i]) for i in range(loaded.tokenizer.vocabulary.size)]
+    (before,) = encode_prompts(loaded, ["the cat"])
+    each = target_log_probabilities(loaded, [before] * len(ids), ids)
+    assert np.exp(np.concatenate(each)).sum() == pytest.approx(1, abs=1e-4)
+    with pytest.raises(UserError, match="given another"):
+        score(loaded, ["a"])
+
+
+def test_an_encoder_scores_by_masks(make):
+    loaded = untrained(make, "masked_lm", "encoder")
+    (one,) = score(loaded, ["at"], context="the c___ sees")
+    (p_a,) = fill(loaded, "the c___ sees", top=384)
+    vocabulary = loaded.tokenizer.vocabulary
+
+    def log_probability(row, at, token):
+        framed = [[vocabulary["[CLS]"], *row, vocabulary["[SEP]"]]]
+        logits = full_logits(loaded, "encoder", framed)
+        return float(jax.nn.log_softmax(logits[0, at])[token])
+
+    mask, a, t = vocabulary["[MASK]"], ord("a"), ord("t")
+    before, after = list(b"the c"), list(b" sees")
+    chain = log_probability([*before, mask, mask, *after], 6, a)
+    chain += log_probability([*before, a, mask, *after], 7, t)
+    assert one.nats == pytest.approx(chain, abs=1e-4)
+    assert (one.kind, one.tokens, len(p_a)) == ("log_probability", 2, 384)
+    (pseudo,) = score(loaded, ["at"])
+    expected = log_probability([mask, t], 1, a) + log_probability([a, mask], 2, t)
+    assert pseudo.nats == pytest.approx(expected, abs=1e-4)
+    assert pseudo.kind == "pseudo_log_likelihood"

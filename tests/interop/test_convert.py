@@ -1,0 +1,182 @@
+"""`import` and `export`, as a user has them."""
+
+import json
+import os
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from conftest import run, run_apart, sentences
+from interop_cases import change_config, make_dimensions, make_params
+
+from t5x_lite.config import Model
+from t5x_lite.data.tokenizers.tokenizer import Tokenizer
+from t5x_lite.interop import convert, huggingface
+from t5x_lite.training import run_directory
+
+pytest.importorskip("safetensors")
+from safetensors.numpy import load_file, save_file
+
+WEIGHTS = "model.safetensors"
+
+
+def write(path: Path, name: str) -> Path:
+    """A model in the files of Hugging Face."""
+    model = make_dimensions(name)
+    huggingface.write(path, model, make_params(model), Tokenizer())
+    return path
+
+
+@pytest.fixture
+def gpt2(tmp_path):
+    return write(tmp_path / "gpt2", "gpt2")
+
+
+def lie_about_a_shape(path: Path) -> None:
+    tensors = load_file(path / WEIGHTS)
+    tensors["transformer.wte.weight"] = tensors["transformer.wte.weight"][:, :6]
+    save_file(
+        {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, path / WEIGHTS
+    )
+
+
+def point_outside(path: Path) -> None:
+    index = {"weight_map": {"a": "../secret"}}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+# Message → what breaks the files.
+BROKEN = {
+    "has shape": lambda path: change_config(path, n_embd=6),
+    "has shape [530, 6]": lie_about_a_shape,
+    "is missing": lambda path: change_config(path, n_layer=3),
+    "too few for the 10000000 layers": lambda path: change_config(path, n_layer=10**7),
+    "belongs to nothing": lambda path: change_config(path, n_layer=1),
+    "expected one of bert": lambda path: change_config(path, model_type="mamba"),
+    "expected a whole number": lambda path: change_config(path, n_embd="wide"),
+    "expected at least 1": lambda path: change_config(path, n_layer=0),
+    "does not divide": lambda path: change_config(path, n_head=3),
+    "read with False alone": lambda path: change_config(path, scale_attn_by_inverse_layer_idx=True),
+    "activation": lambda path: change_config(path, activation_function="exp"),
+    "no usable safetensors": lambda path: (path / WEIGHTS).write_bytes(b"\0" * 50),
+    "pickled": lambda path: (path / WEIGHTS).rename(path / "pytorch_model.bin"),
+    "expected one beside it": point_outside,
+    "cannot be read": lambda path: (path / "config.json").write_text("{"),
+    "no such file": lambda path: (path / "config.json").unlink(),
+    "has none of": lambda path: (path / "tokenizer.json").unlink(),
+}
+NO_USABLE_FILE = ("pickled", "cannot be read", "no such file", "has none of")
+
+
+@pytest.mark.parametrize("message", BROKEN)
+def test_files_that_are_broken(gpt2, tmp_path, message):
+    BROKEN[message](gpt2)
+    with pytest.raises(AssertionError, match="exit code") as caught:
+        run("import", gpt2, f"--workdir={tmp_path / 'run'}", code=-1)
+    assert message in str(caught.value)
+    if message in NO_USABLE_FILE:
+        assert "exit code 66" in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_is_imported_trained_and_exported(tmp_path, gpt2):
+    """With the same commands as any run; the imported directory stays as it is."""
+    text = tmp_path / "text.txt"
+    text.write_text(sentences(100))
+    imported = tmp_path / "imported"
+    trained = tmp_path / "trained"
+    out, _ = run("import", "--from=hf", gpt2, f"--workdir={imported}")
+    assert "imported" in out
+    out, _ = run("generate", f"--workdir={imported}", "the cat", "--max-new-tokens=3")
+    assert out.startswith("the cat")
+
+    few_steps = [
+        f"--config.data.source={text}",
+        "--config.data.document=block",
+        "--config.data.batch_size=4",
+        "--config.training.steps=2",
+        "--config.training.log_every=1",
+    ]
+    run("train", f"--config={imported}", f"--workdir={trained}", *few_steps)
+    before = jax.tree.leaves(run_directory.load(imported).params)
+    after = jax.tree.leaves(run_directory.load(trained).params)
+    change = max(np.abs(a - b).max() for a, b in zip(before, after, strict=True))
+    assert 0 < change < 1e-3  # a few steps away from where it started
+
+    out, _ = run("export", "--to=hf", f"--workdir={trained}", tmp_path / "out")
+    assert out.strip() == f"exported: {tmp_path / 'out'}, for GPT2LMHeadModel.from_pretrained"
+    exported, params = huggingface.read(tmp_path / "out")
+    assert exported.d_model == 8
+    for leaf, exported_leaf in zip(after, jax.tree.leaves(params), strict=True):
+        rows = exported_leaf != 0  # rows of padding are not written
+        assert (np.asarray(leaf)[rows] == exported_leaf[rows]).all()
+
+
+def test_what_an_imported_model_cannot_be_trained_with(tmp_path, gpt2):
+    text = tmp_path / "text.txt"
+    text.write_text(sentences(100))
+    imported = tmp_path / "imported"
+    run("import", gpt2, f"--workdir={imported}")
+    source = [f"--config.data.source={text}", "--config.data.document=block"]
+    into = [f"--workdir={tmp_path / 'x'}", *source]
+    _, err = run("train", f"--config={imported}", f"--workdir={imported}", *source, code=2)
+    assert "name another" in err
+    _, err = run("train", f"--config={imported}", *into, "--config.model.num_heads=1", code=78)
+    assert "model.num_heads" in err
+    other = "--config.data.tokenizer=sentencepiece(vocab_size=530)"
+    _, err = run("train", f"--config={imported}", *into, other, code=78)
+    assert "its ids are not those" in err
+    _, err = run("train", f"--config={gpt2}", *into, code=78)
+    assert "import it" in err
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_model_is_exported_from_a_mesh(tmp_path):
+    """Parameters that are sharded over four devices are written as from one."""
+    imported = tmp_path / "imported"
+    run("import", write(tmp_path / "t5", "t5 1.1"), f"--workdir={imported}")
+    run("export", f"--workdir={imported}", tmp_path / "one")
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    mesh = "--mesh=fsdp=2,tensor=2"
+    run_apart("export", f"--workdir={imported}", tmp_path / "four", mesh, env=environment)
+    one, four = [(tmp_path / name / WEIGHTS).read_bytes() for name in ("one", "four")]
+    assert one == four == (tmp_path / "t5" / WEIGHTS).read_bytes()
+
+
+def test_where_decoders_begin(tmp_path):
+    """A decoder_start_token_id that is not the tokenizer's is told, and not used."""
+    path = write(tmp_path / "t5", "t5")
+    lines: list[str] = []
+    convert.read(path, say=lines.append)
+    assert not lines
+    change_config(path, decoder_start_token_id=7)
+    convert.read(path, say=lines.append)
+    start = Tokenizer().vocabulary.start
+    assert len(lines) == 1
+    assert (
+        f"decoder_start_token_id is 7; with this tokenizer decoders begin with {start}" in lines[0]
+    )
+
+
+def test_a_tokenizer_that_lies_elsewhere(tmp_path, gpt2):
+    Tokenizer().save(tmp_path / "bytes")
+    (gpt2 / "tokenizer.json").unlink()
+    loaded = convert.read(gpt2, f"{tmp_path / 'bytes'}/")
+    assert loaded.tokenizer.fingerprint == Tokenizer().fingerprint
+
+
+@pytest.mark.parametrize(
+    ("settings", "objective", "lengths"),
+    [
+        ({"architecture": "encoder"}, "masked_lm", (512, 0, 0)),
+        ({"architecture": "encoder", "num_classes": 2}, "masked_lm(second='next')", (512, 0, 0)),
+        ({"architecture": "encoder_decoder"}, "span_corruption", (0, 512, 114)),
+        ({"architecture": "decoder", "max_length": 100}, "causal_lm", (100, 0, 0)),
+    ],
+)
+def test_what_an_imported_model_is_trained_for(settings, objective, lengths):
+    config = convert.default_config(Model(**settings), "bytes")
+    row = config.data.lengths
+    assert config.objective == objective
+    assert (row.sequence_length, row.inputs, row.targets) == lengths

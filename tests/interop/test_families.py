@@ -1,0 +1,257 @@
+import re
+from dataclasses import replace
+
+import pytest
+from interop_cases import MODELS, make_dimensions
+
+from t5x_lite.errors import UserError
+from t5x_lite.interop.families import (
+    BERT,
+    FAMILIES,
+    GPT2,
+    LLAMA,
+    ROBERTA,
+    T5,
+    Conv1D,
+    differences,
+    find_family,
+)
+from t5x_lite.interop.huggingface import stored_parameters
+
+
+def family_name(name: str) -> str:
+    return re.split("[ ,]", name)[0]
+
+
+# Config files.
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_is_of_its_family_and_of_no_other(name):
+    model = make_dimensions(name)
+    assert find_family(model) == family_name(name)
+    others = set(FAMILIES) - {family_name(name)}
+    if family_name(name) == "bert":
+        others.remove("roberta")  # a BERT is one, whose positions begin at 0
+    for other in others:
+        assert differences(FAMILIES[other], model)
+
+
+GPT2_CONFIG = {"n_layer": 2, "n_embd": 8, "n_head": 2, "n_positions": 16, "vocab_size": 530}
+LLAMA_CONFIG = {
+    "num_hidden_layers": 2,
+    "hidden_size": 8,
+    "num_attention_heads": 2,
+    "intermediate_size": 12,
+    "hidden_act": "silu",
+    "vocab_size": 530,
+}
+T5_CONFIG = {
+    "num_layers": 2,
+    "d_model": 8,
+    "num_heads": 2,
+    "d_kv": 4,
+    "d_ff": 12,
+    "vocab_size": 530,
+}
+ROBERTA_CONFIG = {
+    "num_hidden_layers": 2,
+    "hidden_size": 8,
+    "num_attention_heads": 2,
+    "intermediate_size": 12,
+    "hidden_act": "gelu",
+    "max_position_embeddings": 514,
+    "vocab_size": 530,
+}
+
+
+def test_settings_that_are_left_out_have_the_defaults_of_transformers():
+    fields = GPT2.read_config({**GPT2_CONFIG, "n_inner": None})
+    assert fields["activation"] == "gelu_tanh"
+    assert fields["norm_epsilon"] == 1e-5
+    assert fields["tie_embeddings"]
+    assert fields["d_ff"] == 0  # follows from d_model
+    fields = LLAMA.read_config(LLAMA_CONFIG)
+    assert fields["rotary_base"] == 10_000.0
+    assert fields["max_length"] == 2048
+    assert not fields["tie_embeddings"]
+
+
+def test_positions_of_roberta_begin_after_the_id_of_padding():
+    fields = ROBERTA.read_config(ROBERTA_CONFIG)
+    assert (fields["max_length"], fields["position_offset"]) == (512, 2)
+
+
+@pytest.mark.parametrize(
+    ("feed_forward_proj", "feed_forward", "activation"),
+    [
+        ("relu", "mlp", "relu"),
+        ("gated-gelu", "gated_mlp", "gelu_tanh"),
+        ("gated-silu", "gated_mlp", "silu"),
+        ("gelu_new", "mlp", "gelu_tanh"),
+        ("gelu", "mlp", "gelu"),
+    ],
+)
+def test_feed_forward_parts_of_t5(feed_forward_proj, feed_forward, activation):
+    fields = T5.read_config({**T5_CONFIG, "feed_forward_proj": feed_forward_proj})
+    assert (fields["feed_forward"], fields["activation"]) == (feed_forward, activation)
+    name = "t5" if feed_forward == "mlp" else "t5 1.1"
+    model = make_dimensions(name, feed_forward=feed_forward, activation=activation)
+    assert T5.write_config(model)["feed_forward_proj"] == feed_forward_proj
+
+
+def test_where_llama_states_its_angles():
+    """transformers 5 has rope_parameters, 4 has rope_theta."""
+    for settings in (
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
+        {"rope_theta": 500_000},
+        {"rope_theta": 500_000, "rope_scaling": None},
+    ):
+        assert LLAMA.read_config({**LLAMA_CONFIG, **settings})["rotary_base"] == 5e5
+    for key in ("type", "rope_type"):
+        with pytest.raises(UserError, match="expected 'default'"):
+            LLAMA.read_config({**LLAMA_CONFIG, "rope_scaling": {key: "linear"}})
+
+
+def test_config_files_that_cannot_be_read():
+    with pytest.raises(UserError, match=r"scale_attn_weights=False: .* read with True alone"):
+        GPT2.read_config({**GPT2_CONFIG, "scale_attn_weights": False})
+    with pytest.raises(UserError, match="has no n_embd, expected a model of this kind"):
+        GPT2.read_config({"n_layer": 2})
+    with pytest.raises(UserError, match="activation 'exp': expected one of gelu, gelu_new"):
+        GPT2.read_config({**GPT2_CONFIG, "activation_function": "exp"})
+
+
+# Families.
+
+
+def test_models_of_no_family_are_refused_by_what_differs():
+    with pytest.raises(UserError, match=r"gpt2 needs model.positions='learned' \(is 'alibi'\)$"):
+        find_family(make_dimensions("gpt2", positions="alibi"))
+    with pytest.raises(UserError, match=r"needs model.activation='gelu' \(is 'elu'\)$"):
+        find_family(make_dimensions("gpt2", activation="elu"))
+    with pytest.raises(UserError, match=r"llama needs model.rezero=False \(is True\)$"):
+        find_family(make_dimensions("llama", rezero=True))
+    with pytest.raises(UserError, match=r"t5 needs model.architecture='encoder_decoder'"):
+        find_family(make_dimensions("t5", architecture="decoder", num_decoder_layers=0))
+    with pytest.raises(UserError, match=r"gpt2 needs model.embedding_size=8 \(is 4\)"):
+        find_family(make_dimensions("gpt2", embedding_size=4))
+
+
+def test_how_a_model_is_trained_or_computed_makes_no_difference():
+    model = make_dimensions(
+        "gpt2", init="truncated", dtype="bfloat16", dropout=0.2, remat=True, vocab_multiple=1
+    )
+    assert find_family(model) == "gpt2"
+
+
+def test_sizes_that_another_family_cannot_have_do_not_matter():
+    odd_heads = make_dimensions("gpt2", d_model=6)  # rotary positions need an even head_dim
+    assert find_family(odd_heads) == "gpt2"
+    wide_heads = make_dimensions("llama", d_model=7, head_dim=4)  # BERT has d_model / num_heads
+    assert find_family(wide_heads) == "llama"
+
+
+def test_sizes_that_no_family_can_have():
+    model = make_dimensions("gpt2", d_model=7, head_dim=3)
+    with pytest.raises(UserError, match="this model is of no family of bert, roberta, gpt2"):
+        find_family(model)
+    impossible = replace(model, relative_buckets=5)
+    with pytest.raises(UserError, match="none has models of such sizes"):
+        find_family(impossible)
+
+
+# Tensors.
+
+# Names in the files that the authors have published, of the second layer where there are layers.
+PUBLISHED_NAMES = {
+    "bert with two heads": [
+        "bert.embeddings.word_embeddings.weight",
+        "bert.embeddings.LayerNorm.bias",
+        "bert.encoder.layer.1.attention.self.query.weight",
+        "bert.encoder.layer.1.attention.output.LayerNorm.weight",
+        "bert.encoder.layer.1.intermediate.dense.bias",
+        "bert.pooler.dense.weight",
+        "cls.predictions.transform.LayerNorm.weight",
+        "cls.predictions.bias",
+        "cls.seq_relationship.bias",
+    ],
+    "roberta": [
+        "roberta.embeddings.position_embeddings.weight",
+        "roberta.encoder.layer.1.output.dense.weight",
+        "lm_head.dense.weight",
+        "lm_head.layer_norm.bias",
+        "lm_head.bias",
+    ],
+    "gpt2": [
+        "transformer.wte.weight",
+        "transformer.wpe.weight",
+        "transformer.h.1.ln_1.weight",
+        "transformer.h.1.attn.c_attn.weight",
+        "transformer.h.1.attn.c_attn.bias",
+        "transformer.h.1.mlp.c_proj.weight",
+        "transformer.ln_f.bias",
+    ],
+    "t5": [
+        "shared.weight",
+        "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
+        "encoder.block.1.layer.0.SelfAttention.q.weight",
+        "encoder.block.1.layer.1.DenseReluDense.wi.weight",
+        "decoder.block.0.layer.1.EncDecAttention.o.weight",
+        "decoder.block.0.layer.2.DenseReluDense.wo.weight",
+        "decoder.final_layer_norm.weight",
+    ],
+    "t5 1.1": [
+        "encoder.block.1.layer.1.DenseReluDense.wi_0.weight",
+        "decoder.block.1.layer.2.DenseReluDense.wi_1.weight",
+        "decoder.block.1.layer.2.layer_norm.weight",
+        "lm_head.weight",
+    ],
+    "llama": [
+        "model.embed_tokens.weight",
+        "model.layers.1.input_layernorm.weight",
+        "model.layers.1.self_attn.k_proj.weight",
+        "model.layers.1.post_attention_layernorm.weight",
+        "model.layers.1.mlp.gate_proj.weight",
+        "model.layers.1.mlp.up_proj.weight",
+        "model.norm.weight",
+        "lm_head.weight",
+    ],
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED_NAMES)
+def test_tensors_have_the_names_of_published_files(name):
+    stored = stored_parameters(FAMILIES[family_name(name)], make_dimensions(name))
+    tensors = {tensor for parameter in stored.values() for tensor in parameter.tensors}
+    assert set(PUBLISHED_NAMES[name]) <= tensors
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_no_two_parameters_are_stored_in_one_place(name):
+    stored = stored_parameters(FAMILIES[family_name(name)], make_dimensions(name))
+    places = [(entry.location.tensor, entry.location.part) for entry in stored.values()]
+    assert len(set(places)) == len(places)
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_every_entry_of_a_table_is_used(model_type):
+    family = FAMILIES[model_type]
+    used = set()
+    for name in MODELS:
+        if family_name(name) == model_type:
+            stored = stored_parameters(family, make_dimensions(name))
+            used |= {entry.location.tensor for entry in stored.values()}
+    assert set(family.tensors.values()) <= used
+    for module in [*family.modules.values(), *family.modules_without_gate.values()]:
+        name = module.name if isinstance(module, Conv1D) else module
+        assert f"{name}.weight" in used
+
+
+def test_parameters_that_a_family_does_not_have():
+    model = make_dimensions("gpt2", num_classes=2)
+    message = "GPT2LMHeadModel has no place for classifier/"
+    with pytest.raises(UserError, match=message):
+        stored_parameters(GPT2, model)
+    with pytest.raises(UserError, match="BertForMaskedLM has no place for head/dense/other"):
+        BERT.locate("head/dense/other", model)

@@ -1,0 +1,306 @@
+"""What is written is read again; files from strangers are data. tests/peers/ compares with
+`transformers` itself.
+"""
+
+import json
+import struct
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict
+from interop_cases import MODELS, make_dimensions, make_params
+
+from t5x_lite.data.tokenizers.tokenizer import Tokenizer
+from t5x_lite.errors import BAD_CONFIG, NO_FILE, USAGE, UserError
+from t5x_lite.interop import huggingface
+from t5x_lite.resolve import resolve_model
+
+pytest.importorskip("safetensors")
+from safetensors.numpy import load_file, save_file
+
+
+def write(path: Path, name: str, dtype: str = "float32") -> Path:
+    """A model of MODELS in the files of Hugging Face."""
+    model = make_dimensions(name)
+    huggingface.write(path, model, make_params(model), Tokenizer(), dtype)
+    return path
+
+
+def tensors_in(path: Path) -> dict[str, np.ndarray]:
+    return load_file(path / "model.safetensors")
+
+
+def rename(path: Path, names: dict[str, str | None]) -> None:
+    """Give tensors of a file other names; None: leave them out."""
+    tensors = {}
+    for name, tensor in tensors_in(path).items():
+        new_name = names.get(name, name)
+        if new_name is not None:
+            tensors[new_name] = tensor
+    save_file(tensors, path / "model.safetensors")
+
+
+def add(path: Path, tensors: dict[str, np.ndarray]) -> None:
+    """Add tensors to a file."""
+    present = tensors_in(path)
+    save_file(present | tensors, path / "model.safetensors")
+
+
+def leaves(path: Path, say=print) -> dict[str, np.ndarray]:
+    """The parameters that are read from a directory, by path."""
+    return flatten_dict(huggingface.read(path, say)[1], sep="/")
+
+
+def assert_equal(left: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> None:
+    assert left.keys() == right.keys()
+    for key in left:
+        np.testing.assert_array_equal(left[key], right[key], strict=True)
+
+
+# Both ways.
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [*((name, "float32") for name in MODELS), ("gpt2", "bfloat16"), ("t5", "float16")],
+)
+def test_what_is_written_is_read_again(tmp_path, name, dtype):
+    model = make_dimensions(name)
+    params = make_params(model)
+    vocabulary = Tokenizer().vocabulary
+    huggingface.write(tmp_path / "a", model, params, Tokenizer(), dtype)
+    config = json.loads((tmp_path / "a" / "config.json").read_text())
+    start = vocabulary.start if model.is_encoder_decoder else None
+    assert config.get("decoder_start_token_id") == start
+    assert (config["dtype"], config["eos_token_id"]) == (dtype, vocabulary.eos)
+
+    model_read, params_read = huggingface.read(tmp_path / "a")
+    dimensions = resolve_model(model_read, model.vocab_size, max_length=16)
+    huggingface.write(tmp_path / "b", dimensions, params_read, Tokenizer(), dtype)
+    for file in ("model.safetensors", "config.json"):
+        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+
+    before = flatten_dict(params, sep="/")
+    after = flatten_dict(params_read, sep="/")
+    assert before.keys() == after.keys()
+    for key, value in after.items():
+        is_written = value != 0  # rows of padding are not
+        expected = before[key].astype(huggingface.DTYPES[dtype]).astype(np.float32)
+        assert value.dtype == np.float32
+        assert (value[is_written] == expected[is_written]).all()
+        assert is_written.mean() > 0.7
+
+
+def test_arrays_of_jax_are_written_like_those_of_numpy(tmp_path):
+    model = make_dimensions("gpt2")
+    params = make_params(model)
+    huggingface.write(tmp_path / "numpy", model, params, Tokenizer())
+    huggingface.write(tmp_path / "jax", model, jax.device_put(params), Tokenizer())
+    files = [tmp_path / kind / "model.safetensors" for kind in ("numpy", "jax")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_how_tensors_of_gpt2_lie(tmp_path):
+    """Dense kernels as ours; queries, keys and values side by side; an output layer transposed."""
+    params = flatten_dict(make_params(make_dimensions("gpt2, untied")), sep="/")
+    tensors = tensors_in(write(tmp_path / "gpt2", "gpt2, untied"))
+    attention = "decoder/layers/attention"
+    for kind in ("kernel", "bias"):
+        parts = [params[f"{attention}/{part}/{kind}"][1] for part in ("query", "key", "value")]
+        suffix = {"kernel": "weight", "bias": "bias"}[kind]
+        joined = tensors[f"transformer.h.1.attn.c_attn.{suffix}"]
+        assert (joined == np.concatenate(parts, -1)).all()
+    assert (tensors["lm_head.weight"] == params["head/output"].T[:530]).all()
+    assert (tensors["transformer.wte.weight"] == params["embedding"][:530]).all()
+
+
+def test_how_tensors_of_bert_lie(tmp_path):
+    """Dense kernels transposed, and the labels of the next sentence the other way round."""
+    params = flatten_dict(make_params(make_dimensions("bert with two heads")), sep="/")
+    tensors = tensors_in(write(tmp_path / "bert", "bert with two heads"))
+    query = params["encoder/layers/attention/query/kernel"][1]
+    assert (tensors["bert.encoder.layer.1.attention.self.query.weight"] == query.T).all()
+    label_kernel = params["classifier/output/kernel"]
+    assert (tensors["cls.seq_relationship.weight"] == label_kernel.T[::-1]).all()
+    assert (tensors["cls.seq_relationship.bias"] == params["classifier/output/bias"][::-1]).all()
+    assert tensors["cls.predictions.bias"].shape == (530,)
+
+
+# Reading what others have written.
+
+
+def test_several_files_with_an_index(tmp_path):
+    path = write(tmp_path / "gpt2", "gpt2")
+    expected = leaves(path)
+    tensors = tensors_in(path)
+    (path / "model.safetensors").unlink()
+    weight_map = {}
+    for i, name in enumerate(tensors):
+        weight_map[name] = f"part{i % 2}.safetensors"
+    for file in set(weight_map.values()):
+        part = {name: tensors[name] for name in tensors if weight_map[name] == file}
+        save_file(part, path / file)
+    index = path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": weight_map}))
+    assert huggingface.read(path)[0].d_model == 8
+    assert_equal(leaves(path), expected)
+    index.write_text(json.dumps({"weight_map": [1]}))
+    with pytest.raises(UserError, match=r"index\.json: cannot be understood"):
+        huggingface.read(path)
+
+
+def test_files_of_a_model_without_its_head(tmp_path):
+    path = write(tmp_path / "gpt2", "gpt2")
+    expected = leaves(path)
+    rename(path, {name: name.removeprefix("transformer.") for name in tensors_in(path)})
+    assert "wte.weight" in tensors_in(path)
+    assert_equal(leaves(path), expected)
+
+
+def test_files_of_old_versions(tmp_path):
+    """They call the parameters of norms gamma and beta."""
+    path = write(tmp_path / "bert", "bert")
+    expected = leaves(path)
+    names = {}
+    for name in tensors_in(path):
+        old_name = name.replace("LayerNorm.weight", "LayerNorm.gamma")
+        names[name] = old_name.replace("LayerNorm.bias", "LayerNorm.beta")
+    rename(path, names)
+    assert "bert.embeddings.LayerNorm.beta" in tensors_in(path)
+    assert_equal(leaves(path), expected)
+
+
+def test_copies_of_tied_tensors_and_buffers_are_passed_over(tmp_path):
+    path = write(tmp_path / "gpt2", "gpt2")
+    expected = leaves(path)
+    table = tensors_in(path)["transformer.wte.weight"]
+    buffer = np.ones((1, 1, 16, 16), np.uint8)
+    add(path, {"lm_head.weight": table, "transformer.h.0.attn.bias": buffer})
+    lines: list[str] = []
+    assert_equal(leaves(path, lines.append), expected)
+    assert not lines
+    add(path, {"lm_head.weight": table + 1})
+    with pytest.raises(UserError, match=r"lm_head\.weight belongs to nothing"):
+        huggingface.read(path)
+
+
+def test_t5_is_tied_by_its_tensors(tmp_path):
+    path = write(tmp_path / "t5", "t5")
+    expected = leaves(path)
+    assert huggingface.read(path)[0].tie_embeddings
+    table = tensors_in(path)["shared.weight"]
+    add(path, {"lm_head.weight": table, "encoder.embed_tokens.weight": table})
+    assert huggingface.read(path)[0].tie_embeddings
+    assert_equal(leaves(path), expected)
+    add(path, {"lm_head.weight": table + 1})
+    assert not huggingface.read(path)[0].tie_embeddings
+    assert (leaves(path)["head/output"].T[:530] == table + 1).all()
+
+
+def test_a_pooler_that_no_head_reads_is_left_out_aloud(tmp_path):
+    path = write(tmp_path / "bert", "bert")
+    expected = leaves(path)
+    add(path, {"bert.pooler.dense.bias": np.zeros(8, np.float32)})
+    lines: list[str] = []
+    assert_equal(leaves(path, lines.append), expected)
+    assert lines == ["left out: bert.pooler.dense.bias, a pooler that no head reads"]
+
+
+def test_the_label_head_of_bert_is_known_by_its_tensors(tmp_path):
+    path = write(tmp_path / "bert", "bert with two heads")
+    assert huggingface.read(path)[0].num_classes == 2
+    classifier = ["bert.pooler.dense", "cls.seq_relationship"]
+    rename(path, {f"{name}.{kind}": None for name in classifier for kind in ("weight", "bias")})
+    assert huggingface.read(path)[0].num_classes == 0
+
+
+def test_only_dtypes_of_floating_point_are_read(tmp_path):
+    path = write(tmp_path / "gpt2", "gpt2")
+    add(path, {"transformer.ln_f.bias": np.zeros(8, np.float64)})
+    with pytest.raises(UserError, match=r"ln_f\.bias is F64, expected F32, F16 or BF16"):
+        huggingface.read(path)
+
+
+def test_a_header_that_lies_is_refused_before_an_array_is_made(tmp_path):
+    path = write(tmp_path / "gpt2", "gpt2")
+    content = (path / "model.safetensors").read_bytes()
+    length = struct.unpack("<Q", content[:8])[0]
+    header = json.loads(content[8 : 8 + length])
+    header["transformer.wte.weight"]["shape"] = [1 << 40, 8]
+    new_header = json.dumps(header).encode()
+    size = struct.pack("<Q", len(new_header))
+    (path / "model.safetensors").write_bytes(size + new_header + content[8 + length :])
+    with pytest.raises(UserError, match="no usable safetensors"):
+        huggingface.read(path)
+
+
+def test_a_config_without_a_known_model_type(tmp_path):
+    path = write(tmp_path / "gpt2", "gpt2")
+    for model_type in ("mamba", None, ["gpt2"]):
+        (path / "config.json").write_text(json.dumps({"model_type": model_type}))
+        with pytest.raises(UserError, match="expected one of bert, roberta, gpt2, t5, llama"):
+            huggingface.read(path)
+
+
+# Writing.
+
+
+def refused(path: Path, code: int, **changes) -> str:
+    """The message with which a GPT-2 cannot be written."""
+    model = make_dimensions("gpt2", **changes)
+    with pytest.raises(UserError) as caught:
+        huggingface.write(path, model, make_params(model), Tokenizer())
+    assert caught.value.code == code
+    return str(caught.value)
+
+
+def test_nothing_is_overwritten(tmp_path):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    assert "exists; name another directory" in refused(tmp_path / "full", USAGE)
+    (tmp_path / "file").touch()
+    assert "exists; name another directory" in refused(tmp_path / "file", USAGE)
+    (tmp_path / "x.partial").mkdir()
+    assert "left by an export that was killed" in refused(tmp_path / "x", USAGE)
+    (tmp_path / "empty").mkdir()
+    write(tmp_path / "empty", "gpt2")
+    assert huggingface.read(tmp_path / "empty")[0].d_model == 8
+
+
+def test_models_that_cannot_be_written(tmp_path):
+    path = tmp_path / "x"
+    assert "gpt2 needs model.positions='learned'" in refused(path, BAD_CONFIG, positions="alibi")
+    assert "expected none, or 2 for sentence pairs" in refused(path, BAD_CONFIG, num_classes=3)
+    assert "has no place for classifier/" in refused(path, BAD_CONFIG, num_classes=2)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_export_that_fails_leaves_nothing(tmp_path, monkeypatch):
+    def full_disk(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("safetensors.numpy.save_file", full_disk)
+    with pytest.raises(UserError, match=r"cannot be written .*No space left"):
+        write(tmp_path / "x", "gpt2")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_class_that_reads_it(tmp_path):
+    for name, class_name in {
+        "bert": "BertForMaskedLM",
+        "bert with two heads": "BertForPreTraining",
+        "t5 1.1": "T5ForConditionalGeneration",
+    }.items():
+        model = make_dimensions(name)
+        path = tmp_path / name
+        assert huggingface.write(path, model, make_params(model), Tokenizer()) == class_name
+        config = json.loads((path / "config.json").read_text())
+        assert config["architectures"] == [class_name]
+
+
+def test_no_directory_of_a_model(tmp_path):
+    with pytest.raises(UserError, match="expected the directory of a model") as caught:
+        huggingface.read(tmp_path)
+    assert caught.value.code == NO_FILE

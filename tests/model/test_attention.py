@@ -1,0 +1,58 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from model.proofs import POSITIONS, SEGMENTS, check_gradients, context, small
+
+from t5x_lite.config import Model
+from t5x_lite.model.attention import CrossAttention, SelfAttention
+from t5x_lite.model.blocks import StackContext
+from t5x_lite.model.masks import AttentionMask
+from t5x_lite.resolve import resolve_model
+
+KINDS = {
+    "as many key as query heads": {"head_dim": 4},
+    "multi-query": {"num_kv_heads": 1, "bias": False},
+    "grouped-query": {"num_heads": 6, "num_kv_heads": 3, "scale_attention": False},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_of_attention(kind):
+    """tests/model/test_positions.py has those of each kind of positions."""
+    attention = SelfAttention(small(positions="none", **KINDS[kind]))
+    check_gradients(attention, lambda part, x: part(x, context())[0])
+
+
+def test_gradients_of_attention_to_an_encoder():
+    """Of positions that an attention to an encoder must not have."""
+
+    def cross_attend(attention, x):
+        mask = AttentionMask(SEGMENTS, SEGMENTS[:, 2:])
+        shared = {"cross_mask": mask, "cross_mask_bias": mask.bias(), "encoded": x[:, 2:]}
+        return attention(x, StackContext(SEGMENTS, POSITIONS, mask, mask.bias(), **shared))
+
+    check_gradients(CrossAttention(small(positions="rotary", head_dim=4)), cross_attend)
+
+
+def test_attention_is_that_of_the_paper():
+    model = Model(d_model=8, num_heads=2, bias=False, init_stddev=1.0)
+    config = resolve_model(model, vocab_size=10, max_length=5)
+    x = jax.random.normal(jax.random.key(1), (1, 5, 8))
+    segments = jnp.ones((1, 5), int)
+    mask = AttentionMask(segments, segments, causal=True)
+    causal = StackContext(segments, jnp.arange(5)[None], mask, mask.bias())
+    attention = SelfAttention(config)
+    params = nn.meta.unbox(attention.init(jax.random.key(0), x, causal))
+    found, auxiliary = attention.apply(params, x, causal)
+    w = {name: np.asarray(value["kernel"], np.float64) for name, value in params["params"].items()}
+    x0 = np.asarray(x[0], np.float64)
+    heads = []
+    for h in (slice(0, 4), slice(4, 8)):
+        q, k, v = x0 @ w["query"][:, h], x0 @ w["key"][:, h], x0 @ w["value"][:, h]
+        scores = np.where(np.tri(5) > 0, q @ k.T / 2, -np.inf)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        heads.append(weights / weights.sum(-1, keepdims=True) @ v)
+    np.testing.assert_allclose(found[0], np.concatenate(heads, -1) @ w["out"], rtol=1e-4, atol=1e-5)
+    assert auxiliary == {}

@@ -1,0 +1,129 @@
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import ROOT
+from model.proofs import MASK, ROW, SEGMENTS, small
+
+from t5x_lite.config import Model
+from t5x_lite.errors import UserError
+from t5x_lite.model import kernels
+from t5x_lite.model.masks import AttentionMask
+from t5x_lite.model.transformer import Transformer, parameter_shapes
+from t5x_lite.resolve import resolve_model
+
+MASKS = {
+    "packed": {"packed": True},
+    "packed, causal": {"packed": True, "causal": True},
+    "packed, prefix": {"packed": True, "causal": True, "prefix": True},
+    "one segment": {},
+    "one segment, causal": {"causal": True},
+    "one segment, prefix": {"causal": True, "prefix": True},
+}
+
+
+def drawn(kind: str, length: int = 24, groups: int = 2, size: int = 8):
+    """Random q, k and v; a mask; and which queries are no padding."""
+    rng = np.random.default_rng(0)
+    options = dict(MASKS[kind])
+    segments = np.sort(rng.integers(1, 4, (2, length)), 1)
+    segments[0, -5:] = 0
+    if not options.get("packed"):
+        segments = np.minimum(segments, 1)
+    if options.pop("prefix", False):
+        options["prefix"] = jnp.asarray(rng.random((2, length)) < 0.2)
+    qkv = [
+        jnp.asarray(rng.normal(size=(2, heads, length, size)), jnp.float32)
+        for heads in (4, groups, groups)
+    ]
+    ids = jnp.asarray(segments)
+    return qkv, AttentionMask(ids, ids, **options), (segments > 0)[:, None, :, None]
+
+
+def assert_same_as_reference(kernel, qkv, mask, is_real, bias=None, **tolerance):
+    """Values and gradients, where a query is no padding."""
+
+    def loss(kernel, q, k, v):
+        y = jnp.where(is_real, kernel(q, k, v, mask, bias), 0)
+        return jnp.sin(y).sum(), y
+
+    def computed(kernel):
+        value_and_grad = jax.value_and_grad(partial(loss, kernel), (0, 1, 2), has_aux=True)
+        return jax.tree.leaves(jax.jit(value_and_grad)(*qkv))
+
+    for found, expected in zip(computed(kernel), computed(kernels.reference), strict=True):
+        np.testing.assert_allclose(found, expected, **tolerance)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("kind", MASKS)
+@pytest.mark.parametrize("smallest_half", [5, 256])
+def test_the_plain_kernel_is_the_reference(monkeypatch, smallest_half, kind, groups):
+    monkeypatch.setattr(kernels, "_SMALLEST_HALF", smallest_half)
+    qkv, mask, is_real = drawn(kind, groups=groups)
+    bias = jax.random.normal(jax.random.key(0), (1, 4, 24, 24))
+
+    def plain(q, k, v, mask, bias):
+        return kernels.plain(q, k, v, mask, mask.bias(bias))
+
+    assert_same_as_reference(plain, qkv, mask, is_real, bias, rtol=1e-4, atol=1e-5)
+
+
+NEEDS = {
+    "one segment a row, no bias": ({}, {}),
+    "several segments a row": ({}, {"packed": True}),
+    "a prefix seen both ways": ({}, {"prefix": SEGMENTS > 0}),
+    "T5's relative bias, or ALiBi": ({"positions": "alibi"}, {}),
+    "positions of Shaw or Transformer-XL": ({"positions": "transformer_xl"}, {}),
+    "dropout on attention weights": ({"attention_dropout": 0.1}, {}),
+    "float32": ({"dtype": "float32"}, {}),
+    "rows of no multiple of 128": ({}, {"length": 100}),
+    "one token at a time": ({}, {"queries": 1}),
+}
+
+
+@pytest.mark.parametrize("need", NEEDS)
+def test_the_table_of_kernels_is_that_of_the_readme(need):
+    lines = (ROOT / "README.md").read_text().splitlines()
+    (line,) = (line for line in lines if line.startswith(f"| {need} |"))
+    settings, options = NEEDS[need][0], dict(NEEDS[need][1])
+    model = Model(**{"d_model": 128, "num_heads": 2, "dtype": "bfloat16", **settings})
+    length = options.pop("length", 256)
+    config = resolve_model(model, vocab_size=10, max_length=length)
+    queries = jnp.ones((2, options.pop("queries", length)), int)
+    mask = AttentionMask(queries, jnp.ones((2, length), int), causal=True, **options)
+    expected = [cell.split(",")[0].strip() for cell in line.split("|")[2:5]]
+    dropout = config.attention_dropout > 0
+    found = [
+        kernels.choose_kernel(config, mask, dropout, platform) for platform in ("cpu", "gpu", "tpu")
+    ]
+    assert found == expected
+
+
+def test_a_kernel_that_is_named_computes_or_is_refused():
+    """A model that names one can be made on any machine; rows that it cannot compute are refused
+    when they are met.
+    """
+    config = small(attention_kernel="splash", dtype="float32")
+    shapes = parameter_shapes(config)
+
+    def hidden_states(params, row):
+        return Transformer(config).apply({"params": params}, row).hidden_states
+
+    with pytest.raises(UserError, match="5 × 5 are no multiples of 128"):
+        jax.eval_shape(hidden_states, shapes, ROW)
+    long = jax.tree.map(lambda x: jnp.zeros((1, 128), jnp.int32), ROW)
+    assert "pallas_call" in str(jax.make_jaxpr(hidden_states)(shapes, long))
+    relative = small(attention_kernel="splash", positions="relative")
+    with pytest.raises(UserError, match="takes no bias"):
+        kernels.choose_kernel(relative, MASK)
+
+
+@pytest.mark.parametrize(("kind", "groups"), [("packed, causal", 2), ("one segment", 4)])
+def test_splash_attention_is_the_reference(kind, groups):
+    """As its interpreter computes it; no TPU is needed."""
+    qkv, mask, is_real = drawn(kind, 128, groups, 64)
+    splash = partial(kernels.splash, interpret=True)
+    assert_same_as_reference(splash, qkv, mask, is_real, rtol=1e-3, atol=1e-4)

@@ -1,0 +1,63 @@
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from t5x_lite.model.masks import MASKED, AttentionMask
+
+rng = np.random.default_rng(0)
+SEGMENTS = np.array([[1, 1, 2, 2, 2, 3, 0, 0], [1, 1, 1, 1, 1, 1, 1, 2]])
+PREFIX = rng.random((2, 8)) < 0.4
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("kind", ["bidirectional", "causal", "prefix"])
+def test_masks_are_what_their_docstring_says(kind, packed):
+    """One pair of positions at a time."""
+    segments = SEGMENTS if packed else np.minimum(SEGMENTS, 1)
+    prefix = jnp.asarray(PREFIX) if kind == "prefix" else None
+    ids = jnp.asarray(segments)
+    made = AttentionMask(ids, ids, prefix, causal=kind != "bidirectional", packed=packed)
+    found = np.broadcast_to(made.mask(), (2, 1, 8, 8))[:, 0]
+    for row, query in np.argwhere(segments > 0):  # what padding attends to does not matter
+        for key in range(8):
+            expected = segments[row, key] == segments[row, query]
+            if kind == "causal":
+                expected &= key <= query
+            if kind == "prefix":
+                expected &= key <= query or bool(PREFIX[row, key])
+            # A row that is not packed has one segment, then padding: behind every causal query.
+            if kind == "prefix" and not packed and segments[row, key] == 0:
+                continue
+            assert found[row, query, key] == expected, (row, query, key)
+
+
+def test_a_bias_is_kept_where_visible_and_replaced_where_masked():
+    ids = jnp.asarray(SEGMENTS)
+    made = AttentionMask(ids, ids, causal=True, packed=True)
+    position_bias = jnp.asarray(rng.normal(size=(1, 3, 8, 8)), jnp.float32)
+    visible = np.broadcast_to(made.mask(), (2, 3, 8, 8))
+    with_bias, without = np.asarray(made.bias(position_bias)), np.asarray(made.bias())
+    assert (with_bias == np.where(visible, position_bias, MASKED)).all()
+    assert (without == np.where(visible[:, :1], 0, MASKED)).all()
+
+
+def test_distances_are_key_minus_query():
+    ids = jnp.asarray(SEGMENTS)
+    assert AttentionMask(ids, ids[:, :3]).distances()[5].tolist() == [-5, -4, -3]
+    queries, keys = jnp.array([[7], [2]]), jnp.array([[5, 6, 7], [0, 1, 2]])
+    decoding = AttentionMask(ids[:, :1], ids[:, :3], None, queries, keys)
+    assert decoding.distances().tolist() == [[[-2, -1, 0]], [[-2, -1, 0]]]
+
+
+@pytest.mark.parametrize("first", [2, jnp.array(2)])
+def test_queries_after_the_first_key_see_what_was_read_before_them(first):
+    """In decoding: of slots 0 to 4, slot 1 of the second row is padding, and two queries go to the
+    slots 2 and 3.
+    """
+    filled = jnp.array([[1, 1, 1, 1, 0], [1, 0, 1, 1, 0]])
+    queries = jnp.ones((2, 2), int)
+    mask = AttentionMask(queries, filled, causal=True, first_query=first).mask()
+    assert mask.astype(int).tolist() == [
+        [[[1, 1, 1, 0, 0], [1, 1, 1, 1, 0]]],
+        [[[1, 0, 1, 0, 0], [1, 0, 1, 1, 0]]],
+    ]

@@ -1,0 +1,115 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from model.proofs import MASK, check_gradients, context, small
+
+from t5x_lite.model import positions
+from t5x_lite.model.attention import SelfAttention
+from t5x_lite.model.blocks import StackContext
+from t5x_lite.model.masks import AttentionMask
+
+
+def test_relative_buckets_cover_the_published_ranges():
+    """As the paper says: 32 buckets, exact up to 8 (16 one-sided), logarithmic up to 128, all
+    further ones together.
+    """
+    ahead = positions.relative_buckets(np.arange(0, 400), True, 32, 128)
+    assert ahead[1:8].tolist() == list(range(17, 24))
+    assert (np.diff(ahead[1:]) >= 0).all()
+    assert set(ahead[128:]) == {31}
+    back = positions.relative_buckets(-np.arange(0, 400), False, 32, 128)
+    assert back[:16].tolist() == list(range(16))
+    assert set(back[128:]) == {31}
+    assert (positions.relative_buckets(np.arange(0, 9), False, 32, 128) == 0).all()
+
+
+def test_rotary_depends_on_distance_alone():
+    q, k = jax.random.normal(jax.random.key(0), (2, 1, 1, 1, 8))
+
+    def product(i, j):
+        at_i, at_j = (positions.rotate(x, jnp.full((1, 1), p)) for x, p in ((q, i), (k, j)))
+        return float((at_i * at_j).sum())
+
+    assert product(3, 1) == pytest.approx(product(45, 43), abs=1e-5)
+    assert product(3, 1) != pytest.approx(product(3, 2), abs=1e-3)
+
+
+def test_gradients_of_the_relative_bias():
+    def bias(part, x):
+        by_head = jnp.broadcast_to(part(MASK.distances(), True), (2, 2, 5, 5))
+        return jnp.einsum("bts,bhts->bht", x[..., :5], by_head)
+
+    check_gradients(positions.RelativeBias(small()), bias)
+
+
+@pytest.mark.parametrize("kind", ["rotary", "shaw", "transformer_xl"])
+def test_gradients_of_attention_with_positions(kind):
+    attention = SelfAttention(small(positions=kind, head_dim=4, shaw_distance=2))
+    check_gradients(attention, lambda part, x: part(x, context())[0])
+
+
+def attention_of(kind: str):
+    """What attention of these relative positions gives, and its parameters and x: [5, 6]."""
+    config = small(positions=kind, head_dim=4, shaw_distance=2, bias=False)
+    x = jax.random.normal(jax.random.key(2), (1, 5, 6), jnp.float64)
+    segments, module = jnp.ones((1, 5), int), SelfAttention(config)
+    mask = AttentionMask(segments, segments)
+    bidirectional = StackContext(segments, jnp.arange(5)[None], mask, mask.bias())
+    variables = jax.eval_shape(
+        lambda: nn.meta.unbox(module.init(jax.random.key(0), x, bidirectional))
+    )
+    rng = np.random.default_rng(0)
+    variables = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape), variables)
+    y, _ = module.apply(variables, x, bidirectional)
+    return y[0], variables["params"], np.asarray(x[0])
+
+
+def by_hand(w, x, logit, value):
+    """The same, one pair of positions at a time: logit(h, q, k, i, j) and value(v, i, j) as a paper
+    writes them.
+    """
+    heads = []
+    for h in range(2):
+        columns = slice(4 * h, 4 * h + 4)
+        q, k, v = (x @ w[name]["kernel"][:, columns] for name in ("query", "key", "value"))
+        e = np.array([[logit(h, q[i], k[j], i, j) / 2 for j in range(5)] for i in range(5)])
+        a = np.exp(e) / np.exp(e).sum(1, keepdims=True)
+        heads.append([sum(a[i, j] * value(v[j], i, j) for j in range(5)) for i in range(5)])
+    return np.concatenate(heads, -1) @ w["out"]["kernel"]
+
+
+def test_relative_positions_of_shaw():
+    """Equations 3 and 4 of the paper: a vector on the key and one on the value, by the distance
+    clipped to ± 2.
+    """
+    with jax.enable_x64(True):
+        found, w, x = attention_of("shaw")
+
+        def near(i, j):
+            return np.clip(j - i, -2, 2) + 2
+
+        expected = by_hand(
+            w,
+            x,
+            lambda h, q, k, i, j: q @ (k + w["shaw"]["keys"][near(i, j)]),
+            lambda v, i, j: v + w["shaw"]["values"][near(i, j)],
+        )
+        np.testing.assert_allclose(found, expected, rtol=1e-9)
+
+
+def test_relative_positions_of_transformer_xl():
+    """Its four terms: content, the content's position, and a bias of either that is the same
+    everywhere.
+    """
+    with jax.enable_x64(True):
+        found, w, x = attention_of("transformer_xl")
+        relative = w["relative"]
+
+        def logit(h, q, k, i, j):
+            projection = relative["project"]["kernel"][:, 4 * h : 4 * h + 4]
+            r = positions.sinusoidal(jnp.array(j - i), 6) @ projection
+            return q @ k + q @ r + relative["u"][h] @ k + relative["v"][h] @ r
+
+        np.testing.assert_allclose(found, by_hand(w, x, logit, lambda v, i, j: v), rtol=1e-9)

@@ -1,0 +1,72 @@
+"""The command line: what it refuses, at once and in one sentence."""
+
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT, run
+
+BAD_COMMANDS = [
+    ("train --config=gpt_tiny --config.model.d_modl=5 --workdir={}", 78, "did you mean d_model?"),
+    ("train --config=gpt_tiny --config.model.width=5 --workdir={}", 78, "called model.d_model"),
+    ("train --config=no_such --workdir={}", 66, "no such file"),
+    ("train --config=gpt_tiny", 2, "--workdir=DIR is missing"),
+    ("train --workdir={}", 2, "--config=FILE is missing"),
+    (
+        "train --config=gpt_tiny --config.objective=masked_lm --workdir={}",
+        78,
+        "use architecture encoder",
+    ),
+    ("train --config=compare/quickstart --workdir={}", 78, "command compare"),
+    ("compare --config=gpt_tiny --workdir={}", 78, "command train"),
+    ("evaluate --workdir={}/none", 66, "no such directory"),
+    ("evaluate --workdir={}", 66, "has no config.json"),
+    ("nothing", 2, "invalid choice"),
+    ("inspect --config=gpt_tiny --store=here", 2, "give one of them"),
+    ("prepare --config=gpt_tiny --config.data.validation_fraction=0", 78, "hold a share out"),
+    (
+        "prepare --config=gpt_tiny --config.data.validation_source=python_docs",
+        78,
+        "it is trained on too",
+    ),
+    ("train --config=gpt_tiny --config.seed --workdir={}", 2, "--config.seed: got no value"),
+]
+
+
+@pytest.mark.parametrize(("command", "code", "words"), BAD_COMMANDS)
+def test_bad_commands_are_refused_and_leave_nothing(tmp_path, command, code, words):
+    _, err = run(*command.format(tmp_path).split(), code=code)
+    assert words in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_they_are_refused_before_jax_is_imported(tmp_path):
+    code = """
+import sys
+from t5x_lite.__main__ import main
+for command in sys.argv[1:]:
+    try:
+        main(command.split())
+    except SystemExit:
+        pass
+    assert "jax" not in sys.modules, command
+"""
+    commands = [command.format(tmp_path) for command, _, _ in BAD_COMMANDS]
+    subprocess.run([sys.executable, "-c", code, *commands], check=True, cwd=ROOT)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--max-new-tokens=-5",
+        "--max-new-tokens=0",
+        "--temperature=-1",
+        "--top-k=-3",
+        "--top-p=0",
+        "--temperature=nan",
+    ],
+)
+def test_options_out_of_range_are_refused(tmp_path, option):
+    _, err = run("generate", option, f"--workdir={tmp_path}", "text", code=2)
+    assert "expected a number" in err
+    assert ", at least " in err or ", from " in err

@@ -1,0 +1,23 @@
+"""The tour runs from its first cell to its last, and shows its figures."""
+
+import os
+
+import nbclient
+import nbformat
+import pytest
+from conftest import ROOT
+
+
+@pytest.mark.filterwarnings("ignore")  # of Jupyter's own parts
+@pytest.mark.parametrize("steps", [4, pytest.param(200, marks=pytest.mark.slow)])
+def test_the_tour_runs_and_shows(tmp_path, monkeypatch, steps):
+    monkeypatch.setenv("TOUR_STEPS", str(steps))
+    monkeypatch.setenv("TOUR_WORKDIR", str(tmp_path / "tour"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("PYDEVD_DISABLE_FILE_VALIDATION", "1")
+    notebook = nbformat.read(ROOT / "notebooks" / "tour.ipynb", as_version=4)
+    resources = {"metadata": {"path": str(tmp_path)}}
+    nbclient.NotebookClient(notebook, timeout=600, resources=resources).execute()
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    figures = [output for output in outputs if "image/png" in output.get("data", {})]
+    assert len(figures) == 4

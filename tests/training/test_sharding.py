@@ -1,0 +1,99 @@
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import pytest
+from conftest import ROOT
+from proof_sharding import SIMULATED
+
+from t5x_lite.training import sharding
+
+PROVE = """
+import json, sys
+sys.path.insert(0, "tests")
+import proof_sharding
+source, case = sys.argv[1:]
+print("FIGURES", json.dumps(proof_sharding.prove(source, [case], 6, ["both"])))
+"""
+
+
+@pytest.mark.parametrize(
+    "case", ["encoder", "encoder_decoder", "multi-query"]
+)  # proof_sharding.py has more
+def test_devices_and_microbatches_change_nothing(text_file, case):
+    command = [sys.executable, "-c", PROVE, text_file, case]
+    out = subprocess.run(
+        command, cwd=ROOT, check=True, capture_output=True, text=True, env=os.environ | SIMULATED
+    ).stdout
+    figures = json.loads(out.split("FIGURES ")[1])[case]
+    assert figures.pop("unequal_targets") == (
+        case != "multi-query"
+    )  # the rows of a decoder are all full
+    for differences in figures.values():
+        assert differences["float64 loss"] < 1e-10
+        assert differences["float64 gradients"] < 1e-10
+        assert differences["float32 losses"] < 1e-5
+
+
+def test_every_parameter_and_its_moments_are_split(text_file):
+    """On a mesh of 2 × 2 × 2, AdamW's moments lie where their parameter does, and kernels lie on
+    four devices.
+    """
+    code = f"""
+import sys; sys.path.insert(0, "tests")
+import proof_sharding as p
+import jax
+from t5x_lite.data.store.prepare import prepare
+config = p.build("encoder_decoder", {str(text_file)!r}, p.VARIANTS["8 devices"][0])
+run = p.make_run(config, prepare(config.data), 8)
+with run.within():
+    state = run.fresh_state()
+states = jax.tree.leaves(state.opt_state, is_leaf=lambda x: hasattr(x, "mu"))
+mu = next(s.mu for s in states if hasattr(s, "mu"))
+for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(state.params), jax.tree.leaves(mu)):
+    assert a.sharding == b.sharding, path
+    parts = a.size // a.addressable_shards[0].data.size
+    name = jax.tree_util.keystr(path)
+    split = 4 if "kernel" in name or name == "['embedding']" else 2 if "relative" in name else 1
+    assert parts == split, (name, parts)
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, env=os.environ | SIMULATED)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"mesh.tensor": 4}, "model.num_heads is 2, which mesh.tensor = 4 does not divide"),
+        ({"mesh.fsdp": 3}, "does not make the 4 devices"),
+        ({"data.batch_size": 6}, "data.batch_size: 6 rows"),
+        (
+            {"mesh.fsdp": 4, "model.d_model": 6, "model.num_heads": 1, "data.batch_size": 8},
+            "model.d_model is 6",
+        ),
+        ({"mesh.tensor": 2, "model.d_ff": 9}, "model.d_ff is 9"),
+        (
+            {
+                "mesh.tensor": 4,
+                "model.num_heads": 4,
+                "model.vocab_multiple": 1,
+                "model.vocab_size": 525,
+            },
+            "model.vocab_size",
+        ),
+    ],
+)
+def test_what_a_mesh_does_not_divide_is_named(make, more, words):
+    from t5x_lite.errors import UserError
+
+    resolved, _ = make(**more)
+    config = resolved.config
+
+    def make_and_check():
+        mesh = sharding.make_mesh(config.mesh, resolved.model, jax.devices() * 4)
+        sharding.check_batch(config.data.batch_size, config.training.microbatches, mesh)
+
+    with pytest.raises(UserError) as caught:
+        make_and_check()
+    assert words in str(caught.value)
