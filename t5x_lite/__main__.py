@@ -19,6 +19,8 @@ from t5x_lite.errors import INTERRUPTED, IO_ERROR, OUT_OF_MEMORY, USAGE, UserErr
 
 if TYPE_CHECKING:
     from t5x_lite.api import LanguageModel
+    from t5x_lite.data.rows.plan import RowPlan
+    from t5x_lite.specs import AllowedCode
 
 Args = argparse.Namespace
 _OUT_OF_MEMORY = (
@@ -36,17 +38,23 @@ def _say(text: str) -> None:
 def _config(args: Args, schema: type = RunConfig) -> Any:
     """The checked config, and which modules it may name code of."""
     from t5x_lite.config_files import allowed_code, load
-    from t5x_lite.resolve import plan
 
     if not args.config:
         raise UserError(
             USAGE, f"{args.command}: --config=FILE is missing; --config=gpt_tiny is one that ships"
         )
     config = load(args.config, args.overrides, schema)
-    allowed = allowed_code(args.config, args.overrides, args.allow_code)
-    if isinstance(config, RunConfig):
-        plan(config, allowed)  # refused before jax is imported
-    return config, allowed
+    return config, allowed_code(args.config, args.overrides, args.allow_code)
+
+
+def _planned_config(args: Args) -> tuple[RunConfig, "RowPlan", "AllowedCode"]:
+    """The same of a run, with the plan of its rows: what cannot be laid out is refused before jax
+    is imported.
+    """
+    from t5x_lite.resolve import plan
+
+    config, allowed = _config(args)
+    return config, plan(config, allowed), allowed
 
 
 def _workdir(args: Args) -> Path:
@@ -97,7 +105,7 @@ def _model(args: Args) -> "LanguageModel":
 
 def prepare(args: Args) -> None:
     """text → tokenizer and token store, ahead of training"""
-    config, allowed = _config(args)
+    config, _, allowed = _planned_config(args)
     from t5x_lite.data.store.prepare import prepare
 
     _say(f"store: {prepare(config.data, _say, allowed).path}")
@@ -105,7 +113,7 @@ def prepare(args: Args) -> None:
 
 def train(args: Args) -> None:
     """pretrain a model; the same command continues where it was stopped"""
-    config, allowed = _config(args)
+    config, rows, allowed = _planned_config(args)
     workdir = _workdir(args)
     from t5x_lite.data.store.prepare import prepare
 
@@ -116,7 +124,7 @@ def train(args: Args) -> None:
     from t5x_lite.resolve import resolve
     from t5x_lite.training.loop import train
 
-    train(resolve(config, corpus.tokenizer.vocabulary, allowed=allowed), corpus, workdir)
+    train(resolve(config, corpus.tokenizer.vocabulary, rows), corpus, workdir)
     if jax.process_index() == 0:
         _say(f"next: {_next_command(config, workdir)}")
 
@@ -292,7 +300,7 @@ def inspect(args: Args) -> None:
         from t5x_lite.study.inspection import show_store
 
         return _say(show_store(open_store(Path(args.store)), args.examples))
-    config, allowed = _config(args)
+    config, _, allowed = _planned_config(args)
     from t5x_lite import api
 
     _say(str(api.inspect(config, args.examples, _say, allowed)))

@@ -73,7 +73,8 @@ def attention_weights(q: Queries, k: Keys, mask_bias: Array) -> Weights:
     grouped = q.reshape(
         B, groups, -1, K
     )  # the heads of a group after one another: no key is repeated
-    logits = matmul_transposed(grouped, k).reshape(B, H, T, -1) + mask_bias
+    logits = matmul_transposed(grouped, k).reshape(B, H, T, -1)
+    logits += mask_bias.astype(logits.dtype)
     if q.dtype == jnp.float64:  # for proofs: jax's own derivatives, of any order
         return jax.nn.softmax(logits)
     return _rounded_softmax(logits, q.dtype)

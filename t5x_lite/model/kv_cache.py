@@ -8,6 +8,8 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int
 
+from t5x_lite.model.matmul import wide_dtype
+
 
 class KVCache(struct.PyTreeNode):
     """Keys and values by slot."""
@@ -39,5 +41,5 @@ def cache_dtype(dtype: str):
     where attention of few queries is four times slower in bfloat16.
     """
     if jax.default_backend() == "cpu":
-        return jnp.promote_types(dtype, jnp.float32)
+        return wide_dtype(dtype)
     return jnp.dtype(dtype)

@@ -16,7 +16,7 @@ from flax.linen.spmd import with_logical_constraint
 from jaxtyping import Array, Float
 
 from t5x_lite.config import ModelDimensions
-from t5x_lite.model.matmul import matmul, matmul_transposed
+from t5x_lite.model.matmul import matmul, matmul_transposed, wide_dtype
 
 # Axes of activations.
 ACTIVATION_AXES = ("batch", "sequence")
@@ -64,7 +64,7 @@ def activate(name: str, x: Array, gate: Array | float = 1.0) -> Array:
     """act(x) times a gate, computed in float32 or better, rounded once, and recomputed in the
     backward pass.
     """
-    dtype = jnp.promote_types(x.dtype, jnp.float32)
+    dtype = wide_dtype(x.dtype)
     activated = ACTIVATIONS[name](x.astype(dtype))
     if not isinstance(gate, float):
         activated = activated * jnp.asarray(gate, dtype)

@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from t5x_lite.model.matmul import wide_dtype
+
 Sums = dict[
     str, Array
 ]  # total_loss, which is minimised, and weight, by which it is divided; nll, correct
@@ -38,7 +40,7 @@ def token_sums(
     nll: nats. correct: no logit is larger than the target's. total_loss, which is minimised: nll,
     label-smoothed (Szegedy et al., 2016, §7), plus z_loss · log²Z (Mesh TensorFlow, T5).
     """
-    logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+    logits = logits.astype(wide_dtype(logits.dtype))
     log_z = jax.nn.logsumexp(logits, -1)
     ids = jnp.arange(logits.shape[-1])
     # No gather: a comparison splits over a sharded vocabulary.
@@ -51,7 +53,7 @@ def token_sums(
         total_loss = (1 - smoothing) * nll + smoothing * (log_z - mean_logit)
     if settings.z_loss:
         total_loss += settings.z_loss * jnp.square(log_z)
-    correct = target_logits >= logits.max(-1)
+    correct = (target_logits >= logits.max(-1)).astype(nll.dtype)
     by_position = {
         "total_loss": total_loss,
         "nll": nll,
@@ -146,7 +148,11 @@ def _chunked_backward(sums, gradients, cotangents):
     if "total_loss" not in wanted:
         return (*jax.tree.map(jnp.zeros_like, gradients), None)
     scale = wanted["total_loss"]
-    for_params, for_hidden = jax.tree.map(lambda g: (g * scale).astype(g.dtype), gradients)
+
+    def scaled(g):
+        return (g.astype(scale.dtype) * scale).astype(g.dtype)
+
+    for_params, for_hidden = jax.tree.map(scaled, gradients)
     return for_params, for_hidden, None
 
 

@@ -7,6 +7,7 @@ leading axes of x alone (rows and positions), N rows, D in, F out.
 """
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,11 @@ from jax.custom_derivatives import linear_call
 from jax.experimental.layout import Layout, with_layout_constraint
 
 _FEW_ROWS = 32
+
+
+def wide_dtype(dtype: Any) -> Any:
+    """The type that sums are made in: float32, or float64 for float64."""
+    return jnp.float64 if dtype == jnp.float64 else jnp.float32
 
 
 def matmul(x: jax.Array, w: jax.Array) -> jax.Array:
@@ -103,7 +109,7 @@ def _dot(x, w, transposed: bool):
     contracted = w.ndim - 1 if transposed else w.ndim - 2
     batch = tuple(range(w.ndim - 2))
     dimensions = (((x.ndim - 1,), (contracted,)), (batch, batch))
-    dtype = jnp.promote_types(x.dtype, jnp.float32)
+    dtype = wide_dtype(x.dtype)
     return jax.lax.dot_general(x, w, dimensions, preferred_element_type=dtype)
 
 

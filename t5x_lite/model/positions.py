@@ -29,8 +29,8 @@ def sinusoidal(
     [[[0.0, 0.0, 1.0, 1.0]]]
     """
     half = (width + 1) // 2
-    frequencies = 10000.0 ** (-np.arange(half) / max(half, 1))
-    angles = positions[..., None] * frequencies
+    frequencies = jnp.asarray(10000.0 ** (-np.arange(half) / max(half, 1)))
+    angles = jnp.asarray(positions)[..., None].astype(frequencies.dtype) * frequencies
     return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], -1)[..., :width]
 
 
@@ -44,8 +44,8 @@ def rotate(
     positions alone.
     """
     half = x.shape[-1] // 2
-    frequencies = base ** (-np.arange(half) / half)
-    angles = positions[:, None, :, None] * frequencies
+    frequencies = jnp.asarray(base ** (-np.arange(half) / half))
+    angles = positions[:, None, :, None].astype(frequencies.dtype) * frequencies
     sin, cos = jnp.sin(angles).astype(x.dtype), jnp.cos(angles).astype(x.dtype)
     first, second = x[..., :half], x[..., half:]
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1)

@@ -268,14 +268,18 @@ def load(workdir: Path, mesh: Mesh | None = None, allowed: AllowedCode = NO_CODE
         UserError: where there is no checkpoint.
     """
     resolved, tokenizer = read(workdir, allowed)
-    model = dataclasses.replace(
-        resolved.model, attention_kernel="auto"
-    )  # this may be another device
-    if model.dtype == "float64" and not jax.config.read("jax_enable_x64"):
-        model = dataclasses.replace(model, dtype="float32")
+    model = _model_here(resolved.model)
     device_mesh = None if mesh is None else sharding.make_mesh(mesh, model)
     params, step = _load_parameters(workdir, resolved, model, device_mesh)
     return LoadedModel(resolved.config, resolved.rows, model, tokenizer, params, step, device_mesh)
+
+
+def _model_here(model: ModelDimensions) -> ModelDimensions:
+    """The model as this process computes it: this may be another device, or have no 64 bits."""
+    here = dataclasses.replace(model, attention_kernel="auto")
+    if model.dtype == "float64" and not jax.config.read("jax_enable_x64"):
+        return dataclasses.replace(here, dtype="float32")
+    return here
 
 
 def _load_parameters(
@@ -348,7 +352,7 @@ def merge_parameters(
     """
     directory = Path(resolved.config.init_from)
     theirs, _ = read(directory, _modules_of(resolved))
-    params, _ = _load_parameters(directory, theirs, theirs.model, mesh)
+    params, _ = _load_parameters(directory, theirs, _model_here(theirs.model), mesh)
     old: Any = flatten_dict(params, sep="/")
     new: Any = flatten_dict(fresh, sep="/")
     merged, drawn = {}, []

@@ -1,0 +1,64 @@
+import json
+import shutil
+
+import pytest
+from conftest import run
+from training.runs import assert_same, saved_steps
+
+from t5x_lite.errors import IO_ERROR, UserError
+from t5x_lite.training.loop import train
+
+
+def test_a_checkpoint_that_cannot_be_read_is_one_sentence(trained):
+    workdir, command = trained
+    _, err = run("evaluate", f"--workdir={workdir.parent}", code=66)
+    assert f"name one: {workdir}" in err
+    _, err = run("evaluate", f"--workdir={workdir / 'none'}", code=66)
+    assert "no such directory" in err
+    for path in (workdir / "checkpoints/6").rglob("*"):
+        if path.is_file() and path.stat().st_size > 100:
+            path.write_bytes(b"\0" * 50)
+    _, err = run(*command, "--config.training.steps=9", code=66)
+    assert "no usable checkpoint" in err
+    (workdir / "checkpoints/8").mkdir()
+    _, err = run(*command, "--config.training.steps=9", code=66)
+    assert "checkpoints/8: no usable checkpoint" in err
+
+
+def test_a_checkpoint_of_other_settings_is_refused_though_its_shapes_are_the_same(trained):
+    workdir, command = trained
+    config = json.loads((workdir / "config.json").read_text())
+    other = config | {"model": config["model"] | {"num_heads": 4}}
+    (workdir / "config.json").write_text(json.dumps(other))
+    for again in (
+        ("evaluate", f"--workdir={workdir}"),
+        (*command, "--config.model.num_heads=4", "--config.training.steps=9"),
+    ):
+        _, err = run(*again, code=78)
+        assert "model.num_heads: now 4" in err
+        assert "checkpoints/6 was made with 2; bring the old value back" in err
+
+
+def test_the_newest_checkpoint_and_every_nth_are_kept(tmp_path, config_file):
+    settings = {"training.checkpoint_every": 2, "training.keep_every": 3, "training.steps": 7}
+    run("train", f"--config={config_file(**settings)}", f"--workdir={tmp_path / 'run'}")
+    # 3 is kept although no checkpoint_every falls there
+    assert saved_steps(tmp_path / "run") == [3, 6, 7]
+
+
+def test_a_full_disk_is_one_sentence_and_the_run_goes_on_when_there_is_room(
+    tmp_path, make, monkeypatch
+):
+    resolved, corpus = make(**{"training.steps": 4})
+    room = [10**9, 1000, 10**9]
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=room[0]))
+    train(resolved, corpus, tmp_path / "whole")
+    room.pop(0)
+    message = r"no room for .* step 4, which takes .* 0.0 MB are free"
+    with pytest.raises(UserError, match=message) as caught:
+        train(resolved, corpus, tmp_path / "run")
+    assert caught.value.code == IO_ERROR
+    room.pop(0)
+    train(resolved, corpus, tmp_path / "run")
+    assert_same(tmp_path / "whole", tmp_path / "run")

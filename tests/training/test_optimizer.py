@@ -1,0 +1,96 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from t5x_lite.config import Optimizer
+from t5x_lite.training.optimizer import make_optimizer, make_schedule
+
+
+def rate(step, **settings):
+    config = Optimizer(learning_rate=2.0, warmup_steps=10, **settings)
+    return float(make_schedule(config, steps=110, raw_tokens_per_step=1000)(step - 1))
+
+
+def test_schedules_by_their_closed_forms():
+    for schedule in ("cosine", "linear", "inverse_square_root", "constant"):
+        assert rate(1, schedule=schedule) == pytest.approx(0.2)
+        assert rate(10, schedule=schedule) == pytest.approx(2.0)
+    assert rate(60, schedule="cosine", final_lr_ratio=0.1) == pytest.approx(2 * (0.1 + 0.9 / 2))
+    assert rate(110, schedule="cosine", final_lr_ratio=0.1) == pytest.approx(0.2)
+    assert rate(60, schedule="linear") == pytest.approx(1.0)
+    assert rate(500, schedule="linear", final_lr_ratio=0.5) == pytest.approx(1.0)
+    assert rate(40, schedule="inverse_square_root") == pytest.approx(1.0)
+    assert rate(500, schedule="constant") == 2.0
+    assert rate(35, schedule="linear", decay_steps=60) == pytest.approx(1.0)
+
+
+def test_schedules_in_tokens_are_those_in_steps():
+    tokens = Optimizer(
+        learning_rate=2.0, warmup_steps=10_000, decay_steps=60_000, schedule_unit="tokens"
+    )
+    steps = Optimizer(learning_rate=2.0, warmup_steps=10, decay_steps=60)
+    for step in (0, 5, 9, 30, 80):
+        rates = [float(make_schedule(config, 110, 1000)(step)) for config in (tokens, steps)]
+        assert rates[0] == pytest.approx(rates[1])
+
+
+def test_t5s_schedule():
+    """1 / √max(n, 10⁴) (Raffel et al., 2020, §3.1.2)."""
+    config = Optimizer(
+        learning_rate=0.01,
+        schedule="inverse_square_root",
+        warmup_steps=10_000,
+        initial_lr_ratio=1.0,
+    )
+    schedule = make_schedule(config, 2**19, 1)
+    for n in (1, 5000, 10_000, 40_000, 2**19):
+        assert float(schedule(n - 1)) == pytest.approx(max(n, 10_000) ** -0.5, rel=1e-6)
+
+
+def parameters():
+    """A scanned dense layer and a table, and the names of their axes."""
+    key = jax.random.key(1)
+    layer = {"kernel": jax.random.normal(key, (3, 130, 140)), "bias": jnp.ones((3, 140))}
+    params = {"decoder": {"layers": layer}, "embedding": jax.random.normal(key, (150, 130))}
+    layer_axes = {"kernel": ("layers", "embed", "mlp"), "bias": ("layers", "mlp")}
+    return params, {"decoder": {"layers": layer_axes}, "embedding": ("vocab", "embedding")}
+
+
+def test_adafactor_of_scanned_layers_is_that_of_each_layer():
+    params, axes = parameters()
+    grads = jax.tree.map(jnp.cos, params)
+    config = Optimizer(name="adafactor", grad_clip_norm=0.0)
+    rule = make_optimizer(config, lambda step: 0.1, axes)
+    updates, _ = rule.update(grads, rule.init(params), params)
+    alone = optax.adafactor(lambda step: 0.1)
+    for i in range(3):
+        layer, gradient, found = (
+            jax.tree.map(lambda x, i=i: x[i], tree["decoder"]["layers"])
+            for tree in (params, grads, updates)
+        )
+        expected, _ = alone.update(gradient, alone.init(layer), layer)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, expected)
+
+
+def test_adamw_by_its_formula_clipped_and_decaying_kernels_alone():
+    config = Optimizer(weight_decay=0.5, grad_clip_norm=1.0, beta1=0.8, beta2=0.9)
+    params, axes = parameters()
+    rule = make_optimizer(config, lambda step: 0.1, axes)
+    state, m, v = rule.init(params), {"kernel": 0, "bias": 0}, {"kernel": 0, "bias": 0}
+    for t in (1, 2, 3, 4):
+        grads = jax.tree.map(lambda x, t=t: jnp.cos(t * x), params)
+        updates, state = rule.update(grads, state, params)
+        norm = np.sqrt(sum(float((g**2).sum()) for g in jax.tree.leaves(grads)))
+        for name, decay in (("kernel", 0.5), ("bias", 0.0)):
+            p, g, u = (
+                np.asarray(tree["decoder"]["layers"][name], np.float64)
+                for tree in (params, grads, updates)
+            )
+            m[name] = 0.8 * m[name] + 0.2 * g / norm
+            v[name] = 0.9 * v[name] + 0.1 * (g / norm) ** 2
+            mean, variance = m[name] / (1 - 0.8**t), v[name] / (1 - 0.9**t)
+            expected = -0.1 * (mean / (np.sqrt(variance) + config.epsilon) + decay * p)
+            np.testing.assert_allclose(u, expected, rtol=1e-4, atol=1e-6)
+        params = optax.apply_updates(params, updates)

@@ -1,0 +1,236 @@
+"""What a run may be continued with, who may write it, and what another run takes from it."""
+
+import json
+import os
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from conftest import run, sentences
+from flax.traverse_util import flatten_dict
+from model.proofs import random_params
+from training.runs import figures
+
+from t5x_lite.errors import UserError
+from t5x_lite.training import run_directory
+from t5x_lite.training.checkpoint import Checkpoints
+from t5x_lite.training.loop import Run, train
+
+
+def test_a_second_run_in_the_same_directory_is_refused(tmp_path, config_file, make):
+    """While the first one goes on, and not once it has ended."""
+    workdir = tmp_path / "run"
+    resolved, corpus = make(**{"training.steps": 3})
+    command = ("train", f"--config={config_file(**{'training.steps': 3})}", f"--workdir={workdir}")
+    refused = []
+
+    def start_another(record):
+        if record["step"] == 2:
+            refused.append(run(*command, code=2)[1])
+
+    train(resolved, corpus, workdir, start_another)
+    assert len(refused) == 1
+    assert "another run is going on there" in refused[0]
+    run(*command)
+
+
+def test_going_on_with_other_settings_or_text(trained, tmp_path, text_file):
+    workdir, command = trained
+    before = (workdir / "config.json").read_text()
+    _, err = run(*command, "--config.optimizer.learning_rate=0.5", code=78)
+    assert "optimizer.learning_rate: the run in" in err
+    assert "0.001, now it is 0.5" in err
+    run(*command, "--config.data.validation_fraction=0.3", code=78)
+    store = f"--config.data.store={tmp_path / 'store'}"
+    written, text = text_file.stat(), text_file.read_text()
+    try:
+        text_file.write_text(text + "\n\nand more")
+        _, err = run(*command, store, code=65)
+        assert "another text" in err
+    finally:
+        text_file.write_text(text)
+        os.utime(text_file, ns=(written.st_atime_ns, written.st_mtime_ns))
+    assert (workdir / "config.json").read_text() == before
+
+    out, _ = run(*command, "--config.training.steps=8")
+    assert "step 7/8" in out
+    assert json.loads((workdir / "config.json").read_text())["training"]["steps"] == 8
+    out, _ = run("evaluate", f"--workdir={workdir}", "--json")
+    evaluated = json.loads(out.splitlines()[-1])
+    assert evaluated["step"] == 8
+    assert evaluated["loss"] == pytest.approx(figures(workdir)[-1]["loss"], rel=1e-6)
+    assert evaluated["perplexity"] == pytest.approx(np.exp(evaluated["loss"]))
+    out, _ = run("evaluate", f"--workdir={workdir}")
+    assert f"{evaluated['loss']:,.4f}" in out
+
+
+def test_fewer_steps_are_refused_and_more_say_what_becomes_of_the_schedule(trained):
+    workdir, command = trained
+    _, err = run(*command, "--config.training.steps=4", code=78)
+    assert f"training.steps: got 4, but the run in {workdir} has done 6" in err
+    out, _ = run(*command, "--config.training.steps=7")
+    assert "training.steps: 6 before, 7 now" in out
+    assert "the learning rate decays to the new end" in out
+    out, _ = run(*command, "--config.training.steps=7")
+    assert "the new end" not in out
+
+
+def test_text_may_move_between_two_starts_but_not_change(tmp_path, config_file):
+    old, new, workdir = tmp_path / "old.txt", tmp_path / "new.txt", tmp_path / "run"
+    old.write_text(sentences(100))
+    command = ("train", f"--config={config_file(**{'training.steps': 2})}", f"--workdir={workdir}")
+    run(*command, f"--config.data.source={old}")
+    old.rename(new)
+    out, _ = run(*command, f"--config.data.source={new}", "--config.training.steps=4")
+    assert "step 3/4" in out
+    run("evaluate", f"--workdir={workdir}")
+    new.write_text(sentences(100, seed=1))
+    for name in ("evaluate", "report"):
+        _, err = run(name, f"--workdir={workdir}", code=65)
+        assert "was started on another text" in err
+
+
+def test_what_is_not_ours_is_left_alone(tmp_path, config_file):
+    path = config_file()
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "metrics.jsonl").write_text("mine")
+    _, err = run("train", f"--config={path}", f"--workdir={other}", code=2)
+    assert "holds a metrics.jsonl that no run wrote" in err
+    assert (other / "metrics.jsonl").read_text() == "mine"
+    assert not (other / "config.json").exists()
+    (other / "metrics.jsonl").rename(other / "tokenizer")
+    _, err = run("train", f"--config={path}", f"--workdir={other}", code=2)
+    assert "holds a tokenizer that no run wrote" in err
+    (tmp_path / "file").write_text("mine")
+    _, err = run("train", f"--config={path}", f"--workdir={tmp_path / 'file'}", code=74)
+    assert "cannot be written" in err
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_config_json_is_checked_like_any_config(trained):
+    workdir, _ = trained
+    config = json.loads((workdir / "config.json").read_text())
+    wrong = config | {"model": config["model"] | {"num_heads": 3}}
+    (workdir / "config.json").write_text(json.dumps(wrong))
+    _, err = run("evaluate", f"--workdir={workdir}", code=78)
+    assert "model.num_heads: 3 does not divide" in err
+
+
+# Starting from another run.
+
+
+def make_run_directory(workdir, make, *args, dtype="float32", **settings):
+    """A run directory of random parameters, and these."""
+    with jax.enable_x64(dtype == "float64"):
+        resolved, corpus = make(*args, **settings, **{"model.dtype": dtype})
+        params = jax.device_put(random_params(resolved.model))
+        run_directory.create(workdir, resolved.config, corpus.tokenizer, params)
+    return params
+
+
+def start(resolved, corpus, directory):
+    """The state that a run starts with, a fresh one, and what it says."""
+    said = []
+    run = Run(resolved, corpus)
+    checkpoints = Checkpoints(directory, {})
+    try:
+        with run.within():
+            return run.start(checkpoints, said.append), run.fresh_state(), said
+    finally:
+        checkpoints.close()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_run_starts_from_another_and_draws_the_heads_it_lacks(tmp_path, make, dtype):
+    """Here the sequence label head; a run of float64 is read in float32."""
+    theirs = make_run_directory(tmp_path / "theirs", make, "masked_lm", "encoder", dtype=dtype)
+    init_from = {"init_from": str(tmp_path / "theirs")}
+    resolved, corpus = make("masked_lm(second='next')", "encoder", **init_from)
+    run_directory.check_init_from(resolved, corpus.tokenizer)
+    state, fresh, said = start(resolved, corpus, tmp_path / "checkpoints")
+    found, drawn, loaded = (flatten_dict(p, sep="/") for p in (state.params, fresh.params, theirs))
+    new = {path for path in found if path.startswith("classifier/")}
+    assert len(new) == 4
+    assert set(found) - new == set(loaded)
+    for path, leaf in found.items():
+        expected = drawn[path] if path in new else np.asarray(loaded[path], np.float32)
+        assert leaf.dtype == np.float32
+        np.testing.assert_array_equal(leaf, expected, err_msg=path)
+        assert leaf.sharding == drawn[path].sharding
+    assert state.step == 0
+    assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), state.opt_state, fresh.opt_state))
+    assert said == [
+        f"init_from: {len(loaded)} arrays loaded from {tmp_path / 'theirs'}"
+        f"; newly drawn: {', '.join(path for path in found if path in new)}"
+    ]
+
+
+def test_heads_that_a_run_does_not_have_are_left_out(tmp_path, make):
+    """From tied embeddings and a sequence label head to an output layer of its own."""
+    theirs = make_run_directory(tmp_path / "theirs", make, "masked_lm(second='next')", "encoder")
+    settings = {"init_from": str(tmp_path / "theirs"), "model.tie_embeddings": False}
+    resolved, corpus = make("masked_lm", "encoder", **settings)
+    run_directory.check_init_from(resolved, corpus.tokenizer)
+    state, fresh, (said,) = start(resolved, corpus, tmp_path / "checkpoints")
+    np.testing.assert_array_equal(state.params["embedding"], theirs["embedding"])
+    np.testing.assert_array_equal(state.params["head"]["output"], fresh.params["head"]["output"])
+    left_out = sorted(path for path in flatten_dict(theirs, sep="/") if "classifier" in path)
+    assert said.endswith(f"; left out: {', '.join(left_out)}; newly drawn: head/output")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"model.d_model": 20}, "model.d_model: got 20, but init_from="),
+        ({"model.num_layers": 3}, "model.num_layers: got 3, but init_from="),
+        ({"model.positions": "rotary"}, "model.positions: got 'rotary', but init_from="),
+        ({"model.feed_forward": "gated_mlp"}, "model.feed_forward: got 'gated_mlp'"),
+        ({"model.token_types": 2}, "model.token_types: got 2"),
+        ({"model.vocab_multiple": 32}, "model.vocab_multiple: got 32"),
+    ],
+)
+def test_a_run_of_another_body_is_refused_by_name(tmp_path, make, settings, words):
+    make_run_directory(tmp_path / "theirs", make, "masked_lm", "encoder")
+    init_from = {"init_from": str(tmp_path / "theirs")}
+    resolved, corpus = make("masked_lm", "encoder", **init_from, **settings)
+    with pytest.raises(UserError) as caught:
+        run_directory.check_init_from(resolved, corpus.tokenizer)
+    assert words in str(caught.value)
+    assert caught.value.code == 78
+
+
+def test_a_run_of_other_tokens_is_refused_and_one_whose_arrays_do_not_fit(tmp_path, make):
+    theirs = tmp_path / "theirs"
+    make_run_directory(theirs, make, "masked_lm", "encoder")
+    resolved, corpus = make("masked_lm", "encoder", **{"init_from": str(theirs)})
+    tokenizer = corpus.tokenizer
+    other = type(tokenizer)()
+    other.fingerprint = "another"
+    with pytest.raises(
+        UserError, match=r"data.tokenizer: its ids are not those .*theirs/tokenizer"
+    ):
+        run_directory.check_init_from(resolved, other)
+    body, _ = make("masked_lm", "encoder", **{"init_from": str(theirs), "model.d_ff": 48})
+    run = Run(body, corpus)
+    with (
+        run.within(),
+        pytest.raises(UserError, match=r"the parameter encoder/layers/feed_forward/"),
+    ):
+        run_directory.merge_parameters(body, run.fresh_state().params, run.mesh)
+
+
+def test_the_command_says_what_it_starts_from_and_only_once(trained, tmp_path):
+    theirs, command = trained
+    *command, _ = command
+    workdir = tmp_path / "ours"
+    starts = (*command, f"--workdir={workdir}", f"--config.init_from={theirs}")
+    out, _ = run(*starts, "--config.training.steps=2")
+    assert f"arrays loaded from {theirs}\n" in out
+    _, err = run(*command, f"--workdir={theirs}", f"--config.init_from={theirs}", code=2)
+    assert "holds the model that the run starts from" in err
+    shutil.rmtree(theirs)  # what continues needs it no more
+    out, _ = run(*starts, "--config.training.steps=3")
+    assert "arrays loaded" not in out
+    assert "step 3/3" in out
