@@ -117,9 +117,7 @@ def test_the_rows_are_planned_once(tmp_path, config_file, monkeypatch):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_only_batches_move_to_the_device_while_a_run_goes_on(
-    tmp_path, make, monkeypatch, workers
-):
+def test_only_batches_move_to_the_device_while_a_run_goes_on(tmp_path, make, monkeypatch, workers):
     """Placing them is the one transfer that is meant; what is fetched is fetched explicitly. No
     step waits for another.
     """

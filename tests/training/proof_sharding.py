@@ -1,0 +1,161 @@
+"""Eight simulated devices (data 2 × fsdp 2 × tensor 2), four microbatches, and both, against one of
+either, for every architecture and for parts that lie on a mesh in a way of their own: loss and
+gradients in float64, then the losses of 20 steps in float32 at the peak learning rate.
+
+Run by test_sharding.py (both at once, fewer steps); by hand: python tests/training/proof_sharding.py
+"""
+
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from t5x_lite import config_files
+from t5x_lite.config import RunConfig
+from t5x_lite.data.store.prepare import prepare
+from t5x_lite.resolve import Resolved, resolve
+from t5x_lite.training.loop import Run
+
+CASES = {
+    "encoder": ("bert_tiny", "masked_lm", {"sequence_length": 66}),
+    "decoder": ("gpt_tiny", "causal_lm", {"sequence_length": 64}),
+    "prefix_decoder": ("gpt_tiny", "prefix_lm", {"sequence_length": 64}),
+    "encoder_decoder": ("t5_tiny", "iid_denoising", {"inputs": 80, "targets": 40}),
+}
+# Parts that lie on a mesh in a way of their own: name → architecture, and what its model has.
+PARTS = {
+    "grouped queries": (
+        "decoder",
+        {"num_kv_heads": 2, "positions": "rotary", "parallel_residual": True},
+    ),
+    "multi-query": (
+        "decoder",
+        {"num_kv_heads": 1, "positions": "transformer_xl", "tie_embeddings": False},
+    ),
+    "shared stacks": (
+        "encoder_decoder",
+        {"shared_stacks": True, "shared_layers": "all", "positions": "shaw"},
+    ),
+    "factorised": ("encoder", {"embedding_size": 16, "positions": "alibi", "rezero": True}),
+}
+MESH = {"data": 2, "fsdp": 2, "tensor": 2}
+VARIANTS = {
+    "8 devices": ({"mesh": MESH}, 8),
+    "4 microbatches": ({"training": {"microbatches": 4}}, 1),
+    "both": ({"mesh": MESH, "training": {"microbatches": 4}}, 8),
+}
+
+
+def merged(values: dict, more: dict) -> dict:
+    """`values` with the nested settings of `more`."""
+    result = dict(values)
+    for key, value in more.items():
+        is_nested = isinstance(value, dict)
+        result[key] = merged(values.get(key, {}), value) if is_nested else value
+    return result
+
+
+def build(case: str, source: str, more: dict) -> RunConfig:
+    """The tiny config of a case, narrow, on the given text: split documents make rows of unequal
+    targets.
+    """
+    architecture, parts = PARTS.get(case, (case, {}))
+    name, objective, lengths = CASES[architecture]
+    settings = config_files.read_settings(name)
+    settings["data"]["lengths"] = lengths
+    ours = {
+        "objective": objective,
+        "data": {
+            "source": source,
+            "tokenizer": "bytes",
+            "batch_size": 16,
+            "document": "block",
+            "split_documents": True,
+        },
+        "model": {"architecture": architecture, "d_model": 32, "d_ff": 64, "scan": True} | parts,
+        "optimizer": {"warmup_steps": 0},
+    }
+    return config_files.build(RunConfig, merged(merged(settings, ours), more))
+
+
+def gradients(resolved: Resolved, corpus, devices: int):
+    """Mean loss, gradients and the number of targets of each row, of the first batch in float64."""
+    with jax.enable_x64(True):
+        resolved = replace(resolved, model=replace(resolved.model, dtype="float64"))
+        run = Run(resolved, corpus, jax.devices()[:devices])
+        with run.within():
+            rng = np.random.default_rng(0)
+            params = jax.tree.map(
+                lambda leaf: 0.1 * rng.normal(size=leaf.shape).astype(leaf.dtype),
+                run.shapes.params,
+            )
+            params = jax.device_put(params, run.shardings.params)
+            batch = run.batch(run.batches, 0)
+            found, sums = jax.jit(run.loss.gradient)(params, batch, None)
+            ((_, head),) = sums.items()
+            loss = float(head["total_loss"] / head["weight"])
+            weights = next(np.asarray(v) for k, v in batch.items() if k.endswith("_weights"))
+            return jax.device_get(found), loss, weights.sum(1)
+
+
+def losses(resolved: Resolved, corpus, devices: int, steps: int) -> np.ndarray:
+    """The loss of each of the first steps, in float32."""
+    run = Run(resolved, corpus, jax.devices()[:devices])
+    curve = []
+    with run.within():
+        state = run.fresh_state()
+        for step in range(steps):
+            state, figures = run.train_step(state, run.batch(run.batches, step))
+            ((_, head),) = figures["sums"].items()
+            curve.append(float(head["nll"]) / float(head["weight"]))
+    return np.array(curve)
+
+
+def relative(a, b) -> float:
+    """The largest difference of two trees, relative to the largest value of each leaf. (The gradient
+    of a key's bias is zero but for rounding: a leaf counts as at least 10⁻⁶ of the largest.)
+    """
+    a, b = jax.tree.leaves(a), jax.tree.leaves(b)
+    smallest = 1e-6 * max(np.abs(x).max() for x in a)
+    return max(
+        float(np.abs(x - y).max() / max(np.abs(x).max(), smallest))
+        for x, y in zip(a, b, strict=True)
+    )
+
+
+def prove(source: str, cases=(*CASES, *PARTS), steps: int = 20, variants=tuple(VARIANTS)) -> dict:
+    """The figures: case → variant → relative differences."""
+    figures = {}
+    for case in cases:
+        config = build(case, source, {})
+        corpus = prepare(config.data, say=lambda _: None)
+        vocabulary = corpus.tokenizer.vocabulary
+        single = resolve(config, vocabulary)
+        gradient, loss, targets = gradients(single, corpus, 1)
+        curve = losses(single, corpus, 1, steps)
+        figures[case] = {"unequal_targets": bool(targets.min() < targets.max())}
+        for name in variants:
+            more, devices = VARIANTS[name]
+            other = resolve(build(case, source, more), vocabulary)
+            gradient2, loss2, _ = gradients(other, corpus, devices)
+            curve2 = losses(other, corpus, devices, steps)
+            figures[case][name] = {
+                "float64 loss": abs(loss - loss2) / loss,
+                "float64 gradients": relative(gradient, gradient2),
+                "float32 losses": float((np.abs(curve - curve2) / curve).max()),
+            }
+    return figures
+
+
+SIMULATED = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+
+if __name__ == "__main__":
+    os.environ.update(SIMULATED)  # read when jax first looks for devices
+    text = sys.argv[1] if len(sys.argv) > 1 else "python_docs"
+    if text != "python_docs" and not Path(text).exists():
+        sys.exit(f"{text}: no such file")
+    print(json.dumps(prove(text), indent=2))
