@@ -101,7 +101,7 @@ class Data(Checked):
 
     SECTION = "data"
 
-    # Python_docs (built in); text files, .jsonl, .parquet, also compressed, as a path, directory,
+    # python_docs (built in); text files, .jsonl, .parquet, also compressed, as a path, directory,
     # glob or gs://…; tfds:NAME; hf:NAME; python:module.function (see data/text/sources.py).
     # Several: "a + b", or with rates "3 * a + b".
     source: str = "python_docs"

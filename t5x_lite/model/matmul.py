@@ -19,7 +19,7 @@ _FEW_ROWS = 32
 
 def wide_dtype(dtype: Any) -> Any:
     """The type that sums are made in: float32, or float64 for float64."""
-    return jnp.float64 if dtype == jnp.float64 else jnp.float32
+    return jnp.float64 if jnp.dtype(dtype) == jnp.float64 else jnp.float32
 
 
 def matmul(x: jax.Array, w: jax.Array) -> jax.Array:
