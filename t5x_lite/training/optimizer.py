@@ -77,7 +77,7 @@ def _adafactor(config: Optimizer, schedule: Schedule, axes: Any) -> optax.Gradie
     labels = jax.tree.map(
         lambda names: "layers" if "layers" in names else "single", axes, is_leaf=_is_axes
     )
-    rules = {"single": rule}
+    rules: Any = {"single": rule}
     if "layers" in jax.tree.leaves(labels):  # not where all layers share one block
         rules["layers"] = _over_layers(rule)
     return optax.partition(rules, labels)
