@@ -1,4 +1,4 @@
-"""GPT: 116,534,784 parameters (Radford et al., 2018, §4.1): twelve blocks with norms behind each
+"""GPT: 116,534,784 parameters (Radford et al., 2018, §4.1): twelve blocks with norms after each
 part, 512 positions, Adam 2.5e-4 after 2,000 steps of warm-up, cosine to 0 over 100 epochs of
 batches of 64 × 512, decay 0.01, dropout 0.1. Not trained here to its end.
 

@@ -1,7 +1,7 @@
 """The rows of Narang et al., 2021 ("Do Transformer Modifications Transfer Across Implementations
 and Applications?", table 1) that are settings of the model: --config=modifications:geglu, and so
 on. The recipe is that of T5 1.0 base with LayerNorm and its biases, as theirs; parameters within 1
-M of the printed ones (`pytest tests/test_published.py`). None was trained here.
+M of the printed ones (`pytest tests/configs/test_published.py`). None was trained here.
 
 What is not a setting of one Transformer has no name here: mixtures of experts, Switch, Funnel,
 Evolved and Weighted Transformer, Synthesizers, convolutions, adaptive and mixed softmax, Fixup.

@@ -1,7 +1,7 @@
 """The sizes of the literature: --config=published:gpt3_175b, and so on. Each row names the config
 that holds the recipe of its family, what this size has otherwise, the parameters printed for it,
-and where. `pytest tests/test_published.py` counts each; where the count is not the printed one, the
-row says why. None was trained here.
+and where. `pytest tests/configs/test_published.py` counts each; where the count is not the printed
+one, the row says why. None was trained here.
 
 python -m t5x_lite train --config=published:t5_small --config.data.source='text/*.txt' --workdir=DIR
 """
@@ -26,15 +26,15 @@ class Size(NamedTuple):
 
 
 def shape(
-    layers: int, width: int, heads: int, head_size: int = 0, ff_width: int = 0, **more
+    num_layers: int, d_model: int, num_heads: int, head_dim: int = 0, d_ff: int = 0, **more
 ) -> dict:
     """Settings of a model of that shape."""
     return {
-        "num_layers": layers,
-        "d_model": width,
-        "num_heads": heads,
-        "head_dim": head_size,
-        "d_ff": ff_width,
+        "num_layers": num_layers,
+        "d_model": d_model,
+        "num_heads": num_heads,
+        "head_dim": head_dim,
+        "d_ff": d_ff,
         **more,
     }
 

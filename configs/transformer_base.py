@@ -1,4 +1,4 @@
-"""The first Transformer, base (Vaswani et al., 2017, §3 and §5): norms behind each part, sinusoids,
+"""The first Transformer, base (Vaswani et al., 2017, §3 and §5): norms after each part, sinusoids,
 one table for all, times √512; Adam 0.9/0.98 and 10⁻⁹, 4,000 steps of warm-up to 512^-½ · 4000^-½
 and then the inverse square root, dropout 0.1, labels smoothed by 0.1. It was trained to translate;
 here it learns span corruption. Not trained here to its end.

@@ -131,11 +131,10 @@ def train(args: Args) -> None:
 
 def _next_command(config: RunConfig, workdir: Path) -> str:
     """What one does with a trained model first."""
-    if config.model.architecture == "encoder":
-        return f't5x_lite fill --workdir={workdir} "The ___ of the file."'
-    if config.model.is_encoder_decoder and "lm" not in config.objective:
-        return f't5x_lite fill --workdir={workdir} "The ___ of the file."'
-    return f't5x_lite generate --workdir={workdir} "The file"'
+    writes_spans = config.model.is_encoder_decoder and "lm" not in config.objective
+    if config.model.architecture == "encoder" or writes_spans:
+        return f't5x_lite fill --workdir={workdir} "The ___ is in the house."'
+    return f't5x_lite generate --workdir={workdir} "The"'
 
 
 def _join_processes(args: Args) -> None:
@@ -164,7 +163,10 @@ def evaluate(args: Args) -> None:
     if args.json:
         return _say(json.dumps(figures))
     for name, value in figures.items():
-        shown = f"{value:,.4f}" if isinstance(value, float) else str(value)
+        if isinstance(value, float):
+            shown = f"{value:,.0f}" if value.is_integer() else f"{value:,.4f}"
+        else:
+            shown = str(value)
         _say(f"{name.replace('_', ' '):<18}{shown:>16}")
 
 

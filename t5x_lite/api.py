@@ -59,25 +59,25 @@ Say = Callable[[str], None]
 ConfigLike = Any  # a RunConfig, a ConfigDict or dict of settings, or the name of a config
 
 
-def _checked(config: ConfigLike, allowed: AllowedCode) -> tuple[RunConfig, AllowedCode]:
+def _checked(config: ConfigLike, allow_code: AllowedCode) -> tuple[RunConfig, AllowedCode]:
     """The checked config, whatever form it is given in, and which modules it may name code of: of
-    the config.json of a run directory, which is data, only those that are named in `allowed`.
+    the config.json of a run directory, which is data, only those that are named in `allow_code`.
     """
     if isinstance(config, RunConfig):
-        return with_absolute_paths(config), allowed
+        return with_absolute_paths(config), allow_code
     if isinstance(config, str):
-        if names_run(config) and allowed is None:
-            allowed = NO_CODE
-        return load(config), allowed
+        if names_run(config) and allow_code is None:
+            allow_code = NO_CODE
+        return load(config), allow_code
     settings = config.to_dict() if hasattr(config, "to_dict") else config
-    return with_absolute_paths(build(RunConfig, settings)), allowed
+    return with_absolute_paths(build(RunConfig, settings)), allow_code
 
 
-def prepare(config: ConfigLike, say: Say = print, allowed: AllowedCode = None) -> Corpus:
+def prepare(config: ConfigLike, say: Say = print, allow_code: AllowedCode = None) -> Corpus:
     """Text → tokenizer and token store, ahead of training; opened where they exist."""
-    run, allowed = _checked(config, allowed)
-    plan(run, allowed)  # what cannot be laid out is refused before hours of tokenizing
-    return prepare_text(run.data, say, allowed)
+    run, allow_code = _checked(config, allow_code)
+    plan(run, allow_code)  # what cannot be laid out is refused before hours of tokenizing
+    return prepare_text(run.data, say, allow_code)
 
 
 def train(
@@ -85,28 +85,32 @@ def train(
     workdir: str | Path,
     on_log: Callable[[dict], None] | None = None,
     say: Say = print,
-    allowed: AllowedCode = None,
+    allow_code: AllowedCode = None,
 ) -> "LanguageModel":
     """Pretrain a model in `workdir`; the same call continues where it was stopped.
 
     Args:
         on_log: called with each record of metrics.jsonl: step, split, loss, ….
-        allowed: modules that objectives and sources of one's own may be imported from; None: any.
+        allow_code: modules that objectives and sources of your own may be imported from; None:
+            any.
 
     Returns:
         the trained model.
     """
-    run, allowed = _checked(config, allowed)
+    run, allow_code = _checked(config, allow_code)
     workdir = Path(workdir)
-    rows = plan(run, allowed)
-    corpus = prepare_text(run.data, say, allowed)
+    rows = plan(run, allow_code)
+    corpus = prepare_text(run.data, say, allow_code)
     loop.train(resolve(run, corpus.tokenizer.vocabulary, rows), corpus, workdir, on_log)
     modules = {member.objective.name.rpartition(".")[0] for member in rows.members}
     return LanguageModel(run_directory.load(workdir, allowed=modules))
 
 
 def evaluate(
-    workdir: str | Path, mesh: Mesh | None = None, say: Say = print, allowed: AllowedCode = NO_CODE
+    workdir: str | Path,
+    mesh: Mesh | None = None,
+    say: Say = print,
+    allow_code: AllowedCode = NO_CODE,
 ) -> dict[str, Any]:
     """The figures of a trained model on its whole validation split: loss in nats, perplexity,
     accuracy, ….
@@ -115,10 +119,10 @@ def evaluate(
         mesh: over which devices; None: one.
     """
     workdir = Path(workdir)
-    resolved, _ = run_directory.read(workdir, allowed)
+    resolved, _ = run_directory.read(workdir, allow_code)
     loop.setup_jax(resolved.model.dtype)
-    loaded = run_directory.load(workdir, mesh, allowed)
-    corpus = prepare_text(resolved.config.data, say, allowed)
+    loaded = run_directory.load(workdir, mesh, allow_code)
+    corpus = prepare_text(resolved.config.data, say, allow_code)
     run_directory.check_same_text(workdir, corpus)
     config = dataclasses.replace(resolved.config, mesh=mesh or Mesh())
     here = dataclasses.replace(resolved, config=config, model=loaded.model)
@@ -132,7 +136,7 @@ def evaluate(
 
 
 def compare(
-    config: ConfigLike, workdir: str | Path, say: Say = print, allowed: AllowedCode = None
+    config: ConfigLike, workdir: str | Path, say: Say = print, allow_code: AllowedCode = None
 ) -> dict[str, Any]:
     """Train the members of a comparison side by side, and write report.html; the results."""
     if isinstance(config, str):
@@ -140,7 +144,7 @@ def compare(
     elif not isinstance(config, CompareConfig):
         settings = config.to_dict() if hasattr(config, "to_dict") else config
         config = with_absolute_paths(build(CompareConfig, settings))
-    return comparison.compare(config, Path(workdir), say, allowed)
+    return comparison.compare(config, Path(workdir), say, allow_code)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,14 +178,14 @@ class Inspection:
 
 
 def inspect(
-    config: ConfigLike, examples: int = 3, say: Say = print, allowed: AllowedCode = None
+    config: ConfigLike, examples: int = 3, say: Say = print, allow_code: AllowedCode = None
 ) -> Inspection:
     """What a config shows the model: the first rows in words, the ledger, and what the run will
     cost.
     """
-    run, allowed = _checked(config, allowed)
-    rows = plan(run, allowed)
-    corpus = prepare_text(run.data, say, allowed)
+    run, allow_code = _checked(config, allow_code)
+    rows = plan(run, allow_code)
+    corpus = prepare_text(run.data, say, allow_code)
     resolved = resolve(run, corpus.tokenizer.vocabulary, rows)
     batches = make_batches(rows, run.data, run.seed, corpus, "train")
     row = ledger(batches)

@@ -83,15 +83,17 @@ class TextCleaning(Checked):
 
     SECTION = "data.text_cleaning"
 
-    invalid_utf8: Literal["replace", "skip", "stop"] = "replace"  # by U+FFFD
-    # Half a UTF-16 pair, as JSON may hold; by U+FFFD
+    # Bytes that are no UTF-8; replaced by U+FFFD
+    invalid_utf8: Literal["replace", "skip", "stop"] = "replace"
+    # Half of a UTF-16 pair, as JSON may hold; replaced by U+FFFD
     lone_surrogate: Literal["replace", "skip", "stop"] = "replace"
-    # At the start; by nothing
+    # At the start of a document; replaced by nothing
     byte_order_mark: Literal["replace", "keep", "skip", "stop"] = "replace"
-    nul: Literal["keep", "replace", "skip", "stop"] = "keep"  # replaced by U+FFFD
+    nul: Literal["keep", "replace", "skip", "stop"] = "keep"  # zero bytes; replaced by U+FFFD
     # CR LF, or CR alone; replaced by LF
     carriage_return: Literal["keep", "replace", "skip", "stop"] = "keep"
-    empty: Literal["skip", "stop"] = "skip"  # nothing, or nothing but white space
+    # Documents of nothing, or of nothing but white space
+    empty: Literal["skip", "stop"] = "skip"
     single_token: Literal["keep", "skip", "stop"] = "keep"  # documents of one token
 
 
@@ -105,7 +107,7 @@ class Data(Checked):
     # glob or gs://…; tfds:NAME; hf:NAME; python:module.function (see data/text/sources.py).
     # Several: "a + b", or with rates "3 * a + b".
     source: str = "python_docs"
-    # What one document of a text file is; a blank line ends a block
+    # What one document of a text file is; a block ends at a blank line
     document: Literal["file", "line", "block"] = "file"
     field: str = "text"  # the column that holds the text, in JSON lines, parquet and data sets
     text_cleaning: TextCleaning = TextCleaning()
@@ -116,6 +118,7 @@ class Data(Checked):
     validation_source: str = ""  # held-out text; empty: a share of each source
     # Share of documents held out, by a hash of their text
     validation_fraction: Annotated[float, Range(0.0, 0.9)] = 0.05
+
     # Trained on the source; or bytes; or existing files: a .model, tokenizer.json, vocab.txt (BERT)
     # or vocab.bpe.
     tokenizer: str = "sentencepiece(vocab_size=8192)"
@@ -124,6 +127,7 @@ class Data(Checked):
     # Where the tokens are kept; empty: in the cache, named by a hash of what they were made from
     store: str = ""
     processes: Annotated[int, Range(0, 256)] = 0  # that tokenize a large text; 0: one per core
+
     batch_size: Positive = 32  # rows of a step, over all devices
     lengths: Lengths = Lengths()
     # The run ends when any text has been read this often; 0: only after training.steps
@@ -162,39 +166,48 @@ class Model(Checked):
     # Blocks in the decoder of an encoder_decoder; 0: num_layers
     num_decoder_layers: NonNegative = 0
     d_model: Positive = 128  # width of the residual stream
-    # What mixes positions in a block: see model/blocks.py
+
+    # What mixes positions in a block, see model/blocks.py
     mixer: Literal["attention"] = "attention"
-    num_heads: Positive = 4
-    head_dim: NonNegative = 0  # 0: d_model / num_heads
-    # Of keys and values, each for a group of query heads; 1: multi-query; 0: num_heads
+    num_heads: Positive = 4  # of attention
+    head_dim: NonNegative = 0  # width of a head; 0: d_model / num_heads
+    # Heads of keys and values, each for a group of query heads; 1: multi-query; 0: num_heads
     num_kv_heads: NonNegative = 0
+
     # act(x U) V, or the gated (act(x U) * x W) V (Shazeer, 2020)
     feed_forward: Literal["mlp", "gated_mlp"] = "mlp"
     d_ff: NonNegative = 0  # inner width of the feed-forward part; 0: 4 × d_model
-    activation: Activation = "gelu"
+    activation: Activation = "gelu"  # act in the feed-forward part, and in BERT's mlm_head
+
     # x + attention(norm(x)) + feed_forward(norm(x)), one norm for both (PaLM)
     parallel_residual: bool = False
+    # LayerNorm (Ba et al., 2016), RMSNorm (Zhang and Sennrich, 2019), or nothing
     norm: Literal["layer_norm", "rms_norm", "none"] = "layer_norm"
     # Before each part (GPT-2, T5) or after its residual sum (BERT)
     norm_position: Literal["pre", "post"] = "pre"
-    norm_epsilon: Annotated[float, Range(0.0, 0.1)] = 1e-6
+    norm_epsilon: Annotated[float, Range(0.0, 0.1)] = 1e-6  # added to the variance
     embedding_norm: bool = False  # normalise the sum of the embeddings (BERT)
     # Each part times a learned number that starts at 0 (Bachlechner et al., 2020)
     rezero: bool = False
     bias: bool = True  # in dense layers and LayerNorm
+
+    # How order enters
     positions: Positions = "learned"
     max_length: NonNegative = 0  # rows of the learned position table; 0: the longest stack of a row
     position_offset: NonNegative = 0  # rows of that table before the first position (RoBERTa: 2)
-    relative_buckets: Annotated[int, Range(4)] = 32  # T5's relative positions: how many buckets …
-    # … and the distance from which all share the last
+    relative_buckets: Annotated[int, Range(4)] = 32  # of distances, in T5's relative positions
+    # Distance from which all share the last of T5's buckets
     relative_distance: Annotated[int, Range(5)] = 128
-    shaw_distance: Positive = 16  # from which Shaw's vectors are shared, on either side
-    # The slowest angle advances by about 1/base a position
+    # Distance from which all share one of Shaw's vectors, on either side
+    shaw_distance: Positive = 16
+    # The slowest rotary angle advances by about 1/base a position
     rotary_base: Annotated[float, Range(1.0, 1e9)] = 10_000.0
+
     # Stacks of one repeated layer (ALBERT)
     shared_layers: Literal["none", "all", "encoder", "decoder"] = "none"
     shared_stacks: bool = False  # encoder and decoder share their parameters, cross-attention aside
-    # Factorised tables of this width, then projected (ALBERT); 0: d_model
+
+    # Width of the embedding tables, which are projected if it is not d_model (ALBERT); 0: d_model
     embedding_size: NonNegative = 0
     scale_embeddings: bool = False  # times d_model^½ (Vaswani et al., 2017, §3.4)
     token_types: NonNegative = 0  # rows of the token type table (BERT: 2)
@@ -209,18 +222,21 @@ class Model(Checked):
     scale_attention: bool = True
     # BERT's transform before the output layer: dense, activation, norm; and a bias after it
     mlm_head: bool = False
-    # Of dense kernels: init_stddev, or fan_in^-½ (T5)
+
+    # Of dense kernels: normal, or truncated at 2 σ, with init_stddev; or normal with fan_in^-½ (T5)
     init: Literal["normal", "truncated", "fan_in"] = "normal"
-    init_stddev: Stddev = 0.02
-    embedding_stddev: Stddev = 0.02
+    init_stddev: Stddev = 0.02  # of dense kernels, unless init is fan_in
+    embedding_stddev: Stddev = 0.02  # of embedding tables
     # Kernels that write to the residual stream: times (2 × num_layers)^-½ (GPT-2)
     depth_scaled_init: bool = False
-    dropout: Dropout = 0.0  # on embeddings and the output of each part …
-    attention_dropout: Dropout = 0.0  # … on attention weights …
-    ff_dropout: Dropout = 0.0  # … and inside the feed-forward part
+
+    dropout: Dropout = 0.0  # on embeddings and the output of each part
+    attention_dropout: Dropout = 0.0  # on attention weights; no fused kernel has it
+    ff_dropout: Dropout = 0.0  # inside the feed-forward part
+
     # Auto: the best for the device
     attention_kernel: Literal["auto", "plain", "cudnn", "splash"] = "auto"
-    # Of the computation; float64 is for proofs
+    # Of the computation; parameters are float32. float64, of parameters too, is for proofs
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     scan: bool = True  # one compiled block for all layers; False unrolls them
     remat: bool = False  # recompute each block in the backward pass
@@ -347,27 +363,29 @@ class Optimizer(Checked):
 
     SECTION = "optimizer"
 
-    name: Literal["adamw", "adafactor"] = "adamw"
+    name: Literal["adamw", "adafactor"] = "adamw"  # the update rule: see training/optimizer.py
     learning_rate: Annotated[float, Range(0.0, 100.0)] = 1e-3  # the peak
-    # After the warm-up
+
+    # How the learning rate falls after the warm-up
     schedule: Literal["cosine", "linear", "inverse_square_root", "constant"] = "cosine"
-    # Of warmup_steps and decay_steps; tokens: raw tokens read
+    # What warmup_steps and decay_steps count; tokens: raw tokens read
     schedule_unit: Literal["steps", "tokens"] = "steps"
     warmup_steps: NonNegative = 100  # linear, from initial_lr_ratio × peak to the peak
     initial_lr_ratio: Share = 0.0  # 1: held at the peak during the warm-up (T5)
     # Where cosine and linear end, the warm-up included; 0: with the run
     decay_steps: NonNegative = 0
     final_lr_ratio: Share = 0.0  # share of the peak that cosine and linear end at
-    beta1: Annotated[float, Range(0.0, 0.9999)] = 0.9  # AdamW
-    beta2: Annotated[float, Range(0.0, 0.99999)] = 0.999  # AdamW
-    epsilon: Share = 1e-8  # AdamW
-    # AdamW; decoupled, of kernels and tables only
+
+    beta1: Annotated[float, Range(0.0, 0.9999)] = 0.9  # AdamW: decay of the mean of the gradient
+    beta2: Annotated[float, Range(0.0, 0.99999)] = 0.999  # AdamW: decay of the mean of its square
+    epsilon: Share = 1e-8  # AdamW: added to the root of that mean
+    # AdamW: decoupled, of kernels and tables only
     weight_decay: Annotated[float, Range(0.0, 10.0)] = 0.0
     # Largest global norm of the gradient; 0: no clipping
     grad_clip_norm: Annotated[float, Range(0.0)] = 1.0
 
     def _contradictions(self) -> Iterator[str]:
-        if self.weight_decay and self.name != "adamw":
+        if self.weight_decay and self.name == "adafactor":
             yield (
                 "optimizer.weight_decay: adafactor is used without; set it to 0 or optimizer.name "
                 "to adamw"
@@ -383,14 +401,15 @@ class Training(Checked):
 
     SECTION = "training"
 
-    steps: Positive = 1000
-    log_every: Positive = 50
+    steps: Positive = 1000  # of the whole run; data.epochs may end it earlier
+    log_every: Positive = 50  # write the figures of every n-th step
     # Evaluate the whole validation split every n steps; 0: at the end only
     eval_every: NonNegative = 0
     checkpoint_every: NonNegative = 0  # save every n steps; 0: at the end only
     keep_every: NonNegative = 0  # save every n steps, and keep these besides the newest; 0: none
     microbatches: Positive = 1  # the batch in n parts, gradients summed: same result, less memory
     z_loss: Share = 0.0  # coefficient of log²Z (T5: 1e-4)
+    # Share of the target that is spread evenly over the vocabulary (Szegedy et al., 2016)
     label_smoothing: Annotated[float, Range(0.0, 0.99)] = 0.0
     loss_chunk: NonNegative = 0  # positions whose logits exist at a time; 0: all
     profile: tuple = ()  # (first, last) step written as a jax.profiler trace to WORKDIR/profile
@@ -413,7 +432,7 @@ def _is_step_range(steps: tuple) -> bool:
 class RunConfig(Checked):
     """Everything that one run depends on."""
 
-    seed: Seed = 0
+    seed: Seed = 0  # of parameters, order, masks and dropout
     # The directory of a run whose parameters this one starts from; empty: drawn at random
     init_from: str = ""
     objective: str = "causal_lm"  # inputs and targets, e.g. span_corruption(mean_span_length=2)
@@ -456,7 +475,7 @@ class RunConfig(Checked):
 class CompareConfig(Checked):
     """Several runs, read by `compare`; the texts show what each model does."""
 
-    title: str = "Comparison"
+    title: str = "Comparison"  # of the report
     members: dict = dataclasses.field(default_factory=dict)  # name → RunConfig
     # Beside causal models: a unigram and a Kneser-Ney trigram model of the same tokens
     ngram: bool = True

@@ -161,10 +161,8 @@ def _split_member(key: str) -> tuple[str, str]:
 
 # Config files.
 
-_ROOTS = (
-    Path(__file__).parent,
-    Path(__file__).parent.parent,
-)  # of configs/: installed, checked out
+# Where configs/ lies: installed, or checked out.
+_ROOTS = (Path(__file__).parent, Path(__file__).parent.parent)
 
 
 def find(name: str) -> Path:

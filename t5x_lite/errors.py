@@ -13,10 +13,10 @@ from types import ModuleType
 USAGE = 2  # wrong command line, or a second run in one directory
 BAD_DATA = 65  # a corpus, tokenizer or text that cannot be used
 NO_FILE = 66  # no usable file or checkpoint
-OUT_OF_MEMORY = 71
+OUT_OF_MEMORY = 71  # of the host or of a device
 IO_ERROR = 74  # writing failed: disk full, checkpoint not saved
 NOT_FINITE = 76  # loss, gradients or parameters are not finite
-BAD_CONFIG = 78
+BAD_CONFIG = 78  # a setting that is wrong, or contradicts another
 INTERRUPTED = 130  # Ctrl-C; checkpoint saved
 TERMINATED = 143  # SIGTERM; checkpoint saved
 

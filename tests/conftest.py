@@ -11,7 +11,11 @@ from pathlib import Path
 import pytest
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Compiles faster; the commands are run as users run them.
+# What is computed in the tests' own processes is compiled in half the time; commands that have a
+# process of their own are compiled as users have them.
+USERS_FLAGS = os.environ.get("XLA_FLAGS", "")
+QUICK_TO_COMPILE = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+os.environ["XLA_FLAGS"] = f"{USERS_FLAGS} {QUICK_TO_COMPILE}"
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 ROOT = Path(__file__).parent.parent
 
@@ -184,9 +188,15 @@ def start(*args, **more) -> subprocess.Popen:
     """The command line in a process of its own."""
     command = [sys.executable, "-m", "t5x_lite", *map(str, args)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    env = {**os.environ}
+    env = os.environ | {"XLA_FLAGS": USERS_FLAGS}
     env.pop("JAX_DISABLE_MOST_OPTIMIZATIONS", None)
     return subprocess.Popen(command, **{**pipes, "cwd": ROOT, "env": env, **more})
+
+
+def with_devices(count: int) -> dict[str, str]:
+    """The environment of a process that has so many simulated devices."""
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={count}"
+    return os.environ | {"XLA_FLAGS": flags}
 
 
 def run(*args, code: int = 0) -> tuple[str, str]:

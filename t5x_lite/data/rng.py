@@ -42,6 +42,7 @@ def philox_key(seed: int, purpose: Purpose, stream: int = 0, epoch: int = 0) -> 
 
 
 _ROW_COUNTER = 1 << 192
+_LAST = ~np.uint64(0)  # a sort key after all others
 
 
 class RowRng:
@@ -103,6 +104,7 @@ class RowRng:
         """Random keys, all different within a row and below the largest uint64: sorting by them
         shuffles n things.
         """
+        # The low bits are the place of the key, so that no two are equal.
         low_bits = np.uint64((1 << n.bit_length()) - 1)
         return self.random_bits(n) & ~low_bits | np.arange(n, dtype=np.uint64)
 
@@ -125,6 +127,7 @@ class RowRng:
             keys[~candidates] = _LAST
         # Chosen are the candidates with the `count` smallest keys.
         if np.ndim(count) == 0:
+            # All or nothing, where `partition` has no place to divide at.
             if not 0 < count < n:
                 return np.full(keys.shape, count > 0)
             return keys < np.partition(keys, count, axis=1)[:, count : count + 1]
@@ -133,6 +136,3 @@ class RowRng:
         partitioned = np.partition(keys, np.unique(largest), axis=1)
         threshold = np.take_along_axis(partitioned, largest[:, None], 1)
         return keys < np.where(counts[:, None] < n, threshold, _LAST)
-
-
-_LAST = ~np.uint64(0)  # a sort key behind all others

@@ -182,9 +182,8 @@ class Beams(struct.PyTreeNode):
     ids: Int[Array, "B K N"]
     scores: Float[Array, "B K"]  # log probabilities
     ended_ids: Int[Array, "B K N"]
-    ended_scores: Float[
-        Array, "B K"
-    ]  # log probabilities with the length penalty; −inf where there is none
+    # Log probabilities with the length penalty, −inf where there is none:
+    ended_scores: Float[Array, "B K"]
     count: Int[Array, ""]
 
 

@@ -31,9 +31,8 @@ class Score(NamedTuple):
     """How likely one text is."""
 
     text: str
-    kind: Literal[
-        "log_probability", "pseudo_log_likelihood"
-    ]  # of the text, or of the text given its context
+    # Of the text, or of the text given its context:
+    kind: Literal["log_probability", "pseudo_log_likelihood"]
     nats: float  # the sum over its tokens; EOS does not count
     tokens: int
     bits_per_byte: float  # of its UTF-8; of a lossy tokenizer not comparable with others'
@@ -86,9 +85,8 @@ def target_log_probabilities(
     for start in range(0, len(pieces), _ROWS_PER_BATCH):
         batch = pieces[start : start + _ROWS_PER_BATCH]
         padding = _ROWS_PER_BATCH - len(batch) if len(pieces) > _ROWS_PER_BATCH else 0
-        rows = _score_pieces(
-            loaded, batch + batch[:1] * padding
-        )  # one compiled program for all batches
+        # All batches have the same number of rows, so that one compiled program serves all.
+        rows = _score_pieces(loaded, batch + batch[:1] * padding)
         for piece, row in zip(batch, rows, strict=False):
             first = 0 if loaded.model.is_encoder_decoder else len(piece.inputs)
             log_probabilities[piece.text].append(row[first : first + len(piece.targets)])

@@ -31,12 +31,13 @@ class Attention(nn.Module):
     """softmax(q kᵀ · K^-½ + bias) v, over H heads."""
 
     config: ModelDimensions
-    # within one stack, where positions count; else from the decoder to the encoder
-    is_self: bool = True
+    is_self: bool = True  # within one stack, where positions count; else to the encoder
 
     def setup(self):
         config = self.config
         self.kv_axis = kv_axis(config.num_kv_heads)
+
+        # All heads of a projection are one kernel.
         query_features = config.num_heads * config.head_dim
         kv_features = config.num_kv_heads * config.head_dim
         self.query = Dense(config, query_features, ("embed", "heads"), is_query=True)
@@ -44,6 +45,8 @@ class Attention(nn.Module):
         self.value = Dense(config, kv_features, ("embed", self.kv_axis))
         self.out = Dense(config, config.d_model, ("heads", "embed"), writes_to_stream=True)
         self.dropout = nn.Dropout(config.attention_dropout)
+
+        # Positions that need parameters of each layer; T5's and ALiBi's are the stack's bias.
         self.positions = config.positions if self.is_self else "none"
         if self.positions == "shaw":
             self.shaw = ShawRelative(config)
@@ -76,9 +79,13 @@ class Attention(nn.Module):
             position_bias: the same without the mask, for kernels that take both.
         """
         config = self.config
+
+        # Queries, scaled before the product: K^-½, unless the initialisation holds it (T5).
         scale = config.head_dim**-0.5 if config.scale_attention else 1.0
         q = self._rotated(self._split_heads(self.query(x_BTD), "heads"), positions_BT)
         q = (q * scale).astype(keys.dtype)
+
+        # What attention adds up, by the kernel that can compute it.
         dropout = partial(self.dropout, deterministic=deterministic)
         drops_weights = config.attention_dropout > 0 and not deterministic
         kernel = choose_kernel(config, mask, drops_weights)
@@ -96,6 +103,8 @@ class Attention(nn.Module):
             y = plain(q, keys, values, mask, mask_bias + relative_logits, dropout)
         else:
             y = plain(q, keys, values, mask, mask_bias, dropout)
+
+        # [B, H, T, K] → [B, T, H · K]: the heads beside one another, and the output projection.
         B, T = x_BTD.shape[:2]
         return self.out(y.swapaxes(1, 2).reshape(B, T, -1))
 
@@ -161,9 +170,13 @@ class CrossAttention(Attention):
             keys, values = self.keys_and_values(context.encoded)
         else:
             keys, values = state.keys, state.values
-        mask, mask_bias = context.cross_mask, context.cross_mask_bias
         return self.attend(
-            x_BTD, keys, values, mask, mask_bias, deterministic=context.deterministic
+            x_BTD,
+            keys,
+            values,
+            context.cross_mask,
+            context.cross_mask_bias,
+            deterministic=context.deterministic,
         )
 
     def encoder_state(self, encoded_BED: Float[Array, "B E D"]) -> KVCache:

@@ -108,6 +108,7 @@ class Block(nn.Module):
         auxiliary: Auxiliary = {}
         mixer_state = None if state is None else state.mixer
 
+        # The parts, each [B, T, D] → [B, T, D]. They differ in what else they read and leave.
         def mix(y):
             nonlocal auxiliary, mixer_state
             if state is None:
@@ -135,12 +136,16 @@ class Block(nn.Module):
             parts["cross_attention"] = cross_attend
         parts["feed_forward"] = feed
 
+        # The Universal Transformer's positions, with the depth, come before every layer.
         if config.positions == "universal":
             signal = sinusoidal(context.positions, config.d_model) + sinusoidal(
                 jnp.asarray(depth), config.d_model
             )
             x_BTD += signal.astype(x_BTD.dtype)
-        shared_norm = Norm(config, name="norm")(x_BTD) if config.parallel_residual else None
+
+        shared_norm = None
+        if config.parallel_residual:
+            shared_norm = Norm(config, name="norm")(x_BTD)
 
         for name, part in parts.items():
             # Pre-norm reads a normalised copy of the residual stream; post-norm reads the stream,
@@ -152,9 +157,11 @@ class Block(nn.Module):
             else:
                 y = part(x_BTD)
             y = nn.Dropout(config.dropout)(y, deterministic=context.deterministic)
+            # ReZero (Bachlechner et al., 2020): a learned share, 0 at first.
             if config.rezero:
                 zero = with_axes(nn.initializers.zeros)
                 y *= self.param(f"{name}_share", zero, (), parameter_dtype(config)).astype(y.dtype)
+
             x_BTD += y
             if config.norm_position == "post":
                 x_BTD = Norm(config, name=f"{name}_norm")(x_BTD)

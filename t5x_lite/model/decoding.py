@@ -47,10 +47,12 @@ def _transpose_kernels(config: ModelDimensions, params: Params, axes: Params) ->
 
 def decoding_weights(config: ModelDimensions, params: Params) -> DecodingWeights:
     """The parameters of a model with a decoder, rearranged."""
+    # The decoder's layers, each by itself.
     axes = parameter_axes(config)
     name = "stack" if config.shared_stacks else "decoder"
     stack, head = dict(params[name]), params.get("head", {})
-    if "block" in stack:  # one block, repeated
+    if "block" in stack:
+        # One block, repeated.
         block = _transpose_kernels(config, stack.pop("block"), axes[name]["block"])
         layers = [block] * config.num_decoder_layers
     else:
@@ -60,6 +62,7 @@ def decoding_weights(config: ModelDimensions, params: Params) -> DecodingWeights
             layer = jax.tree.map(lambda x, i=i: x[i], scanned)
             layers.append(_transpose_kernels(config, layer, axes[name]["layers"]))
 
+    # The head; the embedding table is a transposed kernel already.
     of_head = _transpose_kernels(config, head, axes.get("head", {}))
     if config.tie_embeddings:
         table = params.get("decoder_embedding", params["embedding"])
@@ -88,6 +91,8 @@ def initial_state(
     nothing = jnp.zeros((rows, slots), jnp.int32)
     if row is None:
         return DecoderState(states, nothing, nothing)
+
+    # The encoder reads its row once, and each layer's cross-attention keeps its keys and values.
     model: Any = Transformer(config, packed=False)
     encoded = model.apply({"params": weights.outer}, row, method=Transformer.encode).hidden_states
     attention: Any = CrossAttention(config)
@@ -116,6 +121,7 @@ def read_tokens(
     They attend to all that was read before and, of themselves, to their past, or if bidirectional
     to all.
     """
+    # Which slots are filled, and the attention mask of the new tokens over all slots.
     update = jax.lax.dynamic_update_slice_in_dim
     state = state.replace(
         filled=update(state.filled, is_real, slot, 1),
@@ -134,6 +140,7 @@ def read_tokens(
     if state.encoder_segments is not None:
         cross_mask = AttentionMask(is_real, state.encoder_segments)
 
+    # What the blocks share.
     stack: Any = Stack(config, len(weights.layers), shared=True)
     stack_params = {"params": weights.outer["decoder"]}
     context = stack.apply(
@@ -146,6 +153,8 @@ def read_tokens(
         slot=slot,
         method=Stack.context,
     )
+
+    # Embed the tokens, and pass them through the blocks one by one.
     row = {"decoder_tokens": tokens, "decoder_positions": positions}
     embedder: Any = Transformer(config)
     x = embedder.apply({"params": weights.outer}, row, "decoder", method=Transformer.embed)

@@ -29,7 +29,7 @@ PEAK_BFLOAT16 = {
 }
 
 
-def forward_flops(config: ModelDimensions, shape: RowShape, scored: float) -> float:
+def forward_flops(config: ModelDimensions, shape: RowShape, scored: float | int) -> float:
     """FLOPs of one row's forward pass.
 
     Args:
@@ -77,7 +77,7 @@ def forward_flops(config: ModelDimensions, shape: RowShape, scored: float) -> fl
     return total
 
 
-def step_flops(config: ModelDimensions, shape: RowShape, scored: float) -> float:
+def step_flops(config: ModelDimensions, shape: RowShape, scored: float | int) -> float:
     """FLOPs of forward and backward for one row."""
     return 3 * forward_flops(config, shape, scored)
 

@@ -42,6 +42,8 @@ class LanguageModelHead(nn.Module):
         self, hidden: Float[Array, "*rows D"], kernel: Array | None
     ) -> Float[Array, "*rows V"]:
         config, dtype = self.config, parameter_dtype(self.config)
+
+        # To the width of the table: BERT's transform, or, where embeddings are factorised, a layer.
         width = config.embedding_size if config.tie_embeddings else config.d_model
         width_axis = "factor" if width != config.d_model else "pooled"
         if config.mlm_head:
@@ -53,6 +55,7 @@ class LanguageModelHead(nn.Module):
             hidden = hidden * config.d_model**-0.5
         hidden = hidden.astype(config.dtype)
 
+        # Times the table.
         rows = config.embedding_rows
         if self.has_variable("transposed", "output"):  # in decoding: see decoding.py
             logits = matmul_transposed(hidden, self.get_variable("transposed", "output"))
@@ -65,7 +68,9 @@ class LanguageModelHead(nn.Module):
             logits = matmul(hidden, kernel)
         if config.mlm_head:
             logits += self.param("bias", with_axes(nn.initializers.zeros, "vocab"), (rows,), dtype)
-        if rows > config.vocab_size:  # padding, which no token has
+
+        # Rows of padding are no token's.
+        if rows > config.vocab_size:
             logits = jnp.where(jnp.arange(rows) < config.vocab_size, logits, MASKED)
         if logits.ndim == 3:
             return constrain(logits, "batch", "sequence", "vocab")
@@ -116,10 +121,10 @@ class Head:
     """One head and its loss."""
 
     row_keys: tuple[str, ...]  # that rows must have
-    read: Callable[[Array, Row], Array]  # all hidden states [B, T, D] → those that it predicts from
-    sums: Callable[
-        [ModelDimensions, Params, Array, Row, LossSettings], Sums
-    ]  # of what `read` returns
+    # All hidden states [B, T, D] → those that it predicts from:
+    read: Callable[[Array, Row], Array]
+    # The loss of what `read` returns:
+    sums: Callable[[ModelDimensions, Params, Array, Row, LossSettings], Sums]
     weight: Callable[[Row], Array]  # by which the sums of a batch are divided
     metric_prefix: str = ""  # of loss and accuracy
 

@@ -31,8 +31,11 @@ def reference(
 
     q is scaled already; bias: [1 or B, H, T, S].
     """
-    groups = q.shape[1] // k.shape[1]
-    k, v = jnp.repeat(k, groups, 1), jnp.repeat(v, groups, 1)
+    # Each key and value head serves a group of query heads.
+    group_size = q.shape[1] // k.shape[1]
+    k = jnp.repeat(k, group_size, 1)
+    v = jnp.repeat(v, group_size, 1)
+
     logits = jnp.einsum("bhtk,bhsk->bhts", q, k)
     if bias is not None:
         logits += bias
@@ -69,13 +72,13 @@ def _rounded_softmax_jvp(dtype, primals, tangents):
 def attention_weights(q: Queries, k: Keys, mask_bias: Array) -> Weights:
     """softmax(q kᵀ + mask_bias), the sums in float32; mask_bias from AttentionMask.bias."""
     B, H, T, K = q.shape
-    groups = k.shape[1]
-    grouped = q.reshape(
-        B, groups, -1, K
-    )  # the heads of a group after one another: no key is repeated
-    logits = matmul_transposed(grouped, k).reshape(B, H, T, -1)
+    G = k.shape[1]
+    # The queries of a group's heads follow one another, as if of one long text: no key is repeated.
+    grouped_q = q.reshape(B, G, -1, K)
+    logits = matmul_transposed(grouped_q, k).reshape(B, H, T, -1)
     logits += mask_bias.astype(logits.dtype)
-    if q.dtype == jnp.float64:  # for proofs: jax's own derivatives, of any order
+    # float64 is for proofs: jax's own derivatives, of any order.
+    if q.dtype == jnp.float64:
         return jax.nn.softmax(logits)
     return _rounded_softmax(logits, q.dtype)
 
@@ -83,9 +86,9 @@ def attention_weights(q: Queries, k: Keys, mask_bias: Array) -> Weights:
 def weighted_sum(weights: Weights, v: Keys) -> Queries:
     """Weights times values."""
     B, H, T, S = weights.shape
-    groups, K = v.shape[1], v.shape[3]
-    grouped = weights.reshape(B, groups, -1, S)
-    return matmul(grouped, v).astype(v.dtype).reshape(B, H, T, K)
+    G, K = v.shape[1], v.shape[3]
+    grouped_weights = weights.reshape(B, G, -1, S)
+    return matmul(grouped_weights, v).astype(v.dtype).reshape(B, H, T, K)
 
 
 _SMALLEST_HALF = 256  # positions
@@ -107,9 +110,13 @@ def plain(
     half = q.shape[2] // 2
     is_plainly_causal = mask.causal and mask.prefix is None and mask.query_positions is None
     if not is_plainly_causal or half < _SMALLEST_HALF:
-        return weighted_sum(dropout(attention_weights(q, k, mask_bias)), v)
+        weights = attention_weights(q, k, mask_bias)
+        return weighted_sum(dropout(weights), v)
+
+    # The first half attends to itself, again by halves.
     early_bias = mask_bias[:, :, :half, :half]
     early = plain(q[:, :, :half], k[:, :, :half], v[:, :, :half], mask, early_bias, dropout)
+    # The second half attends to both.
     late_weights = attention_weights(q[:, :, half:], k, mask_bias[:, :, half:])
     late = weighted_sum(dropout(late_weights), v)
     return jnp.concatenate([early, late], 2)
@@ -122,10 +129,12 @@ def cudnn(q: Queries, k: Keys, v: Keys, mask: AttentionMask, bias: Array | None 
     options: dict[str, Any] = {"bias": None if bias is None else bias.astype(q.dtype)}
     if mask.packed or mask.prefix is not None:
         options["mask"] = mask.mask()
-    elif mask.causal:  # padding is at the end, where no query of the segment looks
+    elif mask.causal:
+        # Padding is at the end, where no query of the segment looks.
         options["is_causal"] = True
     else:
         options["key_value_seq_lengths"] = (mask.key_segments > 0).sum(-1, dtype=jnp.int32)
+    # cuDNN wants [B, T, H, K].
     q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
     y = jax.nn.dot_product_attention(q, k, v, scale=1.0, implementation="cudnn", **options)
     return y.swapaxes(1, 2)
@@ -167,7 +176,8 @@ def splash(
         return jax.vmap(kernel)(q, k, v, segments)
 
     mesh = jax.sharding.get_abstract_mesh()
-    if mesh.size > 1:  # the compiler splits no kernel: each device computes its own rows and heads
+    if mesh.size > 1:
+        # The compiler splits no kernel: each device computes its own rows and heads.
         heads = logical_to_mesh_axes(("batch", "heads", None, None))
         kv_heads = logical_to_mesh_axes(("batch", kv_axis(k.shape[1]), None, None))
         rows = logical_to_mesh_axes(("batch", None))
@@ -186,7 +196,7 @@ def kv_axis(num_kv_heads: int) -> str:
 
 def reason_against(kernel: str, config: ModelDimensions, mask: AttentionMask, dropout: bool) -> str:
     """Why a kernel cannot compute this attention; empty if it can. dropout: on the weights, now."""
-    queries, keys = mask.query_segments.shape[1], mask.key_segments.shape[1]
+    T, S = mask.query_segments.shape[1], mask.key_segments.shape[1]
     if kernel == "plain":
         return ""
     if dropout:
@@ -203,8 +213,8 @@ def reason_against(kernel: str, config: ModelDimensions, mask: AttentionMask, dr
         return f"it takes no bias, which positions {config.positions} are"
     if mask.prefix is not None:
         return "it takes no prefix"
-    if queries % 128 or keys % 128:
-        return f"{queries} × {keys} are no multiples of 128"
+    if T % 128 or S % 128:
+        return f"{T} × {S} are no multiples of 128"
     return ""
 
 
@@ -217,7 +227,8 @@ def choose_kernel(
     Raises:
         UserError: where the named kernel cannot compute it.
     """
-    if mask.query_segments.shape[1] == 1 or mask.query_positions is not None:  # decoding
+    is_decoding = mask.query_segments.shape[1] == 1 or mask.query_positions is not None
+    if is_decoding:
         return "plain"
     platform = platform or jax.default_backend()
     best = {"gpu": "cudnn", "tpu": "splash"}.get(platform, "plain")

@@ -29,16 +29,17 @@ TABLE_AXES = ("vocab", "positions", "types", "buckets")
 OTHER_AXES = ("layers", "head_dim", "distance", "norm", "embedding", "classes")
 AXES = (*ACTIVATION_AXES, *FEATURE_AXES, *TABLE_AXES, *OTHER_AXES)
 
-Auxiliary = dict[
-    str, Array
-]  # auxiliary losses by name, each summed over the positions that are no padding
+# Auxiliary losses by name, each summed over the positions that are no padding.
+Auxiliary = dict[str, Array]
 
 
 def add_auxiliary(a: Auxiliary, b: Auxiliary) -> Auxiliary:
     """The losses of two parts of a model; those of one name are added.
 
-    >>> add_auxiliary({"balance": 1.0}, {"balance": 2.0, "z": 3.0})
-    {'balance': 3.0, 'z': 3.0}
+    >>> one, two = jnp.array(1.0), jnp.array(2.0)
+    >>> losses = add_auxiliary({"balance": one}, {"balance": two, "z": two})
+    >>> {name: float(loss) for name, loss in losses.items()}
+    {'balance': 3.0, 'z': 2.0}
     """
     total = dict(a)
     for name, loss in b.items():
@@ -117,13 +118,16 @@ def kernel_init(
             out.
     """
     stddev = config.init_stddev
+    # T5 (Raffel et al., 2020; Mesh TensorFlow's layers).
     if config.init == "fan_in":
         stddev = fan_in**-0.5
         if is_query and not config.scale_attention:
             stddev *= config.head_dim**-0.5
+    # GPT-2: the residual stream is a sum of two parts a layer.
     if config.depth_scaled_init and writes_to_stream:
         stddev *= (2 * config.num_layers) ** -0.5
-    if config.init == "truncated":  # at 2 σ, σ being that of the untruncated normal (BERT)
+    # BERT: at 2 σ, σ being that of the untruncated normal.
+    if config.init == "truncated":
         return nn.initializers.truncated_normal(stddev)
     return nn.initializers.normal(stddev)
 
@@ -166,6 +170,7 @@ class Norm(nn.Module):
         config, dtype = self.config, parameter_dtype(self.config)
         if config.norm == "none":
             return x
+        # LayerNorm is RMSNorm of what is centred first, with a bias.
         is_layer_norm = config.norm == "layer_norm"
         shape = (x.shape[-1],)
         scale = self.param("scale", with_axes(nn.initializers.ones, "norm"), shape, dtype)
@@ -185,7 +190,7 @@ class FeedForward(Protocol):
     """
 
     def __call__(self, x_BTD: Array, context: Any) -> tuple[Array, Auxiliary]:
-        """[B, T, D] → [B, T, D], and auxiliary losses; context: transformer.StackContext."""
+        """[B, T, D] → [B, T, D], and auxiliary losses; context: blocks.StackContext."""
         ...
 
 

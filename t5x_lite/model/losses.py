@@ -14,9 +14,8 @@ from jaxtyping import Array, Float, Int
 
 from t5x_lite.model.matmul import wide_dtype
 
-Sums = dict[
-    str, Array
-]  # total_loss, which is minimised, and weight, by which it is divided; nll, correct
+# total_loss, which is minimised, and weight, by which it is divided; nll and correct.
+Sums = dict[str, Array]
 
 
 @dataclass(frozen=True)
@@ -40,19 +39,24 @@ def token_sums(
     nll: nats. correct: no logit is larger than the target's. total_loss, which is minimised: nll,
     label-smoothed (Szegedy et al., 2016, §7), plus z_loss · log²Z (Mesh TensorFlow, T5).
     """
+    # −log p(target) = log Z − the target's logit. No gather: a comparison splits over a sharded
+    # vocabulary.
     logits = logits.astype(wide_dtype(logits.dtype))
     log_z = jax.nn.logsumexp(logits, -1)
     ids = jnp.arange(logits.shape[-1])
-    # No gather: a comparison splits over a sharded vocabulary.
     target_logits = jnp.where(ids == targets[..., None], logits, 0).sum(-1)
     nll = log_z - target_logits
+
     total_loss = nll
+    # A share of the target is spread evenly over the vocabulary.
     if settings.label_smoothing:
         smoothing = settings.label_smoothing
         mean_logit = jnp.where(ids < vocab_size, logits, 0).sum(-1) / vocab_size
         total_loss = (1 - smoothing) * nll + smoothing * (log_z - mean_logit)
+    # Keeps log Z near 0, where bfloat16 is precise.
     if settings.z_loss:
         total_loss += settings.z_loss * jnp.square(log_z)
+
     correct = (target_logits >= logits.max(-1)).astype(nll.dtype)
     by_position = {
         "total_loss": total_loss,
@@ -115,19 +119,20 @@ def _zero_sums(sums, head_params, hidden, labels):
 
 def _chunked_forward(sums, head_params, hidden, labels):
     """The sums, and with each chunk the gradient of its total_loss."""
+    # With symbolic zeros, arguments come wrapped, with whether a derivative by them is asked for.
     head_params, hidden, labels = jax.tree.map(
         lambda x: x.value, (head_params, hidden, labels), is_leaf=lambda x: hasattr(x, "perturbed")
     )
 
     def total_loss(head_params, hidden, labels):
-        made = sums(head_params, hidden, labels)
-        return made["total_loss"], made
+        chunk_sums = sums(head_params, hidden, labels)
+        return chunk_sums["total_loss"], chunk_sums
 
     gradient = jax.grad(total_loss, argnums=(0, 1), has_aux=True)
 
     def add(total, chunk):
-        (for_params, for_hidden), made = gradient(head_params, *chunk)
-        return jax.tree.map(jnp.add, total, (made, for_params)), for_hidden
+        (for_params, for_hidden), chunk_sums = gradient(head_params, *chunk)
+        return jax.tree.map(jnp.add, total, (chunk_sums, for_params)), for_hidden
 
     zeros = _zero_sums(sums, head_params, hidden, labels), jax.tree.map(jnp.zeros_like, head_params)
     (total, for_params), for_hidden = jax.lax.scan(add, zeros, (hidden, labels))
@@ -167,6 +172,8 @@ def class_sums(
     nll = -jnp.take_along_axis(log_probabilities, labels_B[:, None], 1)[:, 0]
     correct = (logits_BC.argmax(-1) == labels_B).astype(nll.dtype)
     by_row = {"total_loss": nll, "nll": nll, "correct": correct, "weight": jnp.ones_like(nll)}
-    return {
-        name: jnp.where(weights_B > 0, value * weights_B, 0).sum() for name, value in by_row.items()
-    }
+
+    def weighted(value):
+        return jnp.where(weights_B > 0, value * weights_B, 0).sum()
+
+    return {name: weighted(value) for name, value in by_row.items()}

@@ -34,19 +34,25 @@ class AttentionMask(struct.PyTreeNode):
 
     def mask(self) -> Bool[Array, "B 1 T S"]:
         """True where a query may attend to a key; B is 1 where all rows are alike."""
-        queries, keys = self.query_segments.shape[1], self.key_segments.shape[1]
-        mask = jnp.ones((1, 1, queries, keys), bool)
+        T, S = self.query_segments.shape[1], self.key_segments.shape[1]
+        mask = jnp.ones((1, 1, T, S), bool)
+
+        # Segments: the query's own. One segment a row needs only padding masked, and not even that
+        # where causal, since padding is at the end; in decoding it may come before a query.
         if self.packed:
             mask = (self.query_segments[:, :, None] == self.key_segments[:, None, :])[:, None]
-        elif not self.causal or self.first_query is not None:  # padding may come before a query
+        elif not self.causal or self.first_query is not None:
             mask = (self.key_segments > 0)[:, None, None, :]
+
+        # Time: the past, and the prefix.
         if self.causal:
             first = 0 if self.first_query is None else self.first_query
-            past = (jnp.arange(keys) <= first + jnp.arange(queries)[:, None])[None, None]
+            past = (jnp.arange(S) <= first + jnp.arange(T)[:, None])[None, None]
             if self.prefix is not None:
                 past |= self.prefix[:, None, None, :]
             mask &= past
-        return jnp.broadcast_to(mask, (*mask.shape[:2], queries, keys))
+
+        return jnp.broadcast_to(mask, (*mask.shape[:2], T, S))
 
     def bias(
         self, position_bias: Float[Array, "#B #H T S"] | None = None
@@ -61,5 +67,6 @@ class AttentionMask(struct.PyTreeNode):
         """The position of each key − that of each query."""
         if self.query_positions is not None and self.key_positions is not None:
             return self.key_positions[:, None, :] - self.query_positions[:, :, None]
-        queries, keys = self.query_segments.shape[1], self.key_segments.shape[1]
-        return np.arange(keys)[None, :] - np.arange(queries)[:, None]
+        # Constants of numpy: whatever is computed from them is computed once, by the compiler.
+        T, S = self.query_segments.shape[1], self.key_segments.shape[1]
+        return np.arange(S)[None, :] - np.arange(T)[:, None]

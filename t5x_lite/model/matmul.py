@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.custom_derivatives import linear_call
 from jax.experimental.layout import Layout, with_layout_constraint
 
-_FEW_ROWS = 32
+_FEW_ROWS = 32  # up to which text being generated takes the path of `_few_rows`
 
 
 def wide_dtype(dtype: Any) -> Any:
@@ -59,14 +59,17 @@ def _few_rows(x, w):
     """Few rows, as when text is generated, are up to twice as fast the other way round on a CPU."""
     rows = x.reshape(-1, x.shape[-1])
     count = len(rows)
-    if rows.dtype == jnp.bfloat16:  # matrix units are not reached with fewer than eight
+    # The matrix units for bfloat16 are not reached with fewer than eight rows.
+    if rows.dtype == jnp.bfloat16:
         rows = jnp.pad(rows, [(0, -count % 8), (0, 0)])
+    # (w rowsᵀ)ᵀ
     y = _dot(w.astype(x.dtype), rows, transposed=True).T[:count]
     return y.reshape(*x.shape[:-1], w.shape[0])
 
 
 def _matmul(x, w, transposed: bool):
-    if x.dtype == jnp.float64:  # for proofs: XLA's own derivatives, of any order
+    # float64 is for proofs: XLA's own derivatives, of any order.
+    if x.dtype == jnp.float64:
         return _dot(x, w.astype(x.dtype), transposed)
     return _matmul_fast(x, w, transposed)
 
@@ -81,6 +84,7 @@ def _matmul_fast_jvp(transposed: bool, primals, tangents):
     x, w = primals
     dx, dw = tangents
 
+    # The product rule: d(x w) = dx w + x dw.
     def linear_in_x(w, dx):
         return _dot(dx, w.astype(dx.dtype), transposed)
 
@@ -115,6 +119,7 @@ def _dot(x, w, transposed: bool):
 
 def _sum_over_rows(a, b, is_batched: bool):
     """aᵀ b, summed over all rows: [*B, A, B]."""
+    # Rows of a dense layer that were not flattened: all leading axes are summed over.
     if not is_batched and a.ndim > 2:
         rows = tuple(range(a.ndim - 1))
         return jax.lax.dot_general(

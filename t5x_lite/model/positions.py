@@ -28,6 +28,7 @@ def sinusoidal(
     >>> sinusoidal(jnp.array([[0]]), 4).tolist()
     [[[0.0, 0.0, 1.0, 1.0]]]
     """
+    # Half of the features are sines, half cosines; an odd width has one sine more.
     half = (width + 1) // 2
     frequencies = jnp.asarray(10000.0 ** (-np.arange(half) / max(half, 1)))
     angles = jnp.asarray(positions)[..., None].astype(frequencies.dtype) * frequencies
@@ -43,10 +44,13 @@ def rotate(
     K is even, and feature i is paired with i + K/2. Logits then depend on the distance of two
     positions alone.
     """
+    # The angles: position × frequency, the same for all heads.
     half = x.shape[-1] // 2
     frequencies = jnp.asarray(base ** (-np.arange(half) / half))
     angles = positions[:, None, :, None].astype(frequencies.dtype) * frequencies
-    sin, cos = jnp.sin(angles).astype(x.dtype), jnp.cos(angles).astype(x.dtype)
+    sin = jnp.sin(angles).astype(x.dtype)
+    cos = jnp.cos(angles).astype(x.dtype)
+    # A rotation in the plane of each pair.
     first, second = x[..., :half], x[..., half:]
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1)
 
@@ -81,7 +85,10 @@ def relative_buckets(
     >>> relative_buckets(np.array([-200, -20, -1, 0, 1]), False, 32, 128).tolist()
     [31, 17, 1, 0, 0]
     """
+    # Distances known beforehand become constants of the program.
     xp = np if isinstance(distances, np.ndarray) else jnp
+
+    # The sign: half of the buckets, or none.
     if bidirectional:
         num_buckets //= 2
         offset = xp.where(distances > 0, num_buckets, 0)
@@ -89,6 +96,8 @@ def relative_buckets(
     else:
         offset = 0
         distances = xp.maximum(-distances, 0)
+
+    # Half of what is left is exact; the rest grows logarithmically up to max_distance.
     exact = num_buckets // 2
     far_ratio = xp.maximum(distances, 1).astype(np.float32) / exact
     log_ratio = xp.log(far_ratio) / np.log(max_distance / exact)
@@ -114,7 +123,7 @@ class RelativeBias(nn.Module):
         buckets = relative_buckets(
             distances, bidirectional, config.relative_buckets, config.relative_distance
         )
-        if buckets.ndim == 2:
+        if buckets.ndim == 2:  # [T, S], alike in all rows
             return table.T[None, :, buckets]
         return jnp.moveaxis(table[buckets], -1, 1)
 
@@ -182,8 +191,10 @@ class TransformerXL(nn.Module):
         self, q: Float[Array, "B H T K"], distances: Distances, longest: int, scale: float
     ) -> Float[Array, "B H T S"]:
         """(q + v) W r, for q scaled already and distances up to `longest` either way."""
+        # W r for every distance there is.
         r = sinusoidal(jnp.arange(-longest, longest + 1), self.config.d_model).astype(q.dtype)
         r = self.project(r).reshape(len(r), *self.v.shape)
+        # (q + v) · W r, of which each key takes that of its distance.
         q = q + self.v[:, None].astype(q.dtype) * scale
         scores = jnp.einsum("bhtk,rhk->bhtr", q, r)
         return gather_distances(scores, longest, distances)

@@ -48,6 +48,9 @@ class Stack(nn.Module):
         config = self.config
         if config.positions == "relative":
             self.relative_bias = RelativeBias(config)
+
+        # One block, compiled once and run `depth` times: over a leading axis of its parameters, or
+        # with the same ones. The depth is scanned over, the context is the same for all.
         if self.shared:
             variables: dict[str, Any] = {"variable_broadcast": "params"}
         else:
@@ -94,7 +97,8 @@ class Stack(nn.Module):
         if config.positions == "relative":
             return self.relative_bias(mask.distances(), bidirectional)
         if config.positions == "alibi":
-            bias = alibi(mask.distances(), config.num_heads).astype(parameter_dtype(config))
+            bias = alibi(mask.distances(), config.num_heads)
+            bias = jnp.asarray(bias, parameter_dtype(config))
             return bias[None] if bias.ndim == 3 else bias
         return None
 
@@ -127,6 +131,8 @@ class Transformer(nn.Module):
 
     def setup(self):
         config, dtype = self.config, parameter_dtype(self.config)
+
+        # Embeddings: tokens, learned positions, types.
         init = nn.initializers.normal(config.embedding_stddev)
         if config.init == "truncated":
             init = nn.initializers.truncated_normal(config.embedding_stddev)
@@ -148,6 +154,7 @@ class Transformer(nn.Module):
         if config.is_factorised:
             self.embedding_projection = Dense(config, config.d_model, ("factor", "embed"))
 
+        # Stacks of blocks.
         shared = config.shared_layers
         if config.shared_stacks:
             self.stack = Stack(config, config.num_layers, shared == "all")
@@ -158,6 +165,8 @@ class Transformer(nn.Module):
                 self.decoder = Stack(
                     config, config.num_decoder_layers, shared in ("all", "decoder")
                 )
+
+        # Dropout of the embeddings, and what is predicted.
         self.dropout = nn.Dropout(config.dropout)
         self.head = LanguageModelHead(config)
         if config.num_classes:
@@ -236,9 +245,8 @@ class Transformer(nn.Module):
 
     def touch_all_parameters(self, row: Row) -> None:
         """Call every module once, for initialisation."""
-        if (
-            self.config.shared_stacks
-        ):  # its blocks are made when first called: with the cross-attention
+        # Blocks are made when they are first called: shared ones with the cross-attention.
+        if self.config.shared_stacks:
             self.decode(row, self.embed(row, "encoder"))
         hidden = self(row).hidden_states
         table = self.embedding if self.config.shared_embeddings else self.decoder_embedding

@@ -2,9 +2,8 @@
 
 import numpy as np
 
-_Ngrams = (
-    np.ndarray
-)  # int64: an n-gram as one number in base `vocab_size`, its last id the lowest digit
+# int64: an n-gram as one number in base `vocab_size`, its last id the lowest digit.
+_Ngrams = np.ndarray
 
 
 def unigram_bits(train: np.ndarray, held_out: np.ndarray, vocab_size: int) -> float:

@@ -53,6 +53,7 @@ class Run:
     """
 
     def __init__(self, resolved: Resolved, corpus: Corpus, devices: Sequence[Any] | None = None):
+        # Data: rows of both splits, and what a step consumes of them.
         config = resolved.config
         self.batches = make_batches(resolved.rows, config.data, config.seed, corpus, "train")
         self.validation = make_batches(
@@ -64,6 +65,7 @@ class Run:
             reason = f"objective={config.objective}: scores nothing in the first rows"
             raise UserError(BAD_DATA, f"{reason}; inspect shows them")
 
+        # Where everything lies.
         self.mesh = sharding.make_mesh(config.mesh, resolved.model, devices)
         sharding.check_batch(config.data.batch_size, config.training.microbatches, self.mesh)
         schedule = make_schedule(config.optimizer, resolved.steps, self.batches.raw_tokens)
@@ -71,6 +73,7 @@ class Run:
         with self.within():
             self.shapes, self.shardings = state_shardings(resolved.model, self.optimizer, self.mesh)
 
+        # The two compiled steps. Training gives its old state away: the new one takes its memory.
         self.loss = Loss(resolved.model, resolved.rows.packed, resolved.heads, config.training)
         everywhere = sharding.replicated(self.mesh)
         self.train_step = jax.jit(
@@ -178,7 +181,8 @@ def train(
 def _train_steps(
     run: Run, checkpoints: Checkpoints, workdir: Path, on_log: Callable | None
 ) -> None:
-    config, stop, exit_code = run.resolved.config, StopSignal(), 0
+    config = run.resolved.config
+    stop, exit_code = StopSignal(), 0
     first, last = checkpoints.latest() or 0, run.resolved.steps
     log = Log(workdir, first, last, active=jax.process_index() == 0, on_log=on_log)
     profile = Profile(config.training.profile, workdir)
@@ -193,9 +197,11 @@ def _train_steps(
             # While the step before still computes, waiting for data loses no time.
             with log.watch("data", counts=partial(_is_done, pending)):
                 batch = next(batches)
+            # The first call compiles; every call returns before the step is computed.
             with log.watch("compile" if step == first + 1 else "step"), profile.around(step):
                 state, figures = run.train_step(state, batch)
-            _read_figures(run, log, pending)  # of the step before, while this one computes
+            # The step before is read while this one computes, so that the device never waits.
+            _read_figures(run, log, pending)
             pending = step, figures
 
             exit_code = stop.exit_code(step)
@@ -206,6 +212,7 @@ def _train_steps(
                 or is_due(step, config.training.keep_every)
                 or is_last
             )
+            # Nothing is evaluated or saved before the figures of this step are known to be finite.
             if evaluating or saving:
                 _read_figures(run, log, pending)
                 pending = None

@@ -23,19 +23,33 @@ def make_schedule(config: Optimizer, steps: int, raw_tokens_per_step: float) -> 
         steps: of the run, with which a decay without decay_steps ends.
         raw_tokens_per_step: for warm-up and decay that count in tokens.
     """
+    # All in steps.
     unit = raw_tokens_per_step if config.schedule_unit == "tokens" else 1
     warmup = config.warmup_steps / unit
     decay = config.decay_steps / unit if config.decay_steps else steps
     warmup_or_one = max(warmup, 1.0)
     final = config.final_lr_ratio
-    after_warmup = {
-        "constant": lambda n, progress: jnp.ones(()),
-        "linear": lambda n, progress: 1 - (1 - final) * progress,
-        "cosine": lambda n, progress: final + (1 - final) * 0.5 * (1 + jnp.cos(jnp.pi * progress)),
-        "inverse_square_root": lambda n, progress: jnp.sqrt(
-            warmup_or_one / jnp.maximum(n, warmup_or_one)
-        ),
-    }[config.schedule]
+
+    # Shares of the peak after the warm-up; n is the step, progress that from warm-up to end.
+    def constant(n, progress):
+        return jnp.ones(())
+
+    def linear(n, progress):
+        return 1 - (1 - final) * progress
+
+    def cosine(n, progress):
+        return final + (1 - final) * 0.5 * (1 + jnp.cos(jnp.pi * progress))
+
+    def inverse_square_root(n, progress):
+        return jnp.sqrt(warmup_or_one / jnp.maximum(n, warmup_or_one))
+
+    shares = {
+        "constant": constant,
+        "linear": linear,
+        "cosine": cosine,
+        "inverse_square_root": inverse_square_root,
+    }
+    after_warmup = shares[config.schedule]
 
     def schedule(step):
         n = step + 1.0
@@ -74,11 +88,14 @@ def _adafactor(config: Optimizer, schedule: Schedule, axes: Any) -> optax.Gradie
     square of each parameter. The statistics of scanned layers are kept layer by layer.
     """
     rule = optax.adafactor(schedule, multiply_by_parameter_scale=True, clipping_threshold=1.0)
-    labels = jax.tree.map(
-        lambda names: "layers" if "layers" in names else "single", axes, is_leaf=_is_axes
-    )
+
+    def label(names):
+        return "layers" if "layers" in names else "single"
+
+    labels = jax.tree.map(label, axes, is_leaf=_is_axes)
     rules: Any = {"single": rule}
-    if "layers" in jax.tree.leaves(labels):  # not where all layers share one block
+    # Optax refuses a rule that nothing has: where all layers share one block, none is scanned.
+    if "layers" in jax.tree.leaves(labels):
         rules["layers"] = _over_layers(rule)
     return optax.partition(rules, labels)
 

@@ -18,8 +18,9 @@ from t5x_lite.errors import BAD_CONFIG, UserError
 from t5x_lite.model.layers import AXES
 
 BATCH = ("data", "fsdp")
+
 # Logical axis → mesh axes; of several rules for one name the first whose mesh axes are still free
-# is taken.
+# is taken. So the vocabulary is split over both, and over `tensor` alone where `embed` took `fsdp`.
 _PARAMETER_RULES = (
     ("embed", "fsdp"),
     ("heads", "tensor"),
@@ -33,9 +34,8 @@ RULES = (("batch", BATCH), ("sequence", None), *_PARAMETER_RULES)
 # Any number of texts may be generated or scored at once: rows are not split.
 INFERENCE_RULES = (("batch", None), ("sequence", None), *_PARAMETER_RULES)
 
-if {name for name, _ in RULES} != set(
-    AXES
-):  # flax would leave an axis without a rule unsplit, silently
+# Flax would leave an axis without a rule unsplit, silently.
+if {name for name, _ in RULES} != set(AXES):
     raise ValueError(f"the rules name other axes than {AXES}")
 
 
@@ -48,7 +48,8 @@ def make_mesh(
         UserError: naming what the mesh does not divide.
     """
     devices = jax.devices() if devices is None else devices
-    count, inner = len(devices), mesh.fsdp * mesh.tensor
+    count = len(devices)
+    inner = mesh.fsdp * mesh.tensor
     data = count // inner if mesh.data == -1 else mesh.data
     if data * inner != count:
         product = f"data {mesh.data} × fsdp {mesh.fsdp} × tensor {mesh.tensor}"
@@ -113,6 +114,8 @@ def optimizer_shardings(
         state, parameters: trees of shapes.
         shardings: those of the parameters.
     """
+    # Optax keeps moments as trees of the parameters' own structure, somewhere within its state: the
+    # path of a moment ends with that of its parameter.
     leaves = jax.tree_util.tree_leaves_with_path(parameters)
     known = {}
     for (path, leaf), sharding in zip(leaves, jax.tree.leaves(shardings), strict=True):
@@ -140,6 +143,7 @@ def place_batch(
     Args:
         rows_at: from row numbers of the batch to their arrays.
     """
+    # The rows that this process's devices hold, each made once.
     sharding = NamedSharding(mesh, PartitionSpec(BATCH))
     slices = sharding.addressable_devices_indices_map((batch_size,)).values()
     local_rows: set[int] = set()
@@ -147,6 +151,8 @@ def place_batch(
         assert index is not None, "every addressable device holds rows"
         local_rows |= set(range(*index[0].indices(batch_size)))
     wanted = sorted(local_rows)
+
+    # Row number in the batch → row number in what is made here.
     place_of_row = np.full(batch_size, -1)
     place_of_row[wanted] = np.arange(len(wanted))
 

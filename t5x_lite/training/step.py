@@ -82,9 +82,11 @@ class Loss:
         """The sums over these rows; key: for dropout, None: none."""
         output = transformer.apply(self.model, params, rows, self._packed, key)
         sums = {}
+        # What is predicted, each head from the hidden states that it reads.
         for name, head in self.heads.items():
             hidden = head.read(output.hidden_states, rows)
             sums[name] = head.sums(self.model, params, hidden, rows, self._settings)
+        # What the blocks themselves ask for, such as the balance of a mixture of experts.
         for name, total in output.auxiliary.items():
             if name in HEADS:
                 raise ValueError(f"the auxiliary loss {name} has the name of a head; rename it")
@@ -151,6 +153,7 @@ def make_train_step(
     """
 
     def train_step(state: TrainState, batch: Row) -> tuple[TrainState, dict]:
+        # Dropout is a function of (seed, step): a run that continues draws the same.
         key = None
         if loss.model.drops_out:
             key = jax.random.fold_in(jax.random.key(seed), state.step)

@@ -35,15 +35,15 @@ class StopSignal:
                 signal.signal(number, handler)
 
     def _handle(self, number, frame):
-        self._code = INTERRUPTED if number == signal.SIGINT else TERMINATED
-        if number == signal.SIGINT:
-            signal.signal(
-                signal.SIGINT, signal.default_int_handler
-            )  # the second one ends it at once
-            if jax.process_count() > 1:
-                os.kill(
-                    os.getpid(), signal.SIGTERM
-                )  # jax listens for this one and tells the other processes
+        if number == signal.SIGTERM:
+            self._code = TERMINATED
+            return
+        self._code = INTERRUPTED
+        # A second Ctrl-C ends it at once.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        # Jax listens for SIGTERM alone, and tells the other processes.
+        if jax.process_count() > 1:
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def exit_code(self, step: int) -> int:
         """The exit code to end with after this step, 0 to go on. Every process must ask at every

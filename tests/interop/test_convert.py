@@ -1,13 +1,12 @@
 """`import` and `export`, as a user has them."""
 
 import json
-import os
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
-from conftest import run, run_apart, sentences
+from conftest import run, run_apart, sentences, with_devices
 from interop_cases import change_config, make_dimensions, make_params
 
 from t5x_lite.config import Model
@@ -137,9 +136,8 @@ def test_a_model_is_exported_from_a_mesh(tmp_path):
     imported = tmp_path / "imported"
     run("import", write(tmp_path / "t5", "t5 1.1"), f"--workdir={imported}")
     run("export", f"--workdir={imported}", tmp_path / "one")
-    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
     mesh = "--mesh=fsdp=2,tensor=2"
-    run_apart("export", f"--workdir={imported}", tmp_path / "four", mesh, env=environment)
+    run_apart("export", f"--workdir={imported}", tmp_path / "four", mesh, env=with_devices(4))
     one, four = [(tmp_path / name / WEIGHTS).read_bytes() for name in ("one", "four")]
     assert one == four == (tmp_path / "t5" / WEIGHTS).read_bytes()
 

@@ -42,13 +42,15 @@ def context(encoded=None) -> StackContext:
 
 
 def draw(shapes, seed: int = 0, stddev: float = 0.5):
-    """Random arrays of those shapes: parameters that start at 0 or 1 would hide mistakes. By numpy,
-    since nothing has to be compiled for it.
+    """Random arrays of those shapes: parameters that start at 0 or 1 would hide mistakes. Drawn by
+    numpy, since nothing has to be compiled for it.
     """
     rng = np.random.default_rng(seed)
-    return jax.tree.map(
-        lambda leaf: (stddev * rng.normal(size=leaf.shape)).astype(leaf.dtype), shapes
-    )
+
+    def draw_leaf(leaf):
+        return jnp.asarray((stddev * rng.normal(size=leaf.shape)).astype(leaf.dtype))
+
+    return jax.tree.map(draw_leaf, shapes)
 
 
 def random_params(model: ModelDimensions, seed: int = 0, stddev: float = 0.5):

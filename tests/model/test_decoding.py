@@ -33,7 +33,7 @@ def row_of(architecture: str, prefix: int = 0) -> dict:
         is_real = (inner < LENGTHS[:, None]).astype(np.int32)
         row |= {"encoder_tokens": INPUTS, "encoder_segments": is_real}
         row["encoder_positions"] = inner * is_real
-    return row
+    return {key: jnp.asarray(value) for key, value in row.items()}
 
 
 MODELS = {

@@ -54,7 +54,7 @@ def test_rows_have_what_their_heads_read(make, objective, architecture):
     for name in resolved.heads:
         head = HEADS[name]
         assert set(head.row_keys) <= set(row)
-        only = {key: row[key] for key in head.row_keys}
+        only = {key: jnp.asarray(row[key]) for key in head.row_keys}
         stack = "encoder" if "encoder_tokens" in row and architecture == "encoder" else "decoder"
         hidden = jnp.zeros((*row[f"{stack}_tokens"].shape, 4))
         assert head.read(hidden, only).shape[0] == 8

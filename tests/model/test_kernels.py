@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import ROOT
-from model.proofs import MASK, ROW, SEGMENTS, small
+from model.proofs import MASK, ROW, small
 
 from t5x_lite.config import Model
 from t5x_lite.errors import UserError
@@ -71,24 +71,27 @@ def test_the_plain_kernel_is_the_reference(monkeypatch, smallest_half, kind, gro
     assert_same_as_reference(plain, qkv, mask, is_real, bias, rtol=1e-4, atol=1e-5)
 
 
-NEEDS = {
-    "one segment a row, no bias": ({}, {}),
-    "several segments a row": ({}, {"packed": True}),
-    "a prefix seen both ways": ({}, {"prefix": SEGMENTS > 0}),
-    "T5's relative bias, or ALiBi": ({"positions": "alibi"}, {}),
-    "positions of Shaw or Transformer-XL": ({"positions": "transformer_xl"}, {}),
-    "dropout on attention weights": ({"attention_dropout": 0.1}, {}),
-    "float32": ({"dtype": "float32"}, {}),
-    "rows of no multiple of 128": ({}, {"length": 100}),
-    "one token at a time": ({}, {"queries": 1}),
-}
+# The rows of the table in the manual: each with the settings and the mask that it tells of.
+ROWS_OF_THE_TABLE = [
+    ("one segment a row, no bias", {}, {}),
+    ("several segments a row", {}, {"packed": True}),
+    ("a prefix", {}, {"prefix": jnp.ones((2, 256), bool)}),
+    ("a position bias (`relative`, `alibi`)", {"positions": "relative"}, {}),
+    ("a position bias (`relative`, `alibi`)", {"positions": "alibi"}, {}),
+    ("`shaw`, `transformer_xl`, or dropout on its weights", {"positions": "shaw"}, {}),
+    ("`shaw`, `transformer_xl`, or dropout on its weights", {"positions": "transformer_xl"}, {}),
+    ("`shaw`, `transformer_xl`, or dropout on its weights", {"attention_dropout": 0.1}, {}),
+    ("float32", {"dtype": "float32"}, {}),
+    ("lengths that are no multiples of 128", {}, {"length": 100}),
+    ("one token at a time", {}, {"queries": 1}),
+]
 
 
-@pytest.mark.parametrize("need", NEEDS)
-def test_the_table_of_kernels_is_that_of_the_readme(need):
-    lines = (ROOT / "README.md").read_text().splitlines()
+@pytest.mark.parametrize(("need", "settings", "mask_options"), ROWS_OF_THE_TABLE)
+def test_the_table_of_kernels_is_that_of_the_manual(need, settings, mask_options):
+    lines = (ROOT / "docs/concepts/blocks.md").read_text().splitlines()
     (line,) = (line for line in lines if line.startswith(f"| {need} |"))
-    settings, options = NEEDS[need][0], dict(NEEDS[need][1])
+    options = dict(mask_options)
     model = Model(**{"d_model": 128, "num_heads": 2, "dtype": "bfloat16", **settings})
     length = options.pop("length", 256)
     config = resolve_model(model, vocab_size=10, max_length=length)

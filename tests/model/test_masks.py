@@ -25,7 +25,7 @@ def test_masks_are_what_their_docstring_says(kind, packed):
                 expected &= key <= query
             if kind == "prefix":
                 expected &= key <= query or bool(PREFIX[row, key])
-            # A row that is not packed has one segment, then padding: behind every causal query.
+            # A row that is not packed has one segment, then padding: after every causal query.
             if kind == "prefix" and not packed and segments[row, key] == 0:
                 continue
             assert found[row, query, key] == expected, (row, query, key)

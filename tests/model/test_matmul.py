@@ -67,9 +67,8 @@ def test_forward_derivatives_are_those_of_reverse_mode(multiply, dtype, shapes):
     primals, tangents = operands(SHAPES[shapes], dtype)
     y, dy = jax.jvp(multiply, primals, tangents)
     _, linear = jax.linearize(multiply, *primals)
-    x, w, dx, dw = (
-        np.asarray(a.astype(dtype), np.float64) for a in (*primals, *tangents)
-    )  # what is multiplied is of the type of the computation
+    # What is multiplied is of the type of the computation.
+    x, w, dx, dw = (np.asarray(a.astype(dtype), np.float64) for a in (*primals, *tangents))
     exact = dx @ w + x @ dw
     tolerance = 1e-5 * np.abs(exact).max()
     np.testing.assert_allclose(y, x @ w, atol=1e-5 * np.abs(x @ w).max(), rtol=0)

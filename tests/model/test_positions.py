@@ -61,7 +61,7 @@ def attention_of(kind: str):
         lambda: nn.meta.unbox(module.init(jax.random.key(0), x, bidirectional))
     )
     rng = np.random.default_rng(0)
-    variables = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape), variables)
+    variables = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape)), variables)
     y, _ = module.apply(variables, x, bidirectional)
     return y[0], variables["params"], np.asarray(x[0])
 

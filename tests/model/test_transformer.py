@@ -65,6 +65,7 @@ def test_gradients_of_encoder_decoders(make, variant):
         resolved, corpus = make("span_corruption", "encoder_decoder", **settings)
         data, model = resolved.config.data, resolved.model
         batch = make_batches(resolved.rows, data, 0, corpus, "train").batch_at(0)
+        batch = jax.tree.map(jnp.asarray, batch)
 
         def loss(params):
             hidden = Transformer(model).apply({"params": params}, batch).hidden_states

@@ -1,67 +1,28 @@
 import json
-from collections import Counter
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from conftest import run, run_apart, settings
+from conftest import run, settings
 
-from t5x_lite.study import ngram, report
+from t5x_lite.study import report
 
-
-def brute_kneser_ney(train, history, word, size):
-    """The textbook recursion, by dictionaries."""
-
-    def discount(counts):
-        n = Counter(counts.values())
-        return n[1] / (n[1] + 2 * n[2]) if n[1] and n[2] else 0.5
-
-    def probability(counts, history, word):
-        d = discount(counts)
-        shorter = Counter(gram[1:] for gram in counts)
-        lower = probability(shorter, history[1:], word) if len(history) else 1 / size
-        same = {gram: count for gram, count in counts.items() if gram[:-1] == history}
-        total = sum(same.values())
-        if not total:
-            return lower
-        return (max(counts.get((*history, word), 0) - d, 0) + d * len(same) * lower) / total
-
-    grams = Counter(tuple(train[i : i + 3]) for i in range(len(train) - 2))
-    return probability(grams, tuple(history), word)
-
-
-@pytest.mark.parametrize("size", [3, 7])
-def test_kneser_ney_against_the_textbook_recursion(size):
-    rng = np.random.default_rng(size)
-    train = np.minimum(rng.geometric(0.4, 60) - 1, size - 1)
-    for history in ([0, 0], [1, 0], [size - 1, size - 1], [2, 1]):
-        grams = np.array([[*history, word] for word in range(size)])
-        ours = ngram.kneser_ney(train, grams, size)
-        assert ours.sum() == pytest.approx(1)
-        expected = [brute_kneser_ney(train.tolist(), history, word, size) for word in range(size)]
-        np.testing.assert_allclose(ours, expected, rtol=1e-12)
-
-
-def test_unigram_bits():
-    train, held = np.array([0, 0, 1]), np.array([0, 2])
-    assert ngram.unigram_bits(train, held, 3) == pytest.approx(-np.log2(3 / 6) - np.log2(1 / 6))
+CELLS = {
+    "bert": ("masked_lm", "encoder", {"sequence_length": 42}),
+    "t5": ("span_corruption", "encoder_decoder", {"inputs": 37, "targets": 9}),
+    "gpt": ("causal_lm", "decoder", {"sequence_length": 40}),
+}
 
 
 def test_a_comparison_from_end_to_end(tmp_path, text_file):
-    cells = {
-        "bert": ("masked_lm", "encoder"),
-        "t5": ("span_corruption", "encoder_decoder"),
-        "gpt": ("causal_lm", "decoder"),
-    }
-    rows = {
-        "bert": {"sequence_length": 42},
-        "t5": {"inputs": 37, "targets": 9},
-        "gpt": {"sequence_length": 40},
-    }
-    more = {"training.steps": 12}
     members = {
-        n: settings(text_file, *cell, **more, **{"data.lengths": rows[n]})
-        for n, cell in cells.items()
+        name: settings(
+            text_file,
+            objective,
+            architecture,
+            **{"training.steps": 12, "data.lengths": lengths},
+        )
+        for name, (objective, architecture, lengths) in CELLS.items()
     }
     values = {
         "title": "A <test>",
@@ -70,33 +31,44 @@ def test_a_comparison_from_end_to_end(tmp_path, text_file):
         "spans": ["the ___ sees"],
         "prompts": ["the"],
     }
-    path = tmp_path / "config.py"
+    path, workdir = tmp_path / "config.py", tmp_path / "run"
     path.write_text(f"def get_config():\n    return {values!r}\n")
-    command = ("compare", f"--config={path}", f"--workdir={tmp_path / 'run'}")
-    run_apart(*command)
-    results = json.loads((tmp_path / "run/results.json").read_text())
+    command = ("compare", f"--config={path}", f"--workdir={workdir}")
+    out, err = run(*command)
+    assert "Traceback" not in out + err
+
+    results = json.loads((workdir / "results.json").read_text())
     gpt = results["members"]["gpt"]
     assert gpt["raw_tokens"] == gpt["loss_tokens"] == 12 * 8 * 40
-    bytes_ = results["corpus"]["validation"]["bytes"]
+    num_bytes = results["corpus"]["validation"]["bytes"]
     tokens = results["corpus"]["validation"]["tokens"]
-    assert gpt["bits_per_byte"] == pytest.approx(gpt["loss"] * tokens / np.log(2) / bytes_)
+    assert gpt["bits_per_byte"] == pytest.approx(gpt["loss"] * tokens / np.log(2) / num_bytes)
     assert results["ngram"]["Kneser-Ney trigram"] < results["ngram"]["unigram"] < 8
-    html = (tmp_path / "run/report.html").read_text()
+    html = (workdir / "report.html").read_text()
     HTMLParser().feed(html)
     assert "A &lt;test&gt;" in html
     assert "http" not in html
     assert html.count("<polyline") == 6
-    for text in (html, (tmp_path / "run/report.md").read_text()):
+    for text in (html, (workdir / "report.md").read_text()):
         assert "bits per byte" in text
         assert all(name in text for name in members)
     lossy = results | {"corpus": results["corpus"] | {"lossless": False}}
     assert "lossy tokenizer, not comparable" in report.markdown(lossy)
     assert "lossy" not in report.markdown(results)
-    (tmp_path / "run/report.html").unlink()
-    run("report", f"--workdir={tmp_path / 'run'}")
-    assert (tmp_path / "run/report.html").read_text() == html
-    run("report", f"--workdir={tmp_path / 'run/gpt'}")
-    assert (tmp_path / "run/gpt/report.html").exists()
+
+    # Evaluated once more, the same bits per byte.
+    out, _ = run("evaluate", f"--workdir={workdir / 'gpt'}", "--json")
+    evaluated = json.loads(out.splitlines()[-1])
+    assert evaluated["bits_per_byte"] == pytest.approx(gpt["bits_per_byte"], rel=1e-6)
+
+    # Reports are written again, of all and of one.
+    (workdir / "report.html").unlink()
+    run("report", f"--workdir={workdir}")
+    assert (workdir / "report.html").read_text() == html
+    run("report", f"--workdir={workdir / 'gpt'}")
+    assert (workdir / "gpt/report.html").exists()
+
+    # The same command trains nothing anew.
     out, _ = run(*command)
     assert "step 1/12" not in out
     _, err = run(*command, "--config.members.gpt.data.validation_fraction=0.2", code=78)

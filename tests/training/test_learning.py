@@ -22,7 +22,7 @@ LEARNED = [
     ("causal_lm", "decoder"),
     ("prefix_lm", "prefix_decoder"),
     ("span_corruption", "encoder_decoder"),
-    ("iid_denoising", "decoder"),
+    pytest.param("iid_denoising", "decoder", marks=pytest.mark.slow),
 ]
 
 

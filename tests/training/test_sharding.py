@@ -1,12 +1,10 @@
 import json
-import os
 import subprocess
 import sys
 
 import jax
 import pytest
-from conftest import ROOT
-from proof_sharding import SIMULATED
+from conftest import ROOT, with_devices
 
 from t5x_lite.training import sharding
 
@@ -19,18 +17,20 @@ print("FIGURES", json.dumps(proof_sharding.prove(source, [case], 6, ["both"])))
 """
 
 
-@pytest.mark.parametrize(
-    "case", ["encoder", "encoder_decoder", "multi-query"]
-)  # proof_sharding.py has more
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+# proof_sharding.py has more.
+@pytest.mark.parametrize("case", ["encoder_decoder", slow("encoder"), slow("multi-query")])
 def test_devices_and_microbatches_change_nothing(text_file, case):
     command = [sys.executable, "-c", PROVE, text_file, case]
     out = subprocess.run(
-        command, cwd=ROOT, check=True, capture_output=True, text=True, env=os.environ | SIMULATED
+        command, cwd=ROOT, check=True, capture_output=True, text=True, env=with_devices(8)
     ).stdout
     figures = json.loads(out.split("FIGURES ")[1])[case]
-    assert figures.pop("unequal_targets") == (
-        case != "multi-query"
-    )  # the rows of a decoder are all full
+    # The rows of a decoder are all full.
+    assert figures.pop("unequal_targets") == (case != "multi-query")
     for differences in figures.values():
         assert differences["float64 loss"] < 1e-10
         assert differences["float64 gradients"] < 1e-10
@@ -59,7 +59,7 @@ for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(state.params), jax.t
     split = 4 if "kernel" in name or name == "['embedding']" else 2 if "relative" in name else 1
     assert parts == split, (name, parts)
 """
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, env=os.environ | SIMULATED)
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, env=with_devices(8))
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ def test_auxiliary_losses_join_what_is_minimised(monkeypatch, make, case):
             stack: params[stack]["layers"]["feed_forward"]["toll"][:, 0] * real[stack]
             for stack in real
         }
-        toll = sum(values.sum() for values in tolls.values())
+        toll = sum(float(values.sum()) for values in tolls.values())
         assert set(sums) == {*loss.heads, "tax", "toll", "size"}
         for name in ("tax", "toll", "size"):
             assert sums[name].keys() == {"total_loss", "weight"}
@@ -176,6 +176,7 @@ def test_the_gradient_of_an_auxiliary_loss_is_that_of_the_whole(monkeypatch, mak
             patch.setitem(FEED_FORWARDS, "mlp", CountingMLP)
             loss, batch = loss_and_batch(make, **{"model.dtype": "float64"})
             params = random_params(loss.model, stddev=0.3)
+            batch = jax.tree.map(jnp.asarray, batch)
 
             def mean_of(names, params):
                 sums = loss.sums(params, batch)
@@ -215,8 +216,10 @@ def test_labels_of_sentence_pairs_add_their_own_mean(make, parts):
     batch["encoder_weights"][0, 1:] = 0  # unequal numbers of targets
     gradient, sums = jax.jit(loss.gradient)(params, batch, None)
 
+    arrays = jax.tree.map(jnp.asarray, batch)
+
     def mean(params):
-        total = loss.sums(params, batch)
+        total = loss.sums(params, arrays)
         words, labels = total["mlm"], total["sequence_label"]
         return words["total_loss"] / batch["encoder_weights"].sum() + labels["nll"] / 8
 

@@ -52,9 +52,8 @@ class ObjectiveFunction(Protocol):
     __doc__: str | None
     bound: Callable[..., Bound]  # (n, **options)
     traits: Callable[..., Traits]  # (**options)
-    adapt: Callable[
-        [str, dict], dict
-    ]  # (architecture, options) → the options that the architecture needs
+    # (architecture, options) → the options that the architecture needs:
+    adapt: Callable[[str, dict], dict]
 
     def __call__(
         self, tokens: np.ndarray, rng: RowRng, vocabulary: Vocabulary, **options: Any

@@ -234,10 +234,9 @@ def sentence_permutation(tokens: Tokens, rng: RowRng, vocabulary: Vocabulary) ->
 
 
 def _shuffle_sentences(tokens: Tokens, rng: RowRng, vocabulary: Vocabulary) -> Tokens:
+    # Every sentence draws its place: the number of its tokens.
     sentences = sentence_ids(tokens, vocabulary)
-    new_order = np.take_along_axis(
-        rng.permutation(tokens.shape[1]), sentences, 1
-    )  # one number for a whole sentence
+    new_order = np.take_along_axis(rng.permutation(tokens.shape[1]), sentences, 1)
     return np.take_along_axis(tokens, np.argsort(new_order, axis=1, kind="stable"), 1)
 
 

@@ -106,7 +106,8 @@ def masked_lm(
     uniform = rng.uniform(slots)[is_used]
     low, high = vocabulary.ordinary
     random = low + rng.integers(high - low, slots)[is_used]
-    becomes_mask, becomes_random = uniform < mask_rate, uniform < mask_rate + random_rate
+    becomes_mask = uniform < mask_rate
+    becomes_random = uniform < mask_rate + random_rate
     noisy = tokens.astype(np.int32)
     noisy[mask] = np.select(
         [becomes_mask, becomes_random], [vocabulary["[MASK]"], random], chosen.values

@@ -34,6 +34,7 @@ def random_composition(total: int, parts: int, rng: RowRng) -> Int[np.ndarray, "
     """`parts` positive lengths that add up to `total`, every composition equally likely: int64
     [rows, parts].
     """
+    # Cut the total at parts − 1 different places out of total − 1.
     edges = np.zeros((len(rng), parts + 1), np.int64)
     is_edge = rng.subset(total - 1, parts - 1)
     edges[:, 1:-1] = np.nonzero(is_edge)[1].reshape(len(rng), parts - 1) + 1
@@ -50,6 +51,8 @@ def random_spans(
     """
     spans = span_count(n, noise_density, mean_span_length)
     noise = noise_count(n, noise_density)
+
+    # gap, noise, gap, noise, …
     lengths = np.empty((len(rng), 2 * spans), np.int64)
     lengths[:, 1::2] = random_composition(noise, spans, rng)
     lengths[:, 0::2] = random_composition(n - noise, spans, rng)
@@ -110,7 +113,7 @@ def _whole_units(unit_ids: Ids, allowed: Mask, count: Count, rng: RowRng) -> Mas
     forbidden = np.bincount(flat_ids[~allowed], minlength=rows * n).reshape(rows, n)
     usable = (sizes > 0) & (forbidden == 0)
     keys = rng.sort_keys(n)
-    keys[~usable] = _LAST
+    keys[~usable] = _LAST  # unusable units come after all others
     order = np.argsort(keys, axis=1)
 
     # Go through the units of all rows at once: the first of each row, then the second, …
@@ -148,9 +151,12 @@ def spans_of_words(tokens: Tokens, count: Count, rng: RowRng, vocabulary: Vocabu
     rows, n = tokens.shape
     words, allowed = word_ids(tokens, vocabulary), vocabulary.is_ordinary(tokens)
     lengths = geometric_lengths(rng, n)
-    keys = rng.sort_keys(n)  # spans start at the tokens in the order of their keys
+
+    # Spans start at the tokens in the order of their keys; one that is masked starts none.
+    keys = rng.sort_keys(n)
     keys[~allowed] = _LAST
-    mask, remaining = np.zeros((rows, n), bool), np.array(count)
+    mask = np.zeros((rows, n), bool)
+    remaining = np.array(count)
     for length in lengths.T:
         start = np.argmin(keys, axis=1)[:, None]
         first_word = np.take_along_axis(words, start, 1)
@@ -168,7 +174,7 @@ def spans_of_words(tokens: Tokens, count: Count, rng: RowRng, vocabulary: Vocabu
 
 def salient_spans(tokens: Tokens, count: Count, rng: RowRng, vocabulary: Vocabulary) -> Mask:
     """Names, numbers and dates, each span whole, in random order, up to `count` [rows] tokens
-    (salient spans: Guu et al., 2020, §3.4; the spans behind T5's closed-book results, Roberts et
+    (salient spans: Guu et al., 2020, §3.4; the spans of T5's closed-book results, Roberts et
     al., 2020). They used a tagger; here the rule is: a word with a digit, or one with a capital
     that does not begin a sentence; neighbours form one span.
     """

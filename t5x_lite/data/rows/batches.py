@@ -29,10 +29,12 @@ def mixture_pattern(rates: list[float]) -> np.ndarray:
     """
     if len(rates) == 1:
         return np.zeros(1, np.int64)
+    # Whole numbers of rows: what rounding down leaves goes to those that it took most from.
     exact = np.array(rates) / sum(rates) * _PATTERN_ROWS
     counts = np.maximum(exact.astype(np.int64), 1)
     for _ in range(_PATTERN_ROWS - counts.sum()):
         counts[np.argmax(exact - counts)] += 1
+    # Each member's rows at equal distances over the cycle, and all of them in that order.
     member = np.repeat(np.arange(len(counts)), counts)
     position = np.concatenate([(np.arange(count) + 0.5) / count for count in counts])
     return member[np.argsort(position, kind="stable")]
@@ -121,6 +123,7 @@ class Batches:
             cycle, place = np.divmod(indices, len(self.pattern))
             stream = self.pattern[place]
             return stream, cycle * self._rows_per_cycle[stream] + self._rank[place]
+        # One stream after another.
         ends = np.cumsum([stream.rows(1) for stream in self.streams])
         starts = np.append(0, ends[:-1])
         stream = np.minimum(np.searchsorted(ends, indices, side="right"), len(ends) - 1)
@@ -136,11 +139,11 @@ class Batches:
             places = np.flatnonzero(numbers == number)
             stream = self.streams[number]
             pairs, row_of_pair = stream.pairs(np.maximum(inner[places], 0))
-            made = lay_out(pairs, self.shape, stream.vocabulary, row_of_pair, len(places))
+            part = lay_out(pairs, self.shape, stream.vocabulary, row_of_pair, len(places))
             if len(places) == len(numbers):
-                rows = made
+                rows = part
                 break
-            for key, value in made.items():
+            for key, value in part.items():
                 if key not in rows:
                     rows[key] = np.empty((len(numbers), *value.shape[1:]), value.dtype)
                 rows[key][places] = value
@@ -291,6 +294,7 @@ def _stream_ledger(stream: RowStream, rows: int) -> Ledger:
     indices = range(min(rows, stream.rows(1)))
     alone = Batches((stream,), np.zeros(1, np.int64), len(indices))
     counted = alone.rows(indices)
+    # Padding has segment 0, and what is not scored has weight 0.
     segments = [value for key, value in counted.items() if key.endswith("_segments")]
     weights = [value for key, value in counted.items() if key.endswith("_weights")]
     positions = sum(value[0].size for value in segments)

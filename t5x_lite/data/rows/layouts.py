@@ -132,9 +132,8 @@ def _decoder(pairs: Pairs, shape: RowShape, vocabulary: Vocabulary, row_of_pair,
 
 def _stack(name: str, ids: Ragged, place: Callable, vocabulary: Vocabulary, row_of_pair) -> Row:
     """Tokens, segments and positions of one stack."""
-    segment = (
-        np.arange(len(row_of_pair)) - np.searchsorted(row_of_pair, row_of_pair) + 1
-    )  # number in its row
+    # The number of each pair within its row, from 1: its place less that of the row's first.
+    segment = np.arange(len(row_of_pair)) - np.searchsorted(row_of_pair, row_of_pair) + 1
     return {
         f"{name}_tokens": place(ids.values, vocabulary.pad),
         f"{name}_segments": place(ids.broadcast(segment)),

@@ -38,9 +38,11 @@ def pack(sizes: np.ndarray, room: np.ndarray, order: np.ndarray) -> np.ndarray:
     for example in order:
         fits = (free >= sizes[example]).all(1)
         total_free = free.sum(1)
+        # The row that it fills best.
         if fits.any():
             best = np.argmin(np.where(fits, total_free, np.iinfo(np.int64).max))
-        else:  # begin a row, and close the fullest
+        # None has room: begin a row, and close the fullest.
+        else:
             best = np.argmin(total_free)
             free[best] = room
             row_number[best] = rows
@@ -107,12 +109,14 @@ class PackedExamples:
 
     def _plan_epoch(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         rng = RowRng(philox_key(self.seed, Purpose.PACKING), [number])
-        if self.examples.labels is not None:  # a label is of a row, which then has no other segment
+        # A label is of a row, which then has no other segment.
+        if self.examples.labels is not None:
             return rng.permutation(len(self.examples))[0], np.arange(len(self.examples))
         # Longest first, as best fit wants it, with those of like sizes in a random order.
         jitter = rng.uniform(len(self._sizes))[0] / 4
         longest_first = np.argsort(jitter - (self._sizes / self._room).max(1))
         row_of_example = pack(self._sizes, self._room, longest_first)
+        # Rows in a random order, since the longest examples fill the first.
         order_key = philox_key(self.seed, Purpose.PACKING, epoch=number)
         row_of_example = permute(row_of_example, int(row_of_example.max()) + 1, order_key)
         by_row = np.argsort(row_of_example, kind="stable")

@@ -126,44 +126,48 @@ class TextStream:
         purpose = Purpose.TRAINING_ROWS if self.endless else Purpose.VALIDATION_ROWS
         key = philox_key(self.seed, purpose, self.number)
         traits = self.objective.traits
-        made: list[tuple[np.ndarray, np.ndarray, Pairs]] = []  # (rows, piece numbers, pairs)
+
+        # The objective sees windows of one length at a time.
+        parts: list[tuple[np.ndarray, np.ndarray, Pairs]] = []  # (rows, piece numbers, pairs)
         for group in self._groups(indices, window_ids):
             tokens, n = group.tokens, group.tokens.shape[1]
             if n < traits.min_tokens:
-                made.append((group.rows, group.pieces, _unscored(tokens, traits.aligned)))
+                parts.append((group.rows, group.pieces, _unscored(tokens, traits.aligned)))
                 continue
             ids = window_ids[group.rows]
             if traits.windows_per_row == 2:
                 tokens = np.stack([tokens, self.windows.negatives(ids)[:, :n]], 1)
             rng = RowRng(key, ids, group.pieces)
             for pairs in self.objective(tokens, rng, self.vocabulary):
-                made.append((group.rows, group.pieces, pairs))
-        if len(made) == 1:
-            rows, _, pairs = made[0]
+                parts.append((group.rows, group.pieces, pairs))
+        if len(parts) == 1:
+            rows, _, pairs = parts[0]
             return pairs, rows
 
         # Sort by row, then by piece.
-        rows = np.concatenate([rows for rows, _, _ in made])
-        pieces = np.concatenate([pieces for _, pieces, _ in made])
+        rows = np.concatenate([rows for rows, _, _ in parts])
+        pieces = np.concatenate([pieces for _, pieces, _ in parts])
         order = np.lexsort((pieces, rows))
-        return _concatenate([pairs for _, _, pairs in made], order), rows[order]
+        return _concatenate([pairs for _, _, pairs in parts], order), rows[order]
 
     def _groups(self, indices: np.ndarray, window_ids: np.ndarray) -> list["_Group"]:
         """What the objective is given: whole windows, or pieces of them, those of one length
         together.
         """
+        # The usual case: all windows are whole, and of one length.
         if self.endless and not self.split_documents:
             windows = np.asarray(self.windows.read(window_ids))
             return [_Group(np.arange(len(indices)), np.zeros_like(indices), windows)]
-        groups = defaultdict(list)
+
+        by_length = defaultdict(list)
         for row, window in enumerate(self.windows.read(window_ids)):
             for number, piece in enumerate(self._pieces(window)):
-                groups[len(piece)].append((row, number, piece))
-        made = []
-        for group in groups.values():
+                by_length[len(piece)].append((row, number, piece))
+        groups = []
+        for group in by_length.values():
             rows, numbers, pieces = zip(*group, strict=True)
-            made.append(_Group(np.array(rows), np.array(numbers), np.stack(pieces)))
-        return made
+            groups.append(_Group(np.array(rows), np.array(numbers), np.stack(pieces)))
+        return groups
 
     def _pieces(self, window: np.ndarray) -> list[np.ndarray]:
         """The window, or the documents of it, each a segment of its own. Several documents make
@@ -172,21 +176,24 @@ class TextStream:
         """
         if not self.split_documents:
             return [window]
-        kept, used = [], np.zeros(3, np.int64)
+        kept = []
+        inputs = targets = both = 0  # of the pieces so far
 
-        def used_with(n: int) -> np.ndarray:
+        def used_with(n: int) -> tuple[int, int, int]:
             """Inputs, targets and both with a piece of n tokens more."""
             if n < self.objective.traits.min_tokens:
-                return used + np.array([n, 0, n])
-            return used + self.objective.bound(n)[:3]
+                return inputs + n, targets, both + n
+            bound = self.objective.bound(n)
+            return inputs + bound.inputs, targets + bound.targets, both + bound.both
 
+        # Of each document as many tokens as there is still room for.
         document_ends = np.flatnonzero(window == self.vocabulary.eos) + 1
         for document in np.split(window, document_ends):
             lengths = range(1, len(document) + 1)
             n = bisect_left(lengths, True, key=lambda n: not self.shape.holds(*used_with(n)))
             if n:
                 kept.append(document[:n])
-                used = used_with(n)
+                inputs, targets, both = used_with(n)
         return kept
 
 

@@ -59,6 +59,7 @@ def permute(index: np.ndarray, size: int, key: int) -> np.ndarray:
     >>> sorted(permute(np.arange(10), 10, key=7).tolist())
     [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
     """
+    # A number is two digits, high · low ≥ size and hardly larger.
     root = math.isqrt(size - 1) + 1
     high, low = np.uint64(root), np.uint64(-(-size // root))
     round_keys = np.random.Philox(key=key).random_raw(4)
@@ -107,9 +108,10 @@ class BlockOrder:
 
     def read(self, starts: np.ndarray, size: int) -> np.ndarray:
         """`size` tokens from each of those positions of the order: [len(starts), size]."""
+        # Where in the text the blocks begin that each window touches.
         first_block = starts // self.block
         last_block = (starts + size - 1) // self.block
-        touched = int((last_block - first_block).max()) + 1  # blocks that a window touches at most
+        touched = int((last_block - first_block).max()) + 1  # at most
         block_begins = self._block_begins(first_block[:, None] + np.arange(touched))
 
         # A window is a run of pieces of blocks: source position = window position + a shift for
@@ -136,9 +138,8 @@ class BlockOrder:
             offset = int(np.random.Philox(key=offset_key).random_raw() % self.block)
             in_epoch = epochs == epoch
             order_key = philox_key(self.seed, Purpose.BLOCK_ORDER, self.source, epoch)
-            begins[in_epoch] = (
-                permute(numbers[in_epoch], self.blocks, order_key) * self.block + offset
-            )
+            shuffled = permute(numbers[in_epoch], self.blocks, order_key)
+            begins[in_epoch] = shuffled * self.block + offset
         return begins
 
 

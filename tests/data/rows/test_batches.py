@@ -5,14 +5,13 @@ rates, epochs end where the text does.
 import dataclasses
 import hashlib
 import json
-import os
 import socket
 import subprocess
 import sys
 
 import numpy as np
 import pytest
-from conftest import ALL_CELLS, CELLS, ROOT, run
+from conftest import ALL_CELLS, CELLS, ROOT, run, with_devices
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -99,8 +98,7 @@ def test_the_global_batch_is_the_same_for_one_two_and_four_processes(batches_of,
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        flags = f"--xla_force_host_platform_device_count={4 // count}"
-        env = {**os.environ, "XLA_FLAGS": flags}
+        env = with_devices(4 // count)
         processes = []
         for number in range(count):
             arguments = map(str, (number, count, port, text_file))
@@ -301,11 +299,13 @@ def test_a_run_ends_with_its_epochs_at_the_same_step_on_all_hosts(
     more = {"data.epochs": 1, "training.steps": 10_000, "training.log_every": 1000}
     path = config_file(**more)
     steps = batches.streams[0].rows(1) // batches.batch_size
-    for name, start in (("alone", ["-m", "t5x_lite"]), ("together", ["launch/local", "2"])):
-        workdir = tmp_path / name
-        command = [sys.executable, *start, "train", f"--config={path}", f"--workdir={workdir}"]
-        done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
-        assert f"step {steps}/{steps} train" in done.stdout
+    alone, together = ("train", f"--config={path}"), tmp_path / "together"
+    out, _ = run(*alone, f"--workdir={tmp_path / 'alone'}")
+    assert f"step {steps}/{steps} train" in out
+    command = [sys.executable, "launch/local", "2", *alone, f"--workdir={together}"]
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    assert f"step {steps}/{steps} train" in done.stdout
+    for workdir in (tmp_path / "alone", together):
         assert (workdir / "checkpoints" / str(steps)).exists()
 
 

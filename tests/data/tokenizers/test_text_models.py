@@ -1,4 +1,5 @@
 import json
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from t5x_lite.data.text import sources
 from t5x_lite.data.tokenizers import text_models, tokenizer
 from t5x_lite.errors import UserError
 
-TEXT = [*list(sources.python_docs())[:40], sentences(50), "Größe\n\n\tdéjà vu\r\n  ▁ <s>"]
+TEXT = [*islice(sources.python_docs(), 40), sentences(50), "Größe\n\n\tdéjà vu\r\n  ▁ <s>"]
 
 
 def test_chunks_are_cut_at_single_spaces_and_lose_nothing(monkeypatch):

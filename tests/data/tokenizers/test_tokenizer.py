@@ -1,3 +1,5 @@
+from itertools import islice
+
 import pytest
 from conftest import sentences
 from hypothesis import example, given
@@ -7,7 +9,7 @@ from t5x_lite.data.text import sources
 from t5x_lite.data.tokenizers import text_models, tokenizer
 from t5x_lite.errors import BAD_CONFIG, BAD_DATA, UserError
 
-TEXT = [*list(sources.python_docs())[:40], sentences(50), "Größe\n\n\tdéjà vu\r\n  ▁ <s>"]
+TEXT = [*islice(sources.python_docs(), 40), sentences(50), "Größe\n\n\tdéjà vu\r\n  ▁ <s>"]
 
 
 @pytest.fixture(scope="module")
