@@ -72,6 +72,8 @@ def _read_prompt(config, weights, prompt: Prompt, slots: int) -> tuple[Array, De
     """The logits [B, V] after each prompt, and the state, with room for so many tokens in all."""
     rows, length = prompt.tokens.shape
     state = initial_state(config, weights, rows, slots, prompt.encoder)
+
+    # Prompts of a batch have different lengths: padding follows the shorter ones.
     index = jnp.broadcast_to(jnp.arange(length), prompt.tokens.shape)
     is_real = (index < prompt.lengths[:, None]).astype(jnp.int32)
     positions = index * is_real  # padding may lie past the table of positions
@@ -79,6 +81,8 @@ def _read_prompt(config, weights, prompt: Prompt, slots: int) -> tuple[Array, De
     hidden, state = read_tokens(
         config, weights, state, prompt.tokens, is_real, positions, 0, bidirectional
     )
+
+    # What comes next is predicted from the last real token of each.
     last = hidden[jnp.arange(rows), prompt.lengths - 1]
     return next_logits(config, weights, last), state
 
@@ -87,6 +91,7 @@ def _read_next(config, weights, state: DecoderState, ids, prompt_lengths, count,
     """The logits [B, V] after ids [B], the generated token number `count`, and the state with
     them.
     """
+    # Slots are the same for all rows, after the longest prompt; positions follow on each row's own.
     prompt_slots = state.filled.shape[1] - output_slots
     positions = (prompt_lengths + count - 1)[:, None]
     is_real = jnp.ones_like(positions)
@@ -134,7 +139,7 @@ def decode(
             config, weights, state.decoder, last, state.prompt_lengths, state.count, output_slots
         )
         ids = sample(_allowed(logits, stop), jax.random.fold_in(state.key, state.count), sampling)
-        ids = jnp.where(state.done, stop.eos, ids)
+        ids = jnp.where(state.done, stop.eos, ids)  # a text that has ended stays so
         return state.replace(
             decoder=decoder,
             ids=state.ids.at[:, state.count].set(ids),
@@ -159,12 +164,12 @@ def sample(logits: Float[Array, "B V"], key: Array, sampling: Sampling) -> Int[A
     temperature, top_k, top_p = sampling
     if temperature == 0:
         return logits.argmax(-1)
-    logits = (
-        logits - logits.max(-1, keepdims=True)
-    ) / temperature  # at most 0, however low the temperature
+    # Shifted first, so that the largest is 0 however low the temperature is.
+    logits = (logits - logits.max(-1, keepdims=True)) / temperature
     if top_k:
         kth_best = jax.lax.top_k(logits, min(top_k, logits.shape[-1]))[0][:, -1:]
         logits = jnp.where(logits < kth_best, -jnp.inf, logits)
+    # Nucleus sampling: an id is kept if those that are likelier hold less than top_p.
     if top_p < 1:
         sorted_logits = -jnp.sort(-logits, -1)
         probabilities = jax.nn.softmax(sorted_logits)
@@ -215,7 +220,9 @@ def beam_search(
         return jnp.take_along_axis(texts, index[..., None], 1)
 
     def extend(beams: Beams, logits, decoder: DecoderState) -> Beams:
-        """Each text by its likeliest next ids: 2 K in all, of which at least K go on."""
+        """Each text by its likeliest next ids: 2 K in all, of which at least K go on, since each
+        text can end in one way only.
+        """
         vocab = logits.shape[-1]
         log_probabilities = jax.nn.log_softmax(_allowed(logits, stop)).reshape(rows, -1, vocab)
         candidates = log_probabilities + beams.scores[..., None]
@@ -254,10 +261,12 @@ def beam_search(
         return extend(beams, logits, decoder)
 
     def can_improve(beams: Beams):
+        # A score can only fall as a text grows, but a longer text is penalised less.
         best_length = jnp.where(length_penalty > 0, until, beams.count + 1.0)
         best_possible = penalised(beams.scores[:, 0], best_length)
         return (best_possible > beams.ended_scores[:, -1]).any() & (beams.count < until)
 
+    # The first step is that of one text, empty so far: it branches into K.
     logits, decoder = _read_prompt(config, weights, prompt, prompt_slots + output_slots)
     start = Beams(
         decoder=decoder,

@@ -44,6 +44,7 @@ def with_cls_and_sep(loaded: LoadedModel, parts: list[np.ndarray]) -> np.ndarray
 def fill_words(loaded: LoadedModel, text: str, top: int = 5) -> list[list[tuple[str, float]]]:
     """For each blank, the likeliest tokens and their probabilities, by a masked language model."""
     vocabulary, config = loaded.tokenizer.vocabulary, loaded.model
+    # [CLS] text [MASK] text [SEP]
     first, *rest = split_at_blanks(loaded, text)
     mask = vocabulary["[MASK]"]
     parts = [first]
@@ -52,6 +53,7 @@ def fill_words(loaded: LoadedModel, text: str, top: int = 5) -> list[list[tuple[
     ids = with_cls_and_sep(loaded, parts)
     blanks = np.flatnonzero(ids == mask).astype(np.int32)
 
+    # The row that such a model is trained on, scored at the blanks.
     no_answers = np.zeros_like(blanks)
     pair = Pairs(
         Ragged.from_rows([ids]), Ragged.from_rows([no_answers]), scored=Ragged.from_rows([blanks])
@@ -87,6 +89,7 @@ def fill_spans(loaded: LoadedModel, text: str, max_new_tokens: int = 32) -> list
     sentinel.
     """
     vocabulary = loaded.tokenizer.vocabulary
+    # text <extra_id_0> text <extra_id_1> text </s>
     first, *rest = split_at_blanks(loaded, text)
     if len(rest) > vocabulary.sentinels:
         reason = f"got {len(rest)} blanks, the tokenizer has {vocabulary.sentinels} sentinels"

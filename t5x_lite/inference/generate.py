@@ -84,6 +84,7 @@ def _output_tokens(config: ModelDimensions, longest_prompt: int, max_new_tokens:
     """
     if config.architecture == "encoder":
         raise UserError(USAGE, "generate: an encoder writes no text; use fill")
+    # Only a table of positions has an end.
     if config.positions != "learned":
         return max_new_tokens
     if config.is_encoder_decoder:
@@ -105,6 +106,7 @@ def _weights(loaded: LoadedModel):
 def _prompt(loaded: LoadedModel, inputs: list[np.ndarray]) -> Prompt:
     config, vocabulary = loaded.model, loaded.tokenizer.vocabulary
     longest = max(len(ids) for ids in inputs)
+    # The encoder reads the prompt, and the decoder begins with the start token.
     if config.is_encoder_decoder:
         if not all(len(ids) for ids in inputs):
             raise UserError(
@@ -119,6 +121,8 @@ def _prompt(loaded: LoadedModel, inputs: list[np.ndarray]) -> Prompt:
         row = lay_out(pairs, RowShape(encoder=length, decoder=1), vocabulary)
         row = {key: jnp.asarray(value) for key, value in row.items()}
         return Prompt(row["decoder_tokens"], jnp.ones(len(inputs), jnp.int32), row)
+
+    # One stack reads the start token, then the prompt.
     tokens = np.full((len(inputs), bucket_length(longest + 1)), vocabulary.pad, np.int32)
     for row, ids in zip(tokens, inputs, strict=True):
         row[: len(ids) + 1] = [vocabulary.start, *ids]
@@ -172,6 +176,8 @@ def stream_ids(
         state = prefill(
             config, sampling, stop, bucket_length(most), weights, prompt, jax.random.key(seed)
         )
+
+    # The loop stops every so many tokens, to show what there is.
     until = 1
     while True:
         count = int(state.count)
@@ -250,18 +256,18 @@ def stream_texts(
     if not prompts:
         yield []
         return
-    inputs, stop, decode_text = (
-        encode_prompts(loaded, prompts),
-        checked.stop,
-        loaded.tokenizer.decode,
-    )
+    inputs = encode_prompts(loaded, prompts)
+    stop, decode_text = checked.stop, loaded.tokenizer.decode
+
+    # A beam search knows its text at the end alone.
     if checked.num_beams > 1:
-        found = search_ids(
+        beams = search_ids(
             loaded, inputs, checked.num_beams, checked.max_new_tokens, checked.length_penalty
         )
-        best = [decode_text(candidates[0][0]) for candidates in found]
+        best = [decode_text(candidates[0][0]) for candidates in beams]
         yield [_before_stop(text, stop)[0] for text in best]
         return
+
     sampling = Sampling(checked.temperature, checked.top_k, checked.top_p)
     if stop and not every:
         every = _TOKENS_BETWEEN_STOP_CHECKS

@@ -115,6 +115,7 @@ def _pieces(
 
 def _score_pieces(loaded: LoadedModel, pieces: list[_Piece]) -> np.ndarray:
     model = loaded.model
+    # The rows that such a model is trained on.
     pairs = Pairs(
         Ragged.from_rows([piece.inputs for piece in pieces]),
         Ragged.from_rows([piece.targets for piece in pieces]),

@@ -69,6 +69,7 @@ class Checkpoints:
 
     def save(self, step: int, state: Any) -> None:
         """Begin to save; the state may be used, and given away, as soon as this returns."""
+        # Known before anything is written: this process's part of the state.
         needed = sum(
             shard.data.nbytes
             for leaf in jax.tree.leaves(state)

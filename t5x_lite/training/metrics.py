@@ -58,6 +58,7 @@ def read(path: Path) -> list[dict]:
     """The records of a metrics.jsonl; a last line that a kill cut short is skipped, any other is
     refused.
     """
+    # What follows the last line end was cut short.
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     records = []
     for number, line in enumerate(lines, 1):
@@ -86,6 +87,7 @@ def means(sums: dict[str, dict]) -> dict[str, float]:
         values = {key: float(value) for key, value in term.items()}
         weight = max(values["weight"], 1.0)
         total_loss += values["total_loss"] / weight
+        # An auxiliary loss has nothing but its sum.
         if name not in HEADS:
             figures[name] = values["total_loss"] / weight
             continue
@@ -158,6 +160,7 @@ class Log:
 
     def lap(self, step: int) -> tuple[float, int]:
         """Seconds of training (data and step) and steps since the last call."""
+        # What is evaluated, saved and compiled does not count.
         spent = self.watch.seconds()
         now = spent["step"] + spent["data"]
         last_step, last_seconds = self._lap
@@ -170,6 +173,7 @@ class Log:
         """
         if not self._active:
             return
+        # For programs: the file, TensorBoard, the callback.
         seconds = {name: round(value, 3) for name, value in self.watch.seconds().items()}
         record = {"step": step, "split": split, **figures, "seconds": seconds}
         self._file.write(json.dumps(record, allow_nan=False) + "\n")
@@ -179,6 +183,8 @@ class Log:
                 self._board.add_scalar(f"{split}/{name}", value, step)
         if self._on_log:
             self._on_log(record)
+
+        # For the eye: the bar, or a line where there is none.
         text = _line(split, figures)
         self._bar.update(self._task, line=text)
         if self._bar.disable:

@@ -155,15 +155,16 @@ def _check_nothing_foreign(workdir: Path) -> None:
 
 def _check_same_run(workdir: Path, config: RunConfig, steps: int) -> None:
     """Refuse settings other than those that the directory's run was started with."""
-    saved = max(
-        (int(path.name) for path in workdir.glob("checkpoints/*") if path.name.isdigit()), default=0
-    )
+    # A run is not continued backwards.
+    saved_steps = [path.name for path in workdir.glob("checkpoints/*") if path.name.isdigit()]
+    saved = max(map(int, saved_steps), default=0)
     if saved > steps:
         reason = f"got {steps}, but the run in {workdir} has done {saved}"
         raise UserError(
             BAD_CONFIG,
             f"training.steps: {reason}; give at least that many, or name another --workdir",
         )
+    # Nothing that decides what is learned may change.
     if not (workdir / "config.json").exists():
         return
     before = load_run_config(workdir / "config.json")
@@ -175,10 +176,10 @@ def _check_same_run(workdir: Path, config: RunConfig, steps: int) -> None:
                 BAD_CONFIG,
                 f"{key}: {reason}; continue with the old value, or name another --workdir",
             )
-    ends_with_run = not config.optimizer.decay_steps and config.optimizer.schedule in (
-        "cosine",
-        "linear",
-    )
+
+    # More steps are allowed, but a schedule that ends with the run then has another end.
+    decays = config.optimizer.schedule in ("cosine", "linear")
+    ends_with_run = decays and not config.optimizer.decay_steps
     old_steps = before.training.steps
     if saved and ends_with_run and old_steps != config.training.steps and jax.process_index() == 0:
         print(
@@ -355,6 +356,8 @@ def merge_parameters(
     params, _ = _load_parameters(directory, theirs, _model_here(theirs.model), mesh)
     old: Any = flatten_dict(params, sep="/")
     new: Any = flatten_dict(fresh, sep="/")
+
+    # Each parameter of the new model: from there if it fits, as drawn if it is a head's.
     merged, drawn = {}, []
     for path, leaf in new.items():
         if path in old and old[path].shape == leaf.shape:
@@ -368,6 +371,7 @@ def merge_parameters(
             raise UserError(
                 BAD_CONFIG, f"init_from={directory}: {reason}; use --config={directory}"
             )
+
     left_out = sorted(set(old) - set(merged) | set(drawn) & set(old))
     report = f"init_from: {len(merged) - len(drawn)} arrays loaded from {directory}"
     if left_out:
