@@ -126,13 +126,12 @@ def train(args: Args) -> None:
 
     train(resolve(config, corpus.tokenizer.vocabulary, rows), corpus, workdir)
     if jax.process_index() == 0:
-        _say(f"next: {_next_command(config, workdir)}")
+        _say(f"next: {_next_command(rows, workdir)}")
 
 
-def _next_command(config: RunConfig, workdir: Path) -> str:
+def _next_command(rows: "RowPlan", workdir: Path) -> str:
     """What one does with a trained model first."""
-    writes_spans = config.model.is_encoder_decoder and "lm" not in config.objective
-    if config.model.architecture == "encoder" or writes_spans:
+    if rows.aligned or rows.uses_sentinels:
         return f't5x_lite fill --workdir={workdir} "The ___ is in the house."'
     return f't5x_lite generate --workdir={workdir} "The"'
 

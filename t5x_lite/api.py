@@ -8,6 +8,7 @@ model.generate("Return a new")
 
 import dataclasses
 import sys
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -28,7 +29,7 @@ from t5x_lite.data.rows.batches import ledger, make_batches
 from t5x_lite.data.store.corpus import Corpus
 from t5x_lite.data.store.prepare import prepare as prepare_text
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
-from t5x_lite.errors import read_json
+from t5x_lite.errors import USAGE, UserError, read_json
 from t5x_lite.inference.fill import fill
 from t5x_lite.inference.generate import continue_texts, stream_texts
 from t5x_lite.inference.score import Score, score
@@ -60,8 +61,8 @@ ConfigLike = Any  # a RunConfig, a ConfigDict or dict of settings, or the name o
 
 
 def _checked(config: ConfigLike, allow_code: AllowedCode) -> tuple[RunConfig, AllowedCode]:
-    """The checked config, whatever form it is given in, and which modules it may name code of: of
-    the config.json of a run directory, which is data, only those that are named in `allow_code`.
+    """The checked config, whatever form it is given in, and the modules that it may import. The
+    config.json of a run directory is data: it may import those named in `allow_code` alone.
     """
     if isinstance(config, RunConfig):
         return with_absolute_paths(config), allow_code
@@ -102,8 +103,7 @@ def train(
     rows = plan(run, allow_code)
     corpus = prepare_text(run.data, say, allow_code)
     loop.train(resolve(run, corpus.tokenizer.vocabulary, rows), corpus, workdir, on_log)
-    modules = {member.objective.name.rpartition(".")[0] for member in rows.members}
-    return LanguageModel(run_directory.load(workdir, allowed=modules))
+    return LanguageModel(run_directory.load(workdir, allowed=rows.modules))
 
 
 def evaluate(
@@ -126,11 +126,11 @@ def evaluate(
     run_directory.check_same_text(workdir, corpus)
     config = dataclasses.replace(resolved.config, mesh=mesh or Mesh())
     here = dataclasses.replace(resolved, config=config, model=loaded.model)
-    run = loop.Run(here, corpus, None if mesh else jax.local_devices()[:1])
-    with run.within():
-        figures = run.evaluate(loaded.params)
+    evaluator = loop.Evaluator(here, corpus, None if mesh else jax.local_devices()[:1])
+    with evaluator.within():
+        figures = evaluator.evaluate(loaded.params)
     figures["perplexity"] = metrics.perplexity(figures["loss"])
-    if [member.objective.name for member in resolved.rows.members] == ["causal_lm"]:
+    if resolved.rows.scores_whole_text:
         figures["bits_per_byte"] = comparison.bits_per_byte(figures, corpus)
     return {"step": loaded.step, "split": "validation", **figures}
 
@@ -149,9 +149,7 @@ def compare(
 
 @dataclasses.dataclass(frozen=True)
 class Inspection:
-    """What a config shows the model, and what the run will cost; printed, it is read by a
-    person.
-    """
+    """A preview of a run: example rows, tokens and FLOPs, parameters, memory and time."""
 
     rows: str
     ledger: str
@@ -159,6 +157,8 @@ class Inspection:
     state_bytes: int  # parameters and optimizer, over all devices
     gradient_bytes: int
     flops: float  # of the run
+    # Of the matrix products of a small test, made here and now: FLOP/s
+    matmul_rate: float = dataclasses.field(compare=False)
 
     def __str__(self) -> str:
         lines = [self.rows, "", self.ledger, ""]
@@ -168,11 +168,10 @@ class Inspection:
             f"{'memory':<14}{memory:>36}  parameters, optimizer and gradients; activations come "
             "on top"
         )
-        rate = _matmul_rate()
-        minutes = f"{self.flops / rate / 60:,.1f} min"
+        minutes = f"{self.flops / self.matmul_rate / 60:,.1f} min"
         lines.append(
-            f"{'time, at least':<14}{minutes:>36}  at the {rate / 1e9:,.0f} GFLOP/s of matrix "
-            "products here"
+            f"{'time, at least':<14}{minutes:>36}  at the {self.matmul_rate / 1e9:,.0f} GFLOP/s of "
+            "matrix products here"
         )
         return "\n".join(lines)
 
@@ -180,13 +179,14 @@ class Inspection:
 def inspect(
     config: ConfigLike, examples: int = 3, say: Say = print, allow_code: AllowedCode = None
 ) -> Inspection:
-    """What a config shows the model: the first rows in words, the ledger, and what the run will
-    cost.
+    """A preview of a run, without training: the first rows in words, the ledger, and what the run
+    will cost.
     """
     run, allow_code = _checked(config, allow_code)
     rows = plan(run, allow_code)
     corpus = prepare_text(run.data, say, allow_code)
     resolved = resolve(run, corpus.tokenizer.vocabulary, rows)
+    loop.setup_jax(resolved.model.dtype)
     batches = make_batches(rows, run.data, run.seed, corpus, "train")
     row = ledger(batches)
     steps = batches.num_steps(resolved.steps, run.data.epochs)
@@ -199,14 +199,14 @@ def inspect(
         state_bytes=state_bytes,
         gradient_bytes=gradient_bytes,
         flops=flops * steps * run.data.batch_size,
+        matmul_rate=_matmul_rate(resolved.model.dtype),
     )
 
 
-def _matmul_rate(size: int = 1024) -> float:
-    """FLOP/s of a matrix product on the devices here, measured in a fraction of a second."""
-    import time
-
-    x = jax.numpy.ones((size, size))
+def _matmul_rate(dtype: str) -> float:
+    """FLOP/s of matrix products on the devices here, measured in a fraction of a second."""
+    size = 1024 if jax.default_backend() == "cpu" else 8192
+    x = jax.numpy.ones((size, size), dtype)
     product = jax.jit(lambda x: x @ x)
     jax.block_until_ready(product(x))
     seconds = []
@@ -231,12 +231,12 @@ class LanguageModel:
 
     @property
     def config(self) -> RunConfig:
-        """Of the run that trained it."""
+        """The config of the run that trained it."""
         return self._loaded.config
 
     @property
     def dimensions(self) -> ModelDimensions:
-        """Its sizes, all written out."""
+        """The sizes of the model, all written out."""
         return self._loaded.model
 
     @property
@@ -291,8 +291,9 @@ class LanguageModel:
 
     @cached_property
     def apply(self) -> Callable[[Params, Row], jax.Array]:
-        """The bare function (params, row) → logits [B, scored positions, V]; rows as
-        data/rows/layouts.py makes them.
+        """The bare function (params, row) → logits over the padded vocabulary: of all positions of
+        a decoder [B, D, V], of the scored positions of an encoder [B, K, V]. Rows are those of
+        data/rows/layouts.py.
         """
         model = self._loaded.model
 
@@ -302,7 +303,13 @@ class LanguageModel:
                 hidden = scored_positions(hidden, row)
             return logits(model, head_params(params), hidden)
 
-        return jax.jit(apply)
+        compiled = jax.jit(apply)
+
+        def apply_on_mesh(params: Params, row: Row) -> jax.Array:
+            with self._loaded.within():
+                return compiled(params, row)
+
+        return apply_on_mesh
 
 
 def load_model(
@@ -311,14 +318,17 @@ def load_model(
     """The model in a run directory, or in a directory of Hugging Face's files.
 
     Args:
-        mesh: over which devices its parameters are sharded; None: on one device.
-        allow_code: modules of one's own that the run's objective may be imported from.
+        mesh: over which devices its parameters are sharded; None: on one device. A directory of
+            Hugging Face's files has to be imported first.
+        allow_code: modules of your own that the run's objective may be imported from.
     """
     path = Path(path)
     check_is_run(path)
     if "model_type" in read_json(
         path / "config.json", "expected the directory of a run, or of a model"
     ):
+        if mesh is not None:
+            raise UserError(USAGE, f"{path}: a model that is to be sharded is imported first")
         loaded = convert.read(path, say=partial(print, file=sys.stderr))
         loaded = dataclasses.replace(loaded, params=jax.device_put(loaded.params))
     else:

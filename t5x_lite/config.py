@@ -111,8 +111,8 @@ class Data(Checked):
     document: Literal["file", "line", "block"] = "file"
     field: str = "text"  # the column that holds the text, in JSON lines, parquet and data sets
     text_cleaning: TextCleaning = TextCleaning()
-    # Of several sources without rates: rows go by min(tokens, cap)^(1/temperature) (Raffel et al.,
-    # 2020, §3.5.2); 1: in proportion to the tokens; higher: more evenly.
+    # Several sources without rates are mixed in proportion to min(tokens, cap)^(1/temperature)
+    # (Raffel et al., 2020, §3.5.2); higher: more evenly.
     temperature: Annotated[float, Range(1.0)] = 1.0
     cap: NonNegative = 0  # tokens that a source counts for at most; 0: all it has
     validation_source: str = ""  # held-out text; empty: a share of each source
@@ -193,7 +193,9 @@ class Model(Checked):
 
     # How order enters
     positions: Positions = "learned"
-    max_length: NonNegative = 0  # rows of the learned position table; 0: the longest stack of a row
+    # Rows of the learned position table, and the longest piece that `score` reads at a time; 0: the
+    # longest stack of a row
+    max_length: NonNegative = 0
     position_offset: NonNegative = 0  # rows of that table before the first position (RoBERTa: 2)
     relative_buckets: Annotated[int, Range(4)] = 32  # of distances, in T5's relative positions
     # Distance from which all share the last of T5's buckets
@@ -209,7 +211,7 @@ class Model(Checked):
 
     # Width of the embedding tables, which are projected if it is not d_model (ALBERT); 0: d_model
     embedding_size: NonNegative = 0
-    scale_embeddings: bool = False  # times d_model^½ (Vaswani et al., 2017, §3.4)
+    scale_embeddings: bool = False  # times the root of their width (Vaswani et al., 2017, §3.4)
     token_types: NonNegative = 0  # rows of the token type table (BERT: 2)
     num_classes: NonNegative = 0  # of the sequence label head; 0: 2 for sentence pairs, else none
     vocab_size: NonNegative = 0  # 0: the tokenizer's size
@@ -372,7 +374,7 @@ class Optimizer(Checked):
     schedule_unit: Literal["steps", "tokens"] = "steps"
     warmup_steps: NonNegative = 100  # linear, from initial_lr_ratio × peak to the peak
     initial_lr_ratio: Share = 0.0  # 1: held at the peak during the warm-up (T5)
-    # Where cosine and linear end, the warm-up included; 0: with the run
+    # Where cosine and linear end, counted from the first step; 0: with the run
     decay_steps: NonNegative = 0
     final_lr_ratio: Share = 0.0  # share of the peak that cosine and linear end at
 
@@ -411,7 +413,7 @@ class Training(Checked):
     z_loss: Share = 0.0  # coefficient of log²Z (T5: 1e-4)
     # Share of the target that is spread evenly over the vocabulary (Szegedy et al., 2016)
     label_smoothing: Annotated[float, Range(0.0, 0.99)] = 0.0
-    loss_chunk: NonNegative = 0  # positions whose logits exist at a time; 0: all
+    loss_chunk: NonNegative = 0  # positions of each row whose logits exist at a time; 0: all
     profile: tuple = ()  # (first, last) step written as a jax.profiler trace to WORKDIR/profile
 
     def _contradictions(self) -> Iterator[str]:

@@ -62,7 +62,7 @@ def optional_import(module: str, extra: str, what: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        install = f"pip install 't5x_lite[{extra}]'"
+        install = f"pip install 't5x_lite[{extra}]', in a checkout pip install -e '.[{extra}]'"
         raise UserError(
             NO_FILE, f"{what}: needs the package {module.split('.')[0]}: {install}"
         ) from error

@@ -1,5 +1,5 @@
-"""A run's settings and its tokenizer, turned once into what the run is: below this file nothing is
-derived again.
+"""Everything that follows from a config and a tokenizer, derived once: the plan of the rows, the
+sizes of the model, the heads. What is below is handed its part.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -16,7 +16,7 @@ from t5x_lite.specs import AllowedCode
 
 @dataclass(frozen=True)
 class Resolved:
-    """What a run is. Its parts are handed down; only commands and `Run` see the whole."""
+    """A run with everything derived; the loop and the commands hand its parts down."""
 
     config: RunConfig  # as written: what config.json records
     rows: RowPlan  # objectives, their windows, and the row shape
@@ -26,9 +26,7 @@ class Resolved:
 
     @property
     def written_out(self) -> RunConfig:
-        """The config with the model's sizes written out, in the form in which settings are
-        compared.
-        """
+        """The config with all sizes of the model filled in: what two runs are compared by."""
         return replace(self.config, model=self.model)
 
 
@@ -67,7 +65,7 @@ def resolve(
     rows: RowPlan | None = None,
     allowed: AllowedCode = None,
 ) -> Resolved:
-    """What a run is.
+    """Derive everything that follows from a config and the ids of its tokenizer.
 
     Args:
         rows: what `plan` made of the same config, if it was called already.

@@ -60,11 +60,9 @@ def import_function(name: str, where: str, allowed: AllowedCode = None) -> Calla
     """
     module, _, function = name.rpartition(".")
     if allowed is not None and module not in allowed:
-        reason = (
-            f"names code of your own, module {module}, in a file that is data, and data is not run"
-        )
+        reason = "the file that names it is data, which imports no module"
         raise UserError(
-            BAD_CONFIG, f"{where}: {reason}; if you trust it, add --allow-code={module}"
+            BAD_CONFIG, f"{where}: {reason}; if you trust {module}, add --allow-code={module}"
         )
     if "" not in sys.path:
         sys.path.append("")  # like `python -m`: the directory that the command is given in

@@ -31,7 +31,7 @@ class Attention(nn.Module):
     """softmax(q kᵀ · K^-½ + bias) v, over H heads."""
 
     config: ModelDimensions
-    is_self: bool = True  # within one stack, where positions count; else to the encoder
+    is_self: bool = True  # self-attention, where positions count; else cross-attention
 
     def setup(self):
         config = self.config
@@ -56,7 +56,7 @@ class Attention(nn.Module):
     def keys_and_values(
         self, source_BSD: Float[Array, "B S D"], positions_BS: Int[Array, "B S"] | None = None
     ) -> tuple[Float[Array, "B G S K"], Float[Array, "B G S K"]]:
-        """Keys and values of what is attended to."""
+        """The source, projected to keys and values."""
         keys = self._split_heads(self.key(source_BSD), self.kv_axis)
         values = self._split_heads(self.value(source_BSD), self.kv_axis)
         return self._rotated(keys, positions_BS), values
@@ -72,11 +72,12 @@ class Attention(nn.Module):
         positions_BT: Int[Array, "B T"] | None = None,
         deterministic: bool = True,
     ) -> Float[Array, "B T D"]:
-        """What x attends to.
+        """Attention from x to keys and values, with the output projection.
 
         Args:
-            mask_bias: mask.bias(position_bias), computed once for all layers.
-            position_bias: the same without the mask, for kernels that take both.
+            mask_bias: mask and position bias as one additive bias, for the plain kernel:
+                mask.bias(position_bias), computed once for all layers.
+            position_bias: the position bias alone, for fused kernels, which take the mask too.
         """
         config = self.config
 
@@ -85,7 +86,7 @@ class Attention(nn.Module):
         q = self._rotated(self._split_heads(self.query(x_BTD), "heads"), positions_BT)
         q = (q * scale).astype(keys.dtype)
 
-        # What attention adds up, by the kernel that can compute it.
+        # softmax(q kᵀ + bias) v, by the kernel that can compute it.
         dropout = partial(self.dropout, deterministic=deterministic)
         drops_weights = config.attention_dropout > 0 and not deterministic
         kernel = choose_kernel(config, mask, drops_weights)

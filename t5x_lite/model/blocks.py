@@ -42,35 +42,34 @@ class StackContext(struct.PyTreeNode):
     cross_mask: AttentionMask | None = None
     cross_mask_bias: Array | None = None
     encoded: Float[Array, "B E D"] | None = None  # hidden states of the encoder
-    slot: int | Int[Array, ""] = 0  # of the decoding state, where the first position of x goes
+    slot: int | Int[Array, ""] = 0  # of the decoding state, where the first token of x is written
     deterministic: bool = struct.field(pytree_node=False, default=True)
 
 
 class Mixer(Protocol):
     """The part of a block that mixes positions: an entry of MIXERS, made with the config.
 
-    What it keeps while text is generated is its own business: an attention's keys and values, an
-    LSTM's state.
+    It owns its decoding state: the keys and values of attention, the two vectors of an LSTM.
     """
 
     def __call__(self, x_BTD: Array, context: StackContext) -> tuple[Array, Auxiliary]:
-        """Whole rows: [B, T, D] → [B, T, D], and auxiliary losses."""
+        """Whole rows, as in training: [B, T, D] → [B, T, D], and auxiliary losses."""
         ...
 
     def initial_state(self, rows: int, slots: int) -> Any:
-        """What is kept before anything is read, with room for so many tokens: arrays [rows, …],
-        since a beam search moves rows.
+        """The empty decoding state, with room for `slots` tokens. Every array has rows as its
+        first axis, since beam search reorders them.
         """
         ...
 
     def prefill(self, x_BTD: Array, state: Any, context: StackContext) -> tuple[Array, Any]:
-        """Read T tokens, some of them padding by context.segments: their [B, T, D], and the state
-        with them.
+        """Read T tokens of each row, padding where context.segments is 0: the outputs [B, T, D],
+        and the updated state.
         """
         ...
 
     def step(self, x_B1D: Array, state: Any, context: StackContext) -> tuple[Array, Any]:
-        """Read one token of each row."""
+        """Read one token of each row; also the first, where a prompt has one."""
         ...
 
 

@@ -1,5 +1,5 @@
-"""The decoder, a few tokens at a time: what its mixers keep of the tokens read is theirs, and
-nothing is read twice.
+"""Incremental decoding: the decoder reads a prompt, then one token at a time. Each mixer owns its
+decoding state (attention's KV cache, an LSTM's state), so no token is computed twice.
 
 Shapes: B rows, T tokens read now, S slots, E encoder positions, W d_model, V vocabulary.
 """
@@ -22,12 +22,11 @@ from t5x_lite.model.transformer import Stack, Transformer, parameter_axes
 
 
 class DecodingWeights(struct.PyTreeNode):
-    """The parameters of a model as decoding wants them: each layer by itself, and dense kernels in
-    the type of the computation and transposed, [out, in], which few rows are multiplied with
-    faster.
+    """The parameters of a model, rearranged for decoding: unstacked layers, and dense kernels cast
+    to the compute dtype and stored as [out, in], which is faster for small batches.
     """
 
-    outer: Params  # all but the decoder's layers
+    outer: Params  # all but the decoder's layers; under "decoder" its final norm and relative bias
     layers: list[Params]  # variables of Block
     head: Params  # what heads.logits reads
 
@@ -72,7 +71,7 @@ def decoding_weights(config: ModelDimensions, params: Params) -> DecodingWeights
 
 
 class DecoderState(struct.PyTreeNode):
-    """What was read so far."""
+    """The decoding state after the tokens read so far."""
 
     blocks: list[BlockState]
     filled: Int[Array, "B S"]  # 1 where a slot holds a token of the text
@@ -83,8 +82,10 @@ class DecoderState(struct.PyTreeNode):
 def initial_state(
     config: ModelDimensions, weights: DecodingWeights, rows: int, slots: int, row: Row | None = None
 ) -> DecoderState:
-    """The state before the first token, with room for so many; row: what the encoder reads, where
-    there is one.
+    """The state before the first token, with room for `slots` tokens.
+
+    Args:
+        row: the encoder's input, if there is an encoder.
     """
     mixer: Any = MIXERS[config.mixer](config)
     states = [BlockState(mixer.initial_state(rows, slots)) for _ in weights.layers]
@@ -115,11 +116,15 @@ def read_tokens(
     slot: int | Int[Array, ""],
     bidirectional: bool = False,
 ) -> tuple[Float[Array, "B T W"], DecoderState]:
-    """Read tokens, some of them padding, into the slots from `slot` on: their hidden states, and
-    the state with them.
+    """Read T tokens per row into the slots from `slot` on; the hidden states of these tokens, and
+    the updated state.
 
-    They attend to all that was read before and, of themselves, to their past, or if bidirectional
-    to all.
+    They attend to all tokens read before, and causally to each other.
+
+    Args:
+        is_real: 0 where a token is padding.
+        bidirectional: the new tokens attend to each other both ways (the inputs of a prefix
+            decoder).
     """
     # Which slots are filled, and the attention mask of the new tokens over all slots.
     update = jax.lax.dynamic_update_slice_in_dim
@@ -133,7 +138,7 @@ def read_tokens(
         state.filled,
         query_positions=positions,
         key_positions=state.positions,
-        first_query=None if is_beginning else slot,
+        query_offset=None if is_beginning else slot,
         causal=tokens.shape[1] > 1 and not bidirectional,
     )
     cross_mask = None
@@ -141,7 +146,7 @@ def read_tokens(
         cross_mask = AttentionMask(is_real, state.encoder_segments)
 
     # What the blocks share.
-    stack: Any = Stack(config, len(weights.layers), shared=True)
+    stack: Any = Stack(config, len(weights.layers), share_layers=True)
     stack_params = {"params": weights.outer["decoder"]}
     context = stack.apply(
         stack_params,

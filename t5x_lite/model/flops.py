@@ -1,5 +1,4 @@
-"""FLOPs of the matrix products that the mathematics requires, and the share of the device's peak
-they reach (MFU).
+"""FLOPs of the matrix products that the mathematics requires, and the peak of devices, for MFU.
 
 Multiply and add count as two; the backward pass is twice the forward. Recomputation, norms and
 softmax do not count; causal attention counts half of its square, that of a prefix decoder, whose
@@ -43,12 +42,12 @@ def forward_flops(config: ModelDimensions, shape: RowShape, scored: float | int)
     # Queries times vectors of distances; Shaw et al. weigh such vectors, too.
     relative = {"transformer_xl": 1.5, "shaw": 2.0}.get(config.positions, 1.0)
 
-    def attention(queries: int, keys: int, visible: float = 1.0) -> float:
-        """Its projections, and the two products with the queries × keys weights, of which a share
-        is visible.
+    def attention(queries: int, keys: int, logits_cost: float = 1.0) -> float:
+        """Its projections, and the two products with the queries × keys weights, times a factor:
+        less than 1 where causal, more with further terms in the logits.
         """
         projections = 4 * d_model * (query_features * queries + kv_features * keys)
-        return projections + 4 * queries * keys * query_features * visible
+        return projections + 4 * queries * keys * query_features * logits_cost
 
     total = 0.0
     if config.is_factorised:

@@ -1,5 +1,5 @@
-"""Heads: what is predicted from the hidden states. HEADS says of each how it reads them, its loss
-as sums, and the row keys it needs; a new one is an entry there, and a module.
+"""Heads: what is predicted from the hidden states. Each entry of HEADS says which hidden states a
+head reads, its loss as sums, and the row keys it needs.
 
 Shapes: B rows, T positions, K scored positions, D d_model, V embedding rows, C classes.
 """
@@ -26,7 +26,8 @@ from t5x_lite.model.losses import LossSettings, Sums, class_sums, cross_entropy
 from t5x_lite.model.masks import MASKED
 from t5x_lite.model.matmul import matmul, matmul_transposed
 
-Row = dict[str, Array]  # as data/rows/layouts.py makes them
+# A batch of rows, [B, …] each, by the keys of data/rows/layouts.py.
+Row = dict[str, Array]
 Params = dict[str, Any]
 
 
@@ -69,7 +70,7 @@ class LanguageModelHead(nn.Module):
         if config.mlm_head:
             logits += self.param("bias", with_axes(nn.initializers.zeros, "vocab"), (rows,), dtype)
 
-        # Rows of padding are no token's.
+        # Mask the padding of the vocabulary.
         if rows > config.vocab_size:
             logits = jnp.where(jnp.arange(rows) < config.vocab_size, logits, MASKED)
         if logits.ndim == 3:

@@ -73,7 +73,7 @@ def attention_weights(q: Queries, k: Keys, mask_bias: Array) -> Weights:
     """softmax(q kᵀ + mask_bias), the sums in float32; mask_bias from AttentionMask.bias."""
     B, H, T, K = q.shape
     G = k.shape[1]
-    # The queries of a group's heads follow one another, as if of one long text: no key is repeated.
+    # Fold the query heads of a group into the query axis, so that no key is repeated.
     grouped_q = q.reshape(B, G, -1, K)
     logits = matmul_transposed(grouped_q, k).reshape(B, H, T, -1)
     logits += mask_bias.astype(logits.dtype)
@@ -91,7 +91,7 @@ def weighted_sum(weights: Weights, v: Keys) -> Queries:
     return matmul(grouped_weights, v).astype(v.dtype).reshape(B, H, T, K)
 
 
-_SMALLEST_HALF = 256  # positions
+_MIN_HALF_LENGTH = 256  # positions
 
 
 def plain(
@@ -104,12 +104,12 @@ def plain(
 ) -> Queries:
     """Attention by two matrix products, with dropout on the weights.
 
-    The first half of a long causal text does not attend to its second half, which is not computed
-    for it.
+    Long causal rows are split recursively: queries of the first half attend to no key of the
+    second, so a quarter of the logits is not computed.
     """
     half = q.shape[2] // 2
     is_plainly_causal = mask.causal and mask.prefix is None and mask.query_positions is None
-    if not is_plainly_causal or half < _SMALLEST_HALF:
+    if not is_plainly_causal or half < _MIN_HALF_LENGTH:
         weights = attention_weights(q, k, mask_bias)
         return weighted_sum(dropout(weights), v)
 

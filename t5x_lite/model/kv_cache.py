@@ -1,4 +1,4 @@
-"""The keys and values of what attention has read, kept while text is generated.
+"""The KV cache: keys and values of the tokens read so far.
 
 Shapes: B rows, G key and value heads, S slots, T tokens read now, K head_dim.
 """

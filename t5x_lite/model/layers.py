@@ -20,11 +20,11 @@ from t5x_lite.model.matmul import matmul, matmul_transposed, wide_dtype
 
 # Axes of activations.
 ACTIVATION_AXES = ("batch", "sequence")
-# Axes of parameters that a hidden state is multiplied over.
+# Axes of dense kernels, which are decayed, and transposed for decoding.
 FEATURE_AXES = ("embed", "heads", "kv", "mlp", "pooled", "factor")
-# Axes of lookup tables, and of the output layer.
+# Rows of lookup tables, which are decayed too; "vocab" is also the output of the language model.
 TABLE_AXES = ("vocab", "positions", "types", "buckets")
-# Axes of what is neither: scanned layers, one head, relative distances, a norm, an embedding,
+# All other axes of parameters: scanned layers, one head, relative distances, a norm, an embedding,
 # labels.
 OTHER_AXES = ("layers", "head_dim", "distance", "norm", "embedding", "classes")
 AXES = (*ACTIVATION_AXES, *FEATURE_AXES, *TABLE_AXES, *OTHER_AXES)
@@ -159,8 +159,8 @@ class Dense(nn.Module):
 
 
 class Norm(nn.Module):
-    """LayerNorm (Ba et al., 2016), RMSNorm (Zhang and Sennrich, 2019), computed in float32 or
-    better, or none.
+    """LayerNorm (Ba et al., 2016), RMSNorm (Zhang and Sennrich, 2019) or the identity; computed in
+    float32, or float64 where the model is.
     """
 
     config: ModelDimensions

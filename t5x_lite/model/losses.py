@@ -24,7 +24,7 @@ class LossSettings:
 
     z_loss: float = 0.0
     label_smoothing: float = 0.0
-    chunk: int = 0  # positions whose logits exist at a time; 0: all
+    chunk: int = 0  # positions of each row whose logits exist at a time; 0: all
 
 
 def token_sums(
@@ -76,9 +76,9 @@ def cross_entropy(
     vocab_size: int,
     settings: LossSettings = LossSettings(),
 ) -> Sums:
-    """`token_sums` of a head's logits, which are made here alone, some positions of each row at a
-    time; each chunk's gradient is taken with it, so that logits neither outlive their chunk nor are
-    made twice.
+    """`token_sums` of a head's logits, in chunks: logits are computed for `settings.chunk`
+    positions of each row at a time, and the gradient of a chunk is computed in the forward pass, so
+    the logits of all positions never exist at once and none are computed twice.
 
     Only total_loss can be differentiated, by head_params and hidden; nll and correct raise
     TypeError.
@@ -119,7 +119,7 @@ def _zero_sums(sums, head_params, hidden, labels):
 
 def _chunked_forward(sums, head_params, hidden, labels):
     """The sums, and with each chunk the gradient of its total_loss."""
-    # With symbolic zeros, arguments come wrapped, with whether a derivative by them is asked for.
+    # With symbolic_zeros=True, jax wraps each argument in an object with .value and .perturbed.
     head_params, hidden, labels = jax.tree.map(
         lambda x: x.value, (head_params, hidden, labels), is_leaf=lambda x: hasattr(x, "perturbed")
     )

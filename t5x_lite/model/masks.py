@@ -12,9 +12,9 @@ MASKED = -1e9  # added to the logits of keys that are masked
 
 
 class AttentionMask(struct.PyTreeNode):
-    """A query attends to the keys of its own segment; if causal, to those of them in its past, and
-    to what is marked as prefix. Unless rows are packed, each holds one segment and then padding,
-    which nothing attends to.
+    """A query attends to the keys of its own segment. If causal, only to keys at or before its own
+    place, and to keys marked as prefix. If rows are not packed, each is one segment followed by
+    padding, to which no token attends.
 
     >>> segments = jnp.array([[1, 1, 2]])
     >>> mask = AttentionMask(segments, segments, causal=True, packed=True).mask()
@@ -28,7 +28,8 @@ class AttentionMask(struct.PyTreeNode):
     # Where distances do not follow from the order of the arrays, as in decoding:
     query_positions: Int[Array, "B T"] | None = None
     key_positions: Int[Array, "B S"] | None = None
-    first_query: int | Int[Array, ""] | None = None  # its index among the keys; None: the first key
+    # In decoding, the key index of the first query: so many tokens are cached. None elsewhere.
+    query_offset: int | Int[Array, ""] | None = None
     causal: bool = struct.field(pytree_node=False, default=False)
     packed: bool = struct.field(pytree_node=False, default=False)
 
@@ -41,12 +42,12 @@ class AttentionMask(struct.PyTreeNode):
         # where causal, since padding is at the end; in decoding it may come before a query.
         if self.packed:
             mask = (self.query_segments[:, :, None] == self.key_segments[:, None, :])[:, None]
-        elif not self.causal or self.first_query is not None:
+        elif not self.causal or self.query_offset is not None:
             mask = (self.key_segments > 0)[:, None, None, :]
 
         # Time: the past, and the prefix.
         if self.causal:
-            first = 0 if self.first_query is None else self.first_query
+            first = 0 if self.query_offset is None else self.query_offset
             past = (jnp.arange(S) <= first + jnp.arange(T)[:, None])[None, None]
             if self.prefix is not None:
                 past |= self.prefix[:, None, None, :]

@@ -1,6 +1,6 @@
-"""The one matrix product: operands in the type of the computation, sums in float32, so that
-bfloat16 loses no more than its operands' digits, and what is summed for the gradient of a float32
-parameter is not rounded again.
+"""The matrix product of dense layers and attention: operands in the compute dtype, sums and result
+in float32, so that bfloat16 rounds the operands and nothing else. Gradients of float32 parameters
+are summed in float32, too.
 
 What makes it fast on a CPU is here and nowhere else. Shapes: *B batch axes of both operands, *L
 leading axes of x alone (rows and positions), N rows, D in, F out.
@@ -138,9 +138,9 @@ def _transposed_dot(a, b):
 
 
 def _transposed_dot_on_cpu(a, b):
-    """The same with the narrower operand transposed in memory first. XLA for CPU would leave aᵀ
-    where it is, and a product whose left operand lies transposed does not reach the matrix units: a
-    fifth of the speed.
+    """The same with the narrower operand transposed in memory first. XLA for CPU does not transpose
+    a itself, and a product with a transposed left operand misses the fast path (AMX): a fifth of
+    the speed.
     """
     if b.shape[-1] < a.shape[-1]:
         swapped = _row_major(_dot(_transpose_in_memory(b), a, transposed=False))

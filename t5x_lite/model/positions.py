@@ -131,7 +131,9 @@ class RelativeBias(nn.Module):
 def gather_distances(
     scores: Float[Array, "B H T R"], offset: int, distances: Distances
 ) -> Float[Array, "B H T S"]:
-    """Of scores of all distances, distance d in column offset + d, those of the keys."""
+    """For each query and key the score of their distance; that of distance d is in column
+    offset + d.
+    """
     columns = jnp.clip(jnp.asarray(distances) + offset, 0, scores.shape[-1] - 1)
     if columns.ndim == 2:
         columns = columns[None, None]

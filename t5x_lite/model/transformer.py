@@ -29,7 +29,7 @@ from t5x_lite.model.positions import RelativeBias, alibi, sinusoidal
 
 
 class ModelOutput(NamedTuple):
-    """What a row becomes."""
+    """What the Transformer returns."""
 
     hidden_states: Float[Array, "B T W"]  # of the decoder, or of an encoder alone
     auxiliary: Auxiliary  # auxiliary losses by name, summed over the positions that are no padding
@@ -42,7 +42,7 @@ class Stack(nn.Module):
 
     config: ModelDimensions
     depth: int
-    shared: bool = False
+    share_layers: bool = False
 
     def setup(self):
         config = self.config
@@ -51,21 +51,21 @@ class Stack(nn.Module):
 
         # One block, compiled once and run `depth` times: over a leading axis of its parameters, or
         # with the same ones. The depth is scanned over, the context is the same for all.
-        if self.shared:
+        if self.share_layers:
             variables: dict[str, Any] = {"variable_broadcast": "params"}
         else:
             variables = {"variable_axes": {"params": 0}}
         scan: Any = nn.scan
         blocks = scan(
             nn.remat(Block, prevent_cse=False) if config.remat else Block,
-            split_rngs={"params": not self.shared, "dropout": True},
+            split_rngs={"params": not self.share_layers, "dropout": True},
             in_axes=(0, nn.broadcast),
             length=self.depth,
             unroll=1 if config.scan else self.depth,
             metadata_params={nn.PARTITION_NAME: "layers"},
             **variables,
         )(config)
-        if self.shared:
+        if self.share_layers:
             self.block = blocks
         else:
             self.layers = blocks
@@ -73,22 +73,21 @@ class Stack(nn.Module):
             self.final_norm = Norm(config)
         self.dropout = nn.Dropout(config.dropout)
 
-    def context(self, mask: AttentionMask, bidirectional: bool, **shared: Any) -> StackContext:
-        """What all blocks share.
+    def context(self, mask: AttentionMask, bidirectional: bool, **fields: Any) -> StackContext:
+        """What all blocks read beside x.
 
         Args:
-            bidirectional: whether a position may attend to what comes after it; T5's buckets depend
-                on it.
-            shared: further fields of StackContext.
+            bidirectional: whether T5's buckets tell keys ahead of a query from each other.
+            fields: further fields of StackContext.
         """
         position_bias = self._position_bias(mask, bidirectional)
-        cross_mask = shared.get("cross_mask")
+        cross_mask = fields.get("cross_mask")
         return StackContext(
             mask=mask,
             mask_bias=mask.bias(position_bias),
             position_bias=position_bias,
             cross_mask_bias=None if cross_mask is None else cross_mask.bias(),
-            **shared,
+            **fields,
         )
 
     def _position_bias(self, mask: AttentionMask, bidirectional: bool) -> Array | None:
@@ -112,7 +111,7 @@ class Stack(nn.Module):
         return x_BTW
 
     def __call__(self, x_BTW, context: StackContext) -> ModelOutput:
-        blocks = self.block if self.shared else self.layers
+        blocks = self.block if self.share_layers else self.layers
         x_BTW, auxiliary = blocks(x_BTW, jnp.arange(self.depth), context)
         auxiliary = jax.tree.map(lambda losses: losses.sum(0), auxiliary)
         return ModelOutput(self.finish(x_BTW, context.deterministic), auxiliary)
@@ -122,8 +121,8 @@ class Transformer(nn.Module):
     """`model.apply({"params": params}, row)` → ModelOutput; see heads.py for what is predicted from
     it.
 
-    packed: whether a row may hold several segments; where it may not, attention needs no mask for
-    them.
+    Attributes:
+        packed: whether a row may hold several segments, so that a segment mask is needed.
     """
 
     config: ModelDimensions
@@ -245,7 +244,7 @@ class Transformer(nn.Module):
 
     def touch_all_parameters(self, row: Row) -> None:
         """Call every module once, for initialisation."""
-        # Blocks are made when they are first called: shared ones with the cross-attention.
+        # Shared stacks are called through the decoder first, so that they have cross-attention.
         if self.config.shared_stacks:
             self.decode(row, self.embed(row, "encoder"))
         hidden = self(row).hidden_states

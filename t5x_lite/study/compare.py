@@ -45,7 +45,7 @@ def compare(
     plans = {name: plan(member, allowed) for name, member in config.members.items()}
     members = {}
     for name, member in config.members.items():
-        corpus = prepare(member.data, say)
+        corpus = prepare(member.data, say, allowed)
         members[name] = Member(resolve(member, corpus.tokenizer.vocabulary, plans[name]), corpus)
     check_same_reading(members)
     check_examples(config, members)
@@ -141,7 +141,7 @@ def summarise(workdir: Path, resolved: Resolved, corpus: Corpus) -> dict[str, An
         "curve": [[record["step"], record["loss"]] for record in trained],
         "validation_curve": [[record["step"], record["loss"]] for record in evaluated],
     }
-    if [member.objective.name for member in resolved.rows.members] == ["causal_lm"]:
+    if resolved.rows.scores_whole_text:
         summary["bits_per_byte"] = bits_per_byte(last, corpus)
     return summary
 

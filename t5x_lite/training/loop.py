@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+import optax
 
 from t5x_lite.data.rows.batches import Batches, ledger, make_batches
 from t5x_lite.data.rows.streams import VERSION as STREAM_VERSION
@@ -47,40 +47,21 @@ def setup_jax(dtype: str = "float32") -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
-class Run:
-    """Everything of a run that does not change: its batches, mesh (over all devices unless some are
-    given), optimizer and compiled steps.
+class Evaluator:
+    """A run as far as evaluation needs it: its validation split, mesh (over all devices unless some
+    are given), loss and compiled evaluation step.
     """
 
     def __init__(self, resolved: Resolved, corpus: Corpus, devices: Sequence[Any] | None = None):
-        # Data: rows of both splits, and what a step consumes of them.
         config = resolved.config
-        self.batches = make_batches(resolved.rows, config.data, config.seed, corpus, "train")
+        self.resolved = resolved
         self.validation = make_batches(
             resolved.rows, config.data, config.seed, corpus, "validation"
         )
-        self.resolved = resolved = with_steps_of(resolved, self.batches)
-        self.ledger = ledger(self.batches)
-        if not self.ledger.loss_tokens:
-            reason = f"objective={config.objective}: scores nothing in the first rows"
-            raise UserError(BAD_DATA, f"{reason}; inspect shows them")
-
-        # Where everything lies.
         self.mesh = sharding.make_mesh(config.mesh, resolved.model, devices)
         sharding.check_batch(config.data.batch_size, config.training.microbatches, self.mesh)
-        schedule = make_schedule(config.optimizer, resolved.steps, self.batches.raw_tokens)
-        self.optimizer = make_optimizer(config.optimizer, schedule, parameter_axes(resolved.model))
-        with self.within():
-            self.shapes, self.shardings = state_shardings(resolved.model, self.optimizer, self.mesh)
-
-        # The two compiled steps. Training gives its old state away: the new one takes its memory.
         self.loss = Loss(resolved.model, resolved.rows.packed, resolved.heads, config.training)
         everywhere = sharding.replicated(self.mesh)
-        self.train_step = jax.jit(
-            make_train_step(self.loss, config.seed, self.optimizer, schedule),
-            donate_argnums=0,
-            out_shardings=(self.shardings, everywhere),
-        )
         self.eval_step = jax.jit(self.loss.evaluate, out_shardings=everywhere)
 
     @contextmanager
@@ -92,6 +73,43 @@ class Run:
     def batch(self, batches: Batches, step: int) -> dict[str, jax.Array]:
         """Batch number `step` (from 0) on the mesh."""
         return sharding.place_batch(partial(batches.batch_at, step), batches.batch_size, self.mesh)
+
+    def evaluate(self, params: Any) -> dict[str, float]:
+        """The figures over every row of the validation split: summed, then divided once."""
+        total: dict = {}
+        for step in range(self.validation.validation_batches):
+            sums = jax.device_get(self.eval_step(params, self.batch(self.validation, step)))
+            sums = jax.tree.map(float, sums)
+            total = jax.tree.map(lambda a, b: a + b, total, sums) if total else sums
+        return metrics.means(total)
+
+
+class Run(Evaluator):
+    """Everything of a run that does not change: what evaluation needs, and its training batches,
+    optimizer and compiled train step.
+    """
+
+    def __init__(self, resolved: Resolved, corpus: Corpus, devices: Sequence[Any] | None = None):
+        # What a step consumes.
+        config = resolved.config
+        self.batches = make_batches(resolved.rows, config.data, config.seed, corpus, "train")
+        self.ledger = ledger(self.batches)
+        if not self.ledger.loss_tokens:
+            reason = f"objective={config.objective}: scores nothing in the first rows"
+            raise UserError(BAD_DATA, f"{reason}; inspect shows them")
+        super().__init__(with_steps_of(resolved, self.batches), corpus, devices)
+
+        # How it is used. The train step donates its input state: the new one reuses its memory.
+        model, steps = self.resolved.model, self.resolved.steps
+        schedule = make_schedule(config.optimizer, steps, self.batches.raw_tokens)
+        self.optimizer = make_optimizer(config.optimizer, schedule, parameter_axes(model))
+        with self.within():
+            self.shapes, self.shardings = state_shardings(model, self.optimizer, self.mesh)
+        self.train_step = jax.jit(
+            make_train_step(self.loss, config.seed, self.optimizer, schedule),
+            donate_argnums=0,
+            out_shardings=(self.shardings, sharding.replicated(self.mesh)),
+        )
 
     def fresh_state(self) -> TrainState:
         """The state before the first step."""
@@ -113,15 +131,6 @@ class Run:
         say(report)
         return state.replace(params=params)
 
-    def evaluate(self, params: Any) -> dict[str, float]:
-        """The figures over every row of the validation split: summed, then divided once."""
-        total: dict = {}
-        for step in range(self.validation.validation_batches):
-            sums = jax.device_get(self.eval_step(params, self.batch(self.validation, step)))
-            sums = jax.tree.map(float, sums)
-            total = jax.tree.map(lambda a, b: a + b, total, sums) if total else sums
-        return metrics.means(total)
-
     def rates(self, seconds: float, steps: int) -> dict[str, Any]:
         """Model tokens (encoder and decoder, no padding) a second, and MFU, over so many steps."""
         model = self.resolved.model
@@ -140,7 +149,7 @@ def state_sizes(resolved: Resolved) -> tuple[int, int]:
     allocated.
     """
     optimizer = make_optimizer(
-        resolved.config.optimizer, jnp.asarray, parameter_axes(resolved.model)
+        resolved.config.optimizer, optax.constant_schedule(0.0), parameter_axes(resolved.model)
     )
     state = jax.eval_shape(partial(fresh_state, resolved.model, 0, optimizer))
 
@@ -194,7 +203,7 @@ def _train_steps(
         batches = prefetch(partial(run.batch, run.batches), first, last, config.data.workers)
         pending = None  # the last step and its figures, not read yet
         for step in range(first + 1, last + 1):
-            # While the step before still computes, waiting for data loses no time.
+            # Waiting for data counts as such only while no step is being computed.
             with log.watch("data", counts=partial(_is_done, pending)):
                 batch = next(batches)
             # The first call compiles; every call returns before the step is computed.
@@ -286,7 +295,7 @@ def prefetch(batch_at: Callable[[int], Any], first: int, last: int, workers: int
 
 
 class Profile:
-    """Writes what happens within steps (first, last), or as much of them as this process runs, to
+    """Records a jax.profiler trace of steps (first, last), as far as this process runs them, in
     WORKDIR/profile.
     """
 

@@ -16,12 +16,12 @@ Schedule = Callable[[Any], jax.Array]  # step (from 0) → learning rate
 def make_schedule(config: Optimizer, steps: int, raw_tokens_per_step: float) -> Schedule:
     """The learning rate of each step: a linear warm-up, then the schedule.
 
-    Step n (from 1) runs at the rate of n: the first just above initial_lr_ratio, the last of a
-    decay at final_lr_ratio.
+    The first step already has a rate just above initial_lr_ratio × peak, the last step of a decay
+    exactly final_lr_ratio × peak.
 
     Args:
-        steps: of the run, with which a decay without decay_steps ends.
-        raw_tokens_per_step: for warm-up and decay that count in tokens.
+        steps: of the whole run; the decay ends with them where decay_steps is 0.
+        raw_tokens_per_step: converts warm-up and decay that are given in tokens.
     """
     # All in steps.
     unit = raw_tokens_per_step if config.schedule_unit == "tokens" else 1
@@ -30,7 +30,8 @@ def make_schedule(config: Optimizer, steps: int, raw_tokens_per_step: float) -> 
     warmup_or_one = max(warmup, 1.0)
     final = config.final_lr_ratio
 
-    # Shares of the peak after the warm-up; n is the step, progress that from warm-up to end.
+    # The learning rate after the warm-up, as a share of the peak. n: the step, from 1; progress: 0
+    # at the end of the warm-up, 1 at the end of the decay.
     def constant(n, progress):
         return jnp.ones(())
 
@@ -67,7 +68,9 @@ def _is_axes(leaf: Any) -> bool:
 
 
 def is_decayed(axes: Any) -> Any:
-    """True for dense kernels and lookup tables; not for biases, norms and relative vectors."""
+    """Whether weight decay applies: to dense kernels and lookup tables (T5's relative bias is
+    one), not to biases, norms and Shaw's relative vectors.
+    """
     return jax.tree.map(lambda names: is_kernel(names) or is_table(names), axes, is_leaf=_is_axes)
 
 

@@ -314,7 +314,8 @@ def check_init_from(resolved: Resolved, tokenizer: Tokenizer) -> None:
     differ.
     """
     directory = Path(resolved.config.init_from)
-    theirs, their_tokenizer = read(directory, _modules_of(resolved))
+    # Whoever starts a run with objectives of their own may start it from a run with the same.
+    theirs, their_tokenizer = read(directory, resolved.rows.modules)
     free = set(_FREE_OF_INIT)
     if resolved.model.positions != "learned":
         free.add("max_length")
@@ -333,12 +334,6 @@ def check_init_from(resolved: Resolved, tokenizer: Tokenizer) -> None:
         )
 
 
-def _modules_of(resolved: Resolved) -> AllowedCode:
-    """Whoever starts a run with objectives of their own may start it from a run with the same."""
-    names = [member.objective.name for member in resolved.rows.members]
-    return {name.rpartition(".")[0] for name in names if "." in name}
-
-
 def merge_parameters(
     resolved: Resolved, fresh: Params, mesh: jax.sharding.Mesh
 ) -> tuple[Params, str]:
@@ -352,7 +347,7 @@ def merge_parameters(
         UserError: where something other than a head does not fit.
     """
     directory = Path(resolved.config.init_from)
-    theirs, _ = read(directory, _modules_of(resolved))
+    theirs, _ = read(directory, resolved.rows.modules)
     params, _ = _load_parameters(directory, theirs, _model_here(theirs.model), mesh)
     old: Any = flatten_dict(params, sep="/")
     new: Any = flatten_dict(fresh, sep="/")

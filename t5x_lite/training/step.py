@@ -94,12 +94,13 @@ class Loss:
         return sums
 
     def mean(self, sums: AllSums, batch: Row) -> Array:
-        """What is minimised: each head's total_loss by its weight in the whole batch, auxiliary
-        losses by its positions.
+        """The scalar to minimise: the sum over heads (BERT: Devlin et al., 2019, §A.2) of
+        total_loss divided by the head's weight, and auxiliary losses divided by the number of
+        positions that are no padding.
 
-        Heads add up (BERT: Devlin et al., 2019, §A.2). Rows of the batch may be fewer than it has:
-        a microbatch counts by its share, so that microbatches with unequal numbers of targets
-        change nothing.
+        `sums` may be those of one microbatch. The divisors are those of the whole batch, so the
+        losses of microbatches add up to that of the batch, however unequal their numbers of
+        targets.
         """
         terms = []
         for name, term in sums.items():
@@ -148,8 +149,8 @@ def _over_microbatches(compute: Callable, batch: Row, key: Array | None, parts: 
 def make_train_step(
     loss: Loss, seed: int, optimizer: optax.GradientTransformation, schedule: Schedule
 ) -> Callable[[TrainState, Row], tuple[TrainState, dict]]:
-    """(state, batch) → (state, figures): the sums of the loss, the learning rate, and the norms by
-    which a run that went wrong is known.
+    """(state, batch) → (state, figures): the sums of the loss, the learning rate, and the norms of
+    gradient and parameters.
     """
 
     def train_step(state: TrainState, batch: Row) -> tuple[TrainState, dict]:

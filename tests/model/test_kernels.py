@@ -59,9 +59,9 @@ def assert_same_as_reference(kernel, qkv, mask, is_real, bias=None, **tolerance)
 
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize("kind", MASKS)
-@pytest.mark.parametrize("smallest_half", [5, 256])
-def test_the_plain_kernel_is_the_reference(monkeypatch, smallest_half, kind, groups):
-    monkeypatch.setattr(kernels, "_SMALLEST_HALF", smallest_half)
+@pytest.mark.parametrize("min_half_length", [5, 256])
+def test_the_plain_kernel_is_the_reference(monkeypatch, min_half_length, kind, groups):
+    monkeypatch.setattr(kernels, "_MIN_HALF_LENGTH", min_half_length)
     qkv, mask, is_real = drawn(kind, groups=groups)
     bias = jax.random.normal(jax.random.key(0), (1, 4, 24, 24))
 

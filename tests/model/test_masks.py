@@ -56,7 +56,7 @@ def test_queries_after_the_first_key_see_what_was_read_before_them(first):
     """
     filled = jnp.array([[1, 1, 1, 1, 0], [1, 0, 1, 1, 0]])
     queries = jnp.ones((2, 2), int)
-    mask = AttentionMask(queries, filled, causal=True, first_query=first).mask()
+    mask = AttentionMask(queries, filled, causal=True, query_offset=first).mask()
     assert mask.astype(int).tolist() == [
         [[[1, 1, 1, 0, 0], [1, 1, 1, 1, 0]]],
         [[[1, 0, 1, 0, 0], [1, 0, 1, 1, 0]]],

@@ -42,6 +42,8 @@ class Traits:
     static: bool = False  # the same windows and masks in every epoch
     sentence_pairs: bool = False  # pairs have types and a label
     scores_inputs: bool = False  # pairs may set score_inputs
+    # Every token is predicted once from those before it, so that bits per byte can be told
+    scores_whole_text: bool = False
 
 
 @runtime_checkable

@@ -16,7 +16,10 @@ __all__ = ["example"]  # for the doctests
 Mode = Literal["", "R", "S", "X"]
 
 
-@objective(bound=lambda n: Bound(0, n, n), traits=Traits(has_inputs=False, min_tokens=1))
+_CAUSAL = Traits(has_inputs=False, min_tokens=1, scores_whole_text=True)
+
+
+@objective(bound=lambda n: Bound(0, n, n), traits=_CAUSAL)
 def causal_lm(tokens: Tokens, rng: RowRng, vocabulary: Vocabulary) -> Pairs:
     """Predict every token from those before it (GPT: Radford et al., 2018, eq. 1). Nothing is
     hidden but the future.

@@ -47,6 +47,17 @@ class RowPlan:
         return self.members[0].objective.traits.aligned
 
     @property
+    def scores_whole_text(self) -> bool:
+        """Whether every token of the text is predicted once from those before it."""
+        return len(self.members) == 1 and self.members[0].objective.traits.scores_whole_text
+
+    @property
+    def modules(self) -> set[str]:
+        """The modules of objectives of the user's own."""
+        names = [member.objective.name for member in self.members]
+        return {name.rpartition(".")[0] for name in names if "." in name}
+
+    @property
     def uses_sentinels(self) -> bool:
         """Whether any objective marks masked spans by sentinels."""
         return any(member.objective.uses_sentinels for member in self.members)
