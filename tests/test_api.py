@@ -57,7 +57,7 @@ def test_a_config_is_a_name_settings_or_a_dataclass(text_file):
     of_dict = t5x_lite.inspect(settings(text_file), 0, silent)
     of_dataclass = t5x_lite.inspect(build(RunConfig, settings(text_file)), 0, silent)
     assert of_dict == of_dataclass
-    with pytest.raises(UserError, match="no such config; did you mean gpt_tiny"):
+    with pytest.raises(UserError, match="no such file; did you mean gpt_tiny"):
         t5x_lite.inspect("gpt_tinny")
     with pytest.raises(UserError, match="did you mean learning_rate"):
         t5x_lite.inspect({"optimizer": {"lerning_rate": 1.0}})

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import optax
+import jax.numpy as jnp
 
 from t5x_lite.data.rows.batches import Batches, ledger, make_batches
 from t5x_lite.data.rows.streams import VERSION as STREAM_VERSION
@@ -149,7 +149,7 @@ def state_sizes(resolved: Resolved) -> tuple[int, int]:
     allocated.
     """
     optimizer = make_optimizer(
-        resolved.config.optimizer, optax.constant_schedule(0.0), parameter_axes(resolved.model)
+        resolved.config.optimizer, lambda step: jnp.zeros(()), parameter_axes(resolved.model)
     )
     state = jax.eval_shape(partial(fresh_state, resolved.model, 0, optimizer))
 

@@ -240,7 +240,7 @@ def test_an_objective_is_not_imported_from_a_module_that_is_not_allowed(write_mo
     spec = "causal_lm + with_effect.from_the_start"
     for allowed in ((), {"with_effects", "from_the_start"}):
         message = refusal(parse_mixture, spec, allowed)
-        assert "names code of your own, module with_effect" in message
+        assert "if you trust with_effect, add --allow-code=with_effect" in message
         assert "add --allow-code=with_effect" in message
         assert not mark.exists()
         assert "with_effect" not in sys.modules
