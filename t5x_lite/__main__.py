@@ -156,12 +156,12 @@ def evaluate(args: Args) -> None:
     workdir = _run_directory(args)
     from t5x_lite import api
 
-    figures = api.evaluate(
+    metrics = api.evaluate(
         workdir, _mesh(args), lambda text: print(text, file=sys.stderr), args.allow_code
     )
     if args.json:
-        return _say(json.dumps(figures))
-    for name, value in figures.items():
+        return _say(json.dumps(metrics))
+    for name, value in metrics.items():
         if isinstance(value, float):
             shown = f"{value:,.0f}" if value.is_integer() else f"{value:,.4f}"
         else:
@@ -414,9 +414,7 @@ def _export_options(command: argparse.ArgumentParser) -> None:
 
 
 def _score_options(command: argparse.ArgumentParser) -> None:
-    help = (
-        "what stands before the texts; for an encoder, a text with one blank, ___, which they fill"
-    )
+    help = "the text before them; for an encoder, a text with one blank, ___, which they fill"
     command.add_argument("--context", default="", help=help)
 
 

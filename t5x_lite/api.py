@@ -112,7 +112,7 @@ def evaluate(
     say: Say = print,
     allow_code: AllowedCode = NO_CODE,
 ) -> dict[str, Any]:
-    """The figures of a trained model on its whole validation split: loss in nats, perplexity,
+    """The metrics of a trained model on its whole validation split: loss in nats, perplexity,
     accuracy, ….
 
     Args:
@@ -128,11 +128,11 @@ def evaluate(
     here = dataclasses.replace(resolved, config=config, model=loaded.model)
     evaluator = loop.Evaluator(here, corpus, None if mesh else jax.local_devices()[:1])
     with evaluator.within():
-        figures = evaluator.evaluate(loaded.params)
-    figures["perplexity"] = metrics.perplexity(figures["loss"])
+        results = evaluator.evaluate(loaded.params)
+    results["perplexity"] = metrics.perplexity(results["loss"])
     if resolved.rows.scores_whole_text:
-        figures["bits_per_byte"] = comparison.bits_per_byte(figures, corpus)
-    return {"step": loaded.step, "split": "validation", **figures}
+        results["bits_per_byte"] = comparison.bits_per_byte(results, corpus)
+    return {"step": loaded.step, "split": "validation", **results}
 
 
 def compare(

@@ -78,7 +78,7 @@ class TextCleaning(Checked):
     """What to do with a document that is not clean text: replace what is wrong, keep it, skip the
     document, or stop.
 
-    How often each case occurred stands in the store's manifest, and `inspect` shows it.
+    The store's manifest counts each case, and `inspect` shows the counts.
     """
 
     SECTION = "data.text_cleaning"
@@ -134,7 +134,7 @@ class Data(Checked):
     epochs: NonNegative = 0
     # Tokens that stay together in shuffling; 0: the longest window of the objectives. Runs with the
     # same block and seed read the same text in the same order. Where a window crosses into another
-    # block, an EOS stands between.
+    # block, an EOS is put between.
     block: NonNegative = 0
     # Cut the window at document ends first, each piece its own segment; what then does not fit the
     # row is left out (`inspect` says how much).
@@ -238,7 +238,7 @@ class Model(Checked):
 
     # Auto: the best for the device
     attention_kernel: Literal["auto", "plain", "cudnn", "splash"] = "auto"
-    # Of the computation; parameters are float32. float64, of parameters too, is for proofs
+    # Of the computation; parameters are float32. float64, of parameters too: for numerical tests
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     scan: bool = True  # one compiled block for all layers; False unrolls them
     remat: bool = False  # recompute each block in the backward pass
@@ -404,7 +404,7 @@ class Training(Checked):
     SECTION = "training"
 
     steps: Positive = 1000  # of the whole run; data.epochs may end it earlier
-    log_every: Positive = 50  # write the figures of every n-th step
+    log_every: Positive = 50  # write the metrics of every n-th step
     # Evaluate the whole validation split every n steps; 0: at the end only
     eval_every: NonNegative = 0
     checkpoint_every: NonNegative = 0  # save every n steps; 0: at the end only
@@ -497,7 +497,7 @@ class CompareConfig(Checked):
 
 
 def to_dict(config: Any) -> dict:
-    """The data of a config and nothing else, as it stands in config.json."""
+    """The data of a config and nothing else, as in config.json."""
     return json.loads(json.dumps(dataclasses.asdict(config)))
 
 

@@ -67,7 +67,7 @@ def build(schema: type[Schema], values: Any, path: str = "") -> Schema:
     """A checked dataclass from nested dicts; text, as from a command line, is read as a literal.
 
     Args:
-        path: what stands before the keys in errors, such as "members.gpt.".
+        path: the prefix of the keys in errors, such as "members.gpt.".
 
     Raises:
         UserError: for unknown keys, naming the nearest, for wrong types, and for values out of

@@ -1,7 +1,7 @@
-"""BERT, T5 and GPT of like size on the same documents in the same order: the text that every Python
-carries.
+"""BERT, T5 and GPT of similar size on the same documents in the same order: the text that every
+Python carries.
 
-About four minutes on two CPU cores.
+About five minutes on two CPU cores.
 
 python -m t5x_lite compare --config=configs/compare/quickstart.py --workdir=/tmp/quickstart
 """

@@ -22,7 +22,7 @@ _BLANK = re.compile(r" ?_{3,}")  # a token holds the space before it, so the bla
 
 
 def split_at_blanks(loaded: LoadedModel, text: str) -> list[np.ndarray]:
-    """The ids of what stands before, between and after the blanks of a text."""
+    """The ids of the text before, between and after its blanks."""
     parts = _BLANK.split(text)
     if len(parts) < 2:
         raise UserError(USAGE, f"{text!r} has no blank; write one as ___")

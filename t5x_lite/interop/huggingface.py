@@ -212,7 +212,9 @@ def _weight_files(path: Path) -> list[str]:
     for name in names:
         # An index from a stranger must not lead out of the directory.
         if not isinstance(name, str) or Path(name).name != name:
-            raise UserError(BAD_DATA, f"{index}: names the file {name!r}, expected one beside it")
+            raise UserError(
+                BAD_DATA, f"{index}: names the file {name!r}, expected one in the same directory"
+            )
         if not (path / name).is_file():
             fix = "expected a model of Hugging Face"
             if any(path.glob("*.bin")) or any(path.glob("*.pt")):

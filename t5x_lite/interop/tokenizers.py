@@ -170,7 +170,7 @@ def _describe_sentencepiece(model: SentencePiece) -> Json:
 
 
 def _template(tokenizer: Tokenizer, architecture: Architecture) -> Json:
-    """What stands around a text, as our layouts have it: [CLS] … [SEP], … </s>, or <s> …"""
+    """The special tokens around a text, as our layouts have it: [CLS] … [SEP], … </s>, or <s> …"""
     before = []
     after = []
     if architecture == "encoder":

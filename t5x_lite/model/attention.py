@@ -105,7 +105,7 @@ class Attention(nn.Module):
         else:
             y = plain(q, keys, values, mask, mask_bias, dropout)
 
-        # [B, H, T, K] → [B, T, H · K]: the heads beside one another, and the output projection.
+        # [B, H, T, K] → [B, T, H · K]: concatenate the heads, then the output projection.
         B, T = x_BTD.shape[:2]
         return self.out(y.swapaxes(1, 2).reshape(B, T, -1))
 

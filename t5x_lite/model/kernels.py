@@ -77,7 +77,7 @@ def attention_weights(q: Queries, k: Keys, mask_bias: Array) -> Weights:
     grouped_q = q.reshape(B, G, -1, K)
     logits = matmul_transposed(grouped_q, k).reshape(B, H, T, -1)
     logits += mask_bias.astype(logits.dtype)
-    # float64 is for proofs: jax's own derivatives, of any order.
+    # float64 is for numerical tests: jax's own derivatives, of any order.
     if q.dtype == jnp.float64:
         return jax.nn.softmax(logits)
     return _rounded_softmax(logits, q.dtype)

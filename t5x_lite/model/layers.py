@@ -73,7 +73,7 @@ def activate(name: str, x: Array, gate: Array | float = 1.0) -> Array:
 
 
 def parameter_dtype(config: ModelDimensions) -> Any:
-    """float32, whatever the computation; float64 in proofs."""
+    """float32, whatever the compute dtype; float64 where that is float64."""
     return jnp.float64 if config.dtype == "float64" else jnp.float32
 
 

@@ -68,7 +68,7 @@ def _few_rows(x, w):
 
 
 def _matmul(x, w, transposed: bool):
-    # float64 is for proofs: XLA's own derivatives, of any order.
+    # float64 is for numerical tests: XLA's own derivatives, of any order.
     if x.dtype == jnp.float64:
         return _dot(x, w.astype(x.dtype), transposed)
     return _matmul_fast(x, w, transposed)

@@ -74,7 +74,7 @@ class Stack(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def context(self, mask: AttentionMask, bidirectional: bool, **fields: Any) -> StackContext:
-        """What all blocks read beside x.
+        """What all blocks read besides x.
 
         Args:
             bidirectional: whether T5's buckets tell keys ahead of a query from each other.

@@ -113,7 +113,7 @@ def check_examples(config: CompareConfig, members: dict[str, Member]) -> None:
 
 
 def summarise(workdir: Path, resolved: Resolved, corpus: Corpus) -> dict[str, Any]:
-    """The figures of one run, from its records and its config."""
+    """The numbers of one run, from its records and its config."""
     config, records = resolved.config, metrics.read(workdir / "metrics.jsonl")
     trained = [record for record in records if record["split"] == "train"]
     evaluated = [record for record in records if record["split"] == "validation"]
@@ -146,11 +146,11 @@ def summarise(workdir: Path, resolved: Resolved, corpus: Corpus) -> dict[str, An
     return summary
 
 
-def bits_per_byte(figures: dict, corpus: Corpus) -> float:
-    """Of a causal model's validation figures: bits for all tokens, EOS counted, by bytes of the
+def bits_per_byte(evaluated: dict, corpus: Corpus) -> float:
+    """Of a causal model's validation metrics: bits for all tokens, EOS counted, by bytes of the
     text.
     """
-    bits = figures["loss"] * figures["loss_tokens"] / math.log(2)
+    bits = evaluated["loss"] * figures["loss_tokens"] / math.log(2)
     return bits / corpus.manifest["validation"]["bytes"]
 
 

@@ -69,13 +69,13 @@ def show_ledger(batches: Batches, row: Ledger, steps: int, flops_per_row: float)
     """
     rows = batches.batch_size * steps
     lines = [f"{'ledger':<14}{'a row':>14}{'the run':>22}"]
-    figures = {
+    counts = {
         "raw tokens": row.raw_tokens,
         "model tokens": row.model_tokens,
         "loss tokens": row.loss_tokens,
     }
-    for name, figure in figures.items():
-        lines.append(f"{name:<14}{figure:>14,.1f}{figure * rows:>22,.0f}")
+    for name, count in counts.items():
+        lines.append(f"{name:<14}{count:>14,.1f}{count * rows:>22,.0f}")
     lines.append(f"{'FLOPs':<14}{flops_per_row:>14.3g}{flops_per_row * rows:>22.3g}")
     lines.append(f"{'padding':<14}{row.padding:>14.2%}")
     if row.left_out:
@@ -95,7 +95,7 @@ def _show_members(batches: Batches, row: Ledger, rows: int) -> list[str]:
     for stream, share, member in zip(batches.streams, batches.shares, row.members, strict=True):
         assert isinstance(stream, TextStream)
         read = share * member.raw_tokens / row.raw_tokens
-        figures = [
+        cells = [
             f"{len(stream.windows.tokens):,}",
             f"{share:.1%}",
             f"{read:.1%}",
@@ -104,8 +104,8 @@ def _show_members(batches: Batches, row: Ledger, rows: int) -> list[str]:
             f"{member.loss_tokens:.1f}",
             f"{member.padding:.2%}",
         ]
-        cells = "".join(f"{figure:>{size}}" for figure, size in zip(figures, widths, strict=True))
-        lines.append(f"{stream!s:<{width}}{cells}")
+        line = "".join(f"{cell:>{size}}" for cell, size in zip(cells, widths, strict=True))
+        lines.append(f"{stream!s:<{width}}{line}")
     return lines
 
 
@@ -141,13 +141,10 @@ def _show_split(
     examples: int,
     most_frequent: int,
 ) -> list[str]:
-    figures = {
-        "documents": counts["documents"],
-        "tokens": counts["tokens"],
-        "bytes": counts["bytes"],
-        "shards": len(counts["shards"]),
-    }
-    lines = ["", split, *(f"  {name:<12}{figure:>16,}" for name, figure in figures.items())]
+    lines = ["", split]
+    for name in ("documents", "tokens", "bytes"):
+        lines.append(f"  {name:<12}{counts[name]:>16,}")
+    lines.append(f"  {'shards':<12}{len(counts['shards']):>16,}")
     lines.append(f"  {'bytes/token':<12}{counts['bytes'] / counts['tokens']:>16.2f}")
 
     frequencies, ends = _count_tokens(tokens, tokenizer)

@@ -1,4 +1,4 @@
-"""The training loop: one page that reads like the picture of the data flow.
+"""The training loop: it reads like the picture of the data flow.
 
 batches → mesh → state (fresh or restored) → steps → metrics, evaluation, checkpoints
 """
@@ -75,7 +75,7 @@ class Evaluator:
         return sharding.place_batch(partial(batches.batch_at, step), batches.batch_size, self.mesh)
 
     def evaluate(self, params: Any) -> dict[str, float]:
-        """The figures over every row of the validation split: summed, then divided once."""
+        """The metrics over every row of the validation split: summed, then divided once."""
         total: dict = {}
         for step in range(self.validation.validation_batches):
             sums = jax.device_get(self.eval_step(params, self.batch(self.validation, step)))
@@ -168,7 +168,7 @@ def train(
         on_log: called with each record of metrics.jsonl.
 
     Raises:
-        UserError: exit code 130 and 143 after Ctrl-C and SIGTERM, all saved; 76 where a figure is
+        UserError: exit code 130 and 143 after Ctrl-C and SIGTERM, all saved; 76 where a metric is
             not finite, nothing of that step saved; 74 where a checkpoint could not be written.
     """
     setup_jax(resolved.model.dtype)
@@ -201,17 +201,17 @@ def _train_steps(
                 log.status("compiling the train step")
             state = run.start(checkpoints, log.say)
         batches = prefetch(partial(run.batch, run.batches), first, last, config.data.workers)
-        pending = None  # the last step and its figures, not read yet
+        pending = None  # the last step and its metrics, not read yet
         for step in range(first + 1, last + 1):
             # Waiting for data counts as such only while no step is being computed.
             with log.watch("data", counts=partial(_is_done, pending)):
                 batch = next(batches)
             # The first call compiles; every call returns before the step is computed.
             with log.watch("compile" if step == first + 1 else "step"), profile.around(step):
-                state, figures = run.train_step(state, batch)
+                state, step_metrics = run.train_step(state, batch)
             # The step before is read while this one computes, so that the device never waits.
-            _read_figures(run, log, pending)
-            pending = step, figures
+            _read_metrics(run, log, pending)
+            pending = step, step_metrics
 
             exit_code = stop.exit_code(step)
             is_last = step == last or exit_code
@@ -221,9 +221,9 @@ def _train_steps(
                 or is_due(step, config.training.keep_every)
                 or is_last
             )
-            # Nothing is evaluated or saved before the figures of this step are known to be finite.
+            # Nothing is evaluated or saved before the metrics of this step are known to be finite.
             if evaluating or saving:
-                _read_figures(run, log, pending)
+                _read_metrics(run, log, pending)
                 pending = None
             if evaluating:
                 with log.watch("evaluation"):
@@ -247,14 +247,14 @@ def _train_steps(
         )
 
 
-def _read_figures(run: Run, log: Log, pending: tuple[int, dict] | None) -> None:
-    """Wait for a step's figures; stop the run if one is not finite; log them when they are due."""
+def _read_metrics(run: Run, log: Log, pending: tuple[int, dict] | None) -> None:
+    """Wait for a step's metrics; stop the run if one is not finite; log them when they are due."""
     if pending is None:
         return
-    step, figures = pending
-    figures = jax.device_get(figures)
-    values = metrics.means(figures.pop("sums"))
-    values |= {name: float(value) for name, value in figures.items()}
+    step, step_metrics = pending
+    step_metrics = jax.device_get(step_metrics)
+    values = metrics.means(step_metrics.pop("sums"))
+    values |= {name: float(value) for name, value in step_metrics.items()}
     _check_finite(step, values)
     log.at(step)
     if is_due(step, run.resolved.config.training.log_every) or step == run.resolved.steps:
@@ -267,11 +267,11 @@ def _is_done(pending: tuple[int, dict] | None) -> bool:
     return pending is None or all(value.is_ready() for value in jax.tree.leaves(pending[1]))
 
 
-def _check_finite(step: int, figures: dict) -> None:
-    bad = metrics.not_finite(figures)
+def _check_finite(step: int, step_metrics: dict) -> None:
+    bad = metrics.not_finite(step_metrics)
     if bad:
         fix = "lower optimizer.learning_rate, or set optimizer.grad_clip_norm"
-        reason = f"{bad} is {figures[bad]}; nothing of this step is saved"
+        reason = f"{bad} is {step_metrics[bad]}; nothing of this step is saved"
         raise UserError(NOT_FINITE, f"step {step}: {reason}; {fix}")
 
 

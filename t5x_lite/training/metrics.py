@@ -75,13 +75,13 @@ def read(path: Path) -> list[dict]:
 
 
 def means(sums: dict[str, dict]) -> dict[str, float]:
-    """The figures of a loss's sums, each divided once.
+    """The metrics of a loss's sums, each divided once.
 
     loss: nats per scored token. accuracy. total_loss: what is minimised, of all heads and auxiliary
     losses. loss_tokens: what the loss was divided by. label_loss and label_accuracy: of sequence
     labels. An auxiliary loss: by its name.
     """
-    figures = {}
+    metrics = {}
     total_loss = 0.0
     for name, term in sums.items():
         values = {key: float(value) for key, value in term.items()}
@@ -89,29 +89,29 @@ def means(sums: dict[str, dict]) -> dict[str, float]:
         total_loss += values["total_loss"] / weight
         # An auxiliary loss has nothing but its sum.
         if name not in HEADS:
-            figures[name] = values["total_loss"] / weight
+            metrics[name] = values["total_loss"] / weight
             continue
         prefix = HEADS[name].metric_prefix
-        figures[f"{prefix}loss"] = values["nll"] / weight
-        figures[f"{prefix}accuracy"] = values["correct"] / weight
+        metrics[f"{prefix}loss"] = values["nll"] / weight
+        metrics[f"{prefix}accuracy"] = values["correct"] / weight
         if not prefix:
-            figures["loss_tokens"] = weight
-    return figures | {"total_loss": total_loss}
+            metrics["loss_tokens"] = weight
+    return metrics | {"total_loss": total_loss}
 
 
-def not_finite(figures: dict) -> str | None:
-    """The name of the first figure that is not finite, None where all are.
+def not_finite(metrics: dict) -> str | None:
+    """The name of the first metric that is not finite, None where all are.
 
     >>> not_finite({"loss": 1.0, "gradient_norm": float("inf")})
     'gradient_norm'
     """
-    return next((name for name, value in figures.items() if not math.isfinite(value)), None)
+    return next((name for name, value in metrics.items() if not math.isfinite(value)), None)
 
 
 class Log:
     """Writes metrics.jsonl and TensorBoard event files, and shows a bar with the time left on a
     terminal, plain lines elsewhere. On resume the records past `first` are cut, so that each (step,
-    split) stands once.
+    split) occurs once.
 
     Only the active process of a run writes and shows.
 
@@ -167,7 +167,7 @@ class Log:
         self._lap = step, now
         return now - last_seconds, step - last_step
 
-    def write(self, step: int, split: str, figures: dict) -> None:
+    def write(self, step: int, split: str, metrics: dict) -> None:
         """One line of metrics.jsonl, the same to TensorBoard and the callback, and what matters to
         the eye.
         """
@@ -175,17 +175,17 @@ class Log:
             return
         # For programs: the file, TensorBoard, the callback.
         seconds = {name: round(value, 3) for name, value in self.watch.seconds().items()}
-        record = {"step": step, "split": split, **figures, "seconds": seconds}
+        record = {"step": step, "split": split, **metrics, "seconds": seconds}
         self._file.write(json.dumps(record, allow_nan=False) + "\n")
         self._file.flush()
-        for name, value in figures.items():
+        for name, value in metrics.items():
             if value is not None:
                 self._board.add_scalar(f"{split}/{name}", value, step)
         if self._on_log:
             self._on_log(record)
 
         # For the eye: the bar, or a line where there is none.
-        text = _line(split, figures)
+        text = _line(split, metrics)
         self._bar.update(self._task, line=text)
         if self._bar.disable:
             per_step = sum(seconds.values()) / max(step - self._first, 1)
@@ -222,15 +222,15 @@ def _summary_writer(directory: Path, first: int):
     return SummaryWriter(str(directory), purge_step=first + 1 if first else None)
 
 
-def _line(split: str, figures: dict) -> str:
-    """The figures that matter to the eye."""
-    loss = figures["loss"]
+def _line(split: str, metrics: dict) -> str:
+    """The metrics that matter to the eye."""
+    loss = metrics["loss"]
     text = f"{split} loss {loss:.4f} perplexity {perplexity(loss):,.1f}"
-    text += f" accuracy {figures['accuracy']:.3f}"
-    if "tokens_per_second" in figures:
-        text += f" {figures['tokens_per_second']:,.0f} tokens/s"
-    if figures.get("mfu"):
-        text += f" MFU {figures['mfu']:.1%}"
+    text += f" accuracy {metrics['accuracy']:.3f}"
+    if "tokens_per_second" in metrics:
+        text += f" {metrics['tokens_per_second']:,.0f} tokens/s"
+    if metrics.get("mfu"):
+        text += f" MFU {metrics['mfu']:.1%}"
     return text
 
 

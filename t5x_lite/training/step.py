@@ -149,7 +149,7 @@ def _over_microbatches(compute: Callable, batch: Row, key: Array | None, parts: 
 def make_train_step(
     loss: Loss, seed: int, optimizer: optax.GradientTransformation, schedule: Schedule
 ) -> Callable[[TrainState, Row], tuple[TrainState, dict]]:
-    """(state, batch) → (state, figures): the sums of the loss, the learning rate, and the norms of
+    """(state, batch) → (state, metrics): the sums of the loss, the learning rate, and the norms of
     gradient and parameters.
     """
 
@@ -161,12 +161,12 @@ def make_train_step(
         grads, sums = loss.gradient(state.params, batch, key)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        figures = {
+        step_metrics = {
             "sums": sums,
             "gradient_norm": optax.tree.norm(grads),
             "parameter_norm": optax.tree.norm(params),
             "learning_rate": jnp.asarray(schedule(state.step)),
         }
-        return TrainState(state.step + 1, params, opt_state), figures
+        return TrainState(state.step + 1, params, opt_state), step_metrics
 
     return train_step

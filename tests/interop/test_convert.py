@@ -60,7 +60,7 @@ BROKEN = {
     "activation": lambda path: change_config(path, activation_function="exp"),
     "no usable safetensors": lambda path: (path / WEIGHTS).write_bytes(b"\0" * 50),
     "pickled": lambda path: (path / WEIGHTS).rename(path / "pytorch_model.bin"),
-    "expected one beside it": point_outside,
+    "expected one in the same directory": point_outside,
     "cannot be read": lambda path: (path / "config.json").write_text("{"),
     "no such file": lambda path: (path / "config.json").unlink(),
     "has none of": lambda path: (path / "tokenizer.json").unlink(),

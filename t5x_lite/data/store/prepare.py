@@ -116,7 +116,7 @@ def _lock(path: Path) -> Iterator[None]:
         yield
 
 
-# What a store is made from. It stands in the manifest as `made_from`.
+# What a store is made from. The manifest has it as `made_from`.
 
 
 def _describe_origin(data: Data, allowed: AllowedCode) -> Record:
@@ -128,7 +128,7 @@ def _describe_origin(data: Data, allowed: AllowedCode) -> Record:
 
 
 def _describe_settings(data: Data) -> Record:
-    """What the tokens depend on beside the text and the tokenizer.
+    """What the tokens depend on besides the text and the tokenizer.
 
     Two stores of the same settings, text and tokenizer have the same bytes.
     """
