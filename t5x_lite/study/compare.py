@@ -150,7 +150,7 @@ def bits_per_byte(evaluated: dict, corpus: Corpus) -> float:
     """Of a causal model's validation metrics: bits for all tokens, EOS counted, by bytes of the
     text.
     """
-    bits = evaluated["loss"] * figures["loss_tokens"] / math.log(2)
+    bits = evaluated["loss"] * evaluated["loss_tokens"] / math.log(2)
     return bits / corpus.manifest["validation"]["bytes"]
 
 

@@ -24,7 +24,7 @@ from t5x_lite.data.store.corpus import Corpus
 from t5x_lite.data.tokenizers import tokenizer as tokenizers
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import BAD_CONFIG, BAD_DATA, IO_ERROR, NO_FILE, USAGE, UserError, read_json
-from t5x_lite.model.heads import Params
+from t5x_lite.model.heads import HEADS, Params
 from t5x_lite.model.transformer import boxed_shapes, parameter_shapes
 from t5x_lite.resolve import Resolved, resolve
 from t5x_lite.specs import NO_CODE, AllowedCode
@@ -74,7 +74,6 @@ _FREE_OF_INIT = {
     "tie_embeddings",
     "scale_logits",
 }
-_HEADS = ("head", "classifier")  # parameters that a run may have without those it starts from
 
 
 def fixed_settings(config: RunConfig) -> dict[str, Any]:
@@ -353,11 +352,12 @@ def merge_parameters(
     new: Any = flatten_dict(fresh, sep="/")
 
     # Each parameter of the new model: from there if it fits, as drawn if it is a head's.
+    heads = {head.params for head in HEADS.values()}
     merged, drawn = {}, []
     for path, leaf in new.items():
         if path in old and old[path].shape == leaf.shape:
             merged[path] = old[path].astype(leaf.dtype)
-        elif path.startswith(_HEADS):
+        elif path.split("/")[0] in heads:
             merged[path] = leaf
             drawn.append(path)
         else:
