@@ -33,7 +33,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, users_environment
 
 import t5x_lite
 from t5x_lite import __main__ as command_line
@@ -134,11 +134,16 @@ def words_of(command: str) -> list[str] | None:
 
 
 class Reader:
-    """A reader who follows a page, in an empty directory beside launch/ and configs/."""
+    """A reader who follows a page, in an empty directory with launch/ and configs/.
 
-    def __init__(self, page: Path, directory: Path):
+    Args:
+        apart: whether every command has a process of its own, as users have it.
+    """
+
+    def __init__(self, page: Path, directory: Path, apart: bool = False):
         self.page = page.relative_to(ROOT)
         self.directory = directory
+        self.apart = apart
         self.namespace = {"__name__": "__main__"}
         self.output = ""  # of the last block
         self.has_package = False  # of its own, changed
@@ -151,7 +156,7 @@ class Reader:
         script.chmod(0o755)
         path = [str(programs), str(Path(sys.executable).parent), os.environ["PATH"]]
         self.environment = {
-            **os.environ,
+            **(users_environment() if apart else os.environ),
             "PATH": os.pathsep.join(path),
             "PYTHONPATH": str(ROOT),
         }
@@ -188,7 +193,7 @@ class Reader:
 
     def run(self, command: str) -> int:
         """The exit code of a command; in this process, unless it needs another."""
-        words = None if self.has_package else words_of(command)
+        words = None if self.has_package or self.apart else words_of(command)
         if words is None:
             ended = subprocess.run(
                 ["bash", "-c", command],
@@ -264,11 +269,11 @@ class Reader:
         return self.directory / title
 
 
-def _follow(page: Path, blocks: list[Block], directory: Path, monkeypatch) -> None:
+def _follow(page: Path, blocks: list[Block], directory: Path, monkeypatch, apart=False) -> None:
     monkeypatch.chdir(directory)
     monkeypatch.syspath_prepend(str(directory))
     importlib.invalidate_caches()
-    reader, modules = Reader(page, directory), set(sys.modules)
+    reader, modules = Reader(page, directory, apart), set(sys.modules)
     try:
         for block in blocks:
             reader.follow(block)
@@ -296,7 +301,7 @@ SLOW_PAGES = [page for page in PAGES if any(block.is_slow for block in blocks_of
 @pytest.mark.parametrize("page", SLOW_PAGES, ids=_name)
 def test_whole_page(page, tmp_path, monkeypatch):
     blocks = [block for block in blocks_of(page) if block.is_run]
-    _follow(page, blocks, tmp_path, monkeypatch)
+    _follow(page, blocks, tmp_path, monkeypatch, apart=True)
 
 
 def test_marks_are_known():

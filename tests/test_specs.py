@@ -106,7 +106,7 @@ def test_a_function_is_imported_only_from_a_module_that_is_allowed(write_module)
     mark = write_module("effects", "def f(): return 5")
     for allowed in (NO_CODE, (), {"effect", "f", "effects.f"}):
         message = refusal(import_function, "effects.f", "objective=effects.f", allowed)
-        assert message.startswith("objective=effects.f: names code of your own, module effects")
+        assert message.startswith("objective=effects.f: the file that names it is data")
         assert message.endswith("if you trust it, add --allow-code=effects")
         assert "effects" not in sys.modules
         assert not mark.exists()

@@ -221,7 +221,7 @@ def curves(results: dict, width: int = 800, height: int = 360) -> str:
         lowest=min(losses),
         highest=max(losses),
         left=50,
-        right=width - 10,
+        right=width - 20,  # half of the last number
         top=10,
         bottom=height - 30,
     )
