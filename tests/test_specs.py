@@ -107,7 +107,7 @@ def test_a_function_is_imported_only_from_a_module_that_is_allowed(write_module)
     for allowed in (NO_CODE, (), {"effect", "f", "effects.f"}):
         message = refusal(import_function, "effects.f", "objective=effects.f", allowed)
         assert message.startswith("objective=effects.f: the file that names it is data")
-        assert message.endswith("if you trust it, add --allow-code=effects")
+        assert message.endswith("if you trust effects, add --allow-code=effects")
         assert "effects" not in sys.modules
         assert not mark.exists()
     assert import_function("effects.f", "objective", {"effects"})() == 5
