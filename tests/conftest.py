@@ -1,11 +1,13 @@
 """A small corpus of bytes, small configs, and the command line as a user has it."""
 
+import importlib.util
 import io
 import os
 import random
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
 import pytest
@@ -14,8 +16,26 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # What is computed in the tests' own processes is compiled in half the time; commands that have a
 # process of their own are compiled as users have them.
 USERS_FLAGS = os.environ.get("XLA_FLAGS", "")
-QUICK_TO_COMPILE = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
-os.environ["XLA_FLAGS"] = f"{USERS_FLAGS} {QUICK_TO_COMPILE}"
+QUICK_TO_COMPILE = ("xla_cpu_use_fusion_emitters=false", "xla_cpu_parallel_codegen_split_count=1")
+
+
+def known_to_xla(flags: tuple[str, ...]) -> list[str]:
+    """Those flags that the installed XLA has: any other would end the process."""
+    library = Path(importlib.util.find_spec("jaxlib").origin).parent / "libjax_common.so"
+    if not library.exists():
+        return []
+    with open(library, "rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as code:
+
+        def is_known(flag: str) -> bool:
+            name = flag.partition("=")[0]
+            return code.find(f"\0{name}\0".encode()) >= 0  # a string of its own in the library
+
+        return list(filter(is_known, flags))
+
+
+os.environ["XLA_FLAGS"] = " ".join(
+    [USERS_FLAGS, *map("--{}".format, known_to_xla(QUICK_TO_COMPILE))]
+)
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 ROOT = Path(__file__).parent.parent
 
