@@ -46,7 +46,8 @@ class Attention(nn.Module):
         self.out = Dense(config, config.d_model, ("heads", "embed"), writes_to_stream=True)
         self.dropout = nn.Dropout(config.attention_dropout)
 
-        # Positions that need parameters of each layer; T5's and ALiBi's are the stack's bias.
+        # Of the kinds of positions, rotary, Shaw's and Transformer-XL's act within attention; the
+        # biases of T5 and ALiBi come from the stack.
         self.positions = config.positions if self.is_self else "none"
         if self.positions == "shaw":
             self.shaw = ShawRelative(config)

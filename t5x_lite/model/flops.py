@@ -43,8 +43,8 @@ def forward_flops(config: ModelDimensions, shape: RowShape, scored: float | int)
     relative = {"transformer_xl": 1.5, "shaw": 2.0}.get(config.positions, 1.0)
 
     def attention(queries: int, keys: int, logits_cost: float = 1.0) -> float:
-        """Its projections, and the two products with the queries × keys weights, times a factor:
-        less than 1 where causal, more with further terms in the logits.
+        """The projections, and the products for logits and values, times `logits_cost`: about ½
+        where causal, more than 1 with terms of relative positions in the logits.
         """
         projections = 4 * d_model * (query_features * queries + kv_features * keys)
         return projections + 4 * queries * keys * query_features * logits_cost

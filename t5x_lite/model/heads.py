@@ -121,7 +121,7 @@ def scored_positions(hidden: Float[Array, "B T D"], row: Row) -> Float[Array, "B
 class Head:
     """One head and its loss."""
 
-    params: str  # the subtree of the model's parameters that it predicts with
+    params_key: str  # of the model's parameters, those that it predicts with
     row_keys: tuple[str, ...]  # that rows must have
     # All hidden states [B, T, D] → those that it predicts from:
     read: Callable[[Array, Row], Array]
@@ -166,7 +166,7 @@ def _real_rows(row: Row) -> Array:
 HEADS = {
     # Every position of a decoder: GPT, T5.
     "lm": Head(
-        params="head",
+        params_key="head",
         row_keys=("decoder_targets", "decoder_weights"),
         read=lambda hidden, row: hidden,
         sums=partial(_vocabulary_sums, "decoder"),
@@ -174,7 +174,7 @@ HEADS = {
     ),
     # The scored positions of an encoder: BERT.
     "mlm": Head(
-        params="head",
+        params_key="head",
         row_keys=("encoder_scored", "encoder_targets", "encoder_weights"),
         read=scored_positions,
         sums=partial(_vocabulary_sums, "encoder"),
@@ -182,7 +182,7 @@ HEADS = {
     ),
     # The first position of an encoder: next sentence, sentence order.
     "sequence_label": Head(
-        params="classifier",
+        params_key="classifier",
         row_keys=("encoder_labels", "encoder_segments"),
         read=lambda hidden, row: hidden[:, 0],
         sums=_label_sums,

@@ -104,8 +104,8 @@ def plain(
 ) -> Queries:
     """Attention by two matrix products, with dropout on the weights.
 
-    Long causal rows are split recursively: queries of the first half attend to no key of the
-    second, so a quarter of the logits is not computed.
+    Long causal rows are split in halves: queries of the first attend to no key of the second, so a
+    quarter of the logits is not computed; the first half is split again.
     """
     half = q.shape[2] // 2
     is_plainly_causal = mask.causal and mask.prefix is None and mask.query_positions is None

@@ -103,6 +103,9 @@ def is_table(axes: tuple[str, ...]) -> bool:
 
 def constrain(x: Array, *axes: str | None) -> Array:
     """Ask that the axes of an activation be split as the mesh says; without a mesh, x itself."""
+    unknown = set(axes) - set(AXES) - {None}
+    if unknown:
+        raise ValueError(f"unknown axis names {unknown}, expected some of {AXES}")
     return with_logical_constraint(x, axes)
 
 
@@ -126,7 +129,7 @@ def kernel_init(
     # GPT-2: the residual stream is a sum of two parts a layer.
     if config.depth_scaled_init and writes_to_stream:
         stddev *= (2 * config.num_layers) ** -0.5
-    # BERT: at 2 σ, σ being that of the untruncated normal.
+    # BERT: cut off at ± 2 σ, not rescaled: the standard deviation is then 0.88 σ, as in TensorFlow.
     if config.init == "truncated":
         return nn.initializers.truncated_normal(stddev)
     return nn.initializers.normal(stddev)

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from t5x_lite.model.matmul import wide_dtype
 
-# total_loss, which is minimised, and weight, by which it is divided; nll and correct.
+# total_loss, which is minimised; nll and correct, which are reported; weight, the divisor of all.
 Sums = dict[str, Array]
 
 
@@ -145,8 +145,8 @@ def _chunked_backward(sums, gradients, cotangents):
         for name, cotangent in cotangents.items()
         if not isinstance(cotangent, jax.custom_derivatives.SymbolicZero)
     }
-    # The weight is a constant of the batch: its gradient is zero. Those of nll and correct are not
-    # kept, and must not pass for zero.
+    # The weight is a constant of the batch: its gradient is zero. No gradient of nll or correct is
+    # stored: raise, instead of silently returning zero.
     if not wanted.keys() <= {"total_loss", "weight"}:
         names = sorted(wanted)
         raise TypeError(f"cross_entropy: got the gradient of {names}, but only total_loss has one")

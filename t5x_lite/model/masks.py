@@ -28,7 +28,7 @@ class AttentionMask(struct.PyTreeNode):
     # Where distances do not follow from the order of the arrays, as in decoding:
     query_positions: Int[Array, "B T"] | None = None
     key_positions: Int[Array, "B S"] | None = None
-    # In decoding, the key index of the first query: so many tokens are cached. None elsewhere.
+    # In decoding, the slot of the first query in the KV cache. None elsewhere, and at slot 0.
     query_offset: int | Int[Array, ""] | None = None
     causal: bool = struct.field(pytree_node=False, default=False)
     packed: bool = struct.field(pytree_node=False, default=False)
@@ -38,8 +38,9 @@ class AttentionMask(struct.PyTreeNode):
         T, S = self.query_segments.shape[1], self.key_segments.shape[1]
         mask = jnp.ones((1, 1, T, S), bool)
 
-        # Segments: the query's own. One segment a row needs only padding masked, and not even that
-        # where causal, since padding is at the end; in decoding it may come before a query.
+        # Packed rows: keys of the query's own segment. Else padding is masked. In causal rows it
+        # need not be, since it comes after every token; but it does in decoding, where the slots
+        # of shorter prompts are empty.
         if self.packed:
             mask = (self.query_segments[:, :, None] == self.key_segments[:, None, :])[:, None]
         elif not self.causal or self.query_offset is not None:

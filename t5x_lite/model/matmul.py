@@ -1,6 +1,6 @@
 """The matrix product of dense layers and attention: operands in the compute dtype, sums and result
 in float32, so that bfloat16 rounds the operands and nothing else. Gradients of float32 parameters
-are summed in float32, too.
+are summed in float32, too. (The terms of relative positions in attention are einsums.)
 
 What makes it fast on a CPU is here and nowhere else. Shapes: *B batch axes of both operands, *L
 leading axes of x alone (rows and positions), N rows, D in, F out.

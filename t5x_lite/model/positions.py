@@ -144,7 +144,7 @@ def gather_distances(
 
 class ShawRelative(nn.Module):
     """Relative vectors that are added to keys and to values (Shaw et al., 2018, eqs. 3 and 4), the
-    same for all heads; from config.shaw_distance on, all distances share one.
+    same for all heads; distances are clipped to ± config.shaw_distance.
     """
 
     config: ModelDimensions

@@ -77,7 +77,8 @@ class Stack(nn.Module):
         """What all blocks read besides x.
 
         Args:
-            bidirectional: whether T5's buckets tell keys ahead of a query from each other.
+            bidirectional: whether keys after a query have buckets of their own in T5's relative
+                positions.
             fields: further fields of StackContext.
         """
         position_bias = self._position_bias(mask, bidirectional)

@@ -80,11 +80,16 @@ def _reading(member: Member) -> dict[str, Any]:
     config, corpus = member.resolved.config, member.corpus
     batches = _training_batches(member.resolved, corpus)
     blocks = {stream.block for stream in batches.streams if isinstance(stream, TextStream)}
+    shares: dict[str, float] = {}
+    for stream, share in zip(batches.streams, batches.shares.tolist(), strict=True):
+        if isinstance(stream, TextStream):
+            shares[stream.source] = round(shares.get(stream.source, 0.0) + share, 4)
     return {
         "text or tokens": {
             key: corpus.manifest[key] for key in ("tokenizer", "train", "validation")
         },
         "seed": config.seed,
+        "shares of the sources": shares,
         "data.block": sorted(block for block in blocks if block),
         "raw tokens a step": batches.raw_tokens,
     }

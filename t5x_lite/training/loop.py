@@ -162,7 +162,7 @@ def state_sizes(resolved: Resolved) -> tuple[int, int]:
 def train(
     resolved: Resolved, corpus: Corpus, workdir: Path, on_log: Callable[[dict], None] | None = None
 ) -> None:
-    """Train in `workdir`, on from where the last run there was saved.
+    """Train in `workdir`, from its newest checkpoint on if there is one.
 
     Args:
         on_log: called with each record of metrics.jsonl.
@@ -203,7 +203,7 @@ def _train_steps(
         batches = prefetch(partial(run.batch, run.batches), first, last, config.data.workers)
         pending = None  # the last step and its metrics, not read yet
         for step in range(first + 1, last + 1):
-            # Waiting for data counts as such only while no step is being computed.
+            # The wait counts as data only where the device is idle, not while it computes a step.
             with log.watch("data", counts=partial(_is_done, pending)):
                 batch = next(batches)
             # The first call compiles; every call returns before the step is computed.

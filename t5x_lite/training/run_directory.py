@@ -352,7 +352,7 @@ def merge_parameters(
     new: Any = flatten_dict(fresh, sep="/")
 
     # Each parameter of the new model: from there if it fits, as drawn if it is a head's.
-    heads = {head.params for head in HEADS.values()}
+    heads = {head.params_key for head in HEADS.values()}
     merged, drawn = {}, []
     for path, leaf in new.items():
         if path in old and old[path].shape == leaf.shape:

@@ -119,7 +119,9 @@ class Loss:
         return _over_microbatches(partial(gradient, params), batch, key, self.microbatches)
 
     def evaluate(self, params: Params, batch: Row) -> AllSums:
-        """The sums over the batch, in the microbatches of training: what trains, evaluates."""
+        """The sums over the batch, in microbatches as in training, so that evaluation needs no more
+        memory.
+        """
         return _over_microbatches(partial(self.sums, params), batch, None, self.microbatches)
 
 
