@@ -16,6 +16,7 @@ def test_profiles_tensorboard_and_records(tmp_path, config_file):
     assert set(record["seconds"]) == {"step", "compile", "data", "evaluation", "checkpoint"}
 
 
+@pytest.mark.slow
 def test_a_profile_outlives_a_resume(trained):
     workdir, command = trained
     run(*command, "--config.training.steps=8", "--config.training.profile=[2,20]")

@@ -292,6 +292,7 @@ def test_a_run_ends_with_its_steps_or_its_epochs(batches_of):
         large.num_steps(10, epochs=1)
 
 
+@pytest.mark.slow
 def test_a_run_ends_with_its_epochs_at_the_same_step_on_all_hosts(
     batches_of, tmp_path, config_file
 ):
