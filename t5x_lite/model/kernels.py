@@ -115,7 +115,8 @@ def plain(
 
     # The first half attends to itself, again by halves.
     early_bias = mask_bias[:, :, :half, :half]
-    early = plain(q[:, :, :half], k[:, :, :half], v[:, :, :half], mask, early_bias, dropout)
+    early_q, early_k, early_v = (x[:, :, :half] for x in (q, k, v))
+    early = plain(early_q, early_k, early_v, mask, early_bias, dropout)
     # The second half attends to both.
     late_weights = attention_weights(q[:, :, half:], k, mask_bias[:, :, half:])
     late = weighted_sum(dropout(late_weights), v)

@@ -88,9 +88,10 @@ def cross_entropy(
 
     def split(x):
         """[B, T, …] → [chunks, B, chunk, …]."""
-        padding = [(0, 0), (0, -length % chunk)] + [(0, 0)] * (x.ndim - 2)
-        x = jnp.pad(x, padding)
-        return jnp.moveaxis(x.reshape(x.shape[0], -1, chunk, *x.shape[2:]), 1, 0)
+        rest = [(0, 0)] * (x.ndim - 2)
+        x = jnp.pad(x, [(0, 0), (0, -length % chunk), *rest])
+        chunks = x.reshape(x.shape[0], -1, chunk, *x.shape[2:])
+        return jnp.moveaxis(chunks, 1, 0)
 
     def sums(head_params, hidden, labels):
         targets, weights = labels

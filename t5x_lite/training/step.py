@@ -128,15 +128,20 @@ class Loss:
 def real_positions(rows: Row) -> Array:
     """Positions of all stacks that are no padding."""
     segments = [value for key, value in rows.items() if key.endswith("_segments")]
-    return sum((value > 0).sum() for value in segments[1:]) + (segments[0] > 0).sum()
+    first, *others = [(value > 0).sum() for value in segments]
+    return sum(others, first)
 
 
 def _over_microbatches(compute: Callable, batch: Row, key: Array | None, parts: int) -> Any:
     """compute(rows, key), summed over microbatches one after the other."""
     if parts == 1:
         return compute(batch, key)
+
     # Row r goes to microbatch r mod parts: each device splits its own rows, nothing moves.
-    microbatches = jax.tree.map(lambda x: x.reshape(-1, parts, *x.shape[1:]).swapaxes(0, 1), batch)
+    def split(x):
+        return x.reshape(-1, parts, *x.shape[1:]).swapaxes(0, 1)
+
+    microbatches = jax.tree.map(split, batch)
     keys = None if key is None else jax.random.split(key, parts)
     first = jax.tree.map(lambda x: x[0], (microbatches, keys))
     shapes = jax.eval_shape(compute, *first)
