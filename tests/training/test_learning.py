@@ -20,7 +20,7 @@ LENGTHS = {
 LEARNED = [
     ("masked_lm", "encoder"),
     ("causal_lm", "decoder"),
-    ("prefix_lm", "prefix_decoder"),
+    pytest.param("prefix_lm", "prefix_decoder", marks=pytest.mark.slow),
     ("span_corruption", "encoder_decoder"),
     pytest.param("iid_denoising", "decoder", marks=pytest.mark.slow),
 ]

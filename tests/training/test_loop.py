@@ -169,6 +169,7 @@ def test_two_processes_train_to_the_losses_of_one(tmp_path, config_file):
         assert a["loss_tokens"] == b["loss_tokens"]
 
 
+@pytest.mark.slow
 def test_two_processes_stop_together_and_go_on(tmp_path, config_file):
     path = config_file(**{"training.steps": 3000, "data.batch_size": 8})
     workdir = tmp_path / "run"
