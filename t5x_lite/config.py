@@ -129,6 +129,8 @@ class Data(Checked):
     processes: Annotated[int, Range(0, 256)] = 0  # that tokenize a large text; 0: one per core
 
     batch_size: Positive = 32  # rows of a step, over all devices
+    # Of a task that share a row; 0: as many as there is room for
+    examples_per_row: NonNegative = 0
     lengths: Lengths = Lengths()
     # The run ends when any text has been read this often; 0: only after training.steps
     epochs: NonNegative = 0
@@ -213,7 +215,10 @@ class Model(Checked):
     embedding_size: NonNegative = 0
     scale_embeddings: bool = False  # times the root of their width (Vaswani et al., 2017, §3.4)
     token_types: NonNegative = 0  # rows of the token type table (BERT: 2)
-    num_classes: NonNegative = 0  # of the sequence label head; 0: 2 for sentence pairs, else none
+    # Of the sequence label head; 0: as many as the task has, 2 for sentence pairs, else none
+    num_classes: NonNegative = 0
+    # Whether the first and the last position of an answer are predicted (SQuAD)
+    span_head: bool = False
     vocab_size: NonNegative = 0  # 0: the tokenizer's size
     # Embedding rows are padded to a multiple, so that they can be sharded
     vocab_multiple: Positive = 128
@@ -226,6 +231,19 @@ class Model(Checked):
     mlm_head: bool = False
     # Whether tokens are predicted; False: hidden states alone (an imported BertModel)
     lm_head: bool = True
+
+    # What adapts a trained model to a task, its own parameters frozen: see training/adapt.py, which
+    # sets these.
+    # LoRA: x W + x A B · alpha / rank, in the dense layers named (Hu et al., 2022)
+    lora_rank: NonNegative = 0
+    lora_alpha: Annotated[float, Range(0.0)] = 16.0
+    lora_targets: tuple = ("query", "value")
+    # Width of the bottleneck after each part of a block (Houlsby et al., 2019)
+    adapter_size: NonNegative = 0
+    # Keys and values of each layer's self-attention that are no token's (Li and Liang, 2021)
+    prefix_length: NonNegative = 0
+    # Embeddings before the text that are no token's (Lester et al., 2021)
+    prompt_length: NonNegative = 0
 
     # Of dense kernels: normal, or truncated at 2 σ, with init_stddev; or normal with fan_in^-½ (T5)
     init: Literal["normal", "truncated", "fan_in"] = "normal"
@@ -314,6 +332,8 @@ class Model(Checked):
             yield "model.positions=rotary: needs an even head_dim; set model.head_dim"
         if self.positions == "relative" and self.relative_buckets % 2:
             yield f"model.relative_buckets: got {self.relative_buckets}, expected an even number"
+        if self.prefix_length and self.positions in ("shaw", "transformer_xl"):
+            yield f"model.prefix_length: positions {self.positions} know no prefix; set it to 0"
         if self.positions == "relative" and self.relative_distance <= self.relative_buckets // 2:
             expected = "expected more than half of relative_buckets"
             yield f"model.relative_distance: got {self.relative_distance}, {expected}"
@@ -421,6 +441,11 @@ class Training(Checked):
     # Share of the target that is spread evenly over the vocabulary (Szegedy et al., 2016)
     label_smoothing: Annotated[float, Range(0.0, 0.99)] = 0.0
     loss_chunk: NonNegative = 0  # positions of each row whose logits exist at a time; 0: all
+    # Weight of the language model's loss beside that of a task's head on a decoder (Radford et al.,
+    # 2018)
+    auxiliary_lm: Share = 0.5
+    # End after so many evaluations of a task that brought nothing better; 0: never
+    patience: NonNegative = 0
     profile: tuple = ()  # (first, last) step written as a jax.profiler trace to WORKDIR/profile
 
     def _contradictions(self) -> Iterator[str]:
@@ -438,6 +463,99 @@ def _is_step_range(steps: tuple) -> bool:
 
 
 @dataclass(frozen=True)
+class Task(Checked):
+    """A downstream task: its examples, what is predicted of them, and how that is judged.
+
+    A field of an example is a column by its name ("sentence", or "answers.text" within a nested
+    one), or a template of several ("{question} {answer}").
+    """
+
+    SECTION = "task"
+
+    name: str = ""  # in reports and prompts; empty: the run has no task, it learns its objective
+    kind: Literal[
+        "classify",  # which of the labels
+        "regress",  # which number
+        "choose",  # which of several answers
+        "generate",  # which text
+        "extract",  # which span of the text
+        "complete",  # how the text goes on, word for word (LAMBADA); evaluated only
+        "prefer",  # which of two sentences is the better (BLiMP); evaluated only
+    ] = "classify"
+
+    # Where the examples are: hf:NAME, tfds:NAME, python:module.function, offline:NAME (see
+    # data/tasks/offline.py); or files (.tsv .csv .jsonl .json .parquet .txt, also compressed): one,
+    # a directory, or a glob. {split} stands for the split.
+    source: str = ""
+    # Names of the splits in the source; empty: there is none
+    train: str = "train"
+    validation: str = "validation"
+    test: str = ""
+    # Share of the training examples that is held out, by a hash of each, where the source has no
+    # split for validation
+    validation_fraction: Annotated[float, Range(0.0, 0.9)] = 0.1
+    columns: tuple = ()  # names of the columns of a tsv or csv file that has no line of them
+    prepare: str = ""  # a function of data/tasks/prepare.py that changes each record first
+    # What to do with a line that has too few or too many cells, or is no JSON: stop, or skip and
+    # count it
+    bad_lines: Literal["stop", "skip"] = "stop"
+
+    # The fields of an example.
+    id: str = ""  # empty: its place in the split, from 0
+    text: str = "text"
+    text_pair: str = ""  # the second text, where there is one
+    # Classify: a name or number of labels; choose: the number of the right answer, or its text;
+    # generate, extract: the text, or a list of all that count as right
+    label: str = "label"
+    labels: tuple = ()  # names of the classes, in the order of their numbers
+    first_label: Annotated[int, Range(-1)] = 0  # the number of the first label, or answer
+    choices: tuple = ()  # choose: the fields of the answers, or one that holds a list
+    group: str = ""  # of examples that are scored together, and shown as one
+
+    # In words, for models that read and write text. Empty: "name field: text …", as T5 has it.
+    prompt: str = ""
+    label_words: tuple = ()  # what is written for each label; empty: its name
+    # What a language model that was not trained on the task is asked: a template that the answer
+    # follows. Empty: the prompt. And its words for each label.
+    question: str = ""
+    answer_words: tuple = ()
+
+    answer_start: str = ""  # extract: the field with the place of each answer in the text
+    # Regress, in words: numbers are written to the nearest multiple, 0.2 as T5 has them
+    number_step: Annotated[float, Range(0.0, open=True)] = 0.2
+
+    # How predictions are judged: names in data/tasks/metrics.py. The first is what checkpoints and
+    # settings are chosen by. Empty: those usual for the kind
+    metrics: tuple = ()
+    # The file that the benchmark wants of the test split, such as RTE.tsv; whether it has the names
+    # of the labels, or their numbers
+    submission: str = ""
+    submission_names: bool = False
+
+    def __post_init__(self):
+        super().__post_init__()
+        usual = {
+            "regress": ("pearson", "spearman"),
+            "generate": ("exact_match", "token_f1"),
+            "extract": ("exact_match", "token_f1"),
+        }
+        if not self.metrics:
+            object.__setattr__(self, "metrics", usual.get(self.kind, ("accuracy",)))
+
+    def _contradictions(self) -> Iterator[str]:
+        if not self.name:
+            return
+        if not self.source:
+            yield f"task.source: task {self.name} has none; say where its examples are"
+        if self.kind in ("choose", "prefer") and not self.choices:
+            yield f"task.choices: task {self.name} has none; name the fields that hold the answers"
+        for name in ("label_words", "answer_words"):
+            words = getattr(self, name)
+            if words and self.labels and len(words) != len(self.labels):
+                yield f"task.{name}: got {len(words)}, expected one for each of task.labels"
+
+
+@dataclass(frozen=True)
 class RunConfig(Checked):
     """Everything that one run depends on."""
 
@@ -445,6 +563,10 @@ class RunConfig(Checked):
     # The directory of a run whose parameters this one starts from; empty: drawn at random
     init_from: str = ""
     objective: str = "causal_lm"  # inputs and targets, e.g. span_corruption(mean_span_length=2)
+    task: Task = Task()  # learned instead of the objective, where it has a name
+    # Which parameters are trained, those of init_from or new ones: full, lora(rank=8, alpha=16),
+    # prefix(20), prompt(20), adapter(64), bitfit, probe, or last(2)
+    adapt: str = "full"
     data: Data = Data()
     model: Model = Model()
     mesh: Mesh = Mesh()

@@ -14,10 +14,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
-from t5x_lite.config import CompareConfig, Data, RunConfig, default, type_hints
-from t5x_lite.errors import BAD_CONFIG, NO_FILE, USAGE, UserError, nearest, read_json
+from t5x_lite.config import CompareConfig, Data, RunConfig, Task, default, type_hints
+from t5x_lite.errors import (
+    BAD_CONFIG,
+    NO_FILE,
+    USAGE,
+    UserError,
+    nearest,
+    read_json,
+    user_errors,
+)
 from t5x_lite.ranges import check_value, parse_literal
-from t5x_lite.specs import AllowedCode, has_scheme, names_files, parse_sources
+from t5x_lite.specs import AllowedCode, has_scheme, names_files, parse_sources, parse_task
 
 Schema = TypeVar("Schema")
 Settings = dict[str, Any]  # nested, as a config file or a config.json holds them
@@ -195,6 +203,7 @@ def names_run(name: str) -> bool:
 
 def _nearest_config(name: str) -> str:
     files = [path for root in _ROOTS for path in root.glob("configs/**/*.py")]
+    files = [path for path in files if path.parent.name != "tasks"]
     names = sorted({path.with_suffix("").as_posix().rpartition("/configs/")[2] for path in files})
     stem = Path(name).stem
     published = (
@@ -305,6 +314,81 @@ def _check_keys(settings: Settings, config: Any) -> None:
             raise UserError(BAD_CONFIG, f"{key}: no such setting; {_suggest(key, leaves)}")
 
 
+# Tasks.
+
+
+def shipped_tasks() -> dict[str, Settings]:
+    """The settings of all tasks that ship, by name: TASKS of each file in configs/tasks."""
+    directory = next((root for root in _ROOTS if (root / "configs/tasks").is_dir()), None)
+    tasks: dict[str, Settings] = {}
+    for path in sorted(directory.glob("configs/tasks/*.py")) if directory else ():
+        tasks |= runpy.run_path(str(path))["TASKS"]
+    return tasks
+
+
+def load_task(spec: str) -> Task:
+    """The task that --task names: one that ships, one of a file of yours, or a kind of task with
+    its settings.
+
+    sst2 · 'sst2(DIR/{split}.tsv)' · my_tasks.py:mine · 'classify(file.tsv, text=sentence)'
+
+    >>> load_task("classify(file.tsv, text=sentence, label=label)").text
+    'sentence'
+    """
+    name, source, options = parse_task(spec, "--task")
+    kinds = get_args(type_hints(Task)["kind"])
+    if name in kinds:
+        settings: Settings = {"kind": name, "name": _name_of_source(source) or name}
+    else:
+        settings = _named_task(name)
+    if source:
+        settings["source"] = source
+    options = {key: _listed(value, key) for key, value in options.items()}
+    task = build(Task, settings | options, "task.")
+    return dataclasses.replace(task, source=_absolute(task.source))
+
+
+def _name_of_source(source: str) -> str:
+    """What a task of a file is called: the file, or its directory where each split has one.
+
+    >>> _name_of_source("data/reviews.tsv"), _name_of_source("glue/SST-2/{split}.tsv")
+    ('reviews', 'SST-2')
+    """
+    path = Path(source.partition("?")[0])
+    return path.parent.name if "{split}" in path.name else path.stem
+
+
+def _listed(value: str, key: str) -> Any:
+    """Text with bars as a list where a list is expected: labels=no|yes."""
+    if type_hints(Task).get(key) is tuple:
+        return tuple(value.split("|"))
+    return value
+
+
+def _named_task(name: str) -> Settings:
+    file, _, inside = name.partition(":")
+    if file.endswith(".py"):
+        tasks = _tasks_of_file(Path(file), name)
+        inside = inside or next(iter(tasks), "")
+    else:
+        tasks, inside = shipped_tasks(), name
+    if inside not in tasks:
+        raise UserError(BAD_CONFIG, f"--task={name}: no such task; {nearest(inside, tasks)}")
+    return {"name": inside, **tasks[inside]}
+
+
+def _tasks_of_file(path: Path, name: str) -> dict[str, Settings]:
+    if not path.is_file():
+        raise UserError(NO_FILE, f"--task={name}: no such file; expected one that defines TASKS")
+    with user_errors(BAD_CONFIG, f"--task={name}: cannot be read"):
+        tasks = runpy.run_path(str(path)).get("TASKS")
+    if not isinstance(tasks, dict):
+        raise UserError(
+            BAD_CONFIG, f"--task={name}: expected TASKS = {{name: {{setting: value, …}}, …}} in it"
+        )
+    return tasks
+
+
 # Command lines.
 
 
@@ -384,8 +468,12 @@ def with_absolute_paths(config: Any) -> Any:
         paths["store"] = os.path.abspath(data.store)
     if names_files(data.tokenizer):
         paths["tokenizer"] = os.path.abspath(data.tokenizer)
-    init_from = os.path.abspath(config.init_from) if config.init_from else ""
-    return dataclasses.replace(config, init_from=init_from, data=dataclasses.replace(data, **paths))
+    return dataclasses.replace(
+        config,
+        init_from=os.path.abspath(config.init_from) if config.init_from else "",
+        task=dataclasses.replace(config.task, source=_absolute(config.task.source)),
+        data=dataclasses.replace(data, **paths),
+    )
 
 
 def _absolute(source: str) -> str:
@@ -431,6 +519,7 @@ def check_is_run(workdir: Path) -> None:
     if (workdir / "config.json").is_file():
         return
     inside = sorted(path.parent for path in workdir.glob("*/config.json"))
+    inside = inside or sorted(path.parent for path in workdir.glob("*/*/config.json"))
     if inside:
         names = " or ".join(map(str, inside))
         raise UserError(NO_FILE, f"{workdir}: holds several runs; name one: {names}")

@@ -5,6 +5,7 @@ the user's own.
 import ast
 import importlib
 import re
+import shlex
 import sys
 from collections.abc import Callable, Collection
 
@@ -46,6 +47,58 @@ def _parse_call(node: ast.expr) -> tuple[str, dict]:
             raise ValueError("**options, or a name given twice")
         options[option.arg] = ast.literal_eval(option.value)
     return name, options
+
+
+def parse_task(text: str, key: str) -> tuple[str, str, dict[str, str]]:
+    """Read `name` or `name(source, option=value, …)`: what is between the commas is taken as it
+    stands, or from between quotes.
+
+    >>> parse_task("classify(my/file.tsv, text=sentence, prompt='a, b')", "--task")
+    ('classify', 'my/file.tsv', {'text': 'sentence', 'prompt': 'a, b'})
+    """
+    expected = "expected a name, or name(source, option=value, …), each option once"
+    name, bracket, inside = text.strip().partition("(")
+    if bracket and not inside.endswith(")"):
+        raise UserError(BAD_CONFIG, f"{key}={text}: {expected}")
+    words = shlex.shlex(inside[:-1], posix=True, punctuation_chars=False)
+    words.whitespace, words.whitespace_split, words.commenters = ",", True, ""
+    source, options = "", {}
+    try:
+        for number, word in enumerate(words):
+            option, equals, value = word.partition("=")
+            if number == 0 and not option.strip().isidentifier():
+                source = word.strip()
+            elif equals and option.strip() not in options:
+                options[option.strip()] = value.strip()
+            elif number == 0:
+                source = word.strip()
+            else:
+                raise ValueError(word)
+    except ValueError as error:
+        raise UserError(BAD_CONFIG, f"{key}={text}: {expected}") from error
+    return name.strip(), source, options
+
+
+def parse_numbers(text: str, key: str, parameters: dict[str, float]) -> dict[str, float]:
+    """Read `name` or `name(number, option=number)` for a function of those parameters.
+
+    >>> parse_numbers("lora(4, alpha=8)", "adapt", {"rank": 8, "alpha": 16})
+    {'rank': 4, 'alpha': 8}
+    """
+    names = list(parameters)
+    expected = f"expected numbers for {', '.join(names) or 'nothing'}, each once"
+    inside = text.partition("(")[2].rstrip(")")
+    given: dict[str, float] = {}
+    for place, word in enumerate(filter(None, inside.split(","))):
+        name, equals, value = word.partition("=")
+        if not equals:
+            name, value = names[place] if place < len(names) else "", word
+        name = name.strip()
+        number = value.strip().replace(".", "", 1)
+        if name not in parameters or name in given or not number.isdecimal():
+            raise UserError(BAD_CONFIG, f"{key}={text}: {expected}")
+        given[name] = float(value) if "." in value else int(value)
+    return parameters | given
 
 
 def import_function(name: str, where: str, allowed: AllowedCode = None) -> Callable:

@@ -7,6 +7,7 @@ parquet files hold one document per record.
 import io
 import json
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
@@ -22,7 +23,6 @@ DocumentUnit = Literal["file", "line", "block"]  # what one document of a text f
 SUFFIXES = (".txt", ".jsonl", ".json", ".parquet")
 # How compressed files end, and what fsspec calls the compression; .zst is read by _ZstdReader.
 _COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": None}
-_READABLE = tuple(suffix + ending for suffix in SUFFIXES for ending in ("", *_COMPRESSIONS))
 _ARCHIVES = (".zip", ".tar", ".tgz", *(".tar" + ending for ending in _COMPRESSIONS))
 
 # A document of more bytes (or characters of decoded text) is read as several, and counted.
@@ -44,11 +44,12 @@ class _TextContinuation(Continuation, str):
     pass
 
 
-def find(source: str, key: str) -> list["OpenFile"]:
+def find(source: str, key: str, suffixes: tuple[str, ...] = SUFFIXES) -> list["OpenFile"]:
     """The files of a path, a directory or a glob, sorted by name; empty where there is none.
 
     Args:
         key: the setting that names the source, for errors.
+        suffixes: how the files of a directory end that are meant, compressed or not.
 
     Raises:
         UserError: for places that cannot be reached, and for archives.
@@ -58,7 +59,8 @@ def find(source: str, key: str) -> list["OpenFile"]:
     with user_errors(NO_FILE, f"{key}={source}: cannot be reached"):
         file_system, path = fsspec.core.url_to_fs(source)
         if file_system.isdir(path):
-            names = [name for name in file_system.find(path) if name.lower().endswith(_READABLE)]
+            readable = tuple(suffix + end for suffix in suffixes for end in ("", *_COMPRESSIONS))
+            names = [name for name in file_system.find(path) if name.lower().endswith(readable)]
         elif file_system.exists(path):
             names = [path]
         else:
@@ -117,19 +119,29 @@ def read(file: "OpenFile", document: DocumentUnit, field: str, key: str) -> Iter
         UserError: for a file that cannot be read, or holds no such column.
     """
     where = f"{key}: {file.path}"
-    compressed = _compressed_ending(file.path)
-    name = file.path.lower().removesuffix(compressed)
-    with user_errors(NO_FILE, f"{key}: cannot read {file.path}"), file as raw_stream:
-        if compressed == ".zst":
-            raw_stream = _ZstdReader(raw_stream)
-        # Buffered here: what fsspec opens in a bucket ignores the limit of readline.
-        stream: BinaryIO = io.BufferedReader(raw_stream, 1 << 20)
-        if name.endswith(".parquet"):
+    with opened(file, key) as stream:
+        if suffix(file) == ".parquet":
             yield from _parquet_records(stream, field, where)
-        elif name.endswith((".jsonl", ".json")):
+        elif suffix(file) in (".jsonl", ".json"):
             yield from _json_lines(stream, field, where)
         else:
             yield from _CUTTERS[document](_lines(stream))
+
+
+def suffix(file: "OpenFile") -> str:
+    """How the name of a file ends, in lower case, whatever it is compressed with: `.txt`."""
+    name = file.path.lower().removesuffix(_compressed_ending(file.path))
+    return name[name.rfind(".") :] if "." in name else ""
+
+
+@contextmanager
+def opened(file: "OpenFile", key: str) -> Iterator[BinaryIO]:
+    """The bytes of a file, decompressed; whatever goes wrong while it is read is a UserError."""
+    with user_errors(NO_FILE, f"{key}: cannot read {file.path}"), file as raw_stream:
+        if _compressed_ending(file.path) == ".zst":
+            raw_stream = _ZstdReader(raw_stream)
+        # Buffered here: what fsspec opens in a bucket ignores the limit of readline.
+        yield io.BufferedReader(raw_stream, 1 << 20)
 
 
 class _ZstdReader(io.RawIOBase):

@@ -156,7 +156,22 @@ def _parse_query(address: str) -> tuple[str, dict[str, str]]:
     return name, dict(parse_qsl(escaped))
 
 
+def records(source: str, where: str) -> Iterator[dict]:
+    """The records of a data set, tfds:… or hf:….
+
+    Raises:
+        UserError: for what cannot be read.
+    """
+    scheme, _, address = source.partition(":")
+    yield from _DATA_SETS[scheme](address, where)
+
+
 def _read_tfds(address: str, field: str, where: str, allowed: AllowedCode) -> Iterator[Document]:
+    for record in _tfds_records(address, where):
+        yield from files.text_of(record, field, where)
+
+
+def _tfds_records(address: str, where: str) -> Iterator[dict]:
     """A data set of TensorFlow Datasets; only tfrecord needs TensorFlow, array_record does not."""
     name, options = _parse_query(address)
     split = options.pop("split", "train")
@@ -168,31 +183,33 @@ def _read_tfds(address: str, field: str, where: str, allowed: AllowedCode) -> It
     with user_errors(NO_FILE, f"{where}: cannot be read"):
         builder = tfds.builder(name, **options)
         if builder.info.file_format.value == "array_record":
-            records = iter(builder.as_data_source(split))
+            yield from builder.as_data_source(split)
         else:
-            records = tfds.as_numpy(builder.as_dataset(split))
-        for record in records:
-            yield from files.text_of(record, field, where)
+            yield from tfds.as_numpy(builder.as_dataset(split))
 
 
 def _read_huggingface(
     address: str, field: str, where: str, allowed: AllowedCode
 ) -> Iterator[Document]:
+    for record in _huggingface_records(address, where):
+        yield from files.text_of(record, field, where)
+
+
+def _huggingface_records(address: str, where: str) -> Iterator[dict]:
     """A data set of Hugging Face: saved to disk, with splits or without, or loaded by its name."""
     name, options = _parse_query(address)
     datasets = optional_import("datasets", "hf", where)
     with user_errors(NO_FILE, f"{where}: cannot be read"):
         if (Path(name) / "dataset_info.json").exists():
             _check_options(options, (), where)
-            records = datasets.load_from_disk(name)
+            data_set = datasets.load_from_disk(name)
         elif (Path(name) / "dataset_dict.json").exists():
             _check_options(options, ("split",), where)
-            records = datasets.load_from_disk(name)[options.get("split", "train")]
+            data_set = datasets.load_from_disk(name)[options.get("split", "train")]
         else:
             options.setdefault("split", "train")
-            records = datasets.load_dataset(name, streaming=True, **options)
-        for record in records:
-            yield from files.text_of(record, field, where)
+            data_set = datasets.load_dataset(name, streaming=True, **options)
+        yield from data_set
 
 
 def _check_options(options: dict[str, str], known: Collection[str], where: str) -> None:
@@ -217,6 +234,7 @@ def _read_function(
             yield text
 
 
+_DATA_SETS = {"tfds": _tfds_records, "hf": _huggingface_records}
 SCHEMES: dict[str, SourceReader] = {
     "tfds": _read_tfds,
     "hf": _read_huggingface,
@@ -235,13 +253,10 @@ def python_docs() -> Iterator[str]:
     First the docstrings of the standard library, one module per document (read with `ast`; nothing
     is imported), then the reference topics of `pydoc_data`, one topic per document.
     """
-    root = Path(sysconfig.get_path("stdlib"))
-    for path in sorted(root.rglob("*.py")):
-        directories = path.relative_to(root).parts
-        if _NOT_LIBRARY.isdisjoint(directories):
-            text = "\n\n".join(_docstrings(path))
-            if text:
-                yield text
+    for path in library_modules():
+        text = "\n\n".join(module_docstrings(path))
+        if text:
+            yield text
     try:
         from pydoc_data.topics import topics
     except ImportError as error:
@@ -251,7 +266,16 @@ def python_docs() -> Iterator[str]:
         yield topics[name]
 
 
-def _docstrings(path: Path) -> Iterator[str]:
+def library_modules() -> Iterator[Path]:
+    """The files of the standard library, sorted."""
+    root = Path(sysconfig.get_path("stdlib"))
+    for path in sorted(root.rglob("*.py")):
+        directories = path.relative_to(root).parts
+        if _NOT_LIBRARY.isdisjoint(directories):
+            yield path
+
+
+def module_docstrings(path: Path) -> Iterator[str]:
     """The docstrings of a module, its classes and functions; none of a file that is not Python."""
     try:
         with warnings.catch_warnings(action="ignore"):  # invalid escapes in old modules

@@ -1,0 +1,269 @@
+"""Examples: the records of a task's splits, checked, with their fields as the task names them."""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from t5x_lite.config import Task
+from t5x_lite.data.tasks.prepare import PREPARE
+from t5x_lite.data.tasks.records import BadLines, Record, has_splits, lookup, read_split
+from t5x_lite.errors import BAD_DATA, UserError, nearest
+from t5x_lite.specs import AllowedCode
+
+Label = int | float | str | tuple[str, ...] | None
+
+
+@dataclass(frozen=True)
+class Example:
+    """One example of a task.
+
+    Attributes:
+        id: by which predictions name it.
+        label: of classify and choose a number from 0; of regress a number; of generate, extract and
+            complete the texts that count as right; None: it has none, as in a test split.
+        choices: of choose, the answers; of prefer, the better and the worse sentence.
+        group: of examples that are scored together.
+        record: all columns, for prompts.
+    """
+
+    id: Any
+    text: str
+    text_pair: str
+    label: Label
+    choices: tuple[str, ...]
+    group: Any
+    record: Record
+
+
+@dataclass(frozen=True)
+class Examples:
+    """The examples of one split."""
+
+    task: Task
+    split: str  # its name in the source
+    examples: tuple[Example, ...]
+    skipped: int = 0  # bad lines
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether every example has a label, so that predictions can be judged."""
+        return all(example.label is not None for example in self.examples)
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the examples: two runs with the same read the same."""
+        digest = hashlib.sha256()
+        for example in self.examples:
+            parts = [example.id, example.label, example.choices, example.group, example.record]
+            digest.update(json.dumps(parts, default=str).encode())
+        return digest.hexdigest()[:16]
+
+
+def load_split(task: Task, split: str, allowed: AllowedCode = None, limit: int = 0) -> Examples:
+    """The examples of a split: "train", "validation" or "test".
+
+    Where the source has no split for validation, a share of the training examples is held out, by a
+    hash of each.
+
+    Args:
+        allowed: the modules that may be imported for a function of the user's own; None: any.
+        limit: the first so many alone; 0: all.
+
+    Raises:
+        UserError: for a split that is missing or empty, a field that is missing, and a label that
+            is none of the task's.
+    """
+    name = getattr(task, split)
+    held_out = split != "test" and bool(task.train) and not task.validation
+    if not has_splits(task.source) and task.train:
+        name, held_out = task.train, split != "test"
+    if held_out:
+        name = task.train
+    if not name or (split == "test" and not has_splits(task.source)):
+        raise UserError(
+            BAD_DATA, f"task {task.name}: has no {split} split; set task.{split} to its name"
+        )
+
+    bad_lines = BadLines(task.bad_lines)
+    records: Iterable[Record] = read_split(task, name, bad_lines, allowed)
+    if task.prepare:
+        records = _prepared(task, records)
+    labels = _LabelReader(task)
+    examples = []
+    for number, record in enumerate(records):
+        if held_out and _is_held_out(record, task.validation_fraction) != (split == "validation"):
+            continue
+        examples.append(_example(task, record, number, name, labels))
+        if limit and len(examples) == limit:
+            break
+    if not examples:
+        raise UserError(
+            BAD_DATA, f"task {task.name}: its {split} split, {name}, is empty; give some examples"
+        )
+    return Examples(task, name, tuple(examples), bad_lines.skipped)
+
+
+def _prepared(task: Task, records: Iterable[Record]) -> Iterable[Record]:
+    if task.prepare not in PREPARE:
+        hint = nearest(task.prepare, PREPARE)
+        raise UserError(BAD_DATA, f"task.prepare={task.prepare}: no such function; {hint}")
+    prepare = PREPARE[task.prepare]
+    for number, record in enumerate(records):
+        try:
+            yield from prepare(record)
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            reason = f"{task.prepare} cannot read it ({type(error).__name__}: {error})"
+            raise UserError(BAD_DATA, f"task {task.name}, example {number}: {reason}") from error
+
+
+def _is_held_out(record: Record, share: float) -> bool:
+    content = json.dumps(record, sort_keys=True, default=str).encode()
+    number = int.from_bytes(hashlib.sha256(content).digest()[:8], "big")
+    return number < share * 2**64
+
+
+def _example(
+    task: Task, record: Record, number: int, split: str, labels: "_LabelReader"
+) -> Example:
+    where = f"task {task.name}, example {number} of {split}"
+
+    def text_of(field: str) -> str:
+        value = lookup(record, field, where)
+        if isinstance(value, bytes):
+            return value.decode("utf-8", errors="replace")
+        return "" if value is None else str(value)
+
+    choices: tuple[str, ...] = ()
+    if task.choices:
+        values = [lookup(record, field, where) for field in task.choices]
+        if len(values) == 1 and isinstance(values[0], list | tuple | np.ndarray):
+            values = list(values[0])
+        choices = tuple(str(value) for value in values)
+        if len(choices) < 2:
+            raise UserError(BAD_DATA, f"{where}: has {len(choices)} answers, expected at least two")
+    return Example(
+        # GLUE's own files have no column of ids: their place is theirs.
+        id=record.get(task.id, number),
+        text=text_of(task.text) if task.text else "",
+        text_pair=text_of(task.text_pair) if task.text_pair else "",
+        label=labels.read(record, choices, where),
+        choices=choices,
+        group=lookup(record, task.group, where) if task.group else None,
+        record=record,
+    )
+
+
+class _LabelReader:
+    """Reads the labels of a split. All examples have one, or none has (a test split)."""
+
+    def __init__(self, task: Task):
+        self._task = task
+        self._numbers = {name: number for number, name in enumerate(task.labels)}
+
+    def read(self, record: Record, choices: tuple[str, ...], where: str) -> Label:
+        """The label as Example has it."""
+        task = self._task
+        if task.kind == "prefer":
+            return 0  # the better sentence stands first
+        if task.label not in record and not {".", "{"} & set(task.label):
+            return None
+        value = lookup(record, task.label, where)
+        if isinstance(value, bytes):
+            value = value.decode("utf-8", errors="replace")
+        return _READERS[task.kind](self, value, choices, where)
+
+    def of_class(self, value: Any, choices: tuple[str, ...], where: str) -> int | None:
+        """A name of the labels, or its number."""
+        if _is_withheld(value) and str(value) not in self._numbers:
+            return None
+        number = self._number(value, len(self._task.labels))
+        if number is None and not _is_withheld(value):
+            expected = f"expected one of {', '.join(map(str, self._task.labels))}"
+            raise UserError(BAD_DATA, f"{where}: got the label {value!r}, {expected}")
+        return number
+
+    def of_choice(self, value: Any, choices: tuple[str, ...], where: str) -> int | None:
+        """A name of the labels (a letter), the number of the right answer, or its text."""
+        # Some answers are numbers: a text is looked up first, but for the names of answers.
+        if isinstance(value, str) and value in choices and value not in self._numbers:
+            return choices.index(value)
+        number = self._number(value, len(choices))
+        if number is None and not _is_withheld(value):
+            expected = f"expected the number or the text of one of its {len(choices)} answers"
+            raise UserError(BAD_DATA, f"{where}: got the answer {value!r}, {expected}")
+        return number
+
+    def _number(self, value: Any, count: int) -> int | None:
+        """The label from 0, where its name or its number stands there, such as 1 or "1"."""
+        number = self._numbers.get(str(value))
+        if number is None:
+            try:
+                number = int(value) - self._task.first_label
+            except (TypeError, ValueError):
+                return None
+            if float(value) != int(value):
+                return None
+        return number if 0 <= number < count else None
+
+    def of_number(self, value: Any, choices: tuple[str, ...], where: str) -> float | None:
+        """A finite number."""
+        if _is_withheld(value):
+            return None
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            number = float("nan")
+        if not np.isfinite(number):
+            raise UserError(BAD_DATA, f"{where}: got the label {value!r}, expected a number")
+        return number
+
+    def of_text(self, value: Any, choices: tuple[str, ...], where: str) -> tuple[str, ...] | None:
+        """A text, or several that all count as right."""
+        if value is None:
+            return None
+        if isinstance(value, list | tuple | np.ndarray):
+            texts = tuple(str(text) for text in value)
+            return texts or None
+        return (str(value),)
+
+
+def _is_withheld(value: Any) -> bool:
+    """Whether this is how data sets mark that a label is withheld."""
+    return value is None or str(value) in ("", "-1", "-1.0")
+
+
+_READERS = {
+    "classify": _LabelReader.of_class,
+    "regress": _LabelReader.of_number,
+    "choose": _LabelReader.of_choice,
+    "generate": _LabelReader.of_text,
+    "extract": _LabelReader.of_text,
+    "complete": _LabelReader.of_text,
+}
+
+
+def with_labels_of(task: Task, allowed: AllowedCode = None) -> Task:
+    """The task, with the labels that its training examples have where it names none; sorted."""
+    if task.kind != "classify" or task.labels:
+        return task
+    counts: Counter[str] = Counter()
+    split = task.train or task.validation
+    records: Iterable[Record] = read_split(task, split, BadLines(task.bad_lines), allowed)
+    if task.prepare:
+        records = _prepared(task, records)
+    for number, record in enumerate(records):
+        value = lookup(record, task.label, f"task {task.name}, example {number}")
+        if not _is_withheld(value):
+            counts[str(value)] += 1
+    if not 2 <= len(counts) <= 1000:
+        reason = f"the column {task.label} holds {len(counts)} different labels"
+        raise UserError(BAD_DATA, f"task {task.name}: {reason}; name them in task.labels")
+    return replace(task, labels=tuple(sorted(counts)))

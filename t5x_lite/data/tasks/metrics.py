@@ -1,0 +1,295 @@
+"""How the predictions of a task are judged, by the libraries that the benchmarks use."""
+
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from t5x_lite.config import Task
+from t5x_lite.data.tasks.examples import Example, Label
+from t5x_lite.errors import BAD_CONFIG, UserError, nearest, optional_import
+
+# (task, examples, predictions) → a number; higher is better. A prediction is None where a model
+# that answers in text wrote something that is no label.
+Metric = Callable[[Task, Sequence[Example], Sequence[Label]], float]
+
+
+def judge(
+    task: Task, examples: Sequence[Example], predictions: Sequence[Label]
+) -> dict[str, float]:
+    """The metrics of a task, by name."""
+    return {name: find_metric(name)(task, examples, predictions) for name in map(str, task.metrics)}
+
+
+def find_metric(name: str) -> Metric:
+    """The metric of that name. Raises UserError where there is none."""
+    if name not in METRICS:
+        raise UserError(BAD_CONFIG, f"task.metrics: got {name!r}; {nearest(name, METRICS)}")
+    return METRICS[name]
+
+
+_OF_CLASSES = ("classify",)
+_OF_TEXTS = ("generate", "extract")
+_KINDS = {
+    "accuracy": ("classify", "choose", "complete", "prefer"),
+    "grouped_accuracy": ("classify", "choose", "prefer"),
+    "grouped_exact_match": ("classify", "choose"),
+    "pearson": ("regress",),
+    "spearman": ("regress",),
+} | dict.fromkeys(("f1", "macro_f1", "matthews"), _OF_CLASSES)
+_LIBRARIES = {
+    "f1": "sklearn.metrics",
+    "macro_f1": "sklearn.metrics",
+    "matthews": "sklearn.metrics",
+    "pearson": "scipy.stats",
+    "spearman": "scipy.stats",
+    "bleu": "sacrebleu",
+    "rouge1": "rouge_score.rouge_scorer",
+    "rouge2": "rouge_score.rouge_scorer",
+    "rougeL": "rouge_score.rouge_scorer",
+    "rougeLsum": "rouge_score.rouge_scorer",
+}
+
+
+def check_metrics(task: Task) -> None:
+    """Refuse, before anything is trained, metrics that do not exist, that judge another kind of
+    task, or whose library is not installed.
+    """
+    for name in map(str, task.metrics):
+        find_metric(name)
+        kinds = _KINDS.get(name, _OF_TEXTS)
+        if task.kind not in kinds:
+            known = [metric for metric in METRICS if task.kind in _KINDS.get(metric, _OF_TEXTS)]
+            reason = f"{name} does not judge what is to {task.kind}; expected {', '.join(known)}"
+            raise UserError(BAD_CONFIG, f"task.metrics: {reason}")
+        if name == "f1" and len(task.labels) > 2:
+            raise UserError(BAD_CONFIG, "task.metrics: f1 is of two labels; use macro_f1")
+        if name in _LIBRARIES:
+            optional_import(_LIBRARIES[name], "tasks", f"task.metrics={name}")
+
+
+# Of classes.
+
+
+def accuracy(task: Task, examples: Sequence[Example], predictions: Sequence[Label]) -> float:
+    """The share of predictions that are the label. A prediction that is no label is wrong."""
+    right = [
+        predicted == example.label for example, predicted in zip(examples, predictions, strict=True)
+    ]
+    return float(np.mean(right))
+
+
+def _classes(
+    task: Task, examples: Sequence[Example], predictions: Sequence[Label]
+) -> tuple[list, list]:
+    """Labels and predictions as numbers; what is no label becomes a wrong one (as in t5's
+    f1_score_with_invalid).
+    """
+    labels, predicted = [], []
+    for example, prediction in zip(examples, predictions, strict=True):
+        label: Any = example.label
+        labels.append(int(label))
+        if prediction is None:
+            prediction = int(label) - 1 if int(label) else 1
+        predicted.append(int(prediction))  # type: ignore[arg-type]
+    return labels, predicted
+
+
+def f1(task: Task, examples: Sequence[Example], predictions: Sequence[Label]) -> float:
+    """F1 of the class with number 1 (MRPC, QQP; MultiRC's F1a)."""
+    metrics = optional_import("sklearn.metrics", "tasks", "task.metrics=f1")
+    labels, predicted = _classes(task, examples, predictions)
+    return float(metrics.f1_score(labels, predicted, zero_division=0))
+
+
+def macro_f1(task: Task, examples: Sequence[Example], predictions: Sequence[Label]) -> float:
+    """The mean of the F1 of all classes (CB)."""
+    metrics = optional_import("sklearn.metrics", "tasks", "task.metrics=macro_f1")
+    labels, predicted = _classes(task, examples, predictions)
+    numbers = list(range(len(task.labels)))
+    return float(
+        metrics.f1_score(labels, predicted, labels=numbers, average="macro", zero_division=0)
+    )
+
+
+def matthews(task: Task, examples: Sequence[Example], predictions: Sequence[Label]) -> float:
+    """Matthews correlation (CoLA): 0 for chance, 1 at best."""
+    metrics = optional_import("sklearn.metrics", "tasks", "task.metrics=matthews")
+    return float(metrics.matthews_corrcoef(*_classes(task, examples, predictions)))
+
+
+def grouped_exact_match(
+    task: Task, examples: Sequence[Example], predictions: Sequence[Label]
+) -> float:
+    """The share of groups in which every prediction is right (MultiRC: questions)."""
+    right: dict[Any, bool] = {}
+    for example, predicted in zip(examples, predictions, strict=True):
+        right[example.group] = right.get(example.group, True) and predicted == example.label
+    return float(np.mean(list(right.values())))
+
+
+def grouped_accuracy(
+    task: Task, examples: Sequence[Example], predictions: Sequence[Label]
+) -> float:
+    """The mean of the accuracies of the groups (BLiMP: of 67 paradigms)."""
+    of_group: dict[Any, list[bool]] = {}
+    for example, predicted in zip(examples, predictions, strict=True):
+        of_group.setdefault(example.group, []).append(predicted == example.label)
+    return float(np.mean([np.mean(right) for right in of_group.values()]))
+
+
+# Of numbers.
+
+
+def _numbers(
+    examples: Sequence[Example], predictions: Sequence[Label]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Labels and predictions; what is no number counts as −1, as in t5."""
+    labels = np.array([example.label for example in examples], float)
+    return labels, np.array([-1.0 if value is None else value for value in predictions], float)
+
+
+def pearson(task: Task, examples: Sequence[Example], predictions: Sequence[Label]) -> float:
+    """Pearson's correlation (STS-B); 0 where all predictions are alike."""
+    return _correlation("pearsonr", examples, predictions)
+
+
+def spearman(task: Task, examples: Sequence[Example], predictions: Sequence[Label]) -> float:
+    """Spearman's rank correlation (STS-B); 0 where all predictions are alike."""
+    return _correlation("spearmanr", examples, predictions)
+
+
+def _correlation(name: str, examples: Sequence[Example], predictions: Sequence[Label]) -> float:
+    stats = optional_import("scipy.stats", "tasks", f"task.metrics={name[:-1]}")
+    labels, predicted = _numbers(examples, predictions)
+    if np.ptp(predicted) == 0 or np.ptp(labels) == 0:
+        return 0.0
+    return float(getattr(stats, name)(labels, predicted)[0])
+
+
+# Of texts.
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def normalise_answer(text: str) -> str:
+    """Lower case, without punctuation, articles and extra blanks: the normalisation of SQuAD's
+    released evaluation.
+
+    >>> normalise_answer("The  U.S. Army!")
+    'us army'
+    """
+    text = text.lower().translate(_PUNCTUATION)
+    return " ".join(_ARTICLES.sub(" ", text).split())
+
+
+def exact_match(task: Task, examples: Sequence[Example], predictions: Sequence[Label]) -> float:
+    """The share of predictions that are one of the right texts, both normalised (SQuAD, closed-book
+    questions).
+    """
+    return _over_answers(examples, predictions, lambda a, b: float(a == b))
+
+
+def token_f1(task: Task, examples: Sequence[Example], predictions: Sequence[Label]) -> float:
+    """The mean F1 of the words of a prediction and those of the best right text, both normalised
+    (SQuAD).
+    """
+    return _over_answers(examples, predictions, _word_f1)
+
+
+def _word_f1(predicted: str, answer: str) -> float:
+    predicted_words, answer_words = predicted.split(), answer.split()
+    common = sum((Counter(predicted_words) & Counter(answer_words)).values())
+    if not common:
+        return 0.0
+    precision, recall = common / len(predicted_words), common / len(answer_words)
+    return 2 * precision * recall / (precision + recall)
+
+
+def _over_answers(
+    examples: Sequence[Example],
+    predictions: Sequence[Label],
+    compare: Callable[[str, str], float],
+) -> float:
+    scores = []
+    for example, predicted in zip(examples, predictions, strict=True):
+        answers: Any = example.label
+        text = normalise_answer(_text(predicted))
+        scores.append(max(compare(text, normalise_answer(answer)) for answer in answers))
+    return float(np.mean(scores))
+
+
+def _text(prediction: Label) -> str:
+    return prediction[0] if isinstance(prediction, tuple) else ""
+
+
+def _rouge(kind: str) -> Metric:
+    def metric(task: Task, examples: Sequence[Example], predictions: Sequence[Label]) -> float:
+        module = optional_import("rouge_score.rouge_scorer", "tasks", f"task.metrics={kind}")
+        scorer = module.RougeScorer([kind], use_stemmer=True)
+        scores = []
+        for example, predicted in zip(examples, predictions, strict=True):
+            (reference, *_), text = _answers(example), _text(predicted)
+            if kind == "rougeLsum":  # sentences are lines there
+                reference, text = _sentence_lines(reference), _sentence_lines(text)
+            scores.append(scorer.score(reference, text)[kind].fmeasure)
+        return float(np.mean(scores))
+
+    metric.__doc__ = f"{kind}, F1, with stemming, the mean (CNN/DailyMail, XSum): rouge-score."
+    return metric
+
+
+def _sentence_lines(text: str) -> str:
+    return re.sub(r"(?<=[.?!])\s+", "\n", text.strip())
+
+
+def _answers(example: Example) -> tuple[str, ...]:
+    assert isinstance(example.label, tuple)
+    return example.label
+
+
+def bleu(task: Task, examples: Sequence[Example], predictions: Sequence[Label]) -> float:
+    """Corpus BLEU by sacrebleu, its default tokenisation (WMT); between 0 and 100."""
+    sacrebleu = optional_import("sacrebleu", "tasks", "task.metrics=bleu")
+    references = [[_answers(example)[0] for example in examples]]
+    return float(sacrebleu.corpus_bleu([_text(p) for p in predictions], references).score)
+
+
+METRICS: dict[str, Metric] = {
+    "accuracy": accuracy,
+    "f1": f1,
+    "macro_f1": macro_f1,
+    "matthews": matthews,
+    "grouped_exact_match": grouped_exact_match,
+    "grouped_accuracy": grouped_accuracy,
+    "pearson": pearson,
+    "spearman": spearman,
+    "exact_match": exact_match,
+    "token_f1": token_f1,
+    "rouge1": _rouge("rouge1"),
+    "rouge2": _rouge("rouge2"),
+    "rougeL": _rouge("rougeL"),
+    "rougeLsum": _rouge("rougeLsum"),
+    "bleu": bleu,
+}
+
+
+def by_group(
+    task: Task, examples: Sequence[Example], predictions: Sequence[Label]
+) -> dict[str, float]:
+    """The first metric for each group of the examples, by name; empty where they have none."""
+    if not task.group:
+        return {}
+    numbered = sorted(range(len(examples)), key=lambda number: str(examples[number].group))
+    scores = {}
+    for group, numbers in groupby(numbered, key=lambda number: str(examples[number].group)):
+        chosen = list(numbers)
+        of_group = [examples[number] for number in chosen]
+        predicted = [predictions[number] for number in chosen]
+        scores[group] = find_metric(str(task.metrics[0]))(task, of_group, predicted)
+    return scores

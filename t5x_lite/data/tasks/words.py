@@ -1,0 +1,87 @@
+"""Texts as words with their ids, so that a span of ids can be read back as a span of the text."""
+
+import re
+from bisect import bisect_right
+from dataclasses import dataclass
+
+import numpy as np
+
+from t5x_lite.data.tokenizers.tokenizer import Tokenizer
+
+# Words and punctuation, each with the blanks before it: BERT's basic tokens.
+_WORD = re.compile(r"\s*(?:\w+|[^\w\s])|\s+$")
+
+
+@dataclass(frozen=True)
+class Words:
+    """The ids of a text, or of a window of it.
+
+    Attributes:
+        text: all of it.
+        ids: [n] of the window.
+        word_of_id: [n] the number of the word that each id is of; −1: of none.
+        starts, ends: where in the text each word starts (blanks left out) and ends.
+    """
+
+    text: str
+    ids: np.ndarray
+    word_of_id: np.ndarray
+    starts: tuple[int, ...]
+    ends: tuple[int, ...]
+
+    def at(self, character: int) -> int:
+        """The word at a place of the text."""
+        return max(bisect_right(self.starts, character) - 1, 0)
+
+    def window(self, start: int, room: int) -> "Words":
+        """The ids from `start` on, as many as there is room for; those of words that are cut are of
+        no word.
+        """
+        part = slice(start, start + room)
+        word_of_id = self.word_of_id[part].copy()
+        for neighbour, edge in ((start - 1, 0), (start + room, -1)):
+            is_inside = len(word_of_id) and 0 <= neighbour < len(self.ids)
+            if is_inside and self.word_of_id[neighbour] == word_of_id[edge]:
+                word_of_id[word_of_id == word_of_id[edge]] = -1
+        return Words(self.text, self.ids[part], word_of_id, self.starts, self.ends)
+
+    def behind(self, offset: int) -> "Words":
+        """The same ids behind so many others, which are of no word."""
+        none = np.full(offset, -1)
+        word_of_id = np.concatenate([none, self.word_of_id])
+        return Words(self.text, self.ids, word_of_id, self.starts, self.ends)
+
+    def positions_of(self, first_word: int, last_word: int) -> tuple[int, int]:
+        """The first id of one word and the last id of another; −1 where they are not here."""
+        firsts = np.flatnonzero(self.word_of_id == first_word)
+        lasts = np.flatnonzero(self.word_of_id == last_word)
+        if first_word < 0 or not len(firsts) or not len(lasts):
+            return -1, -1
+        return int(firsts[0]), int(lasts[-1])
+
+    def text_of(self, first: int, last: int) -> str:
+        """The text from one position to another, in whole words."""
+        return self.text[self.starts[self.word_of_id[first]] : self.ends[self.word_of_id[last]]]
+
+
+def split_words(text: str, tokenizer: Tokenizer) -> Words:
+    """A text as words with their ids.
+
+    >>> words = split_words("He left in 1876.", Tokenizer())
+    >>> words.text_of(*words.positions_of(words.at(11), words.at(14)))
+    '1876'
+    """
+    ids, word_of_id, starts, ends = [], [], [], []
+    for found in _WORD.finditer(text):
+        word = found[0]
+        if not word.strip():
+            continue
+        of_word = tokenizer.encode(word)
+        ids.append(of_word)
+        word_of_id.append(np.full(len(of_word), len(starts)))
+        starts.append(found.end() - len(word.lstrip()))
+        ends.append(found.end())
+    if not ids:
+        nothing = np.zeros(0, np.int64)
+        return Words(text, nothing, nothing, (), ())
+    return Words(text, np.concatenate(ids), np.concatenate(word_of_id), tuple(starts), tuple(ends))

@@ -1,0 +1,241 @@
+"""What each family reads of an example, in words; what is too long; rows with several examples."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from t5x_lite.config import Lengths, Task
+from t5x_lite.data.rows.batches import ledger
+from t5x_lite.data.rows.layouts import RowShape
+from t5x_lite.data.tasks import formats
+from t5x_lite.data.tasks.examples import Example
+from t5x_lite.data.tasks.formats import find_format, truncate
+from t5x_lite.data.tasks.rows import TaskData, plan_task
+from t5x_lite.data.tokenizers.tokenizer import Tokenizer
+from t5x_lite.errors import UserError
+
+TOKENIZER = Tokenizer()
+PAIR = Example(7, "is it?", "it is", 1, (), None, {"question": "is it?", "passage": "it is"})
+TASK = Task(
+    name="boolq", source="x", text="question", text_pair="passage", labels=("False", "True")
+)
+CHOICE = Example(0, "it rained so", "", 1, ("I ran", "I stayed"), None, {"text": "it rained so"})
+CHOOSE = Task(name="copa", kind="choose", source="x", choices=("a", "b"))
+
+
+def written(task, example, architecture, shape):
+    """Inputs, targets and types of the pairs of one example, in words."""
+    formatted = find_format(task, architecture).function(task, [example], TOKENIZER, shape)
+    pairs = []
+    for pair in formatted.pairs.each():
+        types = None if pair.types is None else "".join(map(str, pair.types.tolist()))
+        pairs.append((TOKENIZER.decode(pair.inputs), TOKENIZER.decode(pair.targets), types))
+    return pairs, formatted
+
+
+def test_bert():
+    shape = RowShape(encoder=32, labels=2)
+    pairs, formatted = written(TASK, PAIR, "encoder", shape)
+    assert pairs == [("[CLS]is it?[SEP]it is[SEP]", "", "0" * 8 + "1" * 6)]
+    labels = formatted.pairs.segment_labels
+    assert labels.values.tolist() == [[1]]
+    assert labels.positions.tolist() == [0]
+
+
+def test_gpt():
+    pairs, formatted = written(TASK, PAIR, "decoder", RowShape(decoder=32, labels=2))
+    assert pairs == [("", "is it?[SEP]it is[CLS]</s>", None)]
+    # The head reads the position that has read the extract token; what stands after it, EOS, is
+    # not learned.
+    assert formatted.pairs.segment_labels.positions.tolist() == [13]
+    assert formatted.pairs.each()[0].weights.tolist() == [1.0] * 13 + [0.0]
+
+
+@pytest.mark.parametrize("architecture", ["encoder_decoder", "prefix_decoder"])
+def test_t5(architecture):
+    shape = RowShape(encoder=60, decoder=20)
+    if architecture == "prefix_decoder":
+        shape = RowShape(decoder=80, bidirectional_prefix=True)
+    pairs, _ = written(TASK, PAIR, architecture, shape)
+    assert pairs == [("boolq question: is it? passage: it is</s>", "True</s>", None)]
+
+
+def test_answers_to_choose_from():
+    pairs, formatted = written(CHOOSE, CHOICE, "encoder", RowShape(encoder=60, labels=4))
+    assert [pair[0] for pair in pairs] == [
+        "[CLS]it rained so[SEP]I ran[SEP]",
+        "[CLS]it rained so[SEP]I stayed[SEP]",
+    ]
+    assert formatted.pairs.segment_labels.values.tolist() == [[0], [1]]
+    assert formatted.pairs.segment_labels.groups.tolist() == [0, 0]
+    pairs, _ = written(CHOOSE, CHOICE, "encoder_decoder", RowShape(encoder=80, decoder=20))
+    inputs = "copa choice1: I ran choice2: I stayed text: it rained so</s>"
+    assert pairs == [(inputs, "choice2</s>", None)]
+
+
+def test_the_answers_to_a_long_question_still_share_a_row():
+    long = replace(CHOICE, text="it rained " * 20)
+    pairs, formatted = written(CHOOSE, long, "encoder", RowShape(encoder=60, labels=4))
+    assert formatted.truncated == 1
+    assert formatted.pairs.inputs.lengths.tolist() == [30, 30]
+    assert [pair[0][-14:] for pair in pairs] == [
+        "ined [SEP]I ran[SEP]"[-14:],
+        "[SEP]I stayed[SEP]"[-14:],
+    ]
+
+
+def test_answers_have_the_same_room_whatever_the_split_holds():
+    shape = RowShape(encoder=60, decoder=40)
+    for examples in ([PAIR], [replace(PAIR, label=None)]):
+        formatted = find_format(TASK, "encoder_decoder").function(TASK, examples, TOKENIZER, shape)
+        assert formatted.answer_room == len("False") + 1
+    free = Task(name="xsum", kind="generate", source="x")
+    assert formats.answer_room(free, TOKENIZER, shape) == 40
+
+
+def test_a_span_of_a_text_that_is_read_in_windows():
+    text = "one two three four five six seven eight nine ten eleven twelve"
+    example = Example(0, "which?", text, ("nine ten",), (), None, {})
+    task = Task(name="squad", kind="extract", source="x", text_pair="context")
+    shape = RowShape(encoder=40, labels=1)
+    formatted = find_format(task, "encoder").function(task, [example], TOKENIZER, shape)
+    seen = set()
+    spans = formatted.pairs.segment_labels.values
+    for pair, span, words in zip(
+        formatted.pairs.each(), spans, formatted.words_of_pair, strict=True
+    ):
+        assert len(pair.inputs) <= 40
+        seen |= set(words.word_of_id[words.word_of_id >= 0].tolist())
+        if span.tolist() != [0, 0]:
+            assert TOKENIZER.decode(pair.inputs[span[0] : span[1] + 1]) == " nine ten"
+            assert words.text_of(*span) == "nine ten"
+    assert seen == set(range(12))  # every word is in some window
+    assert (spans.any(1)).sum() >= 1
+
+
+def one_by_one(lengths, room):
+    """BERT's released rule: one token at a time off the longer, the second where they are alike."""
+    first, second = lengths
+    while first + second > room:
+        if first > second:
+            first -= 1
+        else:
+            second -= 1
+    return first, second
+
+
+@given(st.integers(0, 60), st.integers(0, 60), st.integers(2, 50))
+def test_two_texts_are_truncated_as_in_berts_code(first, second, room):
+    shortened = truncate([np.arange(first), np.arange(second)], room)
+    assert tuple(map(len, shortened)) == one_by_one((first, second), room)
+
+
+def test_what_is_truncated_is_counted():
+    long = Example(0, "a" * 50, "b" * 10, 0, (), None, {"question": "a" * 50, "passage": "b"})
+    _, formatted = written(TASK, long, "encoder", RowShape(encoder=32, labels=1))
+    assert formatted.truncated == 1
+    assert formatted.pairs.inputs.lengths.tolist() == [32]
+    for architecture, shape in (
+        ("decoder", RowShape(decoder=32, labels=1)),
+        ("encoder_decoder", RowShape(encoder=32, decoder=8)),
+    ):
+        _, formatted = written(TASK, long, architecture, shape)
+        assert formatted.truncated == 1
+
+
+@given(st.sampled_from([0.1 * i for i in range(51)]))
+def test_numbers_are_written_to_the_nearest_fifth(number):
+    task = Task(name="stsb", kind="regress", source="x")
+    text = formats.answer_of(task, number)
+    assert abs(float(text) - number) < 0.1001
+    assert text in {f"{i / 5:.1f}" for i in range(26)}
+    assert formats.label_of(task, text, PAIR) == float(text)
+    assert formats.label_of(task, "3.x", PAIR) is None
+
+
+def test_a_prediction_that_is_no_label_is_none():
+    assert formats.label_of(TASK, " True ", PAIR) == 1
+    assert formats.label_of(TASK, "Truely", PAIR) is None
+    assert formats.label_of(CHOOSE, "choice2", CHOICE) == 1
+    assert formats.label_of(CHOOSE, "choice3", CHOICE) is None
+
+
+def test_kinds_that_an_architecture_has_no_way_for():
+    extract = Task(name="squad", kind="extract", source="x")
+    with pytest.raises(UserError, match="squad: a decoder cannot learn to extract; it can classi"):
+        find_format(extract, "decoder")
+    generate = Task(name="xsum", kind="generate", source="x")
+    with pytest.raises(UserError, match="xsum: an encoder cannot learn to generate; it can class"):
+        find_format(generate, "encoder")
+
+
+@pytest.mark.parametrize("architecture", ["encoder", "decoder", "prefix_decoder"])
+@pytest.mark.parametrize("examples_per_row", [0, 1, 3])
+def test_rows_hold_each_example_once_with_its_label(tmp_path, architecture, examples_per_row):
+    lines = [f"{'x' * (3 + i % 9)} {i}\t{i % 3}" for i in range(100)]
+    path = tmp_path / "a.tsv"
+    path.write_text("text\tlabel\n" + "\n".join(lines) + "\n")
+    task = Task(name="a", source=str(path), labels=("0", "1", "2"), validation_fraction=0.2)
+    plan = plan_task(task, architecture, Lengths(sequence_length=64), examples_per_row)
+    data = TaskData(plan, TOKENIZER, batch_size=4, seed=0)
+    split = data.validation
+    rows = data.batches("validation").rows(range(split.rows.rows(1)))
+    stack = "encoder" if architecture == "encoder" else "decoder"
+    most = rows[f"{stack}_segments"].max()
+    assert most == 1 if examples_per_row == 1 else most > 1
+    assert not examples_per_row or most <= examples_per_row
+
+    seen = []
+    for index in range(split.rows.rows(1)):
+        for slot, pair in enumerate(split.rows.pairs_of_row(index)):
+            seen.append(int(pair))
+            if "label_values" not in rows:
+                continue
+            example = split.examples.examples[pair]
+            assert rows["label_values"][index, slot, 0] == example.label
+            position = rows["label_positions"][index, slot]
+            assert rows[f"{stack}_segments"][index, position] == slot + 1
+            token = rows[f"{stack}_tokens"][index, position]
+            assert TOKENIZER.decode([token]) == "[CLS]"
+    assert sorted(seen) == list(range(len(split.examples)))
+    if "label_weights" in rows:
+        assert rows["label_weights"].sum() == len(split.examples)
+    assert ledger(data.batches("train")).padding < 0.9
+
+
+def test_the_answers_to_a_question_share_a_row(tmp_path):
+    path = tmp_path / "a.jsonl"
+    lines = [
+        f'{{"text": "q{i}", "options": ["a", "bb", "ccc"], "label": {i % 3}}}' for i in range(30)
+    ]
+    path.write_text("\n".join(lines))
+    task = Task(
+        name="a",
+        kind="choose",
+        source=str(path),
+        choices=("options",),
+        labels=("0", "1", "2"),
+        train="",
+    )
+    plan = plan_task(task, "encoder", Lengths(sequence_length=64))
+    split = TaskData(plan, TOKENIZER, 4, 0).split("validation")
+    rows = split.batches(4).rows(range(split.rows.rows(1)))
+    for values, groups, weights in zip(
+        rows["label_values"][..., 0], rows["label_groups"], rows["label_weights"], strict=True
+    ):
+        for group in range(1, groups.max() + 1):
+            chosen = (groups == group) & (weights > 0)
+            assert chosen.sum() == 3
+            assert values[chosen].sum() == 1
+
+
+def test_training_and_validation_examples_need_labels(tmp_path):
+    path = tmp_path / "a.tsv"
+    path.write_text("text\tlable\n" + "".join(f"t{i}\t{i % 2}\n" for i in range(50)))
+    task = Task(name="a", source=str(path), labels=("0", "1"))
+    plan = plan_task(task, "encoder", Lengths(sequence_length=32))
+    with pytest.raises(UserError, match=r"no label in the field 'label'; did you mean lable\?"):
+        TaskData(plan, TOKENIZER, 4, 0).train  # noqa: B018

@@ -1,0 +1,66 @@
+"""Metrics on predictions whose score is known."""
+
+import pytest
+
+from t5x_lite.config import Task
+from t5x_lite.data.tasks.examples import Example
+from t5x_lite.data.tasks.metrics import METRICS, by_group, judge
+from t5x_lite.errors import UserError
+
+
+def of(labels, groups=None):
+    groups = groups or [None] * len(labels)
+    pairs = zip(labels, groups, strict=True)
+    return [Example(i, "", "", label, (), group, {}) for i, (label, group) in enumerate(pairs)]
+
+
+LABELS = [0, 1, 1, 0, 1]
+PREDICTED = [0, 1, 0, 1, None]  # None: wrote something that is no label
+CASES = [
+    ("accuracy", LABELS, PREDICTED, 0.4),
+    ("f1", LABELS, PREDICTED, 2 * 0.5 * (1 / 3) / (0.5 + 1 / 3)),
+    ("matthews", [0, 0, 1, 1], [0, 0, 1, 1], 1.0),
+    ("matthews", [0, 0, 1, 1], [0, 1, 0, 1], 0.0),
+    ("macro_f1", [0, 0, 1, 1], [0, 0, 0, 1], (0.8 + 2 / 3) / 2),
+    ("pearson", [1.0, 2.0, 3.0], [2.0, 4.0, 6.0], 1.0),
+    ("pearson", [1.0, 2.0, 3.0], [5.0, 5.0, 5.0], 0.0),
+    ("spearman", [1.0, 2.0, 9.0], [0.1, 0.2, 0.3], 1.0),
+    ("exact_match", [("the Cat!", "dog"), ("x",)], [("cat",), ("y",)], 0.5),
+    ("token_f1", [("a red cat",)], [("red dog",)], 0.5),
+    ("token_f1", [("cat",)], [None], 0.0),
+    ("rouge1", [("one two three",)], [("one two four",)], 2 / 3),
+    ("bleu", [("one two three four five",)], [("one two three four five",)], 100.0),
+]
+
+
+@pytest.mark.parametrize(("name", "labels", "predicted", "score"), CASES)
+def test_known_scores(name, labels, predicted, score):
+    task = Task(labels=("no", "yes"))
+    assert METRICS[name](task, of(labels), predicted) == pytest.approx(score)
+
+
+def test_what_is_no_number_counts_as_minus_one():
+    labels, metric = of([1.0, 2.0, 0.0]), METRICS["pearson"]
+    assert metric(Task(), labels, [None, 2.0, 0.0]) == metric(Task(), labels, [-1.0, 2.0, 0.0])
+
+
+def test_groups():
+    examples = of([1, 1, 1, 1], ["a", "a", "b", "b"])
+    predicted = [1, 1, 1, 0]
+    task = Task(group="UID", metrics=("accuracy", "grouped_exact_match", "grouped_accuracy"))
+    assert judge(task, examples, predicted) == {
+        "accuracy": 0.75,
+        "grouped_exact_match": 0.5,
+        "grouped_accuracy": 0.75,
+    }
+    assert by_group(task, examples, predicted) == {"a": 1.0, "b": 0.5}
+
+
+def test_the_mean_over_groups_is_no_mean_over_examples():
+    examples = of([1, 1, 1], ["a", "a", "b"])
+    assert METRICS["grouped_accuracy"](Task(), examples, [1, 1, 0]) == 0.5
+
+
+def test_a_metric_that_does_not_exist():
+    with pytest.raises(UserError, match=r"task.metrics: got 'acuracy'; did you mean accuracy\?"):
+        judge(Task(metrics=("acuracy",)), of([1]), [1])
