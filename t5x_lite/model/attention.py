@@ -10,6 +10,7 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from t5x_lite.config import ModelDimensions
@@ -22,7 +23,7 @@ from t5x_lite.model.kernels import (
     weighted_sum,
 )
 from t5x_lite.model.kv_cache import KVCache, cache_dtype
-from t5x_lite.model.layers import Auxiliary, Dense, constrain
+from t5x_lite.model.layers import Auxiliary, Dense, constrain, parameter_dtype, with_axes
 from t5x_lite.model.masks import AttentionMask
 from t5x_lite.model.positions import ShawRelative, TransformerXL, rotate
 
@@ -53,6 +54,16 @@ class Attention(nn.Module):
             self.shaw = ShawRelative(config)
         if self.positions == "transformer_xl":
             self.relative = TransformerXL(config)
+        if self.has_prefix:
+            init = with_axes(nn.initializers.normal(config.init_stddev), "adapter", self.kv_axis)
+            shape = (config.prefix_length, kv_features)
+            self.prefix_keys = self.param("prefix_keys", init, shape, parameter_dtype(config))
+            self.prefix_values = self.param("prefix_values", init, shape, parameter_dtype(config))
+
+    @property
+    def has_prefix(self) -> bool:
+        """Whether there are keys and values that are no token's."""
+        return self.is_self and self.config.prefix_length > 0
 
     def keys_and_values(
         self, source_BSD: Float[Array, "B S D"], positions_BS: Int[Array, "B S"] | None = None
@@ -91,7 +102,10 @@ class Attention(nn.Module):
         dropout = partial(self.dropout, deterministic=deterministic)
         drops_weights = config.attention_dropout > 0 and not deterministic
         kernel = choose_kernel(config, mask, drops_weights)
-        if kernel != "plain":
+        if self.has_prefix:
+            keys, values, mask_bias = self._after_prefix(keys, values, mask_bias)
+            y = weighted_sum(dropout(attention_weights(q, keys, mask_bias)), values)
+        elif kernel != "plain":
             y = FUSED_KERNELS[kernel](q, keys, values, mask, position_bias)
         elif self.positions == "shaw":
             distances = mask.distances()
@@ -109,6 +123,19 @@ class Attention(nn.Module):
         # [B, H, T, K] → [B, T, H · K]: concatenate the heads, then the output projection.
         B, T = x_BTD.shape[:2]
         return self.out(y.swapaxes(1, 2).reshape(B, T, -1))
+
+    def _after_prefix(self, keys, values, mask_bias) -> tuple[Array, Array, Array]:
+        """Keys and values after those of the prefix, which every query attends to."""
+        rows = keys.shape[0]
+
+        def join(prefix, after):
+            split = self._split_heads(prefix[None].astype(after.dtype), self.kv_axis)
+            before = jnp.broadcast_to(split, (rows, *split.shape[1:]))
+            return jnp.concatenate([before, after], 2)
+
+        sides = [(0, 0), (0, 0), (0, 0), (self.config.prefix_length, 0)]
+        bias = jnp.pad(mask_bias, sides)
+        return join(self.prefix_keys, keys), join(self.prefix_values, values), bias
 
     def _split_heads(self, x, axis: str) -> Array:
         """[B, T, H · K] → [B, H, T, K]."""

@@ -20,6 +20,7 @@ from t5x_lite.model.attention import CrossAttention, SelfAttention
 from t5x_lite.model.kv_cache import KVCache
 from t5x_lite.model.layers import (
     FEED_FORWARDS,
+    Adapter,
     Auxiliary,
     Norm,
     add_auxiliary,
@@ -155,6 +156,8 @@ class Block(nn.Module):
                 y = part(Norm(config, name=f"{name}_norm")(x_BTD))
             else:
                 y = part(x_BTD)
+            if config.adapter_size:
+                y = Adapter(config, name=f"{name}_adapter")(y)
             y = nn.Dropout(config.dropout)(y, deterministic=context.deterministic)
             # ReZero (Bachlechner et al., 2020): a learned share, 0 at first.
             if config.rezero:

@@ -1,13 +1,15 @@
-"""Heads: what is predicted from the hidden states. Each entry of HEADS says which hidden states a
-head reads, its loss as sums, and the row keys it needs.
+"""Heads: what is predicted from the hidden states. HEAD_MODULES holds the layers, by the name of
+their parameters; each entry of HEADS says which hidden states a head reads, its loss as sums, and
+the row keys it needs.
 
-Shapes: B rows, T positions, K scored positions, D d_model, V embedding rows, C classes.
+Shapes: B rows, T positions, K scored positions, S segments with a label, D d_model, V embedding
+rows, C classes.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -22,7 +24,15 @@ from t5x_lite.model.layers import (
     parameter_dtype,
     with_axes,
 )
-from t5x_lite.model.losses import LossSettings, Sums, class_sums, cross_entropy
+from t5x_lite.model.losses import (
+    LossSettings,
+    Sums,
+    choice_sums,
+    class_sums,
+    cross_entropy,
+    number_sums,
+    span_sums,
+)
 from t5x_lite.model.masks import MASKED
 from t5x_lite.model.matmul import matmul, matmul_transposed
 
@@ -79,20 +89,68 @@ class LanguageModelHead(nn.Module):
 
 
 class SequenceLabelHead(nn.Module):
-    """The first position [B, D] to logits [B, C], float32: BERT's pooler and the layer on it
-    (released code).
+    """The hidden state of one position [..., D] to logits [..., C], float32.
+
+    Of an encoder BERT's pooler and the layer on it (released code); of a decoder that layer alone
+    (Radford et al., 2018, §3.2).
     """
 
     config: ModelDimensions
 
     @nn.compact
-    def __call__(self, first_BD: Float[Array, "B D"]) -> Float[Array, "B C"]:
+    def __call__(
+        self, state: Float[Array, "*rows D"], deterministic: bool = True
+    ) -> Float[Array, "*rows C"]:
         config = self.config
-        pooled = Dense(config, config.d_model, ("embed", "pooled"), name="pooler")(first_BD)
-        logits = Dense(config, config.num_classes, ("pooled", "classes"), name="output")(
-            jnp.tanh(pooled)
-        )
-        return logits.astype(parameter_dtype(config))
+        if config.architecture == "encoder":
+            state = Dense(config, config.d_model, ("embed", "pooled"), name="pooler")(state)
+            state = jnp.tanh(state)
+        state = nn.Dropout(config.dropout)(state, deterministic=deterministic)
+        output = Dense(config, config.num_classes, ("pooled", "classes"), name="output")
+        return output(state).astype(parameter_dtype(config))
+
+
+class SpanHead(nn.Module):
+    """Hidden states [..., D] to logits [..., 2], float32: whether an answer begins at a position,
+    and whether it ends there (Devlin et al., 2019, §4.2).
+    """
+
+    config: ModelDimensions
+
+    @nn.compact
+    def __call__(self, hidden: Float[Array, "*rows D"]) -> Float[Array, "*rows two"]:
+        logits = Dense(self.config, 2, ("embed", "classes"), name="output")(hidden)
+        return logits.astype(parameter_dtype(self.config))
+
+
+class HeadModule(NamedTuple):
+    """The layers of a head."""
+
+    make: Callable[[ModelDimensions], Any]
+    # Whether a model has them:
+    wanted: Callable[[ModelDimensions], bool]
+    # (layers, hidden states, embedding table) → their output, for initialisation:
+    call: Callable[[Any, Array, Array], Array]
+
+
+# By the key of the model's parameters.
+HEAD_MODULES = {
+    "head": HeadModule(
+        LanguageModelHead,
+        wanted=lambda config: config.lm_head,
+        call=lambda head, hidden, table: head(hidden, table.T),
+    ),
+    "classifier": HeadModule(
+        SequenceLabelHead,
+        wanted=lambda config: config.num_classes > 0,
+        call=lambda head, hidden, table: head(hidden[:, 0]),
+    ),
+    "span_head": HeadModule(
+        SpanHead,
+        wanted=lambda config: config.span_head,
+        call=lambda head, hidden, table: head(hidden),
+    ),
+}
 
 
 def head_params(params: Params) -> Params:
@@ -125,10 +183,13 @@ class Head:
     row_keys: tuple[str, ...]  # that rows must have
     # All hidden states [B, T, D] → those that it predicts from:
     read: Callable[[Array, Row], Array]
-    # The loss of what `read` returns:
-    sums: Callable[[ModelDimensions, Params, Array, Row, LossSettings], Sums]
+    # The loss of what `read` returns; the key is for dropout, None: none.
+    sums: Callable[[ModelDimensions, Params, Array, Row, LossSettings, Array | None], Sums]
     weight: Callable[[Row], Array]  # by which the sums of a batch are divided
     metric_prefix: str = ""  # of loss and accuracy
+    # What a task's predictions are made of: logits [B, S, …] of each label, or [B, T, 2] of each
+    # position; None: the head predicts tokens.
+    outputs: Callable[[ModelDimensions, Params, Array, Row], Array] | None = None
 
 
 def _vocabulary_sums(
@@ -138,6 +199,7 @@ def _vocabulary_sums(
     hidden: Array,
     row: Row,
     settings: LossSettings,
+    key: Array | None,
 ) -> Sums:
     return cross_entropy(
         partial(logits, config),
@@ -150,12 +212,59 @@ def _vocabulary_sums(
     )
 
 
-def _label_sums(
-    config: ModelDimensions, params: Params, hidden: Array, row: Row, settings: LossSettings
-) -> Sums:
+def _auxiliary_lm_sums(config, params, hidden, row, settings: LossSettings, key) -> Sums:
+    """The language model's sums, its share of the loss scaled (Radford et al., 2018, eq. 5)."""
+    sums = _vocabulary_sums("decoder", config, params, hidden, row, settings, key)
+    return sums | {"total_loss": settings.auxiliary_lm * sums["total_loss"]}
+
+
+def _class_logits(
+    config: ModelDimensions, params: Params, states: Array, key: Array | None = None
+) -> Array:
     head: Any = SequenceLabelHead(config)
-    predicted = head.apply({"params": params["classifier"]}, hidden)
+    rngs = {} if key is None else {"dropout": key}
+    return head.apply({"params": params["classifier"]}, states, key is None, rngs=rngs)
+
+
+def _sequence_label_sums(config, params, hidden, row, settings, key) -> Sums:
+    predicted = _class_logits(config, params, hidden)
     return class_sums(predicted, row["encoder_labels"], _real_rows(row).astype(predicted.dtype))
+
+
+def _label_states(hidden: Float[Array, "B T D"], row: Row) -> Float[Array, "B S D"]:
+    """The hidden state that the label of each segment is read from."""
+    return jnp.take_along_axis(hidden, row["label_positions"][..., None], 1)
+
+
+def _class_sums(config, params, states, row, settings, key) -> Sums:
+    predicted = _class_logits(config, params, states, key)
+    labels = row["label_values"][..., 0].astype(jnp.int32)
+    return class_sums(predicted, labels, row["label_weights"].astype(predicted.dtype))
+
+
+def _number_sums(config, params, states, row, settings, key) -> Sums:
+    predicted = _class_logits(config, params, states, key)[..., 0]
+    weights = row["label_weights"].astype(predicted.dtype)
+    return number_sums(predicted, row["label_values"][..., 0], weights)
+
+
+def _choice_sums(config, params, states, row, settings, key) -> Sums:
+    scores = _class_logits(config, params, states, key)[..., 0]
+    weights = row["label_weights"].astype(scores.dtype)
+    return choice_sums(scores, row["label_values"][..., 0], weights, row["label_groups"])
+
+
+def _span_logits(config: ModelDimensions, params: Params, hidden: Array) -> Array:
+    head: Any = SpanHead(config)
+    return head.apply({"params": params["span_head"]}, hidden)
+
+
+def _span_sums(config, params, hidden, row, settings, key) -> Sums:
+    predicted = _span_logits(config, params, hidden)
+    weights = row["label_weights"].astype(predicted.dtype)
+    starts = row["label_positions"]  # of the segments
+    spans = row["label_values"].astype(jnp.int32) + starts[..., None]
+    return span_sums(predicted, spans, weights, row["encoder_segments"])
 
 
 def _real_rows(row: Row) -> Array:
@@ -185,8 +294,52 @@ HEADS = {
         params_key="classifier",
         row_keys=("encoder_labels", "encoder_segments"),
         read=lambda hidden, row: hidden[:, 0],
-        sums=_label_sums,
+        sums=_sequence_label_sums,
         weight=lambda row: _real_rows(row).sum(),
         metric_prefix="label_",
+    ),
+    # A decoder's texts beside their labels (Radford et al., 2018).
+    "auxiliary_lm": Head(
+        params_key="head",
+        row_keys=("decoder_targets", "decoder_weights"),
+        read=lambda hidden, row: hidden,
+        sums=_auxiliary_lm_sums,
+        weight=lambda row: row["decoder_weights"].sum(),
+        metric_prefix="lm_",
+    ),
+    # One position of each segment: tasks.
+    "class": Head(
+        params_key="classifier",
+        row_keys=("label_values", "label_positions", "label_weights"),
+        read=_label_states,
+        sums=_class_sums,
+        weight=lambda row: row["label_weights"].sum(),
+        outputs=lambda config, params, states, row: _class_logits(config, params, states),
+    ),
+    "number": Head(
+        params_key="classifier",
+        row_keys=("label_values", "label_positions", "label_weights"),
+        read=_label_states,
+        sums=_number_sums,
+        weight=lambda row: row["label_weights"].sum(),
+        outputs=lambda config, params, states, row: _class_logits(config, params, states),
+    ),
+    # Several segments are answers to one question: which of them?
+    "choice": Head(
+        params_key="classifier",
+        row_keys=("label_values", "label_positions", "label_weights", "label_groups"),
+        read=_label_states,
+        sums=_choice_sums,
+        weight=lambda row: (row["label_weights"] * row["label_values"][..., 0]).sum(),
+        outputs=lambda config, params, states, row: _class_logits(config, params, states),
+    ),
+    # All positions of each segment: where does the answer begin and end?
+    "span": Head(
+        params_key="span_head",
+        row_keys=("label_values", "label_positions", "label_weights", "encoder_segments"),
+        read=lambda hidden, row: hidden,
+        sums=_span_sums,
+        weight=lambda row: row["label_weights"].sum(),
+        outputs=lambda config, params, hidden, row: _span_logits(config, params, hidden),
     ),
 }

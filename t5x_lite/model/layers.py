@@ -25,8 +25,17 @@ FEATURE_AXES = ("embed", "heads", "kv", "mlp", "pooled", "factor")
 # Rows of lookup tables, which are decayed too; "vocab" is also the output of the language model.
 TABLE_AXES = ("vocab", "positions", "types")
 # All other axes of parameters: scanned layers, one head, relative distances and buckets of them, a
-# norm, an embedding, labels.
-OTHER_AXES = ("layers", "head_dim", "distance", "buckets", "norm", "embedding", "classes")
+# norm, an embedding, labels, what adapts a frozen model.
+OTHER_AXES = (
+    "layers",
+    "head_dim",
+    "distance",
+    "buckets",
+    "norm",
+    "embedding",
+    "classes",
+    "adapter",
+)
 AXES = (*ACTIVATION_AXES, *FEATURE_AXES, *TABLE_AXES, *OTHER_AXES)
 
 # Auxiliary losses by name, each summed over the positions that are no padding.
@@ -158,7 +167,38 @@ class Dense(nn.Module):
         if config.bias and self.use_bias:
             zeros = with_axes(nn.initializers.zeros, self.axes[-1])
             y += self.param("bias", zeros, (self.features,), dtype)
+        if config.lora_rank and self.name in config.lora_targets:
+            y += self._low_rank(x)
         return y.astype(config.dtype)
+
+    def _low_rank(self, x: Array) -> Array:
+        """LoRA (Hu et al., 2022, §4.1): x A B · alpha / rank; B is zero at first."""
+        config, dtype = self.config, parameter_dtype(self.config)
+        a_init = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")  # as released
+        shape = (x.shape[-1], config.lora_rank)
+        a = self.param("lora_a", with_axes(a_init, self.axes[0], "adapter"), shape, dtype)
+        b_init = with_axes(nn.initializers.zeros, "adapter", self.axes[1])
+        b = self.param("lora_b", b_init, (config.lora_rank, self.features), dtype)
+        return matmul(matmul(x, a).astype(x.dtype), b) * (config.lora_alpha / config.lora_rank)
+
+
+class Adapter(nn.Module):
+    """y + act(y U) V through a narrow bottleneck, the identity at first (Houlsby et al., 2019)."""
+
+    config: ModelDimensions
+
+    @nn.compact
+    def __call__(self, y: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
+        config, dtype = self.config, parameter_dtype(self.config)
+        width, size = y.shape[-1], config.adapter_size
+        normal, zeros = nn.initializers.normal(config.init_stddev), nn.initializers.zeros
+        down = self.param("down", with_axes(normal, "embed", "adapter"), (width, size), dtype)
+        down_bias = self.param("down_bias", with_axes(zeros, "adapter"), (size,), dtype)
+        up = self.param("up", with_axes(zeros, "adapter", "embed"), (size, width), dtype)
+        up_bias = self.param("up_bias", with_axes(zeros, "embed"), (width,), dtype)
+        inner = matmul(y, down) + down_bias
+        inner = activate(config.activation, inner.astype(y.dtype))
+        return y + (matmul(inner, up) + up_bias).astype(y.dtype)
 
 
 class Norm(nn.Module):

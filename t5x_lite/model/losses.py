@@ -25,6 +25,7 @@ class LossSettings:
     z_loss: float = 0.0
     label_smoothing: float = 0.0
     chunk: int = 0  # positions of each row whose logits exist at a time; 0: all
+    auxiliary_lm: float = 0.0  # weight of a language model's loss beside that of a task
 
 
 def token_sums(
@@ -166,15 +167,73 @@ _chunked.defvjp(_chunked_forward, _chunked_backward, symbolic_zeros=True)
 
 
 def class_sums(
-    logits_BC: Float[Array, "B C"], labels_B: Int[Array, "B"], weights_B: Float[Array, "B"]
+    logits: Float[Array, "*rows C"], labels: Int[Array, "*rows"], weights: Float[Array, "*rows"]
 ) -> Sums:
-    """Sums over rows: nll in nats, which is minimised, correct and weight."""
-    log_probabilities = jax.nn.log_softmax(logits_BC)
-    nll = -jnp.take_along_axis(log_probabilities, labels_B[:, None], 1)[:, 0]
-    correct = (logits_BC.argmax(-1) == labels_B).astype(nll.dtype)
-    by_row = {"total_loss": nll, "nll": nll, "correct": correct, "weight": jnp.ones_like(nll)}
+    """Sums over rows, or over the segments of rows: nll in nats, which is minimised, correct and
+    weight.
+    """
+    log_probabilities = jax.nn.log_softmax(logits)
+    nll = -jnp.take_along_axis(log_probabilities, labels[..., None], -1)[..., 0]
+    correct = (logits.argmax(-1) == labels).astype(nll.dtype)
+    return _label_sums(nll, correct, weights)
+
+
+def _label_sums(nll: Array, correct: Array, weights: Array) -> Sums:
+    """Weighted sums; what has weight 0 counts nothing, whatever it is."""
+    of_each = {"total_loss": nll, "nll": nll, "correct": correct, "weight": jnp.ones_like(nll)}
 
     def weighted(value):
-        return jnp.where(weights_B > 0, value * weights_B, 0).sum()
+        return jnp.where(weights > 0, value * weights, 0).sum()
 
-    return {name: weighted(value) for name, value in by_row.items()}
+    return {name: weighted(value) for name, value in of_each.items()}
+
+
+def number_sums(
+    predicted_BS: Float[Array, "B S"],
+    labels_BS: Float[Array, "B S"],
+    weights_BS: Float[Array, "B S"],
+) -> Sums:
+    """Sums over segments: the squared error stands for nll, and nothing is correct."""
+    error = jnp.square(predicted_BS - labels_BS.astype(predicted_BS.dtype))
+    return _label_sums(error, jnp.zeros_like(error), weights_BS)
+
+
+def choice_sums(
+    scores_BS: Float[Array, "B S"],
+    is_right_BS: Float[Array, "B S"],
+    weights_BS: Float[Array, "B S"],
+    groups_BS: Int[Array, "B S"],
+) -> Sums:
+    """Sums over groups of segments, the answers to one question: nll of the right one, by a softmax
+    over the group. A tie is not correct.
+    """
+    same_group = groups_BS[:, :, None] == groups_BS[:, None, :]
+    is_other = same_group & ~jnp.eye(scores_BS.shape[1], dtype=bool)
+    others = jnp.where(is_other, scores_BS[:, None, :], -jnp.inf)
+    log_z = jax.nn.logsumexp(jnp.where(same_group, scores_BS[:, None, :], -jnp.inf), -1)
+    correct = (scores_BS > others.max(-1)).astype(scores_BS.dtype)
+    return _label_sums(log_z - scores_BS, correct, weights_BS * is_right_BS)
+
+
+def span_sums(
+    logits_BT2: Float[Array, "B T 2"],
+    spans_BS2: Int[Array, "B S 2"],
+    weights_BS: Float[Array, "B S"],
+    segments_BT: Int[Array, "B T"],
+) -> Sums:
+    """Sums over segments: nll is the mean of those of the first and of the last position, each by a
+    softmax over the segment (Devlin et al., 2019, §4.2). Correct: both are the likeliest.
+    """
+    segment_numbers = jnp.arange(spans_BS2.shape[1]) + 1
+    of_segment_BST = segments_BT[:, None, :] == segment_numbers[None, :, None]
+    nll, correct = [], []
+    for side in (0, 1):
+        logits_BST = jnp.where(of_segment_BST, logits_BT2[:, None, :, side], -jnp.inf)
+        target_BS = spans_BS2[..., side]
+        # A segment that does not exist has no logits, and weight 0.
+        logits_BST = jnp.where(weights_BS[..., None] > 0, logits_BST, 0)
+        log_probabilities = jax.nn.log_softmax(logits_BST)
+        nll.append(-jnp.take_along_axis(log_probabilities, target_BS[..., None], -1)[..., 0])
+        correct.append(logits_BST.argmax(-1) == target_BS)
+    both = (correct[0] & correct[1]).astype(logits_BT2.dtype)
+    return _label_sums((nll[0] + nll[1]) / 2, both, weights_BS)

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 
 from t5x_lite.config import ModelDimensions
 from t5x_lite.model.blocks import Block, StackContext
-from t5x_lite.model.heads import LanguageModelHead, Params, Row, SequenceLabelHead
+from t5x_lite.model.heads import HEAD_MODULES, Params, Row
 from t5x_lite.model.layers import (
     Auxiliary,
     Dense,
@@ -149,6 +149,10 @@ class Transformer(nn.Module):
             self.position_embedding = table("position_embedding", rows, "positions")
         if config.token_types:
             self.type_embedding = table("type_embedding", config.token_types, "types")
+        if config.prompt_length:
+            axes = with_axes(init, "adapter", "embedding")
+            shape = (config.prompt_length, config.embedding_size)
+            self.prompt = self.param("prompt", axes, shape, dtype)
         if config.embedding_norm:
             self.embedding_norm = Norm(config)
         if config.is_factorised:
@@ -168,9 +172,9 @@ class Transformer(nn.Module):
 
         # Dropout of the embeddings, and what is predicted.
         self.dropout = nn.Dropout(config.dropout)
-        self.head = LanguageModelHead(config)
-        if config.num_classes:
-            self.classifier = SequenceLabelHead(config)
+        for name, head in HEAD_MODULES.items():
+            if head.wanted(config):
+                setattr(self, name, head.make(config))
 
     def embed(
         self, row: Row, stack: Literal["encoder", "decoder"], deterministic: bool = True
@@ -181,7 +185,11 @@ class Transformer(nn.Module):
         config = self.config
         tokens, positions = row[f"{stack}_tokens"], row[f"{stack}_positions"]
         has_own_table = stack == "decoder" and not config.shared_embeddings
-        x = jnp.take(self.decoder_embedding if has_own_table else self.embedding, tokens, 0)
+        table = self.decoder_embedding if has_own_table else self.embedding
+        x = jnp.take(table, tokens, 0)
+        if config.prompt_length:  # ids below 0: −1 is the first of the prompt
+            learned = jnp.take(self.prompt, jnp.maximum(-1 - tokens, 0), 0)
+            x = jnp.where((tokens < 0)[..., None], learned, x)
         if config.scale_embeddings:
             x *= config.embedding_size**0.5
         if config.has_position_table:
@@ -250,10 +258,9 @@ class Transformer(nn.Module):
             self.decode(row, self.embed(row, "encoder"))
         hidden = self(row).hidden_states
         table = self.embedding if self.config.shared_embeddings else self.decoder_embedding
-        if self.config.lm_head:
-            self.head(hidden, table.T)
-        if self.config.num_classes:
-            self.classifier(hidden[:, 0])
+        for name, head in HEAD_MODULES.items():
+            if head.wanted(self.config):
+                head.call(getattr(self, name), hidden, table)
 
 
 def apply(

@@ -28,7 +28,10 @@ _PARAMETER_RULES = (
     ("vocab", ("tensor", "fsdp")),
     ("vocab", "tensor"),
     *((axis, None) for axis in ("kv", "pooled", "factor", "positions", "types", "buckets")),
-    *((axis, None) for axis in ("layers", "head_dim", "distance", "norm", "embedding", "classes")),
+    *(
+        (axis, None)
+        for axis in ("layers", "head_dim", "distance", "norm", "embedding", "classes", "adapter")
+    ),
 )
 RULES = (("batch", BATCH), ("sequence", None), *_PARAMETER_RULES)
 # Any number of texts may be generated or scored at once: rows are not split.

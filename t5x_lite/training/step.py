@@ -17,9 +17,11 @@ from t5x_lite.model.heads import HEADS, Params, Row
 from t5x_lite.model.losses import LossSettings, Sums
 from t5x_lite.model.transformer import boxed_shapes, initialise
 from t5x_lite.training import sharding
+from t5x_lite.training.adapt import FULL, Adaptation
 from t5x_lite.training.optimizer import Schedule
 
 AllSums = dict[str, Sums]  # by head, and by auxiliary loss
+_HEADS = 1  # what the key of a step's dropout is folded with, for that of its heads
 
 
 class TrainState(struct.PyTreeNode):
@@ -30,12 +32,25 @@ class TrainState(struct.PyTreeNode):
     opt_state: Any
 
 
+def fresh_parameters(model: ModelDimensions, seed: int) -> Params:
+    """All parameters as they are drawn, a function of the seed alone."""
+    return nn.meta.unbox(initialise(model, jax.random.key(seed)))
+
+
+def first_state(trained: Params, optimizer: optax.GradientTransformation) -> TrainState:
+    """The state before the first step."""
+    return TrainState(jnp.zeros((), jnp.int32), trained, optimizer.init(trained))
+
+
 def fresh_state(
-    model: ModelDimensions, seed: int, optimizer: optax.GradientTransformation
+    model: ModelDimensions,
+    seed: int,
+    optimizer: optax.GradientTransformation,
+    adaptation: Adaptation = FULL,
 ) -> TrainState:
-    """The state before the first step, a function of the seed alone."""
-    params = nn.meta.unbox(initialise(model, jax.random.key(seed)))
-    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
+    """The same, of parameters that are drawn."""
+    trained, _ = adaptation.split(fresh_parameters(model, seed))
+    return first_state(trained, optimizer)
 
 
 def create_state(
@@ -50,11 +65,15 @@ def create_state(
 
 
 def state_shardings(
-    model: ModelDimensions, optimizer: optax.GradientTransformation, mesh: jax.sharding.Mesh
+    model: ModelDimensions,
+    optimizer: optax.GradientTransformation,
+    mesh: jax.sharding.Mesh,
+    adaptation: Adaptation = FULL,
 ) -> tuple[TrainState, TrainState]:
     """The state's shapes, and where each of its arrays lies; nothing is allocated."""
-    shapes = jax.eval_shape(lambda: fresh_state(model, 0, optimizer))
+    shapes = jax.eval_shape(lambda: fresh_state(model, 0, optimizer, adaptation))
     params = sharding.parameter_shardings(boxed_shapes(model), mesh)
+    params = adaptation.trained_part(params)
     opt_state = sharding.optimizer_shardings(shapes.opt_state, shapes.params, params, mesh)
     return shapes, TrainState(sharding.replicated(mesh), params, opt_state)
 
@@ -75,7 +94,10 @@ class Loss:
         self.microbatches = training.microbatches
         self._packed = packed
         self._settings = LossSettings(
-            training.z_loss, training.label_smoothing, training.loss_chunk
+            training.z_loss,
+            training.label_smoothing,
+            training.loss_chunk,
+            training.auxiliary_lm,
         )
 
     def sums(self, params: Params, rows: Row, key: Array | None = None) -> AllSums:
@@ -85,7 +107,8 @@ class Loss:
         # What is predicted, each head from the hidden states that it reads.
         for name, head in self.heads.items():
             hidden = head.read(output.hidden_states, rows)
-            sums[name] = head.sums(self.model, params, hidden, rows, self._settings)
+            head_key = None if key is None else jax.random.fold_in(key, _HEADS)
+            sums[name] = head.sums(self.model, params, hidden, rows, self._settings, head_key)
         # What the blocks themselves ask for, such as the balance of a mixture of experts.
         for name, total in output.auxiliary.items():
             if name in HEADS:
@@ -108,11 +131,21 @@ class Loss:
             terms.append(term["total_loss"] / jnp.maximum(weight, 1))
         return sum(terms[1:], terms[0])
 
-    def gradient(self, params: Params, batch: Row, key: Array | None) -> tuple[Params, AllSums]:
-        """The gradient of the mean over the batch, and the sums."""
+    def gradient(
+        self,
+        params: Params,
+        batch: Row,
+        key: Array | None,
+        whole: Callable[[Params], Params] = lambda params: params,
+    ) -> tuple[Params, AllSums]:
+        """The gradient of the mean over the batch, and the sums.
+
+        Args:
+            whole: from the parameters that are trained to all.
+        """
 
         def minimised(params, rows, key):
-            sums = self.sums(params, rows, key)
+            sums = self.sums(whole(params), rows, key)
             return self.mean(sums, batch), sums
 
         gradient = jax.grad(minimised, has_aux=True)
@@ -154,18 +187,26 @@ def _over_microbatches(compute: Callable, batch: Row, key: Array | None, parts: 
 
 
 def make_train_step(
-    loss: Loss, seed: int, optimizer: optax.GradientTransformation, schedule: Schedule
-) -> Callable[[TrainState, Row], tuple[TrainState, dict]]:
-    """(state, batch) → (state, metrics): the sums of the loss, the learning rate, and the norms of
-    gradient and parameters.
+    loss: Loss,
+    seed: int,
+    optimizer: optax.GradientTransformation,
+    schedule: Schedule,
+    adaptation: Adaptation = FULL,
+) -> Callable[..., tuple[TrainState, dict]]:
+    """(state, batch, frozen) → (state, metrics): the sums of the loss, the learning rate, and the
+    norms of gradient and parameters. `frozen` are the parameters that are not trained.
     """
 
-    def train_step(state: TrainState, batch: Row) -> tuple[TrainState, dict]:
+    def train_step(
+        state: TrainState, batch: Row, frozen: Params | None = None
+    ) -> tuple[TrainState, dict]:
         # Dropout is a function of (seed, step): a run that continues draws the same.
         key = None
         if loss.model.drops_out:
             key = jax.random.fold_in(jax.random.key(seed), state.step)
-        grads, sums = loss.gradient(state.params, batch, key)
+        grads, sums = loss.gradient(
+            state.params, batch, key, lambda trained: adaptation.merge(trained, frozen or {})
+        )
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         step_metrics = {

@@ -7,6 +7,7 @@ from model.proofs import check_gradients, random_params, small
 
 from t5x_lite.config import Model
 from t5x_lite.data.rows.batches import make_batches
+from t5x_lite.data.tasks.formats import FORMATS
 from t5x_lite.model.heads import HEADS, LanguageModelHead, SequenceLabelHead, head_params, logits
 from t5x_lite.resolve import resolve_model
 
@@ -67,4 +68,5 @@ def test_every_head_is_that_of_some_rows(make):
         for objective, architecture in ALL_CELLS
         for head in make(objective, architecture)[0].heads
     }
-    assert used == set(HEADS)
+    of_tasks = {way.head for ways in FORMATS.values() for way in ways.values()}
+    assert used | of_tasks | {"auxiliary_lm"} == set(HEADS)

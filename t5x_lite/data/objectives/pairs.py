@@ -26,6 +26,19 @@ class Pair(NamedTuple):
     score_inputs: bool
 
 
+class SegmentLabels(NamedTuple):
+    """What a head predicts of each pair, wherever the pair stands in its row: see data/tasks."""
+
+    values: np.ndarray  # [pairs, k] class numbers, or numbers
+    positions: np.ndarray  # [pairs] of the hidden state that the head reads, from the pair's start
+    weights: np.ndarray  # [pairs] 0 where there is no label
+    groups: np.ndarray  # [pairs] the example of each: several pairs may be answers to one question
+
+    def take(self, order: np.ndarray) -> "SegmentLabels":
+        """Those of the pairs at these indices."""
+        return SegmentLabels(*(column[order] for column in self))
+
+
 @dataclass(frozen=True)
 class Pairs:
     """One pair a row: inputs that the model reads and targets that it predicts, both ids.
@@ -40,6 +53,7 @@ class Pairs:
         types: of the inputs (BERT's segment A and B).
         labels: [rows] what the sequence label head predicts of the pair as a whole (is B the next
             sentence?).
+        segment_labels: what a head predicts of each pair, of which a row may hold several.
     """
 
     inputs: Ragged
@@ -49,6 +63,7 @@ class Pairs:
     score_inputs: bool | np.ndarray = False
     types: Ragged | None = None
     labels: np.ndarray | None = None
+    segment_labels: SegmentLabels | None = None
 
     def __len__(self) -> int:
         return len(self.inputs.lengths)

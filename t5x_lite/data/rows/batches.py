@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -14,7 +15,8 @@ from t5x_lite.data.rows.layouts import Row, RowShape, lay_out
 from t5x_lite.data.rows.plan import RowPlan
 from t5x_lite.data.rows.streams import RowStream, TextStream
 from t5x_lite.data.rows.windows import BlockOrder, SequentialWindows, ShuffledWindows, StaticWindows
-from t5x_lite.data.store.corpus import Corpus, Source
+from t5x_lite.data.store.corpus import Corpus, Source, Split
+from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import BAD_DATA, UserError
 
 _PATTERN_ROWS = 100_000  # of one cycle of a mixture: the smallest share is one of them
@@ -160,6 +162,52 @@ class Batches:
         wanted = range(self.batch_size) if rows is None else rows
         first = step * self.batch_size
         return self.rows(first + row for row in wanted)
+
+
+class RunData(Protocol):
+    """What a run reads: text under its objectives (TextData), or the examples of a task
+    (tasks.rows.TaskData).
+    """
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer that made its ids."""
+        ...
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """What the run directory records of it, in corpus.json: a run goes on only where
+        "tokenizer", "train" and "validation" are the same.
+        """
+        ...
+
+    def batches(self, split: Split) -> Batches:
+        """The batches of a split: "train" without end, "validation" read once."""
+        ...
+
+
+@dataclass(frozen=True)
+class TextData:
+    """Text under the objectives of a run."""
+
+    plan: RowPlan
+    data: Data
+    seed: int
+    corpus: Corpus
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the corpus."""
+        return self.corpus.tokenizer
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """That of the store."""
+        return self.corpus.manifest
+
+    def batches(self, split: Split) -> Batches:
+        """The batches of a split."""
+        return make_batches(self.plan, self.data, self.seed, self.corpus, split)
 
 
 def make_batches(plan: RowPlan, data: Data, seed: int, corpus: Corpus, split: str) -> Batches:

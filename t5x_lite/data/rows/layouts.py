@@ -1,6 +1,6 @@
 """Layouts put pairs on the stacks of an architecture, as rows of fixed length.
 
-A row has flat keys; E encoder and D decoder positions, K scored positions:
+A row has flat keys; E encoder and D decoder positions, K scored positions, S segments at most:
 
     encoder_tokens, encoder_segments, encoder_positions                     [E]
     encoder_types (sentence pairs)                                          [E]
@@ -9,9 +9,12 @@ A row has flat keys; E encoder and D decoder positions, K scored positions:
     decoder_tokens, decoder_segments, decoder_positions                     [D]
     decoder_targets, decoder_weights                                        [D]
     decoder_prefix (prefix decoders)                                        [D]
+    label_values (tasks with a head)                                        [S, k]
+    label_positions, label_weights, label_groups                            [S]
 
 Segments count from 1; 0 is padding. An encoder attends within its segment; a decoder to the past of
-its segment, and to what decoder_prefix marks.
+its segment, and to what decoder_prefix marks. Label s is of segment s + 1; those of one group (from
+1) are of one example.
 """
 
 from collections.abc import Callable
@@ -34,6 +37,7 @@ class RowShape:
     decoder: int = 0
     scored: int = 0  # slots for the scored positions of an encoder, aligned pairs alone
     bidirectional_prefix: bool = False
+    labels: int = 0  # slots for labels of segments, tasks with a head alone
 
     @property
     def longest(self) -> int:
@@ -73,7 +77,36 @@ def lay_out(
         row |= _scored_positions(pairs, shape, vocabulary, row_of_pair, rows)
     if shape.decoder:
         row |= _decoder(pairs, shape, vocabulary, row_of_pair, rows)
+    if shape.labels:
+        row |= _segment_labels(pairs, shape, row_of_pair, rows)
     return row
+
+
+def _segment_labels(pairs: Pairs, shape: RowShape, row_of_pair, rows: int) -> Row:
+    labels = pairs.segment_labels
+    assert labels is not None, "rows with slots for labels are made of pairs that have some"
+    first_pair_of_row = np.searchsorted(row_of_pair, row_of_pair)
+    place = _placer(np.ones(len(pairs), np.int64), row_of_pair, rows, shape.labels)
+
+    # Positions count from the start of the row, groups from the first of the row.
+    lengths = (
+        pairs.inputs.lengths if shape.encoder else pairs.inputs.lengths + pairs.targets.lengths
+    )
+    starts = np.cumsum(lengths) - lengths
+    starts = starts - starts[first_pair_of_row]
+    is_new_group = np.append(True, labels.groups[1:] != labels.groups[:-1])
+    number = np.cumsum(is_new_group)
+    groups = number - number[first_pair_of_row] + 1
+    dtype = np.float32 if labels.values.dtype.kind == "f" else np.int32
+    values = np.zeros((rows, shape.labels, labels.values.shape[1]), dtype)
+    slot = np.arange(len(pairs)) - first_pair_of_row
+    values[row_of_pair, slot] = labels.values
+    return {
+        "label_values": values,
+        "label_positions": place(labels.positions + starts),
+        "label_weights": place(labels.weights, 0, np.float32),
+        "label_groups": place(groups),
+    }
 
 
 def _encoder(pairs: Pairs, shape: RowShape, vocabulary: Vocabulary, row_of_pair, rows: int) -> Row:

@@ -58,6 +58,9 @@ class PackedExamples:
 
     Args:
         examples: the pairs, special ids and ends included; labels, types and weights go with them.
+            Pairs of one group (the answers to one question) are one example, and stay together.
+        endless: whether epoch follows epoch, as in training; else one is read, as it is planned.
+        examples_per_row: at most; 0: as many as there is room for.
 
     Raises:
         UserError: for an empty set, and for an example that a row has no room for.
@@ -67,7 +70,8 @@ class PackedExamples:
     vocabulary: Vocabulary
     shape: RowShape
     seed: int
-    endless = True
+    endless: bool = True
+    examples_per_row: int = 0
 
     def __post_init__(self):
         if not len(self.examples):
@@ -79,22 +83,43 @@ class PackedExamples:
             fix = f"raise data.lengths, or shorten it ({len(too_long)} are too long)"
             raise UserError(BAD_DATA, f"{reason}; {fix}")
 
-    @property
-    def _sizes(self) -> np.ndarray:
-        """Positions of each example on each stack: [examples, stacks]."""
-        inputs, targets = self.examples.inputs.lengths, self.examples.targets.lengths
-        if self.shape.scored:
-            return np.stack([inputs, targets], 1)
-        both = np.stack([inputs, targets], 1)
-        return both if self.shape.encoder else both.sum(1, keepdims=True)
-
-    @property
-    def _room(self) -> np.ndarray:
-        if self.shape.encoder:
-            return np.array([self.shape.encoder, self.shape.scored or self.shape.decoder])
-        return np.array([self.shape.decoder])
+    @cached_property
+    def _first_pairs(self) -> np.ndarray:
+        """The first pair of each example, and the number of all pairs."""
+        labels = self.examples.segment_labels
+        if labels is None:
+            return np.arange(len(self.examples) + 1)
+        starts = np.flatnonzero(labels.groups[1:] != labels.groups[:-1]) + 1
+        return np.concatenate([[0], starts, [len(self.examples)]])
 
     @cached_property
+    def _sizes(self) -> np.ndarray:
+        """What each example takes of a row: [examples, resources], see _room."""
+        inputs, targets = self.examples.inputs.lengths, self.examples.targets.lengths
+        sizes = np.stack([inputs, targets], 1)
+        if not self.shape.encoder:
+            sizes = sizes.sum(1, keepdims=True)
+        if self.shape.labels:
+            sizes = np.append(sizes, np.ones((len(sizes), 1), np.int64), 1)
+        sizes = np.add.reduceat(sizes, self._first_pairs[:-1])
+        if self.examples_per_row:
+            sizes = np.append(sizes, np.ones((len(sizes), 1), np.int64), 1)
+        return sizes
+
+    @cached_property
+    def _room(self) -> np.ndarray:
+        """What a row has: positions of each stack, slots for labels, and for examples."""
+        if self.shape.encoder:
+            room = [self.shape.encoder, self.shape.scored or self.shape.decoder or 1]
+        else:
+            room = [self.shape.decoder]
+        if self.shape.labels:
+            room.append(self.shape.labels)
+        if self.examples_per_row:
+            room.append(self.examples_per_row)
+        return np.array(room)
+
+    @property
     def raw_tokens(self) -> float:
         """Inputs and targets of a row, the mean of the first epoch."""
         total = self.examples.inputs.lengths.sum() + self.examples.targets.lengths.sum()
@@ -111,7 +136,7 @@ class PackedExamples:
         rng = RowRng(philox_key(self.seed, Purpose.PACKING), [number])
         # A label is of a row, which then has no other segment.
         if self.examples.labels is not None:
-            return rng.permutation(len(self.examples))[0], np.arange(len(self.examples))
+            return rng.permutation(len(self._sizes))[0], np.arange(len(self._sizes))
         # Longest first, as best fit wants it, with those of like sizes in a random order.
         jitter = rng.uniform(len(self._sizes))[0] / 4
         longest_first = np.argsort(jitter - (self._sizes / self._room).max(1))
@@ -142,12 +167,21 @@ class PackedExamples:
         """The pairs of those rows, one a segment, and the place in `indices` of each pair's row,
         ascending.
         """
-        examples, places = [], []
+        pairs, places = [], []
         for place, row in enumerate(np.asarray(indices, np.int64).tolist()):
-            of_row = self._examples_of_row(row)
-            examples.append(of_row)
+            of_row = self.pairs_of_row(row)
+            pairs.append(of_row)
             places.append(np.full(len(of_row), place))
-        return _take(self.examples, np.concatenate(examples)), np.concatenate(places)
+        return _take(self.examples, np.concatenate(pairs)), np.concatenate(places)
+
+    def pairs_of_row(self, row: int) -> np.ndarray:
+        """The numbers of the pairs of a row, in the order of its segments."""
+        examples = self._examples_of_row(row)
+        first = self._first_pairs[examples]
+        counts = self._first_pairs[examples + 1] - first
+        # The pairs of one example after those of the one before.
+        shift = first - (np.cumsum(counts) - counts)
+        return np.repeat(shift, counts) + np.arange(counts.sum())
 
     def _examples_of_row(self, row: int) -> np.ndarray:
         epoch = 0
@@ -172,5 +206,6 @@ def _take(pairs: Pairs, order: np.ndarray) -> Pairs:
         scored=pairs.scored and pairs.scored.take(order),
         types=pairs.types and pairs.types.take(order),
         labels=None if pairs.labels is None else pairs.labels[order],
+        segment_labels=pairs.segment_labels and pairs.segment_labels.take(order),
         score_inputs=score_inputs,
     )

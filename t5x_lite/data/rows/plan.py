@@ -58,6 +58,11 @@ class RowPlan:
         return {name.rpartition(".")[0] for name in names if "." in name}
 
     @property
+    def inputs_end_in_eos(self) -> bool:
+        """Whether an encoder reads EOS after a text."""
+        return self.uses_sentinels
+
+    @property
     def uses_sentinels(self) -> bool:
         """Whether any objective marks masked spans by sentinels."""
         return any(member.objective.uses_sentinels for member in self.members)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from t5x_lite.data.rows.batches import ledger, make_batches, mixture_pattern, source_rates
 from t5x_lite.errors import UserError
+from t5x_lite.resolve import text_data
 from t5x_lite.training.loop import Run, prefetch
 
 # A batch is a pure function of the step.
@@ -184,8 +185,9 @@ def test_an_objective_that_scores_nothing_is_refused(make, tmp_path):
     path.write_text(
         "\n\n".join("nothing has a name" + " or a number" * count for count in range(100))
     )
+    resolved, corpus = make("masked_lm(choice='salient')", "encoder", **{"data.source": str(path)})
     with pytest.raises(UserError, match="scores nothing in the first rows"):
-        Run(*make("masked_lm(choice='salient')", "encoder", **{"data.source": str(path)}))
+        Run(resolved, text_data(resolved, corpus))
 
 
 def test_inspect_shows_every_cell(config_file):

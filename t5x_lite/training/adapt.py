@@ -1,0 +1,183 @@
+"""Which parameters of a model are trained on a task, and which stay as they were.
+
+full          all of them
+lora(8)       low-rank updates of dense layers (Hu et al., 2022)
+prefix(20)    keys and values before the text, in every layer (Li and Liang, 2021)
+prompt(20)    embeddings before the text (Lester et al., 2021)
+adapter(64)   bottlenecks after each part of a block, and the norms (Houlsby et al., 2019)
+bitfit        biases (Ben Zaken et al., 2022)
+probe         the head of the task
+last(2)       the last layers of each stack, its final norm, and the head
+
+The head of a task is trained with all of them. A run saves what is trained alone.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax.numpy as jnp
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from t5x_lite.config import ModelDimensions
+from t5x_lite.errors import BAD_CONFIG, UserError, nearest
+from t5x_lite.model.heads import HEAD_MODULES, Params
+from t5x_lite.specs import parse_numbers
+
+Path = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Adaptation:
+    """What of a model is trained.
+
+    Attributes:
+        name: as the setting `adapt` has it.
+        settings: of the model, for the parameters that it adds.
+        is_trained: whether a parameter is, by its path.
+        layers: of stacked layers only the last so many; 0: all.
+    """
+
+    name: str
+    settings: dict[str, Any]
+    is_trained: Callable[[Path], bool]
+    layers: int = 0
+
+    def trained_part(self, tree: Any) -> Any:
+        """Of a tree like the parameters (of axis names, of shardings), what belongs to those that
+        are trained.
+        """
+        leaves: Any = flatten_dict(tree)
+        return unflatten_dict({p: leaf for p, leaf in leaves.items() if self.is_trained(p)})
+
+    @property
+    def is_full(self) -> bool:
+        """Whether all parameters are trained."""
+        return self.name == "full"
+
+    def check(self, tree: Any) -> None:
+        """Refuse to train nothing but the head of a task, unless that is what is meant."""
+        trained: Any = flatten_dict(self.trained_part(tree))
+        if self.name != "probe" and all(is_head(path) for path in trained):
+            reason = "this model has no such parameters"
+            fix = "model.lora_targets names others" if self.name == "lora" else "choose another"
+            raise UserError(BAD_CONFIG, f"adapt={self.name}: {reason}; {fix}")
+
+    def split(self, params: Params) -> tuple[Params, Params]:
+        """What is trained, and what stays as it is."""
+        trained, frozen = {}, {}
+        leaves: Any = flatten_dict(params)
+        for path, leaf in leaves.items():
+            if not self.is_trained(path):
+                frozen[path] = leaf
+            elif self._is_sliced(path, leaf):
+                trained[path], frozen[path] = leaf[-self.layers :], leaf[: -self.layers]
+            else:
+                trained[path] = leaf
+        return unflatten_dict(trained), unflatten_dict(frozen)
+
+    def merge(self, trained: Params, frozen: Params) -> Params:
+        """The whole again."""
+        if self.is_full:
+            return trained
+        leaves: Any = dict(flatten_dict(frozen))
+        of_trained: Any = flatten_dict(trained)
+        for path, leaf in of_trained.items():
+            if path in leaves:
+                leaves[path] = jnp.concatenate([leaves[path], leaf])
+            else:
+                leaves[path] = leaf
+        return unflatten_dict(leaves)
+
+    def _is_sliced(self, path: Path, leaf: Any) -> bool:
+        return bool(self.layers) and "layers" in path and leaf.shape[0] > self.layers
+
+
+FULL = Adaptation("full", {}, lambda path: True)
+
+# Parameters that no model has unless it is adapted, by a part of their name.
+_ADDED = ("lora_", "prefix_", "prompt", "_adapter")
+
+
+def is_added(path: Path) -> bool:
+    """Whether a parameter is one that an adaptation adds."""
+    return any(name in part for part in path for name in _ADDED)
+
+
+def is_head(path: Path) -> bool:
+    """Whether a parameter is of the head of a task."""
+    return path[0] in HEAD_MODULES and path[0] != "head"
+
+
+def _named(*names: str) -> Callable[[Path], bool]:
+    """Parameters with one of these names somewhere in their path, and heads."""
+    return lambda path: is_head(path) or any(name in part for part in path for name in names)
+
+
+def _lora(rank: int, alpha: float) -> Adaptation:
+    settings = {"lora_rank": rank, "lora_alpha": float(alpha)}
+    return Adaptation("lora", settings, _named("lora_"))
+
+
+def _last(layers: int) -> Adaptation:
+    def is_trained(path: Path) -> bool:
+        return is_head(path) or "layers" in path or "final_norm" in path
+
+    return Adaptation("last", {}, is_trained, layers)
+
+
+_ADAPTATIONS: dict[str, tuple[dict[str, float], Callable[..., Adaptation]]] = {
+    "full": ({}, lambda: FULL),
+    "lora": ({"rank": 8, "alpha": 16}, _lora),
+    "prefix": (
+        {"length": 20},
+        lambda length: Adaptation("prefix", {"prefix_length": length}, _named("prefix_")),
+    ),
+    "prompt": (
+        {"length": 20},
+        lambda length: Adaptation("prompt", {"prompt_length": length}, _named("prompt")),
+    ),
+    "adapter": (
+        {"size": 64},
+        lambda size: Adaptation("adapter", {"adapter_size": size}, _named("_adapter", "norm")),
+    ),
+    "bitfit": (
+        {},
+        lambda: Adaptation("bitfit", {}, lambda path: is_head(path) or path[-1] == "bias"),
+    ),
+    "probe": ({}, lambda: Adaptation("probe", {}, is_head)),
+    "last": ({"layers": 2}, _last),
+}
+
+
+def parse_adaptation(text: str) -> Adaptation:
+    """Read the setting `adapt`.
+
+    Raises:
+        UserError: for a way that does not exist, and numbers that make no sense.
+    """
+    name = text.partition("(")[0].strip()
+    if name not in _ADAPTATIONS:
+        raise UserError(BAD_CONFIG, f"adapt={text}: no such way; {nearest(name, _ADAPTATIONS)}")
+    parameters, make = _ADAPTATIONS[name]
+    numbers = parse_numbers(text, "adapt", parameters)
+    for key, value in numbers.items():
+        if value <= 0 or (key != "alpha" and value != int(value)):
+            raise UserError(BAD_CONFIG, f"adapt={text}: {key}: got {value}, expected at least 1")
+    return make(**numbers)
+
+
+def merge_low_rank(model: ModelDimensions, params: Params) -> tuple[ModelDimensions, Params]:
+    """The model with LoRA's updates added to its kernels, and none left: W + A B · alpha / rank."""
+    if not model.lora_rank:
+        return model, params
+    scale = model.lora_alpha / model.lora_rank
+    leaves: Any = flatten_dict(params)
+    merged = {}
+    for path, leaf in leaves.items():
+        *parents, name = path
+        if name in ("lora_a", "lora_b"):
+            continue
+        a, b = (leaves.get((*parents, factor)) for factor in ("lora_a", "lora_b"))
+        merged[path] = leaf if name != "kernel" or a is None else leaf + a @ b * scale
+    return replace(model, lora_rank=0), unflatten_dict(merged)

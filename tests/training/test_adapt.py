@@ -1,0 +1,109 @@
+"""Adaptations: at first the model is what it was, whatever is added; LoRA merged is LoRA."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from model.proofs import random_params
+
+from t5x_lite.errors import UserError
+from t5x_lite.model import transformer
+from t5x_lite.training.adapt import merge_low_rank, parse_adaptation
+from t5x_lite.training.step import fresh_parameters
+
+CELLS = [("masked_lm", "encoder"), ("causal_lm", "decoder"), ("span_corruption", "encoder_decoder")]
+
+
+def first_row(make, objective, architecture):
+    from t5x_lite.data.rows.batches import make_batches
+
+    resolved, corpus = make(objective, architecture)
+    config = resolved.config
+    batches = make_batches(resolved.rows, config.data, config.seed, corpus, "train")
+    return resolved.model, {key: jnp.asarray(value) for key, value in batches.batch_at(0).items()}
+
+
+@pytest.mark.parametrize(("objective", "architecture"), CELLS[1:])
+@pytest.mark.parametrize("adapt", ["lora(3)", "adapter(5)"])
+def test_nothing_changes_before_anything_is_learned(make, objective, architecture, adapt):
+    model, row = first_row(make, objective, architecture)
+    adaptation = parse_adaptation(adapt)
+    adapted = replace(model, **adaptation.settings)
+    base, drawn = fresh_parameters(model, 0), fresh_parameters(adapted, 0)
+    trained, _ = adaptation.split(drawn)
+    _, frozen = adaptation.split(base)
+    params = adaptation.merge(trained, frozen)
+    before = transformer.apply(model, base, row).hidden_states
+    after = transformer.apply(adapted, params, row).hidden_states
+    if adapt == "adapter(5)":  # the norms that are trained with it are as drawn
+        np.testing.assert_allclose(before, after, atol=1e-6)
+    else:
+        np.testing.assert_array_equal(before, after)
+
+
+@pytest.mark.parametrize(("objective", "architecture"), CELLS[:2])
+@pytest.mark.parametrize("scan", [True, False])
+def test_merged_low_rank_updates_are_the_updates(make, objective, architecture, scan):
+    model, row = first_row(make, objective, architecture)
+    model = replace(model, scan=scan, lora_rank=3, lora_targets=("query", "value", "wi", "wo"))
+    params = random_params(model, seed=1)
+    adapted = transformer.apply(model, params, row).hidden_states
+    merged_model, merged = merge_low_rank(model, params)
+    assert not any("lora" in str(path) for path, _ in jax.tree_util.tree_leaves_with_path(merged))
+    after = transformer.apply(merged_model, merged, row).hidden_states
+    np.testing.assert_allclose(adapted, after, atol=1e-5)
+    without = replace(merged_model, lora_rank=0)
+    plain = jax.tree_util.tree_map_with_path(lambda path, leaf: leaf, merged)
+    assert jax.tree.structure(plain) == jax.tree.structure(fresh_parameters(without, 0))
+
+
+def test_a_prefix_is_seen_by_every_segment_and_a_prompt_by_none_without_its_ids(make):
+    model, row = first_row(make, "masked_lm", "encoder")
+    base = fresh_parameters(model, 0)
+    hidden = transformer.apply(model, base, row).hidden_states
+    for adapt, is_seen in (("prefix(4)", True), ("prompt(4)", False)):
+        adaptation = parse_adaptation(adapt)
+        adapted = replace(model, **adaptation.settings)
+        trained, _ = adaptation.split(fresh_parameters(adapted, 1))
+        trained = jax.tree.map(lambda leaf: leaf * 20, trained)
+        params = adaptation.merge(trained, adaptation.split(base)[1])
+        changed = np.abs(transformer.apply(adapted, params, row).hidden_states - hidden).max(-1)
+        assert (changed > 1e-6).all() == is_seen
+        assert (changed > 1e-6).any() == is_seen
+        if adapt == "prompt(4)":
+            with_prompt = row | {
+                "encoder_tokens": jnp.where(
+                    row["encoder_positions"] == 1, -1, row["encoder_tokens"]
+                )
+            }
+            seen = transformer.apply(adapted, params, with_prompt).hidden_states
+            assert np.abs(seen - hidden).max() > 1e-6
+
+
+def test_last_layers_are_slices(make):
+    model, _ = first_row(make, "causal_lm", "decoder")
+    params = random_params(model, seed=1)
+    adaptation = parse_adaptation("last(1)")
+    trained, frozen = adaptation.split(params)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(trained["decoder"]["layers"]):
+        assert leaf.shape[0] == 1, path
+    again = adaptation.merge(trained, frozen)
+    jax.tree.map(np.testing.assert_array_equal, again, params)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("lore", "adapt=lore: no such way; did you mean lora"),
+        ("lora(0)", "rank: got 0, expected at least 1"),
+        ("lora(1.5)", "rank: got 1.5, expected at least 1"),
+        ("lora(8, 16, 3)", "expected numbers for rank, alpha, each once"),
+        ("lora(size=8)", "expected numbers for rank, alpha"),
+        ("probe(3)", "expected numbers for nothing"),
+    ],
+)
+def test_what_is_no_adaptation(text, words):
+    with pytest.raises(UserError, match=words):
+        parse_adaptation(text)
