@@ -221,7 +221,7 @@ def encode_prompts(loaded: LoadedModel, prompts: Sequence[str]) -> list[np.ndarr
     """The ids of prompts; with EOS where an encoder reads them and was trained with it, as on span
     corruption.
     """
-    ends_in_eos = loaded.model.is_encoder_decoder and loaded.rows.uses_sentinels
+    ends_in_eos = loaded.model.is_encoder_decoder and loaded.rows.inputs_end_in_eos
     eos = [loaded.tokenizer.vocabulary.eos] if ends_in_eos else []
     return [
         np.concatenate([loaded.tokenizer.encode(prompt), eos]).astype(np.int32)

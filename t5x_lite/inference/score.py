@@ -5,7 +5,9 @@ Shapes: B rows, D decoder positions, K scored positions, V vocabulary.
 """
 
 import math
+from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import groupby
 from typing import Literal, NamedTuple
 
 import jax
@@ -24,7 +26,8 @@ from t5x_lite.model import transformer
 from t5x_lite.model.heads import Params, Row, head_params, logits, scored_positions
 from t5x_lite.training.run_directory import LoadedModel
 
-_ROWS_PER_BATCH = 8
+_POSITIONS_PER_BATCH = 4096
+_ROWS_OF_LOGITS = 8
 
 
 class Score(NamedTuple):
@@ -49,9 +52,19 @@ def score(loaded: LoadedModel, texts: list[str], context: str = "") -> list[Scor
     """
     loaded.check_predicts_tokens("score")
     if loaded.model.architecture == "encoder":
-        if context:
-            return [_score_in_blank(loaded, context, text) for text in texts]
-        return [_pseudo_log_likelihood(loaded, text) for text in texts]
+        if not context:
+            return pseudo_log_likelihoods(loaded, texts)
+        parts = split_at_blanks(loaded, context)
+        if len(parts) != 2:
+            reason = f"{context!r} has {len(parts) - 1} blanks, expected one, written ___"
+            raise UserError(USAGE, f"score: {reason}")
+        before, after = ([part] * len(texts) for part in parts)
+        spans = [loaded.tokenizer.encode(text) for text in texts]
+        of_tokens = score_in_blanks(loaded, before, after, spans)
+        return [
+            _make_score(text, "log_probability", scores.nats)
+            for text, scores in zip(texts, of_tokens, strict=True)
+        ]
     if not context and loaded.model.architecture != "decoder":
         raise UserError(
             USAGE, "score: this model scores a text given another; give the other with --context"
@@ -77,21 +90,58 @@ class _Piece(NamedTuple):
     targets: np.ndarray
 
 
+class TokenScores(NamedTuple):
+    """How likely each token of a text is, given its inputs and the tokens before it."""
+
+    nats: np.ndarray  # log-probabilities
+    is_likeliest: np.ndarray  # no other token has a higher one
+
+
 def target_log_probabilities(
     loaded: LoadedModel, inputs: list[np.ndarray], targets: list[np.ndarray]
 ) -> list[np.ndarray]:
     """log P of each target token given the inputs and the targets before it, in nats."""
+    return [scores.nats for scores in score_targets(loaded, inputs, targets)]
+
+
+def score_targets(
+    loaded: LoadedModel, inputs: list[np.ndarray], targets: list[np.ndarray]
+) -> list[TokenScores]:
+    """How likely the tokens of each target are given its inputs (ids)."""
     pieces = _pieces(loaded.model, inputs, targets)
-    log_probabilities = [[] for _ in targets]
-    for start in range(0, len(pieces), _ROWS_PER_BATCH):
-        batch = pieces[start : start + _ROWS_PER_BATCH]
-        padding = _ROWS_PER_BATCH - len(batch) if len(pieces) > _ROWS_PER_BATCH else 0
-        # All batches have the same number of rows, so that one compiled program serves all.
-        rows = _score_pieces(loaded, batch + batch[:1] * padding)
-        for piece, row in zip(batch, rows, strict=False):
-            first = 0 if loaded.model.is_encoder_decoder else len(piece.inputs)
-            log_probabilities[piece.text].append(row[first : first + len(piece.targets)])
-    return [np.concatenate(parts) if parts else np.zeros(0) for parts in log_probabilities]
+    parts: list[list[np.ndarray]] = [[] for _ in pieces]
+    lengths = [len(piece.inputs) + len(piece.targets) for piece in pieces]
+    for numbers in like_lengths(lengths):
+        # Batches of one length have the same number of rows: one compiled program serves them.
+        rows = _score_pieces(loaded, [pieces[number] for number in numbers])
+        for number, row in zip(numbers, rows, strict=True):
+            first = 0 if loaded.model.is_encoder_decoder else len(pieces[number].inputs)
+            parts[number] = row[:, first : first + len(pieces[number].targets)]
+
+    of_text: list[list[np.ndarray]] = [[np.zeros((2, 0))] for _ in targets]
+    for piece, part in zip(pieces, parts, strict=True):
+        of_text[piece.text].append(np.asarray(part))
+    scores = []
+    for columns in of_text:
+        nats, is_likeliest = np.concatenate(columns, 1)
+        scores.append(TokenScores(nats, is_likeliest > 0))
+    return scores
+
+
+def like_lengths(lengths: Sequence[int]) -> Iterator[list[int]]:
+    """The numbers of rows in batches, rows of like lengths together.
+
+    All batches of one bucket have the same number of rows, the last too: its first is repeated.
+    """
+    by_length = sorted(range(len(lengths)), key=lambda number: bucket_length(lengths[number]))
+    for bucket, group in groupby(by_length, key=lambda number: bucket_length(lengths[number])):
+        numbers = list(group)
+        size = max(_POSITIONS_PER_BATCH // bucket, 1)
+        if len(numbers) < size:
+            size = 1 << (len(numbers) - 1).bit_length()
+        for start in range(0, len(numbers), size):
+            batch = numbers[start : start + size]
+            yield batch + batch[:1] * (size - len(batch))
 
 
 def _pieces(
@@ -134,84 +184,98 @@ def _score_pieces(loaded: LoadedModel, pieces: list[_Piece]) -> np.ndarray:
         shape = RowShape(decoder=both, bidirectional_prefix=model.architecture == "prefix_decoder")
     row = lay_out(pairs, shape, loaded.tokenizer.vocabulary)
     with loaded.within():
-        return np.asarray(_decoder_log_probabilities(model, loaded.params, row))
+        return np.asarray(_decoder_scores(model, loaded.params, row))
 
 
 @partial(jax.jit, static_argnums=0)
-def _decoder_log_probabilities(
-    model: ModelDimensions, params: Params, row: Row
-) -> Float[Array, "B D"]:
-    """log P of the targets of each row."""
+def _decoder_scores(model: ModelDimensions, params: Params, row: Row) -> Float[Array, "B 2 D"]:
+    """log P of the targets of each row, and whether each is the likeliest token (1 or 0)."""
     hidden = transformer.apply(model, params, row, packed=False).hidden_states
     head = head_params(params)
 
     def of_row(hidden_and_targets):
         hidden, targets = hidden_and_targets
-        log_probabilities = jax.nn.log_softmax(logits(model, head, hidden))
-        return jnp.take_along_axis(log_probabilities, targets[:, None], 1)[:, 0]
+        return jnp.stack(_scores_of(logits(model, head, hidden), targets))
 
-    return jax.lax.map(of_row, (hidden, row["decoder_targets"]))  # one row's logits at a time
+    # The logits of a few rows at a time.
+    return jax.lax.map(of_row, (hidden, row["decoder_targets"]), batch_size=_ROWS_OF_LOGITS)
 
 
-def _masked_log_probabilities(
+def _scores_of(
+    logits: Float[Array, "*rows V"], targets: Array
+) -> tuple[Float[Array, "*rows"], Float[Array, "*rows"]]:
+    log_probabilities = jax.nn.log_softmax(logits)
+    chosen = jnp.take_along_axis(log_probabilities, targets[..., None], -1)[..., 0]
+    is_likeliest = chosen >= log_probabilities.max(-1)
+    return chosen, is_likeliest.astype(chosen.dtype)
+
+
+def score_masked(
     loaded: LoadedModel, rows: list[np.ndarray], positions: list[int], answers: list[int]
-) -> np.ndarray:
-    """log P of the answer at one position of each row of ids."""
-    log_probabilities = []
-    for start in range(0, len(rows), _ROWS_PER_BATCH):
-        batch = slice(start, start + _ROWS_PER_BATCH)
-        ids = Ragged.from_rows(rows[batch])
-        scored = Ragged.from_rows([[position] for position in positions[batch]])
-        targets = Ragged.from_rows([[answer] for answer in answers[batch]])
+) -> TokenScores:
+    """How likely the answer is at one position of each row of ids, by a masked language model."""
+    scores = np.zeros((len(rows), 2))
+    for numbers in like_lengths([len(row) for row in rows]):
+        ids = Ragged.from_rows([rows[number] for number in numbers])
+        scored = Ragged.from_rows([[positions[number]] for number in numbers])
+        targets = Ragged.from_rows([[answers[number]] for number in numbers])
         length = bucket_length(int(max(ids.lengths)), loaded.model.max_length)
         pairs = Pairs(ids, targets, scored=scored)
         row = lay_out(pairs, RowShape(encoder=length, scored=1), loaded.tokenizer.vocabulary)
         with loaded.within():
-            log_probabilities.append(
-                np.asarray(_encoder_log_probabilities(loaded.model, loaded.params, row))
-            )
-    return np.concatenate(log_probabilities) if log_probabilities else np.zeros(0)
+            scores[numbers] = np.asarray(_encoder_scores(loaded.model, loaded.params, row))
+    return TokenScores(scores[:, 0], scores[:, 1] > 0)
 
 
 @partial(jax.jit, static_argnums=0)
-def _encoder_log_probabilities(
-    model: ModelDimensions, params: Params, row: Row
-) -> Float[Array, "B"]:
+def _encoder_scores(model: ModelDimensions, params: Params, row: Row) -> Float[Array, "B 2"]:
     output = transformer.apply(model, params, row, packed=False)
     hidden = scored_positions(output.hidden_states, row)[:, 0]
-    log_probabilities = jax.nn.log_softmax(logits(model, head_params(params), hidden))
-    return jnp.take_along_axis(log_probabilities, row["encoder_targets"], 1)[:, 0]
-
-
-def _pseudo_log_likelihood(loaded: LoadedModel, text: str) -> Score:
-    """Each token masked in a row of its own."""
-    ids = loaded.tokenizer.encode(text)
-    framed, mask = with_cls_and_sep(loaded, [ids]), loaded.tokenizer.vocabulary["[MASK]"]
-    positions = list(range(1, len(ids) + 1))  # after [CLS]
-    rows = []
-    for position in positions:
-        row = framed.copy()
-        row[position] = mask
-        rows.append(row)
-    nats = _masked_log_probabilities(loaded, rows, positions, list(ids))
-    return _make_score(text, "pseudo_log_likelihood", nats)
-
-
-def _score_in_blank(loaded: LoadedModel, context: str, text: str) -> Score:
-    """Row k has the first k tokens of the text in the blank, and masks for the others."""
-    parts = split_at_blanks(loaded, context)
-    if len(parts) != 2:
-        raise UserError(
-            USAGE, f"score: {context!r} has {len(parts) - 1} blanks, expected one, written ___"
-        )
-    before, after = parts
-    ids, mask = loaded.tokenizer.encode(text), loaded.tokenizer.vocabulary["[MASK]"]
-    rows = []
-    for known in range(len(ids)):
-        filled = np.concatenate([ids[:known], np.full(len(ids) - known, mask)])
-        rows.append(with_cls_and_sep(loaded, [before, filled, after]))
-    first = 1 + len(before)  # after [CLS]
-    positions = list(range(first, first + len(ids)))
-    return _make_score(
-        text, "log_probability", _masked_log_probabilities(loaded, rows, positions, list(ids))
+    return jnp.stack(
+        _scores_of(logits(model, head_params(params), hidden), row["encoder_targets"][:, 0]), -1
     )
+
+
+def pseudo_log_likelihoods(loaded: LoadedModel, texts: Sequence[str]) -> list[Score]:
+    """Of each text: each token masked in a row of its own (Salazar et al., 2020)."""
+    mask = loaded.tokenizer.vocabulary["[MASK]"]
+    rows, positions, answers, lengths = [], [], [], []
+    for text in texts:
+        ids = loaded.tokenizer.encode(text)
+        framed = with_cls_and_sep(loaded, [ids])
+        for number, token in enumerate(ids.tolist(), 1):  # after [CLS]
+            row = framed.copy()
+            row[number] = mask
+            rows.append(row)
+            positions.append(number)
+            answers.append(token)
+        lengths.append(len(ids))
+    nats = score_masked(loaded, rows, positions, answers).nats
+    parts = np.split(nats, np.cumsum(lengths)[:-1])
+    return [
+        _make_score(text, "pseudo_log_likelihood", part)
+        for text, part in zip(texts, parts, strict=True)
+    ]
+
+
+def score_in_blanks(
+    loaded: LoadedModel,
+    before: Sequence[np.ndarray],
+    after: Sequence[np.ndarray],
+    spans: Sequence[np.ndarray],
+) -> list[TokenScores]:
+    """How likely each span of ids is between what stands before and after it, by the chain rule:
+    row k has the first k tokens of the span, and masks for the others.
+    """
+    mask = loaded.tokenizer.vocabulary["[MASK]"]
+    rows, positions, answers = [], [], []
+    for left, right, ids in zip(before, after, spans, strict=True):
+        for known in range(len(ids)):
+            filled = np.concatenate([ids[:known], np.full(len(ids) - known, mask)])
+            rows.append(with_cls_and_sep(loaded, [left, filled, right]))
+            positions.append(1 + len(left) + known)  # after [CLS]
+            answers.append(int(ids[known]))
+    nats, is_likeliest = score_masked(loaded, rows, positions, answers)
+    ends = np.cumsum([len(ids) for ids in spans])[:-1]
+    pairs = zip(np.split(nats, ends), np.split(is_likeliest, ends), strict=True)
+    return [TokenScores(*pair) for pair in pairs]

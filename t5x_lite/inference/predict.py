@@ -1,0 +1,194 @@
+"""What a model that has learned a task predicts: one label for each example, in order.
+
+Shapes: B rows, S segments with a label, T positions, C classes.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import groupby
+
+import jax
+import numpy as np
+from jaxtyping import Array
+
+from t5x_lite.config import ModelDimensions
+from t5x_lite.data.tasks.examples import Example, Examples, Label
+from t5x_lite.data.tasks.formats import Formatted, label_of
+from t5x_lite.data.tasks.metrics import judge
+from t5x_lite.data.tasks.rows import TaskPlan, TaskSplit
+from t5x_lite.data.tasks.words import Words
+from t5x_lite.errors import USAGE, UserError
+from t5x_lite.inference.generate import bucket_length, generate_ids
+from t5x_lite.model import transformer
+from t5x_lite.model.heads import HEADS, Params, Row
+from t5x_lite.training.run_directory import LoadedModel
+
+_ROWS_PER_BATCH = 32
+_LONGEST_SPAN = 30  # tokens of an answer (BERT's released code)
+
+
+def predict(loaded: LoadedModel, split: TaskSplit) -> list[Label]:
+    """The label that the model predicts for each example of a split; None where it writes something
+    that is no label.
+    """
+    plan = loaded.rows
+    if not isinstance(plan, TaskPlan):
+        raise UserError(USAGE, "predict: this model has learned no task; use finetune")
+    if plan.format.head == "lm":
+        return _predict_in_words(loaded, split)
+    return _DECODERS[plan.format.head](split, _outputs(loaded, plan, split))
+
+
+def judge_split(loaded: LoadedModel, split: TaskSplit) -> dict[str, float]:
+    """The metrics of a task over the examples of a split."""
+    return judge(split.examples.task, split.examples.examples, predict(loaded, split))
+
+
+# Heads.
+
+
+def _outputs(loaded: LoadedModel, plan: TaskPlan, split: TaskSplit) -> list[np.ndarray]:
+    """What the head makes of each pair: its logits [C], or those of its positions [T, 2]."""
+    rows = split.rows
+    total = rows.rows(1)
+    batches = split.batches(min(_ROWS_PER_BATCH, total))
+    size = batches.batch_size
+    of_pair: list[np.ndarray] = [np.zeros(0)] * len(split.formatted.pairs)
+    for first in range(0, total, size):
+        indices = range(first, first + size)
+        row = batches.rows(indices)
+        with loaded.within():
+            outputs = np.asarray(
+                _head_outputs(loaded.model, plan.format.head, loaded.params, row), np.float32
+            )
+        for place, index in enumerate(indices):
+            if index >= total:
+                break
+            start = 0
+            for slot, pair in enumerate(rows.pairs_of_row(index)):
+                if plan.format.head == "span":
+                    length = split.formatted.pairs.inputs.lengths[pair]
+                    of_pair[pair] = outputs[place, start : start + length]
+                    start += length
+                else:
+                    of_pair[pair] = outputs[place, slot]
+    return of_pair
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _head_outputs(config: ModelDimensions, name: str, params: Params, row: Row) -> Array:
+    head = HEADS[name]
+    hidden = head.read(transformer.apply(config, params, row).hidden_states, row)
+    assert head.outputs is not None
+    return head.outputs(config, params, hidden, row)
+
+
+def _classes(split: TaskSplit, outputs: list[np.ndarray]) -> list[Label]:
+    return [int(logits.argmax()) for logits in outputs]
+
+
+def _numbers(split: TaskSplit, outputs: list[np.ndarray]) -> list[Label]:
+    return [float(value[0]) for value in outputs]
+
+
+def _choices(split: TaskSplit, outputs: list[np.ndarray]) -> list[Label]:
+    """The answer with the highest score; None where two share it, so that a tie is wrong."""
+    predictions = []
+    pairs = zip(split.formatted.example_of_pair.tolist(), outputs, strict=True)
+    for _, group in groupby(pairs, key=lambda pair: pair[0]):
+        predictions.append(likeliest([float(score[0]) for _, score in group]))
+    return predictions
+
+
+def likeliest(scores: Sequence[float]) -> int | None:
+    """The place of the highest score; None where two share it.
+
+    >>> likeliest([0.1, 0.7, 0.2]), likeliest([0.5, 0.5])
+    (1, None)
+    """
+    best = max(scores)
+    return None if list(scores).count(best) > 1 else list(scores).index(best)
+
+
+def _spans(split: TaskSplit, outputs: list[np.ndarray]) -> list[Label]:
+    """The text of the best span over all windows of each example: the sum of the logits of its
+    first and last position.
+    """
+    best: dict[int, tuple[float, str]] = {}
+    formatted = split.formatted
+    triples = zip(formatted.example_of_pair.tolist(), formatted.words_of_pair, outputs, strict=True)
+    for example, words, logits in triples:
+        score, text = _best_span(words, logits)
+        if example not in best or score > best[example][0]:
+            best[example] = score, text
+    return [(best[number][1],) for number in range(len(split.examples))]
+
+
+def _best_span(words: Words, logits: np.ndarray) -> tuple[float, str]:
+    real = np.flatnonzero(words.word_of_id >= 0)
+    if not len(real):
+        return -np.inf, ""
+    first, last = int(real[0]), int(real[-1]) + 1
+    starts, ends = logits[first:last, 0], logits[first:last, 1]
+    scores = starts[:, None] + ends[None, :]
+    length = np.arange(len(ends))[None, :] - np.arange(len(starts))[:, None]
+    scores = np.where((length >= 0) & (length < _LONGEST_SPAN), scores, -np.inf)
+    start, end = np.unravel_index(int(scores.argmax()), scores.shape)
+    return float(scores[start, end]), words.text_of(first + int(start), first + int(end))
+
+
+_DECODERS = {"class": _classes, "number": _numbers, "choice": _choices, "span": _spans}
+
+
+# In words.
+
+
+def _predict_in_words(loaded: LoadedModel, split: TaskSplit) -> list[Label]:
+    texts = generate_answers(loaded, split.formatted)
+    task = split.examples.task
+    return [
+        label_of(task, text, example)
+        for text, example in zip(texts, split.examples.examples, strict=True)
+    ]
+
+
+def generate_answers(loaded: LoadedModel, formatted: Formatted) -> list[str]:
+    """What the model writes, greedily, after the inputs of each pair."""
+    inputs, room = formatted.pairs.inputs.arrays(), formatted.answer_room
+    # Inputs of like lengths together; all batches have as many rows, and are compiled once.
+    order = sorted(range(len(inputs)), key=lambda number: bucket_length(len(inputs[number])))
+    texts = [""] * len(inputs)
+    for start in range(0, len(order), _ROWS_PER_BATCH):
+        numbers = order[start : start + _ROWS_PER_BATCH]
+        filled = numbers + numbers[:1] * (_ROWS_PER_BATCH - len(numbers))
+        generated = generate_ids(loaded, [inputs[number] for number in filled], room)
+        for number, ids in zip(numbers, generated, strict=False):
+            texts[number] = loaded.tokenizer.decode(ids)
+    return texts
+
+
+# What is written of predictions.
+
+
+def as_records(examples: Examples, predictions: Sequence[Label]) -> list[dict]:
+    """One record for each example: its id, the prediction, and the label where there is one."""
+    task = examples.task
+    return [
+        {
+            "id": example.id,
+            "prediction": readable(task, prediction, example),
+            "label": readable(task, example.label, example),
+        }
+        for example, prediction in zip(examples.examples, predictions, strict=True)
+    ]
+
+
+def readable(task, label: Label, example: Example):
+    """A label as people read it: its name, a number, an answer, a text."""
+    if label is None or isinstance(label, float):
+        return label
+    if isinstance(label, tuple):
+        return label[0] if len(label) == 1 else list(label)
+    if task.kind == "classify":
+        return str(task.labels[int(label)])
+    return example.choices[int(label)]

@@ -1,0 +1,172 @@
+"""Tasks asked of models that were not trained on them: the scores are those of `score`, and a tie
+is wrong.
+"""
+
+import json
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+from inference.untrained import untrained
+
+from t5x_lite.config import Task
+from t5x_lite.errors import UserError
+from t5x_lite.inference.generate import generate_ids
+from t5x_lite.inference.score import score, score_targets, target_log_probabilities
+from t5x_lite.inference.zero_shot import evaluate_task
+
+CELLS = {
+    "encoder": "masked_lm",
+    "decoder": "causal_lm",
+    "prefix_decoder": "prefix_lm",
+    "encoder_decoder": "span_corruption",
+}
+WORDS = ("cat", "dog", "bird")
+
+
+def model_of(make, architecture):
+    return untrained(make, CELLS[architecture], architecture)
+
+
+@pytest.fixture
+def write(tmp_path):
+    """A function that writes records as a source."""
+
+    def write_records(records, name="validation"):
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text("".join(json.dumps(record) + "\n" for record in records))
+        return f"{tmp_path}/{{split}}.jsonl"
+
+    return write_records
+
+
+def classify(write, count=6) -> Task:
+    records = [{"text": f"the {WORDS[i % 3]} {i}", "label": WORDS[i % 2]} for i in range(count)]
+    write(records, "train")
+    return Task(name="a", source=write(records), labels=WORDS, question="{text}?")
+
+
+def test_a_decoder_takes_the_answer_with_the_highest_score(make, write):
+    loaded, task = model_of(make, "decoder"), classify(write)
+    result = evaluate_task(loaded, task)
+    assert result.method == "log-probability given the prompt"
+    for normalised, key in (("accuracy", "nats"), ("accuracy_per_token", "mean")):
+        right = []
+        for example in result.examples.examples:
+            scores = score(loaded, [f" {word}" for word in WORDS], f"{example.text}?")
+            values = [s.nats / (s.tokens if key == "mean" else 1) for s in scores]
+            right.append(int(np.argmax(values)) == example.label)
+        assert result.metrics[normalised] == np.mean(right)
+
+
+def test_an_encoder_fills_a_blank(make, write):
+    loaded, task = model_of(make, "encoder"), classify(write)
+    result = evaluate_task(loaded, task)
+    for example, predicted in zip(result.examples.examples, result.predictions, strict=True):
+        scores = score(loaded, [f" {word}" for word in WORDS], f"{example.text}? ___")
+        assert predicted == int(np.argmax([one.nats for one in scores]))
+
+
+def test_span_corruption_fills_a_sentinel(make, write):
+    loaded, task = model_of(make, "encoder_decoder"), classify(write)
+    vocabulary, encode = loaded.tokenizer.vocabulary, loaded.tokenizer.encode
+    result = evaluate_task(loaded, task)
+    assert "in the place of a sentinel" in result.method
+    example = result.examples.examples[0]
+    inputs = [*encode(f"{example.text}?"), vocabulary.sentinel(0), vocabulary.eos]
+    sums = []
+    for word in WORDS:
+        target = [vocabulary.sentinel(0), *encode(f" {word}"), vocabulary.eos]
+        (nats,) = target_log_probabilities(loaded, [np.array(inputs)], [np.array(target)])
+        sums.append(nats[1:].sum())
+    assert result.predictions[0] == int(np.argmax(sums))
+
+
+PAIRS = [
+    {"good": f"the {WORDS[i % 3]} sees it", "bad": f"the {WORDS[i % 3]} see it", "UID": f"u{i % 2}"}
+    for i in range(6)
+]
+
+
+def prefer(write, pairs=PAIRS) -> Task:
+    source = write([{**pair, "pair": [pair["good"], pair["bad"]]} for pair in pairs])
+    return Task(
+        name="blimp",
+        kind="prefer",
+        source=source,
+        text="",
+        choices=("pair",),
+        group="UID",
+        metrics=("grouped_accuracy", "accuracy"),
+    )
+
+
+def test_the_better_sentence_is_the_likelier_one(make, write):
+    task = prefer(write)
+    for architecture in ("encoder", "decoder"):
+        loaded = model_of(make, architecture)
+        result = evaluate_task(loaded, task)
+        right = []
+        for pair in PAIRS:
+            good, bad = score(loaded, [pair["good"], pair["bad"]])
+            right.append(good.nats > bad.nats)
+        assert result.metrics["accuracy"] == np.mean(right)
+        assert result.groups == {"u0": np.mean(right[::2]), "u1": np.mean(right[1::2])}
+    assert "given the rest" in evaluate_task(model_of(make, "encoder_decoder"), task).method
+    assert "differ on" in evaluate_task(model_of(make, "prefix_decoder"), task).method
+
+
+@pytest.mark.parametrize("architecture", CELLS)
+def test_a_model_to_which_both_are_alike_gets_nothing(make, write, architecture):
+    loaded = model_of(make, architecture)
+    alike = replace(loaded, params=jax.tree.map(lambda leaf: leaf * 0, loaded.params))
+    task = prefer(write, [{"good": "a cat", "bad": "a dog", "UID": "u"}] * 3)
+    assert evaluate_task(alike, task).metrics["accuracy"] == 0
+    choices = [{"text": "x", "options": ["ab", "cd"], "label": 0}] * 3
+    task = Task(name="a", kind="choose", source=write(choices), choices=("options",))
+    assert evaluate_task(alike, task).metrics["accuracy"] == 0
+
+
+def test_completing_is_writing_each_token_as_the_likeliest(make, write):
+    loaded = model_of(make, "decoder")
+    prompt = loaded.tokenizer.encode("the cat")
+    (written,) = generate_ids(loaded, [prompt], max_new_tokens=4)
+    other = written.copy()
+    other[2] += 1
+    same, different = score_targets(loaded, [prompt] * 2, [written, other])
+    assert same.is_likeliest.all()
+    assert different.is_likeliest.tolist()[:3] == [True, True, False]
+
+    source = write([{"text": "the cat", "word": " xyz"}])
+    task = Task(name="lambada", kind="complete", source=source, label="word", question="{text}")
+    result = evaluate_task(loaded, task)
+    (scored,) = score(loaded, [" xyz"], "the cat")
+    assert result.metrics["accuracy"] == 0
+    assert result.metrics["nats_per_answer"] == pytest.approx(-scored.nats, rel=1e-5)
+
+
+def test_shots_and_the_other_direction(make, write):
+    loaded, task = model_of(make, "decoder"), classify(write)
+    direct = evaluate_task(loaded, task)
+    shots = evaluate_task(loaded, task, shots=1, seed=1)
+    again = evaluate_task(loaded, task, shots=1, seed=1)
+    assert shots.predictions == again.predictions
+    channel = evaluate_task(loaded, task, direction="channel")
+    assert channel.method.endswith("of the question given the answer")
+    example = channel.examples.examples[0]
+    scores = [score(loaded, [f"{example.text}?"], word)[0].nats for word in WORDS]
+    assert channel.predictions[0] == int(np.argmax(scores))
+    assert len(direct.predictions) == len(channel.predictions) == 6
+    with pytest.raises(UserError, match="--shots=7: the task has 6 training examples"):
+        evaluate_task(loaded, task, shots=7)
+
+
+def test_what_a_model_cannot_be_asked(make, write):
+    loaded = model_of(make, "decoder")
+    source = write([{"text": "a", "label": 1.5}])
+    with pytest.raises(UserError, match="was not trained on it cannot regress; use finetune"):
+        evaluate_task(loaded, Task(name="a", kind="regress", source=source))
+    source = write([{"text": "a", "label": -1}])
+    with pytest.raises(UserError, match="a's validation split has no labels to judge by"):
+        evaluate_task(loaded, Task(name="a", labels=("x", "y"), source=source))
