@@ -12,7 +12,7 @@ import jax
 
 from t5x_lite.config_files import load
 from t5x_lite.data.store.prepare import prepare
-from t5x_lite.resolve import resolve
+from t5x_lite.resolve import resolve, text_data
 from t5x_lite.training.loop import Run, setup_jax
 
 setup_jax()
@@ -31,7 +31,8 @@ if size == "base":  # at batch 4 of 512 positions, on text that is at hand
 names = {"bert": "bert_base", "t5": "t5_base", "gpt": "gpt2_small"} if size == "base" else {}
 config = load(names.get(family, f"{family}_tiny"), more)
 corpus = prepare(config.data, say=lambda _: None)
-run = Run(resolve(config, corpus.tokenizer.vocabulary), corpus)
+resolved = resolve(config, corpus.tokenizer.vocabulary)
+run = Run(resolved, text_data(resolved, corpus))
 with run.within():
     state = run.fresh_state()
     batch = run.batch(run.batches, 0)

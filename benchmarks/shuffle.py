@@ -14,7 +14,7 @@ from record import keep
 from t5x_lite.config_files import load
 from t5x_lite.data.rows.windows import ShuffledWindows
 from t5x_lite.data.store.prepare import prepare
-from t5x_lite.resolve import resolve
+from t5x_lite.resolve import resolve, text_data
 from t5x_lite.training.loop import Run, setup_jax
 
 
@@ -31,7 +31,8 @@ def validation_loss(steps: int, seed: int, anywhere: bool) -> float:
     """Of gpt_tiny after so many steps."""
     config = load("gpt_tiny", [f"training.steps={steps}", f"seed={seed}"])
     corpus = prepare(config.data)
-    run = Run(resolve(config, corpus.tokenizer.vocabulary), corpus)
+    resolved = resolve(config, corpus.tokenizer.vocabulary)
+    run = Run(resolved, text_data(resolved, corpus))
     if anywhere:
         (stream,) = run.batches.streams
         stream = dataclasses.replace(stream, windows=Anywhere(**vars(stream.windows)))

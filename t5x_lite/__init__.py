@@ -12,13 +12,23 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:
-    from t5x_lite.api import LanguageModel, compare, evaluate, get_config, inspect, prepare, train
+    from t5x_lite.api import (
+        LanguageModel,
+        compare,
+        evaluate,
+        finetune,
+        get_config,
+        inspect,
+        prepare,
+        train,
+    )
     from t5x_lite.api import load_model as load
 
 __all__ = [
     "LanguageModel",
     "compare",
     "evaluate",
+    "finetune",
     "get_config",
     "inspect",
     "load",

@@ -51,10 +51,12 @@ def _planned_config(args: Args) -> tuple[RunConfig, "RowPlan", "AllowedCode"]:
     """The same of a run, with the plan of its rows: what cannot be laid out is refused before jax
     is imported.
     """
-    from t5x_lite.resolve import plan
+    from t5x_lite.resolve import plan_objective
 
     config, allowed = _config(args)
-    return config, plan(config, allowed), allowed
+    if config.task.name:
+        raise UserError(USAGE, f"{args.command}: this run learned a task; finetune goes on with it")
+    return config, plan_objective(config, allowed), allowed
 
 
 def _workdir(args: Args) -> Path:
@@ -121,12 +123,42 @@ def train(args: Args) -> None:
     _join_processes(args)
     import jax
 
-    from t5x_lite.resolve import resolve
+    from t5x_lite.resolve import resolve, text_data
     from t5x_lite.training.loop import train
 
-    train(resolve(config, corpus.tokenizer.vocabulary, rows), corpus, workdir)
+    resolved = resolve(config, corpus.tokenizer.vocabulary, rows)
+    train(resolved, text_data(resolved, corpus), workdir)
     if jax.process_index() == 0:
         _say(f"next: {_next_command(rows, workdir)}")
+
+
+def finetune(args: Args) -> None:
+    """train a model on a task; the same command continues where it was stopped"""
+    from t5x_lite.config_files import check_is_run, load_task
+
+    workdir = _workdir(args)
+    if not args.init or not args.task:
+        missing = "init=DIR" if not args.init else "task=NAME"
+        example = "finetune --init=runs/bert --task=which_module --workdir=runs/modules"
+        raise UserError(USAGE, f"finetune: --{missing} is missing; such as {example}")
+    task, init = load_task(args.task), Path(args.init)
+    check_is_run(init)
+    from t5x_lite.study import finetune as tuning
+
+    results = tuning.finetune(
+        init,
+        task,
+        workdir,
+        args.overrides,
+        args.seeds,
+        args.grid,
+        args.from_scratch,
+        args.adapt,
+        _say,
+        None,
+    )
+    _say(tuning.show(results))
+    _say(f"written: {workdir / 'results.json'}")
 
 
 def _next_command(rows: "RowPlan", workdir: Path) -> str:
@@ -154,6 +186,12 @@ def _join_processes(args: Args) -> None:
 def evaluate(args: Args) -> None:
     """loss, perplexity and accuracy of a trained model on its whole validation split"""
     workdir = _run_directory(args)
+    if args.task:
+        return _evaluate_task(args, workdir)
+    if args.shots or args.limit or args.channel or args.predictions:
+        raise UserError(
+            USAGE, "evaluate: --shots, --limit, --channel and --predictions need --task"
+        )
     from t5x_lite import api
 
     metrics = api.evaluate(
@@ -167,6 +205,29 @@ def evaluate(args: Args) -> None:
         else:
             shown = str(value)
         _say(f"{name.replace('_', ' '):<18}{shown:>16}")
+
+
+def _evaluate_task(args: Args, workdir: Path) -> None:
+    """The same of a task, that the model was trained on or not."""
+    from t5x_lite.config_files import load_task
+
+    task = load_task(args.task)
+    model = _model(args)
+    results = model.evaluate_task(
+        task, args.split, args.shots, args.seed, "channel" if args.channel else "direct", args.limit
+    )
+    if args.predictions:
+        lines = [json.dumps(record, ensure_ascii=False) for record in results.pop("predictions")]
+        Path(args.predictions).write_text("\n".join(lines) + "\n")
+    results.pop("predictions", None)
+    if args.json:
+        return _say(json.dumps(results))
+    _say(f"{task.name}, {results['split']}: {results['examples']:,} examples")
+    _say(f"by {results['method']}")
+    for name, value in results["groups"].items():
+        _say(f"  {name:<56}{value:>8.4f}")
+    for name, value in results["metrics"].items():
+        _say(f"{name.replace('_', ' '):<28}{value:>8.4f}")
 
 
 def generate(args: Args) -> None:
@@ -283,7 +344,9 @@ def export(args: Args) -> None:
     workdir = _run_directory(args)
     from t5x_lite.interop import convert
 
-    convert.export_model(workdir, Path(args.path), args.dtype, _say, _mesh(args), args.allow_code)
+    convert.export_model(
+        workdir, Path(args.path), args.dtype, _say, _mesh(args), args.allow_code, args.merge
+    )
 
 
 def compare(args: Args) -> None:
@@ -326,6 +389,7 @@ def inspect(args: Args) -> None:
 _FUNCTIONS = (
     prepare,
     train,
+    finetune,
     evaluate,
     generate,
     fill,
@@ -405,8 +469,34 @@ def _train_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--distributed", action="store_true", help=help)
 
 
+def _finetune_options(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add("--init", help="the directory of the run, or of Hugging Face's files, to begin with")
+    add(
+        "--task",
+        help="one that ships, such as sst2; my_tasks.py:mine; or 'classify(file.tsv, text=…)'",
+    )
+    add("--seeds", type=_number(1), default=1, help="how many to train")
+    help = "a setting with several values, KEY=VALUE,VALUE; the best is chosen; may be repeated"
+    add("--grid", action="append", default=[], metavar="KEY=VALUES", help=help)
+    help = "draw the parameters at random: what the task alone teaches such a model"
+    add("--from-scratch", action="store_true", help=help)
+    help = "full, lora(rank=8), prefix(20), prompt(20), adapter(64), bitfit, probe or last(2)"
+    add("--adapt", default="full", metavar="WAY", help=help)
+    command.set_defaults(config=None)
+
+
 def _evaluate_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--json", action="store_true", help="one line of JSON")
+    add = command.add_argument
+    add("--json", action="store_true", help="one line of JSON")
+    add("--task", default="", help="a task instead of the text, such as blimp; see finetune")
+    add("--split", default="validation", choices=["train", "validation", "test"])
+    add("--shots", type=_number(0), default=0, help="solved examples in the prompt")
+    add("--seed", type=_number(0, 2**31 - 1), default=0, help="which examples they are")
+    add("--limit", type=_number(0), default=0, help="the first so many examples alone")
+    help = "score the question given each answer, not the answer given the question"
+    add("--channel", action="store_true", help=help)
+    add("--predictions", default="", help="a file to write, a line of JSON for each example")
 
 
 def _inspect_options(command: argparse.ArgumentParser) -> None:
@@ -437,6 +527,8 @@ def _export_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--to", choices=["hf"], default="hf", help="whose files are written")
     types = ("float32", "bfloat16", "float16")
     command.add_argument("--dtype", choices=types, default="float32", help="of what is written")
+    help = "add LoRA's updates to the weights"
+    command.add_argument("--merge", action="store_true", help=help)
     command.add_argument("path", help="the directory to write")
 
 
@@ -474,6 +566,7 @@ def _generate_options(command: argparse.ArgumentParser) -> None:
 
 _OPTIONS = {
     "train": _train_options,
+    "finetune": _finetune_options,
     "evaluate": _evaluate_options,
     "inspect": _inspect_options,
     "fill": _fill_options,

@@ -9,7 +9,7 @@ model.generate("Return a new")
 import dataclasses
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, overload
@@ -17,31 +17,36 @@ from typing import Any, overload
 import jax
 import numpy as np
 
-from t5x_lite.config import CompareConfig, Mesh, ModelDimensions, RunConfig
+from t5x_lite.config import CompareConfig, Mesh, ModelDimensions, RunConfig, Task
 from t5x_lite.config_files import (
     build,
     check_is_run,
     get_config,
     load,
+    load_task,
     names_run,
     with_absolute_paths,
 )
-from t5x_lite.data.rows.batches import ledger, make_batches
+from t5x_lite.data.rows.batches import TextData, ledger, make_batches
 from t5x_lite.data.store.corpus import Corpus
 from t5x_lite.data.store.prepare import prepare as prepare_text
+from t5x_lite.data.tasks.rows import TaskData
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import USAGE, UserError, read_json
 from t5x_lite.inference.embed import Pooling, embed
 from t5x_lite.inference.fill import fill
 from t5x_lite.inference.generate import continue_texts, stream_texts
+from t5x_lite.inference.predict import judge_split
 from t5x_lite.inference.score import Score, score
+from t5x_lite.inference.zero_shot import Direction
 from t5x_lite.interop import convert
 from t5x_lite.model import transformer
 from t5x_lite.model.heads import Params, Row, head_params, logits, scored_positions
 from t5x_lite.model.transformer import count_parameters
-from t5x_lite.resolve import plan, resolve
+from t5x_lite.resolve import plan_objective, resolve, text_data
 from t5x_lite.specs import NO_CODE, AllowedCode
 from t5x_lite.study import compare as comparison
+from t5x_lite.study import finetune as tuning
 from t5x_lite.study import inspection
 from t5x_lite.study.report import short
 from t5x_lite.training import loop, metrics, run_directory
@@ -51,6 +56,7 @@ __all__ = [
     "LanguageModel",
     "compare",
     "evaluate",
+    "finetune",
     "get_config",
     "inspect",
     "load_model",
@@ -79,7 +85,7 @@ def _checked(config: ConfigLike, allow_code: AllowedCode) -> tuple[RunConfig, Al
 def prepare(config: ConfigLike, say: Say = print, allow_code: AllowedCode = None) -> Corpus:
     """Text → tokenizer and token store, ahead of training; opened where they exist."""
     run, allow_code = _checked(config, allow_code)
-    plan(run, allow_code)  # what cannot be laid out is refused before hours of tokenizing
+    plan_objective(run, allow_code)  # what cannot be laid out is refused before hours of tokenizing
     return prepare_text(run.data, say, allow_code)
 
 
@@ -102,9 +108,14 @@ def train(
     """
     run, allow_code = _checked(config, allow_code)
     workdir = Path(workdir)
-    rows = plan(run, allow_code)
+    if run.task.name:
+        raise UserError(
+            USAGE, f"train: learns an objective, not the task {run.task.name}; finetune does"
+        )
+    rows = plan_objective(run, allow_code)
     corpus = prepare_text(run.data, say, allow_code)
-    loop.train(resolve(run, corpus.tokenizer.vocabulary, rows), corpus, workdir, on_log)
+    resolved = resolve(run, corpus.tokenizer.vocabulary, rows)
+    loop.train(resolved, text_data(resolved, corpus), workdir, on_log)
     return LanguageModel(run_directory.load(workdir, allowed=rows.modules))
 
 
@@ -124,17 +135,69 @@ def evaluate(
     resolved, _ = run_directory.read(workdir, allow_code)
     loop.setup_jax(resolved.model.dtype)
     loaded = run_directory.load(workdir, mesh, allow_code)
-    corpus = prepare_text(resolved.config.data, say, allow_code)
-    run_directory.check_same_text(workdir, corpus)
+    data = run_directory.open_data(workdir, resolved, loaded.tokenizer, say, allow_code)
     config = dataclasses.replace(resolved.config, mesh=mesh or Mesh())
     here = dataclasses.replace(resolved, config=config, model=loaded.model)
-    evaluator = loop.Evaluator(here, corpus, None if mesh else jax.local_devices()[:1])
+    evaluator = loop.Evaluator(here, data, None if mesh else jax.local_devices()[:1])
     with evaluator.within():
         results = evaluator.evaluate(loaded.params)
-    results["perplexity"] = metrics.perplexity(results["loss"])
-    if resolved.rows.scores_whole_text:
-        results["bits_per_byte"] = comparison.bits_per_byte(results, corpus)
+    if isinstance(data, TextData):
+        results["perplexity"] = metrics.perplexity(results["loss"])
+        if resolved.rows.scores_whole_text:
+            results["bits_per_byte"] = comparison.bits_per_byte(results, data.corpus)
+    elif isinstance(data, TaskData):
+        results |= judge_split(loaded, data.validation)
     return {"step": loaded.step, "split": "validation", **results}
+
+
+def finetune(
+    init: str | Path,
+    task: str | Task,
+    workdir: str | Path,
+    seeds: int = 1,
+    grid: Mapping[str, Sequence[Any]] | None = None,
+    from_scratch: bool = False,
+    adapt: str = "full",
+    say: Say = print,
+    allow_code: AllowedCode = None,
+    on_log: Callable[[dict], None] | None = None,
+    **overrides: Any,
+) -> dict[str, Any]:
+    """Train a model on a task in `workdir`; the same call continues where it was stopped.
+
+    finetune("runs/bert", "which_module", "runs/modules")["reached"]
+
+    Args:
+        init: the directory of a run, or of Hugging Face's files, that it begins with.
+        task: as --task has it: one that ships, `my_tasks.py:mine`, or
+            'classify(file.tsv, text=sentence)'.
+        seeds: how many to train.
+        grid: settings with several values each, of which the best is chosen.
+        from_scratch: with the shape and the tokenizer of `init`, and parameters drawn at random.
+        adapt: which parameters are trained: full, lora(8), prefix(20), prompt(20), adapter(64),
+            bitfit, probe or last(2).
+        overrides: settings by their keys, {"optimizer.learning_rate": 1e-4}.
+
+    Returns:
+        what was reached: the metrics' mean and standard deviation, the settings chosen, all cells.
+    """
+    if isinstance(task, str):
+        task = load_task(task)
+    axes = [f"{key}={','.join(map(str, values))}" for key, values in (grid or {}).items()]
+    settings = [f"{key}={value}" for key, value in overrides.items()]
+    return tuning.finetune(
+        Path(init),
+        task,
+        Path(workdir),
+        settings,
+        seeds,
+        axes,
+        from_scratch,
+        adapt,
+        say,
+        allow_code,
+        on_log,
+    )
 
 
 def compare(
@@ -185,7 +248,7 @@ def inspect(
     will cost.
     """
     run, allow_code = _checked(config, allow_code)
-    rows = plan(run, allow_code)
+    rows = plan_objective(run, allow_code)
     corpus = prepare_text(run.data, say, allow_code)
     resolved = resolve(run, corpus.tokenizer.vocabulary, rows)
     loop.setup_jax(resolved.model.dtype)
@@ -290,6 +353,28 @@ class LanguageModel:
         if isinstance(texts, str):
             return score(self._loaded, [texts], context)[0]
         return score(self._loaded, list(texts), context)
+
+    def evaluate_task(
+        self,
+        task: str | Task,
+        split: str = "validation",
+        shots: int = 0,
+        seed: int = 0,
+        direction: Direction = "direct",
+        limit: int = 0,
+        allow_code: AllowedCode = None,
+    ) -> dict[str, Any]:
+        """What the model makes of a task: one that it was trained on in the way it was trained, any
+        other by likelihood or by generation; see inference.zero_shot.
+
+        Returns:
+            method, split, examples (how many), metrics, groups, predictions (a record for each).
+        """
+        if isinstance(task, str):
+            task = load_task(task)
+        return tuning.evaluate_task(
+            self._loaded, task, split, shots, seed, direction, limit, allow_code
+        )
 
     @overload
     def embed(self, texts: str, pooling: Pooling = "mean") -> np.ndarray: ...

@@ -7,8 +7,10 @@ from typing import Any
 
 from t5x_lite.config import Model, ModelDimensions, RunConfig
 from t5x_lite.data.objectives.spec import check_vocabulary
-from t5x_lite.data.rows.batches import Batches
+from t5x_lite.data.rows.batches import Batches, TextData
 from t5x_lite.data.rows.plan import RowPlan, plan_rows
+from t5x_lite.data.store.corpus import Corpus
+from t5x_lite.data.tasks.rows import TaskPlan, plan_task
 from t5x_lite.data.tokenizers.vocabulary import Vocabulary
 from t5x_lite.errors import BAD_CONFIG, UserError
 from t5x_lite.specs import AllowedCode
@@ -19,7 +21,7 @@ class Resolved:
     """A run with everything derived; the loop and the commands hand its parts down."""
 
     config: RunConfig  # as written: what config.json records
-    rows: RowPlan  # objectives, their windows, and the row shape
+    rows: RowPlan | TaskPlan  # objectives, their windows, and the row shape; or a task's
     model: ModelDimensions  # every size written out
     heads: tuple[str, ...]  # whose losses are minimised: names in model.heads.HEADS
     steps: int  # training.steps, or fewer where data.epochs are over
@@ -30,12 +32,25 @@ class Resolved:
         return replace(self.config, model=self.model)
 
 
-def plan(config: RunConfig, allowed: AllowedCode = None) -> RowPlan:
+def plan(config: RunConfig, allowed: AllowedCode = None) -> RowPlan | TaskPlan:
     """The rows of a config, known before its text is: what cannot be laid out is refused at once.
 
     Args:
         allowed: modules of objectives of the user's own that may be imported; None: any.
     """
+    if config.task.name:
+        return plan_task(
+            config.task,
+            config.model.architecture,
+            config.data.lengths,
+            config.data.examples_per_row,
+            config.model.prompt_length,
+        )
+    return plan_objective(config, allowed)
+
+
+def plan_objective(config: RunConfig, allowed: AllowedCode = None) -> RowPlan:
+    """The rows of a config's objective, whether it has a task or not."""
     rows = plan_rows(
         config.objective,
         config.model.architecture,
@@ -62,7 +77,7 @@ def plan(config: RunConfig, allowed: AllowedCode = None) -> RowPlan:
 def resolve(
     config: RunConfig,
     vocabulary: Vocabulary,
-    rows: RowPlan | None = None,
+    rows: RowPlan | TaskPlan | None = None,
     allowed: AllowedCode = None,
 ) -> Resolved:
     """Derive everything that follows from a config and the ids of its tokenizer.
@@ -76,6 +91,8 @@ def resolve(
     """
     if rows is None:
         rows = plan(config, allowed)
+    if isinstance(rows, TaskPlan):
+        return _resolve_task(config, vocabulary, rows)
     if config.model.lm_head:  # without it no objective is learned
         for member in rows.members:
             check_vocabulary(member.objective, member.window, vocabulary)
@@ -89,6 +106,31 @@ def resolve(
     if rows.has_sentence_pairs:
         heads += ("sequence_label",)
     return Resolved(config, rows, model, heads, config.training.steps)
+
+
+def _resolve_task(config: RunConfig, vocabulary: Vocabulary, rows: TaskPlan) -> Resolved:
+    """The same for a run that learns a task: its head, and how many classes that has."""
+    task, head = rows.task, rows.format.head
+    num_classes = {"class": len(task.labels), "number": 1, "choice": 1}.get(head, 0)
+    if head == "class" and num_classes < 2:
+        reason = f"task {task.name} has {num_classes} labels, expected at least two"
+        raise UserError(BAD_CONFIG, f"task.labels: {reason}; name them")
+    written = replace(config.model, num_classes=num_classes, span_head=head == "span")
+    model = resolve_model(written, vocabulary.size, rows.shape.longest)
+    heads = (head,)
+    # GPT's: the texts are also predicted, where the model still can.
+    if model.architecture == "decoder" and head != "lm" and model.lm_head:
+        heads += ("auxiliary_lm",)
+    if head == "lm" and not model.lm_head:
+        reason = f"got False, but task {task.name} is answered in words"
+        raise UserError(BAD_CONFIG, f"model.lm_head: {reason}; set it to True")
+    return Resolved(config, rows, model, heads, config.training.steps)
+
+
+def text_data(resolved: Resolved, corpus: Corpus) -> TextData:
+    """What a run reads that learns an objective."""
+    assert isinstance(resolved.rows, RowPlan), "a run on a task reads its examples"
+    return TextData(resolved.rows, resolved.config.data, resolved.config.seed, corpus)
 
 
 def with_steps_of(resolved: Resolved, batches: Batches) -> Resolved:

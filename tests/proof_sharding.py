@@ -17,7 +17,7 @@ import numpy as np
 from t5x_lite import config_files
 from t5x_lite.config import RunConfig
 from t5x_lite.data.store.prepare import prepare
-from t5x_lite.resolve import resolve
+from t5x_lite.resolve import resolve, text_data
 from t5x_lite.training.loop import Run
 
 LENGTHS = {"inputs": 58, "targets": 14}
@@ -80,7 +80,7 @@ def build(case: str, source: str, more: dict) -> RunConfig:
 def make_run(config, corpus, devices) -> Run:
     """The run of a config on so many devices."""
     resolved = resolve(config, corpus.tokenizer.vocabulary)
-    return Run(resolved, corpus, jax.devices()[:devices])
+    return Run(resolved, text_data(resolved, corpus), jax.devices()[:devices])
 
 
 def gradients(config, corpus, devices):

@@ -9,13 +9,14 @@ import numpy as np
 
 from t5x_lite.config import Data, Lengths, Mesh, Model, Optimizer, RunConfig
 from t5x_lite.data.tokenizers import tokenizer as tokenizers
-from t5x_lite.errors import read_json
+from t5x_lite.errors import USAGE, UserError, read_json
 from t5x_lite.interop import huggingface
 from t5x_lite.model.heads import Params
 from t5x_lite.model.transformer import count_parameters, parameter_axes, parameter_shapes
 from t5x_lite.resolve import resolve, resolve_model
 from t5x_lite.specs import NO_CODE, AllowedCode
 from t5x_lite.training import run_directory
+from t5x_lite.training.adapt import merge_low_rank
 from t5x_lite.training.run_directory import LoadedModel
 
 Say = Callable[[str], None]
@@ -111,8 +112,18 @@ def export_model(
     say: Say,
     mesh: Mesh | None = None,
     allowed: AllowedCode = NO_CODE,
+    merge: bool = False,
 ) -> None:
-    """Write the model of a run directory as files of Hugging Face."""
+    """Write the model of a run directory as files of Hugging Face.
+
+    Args:
+        merge: add LoRA's updates to the weights.
+    """
     loaded = run_directory.load(workdir, mesh, allowed)
-    class_name = huggingface.write(path, loaded.model, loaded.params, loaded.tokenizer, dtype)
+    model, params = loaded.model, loaded.params
+    if model.lora_rank and not merge:
+        reason = "this model has LoRA's updates beside its weights"
+        raise UserError(USAGE, f"export: {reason}; add --merge to add them")
+    model, params = merge_low_rank(model, params)
+    class_name = huggingface.write(path, model, params, loaded.tokenizer, dtype)
     say(f"exported: {path}, for {class_name}.from_pretrained")

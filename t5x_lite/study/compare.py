@@ -6,17 +6,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from t5x_lite.config import CompareConfig, ModelDimensions
-from t5x_lite.data.rows.batches import Batches, Ledger, ledger, make_batches
+from t5x_lite.config import CompareConfig, ModelDimensions, RunConfig
+from t5x_lite.data.rows.batches import Batches, Ledger, TextData, ledger
+from t5x_lite.data.rows.plan import RowPlan
 from t5x_lite.data.rows.streams import TextStream
 from t5x_lite.data.store.corpus import Corpus
 from t5x_lite.data.store.prepare import prepare
-from t5x_lite.errors import BAD_CONFIG, NO_FILE, UserError, read_json
+from t5x_lite.errors import BAD_CONFIG, NO_FILE, USAGE, UserError, read_json
 from t5x_lite.inference.fill import fill
 from t5x_lite.inference.generate import continue_texts
 from t5x_lite.model.flops import step_flops
 from t5x_lite.model.transformer import count_parameters
-from t5x_lite.resolve import Resolved, plan, resolve
+from t5x_lite.resolve import Resolved, plan_objective, resolve, text_data
 from t5x_lite.specs import NO_CODE, AllowedCode
 from t5x_lite.study.ngram import trigram_bits, unigram_bits
 from t5x_lite.study.report import write
@@ -30,7 +31,18 @@ class Member(NamedTuple):
     """One run of a comparison, ready to be trained."""
 
     resolved: Resolved
-    corpus: Corpus
+    data: TextData
+
+    @property
+    def corpus(self) -> Corpus:
+        """The text that it reads."""
+        return self.data.corpus
+
+
+def make_member(config: RunConfig, rows: RowPlan, corpus: Corpus) -> Member:
+    """A run on a prepared corpus."""
+    resolved = resolve(config, corpus.tokenizer.vocabulary, rows)
+    return Member(resolved, text_data(resolved, corpus))
 
 
 def compare(
@@ -42,18 +54,18 @@ def compare(
     Members must share their text and tokenizer; each is refused, before any is trained, if its
     config cannot be run.
     """
-    plans = {name: plan(member, allowed) for name, member in config.members.items()}
+    plans = {name: plan_objective(member, allowed) for name, member in config.members.items()}
     members = {}
     for name, member in config.members.items():
         corpus = prepare(member.data, say, allowed)
-        members[name] = Member(resolve(member, corpus.tokenizer.vocabulary, plans[name]), corpus)
+        members[name] = make_member(member, plans[name], corpus)
     check_same_reading(members)
     check_examples(config, members)
     results: dict[str, Any] = {"title": config.title, "members": {}}
     for name, member in members.items():
         say(f"{name}: training in {workdir / name}")
-        train(member.resolved, member.corpus, workdir / name)
-        results["members"][name] = summarise(workdir / name, member.resolved, member.corpus)
+        train(member.resolved, member.data, workdir / name)
+        results["members"][name] = summarise(workdir / name, member)
     corpus = next(iter(members.values())).corpus
     if config.ngram and any("bits_per_byte" in summary for summary in results["members"].values()):
         results["ngram"] = ngram_bits_per_byte(corpus)
@@ -78,7 +90,7 @@ def check_same_reading(members: dict[str, Member]) -> None:
 def _reading(member: Member) -> dict[str, Any]:
     """What decides which text a step has read."""
     config, corpus = member.resolved.config, member.corpus
-    batches = _training_batches(member.resolved, corpus)
+    batches = member.data.batches("train")
     blocks = {stream.block for stream in batches.streams if isinstance(stream, TextStream)}
     shares: dict[str, float] = {}
     for stream, share in zip(batches.streams, batches.shares.tolist(), strict=True):
@@ -93,10 +105,6 @@ def _reading(member: Member) -> dict[str, Any]:
         "data.block": sorted(block for block in blocks if block),
         "raw tokens a step": batches.raw_tokens,
     }
-
-
-def _training_batches(resolved: Resolved, corpus: Corpus) -> Batches:
-    return make_batches(resolved.rows, resolved.config.data, resolved.config.seed, corpus, "train")
 
 
 def check_examples(config: CompareConfig, members: dict[str, Member]) -> None:
@@ -117,15 +125,16 @@ def check_examples(config: CompareConfig, members: dict[str, Member]) -> None:
                 )
 
 
-def summarise(workdir: Path, resolved: Resolved, corpus: Corpus) -> dict[str, Any]:
+def summarise(workdir: Path, member: Member) -> dict[str, Any]:
     """The numbers of one run, from its records and its config."""
+    resolved, corpus = member.resolved, member.corpus
     config, records = resolved.config, metrics.read(workdir / "metrics.jsonl")
     trained = [record for record in records if record["split"] == "train"]
     evaluated = [record for record in records if record["split"] == "validation"]
     if not trained or not evaluated:
         reason = "the run has not been evaluated yet"
         raise UserError(NO_FILE, f"{workdir}: {reason}; let it go on, or set training.eval_every")
-    batches = _training_batches(resolved, corpus)
+    batches = member.data.batches("train")
     row = ledger(batches)
     rows = config.data.batch_size * trained[-1]["step"]
     seconds = sum(record["train_seconds"] for record in trained)
@@ -208,9 +217,12 @@ def write_report(workdir: Path, say: Say = print, allowed: AllowedCode = NO_CODE
             raise UserError(NO_FILE, f"{path}: {reason}; run compare again") from error
         return
     resolved, _ = run_directory.read(workdir, allowed)
+    if not isinstance(resolved.rows, RowPlan):
+        raise UserError(USAGE, f"{workdir}: is a run on a task; finetune shows what it reached")
     corpus = prepare(resolved.config.data, say, allowed)
-    run_directory.check_same_text(workdir, corpus)
+    member = make_member(resolved.config, resolved.rows, corpus)
+    run_directory.check_same_text(workdir, member.data)
     name = workdir.resolve().name
-    summary = summarise(workdir, resolved, corpus)
+    summary = summarise(workdir, member)
     results = {"title": name, "members": {name: summary}, "corpus": corpus.manifest, "examples": {}}
     write(results, workdir)

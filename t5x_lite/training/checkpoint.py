@@ -3,6 +3,7 @@ steps. Each names the settings it was made with, since many another model has pa
 shapes.
 """
 
+import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +15,11 @@ import orbax.checkpoint as ocp
 from absl import logging
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, EveryNSteps, LatestN
 
+from t5x_lite.config import default
+from t5x_lite.config_files import flatten
 from t5x_lite.errors import BAD_CONFIG, IO_ERROR, NO_FILE, UserError, user_errors
+
+_DEFAULTS = json.loads(json.dumps(flatten(default().to_dict())))
 
 
 class Checkpoints:
@@ -47,6 +52,12 @@ class Checkpoints:
     def latest(self) -> int | None:
         """The newest step that was saved whole."""
         return self._manager.latest_step()
+
+    def remove_after(self, step: int) -> None:
+        """Remove what was saved after a step that a run goes back to."""
+        for later in self._manager.all_steps():
+            if later > step:
+                self._manager.delete(later)
 
     def restore(self, step: int, shapes: Any, shardings: Any) -> Any:
         """The state of a step, on today's mesh.
@@ -109,8 +120,10 @@ class Checkpoints:
         with user_errors(NO_FILE, f"{where}: no usable checkpoint of this model; remove it"):
             saved = self._manager.metadata(step).custom_metadata["settings"]
             for key, value in self._settings.items():
-                if saved.get(key) != value:
-                    reason = f"now {value!r}, but {where} was made with {saved.get(key)!r}"
+                # A setting that did not exist yet was what its default is now.
+                before = saved.get(key, _DEFAULTS.get(key))
+                if before != value:
+                    reason = f"now {value!r}, but {where} was made with {before!r}"
                     raise UserError(BAD_CONFIG, f"{key}: {reason}; bring the old value back")
             yield
 

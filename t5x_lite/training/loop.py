@@ -15,21 +15,27 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from t5x_lite.data.rows.batches import Batches, ledger, make_batches
+from t5x_lite.data.rows.batches import Batches, RunData, ledger
 from t5x_lite.data.rows.streams import VERSION as STREAM_VERSION
-from t5x_lite.data.store.corpus import Corpus, cache_directory
+from t5x_lite.data.store.corpus import cache_directory
+from t5x_lite.data.tasks.rows import TaskPlan
 from t5x_lite.errors import BAD_CONFIG, BAD_DATA, NOT_FINITE, UserError
 from t5x_lite.model.flops import peak_flops, step_flops
-from t5x_lite.model.transformer import parameter_axes
+from t5x_lite.model.transformer import boxed_shapes, parameter_axes
 from t5x_lite.resolve import Resolved, with_steps_of
 from t5x_lite.training import metrics, run_directory, sharding
+from t5x_lite.training.adapt import parse_adaptation
+from t5x_lite.training.best import PREFIX, Best
 from t5x_lite.training.checkpoint import Checkpoints
 from t5x_lite.training.metrics import Log
 from t5x_lite.training.optimizer import make_optimizer, make_schedule
+from t5x_lite.training.run_directory import LoadedModel
 from t5x_lite.training.step import (
     Loss,
     TrainState,
     create_state,
+    first_state,
+    fresh_parameters,
     fresh_state,
     make_train_step,
     state_shardings,
@@ -52,16 +58,15 @@ class Evaluator:
     are given), loss and compiled evaluation step.
     """
 
-    def __init__(self, resolved: Resolved, corpus: Corpus, devices: Sequence[Any] | None = None):
+    def __init__(self, resolved: Resolved, data: RunData, devices: Sequence[Any] | None = None):
         config = resolved.config
-        if not resolved.model.lm_head:
+        if not resolved.model.lm_head and not config.task.name:
             reason = f"got False, but {config.objective} predicts tokens"
             fix = "set it to True, and a fresh head is drawn"
             raise UserError(BAD_CONFIG, f"model.lm_head: {reason}; {fix}")
         self.resolved = resolved
-        self.validation = make_batches(
-            resolved.rows, config.data, config.seed, corpus, "validation"
-        )
+        self.tokenizer = data.tokenizer
+        self.validation = data.batches("validation")
         self.mesh = sharding.make_mesh(config.mesh, resolved.model, devices)
         sharding.check_batch(config.data.batch_size, config.training.microbatches, self.mesh)
         self.loss = Loss(resolved.model, resolved.rows.packed, resolved.heads, config.training)
@@ -93,24 +98,31 @@ class Run(Evaluator):
     optimizer and compiled train step.
     """
 
-    def __init__(self, resolved: Resolved, corpus: Corpus, devices: Sequence[Any] | None = None):
+    def __init__(self, resolved: Resolved, data: RunData, devices: Sequence[Any] | None = None):
         # What a step consumes.
         config = resolved.config
-        self.batches = make_batches(resolved.rows, config.data, config.seed, corpus, "train")
+        self.batches = data.batches("train")
         self.ledger = ledger(self.batches)
         if not self.ledger.loss_tokens:
             reason = f"objective={config.objective}: scores nothing in the first rows"
             raise UserError(BAD_DATA, f"{reason}; inspect shows them")
-        super().__init__(with_steps_of(resolved, self.batches), corpus, devices)
+        super().__init__(with_steps_of(resolved, self.batches), data, devices)
 
         # How it is used. The train step donates its input state: the new one reuses its memory.
         model, steps = self.resolved.model, self.resolved.steps
         schedule = make_schedule(config.optimizer, steps, self.batches.raw_tokens)
-        self.optimizer = make_optimizer(config.optimizer, schedule, parameter_axes(model))
+        self.adaptation = parse_adaptation(config.adapt)
+        axes = parameter_axes(model)
+        self.adaptation.check(axes)
+        axes = self.adaptation.trained_part(axes)
+        self.optimizer = make_optimizer(config.optimizer, schedule, axes)
         with self.within():
-            self.shapes, self.shardings = state_shardings(model, self.optimizer, self.mesh)
+            self.shapes, self.shardings = state_shardings(
+                model, self.optimizer, self.mesh, self.adaptation
+            )
+        self.frozen: Any = {}  # parameters that are not trained
         self.train_step = jax.jit(
-            make_train_step(self.loss, config.seed, self.optimizer, schedule),
+            make_train_step(self.loss, config.seed, self.optimizer, schedule, self.adaptation),
             donate_argnums=0,
             out_shardings=(self.shardings, sharding.replicated(self.mesh)),
         )
@@ -126,6 +138,10 @@ class Run(Evaluator):
         are some.
         """
         step = checkpoints.latest()
+        if not self.adaptation.is_full:
+            state = self._adapted(say)
+            if step is None:
+                return state
         if step is not None:
             return checkpoints.restore(step, self.shapes, self.shardings)
         state = self.fresh_state()
@@ -134,6 +150,31 @@ class Run(Evaluator):
         params, report = run_directory.merge_parameters(self.resolved, state.params, self.mesh)
         say(report)
         return state.replace(params=params)
+
+    def _adapted(self, say: Callable[[str], None]) -> TrainState:
+        """A fresh state of what is trained, beside the frozen parameters of init_from."""
+        model = self.resolved.model
+        everything = sharding.parameter_shardings(boxed_shapes(model), self.mesh)
+        draw = jax.jit(
+            partial(fresh_parameters, model, self.resolved.config.seed), out_shardings=everything
+        )
+        params, report = run_directory.merge_parameters(self.resolved, draw(), self.mesh)
+        say(report)
+        trained, self.frozen = self.adaptation.split(params)
+        make = jax.jit(partial(first_state, optimizer=self.optimizer), out_shardings=self.shardings)
+        return make(trained)
+
+    def whole(self, state: TrainState) -> Any:
+        """All parameters: those that are trained, and those that are not."""
+        return self.adaptation.merge(state.params, self.frozen)
+
+    def loaded(self, params: Any, step: int) -> LoadedModel:
+        """The model as inference has it."""
+        resolved = self.resolved
+        model = run_directory.model_here(resolved.model)
+        return LoadedModel(
+            resolved.config, resolved.rows, model, self.tokenizer, params, step, self.mesh
+        )
 
     def rates(self, seconds: float, steps: int) -> dict[str, Any]:
         """Model tokens (encoder and decoder, no padding) a second, and MFU, over so many steps."""
@@ -163,40 +204,65 @@ def state_sizes(resolved: Resolved) -> tuple[int, int]:
     return size(state), size(state.params)
 
 
+# The metrics of a task: what a model predicts is judged by them.
+Judge = Callable[[LoadedModel], dict[str, float]]
+
+
 def train(
-    resolved: Resolved, corpus: Corpus, workdir: Path, on_log: Callable[[dict], None] | None = None
+    resolved: Resolved,
+    data: RunData,
+    workdir: Path,
+    on_log: Callable[[dict], None] | None = None,
+    judge: Judge | None = None,
 ) -> None:
     """Train in `workdir`, from its newest checkpoint on if there is one.
 
     Args:
         on_log: called with each record of metrics.jsonl.
+        judge: of a run on a task, called at each evaluation.
 
     Raises:
         UserError: exit code 130 and 143 after Ctrl-C and SIGTERM, all saved; 76 where a metric is
             not finite, nothing of that step saved; 74 where a checkpoint could not be written.
     """
     setup_jax(resolved.model.dtype)
-    run = Run(resolved, corpus)  # what cannot be run is refused before anything is written
+    run = Run(resolved, data)  # what cannot be run is refused before anything is written
     config = run.resolved.config
     if config.init_from and not (workdir / "checkpoints").is_dir():
-        run_directory.check_init_from(run.resolved, corpus.tokenizer)
-    with run_directory.owned(workdir, config, run.resolved.steps, corpus):
+        run_directory.check_init_from(run.resolved, data.tokenizer)
+    with run_directory.owned(workdir, config, run.resolved.steps, data):
+        if not run.adaptation.is_full:
+            run_directory.record_base(workdir, Path(config.init_from))
         settings = run_directory.fixed_settings(run.resolved.written_out)
         settings["version of the stream"] = STREAM_VERSION
         checkpoints = Checkpoints(workdir / "checkpoints", settings, config.training.keep_every)
+        best = None
+        if isinstance(resolved.rows, TaskPlan) and judge:
+            metric = f"{PREFIX}{resolved.rows.task.metrics[0]}"
+            first = checkpoints.latest() or 0
+            best = Best(workdir, settings, metric, first, config.training.patience)
         try:
             with run.within():
-                _train_steps(run, checkpoints, workdir, on_log)
+                _train_steps(run, checkpoints, workdir, on_log, judge, best)
         finally:
             checkpoints.close()
+            if best:
+                best.close()
 
 
 def _train_steps(
-    run: Run, checkpoints: Checkpoints, workdir: Path, on_log: Callable | None
+    run: Run,
+    checkpoints: Checkpoints,
+    workdir: Path,
+    on_log: Callable | None,
+    judge: Judge | None,
+    best: Best | None,
 ) -> None:
     config = run.resolved.config
     stop, exit_code = StopSignal(), 0
     first, last = checkpoints.latest() or 0, run.resolved.steps
+    if best and best.is_over:
+        last = first
     log = Log(workdir, first, last, active=jax.process_index() == 0, on_log=on_log)
     profile = Profile(config.training.profile, workdir)
     with log, stop.listening(), profile:
@@ -212,7 +278,7 @@ def _train_steps(
                 batch = next(batches)
             # The first call compiles; every call returns before the step is computed.
             with log.watch("compile" if step == first + 1 else "step"), profile.around(step):
-                state, step_metrics = run.train_step(state, batch)
+                state, step_metrics = run.train_step(state, batch, run.frozen)
             # The step before is read while this one computes, so that the device never waits.
             _read_metrics(run, log, pending)
             pending = step, step_metrics
@@ -231,15 +297,26 @@ def _train_steps(
                 pending = None
             if evaluating:
                 with log.watch("evaluation"):
-                    validation = run.evaluate(state.params)
+                    params = run.whole(state)
+                    validation = run.evaluate(params)
+                    if judge:
+                        judged = judge(run.loaded(params, step))
+                        validation |= {f"{PREFIX}{name}": value for name, value in judged.items()}
                 _check_finite(step, validation)
                 log.write(step, "validation", validation)
+                if best:
+                    with log.watch("checkpoint"):
+                        best.meet(step, validation, state.params)
+                    if best.is_over and not is_last:
+                        log.say(f"nothing better since {config.training.patience} evaluations")
+                        is_last = saving = True
+                        last = step
             if saving:
                 with log.watch("checkpoint"):
                     log.sync()
                     checkpoints.save(step, state)
             checkpoints.check()
-            if exit_code:
+            if is_last:
                 break
         with log.watch("checkpoint"):
             checkpoints.wait()

@@ -78,8 +78,9 @@ def means(sums: dict[str, dict]) -> dict[str, float]:
     """The metrics of a loss's sums, each divided once.
 
     loss: nats per scored token. accuracy. total_loss: what is minimised, of all heads and auxiliary
-    losses. loss_tokens: what the loss was divided by. label_loss and label_accuracy: of sequence
-    labels. An auxiliary loss: by its name.
+    losses. loss_tokens, or loss_labels of a task: what the loss was divided by. label_loss and
+    label_accuracy: of sequence labels. lm_loss and lm_accuracy: of the language model beside a
+    task. An auxiliary loss: by its name.
     """
     metrics = {}
     total_loss = 0.0
@@ -95,7 +96,7 @@ def means(sums: dict[str, dict]) -> dict[str, float]:
         metrics[f"{prefix}loss"] = values["nll"] / weight
         metrics[f"{prefix}accuracy"] = values["correct"] / weight
         if not prefix:
-            metrics["loss_tokens"] = weight
+            metrics["loss_tokens" if HEADS[name].outputs is None else "loss_labels"] = weight
     return metrics | {"total_loss": total_loss}
 
 
@@ -225,8 +226,15 @@ def _summary_writer(directory: Path, first: int):
 def _line(split: str, metrics: dict) -> str:
     """The metrics that matter to the eye."""
     loss = metrics["loss"]
-    text = f"{split} loss {loss:.4f} perplexity {perplexity(loss):,.1f}"
-    text += f" accuracy {metrics['accuracy']:.3f}"
+    text = f"{split} loss {loss:.4f}"
+    of_task = {name: value for name, value in metrics.items() if name.startswith("task_")}
+    if of_task:
+        for name, value in of_task.items():
+            text += f" {name.removeprefix('task_').replace('_', ' ')} {value:.4f}"
+    else:
+        if "loss_tokens" in metrics:
+            text += f" perplexity {perplexity(loss):,.1f}"
+        text += f" accuracy {metrics['accuracy']:.3f}"
     if "tokens_per_second" in metrics:
         text += f" {metrics['tokens_per_second']:,.0f} tokens/s"
     if metrics.get("mfu"):

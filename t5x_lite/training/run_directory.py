@@ -6,9 +6,10 @@ WORKDIR/config.json  corpus.json  tokenizer/  metrics.jsonl  checkpoints/STEP/  
 
 import dataclasses
 import fcntl
+import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,17 +20,22 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from t5x_lite.config import Mesh, ModelDimensions, RunConfig, to_dict
 from t5x_lite.config_files import flatten, load_run_config
+from t5x_lite.data.rows.batches import RunData, TextData
 from t5x_lite.data.rows.plan import RowPlan
-from t5x_lite.data.store.corpus import Corpus
+from t5x_lite.data.store.prepare import prepare
+from t5x_lite.data.tasks.rows import TaskPlan, load_task_data
 from t5x_lite.data.tokenizers import tokenizer as tokenizers
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import BAD_CONFIG, BAD_DATA, IO_ERROR, NO_FILE, USAGE, UserError, read_json
-from t5x_lite.model.heads import HEADS, Params
-from t5x_lite.model.transformer import boxed_shapes, parameter_shapes
+from t5x_lite.model.heads import HEAD_MODULES, Params
+from t5x_lite.model.transformer import boxed_shapes
 from t5x_lite.resolve import Resolved, resolve
 from t5x_lite.specs import NO_CODE, AllowedCode
 from t5x_lite.training import sharding
+from t5x_lite.training.adapt import is_added, parse_adaptation
+from t5x_lite.training.best import best_directory
 from t5x_lite.training.checkpoint import Checkpoints
+from t5x_lite.training.step import fresh_parameters
 
 # What may differ when a run continues: how long, how often, on what machine, and where the text
 # lies, not what it is.
@@ -42,6 +48,10 @@ _FREE_SETTINGS = {
     "data.workers",
     "data.processes",
     "data.epochs",
+    "task.source",
+    "task.test",
+    "task.submission",
+    "task.submission_names",
     "model.remat",
     "model.scan",
     "model.attention_kernel",
@@ -53,6 +63,7 @@ _FREE_SETTINGS = {
     "training.eval_every",
     "training.checkpoint_every",
     "training.keep_every",
+    "training.patience",
 }
 
 # What of a model may differ from that whose parameters it starts from: how it is computed and
@@ -70,11 +81,17 @@ _FREE_OF_INIT = {
     "embedding_stddev",
     "depth_scaled_init",
     "num_classes",
+    "span_head",
     "lm_head",
     "mlm_head",
     "tie_embeddings",
     "scale_logits",
 }
+# What adapts a model may be new, but what a model was adapted by may not be left out.
+_ADAPTATIONS = {"lora_rank", "adapter_size", "prefix_length", "prompt_length"}
+_FREE_OF_ADAPTATION = {"lora_alpha", "lora_targets"}
+
+_OUTPUTS_OF_TASKS = ("classifier/output", "span_head/output")
 
 
 def fixed_settings(config: RunConfig) -> dict[str, Any]:
@@ -91,8 +108,8 @@ def fixed_settings(config: RunConfig) -> dict[str, Any]:
 
 
 @contextmanager
-def owned(workdir: Path, config: RunConfig, steps: int, corpus: Corpus) -> Iterator[None]:
-    """Hold the directory for this run alone and record its config, corpus and tokenizer there.
+def owned(workdir: Path, config: RunConfig, steps: int, data: RunData) -> Iterator[None]:
+    """Hold the directory for this run alone and record its config, data and tokenizer there.
 
     Raises:
         UserError: where another run is going on, or the directory's run had other settings or other
@@ -114,12 +131,12 @@ def owned(workdir: Path, config: RunConfig, steps: int, corpus: Corpus) -> Itera
                 f"--workdir={workdir}: holds the model that the run starts from; name another",
             )
         _check_same_run(workdir, config, steps)
-        check_same_text(workdir, corpus)
+        check_same_text(workdir, data)
         try:
             if is_main:
                 _write_atomically(workdir / "config.json", json.dumps(to_dict(config), indent=2))
-                _write_atomically(workdir / "corpus.json", json.dumps(corpus.manifest, indent=2))
-                corpus.tokenizer.save(workdir / "tokenizer")
+                _write_atomically(workdir / "corpus.json", json.dumps(data.manifest, indent=2))
+                data.tokenizer.save(workdir / "tokenizer")
         except OSError as error:
             raise _cannot_write(workdir, error) from error
         yield
@@ -189,15 +206,15 @@ def _check_same_run(workdir: Path, config: RunConfig, steps: int) -> None:
         )
 
 
-def check_same_text(workdir: Path, corpus: Corpus) -> None:
-    """Refuse a corpus that is not the one the run in `workdir` was started on."""
+def check_same_text(workdir: Path, data: RunData) -> None:
+    """Refuse text, or examples, that are not those the run in `workdir` was started on."""
     if not (workdir / "corpus.json").exists():
         return
     recorded = read_json(workdir / "corpus.json", "bring it back")
     for key in ("tokenizer", "train", "validation"):
-        if recorded.get(key) != corpus.manifest[key]:
+        if recorded.get(key) != data.manifest[key]:
             kind = "tokenizer" if key == "tokenizer" else "text"
-            difference = f"{key} {recorded.get(key)}, now {corpus.manifest[key]}"
+            difference = f"{key} {recorded.get(key)}, now {data.manifest[key]}"
             reason = f"the run was started on another {kind} ({difference})"
             raise UserError(
                 BAD_DATA, f"{workdir}: {reason}; bring it back, or name another --workdir"
@@ -231,7 +248,7 @@ class LoadedModel:
     """A model read back: what it is, its tokenizer, its parameters, and where they lie."""
 
     config: RunConfig  # as written
-    rows: RowPlan  # what it was trained on
+    rows: RowPlan | TaskPlan  # what it was trained on
     model: ModelDimensions
     tokenizer: Tokenizer
     params: Params
@@ -263,6 +280,29 @@ def read(workdir: Path, allowed: AllowedCode = NO_CODE) -> tuple[Resolved, Token
     return resolve(config, tokenizer.vocabulary, allowed=allowed), tokenizer
 
 
+def open_data(
+    workdir: Path,
+    resolved: Resolved,
+    tokenizer: Tokenizer,
+    say: Callable[[str], None] = print,
+    allowed: AllowedCode = NO_CODE,
+) -> RunData:
+    """What the run in a directory was trained on: its text, prepared again where need be, or the
+    examples of its task.
+
+    Raises:
+        UserError: where they are no longer the same.
+    """
+    config, rows = resolved.config, resolved.rows
+    if isinstance(rows, TaskPlan):
+        data: RunData = load_task_data(rows, tokenizer, config.data, config.seed, allowed)
+    else:
+        corpus = prepare(config.data, say, allowed)
+        data = TextData(rows, config.data, config.seed, corpus)
+    check_same_text(workdir, data)
+    return data
+
+
 def load(workdir: Path, mesh: Mesh | None = None, allowed: AllowedCode = NO_CODE) -> LoadedModel:
     """The newest checkpoint of a run directory; parameters of float64 in float32, unless jax has 64
     bits.
@@ -275,13 +315,13 @@ def load(workdir: Path, mesh: Mesh | None = None, allowed: AllowedCode = NO_CODE
         UserError: where there is no checkpoint.
     """
     resolved, tokenizer = read(workdir, allowed)
-    model = _model_here(resolved.model)
+    model = model_here(resolved.model)
     device_mesh = None if mesh is None else sharding.make_mesh(mesh, model)
     params, step = _load_parameters(workdir, resolved, model, device_mesh)
     return LoadedModel(resolved.config, resolved.rows, model, tokenizer, params, step, device_mesh)
 
 
-def _model_here(model: ModelDimensions) -> ModelDimensions:
+def model_here(model: ModelDimensions) -> ModelDimensions:
     """The model as this process computes it: this may be another device, or have no 64 bits."""
     here = dataclasses.replace(model, attention_kernel="auto")
     if model.dtype == "float64" and not jax.config.read("jax_enable_x64"):
@@ -292,17 +332,42 @@ def _model_here(model: ModelDimensions) -> ModelDimensions:
 def _load_parameters(
     workdir: Path, resolved: Resolved, model: ModelDimensions, mesh: jax.sharding.Mesh | None
 ) -> tuple[Params, int]:
-    shapes = parameter_shapes(model)
+    """All parameters: those that were trained, and, of an adapted model, those of its base."""
+    adaptation = parse_adaptation(resolved.config.adapt)
+    shapes = jax.eval_shape(lambda: fresh_parameters(model, 0))
     if mesh is None:
         one_device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         shardings = jax.tree.map(lambda _: one_device, shapes)
     else:
         shardings = sharding.parameter_shardings(boxed_shapes(model), mesh)
-    if not (workdir / "checkpoints").is_dir():
-        raise UserError(NO_FILE, f"{workdir}: no checkpoint yet; train first")
-    checkpoints = Checkpoints(
-        workdir / "checkpoints", fixed_settings(resolved.written_out), read_only=True
+    trained_shapes = jax.eval_shape(lambda: adaptation.split(fresh_parameters(model, 0))[0])
+    trained, step = _restore(workdir, resolved, trained_shapes, adaptation.trained_part(shardings))
+    if adaptation.is_full:
+        return trained, step
+    base = Path(resolved.config.init_from)
+    if not (base / "config.json").exists():
+        reason = f"its parameters are those of {base}, which is not there"
+        raise UserError(NO_FILE, f"{workdir}: was adapted from another model; {reason}")
+    check_same_base(workdir, base)
+    # Of the base, what is in the whole model; its own head is left out.
+    theirs, _ = read(base, resolved.rows.modules)
+    of_base, _ = _load_parameters(base, theirs, model_here(theirs.model), mesh)
+    wanted: Any = flatten_dict(shapes)
+    leaves: Any = flatten_dict(of_base)
+    _, frozen = adaptation.split(
+        unflatten_dict({path: leaf for path, leaf in leaves.items() if path in wanted})
     )
+    return adaptation.merge(trained, frozen), step
+
+
+def _restore(
+    workdir: Path, resolved: Resolved, shapes: Params, shardings: Params
+) -> tuple[Params, int]:
+    """The parameters in the newest checkpoint; of a run on a task in the best."""
+    directory = _checkpoints_of(workdir)
+    if not directory.is_dir():
+        raise UserError(NO_FILE, f"{workdir}: no checkpoint yet; train first")
+    checkpoints = Checkpoints(directory, fixed_settings(resolved.written_out), read_only=True)
     try:
         step = checkpoints.latest()
         if step is None:
@@ -310,6 +375,47 @@ def _load_parameters(
         return checkpoints.restore_parameters(step, shapes, shardings), step
     finally:
         checkpoints.close()
+
+
+def _checkpoints_of(workdir: Path) -> Path:
+    """Where a model is read from: its best evaluation on a task, else its newest checkpoint."""
+    best = best_directory(workdir)
+    has_best = best.is_dir() and any(path.name.isdigit() for path in best.iterdir())
+    return best if has_best else workdir / "checkpoints"
+
+
+# Models that were adapted.
+
+_BASE = "base.json"  # which model a run adapts
+
+
+def record_base(workdir: Path, base: Path) -> None:
+    """Record which model the run in a directory adapts, or refuse another one."""
+    if (workdir / _BASE).exists():
+        return check_same_base(workdir, base)
+    record = {"base": str(base), "checkpoint": _checkpoint_hash(base)}
+    _write_atomically(workdir / _BASE, json.dumps(record, indent=2))
+
+
+def check_same_base(workdir: Path, base: Path) -> None:
+    """Refuse a base with other parameters than those that were adapted."""
+    recorded = read_json(workdir / _BASE, "bring it back")
+    if recorded.get("checkpoint") != _checkpoint_hash(base):
+        reason = f"{base} no longer holds the parameters that it was adapted from"
+        raise UserError(BAD_DATA, f"{workdir}: {reason}; bring them back")
+
+
+def _checkpoint_hash(workdir: Path) -> str:
+    """A hash of the files that a model's parameters are read from."""
+    directory = _checkpoints_of(workdir)
+    steps = [path for path in directory.glob("*") if path.name.isdigit()]
+    newest = max(steps, key=lambda path: int(path.name), default=directory)
+    digest = hashlib.sha256()
+    for path in sorted(newest.rglob("*")):
+        if path.is_file():
+            digest.update(path.relative_to(newest).as_posix().encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 # Starting from another run.
@@ -322,7 +428,9 @@ def check_init_from(resolved: Resolved, tokenizer: Tokenizer) -> None:
     directory = Path(resolved.config.init_from)
     # Whoever starts a run with objectives of their own may start it from a run with the same.
     theirs, their_tokenizer = read(directory, resolved.rows.modules)
-    free = set(_FREE_OF_INIT)
+    free = _FREE_OF_INIT | {name for name in _ADAPTATIONS if not getattr(theirs.model, name)}
+    if not theirs.model.lora_rank:
+        free |= _FREE_OF_ADAPTATION
     if not resolved.model.has_position_table:
         free.add("max_length")
     old, new = to_dict(theirs.model), to_dict(resolved.model)
@@ -354,17 +462,19 @@ def merge_parameters(
     """
     directory = Path(resolved.config.init_from)
     theirs, _ = read(directory, resolved.rows.modules)
-    params, _ = _load_parameters(directory, theirs, _model_here(theirs.model), mesh)
+    params, _ = _load_parameters(directory, theirs, model_here(theirs.model), mesh)
     old: Any = flatten_dict(params, sep="/")
     new: Any = flatten_dict(fresh, sep="/")
 
-    # Each parameter of the new model: from there if it fits, as drawn if it is a head's.
-    heads = {head.params_key for head in HEADS.values()}
+    # Each parameter of the new model: from there if it fits, as drawn if it is a head's. What tells
+    # the labels of a task apart is always new, unless it comes from the same task.
+    is_new_task = resolved.config.task.name != theirs.config.task.name
     merged, drawn = {}, []
     for path, leaf in new.items():
-        if path in old and old[path].shape == leaf.shape:
+        is_new = is_new_task and path.startswith(_OUTPUTS_OF_TASKS)
+        if path in old and old[path].shape == leaf.shape and not is_new:
             merged[path] = old[path].astype(leaf.dtype)
-        elif path.split("/")[0] in heads:
+        elif path.split("/")[0] in HEAD_MODULES or is_added(tuple(path.split("/"))):
             merged[path] = leaf
             drawn.append(path)
         else:

@@ -6,6 +6,7 @@ from conftest import run
 from training.runs import assert_same, saved_steps
 
 from t5x_lite.errors import IO_ERROR, UserError
+from t5x_lite.resolve import text_data
 from t5x_lite.training.loop import train
 
 
@@ -53,12 +54,12 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on_when_there_is_room(
     room = [10**9, 1000, 10**9]
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=room[0]))
-    train(resolved, corpus, tmp_path / "whole")
+    train(resolved, text_data(resolved, corpus), tmp_path / "whole")
     room.pop(0)
     message = r"no room for .* step 4, which takes .* 0.0 MB are free"
     with pytest.raises(UserError, match=message) as caught:
-        train(resolved, corpus, tmp_path / "run")
+        train(resolved, text_data(resolved, corpus), tmp_path / "run")
     assert caught.value.code == IO_ERROR
     room.pop(0)
-    train(resolved, corpus, tmp_path / "run")
+    train(resolved, text_data(resolved, corpus), tmp_path / "run")
     assert_same(tmp_path / "whole", tmp_path / "run")

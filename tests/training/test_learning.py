@@ -9,6 +9,7 @@ from model.proofs import random_params
 from model.recurrent import LSTM
 
 from t5x_lite.model.blocks import MIXERS
+from t5x_lite.resolve import text_data
 from t5x_lite.training import metrics
 from t5x_lite.training.loop import Run
 
@@ -53,7 +54,7 @@ def train_and_evaluate(make, objective, architecture, **more):
     if architecture in LENGTHS:
         settings["data.lengths"] = LENGTHS[architecture]
     resolved, corpus = make(objective, architecture, **settings, **more)
-    run = Run(resolved, corpus)
+    run = Run(resolved, text_data(resolved, corpus))
     with run.within():
         state = run.fresh_state()
         for step in range(STEPS):
@@ -87,7 +88,7 @@ def test_gradients_of_what_no_target_sees_are_strictly_zero(make, architecture):
     """
     settings = {"model.tie_embeddings": False, "data.batch_size": 1}
     resolved, corpus = make("prefix_lm", architecture, **settings)
-    run = Run(resolved, corpus)
+    run = Run(resolved, text_data(resolved, corpus))
     batch = run.batch(run.batches, 0)
     weights = np.array(batch["decoder_weights"])
     targets = np.flatnonzero(weights[0])

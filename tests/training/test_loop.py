@@ -15,6 +15,7 @@ from training.runs import assert_same, figures, saved_state, saved_steps, wait_f
 
 from t5x_lite import resolve as resolving
 from t5x_lite.errors import NOT_FINITE, UserError
+from t5x_lite.resolve import text_data
 from t5x_lite.training import loop, metrics
 
 SLOW = {
@@ -72,8 +73,9 @@ def test_what_is_not_finite_stops_the_run_before_it_is_saved(tmp_path, config_fi
 
 def test_a_validation_that_is_not_finite_stops_the_run(tmp_path, make, monkeypatch):
     monkeypatch.setattr(loop.Run, "evaluate", lambda *_: {"loss": float("nan"), "accuracy": 0.0})
+    resolved, corpus = make(**{"training.steps": 3})
     with pytest.raises(UserError, match="step 3: loss is nan") as caught:
-        loop.train(*make(**{"training.steps": 3}), tmp_path / "run")
+        loop.train(resolved, text_data(resolved, corpus), tmp_path / "run")
     assert caught.value.code == NOT_FINITE
     assert not list((tmp_path / "run/checkpoints").iterdir())
 
@@ -82,10 +84,10 @@ def test_waiting_for_data_is_what_no_step_computes_in(tmp_path, make, monkeypatc
     batch = loop.Run.batch
     monkeypatch.setattr(loop.Run, "batch", lambda *args: time.sleep(0.2) or batch(*args))
     resolved, corpus = make()
-    loop.train(resolved, corpus, tmp_path / "slow")
+    loop.train(resolved, text_data(resolved, corpus), tmp_path / "slow")
     assert metrics.read(tmp_path / "slow/metrics.jsonl")[5]["seconds"]["data"] > 0.5
     monkeypatch.setattr(loop, "_is_done", lambda pending: False)
-    loop.train(resolved, corpus, tmp_path / "busy")
+    loop.train(resolved, text_data(resolved, corpus), tmp_path / "busy")
     assert metrics.read(tmp_path / "busy/metrics.jsonl")[5]["seconds"]["data"] == 0
 
 
@@ -106,11 +108,13 @@ def test_meshes_that_do_not_fit(tmp_path, config_file, setting, words):
 
 def test_the_rows_are_planned_once(tmp_path, config_file, monkeypatch):
     """By the command, before jax is imported, and by nothing after it."""
-    plan_rows, plan, planned = resolving.plan_rows, resolving.plan, []
+    plan_rows, plan, planned = resolving.plan_rows, resolving.plan_objective, []
     monkeypatch.setattr(
         resolving, "plan_rows", lambda *args: planned.append("rows") or plan_rows(*args)
     )
-    monkeypatch.setattr(resolving, "plan", lambda *args: planned.append("plan") or plan(*args))
+    monkeypatch.setattr(
+        resolving, "plan_objective", lambda *args: planned.append("plan") or plan(*args)
+    )
     path = config_file(**{"training.steps": 2})
     run("train", f"--config={path}", f"--workdir={tmp_path / 'run'}")
     assert planned == ["plan", "rows"]
@@ -139,7 +143,8 @@ def test_only_batches_move_to_the_device_while_a_run_goes_on(tmp_path, make, mon
     monkeypatch.setattr(loop, "_train_steps", guarded)
     settings = {"training.eval_every": 2, "training.checkpoint_every": 2, "data.workers": workers}
     settings |= {"training.steps": 4, "model.dropout": 0.1}
-    loop.train(*make(**settings), tmp_path / "run")
+    resolved, corpus = make(**settings)
+    loop.train(resolved, text_data(resolved, corpus), tmp_path / "run")
     assert seen
     assert [record["step"] for record in figures(tmp_path / "run")] == [1, 2, 2, 3, 4, 4]
 

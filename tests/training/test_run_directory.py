@@ -13,6 +13,7 @@ from model.proofs import random_params
 from training.runs import figures
 
 from t5x_lite.errors import UserError
+from t5x_lite.resolve import text_data
 from t5x_lite.training import run_directory
 from t5x_lite.training.checkpoint import Checkpoints
 from t5x_lite.training.loop import Run, train
@@ -29,7 +30,7 @@ def test_a_second_run_in_the_same_directory_is_refused(tmp_path, config_file, ma
         if record["step"] == 2:
             refused.append(run(*command, code=2)[1])
 
-    train(resolved, corpus, workdir, start_another)
+    train(resolved, text_data(resolved, corpus), workdir, start_another)
     assert len(refused) == 1
     assert "another run is going on there" in refused[0]
     run(*command)
@@ -133,7 +134,7 @@ def make_run_directory(workdir, make, *args, dtype="float32", **settings):
 def start(resolved, corpus, directory):
     """The state that a run starts with, a fresh one, and what it says."""
     said = []
-    run = Run(resolved, corpus)
+    run = Run(resolved, text_data(resolved, corpus))
     checkpoints = Checkpoints(directory, {})
     try:
         with run.within():
@@ -213,7 +214,7 @@ def test_a_run_of_other_tokens_is_refused_and_one_whose_arrays_do_not_fit(tmp_pa
     ):
         run_directory.check_init_from(resolved, other)
     body, _ = make("masked_lm", "encoder", **{"init_from": str(theirs), "model.d_ff": 48})
-    run = Run(body, corpus)
+    run = Run(body, text_data(body, corpus))
     with (
         run.within(),
         pytest.raises(UserError, match=r"the parameter encoder/layers/feed_forward/"),
