@@ -149,6 +149,7 @@ def test_the_best_evaluation_is_kept_and_a_run_without_a_better_one_ends(bases, 
     assert finetune(bases, animals, tmp_path / "run", **more) == results
 
 
+@pytest.mark.slow
 def test_a_grid_and_seeds(bases, animals, tmp_path):
     more = {"data.epochs": 1}
     del (settings := dict(SETTINGS))["optimizer.learning_rate"]
@@ -275,7 +276,7 @@ def test_a_test_split_that_is_not_there_is_said(bases, animals, tmp_path):
 
 ADAPTATIONS = ["lora(4)", "prefix(4)", "prompt(4)", "adapter(8)", "bitfit", "probe", "last(1)"]
 # The others are slow tests; what they add to a model is in tests/training/test_adapt.py.
-QUICK = {("encoder", "last(1)"), ("encoder", "lora(4)")}
+QUICK = {("encoder", "lora(4)")}
 CASES = [
     pytest.param(way, name, marks=() if (name, way) in QUICK else pytest.mark.slow)
     for way in ADAPTATIONS
