@@ -539,7 +539,7 @@ class Task(Checked):
             "generate": ("exact_match", "token_f1"),
             "extract": ("exact_match", "token_f1"),
         }
-        if not self.metrics:
+        if self.name and not self.metrics:
             object.__setattr__(self, "metrics", usual.get(self.kind, ("accuracy",)))
 
     def _contradictions(self) -> Iterator[str]:

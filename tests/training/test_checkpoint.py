@@ -7,6 +7,7 @@ from training.runs import assert_same, saved_steps
 
 from t5x_lite.errors import IO_ERROR, UserError
 from t5x_lite.resolve import text_data
+from t5x_lite.training import run_directory
 from t5x_lite.training.loop import train
 
 
@@ -63,3 +64,15 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on_when_there_is_room(
     room.pop(0)
     train(resolved, text_data(resolved, corpus), tmp_path / "run")
     assert_same(tmp_path / "whole", tmp_path / "run")
+
+
+def test_a_setting_that_did_not_exist_yet_had_its_default(make, tmp_path):
+    resolved, corpus = make(**{"training.steps": 1})
+    train(resolved, text_data(resolved, corpus), tmp_path / "run")
+    (metadata,) = tmp_path.glob("run/checkpoints/1/_CHECKPOINT_METADATA")
+    record = json.loads(metadata.read_text())
+    settings = record["custom_metadata"]["settings"]
+    for key in [key for key in settings if key.startswith("task.") or key == "adapt"]:
+        del settings[key]
+    metadata.write_text(json.dumps(record))
+    assert run_directory.load(tmp_path / "run").step == 1
