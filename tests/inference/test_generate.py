@@ -82,6 +82,7 @@ def test_what_cannot_be_continued(make):
         continue_texts(decoder, ["a" * 50])
 
 
+@pytest.mark.slow
 def test_models_as_commands_and_in_python(tmp_path, config_file):
     workdir = tmp_path / "run"
     path = config_file("span_corruption", "encoder_decoder", **{"model.positions": "relative"})

@@ -115,6 +115,7 @@ class Stop(Exception):
     pass
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_goes_on_to_the_same_result(bases, animals, tmp_path):
     more = {"training.checkpoint_every": 7, "model.dropout": 0.1}
     whole = finetune(bases, animals, tmp_path / "whole", **more)

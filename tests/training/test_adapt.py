@@ -25,8 +25,15 @@ def first_row(make, objective, architecture):
     return resolved.model, {key: jnp.asarray(value) for key, value in batches.batch_at(0).items()}
 
 
-@pytest.mark.parametrize(("objective", "architecture"), CELLS[1:])
-@pytest.mark.parametrize("adapt", ["lora(3)", "adapter(5)"])
+@pytest.mark.parametrize(
+    ("objective", "architecture", "adapt"),
+    [
+        (*CELLS[1], "lora(3)"),
+        (*CELLS[1], "adapter(5)"),
+        pytest.param(*CELLS[2], "lora(3)", marks=pytest.mark.slow),
+        pytest.param(*CELLS[2], "adapter(5)", marks=pytest.mark.slow),
+    ],
+)
 def test_nothing_changes_before_anything_is_learned(make, objective, architecture, adapt):
     model, row = first_row(make, objective, architecture)
     adaptation = parse_adaptation(adapt)

@@ -22,7 +22,7 @@ LEARNED = [
     ("masked_lm", "encoder"),
     ("causal_lm", "decoder"),
     pytest.param("prefix_lm", "prefix_decoder", marks=pytest.mark.slow),
-    ("span_corruption", "encoder_decoder"),
+    pytest.param("span_corruption", "encoder_decoder", marks=pytest.mark.slow),
     pytest.param("iid_denoising", "decoder", marks=pytest.mark.slow),
 ]
 
@@ -71,6 +71,7 @@ def test_learns(make, objective, architecture):
     assert trained["loss"] == pytest.approx(evaluated["loss"], rel=0.35)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("optimized")
 def test_a_mixer_that_is_no_attention_learns(make, monkeypatch):
     monkeypatch.setitem(MIXERS, "attention", LSTM)

@@ -26,24 +26,29 @@ SLOW = {
 }
 
 
-def test_killed_and_started_again_ends_bitwise_the_same(tmp_path, config_file):
+@pytest.mark.parametrize(
+    "cell",
+    [
+        ("causal_lm", "decoder"),
+        pytest.param(("span_corruption", "encoder_decoder"), marks=pytest.mark.slow),
+    ],
+)
+def test_killed_and_started_again_ends_bitwise_the_same(tmp_path, config_file, cell):
     """benchmarks/kills.py kills every family, and oftener. What was not killed is not a process of
     its own, but compiled with the same flags.
     """
     settings = {"optimizer.name": "adafactor", "model.dropout": 0.1}
-    path = config_file("span_corruption", "encoder_decoder", **SLOW, **settings)
+    path = config_file(*cell, **SLOW, **settings)
     run("train", f"--config={path}", f"--workdir={tmp_path / 'whole'}")
-    moments = random.Random(0)
-    for count in (3, moments.randrange(8, 30)):
-        process = start(
-            "train",
-            f"--config={path}",
-            f"--workdir={tmp_path / 'killed'}",
-            env=dict(os.environ),
-        )
-        wait_for(tmp_path / "killed", count)
-        process.kill()
-        process.communicate()
+    process = start(
+        "train",
+        f"--config={path}",
+        f"--workdir={tmp_path / 'killed'}",
+        env=dict(os.environ),
+    )
+    wait_for(tmp_path / "killed", random.Random(0).randrange(3, 30))
+    process.kill()
+    process.communicate()
     run("train", f"--config={path}", f"--workdir={tmp_path / 'killed'}")
     assert_same(tmp_path / "whole", tmp_path / "killed")
     steps = [(record["step"], record["split"]) for record in figures(tmp_path / "whole")]
@@ -80,6 +85,7 @@ def test_a_validation_that_is_not_finite_stops_the_run(tmp_path, make, monkeypat
     assert not list((tmp_path / "run/checkpoints").iterdir())
 
 
+@pytest.mark.slow
 def test_waiting_for_data_is_what_no_step_computes_in(tmp_path, make, monkeypatch):
     batch = loop.Run.batch
     monkeypatch.setattr(loop.Run, "batch", lambda *args: time.sleep(0.2) or batch(*args))

@@ -22,7 +22,7 @@ def slow(*values):
 
 
 # proof_sharding.py has more.
-@pytest.mark.parametrize("case", ["encoder_decoder", slow("encoder"), slow("multi-query")])
+@pytest.mark.parametrize("case", ["multi-query", slow("encoder"), slow("encoder_decoder")])
 def test_devices_and_microbatches_change_nothing(text_file, case):
     command = [sys.executable, "-c", PROVE, text_file, case]
     out = subprocess.run(

@@ -39,7 +39,9 @@ WAYS = [
 ]
 
 
-@pytest.mark.parametrize(("objective", "architecture"), [CELLS[0], CELLS[-1]])
+@pytest.mark.parametrize(
+    ("objective", "architecture"), [CELLS[0], pytest.param(*CELLS[-1], marks=pytest.mark.slow)]
+)
 def test_how_it_is_computed_changes_nothing(make, objective, architecture):
     double = {"model.dtype": "float64"}
     with jax.enable_x64(True):

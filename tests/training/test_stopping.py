@@ -23,7 +23,10 @@ def whole(tmp_path_factory, text_file):
     return directory
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)],
+)
 def test_signals_save_and_the_same_command_goes_on(tmp_path, whole, number, code):
     """What goes on is not a process of its own, but compiled with the same flags: bits compare."""
     workdir = tmp_path / "run"

@@ -8,6 +8,7 @@ from t5x_lite.data.text import sources
 from t5x_lite.errors import BAD_CONFIG, BAD_DATA, NO_FILE, UserError
 
 
+@pytest.mark.slow
 def test_the_built_in_text_is_the_same_each_time():
     documents = list(sources.python_docs())
     assert documents[:100] == list(islice(sources.python_docs(), 100))
