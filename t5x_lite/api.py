@@ -34,11 +34,12 @@ from t5x_lite.data.tasks.rows import TaskData
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import USAGE, UserError, read_json
 from t5x_lite.inference.embed import Pooling, embed
+from t5x_lite.inference.evaluate import evaluate_task
 from t5x_lite.inference.fill import fill
 from t5x_lite.inference.generate import continue_texts, stream_texts
 from t5x_lite.inference.predict import judge_split
 from t5x_lite.inference.score import Score, score
-from t5x_lite.inference.zero_shot import Direction
+from t5x_lite.inference.zero_shot import Asking, Direction
 from t5x_lite.interop import convert
 from t5x_lite.model import transformer
 from t5x_lite.model.heads import Params, Row, head_params, logits, scored_positions
@@ -372,9 +373,8 @@ class LanguageModel:
         """
         if isinstance(task, str):
             task = load_task(task)
-        return tuning.evaluate_task(
-            self._loaded, task, split, shots, seed, direction, limit, allow_code
-        )
+        asking = Asking(split, shots, seed, direction, limit)
+        return evaluate_task(self._loaded, task, asking, allow_code)
 
     @overload
     def embed(self, texts: str, pooling: Pooling = "mean") -> np.ndarray: ...

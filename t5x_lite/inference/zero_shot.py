@@ -44,6 +44,22 @@ _SHORTEST_PROMPT = 8  # tokens of it that are always read
 
 
 @dataclass(frozen=True)
+class Asking:
+    """How a model is asked.
+
+    Attributes:
+        shots: solved examples of the training split in the prompt, drawn by the seed.
+        limit: the first so many examples alone; 0: all.
+    """
+
+    split: str = "validation"
+    shots: int = 0
+    seed: int = 0
+    direction: Direction = "direct"
+    limit: int = 0
+
+
+@dataclass(frozen=True)
 class Evaluated:
     """What a model makes of a task.
 
@@ -61,41 +77,30 @@ class Evaluated:
     predictions: list[Label]
 
 
-def evaluate_task(
-    loaded: LoadedModel,
-    task: Task,
-    split: str = "validation",
-    shots: int = 0,
-    seed: int = 0,
-    direction: Direction = "direct",
-    limit: int = 0,
-    allowed: AllowedCode = None,
+def ask(
+    loaded: LoadedModel, task: Task, asking: Asking = Asking(), allowed: AllowedCode = None
 ) -> Evaluated:
     """Ask a model for the answers to a task.
-
-    Args:
-        shots: solved examples of the training split in the prompt, drawn by the seed.
-        limit: the first so many examples alone; 0: all.
 
     Raises:
         UserError: for kinds of tasks that such a model cannot be asked.
     """
     loaded.check_predicts_tokens("evaluate")
     check_metrics(task)
+    split = asking.split
     if not has_splits(task.source):  # one file: all of it is asked
-        task = replace(task, train="")
-        split = "validation"
+        task, split = replace(task, train=""), "validation"
     task = with_labels_of(task, allowed)
-    examples = load_split(task, split, allowed, limit)
+    examples = load_split(task, split, allowed, asking.limit)
     if not examples.has_labels:
         raise UserError(USAGE, f"evaluate: {task.name}'s {split} split has no labels to judge by")
-    solved = _solved(task, shots, seed, direction, allowed)
+    solved = _solved(task, asking, allowed)
     if task.kind == "prefer":
         return _prefer(loaded, examples)
     if task.kind == "complete":
         return _complete(loaded, examples)
     if task.kind in ("classify", "choose"):
-        return _choose(loaded, examples, solved, direction)
+        return _choose(loaded, examples, solved, asking.direction)
     if task.kind in ("generate", "extract"):
         return _generate(loaded, examples, solved)
     raise UserError(
@@ -106,18 +111,19 @@ def evaluate_task(
 # Prompts.
 
 
-def _solved(task: Task, shots: int, seed: int, direction: Direction, allowed: AllowedCode) -> str:
+def _solved(task: Task, asking: Asking, allowed: AllowedCode) -> str:
     """Solved examples, as they begin a prompt."""
+    shots = asking.shots
     if not shots:
         return ""
     examples = load_split(task, "train", allowed).examples
     if shots > len(examples):
         raise UserError(USAGE, f"--shots={shots}: the task has {len(examples)} training examples")
-    drawn = random.Random(seed).sample(examples, shots)
+    drawn = random.Random(asking.seed).sample(examples, shots)
     texts = []
     for one in drawn:
         question, answer = question_of(task, one), _right_answer(task, one)
-        is_channel = direction == "channel"
+        is_channel = asking.direction == "channel"
         texts.append(f"{answer.strip()}\n{question}" if is_channel else question + answer)
     return "".join(text + "\n\n" for text in texts)
 

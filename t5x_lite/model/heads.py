@@ -272,6 +272,22 @@ def _real_rows(row: Row) -> Array:
     return row["encoder_segments"][:, 0] > 0
 
 
+def _label_head(
+    sums: Callable[..., Sums],
+    row_keys: tuple[str, ...] = (),
+    weight: Callable[[Row], Array] = lambda row: row["label_weights"].sum(),
+) -> Head:
+    """A head that reads one position of each segment."""
+    return Head(
+        params_key="classifier",
+        row_keys=("label_values", "label_positions", "label_weights", *row_keys),
+        read=_label_states,
+        sums=sums,
+        weight=weight,
+        outputs=lambda config, params, states, row: _class_logits(config, params, states),
+    )
+
+
 HEADS = {
     # Every position of a decoder: GPT, T5.
     "lm": Head(
@@ -308,30 +324,13 @@ HEADS = {
         metric_prefix="lm_",
     ),
     # One position of each segment: tasks.
-    "class": Head(
-        params_key="classifier",
-        row_keys=("label_values", "label_positions", "label_weights"),
-        read=_label_states,
-        sums=_class_sums,
-        weight=lambda row: row["label_weights"].sum(),
-        outputs=lambda config, params, states, row: _class_logits(config, params, states),
-    ),
-    "number": Head(
-        params_key="classifier",
-        row_keys=("label_values", "label_positions", "label_weights"),
-        read=_label_states,
-        sums=_number_sums,
-        weight=lambda row: row["label_weights"].sum(),
-        outputs=lambda config, params, states, row: _class_logits(config, params, states),
-    ),
+    "class": _label_head(_class_sums),
+    "number": _label_head(_number_sums),
     # Several segments are answers to one question: which of them?
-    "choice": Head(
-        params_key="classifier",
-        row_keys=("label_values", "label_positions", "label_weights", "label_groups"),
-        read=_label_states,
-        sums=_choice_sums,
+    "choice": _label_head(
+        _choice_sums,
+        row_keys=("label_groups",),
         weight=lambda row: (row["label_weights"] * row["label_values"][..., 0]).sum(),
-        outputs=lambda config, params, states, row: _class_logits(config, params, states),
     ),
     # All positions of each segment: where does the answer begin and end?
     "span": Head(

@@ -11,7 +11,6 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -21,20 +20,16 @@ import jax
 from t5x_lite.config import RunConfig, Task, to_dict
 from t5x_lite.config_files import build, override, with_absolute_paths
 from t5x_lite.data.tasks.examples import with_labels_of
-from t5x_lite.data.tasks.metrics import by_group, judge
-from t5x_lite.data.tasks.rows import TaskData, TaskPlan, TaskSplit, load_task_data
+from t5x_lite.data.tasks.rows import TaskData, TaskPlan, TaskSplit
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import IO_ERROR, NO_FILE, USAGE, UserError, read_json, user_errors
-from t5x_lite.inference import zero_shot
 from t5x_lite.inference.predict import as_records, judge_split, predict, readable
-from t5x_lite.inference.zero_shot import Direction
 from t5x_lite.interop import convert
 from t5x_lite.resolve import plan, resolve
 from t5x_lite.specs import AllowedCode
 from t5x_lite.training import loop, metrics, run_directory
 from t5x_lite.training.adapt import parse_adaptation
 from t5x_lite.training.best import PREFIX
-from t5x_lite.training.run_directory import LoadedModel
 
 Say = Callable[[str], None]
 
@@ -94,6 +89,7 @@ class Cell:
     """One combination of settings, with what its seeds reached."""
 
     settings: dict[str, str]
+    config: RunConfig
     reached: dict[int, dict[str, float]]  # by seed: the best evaluation
 
     @property
@@ -133,23 +129,25 @@ def finetune(
         raise UserError(USAGE, f"finetune: --adapt={adapt} needs a model; leave out --from-scratch")
     if seeds < 1:
         raise UserError(USAGE, f"finetune: --seeds={seeds}: expected at least 1")
-    cells = [Cell(settings, {}) for settings in _cells(grid, overrides)]
-    is_single = len(cells) == 1 and seeds == 1
+    axes = _axes(grid, overrides)
     base = _base(init, workdir, say)
     task = with_labels_of(task, allowed)
-    make_config = partial(_config, base, task, adapt, overrides, from_scratch)
+    cells = []
+    for values in itertools.product(*axes.values()):
+        settings = dict(zip(axes, values, strict=True))
+        config = _config(base, task, adapt, overrides, from_scratch, settings)
+        cells.append(Cell(settings, config, {}))
     # A setting that is wrong is refused before any cell is trained.
-    configs = [make_config(cell.settings) for cell in cells]
-    for config in configs:
-        plan(config)
-    first_seed, task = configs[0].seed, configs[0].task
+    for cell in cells:
+        plan(cell.config)
+    first_seed, task = cells[0].config.seed, cells[0].config.task
+    is_single = len(cells) == 1 and seeds == 1
 
     def train(cell: Cell, seed: int) -> None:
         directory = workdir if is_single else workdir / cell.name / f"seed_{seed}"
         if not is_single:
             say(f"{cell.name}, seed {seed}: training in {directory}")
-        config = make_config(cell.settings)
-        config = dataclasses.replace(config, seed=seed)
+        config = dataclasses.replace(cell.config, seed=seed)
         is_set = {text.partition("=")[0] for text in overrides} | set(cell.settings)
         cell.reached[seed] = _train(config, base, directory, is_set, say, allowed, on_log)
 
@@ -166,8 +164,8 @@ def finetune(
     return results
 
 
-def _cells(grid: Sequence[str], overrides: Sequence[str]) -> list[dict[str, str]]:
-    """All combinations of the values of a grid."""
+def _axes(grid: Sequence[str], overrides: Sequence[str]) -> dict[str, list[str]]:
+    """The settings of a grid, each with its values."""
     axes: dict[str, list[str]] = {}
     given = {text.partition("=")[0] for text in overrides}
     for text in grid:
@@ -180,7 +178,7 @@ def _cells(grid: Sequence[str], overrides: Sequence[str]) -> list[dict[str, str]
         if key in axes or key in given:
             raise UserError(USAGE, f"--grid={text}: {key} is given twice; give it once")
         axes[key] = values.split(",")
-    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+    return axes
 
 
 @dataclass(frozen=True)
@@ -280,7 +278,7 @@ def _train(
     if config.adapt == "probe" and rows.format.head == "lm":
         reason = "a model that answers in words has no head to train"
         raise UserError(USAGE, f"finetune: --adapt=probe: {reason}; use lora, or last(1)")
-    data = load_task_data(rows, base.tokenizer, config.data, config.seed, allowed)
+    data = TaskData(rows, base.tokenizer, config.data.batch_size, config.seed, allowed)
     config = _with_schedule(config, data, is_set)
     data = dataclasses.replace(data, batch_size=config.data.batch_size)
     say(f"train {data.train}; validation {data.validation}")
@@ -291,66 +289,6 @@ def _train(
     )
     write_predictions(workdir, data, test, say)
     return best_evaluation(workdir, config.task)
-
-
-# What of a task a model has learned: its examples may be others.
-_LEARNED = (
-    "kind",
-    "labels",
-    "text",
-    "text_pair",
-    "choices",
-    "prompt",
-    "label_words",
-    "number_step",
-)
-
-
-def evaluate_task(
-    loaded: LoadedModel,
-    task: Task,
-    split: str = "validation",
-    shots: int = 0,
-    seed: int = 0,
-    direction: Direction = "direct",
-    limit: int = 0,
-    allowed: AllowedCode = None,
-) -> dict[str, Any]:
-    """What a model makes of a task: one that it has learned in the way that it learned it, any
-    other as inference.zero_shot has it.
-    """
-    rows = loaded.rows
-    if isinstance(rows, TaskPlan) and rows.task.name == task.name and not shots:
-        if direction == "channel":
-            raise UserError(
-                USAGE, f"evaluate: this model has learned {task.name}; leave --channel out"
-            )
-        # What it reads and answers is as it was learned; the examples are those that are asked for.
-        learned = dataclasses.replace(task, **{name: getattr(rows.task, name) for name in _LEARNED})
-        learned_plan = dataclasses.replace(rows, task=learned)
-        data = load_task_data(
-            learned_plan, loaded.tokenizer, loaded.config.data, loaded.config.seed, allowed
-        )
-        of_split = data.split(split, limit)
-        predictions = predict(loaded, of_split)
-        method, examples = f"what it has learned of {task.name}", of_split.examples
-        scores: dict[str, float] = {}
-        if examples.has_labels:
-            scores = judge(learned, examples.examples, predictions)
-        groups = by_group(learned, examples.examples, predictions) if scores else {}
-    else:
-        asked = zero_shot.evaluate_task(loaded, task, split, shots, seed, direction, limit, allowed)
-        method, examples, predictions = asked.method, asked.examples, asked.predictions
-        scores, groups = asked.metrics, asked.groups
-    return {
-        "task": task.name,
-        "split": examples.split,
-        "method": method,
-        "examples": len(examples),
-        "metrics": scores,
-        "groups": groups,
-        "predictions": as_records(examples, predictions),
-    }
 
 
 def _test_split(data: TaskData, say: Say) -> TaskSplit | None:

@@ -23,7 +23,7 @@ from t5x_lite.config_files import flatten, load_run_config
 from t5x_lite.data.rows.batches import RunData, TextData
 from t5x_lite.data.rows.plan import RowPlan
 from t5x_lite.data.store.prepare import prepare
-from t5x_lite.data.tasks.rows import TaskPlan, load_task_data
+from t5x_lite.data.tasks.rows import TaskData, TaskPlan
 from t5x_lite.data.tokenizers import tokenizer as tokenizers
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import BAD_CONFIG, BAD_DATA, IO_ERROR, NO_FILE, USAGE, UserError, read_json
@@ -295,7 +295,7 @@ def open_data(
     """
     config, rows = resolved.config, resolved.rows
     if isinstance(rows, TaskPlan):
-        data: RunData = load_task_data(rows, tokenizer, config.data, config.seed, allowed)
+        data: RunData = TaskData(rows, tokenizer, config.data.batch_size, config.seed, allowed)
     else:
         corpus = prepare(config.data, say, allowed)
         data = TextData(rows, config.data, config.seed, corpus)

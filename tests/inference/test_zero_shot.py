@@ -14,7 +14,7 @@ from t5x_lite.config import Task
 from t5x_lite.errors import UserError
 from t5x_lite.inference.generate import generate_ids
 from t5x_lite.inference.score import score, score_targets, target_log_probabilities
-from t5x_lite.inference.zero_shot import evaluate_task
+from t5x_lite.inference.zero_shot import Asking, ask
 
 CELLS = {
     "encoder": "masked_lm",
@@ -49,7 +49,7 @@ def classify(write, count=6) -> Task:
 
 def test_a_decoder_takes_the_answer_with_the_highest_score(make, write):
     loaded, task = model_of(make, "decoder"), classify(write)
-    result = evaluate_task(loaded, task)
+    result = ask(loaded, task)
     assert result.method == "log-probability given the prompt"
     for normalised, key in (("accuracy", "nats"), ("accuracy_per_token", "mean")):
         right = []
@@ -62,7 +62,7 @@ def test_a_decoder_takes_the_answer_with_the_highest_score(make, write):
 
 def test_an_encoder_fills_a_blank(make, write):
     loaded, task = model_of(make, "encoder"), classify(write)
-    result = evaluate_task(loaded, task)
+    result = ask(loaded, task)
     for example, predicted in zip(result.examples.examples, result.predictions, strict=True):
         scores = score(loaded, [f" {word}" for word in WORDS], f"{example.text}? ___")
         assert predicted == int(np.argmax([one.nats for one in scores]))
@@ -71,7 +71,7 @@ def test_an_encoder_fills_a_blank(make, write):
 def test_span_corruption_fills_a_sentinel(make, write):
     loaded, task = model_of(make, "encoder_decoder"), classify(write)
     vocabulary, encode = loaded.tokenizer.vocabulary, loaded.tokenizer.encode
-    result = evaluate_task(loaded, task)
+    result = ask(loaded, task)
     assert "in the place of a sentinel" in result.method
     example = result.examples.examples[0]
     inputs = [*encode(f"{example.text}?"), vocabulary.sentinel(0), vocabulary.eos]
@@ -106,15 +106,15 @@ def test_the_better_sentence_is_the_likelier_one(make, write):
     task = prefer(write)
     for architecture in ("encoder", "decoder"):
         loaded = model_of(make, architecture)
-        result = evaluate_task(loaded, task)
+        result = ask(loaded, task)
         right = []
         for pair in PAIRS:
             good, bad = score(loaded, [pair["good"], pair["bad"]])
             right.append(good.nats > bad.nats)
         assert result.metrics["accuracy"] == np.mean(right)
         assert result.groups == {"u0": np.mean(right[::2]), "u1": np.mean(right[1::2])}
-    assert "given the rest" in evaluate_task(model_of(make, "encoder_decoder"), task).method
-    assert "differ on" in evaluate_task(model_of(make, "prefix_decoder"), task).method
+    assert "given the rest" in ask(model_of(make, "encoder_decoder"), task).method
+    assert "differ on" in ask(model_of(make, "prefix_decoder"), task).method
 
 
 @pytest.mark.parametrize("architecture", CELLS)
@@ -122,10 +122,10 @@ def test_a_model_to_which_both_are_alike_gets_nothing(make, write, architecture)
     loaded = model_of(make, architecture)
     alike = replace(loaded, params=jax.tree.map(lambda leaf: leaf * 0, loaded.params))
     task = prefer(write, [{"good": "a cat", "bad": "a dog", "UID": "u"}] * 3)
-    assert evaluate_task(alike, task).metrics["accuracy"] == 0
+    assert ask(alike, task).metrics["accuracy"] == 0
     choices = [{"text": "x", "options": ["ab", "cd"], "label": 0}] * 3
     task = Task(name="a", kind="choose", source=write(choices), choices=("options",))
-    assert evaluate_task(alike, task).metrics["accuracy"] == 0
+    assert ask(alike, task).metrics["accuracy"] == 0
 
 
 def test_completing_is_writing_each_token_as_the_likeliest(make, write):
@@ -140,7 +140,7 @@ def test_completing_is_writing_each_token_as_the_likeliest(make, write):
 
     source = write([{"text": "the cat", "word": " xyz"}])
     task = Task(name="lambada", kind="complete", source=source, label="word", question="{text}")
-    result = evaluate_task(loaded, task)
+    result = ask(loaded, task)
     (scored,) = score(loaded, [" xyz"], "the cat")
     assert result.metrics["accuracy"] == 0
     assert result.metrics["nats_per_answer"] == pytest.approx(-scored.nats, rel=1e-5)
@@ -148,25 +148,25 @@ def test_completing_is_writing_each_token_as_the_likeliest(make, write):
 
 def test_shots_and_the_other_direction(make, write):
     loaded, task = model_of(make, "decoder"), classify(write)
-    direct = evaluate_task(loaded, task)
-    shots = evaluate_task(loaded, task, shots=1, seed=1)
-    again = evaluate_task(loaded, task, shots=1, seed=1)
+    direct = ask(loaded, task)
+    shots = ask(loaded, task, Asking(shots=1, seed=1))
+    again = ask(loaded, task, Asking(shots=1, seed=1))
     assert shots.predictions == again.predictions
-    channel = evaluate_task(loaded, task, direction="channel")
+    channel = ask(loaded, task, Asking(direction="channel"))
     assert channel.method.endswith("of the question given the answer")
     example = channel.examples.examples[0]
     scores = [score(loaded, [f"{example.text}?"], word)[0].nats for word in WORDS]
     assert channel.predictions[0] == int(np.argmax(scores))
     assert len(direct.predictions) == len(channel.predictions) == 6
     with pytest.raises(UserError, match="--shots=7: the task has 6 training examples"):
-        evaluate_task(loaded, task, shots=7)
+        ask(loaded, task, Asking(shots=7))
 
 
 def test_what_a_model_cannot_be_asked(make, write):
     loaded = model_of(make, "decoder")
     source = write([{"text": "a", "label": 1.5}])
     with pytest.raises(UserError, match="was not trained on it cannot regress; use finetune"):
-        evaluate_task(loaded, Task(name="a", kind="regress", source=source))
+        ask(loaded, Task(name="a", kind="regress", source=source))
     source = write([{"text": "a", "label": -1}])
     with pytest.raises(UserError, match="a's validation split has no labels to judge by"):
-        evaluate_task(loaded, Task(name="a", labels=("x", "y"), source=source))
+        ask(loaded, Task(name="a", labels=("x", "y"), source=source))

@@ -15,7 +15,7 @@ import transformers
 from peer_models import PEERS, make_peer, read_peer, small_tokenizer
 
 from t5x_lite import api
-from t5x_lite.data.tasks.rows import TaskPlan, load_task_data
+from t5x_lite.data.tasks.rows import TaskData, TaskPlan
 from t5x_lite.training import metrics, run_directory
 from t5x_lite.training.step import fresh_parameters
 
@@ -65,7 +65,7 @@ def test_losses_of_20_steps(tmp_path, pairs):
     resolved, _ = run_directory.read(tmp_path / "run")
     rows = resolved.rows
     assert isinstance(rows, TaskPlan)
-    data = load_task_data(rows, tokenizer, resolved.config.data, resolved.config.seed)
+    data = TaskData(rows, tokenizer, resolved.config.data.batch_size, resolved.config.seed)
     drawn = fresh_parameters(resolved.model, resolved.config.seed)["classifier"]["output"]
     model = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "hf")
     model.bert.load_state_dict(peer.bert.state_dict())

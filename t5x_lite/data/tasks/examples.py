@@ -2,12 +2,11 @@
 
 import hashlib
 import json
+import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
-
-import numpy as np
 
 from t5x_lite.config import Task
 from t5x_lite.data.tasks.prepare import PREPARE
@@ -81,25 +80,19 @@ def load_split(task: Task, split: str, allowed: AllowedCode = None, limit: int =
         UserError: for a split that is missing or empty, a field that is missing, and a label that
             is none of the task's.
     """
-    name = getattr(task, split)
-    held_out = split != "test" and bool(task.train) and not task.validation
-    if not has_splits(task.source) and task.train:
-        name, held_out = task.train, split != "test"
-    if held_out:
-        name = task.train
-    if not name or (split == "test" and not has_splits(task.source)):
+    has_all = has_splits(task.source)
+    is_divided = split != "test" and bool(task.train) and not (has_all and task.validation)
+    name = task.train if is_divided else getattr(task, split)
+    if not name or (split == "test" and not has_all):
         raise UserError(
             BAD_DATA, f"task {task.name}: has no {split} split; set task.{split} to its name"
         )
 
     bad_lines = BadLines(task.bad_lines)
-    records: Iterable[Record] = read_split(task, name, bad_lines, allowed)
-    if task.prepare:
-        records = _prepared(task, records)
     labels = _LabelReader(task)
     examples = []
-    for number, record in enumerate(records):
-        if held_out and _is_held_out(record, task.validation_fraction) != (split == "validation"):
+    for number, record in enumerate(_records(task, name, bad_lines, allowed)):
+        if is_divided and _is_held_out(record, task.validation_fraction) != (split == "validation"):
             continue
         examples.append(_example(task, record, number, name, labels))
         if limit and len(examples) == limit:
@@ -111,7 +104,12 @@ def load_split(task: Task, split: str, allowed: AllowedCode = None, limit: int =
     return Examples(task, name, tuple(examples), bad_lines.skipped)
 
 
-def _prepared(task: Task, records: Iterable[Record]) -> Iterable[Record]:
+def _records(task: Task, split: str, bad_lines: BadLines, allowed: AllowedCode) -> Iterator[Record]:
+    """The records of a split, as task.prepare leaves them."""
+    records = read_split(task, split, bad_lines, allowed)
+    if not task.prepare:
+        yield from records
+        return
     if task.prepare not in PREPARE:
         hint = nearest(task.prepare, PREPARE)
         raise UserError(BAD_DATA, f"task.prepare={task.prepare}: no such function; {hint}")
@@ -137,15 +135,13 @@ def _example(
 
     def text_of(field: str) -> str:
         value = lookup(record, field, where)
-        if isinstance(value, bytes):
-            return value.decode("utf-8", errors="replace")
         return "" if value is None else str(value)
 
     choices: tuple[str, ...] = ()
     if task.choices:
         values = [lookup(record, field, where) for field in task.choices]
-        if len(values) == 1 and isinstance(values[0], list | tuple | np.ndarray):
-            values = list(values[0])
+        if len(values) == 1 and isinstance(values[0], list):
+            values = values[0]
         choices = tuple(str(value) for value in values)
         if len(choices) < 2:
             raise UserError(BAD_DATA, f"{where}: has {len(choices)} answers, expected at least two")
@@ -176,8 +172,6 @@ class _LabelReader:
         if task.label not in record and not {".", "{"} & set(task.label):
             return None
         value = lookup(record, task.label, where)
-        if isinstance(value, bytes):
-            value = value.decode("utf-8", errors="replace")
         return _READERS[task.kind](self, value, choices, where)
 
     def of_class(self, value: Any, choices: tuple[str, ...], where: str) -> int | None:
@@ -221,7 +215,7 @@ class _LabelReader:
             number = float(value)
         except (TypeError, ValueError):
             number = float("nan")
-        if not np.isfinite(number):
+        if not math.isfinite(number):
             raise UserError(BAD_DATA, f"{where}: got the label {value!r}, expected a number")
         return number
 
@@ -229,10 +223,8 @@ class _LabelReader:
         """A text, or several that all count as right."""
         if value is None:
             return None
-        if isinstance(value, list | tuple | np.ndarray):
-            texts = tuple(str(text) for text in value)
-            return texts or None
-        return (str(value),)
+        texts = value if isinstance(value, list) else [value]
+        return tuple(map(str, texts)) or None
 
 
 def _is_withheld(value: Any) -> bool:
@@ -256,9 +248,7 @@ def with_labels_of(task: Task, allowed: AllowedCode = None) -> Task:
         return task
     counts: Counter[str] = Counter()
     split = task.train or task.validation
-    records: Iterable[Record] = read_split(task, split, BadLines(task.bad_lines), allowed)
-    if task.prepare:
-        records = _prepared(task, records)
+    records = _records(task, split, BadLines(task.bad_lines), allowed)
     for number, record in enumerate(records):
         value = lookup(record, task.label, f"task {task.name}, example {number}")
         if not _is_withheld(value):

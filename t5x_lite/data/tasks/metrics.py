@@ -5,7 +5,7 @@ import string
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,14 +15,25 @@ from t5x_lite.errors import BAD_CONFIG, UserError, nearest, optional_import
 
 # (task, examples, predictions) → a number; higher is better. A prediction is None where a model
 # that answers in text wrote something that is no label.
-Metric = Callable[[Task, Sequence[Example], Sequence[Label]], float]
+Judgement = Callable[[Task, Sequence[Example], Sequence[Label]], float]
+
+
+class Metric(NamedTuple):
+    """One way to judge predictions."""
+
+    score: Judgement
+    kinds: tuple[str, ...]  # of tasks that it judges
+    library: str = ""  # that it needs, of the extra [tasks]
 
 
 def judge(
     task: Task, examples: Sequence[Example], predictions: Sequence[Label]
 ) -> dict[str, float]:
     """The metrics of a task, by name."""
-    return {name: find_metric(name)(task, examples, predictions) for name in map(str, task.metrics)}
+    return {
+        name: find_metric(name).score(task, examples, predictions)
+        for name in map(str, task.metrics)
+    }
 
 
 def find_metric(name: str) -> Metric:
@@ -32,44 +43,20 @@ def find_metric(name: str) -> Metric:
     return METRICS[name]
 
 
-_OF_CLASSES = ("classify",)
-_OF_TEXTS = ("generate", "extract")
-_KINDS = {
-    "accuracy": ("classify", "choose", "complete", "prefer"),
-    "grouped_accuracy": ("classify", "choose", "prefer"),
-    "grouped_exact_match": ("classify", "choose"),
-    "pearson": ("regress",),
-    "spearman": ("regress",),
-} | dict.fromkeys(("f1", "macro_f1", "matthews"), _OF_CLASSES)
-_LIBRARIES = {
-    "f1": "sklearn.metrics",
-    "macro_f1": "sklearn.metrics",
-    "matthews": "sklearn.metrics",
-    "pearson": "scipy.stats",
-    "spearman": "scipy.stats",
-    "bleu": "sacrebleu",
-    "rouge1": "rouge_score.rouge_scorer",
-    "rouge2": "rouge_score.rouge_scorer",
-    "rougeL": "rouge_score.rouge_scorer",
-    "rougeLsum": "rouge_score.rouge_scorer",
-}
-
-
 def check_metrics(task: Task) -> None:
     """Refuse, before anything is trained, metrics that do not exist, that judge another kind of
     task, or whose library is not installed.
     """
     for name in map(str, task.metrics):
-        find_metric(name)
-        kinds = _KINDS.get(name, _OF_TEXTS)
-        if task.kind not in kinds:
-            known = [metric for metric in METRICS if task.kind in _KINDS.get(metric, _OF_TEXTS)]
+        metric = find_metric(name)
+        if task.kind not in metric.kinds:
+            known = [known for known in METRICS if task.kind in METRICS[known].kinds]
             reason = f"{name} does not judge what is to {task.kind}; expected {', '.join(known)}"
             raise UserError(BAD_CONFIG, f"task.metrics: {reason}")
         if name == "f1" and len(task.labels) > 2:
             raise UserError(BAD_CONFIG, "task.metrics: f1 is of two labels; use macro_f1")
-        if name in _LIBRARIES:
-            optional_import(_LIBRARIES[name], "tasks", f"task.metrics={name}")
+        if metric.library:
+            optional_import(metric.library, "tasks", f"task.metrics={name}")
 
 
 # Of classes.
@@ -228,7 +215,7 @@ def _text(prediction: Label) -> str:
     return prediction[0] if isinstance(prediction, tuple) else ""
 
 
-def _rouge(kind: str) -> Metric:
+def _rouge(kind: str) -> Judgement:
     def metric(task: Task, examples: Sequence[Example], predictions: Sequence[Label]) -> float:
         module = optional_import("rouge_score.rouge_scorer", "tasks", f"task.metrics={kind}")
         scorer = module.RougeScorer([kind], use_stemmer=True)
@@ -260,22 +247,24 @@ def bleu(task: Task, examples: Sequence[Example], predictions: Sequence[Label]) 
     return float(sacrebleu.corpus_bleu([_text(p) for p in predictions], references).score)
 
 
+_TEXTS = ("generate", "extract")
+_SKLEARN, _SCIPY, _ROUGE = "sklearn.metrics", "scipy.stats", "rouge_score.rouge_scorer"
 METRICS: dict[str, Metric] = {
-    "accuracy": accuracy,
-    "f1": f1,
-    "macro_f1": macro_f1,
-    "matthews": matthews,
-    "grouped_exact_match": grouped_exact_match,
-    "grouped_accuracy": grouped_accuracy,
-    "pearson": pearson,
-    "spearman": spearman,
-    "exact_match": exact_match,
-    "token_f1": token_f1,
-    "rouge1": _rouge("rouge1"),
-    "rouge2": _rouge("rouge2"),
-    "rougeL": _rouge("rougeL"),
-    "rougeLsum": _rouge("rougeLsum"),
-    "bleu": bleu,
+    "accuracy": Metric(accuracy, ("classify", "choose", "complete", "prefer")),
+    "f1": Metric(f1, ("classify",), _SKLEARN),
+    "macro_f1": Metric(macro_f1, ("classify",), _SKLEARN),
+    "matthews": Metric(matthews, ("classify",), _SKLEARN),
+    "grouped_exact_match": Metric(grouped_exact_match, ("classify", "choose")),
+    "grouped_accuracy": Metric(grouped_accuracy, ("classify", "choose", "prefer")),
+    "pearson": Metric(pearson, ("regress",), _SCIPY),
+    "spearman": Metric(spearman, ("regress",), _SCIPY),
+    "exact_match": Metric(exact_match, _TEXTS),
+    "token_f1": Metric(token_f1, _TEXTS),
+    "rouge1": Metric(_rouge("rouge1"), _TEXTS, _ROUGE),
+    "rouge2": Metric(_rouge("rouge2"), _TEXTS, _ROUGE),
+    "rougeL": Metric(_rouge("rougeL"), _TEXTS, _ROUGE),
+    "rougeLsum": Metric(_rouge("rougeLsum"), _TEXTS, _ROUGE),
+    "bleu": Metric(bleu, _TEXTS, "sacrebleu"),
 }
 
 
@@ -291,5 +280,5 @@ def by_group(
         chosen = list(numbers)
         of_group = [examples[number] for number in chosen]
         predicted = [predictions[number] for number in chosen]
-        scores[group] = find_metric(str(task.metrics[0]))(task, of_group, predicted)
+        scores[group] = find_metric(str(task.metrics[0])).score(task, of_group, predicted)
     return scores

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from t5x_lite.config import Architecture, Data, Lengths, Task
+from t5x_lite.config import Architecture, Lengths, Task
 from t5x_lite.data.rows.batches import Batches
 from t5x_lite.data.rows.layouts import RowShape
 from t5x_lite.data.rows.packing import PackedExamples
@@ -187,10 +187,3 @@ class TaskData:
         """The batches of "train" or "validation"."""
         of_split = self.train if split == "train" else self.validation
         return of_split.batches(self.batch_size)
-
-
-def load_task_data(
-    plan: TaskPlan, tokenizer: Tokenizer, data: Data, seed: int, allowed: AllowedCode = None
-) -> TaskData:
-    """The data of a run on a task, read and formatted when they are first asked for."""
-    return TaskData(plan, tokenizer, data.batch_size, seed, allowed)

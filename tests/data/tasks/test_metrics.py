@@ -36,11 +36,11 @@ CASES = [
 @pytest.mark.parametrize(("name", "labels", "predicted", "score"), CASES)
 def test_known_scores(name, labels, predicted, score):
     task = Task(labels=("no", "yes"))
-    assert METRICS[name](task, of(labels), predicted) == pytest.approx(score)
+    assert METRICS[name].score(task, of(labels), predicted) == pytest.approx(score)
 
 
 def test_what_is_no_number_counts_as_minus_one():
-    labels, metric = of([1.0, 2.0, 0.0]), METRICS["pearson"]
+    labels, metric = of([1.0, 2.0, 0.0]), METRICS["pearson"].score
     assert metric(Task(), labels, [None, 2.0, 0.0]) == metric(Task(), labels, [-1.0, 2.0, 0.0])
 
 
@@ -58,7 +58,7 @@ def test_groups():
 
 def test_the_mean_over_groups_is_no_mean_over_examples():
     examples = of([1, 1, 1], ["a", "a", "b"])
-    assert METRICS["grouped_accuracy"](Task(), examples, [1, 1, 0]) == 0.5
+    assert METRICS["grouped_accuracy"].score(Task(), examples, [1, 1, 0]) == 0.5
 
 
 def test_a_metric_that_does_not_exist():

@@ -1,0 +1,73 @@
+"""What a model makes of a task, whether it has learned it or not."""
+
+from dataclasses import replace
+from typing import Any
+
+from t5x_lite.config import Task
+from t5x_lite.data.tasks.metrics import by_group, judge
+from t5x_lite.data.tasks.rows import TaskData, TaskPlan
+from t5x_lite.errors import USAGE, UserError
+from t5x_lite.inference.predict import as_records, predict
+from t5x_lite.inference.zero_shot import Asking, Evaluated, ask
+from t5x_lite.specs import AllowedCode
+from t5x_lite.training.run_directory import LoadedModel
+
+# What of a task a model has learned: its examples may be others.
+_LEARNED = (
+    "kind",
+    "labels",
+    "text",
+    "text_pair",
+    "choices",
+    "prompt",
+    "label_words",
+    "number_step",
+)
+
+
+def evaluate_task(
+    loaded: LoadedModel, task: Task, asking: Asking, allowed: AllowedCode = None
+) -> dict[str, Any]:
+    """Evaluate a model on a task: one that it has learned in the way that it learned it, any other
+    as inference.zero_shot has it.
+
+    Returns:
+        task, split, method, examples (how many), metrics, groups, predictions (a record for each).
+    """
+    has_learned = isinstance(loaded.rows, TaskPlan) and loaded.rows.task.name == task.name
+    if has_learned and not asking.shots:
+        evaluated = _evaluate_learned(loaded, task, asking, allowed)
+    else:
+        evaluated = ask(loaded, task, asking, allowed)
+    return {
+        "task": task.name,
+        "split": evaluated.examples.split,
+        "method": evaluated.method,
+        "examples": len(evaluated.examples),
+        "metrics": evaluated.metrics,
+        "groups": evaluated.groups,
+        "predictions": as_records(evaluated.examples, evaluated.predictions),
+    }
+
+
+def _evaluate_learned(
+    loaded: LoadedModel, task: Task, asking: Asking, allowed: AllowedCode
+) -> Evaluated:
+    """What it reads and answers is as it was learned; the examples are those that are asked for."""
+    if asking.direction == "channel":
+        raise UserError(USAGE, f"evaluate: this model has learned {task.name}; leave --channel out")
+    rows = loaded.rows
+    assert isinstance(rows, TaskPlan)
+    learned = replace(task, **{name: getattr(rows.task, name) for name in _LEARNED})
+    config = loaded.config
+    data = TaskData(
+        replace(rows, task=learned), loaded.tokenizer, config.data.batch_size, config.seed, allowed
+    )
+    split = data.split(asking.split, asking.limit)
+    predictions = predict(loaded, split)
+    metrics, groups = {}, {}
+    if split.examples.has_labels:
+        metrics = judge(learned, split.examples.examples, predictions)
+        groups = by_group(learned, split.examples.examples, predictions)
+    method = f"what it has learned of {task.name}"
+    return Evaluated(method, metrics, groups, split.examples, predictions)
