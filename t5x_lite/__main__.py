@@ -345,7 +345,7 @@ def export(args: Args) -> None:
     from t5x_lite.interop import convert
 
     convert.export_model(
-        workdir, Path(args.path), args.dtype, _say, _mesh(args), args.allow_code, args.merge
+        workdir, Path(args.path), args.dtype, _say, _mesh(args), args.allow_code, args.lora
     )
 
 
@@ -527,8 +527,11 @@ def _export_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--to", choices=["hf"], default="hf", help="whose files are written")
     types = ("float32", "bfloat16", "float16")
     command.add_argument("--dtype", choices=types, default="float32", help="of what is written")
+    updates = command.add_mutually_exclusive_group()
     help = "add LoRA's updates to the weights"
-    command.add_argument("--merge", action="store_true", help=help)
+    updates.add_argument("--merge", dest="lora", action="store_const", const="merge", help=help)
+    help = "write LoRA's updates and the head of the task alone, for peft"
+    updates.add_argument("--adapter", dest="lora", action="store_const", const="adapter", help=help)
     command.add_argument("path", help="the directory to write")
 
 

@@ -3,14 +3,16 @@
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import jax
 import numpy as np
 
 from t5x_lite.config import Data, Lengths, Mesh, Model, Optimizer, RunConfig
+from t5x_lite.data.tasks.rows import TaskPlan
 from t5x_lite.data.tokenizers import tokenizer as tokenizers
 from t5x_lite.errors import USAGE, UserError, read_json
-from t5x_lite.interop import huggingface
+from t5x_lite.interop import huggingface, peft
 from t5x_lite.model.heads import Params
 from t5x_lite.model.transformer import count_parameters, parameter_axes, parameter_shapes
 from t5x_lite.resolve import resolve, resolve_model
@@ -112,18 +114,34 @@ def export_model(
     say: Say,
     mesh: Mesh | None = None,
     allowed: AllowedCode = NO_CODE,
-    merge: bool = False,
+    lora: Literal["merge", "adapter"] | None = None,
 ) -> None:
     """Write the model of a run directory as files of Hugging Face.
 
     Args:
-        merge: add LoRA's updates to the weights.
+        lora: of a model with LoRA's updates, what is done with them: added to the weights, or
+            written alone, for `peft`.
     """
     loaded = run_directory.load(workdir, mesh, allowed)
-    model, params = loaded.model, loaded.params
-    if model.lora_rank and not merge:
+    model, params, task_head = loaded.model, loaded.params, _task_head(loaded)
+    if model.lora_rank and not lora:
         reason = "this model has LoRA's updates beside its weights"
-        raise UserError(USAGE, f"export: {reason}; add --merge to add them")
+        fix = "add --merge to add them, or --adapter to write them alone"
+        raise UserError(USAGE, f"export: {reason}; {fix}")
+    if lora == "adapter":
+        class_name = peft.write(path, model, params, dtype, task_head)
+        say(f"exported: {path}, for peft on the exported base as {class_name}")
+        return
     model, params = merge_low_rank(model, params)
-    class_name = huggingface.write(path, model, params, loaded.tokenizer, dtype)
+    class_name = huggingface.write(path, model, params, loaded.tokenizer, dtype, task_head)
     say(f"exported: {path}, for {class_name}.from_pretrained")
+
+
+def _task_head(loaded: LoadedModel) -> huggingface.TaskHead | None:
+    """The head of the task that a model has learned; None where it answers in words, or learned
+    none.
+    """
+    rows = loaded.rows
+    if not isinstance(rows, TaskPlan) or rows.format.head == "lm":
+        return None
+    return huggingface.TaskHead(rows.format.head, tuple(map(str, rows.task.labels)))

@@ -87,8 +87,10 @@ class Family:
     class_with_label_head: str = ""
     # … the one that loads them without any head …
     class_without_head: str
-    # … and the one that loads an encoder alone, where the family has two stacks.
+    # … the one that loads an encoder alone, where the family has two stacks …
     encoder_class: str = ""
+    # … and those that load one with the head of a task, by its name in model.heads.HEADS.
+    task_classes: dict[str, str] = field(default_factory=dict)
 
     # Setting of config.json → the field of Model that means the same.
     settings: dict[str, str]
@@ -111,6 +113,8 @@ class Family:
     modules: dict[str, str | Conv1D]
     # … what differs in that where feed_forward is mlp, without a gate …
     modules_without_gate: dict[str, str | Conv1D] = field(default_factory=dict)
+    # … and where the head is that of a task …
+    task_modules: dict[str, str] = field(default_factory=dict)
     # … and our parameter → the tensor, for parameters in no such module.
     tensors: dict[str, str]
     # What most names of tensors begin with; the files of a model without its head leave it out.
@@ -159,6 +163,25 @@ class Family:
                 config[key] = _ACTIVATION_NAMES[model.activation]
         config.update(self.other_settings(model))
         return config
+
+    def with_head(self, head: str) -> "Family":
+        """The family with the head of a task instead of those of pretraining.
+
+        Raises:
+            UserError: where it has no class with such a head.
+        """
+        if head not in self.task_classes:
+            known = ", ".join(sorted(self.task_classes)) or "none"
+            reason = f"has no class with this head, {head}; of the heads of tasks it has {known}"
+            raise UserError(BAD_CONFIG, f"export: {self.class_name}'s family {reason}")
+        class_name = self.task_classes[head]
+        return dataclasses.replace(
+            self,
+            class_name=class_name,
+            class_without_head=class_name,
+            class_with_label_head="",
+            modules=self.modules | self.task_modules,
+        )
 
     def locate(self, parameter: str, model: Model) -> Location:
         """Where a parameter of ours is stored.
@@ -209,7 +232,10 @@ _NOT_COMPARED = {
     "attention_kernel",
     "vocab_multiple",
     "num_classes",  # whether there is a second head: the parameters tell
-    "lm_head",  # or a first: they tell that, too
+    "lm_head",  # or a first, or another: they tell that, too
+    "span_head",
+    "lora_alpha",  # without a rank they say nothing
+    "lora_targets",
 }
 
 
@@ -296,6 +322,12 @@ BERT = Family(
     class_name="BertForMaskedLM",
     class_with_label_head="BertForPreTraining",
     class_without_head="BertModel",
+    task_classes={
+        "class": "BertForSequenceClassification",
+        "number": "BertForSequenceClassification",
+        "choice": "BertForMultipleChoice",
+        "span": "BertForQuestionAnswering",
+    },
     settings={
         "num_hidden_layers": "num_layers",
         "hidden_size": "d_model",
@@ -334,6 +366,10 @@ BERT = Family(
         "classifier/pooler": "bert.pooler.dense",
         "classifier/output": "cls.seq_relationship",
     },
+    task_modules={
+        "classifier/output": "classifier",
+        "span_head/output": "qa_outputs",
+    },
     tensors={
         **_bert_tables("bert."),
         "head/bias": "cls.predictions.bias",
@@ -362,6 +398,11 @@ def _roberta_settings(model: ModelDimensions) -> ConfigJson:
 ROBERTA = Family(
     class_name="RobertaForMaskedLM",
     class_without_head="RobertaModel",
+    task_classes={
+        "class": "RobertaForSequenceClassification",
+        "number": "RobertaForSequenceClassification",
+        "span": "RobertaForQuestionAnswering",
+    },
     settings={key: name for key, name in BERT.settings.items() if name != "activation"},
     defaults={
         **BERT.defaults,
@@ -377,6 +418,11 @@ ROBERTA = Family(
         **_bert_modules("roberta."),
         "head/dense": "lm_head.dense",
         "head/norm": "lm_head.layer_norm",
+    },
+    task_modules={
+        "classifier/pooler": "classifier.dense",
+        "classifier/output": "classifier.out_proj",
+        "span_head/output": "qa_outputs",
     },
     tensors={
         **_bert_tables("roberta."),

@@ -95,6 +95,8 @@ class StoredParameter:
     shape: Shape  # of the parameter, without embedding rows of padding
     axes: tuple[str, ...]  # its logical axes
     location: Location
+    # BERT's label 0 says that the second sentence is the next, ours that it is another.
+    flips_labels: bool = False
 
     @property
     def is_stacked(self) -> bool:
@@ -125,23 +127,17 @@ class StoredParameter:
 
     def to_tensor(self, layer: np.ndarray) -> np.ndarray:
         """The parameter in one layer, as the tensor has it, or its part of the tensor."""
-        layer = self._with_other_labels(layer)
+        layer = np.flip(layer, axis=-1) if self.flips_labels else layer
         return layer.T if self._is_transposed else layer
 
     def from_tensor(self, tensor: np.ndarray) -> np.ndarray:
         """The parameter in one layer; the inverse of `to_tensor`."""
         layer = np.split(tensor, self.location.parts, axis=-1)[self.location.part]
         layer = layer.T if self._is_transposed else layer
-        return self._with_other_labels(layer)
-
-    def _with_other_labels(self, layer: np.ndarray) -> np.ndarray:
-        """The other order of labels: BERT's 0 says that the second sentence is the next, our 1."""
-        if "classes" not in self.axes:
-            return layer
-        return np.flip(layer, axis=-1)
+        return np.flip(layer, axis=-1) if self.flips_labels else layer
 
 
-def _by_path(tree: Params) -> dict[str, Any]:
+def by_path(tree: Params) -> dict[str, Any]:
     """The leaves of a tree, by paths such as decoder/final_norm/scale."""
     return flatten_dict(tree, sep="/")
 
@@ -152,11 +148,12 @@ def stored_parameters(family: Family, model: ModelDimensions) -> dict[str, Store
     Raises:
         UserError: where models of the family lack one of them.
     """
-    axes = _by_path(parameter_axes(model))
+    axes = by_path(parameter_axes(model))
     parameters = {}
-    for path, leaf in _by_path(unpadded_shapes(model)).items():
+    for path, leaf in by_path(unpadded_shapes(model)).items():
         location = family.locate(path, model)
-        parameters[path] = StoredParameter(leaf.shape, axes[path], location)
+        is_label = "classes" in axes[path] and bool(family.class_with_label_head)
+        parameters[path] = StoredParameter(leaf.shape, axes[path], location, is_label)
     return parameters
 
 
@@ -255,7 +252,7 @@ def read(path: Path, say: Callable[[str], None] = print) -> tuple[Model, Params]
     parameters = stored_parameters(family, dimensions)
     _check_tensors(path, tensors, parameters, say)
 
-    shapes = _by_path(parameter_shapes(dimensions))
+    shapes = by_path(parameter_shapes(dimensions))
     arrays = {}
     for name, parameter in parameters.items():
         arrays[name] = _read_parameter(tensors, parameter, shapes[name].shape)
@@ -293,7 +290,7 @@ def _has_lm_head(family: Family, model: Model, config: ConfigJson, tensors: Tens
     trace in them: only config.json can say that there is none.
     """
     dimensions = resolve_model(model, model.vocab_size, max_length=model.max_length or 1)
-    names = [path for path in _by_path(parameter_shapes(dimensions)) if path.startswith("head/")]
+    names = [path for path in by_path(parameter_shapes(dimensions)) if path.startswith("head/")]
     if not names:
         names_body = config.get("architectures") == [family.class_without_head]
         return not (family.tied_by_tensors and names_body)
@@ -354,12 +351,34 @@ def _read_parameter(
 # Writing.
 
 
+@dataclass(frozen=True)
+class TaskHead:
+    """The head of a task."""
+
+    name: str  # in model.heads.HEADS
+    labels: tuple[str, ...] = ()  # the names of the classes
+
+    @property
+    def settings(self) -> ConfigJson:
+        """What config.json says of it."""
+        if self.name not in ("class", "number"):
+            return {}
+        problem = "regression" if self.name == "number" else "single_label_classification"
+        names = dict(enumerate(self.labels)) or {0: "LABEL_0"}
+        return {
+            "problem_type": problem,
+            "id2label": {str(number): label for number, label in names.items()},
+            "label2id": {label: number for number, label in names.items()},
+        }
+
+
 def write(
     path: Path,
     model: ModelDimensions,
     params: Params,
     tokenizer: Tokenizer,
     dtype: str = "float32",
+    task_head: TaskHead | None = None,
 ) -> str:
     """Write a model for `from_pretrained`.
 
@@ -367,6 +386,7 @@ def write(
         path: a directory that does not exist yet, or is empty.
         params: in numpy or jax; they may be sharded over devices of this process.
         dtype: of the tensors, a name in DTYPES.
+        task_head: what the model predicts, if it has learned a task with a head of its own.
 
     Returns:
         the name of its class in `transformers`.
@@ -375,14 +395,13 @@ def write(
         UserError: where the model is of none of FAMILIES, naming what differs from the nearest, or
             the directory cannot be written.
     """
-    if model.num_classes not in (0, 2):
+    if task_head is None and model.num_classes not in (0, 2):
         expected = "expected none, or 2 for sentence pairs"
         raise UserError(BAD_CONFIG, f"export: model.num_classes={model.num_classes}, {expected}")
     model_type = find_family(model)
     family = FAMILIES[model_type]
-    path = path.resolve()
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise UserError(USAGE, f"export: {path} exists; name another directory")
+    if task_head is not None:
+        family = family.with_head(task_head.name)
     tensors = _make_tensors(stored_parameters(family, model), params, dtype)
 
     class_name = _class_name(family, model)
@@ -394,9 +413,11 @@ def write(
     }
     config.update(_special_ids(model, tokenizer.vocabulary))
     config.update(family.write_config(model))
+    if task_head is not None:
+        config.update(task_head.settings)
     files = pretrained_files(tokenizer, model.architecture)
     files["config.json"] = (json.dumps(config, indent=2) + "\n").encode()
-    _write_directory(path, files, tensors)
+    write_directory(path, files, tensors, "model.safetensors")
     return class_name
 
 
@@ -412,7 +433,7 @@ def _make_tensors(
     parameters: dict[str, StoredParameter], params: Params, dtype: str
 ) -> dict[str, np.ndarray]:
     """The tensors of all parameters, by name."""
-    arrays = _by_path(params)
+    arrays = by_path(params)
     parts: dict[str, dict[int, np.ndarray]] = {}
     for path, parameter in parameters.items():
         array = np.asarray(arrays[path])  # gathers what is sharded
@@ -441,8 +462,17 @@ def _special_ids(model: ModelDimensions, vocabulary: Vocabulary) -> ConfigJson:
     return ids
 
 
-def _write_directory(path: Path, files: dict[str, bytes], tensors: dict[str, np.ndarray]) -> None:
-    """Write a directory as a whole, or nothing."""
+def write_directory(
+    path: Path, files: dict[str, bytes], tensors: dict[str, np.ndarray], tensor_file: str
+) -> None:
+    """Write a directory as a whole, or nothing: files and, in one of its own, tensors.
+
+    Raises:
+        UserError: where there is something already, or it cannot be written.
+    """
+    path = path.resolve()
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise UserError(USAGE, f"export: {path} exists; name another directory")
     safetensors = optional_import("safetensors.numpy", "hf", "export")
     partial = path.with_name(path.name + ".partial")
     if partial.exists():
@@ -453,7 +483,7 @@ def _write_directory(path: Path, files: dict[str, bytes], tensors: dict[str, np.
         with user_errors(IO_ERROR, f"{partial}: cannot be written"):
             for name, content in files.items():
                 (partial / name).write_bytes(content)
-            safetensors.save_file(tensors, partial / "model.safetensors", {"format": "pt"})
+            safetensors.save_file(tensors, partial / tensor_file, {"format": "pt"})
             os.replace(partial, path)
     finally:
         shutil.rmtree(partial, ignore_errors=True)  # what a full disk or Ctrl-C has left

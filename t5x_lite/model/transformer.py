@@ -197,7 +197,9 @@ class Transformer(nn.Module):
         if config.positions == "sinusoidal":
             x += sinusoidal(positions, config.embedding_size)
         if config.token_types:
-            types = row.get(f"{stack}_types", jnp.zeros_like(positions))
+            types = jnp.zeros_like(positions)
+            if config.token_types > 1:  # RoBERTa has one: for it all texts are alike
+                types = row.get(f"{stack}_types", types)
             x += jnp.take(self.type_embedding, types, 0)
         x = x.astype(config.dtype)
         if config.embedding_norm:

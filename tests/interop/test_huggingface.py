@@ -2,7 +2,9 @@
 `transformers` itself.
 """
 
+import dataclasses
 import json
+import re
 import struct
 from pathlib import Path
 
@@ -14,7 +16,8 @@ from interop_cases import MODELS, make_dimensions, make_params
 
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import BAD_CONFIG, NO_FILE, USAGE, UserError
-from t5x_lite.interop import huggingface
+from t5x_lite.interop import huggingface, peft
+from t5x_lite.interop.huggingface import TaskHead
 from t5x_lite.resolve import resolve_model
 
 pytest.importorskip("safetensors")
@@ -328,6 +331,91 @@ def test_the_class_that_reads_it(tmp_path):
         assert huggingface.write(path, model, make_params(model), Tokenizer()) == class_name
         config = json.loads((path / "config.json").read_text())
         assert config["architectures"] == [class_name]
+
+
+HEADS = {
+    "class": {"num_classes": 3},
+    "number": {"num_classes": 1},
+    "choice": {"num_classes": 1},
+    "span": {"span_head": True},
+}
+
+
+def task_model(name, head, **settings):
+    dimensions = dataclasses.replace(make_dimensions(name), lm_head=False, **HEADS[head])
+    return dataclasses.replace(dimensions, **settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "class_name", "tensors"),
+    [
+        ("bert", "class", "BertForSequenceClassification", {"classifier.weight": (3, 8)}),
+        ("bert", "number", "BertForSequenceClassification", {"classifier.bias": (1,)}),
+        ("bert", "choice", "BertForMultipleChoice", {"bert.pooler.dense.weight": (8, 8)}),
+        ("bert", "span", "BertForQuestionAnswering", {"qa_outputs.weight": (2, 8)}),
+        (
+            "roberta",
+            "class",
+            "RobertaForSequenceClassification",
+            {"classifier.dense.bias": (8,), "classifier.out_proj.weight": (3, 8)},
+        ),
+    ],
+)
+def test_models_of_tasks(tmp_path, name, head, class_name, tensors):
+    model = task_model(name, head)
+    labels = ("a", "b", "c") if head == "class" else ()
+    params = make_params(model)
+    written = huggingface.write(
+        tmp_path / "x", model, params, Tokenizer(), task_head=TaskHead(head, labels)
+    )
+    assert written == class_name
+    found = tensors_in(tmp_path / "x")
+    assert {name: found[name].shape for name in tensors} == tensors
+    config = json.loads((tmp_path / "x/config.json").read_text())
+    assert config["architectures"] == [class_name]
+    if head == "class":
+        assert config["id2label"] == {"0": "a", "1": "b", "2": "c"}
+        assert config["label2id"] == {"a": 0, "b": 1, "c": 2}
+        # Classes keep their order, unlike the two labels of BERT's sentence pairs.
+        kernel = np.asarray(flatten_dict(params, sep="/")["classifier/output/kernel"])
+        np.testing.assert_array_equal(found[next(reversed(tensors))], kernel.T)
+
+
+def test_updates_of_modules_that_lie_side_by_side(tmp_path):
+    """GPT-2's queries, keys and values are one module: so are their updates."""
+    targets = ("query", "value", "wi")
+    model = dataclasses.replace(
+        make_dimensions("gpt2"), lora_rank=2, lora_alpha=6.0, lora_targets=targets
+    )
+    params = make_params(model)
+    assert peft.write(tmp_path / "x", model, params) == "GPT2LMHeadModel"
+    config = json.loads((tmp_path / "x/adapter_config.json").read_text())
+    (module,) = config["rank_pattern"]
+    assert re.fullmatch(module, "transformer.h.1.attn.c_attn")
+    assert config["rank_pattern"][module] == 4
+    assert config["alpha_pattern"][module] == 12  # the same alpha / rank
+    assert re.fullmatch(config["target_modules"], "transformer.h.0.mlp.c_fc")
+
+    tensors = load_file(tmp_path / "x/adapter_model.safetensors")
+    of_module = "base_model.model.transformer.h.1.attn.c_attn"
+    update = tensors[f"{of_module}.lora_B.weight"] @ tensors[f"{of_module}.lora_A.weight"]
+    leaves = flatten_dict(params, sep="/")
+    expected = np.zeros((24, 8), np.float32)
+    for part, name in ((0, "query"), (2, "value")):
+        a, b = (leaves[f"decoder/layers/attention/{name}/lora_{factor}"][1] for factor in "ab")
+        expected[part * 8 : part * 8 + 8] = np.asarray(a @ b).T
+    np.testing.assert_allclose(update, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_models_of_tasks_that_cannot_be_written(tmp_path):
+    model = dataclasses.replace(make_dimensions("gpt2"), num_classes=3)
+    with pytest.raises(UserError, match="has no class with this head, class"):
+        huggingface.write(
+            tmp_path / "x", model, make_params(model), Tokenizer(), task_head=TaskHead("class")
+        )
+    with pytest.raises(UserError, match="--adapter: this model has no updates of LoRA"):
+        peft.write(tmp_path / "x", model, make_params(model))
+    assert not list(tmp_path.iterdir())
 
 
 def test_no_directory_of_a_model(tmp_path):

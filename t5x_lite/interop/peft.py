@@ -1,0 +1,153 @@
+"""Write LoRA's updates for Hugging Face's `peft`, which puts them on the exported base."""
+
+import json
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from t5x_lite.config import ModelDimensions
+from t5x_lite.errors import USAGE, UserError
+from t5x_lite.interop.families import FAMILIES, Family, Location, find_family
+from t5x_lite.interop.huggingface import (
+    DTYPES,
+    TaskHead,
+    by_path,
+    stored_parameters,
+    write_directory,
+)
+from t5x_lite.model.heads import Params
+from t5x_lite.training.adapt import is_head, merge_low_rank
+
+# What `peft` calls what a model predicts, by the name of the head that does.
+_TASK_TYPES = {
+    "class": "SEQ_CLS",
+    "number": "SEQ_CLS",
+    "choice": "FEATURE_EXTRACTION",
+    "span": "QUESTION_ANS",
+}
+
+
+def write(
+    path: Path,
+    model: ModelDimensions,
+    params: Params,
+    dtype: str = "float32",
+    task_head: TaskHead | None = None,
+) -> str:
+    """Write adapter_config.json and adapter_model.safetensors: the updates, and the head of a task.
+
+    Args:
+        path: a directory that does not exist yet, or is empty.
+        dtype: of the tensors, a name in huggingface.DTYPES.
+
+    Returns:
+        the name of the class in `transformers` that the base is loaded as.
+
+    Raises:
+        UserError: for a model without updates, or of no family that Hugging Face has.
+    """
+    if not model.lora_rank:
+        raise UserError(USAGE, "export: --adapter: this model has no updates of LoRA")
+    plain, _ = merge_low_rank(model, params)
+    family = FAMILIES[find_family(plain)]
+    if task_head is not None:
+        family = family.with_head(task_head.name)
+    leaves = {name: np.asarray(leaf, np.float32) for name, leaf in by_path(params).items()}
+
+    # The updates, by the module that they belong to.
+    tensors: dict[str, np.ndarray] = {}
+    ranks: dict[str, int] = {}
+    for place, updates in _updates_by_module(family, model, leaves).items():
+        ranks[_in_every_layer(place)] = model.lora_rank * len(updates)
+        for layer in range(len(updates[0].a)):
+            module = place.replace("*", str(layer))
+            down, up = _side_by_side(updates, layer)
+            tensors[f"{module}.lora_A.weight"], tensors[f"{module}.lora_B.weight"] = down, up
+    # The head of a task.
+    saved_modules = set()
+    for name, parameter in stored_parameters(family, plain).items():
+        if is_head(tuple(name.split("/"))):
+            (tensor,) = parameter.tensors
+            tensors[tensor] = parameter.to_tensor(leaves[name])
+            saved_modules.add(tensor.removeprefix(family.prefix).partition(".")[0])
+
+    # Several updates side by side are one of a higher rank, scaled by the same alpha / rank.
+    scale = model.lora_alpha / model.lora_rank
+    higher = {module: rank for module, rank in ranks.items() if rank != model.lora_rank}
+    config = {
+        "peft_type": "LORA",
+        "task_type": _task_type(plain, task_head),
+        "base_model_name_or_path": None,
+        "inference_mode": True,
+        "r": model.lora_rank,
+        "lora_alpha": model.lora_alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": family is FAMILIES["gpt2"],
+        "target_modules": "|".join(sorted(ranks)),
+        "rank_pattern": higher,
+        "alpha_pattern": {module: scale * rank for module, rank in higher.items()},
+        "modules_to_save": sorted(saved_modules) or None,
+    }
+    files = {"adapter_config.json": (json.dumps(config, indent=2) + "\n").encode()}
+    named = {
+        f"base_model.model.{name}": np.ascontiguousarray(tensor.astype(DTYPES[dtype]))
+        for name, tensor in tensors.items()
+    }
+    write_directory(path, files, named, "adapter_model.safetensors")
+    return family.class_name
+
+
+class _Update(NamedTuple):
+    """One module of ours, in all layers, and where it lies."""
+
+    location: Location
+    a: np.ndarray  # [layers, in, rank]
+    b: np.ndarray  # [layers, rank, out]
+
+
+def _updates_by_module(
+    family: Family, model: ModelDimensions, leaves: dict[str, np.ndarray]
+) -> dict[str, list[_Update]]:
+    """By the module of Hugging Face, in which several of ours may lie; * stands for the layer."""
+    updates: dict[str, list[_Update]] = {}
+    for name, a in leaves.items():
+        module, _, leaf = name.rpartition("/")
+        if leaf == "lora_a":
+            location = family.locate(f"{module}/kernel", model)
+            place = location.tensor.removesuffix(".weight")
+            update = _Update(location, a, leaves[f"{module}/lora_b"])
+            updates.setdefault(place, []).append(update)
+    return updates
+
+
+def _in_every_layer(place: str) -> str:
+    r"""A module, as the regular expression that `peft` finds it by.
+
+    >>> print(_in_every_layer("h.*.attn"))
+    h\.\d+\.attn
+    """
+    return re.escape(place).replace(r"\*", r"\d+")
+
+
+def _side_by_side(updates: list[_Update], layer: int) -> tuple[np.ndarray, np.ndarray]:
+    """The update of a module as `peft` has it, W + B A: A [rank, in] and B [out, rank], from those
+    of the parts that lie side by side in it, each of which has its own rows of B.
+    """
+    down = np.concatenate([update.a[layer].T for update in updates])
+    *_, rank, outputs = updates[0].b.shape
+    up = np.zeros((updates[0].location.parts * outputs, len(down)), np.float32)
+    for number, update in enumerate(updates):
+        rows = slice(update.location.part * outputs, (update.location.part + 1) * outputs)
+        up[rows, number * rank : (number + 1) * rank] = update.b[layer].T
+    return down, up
+
+
+def _task_type(model: ModelDimensions, task_head: TaskHead | None) -> str:
+    if task_head is not None:
+        return _TASK_TYPES[task_head.name]
+    if model.architecture == "encoder":
+        return "FEATURE_EXTRACTION"
+    return "SEQ_2_SEQ_LM" if model.is_encoder_decoder else "CAUSAL_LM"
