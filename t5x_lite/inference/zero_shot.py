@@ -172,10 +172,19 @@ def score_answers(
 ) -> list[TokenScores]:
     """How likely each answer is after its prompt."""
     encode = loaded.tokenizer.encode
-    # A text that alone fills the row loses its end; else the prompt its beginning.
+    before, targets = [encode(prompt) for prompt in prompts], [encode(text) for text in answers]
+    return score_after(loaded, before, targets)
+
+
+def score_after(
+    loaded: LoadedModel, before: Sequence[np.ndarray], targets: Sequence[np.ndarray]
+) -> list[TokenScores]:
+    """How likely each text of ids is after another. A text that alone fills the row loses its end;
+    else what stands before it its beginning.
+    """
     most = loaded.model.max_length - 2 - _SHORTEST_PROMPT
-    targets = [encode(answer)[:most] for answer in answers]
-    before = _shortened(loaded, [encode(prompt) for prompt in prompts], targets)
+    targets = [target[:most] for target in targets]
+    before = _shortened(loaded, before, targets)
     after = [np.zeros(0, np.int32)] * len(before)
     if loaded.model.architecture == "encoder":
         return score_in_blanks(loaded, before, after, targets)
@@ -185,7 +194,7 @@ def score_answers(
 
 
 def _shortened(
-    loaded: LoadedModel, inputs: list[np.ndarray], targets: list[np.ndarray]
+    loaded: LoadedModel, inputs: Sequence[np.ndarray], targets: Sequence[np.ndarray]
 ) -> list[np.ndarray]:
     """Prompts without their beginning where rows have no room for it, and for two special ids."""
     longest = loaded.model.max_length - 2
