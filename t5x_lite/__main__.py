@@ -370,11 +370,17 @@ def report(args: Args) -> None:
 
 
 def inspect(args: Args) -> None:
-    """what a config shows the model: the first rows in words, and the ledger; or what a token store
-    holds
+    """what a config shows the model: the first rows in words, and the ledger, or the first examples
+    of a task; or what a token store holds
     """
     if args.store and args.config:
         raise UserError(USAGE, "inspect: got --store and --config; give one of them")
+    if args.task:
+        from t5x_lite import api
+
+        config, allowed = _config(args)
+        shown = api.inspect_task(config, args.task, "train", args.examples, _say, allowed)
+        return _say(shown)
     if args.store:
         from t5x_lite.data.store.corpus import open_store
         from t5x_lite.study.inspection import show_store
@@ -500,7 +506,8 @@ def _evaluate_options(command: argparse.ArgumentParser) -> None:
 
 
 def _inspect_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--examples", type=_number(0), default=3, help="rows to show")
+    command.add_argument("--examples", type=_number(0), default=3, help="rows or examples to show")
+    command.add_argument("--task", help="a task that such a model would learn, as finetune has it")
     command.add_argument("--store", help="a token store that prepare made, instead of a config")
 
 

@@ -30,7 +30,8 @@ from t5x_lite.config_files import (
 from t5x_lite.data.rows.batches import TextData, ledger, make_batches
 from t5x_lite.data.store.corpus import Corpus
 from t5x_lite.data.store.prepare import prepare as prepare_text
-from t5x_lite.data.tasks.rows import TaskData
+from t5x_lite.data.tasks.examples import with_labels_of
+from t5x_lite.data.tasks.rows import TaskData, TaskPlan
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import USAGE, UserError, read_json
 from t5x_lite.inference.embed import Pooling, embed
@@ -44,7 +45,7 @@ from t5x_lite.interop import convert
 from t5x_lite.model import transformer
 from t5x_lite.model.heads import Params, Row, head_params, logits, scored_positions
 from t5x_lite.model.transformer import count_parameters
-from t5x_lite.resolve import plan_objective, resolve, text_data
+from t5x_lite.resolve import plan, plan_objective, resolve, text_data
 from t5x_lite.specs import NO_CODE, AllowedCode
 from t5x_lite.study import compare as comparison
 from t5x_lite.study import finetune as tuning
@@ -267,6 +268,25 @@ def inspect(
         flops=flops * steps * run.data.batch_size,
         matmul_rate=_matmul_rate(resolved.model.dtype),
     )
+
+
+def inspect_task(
+    config: ConfigLike,
+    task: str | Task,
+    split: str = "train",
+    examples: int = 3,
+    say: Say = print,
+    allow_code: AllowedCode = None,
+) -> str:
+    """The first examples of a task as the model of a config reads them, in words."""
+    run, allow_code = _checked(config, allow_code)
+    task = load_task(task) if isinstance(task, str) else task
+    run = dataclasses.replace(run, task=with_labels_of(task, allow_code))
+    rows = plan(run, allow_code)
+    assert isinstance(rows, TaskPlan)
+    tokenizer = prepare_text(run.data, say, allow_code).tokenizer
+    data = TaskData(rows, tokenizer, run.data.batch_size, run.seed, allow_code)
+    return inspection.show_task(data.split(split), tokenizer, examples)
 
 
 def _matmul_rate(dtype: str) -> float:

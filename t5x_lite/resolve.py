@@ -121,6 +121,9 @@ def _resolve_task(config: RunConfig, vocabulary: Vocabulary, rows: TaskPlan) -> 
     # GPT's: the texts are also predicted, where the model still can.
     if model.architecture == "decoder" and head != "lm" and model.lm_head:
         heads += ("auxiliary_lm",)
+    if head != "lm" and config.training.label_smoothing:
+        got = f"training.label_smoothing: got {config.training.label_smoothing}"
+        raise UserError(BAD_CONFIG, f"{got}, but heads of tasks learn without; set it to 0")
     if head == "lm" and not model.lm_head:
         reason = f"got False, but task {task.name} is answered in words"
         raise UserError(BAD_CONFIG, f"model.lm_head: {reason}; set it to True")

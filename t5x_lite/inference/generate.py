@@ -103,6 +103,11 @@ def _weights(loaded: LoadedModel):
     return prepare_weights(loaded.model, loaded.params)
 
 
+def forget_weights() -> None:
+    """Free what was prepared of the last model to generate with it."""
+    _weights.cache_clear()
+
+
 def _prompt(loaded: LoadedModel, inputs: list[np.ndarray]) -> Prompt:
     config, vocabulary = loaded.model, loaded.tokenizer.vocabulary
     longest = max(len(ids) for ids in inputs)

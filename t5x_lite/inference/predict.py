@@ -18,7 +18,7 @@ from t5x_lite.data.tasks.metrics import judge
 from t5x_lite.data.tasks.rows import TaskPlan, TaskSplit
 from t5x_lite.data.tasks.words import Words
 from t5x_lite.errors import USAGE, UserError
-from t5x_lite.inference.generate import bucket_length, generate_ids
+from t5x_lite.inference.generate import bucket_length, forget_weights, generate_ids
 from t5x_lite.model import transformer
 from t5x_lite.model.heads import HEADS, Params, Row
 from t5x_lite.training.run_directory import LoadedModel
@@ -164,6 +164,7 @@ def generate_answers(loaded: LoadedModel, formatted: Formatted) -> list[str]:
         generated = generate_ids(loaded, [inputs[number] for number in filled], room)
         for number, ids in zip(numbers, generated, strict=False):
             texts[number] = loaded.tokenizer.decode(ids)
+    forget_weights()  # of a model that may be trained further
     return texts
 
 

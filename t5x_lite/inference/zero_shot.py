@@ -22,6 +22,7 @@ from t5x_lite.data.tasks.examples import Example, Examples, Label, load_split, w
 from t5x_lite.data.tasks.formats import answer_of, prompt_of
 from t5x_lite.data.tasks.metrics import by_group, check_metrics, judge
 from t5x_lite.data.tasks.records import has_splits, lookup
+from t5x_lite.data.tasks.rows import TaskPlan
 from t5x_lite.errors import USAGE, UserError
 from t5x_lite.inference.generate import continue_texts
 from t5x_lite.inference.predict import likeliest
@@ -173,6 +174,10 @@ def score_answers(
     """How likely each answer is after its prompt."""
     encode = loaded.tokenizer.encode
     before, targets = [encode(prompt) for prompt in prompts], [encode(text) for text in answers]
+    if isinstance(loaded.rows, TaskPlan) and loaded.rows.format.head == "lm":
+        # It has learned to read and to write whole texts.
+        eos = [loaded.tokenizer.vocabulary.eos]
+        before, targets = ([np.append(ids, eos) for ids in texts] for texts in (before, targets))
     return score_after(loaded, before, targets)
 
 

@@ -6,9 +6,11 @@ first metric on the validation examples, and the other seeds train the chosen ce
 """
 
 import dataclasses
+import hashlib
 import itertools
 import json
 import math
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -193,12 +195,21 @@ class _Base:
 def _base(init: Path, workdir: Path, say: Say) -> _Base:
     """The run in a directory; a model of Hugging Face is imported first."""
     if "model_type" in read_json(init / "config.json", "expected the directory of a model"):
-        imported = workdir / "imported"
-        if not imported.is_dir():
+        imported = workdir / "imported" / _digest(init)
+        if not (imported / "config.json").is_file():
+            shutil.rmtree(imported, ignore_errors=True)  # what a killed import has left
             convert.import_model(init, imported, "", say)
         init = imported
     resolved, tokenizer = run_directory.read(init)
     return _Base(init.resolve(), resolved.config, tokenizer)
+
+
+def _digest(init: Path) -> str:
+    """What tells the models of Hugging Face apart that a run may begin with."""
+    weights = sorted(init.glob("*.safetensors"))
+    content = [path.name + str(path.stat().st_size) for path in weights]
+    digest = hashlib.sha256((init / "config.json").read_bytes() + "".join(content).encode())
+    return digest.hexdigest()[:8]
 
 
 def _config(

@@ -10,7 +10,9 @@ from t5x_lite.data.objectives.pairs import Pair
 from t5x_lite.data.rows.batches import Batches, Ledger
 from t5x_lite.data.rows.streams import TextStream
 from t5x_lite.data.store.corpus import Corpus
+from t5x_lite.data.tasks.rows import TaskSplit
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
+from t5x_lite.inference.predict import readable
 
 _COUNTED_AT_A_TIME = 1 << 24  # tokens: a store may be larger than memory
 
@@ -61,6 +63,33 @@ def _run_lengths(weights: np.ndarray) -> str:
     cuts = np.flatnonzero(np.diff(weights)) + 1
     runs = [run for run in np.split(weights, cuts) if len(run)]
     return ", ".join(f"{len(run)} × {run[0]:g}" for run in runs) or "none"
+
+
+def show_task(split: TaskSplit, tokenizer: Tokenizer, examples: int = 3) -> str:
+    """The first examples of a task, each as the model reads it and what it has to answer."""
+    formatted = split.formatted
+    task, labels = split.examples.task, formatted.pairs.segment_labels
+    lines = []
+    for number, example in enumerate(split.examples.examples[:examples]):
+        label = readable(task, example.label, example)
+        lines.append(f"── example {example.id}: {label} ──")
+        for pair in np.flatnonzero(formatted.example_of_pair == number).tolist():
+            (inputs,) = formatted.pairs.inputs.take(np.array([pair])).arrays()
+            (targets,) = formatted.pairs.targets.take(np.array([pair])).arrays()
+            # A decoder reads a start token, and its targets but for the last.
+            read = inputs if len(inputs) else np.array([tokenizer.vocabulary.start, *targets[:-1]])
+            lines.append(f"reads    {tokenizer.decode(read)!r}")
+            if labels is None:
+                lines.append(f"writes   {tokenizer.decode(targets)!r}")
+                continue
+            values = ", ".join(f"{value:g}" for value in labels.values[pair])
+            position = int(labels.positions[pair])
+            place = f"at position {position}, {tokenizer.decode(read[position : position + 1])!r}"
+            if formatted.words_of_pair:  # a span
+                first, last = labels.values[pair].astype(int)
+                place = f"{tokenizer.decode(read[first : last + 1])!r}"
+            lines.append(f"label    {values} {place}")
+    return "\n".join([*lines, "", str(split)])
 
 
 def show_ledger(batches: Batches, row: Ledger, steps: int, flops_per_row: float) -> str:

@@ -256,7 +256,12 @@ class LoadedModel:
     mesh: jax.sharding.Mesh | None = None  # over which the parameters are sharded; None: one device
 
     def check_predicts_tokens(self, command: str) -> None:
-        """Raise UserError where the model has no language model head."""
+        """Raise UserError where the model has no language model head, or reads a prompt that it
+        learned with a task.
+        """
+        if self.model.prompt_length:
+            reason = f"this model reads a prompt that it learned with {self.rows}"
+            raise UserError(USAGE, f"{command}: {reason}; evaluate --task={self.rows} gives it")
         if not self.model.lm_head:
             reason = "this model has no head that predicts tokens; it can embed"
             raise UserError(USAGE, f"{command}: {reason}, or be trained with model.lm_head=True")

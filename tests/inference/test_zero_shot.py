@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from inference.untrained import untrained
 
-from t5x_lite.config import Task
+from t5x_lite.config import Lengths, Task
+from t5x_lite.data.tasks.rows import plan_task
 from t5x_lite.errors import UserError
 from t5x_lite.inference.generate import generate_ids
 from t5x_lite.inference.score import score, score_targets, target_log_probabilities
-from t5x_lite.inference.zero_shot import Asking, ask
+from t5x_lite.inference.zero_shot import Asking, ask, score_answers
 
 CELLS = {
     "encoder": "masked_lm",
@@ -160,6 +161,30 @@ def test_shots_and_the_other_direction(make, write):
     assert len(direct.predictions) == len(channel.predictions) == 6
     with pytest.raises(UserError, match="--shots=7: the task has 6 training examples"):
         ask(loaded, task, Asking(shots=7))
+
+
+def learned_in_words(loaded):
+    """The model as if it had learned a task."""
+    task = Task(name="a", source="a.tsv", labels=("x", "y"))
+    lengths = Lengths(inputs=32, targets=24)
+    return replace(loaded, rows=plan_task(task, "encoder_decoder", lengths))
+
+
+def test_answers_end_where_a_model_has_learned_to_end_them(make):
+    loaded = model_of(make, "encoder_decoder")
+    (scored,) = score_answers(learned_in_words(loaded), ["the cat"], ["sat"])
+    encode, eos = loaded.tokenizer.encode, loaded.tokenizer.vocabulary.eos
+    read, written = (np.append(encode(text), eos) for text in ("the cat", "sat"))
+    (expected,) = score_targets(loaded, [read], [written])
+    np.testing.assert_allclose(scored.nats, expected.nats, rtol=1e-5)
+    assert len(scored.nats) == 4
+
+
+def test_a_model_with_a_prompt_of_its_own_is_not_asked_without(make):
+    loaded = learned_in_words(model_of(make, "encoder_decoder"))
+    loaded = replace(loaded, model=replace(loaded.model, prompt_length=3))
+    with pytest.raises(UserError, match="score: this model reads a prompt that it learned with a"):
+        score(loaded, ["a cat"], "b")
 
 
 def test_what_a_model_cannot_be_asked(make, write):

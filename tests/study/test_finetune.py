@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 from conftest import ROOT, run
 from flax.traverse_util import flatten_dict
+from interop_cases import make_dimensions, make_params
 
 from t5x_lite import api
 from t5x_lite.config_files import load_task
+from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import UserError
+from t5x_lite.interop import huggingface
 from t5x_lite.study import finetune as tuning
 from t5x_lite.training import metrics
 from t5x_lite.training.adapt import parse_adaptation
@@ -242,6 +245,8 @@ def test_what_cannot_be_learned(bases, animals, tmp_path):
     for task, words in wrong:
         with pytest.raises(UserError, match=words):
             finetune(bases, task, tmp_path / "run")
+    with pytest.raises(UserError, match=r"label_smoothing: got 0\.1, but heads of tasks learn"):
+        finetune(bases, animals, tmp_path / "smooth", **{"training.label_smoothing": 0.1})
     for key in ("seed", "task.name"):
         with pytest.raises(UserError, match=f"{key} is no axis"):
             finetune(bases, animals, tmp_path / "run", grid={key: [1, 2]})
@@ -264,6 +269,27 @@ def test_what_cannot_be_learned(bases, animals, tmp_path):
             **{"model.lora_targets": ("nothing",)},
         )
     assert not (tmp_path / "run").exists()
+
+
+def test_a_model_of_hugging_face_is_imported_once_and_whole(tmp_path):
+    pytest.importorskip("safetensors")
+    for name in ("bert", "bert with two heads"):
+        model = make_dimensions(name)
+        huggingface.write(tmp_path / name, model, make_params(model), Tokenizer())
+    said = []
+
+    def base_of(name):
+        return tuning._base(tmp_path / name, tmp_path / "run", said.append).directory
+
+    base = base_of("bert")
+    imports = len(said)
+    assert base_of("bert") == base
+    assert len(said) == imports  # not again
+    assert base_of("bert with two heads") != base
+    # Killed before its config was written: once more.
+    (base / "config.json").unlink()
+    assert base_of("bert") == base
+    assert (base / "config.json").is_file()
 
 
 def test_a_test_split_that_is_not_there_is_said(bases, animals, tmp_path):

@@ -137,6 +137,8 @@ def _example(
         value = lookup(record, field, where)
         return "" if value is None else str(value)
 
+    # A prompt may say all that is read; then no column has to be called "text".
+    is_in_prompt = task.text == "text" and "text" not in record and bool(task.prompt)
     choices: tuple[str, ...] = ()
     if task.choices:
         values = [lookup(record, field, where) for field in task.choices]
@@ -148,7 +150,7 @@ def _example(
     return Example(
         # GLUE's own files have no column of ids: their place is theirs.
         id=record.get(task.id, number),
-        text=text_of(task.text) if task.text else "",
+        text=text_of(task.text) if task.text and not is_in_prompt else "",
         text_pair=text_of(task.text_pair) if task.text_pair else "",
         label=labels.read(record, choices, where),
         choices=choices,
