@@ -172,11 +172,14 @@ def generate_answers(loaded: LoadedModel, formatted: Formatted) -> list[str]:
 
 
 def as_records(examples: Examples, predictions: Sequence[Label]) -> list[dict]:
-    """One record for each example: its id, the prediction, and the label where there is one."""
+    """One record for each example: its id, its text, the prediction, and the label where there is
+    one.
+    """
     task = examples.task
     return [
         {
             "id": example.id,
+            "text": " | ".join(filter(None, (example.text, example.text_pair))),
             "prediction": readable(task, prediction, example),
             "label": readable(task, example.label, example),
         }

@@ -19,6 +19,7 @@ from t5x_lite.model.flops import step_flops
 from t5x_lite.model.transformer import count_parameters
 from t5x_lite.resolve import Resolved, plan_objective, resolve, text_data
 from t5x_lite.specs import NO_CODE, AllowedCode
+from t5x_lite.study import task_report
 from t5x_lite.study.ngram import trigram_bits, unigram_bits
 from t5x_lite.study.report import write
 from t5x_lite.training import metrics, run_directory
@@ -210,15 +211,18 @@ def write_report(workdir: Path, say: Say = print, allowed: AllowedCode = NO_CODE
     path = workdir / "results.json"
     if path.is_file():
         results = read_json(path, "run compare again")
+        is_task = "task" in results
         try:
-            write(results, workdir)
-        except (KeyError, TypeError, AttributeError) as error:
-            reason = f"is not what compare wrote ({error})"
-            raise UserError(NO_FILE, f"{path}: {reason}; run compare again") from error
+            (task_report.write if is_task else write)(results, workdir)
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            command = "finetune" if is_task else "compare"
+            reason = f"is not what {command} wrote ({error})"
+            raise UserError(NO_FILE, f"{path}: {reason}; run {command} again") from error
         return
     resolved, _ = run_directory.read(workdir, allowed)
     if not isinstance(resolved.rows, RowPlan):
-        raise UserError(USAGE, f"{workdir}: is a run on a task; finetune shows what it reached")
+        reason = "is one of the runs of finetune; its report is that of all of them"
+        raise UserError(USAGE, f"{workdir}: {reason}; name the directory that finetune was given")
     corpus = prepare(resolved.config.data, say, allowed)
     member = make_member(resolved.config, resolved.rows, corpus)
     run_directory.check_same_text(workdir, member.data)

@@ -27,11 +27,14 @@ from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import IO_ERROR, NO_FILE, USAGE, UserError, read_json, user_errors
 from t5x_lite.inference.predict import as_records, judge_split, predict, readable
 from t5x_lite.interop import convert
+from t5x_lite.model.transformer import count_parameters
 from t5x_lite.resolve import plan, resolve
 from t5x_lite.specs import AllowedCode
+from t5x_lite.study import task_report
 from t5x_lite.training import loop, metrics, run_directory
 from t5x_lite.training.adapt import parse_adaptation
 from t5x_lite.training.best import PREFIX
+from t5x_lite.training.step import fresh_parameters
 
 Say = Callable[[str], None]
 
@@ -96,9 +99,9 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """As a directory is named."""
+        """As a directory is named; empty without a grid."""
         parts = [f"{key.rpartition('.')[2]}={value}" for key, value in self.settings.items()]
-        return ",".join(parts) or "only"
+        return ",".join(parts)
 
 
 def finetune(
@@ -145,10 +148,13 @@ def finetune(
     first_seed, task = cells[0].config.seed, cells[0].config.task
     is_single = len(cells) == 1 and seeds == 1
 
+    def directory_of(cell: Cell, seed: int) -> Path:
+        return workdir if is_single else workdir / cell.name / f"seed_{seed}"
+
     def train(cell: Cell, seed: int) -> None:
-        directory = workdir if is_single else workdir / cell.name / f"seed_{seed}"
+        directory = directory_of(cell, seed)
         if not is_single:
-            say(f"{cell.name}, seed {seed}: training in {directory}")
+            say(f"training in {directory}")
         config = dataclasses.replace(cell.config, seed=seed)
         is_set = {text.partition("=")[0] for text in overrides} | set(cell.settings)
         cell.reached[seed] = _train(config, base, directory, is_set, say, allowed, on_log)
@@ -160,9 +166,16 @@ def finetune(
     for seed in range(first_seed + 1, first_seed + seeds):
         train(chosen, seed)
 
-    results = _results(task, cells, chosen)
+    results = _results(base, task, cells, chosen)
+    results["curves"] = {
+        f"{cell.name} seed {seed}".strip(): task_report.curves_of(directory_of(cell, seed), metric)
+        for cell in cells
+        for seed in cell.reached
+    }
+    results |= task_report.answers_of(directory_of(chosen, first_seed), task)
     with user_errors(IO_ERROR, f"{workdir}: results.json cannot be written"):
         (workdir / "results.json").write_text(json.dumps(results, indent=2))
+        task_report.write(results, workdir)
     return results
 
 
@@ -360,15 +373,25 @@ def _submitted(task: Task, prediction: Any, example: Any) -> Any:
     return readable(task, prediction, example)
 
 
-def _results(task: Task, cells: list[Cell], chosen: Cell) -> dict[str, Any]:
+def _results(base: _Base, task: Task, cells: list[Cell], chosen: Cell) -> dict[str, Any]:
+    model = resolve(chosen.config, base.tokenizer.vocabulary).model
+    adaptation = parse_adaptation(chosen.config.adapt)
+    parameters = trained = count_parameters(model)
+    if not adaptation.is_full:
+        shapes = jax.eval_shape(lambda: adaptation.split(fresh_parameters(model, 0))[0])
+        trained = sum(leaf.size for leaf in jax.tree.leaves(shapes))
+    begins = f"from {base.directory.name}" if chosen.config.init_from else "from scratch"
     summary = {}
     for name in map(str, task.metrics):
         values = [reached[name] for reached in chosen.reached.values()]
         spread = stdev(values) if len(values) > 1 else None
         summary[name] = {"mean": mean(values), "standard_deviation": spread}
     return {
+        "title": f"{task.name}, {begins}: {chosen.config.adapt}",
         "task": task.name,
         "metric": task.metrics[0],
+        "parameters": parameters,
+        "trained_parameters": trained,
         "chosen": chosen.settings,
         "seeds": list(chosen.reached),
         "reached": summary,

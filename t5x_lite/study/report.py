@@ -7,17 +7,19 @@ from typing import NamedTuple
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 _STYLE = """
+:root { color-scheme: light dark }
 body {
-  font: 16px/1.5 system-ui, sans-serif; color: #222;
+  font: 16px/1.5 system-ui, sans-serif;
   max-width: 60rem; margin: 2rem auto; padding: 0 1rem
 }
 table { border-collapse: collapse; margin: 1rem 0; display: block; overflow-x: auto }
-td, th { padding: .3rem .7rem; border-bottom: 1px solid #ddd; text-align: right }
+td, th { padding: .3rem .7rem; border-bottom: 1px solid #8884; text-align: right }
 td:first-child, th:first-child { text-align: left }
 blockquote {
-  margin: .5rem 0; padding: .2rem 1rem; border-left: 3px solid #ccc; white-space: pre-wrap
+  margin: .5rem 0; padding: .2rem 1rem; border-left: 3px solid #8888; white-space: pre-wrap
 }
-mark { background: #ffe9a8 } svg { max-width: 100%; height: auto } small { color: #666 }
+mark { background: #ffe9a8; color: #222 }
+svg { max-width: 100%; height: auto } small { color: #888 }
 """
 _UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
 
@@ -132,7 +134,9 @@ def write(results: dict, directory: Path) -> None:
     """Write report.md, report.html and its picture, curves.svg, into the directory."""
     (directory / "report.md").write_text(markdown(results))
     (directory / "report.html").write_text(html(results))
-    picture = curves(results).replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
+    picture = curves(results["members"], LOSS).replace(
+        "<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1
+    )
     (directory / "curves.svg").write_text(picture)
 
 
@@ -140,7 +144,7 @@ def markdown(results: dict) -> str:
     """The report as Markdown."""
     lines = [f"# {results['title']}", ""]
     for rows in (table(results), bits_table(results)):
-        lines += _markdown_table(rows)
+        lines += markdown_table(rows)
     for model, text, answer in answers(results):
         quoted = answer.strip().replace("\n", "\n> ")
         lines += [f"**{model}**: {text}", "", f"> {quoted}", ""]
@@ -148,7 +152,8 @@ def markdown(results: dict) -> str:
     return "\n".join(lines)
 
 
-def _markdown_table(rows: Table) -> list[str]:
+def markdown_table(rows: Table) -> list[str]:
+    """The lines of a table, and an empty one."""
     if not rows:
         return []
     heading, *body = rows
@@ -162,11 +167,10 @@ def _markdown_table(rows: Table) -> list[str]:
 
 def html(results: dict) -> str:
     """The report as one HTML page without any outside resource."""
-    title = escape(results["title"])
-    body = [f"<h1>{title}</h1>{_html_table(table(results))}", f"<h2>Loss</h2>{curves(results)}"]
+    body = [html_table(table(results)), f"<h2>Loss</h2>{curves(results['members'], LOSS)}"]
     bits = bits_table(results)
     if bits:
-        body.append(f"<h2>Against counting</h2>{_html_table(bits)}")
+        body.append(f"<h2>Against counting</h2>{html_table(bits)}")
     quoted = [
         f"<p><b>{escape(model)}</b>: {escape(text)}</p>"
         f"<blockquote><mark>{escape(answer)}</mark></blockquote>"
@@ -175,12 +179,19 @@ def html(results: dict) -> str:
     if quoted:
         body.append("<h2>What each model does</h2>" + "".join(quoted))
     body += [f"<p><small>{escape(note)}</small></p>" for note in notes(results)]
+    return page(results["title"], "".join(body))
+
+
+def page(title: str, body: str) -> str:
+    """A page with a title, readable without a network."""
+    title = escape(title)
     head = f'<meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style>'
-    page = "".join(body)
-    return f'<!doctype html><html lang="en"><head>{head}</head><body>{page}</body></html>'
+    body = f"<h1>{title}</h1>{body}"
+    return f'<!doctype html><html lang="en"><head>{head}</head><body>{body}</body></html>'
 
 
-def _html_table(rows: Table) -> str:
+def html_table(rows: Table) -> str:
+    """A table as HTML."""
     lines = []
     for number, row in enumerate(rows):
         tag = "td" if number else "th"
@@ -211,9 +222,11 @@ class _Axes(NamedTuple):
         return self.bottom - share * (self.bottom - self.top)
 
 
-def curves(results: dict, width: int = 800, height: int = 360) -> str:
-    """Training (thin) and validation (thick) loss by step, as inline SVG."""
-    runs = results["members"]
+LOSS = "loss in nats by step, training thin, validation thick"
+
+
+def curves(runs: dict[str, dict], title: str, width: int = 800, height: int = 360) -> str:
+    """The "curve" (thin) and the "validation_curve" (thick) of each run, as inline SVG."""
     points = [point for run in runs.values() for point in run["curve"] + run["validation_curve"]]
     losses = [loss for _, loss in points]
     axes = _Axes(
@@ -231,11 +244,13 @@ def curves(results: dict, width: int = 800, height: int = 360) -> str:
         parts.append(_polyline(axes, run["curve"], colour, 1))
         parts.append(_polyline(axes, run["validation_curve"], colour, 2.5))
         parts += _dots(axes, run["validation_curve"], colour)
-        label = f'<text x="{width - 120}" y="{24 + 18 * number}" fill="{colour}" font-size="14">'
-        parts.append(f"{label}{escape(name)}</text>")
-    title = "loss in nats by step, training thin, validation thick"
+        # The names stand under the picture, two in a line.
+        line, column = divmod(number, 2)
+        place = f'x="{axes.left + column * width // 2}" y="{height + 16 + 20 * line}"'
+        parts.append(f'<text {place} fill="{colour}" font-size="14">{escape(name)}</text>')
+    whole_height = height + 20 * -(-len(runs) // 2) + 10
     opening = (
-        f'<svg viewBox="0 0 {width} {height}" role="img" '
+        f'<svg viewBox="0 0 {width} {whole_height}" role="img" '
         f'aria-label="{title}" font-family="system-ui, sans-serif">'
     )
     return f"{opening}{''.join(parts)}</svg>"

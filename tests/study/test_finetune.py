@@ -97,6 +97,22 @@ def test_every_family_learns(bases, animals, tmp_path, architecture):
     assert {line.split("\t")[1] for line in submitted[1:]} <= {"0", "1"}
     assert len(submitted) == 11
 
+    # The report: its table, what is taken for what, what is wrong.
+    taken = [
+        [sum(r["label"] == x and r["prediction"] == y for r in records) for y in "cd"] for x in "cd"
+    ]
+    assert [list(of.values())[:2] for of in results["confusion"].values()] == taken
+    assert all(record["label"] != record["prediction"] for record in results["wrong"])
+    assert (
+        f"| as they are | 0 | {results['reached']['accuracy']['mean']:.4f} |"
+        in (tmp_path / "run/report.md").read_text()
+    )
+    page = (tmp_path / "run/report.html").read_text()
+    assert page.count("<svg ") == 2
+    (tmp_path / "run/report.html").unlink()
+    run("report", f"--workdir={tmp_path / 'run'}")
+    assert (tmp_path / "run/report.html").read_text() == page
+
     # The model as it is read back is the one that was judged.
     model = api.load_model(tmp_path / "run")
     evaluated = model.evaluate_task(animals)

@@ -1,0 +1,141 @@
+"""report.html and report.md of what finetune reached: every cell and seed, how they learned, and
+what the model takes for what.
+"""
+
+import json
+from collections import Counter
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from t5x_lite.config import Task
+from t5x_lite.errors import NO_FILE, user_errors
+from t5x_lite.study.report import LOSS, Table, curves, html_table, markdown_table, page
+from t5x_lite.training import metrics
+from t5x_lite.training.best import PREFIX
+
+_EXAMPLES = 4  # that are shown, of right and of wrong predictions each
+_LONGEST = 400  # letters of an example that are shown
+_NOTHING = "no label"
+
+
+def curves_of(workdir: Path, metric: str) -> dict[str, list]:
+    """What a run recorded: the losses, and the metric of the validation examples, by step."""
+    records = metrics.read(workdir / "metrics.jsonl")
+    trained = [record for record in records if record["split"] == "train"]
+    evaluated = [record for record in records if record["split"] == "validation"]
+    return {
+        "curve": [[record["step"], record["loss"]] for record in trained],
+        "validation_curve": [[record["step"], record["loss"]] for record in evaluated],
+        "metric_curve": [[record["step"], record[f"{PREFIX}{metric}"]] for record in evaluated],
+    }
+
+
+def answers_of(workdir: Path, task: Task) -> dict[str, Any]:
+    """What a run predicted of the validation examples: some of its right and wrong predictions, and
+    of labels how often each was taken for each.
+    """
+    path = workdir / "predictions/validation.jsonl"
+    with user_errors(NO_FILE, f"{path}: cannot be read"):
+        records = [json.loads(line) for line in path.read_text().splitlines()]
+
+    def is_right(record: dict) -> bool:
+        labels = record["label"] if isinstance(record["label"], list) else [record["label"]]
+        return record["prediction"] in labels
+
+    answers: dict[str, Any] = {
+        "wrong": [record for record in records if not is_right(record)][:_EXAMPLES],
+        "right": [record for record in records if is_right(record)][:_EXAMPLES],
+    }
+    if task.kind == "classify":
+        names = [str(label) for label in task.labels]
+        counts = Counter(
+            (record["label"], _NOTHING if record["prediction"] is None else record["prediction"])
+            for record in records
+        )
+        columns = names + [_NOTHING] * any(predicted == _NOTHING for _, predicted in counts)
+        answers["confusion"] = {
+            label: {predicted: counts[label, predicted] for predicted in columns} for label in names
+        }
+    return answers
+
+
+def write(results: dict, directory: Path) -> None:
+    """Write report.md and report.html into the directory."""
+    (directory / "report.md").write_text(markdown(results))
+    (directory / "report.html").write_text(html(results))
+
+
+def _cells(results: dict) -> Table:
+    """A row for each run."""
+    names = list(results["reached"])
+    rows = [["settings", "seed", *(name.replace("_", " ") for name in names), "best step"]]
+    for cell in results["cells"]:
+        settings = ", ".join(f"{key}={value}" for key, value in cell["settings"].items())
+        is_chosen = cell["settings"] == results["chosen"] and len(results["cells"]) > 1
+        for seed, reached in cell["seeds"].items():
+            shown = [f"{reached[name]:.4f}" for name in names]
+            mark = f"{settings} (chosen)" if is_chosen else settings or "as they are"
+            rows.append([mark, seed, *shown, f"{reached['step']:,}"])
+    return rows
+
+
+def _summary(results: dict) -> str:
+    """What was reached, in a sentence."""
+    parts = []
+    for name, value in results["reached"].items():
+        spread = value["standard_deviation"]
+        shown = f"{name.replace('_', ' ')} {value['mean']:.4f}"
+        if spread is not None:
+            shown += f" ± {spread:.4f}"
+        parts.append(shown)
+    seeds = len(results["seeds"])
+    of = f" (mean and standard deviation of {seeds} seeds)" if seeds > 1 else ""
+    trained = f"{results['trained_parameters']:,} of {results['parameters']:,} parameters"
+    return f"Validation: {', '.join(parts)}{of}. Trained: {trained}."
+
+
+def _confusion(results: dict) -> Table:
+    """How often each label was taken for each; empty for tasks without labels."""
+    confusion = results.get("confusion", {})
+    if not confusion:
+        return []
+    heading = ["label \\ prediction", *next(iter(confusion.values()))]
+    return [heading, *([label, *map(str, of.values())] for label, of in confusion.items())]
+
+
+def _shown(record: dict) -> str:
+    """An example in a line."""
+    text = record["text"]
+    text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+    return f"{text} → {record['prediction']}, labelled {record['label']}"
+
+
+def markdown(results: dict) -> str:
+    """The report as Markdown."""
+    lines = [f"# {results['title']}", "", _summary(results), "", *markdown_table(_cells(results))]
+    lines += markdown_table(_confusion(results))
+    for name in ("wrong", "right"):
+        lines += [f"- {name}: {_shown(record)}".replace("\n", " ") for record in results[name]]
+    return "\n".join([*lines, ""])
+
+
+def html(results: dict) -> str:
+    """The report as one HTML page without any outside resource."""
+    runs, metric = results["curves"], results["metric"].replace("_", " ")
+    of_metric = {
+        name: {"curve": [], "validation_curve": run["metric_curve"]} for name, run in runs.items()
+    }
+    body = [
+        f"<p>{escape(_summary(results))}</p>",
+        html_table(_cells(results)),
+        f"<h2>{escape(metric)}</h2>{curves(of_metric, f'{metric} of the validation examples')}",
+        f"<h2>Loss</h2>{curves(runs, LOSS)}",
+    ]
+    if results.get("confusion"):
+        body.append(f"<h2>What it takes for what</h2>{html_table(_confusion(results))}")
+    for name in ("wrong", "right"):
+        shown = [f"<blockquote>{escape(_shown(record))}</blockquote>" for record in results[name]]
+        if shown:
+            body.append(f"<h2>Some that are {name}</h2>{''.join(shown)}")
+    return page(results["title"], "".join(body))
