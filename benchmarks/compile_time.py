@@ -4,6 +4,7 @@ difference to.
 python benchmarks/compile_time.py [LAYERS…]
 """
 
+import dataclasses
 import statistics
 import sys
 import time
@@ -15,14 +16,16 @@ from record import keep
 from t5x_lite.config_files import load
 from t5x_lite.model.transformer import parameter_axes
 from t5x_lite.resolve import resolve_model
+from t5x_lite.training.adapt import parse_adaptation
 from t5x_lite.training.optimizer import make_optimizer, make_schedule
-from t5x_lite.training.step import Loss, fresh_state, make_train_step
+from t5x_lite.training.step import Loss, fresh_parameters, fresh_state, make_train_step
 
 
-def lowered(rows: int, length: int, *settings_of: str, where=None):
+def lowered(rows: int, length: int, *settings_of: str, where=None, adapt: str = "full"):
     """A training step of GPT-2 small with those settings, on the device where; nothing is
     allocated.
     """
+    adaptation = parse_adaptation(adapt)
     config = load(
         "gpt2_small",
         [
@@ -32,18 +35,22 @@ def lowered(rows: int, length: int, *settings_of: str, where=None):
             f"data.lengths.sequence_length={length}",
         ],
     )
-    model = resolve_model(config.model, vocab_size=config.model.vocab_size, max_length=length)
+    written = dataclasses.replace(config.model, **adaptation.settings)
+    model = resolve_model(written, vocab_size=config.model.vocab_size, max_length=length)
     schedule = make_schedule(config.optimizer, 1000, rows * length)
-    optimizer = make_optimizer(config.optimizer, schedule, parameter_axes(model))
-    state = jax.eval_shape(lambda: fresh_state(model, 0, optimizer))
+    axes = adaptation.trained_part(parameter_axes(model))
+    optimizer = make_optimizer(config.optimizer, schedule, axes)
+
+    state = jax.eval_shape(lambda: fresh_state(model, 0, optimizer, adaptation))
+    _, frozen = jax.eval_shape(lambda: adaptation.split(fresh_parameters(model, 0)))
     row = {}
     for key in ("tokens", "segments", "positions", "targets", "weights"):
         dtype = jnp.float32 if key == "weights" else jnp.int32
         row[f"decoder_{key}"] = jax.ShapeDtypeStruct((rows, length), dtype)
     loss = Loss(model, packed=False, heads=("lm",), training=config.training)
-    train_step = make_train_step(loss, 0, optimizer, schedule)
+    train_step = make_train_step(loss, 0, optimizer, schedule, adaptation)
     step = jax.jit(train_step, donate_argnums=0, in_shardings=where)
-    return step.lower(state, row)
+    return step.lower(state, row, frozen)
 
 
 def compile_time(layers: int) -> float:

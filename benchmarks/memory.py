@@ -1,5 +1,6 @@
 """Memory of a training step of GPT-2 small, 8 rows of 1024 in bfloat16, as the compiler plans it:
-with and without the loss in chunks of 128 positions and activations computed again.
+with and without the loss in chunks of 128 positions and activations computed again; and with LoRA
+alone trained.
 
     python benchmarks/memory.py [TOPOLOGY]
 
@@ -27,25 +28,33 @@ def main(topology: str = "") -> None:
         chip = topologies.get_topology_desc(topology, platform="tpu").devices[0]
         where, kernel = SingleDeviceSharding(chip), "splash"
     print(chip.device_kind if topology else jax.devices()[0].device_kind)
-    for remat in (True, False):
-        for chunk in (128, 0):
-            more = (
-                f"model.remat={remat}",
-                f"training.loss_chunk={chunk}",
-                f"model.attention_kernel={kernel}",
-            )
-            plan = lowered(8, 1024, *more, where=where).compile().memory_analysis()
-            state, beyond = (
-                size / 2**30 for size in (plan.argument_size_in_bytes, plan.temp_size_in_bytes)
-            )
-            print(
-                f"remat {remat!s:5} loss_chunk {chunk:3}: {beyond:5.2f} GiB beyond the state's "
-                f"{state:.2f}",
-                flush=True,
-            )
-            results.append(
-                {"remat": remat, "loss_chunk": chunk, "state_GiB": state, "beyond_GiB": beyond}
-            )
+    ways = [(adapt, remat, 128) for adapt in ("full", "lora(8)") for remat in (True, False)]
+    ways += [("full", remat, 0) for remat in (True, False)]
+    for adapt, remat, chunk in ways:
+        more = (
+            f"model.remat={remat}",
+            f"training.loss_chunk={chunk}",
+            f"model.attention_kernel={kernel}",
+        )
+        step = lowered(8, 1024, *more, where=where, adapt=adapt)
+        plan = step.compile().memory_analysis()
+        state, beyond = (
+            size / 2**30 for size in (plan.argument_size_in_bytes, plan.temp_size_in_bytes)
+        )
+        print(
+            f"{adapt:8} remat {remat!s:5} loss_chunk {chunk:3}: {beyond:5.2f} GiB beyond the "
+            f"state's {state:.2f}",
+            flush=True,
+        )
+        results.append(
+            {
+                "adapt": adapt,
+                "remat": remat,
+                "loss_chunk": chunk,
+                "state_GiB": state,
+                "beyond_GiB": beyond,
+            }
+        )
     keep(f"memory_{'tpu' if topology else 'cpu'}", results)
 
 

@@ -218,7 +218,7 @@ def _evaluate_task(args: Args, workdir: Path) -> None:
     )
     if args.predictions:
         lines = [json.dumps(record, ensure_ascii=False) for record in results.pop("predictions")]
-        Path(args.predictions).write_text("\n".join(lines) + "\n")
+        Path(args.predictions).write_text("\n".join(lines) + "\n", "utf-8")
     results.pop("predictions", None)
     if args.json:
         return _say(json.dumps(results))

@@ -32,6 +32,7 @@ from t5x_lite.data.store.corpus import Corpus
 from t5x_lite.data.store.prepare import prepare as prepare_text
 from t5x_lite.data.tasks.examples import with_labels_of
 from t5x_lite.data.tasks.rows import TaskData, TaskPlan
+from t5x_lite.data.tokenizers import tokenizer as tokenizers
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import USAGE, UserError, read_json
 from t5x_lite.inference.embed import Pooling, embed
@@ -284,7 +285,10 @@ def inspect_task(
     run = dataclasses.replace(run, task=with_labels_of(task, allow_code))
     rows = plan(run, allow_code)
     assert isinstance(rows, TaskPlan)
-    tokenizer = prepare_text(run.data, say, allow_code).tokenizer
+    if run.data.source:
+        tokenizer = prepare_text(run.data, say, allow_code).tokenizer
+    else:  # an imported model, which has no text
+        tokenizer = tokenizers.make(run.data.tokenizer, (), run.data.add_specials)
     data = TaskData(rows, tokenizer, run.data.batch_size, run.seed, allow_code)
     return inspection.show_task(data.split(split), tokenizer, examples)
 

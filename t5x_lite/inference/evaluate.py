@@ -4,7 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 from t5x_lite.config import Task
-from t5x_lite.data.tasks.metrics import by_group, judge
+from t5x_lite.data.tasks.metrics import by_group, check_metrics, judge
+from t5x_lite.data.tasks.records import has_splits
 from t5x_lite.data.tasks.rows import TaskData, TaskPlan
 from t5x_lite.errors import USAGE, UserError
 from t5x_lite.inference.predict import as_records, predict
@@ -13,16 +14,7 @@ from t5x_lite.specs import AllowedCode
 from t5x_lite.training.run_directory import LoadedModel
 
 # What of a task a model has learned: its examples may be others.
-_LEARNED = (
-    "kind",
-    "labels",
-    "text",
-    "text_pair",
-    "choices",
-    "prompt",
-    "label_words",
-    "number_step",
-)
+_LEARNED = ("kind", "labels", "prompt", "label_words", "number_step")
 
 
 def evaluate_task(
@@ -35,6 +27,10 @@ def evaluate_task(
         task, split, method, examples (how many), metrics, groups, predictions (a record for each).
     """
     has_learned = isinstance(loaded.rows, TaskPlan) and loaded.rows.task.name == task.name
+    if not has_learned and isinstance(loaded.rows, TaskPlan) and not loaded.model.lm_head:
+        name = loaded.rows.task.name
+        reason = f"this model has learned {name} alone, and not {task.name}"
+        raise UserError(USAGE, f"evaluate: {reason}; of a file of yours --task='{name}(FILE)'")
     if has_learned and not asking.shots:
         evaluated = _evaluate_learned(loaded, task, asking, allowed)
     else:
@@ -59,6 +55,9 @@ def _evaluate_learned(
     rows = loaded.rows
     assert isinstance(rows, TaskPlan)
     learned = replace(task, **{name: getattr(rows.task, name) for name in _LEARNED})
+    if not has_splits(task.source) and task.source != rows.task.source:
+        learned = replace(learned, train="")  # another file: none of it was learned
+    check_metrics(learned)
     config = loaded.config
     data = TaskData(
         replace(rows, task=learned), loaded.tokenizer, config.data.batch_size, config.seed, allowed

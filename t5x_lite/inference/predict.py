@@ -13,7 +13,7 @@ from jaxtyping import Array
 
 from t5x_lite.config import ModelDimensions
 from t5x_lite.data.tasks.examples import Example, Examples, Label
-from t5x_lite.data.tasks.formats import Formatted, label_of
+from t5x_lite.data.tasks.formats import Formatted, label_of, prompt_of
 from t5x_lite.data.tasks.metrics import judge
 from t5x_lite.data.tasks.rows import TaskPlan, TaskSplit
 from t5x_lite.data.tasks.words import Words
@@ -176,10 +176,16 @@ def as_records(examples: Examples, predictions: Sequence[Label]) -> list[dict]:
     one.
     """
     task = examples.task
+
+    def text_of(example: Example) -> str:
+        if not example.text and not example.choices:
+            return prompt_of(task, example)
+        return " | ".join(filter(None, (example.text, example.text_pair, *example.choices)))
+
     return [
         {
             "id": example.id,
-            "text": " | ".join(filter(None, (example.text, example.text_pair))),
+            "text": text_of(example),
             "prediction": readable(task, prediction, example),
             "label": readable(task, example.label, example),
         }

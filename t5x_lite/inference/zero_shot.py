@@ -88,13 +88,17 @@ def ask(
     """
     loaded.check_predicts_tokens("evaluate")
     check_metrics(task)
-    split = asking.split
     if not has_splits(task.source):  # one file: all of it is asked
-        task, split = replace(task, train=""), "validation"
+        if asking.split != "validation":
+            reason = f"{task.source} is one file, all of which is asked"
+            raise UserError(USAGE, f"evaluate: --split={asking.split}: {reason}; leave --split out")
+        task = replace(task, train="")
     task = with_labels_of(task, allowed)
-    examples = load_split(task, split, allowed, asking.limit)
+    examples = load_split(task, asking.split, allowed, asking.limit)
     if not examples.has_labels:
-        raise UserError(USAGE, f"evaluate: {task.name}'s {split} split has no labels to judge by")
+        raise UserError(
+            USAGE, f"evaluate: {task.name}'s {asking.split} split has no labels to judge by"
+        )
     solved = _solved(task, asking, allowed)
     if task.kind == "prefer":
         return _prefer(loaded, examples)
@@ -201,8 +205,11 @@ def score_after(
 def _shortened(
     loaded: LoadedModel, inputs: Sequence[np.ndarray], targets: Sequence[np.ndarray]
 ) -> list[np.ndarray]:
-    """Prompts without their beginning where rows have no room for it, and for two special ids."""
-    longest = loaded.model.max_length - 2
+    """Prompts without their beginning where rows have no room for it, and for two special ids of
+    an encoder.
+    """
+    special = 0 if loaded.model.architecture in ("decoder", "prefix_decoder") else 2
+    longest = loaded.model.max_length - special
     shortened = []
     for ids, target in zip(inputs, targets, strict=True):
         room = longest if loaded.model.is_encoder_decoder else longest - len(target)

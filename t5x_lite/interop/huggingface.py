@@ -398,6 +398,7 @@ def write(
     if task_head is None and model.num_classes not in (0, 2):
         expected = "expected none, or 2 for sentence pairs"
         raise UserError(BAD_CONFIG, f"export: model.num_classes={model.num_classes}, {expected}")
+    check_free(path)
     model_type = find_family(model)
     family = FAMILIES[model_type]
     if task_head is not None:
@@ -462,6 +463,12 @@ def _special_ids(model: ModelDimensions, vocabulary: Vocabulary) -> ConfigJson:
     return ids
 
 
+def check_free(path: Path) -> None:
+    """Refuse a directory that holds something already."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise UserError(USAGE, f"export: {path.resolve()} exists; name another directory")
+
+
 def write_directory(
     path: Path, files: dict[str, bytes], tensors: dict[str, np.ndarray], tensor_file: str
 ) -> None:
@@ -471,8 +478,7 @@ def write_directory(
         UserError: where there is something already, or it cannot be written.
     """
     path = path.resolve()
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise UserError(USAGE, f"export: {path} exists; name another directory")
+    check_free(path)
     safetensors = optional_import("safetensors.numpy", "hf", "export")
     partial = path.with_name(path.name + ".partial")
     if partial.exists():

@@ -15,7 +15,7 @@ import numpy as np
 from t5x_lite.errors import USAGE, UserError, optional_import
 from t5x_lite.inference.generate import continue_texts
 from t5x_lite.inference.score import pseudo_log_likelihoods, score_targets
-from t5x_lite.inference.zero_shot import score_after, score_answers
+from t5x_lite.inference.zero_shot import score_answers
 from t5x_lite.specs import NO_CODE, AllowedCode
 from t5x_lite.training import run_directory
 from t5x_lite.training.run_directory import LoadedModel
@@ -55,21 +55,26 @@ class HarnessModel(_LM):
         """
         pairs = [request.args for request in requests]
         if self._model.model.architecture == "decoder":
-            before, targets = zip(*(self._encode_pair(*pair) for pair in pairs), strict=True)
-            scores = score_after(self._model, before, targets)
+            encoded = [self._encode_pair(*pair) for pair in pairs]
+            before, targets = [pair[0] for pair in encoded], [pair[1] for pair in encoded]
+            scores = score_targets(self._model, before, targets)
         else:
-            scores = score_answers(self._model, *zip(*pairs, strict=True))
+            contexts, continuations = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+            scores = score_answers(self._model, contexts, continuations)
         return [(float(score.nats.sum()), bool(score.is_likeliest.all())) for score in scores]
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[np.ndarray, np.ndarray]:
         """Ids of both, encoded as one text; blanks between them belong to the second, as for the
-        harness.
+        harness. A context that is too long loses its beginning.
         """
-        encode = self._model.tokenizer.encode
-        kept = context.rstrip()
-        before = encode(kept)
-        whole = encode(context + continuation)
-        return before, whole[len(before) :]
+        encode, longest = self._model.tokenizer.encode, self._model.model.max_length
+        before = encode(context.rstrip())
+        target = encode(context + continuation)[len(before) :]
+        room = longest - len(target)
+        if room < 0:
+            reason = f"a continuation has {len(target)} tokens, the model's rows {longest}"
+            raise UserError(USAGE, f"lm_eval: {reason}; leave such tasks out")
+        return before[max(len(before) - room, 0) :], target
 
     def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
         """Of each text: its log-probability in nats, or an encoder's pseudo-log-likelihood. Texts
@@ -93,9 +98,12 @@ class HarnessModel(_LM):
                 before.append(np.array(context if number else [], np.int32))
                 targets.append(np.array(target, np.int32))
             counts.append(len(windows))
-        sums = np.array([score.nats.sum() for score in score_targets(self._model, before, targets)])
-        ends = np.cumsum(counts)[:-1]
-        return [float(of_text.sum()) for of_text in np.split(sums, ends)]
+        sums = [float(score.nats.sum()) for score in score_targets(self._model, before, targets)]
+        firsts = np.cumsum([0, *counts]).tolist()
+        return [
+            sum(sums[first : first + count])
+            for first, count in zip(firsts[:-1], counts, strict=True)
+        ]
 
     def generate_until(self, requests: Sequence[Any]) -> list[str]:
         """What is written after each context, up to one of the strings of "until"."""
@@ -114,19 +122,27 @@ class HarnessModel(_LM):
         return texts
 
     def _end_of(self, context: str, room: int) -> str:
-        """The end of a context that has to share the model's rows with what is written."""
+        """The end of a context that has to share a model's learned positions with what is written;
+        at least half of them.
+        """
         model, tokenizer = self._model.model, self._model.tokenizer
-        most = model.max_length - (0 if model.is_encoder_decoder else room)
         ids = tokenizer.encode(context)
-        return context if len(ids) <= most else tokenizer.decode(ids[-max(most, 1) :])
+        if not model.has_position_table:
+            return context
+        written = 0 if model.is_encoder_decoder else min(room, model.max_length // 2)
+        most = model.max_length - written
+        return context if len(ids) <= most else tokenizer.decode(ids[-most:])
 
 
 def _options(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings of a task, as inference.generate.Options has them."""
     stop = settings.get("until") or ()
     samples = settings.get("do_sample", settings.get("temperature", 0) > 0)
-    return {
+    options = {
         "max_new_tokens": settings.get("max_gen_toks", _MAX_NEW_TOKENS),
         "temperature": float(settings.get("temperature", 1.0)) if samples else 0.0,
         "stop": (stop,) if isinstance(stop, str) else tuple(stop),
     }
+    if samples:
+        options |= {name: settings[name] for name in ("top_k", "top_p") if name in settings}
+    return options

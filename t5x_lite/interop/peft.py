@@ -14,6 +14,7 @@ from t5x_lite.interop.huggingface import (
     DTYPES,
     TaskHead,
     by_path,
+    check_free,
     stored_parameters,
     write_directory,
 )
@@ -49,8 +50,10 @@ def write(
         UserError: for a model without updates, or of no family that Hugging Face has.
     """
     if not model.lora_rank:
-        raise UserError(USAGE, "export: --adapter: this model has no updates of LoRA")
-    plain, _ = merge_low_rank(model, params)
+        reason = "this model has no updates of LoRA; leave --adapter out"
+        raise UserError(USAGE, f"export: --adapter: {reason}")
+    check_free(path)
+    plain, merged = merge_low_rank(model, params)
     family = FAMILIES[find_family(plain)]
     if task_head is not None:
         family = family.with_head(task_head.name)
@@ -59,18 +62,21 @@ def write(
     # The updates, by the module that they belong to.
     tensors: dict[str, np.ndarray] = {}
     ranks: dict[str, int] = {}
+    kernel_layouts = set()
     for place, updates in _updates_by_module(family, model, leaves).items():
         ranks[_in_every_layer(place)] = model.lora_rank * len(updates)
+        kernel_layouts.add(updates[0].location.kernel_layout)
         for layer in range(len(updates[0].a)):
             module = place.replace("*", str(layer))
             down, up = _side_by_side(updates, layer)
             tensors[f"{module}.lora_A.weight"], tensors[f"{module}.lora_B.weight"] = down, up
-    # The head of a task.
+    # The head of a task, with its updates.
+    heads = {name: np.asarray(leaf, np.float32) for name, leaf in by_path(merged).items()}
     saved_modules = set()
     for name, parameter in stored_parameters(family, plain).items():
         if is_head(tuple(name.split("/"))):
             (tensor,) = parameter.tensors
-            tensors[tensor] = parameter.to_tensor(leaves[name])
+            tensors[tensor] = parameter.to_tensor(heads[name])
             saved_modules.add(tensor.removeprefix(family.prefix).partition(".")[0])
 
     # Several updates side by side are one of a higher rank, scaled by the same alpha / rank.
@@ -85,7 +91,7 @@ def write(
         "lora_alpha": model.lora_alpha,
         "lora_dropout": 0.0,
         "bias": "none",
-        "fan_in_fan_out": family is FAMILIES["gpt2"],
+        "fan_in_fan_out": "in_out" in kernel_layouts,
         "target_modules": "|".join(sorted(ranks)),
         "rank_pattern": higher,
         "alpha_pattern": {module: scale * rank for module, rank in higher.items()},
@@ -115,7 +121,7 @@ def _updates_by_module(
     updates: dict[str, list[_Update]] = {}
     for name, a in leaves.items():
         module, _, leaf = name.rpartition("/")
-        if leaf == "lora_a":
+        if leaf == "lora_a" and not is_head(tuple(name.split("/"))):
             location = family.locate(f"{module}/kernel", model)
             place = location.tensor.removesuffix(".weight")
             update = _Update(location, a, leaves[f"{module}/lora_b"])

@@ -210,19 +210,28 @@ def write_report(workdir: Path, say: Say = print, allowed: AllowedCode = NO_CODE
     """Write the report of a finished comparison, or of a single run, once more."""
     path = workdir / "results.json"
     if path.is_file():
-        results = read_json(path, "run compare again")
+        results = read_json(path, "run the command that wrote it again")
         is_task = "task" in results
         try:
             (task_report.write if is_task else write)(results, workdir)
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
+        except (
+            KeyError,
+            TypeError,
+            AttributeError,
+            ValueError,
+            ArithmeticError,
+            IndexError,
+        ) as error:
             command = "finetune" if is_task else "compare"
             reason = f"is not what {command} wrote ({error})"
             raise UserError(NO_FILE, f"{path}: {reason}; run {command} again") from error
         return
     resolved, _ = run_directory.read(workdir, allowed)
     if not isinstance(resolved.rows, RowPlan):
-        reason = "is one of the runs of finetune; its report is that of all of them"
-        raise UserError(USAGE, f"{workdir}: {reason}; name the directory that finetune was given")
+        reason = (
+            "has no results.json; finetune writes it into its --workdir, when all runs are over"
+        )
+        raise UserError(USAGE, f"{workdir}: {reason}: name that, or run the same command again")
     corpus = prepare(resolved.config.data, say, allowed)
     member = make_member(resolved.config, resolved.rows, corpus)
     run_directory.check_same_text(workdir, member.data)

@@ -193,6 +193,8 @@ def _axes(grid: Sequence[str], overrides: Sequence[str]) -> dict[str, list[str]]
         if key in axes or key in given:
             raise UserError(USAGE, f"--grid={text}: {key} is given twice; give it once")
         axes[key] = values.split(",")
+        if len(set(axes[key])) < len(axes[key]):
+            raise UserError(USAGE, f"--grid={text}: a value is given twice; give it once")
     return axes
 
 
@@ -200,6 +202,7 @@ def _axes(grid: Sequence[str], overrides: Sequence[str]) -> dict[str, list[str]]
 class _Base:
     """What the fine-tuned model begins with."""
 
+    name: str  # as the user has it
     directory: Path
     config: RunConfig
     tokenizer: Tokenizer
@@ -207,6 +210,7 @@ class _Base:
 
 def _base(init: Path, workdir: Path, say: Say) -> _Base:
     """The run in a directory; a model of Hugging Face is imported first."""
+    name = init.resolve().name
     if "model_type" in read_json(init / "config.json", "expected the directory of a model"):
         imported = workdir / "imported" / _digest(init)
         if not (imported / "config.json").is_file():
@@ -214,7 +218,7 @@ def _base(init: Path, workdir: Path, say: Say) -> _Base:
             convert.import_model(init, imported, "", say)
         init = imported
     resolved, tokenizer = run_directory.read(init)
-    return _Base(init.resolve(), resolved.config, tokenizer)
+    return _Base(name, init.resolve(), resolved.config, tokenizer)
 
 
 def _digest(init: Path) -> str:
@@ -380,7 +384,7 @@ def _results(base: _Base, task: Task, cells: list[Cell], chosen: Cell) -> dict[s
     if not adaptation.is_full:
         shapes = jax.eval_shape(lambda: adaptation.split(fresh_parameters(model, 0))[0])
         trained = sum(leaf.size for leaf in jax.tree.leaves(shapes))
-    begins = f"from {base.directory.name}" if chosen.config.init_from else "from scratch"
+    begins = f"from {base.name}" if chosen.config.init_from else "from scratch"
     summary = {}
     for name in map(str, task.metrics):
         values = [reached[name] for reached in chosen.reached.values()]

@@ -132,8 +132,8 @@ def notes(results: dict) -> list[str]:
 
 def write(results: dict, directory: Path) -> None:
     """Write report.md, report.html and its picture, curves.svg, into the directory."""
-    (directory / "report.md").write_text(markdown(results))
-    (directory / "report.html").write_text(html(results))
+    (directory / "report.md").write_text(markdown(results), "utf-8")
+    (directory / "report.html").write_text(html(results), "utf-8")
     picture = curves(results["members"], LOSS).replace(
         "<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1
     )
@@ -160,7 +160,7 @@ def markdown_table(rows: Table) -> list[str]:
     rule = ["---"] + ["---:"] * (len(heading) - 1)
     lines = []
     for row in (heading, rule, *body):
-        cells = [cell.replace("|", "\\|") for cell in row]
+        cells = [cell.replace("|", "\\|").replace("\n", " ") for cell in row]
         lines.append(f"| {' | '.join(cells)} |")
     return [*lines, ""]
 

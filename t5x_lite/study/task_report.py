@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from t5x_lite.config import Task
+from t5x_lite.data.tasks.metrics import normalise_answer
 from t5x_lite.errors import NO_FILE, user_errors
 from t5x_lite.study.report import LOSS, Table, curves, html_table, markdown_table, page
 from t5x_lite.training import metrics
@@ -16,7 +17,7 @@ from t5x_lite.training.best import PREFIX
 
 _EXAMPLES = 4  # that are shown, of right and of wrong predictions each
 _LONGEST = 400  # letters of an example that are shown
-_NOTHING = "no label"
+_MOST_LABELS = 20  # of a table of what is taken for what
 
 
 def curves_of(workdir: Path, metric: str) -> dict[str, list]:
@@ -32,38 +33,54 @@ def curves_of(workdir: Path, metric: str) -> dict[str, list]:
 
 
 def answers_of(workdir: Path, task: Task) -> dict[str, Any]:
-    """What a run predicted of the validation examples: some of its right and wrong predictions, and
-    of labels how often each was taken for each.
+    """What a run predicted of the validation examples: some of them, and of labels how often each
+    was taken for each.
     """
     path = workdir / "predictions/validation.jsonl"
     with user_errors(NO_FILE, f"{path}: cannot be read"):
         records = [json.loads(line) for line in path.read_text().splitlines()]
-
-    def is_right(record: dict) -> bool:
-        labels = record["label"] if isinstance(record["label"], list) else [record["label"]]
-        return record["prediction"] in labels
-
-    answers: dict[str, Any] = {
-        "wrong": [record for record in records if not is_right(record)][:_EXAMPLES],
-        "right": [record for record in records if is_right(record)][:_EXAMPLES],
-    }
-    if task.kind == "classify":
+    answers: dict[str, Any] = {"shown": _some(task, records)}
+    if task.kind == "classify" and len(task.labels) <= _MOST_LABELS:
         names = [str(label) for label in task.labels]
-        counts = Counter(
-            (record["label"], _NOTHING if record["prediction"] is None else record["prediction"])
-            for record in records
-        )
-        columns = names + [_NOTHING] * any(predicted == _NOTHING for _, predicted in counts)
+        counts = Counter((record["label"], record["prediction"]) for record in records)
+        columns = names + [None] * any(predicted is None for _, predicted in counts)
         answers["confusion"] = {
-            label: {predicted: counts[label, predicted] for predicted in columns} for label in names
+            "predicted": ["(no label)" if name is None else name for name in columns],
+            "of_label": {label: [counts[label, name] for name in columns] for label in names},
         }
     return answers
 
 
+def _some(task: Task, records: list[dict]) -> dict[str, list[dict]]:
+    """Some of the predictions, by what they are."""
+    if task.kind == "regress":
+        errors = [abs((record["prediction"] or 0) - record["label"]) for record in records]
+        order = sorted(range(len(records)), key=lambda number: -errors[number])
+        return {"The largest errors": [records[number] for number in order[:_EXAMPLES]]}
+    is_free = task.kind == "generate" and task.metrics[0] != "exact_match"
+    if is_free:
+        return {"Some of what it writes": records[:_EXAMPLES]}
+    is_right = [_is_right(record) for record in records]
+    shown = {}
+    for name, value in (("wrong", False), ("right", True)):
+        of_name = [r for r, right in zip(records, is_right, strict=True) if right == value]
+        shown[f"Some that are {name}"] = of_name[:_EXAMPLES]
+    return {heading: of_heading for heading, of_heading in shown.items() if of_heading}
+
+
+def _is_right(record: dict) -> bool:
+    """Whether a prediction is the label, or one of the right texts as SQuAD compares them."""
+    prediction, label = record["prediction"], record["label"]
+    labels = label if isinstance(label, list) else [label]
+    if prediction in labels or not isinstance(prediction, str):
+        return prediction in labels
+    return normalise_answer(prediction) in map(normalise_answer, labels)
+
+
 def write(results: dict, directory: Path) -> None:
     """Write report.md and report.html into the directory."""
-    (directory / "report.md").write_text(markdown(results))
-    (directory / "report.html").write_text(html(results))
+    (directory / "report.md").write_text(markdown(results), "utf-8")
+    (directory / "report.html").write_text(html(results), "utf-8")
 
 
 def _cells(results: dict) -> Table:
@@ -97,11 +114,11 @@ def _summary(results: dict) -> str:
 
 def _confusion(results: dict) -> Table:
     """How often each label was taken for each; empty for tasks without labels."""
-    confusion = results.get("confusion", {})
+    confusion = results.get("confusion")
     if not confusion:
         return []
-    heading = ["label \\ prediction", *next(iter(confusion.values()))]
-    return [heading, *([label, *map(str, of.values())] for label, of in confusion.items())]
+    heading = ["label \\ prediction", *confusion["predicted"]]
+    return [heading, *([label, *map(str, of)] for label, of in confusion["of_label"].items())]
 
 
 def _shown(record: dict) -> str:
@@ -115,14 +132,19 @@ def markdown(results: dict) -> str:
     """The report as Markdown."""
     lines = [f"# {results['title']}", "", _summary(results), "", *markdown_table(_cells(results))]
     lines += markdown_table(_confusion(results))
-    for name in ("wrong", "right"):
-        lines += [f"- {name}: {_shown(record)}".replace("\n", " ") for record in results[name]]
+    for heading, records in results["shown"].items():
+        lines += [f"**{heading}**, seed {results['seeds'][0]}", ""]
+        lines += [
+            f"- {_shown(record)}".replace("\n", " ").replace("<", "&lt;") for record in records
+        ]
+        lines.append("")
     return "\n".join([*lines, ""])
 
 
 def html(results: dict) -> str:
     """The report as one HTML page without any outside resource."""
     runs, metric = results["curves"], results["metric"].replace("_", " ")
+    seed = f"seed {results['seeds'][0]}"
     of_metric = {
         name: {"curve": [], "validation_curve": run["metric_curve"]} for name, run in runs.items()
     }
@@ -130,12 +152,11 @@ def html(results: dict) -> str:
         f"<p>{escape(_summary(results))}</p>",
         html_table(_cells(results)),
         f"<h2>{escape(metric)}</h2>{curves(of_metric, f'{metric} of the validation examples')}",
-        f"<h2>Loss</h2>{curves(runs, LOSS)}",
+        f"<h2>Loss</h2><p>By step, training thin, validation thick.</p>{curves(runs, LOSS)}",
     ]
     if results.get("confusion"):
-        body.append(f"<h2>What it takes for what</h2>{html_table(_confusion(results))}")
-    for name in ("wrong", "right"):
-        shown = [f"<blockquote>{escape(_shown(record))}</blockquote>" for record in results[name]]
-        if shown:
-            body.append(f"<h2>Some that are {name}</h2>{''.join(shown)}")
+        body.append(f"<h2>What it takes for what, {seed}</h2>{html_table(_confusion(results))}")
+    for heading, records in results["shown"].items():
+        shown = [f"<blockquote>{escape(_shown(record))}</blockquote>" for record in records]
+        body.append(f"<h2>{heading}, {seed}</h2>{''.join(shown)}")
     return page(results["title"], "".join(body))

@@ -192,6 +192,8 @@ def test_what_a_model_cannot_be_asked(make, write):
     source = write([{"text": "a", "label": 1.5}])
     with pytest.raises(UserError, match="was not trained on it cannot regress; use finetune"):
         ask(loaded, Task(name="a", kind="regress", source=source))
+    with pytest.raises(UserError, match=r"--split=test: .* is one file, all of which is asked"):
+        ask(loaded, Task(name="a", source=source.replace("{split}", "validation")), Asking("test"))
     source = write([{"text": "a", "label": -1}])
     with pytest.raises(UserError, match="a's validation split has no labels to judge by"):
         ask(loaded, Task(name="a", labels=("x", "y"), source=source))

@@ -19,6 +19,7 @@ from t5x_lite.errors import BAD_CONFIG, NO_FILE, USAGE, UserError
 from t5x_lite.interop import huggingface, peft
 from t5x_lite.interop.huggingface import TaskHead
 from t5x_lite.resolve import resolve_model
+from t5x_lite.training.adapt import merge_low_rank
 
 pytest.importorskip("safetensors")
 from safetensors.numpy import load_file, save_file
@@ -405,6 +406,19 @@ def test_updates_of_modules_that_lie_side_by_side(tmp_path):
         a, b = (leaves[f"decoder/layers/attention/{name}/lora_{factor}"][1] for factor in "ab")
         expected[part * 8 : part * 8 + 8] = np.asarray(a @ b).T
     np.testing.assert_allclose(update, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_updates_of_a_head_are_added_to_it(tmp_path):
+    """A head is written whole, beside the updates of the body."""
+    model = task_model("bert", "class", lora_rank=2, lora_targets=("query", "pooler"))
+    params = make_params(model)
+    peft.write(tmp_path / "x", model, params, task_head=TaskHead("class", ("a", "b", "c")))
+    tensors = load_file(tmp_path / "x/adapter_model.safetensors")
+    assert not any("pooler" in name and "lora" in name for name in tensors)
+    _, merged = merge_low_rank(model, params)
+    kernel = np.asarray(flatten_dict(merged, sep="/")["classifier/pooler/kernel"])
+    written = tensors["base_model.model.bert.pooler.dense.weight"]
+    np.testing.assert_allclose(written, kernel.T, rtol=1e-6)
 
 
 def test_models_of_tasks_that_cannot_be_written(tmp_path):

@@ -17,6 +17,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from peer_models import PEERS, make_peer, read_peer, small_tokenizer
 
+from t5x_lite.errors import UserError
 from t5x_lite.interop import huggingface
 from t5x_lite.interop.lm_eval import HarnessModel
 
@@ -101,6 +102,10 @@ def test_texts_as_a_whole(models):
 
 def test_likelihoods_with_and_without_context(models):
     pairs = [("", "The module"), ("The module ", "provides"), ("a", "b"), ("Return ", " the mat")]
+    encode = models[0]._model.tokenizer.encode
+    words = "The module provides classes and functions. " * 20
+    fits = next(words[:n] for n in range(len(words), 0, -1) if len(encode("a" + words[:n])) <= 199)
+    pairs += [("a", fits), ("", fits)]  # to the end of the row
     requests = [request("loglikelihood", *pair) for pair in pairs]
     ours, theirs = (model.loglikelihood(requests) for model in models)
     np.testing.assert_allclose([nats for nats, _ in ours], [nats for nats, _ in theirs], rtol=1e-4)
@@ -116,6 +121,9 @@ def test_a_context_that_is_too_long_loses_its_beginning(models):
         [request("loglikelihood", text, " classes") for text in (long, "x" + long)]
     )
     assert nats == other
+    assert models[0].loglikelihood([]) == models[0].loglikelihood_rolling([]) == []
+    with pytest.raises(UserError, match=r"a continuation has \d+ tokens, the model's rows 200"):
+        models[0].loglikelihood([request("loglikelihood", "a", long)])
 
 
 def test_what_is_written(models):

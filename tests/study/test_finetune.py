@@ -101,8 +101,10 @@ def test_every_family_learns(bases, animals, tmp_path, architecture):
     taken = [
         [sum(r["label"] == x and r["prediction"] == y for r in records) for y in "cd"] for x in "cd"
     ]
-    assert [list(of.values())[:2] for of in results["confusion"].values()] == taken
-    assert all(record["label"] != record["prediction"] for record in results["wrong"])
+    assert [of[:2] for of in results["confusion"]["of_label"].values()] == taken
+    for heading, shown in results["shown"].items():
+        for record in shown:
+            assert (record["label"] == record["prediction"]) == heading.endswith("right")
     assert (
         f"| as they are | 0 | {results['reached']['accuracy']['mean']:.4f} |"
         in (tmp_path / "run/report.md").read_text()
@@ -117,6 +119,8 @@ def test_every_family_learns(bases, animals, tmp_path, architecture):
     model = api.load_model(tmp_path / "run")
     evaluated = model.evaluate_task(animals)
     assert evaluated["metrics"]["accuracy"] == results["reached"]["accuracy"]["mean"]
+    with pytest.raises(UserError, match="exact_match does not judge what is to classify"):
+        model.evaluate_task(animals[:-1] + ", metrics=exact_match)")
     again = api.evaluate(tmp_path / "run", **QUIET)
     assert again["accuracy"] == pytest.approx(results["reached"]["accuracy"]["mean"])
 
@@ -263,6 +267,8 @@ def test_what_cannot_be_learned(bases, animals, tmp_path):
             finetune(bases, task, tmp_path / "run")
     with pytest.raises(UserError, match=r"label_smoothing: got 0\.1, but heads of tasks learn"):
         finetune(bases, animals, tmp_path / "smooth", **{"training.label_smoothing": 0.1})
+    with pytest.raises(UserError, match="a value is given twice"):
+        finetune(bases, animals, tmp_path / "run", grid={"training.patience": [1, 1]})
     for key in ("seed", "task.name"):
         with pytest.raises(UserError, match=f"{key} is no axis"):
             finetune(bases, animals, tmp_path / "run", grid={key: [1, 2]})

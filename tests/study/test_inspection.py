@@ -72,6 +72,12 @@ def test_the_command_and_a_kind_that_an_architecture_lacks(config_file, records)
     assert "Traceback" not in err
 
 
+def test_a_model_without_text_has_a_tokenizer(records):
+    config = {**settings("", "masked_lm", "encoder")}
+    shown = api.inspect_task(config, REVIEW.format(records), examples=1, say=lambda _: None)
+    assert "'[CLS]a gem[SEP]'" in shown
+
+
 def test_a_prompt_may_say_all_that_is_read(text_file, tmp_path):
     path = tmp_path / "capitals.jsonl"
     path.write_text("\n".join(json.dumps({"land": x, "city": x[::-1]}) for x in ("Peru", "Mali")))
