@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array
 
 from t5x_lite.config import ModelDimensions
-from t5x_lite.data.tasks.examples import Example, Examples, Label
+from t5x_lite.data.tasks.examples import Example, Examples, Label, readable
 from t5x_lite.data.tasks.formats import Formatted, label_of, prompt_of
 from t5x_lite.data.tasks.metrics import judge
 from t5x_lite.data.tasks.rows import TaskPlan, TaskSplit
@@ -191,14 +191,3 @@ def as_records(examples: Examples, predictions: Sequence[Label]) -> list[dict]:
         }
         for example, prediction in zip(examples.examples, predictions, strict=True)
     ]
-
-
-def readable(task, label: Label, example: Example):
-    """A label as people read it: its name, a number, an answer, a text."""
-    if label is None or isinstance(label, float):
-        return label
-    if isinstance(label, tuple):
-        return label[0] if len(label) == 1 else list(label)
-    if task.kind == "classify":
-        return str(task.labels[int(label)])
-    return example.choices[int(label)]

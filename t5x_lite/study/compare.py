@@ -214,23 +214,14 @@ def write_report(workdir: Path, say: Say = print, allowed: AllowedCode = NO_CODE
         is_task = "task" in results
         try:
             (task_report.write if is_task else write)(results, workdir)
-        except (
-            KeyError,
-            TypeError,
-            AttributeError,
-            ValueError,
-            ArithmeticError,
-            IndexError,
-        ) as error:
+        except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
             command = "finetune" if is_task else "compare"
             reason = f"is not what {command} wrote ({error})"
             raise UserError(NO_FILE, f"{path}: {reason}; run {command} again") from error
         return
     resolved, _ = run_directory.read(workdir, allowed)
     if not isinstance(resolved.rows, RowPlan):
-        reason = (
-            "has no results.json; finetune writes it into its --workdir, when all runs are over"
-        )
+        reason = "has no results.json, which finetune leaves in its --workdir at the end"
         raise UserError(USAGE, f"{workdir}: {reason}: name that, or run the same command again")
     corpus = prepare(resolved.config.data, say, allowed)
     member = make_member(resolved.config, resolved.rows, corpus)

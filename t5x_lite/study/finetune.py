@@ -21,11 +21,11 @@ import jax
 
 from t5x_lite.config import RunConfig, Task, to_dict
 from t5x_lite.config_files import build, override, with_absolute_paths
-from t5x_lite.data.tasks.examples import with_labels_of
+from t5x_lite.data.tasks.examples import readable, with_labels_of
 from t5x_lite.data.tasks.rows import TaskData, TaskPlan, TaskSplit
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import IO_ERROR, NO_FILE, USAGE, UserError, read_json, user_errors
-from t5x_lite.inference.predict import as_records, judge_split, predict, readable
+from t5x_lite.inference.predict import as_records, judge_split, predict
 from t5x_lite.interop import convert
 from t5x_lite.model.transformer import count_parameters
 from t5x_lite.resolve import plan, resolve

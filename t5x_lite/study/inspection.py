@@ -10,9 +10,9 @@ from t5x_lite.data.objectives.pairs import Pair
 from t5x_lite.data.rows.batches import Batches, Ledger
 from t5x_lite.data.rows.streams import TextStream
 from t5x_lite.data.store.corpus import Corpus
+from t5x_lite.data.tasks.examples import readable
 from t5x_lite.data.tasks.rows import TaskSplit
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
-from t5x_lite.inference.predict import readable
 
 _COUNTED_AT_A_TIME = 1 << 24  # tokens: a store may be larger than memory
 

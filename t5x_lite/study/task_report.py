@@ -134,10 +134,8 @@ def markdown(results: dict) -> str:
     lines += markdown_table(_confusion(results))
     for heading, records in results["shown"].items():
         lines += [f"**{heading}**, seed {results['seeds'][0]}", ""]
-        lines += [
-            f"- {_shown(record)}".replace("\n", " ").replace("<", "&lt;") for record in records
-        ]
-        lines.append("")
+        quoted = [_shown(record).replace("\n", " ").replace("<", "&lt;") for record in records]
+        lines += [*(f"- {line}" for line in quoted), ""]
     return "\n".join([*lines, ""])
 
 

@@ -66,6 +66,17 @@ class Examples:
         return digest.hexdigest()[:16]
 
 
+def readable(task: Task, label: Label, example: Example) -> Any:
+    """A label as people read it: its name, a number, an answer, a text."""
+    if label is None or isinstance(label, float):
+        return label
+    if isinstance(label, tuple):
+        return label[0] if len(label) == 1 else list(label)
+    if task.kind == "classify":
+        return str(task.labels[int(label)])
+    return example.choices[int(label)]
+
+
 def load_split(task: Task, split: str, allowed: AllowedCode = None, limit: int = 0) -> Examples:
     """The examples of a split: "train", "validation" or "test".
 

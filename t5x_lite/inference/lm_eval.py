@@ -20,8 +20,8 @@ from t5x_lite.specs import NO_CODE, AllowedCode
 from t5x_lite.training import run_directory
 from t5x_lite.training.run_directory import LoadedModel
 
-_LM: Any = optional_import("lm_eval.api.model", "lm-eval", "t5x_lite.interop.lm_eval").LM
-_utils: Any = optional_import("lm_eval.utils", "lm-eval", "t5x_lite.interop.lm_eval")
+_LM: Any = optional_import("lm_eval.api.model", "lm-eval", "t5x_lite.inference.lm_eval").LM
+_utils: Any = optional_import("lm_eval.utils", "lm-eval", "t5x_lite.inference.lm_eval")
 
 _MAX_NEW_TOKENS = 256  # of texts whose task says nothing, as for the harness's own models
 
