@@ -9,6 +9,7 @@ import struct
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
@@ -18,6 +19,7 @@ from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import BAD_CONFIG, NO_FILE, USAGE, UserError
 from t5x_lite.interop import huggingface, peft
 from t5x_lite.interop.huggingface import TaskHead
+from t5x_lite.model import transformer
 from t5x_lite.resolve import resolve_model
 from t5x_lite.training.adapt import merge_low_rank
 
@@ -332,6 +334,21 @@ def test_the_class_that_reads_it(tmp_path):
         assert huggingface.write(path, model, make_params(model), Tokenizer()) == class_name
         config = json.loads((path / "config.json").read_text())
         assert config["architectures"] == [class_name]
+
+
+def test_a_model_with_one_token_type_reads_all_texts_as_that():
+    """RoBERTa: of a second text, too."""
+    model = make_dimensions("roberta")
+    params = make_params(model)
+    row = {
+        "encoder_tokens": jnp.arange(6)[None] + 5,
+        "encoder_segments": jnp.ones((1, 6), jnp.int32),
+        "encoder_positions": jnp.arange(6)[None],
+    }
+    expected = transformer.apply(model, params, row).hidden_states
+    found = transformer.apply(model, params, row | {"encoder_types": jnp.ones((1, 6), jnp.int32)})
+    assert np.isfinite(expected).all()
+    np.testing.assert_array_equal(found.hidden_states, expected)
 
 
 HEADS = {
