@@ -26,12 +26,11 @@ def evaluate_task(
     Returns:
         task, split, method, examples (how many), metrics, groups, predictions (a record for each).
     """
-    has_learned = isinstance(loaded.rows, TaskPlan) and loaded.rows.task.name == task.name
-    if not has_learned and isinstance(loaded.rows, TaskPlan) and not loaded.model.lm_head:
-        name = loaded.rows.task.name
-        reason = f"this model has learned {name} alone, and not {task.name}"
-        raise UserError(USAGE, f"evaluate: {reason}; of a file of yours --task='{name}(FILE)'")
-    if has_learned and not asking.shots:
+    learned = loaded.rows.task.name if isinstance(loaded.rows, TaskPlan) else ""
+    if learned and learned != task.name and not loaded.model.lm_head:
+        reason = f"this model has learned {learned} alone, and not {task.name}"
+        raise UserError(USAGE, f"evaluate: {reason}; of a file of yours --task='{learned}(FILE)'")
+    if learned == task.name and not asking.shots:
         evaluated = _evaluate_learned(loaded, task, asking, allowed)
     else:
         evaluated = ask(loaded, task, asking, allowed)

@@ -331,9 +331,11 @@ def differing_spans(
     end = 0
     while end < shorter - start and first[-1 - end] == second[-1 - end]:
         end += 1
-    return [
-        (ids[:start], ids[start : len(ids) - end], ids[len(ids) - end :]) for ids in (first, second)
-    ]
+    parts = []
+    for ids in (first, second):
+        stop = len(ids) - end
+        parts.append((ids[:start], ids[start:stop], ids[stop:]))
+    return parts
 
 
 def _complete(loaded: LoadedModel, examples: Examples) -> Evaluated:

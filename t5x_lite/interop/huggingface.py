@@ -475,10 +475,9 @@ def write_directory(
     """Write a directory as a whole, or nothing: files and, in one of its own, tensors.
 
     Raises:
-        UserError: where there is something already, or it cannot be written.
+        UserError: where it cannot be written.
     """
     path = path.resolve()
-    check_free(path)
     safetensors = optional_import("safetensors.numpy", "hf", "export")
     partial = path.with_name(path.name + ".partial")
     if partial.exists():

@@ -3,7 +3,7 @@
 import json
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -57,13 +57,12 @@ def write(
     family = FAMILIES[find_family(plain)]
     if task_head is not None:
         family = family.with_head(task_head.name)
-    leaves = {name: np.asarray(leaf, np.float32) for name, leaf in by_path(params).items()}
 
     # The updates, by the module that they belong to.
     tensors: dict[str, np.ndarray] = {}
     ranks: dict[str, int] = {}
     kernel_layouts = set()
-    for place, updates in _updates_by_module(family, model, leaves).items():
+    for place, updates in _updates_by_module(family, model, params).items():
         ranks[_in_every_layer(place)] = model.lora_rank * len(updates)
         kernel_layouts.add(updates[0].location.kernel_layout)
         for layer in range(len(updates[0].a)):
@@ -71,30 +70,22 @@ def write(
             down, up = _side_by_side(updates, layer)
             tensors[f"{module}.lora_A.weight"], tensors[f"{module}.lora_B.weight"] = down, up
     # The head of a task, with its updates.
-    heads = {name: np.asarray(leaf, np.float32) for name, leaf in by_path(merged).items()}
+    leaves = by_path(merged)
     saved_modules = set()
     for name, parameter in stored_parameters(family, plain).items():
         if is_head(tuple(name.split("/"))):
             (tensor,) = parameter.tensors
-            tensors[tensor] = parameter.to_tensor(heads[name])
+            tensors[tensor] = parameter.to_tensor(np.asarray(leaves[name]))
             saved_modules.add(tensor.removeprefix(family.prefix).partition(".")[0])
 
-    # Several updates side by side are one of a higher rank, scaled by the same alpha / rank.
-    scale = model.lora_alpha / model.lora_rank
-    higher = {module: rank for module, rank in ranks.items() if rank != model.lora_rank}
-    config = {
+    config = _ranks_and_scales(model, ranks) | {
         "peft_type": "LORA",
         "task_type": _task_type(plain, task_head),
         "base_model_name_or_path": None,
         "inference_mode": True,
-        "r": model.lora_rank,
-        "lora_alpha": model.lora_alpha,
         "lora_dropout": 0.0,
         "bias": "none",
         "fan_in_fan_out": "in_out" in kernel_layouts,
-        "target_modules": "|".join(sorted(ranks)),
-        "rank_pattern": higher,
-        "alpha_pattern": {module: scale * rank for module, rank in higher.items()},
         "modules_to_save": sorted(saved_modules) or None,
     }
     files = {"adapter_config.json": (json.dumps(config, indent=2) + "\n").encode()}
@@ -115,16 +106,18 @@ class _Update(NamedTuple):
 
 
 def _updates_by_module(
-    family: Family, model: ModelDimensions, leaves: dict[str, np.ndarray]
+    family: Family, model: ModelDimensions, params: Params
 ) -> dict[str, list[_Update]]:
     """By the module of Hugging Face, in which several of ours may lie; * stands for the layer."""
     updates: dict[str, list[_Update]] = {}
+    leaves = by_path(params)
     for name, a in leaves.items():
         module, _, leaf = name.rpartition("/")
         if leaf == "lora_a" and not is_head(tuple(name.split("/"))):
             location = family.locate(f"{module}/kernel", model)
             place = location.tensor.removesuffix(".weight")
-            update = _Update(location, a, leaves[f"{module}/lora_b"])
+            factors = (a, leaves[f"{module}/lora_b"])
+            update = _Update(location, *(np.asarray(one, np.float32) for one in factors))
             updates.setdefault(place, []).append(update)
     return updates
 
@@ -149,6 +142,21 @@ def _side_by_side(updates: list[_Update], layer: int) -> tuple[np.ndarray, np.nd
         rows = slice(update.location.part * outputs, (update.location.part + 1) * outputs)
         up[rows, number * rank : (number + 1) * rank] = update.b[layer].T
     return down, up
+
+
+def _ranks_and_scales(model: ModelDimensions, ranks: dict[str, int]) -> dict[str, Any]:
+    """Which modules have updates, and of which rank: several side by side are one of a higher rank,
+    scaled by the same alpha / rank.
+    """
+    scale = model.lora_alpha / model.lora_rank
+    higher = {module: rank for module, rank in ranks.items() if rank != model.lora_rank}
+    return {
+        "r": model.lora_rank,
+        "lora_alpha": model.lora_alpha,
+        "target_modules": "|".join(sorted(ranks)),
+        "rank_pattern": higher,
+        "alpha_pattern": {module: scale * rank for module, rank in higher.items()},
+    }
 
 
 def _task_type(model: ModelDimensions, task_head: TaskHead | None) -> str:

@@ -134,12 +134,11 @@ def finetune(
         raise UserError(USAGE, f"finetune: --adapt={adapt} needs a model; leave out --from-scratch")
     if seeds < 1:
         raise UserError(USAGE, f"finetune: --seeds={seeds}: expected at least 1")
-    axes = _axes(grid, overrides)
+    combinations = _combinations(grid, overrides)
     base = _base(init, workdir, say)
     task = with_labels_of(task, allowed)
     cells = []
-    for values in itertools.product(*axes.values()):
-        settings = dict(zip(axes, values, strict=True))
+    for settings in combinations:
         config = _config(base, task, adapt, overrides, from_scratch, settings)
         cells.append(Cell(settings, config, {}))
     # A setting that is wrong is refused before any cell is trained.
@@ -179,8 +178,8 @@ def finetune(
     return results
 
 
-def _axes(grid: Sequence[str], overrides: Sequence[str]) -> dict[str, list[str]]:
-    """The settings of a grid, each with its values."""
+def _combinations(grid: Sequence[str], overrides: Sequence[str]) -> list[dict[str, str]]:
+    """All combinations of the values of a grid."""
     axes: dict[str, list[str]] = {}
     given = {text.partition("=")[0] for text in overrides}
     for text in grid:
@@ -195,7 +194,7 @@ def _axes(grid: Sequence[str], overrides: Sequence[str]) -> dict[str, list[str]]
         axes[key] = values.split(",")
         if len(set(axes[key])) < len(axes[key]):
             raise UserError(USAGE, f"--grid={text}: a value is given twice; give it once")
-    return axes
+    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
 
 @dataclass(frozen=True)

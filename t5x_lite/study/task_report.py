@@ -117,8 +117,10 @@ def _confusion(results: dict) -> Table:
     confusion = results.get("confusion")
     if not confusion:
         return []
-    heading = ["label \\ prediction", *confusion["predicted"]]
-    return [heading, *([label, *map(str, of)] for label, of in confusion["of_label"].items())]
+    rows = [["label \\ prediction", *confusion["predicted"]]]
+    for label, counts in confusion["of_label"].items():
+        rows.append([label, *map(str, counts)])
+    return rows
 
 
 def _shown(record: dict) -> str:
