@@ -392,7 +392,8 @@ class Optimizer(Checked):
 
     SECTION = "optimizer"
 
-    name: Literal["adamw", "adafactor"] = "adamw"  # the update rule: see training/optimizer.py
+    # The update rule: see training/optimizer.py
+    name: Literal["adamw", "adafactor", "muon"] = "adamw"
     learning_rate: Annotated[float, Range(0.0, 100.0)] = 1e-3  # the peak
 
     # How the learning rate falls after the warm-up
@@ -405,10 +406,11 @@ class Optimizer(Checked):
     decay_steps: NonNegative = 0
     final_lr_ratio: Share = 0.0  # share of the peak that cosine and linear end at
 
-    beta1: Annotated[float, Range(0.0, 0.9999)] = 0.9  # AdamW: decay of the mean of the gradient
-    beta2: Annotated[float, Range(0.0, 0.99999)] = 0.999  # AdamW: decay of the mean of its square
-    epsilon: Share = 1e-8  # AdamW: added to the root of that mean
-    # AdamW: decoupled, of kernels and tables only
+    # AdamW, and what Muon leaves to it
+    beta1: Annotated[float, Range(0.0, 0.9999)] = 0.9  # decay of the mean of the gradient
+    beta2: Annotated[float, Range(0.0, 0.99999)] = 0.999  # decay of the mean of its square
+    epsilon: Share = 1e-8  # added to the root of that mean
+    # AdamW and Muon: decoupled, of kernels and tables only
     weight_decay: Annotated[float, Range(0.0, 10.0)] = 0.0
     # Largest global norm of the gradient; 0: no clipping
     grad_clip_norm: Annotated[float, Range(0.0)] = 1.0
@@ -416,7 +418,7 @@ class Optimizer(Checked):
     def _contradictions(self) -> Iterator[str]:
         if self.weight_decay and self.name == "adafactor":
             yield (
-                "optimizer.weight_decay: adafactor is used without; set it to 0 or optimizer.name "
+                "optimizer.weight_decay: adafactor is used without; set it to 0, or optimizer.name "
                 "to adamw"
             )
         if 0 < self.decay_steps <= self.warmup_steps:

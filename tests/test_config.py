@@ -35,7 +35,11 @@ def refusal(make) -> str:
 
 
 BAD_VALUES = [
-    (Optimizer, {"name": "lion"}, "optimizer.name: got 'lion'; expected one of adamw, adafactor"),
+    (
+        Optimizer,
+        {"name": "lion"},
+        "optimizer.name: got 'lion'; expected one of adamw, adafactor, muon",
+    ),
     (Optimizer, {"schedule": "cosin"}, "optimizer.schedule: got 'cosin'; did you mean cosine?"),
     (Optimizer, {"learning_rate": math.nan}, "optimizer.learning_rate: got nan, expected a number"),
     (Optimizer, {"learning_rate": math.inf}, "optimizer.learning_rate: got inf, expected a number"),

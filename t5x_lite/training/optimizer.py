@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from optax import contrib
 
 from t5x_lite.config import Optimizer
 from t5x_lite.model.layers import is_kernel, is_table
@@ -86,6 +87,16 @@ def _adamw(config: Optimizer, schedule: Schedule, axes: Any) -> optax.GradientTr
     )
 
 
+def _by_label(
+    rules: dict[str, optax.GradientTransformation], label: Callable[[Any], str], axes: Any
+) -> optax.GradientTransformation:
+    """One rule for each parameter, by what `label` makes of its axis names."""
+    labels = jax.tree.map(label, axes, is_leaf=_is_axes)
+    # Optax refuses a rule that no parameter has.
+    present: Any = {name: rules[name] for name in jax.tree.leaves(labels)}
+    return optax.partition(present, labels)
+
+
 def _adafactor(config: Optimizer, schedule: Schedule, axes: Any) -> optax.GradientTransformation:
     """Adafactor (Shazeer and Stern, 2018): factored second moments, updates scaled by the root mean
     square of each parameter. The statistics of scanned layers are kept layer by layer.
@@ -95,12 +106,7 @@ def _adafactor(config: Optimizer, schedule: Schedule, axes: Any) -> optax.Gradie
     def label(names):
         return "layers" if "layers" in names else "single"
 
-    labels = jax.tree.map(label, axes, is_leaf=_is_axes)
-    rules: Any = {"single": rule}
-    # Optax refuses a rule that nothing has: where all layers share one block, none is scanned.
-    if "layers" in jax.tree.leaves(labels):
-        rules["layers"] = _over_layers(rule)
-    return optax.partition(rules, labels)
+    return _by_label({"layers": _over_layers(rule), "single": rule}, label, axes)
 
 
 def _over_layers(rule: optax.GradientTransformation) -> optax.GradientTransformation:
@@ -112,7 +118,39 @@ def _over_layers(rule: optax.GradientTransformation) -> optax.GradientTransforma
     return optax.GradientTransformation(jax.vmap(rule.init), update)
 
 
-OPTIMIZERS = {"adamw": _adamw, "adafactor": _adafactor}
+def _muon(config: Optimizer, schedule: Schedule, axes: Any) -> optax.GradientTransformation:
+    """Muon (Jordan et al., 2024): the momentum of each kernel [in, out], made orthogonal. Tables,
+    vectors and the kernels of heads, which predict words and labels, have AdamW.
+
+    An orthogonal matrix is scaled to a root mean square of 0.2, about that of AdamW's updates, so
+    that one learning rate and weight decay fit both (Liu et al., 2025, §2.2).
+    """
+
+    def label(names):
+        is_head = names[-1] in ("vocab", "classes")
+        return "muon" if is_kernel(names) and not is_head else "adam"
+
+    def in_and_out(updates):
+        return jax.tree.map(lambda _: contrib.MuonDimensionNumbers(-2, -1), updates)
+
+    def as_large_as_adam(updates, params):
+        return jax.tree.map(lambda x: 0.2 * max(x.shape[-2:]) ** 0.5 * x, updates)
+
+    rules = {
+        "muon": optax.chain(
+            contrib.scale_by_muon(weight_dimension_numbers=in_and_out),
+            optax.stateless(as_large_as_adam),
+        ),
+        "adam": optax.scale_by_adam(config.beta1, config.beta2, config.epsilon),
+    }
+    return optax.chain(
+        _by_label(rules, label, axes),
+        optax.add_decayed_weights(config.weight_decay, is_decayed(axes)),
+        optax.scale_by_learning_rate(schedule),
+    )
+
+
+OPTIMIZERS = {"adamw": _adamw, "adafactor": _adafactor, "muon": _muon}
 
 
 def make_optimizer(

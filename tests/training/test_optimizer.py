@@ -1,3 +1,7 @@
+import dataclasses
+import functools
+from operator import getitem
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -94,3 +98,45 @@ def test_adamw_by_its_formula_clipped_and_decaying_kernels_alone():
             expected = -0.1 * (mean / (np.sqrt(variance) + config.epsilon) + decay * p)
             np.testing.assert_allclose(u, expected, rtol=1e-4, atol=1e-6)
         params = optax.apply_updates(params, updates)
+
+
+def test_muon_makes_the_momentum_of_kernels_orthogonal_and_leaves_the_rest_to_adamw():
+    """Five steps of its Newton-Schulz iteration bring every singular value between 0.65 and 1.25
+    and leave the singular vectors as they are (Jordan et al., 2024).
+    """
+    config = Optimizer(name="muon", weight_decay=0.5, grad_clip_norm=0.0)
+    params, axes = parameters()
+    muon = make_optimizer(config, lambda step: 0.1, axes)
+    adamw = make_optimizer(dataclasses.replace(config, name="adamw"), lambda step: 0.1, axes)
+    states, momentum = (muon.init(params), adamw.init(params)), 0.0
+    for t in (1, 2, 3):
+        grads = jax.tree.map(lambda x, t=t: jnp.cos(t * x), params)
+        updates, of_muon = muon.update(grads, states[0], params)
+        expected, of_adamw = adamw.update(grads, states[1], params)
+        states = of_muon, of_adamw
+        for path in (("embedding",), ("decoder", "layers", "bias")):
+            found, right = (functools.reduce(getitem, path, tree) for tree in (updates, expected))
+            np.testing.assert_allclose(found, right, rtol=1e-5)
+
+        kernel, gradient, update = (
+            np.asarray(tree["decoder"]["layers"]["kernel"], np.float64)
+            for tree in (params, grads, updates)
+        )
+        momentum = 0.95 * momentum + 0.05 * gradient
+        ahead = 0.95 * momentum / (1 - 0.95 ** (t + 1)) + 0.05 * gradient / (1 - 0.95**t)
+        u, _, vt = np.linalg.svd(ahead, full_matrices=False)
+        orthogonal = (update / -0.1 - 0.5 * kernel) / (0.2 * 140**0.5)
+        turned = u.swapaxes(1, 2) @ orthogonal @ vt.swapaxes(1, 2)
+        singular = np.diagonal(turned, axis1=1, axis2=2)
+        assert singular.min() > 0.65
+        assert singular.max() < 1.25
+        np.testing.assert_allclose(turned - singular[..., None] * np.eye(130), 0, atol=1e-3)
+        params = optax.apply_updates(params, updates)
+
+
+@pytest.mark.parametrize("name", ["adafactor", "muon"])
+def test_where_no_kernel_and_no_layer_is_trained(name):
+    params, axes = {"bias": jnp.ones(3)}, {"bias": ("norm",)}
+    rule = make_optimizer(Optimizer(name=name), lambda step: 0.1, axes)
+    updates, _ = rule.update(params, rule.init(params), params)
+    assert (updates["bias"] < 0).all()
