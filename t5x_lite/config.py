@@ -234,7 +234,8 @@ class Model(Checked):
 
     # What adapts a trained model to a task, its own parameters frozen: see training/adapt.py, which
     # sets these.
-    # LoRA: x W + x A B · alpha / rank, in the dense layers named (Hu et al., 2022)
+    # LoRA: x W + x A B · alpha / rank, in the dense layers named, and of the embedding tables where
+    # "embedding" is (Hu et al., 2022)
     lora_rank: NonNegative = 0
     lora_alpha: Annotated[float, Range(0.0)] = 16.0
     lora_targets: tuple = ("query", "value")
@@ -274,6 +275,11 @@ class Model(Checked):
         return self.positions == "learned"
 
     @property
+    def has_low_rank_embeddings(self) -> bool:
+        """Whether LoRA updates the embeddings of tokens too."""
+        return self.lora_rank > 0 and "embedding" in self.lora_targets
+
+    @property
     def drops_out(self) -> bool:
         """Whether training draws random numbers for dropout."""
         return max(self.dropout, self.attention_dropout, self.ff_dropout) > 0
@@ -288,6 +294,11 @@ class Model(Checked):
             yield (
                 f"model.num_kv_heads: {self.num_kv_heads} does not divide model.num_heads "
                 f"{self.num_heads}"
+            )
+        if self.has_low_rank_embeddings and self.lm_head and self.tie_embeddings:
+            yield (
+                "model.lora_targets: embedding is also the output layer (model.tie_embeddings), "
+                "which would stay as it is; leave it out"
             )
         yield from self._of_stacks()
         if self.parallel_residual and self.norm_position == "post":

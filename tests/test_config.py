@@ -122,6 +122,10 @@ def test_nothing_can_be_changed_unchecked():
             "data.validation_source=a.txt: it is trained on too",
         ),
         (lambda: Model(num_heads=3), "model.num_heads: 3 does not divide model.d_model 128"),
+        (
+            lambda: Model(lora_rank=2, lora_targets=("query", "embedding")),
+            "model.lora_targets: embedding is also the output layer",
+        ),
         (lambda: Model(num_kv_heads=3), "model.num_kv_heads: 3 does not divide model.num_heads 4"),
         (lambda: Model(num_decoder_layers=2), "model.num_decoder_layers: architecture decoder has"),
         (lambda: Model(shared_stacks=True), "model.shared_stacks: architecture decoder has one"),

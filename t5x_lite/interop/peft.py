@@ -29,6 +29,9 @@ _TASK_TYPES = {
     "span": "QUESTION_ANS",
 }
 
+# T5's stacks have a module each, with the weights of the one that is stored.
+_LOOKED_UP_IN = {"shared": ["encoder.embed_tokens", "decoder.embed_tokens"]}
+
 
 def write(
     path: Path,
@@ -69,6 +72,9 @@ def write(
             module = place.replace("*", str(layer))
             down, up = _side_by_side(updates, layer)
             tensors[f"{module}.lora_A.weight"], tensors[f"{module}.lora_B.weight"] = down, up
+    for place, (down, up) in _updates_of_tables(family, model, params).items():
+        ranks[re.escape(place)] = model.lora_rank
+        tensors[f"{place}.lora_embedding_A"], tensors[f"{place}.lora_embedding_B"] = down, up
     # The head of a task, with its updates.
     leaves = by_path(merged)
     saved_modules = set()
@@ -119,6 +125,22 @@ def _updates_by_module(
             factors = (a, leaves[f"{module}/lora_b"])
             update = _Update(location, *(np.asarray(one, np.float32) for one in factors))
             updates.setdefault(place, []).append(update)
+    return updates
+
+
+def _updates_of_tables(
+    family: Family, model: ModelDimensions, params: Params
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """A [rank, vocab] and B [out, rank] of each embedding table, by the module of Hugging Face."""
+    leaves = by_path(params)
+    updates = {}
+    for name, a in leaves.items():
+        table, _, rest = name.partition("_lora_")
+        if rest == "a":
+            place = family.locate(table, model).tensor.removesuffix(".weight")
+            b = leaves[f"{table}_lora_b"]
+            for module in _LOOKED_UP_IN.get(place, [place]):
+                updates[module] = np.asarray(a[: model.vocab_size]).T, np.asarray(b).T
     return updates
 
 

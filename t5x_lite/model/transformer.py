@@ -25,6 +25,7 @@ from t5x_lite.model.layers import (
     with_axes,
 )
 from t5x_lite.model.masks import AttentionMask
+from t5x_lite.model.matmul import matmul
 from t5x_lite.model.positions import RelativeBias, alibi, sinusoidal
 
 
@@ -141,9 +142,21 @@ class Transformer(nn.Module):
             shape = (rows, config.embedding_size)
             return self.param(name, with_axes(init, axis, "embedding"), shape, dtype)
 
+        def low_rank_update(of: str):
+            a_init = with_axes(nn.initializers.zeros, "vocab", "adapter")
+            b_init = with_axes(nn.initializers.normal(1.0), "adapter", "embedding")
+            rows, rank = config.embedding_rows, config.lora_rank
+            a = self.param(f"{of}_lora_a", a_init, (rows, rank), dtype)
+            b = self.param(f"{of}_lora_b", b_init, (rank, config.embedding_size), dtype)
+            return a, b
+
         self.embedding = table("embedding", config.embedding_rows, "vocab")
+        if config.has_low_rank_embeddings:
+            self.embedding_update = low_rank_update("embedding")
         if not config.shared_embeddings:
             self.decoder_embedding = table("decoder_embedding", config.embedding_rows, "vocab")
+            if config.has_low_rank_embeddings:
+                self.decoder_embedding_update = low_rank_update("decoder_embedding")
         if config.has_position_table:
             rows = config.position_offset + config.max_length
             self.position_embedding = table("position_embedding", rows, "positions")
@@ -185,8 +198,10 @@ class Transformer(nn.Module):
         config = self.config
         tokens, positions = row[f"{stack}_tokens"], row[f"{stack}_positions"]
         has_own_table = stack == "decoder" and not config.shared_embeddings
-        table = self.decoder_embedding if has_own_table else self.embedding
-        x = jnp.take(table, tokens, 0)
+        x = jnp.take(self.decoder_embedding if has_own_table else self.embedding, tokens, 0)
+        if config.has_low_rank_embeddings:  # LoRA: one row of A for each token
+            a, b = self.decoder_embedding_update if has_own_table else self.embedding_update
+            x += matmul(jnp.take(a, tokens, 0), b) * (config.lora_alpha / config.lora_rank)
         if config.prompt_length:  # ids below 0: −1 is the first of the prompt
             learned = jnp.take(self.prompt, jnp.maximum(-1 - tokens, 0), 0)
             x = jnp.where((tokens < 0)[..., None], learned, x)

@@ -1,7 +1,7 @@
 """Which parameters of a model are trained on a task, and which stay as they were.
 
 full          all of them
-lora(8)       low-rank updates of dense layers (Hu et al., 2022)
+lora(8)       low-rank updates of dense layers and embeddings (Hu et al., 2022)
 prefix(20)    keys and values before the text, in every layer (Li and Liang, 2021)
 prompt(20)    embeddings before the text (Lester et al., 2021)
 adapter(64)   bottlenecks after each part of a block, and the norms (Houlsby et al., 2019)
@@ -168,7 +168,9 @@ def parse_adaptation(text: str) -> Adaptation:
 
 
 def merge_low_rank(model: ModelDimensions, params: Params) -> tuple[ModelDimensions, Params]:
-    """The model with LoRA's updates added to its kernels, and none left: W + A B · alpha / rank."""
+    """The model with LoRA's updates added to its kernels and tables, and none left:
+    W + A B · alpha / rank.
+    """
     if not model.lora_rank:
         return model, params
     scale = model.lora_alpha / model.lora_rank
@@ -176,8 +178,9 @@ def merge_low_rank(model: ModelDimensions, params: Params) -> tuple[ModelDimensi
     merged = {}
     for path, leaf in leaves.items():
         *parents, name = path
-        if name in ("lora_a", "lora_b"):
+        if "lora_" in name:
             continue
-        a, b = (leaves.get((*parents, factor)) for factor in ("lora_a", "lora_b"))
-        merged[path] = leaf if name != "kernel" or a is None else leaf + a @ b * scale
+        prefix = "" if name == "kernel" else f"{name}_"
+        a, b = (leaves.get((*parents, f"{prefix}lora_{factor}")) for factor in "ab")
+        merged[path] = leaf if a is None else leaf + a @ b * scale
     return replace(model, lora_rank=0), unflatten_dict(merged)

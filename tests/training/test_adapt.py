@@ -54,7 +54,8 @@ def test_nothing_changes_before_anything_is_learned(make, objective, architectur
 @pytest.mark.parametrize("scan", [True, False])
 def test_merged_low_rank_updates_are_the_updates(make, objective, architecture, scan):
     model, row = first_row(make, objective, architecture)
-    model = replace(model, scan=scan, lora_rank=3, lora_targets=("query", "value", "wi", "wo"))
+    targets = ("query", "value", "wi", "wo", "embedding")
+    model = replace(model, scan=scan, lora_rank=3, lora_targets=targets, tie_embeddings=False)
     params = random_params(model, seed=1)
     adapted = transformer.apply(model, params, row).hidden_states
     merged_model, merged = merge_low_rank(model, params)
