@@ -20,7 +20,7 @@ test: $(VENV)/.tested-with$(NEWEST)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
-	$(BIN)/python -m pytest -q -n 2 -m "not slow"
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow"
 
 # What takes long and rarely tells anything.
 test-slow: $(VENV)/.tested-with$(NEWEST)

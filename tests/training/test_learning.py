@@ -1,5 +1,5 @@
 """Every objective and every architecture learns: far below what counting tokens gives, in the same
-150 steps.
+150 steps. One of them in every run of the tests.
 """
 
 import jax
@@ -19,8 +19,8 @@ LENGTHS = {
     "encoder_decoder": {"inputs": 40, "targets": 40},
 }
 LEARNED = [
-    ("masked_lm", "encoder"),
     ("causal_lm", "decoder"),
+    pytest.param("masked_lm", "encoder", marks=pytest.mark.slow),
     pytest.param("prefix_lm", "prefix_decoder", marks=pytest.mark.slow),
     pytest.param("span_corruption", "encoder_decoder", marks=pytest.mark.slow),
     pytest.param("iid_denoising", "decoder", marks=pytest.mark.slow),
