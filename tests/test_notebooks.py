@@ -1,5 +1,5 @@
-"""The tour runs from its first cell to its last, shows its figures, and its pretrained classifier is
-better than the other.
+"""The tour runs from its first cell to its last, shows its figures, and its pretrained classifier
+is better than the one from scratch.
 """
 
 import json
