@@ -58,6 +58,9 @@ def plan_objective(config: RunConfig, allowed: AllowedCode = None) -> RowPlan:
         config.data.split_documents,
         allowed,
     )
+    if rows.shape.looks_ahead and config.model.positions == "relative":
+        reason = f"got relative, which tell a decoder nothing of what is ahead ({config.objective})"
+        raise UserError(BAD_CONFIG, f"model.positions: {reason}; set rotary or learned")
     if rows.has_sentence_pairs:
         of_pairs = f"(objective {config.objective})"
         if config.model.token_types == 1:

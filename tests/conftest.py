@@ -90,6 +90,8 @@ MORE_CELLS = [
     ("ul2", "prefix_decoder"),
     ("causal_lm + span_corruption + fill_in_the_middle", "decoder"),
     ("masked_lm + masked_lm(noise_density=0.3)", "encoder"),
+    ("masked_next_token", "decoder"),
+    ("causal_lm + masked_next_token(choice='word')", "decoder"),
 ]
 ALL_CELLS = CELLS + MORE_CELLS
 
@@ -191,6 +193,19 @@ def config_file(tmp_path, text_file):
         return path
 
     return write
+
+
+@pytest.fixture
+def exchange(monkeypatch):
+    """A function that puts a module of the test's into a table of a block's parts."""
+    from t5x_lite.model.transformer import boxed_shapes
+
+    def put(table, name, part):
+        monkeypatch.setitem(table, name, part)
+        boxed_shapes.cache_clear()
+
+    yield put
+    boxed_shapes.cache_clear()
 
 
 @pytest.fixture

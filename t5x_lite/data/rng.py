@@ -10,6 +10,8 @@ a counter of 256. Whatever draws owns its own bits, so that no two purposes ever
     packing plans       seed              0            2^33        of the row; and 0, by epoch
     negatives, training seed              stream       2^34        of the row
     …, validation       seed              stream       2^35        of the row
+    spans to score      seed              0            2^36        of the span
+    … their documents   seed              0            2^37        of row 0
     block order         seed              source       epoch       0
     static order        seed + 2^61       stream       epoch       0
     block offset        seed + 2^62       source       epoch       0
@@ -35,6 +37,8 @@ class Purpose(IntEnum):
     PACKING = 1 << 33
     TRAINING_NEGATIVES = 1 << 34
     VALIDATION_NEGATIVES = 1 << 35
+    SCORED_SPANS = 1 << 36
+    DOCUMENTS_OF_SPANS = 1 << 37
     BLOCK_ORDER = 0  # counter 0, which no row has
     STATIC_ORDER = 1 << 125
     BLOCK_OFFSET = 1 << 126

@@ -56,7 +56,8 @@ def forward_flops(config: ModelDimensions, shape: RowShape, scored: float | int)
         layer = attention(shape.encoder, shape.encoder, relative) + shape.encoder * feed_forward
         total += config.num_layers * layer
     if shape.decoder:
-        causal = 1.0 if shape.bidirectional_prefix else (shape.decoder + 1) / (2 * shape.decoder)
+        sees_ahead = shape.bidirectional_prefix or shape.looks_ahead
+        causal = 1.0 if sees_ahead else (shape.decoder + 1) / (2 * shape.decoder)
         layer = (
             attention(shape.decoder, shape.decoder, causal * relative)
             + shape.decoder * feed_forward

@@ -16,6 +16,7 @@ OBJECTIVES = {
         language.prefix_lm,
         language.fill_in_the_middle,
         masked.masked_lm,
+        masked.masked_next_token,
         denoising.span_corruption,
         denoising.iid_denoising,
         denoising.drop_tokens,

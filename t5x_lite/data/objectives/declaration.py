@@ -45,6 +45,9 @@ class Traits:
     scores_inputs: bool = False  # pairs may set score_inputs
     # Every token is predicted once from those before it, so that bits per byte can be told
     scores_whole_text: bool = False
+    continues_text: bool = False  # targets follow the inputs in the text, as in prefix_lm
+    looks_ahead: bool = False  # a decoder reads other tokens than its targets, both ways
+    fills_middle: bool = False  # inputs are what is before and after the targets, as marks say
 
 
 @runtime_checkable

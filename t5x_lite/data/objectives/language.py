@@ -16,7 +16,7 @@ __all__ = ["example"]  # for the doctests
 Mode = Literal["", "R", "S", "X"]
 
 
-_CAUSAL = Traits(has_inputs=False, min_tokens=1, scores_whole_text=True)
+_CAUSAL = Traits(has_inputs=False, min_tokens=1, scores_whole_text=True, continues_text=True)
 
 
 @objective(bound=lambda n: Bound(0, n, n), traits=_CAUSAL)
@@ -43,9 +43,13 @@ def _prefix_bound(n, *, split=0.0, score_prefix=False, mirrored=False, mode="") 
 def _prefix_traits(*, split=0.0, score_prefix=False, mirrored=False, mode="") -> Traits:
     if mirrored:  # two windows of at least two tokens each
         return Traits(
-            min_tokens=4, window_multiple=2, pairs_per_window=2, scores_inputs=score_prefix
+            min_tokens=4,
+            window_multiple=2,
+            pairs_per_window=2,
+            scores_inputs=score_prefix,
+            continues_text=True,
         )
-    return Traits(scores_inputs=score_prefix)
+    return Traits(scores_inputs=score_prefix, continues_text=True)
 
 
 def _mirror_on_encoder_decoder(architecture: str, options: dict) -> dict:
@@ -118,7 +122,12 @@ def _middle_bound(n, *, fim_rate=0.5, spm_rate=0.5) -> Bound:
 
 
 def _middle_traits(*, fim_rate=0.5, spm_rate=0.5) -> Traits:
-    return Traits(has_inputs=fim_rate == 1, min_tokens=2 if fim_rate else 1)
+    return Traits(
+        has_inputs=fim_rate == 1,
+        min_tokens=2 if fim_rate else 1,
+        continues_text=fim_rate < 1,
+        fills_middle=fim_rate > 0,
+    )
 
 
 @objective(bound=_middle_bound, traits=_middle_traits)

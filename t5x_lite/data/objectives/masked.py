@@ -92,8 +92,57 @@ def masked_lm(
     if second:
         pairs = SENTENCE_PAIRS[second](tokens, rng, vocabulary)
         tokens = pairs.tokens
-    n = tokens.shape[1]
+    mask, noisy = _masked(tokens, rng, vocabulary, noise_density, mask_rate, random_rate, choice)
+    types = labels = None
+    if pairs is None:
+        inputs, positions = _framed(noisy, vocabulary)
+    else:
+        inputs, positions, types = _framed_pairs(noisy, pairs.cut, pairs.lengths, vocabulary)
+        labels = pairs.labels
+    chosen, scored = Ragged.from_mask(tokens, mask), Ragged.from_mask(positions, mask)
+    return Pairs(inputs, chosen, scored=scored, types=types, labels=labels)
 
+
+@objective(
+    bound=lambda n, **options: Bound(0, n, n),
+    traits=Traits(has_inputs=False, min_tokens=2, looks_ahead=True),
+)
+def masked_next_token(
+    tokens: Tokens,
+    rng: RowRng,
+    vocabulary: Vocabulary,
+    *,
+    noise_density: ProperShare = 0.15,
+    mask_rate: Share = 0.8,
+    random_rate: Share = 0.1,
+    choice: Choice = "token",
+) -> Pairs:
+    """Mask tokens as BERT does; predict each at the position before it, where a language model
+    would, with the text on both sides in sight (Charpentier and Samuel, 2024). A decoder can learn
+    it beside causal_lm, in rows of the same shape: `causal_lm + masked_next_token`.
+
+    Args:
+        noise_density, mask_rate, random_rate, choice: as masked_lm has them.
+
+    >>> example(masked_next_token, "the cat sat", noise_density=0.3, random_rate=0.0)
+    ('', 'the cat sat')
+    """
+    mask, noisy = _masked(tokens, rng, vocabulary, noise_density, mask_rate, random_rate, choice)
+    weights = Ragged.from_array(mask.astype(np.float32))
+    targets, read = Ragged.from_array(tokens), Ragged.from_array(noisy)
+    return Pairs(Ragged.empty(len(tokens)), targets, weights, read=read)
+
+
+def _masked(
+    tokens: Tokens,
+    rng: RowRng,
+    vocabulary: Vocabulary,
+    noise_density: float,
+    mask_rate: float,
+    random_rate: float,
+    choice: Choice,
+) -> tuple[Mask, Tokens]:
+    """Which tokens are chosen, and the tokens with those replaced."""
     # Choose exactly round(15 %) of the ordinary tokens.
     ordinary = np.count_nonzero(vocabulary.is_ordinary(tokens), axis=1)
     count = np.rint(ordinary * noise_density).astype(np.int64)
@@ -104,7 +153,7 @@ def masked_lm(
     # Replace them: 80 % by [MASK], 10 % by a random token, 10 % by themselves. Each token draws for
     # itself, but all tokens of a span share the draw of the span; neighbours are one span.
     row, draw = chosen.row_ids, chosen.positions
-    slots = _masked_bound(n, noise_density=noise_density).targets
+    slots = _masked_bound(tokens.shape[1], noise_density=noise_density).targets
     shared_draw = _span_ids(mask)[mask] if choice == "span" else draw
     uniform = rng.uniform(slots)[row, shared_draw]
     low, high = vocabulary.ordinary
@@ -115,15 +164,7 @@ def masked_lm(
     noisy[mask] = np.select(
         [becomes_mask, becomes_random], [vocabulary["[MASK]"], random], chosen.values
     )
-
-    types = labels = None
-    if pairs is None:
-        inputs, positions = _framed(noisy, vocabulary)
-    else:
-        inputs, positions, types = _framed_pairs(noisy, pairs.cut, pairs.lengths, vocabulary)
-        labels = pairs.labels
-    scored = Ragged.from_mask(positions, mask)
-    return Pairs(inputs, chosen, scored=scored, types=types, labels=labels)
+    return mask, noisy
 
 
 def _span_ids(mask: Mask) -> noise.Ids:

@@ -48,6 +48,8 @@ class Pairs:
         weights: of the targets; None: 1 each.
         scored: None for text to text, where the targets are a text of their own. Aligned (masked
             LM): the position in the inputs of each target.
+        read: what a decoder reads, both ways, in the place of its targets, as long as they are;
+            None: the targets themselves, from left to right.
         score_inputs: of all rows, or bool [rows]: a decoder that reads its inputs causally is
             scored on them too.
         types: of the inputs (BERT's segment A and B).
@@ -60,6 +62,7 @@ class Pairs:
     targets: Ragged
     weights: Ragged | None = None
     scored: Ragged | None = None
+    read: Ragged | None = None
     score_inputs: bool | np.ndarray = False
     types: Ragged | None = None
     labels: np.ndarray | None = None

@@ -8,7 +8,7 @@ A row has flat keys; E encoder and D decoder positions, K scored positions, S se
     encoder_scored, encoder_targets, encoder_weights (aligned pairs)        [K]
     decoder_tokens, decoder_segments, decoder_positions                     [D]
     decoder_targets, decoder_weights                                        [D]
-    decoder_prefix (prefix decoders)                                        [D]
+    decoder_prefix (prefix decoders, and rows that look ahead)              [D]
     label_values (tasks with a head)                                        [S, k]
     label_positions, label_weights, label_groups                            [S]
 
@@ -36,7 +36,8 @@ class RowShape:
     encoder: int = 0
     decoder: int = 0
     scored: int = 0  # slots for the scored positions of an encoder, aligned pairs alone
-    bidirectional_prefix: bool = False
+    bidirectional_prefix: bool = False  # inputs of a decoder are seen both ways
+    looks_ahead: bool = False  # some rows of a decoder are seen both ways whole (pairs with `read`)
     labels: int = 0  # slots for labels of segments, tasks with a head alone
 
     @property
@@ -146,15 +147,20 @@ def _decoder(pairs: Pairs, shape: RowShape, vocabulary: Vocabulary, row_of_pair,
         stream = Ragged.join(inputs, stream)
         weights = Ragged.join(input_weights, weights)
 
-    shifted = np.empty_like(stream.values)
-    shifted[1:] = stream.values[:-1]
+    read = pairs.read or stream
+    shifted = np.empty_like(read.values)
+    shifted[1:] = read.values[:-1]
     shifted[stream.starts[stream.lengths > 0]] = vocabulary.start
 
     place = _placer(stream.lengths, row_of_pair, rows, shape.decoder)
     row = _stack("decoder", Ragged(shifted, stream.lengths), place, vocabulary, row_of_pair)
     row["decoder_targets"] = place(stream.values, vocabulary.pad)
     row["decoder_weights"] = place(weights.values, 0, np.float32)
-    if shape.bidirectional_prefix:
+    if pairs.read is not None:
+        row["decoder_prefix"] = place(np.ones(len(stream.values)), False, bool)
+    elif shape.looks_ahead and not shape.bidirectional_prefix:
+        row["decoder_prefix"] = place(np.zeros(len(stream.values)), False, bool)
+    elif shape.bidirectional_prefix:
         # With i inputs, positions 0 … i (the start token and all inputs) are known before the first
         # target.
         has_inputs = stream.broadcast(inputs.lengths > 0)

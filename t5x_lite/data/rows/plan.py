@@ -105,7 +105,9 @@ def plan_rows(
         reason = "a row is one sentence pair; set it to False"
         raise UserError(BAD_CONFIG, f"data.split_documents: {reason} (objective {objective})")
     scored = max(shape.scored for shape in shapes)
-    return RowPlan(tuple(members), replace(shapes[0], scored=scored), split_documents)
+    looks_ahead = any(member.objective.traits.looks_ahead for member in members)
+    shape = replace(shapes[0], scored=scored, looks_ahead=looks_ahead)
+    return RowPlan(tuple(members), shape, split_documents)
 
 
 def _check_architecture(objective: Objective, architecture: Architecture) -> None:

@@ -15,6 +15,12 @@ from objective_cases import (
     window,
 )
 
+from t5x_lite.config import Data, Lengths, Model, RunConfig
+from t5x_lite.data.rows.layouts import RowShape, lay_out
+from t5x_lite.data.rows.plan import plan_rows
+from t5x_lite.errors import UserError
+from t5x_lite.resolve import plan_objective
+
 CHOICES = ("token", "word", "span", "salient")
 
 
@@ -140,3 +146,36 @@ def test_texts_are_cut_where_sentences_and_lines_begin(text, cuts):
         assert len(seen) == len(text) - 1
     else:
         assert seen == cuts
+
+
+def test_masked_next_token_is_masked_lm_predicted_one_position_earlier():
+    """The same tokens are hidden by the same draws; a decoder reads them shifted right, and sees
+    all of them.
+    """
+    tokens = repeated(text_rows("The old grey cat sat on the mat. " * 5, 1)[0], 20)
+    options = "noise_density=0.3, choice='word'"
+    (bert,) = apply(f"masked_lm({options})", tokens)
+    (pairs,) = apply(f"masked_next_token({options})", tokens)
+    rows, n = tokens.shape
+    row = lay_out(pairs, RowShape(decoder=n, looks_ahead=True), VOCABULARY)
+    read = bert.inputs.values.reshape(rows, n + 2)[:, 1:-1]
+    assert (row["decoder_tokens"][:, 1:] == read[:, :-1]).all()
+    assert (row["decoder_tokens"][:, 0] == VOCABULARY.start).all()
+    assert (row["decoder_targets"] == tokens).all()
+    assert row["decoder_prefix"].all()
+    scored = [(number, place - 1) for number, at in enumerate(bert.scored.arrays()) for place in at]
+    assert list(zip(*np.nonzero(row["decoder_weights"]), strict=True)) == scored
+
+
+def test_it_shares_a_decoder_with_language_modelling_whose_rows_look_back():
+    plan = plan_rows("causal_lm + masked_next_token", "decoder", Lengths(sequence_length=8))
+    assert plan.shape == RowShape(decoder=8, looks_ahead=True)
+    (pairs,) = apply("causal_lm", window(8)[None])
+    assert not lay_out(pairs, plan.shape, VOCABULARY)["decoder_prefix"].any()
+    config = RunConfig(
+        objective="masked_next_token",
+        data=Data(lengths=Lengths(sequence_length=8)),
+        model=Model(positions="relative"),
+    )
+    with pytest.raises(UserError, match="positions: got relative, which tell a decoder nothing"):
+        plan_objective(config)

@@ -16,6 +16,7 @@ LAID_OUT = {
     "masked_lm": ("encoder",),
     "causal_lm": ("decoder",),
     "fill_in_the_middle": ("decoder",),
+    "masked_next_token": ("decoder",),
 }
 
 
