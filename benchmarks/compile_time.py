@@ -18,7 +18,7 @@ from t5x_lite.model.transformer import parameter_axes
 from t5x_lite.resolve import resolve_model
 from t5x_lite.training.adapt import parse_adaptation
 from t5x_lite.training.optimizer import make_optimizer, make_schedule
-from t5x_lite.training.step import Loss, fresh_parameters, fresh_state, make_train_step
+from t5x_lite.training.step import Loss, fresh_parameters, make_train_step, state_shapes
 
 
 def lowered(rows: int, length: int, *settings_of: str, where=None, adapt: str = "full"):
@@ -41,7 +41,7 @@ def lowered(rows: int, length: int, *settings_of: str, where=None, adapt: str = 
     axes = adaptation.trained_part(parameter_axes(model))
     optimizer = make_optimizer(config.optimizer, schedule, axes)
 
-    state = jax.eval_shape(lambda: fresh_state(model, 0, optimizer, adaptation))
+    state = state_shapes(model, optimizer, adaptation)
     _, frozen = jax.eval_shape(lambda: adaptation.split(fresh_parameters(model, 0)))
     row = {}
     for key in ("tokens", "segments", "positions", "targets", "weights"):

@@ -5,6 +5,7 @@ Shapes: B rows, T positions of a stack, E encoder and D decoder positions, W d_m
 """
 
 from dataclasses import replace
+from functools import cache
 from typing import Any, Literal, NamedTuple
 
 import flax.linen as nn
@@ -317,6 +318,7 @@ def initialise(config: ModelDimensions, key: Array) -> Params:
     return variables["params"]
 
 
+@cache
 def boxed_shapes(config: ModelDimensions) -> Params:
     """The parameter tree as shapes, boxed with their axis names; nothing is allocated."""
     return jax.eval_shape(lambda: initialise(config, jax.random.key(0)))

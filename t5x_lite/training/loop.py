@@ -36,8 +36,8 @@ from t5x_lite.training.step import (
     create_state,
     first_state,
     fresh_parameters,
-    fresh_state,
     make_train_step,
+    state_shapes,
     state_shardings,
 )
 from t5x_lite.training.stopping import StopSignal
@@ -196,7 +196,7 @@ def state_sizes(resolved: Resolved) -> tuple[int, int]:
     optimizer = make_optimizer(
         resolved.config.optimizer, lambda step: jnp.zeros(()), parameter_axes(resolved.model)
     )
-    state = jax.eval_shape(partial(fresh_state, resolved.model, 0, optimizer))
+    state = state_shapes(resolved.model, optimizer)
 
     def size(tree: Any) -> int:
         return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

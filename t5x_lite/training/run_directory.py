@@ -28,14 +28,13 @@ from t5x_lite.data.tokenizers import tokenizer as tokenizers
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import BAD_CONFIG, BAD_DATA, IO_ERROR, NO_FILE, USAGE, UserError, read_json
 from t5x_lite.model.heads import HEAD_MODULES, Params
-from t5x_lite.model.transformer import boxed_shapes
+from t5x_lite.model.transformer import boxed_shapes, parameter_shapes
 from t5x_lite.resolve import Resolved, resolve
 from t5x_lite.specs import NO_CODE, AllowedCode
 from t5x_lite.training import sharding
 from t5x_lite.training.adapt import is_added, parse_adaptation
 from t5x_lite.training.best import best_directory
 from t5x_lite.training.checkpoint import Checkpoints
-from t5x_lite.training.step import fresh_parameters
 
 # What may differ when a run continues: how long, how often, on what machine, and where the text
 # lies, not what it is.
@@ -134,8 +133,8 @@ def owned(workdir: Path, config: RunConfig, steps: int, data: RunData) -> Iterat
         check_same_text(workdir, data)
         try:
             if is_main:
-                _write_atomically(workdir / "config.json", json.dumps(to_dict(config), indent=2))
-                _write_atomically(workdir / "corpus.json", json.dumps(data.manifest, indent=2))
+                write_atomically(workdir / "config.json", json.dumps(to_dict(config), indent=2))
+                write_atomically(workdir / "corpus.json", json.dumps(data.manifest, indent=2))
                 data.tokenizer.save(workdir / "tokenizer")
         except OSError as error:
             raise _cannot_write(workdir, error) from error
@@ -155,7 +154,8 @@ def _lock(lock: TextIO, workdir: Path) -> None:
         ) from error
 
 
-def _write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file that is whole, or as it was before."""
     partial = path.with_name(path.name + ".partial")
     partial.write_text(text)
     os.replace(partial, path)
@@ -237,7 +237,7 @@ def create(workdir: Path, config: RunConfig, tokenizer: Tokenizer, params: Param
     finally:
         checkpoints.close()
     config = dataclasses.replace(config, init_from=str(workdir.resolve()))
-    _write_atomically(workdir / "config.json", json.dumps(to_dict(config), indent=2))
+    write_atomically(workdir / "config.json", json.dumps(to_dict(config), indent=2))
 
 
 # Reading.
@@ -339,13 +339,13 @@ def _load_parameters(
 ) -> tuple[Params, int]:
     """All parameters: those that were trained, and, of an adapted model, those of its base."""
     adaptation = parse_adaptation(resolved.config.adapt)
-    shapes = jax.eval_shape(lambda: fresh_parameters(model, 0))
+    shapes = parameter_shapes(model)
     if mesh is None:
         one_device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         shardings = jax.tree.map(lambda _: one_device, shapes)
     else:
         shardings = sharding.parameter_shardings(boxed_shapes(model), mesh)
-    trained_shapes = jax.eval_shape(lambda: adaptation.split(fresh_parameters(model, 0))[0])
+    trained_shapes = adaptation.trained_part(shapes)
     trained, step = _restore(workdir, resolved, trained_shapes, adaptation.trained_part(shardings))
     if adaptation.is_full:
         return trained, step
@@ -399,7 +399,7 @@ def record_base(workdir: Path, base: Path) -> None:
     if (workdir / _BASE).exists():
         return check_same_base(workdir, base)
     record = {"base": str(base), "checkpoint": _checkpoint_hash(base)}
-    _write_atomically(workdir / _BASE, json.dumps(record, indent=2))
+    write_atomically(workdir / _BASE, json.dumps(record, indent=2))
 
 
 def check_same_base(workdir: Path, base: Path) -> None:

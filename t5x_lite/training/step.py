@@ -15,7 +15,7 @@ from t5x_lite.config import ModelDimensions, Training
 from t5x_lite.model import transformer
 from t5x_lite.model.heads import HEADS, Params, Row
 from t5x_lite.model.losses import LossSettings, Sums
-from t5x_lite.model.transformer import boxed_shapes, initialise
+from t5x_lite.model.transformer import boxed_shapes, initialise, parameter_shapes
 from t5x_lite.training import sharding
 from t5x_lite.training.adapt import FULL, Adaptation
 from t5x_lite.training.optimizer import Schedule
@@ -43,14 +43,10 @@ def first_state(trained: Params, optimizer: optax.GradientTransformation) -> Tra
 
 
 def fresh_state(
-    model: ModelDimensions,
-    seed: int,
-    optimizer: optax.GradientTransformation,
-    adaptation: Adaptation = FULL,
+    model: ModelDimensions, seed: int, optimizer: optax.GradientTransformation
 ) -> TrainState:
     """The same, of parameters that are drawn."""
-    trained, _ = adaptation.split(fresh_parameters(model, seed))
-    return first_state(trained, optimizer)
+    return first_state(fresh_parameters(model, seed), optimizer)
 
 
 def create_state(
@@ -64,6 +60,16 @@ def create_state(
     return make()
 
 
+def state_shapes(
+    model: ModelDimensions,
+    optimizer: optax.GradientTransformation,
+    adaptation: Adaptation = FULL,
+) -> TrainState:
+    """The state as shapes; nothing is allocated."""
+    trained = adaptation.trained_part(parameter_shapes(model))
+    return jax.eval_shape(partial(first_state, optimizer=optimizer), trained)
+
+
 def state_shardings(
     model: ModelDimensions,
     optimizer: optax.GradientTransformation,
@@ -71,7 +77,7 @@ def state_shardings(
     adaptation: Adaptation = FULL,
 ) -> tuple[TrainState, TrainState]:
     """The state's shapes, and where each of its arrays lies; nothing is allocated."""
-    shapes = jax.eval_shape(lambda: fresh_state(model, 0, optimizer, adaptation))
+    shapes = state_shapes(model, optimizer, adaptation)
     params = sharding.parameter_shardings(boxed_shapes(model), mesh)
     params = adaptation.trained_part(params)
     opt_state = sharding.optimizer_shardings(shapes.opt_state, shapes.params, params, mesh)

@@ -20,11 +20,11 @@ OF_THE_LSTM = {"model.d_model": 20, "model.num_layers": 1, "model.positions": "n
 
 
 @pytest.fixture(params=["attention", "LSTM"])
-def mixer_settings(request, monkeypatch):
+def mixer_settings(request, exchange):
     """Settings of a model with that mixer, which is put into the table for as long."""
     if request.param == "attention":
         return {"model.positions": "relative"}
-    monkeypatch.setitem(MIXERS, "attention", LSTM)
+    exchange(MIXERS, "attention", LSTM)
     return OF_THE_LSTM
 
 
@@ -108,12 +108,12 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_is_kept_is_what_would_be_computed_again(make, monkeypatch, way):
+def test_what_is_kept_is_what_would_be_computed_again(make, exchange, way):
     """Logits of tokens read in pieces of 5, 1 and 1, padding after the first piece, against those
     of the whole row.
     """
     if way == "LSTM":
-        monkeypatch.setitem(MIXERS, "attention", LSTM)
+        exchange(MIXERS, "attention", LSTM)
     settings = {f"model.{key}": value for key, value in WAYS[way].items()}
     loaded = untrained(make, "causal_lm", "decoder", **settings)
     config = loaded.model

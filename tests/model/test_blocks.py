@@ -55,9 +55,9 @@ def positions_of_layers(config) -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_auxiliary_losses_are_summed_over_real_positions_layers_and_stacks(monkeypatch, way):
+def test_auxiliary_losses_are_summed_over_real_positions_layers_and_stacks(exchange, way):
     """By their closed forms, and so are their gradients."""
-    monkeypatch.setitem(FEED_FORWARDS, "mlp", CountingMLP)
+    exchange(FEED_FORWARDS, "mlp", CountingMLP)
     with jax.enable_x64(True):
         config = small(**WAYS[way])
         params = random_params(config)
@@ -84,9 +84,9 @@ def test_auxiliary_losses_are_summed_over_real_positions_layers_and_stacks(monke
         assert float(losses["toll"]) == pytest.approx(expected, rel=1e-12)
 
 
-def test_how_auxiliary_losses_are_computed_changes_nothing(monkeypatch):
+def test_how_auxiliary_losses_are_computed_changes_nothing(exchange):
     """Values and gradients: scanned or not, recomputed or not; the gradient reaches all layers."""
-    monkeypatch.setitem(FEED_FORWARDS, "mlp", CountingMLP)
+    exchange(FEED_FORWARDS, "mlp", CountingMLP)
     found = []
     with jax.enable_x64(True):
         params = random_params(small(**ENCODER_DECODER))
@@ -116,9 +116,9 @@ class TaxedAttention(SelfAttention):
         return y, {"tax": 10.0 * (context.segments > 0).sum()}
 
 
-def test_losses_of_one_name_are_added_within_a_block(monkeypatch):
-    monkeypatch.setitem(FEED_FORWARDS, "mlp", CountingMLP)
-    monkeypatch.setitem(MIXERS, "attention", TaxedAttention)
+def test_losses_of_one_name_are_added_within_a_block(exchange):
+    exchange(FEED_FORWARDS, "mlp", CountingMLP)
+    exchange(MIXERS, "attention", TaxedAttention)
     config = small(dtype="float32")
     output = Transformer(config).apply({"params": random_params(config)}, ROW)
     assert float(output.auxiliary["tax"]) == (3 + 10) * 9 * config.num_layers

@@ -79,10 +79,10 @@ def read_in_pieces(config, params, row, pieces):
 
 @pytest.mark.parametrize("mixer", ["attention", "LSTM"])
 @pytest.mark.parametrize("kind", MODELS)
-def test_a_row_read_in_pieces_is_the_row_read_at_once(monkeypatch, kind, mixer):
+def test_a_row_read_in_pieces_is_the_row_read_at_once(exchange, kind, mixer):
     """In float64, to its last digits; the code that decodes knows of no mixer."""
     if mixer == "LSTM":
-        monkeypatch.setitem(MIXERS, "attention", LSTM)
+        exchange(MIXERS, "attention", LSTM)
     with jax.enable_x64(True):
         config = small(**MODELS[kind], num_layers=1)
         rows = [row_of(config.architecture, prefix=pieces[0]) for pieces in PIECES]

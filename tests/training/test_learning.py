@@ -73,8 +73,8 @@ def test_learns(make, objective, architecture):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("optimized")
-def test_a_mixer_that_is_no_attention_learns(make, monkeypatch):
-    monkeypatch.setitem(MIXERS, "attention", LSTM)
+def test_a_mixer_that_is_no_attention_learns(make, exchange):
+    exchange(MIXERS, "attention", LSTM)
     trained, evaluated, corpus = train_and_evaluate(
         make, "causal_lm", "decoder", **{"model.num_layers": 1}
     )

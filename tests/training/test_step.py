@@ -113,11 +113,11 @@ AUXILIARY = {
 
 
 @pytest.mark.parametrize("case", AUXILIARY)
-def test_auxiliary_losses_join_what_is_minimised(monkeypatch, make, case):
+def test_auxiliary_losses_join_what_is_minimised(exchange, make, case):
     """By their closed forms, on a batch with padded rows, in one microbatch and in four: sums under
     their own names, gradients, and figures.
     """
-    monkeypatch.setitem(FEED_FORWARDS, "mlp", CountingMLP)
+    exchange(FEED_FORWARDS, "mlp", CountingMLP)
     objective, architecture, settings = AUXILIARY[case]
     settings = settings | {"model.dtype": "float64"}
     with jax.enable_x64(True):
@@ -171,35 +171,34 @@ def test_auxiliary_losses_join_what_is_minimised(monkeypatch, make, case):
         assert float(loss.mean(sums, batch)) == pytest.approx(parts, rel=1e-12)
 
 
-def test_the_gradient_of_an_auxiliary_loss_is_that_of_the_whole(monkeypatch, make):
+def test_the_gradient_of_an_auxiliary_loss_is_that_of_the_whole(exchange, make):
     """With and without it, gradients differ by its own, which reaches all that it depends on."""
     with jax.enable_x64(True):
-        with monkeypatch.context() as patch:
-            patch.setitem(FEED_FORWARDS, "mlp", CountingMLP)
-            loss, batch = loss_and_batch(make, **{"model.dtype": "float64"})
-            params = random_params(loss.model, stddev=0.3)
-            batch = jax.tree.map(jnp.asarray, batch)
+        exchange(FEED_FORWARDS, "mlp", CountingMLP)
+        loss, batch = loss_and_batch(make, **{"model.dtype": "float64"})
+        params = random_params(loss.model, stddev=0.3)
+        batch = jax.tree.map(jnp.asarray, batch)
 
-            def mean_of(names, params):
-                sums = loss.sums(params, batch)
-                return loss.mean({name: sums[name] for name in names}, batch)
+        def mean_of(names, params):
+            sums = loss.sums(params, batch)
+            return loss.mean({name: sums[name] for name in names}, batch)
 
-            whole, _ = jax.jit(loss.gradient)(params, batch, None)
-            alone = jax.jit(jax.grad(partial(mean_of, ("size", "tax", "toll"))))(params)
-            head = jax.jit(jax.grad(partial(mean_of, ("lm",))))(params)
+        whole, _ = jax.jit(loss.gradient)(params, batch, None)
+        alone = jax.jit(jax.grad(partial(mean_of, ("size", "tax", "toll"))))(params)
+        head = jax.jit(jax.grad(partial(mean_of, ("lm",))))(params)
         for path, slope in jax.tree_util.tree_leaves_with_path(alone["decoder"]["layers"]):
             assert (slope != 0).any(), path
         added = jax.tree.map(jnp.add, alone, head)
         jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-13), whole, added)
 
 
-def test_an_auxiliary_loss_with_the_name_of_a_head_is_refused(monkeypatch, make):
+def test_an_auxiliary_loss_with_the_name_of_a_head_is_refused(exchange, make):
     class Misnamed(CountingMLP):
         def __call__(self, x, context):
             y, losses = super().__call__(x, context)
             return y, {"lm": losses["tax"]}
 
-    monkeypatch.setitem(FEED_FORWARDS, "mlp", Misnamed)
+    exchange(FEED_FORWARDS, "mlp", Misnamed)
     loss, batch = loss_and_batch(make)
     params = random_params(loss.model)
     with pytest.raises(ValueError, match="auxiliary loss lm has the name of a head"):
