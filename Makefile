@@ -14,7 +14,7 @@ INSTALL = rm -f $(VENV)/.installed* $(VENV)/.tested-with*; \
 
 quickstart: export GLIBC_TUNABLES := $(GLIBC_TUNABLES)
 quickstart: $(VENV)/.installed$(NEWEST)
-	$(BIN)/python -m t5x_lite compare --config=configs/compare/quickstart.py --workdir=$(WORKDIR)
+	$(BIN)/python -m t5x_lite compare --config=configs/compare/quickstart.py --workdir=$(WORKDIR) --jobs=2
 
 test: $(VENV)/.tested-with$(NEWEST)
 	$(BIN)/ruff check .
@@ -53,7 +53,7 @@ same-python: | $(VENV)/bin/python
 	@$(BIN)/python -c 'import sys; have = "%d.%d" % sys.version_info[:2]; sys.exit(have != "$(VERSION)" and "$(VENV) holds Python " + have + ", not $(VERSION): make clean first, or name another with VENV=")'
 
 $(VENV)/.installed$(NEWEST): pyproject.toml $(CONSTRAINTS) | same-python
-	$(INSTALL) -e .
+	$(INSTALL) -e '.[report]'
 	touch $@
 
 $(VENV)/.tested-with$(NEWEST): pyproject.toml $(CONSTRAINTS) | same-python

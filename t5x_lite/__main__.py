@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from t5x_lite import __version__
-from t5x_lite.config import CompareConfig, RunConfig
+from t5x_lite.config import RunConfig
 from t5x_lite.errors import INTERRUPTED, IO_ERROR, OUT_OF_MEMORY, USAGE, UserError
 
 if TYPE_CHECKING:
@@ -35,15 +35,19 @@ def _say(text: str) -> None:
     print(text, flush=True)
 
 
-def _config(args: Args, schema: type = RunConfig) -> Any:
-    """The checked config, and which modules it may name code of."""
-    from t5x_lite.config_files import allowed_code, load
-
+def _config_name(args: Args) -> str:
     if not args.config:
         raise UserError(
             USAGE, f"{args.command}: --config=FILE is missing; --config=gpt_tiny is one that ships"
         )
-    config = load(args.config, args.overrides, schema)
+    return args.config
+
+
+def _config(args: Args) -> tuple[RunConfig, "AllowedCode"]:
+    """The checked config, and which modules it may name code of."""
+    from t5x_lite.config_files import allowed_code, load
+
+    config = load(_config_name(args), args.overrides)
     return config, allowed_code(args.config, args.overrides, args.allow_code)
 
 
@@ -158,7 +162,7 @@ def finetune(args: Args) -> None:
         None,
     )
     _say(tuning.show(results))
-    _say(f"written: {workdir / 'results.json'}")
+    _say(f"written: {workdir / 'report.html'}, report.md and report.json")
 
 
 def _next_command(rows: "RowPlan", workdir: Path) -> str:
@@ -350,22 +354,35 @@ def export(args: Args) -> None:
 
 
 def compare(args: Args) -> None:
-    """train the members of a comparison side by side, and write report.html"""
-    config, allowed = _config(args, CompareConfig)
+    """train runs that differ in some settings, on the same text under one budget, and write
+    report.html; the same command continues where it was stopped
+    """
+    from t5x_lite.config_files import allowed_code, load_comparison
+
     workdir = _workdir(args)
+    seeds = [] if args.seeds is None else [f"seeds={args.seeds}"]
+    config = load_comparison(_config_name(args), [*args.overrides, *seeds], args.grid)
+    allowed = allowed_code(args.config, args.overrides, args.allow_code)
     from t5x_lite.study import compare, report
 
-    results = compare.compare(config, workdir, _say, allowed)
-    _say(report.markdown(results))
-    _say(f"written: {workdir / 'report.html'} and report.md")
+    if args.dry_run:
+        cells = compare.plan_cells(config, workdir, _say, allowed, measured=True)
+        return _say(compare.plan_in_words(config, cells))
+    only = args.cells.split(",") if args.cells else ()
+    results = compare.compare(config, workdir, _say, allowed, only, args.jobs)
+    if results:
+        _say(report.summary(results))
+        _say(f"written: {workdir / 'report.html'}, report.md, report.csv and report.json")
 
 
 def report(args: Args) -> None:
-    """write report.html and report.md of a run or a comparison again"""
+    """write report.html and report.md of a run, of several side by side, or of what compare or
+    finetune left
+    """
     workdir = _workdir(args)
     from t5x_lite.study import compare
 
-    compare.write_report(workdir, _say, args.allow_code)
+    compare.write_report(workdir, [Path(run) for run in args.runs], _say, args.allow_code)
     _say(f"written: {workdir / 'report.html'} and report.md")
 
 
@@ -492,6 +509,24 @@ def _finetune_options(command: argparse.ArgumentParser) -> None:
     command.set_defaults(config=None)
 
 
+def _compare_options(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add("--seeds", type=_number(1), help="how many each cell is trained with")
+    help = "a setting with several values, KEY=VALUE,VALUE: a cell for each; may be repeated"
+    add("--grid", action="append", default=[], metavar="KEY=VALUES", help=help)
+    help = "train these alone, NAME,NAME; the report is written when all are trained"
+    add("--cells", default="", metavar="NAMES", help=help)
+    help = "how many runs to train at once, each on its share of the cores"
+    add("--jobs", type=_number(1), default=1, help=help)
+    help = "show what each cell costs and how long it will take, and train nothing"
+    add("--dry-run", action="store_true", help=help)
+
+
+def _report_options(command: argparse.ArgumentParser) -> None:
+    help = "runs to show side by side; left out: what is in --workdir"
+    command.add_argument("runs", nargs="*", metavar="RUN", help=help)
+
+
 def _evaluate_options(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("--json", action="store_true", help="one line of JSON")
@@ -575,6 +610,8 @@ def _generate_options(command: argparse.ArgumentParser) -> None:
 
 
 _OPTIONS = {
+    "compare": _compare_options,
+    "report": _report_options,
     "train": _train_options,
     "finetune": _finetune_options,
     "evaluate": _evaluate_options,

@@ -8,7 +8,6 @@ model.generate("Return a new")
 
 import dataclasses
 import sys
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -20,9 +19,11 @@ import numpy as np
 from t5x_lite.config import CompareConfig, Mesh, ModelDimensions, RunConfig, Task
 from t5x_lite.config_files import (
     build,
+    build_comparison,
     check_is_run,
     get_config,
     load,
+    load_comparison,
     load_task,
     names_run,
     with_absolute_paths,
@@ -44,6 +45,7 @@ from t5x_lite.inference.score import Score, score
 from t5x_lite.inference.zero_shot import Asking, Direction
 from t5x_lite.interop import convert
 from t5x_lite.model import transformer
+from t5x_lite.model.flops import step_flops
 from t5x_lite.model.heads import Params, Row, head_params, logits, scored_positions
 from t5x_lite.model.transformer import count_parameters
 from t5x_lite.resolve import plan, plan_objective, resolve, text_data
@@ -51,6 +53,7 @@ from t5x_lite.specs import NO_CODE, AllowedCode
 from t5x_lite.study import compare as comparison
 from t5x_lite.study import finetune as tuning
 from t5x_lite.study import inspection
+from t5x_lite.study.budget import matmul_rate
 from t5x_lite.study.report import short
 from t5x_lite.training import loop, metrics, run_directory
 from t5x_lite.training.run_directory import LoadedModel
@@ -206,12 +209,14 @@ def finetune(
 def compare(
     config: ConfigLike, workdir: str | Path, say: Say = print, allow_code: AllowedCode = None
 ) -> dict[str, Any]:
-    """Train the members of a comparison side by side, and write report.html; the results."""
+    """Train the cells of a comparison on the same text under one budget, and write report.html;
+    what it shows.
+    """
     if isinstance(config, str):
-        config = load(config, schema=CompareConfig)
+        config = load_comparison(config)
     elif not isinstance(config, CompareConfig):
         settings = config.to_dict() if hasattr(config, "to_dict") else config
-        config = with_absolute_paths(build(CompareConfig, settings))
+        config = with_absolute_paths(build_comparison(settings))
     return comparison.compare(config, Path(workdir), say, allow_code)
 
 
@@ -258,7 +263,7 @@ def inspect(
     batches = make_batches(rows, run.data, run.seed, corpus, "train")
     row = ledger(batches)
     steps = batches.num_steps(resolved.steps, run.data.epochs)
-    flops = comparison.flops_per_row(resolved.model, batches, row)
+    flops = step_flops(resolved.model, batches.shape, row.loss_tokens)
     state_bytes, gradient_bytes = loop.state_sizes(resolved)
     return Inspection(
         rows=inspection.show_rows(batches, corpus.tokenizer, examples),
@@ -267,7 +272,7 @@ def inspect(
         state_bytes=state_bytes,
         gradient_bytes=gradient_bytes,
         flops=flops * steps * run.data.batch_size,
-        matmul_rate=_matmul_rate(resolved.model.dtype),
+        matmul_rate=matmul_rate(resolved.model.dtype),
     )
 
 
@@ -291,20 +296,6 @@ def inspect_task(
         tokenizer = tokenizers.make(run.data.tokenizer, (), run.data.add_specials)
     data = TaskData(rows, tokenizer, run.data.batch_size, run.seed, allow_code)
     return inspection.show_task(data.split(split), tokenizer, examples)
-
-
-def _matmul_rate(dtype: str) -> float:
-    """FLOP/s of matrix products on the devices here, measured in a fraction of a second."""
-    size = 1024 if jax.default_backend() == "cpu" else 8192
-    x = jax.numpy.ones((size, size), dtype)
-    product = jax.jit(lambda x: x @ x)
-    jax.block_until_ready(product(x))
-    seconds = []
-    for _ in range(5):
-        start = time.perf_counter()
-        jax.block_until_ready(product(x))
-        seconds.append(time.perf_counter() - start)
-    return 2 * size**3 / min(seconds) * jax.device_count()
 
 
 class LanguageModel:

@@ -617,25 +617,59 @@ class RunConfig(Checked):
 
 @dataclass(frozen=True)
 class CompareConfig(Checked):
-    """Several runs, read by `compare`; the texts show what each model does."""
+    """Several runs under one budget, read by `compare`: each cell is trained with each seed.
+
+    A config file has `base`, the settings of all cells, and for each cell what it has otherwise;
+    config_files.py makes a RunConfig of each.
+    """
 
     title: str = "Comparison"  # of the report
-    members: dict = dataclasses.field(default_factory=dict)  # name → RunConfig
-    # Beside causal models: a unigram and a Kneser-Ney trigram model of the same tokens
+    cells: dict = dataclasses.field(default_factory=dict)  # name → RunConfig
+    baseline: str = ""  # the cell that the others are compared with; empty: the first
+
+    # How many seeds each cell is trained with, from its own on
+    seeds: Annotated[int, Range(1, 1000)] = 1
+    # What all cells spend alike; the steps of each follow. Raw tokens: of the text. Model tokens:
+    # positions of encoder and decoder. FLOPs: of matrix products, forward and backward. Seconds: of
+    # training on this machine, measured once
+    match: Literal["steps", "raw_tokens", "model_tokens", "flops", "seconds"] = "raw_tokens"
+    # How much; 0: what the first cell spends in its training.steps
+    budget: Annotated[float, Range(0.0)] = 0.0
+    evaluations: Positive = 4  # of each run, at equal distances; each saves a checkpoint
+
+    # Held-out spans, of one word or several, whose bits per byte all models are asked for; 0: none
+    span_count: NonNegative = 1024
+    span_context: Annotated[int, Range(2, 4096)] = 48  # words around a span, on both sides together
+    # Whether each model is evaluated under the objectives of the other cells, too, where its
+    # architecture can learn them
+    other_objectives: bool = True
+    # Tasks, as `finetune --task` has them, that every model is fine-tuned for; those that nothing
+    # is learned for (BLiMP, LAMBADA) it is asked as it is
+    tasks: tuple = ()
+    finetune: tuple = ()  # settings of the fine-tuning, as "data.epochs=2"
+    from_scratch: bool = False  # fine-tune each model with fresh parameters, too
+    # Beside the models: a unigram and a Kneser-Ney trigram model of the same tokens
     ngram: bool = True
+    # What the report shows of each model:
     blanks: tuple = ()  # sentences with a ___ that encoders fill with a word
     spans: tuple = ()  # texts with ___ that models of span_corruption fill with any number of words
     prompts: tuple = ()  # texts that language models continue
 
     def _contradictions(self) -> Iterator[str]:
-        if not self.members:
-            yield "members: got none, expected names with the settings of a run each"
-        for name in self.members:  # each names a directory in the workdir
+        if not self.cells:
+            yield "cells: got none, expected names with the settings of a run each"
+        if self.baseline and self.baseline not in self.cells:
+            known = ", ".join(map(str, self.cells))
+            yield f"baseline: got {self.baseline!r}, expected one of the cells {known}"
+        for name, cell in self.cells.items():  # each names a directory in the workdir
             if not isinstance(name, str) or Path(name).name != name:
-                yield f"members: got the name {name!r}, expected one without slashes"
-        for name, member in self.members.items():
-            if not isinstance(member, RunConfig):
-                yield f"members.{name}: got {member!r}, expected a RunConfig"
+                yield f"cells: got the name {name!r}, expected one without slashes"
+            if not isinstance(cell, RunConfig):
+                yield f"cells.{name}: got {cell!r}, expected a RunConfig"
+        for key, example in (("tasks", "which_module"), ("finetune", "data.epochs=2")):
+            for text in getattr(self, key):
+                if not isinstance(text, str):
+                    yield f"{key}: got {text!r}, expected texts such as {example!r}"
 
 
 def to_dict(config: Any) -> dict:
@@ -655,7 +689,7 @@ def default(schema: type = RunConfig) -> Any:
     """
     from ml_collections import ConfigDict
 
-    values = {}
+    values = {"base": default()} if schema is CompareConfig else {}
     for field in dataclasses.fields(schema):
         if field.default_factory is not dataclasses.MISSING:
             value = field.default_factory()

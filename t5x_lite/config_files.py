@@ -75,7 +75,7 @@ def build(schema: type[Schema], values: Any, path: str = "") -> Schema:
     """A checked dataclass from nested dicts; text, as from a command line, is read as a literal.
 
     Args:
-        path: the prefix of the keys in errors, such as "members.gpt.".
+        path: the prefix of the keys in errors, such as "cells.gpt.".
 
     Raises:
         UserError: for unknown keys, naming the nearest, for wrong types, and for values out of
@@ -95,28 +95,116 @@ def build(schema: type[Schema], values: Any, path: str = "") -> Schema:
         kind = hints[name]
         if isinstance(kind, type) and dataclasses.is_dataclass(kind):
             made[name] = build(hints[name], value, f"{key}.")
-        elif schema is CompareConfig and name == "members":
-            made[name] = _build_members(value)
         else:
             made[name] = check_value(_from_text(value, kind), kind, key)
     built: Any = schema(**made)
     return built
 
 
-def _build_members(values: Any) -> dict[str, RunConfig]:
-    if not isinstance(values, dict) or not values:
+def build_comparison(settings: Settings) -> CompareConfig:
+    """A checked comparison: each cell is `base` with what the cell has otherwise.
+
+    >>> base = {"data": {"lengths": {"sequence_length": 8}}}
+    >>> two = {"base": base, "cells": {"small": {}, "large": {"model": {"d_model": 256}}}}
+    >>> [cell.model.d_model for cell in build_comparison(two).cells.values()]
+    [128, 256]
+    """
+    settings = dict(settings)
+    base, changes = settings.pop("base", {}), settings.pop("cells", {})
+    if not isinstance(changes, dict) or not changes:
         raise UserError(
-            BAD_CONFIG, f"members: got {values!r}, expected names with the settings of a run each"
+            BAD_CONFIG, f"cells: got {changes!r}, expected names with the settings of a run each"
         )
-    members = {}
-    for name, value in values.items():
-        prefix = f"members.{name}."
+    cells = {}
+    for name, changed in changes.items():
+        if not isinstance(base, dict) or not isinstance(changed, dict):
+            key, got = (f"cells.{name}", changed) if isinstance(base, dict) else ("base", base)
+            raise UserError(BAD_CONFIG, f"{key}: got {got!r}, expected settings such as seed")
+        prefix = f"cells.{name}."
         try:
-            members[name] = build(RunConfig, value, prefix)
+            cells[name] = build(RunConfig, merge(base, changed), prefix)
         except UserError as error:
-            message = str(error).removeprefix(prefix)
-            raise UserError(error.code, prefix + message) from error
-    return members
+            message = prefix + str(error).removeprefix(prefix)
+            key = message.removeprefix(prefix).partition(":")[0]
+            if key in flatten(base) and key not in flatten(changed):
+                message = message.replace(prefix, "base.")
+            raise UserError(error.code, message) from error
+    names = sorted(cells, key=lambda name: name != settings.get("baseline"))
+    return build(CompareConfig, settings | {"cells": {name: cells[name] for name in names}})
+
+
+def merge(base: Settings, changed: Settings) -> Settings:
+    """Nested settings, with those of `changed` in place of what `base` has.
+
+    >>> merge({"a": {"b": 1, "c": 2}}, {"a": {"b": 3}, "d": 4})
+    {'a': {'b': 3, 'c': 2}, 'd': 4}
+    """
+    merged = dict(base)
+    for name, value in changed.items():
+        inner = merged.get(name)
+        if isinstance(inner, dict) and isinstance(value, dict):
+            value = merge(inner, value)
+        merged[name] = value
+    return merged
+
+
+def grid(*axes: Mapping[str, Settings]) -> dict[str, Settings]:
+    """The cells of a comparison along several axes, each a dict from names to settings.
+
+    >>> sizes = {"small": {"model": {"d_model": 64}}, "large": {"model": {"d_model": 128}}}
+    >>> objectives = {"lm": {"objective": "causal_lm"}, "fim": {"objective": "fill_in_the_middle"}}
+    >>> cells = grid(sizes, objectives)
+    >>> list(cells)
+    ['small-lm', 'small-fim', 'large-lm', 'large-fim']
+    >>> cells["small-fim"]
+    {'model': {'d_model': 64}, 'objective': 'fill_in_the_middle'}
+    """
+    cells: dict[str, Settings] = {"": {}}
+    for axis in axes:
+        cells = {
+            f"{name}-{value}".lstrip("-"): merge(settings, axis[value])
+            for name, settings in cells.items()
+            for value in axis
+        }
+    return cells
+
+
+def changes_of(name: str) -> Settings:
+    """What a config sets otherwise than the defaults: a recipe, as a cell of a comparison has it.
+
+    >>> changes_of("gpt_tiny")["data"]
+    {'batch_size': 8, 'lengths': {'sequence_length': 128}}
+    """
+    defaults = flatten(default().to_dict())
+    changes: Settings = {}
+    for key, value in flatten(get_config(name).to_dict()).items():
+        if value != defaults[key]:
+            *sections, last = key.split(".")
+            inner = changes
+            for section in sections:
+                inner = inner.setdefault(section, {})
+            inner[last] = value
+    return changes
+
+
+def parse_grid(axes: Sequence[str]) -> dict[str, list[str]]:
+    """The values of each setting of --grid=KEY=VALUE,VALUE,…; commas in brackets part nothing.
+
+    >>> parse_grid(["objective=causal_lm,prefix_lm(split=0.5, mode='S')", "seed=1,2"])
+    {'objective': ['causal_lm', "prefix_lm(split=0.5, mode='S')"], 'seed': ['1', '2']}
+    """
+    grid: dict[str, list[str]] = {}
+    for text in axes:
+        key, equals, values = text.partition("=")
+        if key in grid:
+            raise UserError(USAGE, f"--grid={text}: {key} is given twice; give it once")
+        # A comma with as many brackets opened as closed before it.
+        grid[key] = [value.strip() for value in re.split(r",(?![^(\[]*[)\]])", values)]
+        if not equals or not key or not all(grid[key]):
+            raise UserError(USAGE, f"--grid={text}: expected KEY=VALUE,VALUE,…")
+        if len(set(grid[key])) < len(grid[key]):
+            raise UserError(USAGE, f"--grid={text}: a value is given twice; give it once")
+    return grid
 
 
 def _from_text(value: Any, kind: Any) -> Any:
@@ -137,7 +225,7 @@ def _suggest(key: str, siblings: Iterable[str]) -> str:
     """What was meant by a key that does not exist: its new name, the same name elsewhere, or the
     nearest.
     """
-    prefix, inside = _split_member(key)
+    prefix, inside = _split_cell(key)
     if inside in RENAMED:
         return f"it is called {prefix}{RENAMED[inside]}"
     leaf = inside.rpartition(".")[2]
@@ -161,9 +249,9 @@ def find_setting(leaf: str) -> str | None:
     return None
 
 
-def _split_member(key: str) -> tuple[str, str]:
-    """("members.gpt.", "model.d_model") of a member's key, ("", key) of any other."""
-    found = re.match(r"members\.[^.]+\.", key)
+def _split_cell(key: str) -> tuple[str, str]:
+    """("cells.gpt.", "model.d_model") of a cell's key, ("", key) of any other."""
+    found = re.match(r"(base|cells\.[^.]+)\.", key)
     return (found[0], key[found.end() :]) if found else ("", key)
 
 
@@ -288,29 +376,33 @@ def get_config(name: str = "", **overrides: Any) -> Any:
     5
     """
     settings = read_settings(name) if name else {}
-    compares = isinstance(settings.get("members"), dict)
+    compares = isinstance(settings.get("cells"), dict)
     config = default(CompareConfig if compares else RunConfig)
+    known = config.to_dict()
     if compares:
-        config.members = {name: default() for name in settings["members"]}
-    _check_keys(settings, config)
-    _check_keys(overrides, config)
+        known["cells"] = {cell: default().to_dict() for cell in settings["cells"]}
+        with config.unlocked():
+            config.cells = settings["cells"]
+    _check_keys(settings, known)
+    _check_keys(overrides, known)
     try:
         config.update(settings)
-        config.update_from_flattened_dict(flatten(overrides))
+        with config.unlocked():
+            config.update_from_flattened_dict(flatten(overrides))
     except (KeyError, TypeError, AttributeError) as error:
         reason = _short_reason(error)
         raise UserError(BAD_CONFIG, f"get_config({name!r}): {reason}") from error
     return config
 
 
-def _check_keys(settings: Settings, config: Any) -> None:
+def _check_keys(settings: Settings, known_settings: Settings) -> None:
     """Refuse a setting that does not exist, with what was probably meant."""
-    known = flatten(config.to_dict())
+    known = flatten(known_settings)
     for key in flatten(settings):
         section, _, _ = key.rpartition(".")
         siblings = [name for name in known if name.rpartition(".")[0] == section]
         if key not in known and not any(name.startswith(f"{key}.") for name in known):
-            leaves = [name.rpartition(".")[2] for name in siblings] or list(config)
+            leaves = [name.rpartition(".")[2] for name in siblings] or list(known_settings)
             raise UserError(BAD_CONFIG, f"{key}: no such setting; {_suggest(key, leaves)}")
 
 
@@ -418,28 +510,75 @@ def override(values: Settings, overrides: Sequence[str]) -> Settings:
     return values
 
 
-def load(name: str, overrides: Sequence[str] = (), schema: type[Schema] = RunConfig) -> Schema:
+def load(name: str, overrides: Sequence[str] = ()) -> RunConfig:
     """The checked config of a file and overrides. Raises UserError, before jax is imported."""
-    values = read_settings(name)
-    members = values.get("members")
-    known_members = list(members) if isinstance(members, dict) else []
-    values = override(values, overrides)
-    if schema is RunConfig and "members" in values:
+    settings = read_settings(name)
+    if "cells" in settings:
         raise UserError(
             BAD_CONFIG, f"--config={name} compares several runs; use it with the command compare"
         )
-    if schema is CompareConfig and "members" not in values:
-        raise UserError(
-            BAD_CONFIG, f"--config={name} has no members to compare; use it with the command train"
-        )
-    for member in (
-        values.get("members", ()) if known_members and isinstance(values["members"], dict) else ()
-    ):
-        if member not in known_members:  # a typo in an override, not one member more
-            raise UserError(
-                BAD_CONFIG, f"members.{member}: no such member; {nearest(member, known_members)}"
-            )
-    return with_absolute_paths(build(schema, values))
+    return with_absolute_paths(build(RunConfig, override(settings, overrides)))
+
+
+def load_comparison(
+    name: str, overrides: Sequence[str] = (), axes: Sequence[str] = ()
+) -> CompareConfig:
+    """The checked comparison of a file, or of the config of a run and a grid.
+
+    Args:
+        overrides: of the comparison ("budget=1e6"), of a cell ("cells.gpt.seed=1"), or of the base
+            ("data.source=text/*.txt").
+        axes: as parse_grid has them; each cell of the file is split into those of the grid.
+    """
+    settings = read_settings(name)
+    if "cells" not in settings:
+        settings = {"base": settings, "cells": {"": {}}, "title": Path(name).stem}
+    cells = settings["cells"]
+    names = list(cells) if isinstance(cells, dict) else []
+    of_comparison = {"base", *type_hints(CompareConfig)}
+    routed = []
+    for text in overrides:
+        is_of_base = re.split("[.=]", text)[0] not in of_comparison
+        routed.append(f"base.{text}" if is_of_base else text)
+    settings = override(settings, routed)
+
+    cells = settings["cells"]
+    if isinstance(cells, dict) and all(isinstance(cell, dict) for cell in cells.values()):
+        for cell in cells:
+            if cell not in names:  # a typo in an override, not one cell more
+                raise UserError(BAD_CONFIG, f"cells.{cell}: no such cell; {nearest(cell, names)}")
+        _check_effect(cells, routed)
+        settings["cells"] = cells = grid(cells, *_axes_of_grid(axes))
+        if list(cells) == [""]:
+            fix = "add --grid=KEY=VALUE,VALUE,…, or use the command train"
+            raise UserError(BAD_CONFIG, f"--config={name} is one run, not a comparison; {fix}")
+    return with_absolute_paths(build_comparison(settings))
+
+
+def _axes_of_grid(axes: Sequence[str]) -> list[dict[str, Settings]]:
+    """A grid of the command line as axes of `grid`, with values for names."""
+    return [
+        {_cell_name(key, value): override({}, [f"{key}={value}"]) for value in values}
+        for key, values in parse_grid(axes).items()
+    ]
+
+
+def _cell_name(key: str, value: str) -> str:
+    """What a cell is called that has this value.
+
+    >>> _cell_name("optimizer.learning_rate", "1e-3"), _cell_name("data.source", "text/*.txt")
+    ('learning_rate=1e-3', 'source=text_*.txt')
+    """
+    return f"{key.rpartition('.')[2]}={value.replace('/', '_')}"
+
+
+def _check_effect(cells: dict[str, Any], overrides: Sequence[str]) -> None:
+    """Refuse a setting of the base that each cell has a value of its own for."""
+    for text in overrides:
+        key = text.partition("=")[0].removeprefix("base.")
+        if text.startswith("base.") and all(key in flatten(cell) for cell in cells.values()):
+            reason = "each cell has a value of its own"
+            raise UserError(BAD_CONFIG, f"{key}: {reason}; set it as cells.NAME.{key}")
 
 
 def load_run_config(path: Path) -> RunConfig:
@@ -453,8 +592,8 @@ def load_run_config(path: Path) -> RunConfig:
 def with_absolute_paths(config: Any) -> Any:
     """The config with absolute paths: a run finds its text whatever directory it is read from."""
     if isinstance(config, CompareConfig):
-        members = {name: with_absolute_paths(member) for name, member in config.members.items()}
-        return dataclasses.replace(config, members=members)
+        cells = {name: with_absolute_paths(cell) for name, cell in config.cells.items()}
+        return dataclasses.replace(config, cells=cells)
     data: Data = config.data
     paths = {}
     for name in ("source", "validation_source"):

@@ -19,7 +19,7 @@ from t5x_lite.config import (
     to_dict,
     type_hints,
 )
-from t5x_lite.config_files import build
+from t5x_lite.config_files import build, build_comparison
 from t5x_lite.errors import BAD_CONFIG, UserError
 
 LM = RunConfig(data=Data(lengths=Lengths(sequence_length=40)))
@@ -63,7 +63,7 @@ BAD_VALUES = [
     (Mesh, {"fsdp": 0}, "mesh.fsdp: got 0, expected at least 1"),
     (RunConfig, {"seed": 2**31}, "seed: got 2147483648, expected between 0 and 2147483647"),
     (RunConfig, {"model": Mesh()}, "model: got Mesh("),
-    (CompareConfig, {"members": {"a": 5}}, "members.a: got 5, expected a RunConfig"),
+    (CompareConfig, {"cells": {"a": 5}}, "cells.a: got 5, expected a RunConfig"),
 ]
 
 
@@ -74,7 +74,7 @@ def test_a_bad_value_is_refused_where_it_is_written(schema, values, words):
 
 @pytest.mark.parametrize(("schema", "values", "words"), BAD_VALUES)
 def test_a_bad_value_is_refused_when_it_replaces_a_good_one(schema, values, words):
-    good = {RunConfig: LM, CompareConfig: CompareConfig(members={"a": LM})}
+    good = {RunConfig: LM, CompareConfig: CompareConfig(cells={"a": LM})}
     config = good.get(schema) or schema()
     assert refusal(lambda: dataclasses.replace(config, **values)).startswith(words)
 
@@ -183,9 +183,9 @@ def test_nothing_can_be_changed_unchecked():
             lambda: dataclasses.replace(LM, training=Training(microbatches=7)),
             "training.microbatches: 7 does not divide data.batch_size 32",
         ),
-        (lambda: CompareConfig(), "members: got none"),
-        (lambda: CompareConfig(members={"../x": LM}), "members: got the name '../x', expected one"),
-        (lambda: CompareConfig(members={5: LM}), "members: got the name 5, expected one"),
+        (lambda: CompareConfig(), "cells: got none"),
+        (lambda: CompareConfig(cells={"../x": LM}), "cells: got the name '../x', expected one"),
+        (lambda: CompareConfig(cells={5: LM}), "cells: got the name 5, expected one"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(make, words):
@@ -194,8 +194,8 @@ def test_settings_that_contradict_each_other_are_refused(make, words):
 
 def test_a_config_survives_json():
     assert build(RunConfig, to_dict(LM)) == LM
-    compare = CompareConfig(members={"a": LM, "b": LM}, prompts=("x",))
-    assert build(CompareConfig, to_dict(compare)) == compare
+    compare = CompareConfig(cells={"a": LM, "b": LM}, prompts=("x",))
+    assert build_comparison(to_dict(compare)) == compare
 
 
 @pytest.mark.parametrize("schema", [RunConfig, *SECTIONS])

@@ -9,9 +9,19 @@ import pytest
 from conftest import ROOT, run, settings
 
 from t5x_lite import config_files
-from t5x_lite.config import CompareConfig, RunConfig, to_dict
-from t5x_lite.config_files import RENAMED, allowed_code, build, find, flatten, get_config, load
-from t5x_lite.errors import BAD_CONFIG, UserError
+from t5x_lite.config import RunConfig, default, to_dict
+from t5x_lite.config_files import (
+    RENAMED,
+    allowed_code,
+    build,
+    build_comparison,
+    find,
+    flatten,
+    get_config,
+    load,
+    load_comparison,
+)
+from t5x_lite.errors import BAD_CONFIG, USAGE, UserError
 
 
 def refusal(function, *args, code=BAD_CONFIG, **more) -> str:
@@ -34,10 +44,13 @@ CONFIGS = [path for path in (ROOT / "configs").rglob("*.py") if path.parent.name
 
 @pytest.mark.parametrize("path", sorted(CONFIGS), ids=lambda p: p.stem)
 def test_every_config_loads(path):
-    schema = CompareConfig if "compare" in path.parts else RunConfig
     name = f"{path}:gpt2_small" if path.stem == "published" else str(path)
-    config = load(name, schema=schema)
-    assert build(schema, to_dict(config)) == config
+    if "compare" in path.parts:
+        comparison = load_comparison(name)
+        assert build_comparison(to_dict(comparison)) == comparison
+    else:
+        config = load(name)
+        assert build(RunConfig, to_dict(config)) == config
     assert "python -m t5x_lite" in path.read_text()
 
 
@@ -53,9 +66,11 @@ assert "jax" not in sys.modules
 
 @pytest.mark.parametrize("name", ["gpt_tiny", "compare/quickstart", "published:gpt2_small"])
 def test_get_config_is_what_load_reads(name):
-    schema = CompareConfig if "compare" in name else RunConfig
-    config = build(schema, get_config(name).to_dict())
-    assert config_files.with_absolute_paths(config) == load(name, schema=schema)
+    if "compare" in name:
+        made, loaded = build_comparison(get_config(name).to_dict()), load_comparison(name)
+    else:
+        made, loaded = build(RunConfig, get_config(name).to_dict()), load(name)
+    assert config_files.with_absolute_paths(made) == loaded
 
 
 def test_get_config_takes_overrides_and_stays_locked():
@@ -64,8 +79,8 @@ def test_get_config_takes_overrides_and_stays_locked():
     assert config.model.d_model == get_config("gpt_tiny").model.d_model
     with pytest.raises(AttributeError):
         config.model.num_layer = 2
-    compare = get_config("compare/quickstart", **{"members.gpt.seed": 7})
-    assert (compare.members.gpt.seed, compare.members.bert.seed) == (7, 0)
+    compare = get_config("compare/quickstart", **{"cells.gpt.seed": 7})
+    assert (compare.cells.gpt.seed, "seed" in compare.cells.bert) == (7, False)
 
 
 # Command lines.
@@ -99,7 +114,7 @@ def test_get_config_takes_overrides_and_stays_locked():
         ("seed=1 seed=1", "given twice"),
         ("model.mlm_head=True", "the head of an encoder"),
         ("optimizer.decay_steps=50", "expected more than optimizer.warmup_steps"),
-        ("members.gpt.seed=1", "use it with the command compare"),
+        ("cells.gpt.seed=1", "cells: no such setting"),
     ],
 )
 def test_bad_settings_are_refused_in_one_sentence(overrides, words):
@@ -131,8 +146,8 @@ def test_an_old_key_is_refused_with_its_new_name(old):
     assert f"{told}: no such setting; it is called {RENAMED[told]}" in refused(f"{old}=1")
     words = f"{old}: no such setting; it is called {RENAMED[old]}"
     assert words in refusal(get_config, "", **{old: 1})
-    in_member = refusal(get_config, "compare/quickstart", **{f"members.gpt.{old}": 1})
-    assert f"it is called members.gpt.{RENAMED[old]}" in in_member
+    in_cell = refusal(get_config, "compare/quickstart", **{f"cells.gpt.{old}": 1})
+    assert f"it is called cells.gpt.{RENAMED[old]}" in in_cell
 
 
 @pytest.mark.parametrize("new", RENAMED.values())
@@ -232,24 +247,70 @@ def test_a_variant_needs_a_config_that_has_some():
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"members": 5}, "members: got 5, expected names"),
-        ({"members": {"../x": {}}}, "expected one without slashes"),
-        ({"members": {"a": {1: 2}}}, "members.a.1: no such setting"),
-        ({"members": {"a": {"model": {"width": 2}}}}, "it is called members.a.model.d_model"),
-        ({"members": {"a": {"training": {"steps": 0}}}}, "members.a.training.steps: got 0"),
+        ({"cells": 5}, "cells: got 5, expected names"),
+        ({"cells": {"../x": {}}}, "expected one without slashes"),
+        ({"cells": {"a": {1: 2}}}, "cells.a.1: no such setting"),
+        ({"cells": {"a": 3}}, "cells.a: got 3, expected settings"),
+        ({"base": 4}, "base: got 4, expected settings"),
+        ({"base": {"model": {"width": 2}}}, "it is called base.model.d_model"),
+        ({"cells": {"a": {"model": {"width": 2}}}}, "it is called cells.a.model.d_model"),
+        ({"cells": {"a": {"training": {"steps": 0}}}}, "cells.a.training.steps: got 0"),
+        ({"baseline": "b"}, "baseline: got 'b', expected one of the cells a"),
+        ({"title": "x", "seeds": 0}, "seeds: got 0"),
+        ({"mach": "flops"}, "mach: no such setting; did you mean match?"),
     ],
 )
-def test_members_that_are_none(bad_file, values, words):
+def test_comparisons_that_are_none(bad_file, values, words):
     lengths = {"data": {"lengths": {"sequence_length": 8}}}
-    if isinstance(values["members"], dict):
-        values = {"members": {name: lengths | given for name, given in values["members"].items()}}
-    name = bad_file(f"    return {values!r}")
-    assert words in refusal(load, name, schema=CompareConfig)
+    values = {"base": lengths, "cells": {"a": {}}} | values
+    if isinstance(values["base"], dict):
+        values["base"] = values["base"] | lengths
+    assert words in refusal(load_comparison, bad_file(f"    return {values!r}"))
 
 
-def test_a_typo_in_the_name_of_a_member_is_not_one_member_more():
-    message = refusal(load, "compare/quickstart", ["members.gtp.seed=1"], CompareConfig)
-    assert message == "members.gtp: no such member; did you mean gpt?"
+def test_a_typo_in_the_name_of_a_cell_is_not_one_cell_more():
+    message = refusal(load_comparison, "compare/quickstart", ["cells.gtp.seed=1"])
+    assert message == "cells.gtp: no such cell; did you mean gpt?"
+
+
+def test_a_setting_without_a_cell_is_one_of_all():
+    compare = load_comparison("compare/quickstart", ["seed=3", "budget=5000", "seeds=2"])
+    assert {cell.seed for cell in compare.cells.values()} == {3}
+    assert (compare.budget, compare.seeds) == (5000, 2)
+    message = refusal(load_comparison, "compare/quickstart", ["optimizer.beta2=0.9"])
+    assert "each cell has a value of its own; set it as cells.NAME.optimizer.beta2" in message
+
+
+def test_a_grid_makes_cells_of_the_config_of_a_run():
+    compare = load_comparison(
+        "gpt_tiny", (), ["optimizer.learning_rate=1e-3,3e-3", "data.batch_size=4,8"]
+    )
+    assert list(compare.cells) == [
+        "learning_rate=1e-3-batch_size=4",
+        "learning_rate=1e-3-batch_size=8",
+        "learning_rate=3e-3-batch_size=4",
+        "learning_rate=3e-3-batch_size=8",
+    ]
+    assert compare.cells["learning_rate=3e-3-batch_size=4"].optimizer.learning_rate == 3e-3
+    assert "is one run, not a comparison; add --grid" in refusal(load_comparison, "gpt_tiny")
+    split = load_comparison(
+        "compare/quickstart", ["baseline=gpt-d_model=64"], ["model.d_model=64,96"]
+    )
+    assert next(iter(split.cells)) == "gpt-d_model=64"
+    assert len(split.cells) == 6
+    for bad, words, code in [
+        ("seed", "expected KEY=VALUE", USAGE),
+        ("seed=1,,2", "expected KEY=VALUE", USAGE),
+        ("seed=1,1", "a value is given twice", USAGE),
+        ("sed=1,2", "cells.sed=1.sed: no such setting; did you mean seed?", BAD_CONFIG),
+    ]:
+        assert words in refusal(load_comparison, "gpt_tiny", (), [bad], code=code)
+
+
+def test_what_a_config_changes_makes_it_again():
+    for name in ("bert_tiny", "t5_tiny", "gpt2_small"):
+        changed = config_files.merge(default().to_dict(), config_files.changes_of(name))
+        assert build(RunConfig, changed) == build(RunConfig, get_config(name).to_dict())
 
 
 # Names.

@@ -24,7 +24,7 @@ def test_the_tour_runs_and_shows(tmp_path, monkeypatch):
     figures = [output for output in outputs if "image/png" in output.get("data", {})]
     assert len(figures) == 5
     reached = [
-        json.loads((tmp_path / "tour" / f"which_module, {start}" / "results.json").read_text())
+        json.loads((tmp_path / "tour" / f"which_module, {start}" / "report.json").read_text())
         for start in ("pretrained", "from scratch")
     ]
     pretrained, from_scratch = (results["reached"]["accuracy"]["mean"] for results in reached)

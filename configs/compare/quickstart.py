@@ -1,21 +1,35 @@
 """BERT, T5 and GPT of similar size on the same documents in the same order: the text that every
 Python carries.
 
-About five minutes on two CPU cores.
+Muon at these rates reaches in 400 steps what AdamW does not in 700. BERT hides 30 % of the tokens,
+twice as many as usual, and learns more from them in so few steps. Then each model learns in one
+epoch from which module of Python's a passage comes, and so does one from scratch.
 
-python -m t5x_lite compare --config=configs/compare/quickstart.py --workdir=/tmp/quickstart
+python -m t5x_lite compare --config=compare/quickstart --workdir=/tmp/quickstart --jobs=2
 """
 
-import t5x_lite
 from t5x_lite.config import CompareConfig, default
+from t5x_lite.config_files import changes_of, merge
+
+CHANGES = {
+    "bert": {"objective": "masked_lm(noise_density=0.3)", "optimizer": {"learning_rate": 1e-2}},
+    "t5": {"optimizer": {"learning_rate": 5e-3}},
+    "gpt": {"optimizer": {"learning_rate": 1e-2}},
+}
 
 
 def get_config():
     config = default(CompareConfig)
     config.title = "BERT, T5 and GPT on the documentation of Python"
-    config.members = {name: t5x_lite.get_config(f"{name}_tiny") for name in ("bert", "t5", "gpt")}
-    for member in config.members.values():
-        member.training.update(steps=700, eval_every=175, checkpoint_every=350, log_every=25)
+    config.base.optimizer.name = "muon"
+    config.cells = {
+        name: merge(changes_of(f"{name}_tiny"), changes)
+        for name, changes in CHANGES.items()
+    }
+    config.budget = 400 * 8 * 128  # raw tokens: 400 steps of 8 rows
+    config.update(span_count=128, evaluations=3, other_objectives=False)
+    config.update(tasks=("which_module",), from_scratch=True)
+    config.finetune = ("data.epochs=1", "optimizer.learning_rate=5e-3")
     config.blanks = (
         "Return the ___ of the object.",
         "This method is called when the ___ is closed.",

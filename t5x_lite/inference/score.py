@@ -292,3 +292,82 @@ def score_in_blanks(
     ends = np.cumsum([len(ids) for ids in spans])[:-1]
     pairs = zip(np.split(nats, ends), np.split(is_likeliest, ends), strict=True)
     return [TokenScores(*pair) for pair in pairs]
+
+
+def score_at_sentinels(
+    loaded: LoadedModel,
+    before: Sequence[np.ndarray],
+    after: Sequence[np.ndarray],
+    spans: Sequence[np.ndarray],
+) -> list[TokenScores]:
+    """How likely each span of ids is between what stands before and after it: the model reads a
+    sentinel in its place. What ends the span counts as a token of it, its last.
+    """
+    vocabulary = loaded.tokenizer.vocabulary
+    first, second = [vocabulary.sentinel(0)], [vocabulary.sentinel(1)]
+    eos = [vocabulary.eos]
+    inputs, targets = [], []
+    for left, right, span in zip(before, after, spans, strict=True):
+        inputs.append(np.concatenate([left, first, right, eos]).astype(np.int32))
+        # T5's targets: each span follows its sentinel, and the next sentinel ends it.
+        end = second if len(right) else eos
+        targets.append(np.concatenate([first, span, end]).astype(np.int32))
+    scores = score_targets(loaded, inputs, targets)
+    return [TokenScores(one.nats[1:], one.is_likeliest[1:]) for one in scores]
+
+
+def score_in_the_middle(
+    loaded: LoadedModel,
+    before: Sequence[np.ndarray],
+    after: Sequence[np.ndarray],
+    spans: Sequence[np.ndarray],
+) -> list[TokenScores]:
+    """How likely each span of ids is between what stands before and after it, which the model reads
+    in the order prefix, suffix, middle (Bavarian et al., 2022, §3).
+    """
+    vocabulary = loaded.tokenizer.vocabulary
+    prefix, suffix, middle = (
+        vocabulary[f"<fim_{part}>"] for part in ("prefix", "suffix", "middle")
+    )
+    inputs = [
+        np.concatenate([[prefix], left, [suffix], right, [middle]]).astype(np.int32)
+        for left, right in zip(before, after, strict=True)
+    ]
+    return score_targets(loaded, inputs, list(spans))
+
+
+def score_before_masks(
+    loaded: LoadedModel,
+    before: Sequence[np.ndarray],
+    after: Sequence[np.ndarray],
+    spans: Sequence[np.ndarray],
+) -> list[TokenScores]:
+    """The same as score_in_blanks by a decoder of masked_next_token: it predicts each token at the
+    position before it.
+    """
+    vocabulary = loaded.tokenizer.vocabulary
+    rows: list[np.ndarray] = []
+    texts: list[np.ndarray] = []
+    places: list[int] = []
+    for left, right, ids in zip(before, after, spans, strict=True):
+        for known in range(len(ids)):
+            masks = np.full(len(ids) - known, vocabulary["[MASK]"])
+            rows.append(np.concatenate([left, ids[:known], masks, right]).astype(np.int32))
+            texts.append(np.concatenate([left, ids, right]).astype(np.int32))
+            places.append(len(left) + known)
+    scores = np.zeros((len(rows), 2))
+    for numbers in like_lengths([len(row) for row in rows]):
+        read = Ragged.from_rows([rows[number] for number in numbers])
+        targets = Ragged.from_rows([texts[number] for number in numbers])
+        length = _row_length(int(max(read.lengths)), loaded.model.max_length)
+        pairs = Pairs(Ragged.empty(len(numbers)), targets, read=read)
+        row = lay_out(
+            pairs, RowShape(decoder=length, looks_ahead=True), loaded.tokenizer.vocabulary
+        )
+        with loaded.within():
+            of_rows = np.asarray(_decoder_scores(loaded.model, loaded.params, row))
+        at = [places[number] for number in numbers]
+        scores[numbers] = of_rows[np.arange(len(numbers)), :, at]
+    ends = np.cumsum([len(ids) for ids in spans])[:-1]
+    nats, is_likeliest = np.split(scores[:, 0], ends), np.split(scores[:, 1] > 0, ends)
+    return [TokenScores(*pair) for pair in zip(nats, is_likeliest, strict=True)]

@@ -29,6 +29,7 @@ from t5x_lite.inference.predict import likeliest
 from t5x_lite.inference.score import (
     TokenScores,
     pseudo_log_likelihoods,
+    score_at_sentinels,
     score_in_blanks,
     score_targets,
 )
@@ -198,7 +199,7 @@ def score_after(
     if loaded.model.architecture == "encoder":
         return score_in_blanks(loaded, before, after, targets)
     if loaded.rows.uses_sentinels:
-        return _score_spans(loaded, before, after, targets)
+        return score_at_sentinels(loaded, before, after, targets)
     return score_targets(loaded, before, targets)
 
 
@@ -215,28 +216,6 @@ def _shortened(
         room = longest if loaded.model.is_encoder_decoder else longest - len(target)
         shortened.append(ids[max(len(ids) - room, 0) :])
     return shortened
-
-
-def _score_spans(
-    loaded: LoadedModel,
-    before: Sequence[np.ndarray],
-    after: Sequence[np.ndarray],
-    spans: Sequence[np.ndarray],
-) -> list[TokenScores]:
-    """How likely each span is between what stands before and after it: the encoder reads a sentinel
-    in its place. What ends the span counts as a token of it.
-    """
-    vocabulary = loaded.tokenizer.vocabulary
-    first, second = [vocabulary.sentinel(0)], [vocabulary.sentinel(1)]
-    eos = [vocabulary.eos]
-    inputs, targets = [], []
-    for left, right, span in zip(before, after, spans, strict=True):
-        inputs.append(np.concatenate([left, first, right, eos]).astype(np.int32))
-        # T5's targets: each span follows its sentinel, and the next sentinel ends it.
-        end = second if len(right) else eos
-        targets.append(np.concatenate([first, span, end]).astype(np.int32))
-    scores = score_targets(loaded, inputs, targets)
-    return [TokenScores(one.nats[1:], one.is_likeliest[1:]) for one in scores]
 
 
 # Kinds of tasks.
@@ -301,7 +280,7 @@ def _prefer(loaded: LoadedModel, examples: Examples) -> Evaluated:
                 spans.append(parts[1])
                 after.append(parts[2])
         if loaded.rows.uses_sentinels:
-            scores = _score_spans(loaded, before, after, spans)
+            scores = score_at_sentinels(loaded, before, after, spans)
         else:
             method = "log-probability from where they differ on"
             rest = [np.concatenate(pair) for pair in zip(spans, after, strict=True)]

@@ -20,21 +20,20 @@ from typing import Any
 import jax
 
 from t5x_lite.config import RunConfig, Task, to_dict
-from t5x_lite.config_files import build, override, with_absolute_paths
+from t5x_lite.config_files import build, override, parse_grid, with_absolute_paths
 from t5x_lite.data.tasks.examples import readable, with_labels_of
 from t5x_lite.data.tasks.rows import TaskData, TaskPlan, TaskSplit
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import IO_ERROR, NO_FILE, USAGE, UserError, read_json, user_errors
 from t5x_lite.inference.predict import as_records, judge_split, predict
 from t5x_lite.interop import convert
-from t5x_lite.model.transformer import count_parameters
+from t5x_lite.model.transformer import count_parameters, parameter_shapes
 from t5x_lite.resolve import plan, resolve
 from t5x_lite.specs import AllowedCode
 from t5x_lite.study import task_report
 from t5x_lite.training import loop, metrics, run_directory
 from t5x_lite.training.adapt import parse_adaptation
 from t5x_lite.training.best import PREFIX
-from t5x_lite.training.step import fresh_parameters
 
 Say = Callable[[str], None]
 
@@ -128,18 +127,19 @@ def finetune(
         adapt: which parameters are trained: see training.adapt.
 
     Returns:
-        what was reached: results.json.
+        what was reached: report.json.
     """
     if from_scratch and adapt != "full":
         raise UserError(USAGE, f"finetune: --adapt={adapt} needs a model; leave out --from-scratch")
     if seeds < 1:
         raise UserError(USAGE, f"finetune: --seeds={seeds}: expected at least 1")
     combinations = _combinations(grid, overrides)
-    base = _base(init, workdir, say)
+    base = _base(init, workdir, say, allowed)
     task = with_labels_of(task, allowed)
-    cells = []
+    cells, init_from = [], "" if from_scratch else str(base.directory)
     for settings in combinations:
-        config = _config(base, task, adapt, overrides, from_scratch, settings)
+        values = [*overrides, *(f"{key}={value}" for key, value in settings.items())]
+        config = config_of(base.config, task, values, adapt, init_from)
         cells.append(Cell(settings, config, {}))
     # A setting that is wrong is refused before any cell is trained.
     for cell in cells:
@@ -172,28 +172,20 @@ def finetune(
         for seed in cell.reached
     }
     results |= task_report.answers_of(directory_of(chosen, first_seed), task)
-    with user_errors(IO_ERROR, f"{workdir}: results.json cannot be written"):
-        (workdir / "results.json").write_text(json.dumps(results, indent=2))
-        task_report.write(results, workdir)
+    task_report.write(results, workdir)
     return results
 
 
 def _combinations(grid: Sequence[str], overrides: Sequence[str]) -> list[dict[str, str]]:
     """All combinations of the values of a grid."""
-    axes: dict[str, list[str]] = {}
+    axes = parse_grid(grid)
     given = {text.partition("=")[0] for text in overrides}
-    for text in grid:
-        key, equals, values = text.partition("=")
-        if not equals or not all(values.split(",")):
-            raise UserError(USAGE, f"--grid={text}: expected KEY=VALUE,VALUE,…")
+    for key in axes:
         if key in ("seed", "adapt", "init_from") or key.startswith("task."):
             reason = "is no axis; --seeds, or a run of its own for each, is meant"
-            raise UserError(USAGE, f"--grid={text}: {key} {reason}")
-        if key in axes or key in given:
-            raise UserError(USAGE, f"--grid={text}: {key} is given twice; give it once")
-        axes[key] = values.split(",")
-        if len(set(axes[key])) < len(axes[key]):
-            raise UserError(USAGE, f"--grid={text}: a value is given twice; give it once")
+            raise UserError(USAGE, f"--grid={key}=…: {key} {reason}")
+        if key in given:
+            raise UserError(USAGE, f"--grid={key}=…: {key} is given twice; give it once")
     return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
 
@@ -207,7 +199,7 @@ class _Base:
     tokenizer: Tokenizer
 
 
-def _base(init: Path, workdir: Path, say: Say) -> _Base:
+def _base(init: Path, workdir: Path, say: Say, allowed: AllowedCode) -> _Base:
     """The run in a directory; a model of Hugging Face is imported first."""
     name = init.resolve().name
     if "model_type" in read_json(init / "config.json", "expected the directory of a model"):
@@ -216,7 +208,7 @@ def _base(init: Path, workdir: Path, say: Say) -> _Base:
             shutil.rmtree(imported, ignore_errors=True)  # what a killed import has left
             convert.import_model(init, imported, "", say)
         init = imported
-    resolved, tokenizer = run_directory.read(init)
+    resolved, tokenizer = run_directory.read(init, allowed)
     return _Base(name, init.resolve(), resolved.config, tokenizer)
 
 
@@ -228,20 +220,19 @@ def _digest(init: Path) -> str:
     return digest.hexdigest()[:8]
 
 
-def _config(
-    base: _Base,
+def config_of(
+    base: RunConfig,
     task: Task,
-    adapt: str,
-    overrides: Sequence[str],
-    from_scratch: bool,
-    cell: dict[str, str],
+    overrides: Sequence[str] = (),
+    adapt: str = "full",
+    init_from: str = "",
 ) -> RunConfig:
     """The config of one run: the model of the base, the recipe of its family, and what the command
     sets.
     """
-    settings = to_dict(base.config)
-    written = recipe(base.config)
-    if base.config.model.architecture == "encoder":
+    settings = to_dict(base)
+    written = recipe(base)
+    if base.model.architecture == "encoder":
         written["model.lm_head"] = False
     for key, value in written.items():
         section, _, name = key.rpartition(".")
@@ -250,10 +241,10 @@ def _config(
     settings["adapt"] = adapt
     settings["model"] |= adaptation.settings
     settings["task"] = to_dict(task)
-    settings["init_from"] = "" if from_scratch else str(base.directory)
+    settings["init_from"] = init_from
     settings["mesh"] = {}
     settings["training"]["steps"] = 2**31 - 1  # as many as the epochs have
-    override(settings, [*overrides, *(f"{key}={value}" for key, value in cell.items())])
+    override(settings, overrides)
     return with_absolute_paths(build(RunConfig, settings))
 
 
@@ -381,7 +372,7 @@ def _results(base: _Base, task: Task, cells: list[Cell], chosen: Cell) -> dict[s
     adaptation = parse_adaptation(chosen.config.adapt)
     parameters = trained = count_parameters(model)
     if not adaptation.is_full:
-        shapes = jax.eval_shape(lambda: adaptation.split(fresh_parameters(model, 0))[0])
+        shapes = adaptation.trained_part(parameter_shapes(model))
         trained = sum(leaf.size for leaf in jax.tree.leaves(shapes))
     begins = f"from {base.name}" if chosen.config.init_from else "from scratch"
     summary = {}

@@ -7,10 +7,14 @@ _Ngrams = np.ndarray
 
 
 def unigram_bits(train: np.ndarray, held_out: np.ndarray, vocab_size: int) -> float:
-    """Bits that a unigram model of `train`, with one added to every count, needs for `held_out`."""
+    """Bits that a unigram model of `train` needs for `held_out`."""
+    return float(-np.log2(unigram_probabilities(train, vocab_size)[held_out]).sum())
+
+
+def unigram_probabilities(train: np.ndarray, vocab_size: int) -> np.ndarray:
+    """The share of each id in `train`, with one added to every count: [vocab_size]."""
     counts = np.bincount(train, minlength=vocab_size) + 1
-    probabilities = counts / counts.sum()
-    return float(-np.log2(probabilities[held_out]).sum())
+    return counts / counts.sum()
 
 
 def trigram_bits(train: np.ndarray, held_out: np.ndarray, vocab_size: int) -> float:

@@ -1,29 +1,40 @@
-"""report.html (one file, readable offline) and report.md, from the results of a comparison."""
-
-from collections.abc import Iterator
-from html import escape
-from pathlib import Path
-from typing import NamedTuple
-
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-_STYLE = """
-:root { color-scheme: light dark }
-body {
-  font: 16px/1.5 system-ui, sans-serif;
-  max-width: 60rem; margin: 2rem auto; padding: 0 1rem
-}
-table { border-collapse: collapse; margin: 1rem 0; display: block; overflow-x: auto }
-td, th { padding: .3rem .7rem; border-bottom: 1px solid #8884; text-align: right }
-td:first-child, th:first-child { text-align: left }
-blockquote {
-  margin: .5rem 0; padding: .2rem 1rem; border-left: 3px solid #8888; white-space: pre-wrap
-}
-mark { background: #ffe9a8; color: #222 }
-svg { max-width: 100%; height: auto } small { color: #888 }
+"""The report of a comparison, or of a single run: what was reached first, then what it cost, how it
+came about, and what is known of it.
 """
-_UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
 
-Table = list[list[str]]  # rows of cells, the first its heading
+import csv
+import io
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from t5x_lite.errors import IO_ERROR, user_errors
+from t5x_lite.study import charts, page
+from t5x_lite.study.page import Best, Page, Part, Quote, Section, Table
+from t5x_lite.study.scores import OWN
+
+Results = Mapping[str, Any]
+
+_UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
+_EQUAL = 0.01  # what differs by less is called equal
+
+# Score → heading, and whether lower is better
+SCORES = {
+    "span_bits_left": ("span bits per byte, text before", True),
+    "span_bits_both": ("span bits per byte, text on both sides", True),
+    "bits_per_byte": ("bits per byte, whole text", True),
+    "loss": ("validation loss", True),
+    "accuracy": ("accuracy", False),
+}
+UNITS = {
+    "steps": "steps",
+    "raw_tokens": "raw tokens",
+    "model_tokens": "model tokens",
+    "loss_tokens": "loss tokens",
+    "flops": "FLOPs",
+    "seconds": "seconds",
+}
 
 
 def short(number: float) -> str:
@@ -40,248 +51,373 @@ def short(number: float) -> str:
     return f"{number:.4g}"
 
 
-def table(results: dict) -> Table:
-    """The main table."""
-    rows = [
-        [
-            "model",
-            "objective",
-            "parameters",
-            "raw tokens",
-            "model tokens",
-            "loss tokens",
-            "padding",
-            "FLOPs",
-            "seconds",
-            "tokens/s",
-            "validation loss",
-            "accuracy",
-        ]
+def write(results: Results, directory: Path) -> None:
+    """Write report.json, .html, .md and .csv, and chart.svg, into the directory."""
+    with user_errors(IO_ERROR, f"{directory}: the report cannot be written"):
+        (directory / "report.json").write_text(json.dumps(results, indent=1), "utf-8")
+        (directory / "report.csv").write_text(as_csv(results), "utf-8")
+    page.write(report(results), directory)
+
+
+def report(results: Results) -> Page:
+    """The results as a page."""
+    sections = [
+        Section("What was reached", [score_table(results), *_reading_notes(results)]),
+        Section("How sure that is", [*_interval_charts(results), *_differences(results)]),
+        Section("Each model under each objective", _other_objectives(results)),
+        Section("How it was learned", _learning_curves(results)),
+        Section("What was equal", [parity_sheet(results), *_parity_notes(results)]),
+        Section("What the cells have otherwise", _recipes(results)),
+        Section("What each model does", _samples(results)),
+        Section("What it was made with", _environment(results)),
     ]
-    for name, run in results["members"].items():
-        architecture = run["architecture"].replace("_", "-")
-        row = [
-            f"{name} ({architecture})",
-            run["objective"],
-            short(run["parameters"]),
-            short(run["raw_tokens"]),
-            short(run["model_tokens"]),
-            short(run["loss_tokens"]),
-            f"{run['padding']:.1%}",
-            short(run["flops"]),
-            f"{run['seconds']:.0f}",
-            short(run["tokens_per_second"]),
-            f"{run['loss']:.3f}",
-            f"{run['accuracy']:.1%}",
-        ]
-        rows.append(row)
-    return rows
+    kept = [section for section in sections if section.parts]
+    return Page(results["title"], _answer(results), kept)
 
 
-def bits_table(results: dict) -> Table:
-    """Bits per byte of the causal models beside the classical ones, best first; else empty."""
-    members = results["members"].items()
-    bits = {name: run["bits_per_byte"] for name, run in members if "bits_per_byte" in run}
-    if not bits:
-        return []
-    bits |= results.get("ngram", {})
-    heading = "bits per byte"
-    if not results["corpus"]["lossless"]:
-        heading += " (lossy tokenizer, not comparable)"
-    ranked = sorted(bits.items(), key=lambda item: item[1])
-    rows = [[name, f"{value:.3f}"] for name, value in ranked]
-    return [["model of the validation text", heading], *rows]
+# The answer.
 
 
-class Answer(NamedTuple):
-    """What a model made of a text."""
-
-    model: str
-    text: str
-    answer: str
-
-
-def answers(results: dict) -> Iterator[Answer]:
-    """What each model made of each text."""
-    for name, examples in results["examples"].items():
-        for example in examples:
-            text = example["text"]
-            if "words" in example:
-                for words in example["words"]:
-                    shown = [f"{word} {probability:.1%}" for word, probability in words]
-                    yield Answer(name, text, ", ".join(shown))
-            elif "spans" in example:
-                spans = [span.strip() or "(nothing)" for span in example["spans"]]
-                yield Answer(name, text, " | ".join(spans))
-            else:
-                yield Answer(name, text, example["continuation"])
-
-
-def notes(results: dict) -> list[str]:
-    """What a reader must know to trust the numbers."""
-    held_out = results["corpus"]["validation"]
-    documents, tokens = f"{held_out['documents']:,} documents", f"{held_out['tokens']:,} tokens"
-    return [
-        f"Validation: {documents}, {tokens}, {held_out['bytes']:,} bytes.",
-        "Loss: nats per scored token, each family by its own question: the losses of different "
-        "objectives do not compare. Model tokens: positions of encoder and decoder. FLOPs: matrix "
-        "products of forward and backward.",
-        "Bits per byte: of the original text, the end of each document counted as a token.",
-    ]
+def _answer(results: Results) -> str:
+    """What the table says, in sentences."""
+    sentences = []
+    cells = results["cells"]
+    for name, where in (("span_bits_left", "the text before it"), ("span_bits_both", "both sides")):
+        if results["best"].get(name):
+            best, second = _best_two(results, name)
+            sentences.append(
+                f"Of a held-out span, given {where}, {best} needs the fewest bits per byte, before "
+                f"{second}."
+            )
+    counted = results["counting"].get("Kneser-Ney trigram", {}).get("span_bits_left")
+    if counted and sentences:
+        sentences.append(f"Counting trigrams needs {counted:.3f} from the text before it.")
+    for name in filter(_is_of_task, _score_names(results)):
+        if results["best"].get(name):
+            best, second = _best_two(results, name)
+            task, metric = name.split(": ")
+            sentences.append(f"On {task}, {best} reaches the best {metric}, before {second}.")
+    if not sentences:
+        for cell, of in cells.items():
+            if "loss" in of["scores"]:
+                loss = of["scores"]["loss"]["mean"]
+                sentences.append(f"{cell} ended at a validation loss of {loss:.3f} nats.")
+    if results["failed"]:
+        sentences.append(f"{len(results['failed'])} of the runs failed: see below.")
+    return " ".join(sentences)
 
 
-def write(results: dict, directory: Path) -> None:
-    """Write report.md, report.html and its picture, curves.svg, into the directory."""
-    (directory / "report.md").write_text(markdown(results), "utf-8")
-    (directory / "report.html").write_text(html(results), "utf-8")
-    picture = curves(results["members"], LOSS).replace(
-        "<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1
+def _best_two(results: Results, name: str) -> tuple[str, str]:
+    """The best cell in a score and the second, with what they reach, and the verdict on both."""
+    two = results["best"][name]
+    best, second = (
+        f"{cell} ({_shown(name, results['cells'][cell]['scores'][name]['mean'])})"
+        for cell in (two["best"], two["second"])
     )
-    (directory / "curves.svg").write_text(picture)
+    verdict = _difference(two["difference"])[2] if two["difference"] else "not comparable"
+    return best, f"{second}: {verdict}"
 
 
-def markdown(results: dict) -> str:
-    """The report as Markdown."""
-    lines = [f"# {results['title']}", ""]
-    for rows in (table(results), bits_table(results)):
-        lines += markdown_table(rows)
-    for model, text, answer in answers(results):
-        quoted = answer.strip().replace("\n", "\n> ")
-        lines += [f"**{model}**: {text}", "", f"> {quoted}", ""]
-    lines += [f"{note}\n" for note in notes(results)]
-    return "\n".join(lines)
+# Scores.
 
 
-def markdown_table(rows: Table) -> list[str]:
-    """The lines of a table, and an empty one."""
-    if not rows:
-        return []
-    heading, *body = rows
-    rule = ["---"] + ["---:"] * (len(heading) - 1)
-    lines = []
-    for row in (heading, rule, *body):
-        cells = [cell.replace("|", "\\|").replace("\n", " ") for cell in row]
-        lines.append(f"| {' | '.join(cells)} |")
-    return [*lines, ""]
+def _score_names(results: Results) -> list[str]:
+    """The scores of a report, those of each objective's own question last."""
+    names = dict.fromkeys(name for of in results["cells"].values() for name in of["scores"])
+    common = [name for name in SCORES if name in names and name not in OWN]
+    of_tasks = [name for name in names if _is_of_task(name)]
+    return [*common, *of_tasks, *(name for name in OWN if name in names)]
 
 
-def html(results: dict) -> str:
-    """The report as one HTML page without any outside resource."""
-    body = [html_table(table(results)), f"<h2>Loss</h2>{curves(results['members'], LOSS)}"]
-    bits = bits_table(results)
-    if bits:
-        body.append(f"<h2>Against counting</h2>{html_table(bits)}")
-    quoted = [
-        f"<p><b>{escape(model)}</b>: {escape(text)}</p>"
-        f"<blockquote><mark>{escape(answer)}</mark></blockquote>"
-        for model, text, answer in answers(results)
-    ]
-    if quoted:
-        body.append("<h2>What each model does</h2>" + "".join(quoted))
-    body += [f"<p><small>{escape(note)}</small></p>" for note in notes(results)]
-    return page(results["title"], "".join(body))
+def _is_of_task(name: str) -> bool:
+    return name not in SCORES
 
 
-def page(title: str, body: str) -> str:
-    """A page with a title, readable without a network."""
-    title = escape(title)
-    head = f'<meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style>'
-    body = f"<h1>{title}</h1>{body}"
-    return f'<!doctype html><html lang="en"><head>{head}</head><body>{body}</body></html>'
+def _heading(name: str) -> str:
+    return name if _is_of_task(name) else SCORES[name][0]
 
 
-def html_table(rows: Table) -> str:
-    """A table as HTML."""
-    lines = []
-    for number, row in enumerate(rows):
-        tag = "td" if number else "th"
-        cells = "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in row)
-        lines.append(f"<tr>{cells}</tr>")
-    return f"<table>{''.join(lines)}</table>"
+def _is_lower_better(name: str) -> bool:
+    return not _is_of_task(name) and SCORES[name][1]
 
 
-Curve = list[list[float]]  # [step, loss]
+def _shown(name: str, value: float) -> str:
+    return f"{value:.1%}" if "accuracy" in name else f"{value:.3f}"
 
 
-class _Axes(NamedTuple):
-    """Where steps and losses lie in the picture, in its own units."""
+def score_table(results: Results) -> Table:
+    """Every cell and every score, the best of those that compare marked."""
+    cells = results["cells"]
+    names = _score_names(results)
+    rows: list[list[str | Best]] = []
+    for cell, of in cells.items():
+        row: list[str | Best] = [cell]
+        for name in names:
+            row.append(_score_cell(results, cell, name) if name in of["scores"] else "–")
+        rows.append([*row, of["objective"]])
+    for model, counted in results["counting"].items():
+        row = [model]
+        for name in names:
+            row.append(f"{counted[name]:.3f}" if name in counted else "–")
+        rows.append([*row, "counting"])
+    heading = ["model", *map(_heading, names), "objective"]
+    seeds = results["seeds"]
+    caption = "Mean ± half of the 95 % interval" if seeds > 1 or results["spans"]["count"] else ""
+    if seeds > 1:
+        caption += f", {seeds} seeds"
+    return Table(heading, rows, caption)
 
-    last_step: float
-    lowest: float
-    highest: float
-    left: float
-    right: float
-    top: float
-    bottom: float
 
-    def x(self, step: float) -> float:
-        return self.left + step / self.last_step * (self.right - self.left)
-
-    def y(self, loss: float) -> float:
-        share = (loss - self.lowest) / max(self.highest - self.lowest, 1e-9)
-        return self.bottom - share * (self.bottom - self.top)
+def _score_cell(results: Results, cell: str, name: str) -> str | Best:
+    score = results["cells"][cell]["scores"][name]
+    text = _shown(name, score["mean"])
+    if score["high"] is not None:
+        text += f" ± {_shown(name, score['high'] - score['mean'])}"
+    return Best(text) if _is_best(results, cell, name) else text
 
 
-LOSS = "loss in nats by step, training thin, validation thick"
+def _is_best(results: Results, cell: str, name: str) -> bool:
+    """Whether no other cell is better; losses compare with those of the same question alone."""
+    cells = results["cells"]
+    rivals = {
+        other: of["scores"][name]["mean"]
+        for other, of in cells.items()
+        if name in of["scores"] and (name not in OWN or of["question"] == cells[cell]["question"])
+    }
+    best = min(rivals.values()) if _is_lower_better(name) else max(rivals.values())
+    return len(rivals) > 1 and rivals[cell] == best
 
 
-def curves(runs: dict[str, dict], title: str, width: int = 800, height: int = 360) -> str:
-    """The "curve" (thin) and the "validation_curve" (thick) of each run, as inline SVG."""
-    points = [point for run in runs.values() for point in run["curve"] + run["validation_curve"]]
-    losses = [loss for _, loss in points]
-    axes = _Axes(
-        last_step=max(step for step, _ in points),
-        lowest=min(losses),
-        highest=max(losses),
-        left=50,
-        right=width - 20,  # half of the last number
-        top=10,
-        bottom=height - 30,
+def _reading_notes(results: Results) -> list[Part]:
+    spans, held_out = results["spans"], results["corpus"]["validation"]
+    notes: list[Part] = []
+    if spans["count"]:
+        notes.append(
+            f"Span bits per byte: {spans['count']:,} spans of held-out text, "
+            f"{spans['bytes']:,} bytes, the same for all. The two columns answer different "
+            "questions. An encoder is told by its masks how many tokens a span has; the others are "
+            "not, and what ends a span is not counted."
+        )
+    notes.append(
+        "Validation loss: nats per scored token, each objective by its own question, so that "
+        "losses of different objectives do not compare. Whole validation text: "
+        f"{held_out['documents']:,} documents, {held_out['tokens']:,} tokens, "
+        f"{held_out['bytes']:,} bytes; in its bits per byte the end of each document counts."
     )
-    parts = _ticks(axes)
-    for number, (name, run) in enumerate(runs.items()):
-        colour = COLOURS[number % len(COLOURS)]
-        parts.append(_polyline(axes, run["curve"], colour, 1))
-        parts.append(_polyline(axes, run["validation_curve"], colour, 2.5))
-        parts += _dots(axes, run["validation_curve"], colour)
-        # The names stand under the picture, two in a line.
-        line, column = divmod(number, 2)
-        place = f'x="{axes.left + column * width // 2}" y="{height + 16 + 20 * line}"'
-        parts.append(f'<text {place} fill="{colour}" font-size="14">{escape(name)}</text>')
-    whole_height = height + 20 * -(-len(runs) // 2) + 10
-    opening = (
-        f'<svg viewBox="0 0 {width} {whole_height}" role="img" '
-        f'aria-label="{title}" font-family="system-ui, sans-serif">'
-    )
-    return f"{opening}{''.join(parts)}</svg>"
+    if not results["lossless"]:
+        notes.append("The tokenizer is lossy: bits per byte do not compare with other tokenizers'.")
+    for name, reason in results["failed"].items():
+        notes.append(f"Failed: {name}: {reason}")
+    return notes
 
 
-def _ticks(axes: _Axes, count: int = 5) -> list[str]:
-    """Lines at some losses, and labels at some losses and steps."""
-    parts = []
-    for tick in range(count):
-        share = tick / (count - 1)
-        loss = axes.lowest + (axes.highest - axes.lowest) * share
-        y = axes.y(loss)
-        ends = f'x1="{axes.left}" x2="{axes.right}" y1="{y:.1f}" y2="{y:.1f}"'
-        parts.append(f'<line {ends} stroke="#8883"/>')
-        parts.append(_label(axes.left - 6, y + 4, "end", f"{loss:.2f}"))
-        step = int(axes.last_step * share)
-        parts.append(_label(axes.x(step), axes.bottom + 20, "middle", str(step)))
+def _interval_charts(results: Results) -> list[Part]:
+    parts: list[Part] = []
+    for name in ("span_bits_left", "span_bits_both"):
+        cells = {
+            cell: of["scores"][name]
+            for cell, of in results["cells"].items()
+            if name in of["scores"]
+        }
+        if len(cells) < 2:
+            continue
+        counted = {model: of[name] for model, of in results["counting"].items() if name in of}
+        parts += charts.intervals(
+            cells, counted, SCORES[name][0], "Lower is better; the bars are 95 % intervals."
+        )
     return parts
 
 
-def _label(x: float, y: float, anchor: str, text: str) -> str:
-    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
-    return f'<text {place} font-size="12" fill="#888">{text}</text>'
+def _differences(results: Results) -> list[Part]:
+    """Each cell against the first, score by score."""
+    first, *others = results["cells"]
+    rows: list[list[str | Best]] = []
+    for cell in others:
+        for name, score in results["cells"][cell]["scores"].items():
+            difference = score.get("difference")
+            if not difference:
+                continue
+            rows.append([cell, _heading(name), *_difference(difference)])
+    if not rows:
+        return []
+    heading = ["cell", "score", f"difference to {first}", "95 % interval", "verdict"]
+    return [Table(heading, rows, "Seed by seed, on the same text and the same spans")]
 
 
-def _polyline(axes: _Axes, curve: Curve, colour: str, thickness: float) -> str:
-    points = " ".join(f"{axes.x(step):.1f},{axes.y(loss):.1f}" for step, loss in curve)
-    line = f'fill="none" stroke="{colour}" stroke-width="{thickness}"'
-    return f'<polyline points="{points}" {line}/>'
+def _difference(difference: Mapping[str, Any]) -> tuple[str, str, str]:
+    shown = f"{difference['mean']:+.4f}"
+    low, high = difference["low"], difference["high"]
+    if low is None:
+        return shown, "unknown", "one seed: its noise is not known"
+    interval = f"{low:+.4f} to {high:+.4f}"
+    seeds, needed = len(difference["seeds"]), difference["seeds_to_resolve"]
+    if low <= 0 <= high:
+        verdict = "within the noise"
+        if seeds > 1:
+            verdict += f"; {needed} seeds would resolve it" if needed else "; no seeds resolve it"
+    else:
+        verdict = "resolved" if seeds > 1 else "resolved over spans; of one seed"
+    return shown, interval, verdict
 
 
-def _dots(axes: _Axes, curve: Curve, colour: str) -> list[str]:
-    dots = [f'cx="{axes.x(step):.1f}" cy="{axes.y(loss):.1f}"' for step, loss in curve]
-    return [f'<circle {dot} r="3" fill="{colour}"/>' for dot in dots]
+def _other_objectives(results: Results) -> list[Part]:
+    """The validation loss of each model under each objective that it can express."""
+    others, cells = results["other_objectives"], results["cells"]
+    if not any(others.values()):
+        return []
+    objectives = list(dict.fromkeys(of["objective"] for of in cells.values()))
+    rows: list[list[str | Best]] = []
+    for cell, of in cells.items():
+        row: list[str | Best] = [cell]
+        for objective in objectives:
+            if objective == of["objective"]:
+                row.append(f"{of['scores']['loss']['mean']:.3f}, its own")
+            else:
+                loss = others.get(cell, {}).get(objective)
+                row.append("–" if loss is None else f"{loss:.3f}")
+        rows.append(row)
+    caption = "Validation loss in nats; – where the architecture, or its head, cannot express it"
+    note = (
+        "A column is one question as long as the rows of its models are. A model that has never "
+        "seen a sentinel or a mask does badly for that alone."
+    )
+    return [Table(["model", *objectives], rows, caption), note]
+
+
+# Curves.
+
+
+def _learning_curves(results: Results) -> list[Part]:
+    """The loss of each objective by itself, by what the cells are matched by; then learning rates
+    and gradient norms.
+    """
+    match = results["match"]
+    axis = UNITS[match]
+    scales, groups = {}, {}
+    by_objective: dict[str, dict[str, Any]] = {}
+    for cell, of in results["cells"].items():
+        for name, run in of["runs"].items():
+            scales[name], groups[name] = of[match] / of["steps"], cell
+            by_objective.setdefault(of["objective"], {})[name] = run
+
+    parts: list[Part] = []
+    for objective, runs in by_objective.items():
+        parts += charts.curves(
+            {name: run["curve"]["loss"] for name, run in runs.items()},
+            {name: run["validation_curve"]["loss"] for name, run in runs.items()},
+            y="loss, nats",
+            x=axis,
+            scales=scales,
+            groups=groups,
+            caption=f"{objective}: training thin, validation thick with dots",
+        )
+    for key in ("learning_rate", "gradient_norm"):
+        parts += charts.curves(
+            {
+                name: run["curve"][key]
+                for runs in by_objective.values()
+                for name, run in runs.items()
+            },
+            {},
+            y=key.replace("_", " "),
+            x=axis,
+            scales=scales,
+            groups=groups,
+            log=key == "gradient_norm",
+        )
+    return parts
+
+
+# What was equal.
+
+
+def parity_sheet(results: Results) -> Table:
+    """What every cell is and spends, each against the first."""
+    cells = results["cells"]
+    first = next(iter(cells.values()))
+    rows: list[list[str | Best]] = []
+    for cell, of in cells.items():
+        row: list[str | Best] = [cell, short(of["parameters"]), short(of["flops_per_sequence"])]
+        for unit in UNITS:
+            ratio = of[unit] / first[unit] if first[unit] else 1.0
+            is_equal = abs(ratio - 1) < _EQUAL
+            row.append(short(of[unit]) if is_equal else f"{short(of[unit])} (×{ratio:.2f})")
+        rows.append([*row, f"{of['padding']:.1%}"])
+    matched = results["match"]
+    names = [f"{name} (matched)" if unit == matched else name for unit, name in UNITS.items()]
+    heading = ["cell", "parameters", "FLOPs a sequence", *names, "padding"]
+    return Table(heading, rows, f"Of a run; × against {next(iter(cells))} where it is not equal")
+
+
+def _parity_notes(results: Results) -> list[Part]:
+    notes: list[Part] = [
+        "Raw tokens: of the text that was read. Model tokens: positions of encoder and decoder. "
+        "Loss tokens: those predicted. FLOPs: of the matrix products that the mathematics needs, "
+        "forward and backward."
+    ]
+    if results["texts"]:
+        listed = ", ".join(results["texts"])
+        notes.append(f"The cells do not read the same: they differ in {listed}.")
+    elif len(results["cells"]) > 1:
+        notes.append("All cells of a seed read the same text in the same order.")
+    return notes
+
+
+def _recipes(results: Results) -> list[Part]:
+    recipes, cells = results["recipes"], list(results["cells"])
+    if not recipes:
+        return []
+    rows = [[key, *(str(of[cell]) for cell in cells)] for key, of in recipes.items()]
+    return [Table(["setting", *cells], rows, "All other settings are the same")]
+
+
+# Samples and environment.
+
+
+def _samples(results: Results) -> list[Part]:
+    parts: list[Part] = []
+    for cell, examples in results["examples"].items():
+        for example in examples:
+            if "words" in example:
+                lines = [
+                    ", ".join(f"{word} {probability:.1%}" for word, probability in words)
+                    for words in example["words"]
+                ]
+                answer = "\n".join(lines)
+            elif "spans" in example:
+                answer = " | ".join(span.strip() or "(nothing)" for span in example["spans"])
+            else:
+                answer = example["continuation"]
+            parts.append(Quote(f"{cell}: {example['text']}", answer))
+    return parts
+
+
+def _environment(results: Results) -> list[Part]:
+    rows = [[key, str(value)] for key, value in results["environment"].items()]
+    return [Table(["", ""], rows)] if rows else []
+
+
+# Other forms.
+
+
+def as_csv(results: Results) -> str:
+    """A line for each run: its cell, its seed, and its scores."""
+    names = _score_names(results)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["cell", "run", "seed", *UNITS, "parameters", *names])
+    for cell, of in results["cells"].items():
+        for number, (run, summary) in enumerate(of["runs"].items()):
+            scores = [
+                of["scores"][name]["seeds"][number] if name in of["scores"] else ""
+                for name in names
+            ]
+            spent = [of[unit] for unit in UNITS]
+            writer.writerow([cell, run, summary["seed"], *spent, of["parameters"], *scores])
+    return text.getvalue()
+
+
+def summary(results: Results) -> str:
+    """The answer and the first table, for a terminal."""
+    first = Page(results["title"], _answer(results), [Section("Scores", [score_table(results)])])
+    return page.markdown(first)

@@ -4,14 +4,14 @@ what the model takes for what.
 
 import json
 from collections import Counter
-from html import escape
 from pathlib import Path
 from typing import Any
 
 from t5x_lite.config import Task
 from t5x_lite.data.tasks.metrics import normalise_answer
-from t5x_lite.errors import NO_FILE, user_errors
-from t5x_lite.study.report import LOSS, Table, curves, html_table, markdown_table, page
+from t5x_lite.errors import IO_ERROR, NO_FILE, user_errors
+from t5x_lite.study import charts, page
+from t5x_lite.study.page import Page, Part, Quote, Section, Table
 from t5x_lite.training import metrics
 from t5x_lite.training.best import PREFIX
 
@@ -78,15 +78,45 @@ def _is_right(record: dict) -> bool:
 
 
 def write(results: dict, directory: Path) -> None:
-    """Write report.md and report.html into the directory."""
-    (directory / "report.md").write_text(markdown(results), "utf-8")
-    (directory / "report.html").write_text(html(results), "utf-8")
+    """Write report.json, report.html and report.md into the directory."""
+    with user_errors(IO_ERROR, f"{directory}: the report cannot be written"):
+        (directory / "report.json").write_text(json.dumps(results, indent=1), "utf-8")
+    page.write(report(results), directory)
+
+
+def report(results: dict) -> Page:
+    """The results as a page."""
+    runs, metric = results["curves"], results["metric"].replace("_", " ")
+    seed = f"seed {results['seeds'][0]}"
+    by_step = charts.curves(
+        {},
+        {name: run["metric_curve"] for name, run in runs.items()},
+        y=metric,
+        caption=f"{metric} of the validation examples",
+    )
+    losses = charts.curves(
+        {name: run["curve"] for name, run in runs.items()},
+        {name: run["validation_curve"] for name, run in runs.items()},
+        y="loss",
+        caption="Training thin, validation thick with dots",
+    )
+    sections = [
+        Section("Every run", [_cells(results)]),
+        Section("How it was learned", [*by_step, *losses]),
+        Section(f"What it takes for what, {seed}", _confusion(results)),
+        *(
+            Section(f"{heading}, {seed}", [Quote(_question(one), _answer(one)) for one in records])
+            for heading, records in results["shown"].items()
+        ),
+    ]
+    kept = [section for section in sections if section.parts]
+    return Page(results["title"], _summary(results), kept)
 
 
 def _cells(results: dict) -> Table:
     """A row for each run."""
     names = list(results["reached"])
-    rows = [["settings", "seed", *(name.replace("_", " ") for name in names), "best step"]]
+    rows = []
     for cell in results["cells"]:
         settings = ", ".join(f"{key}={value}" for key, value in cell["settings"].items())
         is_chosen = cell["settings"] == results["chosen"] and len(results["cells"]) > 1
@@ -94,7 +124,8 @@ def _cells(results: dict) -> Table:
             shown = [f"{reached[name]:.4f}" for name in names]
             mark = f"{settings} (chosen)" if is_chosen else settings or "as they are"
             rows.append([mark, seed, *shown, f"{reached['step']:,}"])
-    return rows
+    heading = ["settings", "seed", *(name.replace("_", " ") for name in names), "best step"]
+    return Table(heading, rows)
 
 
 def _summary(results: dict) -> str:
@@ -112,51 +143,20 @@ def _summary(results: dict) -> str:
     return f"Validation: {', '.join(parts)}{of}. Trained: {trained}."
 
 
-def _confusion(results: dict) -> Table:
-    """How often each label was taken for each; empty for tasks without labels."""
+def _confusion(results: dict) -> list[Part]:
+    """How often each label was taken for each; nothing for tasks without labels."""
     confusion = results.get("confusion")
     if not confusion:
         return []
-    rows = [["label \\ prediction", *confusion["predicted"]]]
-    for label, counts in confusion["of_label"].items():
-        rows.append([label, *map(str, counts)])
-    return rows
+    rows = [[label, *map(str, counts)] for label, counts in confusion["of_label"].items()]
+    return [Table(["label \\ prediction", *confusion["predicted"]], rows)]
 
 
-def _shown(record: dict) -> str:
-    """An example in a line."""
+def _question(record: dict) -> str:
+    """The text of an example, in short."""
     text = record["text"]
-    text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
-    return f"{text} → {record['prediction']}, labelled {record['label']}"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
-def markdown(results: dict) -> str:
-    """The report as Markdown."""
-    lines = [f"# {results['title']}", "", _summary(results), "", *markdown_table(_cells(results))]
-    lines += markdown_table(_confusion(results))
-    for heading, records in results["shown"].items():
-        lines += [f"**{heading}**, seed {results['seeds'][0]}", ""]
-        quoted = [_shown(record).replace("\n", " ").replace("<", "&lt;") for record in records]
-        lines += [*(f"- {line}" for line in quoted), ""]
-    return "\n".join([*lines, ""])
-
-
-def html(results: dict) -> str:
-    """The report as one HTML page without any outside resource."""
-    runs, metric = results["curves"], results["metric"].replace("_", " ")
-    seed = f"seed {results['seeds'][0]}"
-    of_metric = {
-        name: {"curve": [], "validation_curve": run["metric_curve"]} for name, run in runs.items()
-    }
-    body = [
-        f"<p>{escape(_summary(results))}</p>",
-        html_table(_cells(results)),
-        f"<h2>{escape(metric)}</h2>{curves(of_metric, f'{metric} of the validation examples')}",
-        f"<h2>Loss</h2><p>By step, training thin, validation thick.</p>{curves(runs, LOSS)}",
-    ]
-    if results.get("confusion"):
-        body.append(f"<h2>What it takes for what, {seed}</h2>{html_table(_confusion(results))}")
-    for heading, records in results["shown"].items():
-        shown = [f"<blockquote>{escape(_shown(record))}</blockquote>" for record in records]
-        body.append(f"<h2>{heading}, {seed}</h2>{''.join(shown)}")
-    return page(results["title"], "".join(body))
+def _answer(record: dict) -> str:
+    return f"{record['prediction']}, labelled {record['label']}"

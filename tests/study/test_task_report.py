@@ -60,8 +60,9 @@ def test_pages_hold_their_figures_and_no_foreign_markup(tmp_path):
     assert "Trained: 3 of 10 parameters" in page
     lines = (tmp_path / "report.md").read_text("utf-8").splitlines()
     assert "| a\\|b | 1 | 0 | 0 | 0 |" in lines
-    assert "- text of it → None, labelled (no label)" in lines
-    assert not any("<i>" in line for line in lines if line.startswith("-"))
+    assert "**text of it**" in lines
+    assert "> None, labelled (no label)" in lines
+    assert not any("<i>" in line for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,37 @@
+"""Which objective should an encoder-decoder learn? Those of Raffel et al. (2020, tables 4 to 7):
+prefix language modelling, BERT's and MASS's masks, replaced and dropped spans, deshuffling, and
+i.i.d. noise against spans; the rest is t5_tiny. Lengths follow the objective, so that a row reads
+about 128 tokens; raw tokens are matched.
+
+Not trained to its end here. On the built-in text:
+
+python -m t5x_lite compare --config=compare/objectives --workdir=DIR --seeds=3
+"""
+
+import t5x_lite
+from t5x_lite.config import CompareConfig, default
+
+# Where the targets are a whole text, rows of inputs and targets are of one length.
+WHOLE_TEXT = {"data": {"lengths": {"inputs": 128, "targets": 128}}}
+OBJECTIVES = {
+    "span_corruption": {"objective": "span_corruption"},
+    "iid_denoising": {
+        "objective": "iid_denoising",
+        "data": {"lengths": {"inputs": 128, "targets": 40}},
+    },
+    "drop_tokens": {"objective": "drop_tokens"},
+    "prefix_lm": {"objective": "prefix_lm", "data": {"lengths": {"inputs": 64, "targets": 64}}},
+    "bert_style": {"objective": "bert_style", **WHOLE_TEXT},
+    "mass_style": {"objective": "mass_style", **WHOLE_TEXT},
+    "deshuffling": {"objective": "deshuffling", **WHOLE_TEXT},
+}
+
+
+def get_config():
+    config = default(CompareConfig)
+    config.title = "Objectives of an encoder-decoder"
+    config.base = t5x_lite.get_config("t5_tiny")
+    config.base.optimizer.update(name="muon", learning_rate=5e-3)
+    config.cells = OBJECTIVES
+    config.baseline = "span_corruption"
+    return config

@@ -1,0 +1,173 @@
+"""What each cell of a comparison costs, and how many steps its budget buys: all known before
+anything is trained.
+"""
+
+import dataclasses
+import json
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import jax
+import jax.numpy as jnp
+
+from t5x_lite.config import CompareConfig, RunConfig
+from t5x_lite.data.rows.batches import TextData, ledger
+from t5x_lite.errors import BAD_CONFIG, UserError
+from t5x_lite.model.flops import step_flops
+from t5x_lite.model.transformer import count_parameters
+from t5x_lite.resolve import Resolved
+from t5x_lite.training import loop, run_directory
+
+_TIMED_STEPS = 5
+_WRITTEN_RECORDS = 50  # of the training metrics of a run, about
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """What one step of a cell costs."""
+
+    rows: int  # sequences of a batch
+    parameters: int
+    raw_tokens: float
+    model_tokens: float
+    loss_tokens: float
+    flops: float
+    padding: float  # share of the positions
+    state_bytes: int  # of a checkpoint
+
+    @property
+    def flops_per_sequence(self) -> float:
+        """M of Raffel et al. (2020), table 2, counted and not estimated."""
+        return self.flops / self.rows
+
+
+def step_cost(resolved: Resolved, data: TextData) -> StepCost:
+    """Counted, without computing anything."""
+    batches = data.batches("train")
+    rows, row = batches.batch_size, ledger(batches)
+    return StepCost(
+        rows=rows,
+        parameters=count_parameters(resolved.model),
+        raw_tokens=rows * row.raw_tokens,
+        model_tokens=rows * row.model_tokens,
+        loss_tokens=rows * row.loss_tokens,
+        flops=rows * step_flops(resolved.model, batches.shape, row.loss_tokens),
+        padding=row.padding,
+        state_bytes=loop.state_sizes(resolved)[0],
+    )
+
+
+def seconds_per_step(resolved: Resolved, data: TextData) -> float:
+    """Measured here and now: the median of some steps after the first, which compiles."""
+    loop.setup_jax(resolved.model.dtype)
+    run = loop.Run(resolved, data)
+    seconds = []
+    with run.within():
+        state = run.fresh_state()
+        for step in range(1 + _TIMED_STEPS):
+            batch = run.batch(run.batches, step)
+            start = time.perf_counter()
+            state, metrics = run.train_step(state, batch, run.frozen)
+            jax.block_until_ready(metrics)
+            seconds.append(time.perf_counter() - start)
+    return median(seconds[1:])
+
+
+def matmul_rate(dtype: str) -> float:
+    """FLOP/s of matrix products on the devices here, measured in a fraction of a second."""
+    size = 1024 if jax.default_backend() == "cpu" else 8192
+    x = jnp.ones((size, size), dtype)
+    product = jax.jit(lambda x: x @ x)
+    jax.block_until_ready(product(x))
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        jax.block_until_ready(product(x))
+        seconds.append(time.perf_counter() - start)
+    return 2 * size**3 / min(seconds) * jax.device_count()
+
+
+class Timings:
+    """Seconds of a step of each cell, measured once and kept in a file: what a run that goes on
+    later must not measure anew, since its number of steps may follow from it.
+    """
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._seconds: dict[str, float] = {}
+        if path.is_file():
+            self._seconds = json.loads(path.read_text())
+
+    def of(self, name: str, resolved: Resolved, data: TextData, say: Callable) -> float:
+        """Of that cell."""
+        if name not in self._seconds:
+            say(f"{name}: measuring a step")
+            self._seconds[name] = seconds_per_step(resolved, data)
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            run_directory.write_atomically(self._path, json.dumps(self._seconds, indent=2))
+        return self._seconds[name]
+
+
+def spent(cost: StepCost, seconds: float) -> dict[str, float]:
+    """What one step spends, in each unit that cells can be matched by."""
+    return {
+        "steps": 1.0,
+        "raw_tokens": cost.raw_tokens,
+        "model_tokens": cost.model_tokens,
+        "flops": cost.flops,
+        "seconds": seconds,
+    }
+
+
+def with_budget(cell: RunConfig, steps: int, evaluations: int) -> RunConfig:
+    """The cell with so many steps; its schedule is stretched to them.
+
+    >>> from t5x_lite.config import Data, Lengths, Optimizer
+    >>> cell = RunConfig(data=Data(lengths=Lengths(sequence_length=8)))
+    >>> stretched = with_budget(cell, 500, evaluations=4)
+    >>> (stretched.training.steps, stretched.training.eval_every, stretched.optimizer.warmup_steps)
+    (500, 125, 50)
+    """
+    ratio = steps / cell.training.steps
+    optimizer = cell.optimizer
+    if optimizer.schedule_unit == "steps":
+        optimizer = dataclasses.replace(
+            optimizer,
+            warmup_steps=round(optimizer.warmup_steps * ratio),
+            decay_steps=round(optimizer.decay_steps * ratio),
+        )
+    every = math.ceil(steps / evaluations)
+    training = dataclasses.replace(
+        cell.training,
+        steps=steps,
+        eval_every=every,
+        checkpoint_every=every,
+        log_every=max(steps // _WRITTEN_RECORDS, 1),
+    )
+    return dataclasses.replace(cell, optimizer=optimizer, training=training)
+
+
+def steps_of_cells(
+    config: CompareConfig, spent_by_cell: Mapping[str, Mapping[str, float]]
+) -> dict[str, int]:
+    """How many steps each cell is trained, so that all spend the same.
+
+    Raises:
+        UserError: where the budget does not buy a cell a single step.
+    """
+    first = next(iter(config.cells))
+    budget = config.budget or (
+        config.cells[first].training.steps * spent_by_cell[first][config.match]
+    )
+    steps = {}
+    for name, of_step in spent_by_cell.items():
+        steps[name] = round(budget / of_step[config.match])
+        if not steps[name]:
+            unit = config.match.replace("_", " ")
+            reason = f"a step of {name} costs {of_step[config.match]:,.4g} {unit}"
+            raise UserError(BAD_CONFIG, f"budget: got {budget:,.4g}, but {reason}; raise it")
+    return steps
