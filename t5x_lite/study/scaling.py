@@ -1,0 +1,268 @@
+"""Scaling laws: how the loss falls with parameters N and training tokens D, fitted to points.
+
+    Kaplan et al. (2020), §4          L(N) = (Nc / N)^αN,  L(D) = (Dc / D)^αD
+    Hoffmann et al. (2022), §3.3      L(N, D) = E + A / N^α + B / D^β
+
+Both are fitted as Hoffmann et al. do: by the Huber loss of differences of log L, minimised with
+L-BFGS from many starts. Compute is C = flops_per_token_parameter · N · D, 6 N D unless measured.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from scipy import stats
+from scipy.optimize import least_squares, minimize
+
+_HUBER = 1e-3  # where squares become absolute values (Hoffmann et al., 2022, §D.2), at the least
+_EFFICIENT = 1.345  # standard deviations of normal noise, for 95 % of the efficiency of squares
+_RESAMPLES = 200
+# Starts: shares of the mean loss that are E, and exponents
+_SHARES, _EXPONENTS = (0.1, 0.4, 0.7, 0.9), (0.1, 0.3, 0.6, 1.0)
+_CLOSE = 1e-12
+UNKNOWNS = 5  # of L(N, D)
+
+
+class Point(NamedTuple):
+    """A trained model."""
+
+    parameters: float
+    tokens: float
+    loss: float  # nats
+
+
+@dataclass(frozen=True)
+class PowerLaw:
+    """L(x) = (scale / x)^exponent, of parameters or of tokens alone."""
+
+    scale: float
+    exponent: float
+
+    def loss(self, x: float) -> float:
+        """In nats."""
+        return (self.scale / x) ** self.exponent
+
+
+@dataclass(frozen=True)
+class ScalingLaw:
+    """L(N, D) = E + A / N^alpha + B / D^beta.
+
+    >>> chinchilla = ScalingLaw(E=1.69, A=406.4, alpha=0.34, B=410.7, beta=0.28)
+    >>> round(chinchilla.loss(70e9, 1.4e12), 3)
+    1.937
+    >>> parameters, tokens = chinchilla.optimum(5.76e23)
+    >>> f"{parameters:.1e} {tokens:.1e}"
+    '3.2e+10 3.0e+12'
+    """
+
+    E: float
+    A: float
+    alpha: float
+    B: float
+    beta: float
+    flops_per_token_parameter: float = 6.0
+
+    def loss(self, parameters: float, tokens: float) -> float:
+        """In nats."""
+        return self.E + self.A / parameters**self.alpha + self.B / tokens**self.beta
+
+    def optimum(self, flops: float) -> tuple[float, float]:
+        """The parameters and tokens with the lowest loss that so much compute buys (eq. 4)."""
+        product = flops / self.flops_per_token_parameter
+        both = self.alpha + self.beta
+        ratio = (self.alpha * self.A / (self.beta * self.B)) ** (1 / both)
+        parameters = ratio * product ** (self.beta / both)
+        return parameters, product / parameters
+
+    def best_loss(self, flops: float) -> float:
+        """The lowest loss that so much compute buys."""
+        return self.loss(*self.optimum(flops))
+
+    def flops_for(self, loss: float) -> float:
+        """The least compute that reaches a loss; infinite, where none does.
+
+        >>> law = ScalingLaw(E=1.69, A=406.4, alpha=0.34, B=410.7, beta=0.28)
+        >>> round(law.flops_for(law.best_loss(1e20)) / 1e20, 6)
+        1.0
+        """
+        if loss <= self.E:
+            return math.inf
+        both = self.alpha * self.beta / (self.alpha + self.beta)
+        # best_loss − E is a power of compute.
+        return ((self.best_loss(1.0) - self.E) / (loss - self.E)) ** (1 / both)
+
+    def flops_of_size(self, parameters: float, loss: float) -> float:
+        """The compute with which a model of that size reaches a loss; infinite, where it cannot."""
+        left = loss - self.E - self.A / parameters**self.alpha
+        if left <= 0:
+            return math.inf
+        tokens = (self.B / left) ** (1 / self.beta)
+        return self.flops_per_token_parameter * parameters * tokens
+
+
+def compute_multiplier(law: ScalingLaw, other: ScalingLaw, loss: float) -> float:
+    """How many times the compute of `other` a law needs to reach the same loss, both at their best.
+
+    >>> law = ScalingLaw(E=1.69, A=406.4, alpha=0.34, B=410.7, beta=0.28)
+    >>> compute_multiplier(law, law, 2.5)
+    1.0
+    """
+    return law.flops_for(loss) / other.flops_for(loss)
+
+
+# Fits.
+
+
+def fit_power_law(xs: Sequence[float], losses: Sequence[float]) -> PowerLaw:
+    """L(x) = (scale / x)^exponent, a line in logarithms.
+
+    >>> law = fit_power_law([1e6, 1e7, 1e8], [(1e13 / x) ** 0.1 for x in (1e6, 1e7, 1e8)])
+    >>> round(law.exponent, 6), f"{law.scale:.4e}"
+    (0.1, '1.0000e+13')
+    """
+    log_x, log_loss = np.log(xs), np.log(losses)
+    centre = log_x.mean()
+    height, exponent = least_squares(
+        lambda line: line[0] - line[1] * (log_x - centre) - log_loss,
+        [log_loss.mean(), 0.1],
+        loss="huber",
+        f_scale=_HUBER,
+        ftol=_CLOSE,
+        xtol=_CLOSE,
+        gtol=_CLOSE,
+    ).x
+    return PowerLaw(math.exp(centre + height / exponent), float(exponent))
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A law and how sure it is."""
+
+    law: ScalingLaw
+    resampled: tuple[ScalingLaw, ...]
+    points: int
+
+    def interval(
+        self, quantity: Callable[[ScalingLaw], float], level: float = 0.95
+    ) -> tuple[float, float]:
+        """Of a positive quantity: t times its standard deviation over the resampled laws, in logs.
+
+        Quantiles of the resampled laws would be too narrow: on 60 points with noise of 1 %
+        they hold the truth in 84 to 93 % of cases, these intervals in 94 to 97 %.
+        """
+        with np.errstate(divide="ignore"):
+            logs = np.log([quantity(law) for law in self.resampled])
+        if not np.isfinite(logs).all():
+            return 0.0, math.inf
+        reach = float(stats.t.ppf((1 + level) / 2, self.points - UNKNOWNS) * logs.std(ddof=1))
+        value = quantity(self.law)
+        return value * math.exp(-reach), value * math.exp(reach)
+
+
+def fit(
+    points: Sequence[Point],
+    flops_per_token_parameter: float = 6.0,
+    resamples: int = _RESAMPLES,
+    seed: int = 0,
+) -> Fit:
+    """L(N, D) of points, at least six, that differ in both.
+
+    Residuals are resampled, not points: every size and every budget stays in the fit.
+
+    >>> truth = ScalingLaw(E=1.7, A=400.0, alpha=0.34, B=400.0, beta=0.28)
+    >>> sizes = [(n, d) for n in (1e6, 1e7, 1e8) for d in (1e8, 1e9, 1e10)]
+    >>> found = fit([Point(n, d, truth.loss(n, d)) for n, d in sizes], resamples=3)
+    >>> [round(value, 3) for value in (found.law.E, found.law.alpha, found.law.beta)]
+    [1.7, 0.34, 0.28]
+    >>> low, high = found.interval(lambda law: law.alpha)
+    >>> high - low < 1e-6
+    True
+    """
+    log_N, log_D, log_loss = np.log(np.array(points, float)).T
+    terms = _Terms(log_N - log_N.mean(), log_D - log_D.mean())
+    unknown = terms.nearest(_from_many_starts(terms, log_loss), log_loss, _HUBER)
+    scale = math.sqrt(len(points) / max(len(points) - UNKNOWNS, 1))
+    residuals = (log_loss - terms.log_loss(unknown)) * scale
+    # 1.4826 times the median of absolute residuals is a robust standard deviation.
+    threshold = max(_HUBER, _EFFICIENT * 1.4826 * float(np.median(np.abs(residuals))))
+    unknown = terms.nearest(unknown, log_loss, threshold)
+
+    predicted = terms.log_loss(unknown)
+    residuals = (log_loss - predicted) * scale
+    random = np.random.default_rng(seed)
+
+    def law(unknown: np.ndarray) -> ScalingLaw:
+        log_E, height_N, alpha, height_D, beta = map(float, unknown)
+        return ScalingLaw(
+            E=math.exp(log_E),
+            A=math.exp(height_N + alpha * log_N.mean()),
+            alpha=alpha,
+            B=math.exp(height_D + beta * log_D.mean()),
+            beta=beta,
+            flops_per_token_parameter=flops_per_token_parameter,
+        )
+
+    drawn = (predicted + random.choice(residuals, len(points)) for _ in range(resamples))
+    resampled = tuple(law(terms.nearest(unknown, losses, threshold)) for losses in drawn)
+    return Fit(law(unknown), resampled, len(points))
+
+
+@dataclass(frozen=True)
+class _Terms:
+    """log L of five unknowns: log E, and of either power law its height at the points' centre,
+    on which the exponent hardly depends, and the exponent.
+    """
+
+    log_N: np.ndarray  # around their mean
+    log_D: np.ndarray
+
+    def log_loss(self, unknown: np.ndarray) -> np.ndarray:
+        """[points]."""
+        return np.logaddexp.reduce(self._terms(unknown), axis=0)
+
+    def jacobian(self, unknown: np.ndarray) -> np.ndarray:
+        """The slopes of log_loss. [points, 5]."""
+        terms = self._terms(unknown)
+        share_E, share_N, share_D = np.exp(terms - np.logaddexp.reduce(terms, axis=0))
+        slopes = [share_E, share_N, -share_N * self.log_N, share_D, -share_D * self.log_D]
+        return np.stack(slopes, axis=1)
+
+    def nearest(self, start: np.ndarray, log_loss: np.ndarray, threshold: float) -> np.ndarray:
+        """The minimum next to a start."""
+        return least_squares(
+            lambda unknown: self.log_loss(unknown) - log_loss,
+            start,
+            jac=self.jacobian,  # pyright: ignore[reportArgumentType]
+            loss="huber",
+            f_scale=threshold,
+            ftol=_CLOSE,
+            xtol=_CLOSE,
+            gtol=_CLOSE,
+        ).x
+
+    def _terms(self, unknown: np.ndarray) -> np.ndarray:
+        log_E, height_N, alpha, height_D, beta = unknown
+        flat = np.full_like(self.log_N, log_E)
+        return np.stack([flat, height_N - alpha * self.log_N, height_D - beta * self.log_D])
+
+
+def _from_many_starts(terms: _Terms, log_loss: np.ndarray) -> np.ndarray:
+    """Where the Huber loss is least, of the minima that L-BFGS reaches."""
+
+    def objective(unknown: np.ndarray) -> tuple[float, np.ndarray]:
+        error = terms.log_loss(unknown) - log_loss
+        small = np.abs(error) <= _HUBER
+        value = np.where(small, error**2 / (2 * _HUBER), np.abs(error) - _HUBER / 2)
+        slope = np.where(small, error / _HUBER, np.sign(error))
+        return float(value.sum()), slope @ terms.jacobian(unknown)
+
+    mean = math.log(np.exp(log_loss).mean())
+    found = []
+    for share, alpha, beta in itertools.product(_SHARES, _EXPONENTS, _EXPONENTS):
+        rest = mean + math.log((1 - share) / 2)
+        start = [mean + math.log(share), rest, alpha, rest, beta]
+        found.append(minimize(objective, start, jac=True, method="L-BFGS-B"))
+    return min(found, key=lambda result: result.fun).x
