@@ -67,6 +67,8 @@ from t5x_lite.training.loop import train
 Say = Callable[[str], None]
 
 FROM_SCRATCH = ", from scratch"  # ends the names of scores of fresh parameters
+# How the report's prompts are continued; the likeliest text of a small model repeats itself
+SAMPLED = {"max_new_tokens": 48, "temperature": 0.8, "top_p": 0.9}
 
 
 class Cell(NamedTuple):
@@ -598,9 +600,9 @@ def examples(
         elif loaded.rows.uses_sentinels:
             of_cell = [{"text": text, "spans": fill(loaded, text)} for text in config.spans]
         else:
-            continued = continue_texts(loaded, list(config.prompts), max_new_tokens=48)
+            continued = continue_texts(loaded, list(config.prompts), **SAMPLED)
             pairs = zip(config.prompts, continued, strict=True)
-            of_cell = [{"text": text, "continuation": more} for text, more in pairs]
+            of_cell = [{"text": text, "continuation": more, **SAMPLED} for text, more in pairs]
         answers[run.cell.name] = of_cell
     return answers
 

@@ -378,6 +378,7 @@ def _samples(results: Results) -> list[Part]:
     parts: list[Part] = []
     for cell, examples in results["examples"].items():
         for example in examples:
+            title = f"{cell}: {example['text']}"
             if "words" in example:
                 lines = [
                     ", ".join(f"{word} {probability:.1%}" for word, probability in words)
@@ -388,7 +389,8 @@ def _samples(results: Results) -> list[Part]:
                 answer = " | ".join(span.strip() or "(nothing)" for span in example["spans"])
             else:
                 answer = example["continuation"]
-            parts.append(Quote(f"{cell}: {example['text']}", answer))
+                title += f" (temperature {example['temperature']}, top_p {example['top_p']})"
+            parts.append(Quote(title, answer))
     return parts
 
 

@@ -14,7 +14,7 @@ import os
 import sys
 import sysconfig
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -83,7 +83,7 @@ def fingerprint(source: str, key: str = "data.source", allowed: AllowedCode = No
     """
     scheme, _, address = source.partition(":")
     if source == "python_docs":
-        return "python_docs of " + sys.version.split()[0]
+        return "python_docs, each paragraph once, of " + sys.version.split()[0]
     if scheme == "python":
         return _function_fingerprint(source, address, key, allowed)
     if scheme in SCHEMES:
@@ -251,12 +251,15 @@ def python_docs() -> Iterator[str]:
     """About 2 MB of English on every machine with Python.
 
     First the docstrings of the standard library, one module per document (read with `ast`; nothing
-    is imported), then the reference topics of `pydoc_data`, one topic per document.
+    is imported), then the reference topics of `pydoc_data`, one topic per document. Topics contain
+    each other: paragraphs of earlier documents are left out, so that what is held out is new.
     """
+    yield from _each_paragraph_once(_python_docs())
+
+
+def _python_docs() -> Iterator[str]:
     for path in library_modules():
-        text = "\n\n".join(module_docstrings(path))
-        if text:
-            yield text
+        yield "\n\n".join(module_docstrings(path))
     try:
         from pydoc_data.topics import topics
     except ImportError as error:
@@ -264,6 +267,22 @@ def python_docs() -> Iterator[str]:
         raise UserError(BAD_DATA, f"data.source=python_docs: {reason}") from error
     for name in sorted(topics):
         yield topics[name]
+
+
+def _each_paragraph_once(documents: Iterable[str]) -> Iterator[str]:
+    """Documents without the paragraphs, but for short ones, that an earlier document has.
+
+    >>> long = "This paragraph is longer than forty letters."
+    >>> list(_each_paragraph_once([f"One.\\n\\n{long}", f"One.\\n\\n{long}\\n\\nTwo.", long]))
+    ['One.\\n\\nThis paragraph is longer than forty letters.', 'One.\\n\\nTwo.']
+    """
+    seen: set[str] = set()
+    for document in documents:
+        paragraphs = document.split("\n\n")
+        new = [text for text in paragraphs if len(text) < 40 or text.strip() not in seen]
+        seen.update(text.strip() for text in paragraphs)
+        if any(new):
+            yield "\n\n".join(new)
 
 
 def library_modules() -> Iterator[Path]:

@@ -14,6 +14,9 @@ def test_the_built_in_text_is_the_same_each_time():
     assert documents[:100] == list(islice(sources.python_docs(), 100))
     assert sum(map(len, documents)) > 1_500_000
     assert any("context manager" in text for text in documents)
+    paragraphs = [set(text.split("\n\n")) for text in documents]
+    long = [text for texts in paragraphs for text in texts if len(text) >= 40]
+    assert len(long) == len(set(long))  # nothing is held out that another document has
 
 
 def test_what_does_not_exist_is_refused_naming_the_setting(tmp_path):
