@@ -635,6 +635,9 @@ class CompareConfig(Checked):
     match: Literal["steps", "raw_tokens", "model_tokens", "flops", "seconds"] = "raw_tokens"
     # How much; 0: what the first cell spends in its training.steps
     budget: Annotated[float, Range(0.0)] = 0.0
+    # Or several: each cell is trained under each, and the report fits scaling laws to the sizes of
+    # each objective
+    budgets: tuple = ()
     evaluations: Positive = 4  # of each run, at equal distances; each saves a checkpoint
 
     # Held-out spans, of one word or several, whose bits per byte all models are asked for; 0: none
@@ -666,6 +669,13 @@ class CompareConfig(Checked):
                 yield f"cells: got the name {name!r}, expected one without slashes"
             if not isinstance(cell, RunConfig):
                 yield f"cells.{name}: got {cell!r}, expected a RunConfig"
+        if self.budget and self.budgets:
+            yield "budgets: got budget, too; set one of them"
+        for budget in self.budgets:
+            if isinstance(budget, bool) or not isinstance(budget, int | float) or budget <= 0:
+                yield f"budgets: got {budget!r}, expected numbers above 0"
+        if len(set(self.budgets)) < len(self.budgets):
+            yield f"budgets: got {self.budgets}, expected each once"
         for key, example in (("tasks", "which_module"), ("finetune", "data.epochs=2")):
             for text in getattr(self, key):
                 if not isinstance(text, str):

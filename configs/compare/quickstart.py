@@ -23,8 +23,7 @@ def get_config():
     config.title = "BERT, T5 and GPT on the documentation of Python"
     config.base.optimizer.name = "muon"
     config.cells = {
-        name: merge(changes_of(f"{name}_tiny"), changes)
-        for name, changes in CHANGES.items()
+        name: merge(changes_of(f"{name}_tiny"), changes) for name, changes in CHANGES.items()
     }
     config.budget = 400 * 8 * 128  # raw tokens: 400 steps of 8 rows
     config.update(span_count=128, evaluations=3, other_objectives=False)

@@ -152,17 +152,15 @@ def with_budget(cell: RunConfig, steps: int, evaluations: int) -> RunConfig:
 
 
 def steps_of_cells(
-    config: CompareConfig, spent_by_cell: Mapping[str, Mapping[str, float]]
+    config: CompareConfig, budget: float, spent_by_cell: Mapping[str, Mapping[str, float]]
 ) -> dict[str, int]:
-    """How many steps each cell is trained, so that all spend the same.
+    """How many steps each cell is trained, so that all spend the budget; 0: what the first spends.
 
     Raises:
         UserError: where the budget does not buy a cell a single step.
     """
     first = next(iter(config.cells))
-    budget = config.budget or (
-        config.cells[first].training.steps * spent_by_cell[first][config.match]
-    )
+    budget = budget or (config.cells[first].training.steps * spent_by_cell[first][config.match])
     steps = {}
     for name, of_step in spent_by_cell.items():
         steps[name] = round(budget / of_step[config.match])

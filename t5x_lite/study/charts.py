@@ -116,6 +116,50 @@ def curves(
     return [Chart(_finished(chart), caption or f"{y} by {x}", described)]
 
 
+def dots_and_lines(
+    dots: Mapping[str, Sequence[tuple[float, float]]],
+    lines: Mapping[str, Sequence[tuple[float, float]]],
+    x: str,
+    y: str,
+    caption: str,
+) -> list[Chart]:
+    """Points and lines of the same names in the same colours; both axes are logarithmic. Nothing,
+    where altair is not installed.
+    """
+    try:
+        alt = _altair()
+    except UserError:
+        return []
+
+    def data(of_names: Mapping[str, Sequence[tuple[float, float]]]) -> Any:
+        return alt.Data(
+            values=[
+                {"name": name, "x": at, "y": value}
+                for name, pairs in of_names.items()
+                for at, value in pairs
+            ]
+        )
+
+    names = list(dots)
+    log = alt.Scale(type="log", nice=False, padding=12)
+    encoding = {
+        "x": alt.X("x:Q", title=x, scale=log, axis=alt.Axis(format="~s", tickCount=5)),
+        "y": alt.Y("y:Q", title=y, scale=log, axis=alt.Axis(tickCount=6, format=".3~g")),
+        "color": alt.Color(
+            "name:N", title=None, scale=alt.Scale(domain=names, range=_colours(names))
+        ),
+        "tooltip": [
+            alt.Tooltip("name:N"),
+            alt.Tooltip("x:Q", title=x, format=",.4~s"),
+            alt.Tooltip("y:Q", title=y, format=".4f"),
+        ],
+    }
+    drawn = alt.Chart(data(lines)).mark_line(strokeWidth=1.5).encode(**encoding)
+    marked = alt.Chart(data(dots)).mark_point(filled=True, size=55, opacity=1).encode(**encoding)
+    chart = alt.layer(drawn, marked).properties(width=_WIDTH, height=_HEIGHT)
+    return [Chart(_finished(chart), caption, f"{y} by {x} of {', '.join(names)}")]
+
+
 def _colours(names: Sequence[str]) -> list[str]:
     return [COLOURS[number % len(COLOURS)] for number in range(len(names))]
 

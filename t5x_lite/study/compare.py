@@ -50,6 +50,7 @@ from t5x_lite.study.budget import (
 )
 from t5x_lite.study.environment import environment
 from t5x_lite.study.jobs import run_jobs
+from t5x_lite.study.ladder import laws_of
 from t5x_lite.study.measure import Answers, Questions, check_tasks, measure
 from t5x_lite.study.ngram import trigram_bits, unigram_bits
 from t5x_lite.study.scores import OWN, Values, best_two, scores_of
@@ -153,14 +154,26 @@ def plan_cells(
             seconds[name] = timings.of(name, resolved[name], data[name], say)
         else:
             seconds[name] = costs[name].flops / matmul_rate(resolved[name].model.dtype)
-    steps = steps_of_cells(config, {name: spent(costs[name], seconds[name]) for name in cells})
+    spent_by_cell = {name: spent(costs[name], seconds[name]) for name in cells}
     planned = []
-    for name, cell in cells.items():
-        budgeted = with_budget(cell, steps[name], config.evaluations)
-        of_cell = dataclasses.replace(resolved[name], config=budgeted, steps=steps[name])
-        of_data = dataclasses.replace(data[name], data=budgeted.data)
-        planned.append(Cell(name, of_cell, of_data, costs[name], seconds[name]))
+    for budget in config.budgets or (config.budget,):
+        steps = steps_of_cells(config, budget, spent_by_cell)
+        for name, cell in cells.items():
+            budgeted = with_budget(cell, steps[name], config.evaluations)
+            of_cell = dataclasses.replace(resolved[name], config=budgeted, steps=steps[name])
+            of_data = dataclasses.replace(data[name], data=budgeted.data)
+            full_name = f"{name}-{short_power(budget)}" if config.budgets else name
+            planned.append(Cell(full_name, of_cell, of_data, costs[name], seconds[name]))
     return planned
+
+
+def short_power(number: float) -> str:
+    """A number as people write it in names.
+
+    >>> short_power(3.2e12), short_power(500)
+    ('3.2e12', '500')
+    """
+    return f"{number:.3g}".replace("e+", "e")
 
 
 def with_shared_block(
@@ -453,7 +466,7 @@ def results_of(
             "runs": own,
             "scores": scores[cell.name],
         }
-    results: dict[str, Any] = {
+    return {
         "title": config.title,
         "match": config.match,
         "seeds": config.seeds,
@@ -480,8 +493,8 @@ def results_of(
         "lossless": corpus.manifest["lossless"],
         "examples": examples(config, runs, allowed),
         "environment": environment(),
+        "scaling": laws_of(of_cells),
     }
-    return results
 
 
 def of_tasks(answers: Answers) -> dict[str, float]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from t5x_lite.errors import IO_ERROR, user_errors
-from t5x_lite.study import charts, page
+from t5x_lite.study import charts, page, scaling_report
 from t5x_lite.study.page import Best, Page, Part, Quote, Section, Table
 from t5x_lite.study.scores import OWN
 
@@ -27,6 +27,7 @@ SCORES = {
     "loss": ("validation loss", True),
     "accuracy": ("accuracy", False),
 }
+_HEADINGS = {score: heading for score, (heading, _) in SCORES.items()}
 UNITS = {
     "steps": "steps",
     "raw_tokens": "raw tokens",
@@ -65,6 +66,7 @@ def report(results: Results) -> Page:
         Section("What was reached", [score_table(results), *_reading_notes(results)]),
         Section("How sure that is", [*_interval_charts(results), *_differences(results)]),
         Section("Each model under each objective", _other_objectives(results)),
+        Section("How it scales", scaling_report.parts(results["scaling"], _HEADINGS)),
         Section("How it was learned", _learning_curves(results)),
         Section("What was equal", [parity_sheet(results), *_parity_notes(results)]),
         Section("What the cells have otherwise", _recipes(results)),
@@ -97,6 +99,7 @@ def _answer(results: Results) -> str:
             best, second = _best_two(results, name)
             task, metric = name.split(": ")
             sentences.append(f"On {task}, {best} reaches the best {metric}, before {second}.")
+    sentences += scaling_report.sentences(results["scaling"])
     if not sentences:
         for cell, of in cells.items():
             if "loss" in of["scores"]:

@@ -239,8 +239,37 @@ def test_steps_follow_from_the_budget():
             "budget": 1000.0,
         }
     )
-    steps = steps_of_cells(config, {"a": {"flops": 10.0}, "b": {"flops": 3.0}})
-    assert steps == {"a": 100, "b": 333}
+    costs = {"a": {"flops": 10.0}, "b": {"flops": 3.0}}
+    assert steps_of_cells(config, 1000.0, costs) == {"a": 100, "b": 333}
+    assert steps_of_cells(config, 0.0, costs) == {"a": 1000, "b": 3333}
+
+
+def test_each_cell_is_trained_under_each_budget(text_file, tmp_path):
+    settings = comparison(text_file, blanks=(), spans=())
+    settings = {key: value for key, value in settings.items() if key != "budget"}
+    config = build_comparison(settings | {"budgets": (2400, 4800)})
+    cells = compare.plan_cells(config, tmp_path, say=lambda _: None)
+    names = list(config.cells)
+    assert [cell.name for cell in cells] == [
+        *(f"{name}-2.4e03" for name in names), *(f"{name}-4.8e03" for name in names)
+    ]  # fmt: skip
+    for less, more in zip(cells[: len(names)], cells[len(names) :], strict=True):
+        assert more.total[config.match] == pytest.approx(2 * less.total[config.match], rel=0.1)
+        assert more.resolved.config.model == less.resolved.config.model
+
+
+@pytest.mark.parametrize(
+    "budgets, expected",
+    [
+        ((0,), "got 0, expected numbers above 0"),
+        (("1e6",), "got '1e6', expected numbers above 0"),
+        ((1e6, 1e6), r"got \(1000000.0, 1000000.0\), expected each once"),
+    ],
+)
+def test_budgets_that_are_none_are_refused(budgets, expected):
+    base = {"data": {"lengths": {"sequence_length": 8}}}
+    with pytest.raises(UserError, match=f"budgets: {expected}"):
+        build_comparison({"base": base, "cells": {"a": {}}, "budgets": budgets})
 
 
 def without_times(results: dict) -> dict:

@@ -107,5 +107,5 @@ def test_power_laws():
 def test_what_no_point_tells_has_no_bound():
     """Where the loss of a resampled law never gets there, the compute for it is unbounded."""
     far = dataclasses.replace(CHINCHILLA, E=2.5)
-    both = Fit(CHINCHILLA, (CHINCHILLA, far), points=60)
+    both = Fit(CHINCHILLA, (CHINCHILLA, far), freedom=55)
     assert both.interval(lambda law: law.flops_for(2.2)) == (0.0, math.inf)

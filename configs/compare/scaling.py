@@ -1,0 +1,82 @@
+"""How does the loss fall with size, text and compute? Sizes by budgets, for language modelling on a
+decoder and masked language modelling on an encoder of the same blocks; laws are fitted to each.
+
+The sizes are a factor of eight apart, the budgets too: enough to see the best size move, not to
+believe an exponent. `:small` has the same shape for one GPU and needs more text than the built-in.
+
+python -m t5x_lite compare --config=compare/scaling:tiny --workdir=DIR --jobs=2
+"""
+
+from typing import NamedTuple
+
+from t5x_lite.config import CompareConfig, default
+from t5x_lite.config_files import grid
+from t5x_lite.errors import BAD_CONFIG, UserError, nearest
+
+
+class Ladder(NamedTuple):
+    """Sizes as layers and width, and what they are trained with."""
+
+    sizes: tuple[tuple[int, int], ...]
+    budgets: tuple[float, ...]  # FLOPs
+    batch_size: int
+    length: int
+    head_dim: int
+    vocab_size: int
+
+
+LADDERS = {
+    "tiny": Ladder(
+        sizes=((2, 48), (3, 64), (4, 80), (4, 112), (5, 144)),
+        budgets=(4e11, 8e11, 1.6e12, 3.2e12),
+        batch_size=4,
+        length=128,
+        head_dim=16,
+        vocab_size=2048,
+    ),
+    "small": Ladder(
+        sizes=((4, 256), (6, 320), (6, 448), (8, 512), (10, 640), (12, 768)),
+        budgets=(1e16, 3e16, 1e17, 3e17),
+        batch_size=64,
+        length=512,
+        head_dim=64,
+        vocab_size=16384,
+    ),
+}
+OBJECTIVES = {
+    "gpt": {"objective": "causal_lm", "model": {"architecture": "decoder"}},
+    "bert": {"objective": "masked_lm(noise_density=0.3)", "model": {"architecture": "encoder"}},
+}
+
+
+def get_config(size: str = "tiny"):
+    """The ladder LADDERS[size]."""
+    if size not in LADDERS:
+        raise UserError(BAD_CONFIG, f"scaling:{size}: no such size; {nearest(size, LADDERS)}")
+    ladder = LADDERS[size]
+    config = default(CompareConfig)
+    config.title = f"Scaling of language modelling and of masked language modelling, {size}"
+    base = config.base
+    base.data.batch_size = ladder.batch_size
+    base.data.lengths.sequence_length = ladder.length + 2  # [CLS] and [SEP]; a decoder reads all
+    base.data.tokenizer = f"sentencepiece(vocab_size={ladder.vocab_size})"
+    base.model.update(positions="rotary", activation="gelu_tanh", scan=False)
+    base.optimizer.update(
+        name="muon", learning_rate=1e-2, beta2=0.99, weight_decay=0.1, final_lr_ratio=0.1
+    )
+    base.optimizer.warmup_steps = 100  # of 1,000; what a budget buys stretches both
+    base.training.update(steps=1000, loss_chunk=32)
+    sizes = {
+        f"{layers}x{width}": {
+            "model": {
+                "num_layers": layers,
+                "d_model": width,
+                "num_heads": width // ladder.head_dim,
+            }
+        }
+        for layers, width in ladder.sizes
+    }
+    config.cells = grid(OBJECTIVES, sizes)
+    config.match, config.budgets = "flops", ladder.budgets
+    config.update(evaluations=1, span_count=256, other_objectives=False)
+    return config

@@ -1,0 +1,138 @@
+"""Scaling laws of a comparison: cells of several sizes, each trained for several lengths.
+
+    cells ─► points (N, D, score) of each objective ─► fit ─► best sizes, compute multipliers
+
+N: parameters, all of them. D: raw tokens that were read, repeated ones too. Compute is what was
+counted, not 6 N D.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from statistics import geometric_mean
+from typing import Any
+
+from t5x_lite.study.scaling import Fit, Point, ScalingLaw, fit, interval
+
+# What falls with size and text
+_SCORES = ("loss", "span_bits_left", "span_bits_both")
+_AT_LEAST = 3  # sizes, and lengths of each
+_FURTHER = 10.0  # times the largest compute: where the law is asked for more
+
+Cells = Mapping[str, Mapping[str, Any]]
+
+
+def laws_of(cells: Cells) -> dict[str, Any]:
+    """score → objective → its points, its law, and what follows; and multipliers.
+
+    Args:
+        cells: those of report.json. Nothing is fitted to fewer than three sizes of three lengths.
+    """
+    ladders: dict[str, list[Mapping[str, Any]]] = {}
+    for name, cell in cells.items():
+        label = f"{cell['objective']}, {cell['architecture']}"
+        ladders.setdefault(label, []).append({"cell": name, **cell})
+    laws: dict[str, Any] = {}
+    for score in _SCORES:
+        fits = {}
+        for label, rungs in ladders.items():
+            rungs = [rung for rung in rungs if score in rung["scores"]]
+            if _can_be_fitted(rungs):
+                fits[label] = _fitted(rungs, score)
+        if fits:
+            budget = max(rung["flops"] for rungs in ladders.values() for rung in rungs)
+            laws[score] = {
+                "objectives": {
+                    label: _described(found, ladders[label], score) for label, found in fits.items()
+                },
+                # The losses of different objectives are no common measure.
+                "multipliers": _multipliers(fits, budget) if score != "loss" else [],
+            }
+    return laws
+
+
+def _can_be_fitted(rungs: Sequence[Mapping[str, Any]]) -> bool:
+    lengths: dict[int, set[float]] = {}
+    for rung in rungs:
+        lengths.setdefault(rung["parameters"], set()).add(rung["raw_tokens"])
+    return len(lengths) >= _AT_LEAST and min(map(len, lengths.values())) >= _AT_LEAST
+
+
+def _points(rungs: Sequence[Mapping[str, Any]], score: str) -> list[Point]:
+    """One for each cell and seed."""
+    return [
+        Point(rung["parameters"], rung["raw_tokens"], value)
+        for rung in rungs
+        for value in rung["scores"][score]["seeds"]
+    ]
+
+
+def _fitted(rungs: Sequence[Mapping[str, Any]], score: str) -> Fit:
+    ratios = [rung["flops"] / (rung["parameters"] * rung["raw_tokens"]) for rung in rungs]
+    return fit(_points(rungs, score), geometric_mean(ratios))
+
+
+def _described(found: Fit, rungs: Sequence[Mapping[str, Any]], score: str) -> dict[str, Any]:
+    law = found.law
+    budgets = sorted({float(f"{rung['flops']:.2g}") for rung in rungs})
+
+    def with_interval(quantity: Callable[[ScalingLaw], float]) -> list[float | None]:
+        return _bounded(quantity(law), found.interval(quantity))
+
+    coefficients = [field.name for field in dataclasses.fields(ScalingLaw)]
+    return {
+        "points": [
+            {
+                "cell": rung["cell"],
+                "parameters": rung["parameters"],
+                "tokens": rung["raw_tokens"],
+                "flops": rung["flops"],
+                "value": value,
+                "predicted": law.loss(rung["parameters"], rung["raw_tokens"]),
+            }
+            for rung in rungs
+            for value in rung["scores"][score]["seeds"]
+        ],
+        "law": {
+            name: with_interval(lambda law, name=name: getattr(law, name)) for name in coefficients
+        },
+        "best": [
+            {
+                "flops": flops,
+                "parameters": with_interval(lambda law, flops=flops: law.optimum(flops)[0]),
+                "tokens": with_interval(lambda law, flops=flops: law.optimum(flops)[1]),
+                "value": with_interval(lambda law, flops=flops: law.best_loss(flops)),
+            }
+            for flops in (*budgets, _FURTHER * budgets[-1])
+        ],
+    }
+
+
+def _multipliers(fits: Mapping[str, Fit], budget: float) -> list[dict[str, Any]]:
+    """How many times the compute of the first objective each other needs, for what the worst of
+    all reaches with the largest budget.
+    """
+    (first, of_first), *others = fits.items()
+    reached = max(found.law.best_loss(budget) for found in fits.values())
+    multipliers = []
+    for label, found in others:
+        needed = found.law.flops_for(reached) / of_first.law.flops_for(reached)
+        resampled = [
+            law.flops_for(reached) / base.flops_for(reached)
+            for law, base in zip(found.resampled, of_first.resampled, strict=True)
+        ]
+        freedom = min(found.freedom, of_first.freedom)
+        multipliers.append(
+            {
+                "objective": label,
+                "against": first,
+                "value": reached,
+                "multiplier": _bounded(needed, interval(needed, resampled, freedom)),
+            }
+        )
+    return multipliers
+
+
+def _bounded(value: float, interval: tuple[float, float]) -> list[float | None]:
+    """[value, low, high]; None, where there is no bound."""
+    return [number if math.isfinite(number) else None for number in (value, *interval)]

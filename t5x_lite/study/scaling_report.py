@@ -1,0 +1,127 @@
+"""What a report says of scaling laws."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from t5x_lite.study import charts
+from t5x_lite.study.page import Best, Part, Table
+from t5x_lite.study.scaling import ScalingLaw
+
+_STEPS = 40  # of a drawn line
+_COEFFICIENTS = ("E", "A", "alpha", "B", "beta")
+
+
+def sentences(scaling: Mapping[str, Any]) -> list[str]:
+    """What one objective costs against another, and the best size of each."""
+    said = []
+    for of_score in scaling.values():
+        for one in of_score["multipliers"]:
+            if one["multiplier"][0] is not None:
+                said.append(
+                    f"For what {one['against']} reaches at {one['value']:.3f} bits per byte, "
+                    f"{one['objective']} needs {_with_interval(one['multiplier'])} times its "
+                    "compute."
+                )
+    return said
+
+
+def parts(scaling: Mapping[str, Any], headings: Mapping[str, str]) -> list[Part]:
+    """Tables and charts of all scores that laws were fitted to.
+
+    Args:
+        headings: score → its name.
+    """
+    made: list[Part] = []
+    for score, of_score in scaling.items():
+        heading, objectives = headings[score], of_score["objectives"]
+        made += [_coefficients(objectives, heading), _best_sizes(objectives, heading)]
+        for label, of_one in objectives.items():
+            made += _same_compute(label, of_one, heading)
+        made += _frontier(objectives, heading)
+    if made:
+        made += [
+            "L(N, D) = E + A / N^α + B / D^β (Hoffmann et al., 2022), fitted to every run by a "
+            "Huber loss on logarithms; N: all parameters, D: raw tokens read, C = k · N · D. "
+            "Intervals: 95 %, of resampled residuals; of few points they are wide, and they know "
+            "nothing of what the form of the law leaves out. Best: with the lowest loss that the "
+            "compute buys; the last line of each objective is beyond what was trained.",
+        ]
+    return made
+
+
+def _with_interval(bounded: Sequence[float | None]) -> str:
+    """A value with its bounds.
+
+    >>> _with_interval([0.3412, 0.32, 0.3639]), _with_interval([2e6, 1.2e6, None])
+    ('0.341 (0.32 to 0.364)', '2e6 (1.2e6 to any)')
+    """
+    value, low, high = bounded
+    if value is None:
+        return "any"
+    upper = "any" if high is None else _short(high)
+    return f"{_short(value)} ({_short(low or 0.0)} to {upper})"
+
+
+def _short(number: float) -> str:
+    return f"{number:.3g}".replace("e+0", "e").replace("e+", "e")
+
+
+def _coefficients(objectives: Mapping[str, Any], heading: str) -> Table:
+    rows: list[list[str | Best]] = []
+    for label, of_one in objectives.items():
+        law = of_one["law"]
+        coefficients = [_with_interval(law[name]) for name in _COEFFICIENTS]
+        rows.append([label, *coefficients, _short(law["flops_per_token_parameter"][0])])
+    return Table(["objective", "E", "A", "α", "B", "β", "k"], rows, f"The law of {heading}")
+
+
+def _best_sizes(objectives: Mapping[str, Any], heading: str) -> Table:
+    rows: list[list[str | Best]] = []
+    for label, of_one in objectives.items():
+        for best in of_one["best"]:
+            row = [_with_interval(best[key]) for key in ("parameters", "tokens", "value")]
+            rows.append([label, _short(best["flops"]), *row])
+    columns = ["objective", "FLOPs", "best parameters", "tokens then", heading]
+    return Table(columns, rows, f"The best size for a compute, by {heading}")
+
+
+def _law(of_one: Mapping[str, Any]) -> ScalingLaw:
+    return ScalingLaw(**{name: bounded[0] for name, bounded in of_one["law"].items()})
+
+
+def _compute(point: Mapping[str, Any]) -> str:
+    """Compute to two digits: runs of one budget differ by less than a step."""
+    return f"{_short(float(format(point['flops'], '.2g')))} FLOPs"
+
+
+def _same_compute(label: str, of_one: Mapping[str, Any], heading: str) -> list[charts.Chart]:
+    """IsoFLOP curves (Hoffmann et al., 2022, §3.2): dots are runs, lines the law."""
+    law, points = _law(of_one), of_one["points"]
+    sizes = [point["parameters"] for point in points]
+    dots: dict[str, list[tuple[float, float]]] = {}
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for point in sorted(points, key=lambda point: point["flops"]):
+        name = _compute(point)
+        dots.setdefault(name, []).append((point["parameters"], point["value"]))
+        product = point["flops"] / law.flops_per_token_parameter
+        lines[name] = [
+            (size, law.loss(size, product / size))
+            for size in np.geomspace(min(sizes), max(sizes), _STEPS).tolist()
+        ]
+    caption = f"{label}: the same compute for several sizes; dots are runs, lines the law"
+    return charts.dots_and_lines(dots, lines, "parameters", heading, caption)
+
+
+def _frontier(objectives: Mapping[str, Any], heading: str) -> list[charts.Chart]:
+    """What each objective reaches at its best size, by compute."""
+    dots, lines = {}, {}
+    for label, of_one in objectives.items():
+        law, points = _law(of_one), of_one["points"]
+        dots[label] = [(point["flops"], point["value"]) for point in points]
+        budgets = [best["flops"] for best in of_one["best"]]
+        span = np.geomspace(budgets[0], budgets[-1], _STEPS).tolist()
+        lines[label] = [(flops, law.best_loss(flops)) for flops in span]
+    caption = "By compute: dots are runs, lines what the law says of the best size"
+    return charts.dots_and_lines(dots, lines, "FLOPs", heading, caption)
