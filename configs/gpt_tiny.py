@@ -1,7 +1,8 @@
 """GPT, tiny: a causal decoder (Radford et al., 2019, in small, with rotary positions) that trains
 on a laptop CPU.
 
-Built-in text (Python 3.11), 700 steps: validation loss 5.16 (5.77 with learned positions).
+Built-in text (Python 3.11.7), 700 steps: validation loss 5.22. On an earlier version of that text
+5.16, and 5.77 with learned positions.
 
 python -m t5x_lite train --config=configs/gpt_tiny.py --workdir=/tmp/gpt_tiny
 """

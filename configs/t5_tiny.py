@@ -2,7 +2,7 @@
 feed-forward).
 
 A row reads 128 raw tokens: 19 of them in 6 spans go to the targets, 116 inputs and 26 targets with
-their EOS. Built-in text (Python 3.11), 700 steps: validation loss 5.25.
+their EOS. Built-in text (Python 3.11.7), 700 steps: validation loss 5.20.
 
 python -m t5x_lite train --config=configs/t5_tiny.py --workdir=/tmp/t5_tiny
 """

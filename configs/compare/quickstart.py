@@ -2,8 +2,8 @@
 Python carries.
 
 Muon at these rates reaches in 400 steps what AdamW does not in 700. BERT hides 30 % of the tokens,
-twice as many as usual, and learns more from them in so few steps. Then each model learns in one
-epoch from which module of Python's a passage comes, and so does one from scratch.
+twice as many as usual, and learns more from them in so few steps. Then each model learns in two
+epochs from which module of Python's a passage comes, and so does one from scratch.
 
 python -m t5x_lite compare --config=compare/quickstart --workdir=/tmp/quickstart --jobs=2
 """
@@ -28,7 +28,7 @@ def get_config():
     config.budget = 400 * 8 * 128  # raw tokens: 400 steps of 8 rows
     config.update(span_count=128, evaluations=3, other_objectives=False)
     config.update(tasks=("which_module",), from_scratch=True)
-    config.finetune = ("data.epochs=1", "optimizer.learning_rate=5e-3")
+    config.finetune = ("data.epochs=2", "optimizer.learning_rate=5e-3")
     config.blanks = (
         "Return the ___ of the object.",
         "This method is called when the ___ is closed.",
