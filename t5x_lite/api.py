@@ -54,7 +54,7 @@ from t5x_lite.study import compare as comparison
 from t5x_lite.study import finetune as tuning
 from t5x_lite.study import inspection
 from t5x_lite.study.budget import matmul_rate
-from t5x_lite.study.report import short
+from t5x_lite.study.page import short
 from t5x_lite.training import loop, metrics, run_directory
 from t5x_lite.training.run_directory import LoadedModel
 

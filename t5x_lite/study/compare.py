@@ -53,6 +53,7 @@ from t5x_lite.study.jobs import run_jobs
 from t5x_lite.study.ladder import laws_of
 from t5x_lite.study.measure import Answers, Questions, check_tasks, measure
 from t5x_lite.study.ngram import trigram_bits, unigram_bits
+from t5x_lite.study.page import short
 from t5x_lite.study.scores import OWN, Values, best_two, scores_of
 from t5x_lite.study.span_bits import (
     Span,
@@ -162,18 +163,9 @@ def plan_cells(
             budgeted = with_budget(cell, steps[name], config.evaluations)
             of_cell = dataclasses.replace(resolved[name], config=budgeted, steps=steps[name])
             of_data = dataclasses.replace(data[name], data=budgeted.data)
-            full_name = f"{name}-{short_power(budget)}" if config.budgets else name
-            planned.append(Cell(full_name, of_cell, of_data, costs[name], seconds[name]))
+            budget_name = f"-{short(budget).replace(' ', '')}" if config.budgets else ""
+            planned.append(Cell(name + budget_name, of_cell, of_data, costs[name], seconds[name]))
     return planned
-
-
-def short_power(number: float) -> str:
-    """A number as people write it in names.
-
-    >>> short_power(3.2e12), short_power(500)
-    ('3.2e12', '500')
-    """
-    return f"{number:.3g}".replace("e+", "e")
 
 
 def with_shared_block(
@@ -255,11 +247,11 @@ def plan_in_words(config: CompareConfig, cells: Sequence[Cell], at_least: bool =
     rows = [["cell", "parameters", "steps", "raw tokens", "model tokens", "FLOPs", "padding", time]]
     for cell in cells:
         total = cell.total
-        spent = [report.short(total[unit]) for unit in ("raw_tokens", "model_tokens", "flops")]
+        spent = [short(total[unit]) for unit in ("raw_tokens", "model_tokens", "flops")]
         rows.append(
             [
                 cell.name,
-                report.short(cell.cost.parameters),
+                short(cell.cost.parameters),
                 f"{total['steps']:,.0f}",
                 *spent,
                 f"{cell.cost.padding:.1%}",

@@ -12,7 +12,22 @@ import jinja2
 from t5x_lite.errors import IO_ERROR, UserError, optional_import, user_errors
 
 _TEMPLATE = Path(__file__).with_name("page.html.jinja")
+_UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
 NO_CHARTS = "Charts are drawn where the packages of t5x_lite[report] are installed."
+
+
+def short(number: float) -> str:
+    """A number as people read it.
+
+    >>> short(1234567), short(3.2e15), short(12345), short(812)
+    ('1.23 M', '3.2 P', '12.3 k', '812')
+    """
+    for size, unit in _UNITS:
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    if number >= 1e4:
+        return f"{number / 1e3:.3g} k"
+    return f"{number:.4g}"
 
 
 @dataclass(frozen=True)

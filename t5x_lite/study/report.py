@@ -11,12 +11,11 @@ from typing import Any
 
 from t5x_lite.errors import IO_ERROR, user_errors
 from t5x_lite.study import charts, page, scaling_report
-from t5x_lite.study.page import Best, Page, Part, Quote, Section, Table
+from t5x_lite.study.page import Best, Page, Part, Quote, Section, Table, short
 from t5x_lite.study.scores import OWN
 
 Results = Mapping[str, Any]
 
-_UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
 _EQUAL = 0.01  # what differs by less is called equal
 
 # Score → heading, and whether lower is better
@@ -36,20 +35,6 @@ UNITS = {
     "flops": "FLOPs",
     "seconds": "seconds",
 }
-
-
-def short(number: float) -> str:
-    """A number as people read it.
-
-    >>> short(1234567), short(3.2e15), short(12345), short(812)
-    ('1.23 M', '3.2 P', '12.3 k', '812')
-    """
-    for size, unit in _UNITS:
-        if number >= size:
-            return f"{number / size:.3g} {unit}"
-    if number >= 1e4:
-        return f"{number / 1e3:.3g} k"
-    return f"{number:.4g}"
 
 
 def write(results: Results, directory: Path) -> None:

@@ -23,6 +23,8 @@ _RESAMPLES = 200
 # Starts: shares of the mean loss that are E, and exponents
 _SHARES, _EXPONENTS = (0.1, 0.4, 0.7, 0.9), (0.1, 0.3, 0.6, 1.0)
 _CLOSE = 1e-12
+_STEEPNESS = (0.01, 3.0)  # exponents that are sought
+_DEPTH = 12.0  # how far below the loss a term is sought, in logarithms
 _UNKNOWNS = 5  # of L(N, D)
 
 
@@ -189,7 +191,7 @@ def fit(
     True
     """
     log_N, log_D, log_loss = np.log(np.array(points, float)).T
-    terms = _Terms(log_N - log_N.mean(), log_D - log_D.mean())
+    terms = _Terms(log_N - log_N.mean(), log_D - log_D.mean(), float(log_loss.mean()))
     unknown = terms.nearest(_from_many_starts(terms, log_loss), log_loss, _HUBER)
     freedom = max(len(points) - _UNKNOWNS, 1)
     scale = math.sqrt(len(points) / freedom)
@@ -227,6 +229,7 @@ class _Terms:
 
     log_N: np.ndarray  # around their mean
     log_D: np.ndarray
+    centre: float  # of log L
 
     def log_loss(self, unknown: np.ndarray) -> np.ndarray:
         """[points]."""
@@ -241,12 +244,22 @@ class _Terms:
         slopes = [share_E, share_N, of_alpha, share_D, of_beta]
         return np.stack(slopes, axis=1)
 
+    @property
+    def bounds(self) -> tuple[np.ndarray, np.ndarray]:
+        """The least and the largest unknowns: points that tell nothing of a term must not let it
+        run away.
+        """
+        low, high = self.centre - _DEPTH, self.centre + 1
+        flat, steep = np.log(_STEEPNESS)
+        return np.array([low, low, flat, low, flat]), np.array([high, high, steep, high, steep])
+
     def nearest(self, start: np.ndarray, log_loss: np.ndarray, threshold: float) -> np.ndarray:
         """The minimum next to a start."""
         return least_squares(
             lambda unknown: self.log_loss(unknown) - log_loss,
             start,
             jac=self.jacobian,  # pyright: ignore[reportArgumentType]
+            bounds=self.bounds,
             loss="huber",
             f_scale=threshold,
             ftol=_CLOSE,
@@ -272,9 +285,10 @@ def _from_many_starts(terms: _Terms, log_loss: np.ndarray) -> np.ndarray:
         return float(value.sum()), slope @ terms.jacobian(unknown)
 
     mean = math.log(np.exp(log_loss).mean())
+    bounds = list(zip(*terms.bounds, strict=True))
     found = []
     for share, alpha, beta in itertools.product(_SHARES, _EXPONENTS, _EXPONENTS):
         rest = mean + math.log((1 - share) / 2)
         start = [mean + math.log(share), rest, math.log(alpha), rest, math.log(beta)]
-        found.append(minimize(objective, start, jac=True, method="L-BFGS-B"))
+        found.append(minimize(objective, start, jac=True, method="L-BFGS-B", bounds=bounds))
     return min(found, key=lambda result: result.fun).x

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from t5x_lite.study import charts
-from t5x_lite.study.page import Best, Part, Table
+from t5x_lite.study.page import Best, Part, Table, short
 from t5x_lite.study.scaling import ScalingLaw
 
 _STEPS = 40  # of a drawn line
@@ -55,17 +55,13 @@ def _with_interval(bounded: Sequence[float | None]) -> str:
     """A value with its bounds.
 
     >>> _with_interval([0.3412, 0.32, 0.3639]), _with_interval([2e6, 1.2e6, None])
-    ('0.341 (0.32 to 0.364)', '2e6 (1.2e6 to any)')
+    ('0.3412 (0.32 to 0.3639)', '2 M (1.2 M to any)')
     """
     value, low, high = bounded
     if value is None:
         return "any"
-    upper = "any" if high is None else _short(high)
-    return f"{_short(value)} ({_short(low or 0.0)} to {upper})"
-
-
-def _short(number: float) -> str:
-    return f"{number:.3g}".replace("e+0", "e").replace("e+", "e")
+    upper = "any" if high is None else short(high)
+    return f"{short(value)} ({short(low or 0.0)} to {upper})"
 
 
 def _coefficients(objectives: Mapping[str, Any], heading: str) -> Table:
@@ -73,7 +69,7 @@ def _coefficients(objectives: Mapping[str, Any], heading: str) -> Table:
     for label, of_one in objectives.items():
         law = of_one["law"]
         coefficients = [_with_interval(law[name]) for name in _COEFFICIENTS]
-        rows.append([label, *coefficients, _short(law["flops_per_token_parameter"][0])])
+        rows.append([label, *coefficients, short(law["flops_per_token_parameter"][0])])
     return Table(["objective", "E", "A", "α", "B", "β", "k"], rows, f"The law of {heading}")
 
 
@@ -82,7 +78,7 @@ def _best_sizes(objectives: Mapping[str, Any], heading: str) -> Table:
     for label, of_one in objectives.items():
         for best in of_one["best"]:
             row = [_with_interval(best[key]) for key in ("parameters", "tokens", "value")]
-            rows.append([label, _short(best["flops"]), *row])
+            rows.append([label, short(best["flops"]), *row])
     columns = ["objective", "FLOPs", "best parameters", "tokens then", heading]
     return Table(columns, rows, f"The best size for a compute, by {heading}")
 
@@ -93,7 +89,7 @@ def _law(of_one: Mapping[str, Any]) -> ScalingLaw:
 
 def _compute(point: Mapping[str, Any]) -> str:
     """Compute to two digits: runs of one budget differ by less than a step."""
-    return f"{_short(float(format(point['flops'], '.2g')))} FLOPs"
+    return f"{short(float(format(point['flops'], '.2g')))} FLOPs"
 
 
 def _same_compute(label: str, of_one: Mapping[str, Any], heading: str) -> list[charts.Chart]:

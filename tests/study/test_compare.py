@@ -14,6 +14,7 @@ import pytest
 from conftest import run, settings, start
 
 from t5x_lite.config_files import build_comparison
+from t5x_lite.errors import UserError
 from t5x_lite.study import compare, report
 from t5x_lite.study.budget import spent, steps_of_cells
 
@@ -251,7 +252,7 @@ def test_each_cell_is_trained_under_each_budget(text_file, tmp_path):
     cells = compare.plan_cells(config, tmp_path, say=lambda _: None)
     names = list(config.cells)
     assert [cell.name for cell in cells] == [
-        *(f"{name}-2.4e03" for name in names), *(f"{name}-4.8e03" for name in names)
+        *(f"{name}-2400" for name in names), *(f"{name}-4800" for name in names)
     ]  # fmt: skip
     for less, more in zip(cells[: len(names)], cells[len(names) :], strict=True):
         assert more.total[config.match] == pytest.approx(2 * less.total[config.match], rel=0.1)
@@ -259,7 +260,7 @@ def test_each_cell_is_trained_under_each_budget(text_file, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "budgets, expected",
+    ("budgets", "expected"),
     [
         ((0,), "got 0, expected numbers above 0"),
         (("1e6",), "got '1e6', expected numbers above 0"),

@@ -1,0 +1,94 @@
+"""Scaling laws of a comparison: what its cells are made of is found again, and shown."""
+
+import dataclasses
+import math
+
+import pytest
+
+from t5x_lite.study import scaling_report
+from t5x_lite.study.ladder import laws_of
+from t5x_lite.study.page import Chart, Table
+from t5x_lite.study.scaling import ScalingLaw
+
+GPT = ScalingLaw(E=1.0, A=60.0, alpha=0.3, B=900.0, beta=0.5, flops_per_token_parameter=7.0)
+# Learns the same from half of the text.
+BERT = dataclasses.replace(GPT, B=GPT.B / 2**GPT.beta, flops_per_token_parameter=4.0)
+SIZES = (1e5, 2e5, 4e5, 8e5, 1.6e6)
+BUDGETS = (4e11, 8e11, 1.6e12, 3.2e12)
+
+
+def cells_of(score="loss", seeds=1, sizes=SIZES, budgets=BUDGETS, **laws):
+    """As compare has them."""
+    return {
+        f"{name}-{size:.0f}-{budget:.0f}": {
+            "objective": name,
+            "architecture": "decoder",
+            "parameters": size,
+            "raw_tokens": (tokens := budget / (law.flops_per_token_parameter * size)),
+            "flops": budget,
+            "scores": {score: {"seeds": [law.loss(size, tokens)] * seeds}},
+        }
+        for name, law in laws.items()
+        for size in sizes
+        for budget in budgets
+    }
+
+
+def test_laws_are_found_in_cells():
+    found = laws_of(cells_of(gpt=GPT, bert=BERT, seeds=2))["loss"]
+    assert list(found["objectives"]) == ["gpt, decoder", "bert, decoder"]
+    for label, law in (("gpt, decoder", GPT), ("bert, decoder", BERT)):
+        of_one = found["objectives"][label]
+        assert len(of_one["points"]) == 2 * len(SIZES) * len(BUDGETS)
+        for name, (value, low, high) in of_one["law"].items():
+            assert value == pytest.approx(getattr(law, name), rel=1e-3), name
+            if name != "flops_per_token_parameter":
+                assert low <= value <= high
+        assert [best["flops"] for best in of_one["best"]] == [*BUDGETS, 3.2e13]
+        for best in of_one["best"]:
+            assert best["parameters"][0] == pytest.approx(law.optimum(best["flops"])[0], rel=1e-3)
+            assert best["value"][0] == pytest.approx(law.best_loss(best["flops"]), rel=1e-4)
+    assert found["multipliers"] == []  # losses of different objectives
+
+
+def test_one_objective_costs_more_than_another():
+    """BERT needs half the text and 4/7 of the compute of a token."""
+    found = laws_of(cells_of("span_bits_left", gpt=GPT, bert=BERT))["span_bits_left"]
+    (one,) = found["multipliers"]
+    assert (one["objective"], one["against"]) == ("bert, decoder", "gpt, decoder")
+    assert one["value"] == pytest.approx(GPT.best_loss(3.2e12), rel=1e-4)
+    assert one["multiplier"][0] == pytest.approx(0.5 * 4 / 7, rel=1e-3)
+    (said,) = scaling_report.sentences({"span_bits_left": found})
+    assert said.startswith("For what gpt, decoder reaches at")
+    assert "bert, decoder needs 0.2857 (0.2857 to 0.2857) times its compute" in said
+
+
+@pytest.mark.parametrize("few", [{"sizes": SIZES[:2]}, {"budgets": BUDGETS[:2]}])
+def test_too_few_points_have_no_law(few):
+    assert laws_of(cells_of(gpt=GPT, **few)) == {}
+
+
+def test_the_report_shows_what_is_unbounded():
+    found = laws_of(cells_of("span_bits_left", gpt=GPT, bert=BERT))
+    bounds = found["span_bits_left"]["objectives"]["gpt, decoder"]["law"]["alpha"]
+    bounds[2] = None
+    parts = scaling_report.parts(found, {"span_bits_left": "bits"})
+    coefficients, best, *rest = parts
+    assert isinstance(coefficients, Table)
+    assert isinstance(best, Table)
+    assert coefficients.rows[0][3] == "0.3 (0.3 to any)"
+    assert len(best.rows) == 2 * (len(BUDGETS) + 1)
+    charts = [part for part in rest if isinstance(part, Chart)]
+    assert len(charts) == 3  # the same compute, of each; and by compute, of both
+    assert "nan" not in str(charts).lower()
+
+
+def test_exponents_of_noise_alone_are_finite_or_unbounded():
+    """A loss that does not fall has no law; nothing breaks, and JSON has no word for infinity."""
+    flat = cells_of(gpt=dataclasses.replace(GPT, A=1e-9, B=1e-9))
+    for number, cell in enumerate(flat.values()):
+        cell["scores"]["loss"]["seeds"] = [3.0 + 0.01 * math.sin(7 * number)]
+    of_one = laws_of(flat)["loss"]["objectives"]["gpt, decoder"]
+    for bounded in of_one["law"].values():
+        assert all(number is None or math.isfinite(number) for number in bounded)
+    scaling_report.parts(laws_of(flat), {"loss": "loss"})
