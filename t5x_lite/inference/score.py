@@ -7,7 +7,7 @@ Shapes: B rows, D decoder positions, K scored positions, V vocabulary.
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import groupby
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import jax
@@ -145,16 +145,27 @@ def like_lengths(lengths: Sequence[int]) -> Iterator[list[int]]:
     """The numbers of rows in batches, rows of like lengths together.
 
     All batches of one bucket have the same number of rows, the last too: its first is repeated.
+    Rows that are too few to fill a batch of the next longer bucket join it: that costs less than to
+    compile a program for them.
+
+    >>> [len(batch) for batch in like_lengths([5, 9, 10, 30])]
+    [4]
     """
-    by_length = sorted(range(len(lengths)), key=lambda number: _row_length(lengths[number]))
-    for bucket, group in groupby(by_length, key=lambda number: _row_length(lengths[number])):
-        numbers = list(group)
+    buckets: dict[int, list[int]] = {}
+    for number in sorted(range(len(lengths)), key=lambda number: _row_length(lengths[number])):
+        buckets.setdefault(_row_length(lengths[number]), []).append(number)
+    numbers: list[int] = []
+    for bucket, longer in pairwise([*buckets, None]):
+        numbers += buckets[bucket]
+        if longer and len(numbers) * longer <= _POSITIONS_PER_BATCH:
+            continue
         size = max(_POSITIONS_PER_BATCH // bucket, 1)
         if len(numbers) < size:
             size = 1 << (len(numbers) - 1).bit_length()
         for start in range(0, len(numbers), size):
             batch = numbers[start : start + size]
             yield batch + batch[:1] * (size - len(batch))
+        numbers = []
 
 
 def _pieces(
