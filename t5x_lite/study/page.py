@@ -1,16 +1,20 @@
 """A report as data, and its two forms: one HTML file that needs no network, and Markdown."""
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from html import escape
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import markupsafe
 
 from t5x_lite.errors import IO_ERROR, UserError, optional_import, user_errors
 
+_NUMBER = re.compile(r"[+-]?\.?\d|–$|$")  # also with a unit, or that there is none
 _TEMPLATE = Path(__file__).with_name("page.html.jinja")
 _UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
 NO_CHARTS = "Charts are drawn where the packages of t5x_lite[report] are installed."
@@ -47,6 +51,16 @@ class Table:
     heading: Sequence[str]
     rows: Sequence[Sequence[str | Best]]
     caption: str = ""
+
+    @property
+    def is_of_words(self) -> list[bool]:
+        """Of each column, whether it holds more than numbers: it stands on the left, and may wrap.
+
+        >>> Table(["run", "steps", "objective"], [["a", "1,000", "ul2"]]).is_of_words
+        [True, False, True]
+        """
+        columns = zip(self.heading, *self.rows, strict=True)
+        return [not all(_NUMBER.match(str(cell)) for cell in column) for _, *column in columns]
 
 
 @dataclass(frozen=True)
@@ -117,6 +131,7 @@ def html(page: Page) -> str:
     environment.tests["best"] = lambda cell: isinstance(cell, Best)
     environment.filters["svg"] = _svg
     environment.filters["inline_json"] = _inline_json
+    environment.filters["breakable"] = _breakable
     has_charts = any(isinstance(part, Chart) for part in _parts(page)) and _can_draw()
     return environment.from_string(_TEMPLATE.read_text("utf-8")).render(
         page=page, no_charts=NO_CHARTS, script=_vega() if has_charts else ""
@@ -153,6 +168,15 @@ def _svg(chart: Chart) -> str:
     return _vl_convert().vegalite_to_svg(chart.spec)
 
 
+def _breakable(text: str) -> markupsafe.Markup:
+    """Text that may wrap where a list of arguments or settings does.
+
+    >>> _breakable("ul2(a=1,b<2)")
+    Markup('ul2(<wbr>a=1,<wbr>b&lt;2)')
+    """
+    return markupsafe.Markup(re.sub(r"([(,])", r"\1<wbr>", escape(text)))
+
+
 def _inline_json(value: Any) -> str:
     """JSON that may stand within a script element."""
     return json.dumps(value).replace("<", "\\u003c")
@@ -184,7 +208,7 @@ def _plain(text: str) -> str:
 
 
 def _markdown_table(table: Table) -> list[str]:
-    rule = ["---", *["---:"] * (len(table.heading) - 1)]
+    rule = ["---" if is_of_words else "---:" for is_of_words in table.is_of_words]
     lines = [f"{_plain(table.caption)}", ""] if table.caption else []
     for row in (table.heading, rule, *table.rows):
         cells = []
