@@ -10,7 +10,7 @@ The same command goes on where it was stopped, and finds finished what is finish
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
@@ -444,20 +444,7 @@ def results_of(
     of_cells = {}
     for cell in cells:
         own = {run.name: summaries[run.name] for run in runs if run.cell is cell}
-        seconds = [summary["seconds"] for summary in own.values()] or [cell.total["seconds"]]
-        of_cells[cell.name] = {
-            "objective": cell.resolved.config.objective,
-            "architecture": cell.resolved.config.model.architecture,
-            "parameters": cell.cost.parameters,
-            "flops_per_sequence": cell.cost.flops_per_sequence,
-            "padding": cell.cost.padding,
-            "question": question_of(cell),
-            "loss_tokens": cell.resolved.config.training.steps * cell.cost.loss_tokens,
-            **cell.total,
-            "seconds": mean(seconds),  # that it took
-            "runs": own,
-            "scores": scores[cell.name],
-        }
+        of_cells[cell.name] = {**_spent_by(cell, own), "runs": own, "scores": scores[cell.name]}
     return {
         "title": config.title,
         "match": config.match,
@@ -486,6 +473,23 @@ def results_of(
         "examples": examples(config, runs, allowed),
         "environment": environment(),
         "scaling": laws_of(of_cells),
+    }
+
+
+def _spent_by(cell: Cell, summaries: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """What a cell is and costs, with the seconds that its runs took."""
+    config = cell.resolved.config
+    seconds = [summary["seconds"] for summary in summaries.values()]
+    return {
+        "objective": config.objective,
+        "architecture": config.model.architecture,
+        "question": question_of(cell),
+        "parameters": cell.cost.parameters,
+        "flops_per_sequence": cell.cost.flops_per_sequence,
+        "padding": cell.cost.padding,
+        "loss_tokens": config.training.steps * cell.cost.loss_tokens,
+        **cell.total,
+        "seconds": mean(seconds or [cell.total["seconds"]]),
     }
 
 

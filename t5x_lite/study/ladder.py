@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import geometric_mean
 from typing import Any
 
-from t5x_lite.study.scaling import Fit, Point, ScalingLaw, fit, interval
+from t5x_lite.study.scaling import Fit, Point, ScalingLaw, compute_multiplier, fit, interval
 
 # What falls with size and text
 _SCORES = ("loss", "span_bits_left", "span_bits_both")
@@ -102,6 +102,9 @@ def _described(found: Fit, rungs: Sequence[Mapping[str, Any]], score: str) -> di
                 "parameters": with_interval(lambda law, flops=flops: law.optimum(flops)[0]),
                 "tokens": with_interval(lambda law, flops=flops: law.optimum(flops)[1]),
                 "value": with_interval(lambda law, flops=flops: law.best_loss(flops)),
+                "for_one_percent": with_interval(
+                    lambda law, flops=flops: law.flops_for(0.99 * law.best_loss(flops)) / flops
+                ),
             }
             for flops in (*budgets, _FURTHER * budgets[-1])
         ],
@@ -116,11 +119,9 @@ def _multipliers(fits: Mapping[str, Fit], budget: float) -> list[dict[str, Any]]
     reached = max(found.law.best_loss(budget) for found in fits.values())
     multipliers = []
     for label, found in others:
-        needed = found.law.flops_for(reached) / of_first.law.flops_for(reached)
-        resampled = [
-            law.flops_for(reached) / base.flops_for(reached)
-            for law, base in zip(found.resampled, of_first.resampled, strict=True)
-        ]
+        needed = compute_multiplier(found.law, of_first.law, reached)
+        pairs = zip(found.resampled, of_first.resampled, strict=True)
+        resampled = [compute_multiplier(law, base, reached) for law, base in pairs]
         freedom = min(found.freedom, of_first.freedom)
         multipliers.append(
             {

@@ -43,7 +43,8 @@ def parts(scaling: Mapping[str, Any], headings: Mapping[str, str]) -> list[Part]
     if made:
         made += [
             "L(N, D) = E + A / N^α + B / D^β (Hoffmann et al., 2022), fitted to every run by a "
-            "Huber loss on logarithms; N: all parameters, D: raw tokens read, C = k · N · D. "
+            "Huber loss on logarithms; N: all parameters, D: raw tokens read, C = k · N · D. With "
+            "text without end L(N) = E + A / N^α, with a model without end L(D) = E + B / D^β. "
             "Intervals: 95 %, of resampled residuals; of few points they are wide, and they know "
             "nothing of what the form of the law leaves out. Best: with the lowest loss that the "
             "compute buys; the last line of each objective is beyond what was trained.",
@@ -77,9 +78,9 @@ def _best_sizes(objectives: Mapping[str, Any], heading: str) -> Table:
     rows: list[list[str | Best]] = []
     for label, of_one in objectives.items():
         for best in of_one["best"]:
-            row = [_with_interval(best[key]) for key in ("parameters", "tokens", "value")]
-            rows.append([label, short(best["flops"]), *row])
-    columns = ["objective", "FLOPs", "best parameters", "tokens then", heading]
+            keys = ("parameters", "tokens", "value", "for_one_percent")
+            rows.append([label, short(best["flops"]), *(_with_interval(best[key]) for key in keys)])
+    columns = ["objective", "FLOPs", "parameters", "tokens", heading, "× FLOPs for 1 % less"]
     return Table(columns, rows, f"The best size for a compute, by {heading}")
 
 

@@ -48,6 +48,8 @@ def test_laws_are_found_in_cells():
         for best in of_one["best"]:
             assert best["parameters"][0] == pytest.approx(law.optimum(best["flops"])[0], rel=1e-3)
             assert best["value"][0] == pytest.approx(law.best_loss(best["flops"]), rel=1e-4)
+            more = law.flops_for(0.99 * law.best_loss(best["flops"])) / best["flops"]
+            assert best["for_one_percent"][0] == pytest.approx(more, rel=1e-2)
     assert found["multipliers"] == []  # losses of different objectives
 
 
@@ -88,7 +90,8 @@ def test_exponents_of_noise_alone_are_finite_or_unbounded():
     flat = cells_of(gpt=dataclasses.replace(GPT, A=1e-9, B=1e-9))
     for number, cell in enumerate(flat.values()):
         cell["scores"]["loss"]["seeds"] = [3.0 + 0.01 * math.sin(7 * number)]
-    of_one = laws_of(flat)["loss"]["objectives"]["gpt, decoder"]
+    laws = laws_of(flat)
+    of_one = laws["loss"]["objectives"]["gpt, decoder"]
     for bounded in of_one["law"].values():
         assert all(number is None or math.isfinite(number) for number in bounded)
-    scaling_report.parts(laws_of(flat), {"loss": "loss"})
+    scaling_report.parts(laws, {"loss": "loss"})
