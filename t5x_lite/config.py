@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
-from t5x_lite.errors import BAD_CONFIG, UserError
+from t5x_lite.errors import BAD_CONFIG, UserError, nearest
 from t5x_lite.ranges import NonNegative, Positive, Range, Share, check_value
 from t5x_lite.specs import parse_sources
 
@@ -31,6 +31,7 @@ Positions = Literal[
     "universal",  # sinusoids of position and depth before each layer: Dehghani et al., 2019
     "none",
 ]
+LOGGERS = ("tensorboard", "wandb", "mlflow")
 Dropout = Annotated[float, Range(0.0, 0.9)]
 Stddev = Annotated[float, Range(0.0, 10.0)]
 Seed = Annotated[int, Range(0, 2**31 - 1)]
@@ -460,6 +461,7 @@ class Training(Checked):
     # End after so many evaluations of a task that brought nothing better; 0: never
     patience: NonNegative = 0
     profile: tuple = ()  # (first, last) step written as a jax.profiler trace to WORKDIR/profile
+    loggers: tuple = LOGGERS[:1]  # where curves go besides metrics.jsonl: names of LOGGERS
 
     def _contradictions(self) -> Iterator[str]:
         if self.profile and not _is_step_range(self.profile):
@@ -467,6 +469,9 @@ class Training(Checked):
                 f"training.profile: got {list(self.profile)}, expected [first, last] with 1 <= "
                 "first <= last"
             )
+        for name in self.loggers:
+            if name not in LOGGERS:
+                yield f"training.loggers: got {name!r}; {nearest(name, LOGGERS)}"
 
 
 def _is_step_range(steps: tuple) -> bool:

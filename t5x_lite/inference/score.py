@@ -155,7 +155,7 @@ def like_lengths(lengths: Sequence[int]) -> Iterator[list[int]]:
     for number in sorted(range(len(lengths)), key=lambda number: _row_length(lengths[number])):
         buckets.setdefault(_row_length(lengths[number]), []).append(number)
     numbers: list[int] = []
-    for bucket, longer in pairwise([*buckets, None]):
+    for bucket, longer in pairwise([*buckets, 0]):
         numbers += buckets[bucket]
         if longer and len(numbers) * longer <= _POSITIONS_PER_BATCH:
             continue

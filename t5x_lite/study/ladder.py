@@ -34,16 +34,17 @@ def laws_of(cells: Cells) -> dict[str, Any]:
         ladders.setdefault(label, []).append({"cell": name, **cell})
     laws: dict[str, Any] = {}
     for score in _SCORES:
-        fits = {}
-        for label, rungs in ladders.items():
-            rungs = [rung for rung in rungs if score in rung["scores"]]
-            if _can_be_fitted(rungs):
-                fits[label] = _fitted(rungs, score)
-        if fits:
-            budget = max(rung["flops"] for rungs in ladders.values() for rung in rungs)
+        scored = {
+            label: [rung for rung in rungs if score in rung["scores"]]
+            for label, rungs in ladders.items()
+        }
+        scored = {label: rungs for label, rungs in scored.items() if _can_be_fitted(rungs)}
+        if scored:
+            fits = {label: _fitted(rungs, score) for label, rungs in scored.items()}
+            budget = max(rung["flops"] for rungs in scored.values() for rung in rungs)
             laws[score] = {
                 "objectives": {
-                    label: _described(found, ladders[label], score) for label, found in fits.items()
+                    label: _described(found, scored[label], score) for label, found in fits.items()
                 },
                 # The losses of different objectives are no common measure.
                 "multipliers": _multipliers(fits, budget) if score != "loss" else [],

@@ -263,7 +263,7 @@ def _train_steps(
     first, last = checkpoints.latest() or 0, run.resolved.steps
     if best and best.is_over:
         last = first
-    log = Log(workdir, first, last, active=jax.process_index() == 0, on_log=on_log)
+    log = Log(workdir, config, first, last, active=jax.process_index() == 0, on_log=on_log)
     profile = Profile(config.training.profile, workdir)
     with log, stop.listening(), profile:
         with log.watch("compile"):

@@ -1,4 +1,4 @@
-"""What a run records: metrics.jsonl, TensorBoard event files, lines or a progress bar, and where
+"""What a run records: metrics.jsonl, the curves of its loggers, lines or a progress bar, and where
 its time went.
 """
 
@@ -11,9 +11,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
-from t5x_lite.errors import NO_FILE, UserError
+from t5x_lite.config import RunConfig
+from t5x_lite.errors import IO_ERROR, NO_FILE, UserError, user_errors
 from t5x_lite.model.heads import HEADS
 from t5x_lite.progress import bar
+from t5x_lite.training.loggers import LOGGERS, Logger
 
 
 class Stopwatch:
@@ -110,8 +112,8 @@ def not_finite(metrics: dict) -> str | None:
 
 
 class Log:
-    """Writes metrics.jsonl and TensorBoard event files, and shows a bar with the time left on a
-    terminal, plain lines elsewhere. On resume the records past `first` are cut, so that each (step,
+    """Writes metrics.jsonl and to the loggers, and shows a bar with the time left on a terminal,
+    plain lines elsewhere. On resume the records past `first` are cut, so that each (step,
     split) occurs once.
 
     Only the active process of a run writes and shows.
@@ -123,6 +125,7 @@ class Log:
     def __init__(
         self,
         workdir: Path,
+        config: RunConfig,
         first: int,
         last: int,
         active: bool = True,
@@ -136,8 +139,9 @@ class Log:
         self._bar.disable |= not active
         self._task = self._bar.add_task("", total=last, completed=first, line="")
         if active:
+            names = config.training.loggers
+            self._loggers = {name: LOGGERS[name](workdir, config, first) for name in names}
             self._file = _cut_metrics(workdir / "metrics.jsonl", first)
-            self._board = _summary_writer(workdir / "tensorboard", first)
 
     def __enter__(self):
         self._bar.start()
@@ -147,7 +151,7 @@ class Log:
         self._bar.stop()
         if self._active:
             self._file.close()
-            self._board.close()
+            self._of_each_logger(lambda logger: logger.close())
 
     def status(self, text: str) -> None:
         """What is going on, until something else is shown."""
@@ -169,19 +173,18 @@ class Log:
         return now - last_seconds, step - last_step
 
     def write(self, step: int, split: str, metrics: dict) -> None:
-        """One line of metrics.jsonl, the same to TensorBoard and the callback, and what matters to
+        """One line of metrics.jsonl, the same to the loggers and the callback, and what matters to
         the eye.
         """
         if not self._active:
             return
-        # For programs: the file, TensorBoard, the callback.
+        # For programs: the file, the loggers, the callback.
         seconds = {name: round(value, 3) for name, value in self.watch.seconds().items()}
         record = {"step": step, "split": split, **metrics, "seconds": seconds}
         self._file.write(json.dumps(record, allow_nan=False) + "\n")
         self._file.flush()
-        for name, value in metrics.items():
-            if value is not None:
-                self._board.add_scalar(f"{split}/{name}", value, step)
+        values = {f"{split}/{name}": value for name, value in metrics.items() if value is not None}
+        self._of_each_logger(lambda logger: logger.write(step, values))
         if self._on_log:
             self._on_log(record)
 
@@ -191,6 +194,16 @@ class Log:
         if self._bar.disable:
             per_step = sum(seconds.values()) / max(step - self._first, 1)
             self.say(f"step {step}/{self._last} {text} ETA {per_step * (self._last - step):.0f}s")
+
+    def _of_each_logger(self, call: Callable[[Logger], None]) -> None:
+        """One that fails is left out from then on: a server that is down ends no run."""
+        for name, logger in list(self._loggers.items()):
+            try:
+                with user_errors(IO_ERROR, f"training.loggers: {name}: nothing more is written"):
+                    call(logger)
+            except UserError as error:
+                del self._loggers[name]
+                self.say(str(error))
 
     def sync(self) -> None:
         """What is written outlives the machine; called before a checkpoint that counts on it."""
@@ -215,12 +228,6 @@ def _cut_metrics(path: Path, first: int) -> TextIO:
     partial.write_text("".join(json.dumps(record) + "\n" for record in kept))
     os.replace(partial, path)
     return open(path, "a")
-
-
-def _summary_writer(directory: Path, first: int):
-    from tensorboardX import SummaryWriter
-
-    return SummaryWriter(str(directory), purge_step=first + 1 if first else None)
 
 
 def _line(split: str, metrics: dict) -> str:

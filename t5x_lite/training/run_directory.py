@@ -59,6 +59,7 @@ _FREE_SETTINGS = {
     "training.loss_chunk",
     "training.profile",
     "training.log_every",
+    "training.loggers",
     "training.eval_every",
     "training.checkpoint_every",
     "training.keep_every",

@@ -70,6 +70,14 @@ def test_too_few_points_have_no_law(few):
     assert laws_of(cells_of(gpt=GPT, **few)) == {}
 
 
+def test_a_cell_that_failed_is_left_out():
+    cells = cells_of(gpt=GPT)
+    cells[f"gpt-{SIZES[0]:.0f}-{BUDGETS[3]:.0f}"]["scores"] = {}
+    of_one = laws_of(cells)["loss"]["objectives"]["gpt, decoder"]
+    assert len(of_one["points"]) == len(SIZES) * len(BUDGETS) - 1
+    assert of_one["law"]["alpha"][0] == pytest.approx(GPT.alpha, rel=1e-3)
+
+
 def test_the_report_shows_what_is_unbounded():
     found = laws_of(cells_of("span_bits_left", gpt=GPT, bert=BERT))
     bounds = found["span_bits_left"]["objectives"]["gpt, decoder"]["law"]["alpha"]

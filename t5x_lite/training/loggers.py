@@ -1,0 +1,132 @@
+"""Where the curves of a run go besides metrics.jsonl: TensorBoard, Weights & Biases, MLflow.
+
+To add one: write the class, name it in LOGGERS and in config.LOGGERS.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+from uuid import uuid4
+
+from t5x_lite.config import RunConfig, to_dict
+from t5x_lite.config_files import flatten
+from t5x_lite.errors import IO_ERROR, optional_import, user_errors
+
+PROJECT = "t5x_lite"  # what runs are filed under, unless the environment says otherwise
+
+
+class Logger(Protocol):
+    """An entry of LOGGERS, made with the run's directory, its config, and the step that it goes on
+    from.
+    """
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """The metrics of a step by "SPLIT/NAME"."""
+        ...
+
+    def close(self) -> None:
+        """All that was written is kept."""
+        ...
+
+
+class TensorBoard:
+    """Event files in WORKDIR/tensorboard."""
+
+    def __init__(self, workdir: Path, config: RunConfig, first: int):
+        from tensorboardX import SummaryWriter
+
+        # What was written past the checkpoint is written again.
+        purge = first + 1 if first else None
+        self._writer = SummaryWriter(str(workdir / "tensorboard"), purge_step=purge)
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """See Logger."""
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """See Logger."""
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """A run of Weights & Biases, which stays the same one when it is continued.
+
+    WANDB_PROJECT, WANDB_ENTITY, WANDB_MODE=offline and wandb's other variables say where it goes.
+    """
+
+    def __init__(self, workdir: Path, config: RunConfig, first: int):
+        wandb = optional_import("wandb", "wandb", "training.loggers: wandb")
+        mend = "training.loggers: wandb: log in with `wandb login`, or set WANDB_MODE=offline"
+        with user_errors(IO_ERROR, mend):
+            self._run = wandb.init(
+                project=os.environ.get("WANDB_PROJECT", PROJECT),
+                name=workdir.name,
+                id=_kept(workdir / "wandb_id", lambda: uuid4().hex),
+                resume="allow",
+                dir=workdir,
+                config=to_dict(config),
+                settings=wandb.Settings(silent=True, console="off"),
+            )
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """See Logger."""
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        """See Logger."""
+        self._run.finish()
+
+
+class MLflow:
+    """A run of MLflow: at MLFLOW_TRACKING_URI, else in WORKDIR/mlflow.db."""
+
+    def __init__(self, workdir: Path, config: RunConfig, first: int):
+        self._mlflow = mlflow = optional_import("mlflow", "mlflow", "training.loggers: mlflow")
+        logging.getLogger("mlflow").setLevel(logging.WARNING)
+        address = os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{workdir.resolve()}/mlflow.db")
+        with user_errors(IO_ERROR, f"training.loggers: mlflow: {address} does not answer"):
+            self._client = mlflow.MlflowClient(address)
+            name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
+            found = self._client.get_experiment_by_name(name)
+            experiment = found.experiment_id if found else self._client.create_experiment(name)
+            self._id = _kept(workdir / "mlflow_id", lambda: self._new(experiment, workdir, config))
+            self._client.update_run(self._id, "RUNNING")
+
+    def _new(self, experiment: str, workdir: Path, config: RunConfig) -> str:
+        """The id of a run that holds its config."""
+        run_id = self._client.create_run(experiment, run_name=workdir.name).info.run_id
+        settings = flatten(to_dict(config)).items()
+        params = [self._mlflow.entities.Param(name, str(value)) for name, value in settings]
+        for start in range(0, len(params), 100):  # at most, in one request
+            self._client.log_batch(run_id, params=params[start : start + 100])
+        return run_id
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """See Logger."""
+        now = int(1000 * time.time())
+        metrics = [
+            self._mlflow.entities.Metric(name, value, now, step) for name, value in values.items()
+        ]
+        self._client.log_batch(self._id, metrics=metrics)
+
+    def close(self) -> None:
+        """See Logger."""
+        self._client.set_terminated(self._id)
+
+
+LOGGERS: dict[str, Callable[[Path, RunConfig, int], Logger]] = {
+    "tensorboard": TensorBoard,
+    "wandb": WeightsAndBiases,
+    "mlflow": MLflow,
+}
+
+
+def _kept(path: Path, make: Callable[[], Any]) -> str:
+    """The name that a run got at first."""
+    if not path.exists():
+        path.write_text(make())
+    return path.read_text()
