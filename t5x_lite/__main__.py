@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from t5x_lite import __version__
 from t5x_lite.config import RunConfig
-from t5x_lite.errors import INTERRUPTED, IO_ERROR, OUT_OF_MEMORY, USAGE, UserError
+from t5x_lite.errors import INTERRUPTED, USAGE, UserError, foreseen_errors
 
 if TYPE_CHECKING:
     from t5x_lite.api import LanguageModel
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from t5x_lite.specs import AllowedCode
 
 Args = argparse.Namespace
-_OUT_OF_MEMORY = (
-    "out of memory; lower data.batch_size, raise training.microbatches, or set model.remat=True"
-)
 
 
 # What commands have in common.
@@ -357,7 +354,7 @@ def compare(args: Args) -> None:
     """train runs that differ in some settings, on the same text under one budget, and write
     report.html; the same command continues where it was stopped
     """
-    from t5x_lite.config_files import allowed_code, load_comparison
+    from t5x_lite.config_files import allowed_code, load_comparison, split_at_commas
 
     workdir = _workdir(args)
     seeds = [] if args.seeds is None else [f"seeds={args.seeds}"]
@@ -365,10 +362,10 @@ def compare(args: Args) -> None:
     allowed = allowed_code(args.config, args.overrides, args.allow_code)
     from t5x_lite.study import compare, report
 
+    only = split_at_commas(args.cells) if args.cells else ()
     if args.dry_run:
-        cells = compare.plan_cells(config, workdir, _say, allowed, measured=True)
+        cells, *_ = compare.plan_comparison(config, workdir, _say, allowed, only, measured=True)
         return _say(compare.plan_in_words(config, cells))
-    only = args.cells.split(",") if args.cells else ()
     results = compare.compare(config, workdir, _say, allowed, only, args.jobs)
     if results:
         _say(report.summary(results))
@@ -671,27 +668,17 @@ def _suggest_option(args: Args, option: str) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     try:
-        args = parse(sys.argv[1:] if argv is None else argv)
-        COMMANDS[args.command](args)
+        with foreseen_errors():
+            args = parse(sys.argv[1:] if argv is None else argv)
+            COMMANDS[args.command](args)
         return 0
     except UserError as error:
         code, message = error.code, str(error)
     except KeyboardInterrupt:
         code, message = INTERRUPTED, "interrupted; what was saved is kept"
-    except MemoryError:
-        code, message = OUT_OF_MEMORY, _OUT_OF_MEMORY
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + 13  # like a program that SIGPIPE ends
-    except OSError as error:
-        code, message = (
-            IO_ERROR,
-            f"{error.filename or 'input or output'}: {error.strerror or error}",
-        )
-    except RuntimeError as error:  # jax.errors.JaxRuntimeError, without importing jax here
-        if "RESOURCE_EXHAUSTED" not in str(error) and "out of memory" not in str(error).lower():
-            raise
-        code, message = OUT_OF_MEMORY, _OUT_OF_MEMORY
     print(f"t5x_lite: {message}", file=sys.stderr)
     return code
 

@@ -7,6 +7,7 @@ same settings as a locked ConfigDict; config_files.py turns it into these datacl
 
 import dataclasses
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -669,15 +670,19 @@ class CompareConfig(Checked):
         if self.baseline and self.baseline not in self.cells:
             known = ", ".join(map(str, self.cells))
             yield f"baseline: got {self.baseline!r}, expected one of the cells {known}"
-        for name, cell in self.cells.items():  # each names a directory in the workdir
-            if not isinstance(name, str) or Path(name).name != name:
-                yield f"cells: got the name {name!r}, expected one without slashes"
+        for name, cell in self.cells.items():
+            if not isinstance(name, str) or not _is_file_name(name) or name == "logs":
+                yield (
+                    f"cells: got the name {name!r}, expected that of a directory, of at most 200 "
+                    "bytes, and not logs"
+                )
             if not isinstance(cell, RunConfig):
                 yield f"cells.{name}: got {cell!r}, expected a RunConfig"
         if self.budget and self.budgets:
             yield "budgets: got budget, too; set one of them"
         for budget in self.budgets:
-            if isinstance(budget, bool) or not isinstance(budget, int | float) or budget <= 0:
+            is_number = isinstance(budget, int | float) and not isinstance(budget, bool)
+            if not is_number or not 0 < budget < math.inf:
                 yield f"budgets: got {budget!r}, expected numbers above 0"
         if len(set(self.budgets)) < len(self.budgets):
             yield f"budgets: got {self.budgets}, expected each once"
@@ -685,6 +690,11 @@ class CompareConfig(Checked):
             for text in getattr(self, key):
                 if not isinstance(text, str):
                     yield f"{key}: got {text!r}, expected texts such as {example!r}"
+
+
+def _is_file_name(name: str) -> bool:
+    """Whether a directory can be called that."""
+    return name.isprintable() and Path(name).name == name != ".." and 0 < len(name.encode()) <= 200
 
 
 def to_dict(config: Any) -> dict:

@@ -6,6 +6,7 @@ overrides of the command line, into frozen dataclasses; nothing below this file 
 
 import dataclasses
 import inspect
+import itertools
 import os
 import re
 import runpy
@@ -159,13 +160,14 @@ def grid(*axes: Mapping[str, Settings]) -> dict[str, Settings]:
     >>> cells["small-fim"]
     {'model': {'d_model': 64}, 'objective': 'fill_in_the_middle'}
     """
-    cells: dict[str, Settings] = {"": {}}
-    for axis in axes:
-        cells = {
-            f"{name}-{value}".lstrip("-"): merge(settings, axis[value])
-            for name, settings in cells.items()
-            for value in axis
-        }
+    cells: dict[str, Settings] = {}
+    for values in itertools.product(*axes):
+        name = "-".join(filter(None, values))
+        if name in cells:
+            raise UserError(BAD_CONFIG, f"cells: two would be called {name}; rename a value")
+        cells[name] = {}
+        for axis, value in zip(axes, values, strict=True):
+            cells[name] = merge(cells[name], axis[value])
     return cells
 
 
@@ -198,13 +200,35 @@ def parse_grid(axes: Sequence[str]) -> dict[str, list[str]]:
         key, equals, values = text.partition("=")
         if key in grid:
             raise UserError(USAGE, f"--grid={text}: {key} is given twice; give it once")
-        # A comma with as many brackets opened as closed before it.
-        grid[key] = [value.strip() for value in re.split(r",(?![^(\[]*[)\]])", values)]
+        grid[key] = split_at_commas(values)
         if not equals or not key or not all(grid[key]):
             raise UserError(USAGE, f"--grid={text}: expected KEY=VALUE,VALUE,…")
         if len(set(grid[key])) < len(grid[key]):
             raise UserError(USAGE, f"--grid={text}: a value is given twice; give it once")
     return grid
+
+
+def split_at_commas(text: str) -> list[str]:
+    """The parts of a list; commas in brackets and in quotes part nothing.
+
+    >>> split_at_commas("f(a=1, b=g(2)), h('x,y'), '('")
+    ['f(a=1, b=g(2))', "h('x,y')", "'('"]
+    """
+    parts, depth, quote = [""], 0, ""
+    for letter in text:
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "'\"":
+            quote = letter
+        elif letter in "([{":
+            depth += 1
+        elif letter in ")]}":
+            depth -= 1
+        elif letter == "," and not depth:
+            parts.append("")
+            continue
+        parts[-1] += letter
+    return [part.strip() for part in parts]
 
 
 def _from_text(value: Any, kind: Any) -> Any:
@@ -555,11 +579,20 @@ def load_comparison(
     return with_absolute_paths(build_comparison(settings))
 
 
+# What a comparison sets itself
+_OF_BUDGET = {
+    f"training.{key}" for key in ("steps", "log_every", "eval_every", "checkpoint_every")
+} | {"data.epochs"}
+
+
 def _axes_of_grid(axes: Sequence[str]) -> list[dict[str, Settings]]:
     """A grid of the command line as axes of `grid`, with values for names."""
+    values_by_key = parse_grid(axes)
+    for key in _OF_BUDGET & set(values_by_key):
+        raise UserError(USAGE, f"--grid={key}=…: the budget decides it; set budgets=A,B instead")
     return [
         {_cell_name(key, value): override({}, [f"{key}={value}"]) for value in values}
-        for key, values in parse_grid(axes).items()
+        for key, values in values_by_key.items()
     ]
 
 

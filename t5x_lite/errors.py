@@ -57,6 +57,29 @@ def user_errors(code: int, what: str) -> Iterator[None]:
         raise UserError(code, f"{what} ({reason})") from error
 
 
+@contextmanager
+def foreseen_errors() -> Iterator[None]:
+    """Errors of libraries that a user can do something about, as UserErrors: out of memory, and
+    what a file system says.
+    """
+    out_of_memory = (
+        "out of memory; lower data.batch_size, raise training.microbatches, or set model.remat=True"
+    )
+    try:
+        yield
+    except MemoryError as error:
+        raise UserError(OUT_OF_MEMORY, out_of_memory) from error
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        reason = f"{error.filename or 'input or output'}: {error.strerror or error}"
+        raise UserError(IO_ERROR, reason) from error
+    except RuntimeError as error:  # jax.errors.JaxRuntimeError, without importing jax here
+        if "RESOURCE_EXHAUSTED" not in str(error) and "out of memory" not in str(error).lower():
+            raise
+        raise UserError(OUT_OF_MEMORY, out_of_memory) from error
+
+
 def optional_import(module: str, extra: str, what: str) -> ModuleType:
     """The module of an optional package; raises a UserError that says how to install it."""
     try:

@@ -248,7 +248,12 @@ def test_a_variant_needs_a_config_that_has_some():
     ("values", "words"),
     [
         ({"cells": 5}, "cells: got 5, expected names"),
-        ({"cells": {"../x": {}}}, "expected one without slashes"),
+        ({"cells": {"../x": {}}}, "got the name '../x', expected that of a directory"),
+        ({"cells": {"": {}, "a": {}}}, "got the name '', expected that of a directory"),
+        ({"cells": {"..": {}}}, "got the name '..', expected that of a directory"),
+        ({"cells": {"a\0b": {}}}, "expected that of a directory"),
+        ({"cells": {"x" * 201: {}}}, "of at most 200 bytes"),
+        ({"cells": {"logs": {}}}, "and not logs"),
         ({"cells": {"a": {1: 2}}}, "cells.a.1: no such setting"),
         ({"cells": {"a": 3}}, "cells.a: got 3, expected settings"),
         ({"base": 4}, "base: got 4, expected settings"),

@@ -3,6 +3,7 @@ anything is trained.
 """
 
 import dataclasses
+import hashlib
 import json
 import math
 import time
@@ -14,15 +15,16 @@ from statistics import median
 import jax
 import jax.numpy as jnp
 
-from t5x_lite.config import CompareConfig, RunConfig
+from t5x_lite.config import CompareConfig, RunConfig, to_dict
 from t5x_lite.data.rows.batches import TextData, ledger
-from t5x_lite.errors import BAD_CONFIG, UserError
+from t5x_lite.errors import BAD_CONFIG, UserError, read_json
 from t5x_lite.model.flops import step_flops
 from t5x_lite.model.transformer import count_parameters
 from t5x_lite.resolve import Resolved
 from t5x_lite.training import loop, run_directory
 
 _TIMED_STEPS = 5
+_SAVES = 4  # of a run, at least: what a kill can lose
 _WRITTEN_RECORDS = 50  # of the training metrics of a run, about
 
 
@@ -98,18 +100,19 @@ class Timings:
 
     def __init__(self, path: Path):
         self._path = path
-        self._seconds: dict[str, float] = {}
-        if path.is_file():
-            self._seconds = json.loads(path.read_text())
+        self._seconds: dict[str, float] = read_json(path, "remove it") if path.is_file() else {}
 
-    def of(self, name: str, resolved: Resolved, data: TextData, say: Callable) -> float:
-        """Of that cell."""
-        if name not in self._seconds:
-            say(f"{name}: measuring a step")
-            self._seconds[name] = seconds_per_step(resolved, data)
+    def of(self, resolved: Resolved, data: TextData, on_measuring: Callable[[], None]) -> float:
+        """Of a cell with these settings, on this kind of device."""
+        device = jax.devices()[0].device_kind
+        settings = json.dumps([to_dict(resolved.config), device])
+        key = hashlib.sha256(settings.encode()).hexdigest()[:16]
+        if key not in self._seconds:
+            on_measuring()
+            self._seconds[key] = seconds_per_step(resolved, data)
             self._path.parent.mkdir(parents=True, exist_ok=True)
             run_directory.write_atomically(self._path, json.dumps(self._seconds, indent=2))
-        return self._seconds[name]
+        return self._seconds[key]
 
 
 def spent(cost: StepCost, seconds: float) -> dict[str, float]:
@@ -124,7 +127,7 @@ def spent(cost: StepCost, seconds: float) -> dict[str, float]:
 
 
 def with_budget(cell: RunConfig, steps: int, evaluations: int) -> RunConfig:
-    """The cell with so many steps; its schedule is stretched to them.
+    """The cell with so many steps; its schedule is stretched to them. It saves at least four times.
 
     >>> from t5x_lite.config import Data, Lengths, Optimizer
     >>> cell = RunConfig(data=Data(lengths=Lengths(sequence_length=8)))
@@ -145,7 +148,7 @@ def with_budget(cell: RunConfig, steps: int, evaluations: int) -> RunConfig:
         cell.training,
         steps=steps,
         eval_every=every,
-        checkpoint_every=every,
+        checkpoint_every=min(every, math.ceil(steps / _SAVES)),
         log_every=max(steps // _WRITTEN_RECORDS, 1),
     )
     return dataclasses.replace(cell, optimizer=optimizer, training=training)

@@ -11,6 +11,7 @@ The same command goes on where it was stopped, and finds finished what is finish
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from t5x_lite.config import CompareConfig, RunConfig, to_dict
-from t5x_lite.config_files import flatten
+from t5x_lite.config_files import flatten, load_run_config
 from t5x_lite.data.rows.batches import TextData
 from t5x_lite.data.rows.plan import RowPlan
 from t5x_lite.data.rows.streams import TextStream
@@ -31,6 +32,7 @@ from t5x_lite.errors import (
     TERMINATED,
     USAGE,
     UserError,
+    foreseen_errors,
     nearest,
     read_json,
 )
@@ -54,7 +56,7 @@ from t5x_lite.study.ladder import laws_of
 from t5x_lite.study.measure import Answers, Questions, check_tasks, measure
 from t5x_lite.study.ngram import trigram_bits, unigram_bits
 from t5x_lite.study.page import short
-from t5x_lite.study.scores import OWN, Values, best_two, scores_of
+from t5x_lite.study.scores import Sample, Values, best_two, scores_of
 from t5x_lite.study.span_bits import (
     Span,
     counted_bits,
@@ -81,6 +83,7 @@ class Cell(NamedTuple):
     data: TextData
     cost: StepCost  # of a step
     seconds: float  # that a step takes here, measured; or at least, if it is only to be told
+    baseline: str  # the cell that it is compared with: the first of the same budget
 
     @property
     def corpus(self) -> Corpus:
@@ -142,6 +145,9 @@ def plan_cells(
     for name, cell in cells.items():
         if cell.task.name:
             raise UserError(BAD_CONFIG, f"cells.{name}.task: cells learn objectives; leave it out")
+        if cell.data.epochs:
+            reason = "the budget says how long a cell is trained; leave it out"
+            raise UserError(BAD_CONFIG, f"cells.{name}.data.epochs: {reason}")
         corpus = prepare(cell.data, say, allowed)
         resolved[name] = resolve(cell, corpus.tokenizer.vocabulary, allowed=allowed)
         data[name] = text_data(resolved[name], corpus)
@@ -152,20 +158,58 @@ def plan_cells(
     seconds = {}
     for name in cells:
         if measured or config.match == "seconds":
-            seconds[name] = timings.of(name, resolved[name], data[name], say)
+            announce = partial(say, f"{name}: measuring a step")
+            seconds[name] = timings.of(resolved[name], data[name], announce)
         else:
             seconds[name] = costs[name].flops / matmul_rate(resolved[name].model.dtype)
     spent_by_cell = {name: spent(costs[name], seconds[name]) for name in cells}
     planned = []
     for budget in config.budgets or (config.budget,):
         steps = steps_of_cells(config, budget, spent_by_cell)
+        first = ""
         for name, cell in cells.items():
             budgeted = with_budget(cell, steps[name], config.evaluations)
             of_cell = dataclasses.replace(resolved[name], config=budgeted, steps=steps[name])
             of_data = dataclasses.replace(data[name], data=budgeted.data)
             budget_name = f"-{short(budget).replace(' ', '')}" if config.budgets else ""
-            planned.append(Cell(name + budget_name, of_cell, of_data, costs[name], seconds[name]))
+            first = first or name + budget_name
+            cell_name = name + budget_name
+            planned.append(Cell(cell_name, of_cell, of_data, costs[name], seconds[name], first))
     return planned
+
+
+def plan_comparison(
+    config: CompareConfig,
+    workdir: Path,
+    say: Say = print,
+    allowed: AllowedCode = None,
+    only: Sequence[str] = (),
+    measured: bool = False,
+) -> tuple[list[Cell], list["SeededRun"], Questions]:
+    """All that is planned and refused before anything is trained; see plan_cells and compare."""
+    cells = plan_cells(config, workdir, say, allowed, measured)
+    runs = seeded_runs(config, cells, workdir)
+    known = dict.fromkeys(name for run in runs for name in (run.cell.name, run.name))
+    for name in only:
+        if name not in known:
+            raise UserError(USAGE, f"--cells={name}: no such cell; {nearest(name, known)}")
+    for run in runs:
+        _check_same_budget(run)
+    questions = questions_of(config, cells)
+    check_tasks(questions, {cell.name: cell.resolved.config for cell in cells}, say, allowed)
+    return cells, runs, questions
+
+
+def _check_same_budget(run: SeededRun) -> None:
+    """Refuse a run that was begun with another number of steps: its schedule was another."""
+    path = run.directory / "config.json"
+    if not path.exists():
+        return
+    before, now = (config.training.steps for config in (load_run_config(path), run.resolved.config))
+    if before != now:
+        reason = f"it was planned for {before:,} steps, now for {now:,}"
+        mend = "give the budget that it was begun with, or name another --workdir"
+        raise UserError(BAD_CONFIG, f"budget: the run in {run.directory}: {reason}; {mend}")
 
 
 def with_shared_block(
@@ -310,15 +354,8 @@ def compare(
         UserError: for what cannot be run, before anything is trained; and at the end where a run
             failed, which the others do not wait for.
     """
-    cells = plan_cells(config, workdir, say, allowed)
-    runs = seeded_runs(config, cells, workdir)
-    questions = questions_of(config, cells)
-    check_tasks(questions, {cell.name: cell.resolved.config for cell in cells}, say, allowed)
+    cells, runs, questions = plan_comparison(config, workdir, say, allowed, only)
     say(plan_in_words(config, cells, at_least=config.match != "seconds"))
-    known = dict.fromkeys(name for run in runs for name in (run.cell.name, run.name))
-    for name in only:
-        if name not in known:
-            raise UserError(USAGE, f"--cells={name}: no such cell; {nearest(name, known)}")
     chosen = [run for run in runs if not only or {run.name, run.cell.name} & set(only)]
     if jobs > 1:
         failed = run_jobs(
@@ -333,14 +370,13 @@ def compare(
     else:
         failed = train_in_turn(chosen, questions, say, allowed)
     finished = [run for run in runs if run.name not in failed]
-    if not finished:
-        raise next(iter(failed.values()))
     waiting = [run.name for run in finished if not is_trained(run)]
+    results: dict[str, Any] = {}
     if waiting:
         say(f"trained elsewhere, or later: {', '.join(waiting)}; then the report is written")
-        return {}
-    results = results_of(config, cells, finished, failed, questions, allowed)
-    report.write(results, workdir)
+    elif finished:
+        results = results_of(config, cells, finished, failed, questions, allowed)
+        report.write(results, workdir)
     if failed:
         name, error = next(iter(failed.items()))
         raise UserError(error.code, f"{len(failed)} of {len(runs)} runs failed: {name}: {error}")
@@ -355,8 +391,9 @@ def train_in_turn(
     for run in runs:
         say(f"{run.name}: training in {run.directory}")
         try:
-            train(run.resolved, run.data, run.directory)
-            measure(run.directory, questions, say, allowed)
+            with foreseen_errors():
+                train(run.resolved, run.data, run.directory)
+                measure(run.directory, questions, say, allowed)
         except UserError as error:
             if error.code in (INTERRUPTED, TERMINATED):
                 raise
@@ -371,8 +408,9 @@ def train_run(
     """The same of one run in a process of its own."""
     corpus = prepare(config.data, print, allowed)
     resolved = resolve(config, corpus.tokenizer.vocabulary, allowed=allowed)
-    train(resolved, text_data(resolved, corpus), directory)
-    measure(directory, questions, print, allowed)
+    with foreseen_errors():
+        train(resolved, text_data(resolved, corpus), directory)
+        measure(directory, questions, print, allowed)
 
 
 def is_trained(run: SeededRun) -> bool:
@@ -408,7 +446,11 @@ def spans_of(config: CompareConfig, cells: Sequence[Cell]) -> list[Span]:
     rows = {
         (cell.data.tokenizer, cell.resolved.config.data.lengths): None for cell in cells
     }  # most cells share theirs
-    return shortened(spans, list(rows))
+    fitting = shortened(spans, list(rows))
+    if not fitting:
+        reason = "no span with some words before it fits the rows of all cells, or there is no text"
+        raise UserError(BAD_CONFIG, f"span_count: {reason}; set longer rows, or span_count=0")
+    return fitting
 
 
 def results_of(
@@ -422,7 +464,7 @@ def results_of(
     """Everything that the report shows, as data."""
     corpus = cells[0].corpus
     spans = questions.spans
-    sizes = num_bytes(spans)
+    sample = Sample(num_bytes(spans), np.array([span.passage for span in spans], int))
     summaries = {run.name: summarise(run) for run in runs}
     values: dict[str, dict[int, Values]] = {cell.name: {} for cell in cells}
     losses: dict[str, list[dict[str, float]]] = {cell.name: [] for cell in cells}
@@ -435,12 +477,17 @@ def results_of(
             for key in ("loss", "accuracy", "bits_per_byte")
             if key in summaries[run.name]
         }
-        reached = of_spans | of_tasks(answers) | of_validation
         values[run.cell.name][run.seed] = {
-            name: np.atleast_1d(of_run) for name, of_run in reached.items()
+            **{name: np.array(bits) for name, bits in of_spans.items()},
+            **of_tasks(answers),
+            **of_validation,
         }
-    recipes = {cell.name: flatten(to_dict(cell.resolved.config)) for cell in cells}
-    scores = scores_of(values, sizes, {cell.name: question_of(cell) for cell in cells})
+    recipes = differing({cell.name: flatten(to_dict(cell.resolved.config)) for cell in cells})
+    asked = {cell.name: questions_behind(cell) for cell in cells}
+    baselines = {cell.name: cell.baseline for cell in cells}
+    scores = scores_of(values, sample, asked, baselines)
+    # With several budgets: of those with the last.
+    rivals = {cell.name: values[cell.name] for cell in cells if cell.baseline == cells[-1].baseline}
     of_cells = {}
     for cell in cells:
         own = {run.name: summaries[run.name] for run in runs if run.cell is cell}
@@ -451,20 +498,25 @@ def results_of(
         "seeds": config.seeds,
         "cells": of_cells,
         "failed": {name: str(error) for name, error in failed.items()},
-        "recipes": differing(recipes),
+        "recipes": recipes,
         "texts": differing({cell.name: order_of_text(cell) for cell in cells}),
         "best": {
-            name: best_two(values, sizes, name, lowest=name.startswith("span_bits"))
+            name: best_two(rivals, sample, name, lowest=report.is_lower_better(name))
             for name in dict.fromkeys(name for of in scores.values() for name in of)
-            if name not in OWN and not name.endswith(FROM_SCRATCH)
+            if len({of_cell.get(name) for of_cell in asked.values()}) == 1
+            and not name.endswith(FROM_SCRATCH)
         },
         "other_objectives": {
             name: {objective: mean(run[objective] for run in of_runs) for objective in of_runs[0]}
             for name, of_runs in losses.items()
             if of_runs
         },
-        "spans": {"count": len(spans), "bytes": int(sizes.sum())},
-        "counting": counting(config, corpus, spans, sizes),
+        "spans": {
+            "count": len(spans),
+            "bytes": int(sample.sizes.sum()),
+            "passages": len(set(sample.passages.tolist())),
+        },
+        "counting": counting(config, corpus, spans),
         "corpus": {
             name: {key: corpus.manifest[name][key] for key in ("documents", "tokens", "bytes")}
             for name in ("train", "validation")
@@ -472,7 +524,7 @@ def results_of(
         "lossless": corpus.manifest["lossless"],
         "examples": examples(config, runs, allowed),
         "environment": environment(),
-        "scaling": laws_of(of_cells),
+        "scaling": laws_of(of_cells, recipes),
     }
 
 
@@ -483,7 +535,8 @@ def _spent_by(cell: Cell, summaries: Mapping[str, Mapping[str, Any]]) -> dict[st
     return {
         "objective": config.objective,
         "architecture": config.model.architecture,
-        "question": question_of(cell),
+        "question": questions_behind(cell),
+        "baseline": cell.baseline,
         "parameters": cell.cost.parameters,
         "flops_per_sequence": cell.cost.flops_per_sequence,
         "padding": cell.cost.padding,
@@ -523,11 +576,13 @@ def differing(of_cells: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     }
 
 
-def question_of(cell: Cell) -> str:
-    """What a cell's validation loss is of: losses of another objective, or of other tokens, do not
-    compare with it.
+def questions_behind(cell: Cell) -> dict[str, str]:
+    """Score → what it is of, where that may differ from cell to cell: losses of another objective,
+    of other tokens or of another text do not compare.
     """
-    return f"{cell.resolved.rows}, tokenizer {cell.corpus.manifest['tokenizer']}"
+    text = cell.corpus.manifest["validation"]["sha256"]
+    own = f"{cell.resolved.rows}, tokenizer {cell.corpus.manifest['tokenizer']}, text {text}"
+    return {"loss": own, "accuracy": own, "bits_per_byte": text}
 
 
 def summarise(run: SeededRun) -> dict[str, Any]:
@@ -571,7 +626,7 @@ def bits_per_byte(evaluated: dict, corpus: Corpus) -> float:
 
 
 def counting(
-    config: CompareConfig, corpus: Corpus, spans: Sequence[Span], sizes: np.ndarray
+    config: CompareConfig, corpus: Corpus, spans: Sequence[Span]
 ) -> dict[str, dict[str, float]]:
     """Bits per byte by the classical models of the same tokens: of the whole validation text, EOS
     counted, and of the spans.
@@ -589,7 +644,7 @@ def counting(
     }
     if spans:
         for name, bits in counted_bits(corpus, spans).items():
-            counted[name]["span_bits_left"] = float(bits.sum() / sizes.sum())
+            counted[name]["span_bits_left"] = float(bits.sum() / num_bytes(spans).sum())
     return counted
 
 
@@ -666,7 +721,11 @@ def existing_runs(
         config = dataclasses.replace(resolved.config, training=training)
         resolved = dataclasses.replace(resolved, config=config)
         name = directory.resolve().name
-        cell = Cell(name, resolved, data, step_cost(resolved, data), seconds)
+        first = runs[0].cell.name if runs else name
+        cell = Cell(name, resolved, data, step_cost(resolved, data), seconds, first)
+        if name in (run.cell.name for run in runs):
+            reason = f"two runs are called {name}, and would be one in the report; rename one"
+            raise UserError(USAGE, f"{directory}: {reason}")
         runs.append(SeededRun(cell, config.seed, directory))
     title = ", ".join(run.name for run in runs)
     cells = {run.name: run.cell.resolved.config for run in runs}

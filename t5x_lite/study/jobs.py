@@ -33,7 +33,7 @@ def run_jobs(
     Raises:
         UserError: after Ctrl-C and SIGTERM, when all jobs have ended.
     """
-    cores = sorted(os.sched_getaffinity(0))
+    cores = _cores()
     free = [cores[number::at_once] or cores for number in range(at_once)]
     logs.mkdir(parents=True, exist_ok=True)
     waiting = list(jobs.items())
@@ -68,6 +68,11 @@ def run_jobs(
             for one in running.values():
                 one.process.join()
     return failed
+
+
+def _cores() -> list[int]:
+    """Those that this process may use; none where the system gives no process a share (macOS)."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
 
 class _Running:
@@ -123,7 +128,8 @@ def _run_job(
 ) -> None:
     """In the process of the job."""
     os.setpgid(0, 0)  # Ctrl-C is for the parent, which passes it on
-    os.sched_setaffinity(0, cores)
+    if cores:
+        os.sched_setaffinity(0, cores)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     with open(log, "w") as file:
         os.dup2(file.fileno(), sys.stdout.fileno())

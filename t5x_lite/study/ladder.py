@@ -2,35 +2,46 @@
 
     cells ─► points (N, D, score) of each objective ─► fit ─► best sizes, compute multipliers
 
-N: parameters, all of them. D: raw tokens that were read, repeated ones too. Compute is what was
-counted, not 6 N D.
+N: parameters, all of them. D: raw tokens that were read, repeated ones too. Compute is k · N^q · D,
+with k and q of what was counted for the cells, not 6 N D.
 """
 
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from statistics import geometric_mean
 from typing import Any
+
+import numpy as np
 
 from t5x_lite.study.scaling import Fit, Point, ScalingLaw, compute_multiplier, fit, interval
 
 # What falls with size and text
 _SCORES = ("loss", "span_bits_left", "span_bits_both")
+# Settings of a size and of a budget
+_OF_SIZE = (
+    "objective", "data.lengths", "model.architecture", "model.num_", "model.d_", "model.head_dim",
+    "training.", "optimizer.warmup_steps", "optimizer.decay_steps",
+)  # fmt: skip
 _AT_LEAST = 3  # sizes, and lengths of each
 _FURTHER = 10.0  # times the largest compute: where the law is asked for more
 
 Cells = Mapping[str, Mapping[str, Any]]
 
 
-def laws_of(cells: Cells) -> dict[str, Any]:
+def laws_of(cells: Cells, recipes: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """score → objective → its points, its law, and what follows; and multipliers.
 
     Args:
         cells: those of report.json. Nothing is fitted to fewer than three sizes of three lengths.
+        recipes: setting → cell → value, of settings that differ. Cells of one law differ in their
+            size alone.
     """
     ladders: dict[str, list[Mapping[str, Any]]] = {}
     for name, cell in cells.items():
         label = f"{cell['objective']}, {cell['architecture']}"
+        for key, values in recipes.items():
+            if not key.startswith(_OF_SIZE):
+                label += f", {key}={values[name]}"
         ladders.setdefault(label, []).append({"cell": name, **cell})
     laws: dict[str, Any] = {}
     for score in _SCORES:
@@ -70,7 +81,8 @@ def _points(rungs: Sequence[Mapping[str, Any]], score: str) -> list[Point]:
 
 def _fitted(rungs: Sequence[Mapping[str, Any]], score: str) -> Fit:
     ratios = [rung["flops"] / (rung["parameters"] * rung["raw_tokens"]) for rung in rungs]
-    return fit(_points(rungs, score), geometric_mean(ratios))
+    slope, log_k = np.polyfit(np.log([rung["parameters"] for rung in rungs]), np.log(ratios), 1)
+    return fit(_points(rungs, score), k=math.exp(log_k), q=float(slope) + 1)
 
 
 def _described(found: Fit, rungs: Sequence[Mapping[str, Any]], score: str) -> dict[str, Any]:

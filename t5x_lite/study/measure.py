@@ -23,7 +23,7 @@ from t5x_lite.config import RunConfig, Task
 from t5x_lite.config_files import load_task
 from t5x_lite.data.rows.batches import TextData
 from t5x_lite.data.tasks.examples import load_split, with_labels_of
-from t5x_lite.errors import IO_ERROR, UserError, read_json, user_errors
+from t5x_lite.errors import BAD_CONFIG, IO_ERROR, UserError, read_json, user_errors
 from t5x_lite.inference.evaluate import evaluate_task
 from t5x_lite.inference.zero_shot import Asking
 from t5x_lite.model.transformer import parameter_shapes
@@ -81,7 +81,11 @@ def measure(
     resolved, _ = run_directory.read(workdir, allowed)
     own = resolved.config.objective
     others = [objective for objective in questions.objectives if objective != own]
-    tasks = [task for task in map(load_task, questions.tasks) if learns(resolved.config, task)]
+    tasks = [
+        task
+        for task in map(load_task, questions.tasks)
+        if learns(resolved.config, task, questions.settings)
+    ]
     reached: dict[bool, dict[str, dict[str, float]]] = {False: {}, True: {}}
     for task, from_scratch in itertools.product(tasks, reached):
         if from_scratch and not (questions.from_scratch and is_learned(task)):
@@ -171,6 +175,10 @@ def check_tasks(
     """Refuse, before hours of training, tasks that cannot be read or that no cell can learn, and
     say which cells are left out of which.
     """
+    names = [load_task(spec).name for spec in questions.tasks]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(BAD_CONFIG, f"tasks: two are called {name}; give one another name=")
     for spec in questions.tasks:
         task = with_labels_of(load_task(spec), allowed)
         for split in ("train", "validation"):
@@ -193,10 +201,10 @@ def is_learned(task: Task) -> bool:
     return task.kind not in ("complete", "prefer")
 
 
-def learns(config: RunConfig, task: Task) -> bool:
+def learns(config: RunConfig, task: Task, settings: Sequence[str]) -> bool:
     """Whether a model of that config can be asked for a task at all."""
     try:
-        _plan(config, task, ())
+        _plan(config, task, settings)
     except UserError:
         return False
     return True

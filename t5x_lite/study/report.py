@@ -12,8 +12,9 @@ from typing import Any
 from t5x_lite.errors import IO_ERROR, user_errors
 from t5x_lite.study import charts, page, scaling_report
 from t5x_lite.study.page import Best, Page, Part, Quote, Section, Table, short
-from t5x_lite.study.scores import OWN
 
+# Of each objective's own question
+_OWN = ("loss", "accuracy")
 Results = Mapping[str, Any]
 
 _EQUAL = 0.01  # what differs by less is called equal
@@ -39,10 +40,11 @@ UNITS = {
 
 def write(results: Results, directory: Path) -> None:
     """Write report.json, .html, .md and .csv, and chart.svg, into the directory."""
+    shown, table = report(results), as_csv(results)
     with user_errors(IO_ERROR, f"{directory}: the report cannot be written"):
         (directory / "report.json").write_text(json.dumps(results, indent=1), "utf-8")
-        (directory / "report.csv").write_text(as_csv(results), "utf-8")
-    page.write(report(results), directory)
+        (directory / "report.csv").write_text(table, "utf-8")
+    page.write(shown, directory)
 
 
 def report(results: Results) -> Page:
@@ -112,9 +114,9 @@ def _best_two(results: Results, name: str) -> tuple[str, str]:
 def _score_names(results: Results) -> list[str]:
     """The scores of a report, those of each objective's own question last."""
     names = dict.fromkeys(name for of in results["cells"].values() for name in of["scores"])
-    common = [name for name in SCORES if name in names and name not in OWN]
+    common = [name for name in SCORES if name in names and name not in _OWN]
     of_tasks = [name for name in names if _is_of_task(name)]
-    return [*common, *of_tasks, *(name for name in OWN if name in names)]
+    return [*common, *of_tasks, *(name for name in _OWN if name in names)]
 
 
 def _is_of_task(name: str) -> bool:
@@ -125,7 +127,8 @@ def _heading(name: str) -> str:
     return name if _is_of_task(name) else SCORES[name][0]
 
 
-def _is_lower_better(name: str) -> bool:
+def is_lower_better(name: str) -> bool:
+    """Of a score."""
     return not _is_of_task(name) and SCORES[name][1]
 
 
@@ -165,14 +168,17 @@ def _score_cell(results: Results, cell: str, name: str) -> str | Best:
 
 
 def _is_best(results: Results, cell: str, name: str) -> bool:
-    """Whether no other cell is better; losses compare with those of the same question alone."""
+    """Whether no other cell of the same question and the same budget is better."""
     cells = results["cells"]
+    own = cells[cell]
     rivals = {
         other: of["scores"][name]["mean"]
         for other, of in cells.items()
-        if name in of["scores"] and (name not in OWN or of["question"] == cells[cell]["question"])
+        if name in of["scores"]
+        and of["question"].get(name) == own["question"].get(name)
+        and of["baseline"] == own["baseline"]
     }
-    best = min(rivals.values()) if _is_lower_better(name) else max(rivals.values())
+    best = min(rivals.values()) if is_lower_better(name) else max(rivals.values())
     return len(rivals) > 1 and rivals[cell] == best
 
 
@@ -181,10 +187,10 @@ def _reading_notes(results: Results) -> list[Part]:
     notes: list[Part] = []
     if spans["count"]:
         notes.append(
-            f"Span bits per byte: {spans['count']:,} spans of held-out text, "
-            f"{spans['bytes']:,} bytes, the same for all. The two columns answer different "
-            "questions. An encoder is told by its masks how many tokens a span has; the others are "
-            "not, and what ends a span is not counted."
+            f"Span bits per byte: {spans['count']:,} spans of {spans['passages']:,} held-out "
+            f"passages, {spans['bytes']:,} bytes, the same for all. The two columns answer "
+            "different questions. An encoder is told by its masks how many tokens a span has; the "
+            "others are not, and what ends a span is not counted."
         )
     notes.append(
         "Validation loss: nats per scored token, each objective by its own question, so that "
@@ -217,18 +223,17 @@ def _interval_charts(results: Results) -> list[Part]:
 
 
 def _differences(results: Results) -> list[Part]:
-    """Each cell against the first, score by score."""
-    first, *others = results["cells"]
+    """Each cell against its baseline, score by score."""
     rows: list[list[str | Best]] = []
-    for cell in others:
-        for name, score in results["cells"][cell]["scores"].items():
+    for cell, of in results["cells"].items():
+        for name, score in of["scores"].items():
             difference = score.get("difference")
             if not difference:
                 continue
-            rows.append([cell, _heading(name), *_difference(difference)])
+            rows.append([cell, of["baseline"], _heading(name), *_difference(difference)])
     if not rows:
         return []
-    heading = ["cell", "score", f"difference to {first}", "95 % interval", "verdict"]
+    heading = ["cell", "against", "score", "difference", "95 % interval", "verdict"]
     return [Table(heading, rows, "Seed by seed, on the same text and the same spans")]
 
 
@@ -258,11 +263,10 @@ def _other_objectives(results: Results) -> list[Part]:
     for cell, of in cells.items():
         row: list[str | Best] = [cell]
         for objective in objectives:
+            loss, remark = others.get(cell, {}).get(objective), ""
             if objective == of["objective"]:
-                row.append(f"{of['scores']['loss']['mean']:.3f}, its own")
-            else:
-                loss = others.get(cell, {}).get(objective)
-                row.append("–" if loss is None else f"{loss:.3f}")
+                loss, remark = of["scores"].get("loss", {}).get("mean"), ", its own"
+            row.append("–" if loss is None else f"{loss:.3f}{remark}")
         rows.append(row)
     caption = "Validation loss in nats; – where the architecture, or its head, cannot express it"
     note = (
@@ -320,21 +324,22 @@ def _learning_curves(results: Results) -> list[Part]:
 
 
 def parity_sheet(results: Results) -> Table:
-    """What every cell is and spends, each against the first."""
+    """What every cell is and spends, each against its baseline."""
     cells = results["cells"]
-    first = next(iter(cells.values()))
     rows: list[list[str | Best]] = []
     for cell, of in cells.items():
         row: list[str | Best] = [cell, short(of["parameters"]), short(of["flops_per_sequence"])]
         for unit in UNITS:
-            ratio = of[unit] / first[unit] if first[unit] else 1.0
+            against = cells[of["baseline"]][unit]
+            ratio = of[unit] / against if against else 1.0
             is_equal = abs(ratio - 1) < _EQUAL
             row.append(short(of[unit]) if is_equal else f"{short(of[unit])} (×{ratio:.2f})")
         rows.append([*row, f"{of['padding']:.1%}"])
     matched = results["match"]
     names = [f"{name} (matched)" if unit == matched else name for unit, name in UNITS.items()]
     heading = ["cell", "parameters", "FLOPs a sequence", *names, "padding"]
-    return Table(heading, rows, f"Of a run; × against {next(iter(cells))} where it is not equal")
+    baselines = ", ".join(dict.fromkeys(of["baseline"] for of in cells.values()))
+    return Table(heading, rows, f"Of a run; × against {baselines} where it is not equal")
 
 
 def _parity_notes(results: Results) -> list[Part]:
@@ -346,6 +351,11 @@ def _parity_notes(results: Results) -> list[Part]:
     if results["texts"]:
         listed = ", ".join(results["texts"])
         notes.append(f"The cells do not read the same: they differ in {listed}.")
+        if "validation text" in results["texts"]:
+            notes.append(
+                "Spans are of the validation text of the first cell; another may have been trained "
+                "on some of it."
+            )
     elif len(results["cells"]) > 1:
         notes.append("All cells of a seed read the same text in the same order.")
     return notes

@@ -4,7 +4,7 @@
     Hoffmann et al. (2022), §3.3      L(N, D) = E + A / N^α + B / D^β
 
 Both are fitted as Hoffmann et al. do: by the Huber loss of differences of log L, minimised with
-L-BFGS from many starts. Compute is C = flops_per_token_parameter · N · D, 6 N D unless measured.
+L-BFGS from many starts. Compute is 6 N D, or k N^q D with k and q of the models at hand.
 """
 
 import itertools
@@ -65,7 +65,8 @@ class ScalingLaw:
     alpha: float
     B: float
     beta: float
-    flops_per_token_parameter: float = 6.0
+    k: float = 6.0  # compute is k · N^q · D
+    q: float = 1.0
 
     def loss(self, parameters: float, tokens: float) -> float:
         """In nats."""
@@ -73,11 +74,14 @@ class ScalingLaw:
 
     def optimum(self, flops: float) -> tuple[float, float]:
         """The parameters and tokens with the lowest loss that so much compute buys (eq. 4)."""
-        product = flops / self.flops_per_token_parameter
-        both = self.alpha + self.beta
-        ratio = (self.alpha * self.A / (self.beta * self.B)) ** (1 / both)
-        parameters = ratio * product ** (self.beta / both)
-        return parameters, product / parameters
+        beta = self.q * self.beta
+        ratio = self.alpha * self.A / (beta * self.B)
+        parameters = (ratio * (flops / self.k) ** self.beta) ** (1 / (self.alpha + beta))
+        return parameters, self.tokens_for(flops, parameters)
+
+    def tokens_for(self, flops: float, parameters: float) -> float:
+        """The tokens that so much compute buys a model of that size."""
+        return flops / (self.k * parameters**self.q)
 
     def best_loss(self, flops: float) -> float:
         """The lowest loss that so much compute buys."""
@@ -90,11 +94,15 @@ class ScalingLaw:
         >>> round(law.flops_for(law.best_loss(1e20)) / 1e20, 6)
         1.0
         """
+        return _exp(self.log_flops_for(loss))
+
+    def log_flops_for(self, loss: float) -> float:
+        """Its logarithm, which is finite for laws of any steepness."""
         if loss <= self.E:
             return math.inf
-        both = self.alpha * self.beta / (self.alpha + self.beta)
+        both = self.alpha * self.beta / (self.alpha + self.q * self.beta)
         # best_loss − E is a power of compute.
-        return ((self.best_loss(1.0) - self.E) / (loss - self.E)) ** (1 / both)
+        return math.log((self.best_loss(1.0) - self.E) / (loss - self.E)) / both
 
     def flops_of_size(self, parameters: float, loss: float) -> float:
         """The compute with which a model of that size reaches a loss; infinite, where it cannot."""
@@ -102,7 +110,7 @@ class ScalingLaw:
         if left <= 0:
             return math.inf
         tokens = (self.B / left) ** (1 / self.beta)
-        return self.flops_per_token_parameter * parameters * tokens
+        return self.k * parameters**self.q * tokens
 
 
 def compute_multiplier(law: ScalingLaw, other: ScalingLaw, loss: float) -> float:
@@ -112,7 +120,12 @@ def compute_multiplier(law: ScalingLaw, other: ScalingLaw, loss: float) -> float
     >>> compute_multiplier(law, law, 2.5)
     1.0
     """
-    return law.flops_for(loss) / other.flops_for(loss)
+    return _exp(law.log_flops_for(loss) - other.log_flops_for(loss))
+
+
+def _exp(x: float) -> float:
+    """e^x; infinite where that is no float any more."""
+    return math.exp(x) if x < 700 else x * math.inf
 
 
 # Fits.
@@ -173,11 +186,12 @@ def interval(
 
 def fit(
     points: Sequence[Point],
-    flops_per_token_parameter: float = 6.0,
+    k: float = 6.0,
+    q: float = 1.0,
     resamples: int = _RESAMPLES,
     seed: int = 0,
 ) -> Fit:
-    """L(N, D) of points, at least six, that differ in both.
+    """L(N, D) of points that differ in both; compute is k · N^q · D.
 
     Residuals are resampled, not points: every size and every budget stays in the fit.
 
@@ -213,7 +227,8 @@ def fit(
             alpha=alpha,
             B=math.exp(height_D + beta * log_D.mean()),
             beta=beta,
-            flops_per_token_parameter=flops_per_token_parameter,
+            k=k,
+            q=q,
         )
 
     drawn = (predicted + random.choice(residuals, len(points)) for _ in range(resamples))

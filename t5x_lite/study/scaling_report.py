@@ -20,9 +20,8 @@ def sentences(scaling: Mapping[str, Any]) -> list[str]:
         for one in of_score["multipliers"]:
             if one["multiplier"][0] is not None:
                 said.append(
-                    f"For what {one['against']} reaches at {one['value']:.3f} bits per byte, "
-                    f"{one['objective']} needs {_with_interval(one['multiplier'])} times its "
-                    "compute."
+                    f"At {one['value']:.3f} bits per byte, {one['objective']} needs "
+                    f"{_with_interval(one['multiplier'])} times the compute of {one['against']}."
                 )
     return said
 
@@ -43,8 +42,8 @@ def parts(scaling: Mapping[str, Any], headings: Mapping[str, str]) -> list[Part]
     if made:
         made += [
             "L(N, D) = E + A / N^α + B / D^β (Hoffmann et al., 2022), fitted to every run by a "
-            "Huber loss on logarithms; N: all parameters, D: raw tokens read, C = k · N · D. With "
-            "text without end L(N) = E + A / N^α, with a model without end L(D) = E + B / D^β. "
+            "Huber loss on logarithms; N: all parameters, D: raw tokens read, C = k · N^q · D. "
+            "With endless text L(N) = E + A / N^α, with an endless model L(D) = E + B / D^β. "
             "Intervals: 95 %, of resampled residuals; of few points they are wide, and they know "
             "nothing of what the form of the law leaves out. Best: with the lowest loss that the "
             "compute buys; the last line of each objective is beyond what was trained.",
@@ -70,8 +69,8 @@ def _coefficients(objectives: Mapping[str, Any], heading: str) -> Table:
     for label, of_one in objectives.items():
         law = of_one["law"]
         coefficients = [_with_interval(law[name]) for name in _COEFFICIENTS]
-        rows.append([label, *coefficients, short(law["flops_per_token_parameter"][0])])
-    return Table(["objective", "E", "A", "α", "B", "β", "k"], rows, f"The law of {heading}")
+        rows.append([label, *coefficients, short(law["k"][0]), short(law["q"][0])])
+    return Table(["objective", "E", "A", "α", "B", "β", "k", "q"], rows, f"The law of {heading}")
 
 
 def _best_sizes(objectives: Mapping[str, Any], heading: str) -> Table:
@@ -102,9 +101,8 @@ def _same_compute(label: str, of_one: Mapping[str, Any], heading: str) -> list[c
     for point in sorted(points, key=lambda point: point["flops"]):
         name = _compute(point)
         dots.setdefault(name, []).append((point["parameters"], point["value"]))
-        product = point["flops"] / law.flops_per_token_parameter
         lines[name] = [
-            (size, law.loss(size, product / size))
+            (size, law.loss(size, law.tokens_for(point["flops"], size)))
             for size in np.geomspace(min(sizes), max(sizes), _STEPS).tolist()
         ]
     caption = f"{label}: the same compute for several sizes; dots are runs, lines the law"

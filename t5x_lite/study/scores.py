@@ -1,63 +1,72 @@
-"""What runs reached, over seeds, and how sure it is: intervals over spans by the bootstrap, over
-seeds by Student's t.
+"""What runs reached, over seeds, and how sure it is: intervals over spans by the bootstrap of the
+passages that they are drawn from, over seeds by Student's t.
 
-The bootstrap is right for hundreds of spans. Of three seeds its 95 % intervals would hold the truth
+The bootstrap is right for many passages. Of three seeds its 95 % intervals would hold the truth
 in three cases of four, where t intervals hold it in 95 of a hundred (docs/concepts/certainty.md).
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import stats
 
 # What one run reached in each score: an amount for each span, or a single number.
-Values = dict[str, np.ndarray]
+Values = Mapping[str, np.ndarray | float]
 
 _RESAMPLES = 1000
 _MOST_SEEDS = 1000
 _NORMAL = float(stats.norm.ppf(0.975))
-# Scores of the run's own question, which is another for another objective
-OWN = ("loss", "accuracy")
+
+
+class Sample(NamedTuple):
+    """The spans that runs are asked for."""
+
+    sizes: np.ndarray  # the bytes of each
+    passages: np.ndarray  # the number of that it is drawn from
 
 
 def scores_of(
-    values: Mapping[str, Mapping[int, Values]], sizes: np.ndarray, questions: Mapping[str, Any]
+    values: Mapping[str, Mapping[int, Values]],
+    sample: Sample,
+    questions: Mapping[str, Mapping[str, str]],
+    baselines: Mapping[str, str],
 ) -> dict[str, dict[str, Any]]:
     """Of each cell and each score: the mean over seeds and its interval, and the same of the
-    difference to the first cell, seed by seed.
+    difference to the cell's baseline, seed by seed.
 
     Args:
         values: cell → seed → what that run reached.
-        sizes: the bytes of each span.
-        questions: cell → what its loss and accuracy are of: of another question they do not
-            compare, and have no difference.
+        questions: cell → score → what it is of, where cells may differ in it: scores of different
+            questions do not compare, and have no difference.
+        baselines: cell → that which it is compared with.
 
-    >>> one, other = {0: {"loss": np.array([3.0])}}, {0: {"loss": np.array([2.5])}}
-    >>> scores = scores_of({"a": one, "b": other}, np.ones(1), {"a": "lm", "b": "lm"})
+    >>> values = {"a": {0: {"loss": 3.0}}, "b": {0: {"loss": 2.5}}}
+    >>> of_lm, none = {"loss": "lm"}, Sample(np.ones(0), np.ones(0))
+    >>> scores = scores_of(values, none, {"a": of_lm, "b": of_lm}, {"a": "a", "b": "a"})
     >>> scores["b"]["loss"]["difference"]["mean"]
     -0.5
     """
-    first = next(iter(values))
     scores: dict[str, dict[str, Any]] = {}
     for cell, of_seeds in values.items():
         scores[cell] = {}
         for name in dict.fromkeys(name for of_run in of_seeds.values() for name in of_run):
             own = {seed: of_run[name] for seed, of_run in of_seeds.items()}
-            scores[cell][name] = _score(list(own.values()), sizes)
-            # The same seeds of the first cell, on the same text in the same order.
-            others = {seed: of_run.get(name) for seed, of_run in values[first].items()}
-            compares = name not in OWN or questions[cell] == questions[first]
-            if cell != first and compares:
-                difference = _difference(own, others, sizes)
+            scores[cell][name] = _score(list(own.values()), sample)
+            # The same seeds of the baseline, on the same text in the same order.
+            baseline = baselines[cell]
+            others = {seed: of_run.get(name) for seed, of_run in values[baseline].items()}
+            compares = questions[cell].get(name) == questions[baseline].get(name)
+            if cell != baseline and compares:
+                difference = _difference(own, others, sample)
                 if difference:
                     scores[cell][name]["difference"] = difference
     return scores
 
 
 def best_two(
-    values: Mapping[str, Mapping[int, Values]], sizes: np.ndarray, name: str, lowest: bool = True
+    values: Mapping[str, Mapping[int, Values]], sample: Sample, name: str, lowest: bool = True
 ) -> dict[str, Any]:
     """The two cells that are best in the score of that name, and how they differ; nothing, where
     fewer than two have one.
@@ -66,19 +75,21 @@ def best_two(
     for cell, of_seeds in values.items():
         own = [of_run[name] for of_run in of_seeds.values() if name in of_run]
         if own:
-            means[cell] = _score(own, sizes)["mean"]
+            means[cell] = _score(own, sample)["mean"]
     if len(means) < 2:
         return {}
     best, second = sorted(means, key=lambda cell: means[cell], reverse=not lowest)[:2]
     of_best, of_second = (
         {seed: of_run.get(name) for seed, of_run in values[cell].items()} for cell in (best, second)
     )
-    difference = _difference(of_best, of_second, sizes)
+    difference = _difference(of_best, of_second, sample)
     return {"best": best, "second": second, "difference": difference}
 
 
 def _difference(
-    own: Mapping[int, np.ndarray | None], others: Mapping[int, np.ndarray | None], sizes: np.ndarray
+    own: Mapping[int, np.ndarray | float | None],
+    others: Mapping[int, np.ndarray | float | None],
+    sample: Sample,
 ) -> dict[str, Any] | None:
     """What one cell has more than another, seed by seed; None where they share no seed."""
     differences = []
@@ -88,18 +99,18 @@ def _difference(
             differences.append(amounts - other)
     if not differences:
         return None
-    score = _score(differences, sizes)
+    score = _score(differences, sample)
     needed = seeds_to_resolve(np.array(score["seeds"]), score["span_error"])
     return score | {"seeds_to_resolve": needed}
 
 
-def _score(values: Sequence[np.ndarray], sizes: np.ndarray) -> dict[str, Any]:
-    """One score, of one array for each seed."""
-    amounts = np.array(values)  # [seeds, spans], or [seeds, 1]
-    if amounts.shape[1] == 1:
-        sizes = np.ones(1)
-    of_seeds = amounts.sum(1) / sizes.sum()
-    error = ratio_error(amounts.mean(0), sizes)
+def _score(values: Sequence[np.ndarray | float], sample: Sample) -> dict[str, Any]:
+    """One score, of an array or a number for each seed."""
+    amounts, error = np.array(values), 0.0  # [seeds, spans], or [seeds]
+    of_seeds = amounts
+    if amounts.ndim == 2:
+        of_seeds = amounts.sum(1) / sample.sizes.sum()
+        error = ratio_error(amounts.mean(0), sample)
     half = half_width(of_seeds, error)
     mean = float(of_seeds.mean())
     return {
@@ -112,10 +123,13 @@ def _score(values: Sequence[np.ndarray], sizes: np.ndarray) -> dict[str, Any]:
     }
 
 
-def ratio_error(amounts: np.ndarray, sizes: np.ndarray) -> float:
-    """The standard error of sum(amounts) / sum(sizes) over their items, by the bootstrap; 0 of a
-    single one, which is no sample.
+def ratio_error(amounts: np.ndarray, sample: Sample) -> float:
+    """The standard error of sum(amounts) / sum(sizes), by the bootstrap of passages: spans of one
+    are no independent sample. 0 of a single passage.
     """
+    _, passages = np.unique(sample.passages, return_inverse=True)
+    amounts = np.bincount(passages, amounts)
+    sizes = np.bincount(passages, sample.sizes)
     if len(amounts) == 1:
         return 0.0
     # Words of PCG64 are the same in every version of numpy.

@@ -37,7 +37,7 @@ _WORD = re.compile(r"\s*\S+")  # with the white space before it: words joined ar
 # Lengths of spans are SpanBERT's: geometric, 3.8 words in the mean (Joshi et al., 2020, §3.1).
 _STOP, _LONGEST_SPAN = 0.2, 10
 _SHORTEST_LEFT = 4  # words
-_WORDS_FOR_EACH_SPAN = 64  # that are read to draw from
+_PASSAGE = 1000  # words, at most
 _SPECIAL_IDS = 4  # that stand around a span and its context, at most
 
 
@@ -47,40 +47,40 @@ class Span(NamedTuple):
     left: str
     text: str
     right: str
+    passage: int = 0  # spans of one passage are more alike than others
 
 
 def draw_spans(documents: list[str], count: int, context: int, seed: int = 0) -> list[Span]:
     """Spans of words, each with up to `context` words around it, at least four before it.
 
-    A document gives spans in proportion to its words; those of fewer than ten give none.
+    They are drawn from passages, documents or a thousand words of one, in proportion to their
+    words; those of fewer than ten words give none. No more passages than spans are read.
 
     >>> (span,) = draw_spans(["a b c d e f g h i j k l"], count=1, context=6)
     >>> span
-    Span(left=' e f g h i j', text=' k', right='')
+    Span(left=' e f g h i j', text=' k', right='', passage=0)
     """
-    shortest = _SHORTEST_LEFT + 6
     order = RowRng(philox_key(seed, Purpose.DOCUMENTS_OF_SPANS), [0]).permutation(len(documents))[0]
     passages: list[list[str]] = []
-    total = 0
     for number in order.tolist():
         words = _WORD.findall(documents[number])
-        if len(words) >= shortest:
-            passages.append(words)
-            total += len(words)
-        if total >= count * _WORDS_FOR_EACH_SPAN:
+        cut = (words[start : start + _PASSAGE] for start in range(0, len(words), _PASSAGE))
+        passages += [passage for passage in cut if len(passage) >= _SHORTEST_LEFT + 6]
+        if len(passages) >= count:
             break
     if not passages:
         return []
 
     ends = np.cumsum([len(words) for words in passages])
     rng = RowRng(philox_key(seed, Purpose.SCORED_SPANS), range(count))
-    words_at = rng.integers(total)[:, 0]  # a word anywhere in them says which passage it is
+    words_at = rng.integers(int(ends[-1]))[:, 0]  # a word anywhere says which passage it is
     longer = (1 - _STOP) ** _LONGEST_SPAN  # the share of longer ones, which are left out
     lengths = 1 + np.log1p(-rng.uniform(1)[:, 0] * (1 - longer)) // math.log1p(-_STOP)
     places = rng.uniform(2)
     spans = []
     for number in range(count):
-        words = passages[np.searchsorted(ends, words_at[number], side="right")]
+        passage = int(np.searchsorted(ends, words_at[number], side="right"))
+        words = passages[passage]
         length = int(min(lengths[number], len(words) - _SHORTEST_LEFT))
         around = min(max(context, _SHORTEST_LEFT), len(words) - length)
         # The passage lies anywhere in the document, and the span anywhere in the passage.
@@ -88,7 +88,7 @@ def draw_spans(documents: list[str], count: int, context: int, seed: int = 0) ->
         start = first + _SHORTEST_LEFT + int(places[number, 1] * (around - _SHORTEST_LEFT + 1))
         end, last = start + length, first + around + length
         left, text, right = words[first:start], words[start:end], words[end:last]
-        spans.append(Span("".join(left), "".join(text), "".join(right)))
+        spans.append(Span("".join(left), "".join(text), "".join(right), passage))
     return spans
 
 
@@ -105,13 +105,15 @@ def validation_documents(corpus: Corpus) -> list[str]:
 
 def shortened(spans: Sequence[Span], rows: Sequence[tuple[Tokenizer, Lengths]]) -> list[Span]:
     """The spans with as many words around them as the rows of all models have room for: the
-    farthest words go first, then the last ones of the span.
+    farthest words go first, then the last ones of the span. A span of which no word fits is left
+    out.
     """
-    return [_shortened(span, rows) for span in spans]
+    fitting = (_shortened(span, rows) for span in spans)
+    return [span for span in fitting if all(_fits(span, *of_model) for of_model in rows)]
 
 
 def _shortened(span: Span, rows: Sequence[tuple[Tokenizer, Lengths]]) -> Span:
-    left, text, right = (_WORD.findall(part) or [part] for part in span)
+    left, text, right = (_WORD.findall(part) or [part] for part in span[:3])
     while not all(_fits(span, tokenizer, lengths) for tokenizer, lengths in rows):
         if len(left) + len(right) > _SHORTEST_LEFT:
             longer = left if len(left) >= len(right) else right
@@ -121,12 +123,12 @@ def _shortened(span: Span, rows: Sequence[tuple[Tokenizer, Lengths]]) -> Span:
             right = []  # which did not follow what is left
         else:
             break
-        span = Span("".join(left), "".join(text), "".join(right))
+        span = Span("".join(left), "".join(text), "".join(right), span.passage)
     return span
 
 
 def _fits(span: Span, tokenizer: Tokenizer, lengths: Lengths) -> bool:
-    left, text, right = (len(tokenizer.encode(part)) for part in span)
+    left, text, right = (len(tokenizer.encode(part)) for part in span[:3])
     if lengths.inputs:
         return max(left + right - lengths.inputs, text - lengths.targets) + _SPECIAL_IDS <= 0
     return left + text + right + _SPECIAL_IDS <= lengths.sequence_length

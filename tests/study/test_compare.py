@@ -130,9 +130,18 @@ def test_a_comparison_from_end_to_end(tmp_path, written):
         ("cells=5", "expected"),
         ("budget=3", "but a step of bert costs 320 raw tokens; raise it"),
         ("match=flop", "match: got"),
+        ("budget=960", "it was planned for 12 steps, now for 3"),
+        ("data.epochs=2", "cells.bert.data.epochs: the budget says how long"),
+        ("tasks=('nosuch',)", "nosuch"),
     ]:
-        _, err = run(*command, f"--config.{setting}", code=78)
+        _, err = run(*command, "--dry-run", f"--config.{setting}", code=78)
         assert words in err
+    _, err = run(*command, "--dry-run", "--cells=gtp", code=2)
+    assert "did you mean gpt?" in err
+    _, err = run(
+        "report", f"--workdir={tmp_path / 'same'}", workdir / "gpt", workdir / "gpt", code=2
+    )
+    assert "two runs are called gpt" in err
 
 
 def test_cells_are_trained_at_once_and_one_that_fails_does_not_lose_the_others(tmp_path, written):
@@ -154,6 +163,53 @@ def test_cells_are_trained_at_once_and_one_that_fails_does_not_lose_the_others(t
     assert "Failed: bad: optimizer.learning_rate" in (tmp_path / "run/report.md").read_text()
     _, err = run(*command, "--cells=god", code=2)
     assert "did you mean good?" in err
+
+
+def test_a_cell_without_any_run_is_left_out_of_the_report(tmp_path, written, monkeypatch):
+    objectives = {"lm": "causal_lm", "bad": "fill_in_the_middle", "next": "masked_next_token"}
+    cells = {
+        name: {"objective": objective, "data": {"lengths": LENGTHS["gpt"]}}
+        for name, objective in objectives.items()
+    }
+    command = written(cells=cells, blanks=[], spans=[], span_count=1)
+    train = compare.train
+
+    def fail(resolved, *rest):
+        if resolved.config.objective == "fill_in_the_middle":
+            raise RuntimeError("RESOURCE_EXHAUSTED: 5 TB")  # as jax says it
+        return train(resolved, *rest)
+
+    monkeypatch.setattr(compare, "train", fail)
+    out, err = run(*command, "--cells=bad", code=71)
+    assert "trained elsewhere, or later: lm, next" in out
+    assert "1 of 3 runs failed: bad: out of memory" in err
+    run(*command, code=71)
+    text = (tmp_path / "run/report.md").read_text()
+    assert "Failed: bad: out of memory" in text
+    assert "| bad | – | – | – |" in text  # under each objective
+    # One span is a span, too: its bits are divided by its bytes.
+    results = json.loads((tmp_path / "run/report.json").read_text())
+    bits = json.loads((tmp_path / "run/lm/span_bits.json").read_text())["answer"]
+    scores = results["cells"]["lm"]["scores"]
+    expected = bits["span_bits_left" if "span_bits_left" in bits else "left"][0]
+    assert scores["span_bits_left"]["mean"] == pytest.approx(expected / results["spans"]["bytes"])
+
+
+def test_losses_of_other_texts_do_not_compare(tmp_path, text_file, written):
+    other = tmp_path / "other.txt"
+    lines = text_file.read_text().splitlines()
+    other.write_text("\n".join(lines[::-1][: len(lines) // 2]) + "\n")
+    lengths = {"lengths": LENGTHS["gpt"]}
+    cells = {"one": {"data": lengths}, "two": {"data": {**lengths, "source": str(other)}}}
+    run(*written(cells=cells, blanks=[], spans=[], budget=2 * 8 * 40))
+    results = json.loads((tmp_path / "run/report.json").read_text())
+    compared = [
+        name for name, of in results["cells"]["two"]["scores"].items() if "difference" in of
+    ]
+    assert compared == ["span_bits_left"]
+    assert list(results["best"]) == ["span_bits_left"]
+    text = (tmp_path / "run/report.md").read_text()
+    assert "another may have been trained on some of it" in text
 
 
 def test_what_the_runs_learn_of_tasks(tmp_path, written):
@@ -205,7 +261,9 @@ def test_a_dry_run_says_what_it_would_cost_and_trains_nothing(tmp_path, written)
 @pytest.mark.parametrize("match", ["steps", "raw_tokens", "model_tokens", "flops", "seconds"])
 def test_all_cells_spend_the_same(text_file, tmp_path, match, monkeypatch):
     monkeypatch.setattr(
-        compare.Timings, "of", lambda self, name, *rest: {"gpt": 0.5}.get(name, 1.0)
+        compare.Timings,
+        "of",
+        lambda self, resolved, *rest: 0.5 if resolved.config.objective == "causal_lm" else 1.0,
     )
     config = build_comparison(comparison(text_file, match=match, budget=0.0))
     cells = compare.plan_cells(config, tmp_path, say=lambda _: None)
@@ -263,6 +321,8 @@ def test_each_cell_is_trained_under_each_budget(text_file, tmp_path):
     ("budgets", "expected"),
     [
         ((0,), "got 0, expected numbers above 0"),
+        ((float("inf"),), "got inf, expected numbers above 0"),
+        ((float("nan"),), "got nan, expected numbers above 0"),
         (("1e6",), "got '1e6', expected numbers above 0"),
         ((1e6, 1e6), r"got \(1000000.0, 1000000.0\), expected each once"),
     ],

@@ -49,7 +49,7 @@ def test_spans_are_drawn_by_words_and_seed():
     assert spans != draw_spans(DOCUMENTS, count=500, context=12, seed=1)
     assert spans[:50] == draw_spans(DOCUMENTS, count=50, context=12)
     for span in spans:
-        whole = "".join(span)
+        whole = "".join(span[:3])
         assert whole.strip() in DOCUMENTS[1] or whole.strip() in DOCUMENTS[2]
         assert len(span.left.split()) >= 4
         assert 1 <= len(span.text.split()) <= 10
@@ -60,8 +60,21 @@ def test_spans_are_drawn_by_words_and_seed():
     # A document gives spans in proportion to its words.
     of_long = np.mean([int(span.text.split()[0][4:]) >= 30 for span in spans])
     assert 0.6 < of_long < 0.85
+    assert {span.passage for span in spans} == {0, 1}
     assert draw_spans(["too short a text"], 5, 12) == []
     assert num_bytes([Span("a", "é", "")]).tolist() == [2]
+
+
+def test_long_documents_are_several_passages():
+    """And not more of them are read than spans are drawn."""
+    novel = " ".join(f"word{number}" for number in range(2500))
+    spans = draw_spans([novel], count=400, context=12)
+    for span in spans:
+        first = int(span.left.split()[0][4:])
+        assert first // 1000 == span.passage
+    shares = np.bincount([span.passage for span in spans]) / len(spans)
+    assert shares == pytest.approx([0.4, 0.4, 0.2], abs=0.08)
+    assert {span.passage for span in draw_spans([novel] * 9, count=4, context=12)} <= set(range(6))
 
 
 def test_spans_that_do_not_fit_lose_the_farthest_words():
@@ -71,6 +84,7 @@ def test_spans_that_do_not_fit_lose_the_farthest_words():
     assert short == Span(" ee ff", " gg hh", " ii jj")
     (tiny,) = shortened([span], [(tokenizer, Lengths(sequence_length=19))])
     assert tiny.text == " gg"
+    assert shortened([span], [(tokenizer, Lengths(sequence_length=8))]) == []
     rows = [(tokenizer, Lengths(inputs=20, targets=10)), (tokenizer, Lengths(sequence_length=64))]
     (of_both,) = shortened([span], rows)
     assert len(of_both.left + of_both.right) <= 16
