@@ -51,9 +51,9 @@ def report(results: Results) -> Page:
     """The results as a page."""
     sections = [
         Section("What was reached", [score_table(results), *_reading_notes(results)]),
+        Section("How it scales", scaling_report.parts(results["scaling"], _HEADINGS)),
         Section("How sure that is", [*_interval_charts(results), *_differences(results)]),
         Section("Each model under each objective", _other_objectives(results)),
-        Section("How it scales", scaling_report.parts(results["scaling"], _HEADINGS)),
         Section("How it was learned", _learning_curves(results)),
         Section("What was equal", [parity_sheet(results), *_parity_notes(results)]),
         Section("What the cells have otherwise", _recipes(results)),

@@ -10,6 +10,7 @@ from t5x_lite.study.page import Best, Part, Table, short
 from t5x_lite.study.scaling import ScalingLaw
 
 _STEPS = 40  # of a drawn line
+_UNDETERMINED = 100.0  # bounds that far apart tell nothing
 _COEFFICIENTS = ("E", "A", "alpha", "B", "beta")
 
 
@@ -18,7 +19,7 @@ def sentences(scaling: Mapping[str, Any]) -> list[str]:
     said = []
     for of_score in scaling.values():
         for one in of_score["multipliers"]:
-            if one["multiplier"][0] is not None:
+            if one["multiplier"][0] is not None and _is_determined(one["multiplier"]):
                 said.append(
                     f"At {one['value']:.3f} bits per byte, {one['objective']} needs "
                     f"{_with_interval(one['multiplier'])} times the compute of {one['against']}."
@@ -44,7 +45,8 @@ def parts(scaling: Mapping[str, Any], headings: Mapping[str, str]) -> list[Part]
             "L(N, D) = E + A / N^α + B / D^β (Hoffmann et al., 2022), fitted to every run by a "
             "Huber loss on logarithms; N: all parameters, D: raw tokens read, C = k · N^q · D. "
             "With endless text L(N) = E + A / N^α, with an endless model L(D) = E + B / D^β. "
-            "Intervals: 95 %, of resampled residuals; of few points they are wide, and they know "
+            "Intervals: 95 %, of resampled residuals; undetermined where they are wider than a "
+            "factor of a hundred, as when the best size is at an end of the ladder. They know "
             "nothing of what the form of the law leaves out. Best: with the lowest loss that the "
             "compute buys; the last line of each objective is beyond what was trained.",
         ]
@@ -52,16 +54,23 @@ def parts(scaling: Mapping[str, Any], headings: Mapping[str, str]) -> list[Part]
 
 
 def _with_interval(bounded: Sequence[float | None]) -> str:
-    """A value with its bounds.
+    """A value with its bounds, where the runs bound it at all.
 
-    >>> _with_interval([0.3412, 0.32, 0.3639]), _with_interval([2e6, 1.2e6, None])
-    ('0.3412 (0.32 to 0.3639)', '2 M (1.2 M to any)')
+    >>> _with_interval([0.3412, 0.32, 0.3639]), _with_interval([2e6, 1.2e-3, 3e12])
+    ('0.3412 (0.32 to 0.3639)', '2 M (undetermined)')
     """
     value, low, high = bounded
     if value is None:
-        return "any"
-    upper = "any" if high is None else short(high)
-    return f"{short(value)} ({short(low or 0.0)} to {upper})"
+        return "none"
+    if not _is_determined(bounded):
+        return f"{short(value)} (undetermined)"
+    return f"{short(value)} ({short(low or 0.0)} to {short(high or 0.0)})"
+
+
+def _is_determined(bounded: Sequence[float | None]) -> bool:
+    """Whether the interval is narrower than a factor of a hundred."""
+    _, low, high = bounded
+    return bool(low and high and high / low <= _UNDETERMINED)
 
 
 def _coefficients(objectives: Mapping[str, Any], heading: str) -> Table:

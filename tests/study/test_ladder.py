@@ -99,7 +99,7 @@ def test_the_report_shows_what_is_unbounded():
     coefficients, best, *rest = parts
     assert isinstance(coefficients, Table)
     assert isinstance(best, Table)
-    assert coefficients.rows[0][3] == "0.3 (0.3 to any)"
+    assert coefficients.rows[0][3] == "0.3 (undetermined)"
     assert len(best.rows) == 2 * (len(BUDGETS) + 1)
     charts = [part for part in rest if isinstance(part, Chart)]
     assert len(charts) == 3  # the same compute, of each; and by compute, of both
