@@ -184,8 +184,8 @@ def test_nothing_can_be_changed_unchecked():
             "training.microbatches: 7 does not divide data.batch_size 32",
         ),
         (lambda: CompareConfig(), "cells: got none"),
-        (lambda: CompareConfig(cells={"../x": LM}), "cells: got the name '../x', expected one"),
-        (lambda: CompareConfig(cells={5: LM}), "cells: got the name 5, expected one"),
+        (lambda: CompareConfig(cells={"../x": LM}), "cells: got the name '../x', expected that"),
+        (lambda: CompareConfig(cells={5: LM}), "cells: got the name 5, expected that"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(make, words):

@@ -12,6 +12,9 @@ mlflow = pytest.importorskip("mlflow", reason="make test-peers has it")
 wandb_internal_pb2 = pytest.importorskip("wandb.proto.wandb_internal_pb2")
 
 
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the loggers' own parts
+
+
 @pytest.fixture(autouse=True)
 def offline(monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
