@@ -644,7 +644,7 @@ class CompareConfig(Checked):
     # Or several: each cell is trained under each, and the report fits scaling laws to the sizes of
     # each objective
     budgets: tuple = ()
-    evaluations: Positive = 4  # of each run, at equal distances; each saves a checkpoint
+    evaluations: Positive = 4  # of each run, at equal distances
 
     # Held-out spans, of one word or several, whose bits per byte all models are asked for; 0: none
     span_count: NonNegative = 1024

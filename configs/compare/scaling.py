@@ -1,7 +1,7 @@
 """How does the loss fall with size, text and compute? Sizes by budgets, for language modelling on a
 decoder and masked language modelling on an encoder of the same blocks; laws are fitted to each.
 
-The sizes are a factor of eight apart, the budgets too: enough to see the best size move, not to
+The sizes are a factor of ten apart, the budgets of eight: enough to see the best size move, not to
 believe an exponent. `:small` has the same shape for one GPU and needs more text than the built-in.
 
 python -m t5x_lite compare --config=compare/scaling:tiny --workdir=DIR --jobs=2

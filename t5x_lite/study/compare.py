@@ -166,15 +166,15 @@ def plan_cells(
     planned = []
     for budget in config.budgets or (config.budget,):
         steps = steps_of_cells(config, budget, spent_by_cell)
-        first = ""
+        suffix = f"-{short(budget).replace(' ', '')}" if config.budgets else ""
+        baseline = next(iter(cells)) + suffix
         for name, cell in cells.items():
             budgeted = with_budget(cell, steps[name], config.evaluations)
             of_cell = dataclasses.replace(resolved[name], config=budgeted, steps=steps[name])
             of_data = dataclasses.replace(data[name], data=budgeted.data)
-            budget_name = f"-{short(budget).replace(' ', '')}" if config.budgets else ""
-            first = first or name + budget_name
-            cell_name = name + budget_name
-            planned.append(Cell(cell_name, of_cell, of_data, costs[name], seconds[name], first))
+            planned.append(
+                Cell(name + suffix, of_cell, of_data, costs[name], seconds[name], baseline)
+            )
     return planned
 
 

@@ -80,9 +80,10 @@ def _points(rungs: Sequence[Mapping[str, Any]], score: str) -> list[Point]:
 
 
 def _fitted(rungs: Sequence[Mapping[str, Any]], score: str) -> Fit:
-    ratios = [rung["flops"] / (rung["parameters"] * rung["raw_tokens"]) for rung in rungs]
-    slope, log_k = np.polyfit(np.log([rung["parameters"] for rung in rungs]), np.log(ratios), 1)
-    return fit(_points(rungs, score), k=math.exp(log_k), q=float(slope) + 1)
+    parameters = [rung["parameters"] for rung in rungs]
+    flops_per_token = [rung["flops"] / rung["raw_tokens"] for rung in rungs]
+    q, log_k = np.polyfit(np.log(parameters), np.log(flops_per_token), 1)
+    return fit(_points(rungs, score), k=math.exp(log_k), q=float(q))
 
 
 def _described(found: Fit, rungs: Sequence[Mapping[str, Any]], score: str) -> dict[str, Any]:
