@@ -46,7 +46,7 @@ from t5x_lite.inference.zero_shot import Asking, Direction
 from t5x_lite.interop import convert
 from t5x_lite.model import transformer
 from t5x_lite.model.flops import step_flops
-from t5x_lite.model.heads import Params, Row, head_params, logits, scored_positions
+from t5x_lite.model.heads import HEADS, Params, Row, head_params, logits
 from t5x_lite.model.transformer import count_parameters
 from t5x_lite.resolve import plan, plan_objective, resolve, text_data
 from t5x_lite.specs import NO_CODE, AllowedCode
@@ -413,10 +413,9 @@ class LanguageModel:
         model = self._loaded.model
 
         def apply(params: Params, row: Row) -> jax.Array:
-            hidden = transformer.apply(model, params, row).hidden_states
-            if "encoder_scored" in row:
-                hidden = scored_positions(hidden, row)
-            return logits(model, head_params(params), hidden)
+            output = transformer.apply(model, params, row)
+            head = HEADS["mlm" if "encoder_scored" in row else "lm"]
+            return logits(model, head_params(params), head.read(output, row))
 
         compiled = jax.jit(apply)
 

@@ -172,14 +172,18 @@ class Model(Checked):
     d_model: Positive = 128  # width of the residual stream
 
     # What mixes positions in a block, see model/blocks.py
-    mixer: Literal["attention"] = "attention"
+    mixer: Literal["attention", "lstm"] = "attention"
     num_heads: Positive = 4  # of attention
     head_dim: NonNegative = 0  # width of a head; 0: d_model / num_heads
     # Heads of keys and values, each for a group of query heads; 1: multi-query; 0: num_heads
     num_kv_heads: NonNegative = 0
+    lstm_cells: NonNegative = 0  # of an LSTM, projected to d_model (Sak et al., 2014); 0: d_model
+    # A second decoder that reads each text from its end and predicts what comes before: a
+    # bidirectional language model (ELMo: Peters et al., 2018, §3.1)
+    backward_decoder: bool = False
 
-    # act(x U) V, or the gated (act(x U) * x W) V (Shazeer, 2020)
-    feed_forward: Literal["mlp", "gated_mlp"] = "mlp"
+    # act(x U) V, or the gated (act(x U) * x W) V (Shazeer, 2020), or nothing
+    feed_forward: Literal["mlp", "gated_mlp", "none"] = "mlp"
     d_ff: NonNegative = 0  # inner width of the feed-forward part; 0: 4 × d_model
     activation: Activation = "gelu"  # act in the feed-forward part, and in BERT's mlm_head
 
@@ -303,6 +307,7 @@ class Model(Checked):
                 "which would stay as it is; leave it out"
             )
         yield from self._of_stacks()
+        yield from self._of_lstm()
         if self.parallel_residual and self.norm_position == "post":
             yield "model.parallel_residual: needs norm_position pre"
         yield from self._of_positions()
@@ -336,6 +341,27 @@ class Model(Checked):
                 f"model.shared_layers: got {self.shared_layers}, but shared_stacks makes both "
                 "one; set all or none"
             )
+        if self.backward_decoder and self.architecture != "decoder":
+            yield (
+                f"model.backward_decoder: got architecture {self.architecture}, expected decoder; "
+                "set it to False"
+            )
+        if self.backward_decoder and self.prompt_length:
+            yield "model.prompt_length: backward_decoder reads no prompt; set one of them to 0"
+
+    def _of_lstm(self) -> Iterator[str]:
+        if self.mixer != "lstm":
+            if self.lstm_cells:
+                yield f"model.lstm_cells: mixer {self.mixer} has none; set it to 0"
+            return
+        if self.architecture == "prefix_decoder":
+            yield "model.mixer=lstm: reads a prefix one way alone; use architecture decoder"
+        if self.shared_stacks:
+            yield "model.shared_stacks: an LSTM reads both ways in encoders alone; set it to False"
+        if self.prefix_length:
+            yield "model.prefix_length: mixer lstm has no keys and values; set it to 0"
+        if self.positions not in ("none", "learned", "sinusoidal", "universal"):
+            yield f"model.positions={self.positions}: is a part of attention; set none for an LSTM"
 
     def _of_positions(self) -> Iterator[str]:
         head_dim = self.head_dim or self.d_model // self.num_heads

@@ -61,6 +61,12 @@ def plan_objective(config: RunConfig, allowed: AllowedCode = None) -> RowPlan:
     if rows.shape.looks_ahead and config.model.positions == "relative":
         reason = f"got relative, which tell a decoder nothing of what is ahead ({config.objective})"
         raise UserError(BAD_CONFIG, f"model.positions: {reason}; set rotary or learned")
+    if rows.shape.looks_ahead and config.model.mixer == "lstm":
+        reason = f"got lstm, which reads one way, but {config.objective} looks ahead"
+        raise UserError(BAD_CONFIG, f"model.mixer: {reason}; set attention, or causal_lm")
+    if config.model.backward_decoder and not rows.scores_whole_text:
+        reason = f"predicts a text backward, but {config.objective} is no text as it stands"
+        raise UserError(BAD_CONFIG, f"model.backward_decoder: {reason}; use causal_lm")
     if rows.has_sentence_pairs:
         of_pairs = f"(objective {config.objective})"
         if config.model.token_types == 1:
@@ -106,6 +112,8 @@ def resolve(
         num_classes=2 if rows.has_sentence_pairs else 0,
     )
     heads = ("mlm",) if rows.aligned else ("lm",)
+    if model.backward_decoder:
+        heads += ("backward_lm",)
     if rows.has_sentence_pairs:
         heads += ("sequence_label",)
     return Resolved(config, rows, model, heads, config.training.steps)
@@ -168,6 +176,7 @@ def resolve_model(
         "num_decoder_layers": decoder_layers,
         "head_dim": model.head_dim or model.d_model // model.num_heads,
         "num_kv_heads": model.num_kv_heads or model.num_heads,
+        "lstm_cells": (model.lstm_cells or model.d_model) if model.mixer == "lstm" else 0,
         "d_ff": model.d_ff or 4 * model.d_model,
         "embedding_size": model.embedding_size or model.d_model,
         "vocab_size": model.vocab_size or vocab_size,

@@ -159,6 +159,33 @@ def test_nothing_can_be_changed_unchecked():
             lambda: Model(positions="relative", relative_distance=16),
             "model.relative_distance: got 16, expected more than half of relative_buckets",
         ),
+        (
+            lambda: Model(mixer="lstm", positions="rotary"),
+            "model.positions=rotary: is a part of attention; set none for an LSTM",
+        ),
+        (lambda: Model(lstm_cells=9), "model.lstm_cells: mixer attention has none; set it to 0"),
+        (
+            lambda: Model(architecture="prefix_decoder", mixer="lstm", positions="none"),
+            "model.mixer=lstm: reads a prefix one way alone; use architecture decoder",
+        ),
+        (
+            lambda: Model(
+                architecture="encoder_decoder", shared_stacks=True, mixer="lstm", positions="none"
+            ),
+            "model.shared_stacks: an LSTM reads both ways in encoders alone",
+        ),
+        (
+            lambda: Model(mixer="lstm", positions="none", prefix_length=3),
+            "model.prefix_length: mixer lstm has no keys and values; set it to 0",
+        ),
+        (
+            lambda: Model(architecture="encoder", backward_decoder=True),
+            "model.backward_decoder: got architecture encoder, expected decoder",
+        ),
+        (
+            lambda: Model(backward_decoder=True, prompt_length=3),
+            "model.prompt_length: backward_decoder reads no prompt",
+        ),
         (lambda: Mesh(data=0), "mesh.data: got 0, expected -1"),
         (
             lambda: Optimizer(name="adafactor", weight_decay=0.1),

@@ -149,6 +149,26 @@ def test_what_contradicts_sentence_pairs_is_refused(setting, words):
         plan(config_of("masked_lm(second='order')", "encoder", **setting))
 
 
+@pytest.mark.parametrize(
+    ("objective", "setting", "words"),
+    [
+        (
+            "masked_next_token",
+            {"model.mixer": "lstm", "model.positions": "none"},
+            "model.mixer: got lstm, which reads one way, but masked_next_token looks ahead",
+        ),
+        (
+            "span_corruption",
+            {"model.backward_decoder": True},
+            "model.backward_decoder: predicts a text backward, but span_corruption is no text",
+        ),
+    ],
+)
+def test_what_an_objective_cannot_be_read_by_is_refused(objective, setting, words):
+    with pytest.raises(UserError, match=words):
+        plan(config_of(objective, "decoder", **setting))
+
+
 def test_too_few_sentinels_are_refused_with_the_number_needed():
     more = {"data.lengths": {"inputs": 2400, "targets": 800}}
     config = config_of("iid_denoising", "encoder_decoder", **more)

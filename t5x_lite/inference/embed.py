@@ -28,7 +28,7 @@ _ROWS_PER_BATCH = 8
 
 
 def embed(loaded: LoadedModel, texts: list[str], pooling: Pooling = "mean") -> list[np.ndarray]:
-    """Each text as a vector [D], or as its hidden states [T, D].
+    """Each text as a vector [D], or as its hidden states [T, D]; [2 D] of two decoders (ELMo).
 
     An encoder reads `[CLS] text [SEP]`, or the text and EOS where its tokenizer has no [CLS] (T5).
     A decoder reads the start token and the text, each position those before it.
@@ -114,4 +114,4 @@ def _read(model: ModelDimensions, params: Params, row: Row) -> Float[Array, "N T
     """The hidden states of the encoder, or of a decoder alone."""
     transformer: Any = Transformer(model, packed=False)
     method = Transformer.encode if model.is_encoder_decoder else Transformer.__call__
-    return transformer.apply({"params": params}, row, method=method).hidden_states
+    return transformer.apply({"params": params}, row, method=method).both_ways

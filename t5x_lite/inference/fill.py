@@ -80,7 +80,7 @@ def fill_words(loaded: LoadedModel, text: str, top: int = 5) -> list[list[tuple[
 def _blank_probabilities(config: ModelDimensions, params: Params, row: Row):
     """Of every id at the scored positions of one row: [K, V]."""
     output = transformer.apply(config, params, row, packed=False)
-    hidden = scored_positions(output.hidden_states, row)[0]
+    hidden = scored_positions(output, row)[0]
     return jax.nn.softmax(logits(config, head_params(params), hidden))
 
 

@@ -78,7 +78,7 @@ def _outputs(loaded: LoadedModel, plan: TaskPlan, split: TaskSplit) -> list[np.n
 @partial(jax.jit, static_argnums=(0, 1))
 def _head_outputs(config: ModelDimensions, name: str, params: Params, row: Row) -> Array:
     head = HEADS[name]
-    hidden = head.read(transformer.apply(config, params, row).hidden_states, row)
+    hidden = head.read(transformer.apply(config, params, row), row)
     assert head.outputs is not None
     return head.outputs(config, params, hidden, row)
 

@@ -254,7 +254,7 @@ def score_masked(
 @partial(jax.jit, static_argnums=0)
 def _encoder_scores(model: ModelDimensions, params: Params, row: Row) -> Float[Array, "B 2"]:
     output = transformer.apply(model, params, row, packed=False)
-    hidden = scored_positions(output.hidden_states, row)[:, 0]
+    hidden = scored_positions(output, row)[:, 0]
     return jnp.stack(
         _scores_of(logits(model, head_params(params), hidden), row["encoder_targets"][:, 0]), -1
     )

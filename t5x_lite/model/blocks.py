@@ -1,8 +1,8 @@
 """A block of a stack: a mixer, which mixes positions, and a feed-forward part, which treats each
 position alone, each with its residual connection, norm and dropout.
 
-To add a mixer (an LSTM, linear attention) or a feed-forward part (a mixture of experts): write the
-module, name it in MIXERS below or in layers.FEED_FORWARDS, and in the setting model.mixer or
+To add a mixer (linear attention) or a feed-forward part (a mixture of experts): write the module,
+name it in MIXERS below or in layers.FEED_FORWARDS, and in the setting model.mixer or
 model.feed_forward of config.py.
 
 Shapes: B rows, T positions, E encoder positions, D d_model.
@@ -28,6 +28,7 @@ from t5x_lite.model.layers import (
     parameter_dtype,
     with_axes,
 )
+from t5x_lite.model.lstm import LSTM
 from t5x_lite.model.masks import AttentionMask
 from t5x_lite.model.positions import sinusoidal
 
@@ -74,7 +75,7 @@ class Mixer(Protocol):
         ...
 
 
-MIXERS = {"attention": SelfAttention}
+MIXERS = {"attention": SelfAttention, "lstm": LSTM}
 
 
 class BlockState(struct.PyTreeNode):
@@ -103,8 +104,7 @@ class Block(nn.Module):
         state: BlockState | None = None,
     ) -> tuple[Array, Auxiliary | BlockState]:
         config = self.config
-        mixer = MIXERS[config.mixer](config, name=config.mixer)
-        feed_forward = FEED_FORWARDS[config.feed_forward](config, name="feed_forward")
+        mixer: Any = MIXERS[config.mixer](config, name=config.mixer)
         auxiliary: Auxiliary = {}
         mixer_state = None if state is None else state.mixer
 
@@ -127,14 +127,16 @@ class Block(nn.Module):
 
         def feed(y):
             nonlocal auxiliary
-            y, losses = feed_forward(y, context)
+            module = FEED_FORWARDS[config.feed_forward](config, name="feed_forward")
+            y, losses = module(y, context)
             auxiliary = add_auxiliary(auxiliary, losses)
             return y
 
         parts = {config.mixer: mix}
         if context.cross_mask is not None:
             parts["cross_attention"] = cross_attend
-        parts["feed_forward"] = feed
+        if config.feed_forward != "none":
+            parts["feed_forward"] = feed
 
         # The Universal Transformer's positions, with the depth, come before every layer.
         if config.positions == "universal":

@@ -37,7 +37,7 @@ def forward_flops(config: ModelDimensions, shape: RowShape, scored: float | int)
     d_model, embedding_size = config.d_model, config.embedding_size
     query_features = config.num_heads * config.head_dim
     kv_features = config.num_kv_heads * config.head_dim
-    matrices = 3 if config.feed_forward == "gated_mlp" else 2
+    matrices = {"mlp": 2, "gated_mlp": 3, "none": 0}[config.feed_forward]
     feed_forward = 2 * matrices * d_model * config.d_ff
     # Queries times vectors of distances; Shaw et al. weigh such vectors, too.
     relative = {"transformer_xl": 1.5, "shaw": 2.0}.get(config.positions, 1.0)
@@ -49,22 +49,29 @@ def forward_flops(config: ModelDimensions, shape: RowShape, scored: float | int)
         projections = 4 * d_model * (query_features * queries + kv_features * keys)
         return projections + 4 * queries * keys * query_features * logits_cost
 
+    def mixer(positions: int, logits_cost: float, directions: int) -> float:
+        if config.mixer == "attention":
+            return attention(positions, positions, logits_cost)
+        # An LSTM: four gates of the token and of the last output, and the projection.
+        return 2.0 * directions * positions * (2 * 4 + 1) * d_model * config.lstm_cells
+
     total = 0.0
     if config.is_factorised:
         total += 2 * embedding_size * d_model * (shape.encoder + shape.decoder)
     if shape.encoder:
-        layer = attention(shape.encoder, shape.encoder, relative) + shape.encoder * feed_forward
+        layer = mixer(shape.encoder, relative, directions=2) + shape.encoder * feed_forward
         total += config.num_layers * layer
     if shape.decoder:
         sees_ahead = shape.bidirectional_prefix or shape.looks_ahead
         causal = 1.0 if sees_ahead else (shape.decoder + 1) / (2 * shape.decoder)
-        layer = (
-            attention(shape.decoder, shape.decoder, causal * relative)
-            + shape.decoder * feed_forward
-        )
+        layer = mixer(shape.decoder, causal * relative, directions=1)
+        layer += shape.decoder * feed_forward
         if shape.encoder:
             layer += attention(shape.decoder, shape.encoder)
         total += config.num_decoder_layers * layer
+        if config.backward_decoder:
+            total += config.num_decoder_layers * layer
+            scored *= 2
 
     # The head: what maps hidden states to the table's width, then the table, at scored positions.
     if config.lm_head:

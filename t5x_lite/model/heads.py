@@ -17,6 +17,7 @@ from jaxtyping import Array, Float
 
 from t5x_lite.config import ModelDimensions
 from t5x_lite.model.layers import (
+    Auxiliary,
     Dense,
     Norm,
     activate,
@@ -39,6 +40,22 @@ from t5x_lite.model.matmul import matmul, matmul_transposed
 # A batch of rows, [B, …] each, by the keys of data/rows/layouts.py.
 Row = dict[str, Array]
 Params = dict[str, Any]
+
+
+class ModelOutput(NamedTuple):
+    """What the Transformer returns, and heads read."""
+
+    hidden_states: Float[Array, "B T D"]  # of the decoder, or of an encoder alone
+    auxiliary: Auxiliary  # auxiliary losses by name, summed over the positions that are no padding
+    # Of a backward decoder: at each position, of what comes after it
+    backward_states: Float[Array, "B T D"] | None = None
+
+    @property
+    def both_ways(self) -> Float[Array, "B T F"]:
+        """All that is known at each position: of two decoders, side by side."""
+        if self.backward_states is None:
+            return self.hidden_states
+        return jnp.concatenate([self.hidden_states, self.backward_states], -1)
 
 
 class LanguageModelHead(nn.Module):
@@ -129,8 +146,8 @@ class HeadModule(NamedTuple):
     make: Callable[[ModelDimensions], Any]
     # Whether a model has them:
     wanted: Callable[[ModelDimensions], bool]
-    # (layers, hidden states, embedding table) → their output, for initialisation:
-    call: Callable[[Any, Array, Array], Array]
+    # (layers, output of the Transformer, embedding table) → theirs, for initialisation:
+    call: Callable[[Any, Any, Array], Array]
 
 
 # By the key of the model's parameters.
@@ -138,17 +155,17 @@ HEAD_MODULES = {
     "head": HeadModule(
         LanguageModelHead,
         wanted=lambda config: config.lm_head,
-        call=lambda head, hidden, table: head(hidden, table.T),
+        call=lambda head, output, table: head(output.hidden_states, table.T),
     ),
     "classifier": HeadModule(
         SequenceLabelHead,
         wanted=lambda config: config.num_classes > 0,
-        call=lambda head, hidden, table: head(hidden[:, 0]),
+        call=lambda head, output, table: head(output.both_ways[:, 0]),
     ),
     "span_head": HeadModule(
         SpanHead,
         wanted=lambda config: config.span_head,
-        call=lambda head, hidden, table: head(hidden),
+        call=lambda head, output, table: head(output.both_ways),
     ),
 }
 
@@ -170,9 +187,9 @@ def logits(
     return head.apply(variables, hidden, params["kernel"])
 
 
-def scored_positions(hidden: Float[Array, "B T D"], row: Row) -> Float[Array, "B K D"]:
+def scored_positions(output: ModelOutput, row: Row) -> Float[Array, "B K D"]:
     """The hidden states at the scored positions of an encoder."""
-    return jnp.take_along_axis(hidden, row["encoder_scored"][..., None], 1)
+    return jnp.take_along_axis(output.hidden_states, row["encoder_scored"][..., None], 1)
 
 
 @dataclass(frozen=True)
@@ -181,8 +198,8 @@ class Head:
 
     params_key: str  # of the model's parameters, those that it predicts with
     row_keys: tuple[str, ...]  # that rows must have
-    # All hidden states [B, T, D] → those that it predicts from:
-    read: Callable[[Array, Row], Array]
+    # The output of the Transformer → the hidden states that it predicts from:
+    read: Callable[[ModelOutput, Row], Array]
     # The loss of what `read` returns; the key is for dropout, None: none.
     sums: Callable[[ModelDimensions, Params, Array, Row, LossSettings, Array | None], Sums]
     weight: Callable[[Row], Array]  # by which the sums of a batch are divided
@@ -212,6 +229,29 @@ def _vocabulary_sums(
     )
 
 
+def _all_states(output: ModelOutput, row: Row) -> Float[Array, "B T D"]:
+    return output.hidden_states
+
+
+def _backward_states(output: ModelOutput, row: Row) -> Float[Array, "B T D"]:
+    assert output.backward_states is not None, "the model has no backward decoder"
+    return output.backward_states
+
+
+def _backward_weights(row: Row) -> Float[Array, "B T"]:
+    """1 where a token is predicted from those after it: all but the start token."""
+    is_text = (row["decoder_segments"] > 0) & (row["decoder_positions"] > 0)
+    return is_text.astype(row["decoder_weights"].dtype)
+
+
+def _backward_lm_sums(config, params, hidden, row, settings, key) -> Sums:
+    exchanged = {
+        "decoder_targets": row["decoder_tokens"],
+        "decoder_weights": _backward_weights(row),
+    }
+    return _vocabulary_sums("decoder", config, params, hidden, exchanged, settings, key)
+
+
 def _auxiliary_lm_sums(config, params, hidden, row, settings: LossSettings, key) -> Sums:
     """The language model's sums, its share of the loss scaled (Radford et al., 2018, eq. 5)."""
     sums = _vocabulary_sums("decoder", config, params, hidden, row, settings, key)
@@ -231,9 +271,17 @@ def _sequence_label_sums(config, params, hidden, row, settings, key) -> Sums:
     return class_sums(predicted, row["encoder_labels"], _real_rows(row).astype(predicted.dtype))
 
 
-def _label_states(hidden: Float[Array, "B T D"], row: Row) -> Float[Array, "B S D"]:
-    """The hidden state that the label of each segment is read from."""
-    return jnp.take_along_axis(hidden, row["label_positions"][..., None], 1)
+def _label_states(output: ModelOutput, row: Row) -> Float[Array, "B S F"]:
+    """The hidden state that the label of each segment is read from; of a backward decoder also the
+    one that has read all of the segment, its first.
+    """
+    places = row["label_positions"]
+    states = jnp.take_along_axis(output.hidden_states, places[..., None], 1)
+    if output.backward_states is None:
+        return states
+    firsts = places - jnp.take_along_axis(row["decoder_positions"], places, 1)
+    backward = jnp.take_along_axis(output.backward_states, firsts[..., None], 1)
+    return jnp.concatenate([states, backward], -1)
 
 
 def _class_sums(config, params, states, row, settings, key) -> Sums:
@@ -293,9 +341,18 @@ HEADS = {
     "lm": Head(
         params_key="head",
         row_keys=("decoder_targets", "decoder_weights"),
-        read=lambda hidden, row: hidden,
+        read=_all_states,
         sums=partial(_vocabulary_sums, "decoder"),
         weight=lambda row: row["decoder_weights"].sum(),
+    ),
+    # Every position of a backward decoder: ELMo (Peters et al., 2018, §3.1).
+    "backward_lm": Head(
+        params_key="head",
+        row_keys=("decoder_tokens", "decoder_segments", "decoder_positions", "decoder_weights"),
+        read=_backward_states,
+        sums=_backward_lm_sums,
+        weight=lambda row: _backward_weights(row).sum(),
+        metric_prefix="backward_",
     ),
     # The scored positions of an encoder: BERT.
     "mlm": Head(
@@ -309,7 +366,7 @@ HEADS = {
     "sequence_label": Head(
         params_key="classifier",
         row_keys=("encoder_labels", "encoder_segments"),
-        read=lambda hidden, row: hidden[:, 0],
+        read=lambda output, row: output.hidden_states[:, 0],
         sums=_sequence_label_sums,
         weight=lambda row: _real_rows(row).sum(),
         metric_prefix="label_",
@@ -318,7 +375,7 @@ HEADS = {
     "auxiliary_lm": Head(
         params_key="head",
         row_keys=("decoder_targets", "decoder_weights"),
-        read=lambda hidden, row: hidden,
+        read=_all_states,
         sums=_auxiliary_lm_sums,
         weight=lambda row: row["decoder_weights"].sum(),
         metric_prefix="lm_",
@@ -336,7 +393,7 @@ HEADS = {
     "span": Head(
         params_key="span_head",
         row_keys=("label_values", "label_positions", "label_weights", "encoder_segments"),
-        read=lambda hidden, row: hidden,
+        read=_all_states,
         sums=_span_sums,
         weight=lambda row: row["label_weights"].sum(),
         outputs=lambda config, params, hidden, row: _span_logits(config, params, hidden),

@@ -6,7 +6,7 @@ Shapes: B rows, T positions of a stack, E encoder and D decoder positions, W d_m
 
 from dataclasses import replace
 from functools import cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import flax.linen as nn
 import jax
@@ -15,9 +15,8 @@ from jaxtyping import Array, Float
 
 from t5x_lite.config import ModelDimensions
 from t5x_lite.model.blocks import Block, StackContext
-from t5x_lite.model.heads import HEAD_MODULES, Params, Row
+from t5x_lite.model.heads import HEAD_MODULES, ModelOutput, Params, Row
 from t5x_lite.model.layers import (
-    Auxiliary,
     Dense,
     Norm,
     add_auxiliary,
@@ -28,13 +27,6 @@ from t5x_lite.model.layers import (
 from t5x_lite.model.masks import AttentionMask
 from t5x_lite.model.matmul import matmul
 from t5x_lite.model.positions import RelativeBias, alibi, sinusoidal
-
-
-class ModelOutput(NamedTuple):
-    """What the Transformer returns."""
-
-    hidden_states: Float[Array, "B T W"]  # of the decoder, or of an encoder alone
-    auxiliary: Auxiliary  # auxiliary losses by name, summed over the positions that are no padding
 
 
 class Stack(nn.Module):
@@ -183,6 +175,8 @@ class Transformer(nn.Module):
                 self.decoder = Stack(
                     config, config.num_decoder_layers, shared in ("all", "decoder")
                 )
+            if config.backward_decoder:
+                self.backward_decoder = Stack(config, config.num_layers, shared == "all")
 
         # Dropout of the embeddings, and what is predicted.
         self.dropout = nn.Dropout(config.dropout)
@@ -260,25 +254,73 @@ class Transformer(nn.Module):
         )
         return decoder(self.embed(row, "decoder", deterministic), context)
 
+    def decode_backward(self, row: Row, deterministic: bool = True) -> ModelOutput:
+        """The hidden states [B, D, W] of the backward decoder: where the decoder has read
+        decoder_tokens[: t + 1], it has read decoder_targets[t:], from the last on.
+        """
+        row = reversed_row(row)
+        segments = row["decoder_segments"]
+        context = self.backward_decoder.context(
+            # What was padding after the text is now before it: only `packed` masks it.
+            AttentionMask(segments, segments, causal=True, packed=True),
+            bidirectional=False,
+            segments=segments,
+            positions=row["decoder_positions"],
+            deterministic=deterministic,
+        )
+        output = self.backward_decoder(self.embed(row, "decoder", deterministic), context)
+        return output._replace(hidden_states=jnp.flip(output.hidden_states, 1))
+
     def __call__(self, row: Row, deterministic: bool = True) -> ModelOutput:
         if self.config.architecture == "encoder":
             return self.encode(row, deterministic)
+        if self.config.backward_decoder:
+            forward = self.decode(row, None, deterministic)
+            backward = self.decode_backward(row, deterministic)
+            auxiliary = add_auxiliary(forward.auxiliary, backward.auxiliary)
+            return ModelOutput(forward.hidden_states, auxiliary, backward.hidden_states)
         if not self.config.is_encoder_decoder:
             return self.decode(row, None, deterministic)
-        encoded, encoder_losses = self.encode(row, deterministic)
-        hidden, decoder_losses = self.decode(row, encoded, deterministic)
-        return ModelOutput(hidden, add_auxiliary(encoder_losses, decoder_losses))
+        encoded = self.encode(row, deterministic)
+        decoded = self.decode(row, encoded.hidden_states, deterministic)
+        auxiliary = add_auxiliary(encoded.auxiliary, decoded.auxiliary)
+        return ModelOutput(decoded.hidden_states, auxiliary)
 
     def touch_all_parameters(self, row: Row) -> None:
         """Call every module once, for initialisation."""
         # Shared stacks are called through the decoder first, so that they have cross-attention.
         if self.config.shared_stacks:
             self.decode(row, self.embed(row, "encoder"))
-        hidden = self(row).hidden_states
+        output = self(row)
         table = self.embedding if self.config.shared_embeddings else self.decoder_embedding
         for name, head in HEAD_MODULES.items():
             if head.wanted(self.config):
-                head.call(getattr(self, name), hidden, table)
+                head.call(getattr(self, name), output, table)
+
+
+def reversed_row(row: Row) -> Row:
+    """A decoder's row read from its end: what was predicted is read, and what was read predicted.
+
+    >>> row = {"tokens": [[0, 7, 8, 0, 4, 0]], "targets": [[7, 8, 9, 4, 5, 0]]}
+    >>> row |= {"segments": [[1, 1, 1, 2, 2, 0]], "positions": [[0, 1, 2, 0, 1, 0]]}
+    >>> row = reversed_row({f"decoder_{key}": jnp.array(value) for key, value in row.items()})
+    >>> for key in "tokens", "targets", "segments", "positions":
+    ...     print(key, row[f"decoder_{key}"][0])
+    tokens [0 5 4 9 8 7]
+    targets [0 4 0 8 7 0]
+    segments [0 2 2 1 1 1]
+    positions [0 0 1 0 1 2]
+    """
+    segments = jnp.flip(row["decoder_segments"], 1)
+    place = jnp.arange(segments.shape[1])
+    is_start = jnp.diff(segments, prepend=-1) != 0
+    starts = jax.lax.cummax(jnp.where(is_start, place, 0), axis=1)
+    return {
+        "decoder_tokens": jnp.flip(row["decoder_targets"], 1),
+        "decoder_targets": jnp.flip(row["decoder_tokens"], 1),
+        "decoder_segments": segments,
+        "decoder_positions": place - starts,
+    }
 
 
 def apply(
@@ -306,6 +348,8 @@ def blank_row(config: ModelDimensions, length: int = 8) -> Row:
     for stack in stacks.get(config.architecture, ["decoder"]):
         for kind in ("tokens", "segments", "positions"):
             row[f"{stack}_{kind}"] = jnp.zeros((1, length), jnp.int32)
+    if config.backward_decoder:
+        row["decoder_targets"] = jnp.zeros((1, length), jnp.int32)
     return row
 
 

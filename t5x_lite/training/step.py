@@ -112,7 +112,7 @@ class Loss:
         sums = {}
         # What is predicted, each head from the hidden states that it reads.
         for name, head in self.heads.items():
-            hidden = head.read(output.hidden_states, rows)
+            hidden = head.read(output, rows)
             head_key = None if key is None else jax.random.fold_in(key, _HEADS)
             sums[name] = head.sums(self.model, params, hidden, rows, self._settings, head_key)
         # What the blocks themselves ask for, such as the balance of a mixture of experts.

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from inference.untrained import full_logits, logits_of, untrained
-from model.recurrent import LSTM
 
 from t5x_lite.data.objectives.pairs import Pairs
 from t5x_lite.data.ragged import Ragged
@@ -13,19 +12,11 @@ from t5x_lite.data.rows.layouts import RowShape, lay_out
 from t5x_lite.inference import decode_loop
 from t5x_lite.inference.decode_loop import Prompt, Sampling, StopTokens, sample
 from t5x_lite.inference.generate import generate_ids, search_ids
-from t5x_lite.model.blocks import MIXERS
 
-# A model with another mixer has a width of its own: programs are kept by the model's dimensions.
-OF_THE_LSTM = {"model.d_model": 20, "model.num_layers": 1, "model.positions": "none"}
-
-
-@pytest.fixture(params=["attention", "LSTM"])
-def mixer_settings(request, exchange):
-    """Settings of a model with that mixer, which is put into the table for as long."""
-    if request.param == "attention":
-        return {"model.positions": "relative"}
-    exchange(MIXERS, "attention", LSTM)
-    return OF_THE_LSTM
+OF_MIXERS = {
+    "attention": {"model.positions": "relative"},
+    "lstm": {"model.mixer": "lstm", "model.positions": "none"},
+}
 
 
 def target_logits(loaded, prompt, targets):
@@ -44,25 +35,24 @@ def target_logits(loaded, prompt, targets):
 
 
 @pytest.mark.parametrize(
-    ("objective", "architecture"),
+    ("objective", "architecture", "mixer"),
     [
-        ("causal_lm", "decoder"),
-        ("prefix_lm", "prefix_decoder"),
-        ("span_corruption", "encoder_decoder"),
+        ("causal_lm", "decoder", "attention"),
+        ("causal_lm", "decoder", "lstm"),
+        ("prefix_lm", "prefix_decoder", "attention"),
+        ("span_corruption", "encoder_decoder", "attention"),
+        ("span_corruption", "encoder_decoder", "lstm"),
     ],
 )
 def test_greedy_is_the_argmax_of_each_prefix_and_batches_change_nothing(
-    make, mixer_settings, objective, architecture
+    make, objective, architecture, mixer
 ):
     """Of whatever mixes positions: what it keeps is its own business."""
-    shared = architecture == "encoder_decoder"
-    settings = {**mixer_settings, "model.shared_stacks": shared}
+    shared = architecture == "encoder_decoder" and mixer == "attention"
+    settings = {**OF_MIXERS[mixer], "model.shared_stacks": shared}
     loaded = untrained(make, objective, architecture, **settings)
     vocabulary = loaded.tokenizer.vocabulary
     texts = ("the cat sees", "the dog and the bird")
-    if "LSTM" in str(MIXERS):
-        texts = ("the cat sees", "a dog")
-        assert "recurrent" in str(jax.tree.structure(loaded.params))
     prompts = [loaded.tokenizer.encode(text) for text in texts]
     together = generate_ids(loaded, prompts, max_new_tokens=3)
     for prompt, ids in zip(prompts, together, strict=True):
@@ -73,9 +63,10 @@ def test_greedy_is_the_argmax_of_each_prefix_and_batches_change_nothing(
         assert len(ids) == 3 or likeliest[len(ids)] == vocabulary.eos
 
 
-def test_a_beam_scores_what_its_text_scores_whatever_the_mixer(make, mixer_settings):
+@pytest.mark.parametrize("mixer", OF_MIXERS)
+def test_a_beam_scores_what_its_text_scores_whatever_the_mixer(make, mixer):
     """State that moves with the beams: each text's score is that of the text read at once."""
-    loaded = untrained(make, "causal_lm", "decoder", **mixer_settings)
+    loaded = untrained(make, "causal_lm", "decoder", **OF_MIXERS[mixer])
     vocabulary = loaded.tokenizer.vocabulary
     prompts = [loaded.tokenizer.encode(text) for text in ("the cat", "a dog sees")]
     found = search_ids(loaded, prompts, num_beams=3, max_new_tokens=5, length_penalty=1.0)
@@ -103,17 +94,16 @@ WAYS = {
     "Transformer-XL": {"positions": "transformer_xl", "norm_position": "post"},
     "Universal, ReZero": {"positions": "universal", "rezero": True},
     "bfloat16": {"positions": "relative", "dtype": "bfloat16"},
-    "LSTM": {key.removeprefix("model."): value for key, value in OF_THE_LSTM.items()},
+    "LSTM": {"mixer": "lstm", "positions": "none", "feed_forward": "none"},
+    "LSTM, normalised by RMSNorm": {"mixer": "lstm", "positions": "learned", "norm": "rms_norm"},
 }
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_is_kept_is_what_would_be_computed_again(make, exchange, way):
+def test_what_is_kept_is_what_would_be_computed_again(make, way):
     """Logits of tokens read in pieces of 5, 1 and 1, padding after the first piece, against those
     of the whole row.
     """
-    if way == "LSTM":
-        exchange(MIXERS, "attention", LSTM)
     settings = {f"model.{key}": value for key, value in WAYS[way].items()}
     loaded = untrained(make, "causal_lm", "decoder", **settings)
     config = loaded.model

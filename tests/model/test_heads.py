@@ -8,7 +8,14 @@ from model.proofs import check_gradients, random_params, small
 from t5x_lite.config import Model
 from t5x_lite.data.rows.batches import make_batches
 from t5x_lite.data.tasks.formats import FORMATS
-from t5x_lite.model.heads import HEADS, LanguageModelHead, SequenceLabelHead, head_params, logits
+from t5x_lite.model.heads import (
+    HEADS,
+    LanguageModelHead,
+    ModelOutput,
+    SequenceLabelHead,
+    head_params,
+    logits,
+)
 from t5x_lite.resolve import resolve_model
 
 LANGUAGE_MODEL_HEADS = {
@@ -57,8 +64,8 @@ def test_rows_have_what_their_heads_read(make, objective, architecture):
         assert set(head.row_keys) <= set(row)
         only = {key: jnp.asarray(row[key]) for key in head.row_keys}
         stack = "encoder" if "encoder_tokens" in row and architecture == "encoder" else "decoder"
-        hidden = jnp.zeros((*row[f"{stack}_tokens"].shape, 4))
-        assert head.read(hidden, only).shape[0] == 8
+        output = ModelOutput(jnp.zeros((*row[f"{stack}_tokens"].shape, 4)), {})
+        assert head.read(output, only).shape[0] == 8
         assert np.isfinite(head.weight(only))
 
 
@@ -69,4 +76,5 @@ def test_every_head_is_that_of_some_rows(make):
         for head in make(objective, architecture)[0].heads
     }
     of_tasks = {way.head for ways in FORMATS.values() for way in ways.values()}
-    assert used | of_tasks | {"auxiliary_lm"} == set(HEADS)
+    of_two_decoders = make("causal_lm", "decoder", **{"model.backward_decoder": True})[0].heads
+    assert used | of_tasks | {"auxiliary_lm", *of_two_decoders} == set(HEADS)

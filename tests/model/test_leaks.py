@@ -58,8 +58,8 @@ def logits_of(model: ModelDimensions):
 
     @jax.jit
     def compute(batch):
-        hidden = transformer.apply(model, params, batch).hidden_states
-        return logits(model, head_params(params), head.read(hidden, batch))
+        output = transformer.apply(model, params, batch)
+        return logits(model, head_params(params), head.read(output, batch))
 
     return compute
 

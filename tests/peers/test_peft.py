@@ -63,8 +63,8 @@ def our_outputs(model, params, texts, tokenizer, head):
     pairs = Pairs(read, Ragged.empty(len(texts)), segment_labels=labels)
     row = lay_out(pairs, RowShape(encoder=len(texts[0]), labels=1), tokenizer.vocabulary)
     row = {key: jnp.asarray(value) for key, value in row.items()}
-    states = transformer.apply(model, params, row).hidden_states
-    outputs = HEADS[head].outputs(model, params, HEADS[head].read(states, row), row)
+    output = transformer.apply(model, params, row)
+    outputs = HEADS[head].outputs(model, params, HEADS[head].read(output, row), row)
     return np.asarray(outputs if head == "span" else outputs[:, 0])
 
 

@@ -6,9 +6,7 @@ import jax
 import numpy as np
 import pytest
 from model.proofs import random_params
-from model.recurrent import LSTM
 
-from t5x_lite.model.blocks import MIXERS
 from t5x_lite.resolve import text_data
 from t5x_lite.training import metrics
 from t5x_lite.training.loop import Run
@@ -73,11 +71,13 @@ def test_learns(make, objective, architecture):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("optimized")
-def test_a_mixer_that_is_no_attention_learns(make, exchange):
-    exchange(MIXERS, "attention", LSTM)
-    trained, evaluated, corpus = train_and_evaluate(
-        make, "causal_lm", "decoder", **{"model.num_layers": 1}
-    )
+@pytest.mark.parametrize(
+    ("objective", "architecture"),
+    [("causal_lm", "decoder"), ("masked_lm", "encoder"), ("span_corruption", "encoder_decoder")],
+)
+def test_an_lstm_learns(make, objective, architecture):
+    settings = {"model.mixer": "lstm", "model.positions": "none", "model.feed_forward": "none"}
+    trained, evaluated, corpus = train_and_evaluate(make, objective, architecture, **settings)
     assert evaluated["loss"] < 0.75 * entropy(corpus)
     assert trained["loss"] == pytest.approx(evaluated["loss"], rel=0.35)
 

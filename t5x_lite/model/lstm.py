@@ -1,0 +1,135 @@
+"""An LSTM in place of attention: what it has read is two vectors, however long the text is.
+
+Shapes: B rows, T positions, D d_model, C cells, G the four gates of all cells, 4 × C.
+"""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Bool, Float
+
+from t5x_lite.config import ModelDimensions
+from t5x_lite.model.layers import Auxiliary, Dense, Norm, parameter_dtype, with_axes
+
+# Added to the forget gate, so that a fresh LSTM remembers (Jozefowicz et al., 2015, §2.2).
+FORGET_BIAS = 1.0
+
+
+class LSTMState(struct.PyTreeNode):
+    """What one direction keeps of the tokens it has read."""
+
+    cells: Float[Array, "B C"]  # float32, whatever the compute dtype
+    output: Float[Array, "B D"]
+
+
+class Direction(nn.Module):
+    """One LSTM (Hochreiter and Schmidhuber, 1997), with forget gates, an output projected to
+    d_model (LSTMP: Sak et al., 2014, §2), and normalised gates and cells (Ba et al., 2016, eqs. 20
+    to 22), by config.norm.
+    """
+
+    config: ModelDimensions
+
+    def setup(self):
+        config = self.config
+        gates = 4 * config.lstm_cells
+        self.inputs = Dense(config, gates, ("embed", "mlp"), use_bias=False)
+        self.recurrent = Dense(config, gates, ("embed", "mlp"), use_bias=False)
+        self.projection = Dense(
+            config, config.d_model, ("mlp", "embed"), writes_to_stream=True, use_bias=False
+        )
+        self.inputs_norm = Norm(config)
+        self.recurrent_norm = Norm(config)
+        self.cells_norm = Norm(config)
+        if config.bias:
+            zeros = with_axes(nn.initializers.zeros, "mlp")
+            self.bias = self.param("bias", zeros, (gates,), parameter_dtype(config))
+
+    def __call__(
+        self,
+        x_BTD: Float[Array, "B T D"],
+        state: LSTMState,
+        is_start: Bool[Array, "B T"],
+        is_real: Bool[Array, "B T"],
+        backward: bool = False,
+    ) -> tuple[Float[Array, "B T D"], LSTMState]:
+        """Read T tokens: the outputs, and the state after the last.
+
+        Args:
+            is_start: where a segment begins, in the direction that is read: nothing of what was
+                read before is left.
+            is_real: False where a token is padding, which leaves the state as it was.
+            backward: read from the last token to the first.
+        """
+        # What the gates read of the tokens does not depend on the state: one product for all.
+        gates_BTG = self.inputs_norm(self.inputs(x_BTD))
+        if self.config.bias:
+            gates_BTG += self.bias.astype(gates_BTG.dtype)
+        over_positions: Any = nn.scan(
+            Direction.read_one,
+            variable_broadcast=("params", "transposed"),
+            split_rngs={"params": False, "dropout": False},
+            in_axes=1,
+            out_axes=1,
+            reverse=backward,
+        )
+        state, outputs_BTD = over_positions(self, state, (gates_BTG, is_start, is_real))
+        return outputs_BTD, state
+
+    def read_one(self, state: LSTMState, token: Any) -> tuple[LSTMState, Float[Array, "B D"]]:
+        """One token of each row: the updated state, and its output."""
+        gates_BG, is_start, is_real = token
+        before = jax.tree.map(lambda x: jnp.where(is_start[:, None], 0, x), state)
+        gates_BG += self.recurrent_norm(self.recurrent(before.output))
+
+        # The gates of a cell lie side by side, so that devices can split the cells.
+        gates_BC4 = gates_BG.reshape(len(gates_BG), -1, 4).astype(state.cells.dtype)
+        write_BC, forget_BC, new_BC, read_BC = jnp.moveaxis(gates_BC4, -1, 0)
+        cells_BC = nn.sigmoid(forget_BC + FORGET_BIAS) * before.cells
+        cells_BC += nn.sigmoid(write_BC) * jnp.tanh(new_BC)
+        hidden_BC = nn.sigmoid(read_BC) * jnp.tanh(self.cells_norm(cells_BC))
+        after = LSTMState(cells_BC, self.projection(hidden_BC))
+
+        state = jax.tree.map(lambda new, old: jnp.where(is_real[:, None], new, old), after, state)
+        return state, after.output
+
+
+class LSTM(nn.Module):
+    """The mixer: one direction in a decoder; two in an encoder, whose outputs are added."""
+
+    config: ModelDimensions
+
+    def setup(self):
+        self.forward = Direction(self.config)
+        self.backward = Direction(self.config)
+
+    def __call__(
+        self, x_BTD: Float[Array, "B T D"], context: Any
+    ) -> tuple[Float[Array, "B T D"], Auxiliary]:
+        """Whole rows; context: blocks.StackContext."""
+        nothing = self.initial_state(len(x_BTD), 0)
+        outputs_BTD, _ = self.prefill(x_BTD, nothing, context)
+        if not context.mask.causal:
+            segments = context.segments
+            is_last = jnp.diff(segments, append=0) != 0
+            backward_BTD, _ = self.backward(x_BTD, nothing, is_last, segments > 0, backward=True)
+            outputs_BTD += backward_BTD
+        return outputs_BTD, {}
+
+    def initial_state(self, rows: int, slots: int) -> LSTMState:
+        """Zeros, as many for any number of tokens."""
+        config = self.config
+        cells = jnp.zeros((rows, config.lstm_cells), parameter_dtype(config))
+        return LSTMState(cells, jnp.zeros((rows, config.d_model), config.dtype))
+
+    def prefill(
+        self, x_BTD: Float[Array, "B T D"], state: LSTMState, context: Any
+    ) -> tuple[Float[Array, "B T D"], LSTMState]:
+        """Read T tokens, some of them padding."""
+        is_start = context.positions == 0  # positions begin anew in each segment
+        return self.forward(x_BTD, state, is_start, context.segments > 0)
+
+    step = prefill  # one token is read as many are
