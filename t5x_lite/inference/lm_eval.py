@@ -77,12 +77,13 @@ class HarnessModel(_LM):
         return before[max(len(before) - room, 0) :], target
 
     def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
-        """Of each text: its log-probability in nats, or an encoder's pseudo-log-likelihood. Texts
-        longer than the model's rows are read in windows that share one token.
+        """Of each text: its log-probability in nats; of a masked language model the
+        pseudo-log-likelihood. Texts longer than the model's rows are read in windows that share one
+        token.
         """
         texts = [request.args[0] for request in requests]
         architecture = self._model.model.architecture
-        if architecture == "encoder":
+        if self._model.rows.masked:
             return [score.nats for score in pseudo_log_likelihoods(self._model, texts)]
         if architecture != "decoder":
             reason = f"a model with {architecture} scores a text given another"

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from t5x_lite.config import ModelDimensions
 from t5x_lite.data.objectives.pairs import Pairs
@@ -23,7 +23,7 @@ from t5x_lite.errors import USAGE, UserError
 from t5x_lite.inference.fill import split_at_blanks, with_cls_and_sep
 from t5x_lite.inference.generate import encode_prompts
 from t5x_lite.model import transformer
-from t5x_lite.model.heads import Params, Row, head_params, logits, scored_positions
+from t5x_lite.model.heads import Params, Row, head_params, logits
 from t5x_lite.training.run_directory import LoadedModel
 
 _POSITIONS_PER_BATCH = 4096
@@ -46,12 +46,12 @@ def score(loaded: LoadedModel, texts: list[str], context: str = "") -> list[Scor
 
     A decoder scores the text, or the text given the context; longer ones than its rows in pieces,
     each from the start. A prefix decoder and an encoder-decoder need a context, which they read
-    bidirectionally. An encoder scores a text by its pseudo-log-likelihood (Salazar et al., 2020:
-    each token given all others), or what fills the one blank (___) of a context by the chain rule:
-    position after position from left to right, with what was filled in before.
+    bidirectionally. A masked language model scores a text by its pseudo-log-likelihood (Salazar et
+    al., 2020: each token given all others), or what fills the one blank (___) of a context by the
+    chain rule: position after position from left to right, with what was filled in before.
     """
     loaded.check_predicts_tokens("score")
-    if loaded.model.architecture == "encoder":
+    if loaded.rows.masked:
         if not context:
             return pseudo_log_likelihoods(loaded, texts)
         parts = split_at_blanks(loaded, context)
@@ -237,27 +237,44 @@ def _scores_of(
 def score_masked(
     loaded: LoadedModel, rows: list[np.ndarray], positions: list[int], answers: list[int]
 ) -> TokenScores:
-    """How likely the answer is at one position of each row of ids, by a masked language model."""
+    """How likely the answer is at one position of each row of ids, by a model that reads both sides
+    of a mask: an encoder, or a decoder of masked_next_token.
+    """
     scores = np.zeros((len(rows), 2))
     for numbers in like_lengths([len(row) for row in rows]):
         ids = Ragged.from_rows([rows[number] for number in numbers])
-        scored = Ragged.from_rows([[positions[number]] for number in numbers])
-        targets = Ragged.from_rows([[answers[number]] for number in numbers])
+        nothing = Ragged.empty(len(numbers))
         length = _row_length(int(max(ids.lengths)), loaded.model.max_length)
-        pairs = Pairs(ids, targets, scored=scored)
-        row = lay_out(pairs, RowShape(encoder=length, scored=1), loaded.tokenizer.vocabulary)
+        if loaded.model.architecture == "encoder":
+            pairs, shape = Pairs(ids, nothing, scored=nothing), RowShape(length, scored=1)
+        else:  # behind the start token, so that a token is predicted at the position before it
+            pairs, shape = Pairs(nothing, ids, read=ids), RowShape(decoder=length, looks_ahead=True)
+        row = lay_out(pairs, shape, loaded.tokenizer.vocabulary)
+        at, chosen = np.array(positions)[numbers], np.array(answers)[numbers]
         with loaded.within():
-            scores[numbers] = np.asarray(_encoder_scores(loaded.model, loaded.params, row))
+            of_rows = _scores_at(loaded.model, loaded.params, row, at, chosen)
+        scores[numbers] = np.asarray(of_rows)
     return TokenScores(scores[:, 0], scores[:, 1] > 0)
 
 
 @partial(jax.jit, static_argnums=0)
-def _encoder_scores(model: ModelDimensions, params: Params, row: Row) -> Float[Array, "B 2"]:
-    output = transformer.apply(model, params, row, packed=False)
-    hidden = scored_positions(output, row)[:, 0]
-    return jnp.stack(
-        _scores_of(logits(model, head_params(params), hidden), row["encoder_targets"][:, 0]), -1
-    )
+def _scores_at(
+    model: ModelDimensions,
+    params: Params,
+    row: Row,
+    positions: Int[Array, "B"],
+    answers: Int[Array, "B"],
+) -> Float[Array, "B 2"]:
+    hidden = transformer.apply(model, params, row, packed=False).hidden_states
+    hidden = hidden[jnp.arange(len(hidden)), positions]
+    return jnp.stack(_scores_of(logits(model, head_params(params), hidden), answers), -1)
+
+
+def _framed(loaded: LoadedModel, parts: list[np.ndarray]) -> tuple[np.ndarray, int]:
+    """A text with masks as its model reads it, and the position of its first token."""
+    if loaded.model.architecture == "encoder":
+        return with_cls_and_sep(loaded, parts), 1
+    return np.concatenate(parts).astype(np.int32), 0
 
 
 def pseudo_log_likelihoods(loaded: LoadedModel, texts: Sequence[str]) -> list[Score]:
@@ -266,8 +283,8 @@ def pseudo_log_likelihoods(loaded: LoadedModel, texts: Sequence[str]) -> list[Sc
     rows, positions, answers, lengths = [], [], [], []
     for text in texts:
         ids = loaded.tokenizer.encode(text)
-        framed = with_cls_and_sep(loaded, [ids])
-        for number, token in enumerate(ids.tolist(), 1):  # after [CLS]
+        framed, first = _framed(loaded, [ids])
+        for number, token in enumerate(ids.tolist(), first):
             row = framed.copy()
             row[number] = mask
             rows.append(row)
@@ -296,8 +313,9 @@ def score_in_blanks(
     for left, right, ids in zip(before, after, spans, strict=True):
         for known in range(len(ids)):
             filled = np.concatenate([ids[:known], np.full(len(ids) - known, mask)])
-            rows.append(with_cls_and_sep(loaded, [left, filled, right]))
-            positions.append(1 + len(left) + known)  # after [CLS]
+            row, first = _framed(loaded, [left, filled, right])
+            rows.append(row)
+            positions.append(first + len(left) + known)
             answers.append(int(ids[known]))
     nats, is_likeliest = score_masked(loaded, rows, positions, answers)
     ends = np.cumsum([len(ids) for ids in spans])[:-1]
@@ -345,40 +363,3 @@ def score_in_the_middle(
         for left, right in zip(before, after, strict=True)
     ]
     return score_targets(loaded, inputs, list(spans))
-
-
-def score_before_masks(
-    loaded: LoadedModel,
-    before: Sequence[np.ndarray],
-    after: Sequence[np.ndarray],
-    spans: Sequence[np.ndarray],
-) -> list[TokenScores]:
-    """The same as score_in_blanks by a decoder of masked_next_token: it predicts each token at the
-    position before it.
-    """
-    vocabulary = loaded.tokenizer.vocabulary
-    rows: list[np.ndarray] = []
-    texts: list[np.ndarray] = []
-    places: list[int] = []
-    for left, right, ids in zip(before, after, spans, strict=True):
-        for known in range(len(ids)):
-            masks = np.full(len(ids) - known, vocabulary["[MASK]"])
-            rows.append(np.concatenate([left, ids[:known], masks, right]).astype(np.int32))
-            texts.append(np.concatenate([left, ids, right]).astype(np.int32))
-            places.append(len(left) + known)
-    scores = np.zeros((len(rows), 2))
-    for numbers in like_lengths([len(row) for row in rows]):
-        read = Ragged.from_rows([rows[number] for number in numbers])
-        targets = Ragged.from_rows([texts[number] for number in numbers])
-        length = _row_length(int(max(read.lengths)), loaded.model.max_length)
-        pairs = Pairs(Ragged.empty(len(numbers)), targets, read=read)
-        row = lay_out(
-            pairs, RowShape(decoder=length, looks_ahead=True), loaded.tokenizer.vocabulary
-        )
-        with loaded.within():
-            of_rows = np.asarray(_decoder_scores(loaded.model, loaded.params, row))
-        at = [places[number] for number in numbers]
-        scores[numbers] = of_rows[np.arange(len(numbers)), :, at]
-    ends = np.cumsum([len(ids) for ids in spans])[:-1]
-    nats, is_likeliest = np.split(scores[:, 0], ends), np.split(scores[:, 1] > 0, ends)
-    return [TokenScores(*pair) for pair in zip(nats, is_likeliest, strict=True)]

@@ -166,7 +166,7 @@ def _right_answer(task: Task, example: Example) -> str:
 
 def method_of(loaded: LoadedModel) -> str:
     """What the likelihood of an answer is to this model."""
-    if loaded.model.architecture == "encoder":
+    if loaded.rows.masked:
         return "log-probability in a blank, token after token"
     if loaded.rows.uses_sentinels:
         return "log-probability of the span in the place of a sentinel"
@@ -196,7 +196,7 @@ def score_after(
     targets = [target[:most] for target in targets]
     before = _shortened(loaded, before, targets)
     after = [np.zeros(0, np.int32)] * len(before)
-    if loaded.model.architecture == "encoder":
+    if loaded.rows.masked:
         return score_in_blanks(loaded, before, after, targets)
     if loaded.rows.uses_sentinels:
         return score_at_sentinels(loaded, before, after, targets)
@@ -263,7 +263,7 @@ def _prefer(loaded: LoadedModel, examples: Examples) -> Evaluated:
     """Whether the better of two sentences is likelier; a tie is wrong."""
     sentences = [text for example in examples.examples for text in example.choices]
     encode = loaded.tokenizer.encode
-    if loaded.model.architecture == "encoder":
+    if loaded.rows.masked:
         method = "pseudo-log-likelihood of the sentence"
         sums = [score.nats for score in pseudo_log_likelihoods(loaded, sentences)]
     elif loaded.model.architecture == "decoder":
@@ -286,11 +286,20 @@ def _prefer(loaded: LoadedModel, examples: Examples) -> Evaluated:
             rest = [np.concatenate(pair) for pair in zip(spans, after, strict=True)]
             scores = score_targets(loaded, before, rest)
         sums = [one.nats.sum() for one in scores]
-    pairs = zip(sums[::2], sums[1::2], strict=True)
-    predictions: list[Label] = [likeliest([float(good), float(bad)]) for good, bad in pairs]
-    return _evaluated(
-        method, judge(examples.task, examples.examples, predictions), examples, predictions
-    )
+    predictions = _likelier(sums)
+    metrics = judge(examples.task, examples.examples, predictions)
+    if loaded.rows.shape.looks_ahead and not loaded.rows.masked:  # it has learned both
+        sums = [score.nats for score in pseudo_log_likelihoods(loaded, sentences)]
+        masked = judge(examples.task, examples.examples, _likelier(sums))
+        metrics |= {f"{name}_masked": value for name, value in masked.items()}
+        method = f"{method}; masked: its pseudo-log-likelihood"
+    return _evaluated(method, metrics, examples, predictions)
+
+
+def _likelier(scores: Sequence[float]) -> list[Label]:
+    """Which of each two scores is the higher, 0 or 1; None of a tie."""
+    pairs = zip(scores[::2], scores[1::2], strict=True)
+    return [likeliest([float(first), float(second)]) for first, second in pairs]
 
 
 def differing_spans(

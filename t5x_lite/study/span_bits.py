@@ -22,7 +22,6 @@ from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.inference.score import (
     TokenScores,
     score_at_sentinels,
-    score_before_masks,
     score_in_blanks,
     score_in_the_middle,
     score_targets,
@@ -160,13 +159,12 @@ def span_bits(loaded: LoadedModel, spans: Sequence[Span], context: Context) -> n
 
 
 def _method(loaded: LoadedModel, context: Context) -> Callable[..., list[TokenScores]]:
-    if loaded.rows.aligned:
-        return score_in_blanks
     if loaded.rows.uses_sentinels:
         return score_at_sentinels
+    if loaded.rows.aligned:
+        return score_in_blanks
     if context == "both":
-        looks_ahead = loaded.rows.shape.looks_ahead
-        return score_before_masks if looks_ahead else score_in_the_middle
+        return score_in_blanks if loaded.rows.shape.looks_ahead else score_in_the_middle
     return lambda loaded, before, after, asked: score_targets(loaded, before, asked)
 
 

@@ -1,8 +1,11 @@
 import jax
 import numpy as np
 import pytest
-from inference.untrained import full_logits, untrained
+from inference.untrained import full_logits, logits_of, untrained
 
+from t5x_lite.data.objectives.pairs import Pairs
+from t5x_lite.data.ragged import Ragged
+from t5x_lite.data.rows.layouts import RowShape, lay_out
 from t5x_lite.errors import UserError
 from t5x_lite.inference.fill import fill
 from t5x_lite.inference.generate import encode_prompts
@@ -61,3 +64,31 @@ def test_an_encoder_scores_by_masks(make):
     expected = log_probability([mask, t], 1, a) + log_probability([a, mask], 2, t)
     assert pseudo.nats == pytest.approx(expected, abs=1e-4)
     assert pseudo.kind == "pseudo_log_likelihood"
+
+
+def test_a_decoder_of_masks_scores_by_them(make):
+    """Where its training rows have the weight of the masked token."""
+    loaded = untrained(make, "masked_next_token", "decoder")
+    vocabulary = loaded.tokenizer.vocabulary
+    mask, a, t = vocabulary["[MASK]"], ord("a"), ord("t")
+
+    def log_probability(read, text, at):
+        weights = np.zeros((1, len(text)), np.float32)
+        weights[0, at] = 1
+        one, of_masks = Ragged.from_rows([text]), Ragged.from_rows([read])
+        pairs = Pairs(Ragged.empty(1), one, Ragged.from_array(weights), read=of_masks)
+        row = lay_out(pairs, RowShape(decoder=20, looks_ahead=True), vocabulary)
+        (place,) = np.flatnonzero(row["decoder_weights"][0])
+        logits = logits_of(loaded.model)(loaded.params, row)
+        assert row["decoder_targets"][0, place] == text[at]
+        return float(jax.nn.log_softmax(logits[0, place])[text[at]])
+
+    (pseudo,) = score(loaded, ["at"])
+    expected = log_probability([mask, t], [a, t], 0) + log_probability([a, mask], [a, t], 1)
+    assert pseudo.nats == pytest.approx(expected, abs=1e-4)
+    assert pseudo.kind == "pseudo_log_likelihood"
+    (one,) = score(loaded, ["at"], context="c___ sees")
+    c, after = ord("c"), list(b" sees")
+    chain = log_probability([c, mask, mask, *after], [c, a, t, *after], 1)
+    chain += log_probability([c, a, mask, *after], [c, a, t, *after], 2)
+    assert one.nats == pytest.approx(chain, abs=1e-4)

@@ -114,6 +114,17 @@ def test_the_better_sentence_is_the_likelier_one(make, write):
             right.append(good.nats > bad.nats)
         assert result.metrics["accuracy"] == np.mean(right)
         assert result.groups == {"u0": np.mean(right[::2]), "u1": np.mean(right[1::2])}
+    masked = untrained(make, "masked_next_token", "decoder")
+    sums = [one.nats for pair in PAIRS for one in score(masked, [pair["good"], pair["bad"]])]
+    right = np.greater(sums[::2], sums[1::2])
+    result = ask(masked, task)
+    assert result.metrics["accuracy"] == np.mean(right)
+    assert result.method == "pseudo-log-likelihood of the sentence"
+    both = replace(masked, rows=make("causal_lm + masked_next_token", "decoder")[0].rows)
+    metrics = ask(both, task).metrics
+    assert metrics["accuracy_masked"] == np.mean(right)
+    causal = replace(masked, rows=make("causal_lm", "decoder")[0].rows)
+    assert metrics["grouped_accuracy"] == ask(causal, task).metrics["grouped_accuracy"]
     assert "given the rest" in ask(model_of(make, "encoder_decoder"), task).method
     assert "differ on" in ask(model_of(make, "prefix_decoder"), task).method
 

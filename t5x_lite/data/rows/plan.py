@@ -47,6 +47,12 @@ class RowPlan:
         return self.members[0].objective.traits.aligned
 
     @property
+    def masked(self) -> bool:
+        """Whether all that is predicted is what masks hide, with both sides in sight."""
+        traits = [member.objective.traits for member in self.members]
+        return all(of_objective.aligned or of_objective.looks_ahead for of_objective in traits)
+
+    @property
     def scores_whole_text(self) -> bool:
         """Whether every token of the text is predicted once from those before it."""
         return len(self.members) == 1 and self.members[0].objective.traits.scores_whole_text

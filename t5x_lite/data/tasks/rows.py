@@ -36,6 +36,7 @@ class TaskPlan:
     # As RowPlan has them.
     packed = True
     aligned = False
+    masked = False
     has_sentence_pairs = False
     scores_whole_text = False
     uses_sentinels = False
