@@ -164,7 +164,7 @@ def finetune(args: Args) -> None:
 
 def _next_command(rows: "RowPlan", workdir: Path) -> str:
     """What one does with a trained model first."""
-    if rows.aligned or rows.uses_sentinels:
+    if rows.masked or rows.uses_sentinels:
         return f't5x_lite fill --workdir={workdir} "The ___ is in the house."'
     return f't5x_lite generate --workdir={workdir} "The"'
 

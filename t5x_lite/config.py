@@ -686,7 +686,7 @@ class CompareConfig(Checked):
     # Beside the models: a unigram and a Kneser-Ney trigram model of the same tokens
     ngram: bool = True
     # What the report shows of each model:
-    blanks: tuple = ()  # sentences with a ___ that encoders fill with a word
+    blanks: tuple = ()  # sentences with a ___ that masked language models fill with a word
     spans: tuple = ()  # texts with ___ that models of span_corruption fill with any number of words
     prompts: tuple = ()  # texts that language models continue
 

@@ -1,12 +1,14 @@
-"""Fill blanks, written ___: a word each by an encoder, any number of words by a model of
-sentinels.
+"""Fill blanks, written ___: a word each by a masked language model, any number of words by a model
+of sentinels.
 """
 
 import re
+from collections.abc import Sequence
 from functools import partial
 
 import jax
 import numpy as np
+from jaxtyping import Array, Float, Int
 
 from t5x_lite.config import ModelDimensions
 from t5x_lite.data.objectives.pairs import Pairs
@@ -15,7 +17,7 @@ from t5x_lite.data.rows.layouts import RowShape, lay_out
 from t5x_lite.errors import USAGE, UserError
 from t5x_lite.inference.generate import bucket_length, generate_ids
 from t5x_lite.model import transformer
-from t5x_lite.model.heads import Params, Row, head_params, logits, scored_positions
+from t5x_lite.model.heads import Params, Row, head_params, logits
 from t5x_lite.training.run_directory import LoadedModel
 
 _BLANK = re.compile(r" ?_{3,}")  # a token holds the space before it, so the blank does too
@@ -29,41 +31,54 @@ def split_at_blanks(loaded: LoadedModel, text: str) -> list[np.ndarray]:
     return [loaded.tokenizer.encode(part) for part in parts]
 
 
-def with_cls_and_sep(loaded: LoadedModel, parts: list[np.ndarray]) -> np.ndarray:
-    """The ids of all parts between [CLS] and [SEP]. Raises UserError where the model has fewer
-    positions.
+def framed(loaded: LoadedModel, parts: Sequence[np.ndarray]) -> tuple[np.ndarray, int]:
+    """The ids of all parts, in an encoder between [CLS] and [SEP], and the position of the first.
+
+    Raises:
+        UserError: where the model has fewer positions.
     """
     vocabulary, config = loaded.tokenizer.vocabulary, loaded.model
-    ids = np.concatenate([[vocabulary["[CLS]"]], *parts, [vocabulary["[SEP]"]]]).astype(np.int32)
+    first = 0
+    if config.architecture == "encoder":
+        first, parts = 1, [[vocabulary["[CLS]"]], *parts, [vocabulary["[SEP]"]]]
+    ids = np.concatenate(parts).astype(np.int32)
     if config.has_position_table and len(ids) > config.max_length:
         reason = f"the text has {len(ids)} tokens, the model reads {config.max_length}"
         raise UserError(USAGE, f"{reason}; shorten it")
-    return ids
+    return ids, first
+
+
+def masked_rows(
+    loaded: LoadedModel, texts: Sequence[np.ndarray], length: int
+) -> dict[str, np.ndarray]:
+    """Rows of texts with masks, for a model that reads both sides of them: each token is predicted
+    at its own position in the text.
+
+    A decoder of masked_next_token reads the text behind its start token, so that it predicts a
+    token at the position before it, as it was trained to.
+    """
+    ids, nothing = Ragged.from_rows(texts), Ragged.empty(len(texts))
+    if loaded.model.architecture == "encoder":
+        pairs, shape = Pairs(ids, nothing, scored=nothing), RowShape(length, scored=1)
+    else:
+        pairs, shape = Pairs(nothing, ids, read=ids), RowShape(decoder=length, looks_ahead=True)
+    return lay_out(pairs, shape, loaded.tokenizer.vocabulary)
 
 
 def fill_words(loaded: LoadedModel, text: str, top: int = 5) -> list[list[tuple[str, float]]]:
     """For each blank, the likeliest tokens and their probabilities, by a masked language model."""
     vocabulary, config = loaded.tokenizer.vocabulary, loaded.model
-    # [CLS] text [MASK] text [SEP]
+    # text [MASK] text
     first, *rest = split_at_blanks(loaded, text)
     mask = vocabulary["[MASK]"]
     parts = [first]
     for part in rest:
         parts.append(np.append(mask, part))
-    ids = with_cls_and_sep(loaded, parts)
-    blanks = np.flatnonzero(ids == mask).astype(np.int32)
-
-    # The row that such a model is trained on, scored at the blanks.
-    no_answers = np.zeros_like(blanks)
-    pair = Pairs(
-        Ragged.from_rows([ids]), Ragged.from_rows([no_answers]), scored=Ragged.from_rows([blanks])
-    )
-    shape = RowShape(
-        encoder=bucket_length(len(ids), config.max_length), scored=bucket_length(len(blanks))
-    )
-    row = lay_out(pair, shape, vocabulary)
+    ids, _ = framed(loaded, parts)
+    blanks = np.flatnonzero(ids == mask)
+    row = masked_rows(loaded, [ids], bucket_length(len(ids), config.max_length))
     with loaded.within():
-        probabilities = np.asarray(_blank_probabilities(config, loaded.params, row))[: len(blanks)]
+        probabilities = np.asarray(_blank_probabilities(config, loaded.params, row, blanks))
 
     def word(token: int) -> str:
         text = loaded.tokenizer.decode([token])
@@ -77,10 +92,11 @@ def fill_words(loaded: LoadedModel, text: str, top: int = 5) -> list[list[tuple[
 
 
 @partial(jax.jit, static_argnums=0)
-def _blank_probabilities(config: ModelDimensions, params: Params, row: Row):
-    """Of every id at the scored positions of one row: [K, V]."""
-    output = transformer.apply(config, params, row, packed=False)
-    hidden = scored_positions(output, row)[0]
+def _blank_probabilities(
+    config: ModelDimensions, params: Params, row: Row, blanks: Int[Array, "K"]
+) -> Float[Array, "K V"]:
+    """Of every id at some positions of one row."""
+    hidden = transformer.apply(config, params, row, packed=False).hidden_states[0, blanks]
     return jax.nn.softmax(logits(config, head_params(params), hidden))
 
 
@@ -118,7 +134,7 @@ def fill(loaded: LoadedModel, text: str, top: int = 5) -> list:
     fill_spans.
     """
     loaded.check_predicts_tokens("fill")
-    if loaded.rows.aligned:
+    if loaded.rows.masked:
         return fill_words(loaded, text, top)
     if loaded.rows.uses_sentinels:
         return fill_spans(loaded, text)

@@ -20,7 +20,7 @@ from t5x_lite.data.objectives.pairs import Pairs
 from t5x_lite.data.ragged import Ragged
 from t5x_lite.data.rows.layouts import RowShape, lay_out
 from t5x_lite.errors import USAGE, UserError
-from t5x_lite.inference.fill import split_at_blanks, with_cls_and_sep
+from t5x_lite.inference.fill import framed, masked_rows, split_at_blanks
 from t5x_lite.inference.generate import encode_prompts
 from t5x_lite.model import transformer
 from t5x_lite.model.heads import Params, Row, head_params, logits
@@ -242,14 +242,9 @@ def score_masked(
     """
     scores = np.zeros((len(rows), 2))
     for numbers in like_lengths([len(row) for row in rows]):
-        ids = Ragged.from_rows([rows[number] for number in numbers])
-        nothing = Ragged.empty(len(numbers))
-        length = _row_length(int(max(ids.lengths)), loaded.model.max_length)
-        if loaded.model.architecture == "encoder":
-            pairs, shape = Pairs(ids, nothing, scored=nothing), RowShape(length, scored=1)
-        else:  # behind the start token, so that a token is predicted at the position before it
-            pairs, shape = Pairs(nothing, ids, read=ids), RowShape(decoder=length, looks_ahead=True)
-        row = lay_out(pairs, shape, loaded.tokenizer.vocabulary)
+        batch = [rows[number] for number in numbers]
+        length = _row_length(max(map(len, batch)), loaded.model.max_length)
+        row = masked_rows(loaded, batch, length)
         at, chosen = np.array(positions)[numbers], np.array(answers)[numbers]
         with loaded.within():
             of_rows = _scores_at(loaded.model, loaded.params, row, at, chosen)
@@ -270,22 +265,15 @@ def _scores_at(
     return jnp.stack(_scores_of(logits(model, head_params(params), hidden), answers), -1)
 
 
-def _framed(loaded: LoadedModel, parts: list[np.ndarray]) -> tuple[np.ndarray, int]:
-    """A text with masks as its model reads it, and the position of its first token."""
-    if loaded.model.architecture == "encoder":
-        return with_cls_and_sep(loaded, parts), 1
-    return np.concatenate(parts).astype(np.int32), 0
-
-
 def pseudo_log_likelihoods(loaded: LoadedModel, texts: Sequence[str]) -> list[Score]:
     """Of each text: each token masked in a row of its own (Salazar et al., 2020)."""
     mask = loaded.tokenizer.vocabulary["[MASK]"]
     rows, positions, answers, lengths = [], [], [], []
     for text in texts:
         ids = loaded.tokenizer.encode(text)
-        framed, first = _framed(loaded, [ids])
+        text_ids, first = framed(loaded, [ids])
         for number, token in enumerate(ids.tolist(), first):
-            row = framed.copy()
+            row = text_ids.copy()
             row[number] = mask
             rows.append(row)
             positions.append(number)
@@ -313,7 +301,7 @@ def score_in_blanks(
     for left, right, ids in zip(before, after, spans, strict=True):
         for known in range(len(ids)):
             filled = np.concatenate([ids[:known], np.full(len(ids) - known, mask)])
-            row, first = _framed(loaded, [left, filled, right])
+            row, first = framed(loaded, [left, filled, right])
             rows.append(row)
             positions.append(first + len(left) + known)
             answers.append(int(ids[known]))

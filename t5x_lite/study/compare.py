@@ -659,7 +659,7 @@ def examples(
         if run.cell.name in answers:
             continue
         loaded = run_directory.load(run.directory, allowed=allowed)
-        if loaded.rows.aligned:
+        if loaded.rows.masked:
             of_cell = [{"text": text, "words": fill(loaded, text)} for text in config.blanks]
         elif loaded.rows.uses_sentinels:
             of_cell = [{"text": text, "spans": fill(loaded, text)} for text in config.spans]

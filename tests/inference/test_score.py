@@ -87,6 +87,9 @@ def test_a_decoder_of_masks_scores_by_them(make):
     expected = log_probability([mask, t], [a, t], 0) + log_probability([a, mask], [a, t], 1)
     assert pseudo.nats == pytest.approx(expected, abs=1e-4)
     assert pseudo.kind == "pseudo_log_likelihood"
+    (filled,) = fill(loaded, "___t", top=384)
+    probability = dict(filled)["a"]
+    assert np.log(probability) == pytest.approx(log_probability([mask, t], [a, t], 0), abs=1e-4)
     (one,) = score(loaded, ["at"], context="c___ sees")
     c, after = ord("c"), list(b" sees")
     chain = log_probability([c, mask, mask, *after], [c, a, t, *after], 1)
