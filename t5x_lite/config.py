@@ -432,7 +432,7 @@ class Optimizer(Checked):
     SECTION = "optimizer"
 
     # The update rule: see training/optimizer.py
-    name: Literal["adamw", "adafactor", "muon"] = "adamw"
+    name: Literal["adamw", "adafactor", "lion", "muon"] = "adamw"
     learning_rate: Annotated[float, Range(0.0, 100.0)] = 1e-3  # the peak
 
     # How the learning rate falls after the warm-up
@@ -447,9 +447,9 @@ class Optimizer(Checked):
 
     # AdamW, and what Muon leaves to it
     beta1: Annotated[float, Range(0.0, 0.9999)] = 0.9  # decay of the mean of the gradient
-    beta2: Annotated[float, Range(0.0, 0.99999)] = 0.999  # decay of the mean of its square
+    beta2: Annotated[float, Range(0.0, 0.99999)] = 0.999  # of its square; Lion: of the momentum
     epsilon: Share = 1e-8  # added to the root of that mean
-    # AdamW and Muon: decoupled, of kernels and tables only
+    # AdamW, Lion and Muon: decoupled, of kernels and tables only
     weight_decay: Annotated[float, Range(0.0, 10.0)] = 0.0
     # Largest global norm of the gradient; 0: no clipping
     grad_clip_norm: Annotated[float, Range(0.0)] = 1.0

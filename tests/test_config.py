@@ -37,8 +37,8 @@ def refusal(make) -> str:
 BAD_VALUES = [
     (
         Optimizer,
-        {"name": "lion"},
-        "optimizer.name: got 'lion'; expected one of adamw, adafactor, muon",
+        {"name": "shampoo"},
+        "optimizer.name: got 'shampoo'; expected one of adamw, adafactor, lion, muon",
     ),
     (Optimizer, {"schedule": "cosin"}, "optimizer.schedule: got 'cosin'; did you mean cosine?"),
     (Optimizer, {"learning_rate": math.nan}, "optimizer.learning_rate: got nan, expected a number"),

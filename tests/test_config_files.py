@@ -54,6 +54,22 @@ def test_every_config_loads(path):
     assert "python -m t5x_lite" in path.read_text()
 
 
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("raffel_table2", ["base", "small", "tiny"]),
+        ("modifications", ["base", "tiny"]),
+        ("bert_or_gpt", ["tiny", "small"]),
+        ("scaling", ["tiny"]),
+    ],
+)
+def test_comparisons_of_several_sizes(name, sizes):
+    for size in sizes:
+        cells = load_comparison(f"compare/{name}:{size}").cells
+        assert len(cells) > 2
+    assert f"{name}:tinny: no such size" in refusal(load_comparison, f"compare/{name}:tinny")
+
+
 def test_no_config_needs_jax():
     code = """
 import sys

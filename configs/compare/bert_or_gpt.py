@@ -2,14 +2,17 @@
 Samuel, 2024, "GPT or BERT: why not both?", in small): language modelling, masked next-token
 prediction, and half of the rows each. All spend the same FLOPs.
 
-Not trained to its end here. On the built-in text:
+`:tiny` is for a laptop, `:small` has GPT-2's size and recipe, for a GPU and 100 million words of
+yours, as the BabyLM challenge gives them; it was not trained here. On the built-in text:
 
 python -m t5x_lite compare --config=compare/bert_or_gpt --workdir=DIR --seeds=3
 """
 
 import t5x_lite
 from t5x_lite.config import CompareConfig, default
+from t5x_lite.errors import BAD_CONFIG, UserError, nearest
 
+RECIPES = {"tiny": "gpt_tiny", "small": "gpt2_small"}
 OBJECTIVES = {
     "gpt": "causal_lm",
     "bert": "masked_next_token",
@@ -17,12 +20,21 @@ OBJECTIVES = {
 }
 
 
-def get_config():
+def get_config(size: str = "tiny"):
+    """The three objectives with the recipe of RECIPES[size]."""
+    if size not in RECIPES:
+        raise UserError(BAD_CONFIG, f"bert_or_gpt:{size}: no such size; {nearest(size, RECIPES)}")
     config = default(CompareConfig)
-    config.title = "Language modelling, masked next-token prediction, or both"
-    config.base = t5x_lite.get_config("gpt_tiny")
-    config.base.optimizer.update(name="muon", learning_rate=1e-2)
+    config.title = f"Language modelling, masked next-token prediction, or both, {size}"
+    config.base = t5x_lite.get_config(RECIPES[size])
+    if size == "tiny":
+        config.base.optimizer.update(name="muon", learning_rate=1e-2)
     config.cells = {name: {"objective": objective} for name, objective in OBJECTIVES.items()}
     config.baseline = "gpt"
     config.match = "flops"
+    config.update(
+        finetune=("data.epochs=1", "optimizer.learning_rate=5e-3") if size == "tiny" else (),
+        blanks=("The ___ was very large .", "He went to the ___ ."),
+        prompts=("The film was", "In the morning"),
+    )
     return config

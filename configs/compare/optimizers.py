@@ -1,5 +1,6 @@
 """Which optimizer? GPT-2's shape in small, each optimizer at two rates a factor of three apart, on
-the built-in text or on yours.
+the built-in text or on yours. Muon stands for Shampoo (Gupta et al., 2018), of which it is what is
+left where nothing is accumulated (Bernstein and Newhouse, 2024); optax has no other.
 
 python -m t5x_lite compare --config=compare/optimizers --workdir=DIR --seeds=3
 """
@@ -11,8 +12,10 @@ from t5x_lite.config import CompareConfig, default
 RATES = {
     "adamw": (1e-3, 3e-3),
     "adafactor": (3e-3, 1e-2),
+    "lion": (3e-4, 1e-3),
     "muon": (5e-3, 1.5e-2),
 }
+WEIGHT_DECAY = {"adamw": 0.1, "adafactor": 0.0, "lion": 0.5, "muon": 0.1}
 
 
 def get_config():
@@ -24,7 +27,7 @@ def get_config():
             "optimizer": {
                 "name": name,
                 "learning_rate": rate,
-                "weight_decay": 0.0 if name == "adafactor" else 0.1,
+                "weight_decay": WEIGHT_DECAY[name],
             }
         }
         for name, rates in RATES.items()

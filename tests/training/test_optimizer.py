@@ -100,6 +100,26 @@ def test_adamw_by_its_formula_clipped_and_decaying_kernels_alone():
         params = optax.apply_updates(params, updates)
 
 
+def test_lion_by_its_formula_decaying_kernels_alone():
+    """Chen et al. (2023), algorithm 2."""
+    config = Optimizer(name="lion", weight_decay=0.5, grad_clip_norm=0.0, beta1=0.8, beta2=0.9)
+    params, axes = parameters()
+    rule = make_optimizer(config, lambda step: 0.1, axes)
+    state, momentum = rule.init(params), {"kernel": 0, "bias": 0}
+    for t in (1, 2, 3, 4):
+        grads = jax.tree.map(lambda x, t=t: jnp.cos(t * x), params)
+        updates, state = rule.update(grads, state, params)
+        for name, decay in (("kernel", 0.5), ("bias", 0.0)):
+            p, g, u = (
+                np.asarray(tree["decoder"]["layers"][name], np.float64)
+                for tree in (params, grads, updates)
+            )
+            direction = np.sign(0.8 * momentum[name] + 0.2 * g)
+            momentum[name] = 0.9 * momentum[name] + 0.1 * g
+            np.testing.assert_allclose(u, -0.1 * (direction + decay * p), rtol=1e-4, atol=1e-6)
+        params = optax.apply_updates(params, updates)
+
+
 def test_muon_makes_the_momentum_of_kernels_orthogonal_and_leaves_the_rest_to_adamw():
     """Five steps of its Newton-Schulz iteration bring every singular value between 0.65 and 1.25
     and leave the singular vectors as they are (Jordan et al., 2024).

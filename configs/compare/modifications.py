@@ -1,0 +1,53 @@
+"""Do Transformer modifications transfer? Table 1 of Narang et al. (2021), as one comparison: the
+rows of --config=modifications, each with as many steps and as much text as the vanilla Transformer.
+Their FLOPs differ, as in the paper, and the report says by how much.
+
+`modifications` is the paper's size, T5 1.0 base. `:tiny` has a sixth of each size, layers too, and
+the recipe of t5_tiny, for a laptop: 28 cells of about a minute each. Neither was trained here.
+
+python -m t5x_lite compare --config=compare/modifications:tiny --workdir=DIR --seeds=3 --jobs=2
+"""
+
+import runpy
+
+import t5x_lite
+from t5x_lite.config import CompareConfig, default
+from t5x_lite.config_files import find
+from t5x_lite.errors import BAD_CONFIG, UserError, nearest
+
+MODIFICATIONS = runpy.run_path(str(find("modifications")))["MODIFICATIONS"]
+SHRUNK = ("num_layers", "d_model", "num_heads", "d_ff", "embedding_size")
+WHOLE = ("num_layers", "num_heads")  # what a sixth of must be a whole number
+
+
+def sixth(model: dict) -> dict:
+    """The settings of a model with a sixth of its sizes."""
+    return {name: value // 6 if name in SHRUNK else value for name, value in model.items()}
+
+
+def get_config(size: str = "base"):
+    """The table at the paper's size, or tiny."""
+    if size not in ("base", "tiny"):
+        reason = f"no such size; {nearest(size, ('base', 'tiny'))}"
+        raise UserError(BAD_CONFIG, f"modifications:{size}: {reason}")
+    config = default(CompareConfig)
+    config.title = f"Narang et al. (2021), table 1, {size}"
+    vanilla = t5x_lite.get_config("modifications:vanilla")
+    changes = {name: settings for name, (settings, _) in MODIFICATIONS.items()}
+    if size == "base":
+        config.base = vanilla
+    else:
+        config.base = t5x_lite.get_config("t5_tiny")
+        config.base.model = vanilla.model
+        config.base.model.update(sixth(vanilla.model.to_dict()))
+        config.base.model.update(dtype="float32", vocab_size=0, scan=False, remat=False)
+        config.base.model.update(dropout=0.0, attention_dropout=0.0, ff_dropout=0.0)
+        config.base.optimizer.update(name="muon", learning_rate=5e-3)
+        changes = {
+            name: sixth(settings)
+            for name, settings in changes.items()
+            if not any(settings.get(key, 0) % 6 for key in WHOLE)
+        }
+    config.cells = {name: {"model": settings} for name, settings in changes.items()}
+    config.baseline = "vanilla"
+    return config
