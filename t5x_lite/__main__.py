@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from t5x_lite import __version__
-from t5x_lite.config import RunConfig
+from t5x_lite.config import CompareConfig, RunConfig
 from t5x_lite.errors import INTERRUPTED, USAGE, UserError, foreseen_errors
 
 if TYPE_CHECKING:
@@ -354,11 +354,10 @@ def compare(args: Args) -> None:
     """train runs that differ in some settings, on the same text under one budget, and write
     report.html; the same command continues where it was stopped
     """
-    from t5x_lite.config_files import allowed_code, load_comparison, split_at_commas
+    from t5x_lite.config_files import allowed_code, split_at_commas
 
     workdir = _workdir(args)
-    seeds = [] if args.seeds is None else [f"seeds={args.seeds}"]
-    config = load_comparison(_config_name(args), [*args.overrides, *seeds], args.grid)
+    config = comparison_of(args)
     allowed = allowed_code(args.config, args.overrides, args.allow_code)
     from t5x_lite.study import compare, report
 
@@ -370,6 +369,14 @@ def compare(args: Args) -> None:
     if results:
         _say(report.summary(results))
         _say(f"written: {workdir / 'report.html'}, report.md, report.csv and report.json")
+
+
+def comparison_of(args: Args) -> CompareConfig:
+    """What `compare` is asked to train."""
+    from t5x_lite.config_files import load_comparison
+
+    seeds = [] if args.seeds is None else [f"seeds={args.seeds}"]
+    return load_comparison(_config_name(args), [*args.overrides, *seeds], args.grid)
 
 
 def report(args: Args) -> None:
@@ -511,7 +518,7 @@ def _compare_options(command: argparse.ArgumentParser) -> None:
     add("--seeds", type=_number(1), help="how many each cell is trained with")
     help = "a setting with several values, KEY=VALUE,VALUE: a cell for each; may be repeated"
     add("--grid", action="append", default=[], metavar="KEY=VALUES", help=help)
-    help = "train these alone, NAME,NAME; the report is written when all are trained"
+    help = "train these alone, NAME,NAME; the same command without it writes the report"
     add("--cells", default="", metavar="NAMES", help=help)
     help = "how many runs to train at once, each on its share of the cores"
     add("--jobs", type=_number(1), default=1, help=help)

@@ -166,7 +166,7 @@ def plan_cells(
     planned = []
     for budget in config.budgets or (config.budget,):
         steps = steps_of_cells(config, budget, spent_by_cell)
-        suffix = f"-{short(budget).replace(' ', '')}" if config.budgets else ""
+        suffix = _suffix(config, budget)
         baseline = next(iter(cells)) + suffix
         for name, cell in cells.items():
             budgeted = with_budget(cell, steps[name], config.evaluations)
@@ -176,6 +176,16 @@ def plan_cells(
                 Cell(name + suffix, of_cell, of_data, costs[name], seconds[name], baseline)
             )
     return planned
+
+
+def names_of_cells(config: CompareConfig) -> list[str]:
+    """The names of all cells, each under each budget."""
+    budgets = config.budgets or (config.budget,)
+    return [name + _suffix(config, budget) for budget in budgets for name in config.cells]
+
+
+def _suffix(config: CompareConfig, budget: float) -> str:
+    return f"-{short(budget).replace(' ', '')}" if config.budgets else ""
 
 
 def plan_comparison(
@@ -348,7 +358,7 @@ def compare(
         jobs: how many runs are trained at once, each on its share of the cores.
 
     Returns:
-        what the report shows; nothing, where some runs are left to be trained elsewhere.
+        what the report shows; nothing, where only some cells are trained.
 
     Raises:
         UserError: for what cannot be run, before anything is trained; and at the end where a run
@@ -369,17 +379,16 @@ def compare(
         )
     else:
         failed = train_in_turn(chosen, questions, say, allowed)
-    finished = [run for run in runs if run.name not in failed]
-    waiting = [run.name for run in finished if not is_trained(run)]
+    finished = [run for run in chosen if run.name not in failed]
     results: dict[str, Any] = {}
-    if waiting:
-        say(f"trained elsewhere, or later: {', '.join(waiting)}; then the report is written")
+    if only:
+        say("no report yet: the same command without --cells trains what is left, and writes it")
     elif finished:
         results = results_of(config, cells, finished, failed, questions, allowed)
         report.write(results, workdir)
     if failed:
         name, error = next(iter(failed.items()))
-        raise UserError(error.code, f"{len(failed)} of {len(runs)} runs failed: {name}: {error}")
+        raise UserError(error.code, f"{len(failed)} of {len(chosen)} runs failed: {name}: {error}")
     return results
 
 
@@ -411,13 +420,6 @@ def train_run(
     with foreseen_errors():
         train(resolved, text_data(resolved, corpus), directory)
         measure(directory, questions, print, allowed)
-
-
-def is_trained(run: SeededRun) -> bool:
-    """Whether its last step is evaluated."""
-    records = metrics.read(run.directory / "metrics.jsonl")
-    last = {record["step"] for record in records if record["split"] == "validation"}
-    return run.resolved.config.training.steps in last
 
 
 # Scores.
