@@ -39,8 +39,7 @@ def curves(
     trained: Mapping[str, Curve],
     evaluated: Mapping[str, Curve],
     y: str,
-    x: str = "step",
-    scales: Mapping[str, float] | None = None,
+    axes: Mapping[str, Mapping[str, float]] | None = None,
     groups: Mapping[str, str] | None = None,
     log: bool = False,
     caption: str = "",
@@ -49,7 +48,8 @@ def curves(
     Nothing, where altair is not installed.
 
     Args:
-        scales: name → what a step is in the units of x; left out: steps.
+        axes: what they can be drawn against → name → what a step is of it. The first is drawn; in a
+            browser the others can be chosen. Left out: steps.
         groups: name → what it shares its colour with; left out: each has its own.
         log: whether y is logarithmic.
     """
@@ -61,27 +61,26 @@ def curves(
     groups = groups or {name: name for name in names}
     colours = list(dict.fromkeys(groups.values()))  # the same in all charts of a report
     shown = list(dict.fromkeys(groups[name] for name in names))
+    axes = axes or {"step": dict.fromkeys(names, 1)}
+    x, scales = next(iter(axes.items()))
 
     def rows(of_names: Mapping[str, Curve]) -> list[dict[str, Any]]:
         return [
-            {"run": name, "group": groups[name], x: step * (scales or {}).get(name, 1), y: value}
+            {"run": name, "group": groups[name], "x": step * scales[name], "y": value}
             for name, curve in of_names.items()
             for step, value in curve
         ]
 
-    def field(name: str) -> str:
-        return name.replace(".", "\\.")
-
     encoding = {
         "x": alt.X(
-            field(x),
+            "x",
             type="quantitative",
             title=x,
             axis=alt.Axis(format="~s", tickCount=5),
             scale=alt.Scale(nice=False),
         ),
         "y": alt.Y(
-            field(y),
+            "y",
             type="quantitative",
             title=y,
             axis=alt.Axis(tickCount=6, grid=not log),
@@ -97,8 +96,8 @@ def curves(
         "detail": alt.Detail("run", type="nominal"),
         "tooltip": [
             alt.Tooltip("run", type="nominal"),
-            alt.Tooltip(field(x), type="quantitative", format=",.4~s"),
-            alt.Tooltip(field(y), type="quantitative", format=".4f"),
+            alt.Tooltip("x", type="quantitative", title=x, format=",.4~s"),
+            alt.Tooltip("y", type="quantitative", title=y, format=".4f"),
         ],
     }
     layers = []
@@ -111,7 +110,7 @@ def curves(
         layers.append(thick.encode(**encoding))
     if not layers:
         return []
-    chart = alt.layer(*layers).properties(width=_WIDTH, height=_HEIGHT)
+    chart = alt.layer(*layers).properties(width=_WIDTH, height=_HEIGHT, usermeta={"axes": axes})
     described = f"{y} by {x} of {', '.join(names)}"
     return [Chart(_finished(chart), caption or f"{y} by {x}", described)]
 

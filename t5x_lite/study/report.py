@@ -280,17 +280,19 @@ def _other_objectives(results: Results) -> list[Part]:
 
 
 def _learning_curves(results: Results) -> list[Part]:
-    """The loss of each objective by itself, by what the cells are matched by; then learning rates
-    and gradient norms.
+    """The loss of each objective by itself, by what the cells are matched by or another unit; then
+    learning rates and gradient norms.
     """
-    match = results["match"]
-    axis = UNITS[match]
-    scales, groups = {}, {}
+    units = dict.fromkeys([results["match"], *UNITS])
+    axes: dict[str, dict[str, float]] = {UNITS[unit]: {} for unit in units}
+    groups = {}
     by_objective: dict[str, dict[str, Any]] = {}
     for cell, of in results["cells"].items():
         for name, run in of["runs"].items():
-            scales[name], groups[name] = of[match] / of["steps"], cell
+            groups[name] = cell
             by_objective.setdefault(of["objective"], {})[name] = run
+            for unit in units:
+                axes[UNITS[unit]][name] = of[unit] / of["steps"]
 
     parts: list[Part] = []
     for objective, runs in by_objective.items():
@@ -298,8 +300,7 @@ def _learning_curves(results: Results) -> list[Part]:
             {name: run["curve"]["loss"] for name, run in runs.items()},
             {name: run["validation_curve"]["loss"] for name, run in runs.items()},
             y="loss, nats",
-            x=axis,
-            scales=scales,
+            axes=axes,
             groups=groups,
             caption=f"{objective}: training thin, validation thick with dots",
         )
@@ -312,8 +313,7 @@ def _learning_curves(results: Results) -> list[Part]:
             },
             {},
             y=key.replace("_", " "),
-            x=axis,
-            scales=scales,
+            axes=axes,
             groups=groups,
             log=key == "gradient_norm",
         )
