@@ -559,11 +559,15 @@ def load_comparison(
         settings = {"base": settings, "cells": {"": {}}, "title": Path(name).stem}
     cells = settings["cells"]
     names = list(cells) if isinstance(cells, dict) else []
-    of_comparison = {"base", *type_hints(CompareConfig)}
+    of_comparison = ["base", *type_hints(CompareConfig)]
     routed = []
     for text in overrides:
-        is_of_base = re.split("[.=]", text)[0] not in of_comparison
-        routed.append(f"base.{text}" if is_of_base else text)
+        key = text.partition("=")[0]
+        section, dot, _ = key.partition(".")
+        known = [*of_comparison, *type_hints(RunConfig)]
+        if not dot and key not in known and not find_setting(key):
+            raise UserError(BAD_CONFIG, f"{key}: no such setting; {nearest(key, known)}")
+        routed.append(text if section in of_comparison else f"base.{text}")
     settings = override(settings, routed)
 
     cells = settings["cells"]

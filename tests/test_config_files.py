@@ -289,6 +289,13 @@ def test_comparisons_that_are_none(bad_file, values, words):
     assert words in refusal(load_comparison, bad_file(f"    return {values!r}"))
 
 
+def test_a_typo_is_that_of_a_setting_of_the_comparison_or_of_its_base():
+    message = refusal(load_comparison, "compare/quickstart", ["mtach=flops"])
+    assert message == "mtach: no such setting; did you mean match?"
+    message = refusal(load_comparison, "compare/quickstart", ["lr=1e-3"])
+    assert "did you mean base.optimizer.learning_rate?" in message
+
+
 def test_a_typo_in_the_name_of_a_cell_is_not_one_cell_more():
     message = refusal(load_comparison, "compare/quickstart", ["cells.gtp.seed=1"])
     assert message == "cells.gtp: no such cell; did you mean gpt?"

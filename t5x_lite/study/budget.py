@@ -108,9 +108,9 @@ class Timings:
         settings = json.dumps([to_dict(resolved.config), device])
         key = hashlib.sha256(settings.encode()).hexdigest()[:16]
         if key not in self._seconds:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
             on_measuring()
             self._seconds[key] = seconds_per_step(resolved, data)
-            self._path.parent.mkdir(parents=True, exist_ok=True)
             run_directory.write_atomically(self._path, json.dumps(self._seconds, indent=2))
         return self._seconds[key]
 

@@ -690,7 +690,8 @@ def write_report(
             (task_report if is_task else report).write(results, workdir)
         except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
             command = "finetune" if is_task else "compare"
-            reason = f"is not what {command} wrote ({error})"
+            lacks = f", which lacks {error}" if isinstance(error, KeyError) else f" ({error})"
+            reason = f"is not the report of {command}{lacks}"
             raise UserError(NO_FILE, f"{path}: {reason}; run {command} again") from error
         return
     config, trained = existing_runs(runs or [workdir], say, allowed)
