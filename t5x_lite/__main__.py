@@ -359,12 +359,12 @@ def compare(args: Args) -> None:
     workdir = _workdir(args)
     config = comparison_of(args)
     allowed = allowed_code(args.config, args.overrides, args.allow_code)
-    from t5x_lite.study import compare, report
+    from t5x_lite.study import cells, compare, report
 
     only = split_at_commas(args.cells) if args.cells else ()
     if args.dry_run:
-        cells, *_ = compare.plan_comparison(config, workdir, _say, allowed, only, measured=True)
-        return _say(compare.plan_in_words(config, cells))
+        planned, *_ = cells.plan_comparison(config, workdir, _say, allowed, only, measured=True)
+        return _say(cells.plan_in_words(config, planned))
     results = compare.compare(config, workdir, _say, allowed, only, args.jobs)
     if results:
         _say(report.summary(results))

@@ -55,6 +55,7 @@ from t5x_lite.study import finetune as tuning
 from t5x_lite.study import inspection
 from t5x_lite.study.budget import matmul_rate
 from t5x_lite.study.page import short
+from t5x_lite.study.results import bits_per_byte
 from t5x_lite.training import loop, metrics, run_directory
 from t5x_lite.training.run_directory import LoadedModel
 
@@ -150,7 +151,7 @@ def evaluate(
     if isinstance(data, TextData):
         results["perplexity"] = metrics.perplexity(results["loss"])
         if resolved.rows.scores_whole_text:
-            results["bits_per_byte"] = comparison.bits_per_byte(results, data.corpus)
+            results["bits_per_byte"] = bits_per_byte(results, data.corpus)
     elif isinstance(data, TaskData):
         results |= judge_split(loaded, data.validation)
     return {"step": loaded.step, "split": "validation", **results}

@@ -15,6 +15,7 @@ from conftest import run, settings, start
 
 from t5x_lite.config_files import build_comparison
 from t5x_lite.errors import UserError
+from t5x_lite.study import cells as study_cells
 from t5x_lite.study import compare, report
 from t5x_lite.study.budget import spent, steps_of_cells
 
@@ -262,12 +263,12 @@ def test_a_dry_run_says_what_it_would_cost_and_trains_nothing(tmp_path, written)
 @pytest.mark.parametrize("match", ["steps", "raw_tokens", "model_tokens", "flops", "seconds"])
 def test_all_cells_spend_the_same(text_file, tmp_path, match, monkeypatch):
     monkeypatch.setattr(
-        compare.Timings,
+        study_cells.Timings,
         "of",
         lambda self, resolved, *rest: 0.5 if resolved.config.objective == "causal_lm" else 1.0,
     )
     config = build_comparison(comparison(text_file, match=match, budget=0.0))
-    cells = compare.plan_cells(config, tmp_path, say=lambda _: None)
+    cells = study_cells.plan_cells(config, tmp_path, say=lambda _: None)
     first = cells[0]
     assert first.resolved.steps == config.cells["bert"].training.steps
     for cell in cells:
@@ -276,16 +277,16 @@ def test_all_cells_spend_the_same(text_file, tmp_path, match, monkeypatch):
         training = cell.resolved.config.training
         assert training.eval_every == -(-training.steps // 2)
     # Whatever it is, they read the same text in the same order.
-    orders = [compare.order_of_text(cell) for cell in cells]
+    orders = [study_cells.order_of_text(cell) for cell in cells]
     assert all(order == orders[0] for order in orders)
 
 
 def test_the_batch_may_differ_and_steps_follow(text_file, tmp_path, monkeypatch):
-    monkeypatch.setattr(compare.Timings, "of", lambda *_: 1.0)
+    monkeypatch.setattr(study_cells.Timings, "of", lambda *_: 1.0)
     lengths = {"lengths": LENGTHS["gpt"]}
     cells = {"small": {"data": {**lengths, "batch_size": 4}}, "large": {"data": lengths}}
     config = build_comparison(comparison(text_file, cells=cells, blanks=(), spans=()))
-    small, large = compare.plan_cells(config, tmp_path, say=lambda _: None)
+    small, large = study_cells.plan_cells(config, tmp_path, say=lambda _: None)
     assert (small.resolved.steps, large.resolved.steps) == (24, 12)
     assert small.resolved.config.optimizer.warmup_steps == round(100 * 24 / 6)
 
@@ -308,7 +309,7 @@ def test_each_cell_is_trained_under_each_budget(text_file, tmp_path):
     settings = comparison(text_file, blanks=(), spans=())
     settings = {key: value for key, value in settings.items() if key != "budget"}
     config = build_comparison(settings | {"budgets": (2400, 4800)})
-    cells = compare.plan_cells(config, tmp_path, say=lambda _: None)
+    cells = study_cells.plan_cells(config, tmp_path, say=lambda _: None)
     names = list(config.cells)
     assert [cell.name for cell in cells] == [
         *(f"{name}-2400" for name in names), *(f"{name}-4800" for name in names)
