@@ -13,7 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from t5x_lite.study.scaling import Fit, Point, ScalingLaw, compute_multiplier, fit, interval
+from t5x_lite.study.scaling import (
+    Fit,
+    Point,
+    ScalingLaw,
+    compute_multiplier,
+    fit,
+    fit_power_law,
+    interval,
+)
 
 # What falls with size and text
 _SCORES = ("loss", "span_bits_left", "span_bits_both")
@@ -86,6 +94,19 @@ def _fitted(rungs: Sequence[Mapping[str, Any]], score: str) -> Fit:
     return fit(_points(rungs, score), k=math.exp(log_k), q=float(q))
 
 
+def frontier(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Of (FLOPs, loss), those that nothing cheaper reaches.
+
+    >>> frontier([(1e9, 5.0), (2e9, 5.1), (2e9, 4.5), (4e9, 4.6), (4e9, 4.0)])
+    [(1000000000.0, 5.0), (2000000000.0, 4.5), (4000000000.0, 4.0)]
+    """
+    best: list[tuple[float, float]] = []
+    for flops, loss in sorted(points):
+        if not best or loss < best[-1][1]:
+            best.append((flops, loss))
+    return best
+
+
 def _described(found: Fit, rungs: Sequence[Mapping[str, Any]], score: str) -> dict[str, Any]:
     law = found.law
     budgets = sorted({float(f"{rung['flops']:.2g}") for rung in rungs})
@@ -94,7 +115,10 @@ def _described(found: Fit, rungs: Sequence[Mapping[str, Any]], score: str) -> di
         return _bounded(quantity(law), found.interval(quantity))
 
     coefficients = [field.name for field in dataclasses.fields(ScalingLaw)]
+    values = [(rung["flops"], np.mean(rung["scores"][score]["seeds"])) for rung in rungs]
+    by_compute = fit_power_law(*zip(*frontier(values), strict=True))
     return {
+        "exponent_of_compute": by_compute.exponent,
         "points": [
             {
                 "cell": rung["cell"],

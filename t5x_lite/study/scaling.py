@@ -149,7 +149,9 @@ def fit_power_law(xs: Sequence[float], losses: Sequence[float]) -> PowerLaw:
         xtol=_CLOSE,
         gtol=_CLOSE,
     ).x
-    return PowerLaw(math.exp(centre + height / exponent), float(exponent))
+    # Of losses that do not fall, nothing is the scale.
+    scale = _exp(centre + height / exponent) if exponent else math.inf
+    return PowerLaw(scale, float(exponent))
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,8 @@ def parts(scaling: Mapping[str, Any], headings: Mapping[str, str]) -> list[Part]
         made += [
             "L(N, D) = E + A / N^α + B / D^β (Hoffmann et al., 2022), fitted to every run by a "
             "Huber loss on logarithms; N: all parameters, D: raw tokens read, C = k · N^q · D. "
-            "With endless text L(N) = E + A / N^α, with an endless model L(D) = E + B / D^β. "
+            "With endless text L(N) = E + A / N^α, with an endless model L(D) = E + B / D^β. α_C: "
+            "L(C) = (C₀ / C)^α_C of the runs that nothing cheaper reaches (Kaplan et al., 2020). "
             "Intervals: 95 %, of resampled residuals; undetermined where they are wider than a "
             "factor of a hundred, as when the best size is at an end of the ladder. They know "
             "nothing of what the form of the law leaves out. Best: with the lowest loss that the "
@@ -78,8 +79,10 @@ def _coefficients(objectives: Mapping[str, Any], heading: str) -> Table:
     for label, of_one in objectives.items():
         law = of_one["law"]
         coefficients = [_with_interval(law[name]) for name in _COEFFICIENTS]
-        rows.append([label, *coefficients, short(law["k"][0]), short(law["q"][0])])
-    return Table(["objective", "E", "A", "α", "B", "β", "k", "q"], rows, f"The law of {heading}")
+        exponent = short(of_one["exponent_of_compute"])
+        rows.append([label, *coefficients, short(law["k"][0]), short(law["q"][0]), exponent])
+    columns = ["objective", "E", "A", "α", "B", "β", "k", "q", "α_C"]
+    return Table(columns, rows, f"The law of {heading}")
 
 
 def _best_sizes(objectives: Mapping[str, Any], heading: str) -> Table:

@@ -1,6 +1,7 @@
 """Scaling laws of a comparison: what its cells are made of is found again, and shown."""
 
 import dataclasses
+import itertools
 import math
 
 import pytest
@@ -53,6 +54,10 @@ def test_laws_are_found_in_cells():
             assert best["value"][0] == pytest.approx(law.best_loss(best["flops"]), rel=1e-4)
             more = law.flops_for(0.99 * law.best_loss(best["flops"])) / best["flops"]
             assert best["for_one_percent"][0] == pytest.approx(more, rel=1e-2)
+        # From budget to budget the lowest loss falls as the power law says: the grid is coarse.
+        lowest = [min(p["value"] for p in of_one["points"] if p["flops"] == b) for b in BUDGETS]
+        steps = [math.log(a / b) / math.log(2) for a, b in itertools.pairwise(lowest)]
+        assert min(steps) < of_one["exponent_of_compute"] < max(steps)
     assert found["multipliers"] == []  # losses of different objectives
 
 

@@ -96,6 +96,10 @@ def test_compute_for_a_loss():
     assert compute_multiplier(CHINCHILLA, frugal, loss) == pytest.approx(3)
 
 
+def test_a_power_law_of_what_does_not_fall():
+    assert fit_power_law([1e6, 1e7, 1e8], [3.0, 3.0, 3.0]).exponent == pytest.approx(0, abs=1e-6)
+
+
 def test_power_laws():
     sizes = np.geomspace(1e5, 1e9, 9)
     law = fit_power_law(sizes, [(8.8e13 / n) ** 0.076 for n in sizes])  # Kaplan et al. (2020), §1.2
