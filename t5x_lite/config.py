@@ -347,7 +347,7 @@ class Model(Checked):
                 "set it to False"
             )
         if self.backward_decoder and self.prompt_length:
-            yield "model.prompt_length: backward_decoder reads no prompt; set one of them to 0"
+            yield "model.prompt_length: backward_decoder reads no prompt; adapt in another way"
 
     def _of_lstm(self) -> Iterator[str]:
         if self.mixer != "lstm":
@@ -359,7 +359,7 @@ class Model(Checked):
         if self.shared_stacks:
             yield "model.shared_stacks: an LSTM reads both ways in encoders alone; set it to False"
         if self.prefix_length:
-            yield "model.prefix_length: mixer lstm has no keys and values; set it to 0"
+            yield "model.prefix_length: mixer lstm has no keys and values; adapt in another way"
         if self.positions not in ("none", "learned", "sinusoidal", "universal"):
             yield f"model.positions={self.positions}: is a part of attention; set none for an LSTM"
 

@@ -176,7 +176,7 @@ def test_nothing_can_be_changed_unchecked():
         ),
         (
             lambda: Model(mixer="lstm", positions="none", prefix_length=3),
-            "model.prefix_length: mixer lstm has no keys and values; set it to 0",
+            "model.prefix_length: mixer lstm has no keys and values; adapt in another way",
         ),
         (
             lambda: Model(architecture="encoder", backward_decoder=True),

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
@@ -45,10 +46,14 @@ class Adaptation:
 
     def trained_part(self, tree: Any) -> Any:
         """Of a tree like the parameters (of axis names, of shardings), what belongs to those that
-        are trained.
+        are trained; for shapes see trained_shapes.
         """
         leaves: Any = flatten_dict(tree)
         return unflatten_dict({p: leaf for p, leaf in leaves.items() if self.is_trained(p)})
+
+    def trained_shapes(self, shapes: Params) -> Params:
+        """Of the shapes of all parameters, those of what `split` leaves to be trained."""
+        return jax.eval_shape(lambda params: self.split(params)[0], shapes)
 
     @property
     def is_full(self) -> bool:

@@ -346,7 +346,7 @@ def _load_parameters(
         shardings = jax.tree.map(lambda _: one_device, shapes)
     else:
         shardings = sharding.parameter_shardings(boxed_shapes(model), mesh)
-    trained_shapes = adaptation.trained_part(shapes)
+    trained_shapes = adaptation.trained_shapes(shapes)
     trained, step = _restore(workdir, resolved, trained_shapes, adaptation.trained_part(shardings))
     if adaptation.is_full:
         return trained, step

@@ -1,6 +1,7 @@
 """Fine-tuning from a run, whole: what is learned, kept, written, continued and refused."""
 
 import json
+import math
 import random
 import shutil
 
@@ -325,7 +326,7 @@ def test_a_test_split_that_is_not_there_is_said(bases, animals, tmp_path):
 
 ADAPTATIONS = ["lora(4)", "prefix(4)", "prompt(4)", "adapter(8)", "bitfit", "probe", "last(1)"]
 # The others are slow tests; what they add to a model is in tests/training/test_adapt.py.
-QUICK = {("encoder", "lora(4)")}
+QUICK = {("encoder", "lora(4)"), ("decoder", "last(1)")}
 CASES = [
     pytest.param(way, name, marks=() if (name, way) in QUICK else pytest.mark.slow)
     for way in ADAPTATIONS
@@ -352,6 +353,7 @@ def test_what_is_adapted_is_trained_and_saved_alone(bases, animals, tmp_path, ad
 
     # What is frozen is the base's, bit by bit; what is trained has changed.
     saved = saved_parameters(tmp_path / "run/checkpoints/3")
+    assert results["trained_parameters"] == sum(saved.values())
     for path, leaf in adapted.items():
         is_trained = adaptation.is_trained(tuple(path.split("/")))
         assert (path in saved) == is_trained
@@ -372,11 +374,14 @@ def test_what_is_adapted_is_trained_and_saved_alone(bases, animals, tmp_path, ad
 
 
 def saved_parameters(step):
-    """The names of the parameters in a checkpoint."""
+    """The names of the parameters in a checkpoint, and how many numbers each has."""
     record = json.loads((step / "default/_METADATA").read_text())
-    keys = [entry["key_metadata"] for entry in record["tree_metadata"].values()]
-    names = [[part["key"] for part in key] for key in keys]
-    return {"/".join(name[1:]) for name in names if name[0] == "params"}
+    saved = {}
+    for entry in record["tree_metadata"].values():
+        first, *name = (part["key"] for part in entry["key_metadata"])
+        if first == "params":
+            saved["/".join(name)] = math.prod(entry["value_metadata"]["write_shape"])
+    return saved
 
 
 @pytest.mark.slow
