@@ -65,6 +65,12 @@ def masked_rows(
     return lay_out(pairs, shape, loaded.tokenizer.vocabulary)
 
 
+def before_sentinels(loaded: LoadedModel) -> list[int]:
+    """What begins a text with sentinels: UL2's mode token, where the model was trained with one."""
+    mode = loaded.rows.mode_of_sentinels
+    return [loaded.tokenizer.vocabulary[f"[{mode}]"]] if mode else []
+
+
 def fill_words(loaded: LoadedModel, text: str, top: int = 5) -> list[list[tuple[str, float]]]:
     """For each blank, the likeliest tokens and their probabilities, by a masked language model."""
     vocabulary, config = loaded.tokenizer.vocabulary, loaded.model
@@ -113,7 +119,7 @@ def fill_spans(loaded: LoadedModel, text: str, max_new_tokens: int = 32) -> list
     parts = [first]
     for number, part in enumerate(rest):
         parts.append(np.append(vocabulary.sentinel(number), part))
-    ids = np.concatenate([*parts, [vocabulary.eos]]).astype(np.int32)
+    ids = np.concatenate([before_sentinels(loaded), *parts, [vocabulary.eos]]).astype(np.int32)
     written = generate_ids(loaded, [ids], max_new_tokens)[0]
 
     # What was written, cut before each sentinel: a span begins with the sentinel of its blank.

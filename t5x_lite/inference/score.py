@@ -20,7 +20,7 @@ from t5x_lite.data.objectives.pairs import Pairs
 from t5x_lite.data.ragged import Ragged
 from t5x_lite.data.rows.layouts import RowShape, lay_out
 from t5x_lite.errors import USAGE, UserError
-from t5x_lite.inference.fill import framed, masked_rows, split_at_blanks
+from t5x_lite.inference.fill import before_sentinels, framed, masked_rows, split_at_blanks
 from t5x_lite.inference.generate import encode_prompts
 from t5x_lite.model import transformer
 from t5x_lite.model.heads import Params, Row, head_params, logits
@@ -322,10 +322,10 @@ def score_at_sentinels(
     """
     vocabulary = loaded.tokenizer.vocabulary
     first, second = [vocabulary.sentinel(0)], [vocabulary.sentinel(1)]
-    eos = [vocabulary.eos]
+    eos, mode = [vocabulary.eos], before_sentinels(loaded)
     inputs, targets = [], []
     for left, right, span in zip(before, after, spans, strict=True):
-        inputs.append(np.concatenate([left, first, right, eos]).astype(np.int32))
+        inputs.append(np.concatenate([mode, left, first, right, eos]).astype(np.int32))
         # T5's targets: each span follows its sentinel, and the next sentinel ends it.
         end = second if len(right) else eos
         targets.append(np.concatenate([first, span, end]).astype(np.int32))

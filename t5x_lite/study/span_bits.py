@@ -37,7 +37,8 @@ _WORD = re.compile(r"\s*\S+")  # with the white space before it: words joined ar
 _STOP, _LONGEST_SPAN = 0.2, 10
 _SHORTEST_LEFT = 4  # words
 _PASSAGE = 1000  # words, at most
-_SPECIAL_IDS = 4  # that stand around a span and its context, at most
+# Special ids around a span and its context, at most: in inputs or targets, and in a row of both
+_IN_ONE_STACK, _IN_BOTH = 4, 5
 
 
 class Span(NamedTuple):
@@ -129,8 +130,9 @@ def _shortened(span: Span, rows: Sequence[tuple[Tokenizer, Lengths]]) -> Span:
 def _fits(span: Span, tokenizer: Tokenizer, lengths: Lengths) -> bool:
     left, text, right = (len(tokenizer.encode(part)) for part in span[:3])
     if lengths.inputs:
-        return max(left + right - lengths.inputs, text - lengths.targets) + _SPECIAL_IDS <= 0
-    return left + text + right + _SPECIAL_IDS <= lengths.sequence_length
+        return max(left + right - lengths.inputs, text - lengths.targets) + _IN_ONE_STACK <= 0
+    room = lengths.sequence_length - _IN_BOTH
+    return left + text + right <= room
 
 
 def scored_contexts(loaded: LoadedModel) -> tuple[Context, ...]:

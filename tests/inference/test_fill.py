@@ -15,8 +15,12 @@ def test_filling_words_gives_probabilities_that_add_up(make):
         assert [p for _, p in words] == sorted((p for _, p in words), reverse=True)
 
 
-def test_spans_are_read_from_between_the_sentinels(make, monkeypatch):
-    loaded = untrained(make, "span_corruption", "encoder_decoder")
+@pytest.mark.parametrize(
+    ("objective", "mode"), [("span_corruption", ""), ("ul2", "[R]"), ("prefix_lm + ul2", "[R]")]
+)
+def test_spans_are_read_from_between_the_sentinels(make, monkeypatch, objective, mode):
+    """After UL2's token for short spans, where the model was trained with it."""
+    loaded = untrained(make, objective, "encoder_decoder")
     encode, sentinel = loaded.tokenizer.encode, loaded.tokenizer.vocabulary.sentinel
     asked = []
 
@@ -34,7 +38,7 @@ def test_spans_are_read_from_between_the_sentinels(make, monkeypatch):
 
     monkeypatch.setattr(filling, "generate_ids", answer)
     assert fill(loaded, "the ___ sees ___.") == ["ab", " c"]
-    assert asked == ["the<extra_id_0> sees<extra_id_1>.</s>"]
+    assert asked == [f"{mode}the<extra_id_0> sees<extra_id_1>.</s>"]
 
 
 def test_what_cannot_be_filled(make):

@@ -9,7 +9,12 @@ from t5x_lite.data.rows.layouts import RowShape, lay_out
 from t5x_lite.errors import UserError
 from t5x_lite.inference.fill import fill
 from t5x_lite.inference.generate import encode_prompts
-from t5x_lite.inference.score import score, target_log_probabilities
+from t5x_lite.inference.score import (
+    score,
+    score_at_sentinels,
+    score_targets,
+    target_log_probabilities,
+)
 
 
 def test_scores_are_the_log_probabilities_of_the_rows(make):
@@ -64,6 +69,18 @@ def test_an_encoder_scores_by_masks(make):
     expected = log_probability([mask, t], 1, a) + log_probability([a, mask], 2, t)
     assert pseudo.nats == pytest.approx(expected, abs=1e-4)
     assert pseudo.kind == "pseudo_log_likelihood"
+
+
+@pytest.mark.parametrize("objective", ["span_corruption", "ul2"])
+def test_a_span_is_scored_in_the_place_of_its_sentinel(make, objective):
+    loaded = untrained(make, objective, "encoder_decoder")
+    vocabulary, encode = loaded.tokenizer.vocabulary, loaded.tokenizer.encode
+    mode = [vocabulary["[R]"]] if objective == "ul2" else []
+    first, second, eos = vocabulary.sentinel(0), vocabulary.sentinel(1), vocabulary.eos
+    (found,) = score_at_sentinels(loaded, [encode("the c")], [encode("t")], [encode("a")])
+    inputs = np.array([*mode, *encode("the c"), first, *encode("t"), eos])
+    (expected,) = score_targets(loaded, [inputs], [np.array([first, *encode("a"), second])])
+    np.testing.assert_array_equal(found.nats, expected.nats[1:])
 
 
 def test_a_decoder_of_masks_scores_by_them(make):

@@ -73,6 +73,16 @@ class RowPlan:
         """Whether any objective marks masked spans by sentinels."""
         return any(member.objective.uses_sentinels for member in self.members)
 
+    @property
+    def mode_of_sentinels(self) -> str:
+        """UL2's mode of the first objective that marks masked spans by sentinels, if it has one."""
+        modes = [
+            member.objective.options.get("mode", "")
+            for member in self.members
+            if member.objective.uses_sentinels
+        ]
+        return modes[0] if modes else ""
+
     def __str__(self) -> str:
         """The objectives, without their rates."""
         return " + ".join(str(member.objective) for member in self.members)

@@ -40,6 +40,7 @@ class TaskPlan:
     has_sentence_pairs = False
     scores_whole_text = False
     uses_sentinels = False
+    mode_of_sentinels = ""
     inputs_end_in_eos = True
 
     @property
