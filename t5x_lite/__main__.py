@@ -520,7 +520,7 @@ def _compare_options(command: argparse.ArgumentParser) -> None:
     add("--grid", action="append", default=[], metavar="KEY=VALUES", help=help)
     help = "train these alone, NAME,NAME; the same command without it writes the report"
     add("--cells", default="", metavar="NAMES", help=help)
-    help = "how many runs to train at once, each on its share of the cores"
+    help = "how many runs to train at once, each on its share of a CPU's cores"
     add("--jobs", type=_number(1), default=1, help=help)
     help = "show what each cell costs and how long it will take, and train nothing"
     add("--dry-run", action="store_true", help=help)

@@ -127,22 +127,25 @@ def spent(cost: StepCost, seconds: float) -> dict[str, float]:
 
 
 def with_budget(cell: RunConfig, steps: int, evaluations: int) -> RunConfig:
-    """The cell with so many steps; its schedule is stretched to them. It saves at least four times.
+    """The cell with so many steps; its schedule, in steps or in tokens, is stretched to them. It
+    saves at least four times.
 
     >>> from t5x_lite.config import Data, Lengths, Optimizer
-    >>> cell = RunConfig(data=Data(lengths=Lengths(sequence_length=8)))
-    >>> stretched = with_budget(cell, 500, evaluations=4)
-    >>> (stretched.training.steps, stretched.training.eval_every, stretched.optimizer.warmup_steps)
-    (500, 125, 50)
+    >>> schedule = Optimizer(warmup_steps=100, decay_steps=800)
+    >>> cell = RunConfig(data=Data(lengths=Lengths(sequence_length=8)), optimizer=schedule)
+    >>> for steps in 500, 2:
+    ...     stretched = with_budget(cell, steps, evaluations=4)
+    ...     schedule = stretched.optimizer
+    ...     print(stretched.training.eval_every, schedule.warmup_steps, schedule.decay_steps)
+    125 50 400
+    1 0 2
     """
     ratio = steps / cell.training.steps
-    optimizer = cell.optimizer
-    if optimizer.schedule_unit == "steps":
-        optimizer = dataclasses.replace(
-            optimizer,
-            warmup_steps=round(optimizer.warmup_steps * ratio),
-            decay_steps=round(optimizer.decay_steps * ratio),
-        )
+    before = cell.optimizer
+    warmup, decay = round(before.warmup_steps * ratio), round(before.decay_steps * ratio)
+    if before.decay_steps:  # 0 would be: with the run
+        decay = max(decay, warmup + 1)
+    optimizer = dataclasses.replace(before, warmup_steps=warmup, decay_steps=decay)
     every = math.ceil(steps / evaluations)
     training = dataclasses.replace(
         cell.training,

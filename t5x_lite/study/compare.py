@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from t5x_lite.config import CompareConfig, RunConfig
 from t5x_lite.data.rows.plan import RowPlan
 from t5x_lite.data.store.prepare import prepare
@@ -56,7 +58,7 @@ def compare(
 
     Args:
         only: cells, or single runs, that are trained here; empty: all.
-        jobs: how many runs are trained at once, each on its share of the cores.
+        jobs: how many runs are trained at once, each on its share of a CPU's cores.
 
     Returns:
         what the report shows; nothing, where only some cells are trained.
@@ -65,6 +67,9 @@ def compare(
         UserError: for what cannot be run, before anything is trained; and at the end where a run
             failed, which the others do not wait for.
     """
+    if jobs > 1 and jax.default_backend() != "cpu":
+        reason = f"runs at once share the cores of a CPU, and here is a {jax.default_backend()}"
+        raise UserError(USAGE, f"--jobs={jobs}: {reason}; leave it out, or see launch/cells")
     cells, runs, questions = plan_comparison(config, workdir, say, allowed, only)
     say(plan_in_words(config, cells, at_least=config.match != "seconds"))
     chosen = [run for run in runs if not only or {run.name, run.cell.name} & set(only)]

@@ -167,6 +167,13 @@ def test_cells_are_trained_at_once_and_one_that_fails_does_not_lose_the_others(t
     assert "did you mean good?" in err
 
 
+def test_runs_at_once_share_a_cpu_and_nothing_else(written, monkeypatch):
+    monkeypatch.setattr(compare.jax, "default_backend", lambda: "gpu")
+    cells = {"a": {"data": {"lengths": LENGTHS["gpt"]}}}
+    _, err = run(*written(cells=cells, blanks=[], spans=[]), "--jobs=2", code=2)
+    assert "--jobs=2: runs at once share the cores of a CPU, and here is a gpu" in err
+
+
 def test_a_cell_without_any_run_is_left_out_of_the_report(tmp_path, written, monkeypatch):
     objectives = {"lm": "causal_lm", "bad": "fill_in_the_middle", "next": "masked_next_token"}
     cells = {
