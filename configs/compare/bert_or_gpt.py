@@ -2,8 +2,9 @@
 Samuel, 2024, "GPT or BERT: why not both?", in small): language modelling, masked next-token
 prediction, and half of the rows each. All spend the same FLOPs.
 
-`:tiny` is for a laptop, `:small` has GPT-2's size and recipe, for a GPU and 100 million words of
-yours, as the BabyLM challenge gives them; it was not trained here. On the built-in text:
+`:tiny` is for a laptop: docs/compared.md has its table. `:small` has GPT-2's size and recipe, for a
+GPU and 100 million words of yours, as the BabyLM challenge gives them; it was not trained here. On
+the built-in text:
 
 python -m t5x_lite compare --config=compare/bert_or_gpt --workdir=DIR --seeds=3
 """

@@ -189,7 +189,7 @@ def _reading_notes(results: Results) -> list[Part]:
         notes.append(
             f"Span bits per byte: {spans['count']:,} spans of {spans['passages']:,} held-out "
             f"passages, {spans['bytes']:,} bytes, the same for all. The two columns answer "
-            "different questions. An encoder is told by its masks how many tokens a span has; the "
+            "different questions. A model of masks is told by them how many tokens a span has; the "
             "others are not, and what ends a span is not counted."
         )
     notes.append(
