@@ -15,6 +15,7 @@ from t5x_lite.study.page import Best, Page, Part, Quote, Section, Table, short
 
 # Of each objective's own question
 _OWN = ("loss", "accuracy")
+FROM_SCRATCH = ", from scratch"  # ends the names of scores of fresh parameters
 Results = Mapping[str, Any]
 
 _EQUAL = 0.01  # what differs by less is called equal
@@ -72,20 +73,19 @@ def _answer(results: Results) -> str:
     sentences = []
     cells = results["cells"]
     for name, where in (("span_bits_left", "the text before it"), ("span_bits_both", "both sides")):
-        if results["best"].get(name):
-            best, second = _best_two(results, name)
+        if two := _best_two(results, name):
             sentences.append(
-                f"Of a held-out span, given {where}, {best} needs the fewest bits per byte, before "
-                f"{second}."
+                f"Of a held-out span, given {where}, {two[0]} needs the fewest bits per byte, "
+                f"before {two[1]}."
             )
     counted = results["counting"].get("Kneser-Ney trigram", {}).get("span_bits_left")
     if counted and sentences:
         sentences.append(f"Counting trigrams needs {counted:.3f} from the text before it.")
     for name in filter(_is_of_task, _score_names(results)):
-        if results["best"].get(name):
-            best, second = _best_two(results, name)
+        two = _best_two(results, name)
+        if two and not name.endswith(FROM_SCRATCH):
             task, metric = name.split(": ")
-            sentences.append(f"On {task}, {best} reaches the best {metric}, before {second}.")
+            sentences.append(f"On {task}, {two[0]} reaches the best {metric}, before {two[1]}.")
     sentences += scaling_report.sentences(results["scaling"])
     if not sentences:
         for cell, of in cells.items():
@@ -97,15 +97,26 @@ def _answer(results: Results) -> str:
     return " ".join(sentences)
 
 
-def _best_two(results: Results, name: str) -> tuple[str, str]:
-    """The best cell in a score and the second, with what they reach, and the verdict on both."""
-    two = results["best"][name]
-    best, second = (
-        f"{cell} ({_shown(name, results['cells'][cell]['scores'][name]['mean'])})"
-        for cell in (two["best"], two["second"])
-    )
-    verdict = _difference(two["difference"])[2] if two["difference"] else "not comparable"
-    return best, f"{second}: {verdict}"
+def _best_two(results: Results, name: str) -> tuple[str, str] | None:
+    """The best cell in a score and the second, with what they reach and the verdict on both, with
+    the last of the budgets; None where fewer than two can be compared.
+    """
+    cells = results["cells"]
+    last = [*cells.values()][-1]["baseline"]
+    scores = {
+        cell: of["scores"][name]
+        for cell, of in cells.items()
+        if name in of["scores"] and of["baseline"] == last
+    }
+    best = [cell for cell, score in scores.items() if score["is_best"]]
+    others = {cell: score for cell, score in scores.items() if "behind_best" in score}
+    if not best or len(others) < len(scores) - 1:  # some are of another question
+        return None
+    lowest_or_highest = min if is_lower_better(name) else max
+    second = lowest_or_highest(others, key=lambda cell: others[cell]["mean"])
+    verdict = _verdict(others[second]["behind_best"])
+    reached = {cell: f"{cell} ({_shown(name, scores[cell]['mean'])})" for cell in (*best, second)}
+    return reached[best[0]], f"{reached[second]}: {verdict}"
 
 
 # Scores.
@@ -137,7 +148,9 @@ def _shown(name: str, value: float) -> str:
 
 
 def score_table(results: Results) -> Table:
-    """Every cell and every score, the best of those that compare marked."""
+    """Every cell and every score. Of those that compare the best is marked, and what is within the
+    noise of it.
+    """
     cells = results["cells"]
     names = _score_names(results)
     rows: list[list[str | Best]] = []
@@ -153,10 +166,15 @@ def score_table(results: Results) -> Table:
         rows.append([*row, "counting"])
     heading = ["model", *map(_heading, names), "objective"]
     seeds = results["seeds"]
-    caption = "Mean ± half of the 95 % interval" if seeds > 1 or results["spans"]["count"] else ""
+    captions = []
+    if seeds > 1 or results["spans"]["count"]:
+        captions.append("mean ± half of the 95 % interval")
     if seeds > 1:
-        caption += f", {seeds} seeds"
-    return Table(heading, rows, caption)
+        captions.append(f"{seeds} seeds")
+    if any(isinstance(cell, Best) for row in rows for cell in row):
+        captions.append("in bold the best and what is within the noise of it")
+    caption = ", ".join(captions)
+    return Table(heading, rows, caption[:1].upper() + caption[1:])
 
 
 def _score_cell(results: Results, cell: str, name: str) -> str | Best:
@@ -164,22 +182,8 @@ def _score_cell(results: Results, cell: str, name: str) -> str | Best:
     text = _shown(name, score["mean"])
     if score["high"] is not None:
         text += f" ± {_shown(name, score['high'] - score['mean'])}"
-    return Best(text) if _is_best(results, cell, name) else text
-
-
-def _is_best(results: Results, cell: str, name: str) -> bool:
-    """Whether no other cell of the same question and the same budget is better."""
-    cells = results["cells"]
-    own = cells[cell]
-    rivals = {
-        other: of["scores"][name]["mean"]
-        for other, of in cells.items()
-        if name in of["scores"]
-        and of["question"].get(name) == own["question"].get(name)
-        and of["baseline"] == own["baseline"]
-    }
-    best = min(rivals.values()) if is_lower_better(name) else max(rivals.values())
-    return len(rivals) > 1 and rivals[cell] == best
+    behind = score.get("behind_best")
+    return Best(text) if score["is_best"] or (behind and _is_noise(behind)) else text
 
 
 def _reading_notes(results: Results) -> list[Part]:
@@ -230,27 +234,46 @@ def _differences(results: Results) -> list[Part]:
             difference = score.get("difference")
             if not difference:
                 continue
-            rows.append([cell, of["baseline"], _heading(name), *_difference(difference)])
+            rows.append(
+                [
+                    cell,
+                    of["baseline"],
+                    _heading(name),
+                    f"{difference['mean']:+.4f}",
+                    _interval(difference),
+                    _verdict(difference),
+                ]
+            )
     if not rows:
         return []
     heading = ["cell", "against", "score", "difference", "95 % interval", "verdict"]
     return [Table(heading, rows, "Seed by seed, on the same text and the same spans")]
 
 
-def _difference(difference: Mapping[str, Any]) -> tuple[str, str, str]:
-    shown = f"{difference['mean']:+.4f}"
+def _interval(difference: Mapping[str, Any]) -> str:
     low, high = difference["low"], difference["high"]
-    if low is None:
-        return shown, "unknown", "one seed: its noise is not known"
-    interval = f"{low:+.4f} to {high:+.4f}"
+    return "unknown" if low is None else f"{low:+.4f} to {high:+.4f}"
+
+
+def _is_noise(difference: Mapping[str, Any]) -> bool:
+    low, high = difference["low"], difference["high"]
+    return low is not None and low <= 0 <= high
+
+
+def _verdict(difference: Mapping[str, Any] | None) -> str:
+    """What can be said of a difference; None, where the cells share no seed."""
+    if difference is None:
+        return "not comparable, no seed is of both"
     seeds, needed = len(difference["seeds"]), difference["seeds_to_resolve"]
-    if low <= 0 <= high:
-        verdict = "within the noise"
-        if seeds > 1:
-            verdict += f"; {needed} seeds would resolve it" if needed else "; no seeds resolve it"
-    else:
-        verdict = "resolved" if seeds > 1 else "resolved over spans; of one seed"
-    return shown, interval, verdict
+    if difference["low"] is None:
+        return "one seed, so that its noise is not known"
+    if not _is_noise(difference):
+        return "resolved" if seeds > 1 else "resolved over spans; of one seed"
+    if seeds == 1:
+        return "within the noise"
+    if needed:
+        return f"within the noise; {needed} seeds would resolve it"
+    return "within the noise; more seeds alone would not resolve it"
 
 
 def _other_objectives(results: Results) -> list[Part]:

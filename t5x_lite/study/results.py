@@ -20,7 +20,7 @@ from t5x_lite.study.environment import environment
 from t5x_lite.study.ladder import laws_of
 from t5x_lite.study.measure import Answers, Questions, measure
 from t5x_lite.study.ngram import trigram_bits, unigram_bits
-from t5x_lite.study.scores import Sample, Values, best_two, scores_of
+from t5x_lite.study.scores import Sample, Values, scores_of
 from t5x_lite.study.span_bits import (
     Span,
     counted_bits,
@@ -28,7 +28,6 @@ from t5x_lite.study.span_bits import (
 )
 from t5x_lite.training import metrics, run_directory
 
-FROM_SCRATCH = ", from scratch"  # ends the names of scores of fresh parameters
 # How the report's prompts are continued; the likeliest text of a small model repeats itself
 SAMPLED = {"max_new_tokens": 48, "temperature": 0.8, "top_p": 0.9}
 
@@ -65,9 +64,7 @@ def results_of(
     recipes = differing({cell.name: flatten(to_dict(cell.resolved.config)) for cell in cells})
     asked = {cell.name: questions_behind(cell) for cell in cells}
     baselines = {cell.name: cell.baseline for cell in cells}
-    scores = scores_of(values, sample, asked, baselines)
-    # With several budgets: of those with the last.
-    rivals = {cell.name: values[cell.name] for cell in cells if cell.baseline == cells[-1].baseline}
+    scores = scores_of(values, sample, asked, baselines, report.is_lower_better)
     of_cells = {}
     for cell in cells:
         own = {run.name: summaries[run.name] for run in runs if run.cell is cell}
@@ -80,12 +77,6 @@ def results_of(
         "failed": {name: str(error) for name, error in failed.items()},
         "recipes": recipes,
         "texts": differing({cell.name: order_of_text(cell) for cell in cells}),
-        "best": {
-            name: best_two(rivals, sample, name, lowest=report.is_lower_better(name))
-            for name in dict.fromkeys(name for of in scores.values() for name in of)
-            if len({of_cell.get(name) for of_cell in asked.values()}) == 1
-            and not name.endswith(FROM_SCRATCH)
-        },
         "other_objectives": {
             name: {objective: mean(run[objective] for run in of_runs) for objective in of_runs[0]}
             for name, of_runs in losses.items()
@@ -134,7 +125,7 @@ def of_tasks(answers: Answers) -> dict[str, float]:
     {'cb: accuracy': 0.7, 'cb: accuracy, from scratch': 0.6}
     """
     reached = {}
-    for suffix, of_all in (("", answers.tasks), (FROM_SCRATCH, answers.from_scratch)):
+    for suffix, of_all in (("", answers.tasks), (report.FROM_SCRATCH, answers.from_scratch)):
         for task, of_task in of_all.items():
             metric, value = next(iter(of_task.items()))
             reached[f"{task}: {metric.replace('_', ' ')}{suffix}"] = value

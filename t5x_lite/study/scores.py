@@ -6,7 +6,7 @@ in three cases of four, where t intervals hold it in 95 of a hundred (docs/conce
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,71 +32,63 @@ def scores_of(
     sample: Sample,
     questions: Mapping[str, Mapping[str, str]],
     baselines: Mapping[str, str],
+    is_lower_better: Callable[[str], bool],
 ) -> dict[str, dict[str, Any]]:
-    """Of each cell and each score: the mean over seeds and its interval, and the same of the
-    difference to the cell's baseline, seed by seed.
+    """Of each cell and each score: the mean over seeds and its interval, and the same of its
+    differences, seed by seed, to the cell's baseline and to the best cell with that baseline.
 
     Args:
         values: cell → seed → what that run reached.
         questions: cell → score → what it is of, where cells may differ in it: scores of different
             questions do not compare, and have no difference.
         baselines: cell → that which it is compared with.
+        is_lower_better: of a score.
 
     >>> values = {"a": {0: {"loss": 3.0}}, "b": {0: {"loss": 2.5}}}
     >>> of_lm, none = {"loss": "lm"}, Sample(np.ones(0), np.ones(0))
-    >>> scores = scores_of(values, none, {"a": of_lm, "b": of_lm}, {"a": "a", "b": "a"})
-    >>> scores["b"]["loss"]["difference"]["mean"]
-    -0.5
+    >>> scores = scores_of(
+    ...     values, none, {"a": of_lm, "b": of_lm}, {"a": "a", "b": "a"}, lambda score: True
+    ... )
+    >>> scores["b"]["loss"]["difference"]["mean"], scores["b"]["loss"]["is_best"]
+    (-0.5, True)
+    >>> scores["a"]["loss"]["behind_best"]["mean"]
+    0.5
     """
     scores: dict[str, dict[str, Any]] = {}
     for cell, of_seeds in values.items():
-        scores[cell] = {}
-        for name in dict.fromkeys(name for of_run in of_seeds.values() for name in of_run):
-            own = {seed: of_run[name] for seed, of_run in of_seeds.items()}
-            scores[cell][name] = _score(list(own.values()), sample)
-            # The same seeds of the baseline, on the same text in the same order.
-            baseline = baselines[cell]
-            others = {seed: of_run.get(name) for seed, of_run in values[baseline].items()}
-            compares = questions[cell].get(name) == questions[baseline].get(name)
-            if cell != baseline and compares:
-                difference = _difference(own, others, sample)
-                if difference:
-                    scores[cell][name]["difference"] = difference
+        names = dict.fromkeys(name for of_run in of_seeds.values() for name in of_run)
+        scores[cell] = {
+            name: _score([run[name] for run in of_seeds.values() if name in run], sample)
+            for name in names
+        }
+    for cell, of_cell in scores.items():
+        for name, score in of_cell.items():
+            compared = {
+                other: of_other[name]["mean"]
+                for other, of_other in scores.items()
+                if name in of_other
+                and baselines[other] == baselines[cell]
+                and questions[other].get(name) == questions[cell].get(name)
+            }
+            best = (min if is_lower_better(name) else max)(compared, key=compared.__getitem__)
+            score["is_best"] = best == cell and len(compared) > 1
+            for key, other in (("difference", baselines[cell]), ("behind_best", best)):
+                if other != cell and other in compared:
+                    score[key] = _difference(values[cell], values[other], name, sample)
     return scores
 
 
-def best_two(
-    values: Mapping[str, Mapping[int, Values]], sample: Sample, name: str, lowest: bool = True
-) -> dict[str, Any]:
-    """The two cells that are best in the score of that name, and how they differ; nothing, where
-    fewer than two have one.
-    """
-    means = {}
-    for cell, of_seeds in values.items():
-        own = [of_run[name] for of_run in of_seeds.values() if name in of_run]
-        if own:
-            means[cell] = _score(own, sample)["mean"]
-    if len(means) < 2:
-        return {}
-    best, second = sorted(means, key=lambda cell: means[cell], reverse=not lowest)[:2]
-    of_best, of_second = (
-        {seed: of_run.get(name) for seed, of_run in values[cell].items()} for cell in (best, second)
-    )
-    difference = _difference(of_best, of_second, sample)
-    return {"best": best, "second": second, "difference": difference}
-
-
 def _difference(
-    own: Mapping[int, np.ndarray | float | None],
-    others: Mapping[int, np.ndarray | float | None],
-    sample: Sample,
+    own: Mapping[int, Values], others: Mapping[int, Values], name: str, sample: Sample
 ) -> dict[str, Any] | None:
-    """What one cell has more than another, seed by seed; None where they share no seed."""
-    differences = []
-    for seed, amounts in own.items():
-        other = others.get(seed)
-        if amounts is not None and other is not None:
-            differences.append(amounts - other)
+    """What one cell has more of a score than another, seed by seed, on the same text in the same
+    order; None where they share no seed.
+    """
+    differences = [
+        own[seed][name] - others[seed][name]
+        for seed in own
+        if name in own[seed] and name in others.get(seed, ())
+    ]
     if not differences:
         return None
     score = _score(differences, sample)

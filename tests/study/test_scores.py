@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from t5x_lite.study.scores import Sample, best_two, ratio_error, scores_of
+from t5x_lite.study.scores import Sample, ratio_error, scores_of
 
 SPANS = 400
 
@@ -40,12 +40,14 @@ def test_cells_are_compared_with_their_baselines_where_the_question_is_one():
     }
     questions = {name: {"loss": "lm" if name != "d" else "mlm"} for name in values}
     none = Sample(np.ones(0), np.ones(0))
-    scores = scores_of(values, none, questions, {"a": "a", "b": "a", "c": "c", "d": "c"})
+    baselines = {"a": "a", "b": "a", "c": "c", "d": "c"}
+    scores = scores_of(values, none, questions, baselines, lambda score: score == "loss")
     assert "difference" not in scores["a"]["loss"]
     assert scores["b"]["loss"]["difference"]["mean"] == -0.5
     assert "difference" not in scores["c"]["loss"]
     assert "difference" not in scores["d"]["loss"]
     assert scores["d"]["cb: accuracy"]["difference"]["mean"] == pytest.approx(-0.1)
-    best = best_two(values, none, "cb: accuracy", lowest=False)
-    assert (best["best"], best["second"]) == ("a", "b")
-    assert best["difference"]["mean"] == pytest.approx(0.05)
+    for name, best in (("loss", "b"), ("cb: accuracy", "ac")):
+        assert "".join(cell for cell in values if scores[cell][name]["is_best"]) == best
+    assert scores["b"]["cb: accuracy"]["behind_best"]["mean"] == pytest.approx(-0.05)
+    assert "behind_best" not in scores["a"]["cb: accuracy"]
