@@ -3,7 +3,7 @@ that read against each other (ELMo: Peters et al., 2018), GPT's decoder, and, wh
 word are read at once, an LSTM and a Transformer that learn BERT's masks. The report's unigram and
 Kneser-Ney trigram models, counted from the same tokens, are where it began.
 
-Not trained to its end here. On the built-in text:
+docs/compared.md has its table. On the built-in text:
 
 python -m t5x_lite compare --config=compare/rnn_to_transformer --workdir=DIR --seeds=3
 """

@@ -173,7 +173,7 @@ def score_table(results: Results) -> Table:
         captions.append(f"{seeds} seeds")
     if any(isinstance(cell, Best) for row in rows for cell in row):
         captions.append("in bold the best and what is within the noise of it")
-    caption = ", ".join(captions)
+    caption = "; ".join(captions)
     return Table(heading, rows, caption[:1].upper() + caption[1:])
 
 
