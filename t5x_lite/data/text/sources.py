@@ -16,6 +16,7 @@ import sysconfig
 import warnings
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import parse_qsl
@@ -294,15 +295,17 @@ def library_modules() -> Iterator[Path]:
             yield path
 
 
-def module_docstrings(path: Path) -> Iterator[str]:
+@cache  # the text is read for the tokenizer, for the store and for tasks
+def module_docstrings(path: Path) -> tuple[str, ...]:
     """The docstrings of a module, its classes and functions; none of a file that is not Python."""
     try:
         with warnings.catch_warnings(action="ignore"):  # invalid escapes in old modules
             module = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError):
-        return
-    for node in ast.walk(module):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            docstring = ast.get_docstring(node)
-            if docstring:
-                yield docstring
+        return ()
+    docstrings = (
+        ast.get_docstring(node)
+        for node in ast.walk(module)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+    )
+    return tuple(filter(None, docstrings))
