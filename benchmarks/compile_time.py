@@ -10,47 +10,30 @@ import sys
 import time
 
 import jax
-import jax.numpy as jnp
 from record import keep
 
 from t5x_lite.config_files import load
-from t5x_lite.model.transformer import parameter_axes
-from t5x_lite.resolve import resolve_model
+from t5x_lite.resolve import Resolved, plan_objective, resolve_model
 from t5x_lite.training.adapt import parse_adaptation
-from t5x_lite.training.optimizer import make_optimizer, make_schedule
-from t5x_lite.training.step import Loss, fresh_parameters, make_train_step, state_shapes
+from t5x_lite.training.program import Program
 
 
-def lowered(rows: int, length: int, *settings_of: str, where=None, adapt: str = "full"):
-    """A training step of GPT-2 small with those settings, on the device where; nothing is
-    allocated.
-    """
-    adaptation = parse_adaptation(adapt)
+def lowered(rows: int, length: int, *settings: str, adapt: str = "full", device=None):
+    """A training step of GPT-2 small with those settings, on a device; nothing is allocated."""
     config = load(
         "gpt2_small",
         [
-            *settings_of,
+            *settings,
             "data.source=x",
             f"data.batch_size={rows}",
             f"data.lengths.sequence_length={length}",
         ],
     )
-    written = dataclasses.replace(config.model, **adaptation.settings)
-    model = resolve_model(written, vocab_size=config.model.vocab_size, max_length=length)
-    schedule = make_schedule(config.optimizer, 1000, rows * length)
-    axes = adaptation.trained_part(parameter_axes(model))
-    optimizer = make_optimizer(config.optimizer, schedule, axes)
-
-    state = state_shapes(model, optimizer, adaptation)
-    _, frozen = jax.eval_shape(lambda: adaptation.split(fresh_parameters(model, 0)))
-    row = {}
-    for key in ("tokens", "segments", "positions", "targets", "weights"):
-        dtype = jnp.float32 if key == "weights" else jnp.int32
-        row[f"decoder_{key}"] = jax.ShapeDtypeStruct((rows, length), dtype)
-    loss = Loss(model, packed=False, heads=("lm",), training=config.training)
-    train_step = make_train_step(loss, 0, optimizer, schedule, adaptation)
-    step = jax.jit(train_step, donate_argnums=0, in_shardings=where)
-    return step.lower(state, row, frozen)
+    model = dataclasses.replace(config.model, **parse_adaptation(adapt).settings)
+    config = dataclasses.replace(config, model=model, adapt=adapt)
+    sizes = resolve_model(model, vocab_size=model.vocab_size, max_length=length)
+    resolved = Resolved(config, plan_objective(config), sizes, ("lm",), config.training.steps)
+    return Program(resolved, rows * length, [device or jax.devices()[0]]).lower()
 
 
 def compile_time(layers: int) -> float:

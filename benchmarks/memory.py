@@ -17,26 +17,22 @@ if sys.argv[1:]:
 import jax
 from compile_time import lowered
 from jax.experimental import topologies
-from jax.sharding import SingleDeviceSharding
 from record import keep
 
 
 def main(topology: str = "") -> None:
     """Print the state's size, and what each way needs beyond it."""
-    where, kernel, results = None, "auto", []
+    results = []
+    devices = jax.devices()
     if topology:
-        chip = topologies.get_topology_desc(topology, platform="tpu").devices[0]
-        where, kernel = SingleDeviceSharding(chip), "splash"
-    print(chip.device_kind if topology else jax.devices()[0].device_kind)
+        devices = topologies.get_topology_desc(topology, platform="tpu").devices
+    device = devices[0]
+    print(device.device_kind)
     ways = [(adapt, remat, 128) for adapt in ("full", "lora(8)") for remat in (True, False)]
     ways += [("full", remat, 0) for remat in (True, False)]
     for adapt, remat, chunk in ways:
-        more = (
-            f"model.remat={remat}",
-            f"training.loss_chunk={chunk}",
-            f"model.attention_kernel={kernel}",
-        )
-        step = lowered(8, 1024, *more, where=where, adapt=adapt)
+        more = f"model.remat={remat}", f"training.loss_chunk={chunk}"
+        step = lowered(8, 1024, *more, adapt=adapt, device=device)
         plan = step.compile().memory_analysis()
         state, beyond = (
             size / 2**30 for size in (plan.argument_size_in_bytes, plan.temp_size_in_bytes)

@@ -707,10 +707,12 @@ def sharding_table() -> str:
     meanings = {
         "batch": "rows of a batch",
         "sequence": "positions",
-        "embed": "d_model, as the inner axis of a kernel",
+        "embed": "d_model, as one axis of a kernel",
+        "pooled": "d_model, as its other axis, and before the output layer",
+        "embedding": "the width of the tables of tokens, positions and types",
         "heads": "query heads × head_dim; key and value heads where there are several",
         "mlp": "d_ff",
-        "vocab": "rows of the embedding table, and columns of the output layer",
+        "vocab": "rows of the table of tokens, and columns of the output layer",
         "kv": "the one head of keys and values of multi-query attention",
     }
     axes: dict[str, list[str]] = {}
@@ -722,7 +724,7 @@ def sharding_table() -> str:
         axes.setdefault(name, []).append(shown)
     rows = [[f"`{name}`", text, ", else ".join(axes.pop(name))] for name, text in meanings.items()]
     rest = ", ".join(f"`{name}`" for name in axes)
-    rows.append([rest, "layers, tables of positions, norms, …", "whole on each device"])
+    rows.append([rest, "layers, norms, rows of the other tables, …", "whole on each device"])
     return markdown_table(["logical axis", "what it counts", "split over"], rows)
 
 

@@ -91,7 +91,7 @@ def gradients(config, corpus, devices):
         with run.within():
             state = run.fresh_state()
             batch = run.batch(run.batches, 0)
-            grads, sums = jax.jit(run.loss.gradient)(state.params, batch, None)
+            grads, sums = jax.jit(run.program.loss.gradient)(state.params, batch, None)
             (sums,) = sums.values()  # of one head
             weights = next(np.asarray(v) for k, v in batch.items() if k.endswith("_weights"))
             loss = float(sums["total_loss"] / sums["weight"])

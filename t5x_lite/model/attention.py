@@ -23,7 +23,7 @@ from t5x_lite.model.kernels import (
     weighted_sum,
 )
 from t5x_lite.model.kv_cache import KVCache, cache_dtype
-from t5x_lite.model.layers import Auxiliary, Dense, constrain, parameter_dtype, with_axes
+from t5x_lite.model.layers import Auxiliary, Dense, Dropout, constrain, parameter_dtype, with_axes
 from t5x_lite.model.masks import AttentionMask
 from t5x_lite.model.positions import ShawRelative, TransformerXL, rotate
 
@@ -45,7 +45,7 @@ class Attention(nn.Module):
         self.key = Dense(config, kv_features, ("embed", self.kv_axis))
         self.value = Dense(config, kv_features, ("embed", self.kv_axis))
         self.out = Dense(config, config.d_model, ("heads", "embed"), writes_to_stream=True)
-        self.dropout = nn.Dropout(config.attention_dropout)
+        self.dropout = Dropout(config.attention_dropout)
 
         # Of the kinds of positions, rotary, Shaw's and Transformer-XL's act within attention; the
         # biases of T5 and ALiBi come from the stack.

@@ -22,6 +22,7 @@ from t5x_lite.model.layers import (
     FEED_FORWARDS,
     Adapter,
     Auxiliary,
+    Dropout,
     Norm,
     add_auxiliary,
     constrain,
@@ -160,7 +161,7 @@ class Block(nn.Module):
                 y = part(x_BTD)
             if config.adapter_size:
                 y = Adapter(config, name=f"{name}_adapter")(y)
-            y = nn.Dropout(config.dropout)(y, deterministic=context.deterministic)
+            y = Dropout(config.dropout)(y, deterministic=context.deterministic)
             # ReZero (Bachlechner et al., 2020): a learned share, 0 at first.
             if config.rezero:
                 zero = with_axes(nn.initializers.zeros)

@@ -19,6 +19,7 @@ from t5x_lite.config import ModelDimensions
 from t5x_lite.model.layers import (
     Auxiliary,
     Dense,
+    Dropout,
     Norm,
     activate,
     constrain,
@@ -122,7 +123,7 @@ class SequenceLabelHead(nn.Module):
         if config.architecture == "encoder":
             state = Dense(config, config.d_model, ("embed", "pooled"), name="pooler")(state)
             state = jnp.tanh(state)
-        state = nn.Dropout(config.dropout)(state, deterministic=deterministic)
+        state = Dropout(config.dropout)(state, deterministic=deterministic)
         output = Dense(config, config.num_classes, ("pooled", "classes"), name="output")
         return output(state).astype(parameter_dtype(config))
 

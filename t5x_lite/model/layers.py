@@ -38,6 +38,10 @@ OTHER_AXES = (
 )
 AXES = (*ACTIVATION_AXES, *FEATURE_AXES, *TABLE_AXES, *OTHER_AXES)
 
+# What parameters are called that were put together from several devices, for the policy of what is
+# kept for the backward pass.
+GATHERED = "gathered"
+
 # Auxiliary losses by name, each summed over the positions that are no padding.
 Auxiliary = dict[str, Array]
 
@@ -182,6 +186,28 @@ class Dense(nn.Module):
         return matmul(matmul(x, a).astype(x.dtype), b) * (config.lora_alpha / config.lora_rank)
 
 
+class Dropout(nn.Module):
+    """Zeros a share of x [B, …] and scales the rest by 1 / (1 − rate). What is zeroed in a row
+    follows from the key and from the number of the row in its batch, so that it is the same however
+    many devices split the rows.
+    """
+
+    rate: float
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "B *rest"], deterministic: bool = True) -> Array:
+        if deterministic or not self.rate:
+            return x
+        rows = jnp.arange(len(x))
+        # Where each device computes with its own rows, those of the devices before it come first.
+        axes = jax.sharding.get_abstract_mesh().manual_axes
+        if axes:
+            rows += jax.lax.axis_index(axes) * len(x)
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(self.make_rng("dropout"), rows)
+        keep = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - self.rate, x.shape[1:]))(keys)
+        return jnp.where(keep, x / (1 - self.rate), 0)
+
+
 class Adapter(nn.Module):
     """y + act(y U) V through a narrow bottleneck, the identity at first (Houlsby et al., 2019)."""
 
@@ -271,7 +297,7 @@ def _project_back(config: ModelDimensions, x_BTF, context) -> Array:
     module.
     """
     x_BTF = constrain(x_BTF, "batch", "sequence", "mlp")
-    x_BTF = nn.Dropout(config.ff_dropout)(x_BTF, deterministic=context.deterministic)
+    x_BTF = Dropout(config.ff_dropout)(x_BTF, deterministic=context.deterministic)
     return Dense(config, config.d_model, ("mlp", "embed"), writes_to_stream=True, name="wo")(x_BTF)
 
 

@@ -45,14 +45,22 @@ def matmul_transposed(x: jax.Array, w: jax.Array) -> jax.Array:
 
 
 def _with_flat_rows(x, w, transposed: bool):
-    """Dense layers are a third faster on a CPU with all positions of a batch as rows of one matrix.
-    With several devices x stays as it is: flattened, a sharded sequence would be gathered.
+    """Dense layers are faster with all positions of a batch as rows of one matrix: on a CPU by a
+    third. Where the compiler splits x over devices it stays as it is: flattened, a sharded sequence
+    would be gathered.
     """
-    several_devices = jax.sharding.get_abstract_mesh().size > 1
-    if w.ndim > 2 or x.ndim == 2 or several_devices:
+    if w.ndim > 2 or x.ndim == 2 or _compiler_splits():
         return _matmul(x, w, transposed)
     y = _matmul(x.reshape(-1, x.shape[-1]), w, transposed)
     return y.reshape(*x.shape[:-1], y.shape[-1])
+
+
+def _compiler_splits() -> bool:
+    """Whether the compiler may split arrays over several devices: over all axes of the mesh but
+    those that the program itself handles.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    return any(mesh.shape[axis] > 1 for axis in set(mesh.axis_names) - set(mesh.manual_axes))
 
 
 def _few_rows(x, w):
@@ -126,8 +134,7 @@ def _sum_over_rows(a, b, is_batched: bool):
             a, b, ((rows, rows), ((), ())), preferred_element_type=jnp.float32
         )
     # Several devices would each be sent the whole array to lay it out anew.
-    several_devices = jax.sharding.get_abstract_mesh().size > 1
-    on_cpu = _transposed_dot if several_devices else _transposed_dot_on_cpu
+    on_cpu = _transposed_dot if _compiler_splits() else _transposed_dot_on_cpu
     return jax.lax.platform_dependent(a, b, cpu=on_cpu, default=_transposed_dot)
 
 

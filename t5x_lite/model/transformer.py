@@ -4,8 +4,9 @@ blocks.
 Shapes: B rows, T positions of a stack, E encoder and D decoder positions, W d_model.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal
 
 import flax.linen as nn
@@ -17,7 +18,9 @@ from t5x_lite.config import ModelDimensions
 from t5x_lite.model.blocks import Block, StackContext
 from t5x_lite.model.heads import HEAD_MODULES, ModelOutput, Params, Row
 from t5x_lite.model.layers import (
+    GATHERED,
     Dense,
+    Dropout,
     Norm,
     add_auxiliary,
     constrain,
@@ -28,6 +31,9 @@ from t5x_lite.model.masks import AttentionMask
 from t5x_lite.model.matmul import matmul
 from t5x_lite.model.positions import RelativeBias, alibi, sinusoidal
 
+# (name of a stack, the part of a layer's parameters that is here) → all of them
+WholeLayer = Callable[[str, Params], Params]
+
 
 class Stack(nn.Module):
     """All blocks of an encoder or decoder, as one scan: parameters have a leading axis of layers,
@@ -37,6 +43,7 @@ class Stack(nn.Module):
     config: ModelDimensions
     depth: int
     share_layers: bool = False
+    whole_layer: WholeLayer | None = None
 
     def setup(self):
         config = self.config
@@ -51,7 +58,7 @@ class Stack(nn.Module):
             variables = {"variable_axes": {"params": 0}}
         scan: Any = nn.scan
         blocks = scan(
-            nn.remat(Block, prevent_cse=False) if config.remat else Block,
+            self._block(),
             split_rngs={"params": not self.share_layers, "dropout": True},
             in_axes=(0, nn.broadcast),
             length=self.depth,
@@ -65,7 +72,23 @@ class Stack(nn.Module):
             self.layers = blocks
         if config.norm_position == "pre":
             self.final_norm = Norm(config)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
+
+    def _block(self) -> Any:
+        """Block; of what it computes, and of parameters put together for it, as little is kept for
+        the backward pass as the config says.
+        """
+        remat: Any = partial(nn.remat, prevent_cse=False)
+        block: Any = Block
+        if self.whole_layer is not None and not self.share_layers:
+            whole = partial(self.whole_layer, self.name or "")
+            block = nn.map_variables(
+                block, "params", lambda split: {"params": whole(split["params"])}
+            )
+            if not self.config.remat:
+                policies = jax.checkpoint_policies
+                block = remat(block, policy=policies.save_anything_except_these_names(GATHERED))
+        return remat(block) if self.config.remat else block
 
     def context(self, mask: AttentionMask, bidirectional: bool, **fields: Any) -> StackContext:
         """What all blocks read besides x.
@@ -118,10 +141,12 @@ class Transformer(nn.Module):
 
     Attributes:
         packed: whether a row may hold several segments, so that a segment mask is needed.
+        whole_layer: where the parameters of layers are split.
     """
 
     config: ModelDimensions
     packed: bool = True
+    whole_layer: WholeLayer | None = None
 
     def setup(self):
         config, dtype = self.config, parameter_dtype(self.config)
@@ -166,20 +191,19 @@ class Transformer(nn.Module):
 
         # Stacks of blocks.
         shared = config.shared_layers
+        stack = partial(Stack, config, whole_layer=self.whole_layer)
         if config.shared_stacks:
-            self.stack = Stack(config, config.num_layers, shared == "all")
+            self.stack = stack(config.num_layers, shared == "all")
         else:
             if config.architecture in ("encoder", "encoder_decoder"):
-                self.encoder = Stack(config, config.num_layers, shared in ("all", "encoder"))
+                self.encoder = stack(config.num_layers, shared in ("all", "encoder"))
             if config.architecture != "encoder":
-                self.decoder = Stack(
-                    config, config.num_decoder_layers, shared in ("all", "decoder")
-                )
+                self.decoder = stack(config.num_decoder_layers, shared in ("all", "decoder"))
             if config.backward_decoder:
-                self.backward_decoder = Stack(config, config.num_layers, shared == "all")
+                self.backward_decoder = stack(config.num_layers, shared == "all")
 
         # Dropout of the embeddings, and what is predicted.
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         for name, head in HEAD_MODULES.items():
             if head.wanted(config):
                 setattr(self, name, head.make(config))
@@ -329,15 +353,17 @@ def apply(
     row: Row,
     packed: bool = True,
     dropout_key: Array | None = None,
+    whole_layer: WholeLayer | None = None,
 ) -> ModelOutput:
     """The Transformer as a pure function.
 
     Args:
         packed: whether a row may hold several segments.
         dropout_key: for dropout; None: none.
+        whole_layer: where the parameters of layers are split.
     """
     rngs = {} if dropout_key is None else {"dropout": dropout_key}
-    model: Any = Transformer(config, packed)
+    model: Any = Transformer(config, packed, whole_layer)
     return model.apply({"params": params}, row, dropout_key is None, rngs=rngs)
 
 

@@ -7,7 +7,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,24 +21,22 @@ from t5x_lite.data.store.corpus import cache_directory
 from t5x_lite.data.tasks.rows import TaskPlan
 from t5x_lite.errors import BAD_CONFIG, BAD_DATA, NOT_FINITE, UserError
 from t5x_lite.model.flops import peak_flops, step_flops
+from t5x_lite.model.heads import Row
 from t5x_lite.model.transformer import boxed_shapes, parameter_axes
 from t5x_lite.resolve import Resolved, with_steps_of
 from t5x_lite.training import metrics, run_directory, sharding
-from t5x_lite.training.adapt import parse_adaptation
 from t5x_lite.training.best import PREFIX, Best
 from t5x_lite.training.checkpoint import Checkpoints
 from t5x_lite.training.metrics import Log
-from t5x_lite.training.optimizer import make_optimizer, make_schedule
+from t5x_lite.training.optimizer import make_optimizer
+from t5x_lite.training.program import Program
 from t5x_lite.training.run_directory import LoadedModel
 from t5x_lite.training.step import (
-    Loss,
     TrainState,
     create_state,
     first_state,
     fresh_parameters,
-    make_train_step,
     state_shapes,
-    state_shardings,
 )
 from t5x_lite.training.stopping import StopSignal
 
@@ -54,11 +52,17 @@ def setup_jax(dtype: str = "float32") -> None:
 
 
 class Evaluator:
-    """A run as far as evaluation needs it: its validation split, mesh (over all devices unless some
-    are given), loss and compiled evaluation step.
+    """A run as far as evaluation needs it: its validation split, and its program, over all devices
+    unless some are given.
     """
 
-    def __init__(self, resolved: Resolved, data: RunData, devices: Sequence[Any] | None = None):
+    def __init__(
+        self,
+        resolved: Resolved,
+        data: RunData,
+        devices: Sequence[Any] | None = None,
+        raw_tokens: float = 0.0,
+    ):
         config = resolved.config
         if not resolved.model.lm_head and not config.task.name:
             reason = f"got False, but {config.objective} predicts tokens"
@@ -67,71 +71,50 @@ class Evaluator:
         self.resolved = resolved
         self.tokenizer = data.tokenizer
         self.validation = data.batches("validation")
-        self.mesh = sharding.make_mesh(config.mesh, resolved.model, devices)
-        sharding.check_batch(config.data.batch_size, config.training.microbatches, self.mesh)
-        self.loss = Loss(resolved.model, resolved.rows.packed, resolved.heads, config.training)
-        everywhere = sharding.replicated(self.mesh)
-        self.eval_step = jax.jit(self.loss.evaluate, out_shardings=everywhere)
+        self.program = Program(resolved, raw_tokens, devices)
 
-    @contextmanager
-    def within(self) -> Iterator[None]:
+    def within(self) -> AbstractContextManager[None]:
         """The mesh and the rules under which everything is traced."""
-        with sharding.use_mesh(self.mesh):
-            yield
+        return self.program.within()
 
     def batch(self, batches: Batches, step: int) -> dict[str, jax.Array]:
         """Batch number `step` (from 0) on the mesh."""
-        return sharding.place_batch(partial(batches.batch_at, step), batches.batch_size, self.mesh)
+        rows_at = partial(batches.batch_at, step)
+        return sharding.place_batch(rows_at, batches.batch_size, self.program.mesh)
 
     def evaluate(self, params: Any) -> dict[str, float]:
         """The metrics over every row of the validation split: summed, then divided once."""
         total: dict = {}
         for step in range(self.validation.validation_batches):
-            sums = jax.device_get(self.eval_step(params, self.batch(self.validation, step)))
+            sums = jax.device_get(self.program.eval_step(params, self.batch(self.validation, step)))
             sums = jax.tree.map(float, sums)
             total = jax.tree.map(lambda a, b: a + b, total, sums) if total else sums
         return metrics.means(total)
 
 
 class Run(Evaluator):
-    """Everything of a run that does not change: what evaluation needs, and its training batches,
-    optimizer and compiled train step.
-    """
+    """Everything of a run that does not change: what evaluation needs, and its training batches."""
 
     def __init__(self, resolved: Resolved, data: RunData, devices: Sequence[Any] | None = None):
-        # What a step consumes.
         config = resolved.config
         self.batches = data.batches("train")
         self.ledger = ledger(self.batches)
         if not self.ledger.loss_tokens:
             reason = f"objective={config.objective}: scores nothing in the first rows"
             raise UserError(BAD_DATA, f"{reason}; inspect shows them")
-        super().__init__(with_steps_of(resolved, self.batches), data, devices)
-
-        # How it is used. The train step donates its input state: the new one reuses its memory.
-        model, steps = self.resolved.model, self.resolved.steps
-        schedule = make_schedule(config.optimizer, steps, self.batches.raw_tokens)
-        self.adaptation = parse_adaptation(config.adapt)
-        axes = parameter_axes(model)
-        self.adaptation.check(axes)
-        axes = self.adaptation.trained_part(axes)
-        self.optimizer = make_optimizer(config.optimizer, schedule, axes)
-        with self.within():
-            self.shapes, self.shardings = state_shardings(
-                model, self.optimizer, self.mesh, self.adaptation
-            )
+        resolved = with_steps_of(resolved, self.batches)
+        super().__init__(resolved, data, devices, self.batches.raw_tokens)
+        self.adaptation = self.program.adaptation
         self.frozen: Any = {}  # parameters that are not trained
-        self.train_step = jax.jit(
-            make_train_step(self.loss, config.seed, self.optimizer, schedule, self.adaptation),
-            donate_argnums=0,
-            out_shardings=(self.shardings, sharding.replicated(self.mesh)),
-        )
+
+    def train_step(self, state: TrainState, batch: Row) -> tuple[TrainState, dict]:
+        """(state, batch) → (state, metrics), compiled at the first call. `state` is used up."""
+        return self.program.train_step(state, batch, self.frozen)
 
     def fresh_state(self) -> TrainState:
         """The state before the first step."""
-        return create_state(
-            self.resolved.model, self.resolved.config.seed, self.optimizer, self.shardings
-        )
+        program, seed = self.program, self.resolved.config.seed
+        return create_state(self.resolved.model, seed, program.optimizer, program.shardings)
 
     def start(self, checkpoints: Checkpoints, say: Callable[[str], None] = print) -> TrainState:
         """The newest saved state; else a fresh one, with the parameters of init_from where there
@@ -143,26 +126,27 @@ class Run(Evaluator):
             if step is None:
                 return state
         if step is not None:
-            return checkpoints.restore(step, self.shapes, self.shardings)
+            return checkpoints.restore(step, self.program.shapes, self.program.shardings)
         state = self.fresh_state()
         if not self.resolved.config.init_from:
             return state
-        params, report = run_directory.merge_parameters(self.resolved, state.params, self.mesh)
+        mesh = self.program.mesh
+        params, report = run_directory.merge_parameters(self.resolved, state.params, mesh)
         say(report)
         return state.replace(params=params)
 
     def _adapted(self, say: Callable[[str], None]) -> TrainState:
         """A fresh state of what is trained, beside the frozen parameters of init_from."""
-        model = self.resolved.model
-        everything = sharding.parameter_shardings(boxed_shapes(model), self.mesh)
+        model, program = self.resolved.model, self.program
+        everything = sharding.parameter_shardings(boxed_shapes(model), program.mesh)
         draw = jax.jit(
             partial(fresh_parameters, model, self.resolved.config.seed), out_shardings=everything
         )
-        params, report = run_directory.merge_parameters(self.resolved, draw(), self.mesh)
+        params, report = run_directory.merge_parameters(self.resolved, draw(), program.mesh)
         say(report)
         trained, self.frozen = self.adaptation.split(params)
-        make = jax.jit(partial(first_state, optimizer=self.optimizer), out_shardings=self.shardings)
-        return make(trained)
+        first = partial(first_state, optimizer=program.optimizer)
+        return jax.jit(first, out_shardings=program.shardings)(trained)
 
     def whole(self, state: TrainState) -> Any:
         """All parameters: those that are trained, and those that are not."""
@@ -172,8 +156,9 @@ class Run(Evaluator):
         """The model as inference has it."""
         resolved = self.resolved
         model = run_directory.model_here(resolved.model)
+        mesh = self.program.mesh
         return LoadedModel(
-            resolved.config, resolved.rows, model, self.tokenizer, params, step, self.mesh
+            resolved.config, resolved.rows, model, self.tokenizer, params, step, mesh
         )
 
     def rates(self, seconds: float, steps: int) -> dict[str, Any]:
@@ -184,7 +169,7 @@ class Run(Evaluator):
         peak = peak_flops(jax.devices()[0].device_kind, model.dtype)
         return {
             "tokens_per_second": rows_per_second * self.ledger.model_tokens,
-            "mfu": rows_per_second * flops / (peak * self.mesh.size) if peak else None,
+            "mfu": rows_per_second * flops / (peak * self.program.mesh.size) if peak else None,
             "train_seconds": seconds,
         }
 
@@ -278,7 +263,7 @@ def _train_steps(
                 batch = next(batches)
             # The first call compiles; every call returns before the step is computed.
             with log.watch("compile" if step == first + 1 else "step"), profile.around(step):
-                state, step_metrics = run.train_step(state, batch, run.frozen)
+                state, step_metrics = run.train_step(state, batch)
             # The step before is read while this one computes, so that the device never waits.
             _read_metrics(run, log, pending)
             pending = step, step_metrics

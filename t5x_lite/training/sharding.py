@@ -19,23 +19,27 @@ from t5x_lite.model.layers import AXES
 
 BATCH = ("data", "fsdp")
 
-# Logical axis → mesh axes; of several rules for one name the first whose mesh axes are still free
-# is taken. So the vocabulary is split over both, and over `tensor` alone where `embed` took `fsdp`.
+# Logical axis → mesh axis. `fsdp` splits what is as wide as the model, or its embeddings; of a
+# kernel that is so on both sides, its inputs.
+_SPLIT_BY_FSDP = ("embed", "embedding", "pooled")
+_SPLIT_BY_TENSOR = ("heads", "mlp", "vocab")
+_WHOLE = (
+    *("kv", "factor", "positions", "types", "buckets"),
+    *("layers", "head_dim", "distance", "norm", "classes", "adapter"),
+)
+# Of several rules for one name the first whose mesh axis is still free is taken.
 _PARAMETER_RULES = (
-    ("embed", "fsdp"),
-    ("heads", "tensor"),
-    ("mlp", "tensor"),
-    ("vocab", ("tensor", "fsdp")),
-    ("vocab", "tensor"),
-    *((axis, None) for axis in ("kv", "pooled", "factor", "positions", "types", "buckets")),
-    *(
-        (axis, None)
-        for axis in ("layers", "head_dim", "distance", "norm", "embedding", "classes", "adapter")
-    ),
+    *((axis, "fsdp") for axis in _SPLIT_BY_FSDP),
+    *((axis, "tensor") for axis in _SPLIT_BY_TENSOR),
+    *((axis, None) for axis in (*_SPLIT_BY_FSDP, *_WHOLE)),
 )
 RULES = (("batch", BATCH), ("sequence", None), *_PARAMETER_RULES)
 # Any number of texts may be generated or scored at once: rows are not split.
 INFERENCE_RULES = (("batch", None), ("sequence", None), *_PARAMETER_RULES)
+# Where each device computes with its own rows, `tensor` alone is left to split anything.
+RULES_OF_OWN_ROWS = tuple(
+    (axis, mesh_axis if mesh_axis == "tensor" else None) for axis, mesh_axis in RULES
+)
 
 # Flax would leave an axis without a rule unsplit, silently.
 if {name for name, _ in RULES} != set(AXES):
@@ -64,8 +68,9 @@ def make_mesh(
         _check_divisible("model.num_kv_heads", model.num_kv_heads, "mesh.tensor", mesh.tensor)
     _check_divisible("model.d_ff", model.d_ff, "mesh.tensor", mesh.tensor)
     _check_divisible("model.d_model", model.d_model, "mesh.fsdp", mesh.fsdp)
+    _check_divisible("model.embedding_size", model.embedding_size, "mesh.fsdp", mesh.fsdp)
     padded = "model.vocab_size, padded by model.vocab_multiple,"
-    _check_divisible(padded, model.embedding_rows, "mesh.tensor × mesh.fsdp", inner)
+    _check_divisible(padded, model.embedding_rows, "mesh.tensor", mesh.tensor)
     axis_types = (AxisType.Auto,) * 3
     sizes, names = (data, mesh.fsdp, mesh.tensor), ("data", "fsdp", "tensor")
     return jax.make_mesh(sizes, names, axis_types=axis_types, devices=devices)
@@ -74,6 +79,23 @@ def make_mesh(
 def _check_divisible(setting: str, size: int, axis: str, parts: int) -> None:
     if size % parts:
         raise UserError(BAD_CONFIG, f"{setting} is {size}, which {axis} = {parts} does not divide")
+
+
+def line_of_devices(mesh: jax.sharding.Mesh) -> int:
+    """How many successive devices of `fsdp` lie on one line of a TPU's torus; 0 where all do, and
+    on other devices.
+
+    Summed over a plane or a cube at once, TPUs make all of a gradient on every chip, and then drop
+    what is another's: twice the bytes. Summed across the lines, and then along each, they send
+    every byte once.
+    """
+    devices = mesh.devices[0, :, 0]
+    places = np.array([getattr(device, "coords", ()) for device in devices])
+    if not places.size:
+        return 0
+    on_a_line = [(np.ptp(places[: end + 1], axis=0) > 0).sum() <= 1 for end in range(len(devices))]
+    line = int(np.argmin([*on_a_line, False]))
+    return line if 1 < line < len(devices) and len(devices) % line == 0 else 0
 
 
 def check_batch(batch_size: int, microbatches: int, mesh: jax.sharding.Mesh) -> None:

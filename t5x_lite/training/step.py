@@ -18,9 +18,11 @@ from t5x_lite.model.losses import LossSettings, Sums
 from t5x_lite.model.transformer import boxed_shapes, initialise, parameter_shapes
 from t5x_lite.training import sharding
 from t5x_lite.training.adapt import FULL, Adaptation
+from t5x_lite.training.fsdp import DataParallel
 from t5x_lite.training.optimizer import Schedule
 
 AllSums = dict[str, Sums]  # by head, and by auxiliary loss
+_AUXILIARY = "auxiliary losses"  # key of their divisor
 _HEADS = 1  # what the key of a step's dropout is folded with, for that of its heads
 
 
@@ -90,12 +92,19 @@ class Loss:
     Args:
         packed: whether a row may hold several segments.
         heads: names in HEADS.
+        parallel: how several devices share the work; None: by what the mesh in use says.
     """
 
     def __init__(
-        self, model: ModelDimensions, packed: bool, heads: tuple[str, ...], training: Training
+        self,
+        model: ModelDimensions,
+        packed: bool,
+        heads: tuple[str, ...],
+        training: Training,
+        parallel: DataParallel | None = None,
     ):
         self.model = model
+        self._parallel = parallel or DataParallel(model)
         self.heads = {name: HEADS[name] for name in heads}
         self.microbatches = training.microbatches
         self._packed = packed
@@ -108,7 +117,10 @@ class Loss:
 
     def sums(self, params: Params, rows: Row, key: Array | None = None) -> AllSums:
         """The sums over these rows; key: for dropout, None: none."""
-        output = transformer.apply(self.model, params, rows, self._packed, key)
+        params = self._parallel.outside_of_layers(params)
+        output = transformer.apply(
+            self.model, params, rows, self._packed, key, self._parallel.of_layer
+        )
         sums = {}
         # What is predicted, each head from the hidden states that it reads.
         for name, head in self.heads.items():
@@ -122,46 +134,62 @@ class Loss:
             sums[name] = {"total_loss": total, "weight": real_positions(rows)}
         return sums
 
-    def mean(self, sums: AllSums, batch: Row) -> Array:
-        """The scalar to minimise: the sum over heads (BERT: Devlin et al., 2019, §A.2) of
-        total_loss divided by the head's weight, and auxiliary losses divided by the number of
-        positions that are no padding.
+    def divisors(self, batch: Row) -> dict[str, Array]:
+        """What the losses are divided by: for each head its weight, for auxiliary losses the number
+        of positions that are no padding.
+        """
+        weights = {name: head.weight(batch) for name, head in self.heads.items()}
+        weights[_AUXILIARY] = real_positions(batch)
+        return jax.tree.map(lambda weight: jnp.maximum(weight, 1), weights)
 
-        `sums` may be those of one microbatch. The divisors are those of the whole batch, so the
-        losses of microbatches add up to that of the batch, however unequal their numbers of
+    def mean(self, sums: AllSums, divisors: dict[str, Array]) -> Array:
+        """The scalar to minimise: the sum over heads (BERT: Devlin et al., 2019, §A.2) and
+        auxiliary losses of total_loss by its divisor.
+
+        `sums` may be those of some rows. The divisors are those of the whole batch, so the losses
+        of devices and of microbatches add up to that of the batch, however unequal their numbers of
         targets.
         """
-        terms = []
-        for name, term in sums.items():
-            weight = self.heads[name].weight(batch) if name in self.heads else real_positions(batch)
-            terms.append(term["total_loss"] / jnp.maximum(weight, 1))
+        terms = [
+            term["total_loss"] / divisors.get(name, divisors[_AUXILIARY])
+            for name, term in sums.items()
+        ]
         return sum(terms[1:], terms[0])
 
     def gradient(
         self,
-        params: Params,
+        trained: Params,
         batch: Row,
         key: Array | None,
-        whole: Callable[[Params], Params] = lambda params: params,
+        frozen: Params | None = None,
+        merge: Callable[[Params, Params], Params] = FULL.merge,
     ) -> tuple[Params, AllSums]:
         """The gradient of the mean over the batch, and the sums.
 
         Args:
-            whole: from the parameters that are trained to all.
+            merge: from the parameters that are trained, and those that are not, to all.
         """
 
-        def minimised(params, rows, key):
-            sums = self.sums(whole(params), rows, key)
-            return self.mean(sums, batch), sums
+        def of_rows(trained, frozen, rows, key, divisors):
+            def minimised(trained, rows, key):
+                sums = self.sums(merge(trained, frozen), rows, key)
+                return self.mean(sums, divisors), sums
 
-        gradient = jax.grad(minimised, has_aux=True)
-        return _over_microbatches(partial(gradient, params), batch, key, self.microbatches)
+            gradient = partial(jax.grad(minimised, has_aux=True), trained)
+            return _over_microbatches(gradient, rows, key, self.microbatches)
+
+        return self._parallel(of_rows, trained, frozen or {}, batch, key, self.divisors(batch))
 
     def evaluate(self, params: Params, batch: Row) -> AllSums:
         """The sums over the batch, in microbatches as in training, so that evaluation needs no more
         memory.
         """
-        return _over_microbatches(partial(self.sums, params), batch, None, self.microbatches)
+
+        def of_rows(nothing, params, rows):
+            sums = partial(self.sums, params)
+            return nothing, _over_microbatches(sums, rows, None, self.microbatches)
+
+        return self._parallel(of_rows, {}, params, batch)[1]
 
 
 def real_positions(rows: Row) -> Array:
@@ -210,9 +238,7 @@ def make_train_step(
         key = None
         if loss.model.drops_out:
             key = jax.random.fold_in(jax.random.key(seed), state.step)
-        grads, sums = loss.gradient(
-            state.params, batch, key, lambda trained: adaptation.merge(trained, frozen or {})
-        )
+        grads, sums = loss.gradient(state.params, batch, key, frozen, adaptation.merge)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         step_metrics = {

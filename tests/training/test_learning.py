@@ -103,7 +103,7 @@ def test_gradients_of_what_no_target_sees_are_strictly_zero(make, architecture):
     is_input = np.asarray(batch.get("decoder_prefix", np.zeros_like(tokens)))[0].astype(bool)
     params = random_params(resolved.model, stddev=0.1)
     with run.within():
-        gradient, _ = jax.jit(run.loss.gradient)(params, batch, None)
+        gradient, _ = jax.jit(run.program.loss.gradient)(params, batch, None)
     found = np.asarray(gradient["embedding"]).any(1)[: tokens.size]
     scored = set(segments[np.flatnonzero(weights[0])])
     expected = [s in scored and (is_input[i] or i <= last) for i, s in enumerate(segments)]

@@ -219,7 +219,7 @@ def test_a_run_of_other_tokens_is_refused_and_one_whose_arrays_do_not_fit(tmp_pa
         run.within(),
         pytest.raises(UserError, match=r"the parameter encoder/layers/feed_forward/"),
     ):
-        run_directory.merge_parameters(body, run.fresh_state().params, run.mesh)
+        run_directory.merge_parameters(body, run.fresh_state().params, run.program.mesh)
 
 
 def test_the_command_says_what_it_starts_from_and_only_once(trained, tmp_path):

@@ -168,7 +168,7 @@ def test_auxiliary_losses_join_what_is_minimised(exchange, make, case):
         )
         parts = figures["loss"] + figures["tax"] + figures["toll"] + figures["size"]
         assert figures["total_loss"] == pytest.approx(parts, rel=1e-12)
-        assert float(loss.mean(sums, batch)) == pytest.approx(parts, rel=1e-12)
+        assert float(loss.mean(sums, loss.divisors(batch))) == pytest.approx(parts, rel=1e-12)
 
 
 def test_the_gradient_of_an_auxiliary_loss_is_that_of_the_whole(exchange, make):
@@ -181,7 +181,7 @@ def test_the_gradient_of_an_auxiliary_loss_is_that_of_the_whole(exchange, make):
 
         def mean_of(names, params):
             sums = loss.sums(params, batch)
-            return loss.mean({name: sums[name] for name in names}, batch)
+            return loss.mean({name: sums[name] for name in names}, loss.divisors(batch))
 
         whole, _ = jax.jit(loss.gradient)(params, batch, None)
         alone = jax.jit(jax.grad(partial(mean_of, ("size", "tax", "toll"))))(params)

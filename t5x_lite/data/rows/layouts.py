@@ -83,6 +83,31 @@ def lay_out(
     return row
 
 
+def row_types(
+    shape: RowShape, sentence_pairs: bool = False
+) -> dict[str, tuple[tuple[int, ...], type[np.generic]]]:
+    """The arrays of a row of an objective, each as a shape and a type, before there is any."""
+    types: dict[str, tuple[tuple[int, ...], type[np.generic]]] = {}
+
+    def add(stack: str, length: int, *kinds: str, of: type[np.generic] = np.int32) -> None:
+        types.update({f"{stack}_{kind}": ((length,), of) for kind in kinds})
+
+    if shape.encoder:
+        add("encoder", shape.encoder, "tokens", "segments", "positions")
+    if sentence_pairs:
+        add("encoder", shape.encoder, "types")
+        types["encoder_labels"] = (), np.int32
+    if shape.scored:
+        add("encoder", shape.scored, "scored", "targets")
+        add("encoder", shape.scored, "weights", of=np.float32)
+    if shape.decoder:
+        add("decoder", shape.decoder, "tokens", "segments", "positions", "targets")
+        add("decoder", shape.decoder, "weights", of=np.float32)
+    if shape.bidirectional_prefix or shape.looks_ahead:
+        add("decoder", shape.decoder, "prefix", of=np.bool_)
+    return types
+
+
 def _segment_labels(pairs: Pairs, shape: RowShape, row_of_pair, rows: int) -> Row:
     labels = pairs.segment_labels
     assert labels is not None, "rows with slots for labels are made of pairs that have some"

@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
+from conftest import ALL_CELLS
 from hypothesis import given
 from hypothesis import strategies as st
 
 from t5x_lite.data.objectives.pairs import Pairs
 from t5x_lite.data.ragged import Ragged
-from t5x_lite.data.rows.layouts import RowShape, lay_out
+from t5x_lite.data.rows.layouts import RowShape, lay_out, row_types
 from t5x_lite.data.tokenizers.vocabulary import Vocabulary
 
 VOCABULARY = Vocabulary(size=100, ordinary=(10, 90), pad=0, eos=1, bos=2)
@@ -127,3 +128,11 @@ def test_full_rows_and_padded_rows_hold_the_same(sizes):
         assert (padded[key][:, :used] == value).all()
         assert padded[key].dtype == value.dtype
     assert not padded["decoder_segments"][:, used:].any()
+
+
+@pytest.mark.parametrize(("objective", "architecture"), ALL_CELLS)
+def test_types_of_a_row_are_known_before_there_is_one(make, batches_of, objective, architecture):
+    plan = make(objective, architecture)[0].rows
+    row = batches_of(objective, architecture).rows([0, 1])
+    found = {key: (value.shape[1:], value.dtype.type) for key, value in row.items()}
+    assert row_types(plan.shape, plan.has_sentence_pairs) == found

@@ -1,0 +1,135 @@
+"""What the devices of a run compute, as far as it follows from its config and from the sizes of its
+vocabulary and rows. It needs no text, and none of the devices: `train` runs it, and what another
+machine's compiler makes of it can be looked at here.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+
+import jax
+from flax.traverse_util import flatten_dict, unflatten_dict
+from jax.sharding import NamedSharding, PartitionSpec
+
+from t5x_lite.data.rows.layouts import row_types
+from t5x_lite.model.transformer import boxed_shapes, parameter_axes
+from t5x_lite.resolve import Resolved
+from t5x_lite.training import sharding
+from t5x_lite.training.adapt import Adaptation, parse_adaptation
+from t5x_lite.training.fsdp import DataParallel
+from t5x_lite.training.optimizer import Schedule, make_optimizer, make_schedule
+from t5x_lite.training.step import (
+    Loss,
+    TrainState,
+    fresh_parameters,
+    make_train_step,
+    state_shardings,
+)
+
+
+class Program:
+    """The mesh of a run, its loss, and the steps that are compiled.
+
+    Args:
+        raw_tokens: that a batch reads, for schedules that count them.
+        devices: over which; None: all that are here.
+
+    Raises:
+        UserError: for what does not divide over the mesh.
+    """
+
+    def __init__(
+        self, resolved: Resolved, raw_tokens: float = 0.0, devices: Sequence[Any] | None = None
+    ):
+        config = resolved.config
+        self.resolved = resolved
+        self.mesh = sharding.make_mesh(config.mesh, resolved.model, devices)
+        sharding.check_batch(config.data.batch_size, config.training.microbatches, self.mesh)
+        line = sharding.line_of_devices(self.mesh)
+        parallel = DataParallel(resolved.model, config.mesh.reduce_dtype, line)
+        packed, heads = resolved.rows.packed, resolved.heads
+        self.loss = Loss(resolved.model, packed, heads, config.training, parallel)
+        self._raw_tokens = raw_tokens
+
+    @contextmanager
+    def within(self) -> Iterator[None]:
+        """The mesh and the rules under which everything is traced."""
+        with sharding.use_mesh(self.mesh):
+            yield
+
+    @cached_property
+    def eval_step(self) -> Any:
+        """(parameters, batch) → the sums of the loss."""
+        return jax.jit(self.loss.evaluate, out_shardings=sharding.replicated(self.mesh))
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """Step → learning rate."""
+        optimizer = self.resolved.config.optimizer
+        return make_schedule(optimizer, self.resolved.steps, self._raw_tokens)
+
+    @cached_property
+    def adaptation(self) -> Adaptation:
+        """Which parameters are trained."""
+        adaptation = parse_adaptation(self.resolved.config.adapt)
+        adaptation.check(parameter_axes(self.resolved.model))
+        return adaptation
+
+    @cached_property
+    def optimizer(self) -> Any:
+        """The update rule, for the parameters that are trained."""
+        axes = self.adaptation.trained_part(parameter_axes(self.resolved.model))
+        return make_optimizer(self.resolved.config.optimizer, self.schedule, axes)
+
+    @cached_property
+    def _state(self) -> tuple[TrainState, TrainState]:
+        with self.within():
+            return state_shardings(self.resolved.model, self.optimizer, self.mesh, self.adaptation)
+
+    @property
+    def shapes(self) -> TrainState:
+        """Of the state; nothing is allocated."""
+        return self._state[0]
+
+    @property
+    def shardings(self) -> TrainState:
+        """Where each array of the state lies."""
+        return self._state[1]
+
+    @cached_property
+    def train_step(self) -> Any:
+        """(state, batch, parameters that are not trained) → (state, metrics). It donates its input
+        state: the new one reuses its memory.
+        """
+        seed = self.resolved.config.seed
+        return jax.jit(
+            make_train_step(self.loss, seed, self.optimizer, self.schedule, self.adaptation),
+            donate_argnums=0,
+            out_shardings=(self.shardings, sharding.replicated(self.mesh)),
+        )
+
+    def lower(self) -> jax.stages.Lowered:
+        """The train step of a run on text, ready for the compiler of its devices; nothing is
+        allocated.
+        """
+        model, rows = self.resolved.model, self.resolved.rows
+
+        def placed(leaf, where):
+            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where)
+
+        # What is not trained lies where it would be trained.
+        whole: Any = flatten_dict(sharding.parameter_shardings(boxed_shapes(model), self.mesh))
+        untrained = jax.eval_shape(lambda: self.adaptation.split(fresh_parameters(model, 0))[1])
+        leaves: Any = flatten_dict(untrained)
+        frozen = unflatten_dict({path: placed(leaf, whole[path]) for path, leaf in leaves.items()})
+
+        by_rows = NamedSharding(self.mesh, PartitionSpec(sharding.BATCH))
+        batch_size = self.resolved.config.data.batch_size
+        batch = {
+            key: jax.ShapeDtypeStruct((batch_size, *shape), dtype, sharding=by_rows)
+            for key, (shape, dtype) in row_types(rows.shape, rows.has_sentence_pairs).items()
+        }
+        state = jax.tree.map(placed, self.shapes, self.shardings)
+        with self.within():
+            return self.train_step.lower(state, batch, frozen)

@@ -1,0 +1,26 @@
+import jax
+import numpy as np
+import pytest
+
+from t5x_lite.resolve import text_data
+from t5x_lite.training.loop import Run
+from t5x_lite.training.program import Program
+
+
+@pytest.mark.parametrize(
+    ("objective", "architecture", "more"),
+    [
+        ("masked_lm(second='order')", "encoder", {}),
+        ("span_corruption", "encoder_decoder", {}),
+        ("causal_lm", "decoder", {"training.microbatches": 2}),
+    ],
+)
+def test_what_is_lowered_without_data_is_the_step_of_a_run(make, objective, architecture, more):
+    resolved, corpus = make(objective, architecture, **more)
+    run = Run(resolved, text_data(resolved, corpus))
+    compiled = Program(run.resolved, run.batches.raw_tokens).lower().compile()
+    with run.within():
+        batch = run.batch(run.batches, 0)
+        expected = run.train_step(run.fresh_state(), batch)
+        found = compiled(run.fresh_state(), batch, {})
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
