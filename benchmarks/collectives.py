@@ -9,6 +9,7 @@ dropout, each layer computed again in the backward pass.
 """
 
 import dataclasses
+import math
 import os
 import re
 import sys
@@ -155,6 +156,10 @@ def _group_size(line: str) -> int:
     counted = re.search(r"replica_groups=\[\d+,(\d+)\]", line)
     if counted:
         return int(counted[1])
+    by_mesh = re.search(r"replica_groups=mesh\[([^]]*)\] \{([^}]*)\}", line)
+    if by_mesh:
+        sizes = dict(re.findall(r"'(\w+)'=(\d+)", by_mesh[1]))
+        return math.prod(int(sizes[axis]) for axis in re.findall(r"\w+", by_mesh[2]))
     listed = re.search(r"replica_groups=\{\{([\d,]+)\}", line)
     return len(listed[1].split(",")) if listed else 1
 

@@ -419,7 +419,7 @@ class Mesh(Checked):
     data: Annotated[int, Range(-1)] = -1  # devices that split the batch; -1: all that are left
     fsdp: Positive = 1  # devices that split the batch and the parameters
     tensor: Positive = 1  # devices that split heads, d_ff and vocabulary
-    # In which gradients are summed over data and fsdp: bfloat16 sends half the bytes
+    # In which gradients, and activations over tensor, are summed: bfloat16 sends half the bytes
     reduce_dtype: Literal["float32", "bfloat16"] = "float32"
 
     def _contradictions(self) -> Iterator[str]:

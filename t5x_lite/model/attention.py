@@ -25,6 +25,7 @@ from t5x_lite.model.kernels import (
 from t5x_lite.model.kv_cache import KVCache, cache_dtype
 from t5x_lite.model.layers import Auxiliary, Dense, Dropout, constrain, parameter_dtype, with_axes
 from t5x_lite.model.masks import AttentionMask
+from t5x_lite.model.parallel import first_of
 from t5x_lite.model.positions import ShawRelative, TransformerXL, rotate
 
 
@@ -99,7 +100,8 @@ class Attention(nn.Module):
         q = (q * scale).astype(keys.dtype)
 
         # softmax(q kᵀ + bias) v, by the kernel that can compute it.
-        dropout = partial(self.dropout, deterministic=deterministic)
+        first_head = first_of("tensor", q.shape[1])
+        dropout = partial(self.dropout, deterministic=deterministic, first=first_head)
         drops_weights = config.attention_dropout > 0 and not deterministic
         kernel = choose_kernel(config, mask, drops_weights)
         if self.has_prefix:

@@ -31,6 +31,7 @@ from t5x_lite.model.layers import (
 )
 from t5x_lite.model.lstm import LSTM
 from t5x_lite.model.masks import AttentionMask
+from t5x_lite.model.parallel import first_position, own_positions, whole_sequence
 from t5x_lite.model.positions import sinusoidal
 
 
@@ -141,14 +142,17 @@ class Block(nn.Module):
 
         # The Universal Transformer's positions, with the depth, come before every layer.
         if config.positions == "universal":
-            signal = sinusoidal(context.positions, config.d_model) + sinusoidal(
+            positions = own_positions(context.positions)
+            signal = sinusoidal(positions, config.d_model) + sinusoidal(
                 jnp.asarray(depth), config.d_model
             )
             x_BTD += signal.astype(x_BTD.dtype)
 
+        length = context.segments.shape[1]
+        first = first_position(x_BTD.shape[1], length)
         shared_norm = None
         if config.parallel_residual:
-            shared_norm = Norm(config, name="norm")(x_BTD)
+            shared_norm = whole_sequence(Norm(config, name="norm")(x_BTD), length)
 
         for name, part in parts.items():
             # Pre-norm reads a normalised copy of the residual stream; post-norm reads the stream,
@@ -156,12 +160,12 @@ class Block(nn.Module):
             if shared_norm is not None:
                 y = part(shared_norm)
             elif config.norm_position == "pre":
-                y = part(Norm(config, name=f"{name}_norm")(x_BTD))
+                y = part(whole_sequence(Norm(config, name=f"{name}_norm")(x_BTD), length))
             else:
-                y = part(x_BTD)
+                y = part(whole_sequence(x_BTD, length))
             if config.adapter_size:
                 y = Adapter(config, name=f"{name}_adapter")(y)
-            y = Dropout(config.dropout)(y, deterministic=context.deterministic)
+            y = Dropout(config.dropout)(y, context.deterministic, first)
             # ReZero (Bachlechner et al., 2020): a learned share, 0 at first.
             if config.rezero:
                 zero = with_axes(nn.initializers.zeros)

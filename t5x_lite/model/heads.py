@@ -37,6 +37,7 @@ from t5x_lite.model.losses import (
 )
 from t5x_lite.model.masks import MASKED
 from t5x_lite.model.matmul import matmul, matmul_transposed
+from t5x_lite.model.parallel import first_of
 
 # A batch of rows, [B, …] each, by the keys of data/rows/layouts.py.
 Row = dict[str, Array]
@@ -100,7 +101,9 @@ class LanguageModelHead(nn.Module):
 
         # Mask the padding of the vocabulary.
         if rows > config.vocab_size:
-            logits = jnp.where(jnp.arange(rows) < config.vocab_size, logits, MASKED)
+            part = logits.shape[-1]
+            ids = jnp.arange(part) + first_of("tensor", part)
+            logits = jnp.where(ids < config.vocab_size, logits, MASKED)
         if logits.ndim == 3:
             return constrain(logits, "batch", "sequence", "vocab")
         return constrain(logits, "batch", "vocab")

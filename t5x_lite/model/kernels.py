@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 from t5x_lite.config import ModelDimensions
 from t5x_lite.errors import BAD_CONFIG, UserError
 from t5x_lite.model.masks import AttentionMask
-from t5x_lite.model.matmul import matmul, matmul_transposed
+from t5x_lite.model.matmul import matmul, matmul_transposed, target_platform
 
 Queries = Float[Array, "B H T K"]
 Keys = Float[Array, "B G S K"]
@@ -177,22 +177,13 @@ def splash(
         return jax.vmap(kernel)(q, k, v, segments)
 
     mesh = jax.sharding.get_abstract_mesh()
-    if mesh.size > 1:
-        # The compiler splits no kernel: each device computes its own rows and heads; the rows maybe
-        # already.
-        axes = set(mesh.axis_names) - set(mesh.manual_axes)
+    if mesh.size > 1 and not mesh.manual_axes:
+        # The compiler splits no kernel: each device computes its own rows and heads.
         heads = logical_to_mesh_axes(("batch", "heads", None, None))
         kv_heads = logical_to_mesh_axes(("batch", kv_axis(k.shape[1]), None, None))
         rows = logical_to_mesh_axes(("batch", None))
         specs = heads, kv_heads, kv_heads, rows, rows
-        attend = jax.shard_map(
-            attend,
-            mesh=mesh,
-            axis_names=axes,
-            in_specs=specs,
-            out_specs=heads,
-            check_vma=False,
-        )
+        attend = jax.shard_map(attend, mesh=mesh, in_specs=specs, out_specs=heads, check_vma=False)
     return attend(q, k, v, mask.query_segments, mask.key_segments)
 
 
@@ -228,12 +219,6 @@ def reason_against(kernel: str, config: ModelDimensions, mask: AttentionMask, dr
     return ""
 
 
-def _platform() -> str:
-    """Of the devices that this is for, which may be others than those of this machine."""
-    device = jax.sharding.get_abstract_mesh().abstract_device
-    return device.platform if device else jax.default_backend()
-
-
 def choose_kernel(
     config: ModelDimensions, mask: AttentionMask, dropout: bool = False, platform: str | None = None
 ) -> str:
@@ -246,7 +231,7 @@ def choose_kernel(
     is_decoding = mask.query_segments.shape[1] == 1 or mask.query_positions is not None
     if is_decoding:
         return "plain"
-    platform = platform or _platform()
+    platform = platform or target_platform()
     best = {"gpu": "cudnn", "tpu": "splash"}.get(platform, "plain")
     is_auto = config.attention_kernel == "auto"
     kernel = best if is_auto else config.attention_kernel

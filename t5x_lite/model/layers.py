@@ -12,16 +12,25 @@ from typing import Any, Protocol
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax.linen.spmd import with_logical_constraint
 from jaxtyping import Array, Float
 
 from t5x_lite.config import ModelDimensions
-from t5x_lite.model.matmul import matmul, matmul_transposed, wide_dtype
+from t5x_lite.model.matmul import matmul, matmul_transposed, rounded, wide_dtype
+from t5x_lite.model.parallel import (
+    first_of,
+    first_row,
+    is_split,
+    own_shape,
+    to_stream,
+    whole_size,
+)
 
 # Axes of activations.
 ACTIVATION_AXES = ("batch", "sequence")
 # Axes of dense kernels, which are decayed, and transposed for decoding.
-FEATURE_AXES = ("embed", "heads", "kv", "mlp", "pooled", "factor")
+FEATURE_AXES = ("embed", "heads", "kv", "mlp", "cells", "pooled", "factor")
 # Rows of lookup tables, which are decayed too; "vocab" is also the output of the language model.
 TABLE_AXES = ("vocab", "positions", "types")
 # All other axes of parameters: scanned layers, one head, relative distances and buckets of them, a
@@ -91,11 +100,14 @@ def parameter_dtype(config: ModelDimensions) -> Any:
 
 
 def with_axes(init: Any, *axes: str) -> Any:
-    """An initialiser whose parameter carries these axis names."""
+    """An initialiser whose parameter carries these axis names. Where each device has its own part
+    of it, its shape is that of the part.
+    """
     unknown = set(axes) - set(AXES)
     if unknown:
         raise ValueError(f"unknown axis names {unknown}, expected some of {AXES}")
-    return nn.with_logical_partitioning(init, axes)
+    boxed = nn.with_logical_partitioning(init, axes)
+    return lambda key, shape, dtype: boxed(key, own_shape(shape, axes), dtype)
 
 
 def is_kernel(axes: tuple[str, ...]) -> bool:
@@ -115,10 +127,14 @@ def is_table(axes: tuple[str, ...]) -> bool:
 
 
 def constrain(x: Array, *axes: str | None) -> Array:
-    """Ask that the axes of an activation be split as the mesh says; without a mesh, x itself."""
+    """Ask the compiler that the axes of an activation be split as the mesh says. Without a mesh, or
+    where each device runs its own program, x itself.
+    """
     unknown = set(axes) - set(AXES) - {None}
     if unknown:
         raise ValueError(f"unknown axis names {unknown}, expected some of {AXES}")
+    if jax.sharding.get_abstract_mesh().manual_axes:
+        return x
     return with_logical_constraint(x, axes)
 
 
@@ -149,7 +165,9 @@ def kernel_init(
 
 
 class Dense(nn.Module):
-    """x W + b: [..., in] → [..., features]."""
+    """x W + b: [..., in] → [..., features]. Where devices split the inputs, as of what writes to
+    the residual stream, x W is summed over them.
+    """
 
     config: ModelDimensions
     features: int
@@ -165,21 +183,24 @@ class Dense(nn.Module):
         if self.has_variable("transposed", "kernel"):  # in decoding: see decoding.py
             y = matmul_transposed(x, self.get_variable("transposed", "kernel"))
         else:
-            init = kernel_init(config, x.shape[-1], self.writes_to_stream, self.is_query)
-            shape = (x.shape[-1], self.features)
+            inputs = whole_size(x.shape[-1], self.axes[0])
+            init = kernel_init(config, inputs, self.writes_to_stream, self.is_query)
+            shape = (inputs, self.features)
             y = matmul(x, self.param("kernel", with_axes(init, *self.axes), shape, dtype))
+        if config.lora_rank and self.name in config.lora_targets:
+            y += self._low_rank(x)
+        if is_split(self.axes[0]):
+            y = to_stream(y, config.dtype)
         if config.bias and self.use_bias:
             zeros = with_axes(nn.initializers.zeros, self.axes[-1])
             y += self.param("bias", zeros, (self.features,), dtype)
-        if config.lora_rank and self.name in config.lora_targets:
-            y += self._low_rank(x)
-        return y.astype(config.dtype)
+        return rounded(y, config.dtype)
 
     def _low_rank(self, x: Array) -> Array:
         """LoRA (Hu et al., 2022, §4.1): x A B · alpha / rank; B is zero at first."""
         config, dtype = self.config, parameter_dtype(self.config)
         a_init = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")  # as released
-        shape = (x.shape[-1], config.lora_rank)
+        shape = (whole_size(x.shape[-1], self.axes[0]), config.lora_rank)
         a = self.param("lora_a", with_axes(a_init, self.axes[0], "adapter"), shape, dtype)
         b_init = with_axes(nn.initializers.zeros, "adapter", self.axes[1])
         b = self.param("lora_b", b_init, (config.lora_rank, self.features), dtype)
@@ -187,24 +208,31 @@ class Dense(nn.Module):
 
 
 class Dropout(nn.Module):
-    """Zeros a share of x [B, …] and scales the rest by 1 / (1 − rate). What is zeroed in a row
-    follows from the key and from the number of the row in its batch, so that it is the same however
-    many devices split the rows.
+    """Zeros a share of x and scales the rest by 1 / (1 − rate). What is zeroed follows from the key
+    and from places in the whole batch, so that it is the same however many devices share it.
+
+    Attributes:
+        axis: of x, besides the rows, that devices may split.
     """
 
     rate: float
+    axis: int = 1
 
     @nn.compact
-    def __call__(self, x: Float[Array, "B *rest"], deterministic: bool = True) -> Array:
+    def __call__(
+        self, x: Float[Array, "B *rest"], deterministic: bool = True, first: int | Array = 0
+    ) -> Array:
+        """first: the number of x's first entry along the axis, in the whole."""
         if deterministic or not self.rate:
             return x
-        rows = jnp.arange(len(x))
-        # Where each device computes with its own rows, those of the devices before it come first.
-        axes = jax.sharding.get_abstract_mesh().manual_axes
-        if axes:
-            rows += jax.lax.axis_index(axes) * len(x)
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(self.make_rng("dropout"), rows)
-        keep = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - self.rate, x.shape[1:]))(keys)
+        # A key for each row, and from it one for each entry along the axis.
+        fold_in = jax.vmap(jax.random.fold_in, (None, 0))
+        entries = jnp.arange(x.shape[self.axis]) + first
+        rows = jnp.arange(len(x)) + first_row(len(x))
+        keys = jax.vmap(fold_in, (0, None))(fold_in(self.make_rng("dropout"), rows), entries)
+        rest = tuple(np.delete(x.shape[1:], self.axis - 1))
+        draw = partial(jax.random.bernoulli, p=1 - self.rate, shape=rest)
+        keep = jnp.moveaxis(jax.vmap(jax.vmap(draw))(keys), 1, self.axis)
         return jnp.where(keep, x / (1 - self.rate), 0)
 
 
@@ -297,7 +325,8 @@ def _project_back(config: ModelDimensions, x_BTF, context) -> Array:
     module.
     """
     x_BTF = constrain(x_BTF, "batch", "sequence", "mlp")
-    x_BTF = Dropout(config.ff_dropout)(x_BTF, deterministic=context.deterministic)
+    first = first_of("tensor", x_BTF.shape[2])
+    x_BTF = Dropout(config.ff_dropout, axis=2)(x_BTF, context.deterministic, first)
     return Dense(config, config.d_model, ("mlp", "embed"), writes_to_stream=True, name="wo")(x_BTF)
 
 

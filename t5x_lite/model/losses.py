@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from t5x_lite.model.matmul import wide_dtype
+from t5x_lite.model.parallel import first_of, max_over_vocabulary, sum_over_vocabulary
 
 # total_loss, which is minimised; nll and correct, which are reported; weight, the divisor of all.
 Sums = dict[str, Array]
@@ -39,26 +40,34 @@ def token_sums(
 
     nll: nats. correct: no logit is larger than the target's. total_loss, which is minimised: nll,
     label-smoothed (Szegedy et al., 2016, §7), plus z_loss · log²Z (Mesh TensorFlow, T5).
+
+    Where devices split the vocabulary, each has the logits of its own part.
     """
+    logits = logits.astype(wide_dtype(logits.dtype))
+    part = logits.shape[-1]
+    ids = jnp.arange(part) + first_of("tensor", part)
+
     # −log p(target) = log Z − the target's logit. No gather: a comparison splits over a sharded
     # vocabulary.
-    logits = logits.astype(wide_dtype(logits.dtype))
-    log_z = jax.nn.logsumexp(logits, -1)
-    ids = jnp.arange(logits.shape[-1])
-    target_logits = jnp.where(ids == targets[..., None], logits, 0).sum(-1)
+    largest = max_over_vocabulary(logits.max(-1))
+    z = sum_over_vocabulary(jnp.exp(logits - largest[..., None]).sum(-1))
+    log_z = largest + jnp.log(z)
+    is_target = ids == targets[..., None]
+    target_logits = sum_over_vocabulary(jnp.where(is_target, logits, 0).sum(-1))
     nll = log_z - target_logits
 
     total_loss = nll
     # A share of the target is spread evenly over the vocabulary.
     if settings.label_smoothing:
         smoothing = settings.label_smoothing
-        mean_logit = jnp.where(ids < vocab_size, logits, 0).sum(-1) / vocab_size
+        total_logit = sum_over_vocabulary(jnp.where(ids < vocab_size, logits, 0).sum(-1))
+        mean_logit = total_logit / vocab_size
         total_loss = (1 - smoothing) * nll + smoothing * (log_z - mean_logit)
     # Keeps log Z near 0, where bfloat16 is precise.
     if settings.z_loss:
         total_loss += settings.z_loss * jnp.square(log_z)
 
-    correct = (target_logits >= logits.max(-1)).astype(nll.dtype)
+    correct = (target_logits >= largest).astype(nll.dtype)
     by_position = {
         "total_loss": total_loss,
         "nll": nll,
@@ -136,8 +145,11 @@ def _chunked_forward(sums, head_params, hidden, labels):
         (for_params, for_hidden), chunk_sums = gradient(head_params, *chunk)
         return jax.tree.map(jnp.add, total, (chunk_sums, for_params)), for_hidden
 
-    zeros = _zero_sums(sums, head_params, hidden, labels), jax.tree.map(jnp.zeros_like, head_params)
+    # Gradients of parameters add up in float32 or better, whatever the type of the parameters.
+    wide = jax.tree.map(lambda x: jnp.zeros(x.shape, wide_dtype(x.dtype)), head_params)
+    zeros = _zero_sums(sums, head_params, hidden, labels), wide
     (total, for_params), for_hidden = jax.lax.scan(add, zeros, (hidden, labels))
+    for_params = jax.tree.map(lambda g, x: g.astype(x.dtype), for_params, head_params)
     return total, (for_params, for_hidden)
 
 

@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float
 
 from t5x_lite.config import ModelDimensions
 from t5x_lite.model.layers import Auxiliary, Dense, Norm, parameter_dtype, with_axes
+from t5x_lite.model.parallel import own_positions
 
 # Added to the forget gate, so that a fresh LSTM remembers (Jozefowicz et al., 2015, §2.2).
 FORGET_BIAS = 1.0
@@ -36,16 +37,16 @@ class Direction(nn.Module):
     def setup(self):
         config = self.config
         gates = 4 * config.lstm_cells
-        self.inputs = Dense(config, gates, ("embed", "mlp"), use_bias=False)
-        self.recurrent = Dense(config, gates, ("embed", "mlp"), use_bias=False)
+        self.inputs = Dense(config, gates, ("embed", "cells"), use_bias=False)
+        self.recurrent = Dense(config, gates, ("embed", "cells"), use_bias=False)
         self.projection = Dense(
-            config, config.d_model, ("mlp", "embed"), writes_to_stream=True, use_bias=False
+            config, config.d_model, ("cells", "embed"), writes_to_stream=True, use_bias=False
         )
         self.inputs_norm = Norm(config)
         self.recurrent_norm = Norm(config)
         self.cells_norm = Norm(config)
         if config.bias:
-            zeros = with_axes(nn.initializers.zeros, "mlp")
+            zeros = with_axes(nn.initializers.zeros, "cells")
             self.bias = self.param("bias", zeros, (gates,), parameter_dtype(config))
 
     def __call__(
@@ -85,7 +86,7 @@ class Direction(nn.Module):
         before = jax.tree.map(lambda x: jnp.where(is_start[:, None], 0, x), state)
         gates_BG += self.recurrent_norm(self.recurrent(before.output))
 
-        # The gates of a cell lie side by side, so that devices can split the cells.
+        # The gates of a cell lie side by side.
         gates_BC4 = gates_BG.reshape(len(gates_BG), -1, 4).astype(state.cells.dtype)
         write_BC, forget_BC, new_BC, read_BC = jnp.moveaxis(gates_BC4, -1, 0)
         cells_BC = nn.sigmoid(forget_BC + FORGET_BIAS) * before.cells
@@ -117,7 +118,7 @@ class LSTM(nn.Module):
             is_last = jnp.diff(segments, append=0) != 0
             backward_BTD, _ = self.backward(x_BTD, nothing, is_last, segments > 0, backward=True)
             outputs_BTD += backward_BTD
-        return outputs_BTD, {}
+        return own_positions(outputs_BTD), {}
 
     def initial_state(self, rows: int, slots: int) -> LSTMState:
         """Zeros, as many for any number of tokens."""

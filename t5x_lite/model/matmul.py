@@ -22,6 +22,22 @@ def wide_dtype(dtype: Any) -> Any:
     return jnp.float64 if jnp.dtype(dtype) == jnp.float64 else jnp.float32
 
 
+def target_platform() -> str:
+    """Of the devices that a program is for, which may be others than those of this machine: cpu,
+    gpu or tpu.
+    """
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return device.platform if device else jax.default_backend()
+
+
+def rounded(y: jax.Array, dtype: Any) -> jax.Array:
+    """y in the type of the computation, and in no other: where both are read, TPU's compiler would
+    keep what has not been rounded beside what has.
+    """
+    y = y.astype(dtype)
+    return jax.lax.optimization_barrier(y) if target_platform() == "tpu" else y
+
+
 def matmul(x: jax.Array, w: jax.Array) -> jax.Array:
     """x [*L, D] times w [D, F], or x [*B, N, D] times w [*B, D, F]: [..., F] in float32 (float64
     for float64).
@@ -56,11 +72,9 @@ def _with_flat_rows(x, w, transposed: bool):
 
 
 def _compiler_splits() -> bool:
-    """Whether the compiler may split arrays over several devices: over all axes of the mesh but
-    those that the program itself handles.
-    """
+    """Whether the compiler may split arrays over several devices."""
     mesh = jax.sharding.get_abstract_mesh()
-    return any(mesh.shape[axis] > 1 for axis in set(mesh.axis_names) - set(mesh.manual_axes))
+    return mesh.size > 1 and not mesh.manual_axes
 
 
 def _few_rows(x, w):

@@ -29,6 +29,15 @@ from t5x_lite.model.layers import (
 )
 from t5x_lite.model.masks import AttentionMask
 from t5x_lite.model.matmul import matmul
+from t5x_lite.model.parallel import (
+    first_position,
+    is_split,
+    look_up,
+    own_part,
+    own_positions,
+    to_stream,
+    whole_sequence,
+)
 from t5x_lite.model.positions import RelativeBias, alibi, sinusoidal
 
 # (name of a stack, the part of a layer's parameters that is here) → all of them
@@ -116,23 +125,27 @@ class Stack(nn.Module):
         if config.positions == "alibi":
             bias = alibi(mask.distances(), config.num_heads)
             bias = jnp.asarray(bias, parameter_dtype(config))
-            return bias[None] if bias.ndim == 3 else bias
+            bias = bias[None] if bias.ndim == 3 else bias
+            return own_part(bias, "tensor", 1)
         return None
 
-    def finish(self, x_BTW, deterministic: bool = True):
-        """What follows the last block."""
+    def finish(self, x_BTW, deterministic: bool = True, first: int | Array = 0):
+        """What follows the last block; first: the number of x's first position."""
         if self.config.norm_position == "post":
             return x_BTW
         x_BTW = self.final_norm(x_BTW)
         if self.config.positions == "relative":  # T5 drops out once more
-            x_BTW = self.dropout(x_BTW, deterministic)
+            x_BTW = self.dropout(x_BTW, deterministic, first)
         return x_BTW
 
     def __call__(self, x_BTW, context: StackContext) -> ModelOutput:
         blocks = self.block if self.share_layers else self.layers
         x_BTW, auxiliary = blocks(x_BTW, jnp.arange(self.depth), context)
         auxiliary = jax.tree.map(lambda losses: losses.sum(0), auxiliary)
-        return ModelOutput(self.finish(x_BTW, context.deterministic), auxiliary)
+        length = context.segments.shape[1]
+        first = first_position(x_BTW.shape[1], length)
+        x_BTW = self.finish(x_BTW, context.deterministic, first)
+        return ModelOutput(whole_sequence(x_BTW, length), auxiliary)
 
 
 class Transformer(nn.Module):
@@ -215,30 +228,40 @@ class Transformer(nn.Module):
         embedding.
         """
         config = self.config
-        tokens, positions = row[f"{stack}_tokens"], row[f"{stack}_positions"]
+        tokens, positions = row[f"{stack}_tokens"], own_positions(row[f"{stack}_positions"])
+        length = tokens.shape[1]
+
+        # Tokens.
         has_own_table = stack == "decoder" and not config.shared_embeddings
-        x = jnp.take(self.decoder_embedding if has_own_table else self.embedding, tokens, 0)
+        x = look_up(self.decoder_embedding if has_own_table else self.embedding, tokens)
         if config.has_low_rank_embeddings:  # LoRA: one row of A for each token
             a, b = self.decoder_embedding_update if has_own_table else self.embedding_update
-            x += matmul(jnp.take(a, tokens, 0), b) * (config.lora_alpha / config.lora_rank)
+            x += matmul(look_up(a, tokens), b) * (config.lora_alpha / config.lora_rank)
+        if is_split("vocab"):
+            x = to_stream(x, config.dtype)
         if config.prompt_length:  # ids below 0: −1 is the first of the prompt
+            tokens = own_positions(tokens)
             learned = jnp.take(self.prompt, jnp.maximum(-1 - tokens, 0), 0)
             x = jnp.where((tokens < 0)[..., None], learned, x)
         if config.scale_embeddings:
             x *= config.embedding_size**0.5
+
+        # Positions and types.
         if config.has_position_table:
             x += jnp.take(self.position_embedding, positions + config.position_offset, 0)
         if config.positions == "sinusoidal":
             x += sinusoidal(positions, config.embedding_size)
         if config.token_types:
             types = jnp.zeros_like(positions)
-            if config.token_types > 1:  # RoBERTa has one: for it all texts are alike
-                types = row.get(f"{stack}_types", types)
+            if config.token_types > 1 and f"{stack}_types" in row:  # RoBERTa has one: all are alike
+                types = own_positions(row[f"{stack}_types"])
             x += jnp.take(self.type_embedding, types, 0)
+
         x = x.astype(config.dtype)
         if config.embedding_norm:
             x = self.embedding_norm(x)
-        x = self.dropout(constrain(x, "batch", "sequence", None), deterministic=deterministic)
+        first = first_position(x.shape[1], length)
+        x = self.dropout(constrain(x, "batch", "sequence", None), deterministic, first)
         if config.is_factorised:
             x = self.embedding_projection(x)
         return x

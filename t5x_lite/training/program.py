@@ -17,8 +17,8 @@ from t5x_lite.model.transformer import boxed_shapes, parameter_axes
 from t5x_lite.resolve import Resolved
 from t5x_lite.training import sharding
 from t5x_lite.training.adapt import Adaptation, parse_adaptation
-from t5x_lite.training.fsdp import DataParallel
 from t5x_lite.training.optimizer import Schedule, make_optimizer, make_schedule
+from t5x_lite.training.parallelism import Parallelism
 from t5x_lite.training.step import (
     Loss,
     TrainState,
@@ -47,7 +47,7 @@ class Program:
         self.mesh = sharding.make_mesh(config.mesh, resolved.model, devices)
         sharding.check_batch(config.data.batch_size, config.training.microbatches, self.mesh)
         line = sharding.line_of_devices(self.mesh)
-        parallel = DataParallel(resolved.model, config.mesh.reduce_dtype, line)
+        parallel = Parallelism(resolved.model, config.mesh.reduce_dtype, line)
         packed, heads = resolved.rows.packed, resolved.heads
         self.loss = Loss(resolved.model, packed, heads, config.training, parallel)
         self._raw_tokens = raw_tokens

@@ -25,7 +25,7 @@ _SPLIT_BY_FSDP = ("embed", "embedding", "pooled")
 _SPLIT_BY_TENSOR = ("heads", "mlp", "vocab")
 _WHOLE = (
     *("kv", "factor", "positions", "types", "buckets"),
-    *("layers", "head_dim", "distance", "norm", "classes", "adapter"),
+    *("layers", "cells", "head_dim", "distance", "norm", "classes", "adapter"),
 )
 # Of several rules for one name the first whose mesh axis is still free is taken.
 _PARAMETER_RULES = (
@@ -36,10 +36,8 @@ _PARAMETER_RULES = (
 RULES = (("batch", BATCH), ("sequence", None), *_PARAMETER_RULES)
 # Any number of texts may be generated or scored at once: rows are not split.
 INFERENCE_RULES = (("batch", None), ("sequence", None), *_PARAMETER_RULES)
-# Where each device computes with its own rows, `tensor` alone is left to split anything.
-RULES_OF_OWN_ROWS = tuple(
-    (axis, mesh_axis if mesh_axis == "tensor" else None) for axis, mesh_axis in RULES
-)
+# What each device computes with a part of; all else it has whole by then.
+DEVICE_RULES = tuple((axis, "tensor") for axis in _SPLIT_BY_TENSOR)
 
 # Flax would leave an axis without a rule unsplit, silently.
 if {name for name, _ in RULES} != set(AXES):

@@ -15,11 +15,12 @@ from t5x_lite.config import ModelDimensions, Training
 from t5x_lite.model import transformer
 from t5x_lite.model.heads import HEADS, Params, Row
 from t5x_lite.model.losses import LossSettings, Sums
+from t5x_lite.model.parallel import parts
 from t5x_lite.model.transformer import boxed_shapes, initialise, parameter_shapes
 from t5x_lite.training import sharding
 from t5x_lite.training.adapt import FULL, Adaptation
-from t5x_lite.training.fsdp import DataParallel
 from t5x_lite.training.optimizer import Schedule
+from t5x_lite.training.parallelism import Parallelism
 
 AllSums = dict[str, Sums]  # by head, and by auxiliary loss
 _AUXILIARY = "auxiliary losses"  # key of their divisor
@@ -101,10 +102,10 @@ class Loss:
         packed: bool,
         heads: tuple[str, ...],
         training: Training,
-        parallel: DataParallel | None = None,
+        parallel: Parallelism | None = None,
     ):
         self.model = model
-        self._parallel = parallel or DataParallel(model)
+        self._parallel = parallel or Parallelism(model)
         self.heads = {name: HEADS[name] for name in heads}
         self.microbatches = training.microbatches
         self._packed = packed
@@ -173,7 +174,8 @@ class Loss:
         def of_rows(trained, frozen, rows, key, divisors):
             def minimised(trained, rows, key):
                 sums = self.sums(merge(trained, frozen), rows, key)
-                return self.mean(sums, divisors), sums
+                # All devices of `tensor` find the same loss: each counts for a part.
+                return self.mean(sums, divisors) / parts("tensor"), sums
 
             gradient = partial(jax.grad(minimised, has_aux=True), trained)
             return _over_microbatches(gradient, rows, key, self.microbatches)

@@ -1,6 +1,6 @@
-"""Data parallelism: each device computes the loss of its own rows, with its own part of the
-parameters. All that the mesh axes `data` and `fsdp` send is sent here; what `tensor` sends is left
-to the compiler.
+"""Parallelism: each device computes the loss of its own rows, with its own part of the parameters.
+All that the mesh axes `data` and `fsdp` send is sent here; what `tensor` sends, in
+model/parallel.py.
 
 `data` holds copies of the parameters. `fsdp` splits them (ZeRO's third stage: Rajbhandari et al.,
 2020). Where they are needed they are gathered, in the type of the computation: those of a block
@@ -29,18 +29,20 @@ from jaxtyping import Array
 from t5x_lite.config import ModelDimensions
 from t5x_lite.model.heads import Params, Row
 from t5x_lite.model.layers import GATHERED
+from t5x_lite.model.parallel import parts, sums_in
 from t5x_lite.model.transformer import parameter_axes
-from t5x_lite.training.sharding import BATCH, RULES, RULES_OF_OWN_ROWS
+from t5x_lite.training.sharding import BATCH, DEVICE_RULES, RULES
 
 Path = tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class DataParallel:
-    """How a model's gradient is computed by all devices that split the rows of a batch.
+class Parallelism:
+    """How a model's gradient is computed by all devices of the mesh in use.
 
     Attributes:
-        reduce_dtype: the type in which gradients are sent and summed.
+        reduce_dtype: the type in which gradients, and activations split over `tensor`, are sent and
+            summed; activations never in less than the type of the computation.
         line: see sharding.line_of_devices.
     """
 
@@ -57,104 +59,96 @@ class DataParallel:
         *constants: Any,
     ) -> tuple[Params, Any]:
         """compute(trained, frozen, rows, *constants) → (gradient of trained, sums), of all rows of
-        the batch. Where several devices split them, `compute` gets the shards of one, and its rows;
+        the batch. Where there are several devices, `compute` gets the shards of one, and its rows;
         gradients and sums are added up.
         """
-        if not self.splits_rows:
+        mesh = jax.sharding.get_abstract_mesh()
+        if mesh.size <= 1:
             return compute(trained, frozen, batch, *constants)
 
-        def on_own_rows(trained, frozen, rows, *constants):
-            with nn.logical_axis_rules(RULES_OF_OWN_ROWS):
+        def on_one_device(trained, frozen, rows, *constants):
+            with nn.logical_axis_rules(DEVICE_RULES), sums_in(self._activation_sums):
                 gradient, sums = compute(trained, frozen, rows, *constants)
             return self._added_up(gradient), jax.lax.psum(sums, BATCH)
 
         shards = self._specs(trained), self._specs(frozen)
         everywhere = PartitionSpec()
-        on_all_rows = jax.shard_map(
-            on_own_rows,
-            mesh=jax.sharding.get_abstract_mesh(),
-            axis_names=set(BATCH),
+        on_all_devices = jax.shard_map(
+            on_one_device,
+            mesh=mesh,
             in_specs=(*shards, PartitionSpec(BATCH), *(everywhere for _ in constants)),
             out_specs=(shards[0], everywhere),
             check_vma=False,
         )
-        return on_all_rows(trained, frozen, batch, *constants)
+        return on_all_devices(trained, frozen, batch, *constants)
 
     @property
-    def splits_rows(self) -> bool:
-        """Whether the mesh in use has several devices that split rows."""
-        return any(_size(axis) > 1 for axis in BATCH)
-
-    @property
-    def _splits_parameters(self) -> bool:
-        return _size("fsdp") > 1
+    def _activation_sums(self) -> Any:
+        """The type of sums over `tensor`; None: that of the computation."""
+        is_wider = self.model.dtype == "bfloat16" and self.reduce_dtype == "float32"
+        return jnp.float32 if is_wider else None
 
     @cached_property
-    def _split_axes(self) -> dict[Path, int]:
-        """The axis of each parameter that `fsdp` splits; those that it does not are left out."""
-        split = {}
-        of_model: Any = flatten_dict(parameter_axes(self.model))
-        for path, names in of_model.items():
-            mesh_axes = tuple(logical_to_mesh_axes(names, RULES) or ())
-            if "fsdp" in mesh_axes:
-                split[path] = mesh_axes.index("fsdp")
-        return split
+    def _mesh_axes(self) -> dict[Path, tuple[str | None, ...]]:
+        """By which mesh axis each axis of a parameter is split."""
+        axes: Any = flatten_dict(parameter_axes(self.model))
+        return {
+            path: tuple(logical_to_mesh_axes(names, RULES) or ()) for path, names in axes.items()
+        }
 
     def _specs(self, params: Params) -> Params:
-        def spec(path):
-            axis = self._split_axes.get(path)
-            return PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, "fsdp")
-
-        return unflatten_dict({path: spec(path) for path in flatten_dict(params)})
+        leaves: Any = flatten_dict(params)
+        return unflatten_dict({path: PartitionSpec(*self._mesh_axes[path]) for path in leaves})
 
     def outside_of_layers(self, params: Params) -> Params:
-        """The parameters with all but those of scanned layers whole."""
-        if not self._splits_parameters:
-            return params
+        """The parameters with all whole but those of scanned layers."""
         leaves: Any = flatten_dict(params)
-        return unflatten_dict(
-            {
-                path: leaf if "layers" in path else self._whole(leaf, self._split_axes.get(path))
-                for path, leaf in leaves.items()
-            }
-        )
+        whole = {}
+        for path, leaf in leaves.items():
+            is_layers = "layers" in path
+            whole[path] = leaf if is_layers else self._whole(leaf, self._mesh_axes[path])
+        return unflatten_dict(whole)
 
     @property
     def of_layer(self) -> Callable[[str, Params], Params] | None:
         """(name of a stack, parameters of one of its layers) → the same, whole; None: they are
         already.
         """
-        if not self._splits_parameters:
+        if parts("fsdp") == 1:
             return None
 
         def whole_layer(stack: str, params: Params) -> Params:
             leaves: Any = flatten_dict(params)
             whole = {}
             for path, leaf in leaves.items():
-                axis = self._split_axes.get((stack, "layers", *path))
-                whole[path] = self._whole(leaf, None if axis is None else axis - 1)
+                _, *mesh_axes = self._mesh_axes[(stack, "layers", *path)]
+                whole[path] = self._whole(leaf, tuple(mesh_axes))
             return unflatten_dict(whole)
 
         return whole_layer
 
-    def _whole(self, shard: Array, axis: int | None) -> Array:
-        if axis is None:
+    def _whole(self, shard: Array, mesh_axes: tuple[str | None, ...]) -> Array:
+        """A parameter that fsdp splits; the part of tensor stays a part."""
+        if "fsdp" not in mesh_axes or parts("fsdp") == 1:
             return shard
         # Vectors are added to sums in float32.
         dtype = self.model.dtype if shard.ndim > 1 else shard.dtype
-        reduce_dtype = self._sum_dtype(shard)
-        whole = _gather(shard, axis, jnp.dtype(dtype), reduce_dtype, self.line)
+        axis, sum_dtype = mesh_axes.index("fsdp"), self._sum_dtype(shard)
+        whole = _gather(shard, axis, jnp.dtype(dtype), sum_dtype, self.line)
         return checkpoint_name(whole, GATHERED)
 
     def _added_up(self, gradient: Params) -> Params:
-        """The gradient of shards, which is that of these rows where nothing was split, summed over
-        all rows.
+        """The gradient that each device has found, summed over those that do not split the
+        parameter. (Over fsdp it is summed already where fsdp splits it.)
         """
         leaves: Any = flatten_dict(gradient)
         added_up = {}
         for path, leaf in leaves.items():
-            is_split = self._splits_parameters and path in self._split_axes
-            axes = [axis for axis in (("data",) if is_split else BATCH) if _size(axis) > 1]
+            axes = [
+                axis
+                for axis in (*BATCH, "tensor")
+                if axis not in self._mesh_axes[path] and parts(axis) > 1
+            ]
             added_up[path] = leaf
             if axes:
                 dtype = self._sum_dtype(leaf)
@@ -168,24 +162,21 @@ class DataParallel:
         return jnp.dtype(self.reduce_dtype)
 
 
-def _size(axis: str) -> int:
-    return jax.sharding.get_abstract_mesh().shape.get(axis, 1)
-
-
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3, 4))
 def _gather(shard: Array, axis: int, dtype: Any, reduce_dtype: Any, line: int) -> Array:
-    """The shards of all devices of `fsdp`, rounded to dtype, along an axis. It has the type of the
-    shard, so that its gradient is not rounded before it is sent.
+    """The shards of all devices of `fsdp`, rounded to dtype, along an axis. It has the wider of
+    both types, so that its gradient is rounded no more than it will be when it is sent.
     """
     whole = jax.lax.all_gather(shard.astype(dtype), "fsdp", axis=axis, tiled=True)
-    return whole.astype(shard.dtype)
+    return whole.astype(jnp.promote_types(dtype, reduce_dtype))
 
 
 def _gather_forward(shard, axis, dtype, reduce_dtype, line):
-    return _gather(shard, axis, dtype, reduce_dtype, line), None
+    # The residual is there for its type alone.
+    return _gather(shard, axis, dtype, reduce_dtype, line), jnp.zeros((0,), shard.dtype)
 
 
-def _gather_backward(axis, dtype, reduce_dtype, line, _, gradient):
+def _gather_backward(axis, dtype, reduce_dtype, line, shard, gradient):
     """The sum over all devices, each with its part."""
     scatter = partial(jax.lax.psum_scatter, axis_name="fsdp", tiled=True)
     # The first axis: of parts along the last, TPUs would send the whole.
@@ -195,10 +186,10 @@ def _gather_backward(axis, dtype, reduce_dtype, line, _, gradient):
         part = scatter(part)
     else:
         # Across the lines, then along each: see sharding.line_of_devices.
-        lines = [list(range(first, first + line)) for first in range(0, _size("fsdp"), line)]
+        lines = [list(range(first, first + line)) for first in range(0, parts("fsdp"), line)]
         across = [list(devices) for devices in zip(*lines, strict=True)]
         part = scatter(scatter(part, axis_index_groups=across), axis_index_groups=lines)
-    return (jnp.moveaxis(part, 0, axis).astype(gradient.dtype),)
+    return (jnp.moveaxis(part, 0, axis).astype(shard.dtype),)
 
 
 _gather.defvjp(_gather_forward, _gather_backward)
