@@ -258,6 +258,10 @@ class Model(Checked):
     embedding_stddev: Stddev = 0.02  # of embedding tables
     # Kernels that write to the residual stream: times (2 × num_layers)^-½ (GPT-2)
     depth_scaled_init: bool = False
+    # T5: attention begins as it often ends. In cross-attention a token attends to itself (Trockman
+    # and Kolter, 2023), and two heads of the encoder to the tokens before and after (d'Ascoli et
+    # al., 2021): a sentinel finds its place in the text from the first step on
+    mimetic_init: bool = False
 
     dropout: Dropout = 0.0  # on embeddings and the output of each part
     attention_dropout: Dropout = 0.0  # on attention weights; no fused kernel has it
@@ -307,6 +311,7 @@ class Model(Checked):
                 "which would stay as it is; leave it out"
             )
         yield from self._of_stacks()
+        yield from self._of_mimetic_init()
         yield from self._of_lstm()
         if self.parallel_residual and self.norm_position == "post":
             yield "model.parallel_residual: needs norm_position pre"
@@ -348,6 +353,25 @@ class Model(Checked):
             )
         if self.backward_decoder and self.prompt_length:
             yield "model.prompt_length: backward_decoder reads no prompt; adapt in another way"
+
+    def _of_mimetic_init(self) -> Iterator[str]:
+        if not self.mimetic_init:
+            return
+        setting, needs = (
+            "model.mimetic_init",
+            {
+                "architecture encoder_decoder": self.is_encoder_decoder,
+                "mixer attention": self.mixer == "attention",
+                "positions relative": self.positions == "relative",
+                "at least 2 num_heads": self.num_heads > 1,
+                "as many num_kv_heads as num_heads": self.num_kv_heads in (0, self.num_heads),
+                "scale_attention": self.scale_attention,
+                "two stacks (shared_stacks=False)": not self.shared_stacks,
+            },
+        )
+        missing = [need for need, is_met in needs.items() if not is_met]
+        if missing:
+            yield f"{setting}: needs {', '.join(missing)}; set it to False"
 
     def _of_lstm(self) -> Iterator[str]:
         if self.mixer != "lstm":

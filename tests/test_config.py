@@ -127,6 +127,11 @@ def test_nothing_can_be_changed_unchecked():
             "model.lora_targets: embedding is also the output layer",
         ),
         (lambda: Model(num_kv_heads=3), "model.num_kv_heads: 3 does not divide model.num_heads 4"),
+        (
+            lambda: Model(mimetic_init=True, architecture="encoder_decoder", num_kv_heads=2),
+            "model.mimetic_init: needs positions relative, as many num_kv_heads as num_heads; set",
+        ),
+        (lambda: Model(mimetic_init=True), "model.mimetic_init: needs architecture"),
         (lambda: Model(num_decoder_layers=2), "model.num_decoder_layers: architecture decoder has"),
         (lambda: Model(shared_stacks=True), "model.shared_stacks: architecture decoder has one"),
         (lambda: Model(shared_embeddings=False), "model.shared_embeddings: architecture decoder"),

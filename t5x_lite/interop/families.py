@@ -223,6 +223,7 @@ _NOT_COMPARED = {
     "init_stddev",
     "embedding_stddev",
     "depth_scaled_init",
+    "mimetic_init",
     "dropout",
     "attention_dropout",
     "ff_dropout",

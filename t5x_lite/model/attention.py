@@ -39,11 +39,15 @@ class Attention(nn.Module):
         config = self.config
         self.kv_axis = kv_axis(config.num_kv_heads)
 
-        # All heads of a projection are one kernel.
+        # All heads of a projection are one kernel. With mimetic_init cross-attention begins with
+        # q kᵀ near 4 x xᵀ: a token of the decoder attends to the same token of the encoder.
         query_features = config.num_heads * config.head_dim
         kv_features = config.num_kv_heads * config.head_dim
-        self.query = Dense(config, query_features, ("embed", "heads"), is_query=True)
-        self.key = Dense(config, kv_features, ("embed", self.kv_axis))
+        identity = 2.0 if config.mimetic_init and not self.is_self else 0.0
+        self.query = Dense(
+            config, query_features, ("embed", "heads"), is_query=True, plus_identity=identity
+        )
+        self.key = Dense(config, kv_features, ("embed", self.kv_axis), plus_identity=identity)
         self.value = Dense(config, kv_features, ("embed", self.kv_axis))
         self.out = Dense(config, config.d_model, ("heads", "embed"), writes_to_stream=True)
         self.dropout = Dropout(config.attention_dropout)

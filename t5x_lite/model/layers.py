@@ -164,6 +164,11 @@ def kernel_init(
     return nn.initializers.normal(stddev)
 
 
+def _plus_identity(init: Any, scale: float) -> Any:
+    """The initialiser of kernels, with scale · I added."""
+    return lambda key, shape, dtype: init(key, shape, dtype) + scale * jnp.eye(*shape, dtype=dtype)
+
+
 class Dense(nn.Module):
     """x W + b: [..., in] → [..., features]. Where devices split the inputs, as of what writes to
     the residual stream, x W is summed over them.
@@ -175,6 +180,7 @@ class Dense(nn.Module):
     writes_to_stream: bool = False
     is_query: bool = False
     use_bias: bool = True  # where the config has biases
+    plus_identity: float = 0.0  # so many times I is added to the fresh kernel
 
     @nn.compact
     def __call__(self, x: Float[Array, "*rows inputs"]) -> Float[Array, "*rows features"]:
@@ -185,6 +191,8 @@ class Dense(nn.Module):
         else:
             inputs = whole_size(x.shape[-1], self.axes[0])
             init = kernel_init(config, inputs, self.writes_to_stream, self.is_query)
+            if self.plus_identity:
+                init = _plus_identity(init, self.plus_identity)
             shape = (inputs, self.features)
             y = matmul(x, self.param("kernel", with_axes(init, *self.axes), shape, dtype))
         if config.lora_rank and self.name in config.lora_targets:

@@ -106,6 +106,21 @@ def relative_buckets(
     return offset + xp.where(distances < exact, distances, far_bucket)
 
 
+def _looking_at_neighbours(init: Any) -> Any:
+    """The initialiser of a table [buckets, heads] of a bidirectional stack, with which the first
+    head attends to the token before, and the second to the one after (in the manner of ConViT:
+    d'Ascoli et al., 2021, §3).
+    """
+
+    def looking(key, shape, dtype):
+        num_buckets = shape[0]
+        before, after = relative_buckets(np.array([-1, 1]), True, num_buckets, num_buckets)
+        # e⁶ times as much as to any other
+        return init(key, shape, dtype).at[np.array([before, after]), np.array([0, 1])].add(6.0)
+
+    return looking
+
+
 class RelativeBias(nn.Module):
     """T5's learned bias per head and bucket, shared by all layers of a stack: distances → [1 or B,
     H, T, S].
@@ -117,7 +132,10 @@ class RelativeBias(nn.Module):
     def __call__(self, distances: Distances, bidirectional: bool) -> Float[Array, "B H T S"]:
         config = self.config
         stddev = config.d_model**-0.5 if config.init == "fan_in" else config.init_stddev
-        init = with_axes(nn.initializers.normal(stddev), "buckets", "heads")
+        init = nn.initializers.normal(stddev)
+        if config.mimetic_init and bidirectional:
+            init = _looking_at_neighbours(init)
+        init = with_axes(init, "buckets", "heads")
         shape = (config.relative_buckets, config.num_heads)
         table = self.param("embedding", init, shape, parameter_dtype(config))
         buckets = relative_buckets(

@@ -80,6 +80,7 @@ _FREE_OF_INIT = {
     "init_stddev",
     "embedding_stddev",
     "depth_scaled_init",
+    "mimetic_init",
     "num_classes",
     "span_head",
     "lm_head",

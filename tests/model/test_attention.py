@@ -36,6 +36,26 @@ def test_gradients_of_attention_to_an_encoder():
     check_gradients(CrossAttention(small(positions="rotary", head_dim=4)), cross_attend)
 
 
+def test_with_mimetic_init_a_token_attends_to_itself_in_the_encoder():
+    model = {"architecture": "encoder_decoder", "positions": "relative", "bias": False}
+    config = small(**model, mimetic_init=True, d_model=64, init_stddev=0.02, dtype="float32")
+    rng = np.random.default_rng(0)
+    encoded = jnp.asarray(rng.normal(size=(2, 5, 64)))
+    decoder_sees = rng.permutation(5)
+    x = encoded[:, decoder_sees]
+    segments = jnp.ones((2, 5), int)
+    mask = AttentionMask(segments, segments)
+    shared = {"cross_mask": mask, "cross_mask_bias": mask.bias(), "encoded": encoded}
+    attention = CrossAttention(config)
+    stack = StackContext(segments, segments, mask, mask.bias(), **shared)
+    found, variables = attention.init_with_output(jax.random.key(0), x, stack)
+    # The output is that of the token's own value: what one key alone would give.
+    params = variables["params"]
+    value = nn.meta.unbox(params["value"]["kernel"])
+    out = nn.meta.unbox(params["out"]["kernel"])
+    np.testing.assert_allclose(found, x @ value @ out, atol=1e-3)
+
+
 def test_attention_is_that_of_the_paper():
     model = Model(d_model=8, num_heads=2, bias=False, init_stddev=1.0)
     config = resolve_model(model, vocab_size=10, max_length=5)

@@ -36,6 +36,23 @@ def test_rotary_depends_on_distance_alone():
     assert product(3, 1) != pytest.approx(product(3, 2), abs=1e-3)
 
 
+def test_with_mimetic_init_two_heads_of_the_encoder_look_at_the_neighbours():
+    model = {"architecture": "encoder_decoder", "positions": "relative", "num_heads": 4}
+    config = small(**model, mimetic_init=True, init_stddev=0.02, d_model=8, dtype="float32")
+    distances = np.arange(9)[None, :] - np.arange(9)[:, None]
+
+    def weights_of_the_fifth(bidirectional):
+        bias = positions.RelativeBias(config)
+        bias_BHTS, _ = bias.init_with_output(jax.random.key(0), distances, bidirectional)
+        return np.asarray(jax.nn.softmax(bias_BHTS[0, :, 4]))
+
+    encoder = weights_of_the_fifth(True)
+    assert encoder[0, 3] > 0.9
+    assert encoder[1, 5] > 0.9
+    assert (encoder[2:] < 0.2).all()
+    assert (weights_of_the_fifth(False) < 0.2).all()
+
+
 def test_gradients_of_the_relative_bias():
     def bias(part, x):
         by_head = jnp.broadcast_to(part(MASK.distances(), True), (2, 2, 5, 5))
