@@ -13,7 +13,7 @@ import jax
 from record import keep
 
 from t5x_lite.config_files import load
-from t5x_lite.resolve import Resolved, plan_objective, resolve_model
+from t5x_lite.resolve import resolve_without_text
 from t5x_lite.training.adapt import parse_adaptation
 from t5x_lite.training.program import Program
 
@@ -30,9 +30,7 @@ def lowered(rows: int, length: int, *settings: str, adapt: str = "full", device=
         ],
     )
     model = dataclasses.replace(config.model, **parse_adaptation(adapt).settings)
-    config = dataclasses.replace(config, model=model, adapt=adapt)
-    sizes = resolve_model(model, vocab_size=model.vocab_size, max_length=length)
-    resolved = Resolved(config, plan_objective(config), sizes, ("lm",), config.training.steps)
+    resolved = resolve_without_text(dataclasses.replace(config, model=model, adapt=adapt))
     return Program(resolved, rows * length, [device or jax.devices()[0]]).lower()
 
 

@@ -46,6 +46,5 @@ def get_config():
         steps=570_000,
         eval_every=2000,
         checkpoint_every=1000,
-        loss_chunk=128,
     )
     return config

@@ -45,6 +45,5 @@ def get_config():
         steps=240_000,
         eval_every=2000,
         checkpoint_every=1000,
-        loss_chunk=128,
     )
     return config

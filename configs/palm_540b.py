@@ -50,6 +50,5 @@ def get_config():
         eval_every=5000,
         checkpoint_every=1000,
         z_loss=1e-4,
-        loss_chunk=128,
     )
     return config

@@ -507,7 +507,9 @@ class Training(Checked):
     z_loss: Share = 0.0  # coefficient of log²Z (T5: 1e-4)
     # Share of the target that is spread evenly over the vocabulary (Szegedy et al., 2016)
     label_smoothing: Annotated[float, Range(0.0, 0.99)] = 0.0
-    loss_chunk: NonNegative = 0  # positions of each row whose logits exist at a time; 0: all
+    # Positions of each row whose logits exist at a time; 0: so many that these take about as much
+    # room as the gradient of the head, but at least 128
+    loss_chunk: NonNegative = 0
     # Weight of the language model's loss beside that of a task's head on a decoder (Radford et al.,
     # 2018)
     auxiliary_lm: Share = 0.5

@@ -105,9 +105,26 @@ def resolve(
     if config.model.lm_head:  # without it no objective is learned
         for member in rows.members:
             check_vocabulary(member.objective, member.window, vocabulary)
+    return _resolve_objective(config, vocabulary.size, rows)
+
+
+def resolve_without_text(config: RunConfig) -> Resolved:
+    """The same for a config that learns an objective and names the size of its vocabulary: nothing
+    has to be there of its text and tokenizer, for what is planned and compiled alone.
+
+    Raises:
+        UserError: where model.vocab_size is 0.
+    """
+    if not config.model.vocab_size:
+        reason = "got 0, the tokenizer's, which is not looked at here"
+        raise UserError(BAD_CONFIG, f"model.vocab_size: {reason}; name its size")
+    return _resolve_objective(config, config.model.vocab_size, plan_objective(config))
+
+
+def _resolve_objective(config: RunConfig, vocab_size: int, rows: RowPlan) -> Resolved:
     model = resolve_model(
         config.model,
-        vocab_size=vocabulary.size,
+        vocab_size=vocab_size,
         max_length=rows.shape.longest,
         num_classes=2 if rows.has_sentence_pairs else 0,
     )

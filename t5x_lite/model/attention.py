@@ -44,11 +44,11 @@ class Attention(nn.Module):
         query_features = config.num_heads * config.head_dim
         kv_features = config.num_kv_heads * config.head_dim
         identity = 2.0 if config.mimetic_init and not self.is_self else 0.0
-        self.query = Dense(
-            config, query_features, ("embed", "heads"), is_query=True, plus_identity=identity
-        )
-        self.key = Dense(config, kv_features, ("embed", self.kv_axis), plus_identity=identity)
-        self.value = Dense(config, kv_features, ("embed", self.kv_axis))
+        query_axes, kv_axes = ("embed", "heads"), ("embed", self.kv_axis)
+        project = partial(Dense, config, to_heads=True)
+        self.query = project(query_features, query_axes, is_query=True, plus_identity=identity)
+        self.key = project(kv_features, kv_axes, plus_identity=identity)
+        self.value = project(kv_features, kv_axes)
         self.out = Dense(config, config.d_model, ("heads", "embed"), writes_to_stream=True)
         self.dropout = Dropout(config.attention_dropout)
 
@@ -144,7 +144,7 @@ class Attention(nn.Module):
         return join(self.prefix_keys, keys), join(self.prefix_values, values), bias
 
     def _split_heads(self, x, axis: str) -> Array:
-        """[B, T, H · K] → [B, H, T, K]."""
+        """[B, T, H, K] or [B, T, H · K] → [B, H, T, K]."""
         B, T = x.shape[:2]
         heads = x.reshape(B, T, -1, self.config.head_dim).swapaxes(1, 2)
         return constrain(heads, "batch", axis, "sequence", None)

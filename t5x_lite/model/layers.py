@@ -17,7 +17,7 @@ from flax.linen.spmd import with_logical_constraint
 from jaxtyping import Array, Float
 
 from t5x_lite.config import ModelDimensions
-from t5x_lite.model.matmul import matmul, matmul_transposed, rounded, wide_dtype
+from t5x_lite.model.matmul import matmul, matmul_to_heads, matmul_transposed, rounded, wide_dtype
 from t5x_lite.model.parallel import (
     first_of,
     first_row,
@@ -46,10 +46,6 @@ OTHER_AXES = (
     "adapter",
 )
 AXES = (*ACTIVATION_AXES, *FEATURE_AXES, *TABLE_AXES, *OTHER_AXES)
-
-# What parameters are called that were put together from several devices, for the policy of what is
-# kept for the backward pass.
-GATHERED = "gathered"
 
 # Auxiliary losses by name, each summed over the positions that are no padding.
 Auxiliary = dict[str, Array]
@@ -181,9 +177,10 @@ class Dense(nn.Module):
     is_query: bool = False
     use_bias: bool = True  # where the config has biases
     plus_identity: float = 0.0  # so many times I is added to the fresh kernel
+    to_heads: bool = False  # [..., in] → [..., heads, head_dim]
 
     @nn.compact
-    def __call__(self, x: Float[Array, "*rows inputs"]) -> Float[Array, "*rows features"]:
+    def __call__(self, x: Float[Array, "*rows inputs"]) -> Array:
         config, dtype = self.config, parameter_dtype(self.config)
         x = x.astype(config.dtype)
         if self.has_variable("transposed", "kernel"):  # in decoding: see decoding.py
@@ -194,14 +191,19 @@ class Dense(nn.Module):
             if self.plus_identity:
                 init = _plus_identity(init, self.plus_identity)
             shape = (inputs, self.features)
-            y = matmul(x, self.param("kernel", with_axes(init, *self.axes), shape, dtype))
+            kernel = self.param("kernel", with_axes(init, *self.axes), shape, dtype)
+            if self.to_heads:
+                y = matmul_to_heads(x, kernel, config.head_dim)
+            else:
+                y = matmul(x, kernel)
         if config.lora_rank and self.name in config.lora_targets:
-            y += self._low_rank(x)
+            y += self._low_rank(x).reshape(y.shape)
         if is_split(self.axes[0]):
             y = to_stream(y, config.dtype)
         if config.bias and self.use_bias:
             zeros = with_axes(nn.initializers.zeros, self.axes[-1])
-            y += self.param("bias", zeros, (self.features,), dtype)
+            bias = self.param("bias", zeros, (self.features,), dtype)
+            y += bias.reshape(-1, config.head_dim) if y.ndim > x.ndim else bias
         return rounded(y, config.dtype)
 
     def _low_rank(self, x: Array) -> Array:

@@ -25,7 +25,7 @@ class LossSettings:
 
     z_loss: float = 0.0
     label_smoothing: float = 0.0
-    chunk: int = 0  # positions of each row whose logits exist at a time; 0: all
+    chunk: int = 0  # positions of each row whose logits exist at a time; 0: see default_chunk
     auxiliary_lm: float = 0.0  # weight of a language model's loss beside that of a task
 
 
@@ -77,6 +77,18 @@ def token_sums(
     return {name: (value * weights).sum() for name, value in by_position.items()}
 
 
+def default_chunk(rows: int, length: int, width: int) -> int:
+    """So many positions that their logits [rows · chunk, V] take about as much room as the gradient
+    of a head [width, V], which has to be there, but at least 128; chunks of even length.
+
+    >>> default_chunk(rows=8, length=1024, width=768), default_chunk(rows=2, length=512, width=4096)
+    (128, 512)
+    """
+    most = max(128, width // rows)
+    chunks = -(-length // most)
+    return -(-length // chunks)
+
+
 def cross_entropy(
     logits_of: Callable[[Any, Float[Array, "B T D"]], Float[Array, "B T V"]],
     head_params: Any,
@@ -93,8 +105,8 @@ def cross_entropy(
     Only total_loss can be differentiated, by head_params and hidden; nll and correct raise
     TypeError.
     """
-    length = targets_BT.shape[1]
-    chunk = min(settings.chunk, length) or length
+    rows, length, width = hidden_BTD.shape
+    chunk = min(settings.chunk or default_chunk(rows, length, width), length)
 
     def split(x):
         """[B, T, …] → [chunks, B, chunk, …]."""

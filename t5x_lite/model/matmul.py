@@ -7,7 +7,7 @@ leading axes of x alone (rows and positions), N rows, D in, F out.
 """
 
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -48,7 +48,20 @@ def matmul(x: jax.Array, w: jax.Array) -> jax.Array:
     >>> matmul(jnp.ones((2, 3), jnp.bfloat16), jnp.ones((3, 4))).dtype
     dtype('float32')
     """
-    return _with_flat_rows(x, w, transposed=False)
+    return _with_flat_rows(x, w, "plain")
+
+
+def matmul_to_heads(x: jax.Array, w: jax.Array, head_dim: int) -> jax.Array:
+    """x [*L, D] times w [D, H · K], as `matmul`, with an axis of heads: [*L, H, K].
+
+    TPU's compiler writes such a product in the order that attention reads it in, for one copy of w;
+    split into heads afterwards it would be copied twice.
+    """
+    positions = x.size // x.shape[-1]
+    if target_platform() != "tpu" or 2 * positions < len(w):
+        y = matmul(x, w)
+        return y.reshape(*y.shape[:-1], -1, head_dim)
+    return _matmul_fast(x, w.reshape(len(w), -1, head_dim), "heads")
 
 
 def matmul_transposed(x: jax.Array, w: jax.Array) -> jax.Array:
@@ -57,17 +70,17 @@ def matmul_transposed(x: jax.Array, w: jax.Array) -> jax.Array:
     """
     if w.ndim == 2 and x.size // x.shape[-1] <= _FEW_ROWS:
         return _few_rows(x, w)
-    return _with_flat_rows(x, w, transposed=True)
+    return _with_flat_rows(x, w, "transposed")
 
 
-def _with_flat_rows(x, w, transposed: bool):
+def _with_flat_rows(x, w, form: "Form"):
     """Dense layers are faster with all positions of a batch as rows of one matrix: on a CPU by a
     third. Where the compiler splits x over devices it stays as it is: flattened, a sharded sequence
     would be gathered.
     """
     if w.ndim > 2 or x.ndim == 2 or _compiler_splits():
-        return _matmul(x, w, transposed)
-    y = _matmul(x.reshape(-1, x.shape[-1]), w, transposed)
+        return _matmul(x, w, form)
+    y = _matmul(x.reshape(-1, x.shape[-1]), w, form)
     return y.reshape(*x.shape[:-1], y.shape[-1])
 
 
@@ -85,57 +98,72 @@ def _few_rows(x, w):
     if rows.dtype == jnp.bfloat16:
         rows = jnp.pad(rows, [(0, -count % 8), (0, 0)])
     # (w rowsᵀ)ᵀ
-    y = _dot(w.astype(x.dtype), rows, transposed=True).T[:count]
+    y = _dot(w.astype(x.dtype), rows, "transposed").T[:count]
     return y.reshape(*x.shape[:-1], w.shape[0])
 
 
-def _matmul(x, w, transposed: bool):
+# How w is laid out: see _dot.
+Form = Literal["plain", "transposed", "heads"]
+
+
+def _matmul(x, w, form: Form):
     # float64 is for numerical tests: XLA's own derivatives, of any order.
     if x.dtype == jnp.float64:
-        return _dot(x, w.astype(x.dtype), transposed)
-    return _matmul_fast(x, w, transposed)
+        return _dot(x, w.astype(x.dtype), form)
+    return _matmul_fast(x, w, form)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(2,))
-def _matmul_fast(x, w, transposed: bool):
-    return _dot(x, w.astype(x.dtype), transposed)
+def _matmul_fast(x, w, form: Form):
+    return _dot(x, w.astype(x.dtype), form)
 
 
 @_matmul_fast.defjvp
-def _matmul_fast_jvp(transposed: bool, primals, tangents):
+def _matmul_fast_jvp(form: Form, primals, tangents):
     x, w = primals
     dx, dw = tangents
 
     # The product rule: d(x w) = dx w + x dw.
     def linear_in_x(w, dx):
-        return _dot(dx, w.astype(dx.dtype), transposed)
+        return _dot(dx, w.astype(dx.dtype), form)
 
     def linear_in_w(x, dw):
-        return _dot(x, dw.astype(x.dtype), transposed)
+        return _dot(x, dw.astype(x.dtype), form)
 
     # The transposes of these two are what reverse mode computes: operands in the type of the
     # computation, so that they run on the matrix units, and laid out as the device wants them.
     def gradient_of_x(w, dy):
-        dy = dy.astype(x.dtype)
-        return _dot(dy, w.astype(x.dtype), not transposed).astype(x.dtype)
+        dy, w = dy.astype(x.dtype), w.astype(x.dtype)
+        if form == "heads":
+            axes = ((dy.ndim - 2, dy.ndim - 1), (1, 2)), ((), ())
+            dx = jax.lax.dot_general(dy, w, axes, preferred_element_type=wide_dtype(x.dtype))
+        else:
+            dx = _dot(dy, w, "plain" if form == "transposed" else "transposed")
+        return dx.astype(x.dtype)
 
     def gradient_of_w(x, dy):
         dy = dy.astype(x.dtype)
-        a, b = (dy, x) if transposed else (x, dy)
-        return _sum_over_rows(a, b, is_batched=w.ndim > 2).astype(w.dtype)
+        a, b = (dy, x) if form == "transposed" else (x, dy)
+        is_batched = w.ndim > 2 and form != "heads"
+        return _sum_over_rows(a, b, is_batched).astype(w.dtype)
 
     tangent = linear_call(linear_in_x, gradient_of_x, w, dx) + linear_call(
         linear_in_w, gradient_of_w, x, dw
     )
-    return _matmul_fast(x, w, transposed), tangent
+    return _matmul_fast(x, w, form), tangent
 
 
-def _dot(x, w, transposed: bool):
-    """x times w, or times w transposed, in float32 or better."""
-    contracted = w.ndim - 1 if transposed else w.ndim - 2
-    batch = tuple(range(w.ndim - 2))
-    dimensions = (((x.ndim - 1,), (contracted,)), (batch, batch))
+def _dot(x, w, form: Form):
+    """In float32 or better: x [..., D] times w [*B, D, F], transposed [*B, F, D], or heads
+    [D, H, K].
+    """
     dtype = wide_dtype(x.dtype)
+    if form == "heads":
+        dimensions = (((x.ndim - 1,), (0,)), ((), ()))
+    else:
+        contracted = w.ndim - 1 if form == "transposed" else w.ndim - 2
+        batch = tuple(range(w.ndim - 2))
+        dimensions = (((x.ndim - 1,), (contracted,)), (batch, batch))
     return jax.lax.dot_general(x, w, dimensions, preferred_element_type=dtype)
 
 
@@ -164,9 +192,9 @@ def _transposed_dot_on_cpu(a, b):
     the speed.
     """
     if b.shape[-1] < a.shape[-1]:
-        swapped = _row_major(_dot(_transpose_in_memory(b), a, transposed=False))
+        swapped = _row_major(_dot(_transpose_in_memory(b), a, "plain"))
         return swapped.swapaxes(-1, -2)
-    return _row_major(_dot(_transpose_in_memory(a), b, transposed=False))
+    return _row_major(_dot(_transpose_in_memory(a), b, "plain"))
 
 
 def _transpose_in_memory(x):

@@ -18,7 +18,6 @@ from t5x_lite.config import ModelDimensions
 from t5x_lite.model.blocks import Block, StackContext
 from t5x_lite.model.heads import HEAD_MODULES, ModelOutput, Params, Row
 from t5x_lite.model.layers import (
-    GATHERED,
     Dense,
     Dropout,
     Norm,
@@ -42,6 +41,20 @@ from t5x_lite.model.positions import RelativeBias, alibi, sinusoidal
 
 # (name of a stack, the part of a layer's parameters that is here) → all of them
 WholeLayer = Callable[[str, Params], Params]
+
+
+def _may_be_kept(primitive: Any, *inputs: Any, **params: Any) -> bool:
+    """Whether what this operation makes may be kept for the backward pass: all but parameters that
+    are put together from several devices, and what is the same array in another shape or in a wider
+    type, which would keep them all the same.
+    """
+    name = str(primitive)
+    if name == "custom_vjp_call":  # as parallelism.py puts them together
+        operations = str(params["call_jaxpr"])
+        return "all_gather" not in operations or "fsdp" not in operations
+    if name == "convert_element_type":
+        return inputs[0].dtype.itemsize >= params["new_dtype"].itemsize
+    return name != "reshape"
 
 
 class Stack(nn.Module):
@@ -95,8 +108,7 @@ class Stack(nn.Module):
                 block, "params", lambda split: {"params": whole(split["params"])}
             )
             if not self.config.remat:
-                policies = jax.checkpoint_policies
-                block = remat(block, policy=policies.save_anything_except_these_names(GATHERED))
+                block = remat(block, policy=_may_be_kept)
         return remat(block) if self.config.remat else block
 
     def context(self, mask: AttentionMask, bidirectional: bool, **fields: Any) -> StackContext:

@@ -21,14 +21,12 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax.linen.spmd import logical_to_mesh_axes
 from flax.traverse_util import flatten_dict, unflatten_dict
-from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
 from t5x_lite.config import ModelDimensions
 from t5x_lite.model.heads import Params, Row
-from t5x_lite.model.layers import GATHERED
 from t5x_lite.model.parallel import parts, sums_in
 from t5x_lite.model.transformer import parameter_axes
 from t5x_lite.training.sharding import BATCH, DEVICE_RULES, RULES
@@ -134,8 +132,7 @@ class Parallelism:
         # Vectors are added to sums in float32.
         dtype = self.model.dtype if shard.ndim > 1 else shard.dtype
         axis, sum_dtype = mesh_axes.index("fsdp"), self._sum_dtype(shard)
-        whole = _gather(shard, axis, jnp.dtype(dtype), sum_dtype, self.line)
-        return checkpoint_name(whole, GATHERED)
+        return _gather(shard, axis, jnp.dtype(dtype), sum_dtype, self.line)
 
     def _added_up(self, gradient: Params) -> Params:
         """The gradient that each device has found, summed over those that do not split the

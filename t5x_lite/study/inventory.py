@@ -1,0 +1,205 @@
+"""What the devices of a compiled program send each other in a step: every collective of its text,
+in bytes by axis of the mesh, and the least that the mathematics needs.
+"""
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from flax.traverse_util import flatten_dict
+
+from t5x_lite.training.program import Program
+
+Mesh = jax.sharding.Mesh | jax.sharding.AbstractMesh
+
+_KINDS = ("all-gather", "reduce-scatter", "all-reduce", "collective-permute", "all-to-all")
+_BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "f32": 4, "s32": 4, "u32": 4, "f64": 8}
+_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{")
+_INSTRUCTION = re.compile(r"(?:ROOT )?%?[\w.\-]+ = (.*?) ([\w\-]+)\(")
+
+
+class Collective(NamedTuple):
+    """One instruction of a compiled program that sends something."""
+
+    kind: str
+    axes: tuple[str, ...]  # of the mesh, along which its devices lie
+    sent: int  # bytes through a device in a step: an all-reduce sends its size twice
+    times: int  # it runs in a step
+    shape: str  # of its result
+    operation: str  # that it comes from
+
+
+def collectives(compiled: str, mesh: Mesh) -> list[Collective]:
+    """All that a compiled program sends, loops by the number of their turns.
+
+    Args:
+        compiled: its text, `jax.stages.Compiled.as_text()`.
+
+    Raises:
+        ValueError: where it cannot be told how often a loop turns.
+    """
+    bodies, entry = _computations(compiled)
+    found = {}
+    for line, times in _lines_that_send(bodies, entry, 1):
+        # One that goes on beside other work is written in each of its parts: start, steps, end.
+        is_part = '"async_collective_fusion_config"' in line
+        channel = re.search(r"channel_id=(\d+)", line)
+        found[channel[0] if channel and is_part else line] = _collective(line, times, mesh)
+    return list(found.values())
+
+
+def by_axis(sent: list[Collective]) -> dict[str, int]:
+    """Bytes through a device in a step, by axis of the mesh ("data × fsdp" for both at once)."""
+    total: dict[str, int] = defaultdict(int)
+    for one in sent:
+        total[" × ".join(one.axes)] += one.sent
+    return dict(total)
+
+
+def least_bytes(program: Program) -> int:
+    """What fully sharded data parallelism has to send: in each microbatch the parameters that it
+    splits, in the type of the computation, those of layers once more for the backward pass, and
+    their gradient. (The gradients of vectors, which it does not split, are not counted.)
+    """
+    config = program.resolved.config
+    gathered = 2 if config.model.dtype == "bfloat16" else 4
+    reduced = 2 if config.mesh.reduce_dtype == "bfloat16" else 4
+    total = 0
+    leaves: Any = flatten_dict(program.shapes.params)
+    shardings: Any = flatten_dict(program.shardings.params)
+    for path, leaf in leaves.items():
+        if "fsdp" in shardings[path].spec:
+            times_gathered = 2 if "layers" in path else 1
+            total += leaf.size * (times_gathered * gathered + reduced)
+    return total * config.training.microbatches // program.mesh.shape["tensor"]
+
+
+def expected_cycles(compiled: str) -> int:
+    """The sum of what a TPU's compiler expects each instruction to take, loops by the number of
+    their turns; what is sent, and kernels written by hand, are not in it.
+    """
+    bodies, entry = _computations(compiled)
+
+    def of(name: str) -> int:
+        total = 0
+        for line in bodies[name]:
+            noted = re.search(r'"estimated_cycles":"(\d+)"', line)
+            total += int(noted[1]) if noted else 0
+            if " while(" in line:
+                turns = _turns(line, bodies[_named("condition", line)])
+                total += turns * of(_named("body", line))
+            elif " call(" in line or " conditional(" in line:
+                total += sum(of(callee) for callee in re.findall(r"to_apply=%?([\w.\-]+)", line))
+        return total
+
+    return of(entry)
+
+
+def _computations(compiled: str) -> tuple[dict[str, list[str]], str]:
+    """The lines of each computation by its name, and the name of the first to run."""
+    bodies: dict[str, list[str]] = {}
+    entry = name = ""
+    for line in compiled.splitlines():
+        found = _COMPUTATION.match(line)
+        if found:
+            name = found[2]
+            bodies[name] = []
+            entry = name if found[1] else entry
+        elif name and line.startswith("  "):
+            bodies[name].append(line.strip())
+    return bodies, entry
+
+
+def _lines_that_send(
+    bodies: dict[str, list[str]], name: str, times: int
+) -> Iterator[tuple[str, int]]:
+    """Those of a computation and of all that it calls, and how often each runs."""
+    for line in bodies[name]:
+        found = _INSTRUCTION.match(line)
+        if not found:
+            continue
+        kind = found[2].removesuffix("-start")
+        if kind in _KINDS:
+            yield line, times
+        elif kind == "while":
+            body, condition = (_named(part, line) for part in ("body", "condition"))
+            yield from _lines_that_send(bodies, body, times * _turns(line, bodies[condition]))
+        else:
+            called = re.findall(r"(?:to_apply|calls)=%?([\w.\-]+)", line)
+            for listed in re.findall(r"(?:called|branch)_computations=\{([^}]*)\}", line):
+                called += [callee.strip().lstrip("%") for callee in listed.split(",")]
+            for callee in called:
+                yield from _lines_that_send(bodies, callee, times)
+
+
+def _named(part: str, line: str) -> str:
+    found = re.search(rf"{part}=%?([\w.\-]+)", line)
+    assert found, f"{part} of {line}"
+    return found[1]
+
+
+def _turns(loop: str, condition: list[str]) -> int:
+    """How often a loop turns: as the compiler notes, else the bound in its condition."""
+    known = re.search(r'"known_trip_count":\{"n":"(\d+)"', loop)
+    if known:
+        return int(known[1])
+    bounds = re.findall(r"[su]32\[\][^ ]* constant\((\d+)\)", "\n".join(condition))
+    if not bounds:
+        raise ValueError(f"how often does this loop turn? {loop[:200]}")
+    return max(map(int, bounds))
+
+
+def _collective(line: str, times: int, mesh: Mesh) -> Collective:
+    found = _INSTRUCTION.match(line)
+    assert found, line
+    shape, operation = found.groups()
+    kind = operation.removesuffix("-start")
+    sizes = []
+    for dtype, dimensions in re.findall(r"(\w+)\[([\d,]*)\]", shape):
+        lengths = map(int, filter(None, dimensions.split(",")))
+        sizes.append(_BYTES.get(dtype, 4) * math.prod(lengths))
+    # What is started returns its operand beside its result.
+    size = max(sizes) if operation.endswith("-start") else sum(sizes)
+    group = _group(line, mesh)
+    if kind == "reduce-scatter":  # returns a part of what is sent
+        size *= len(group)
+    if kind == "all-reduce":
+        size *= 2
+    comes_from = re.search(r'op_name="([^"]*)"', line)
+    name = comes_from[1] if comes_from else ""
+    return Collective(kind, _axes(group, mesh), size * times, times, shape, name)
+
+
+def _group(line: str, mesh: Mesh) -> list[int]:
+    """The devices, by their number in the mesh, of the first group that exchange something."""
+    # {{0,1},{2,3}}
+    listed = re.search(r"(?:replica_groups|source_target_pairs)=\{\{([\d,]+)\}", line)
+    if listed:
+        return [int(number) for number in listed[1].split(",")]
+    # mesh['data'=2,'fsdp'=4] {'fsdp'}
+    by_mesh = re.search(r"replica_groups=mesh\[[^]]*\] \{([^}]*)\}", line)
+    if by_mesh:
+        axes = re.findall(r"\w+", by_mesh[1])
+        numbers = np.arange(mesh.size).reshape(tuple(mesh.shape.values()))
+        index = tuple(slice(None) if axis in axes else 0 for axis in mesh.axis_names)
+        return numbers[index].reshape(-1).tolist()
+    # [4,2]<=[2,4]T(1,0): the numbers of all devices, reshaped, transposed and reshaped
+    iota = re.search(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line)
+    if iota:
+        groups, size, shape, order = iota.groups()
+        numbers = np.arange(mesh.size).reshape([int(length) for length in shape.split(",")])
+        if order:
+            numbers = numbers.transpose([int(axis) for axis in order.split(",")])
+        return numbers.reshape(int(groups), int(size))[0].tolist()
+    return list(range(mesh.size))
+
+
+def _axes(group: list[int], mesh: Mesh) -> tuple[str, ...]:
+    """Those along which the devices of a group differ."""
+    places = np.unravel_index(group, tuple(mesh.shape.values()))
+    named = zip(mesh.axis_names, places, strict=True)
+    return tuple(name for name, place in named if len(set(place.tolist())) > 1)
