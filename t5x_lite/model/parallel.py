@@ -99,8 +99,8 @@ def splits_stream(length: int) -> bool:
     return parts("tensor") > 1 and length % parts("tensor") == 0
 
 
-def own_positions(x: Array) -> Array:
-    """[B, T, …] → [B, P, …]."""
+def own_positions(x: Any) -> Any:
+    """[B, T, …] → [B, P, …]; x may be of numpy."""
     return own_part(x, "tensor", 1) if splits_stream(x.shape[1]) else x
 
 
@@ -165,7 +165,7 @@ def max_over_vocabulary(x: Array) -> Array:
     return jax.lax.pmax(x, "tensor") if parts("tensor") > 1 else x
 
 
-def look_up(table_VW: Array, ids: Array) -> Array:
+def look_up(table_VW: Any, ids: Any) -> Array:
     """The rows of a table by their numbers; where devices split the vocabulary, zeros for those of
     another device. The gradient is summed in float32 or better, whatever the table's type.
     """
@@ -177,7 +177,7 @@ def look_up(table_VW: Array, ids: Array) -> Array:
     return jnp.where(is_here[..., None], rows, 0)
 
 
-def _take(table: Array, ids: Array) -> Array:
+def _take(table: Any, ids: Any) -> Array:
     if table.dtype == wide_dtype(table.dtype):
         return jnp.take(table, ids, 0)
 
