@@ -357,21 +357,18 @@ class Model(Checked):
     def _of_mimetic_init(self) -> Iterator[str]:
         if not self.mimetic_init:
             return
-        setting, needs = (
-            "model.mimetic_init",
-            {
-                "architecture encoder_decoder": self.is_encoder_decoder,
-                "mixer attention": self.mixer == "attention",
-                "positions relative": self.positions == "relative",
-                "at least 2 num_heads": self.num_heads > 1,
-                "as many num_kv_heads as num_heads": self.num_kv_heads in (0, self.num_heads),
-                "scale_attention": self.scale_attention,
-                "two stacks (shared_stacks=False)": not self.shared_stacks,
-            },
-        )
+        needs = {
+            "architecture encoder_decoder": self.is_encoder_decoder,
+            "mixer attention": self.mixer == "attention",
+            "positions relative": self.positions == "relative",
+            "at least 2 num_heads": self.num_heads > 1,
+            "as many num_kv_heads as num_heads": self.num_kv_heads in (0, self.num_heads),
+            "scale_attention": self.scale_attention,
+            "two stacks (shared_stacks=False)": not self.shared_stacks,
+        }
         missing = [need for need, is_met in needs.items() if not is_met]
         if missing:
-            yield f"{setting}: needs {', '.join(missing)}; set it to False"
+            yield f"model.mimetic_init: needs {', '.join(missing)}; set it to False"
 
     def _of_lstm(self) -> Iterator[str]:
         if self.mixer != "lstm":

@@ -41,6 +41,7 @@ PARTS = {
         "encoder_decoder",
         {"shared_stacks": True, "shared_layers": "all", "positions": "shaw"},
     ),
+    "LSTM": ("decoder", {"mixer": "lstm", "positions": "none"}),
     "factorised": ("encoder", {"embedding_size": 16, "positions": "alibi", "rezero": True}),
 }
 VARIANTS = {

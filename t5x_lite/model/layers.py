@@ -17,7 +17,14 @@ from flax.linen.spmd import with_logical_constraint
 from jaxtyping import Array, Float
 
 from t5x_lite.config import ModelDimensions
-from t5x_lite.model.matmul import matmul, matmul_to_heads, matmul_transposed, rounded, wide_dtype
+from t5x_lite.model.matmul import (
+    matmul,
+    matmul_to_heads,
+    matmul_transposed,
+    rounded,
+    splits_heads,
+    wide_dtype,
+)
 from t5x_lite.model.parallel import (
     first_of,
     first_row,
@@ -177,7 +184,7 @@ class Dense(nn.Module):
     is_query: bool = False
     use_bias: bool = True  # where the config has biases
     plus_identity: float = 0.0  # so many times I is added to the fresh kernel
-    to_heads: bool = False  # [..., in] → [..., heads, head_dim]
+    to_heads: bool = False  # [..., in] → [..., heads, head_dim], where that is faster
 
     @nn.compact
     def __call__(self, x: Float[Array, "*rows inputs"]) -> Array:
@@ -192,7 +199,7 @@ class Dense(nn.Module):
                 init = _plus_identity(init, self.plus_identity)
             shape = (inputs, self.features)
             kernel = self.param("kernel", with_axes(init, *self.axes), shape, dtype)
-            if self.to_heads:
+            if self.to_heads and splits_heads(x, kernel):
                 y = matmul_to_heads(x, kernel, config.head_dim)
             else:
                 y = matmul(x, kernel)

@@ -51,16 +51,18 @@ def matmul(x: jax.Array, w: jax.Array) -> jax.Array:
     return _with_flat_rows(x, w, "plain")
 
 
-def matmul_to_heads(x: jax.Array, w: jax.Array, head_dim: int) -> jax.Array:
-    """x [*L, D] times w [D, H · K], as `matmul`, with an axis of heads: [*L, H, K].
+def splits_heads(x: jax.Array, w: jax.Array) -> bool:
+    """Whether x [*L, D] times w [D, H · K] should have an axis of heads from the start.
 
     TPU's compiler writes such a product in the order that attention reads it in, for one copy of w;
-    split into heads afterwards it would be copied twice.
+    split into heads afterwards it is copied twice, which is less where there are few positions.
     """
     positions = x.size // x.shape[-1]
-    if target_platform() != "tpu" or 2 * positions < len(w):
-        y = matmul(x, w)
-        return y.reshape(*y.shape[:-1], -1, head_dim)
+    return target_platform() == "tpu" and 2 * positions >= len(w)
+
+
+def matmul_to_heads(x: jax.Array, w: jax.Array, head_dim: int) -> jax.Array:
+    """x [*L, D] times w [D, H · K], as `matmul`, with an axis of heads: [*L, H, K]."""
     return _matmul_fast(x, w.reshape(len(w), -1, head_dim), "heads")
 
 
