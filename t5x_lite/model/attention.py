@@ -23,7 +23,14 @@ from t5x_lite.model.kernels import (
     weighted_sum,
 )
 from t5x_lite.model.kv_cache import KVCache, cache_dtype
-from t5x_lite.model.layers import Auxiliary, Dense, Dropout, constrain, parameter_dtype, with_axes
+from t5x_lite.model.layers import (
+    Auxiliary,
+    Dense,
+    Dropout,
+    parameter_dtype,
+    split_heads,
+    with_axes,
+)
 from t5x_lite.model.masks import AttentionMask
 from t5x_lite.model.parallel import first_of
 from t5x_lite.model.positions import ShawRelative, TransformerXL, rotate
@@ -49,7 +56,8 @@ class Attention(nn.Module):
         self.query = project(query_features, query_axes, is_query=True, plus_identity=identity)
         self.key = project(kv_features, kv_axes, plus_identity=identity)
         self.value = project(kv_features, kv_axes)
-        self.out = Dense(config, config.d_model, ("heads", "embed"), writes_to_stream=True)
+        to_stream = partial(Dense, config, config.d_model, writes_to_stream=True)
+        self.out = to_stream(("heads", "embed"), from_heads=True)
         self.dropout = Dropout(config.attention_dropout)
 
         # Of the kinds of positions, rotary, Shaw's and Transformer-XL's act within attention; the
@@ -74,9 +82,7 @@ class Attention(nn.Module):
         self, source_BSD: Float[Array, "B S D"], positions_BS: Int[Array, "B S"] | None = None
     ) -> tuple[Float[Array, "B G S K"], Float[Array, "B G S K"]]:
         """The source, projected to keys and values."""
-        keys = self._split_heads(self.key(source_BSD), self.kv_axis)
-        values = self._split_heads(self.value(source_BSD), self.kv_axis)
-        return self._rotated(keys, positions_BS), values
+        return self._rotated(self.key(source_BSD), positions_BS), self.value(source_BSD)
 
     def attend(
         self,
@@ -100,7 +106,7 @@ class Attention(nn.Module):
 
         # Queries, scaled before the product: K^-½, unless the initialisation holds it (T5).
         scale = config.head_dim**-0.5 if config.scale_attention else 1.0
-        q = self._rotated(self._split_heads(self.query(x_BTD), "heads"), positions_BT)
+        q = self._rotated(self.query(x_BTD), positions_BT)
         q = (q * scale).astype(keys.dtype)
 
         # softmax(q kᵀ + bias) v, by the kernel that can compute it.
@@ -126,28 +132,20 @@ class Attention(nn.Module):
         else:
             y = plain(q, keys, values, mask, mask_bias, dropout)
 
-        # [B, H, T, K] → [B, T, H · K]: concatenate the heads, then the output projection.
-        B, T = x_BTD.shape[:2]
-        return self.out(y.swapaxes(1, 2).reshape(B, T, -1))
+        return self.out(y)
 
     def _after_prefix(self, keys, values, mask_bias) -> tuple[Array, Array, Array]:
         """Keys and values after those of the prefix, which every query attends to."""
         rows = keys.shape[0]
 
         def join(prefix, after):
-            split = self._split_heads(prefix[None].astype(after.dtype), self.kv_axis)
+            split = split_heads(prefix[None].astype(after.dtype), self.config.head_dim)
             before = jnp.broadcast_to(split, (rows, *split.shape[1:]))
             return jnp.concatenate([before, after], 2)
 
         sides = [(0, 0), (0, 0), (0, 0), (self.config.prefix_length, 0)]
         bias = jnp.pad(mask_bias, sides)
         return join(self.prefix_keys, keys), join(self.prefix_values, values), bias
-
-    def _split_heads(self, x, axis: str) -> Array:
-        """[B, T, H, K] or [B, T, H · K] → [B, H, T, K]."""
-        B, T = x.shape[:2]
-        heads = x.reshape(B, T, -1, self.config.head_dim).swapaxes(1, 2)
-        return constrain(heads, "batch", axis, "sequence", None)
 
     def _rotated(self, x, positions) -> Array:
         if self.positions != "rotary":

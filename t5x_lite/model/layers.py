@@ -18,11 +18,12 @@ from jaxtyping import Array, Float
 
 from t5x_lite.config import ModelDimensions
 from t5x_lite.model.matmul import (
+    heads_in_product,
     matmul,
+    matmul_from_heads,
     matmul_to_heads,
     matmul_transposed,
     rounded,
-    splits_heads,
     wide_dtype,
 )
 from t5x_lite.model.parallel import (
@@ -167,6 +168,18 @@ def kernel_init(
     return nn.initializers.normal(stddev)
 
 
+def split_heads(x: Array, head_dim: int) -> Array:
+    """[B, T, H · K] or [B, T, H, K] → [B, H, T, K]."""
+    B, T = x.shape[:2]
+    return x.reshape(B, T, -1, head_dim).swapaxes(1, 2)
+
+
+def join_heads(x_BHTK: Array) -> Array:
+    """[B, H, T, K] → [B, T, H · K]."""
+    B, _, T, _ = x_BHTK.shape
+    return x_BHTK.swapaxes(1, 2).reshape(B, T, -1)
+
+
 def _plus_identity(init: Any, scale: float) -> Any:
     """The initialiser of kernels, with scale · I added."""
     return lambda key, shape, dtype: init(key, shape, dtype) + scale * jnp.eye(*shape, dtype=dtype)
@@ -175,6 +188,13 @@ def _plus_identity(init: Any, scale: float) -> Any:
 class Dense(nn.Module):
     """x W + b: [..., in] → [..., features]. Where devices split the inputs, as of what writes to
     the residual stream, x W is summed over them.
+
+    Attributes:
+        writes_to_stream: its output is added to the residual stream.
+        to_heads: [B, T, in] → [B, H, T, K], the features being H · K.
+        from_heads: [B, H, T, K] → [B, T, features], the inputs being H · K.
+        plus_identity: so many times I is added to the fresh kernel.
+        use_bias: where the config has biases.
     """
 
     config: ModelDimensions
@@ -182,36 +202,45 @@ class Dense(nn.Module):
     axes: tuple[str, str]
     writes_to_stream: bool = False
     is_query: bool = False
-    use_bias: bool = True  # where the config has biases
-    plus_identity: float = 0.0  # so many times I is added to the fresh kernel
-    to_heads: bool = False  # [..., in] → [..., heads, head_dim], where that is faster
+    to_heads: bool = False
+    from_heads: bool = False
+    use_bias: bool = True
+    plus_identity: float = 0.0
 
     @nn.compact
-    def __call__(self, x: Float[Array, "*rows inputs"]) -> Array:
+    def __call__(self, x: Array) -> Array:
         config, dtype = self.config, parameter_dtype(self.config)
         x = x.astype(config.dtype)
+        rows = join_heads(x) if self.from_heads else x
         if self.has_variable("transposed", "kernel"):  # in decoding: see decoding.py
-            y = matmul_transposed(x, self.get_variable("transposed", "kernel"))
+            y = matmul_transposed(rows, self.get_variable("transposed", "kernel"))
         else:
-            inputs = whole_size(x.shape[-1], self.axes[0])
+            inputs = whole_size(rows.shape[-1], self.axes[0])
             init = kernel_init(config, inputs, self.writes_to_stream, self.is_query)
             if self.plus_identity:
                 init = _plus_identity(init, self.plus_identity)
             shape = (inputs, self.features)
             kernel = self.param("kernel", with_axes(init, *self.axes), shape, dtype)
-            if self.to_heads and splits_heads(x, kernel):
+            if self.to_heads and heads_in_product(rows):
                 y = matmul_to_heads(x, kernel, config.head_dim)
+            elif self.from_heads and heads_in_product(rows):
+                y = matmul_from_heads(x, kernel)
             else:
-                y = matmul(x, kernel)
+                y = matmul(rows, kernel)
         if config.lora_rank and self.name in config.lora_targets:
-            y += self._low_rank(x).reshape(y.shape)
+            y += self._low_rank(rows).reshape(y.shape)
         if is_split(self.axes[0]):
             y = to_stream(y, config.dtype)
         if config.bias and self.use_bias:
             zeros = with_axes(nn.initializers.zeros, self.axes[-1])
             bias = self.param("bias", zeros, (self.features,), dtype)
-            y += bias.reshape(-1, config.head_dim) if y.ndim > x.ndim else bias
-        return rounded(y, config.dtype)
+            y += bias.reshape(y.shape[rows.ndim - 1 :])
+        # What is added to the residual stream is read once: the sum may read it unrounded.
+        y = y.astype(config.dtype) if self.writes_to_stream else rounded(y, config.dtype)
+        if self.to_heads:
+            y = split_heads(y, config.head_dim)
+            y = constrain(y, "batch", self.axes[1], "sequence", None)
+        return y
 
     def _low_rank(self, x: Array) -> Array:
         """LoRA (Hu et al., 2022, §4.1): x A B · alpha / rank; B is zero at first."""

@@ -51,19 +51,27 @@ def matmul(x: jax.Array, w: jax.Array) -> jax.Array:
     return _with_flat_rows(x, w, "plain")
 
 
-def splits_heads(x: jax.Array, w: jax.Array) -> bool:
-    """Whether x [*L, D] times w [D, H · K] should have an axis of heads from the start.
+def heads_in_product(rows: jax.Array) -> bool:
+    """Whether the product of attention's projections with rows [B, T, D or H · K] should have heads
+    as an axis of its own.
 
-    TPU's compiler writes such a product in the order that attention reads it in, for one copy of w;
-    split into heads afterwards it is copied twice, which is less where there are few positions.
+    TPU's compiler writes such a product in the order that attention reads it in, for one copy of
+    the kernel; split into heads afterwards it is copied twice, which is less where there are few
+    positions.
     """
-    positions = x.size // x.shape[-1]
-    return target_platform() == "tpu" and 2 * positions >= len(w)
+    B, T, width = rows.shape
+    return target_platform() == "tpu" and width <= 2 * B * T
 
 
 def matmul_to_heads(x: jax.Array, w: jax.Array, head_dim: int) -> jax.Array:
-    """x [*L, D] times w [D, H · K], as `matmul`, with an axis of heads: [*L, H, K]."""
-    return _matmul_fast(x, w.reshape(len(w), -1, head_dim), "heads")
+    """x [B, T, D] times w [D, H · K], as `matmul`, with an axis of heads: [B, T, H, K]."""
+    return _contracted(x, w.reshape(len(w), -1, head_dim), "btd,dhk->bthk")
+
+
+def matmul_from_heads(x: jax.Array, w: jax.Array) -> jax.Array:
+    """x [B, H, T, K] times w [H · K, D], as `matmul`, summed over heads: [B, T, D]."""
+    H, K = x.shape[1], x.shape[3]
+    return _contracted(x, w.reshape(H, K, -1), "bhtk,hkd->btd")
 
 
 def matmul_transposed(x: jax.Array, w: jax.Array) -> jax.Array:
@@ -105,7 +113,7 @@ def _few_rows(x, w):
 
 
 # How w is laid out: see _dot.
-Form = Literal["plain", "transposed", "heads"]
+Form = Literal["plain", "transposed"]
 
 
 def _matmul(x, w, form: Form):
@@ -136,18 +144,13 @@ def _matmul_fast_jvp(form: Form, primals, tangents):
     # computation, so that they run on the matrix units, and laid out as the device wants them.
     def gradient_of_x(w, dy):
         dy, w = dy.astype(x.dtype), w.astype(x.dtype)
-        if form == "heads":
-            axes = ((dy.ndim - 2, dy.ndim - 1), (1, 2)), ((), ())
-            dx = jax.lax.dot_general(dy, w, axes, preferred_element_type=wide_dtype(x.dtype))
-        else:
-            dx = _dot(dy, w, "plain" if form == "transposed" else "transposed")
+        dx = _dot(dy, w, "plain" if form == "transposed" else "transposed")
         return dx.astype(x.dtype)
 
     def gradient_of_w(x, dy):
         dy = dy.astype(x.dtype)
         a, b = (dy, x) if form == "transposed" else (x, dy)
-        is_batched = w.ndim > 2 and form != "heads"
-        return _sum_over_rows(a, b, is_batched).astype(w.dtype)
+        return _sum_over_rows(a, b, is_batched=w.ndim > 2).astype(w.dtype)
 
     tangent = linear_call(linear_in_x, gradient_of_x, w, dx) + linear_call(
         linear_in_w, gradient_of_w, x, dw
@@ -155,18 +158,46 @@ def _matmul_fast_jvp(form: Form, primals, tangents):
     return _matmul_fast(x, w, form), tangent
 
 
+@partial(jax.custom_jvp, nondiff_argnums=(2,))
+def _contracted(x, w, equation: str):
+    """einsum(equation, x, w), with the types of `matmul`."""
+    return _einsum(equation, x, w.astype(x.dtype))
+
+
+@_contracted.defjvp
+def _contracted_jvp(equation, primals, tangents):
+    (x, w), (dx, dw) = primals, tangents
+    of_x, of_w, of_y = equation.replace("->", ",").split(",")
+
+    # As above.
+    def linear_in_x(w, dx):
+        return _einsum(equation, dx, w.astype(dx.dtype))
+
+    def linear_in_w(x, dw):
+        return _einsum(equation, x, dw.astype(x.dtype))
+
+    def gradient_of_x(w, dy):
+        operands = dy.astype(x.dtype), w.astype(x.dtype)
+        return _einsum(f"{of_y},{of_w}->{of_x}", *operands).astype(x.dtype)
+
+    def gradient_of_w(x, dy):
+        return _einsum(f"{of_x},{of_y}->{of_w}", x, dy.astype(x.dtype)).astype(w.dtype)
+
+    tangent = linear_call(linear_in_x, gradient_of_x, w, dx)
+    tangent += linear_call(linear_in_w, gradient_of_w, x, dw)
+    return _contracted(x, w, equation), tangent
+
+
+def _einsum(equation: str, a: jax.Array, b: jax.Array) -> jax.Array:
+    return jnp.einsum(equation, a, b, preferred_element_type=wide_dtype(a.dtype))
+
+
 def _dot(x, w, form: Form):
-    """In float32 or better: x [..., D] times w [*B, D, F], transposed [*B, F, D], or heads
-    [D, H, K].
-    """
-    dtype = wide_dtype(x.dtype)
-    if form == "heads":
-        dimensions = (((x.ndim - 1,), (0,)), ((), ()))
-    else:
-        contracted = w.ndim - 1 if form == "transposed" else w.ndim - 2
-        batch = tuple(range(w.ndim - 2))
-        dimensions = (((x.ndim - 1,), (contracted,)), (batch, batch))
-    return jax.lax.dot_general(x, w, dimensions, preferred_element_type=dtype)
+    """In float32 or better: x [..., D] times w [*B, D, F], or transposed [*B, F, D]."""
+    contracted = w.ndim - 1 if form == "transposed" else w.ndim - 2
+    batch = tuple(range(w.ndim - 2))
+    dimensions = (((x.ndim - 1,), (contracted,)), (batch, batch))
+    return jax.lax.dot_general(x, w, dimensions, preferred_element_type=wide_dtype(x.dtype))
 
 
 def _sum_over_rows(a, b, is_batched: bool):

@@ -1,3 +1,5 @@
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -6,6 +8,7 @@ from flax import linen as nn
 from model.proofs import POSITIONS, SEGMENTS, check_gradients, context, small
 
 from t5x_lite.config import Model
+from t5x_lite.model import layers
 from t5x_lite.model.attention import CrossAttention, SelfAttention
 from t5x_lite.model.blocks import StackContext
 from t5x_lite.model.masks import AttentionMask
@@ -76,3 +79,38 @@ def test_attention_is_that_of_the_paper():
         heads.append(weights / weights.sum(-1, keepdims=True) @ v)
     np.testing.assert_allclose(found[0], np.concatenate(heads, -1) @ w["out"], rtol=1e-4, atol=1e-5)
     assert auxiliary == {}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"num_kv_heads": 2, "positions": "rotary"},
+        {"num_kv_heads": 1, "bias": False},
+        {"head_dim": 6, "lora_rank": 2, "lora_targets": ("query", "value", "out")},
+        {"dtype": "bfloat16", "positions": "relative"},
+    ],
+)
+def test_projections_that_split_heads_in_the_product_are_the_same(kind, monkeypatch):
+    """As TPUs compute them."""
+    model = Model(**{"d_model": 16, "num_heads": 4, "init_stddev": 0.5} | kind)
+    config = resolve_model(model, vocab_size=10, max_length=8)
+    attention, x = SelfAttention(config), jax.random.normal(jax.random.key(1), (2, 5, 16))
+    params = nn.meta.unbox(attention.init(jax.random.key(0), x, context()))
+    params = jax.tree.map(lambda leaf: leaf + 0.1, params)  # none is zero at first
+
+    def outputs_and_gradients():
+        def total(params, x):
+            y = attention.apply(params, x, context())[0].astype(jnp.float32)
+            return (y * jnp.sin(jnp.arange(y.size).reshape(y.shape))).sum(), y
+
+        gradients, y = jax.grad(total, (0, 1), has_aux=True)(params, x)
+        tangent = jax.jvp(lambda x: total(params, x)[0], (x,), (jnp.cos(x),))[1]
+        return y, gradients, tangent
+
+    expected = outputs_and_gradients()
+    splits = []
+    monkeypatch.setattr(layers, "heads_in_product", lambda rows: splits.append(rows) or True)
+    found = outputs_and_gradients()
+    assert splits
+    error = 0.05 if config.dtype == "bfloat16" else 1e-4
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=error, atol=error), found, expected)
