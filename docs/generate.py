@@ -40,6 +40,7 @@ from t5x_lite.data.rows.plan import plan_rows  # noqa: E402
 from t5x_lite.inference import generate as generation  # noqa: E402
 from t5x_lite.model.masks import AttentionMask  # noqa: E402
 from t5x_lite.ranges import Range  # noqa: E402
+from t5x_lite.resolve import resolve_model  # noqa: E402
 from t5x_lite.training import run_directory, sharding  # noqa: E402
 
 # What mkdocs calls.
@@ -710,13 +711,14 @@ def sharding_table() -> str:
         "embed": "d_model, as one axis of a kernel",
         "pooled": "d_model, as its other axis, and before the output layer",
         "embedding": "the width of the tables of tokens, positions and types",
-        "heads": "query heads × head_dim; key and value heads where there are several",
+        "heads": "query heads × head_dim",
+        "kv_heads": "key and value heads × head_dim",
         "mlp": "d_ff",
         "vocab": "rows of the table of tokens, and columns of the output layer",
-        "kv": "the one head of keys and values of multi-query attention",
     }
     axes: dict[str, list[str]] = {}
-    for name, mesh_axes in sharding.RULES:
+    model = resolve_model(schema.Model(), vocab_size=8, max_length=8)
+    for name, mesh_axes in sharding.rules(model, tensor=1):
         shown = "whole on each device"
         if mesh_axes:
             names = (mesh_axes,) if isinstance(mesh_axes, str) else mesh_axes

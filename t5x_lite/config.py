@@ -437,8 +437,13 @@ class Mesh(Checked):
 
     SECTION = "mesh"
 
+    # Sizes that follow from the devices, the model and the rows (see training/arrangement.py), in
+    # place of those below; auto: the fewest parts of the parameters that fit
+    preset: Literal["", "auto", "data", "fsdp", "fsdp_tensor", "long_context"] = ""
     data: Annotated[int, Range(-1)] = -1  # devices that split the batch; -1: all that are left
     fsdp: Positive = 1  # devices that split the batch and the parameters
+    # Devices that split the positions of each row (context parallelism), for long rows
+    sequence: Positive = 1
     tensor: Positive = 1  # devices that split heads, d_ff and vocabulary
     # In which gradients, and activations over tensor, are summed: bfloat16 sends half the bytes
     reduce_dtype: Literal["float32", "bfloat16"] = "float32"
@@ -446,6 +451,13 @@ class Mesh(Checked):
     def _contradictions(self) -> Iterator[str]:
         if self.data == 0:
             yield "mesh.data: got 0, expected -1 (all that are left) or at least 1"
+        sizes = {"data": -1, "fsdp": 1, "sequence": 1, "tensor": 1}
+        given = [axis for axis, default in sizes.items() if getattr(self, axis) != default]
+        if self.preset and given:
+            yield (
+                f"mesh.{given[0]}: got {getattr(self, given[0])}, but it follows from mesh.preset="
+                f"{self.preset}; leave one of them out"
+            )
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from t5x_lite.model.kernels import (
     FUSED_KERNELS,
     attention_weights,
     choose_kernel,
-    kv_axis,
     plain,
     weighted_sum,
 )
@@ -32,7 +31,7 @@ from t5x_lite.model.layers import (
     with_axes,
 )
 from t5x_lite.model.masks import AttentionMask
-from t5x_lite.model.parallel import first_of
+from t5x_lite.model.parallel import own_kv_heads, part_places, whole_row
 from t5x_lite.model.positions import ShawRelative, TransformerXL, rotate
 
 
@@ -44,14 +43,12 @@ class Attention(nn.Module):
 
     def setup(self):
         config = self.config
-        self.kv_axis = kv_axis(config.num_kv_heads)
-
         # All heads of a projection are one kernel. With mimetic_init cross-attention begins with
         # q kᵀ near 4 x xᵀ: a token of the decoder attends to the same token of the encoder.
         query_features = config.num_heads * config.head_dim
         kv_features = config.num_kv_heads * config.head_dim
         identity = 2.0 if config.mimetic_init and not self.is_self else 0.0
-        query_axes, kv_axes = ("embed", "heads"), ("embed", self.kv_axis)
+        query_axes, kv_axes = ("embed", "heads"), ("embed", "kv_heads")
         project = partial(Dense, config, to_heads=True)
         self.query = project(query_features, query_axes, is_query=True, plus_identity=identity)
         self.key = project(kv_features, kv_axes, plus_identity=identity)
@@ -68,7 +65,7 @@ class Attention(nn.Module):
         if self.positions == "transformer_xl":
             self.relative = TransformerXL(config)
         if self.has_prefix:
-            init = with_axes(nn.initializers.normal(config.init_stddev), "adapter", self.kv_axis)
+            init = with_axes(nn.initializers.normal(config.init_stddev), "adapter", "kv_heads")
             shape = (config.prefix_length, kv_features)
             self.prefix_keys = self.param("prefix_keys", init, shape, parameter_dtype(config))
             self.prefix_values = self.param("prefix_values", init, shape, parameter_dtype(config))
@@ -81,8 +78,9 @@ class Attention(nn.Module):
     def keys_and_values(
         self, source_BSD: Float[Array, "B S D"], positions_BS: Int[Array, "B S"] | None = None
     ) -> tuple[Float[Array, "B G S K"], Float[Array, "B G S K"]]:
-        """The source, projected to keys and values."""
-        return self._rotated(self.key(source_BSD), positions_BS), self.value(source_BSD)
+        """The source, projected to keys and values; of this device's positions, those of all."""
+        keys = self._rotated(self.key(source_BSD), positions_BS)
+        return whole_row(keys, axis=2), whole_row(self.value(source_BSD), axis=2)
 
     def attend(
         self,
@@ -110,8 +108,7 @@ class Attention(nn.Module):
         q = (q * scale).astype(keys.dtype)
 
         # softmax(q kᵀ + bias) v, by the kernel that can compute it.
-        first_head = first_of("tensor", q.shape[1])
-        dropout = partial(self.dropout, deterministic=deterministic, first=first_head)
+        dropout = partial(self.dropout, deterministic=deterministic, places=part_places(q.shape[1]))
         drops_weights = config.attention_dropout > 0 and not deterministic
         kernel = choose_kernel(config, mask, drops_weights)
         if self.has_prefix:
@@ -139,6 +136,7 @@ class Attention(nn.Module):
         rows = keys.shape[0]
 
         def join(prefix, after):
+            prefix = own_kv_heads(prefix, self.config.num_kv_heads)
             split = split_heads(prefix[None].astype(after.dtype), self.config.head_dim)
             before = jnp.broadcast_to(split, (rows, *split.shape[1:]))
             return jnp.concatenate([before, after], 2)

@@ -31,12 +31,12 @@ from t5x_lite.model.layers import (
 )
 from t5x_lite.model.lstm import LSTM
 from t5x_lite.model.masks import AttentionMask
-from t5x_lite.model.parallel import first_position, own_positions, whole_sequence
+from t5x_lite.model.parallel import gather_stream, own_stream, stream_places
 from t5x_lite.model.positions import sinusoidal
 
 
 class StackContext(struct.PyTreeNode):
-    """What all blocks of a stack share."""
+    """What all blocks of a stack share; T are this device's positions."""
 
     segments: Int[Array, "B T"]  # 0 is padding
     positions: Int[Array, "B T"]
@@ -45,7 +45,7 @@ class StackContext(struct.PyTreeNode):
     position_bias: Array | None = None  # what positions add to attention's logits
     cross_mask: AttentionMask | None = None
     cross_mask_bias: Array | None = None
-    encoded: Float[Array, "B E D"] | None = None  # hidden states of the encoder
+    encoded: Float[Array, "B E D"] | None = None  # hidden states of the encoder, own positions
     slot: int | Int[Array, ""] = 0  # of the decoding state, where the first token of x is written
     deterministic: bool = struct.field(pytree_node=False, default=True)
 
@@ -142,17 +142,17 @@ class Block(nn.Module):
 
         # The Universal Transformer's positions, with the depth, come before every layer.
         if config.positions == "universal":
-            positions = own_positions(context.positions)
+            positions = own_stream(context.positions)
             signal = sinusoidal(positions, config.d_model) + sinusoidal(
                 jnp.asarray(depth), config.d_model
             )
             x_BTD += signal.astype(x_BTD.dtype)
 
         length = context.segments.shape[1]
-        first = first_position(x_BTD.shape[1], length)
+        places = stream_places(length)
         shared_norm = None
         if config.parallel_residual:
-            shared_norm = whole_sequence(Norm(config, name="norm")(x_BTD), length)
+            shared_norm = gather_stream(Norm(config, name="norm")(x_BTD), length)
 
         for name, part in parts.items():
             # Pre-norm reads a normalised copy of the residual stream; post-norm reads the stream,
@@ -160,12 +160,12 @@ class Block(nn.Module):
             if shared_norm is not None:
                 y = part(shared_norm)
             elif config.norm_position == "pre":
-                y = part(whole_sequence(Norm(config, name=f"{name}_norm")(x_BTD), length))
+                y = part(gather_stream(Norm(config, name=f"{name}_norm")(x_BTD), length))
             else:
-                y = part(whole_sequence(x_BTD, length))
+                y = part(gather_stream(x_BTD, length))
             if config.adapter_size:
                 y = Adapter(config, name=f"{name}_adapter")(y)
-            y = Dropout(config.dropout)(y, context.deterministic, first)
+            y = Dropout(config.dropout)(y, context.deterministic, places)
             # ReZero (Bachlechner et al., 2020): a learned share, 0 at first.
             if config.rezero:
                 zero = with_axes(nn.initializers.zeros)

@@ -138,7 +138,7 @@ def read_tokens(
         state.filled,
         query_positions=positions,
         key_positions=state.positions,
-        query_offset=None if is_beginning else slot,
+        query_places=None if is_beginning else slot + jnp.arange(tokens.shape[1]),
         causal=tokens.shape[1] > 1 and not bidirectional,
     )
     cross_mask = None

@@ -37,7 +37,7 @@ from t5x_lite.model.losses import (
 )
 from t5x_lite.model.masks import MASKED
 from t5x_lite.model.matmul import matmul, matmul_transposed
-from t5x_lite.model.parallel import first_of
+from t5x_lite.model.parallel import own_positions, part_places, sum_over_sequence, whole_row
 
 # A batch of rows, [B, …] each, by the keys of data/rows/layouts.py.
 Row = dict[str, Array]
@@ -47,10 +47,17 @@ Params = dict[str, Any]
 class ModelOutput(NamedTuple):
     """What the Transformer returns, and heads read."""
 
-    hidden_states: Float[Array, "B T D"]  # of the decoder, or of an encoder alone
+    # Of the decoder, or of an encoder alone; where several devices share a row, at this one's
+    # positions
+    hidden_states: Float[Array, "B T D"]
     auxiliary: Auxiliary  # auxiliary losses by name, summed over the positions that are no padding
     # Of a backward decoder: at each position, of what comes after it
     backward_states: Float[Array, "B T D"] | None = None
+
+    @property
+    def whole_rows(self) -> Float[Array, "B T D"]:
+        """The hidden states at all positions."""
+        return whole_row(self.hidden_states)
 
     @property
     def both_ways(self) -> Float[Array, "B T F"]:
@@ -101,8 +108,7 @@ class LanguageModelHead(nn.Module):
 
         # Mask the padding of the vocabulary.
         if rows > config.vocab_size:
-            part = logits.shape[-1]
-            ids = jnp.arange(part) + first_of("tensor", part)
+            ids = part_places(logits.shape[-1])
             logits = jnp.where(ids < config.vocab_size, logits, MASKED)
         if logits.ndim == 3:
             return constrain(logits, "batch", "sequence", "vocab")
@@ -193,7 +199,7 @@ def logits(
 
 def scored_positions(output: ModelOutput, row: Row) -> Float[Array, "B K D"]:
     """The hidden states at the scored positions of an encoder."""
-    return jnp.take_along_axis(output.hidden_states, row["encoder_scored"][..., None], 1)
+    return jnp.take_along_axis(output.whole_rows, row["encoder_scored"][..., None], 1)
 
 
 @dataclass(frozen=True)
@@ -222,18 +228,28 @@ def _vocabulary_sums(
     settings: LossSettings,
     key: Array | None,
 ) -> Sums:
-    return cross_entropy(
+    targets, weights = row[f"{stack}_targets"], row[f"{stack}_weights"]
+    # At this device's positions, or at all.
+    is_own = hidden.shape[1] < targets.shape[1]
+    if is_own:
+        targets, weights = own_positions(targets), own_positions(weights)
+    sums = cross_entropy(
         partial(logits, config),
         head_params(params),
         hidden,
-        row[f"{stack}_targets"],
-        row[f"{stack}_weights"],
+        targets,
+        weights,
         config.vocab_size,
         settings,
     )
+    return sum_over_sequence(sums) if is_own else sums
 
 
 def _all_states(output: ModelOutput, row: Row) -> Float[Array, "B T D"]:
+    return output.whole_rows
+
+
+def _own_states(output: ModelOutput, row: Row) -> Float[Array, "B T D"]:
     return output.hidden_states
 
 
@@ -280,7 +296,7 @@ def _label_states(output: ModelOutput, row: Row) -> Float[Array, "B S F"]:
     one that has read all of the segment, its first.
     """
     places = row["label_positions"]
-    states = jnp.take_along_axis(output.hidden_states, places[..., None], 1)
+    states = jnp.take_along_axis(output.whole_rows, places[..., None], 1)
     if output.backward_states is None:
         return states
     firsts = places - jnp.take_along_axis(row["decoder_positions"], places, 1)
@@ -345,7 +361,7 @@ HEADS = {
     "lm": Head(
         params_key="head",
         row_keys=("decoder_targets", "decoder_weights"),
-        read=_all_states,
+        read=_own_states,
         sums=partial(_vocabulary_sums, "decoder"),
         weight=lambda row: row["decoder_weights"].sum(),
     ),
@@ -370,7 +386,7 @@ HEADS = {
     "sequence_label": Head(
         params_key="classifier",
         row_keys=("encoder_labels", "encoder_segments"),
-        read=lambda output, row: output.hidden_states[:, 0],
+        read=lambda output, row: output.whole_rows[:, 0],
         sums=_sequence_label_sums,
         weight=lambda row: _real_rows(row).sum(),
         metric_prefix="label_",
@@ -379,7 +395,7 @@ HEADS = {
     "auxiliary_lm": Head(
         params_key="head",
         row_keys=("decoder_targets", "decoder_weights"),
-        read=_all_states,
+        read=_own_states,
         sums=_auxiliary_lm_sums,
         weight=lambda row: row["decoder_weights"].sum(),
         metric_prefix="lm_",

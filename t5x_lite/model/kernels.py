@@ -9,14 +9,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax.linen.spmd import logical_to_mesh_axes
 from jax.custom_derivatives import linear_call
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
 from t5x_lite.config import ModelDimensions
 from t5x_lite.errors import BAD_CONFIG, UserError
 from t5x_lite.model.masks import AttentionMask
 from t5x_lite.model.matmul import matmul, matmul_transposed, target_platform
+from t5x_lite.model.parallel import own_part, parts, sequence_order
 
 Queries = Float[Array, "B H T K"]
 Keys = Float[Array, "B G S K"]
@@ -108,7 +111,8 @@ def plain(
     quarter of the logits is not computed; the first half is split again.
     """
     half = q.shape[2] // 2
-    is_plainly_causal = mask.causal and mask.prefix is None and mask.query_positions is None
+    has_all_queries = mask.query_positions is None and mask.query_places is None
+    is_plainly_causal = mask.causal and mask.prefix is None and has_all_queries
     if not is_plainly_causal or half < _MIN_HALF_LENGTH:
         weights = attention_weights(q, k, mask_bias)
         return weighted_sum(dropout(weights), v)
@@ -128,7 +132,7 @@ def cudnn(q: Queries, k: Keys, v: Keys, mask: AttentionMask, bias: Array | None 
     packed rows and prefixes pass a mask, since it knows of no segments.
     """
     options: dict[str, Any] = {"bias": None if bias is None else bias.astype(q.dtype)}
-    if mask.packed or mask.prefix is not None:
+    if mask.packed or mask.prefix is not None or mask.query_places is not None:
         options["mask"] = mask.mask()
     elif mask.causal:
         # Padding is at the end, where no query of the segment looks.
@@ -155,8 +159,13 @@ def splash(
 
     def attend(q, k, v, query_segments, key_segments) -> Any:
         T, S = q.shape[2], k.shape[2]
-        pattern = masks.CausalMask((T, S)) if mask.causal else masks.FullMask((T, S))
         block = next(size for size in (512, 256, 128) if T % size == 0 and S % size == 0)
+        # Several devices may share a row, each with its own queries.
+        devices = parts("sequence") if mask.causal else 1
+        pattern: Any = masks.FullMask((T, S))
+        if mask.causal:
+            pattern = masks.CausalMask((T * devices, S))
+            pattern.q_sequence = sequence_order(T * devices, devices).astype(np.int32)
         backward_blocks = (
             "block_q_dkv",
             "block_kv_dkv",
@@ -170,29 +179,41 @@ def splash(
                 block, block, **dict.fromkeys(backward_blocks, block)
             ),
             head_shards=1,
-            q_seq_shards=1,
+            q_seq_shards=devices,
             interpret=interpret,
         )
+        if devices > 1:
+            kernel = _own_queries(kernel)
         segments = splash_attention_kernel.SegmentIds(query_segments, key_segments)
         return jax.vmap(kernel)(q, k, v, segments)
 
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.size > 1 and not mesh.manual_axes:
         # The compiler splits no kernel: each device computes its own rows and heads.
+        if 1 < k.shape[1] < mesh.shape["tensor"]:
+            k, v = (jnp.repeat(x, q.shape[1] // k.shape[1], 1) for x in (k, v))
         heads = logical_to_mesh_axes(("batch", "heads", None, None))
-        kv_heads = logical_to_mesh_axes(("batch", kv_axis(k.shape[1]), None, None))
+        is_split = k.shape[1] % mesh.shape["tensor"] == 0
+        kv_heads = heads if is_split else logical_to_mesh_axes(("batch", None, None, None))
         rows = logical_to_mesh_axes(("batch", None))
         specs = heads, kv_heads, kv_heads, rows, rows
         attend = jax.shard_map(attend, mesh=mesh, in_specs=specs, out_specs=heads, check_vma=False)
     return attend(q, k, v, mask.query_segments, mask.key_segments)
 
 
+def _own_queries(kernel: Any) -> Any:
+    """Of a kernel of Splash for the queries of all devices of `sequence`, that of this one."""
+    mesh = jax.sharding.AbstractMesh((parts("sequence"),), ("sequence",))
+    queries = PartitionSpec(None, "sequence")
+    specs = kernel.manual_sharding_spec(NamedSharding(mesh, queries))
+
+    def own(leaf, spec):
+        return own_part(leaf, "sequence", spec.index("sequence")) if "sequence" in spec else leaf
+
+    return jax.tree.map(own, kernel, specs)
+
+
 FUSED_KERNELS = {"cudnn": cudnn, "splash": splash}  # take the mask; plain takes its bias
-
-
-def kv_axis(num_kv_heads: int) -> str:
-    """The logical axis of key and value heads; a single head lies on all devices."""
-    return "heads" if num_kv_heads > 1 else "kv"
 
 
 def reason_against(kernel: str, config: ModelDimensions, mask: AttentionMask, dropout: bool) -> str:

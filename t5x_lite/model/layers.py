@@ -27,10 +27,11 @@ from t5x_lite.model.matmul import (
     wide_dtype,
 )
 from t5x_lite.model.parallel import (
-    first_of,
     first_row,
     is_split,
+    own_kv_heads,
     own_shape,
+    part_places,
     to_stream,
     whole_size,
 )
@@ -38,7 +39,7 @@ from t5x_lite.model.parallel import (
 # Axes of activations.
 ACTIVATION_AXES = ("batch", "sequence")
 # Axes of dense kernels, which are decayed, and transposed for decoding.
-FEATURE_AXES = ("embed", "heads", "kv", "mlp", "cells", "pooled", "factor")
+FEATURE_AXES = ("embed", "heads", "kv_heads", "mlp", "cells", "pooled", "factor")
 # Rows of lookup tables, which are decayed too; "vocab" is also the output of the language model.
 TABLE_AXES = ("vocab", "positions", "types")
 # All other axes of parameters: scanned layers, one head, relative distances and buckets of them, a
@@ -220,7 +221,7 @@ class Dense(nn.Module):
             if self.plus_identity:
                 init = _plus_identity(init, self.plus_identity)
             shape = (inputs, self.features)
-            kernel = self.param("kernel", with_axes(init, *self.axes), shape, dtype)
+            kernel = self._own(self.param("kernel", with_axes(init, *self.axes), shape, dtype))
             if self.to_heads and heads_in_product(rows):
                 y = matmul_to_heads(x, kernel, config.head_dim)
             elif self.from_heads and heads_in_product(rows):
@@ -233,7 +234,7 @@ class Dense(nn.Module):
             y = to_stream(y, config.dtype)
         if config.bias and self.use_bias:
             zeros = with_axes(nn.initializers.zeros, self.axes[-1])
-            bias = self.param("bias", zeros, (self.features,), dtype)
+            bias = self._own(self.param("bias", zeros, (self.features,), dtype))
             y += bias.reshape(y.shape[rows.ndim - 1 :])
         # What is added to the residual stream is read once: the sum may read it unrounded.
         y = y.astype(config.dtype) if self.writes_to_stream else rounded(y, config.dtype)
@@ -242,6 +243,12 @@ class Dense(nn.Module):
             y = constrain(y, "batch", self.axes[1], "sequence", None)
         return y
 
+    def _own(self, parameter: Array) -> Array:
+        """Of a parameter that this device has for more heads, that of its own."""
+        if self.axes[-1] != "kv_heads":
+            return parameter
+        return own_kv_heads(parameter, self.config.num_kv_heads)
+
     def _low_rank(self, x: Array) -> Array:
         """LoRA (Hu et al., 2022, §4.1): x A B · alpha / rank; B is zero at first."""
         config, dtype = self.config, parameter_dtype(self.config)
@@ -249,7 +256,7 @@ class Dense(nn.Module):
         shape = (whole_size(x.shape[-1], self.axes[0]), config.lora_rank)
         a = self.param("lora_a", with_axes(a_init, self.axes[0], "adapter"), shape, dtype)
         b_init = with_axes(nn.initializers.zeros, "adapter", self.axes[1])
-        b = self.param("lora_b", b_init, (config.lora_rank, self.features), dtype)
+        b = self._own(self.param("lora_b", b_init, (config.lora_rank, self.features), dtype))
         return matmul(matmul(x, a).astype(x.dtype), b) * (config.lora_alpha / config.lora_rank)
 
 
@@ -266,16 +273,19 @@ class Dropout(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: Float[Array, "B *rest"], deterministic: bool = True, first: int | Array = 0
+        self, x: Float[Array, "B *rest"], deterministic: bool = True, places: Any = None
     ) -> Array:
-        """first: the number of x's first entry along the axis, in the whole."""
+        """places: the numbers of x's entries along the axis, in the whole; None: from 0 on."""
         if deterministic or not self.rate:
             return x
         # A key for each row, and from it one for each entry along the axis.
         fold_in = jax.vmap(jax.random.fold_in, (None, 0))
-        entries = jnp.arange(x.shape[self.axis]) + first
+        if places is None:
+            places = jnp.arange(x.shape[self.axis])
         rows = jnp.arange(len(x)) + first_row(len(x))
-        keys = jax.vmap(fold_in, (0, None))(fold_in(self.make_rng("dropout"), rows), entries)
+        keys = jax.vmap(fold_in, (0, None))(
+            fold_in(self.make_rng("dropout"), rows), jnp.asarray(places)
+        )
         rest = tuple(np.delete(x.shape[1:], self.axis - 1))
         draw = partial(jax.random.bernoulli, p=1 - self.rate, shape=rest)
         keep = jnp.moveaxis(jax.vmap(jax.vmap(draw))(keys), 1, self.axis)
@@ -371,8 +381,8 @@ def _project_back(config: ModelDimensions, x_BTF, context) -> Array:
     module.
     """
     x_BTF = constrain(x_BTF, "batch", "sequence", "mlp")
-    first = first_of("tensor", x_BTF.shape[2])
-    x_BTF = Dropout(config.ff_dropout, axis=2)(x_BTF, context.deterministic, first)
+    places = part_places(x_BTF.shape[2])
+    x_BTF = Dropout(config.ff_dropout, axis=2)(x_BTF, context.deterministic, places)
     return Dense(config, config.d_model, ("mlp", "embed"), writes_to_stream=True, name="wo")(x_BTF)
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from t5x_lite.model.matmul import wide_dtype
-from t5x_lite.model.parallel import first_of, max_over_vocabulary, sum_over_vocabulary
+from t5x_lite.model.parallel import max_over_vocabulary, part_places, sum_over_vocabulary
 
 # total_loss, which is minimised; nll and correct, which are reported; weight, the divisor of all.
 Sums = dict[str, Array]
@@ -44,8 +44,7 @@ def token_sums(
     Where devices split the vocabulary, each has the logits of its own part.
     """
     logits = logits.astype(wide_dtype(logits.dtype))
-    part = logits.shape[-1]
-    ids = jnp.arange(part) + first_of("tensor", part)
+    ids = part_places(logits.shape[-1])
 
     # −log p(target) = log Z − the target's logit. No gather: a comparison splits over a sharded
     # vocabulary.

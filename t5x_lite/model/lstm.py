@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float
 
 from t5x_lite.config import ModelDimensions
 from t5x_lite.model.layers import Auxiliary, Dense, Norm, parameter_dtype, with_axes
-from t5x_lite.model.parallel import own_positions
+from t5x_lite.model.parallel import own_stream
 
 # Added to the forget gate, so that a fresh LSTM remembers (Jozefowicz et al., 2015, §2.2).
 FORGET_BIAS = 1.0
@@ -118,7 +118,7 @@ class LSTM(nn.Module):
             is_last = jnp.diff(segments, append=0) != 0
             backward_BTD, _ = self.backward(x_BTD, nothing, is_last, segments > 0, backward=True)
             outputs_BTD += backward_BTD
-        return own_positions(outputs_BTD), {}
+        return own_stream(outputs_BTD), {}
 
     def initial_state(self, rows: int, slots: int) -> LSTMState:
         """Zeros, as many for any number of tokens."""

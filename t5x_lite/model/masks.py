@@ -28,8 +28,9 @@ class AttentionMask(struct.PyTreeNode):
     # Where distances do not follow from the order of the arrays, as in decoding:
     query_positions: Int[Array, "B T"] | None = None
     key_positions: Int[Array, "B S"] | None = None
-    # In decoding, the slot of the first query in the KV cache. None elsewhere, and at slot 0.
-    query_offset: int | Int[Array, ""] | None = None
+    # The number of each query among the keys, where they are not the same tokens: the slots of the
+    # KV cache in decoding, and this device's positions where several share a row.
+    query_places: Int[Array, " T"] | None = None
     causal: bool = struct.field(pytree_node=False, default=False)
     packed: bool = struct.field(pytree_node=False, default=False)
 
@@ -43,13 +44,13 @@ class AttentionMask(struct.PyTreeNode):
         # of shorter prompts are empty.
         if self.packed:
             mask = (self.query_segments[:, :, None] == self.key_segments[:, None, :])[:, None]
-        elif not self.causal or self.query_offset is not None:
+        elif not self.causal or self.query_places is not None:
             mask = (self.key_segments > 0)[:, None, None, :]
 
         # Time: the past, and the prefix.
         if self.causal:
-            first = 0 if self.query_offset is None else self.query_offset
-            past = (jnp.arange(S) <= first + jnp.arange(T)[:, None])[None, None]
+            places = jnp.arange(T) if self.query_places is None else self.query_places
+            past = (jnp.arange(S) <= places[:, None])[None, None]
             if self.prefix is not None:
                 past |= self.prefix[:, None, None, :]
             mask &= past
@@ -69,6 +70,8 @@ class AttentionMask(struct.PyTreeNode):
         """The position of each key − that of each query."""
         if self.query_positions is not None and self.key_positions is not None:
             return self.key_positions[:, None, :] - self.query_positions[:, :, None]
+        if self.query_places is not None:
+            return jnp.arange(self.key_segments.shape[1]) - self.query_places[:, None]
         # Constants of numpy: whatever is computed from them is computed once, by the compiler.
         T, S = self.query_segments.shape[1], self.key_segments.shape[1]
         return np.arange(S)[None, :] - np.arange(T)[:, None]

@@ -29,13 +29,16 @@ from t5x_lite.model.layers import (
 from t5x_lite.model.masks import AttentionMask
 from t5x_lite.model.matmul import matmul
 from t5x_lite.model.parallel import (
-    first_position,
+    gather_stream,
     is_split,
     look_up,
     own_part,
+    own_places,
     own_positions,
+    own_stream,
+    stream_places,
+    sum_over_sequence,
     to_stream,
-    whole_sequence,
 )
 from t5x_lite.model.positions import RelativeBias, alibi, sinusoidal
 
@@ -141,23 +144,22 @@ class Stack(nn.Module):
             return own_part(bias, "tensor", 1)
         return None
 
-    def finish(self, x_BTW, deterministic: bool = True, first: int | Array = 0):
-        """What follows the last block; first: the number of x's first position."""
+    def finish(self, x_BTW, deterministic: bool = True, places: Any = None):
+        """What follows the last block; places: the numbers of x's positions in the row."""
         if self.config.norm_position == "post":
             return x_BTW
         x_BTW = self.final_norm(x_BTW)
         if self.config.positions == "relative":  # T5 drops out once more
-            x_BTW = self.dropout(x_BTW, deterministic, first)
+            x_BTW = self.dropout(x_BTW, deterministic, places)
         return x_BTW
 
     def __call__(self, x_BTW, context: StackContext) -> ModelOutput:
         blocks = self.block if self.share_layers else self.layers
         x_BTW, auxiliary = blocks(x_BTW, jnp.arange(self.depth), context)
-        auxiliary = jax.tree.map(lambda losses: losses.sum(0), auxiliary)
+        auxiliary = jax.tree.map(lambda losses: sum_over_sequence(losses.sum(0)), auxiliary)
         length = context.segments.shape[1]
-        first = first_position(x_BTW.shape[1], length)
-        x_BTW = self.finish(x_BTW, context.deterministic, first)
-        return ModelOutput(whole_sequence(x_BTW, length), auxiliary)
+        x_BTW = self.finish(x_BTW, context.deterministic, stream_places(length))
+        return ModelOutput(gather_stream(x_BTW, length), auxiliary)
 
 
 class Transformer(nn.Module):
@@ -240,7 +242,8 @@ class Transformer(nn.Module):
         embedding.
         """
         config = self.config
-        tokens, positions = row[f"{stack}_tokens"], own_positions(row[f"{stack}_positions"])
+        tokens = own_positions(row[f"{stack}_tokens"])
+        positions = own_stream(own_positions(row[f"{stack}_positions"]))
         length = tokens.shape[1]
 
         # Tokens.
@@ -252,7 +255,7 @@ class Transformer(nn.Module):
         if is_split("vocab"):
             x = to_stream(x, config.dtype)
         if config.prompt_length:  # ids below 0: −1 is the first of the prompt
-            tokens = own_positions(tokens)
+            tokens = own_stream(tokens)
             learned = jnp.take(self.prompt, jnp.maximum(-1 - tokens, 0), 0)
             x = jnp.where((tokens < 0)[..., None], learned, x)
         if config.scale_embeddings:
@@ -266,14 +269,14 @@ class Transformer(nn.Module):
         if config.token_types:
             types = jnp.zeros_like(positions)
             if config.token_types > 1 and f"{stack}_types" in row:  # RoBERTa has one: all are alike
-                types = own_positions(row[f"{stack}_types"])
+                types = own_stream(own_positions(row[f"{stack}_types"]))
             x += jnp.take(self.type_embedding, types, 0)
 
         x = x.astype(config.dtype)
         if config.embedding_norm:
             x = self.embedding_norm(x)
-        first = first_position(x.shape[1], length)
-        x = self.dropout(constrain(x, "batch", "sequence", None), deterministic, first)
+        x = constrain(x, "batch", "sequence", None)
+        x = self.dropout(x, deterministic, stream_places(length))
         if config.is_factorised:
             x = self.embedding_projection(x)
         return x
@@ -281,12 +284,18 @@ class Transformer(nn.Module):
     def encode(self, row: Row, deterministic: bool = True) -> ModelOutput:
         """The encoder's hidden states [B, E, W]."""
         segments = row["encoder_segments"]
+        own_segments = own_positions(segments)
         encoder = self.stack if self.config.shared_stacks else self.encoder
         context = encoder.context(
-            AttentionMask(segments, segments, packed=self.packed),
+            AttentionMask(
+                own_segments,
+                segments,
+                query_places=own_places(segments.shape[1]),
+                packed=self.packed,
+            ),
             bidirectional=True,
-            segments=segments,
-            positions=row["encoder_positions"],
+            segments=own_segments,
+            positions=own_positions(row["encoder_positions"]),
             deterministic=deterministic,
         )
         return encoder(self.embed(row, "encoder", deterministic), context)
@@ -298,15 +307,23 @@ class Transformer(nn.Module):
         there is one.
         """
         segments, prefix = row["decoder_segments"], row.get("decoder_prefix")
+        own_segments = own_positions(segments)
         cross_mask = None
         if encoded is not None:
-            cross_mask = AttentionMask(segments, row["encoder_segments"], packed=self.packed)
+            cross_mask = AttentionMask(own_segments, row["encoder_segments"], packed=self.packed)
         decoder = self.stack if self.config.shared_stacks else self.decoder
         context = decoder.context(
-            AttentionMask(segments, segments, prefix, causal=True, packed=self.packed),
+            AttentionMask(
+                own_segments,
+                segments,
+                prefix,
+                query_places=own_places(segments.shape[1]),
+                causal=True,
+                packed=self.packed,
+            ),
             bidirectional=self.config.architecture == "prefix_decoder",
-            segments=segments,
-            positions=row["decoder_positions"],
+            segments=own_segments,
+            positions=own_positions(row["decoder_positions"]),
             cross_mask=cross_mask,
             encoded=encoded,
             deterministic=deterministic,

@@ -259,7 +259,8 @@ def _with_schedule(config: RunConfig, data: TaskData, is_set: set[str]) -> RunCo
         examples_per_row = len(data.train.examples) / rows
         batch_size = max(1, min(rows, round(_EXAMPLES_PER_BATCH / examples_per_row)))
         # Whole rows for each device and microbatch.
-        multiple = config.training.microbatches * jax.device_count() // config.mesh.tensor
+        sharing_rows = config.mesh.sequence * config.mesh.tensor
+        multiple = config.training.microbatches * jax.device_count() // sharing_rows
         batch_size = -(-batch_size // multiple) * multiple
     epochs = max(config.data.epochs, 1)
     steps = min(config.training.steps, max(stream.rows(epochs) // batch_size, 1))

@@ -22,7 +22,7 @@ from t5x_lite.data.tasks.rows import TaskPlan
 from t5x_lite.errors import BAD_CONFIG, BAD_DATA, NOT_FINITE, UserError
 from t5x_lite.model.flops import peak_flops, step_flops
 from t5x_lite.model.heads import Row
-from t5x_lite.model.transformer import boxed_shapes, parameter_axes
+from t5x_lite.model.transformer import parameter_axes
 from t5x_lite.resolve import Resolved, with_steps_of
 from t5x_lite.training import metrics, run_directory, sharding
 from t5x_lite.training.best import PREFIX, Best
@@ -138,7 +138,7 @@ class Run(Evaluator):
     def _adapted(self, say: Callable[[str], None]) -> TrainState:
         """A fresh state of what is trained, beside the frozen parameters of init_from."""
         model, program = self.resolved.model, self.program
-        everything = sharding.parameter_shardings(boxed_shapes(model), program.mesh)
+        everything = sharding.parameter_shardings(model, program.mesh)
         draw = jax.jit(
             partial(fresh_parameters, model, self.resolved.config.seed), out_shardings=everything
         )
@@ -251,6 +251,8 @@ def _train_steps(
     log = Log(workdir, config, first, last, active=jax.process_index() == 0, on_log=on_log)
     profile = Profile(config.training.profile, workdir)
     with log, stop.listening(), profile:
+        if run.program.arrangement:
+            log.say(run.program.arrangement)
         with log.watch("compile"):
             if first < last:
                 log.status("compiling the train step")

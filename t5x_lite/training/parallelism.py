@@ -1,5 +1,5 @@
 """Parallelism: each device computes the loss of its own rows, with its own part of the parameters.
-All that the mesh axes `data` and `fsdp` send is sent here; what `tensor` sends, in
+All that the mesh axes `data` and `fsdp` send is sent here; what `sequence` and `tensor` send, in
 model/parallel.py.
 
 `data` holds copies of the parameters. `fsdp` splits them (ZeRO's third stage: Rajbhandari et al.,
@@ -29,7 +29,7 @@ from t5x_lite.config import ModelDimensions
 from t5x_lite.model.heads import Params, Row
 from t5x_lite.model.parallel import parts, sums_in
 from t5x_lite.model.transformer import parameter_axes
-from t5x_lite.training.sharding import BATCH, DEVICE_RULES, RULES
+from t5x_lite.training.sharding import BATCH, device_rules, parameter_rules
 
 Path = tuple[str, ...]
 
@@ -65,7 +65,8 @@ class Parallelism:
             return compute(trained, frozen, batch, *constants)
 
         def on_one_device(trained, frozen, rows, *constants):
-            with nn.logical_axis_rules(DEVICE_RULES), sums_in(self._activation_sums):
+            own_axes = device_rules(self.model, mesh.shape["tensor"])
+            with nn.logical_axis_rules(own_axes), sums_in(self._activation_sums):
                 gradient, sums = compute(trained, frozen, rows, *constants)
             return self._added_up(gradient), jax.lax.psum(sums, BATCH)
 
@@ -90,8 +91,10 @@ class Parallelism:
     def _mesh_axes(self) -> dict[Path, tuple[str | None, ...]]:
         """By which mesh axis each axis of a parameter is split."""
         axes: Any = flatten_dict(parameter_axes(self.model))
+        tensor = jax.sharding.get_abstract_mesh().shape.get("tensor", 1)
+        rules = parameter_rules(self.model, tensor)
         return {
-            path: tuple(logical_to_mesh_axes(names, RULES) or ()) for path, names in axes.items()
+            path: tuple(logical_to_mesh_axes(names, rules) or ()) for path, names in axes.items()
         }
 
     def _specs(self, params: Params) -> Params:
@@ -143,7 +146,7 @@ class Parallelism:
         for path, leaf in leaves.items():
             axes = [
                 axis
-                for axis in (*BATCH, "tensor")
+                for axis in (*BATCH, "sequence", "tensor")
                 if axis not in self._mesh_axes[path] and parts(axis) > 1
             ]
             added_up[path] = leaf

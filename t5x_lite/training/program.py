@@ -13,10 +13,11 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import NamedSharding, PartitionSpec
 
 from t5x_lite.data.rows.layouts import row_types
-from t5x_lite.model.transformer import boxed_shapes, parameter_axes
+from t5x_lite.model.transformer import parameter_axes
 from t5x_lite.resolve import Resolved
 from t5x_lite.training import sharding
 from t5x_lite.training.adapt import Adaptation, parse_adaptation
+from t5x_lite.training.arrangement import Workload, arrange
 from t5x_lite.training.optimizer import Schedule, make_optimizer, make_schedule
 from t5x_lite.training.parallelism import Parallelism
 from t5x_lite.training.step import (
@@ -24,12 +25,16 @@ from t5x_lite.training.step import (
     TrainState,
     fresh_parameters,
     make_train_step,
+    state_shapes,
     state_shardings,
 )
 
 
 class Program:
     """The mesh of a run, its loss, and the steps that are compiled.
+
+    Attributes:
+        arrangement: a sentence that says how mesh.preset was understood; empty without.
 
     Args:
         raw_tokens: that a batch reads, for schedules that count them.
@@ -44,18 +49,38 @@ class Program:
     ):
         config = resolved.config
         self.resolved = resolved
-        self.mesh = sharding.make_mesh(config.mesh, resolved.model, devices)
+        self._raw_tokens = raw_tokens
+        devices = jax.devices() if devices is None else devices
+        shape = resolved.rows.shape
+        lengths = [length for length in (shape.encoder, shape.decoder) if length]
+        sizes, self.arrangement = config.mesh, ""
+        if sizes.preset:
+            rows = config.data.batch_size // config.training.microbatches
+            work = Workload(resolved.model, rows, lengths, self._state_bytes())
+            sizes, self.arrangement = arrange(sizes, work, devices)
+        self.mesh = sharding.make_mesh(sizes, resolved.model, devices)
+        sharding.check_sequence(resolved.model, lengths, sizes.sequence)
         sharding.check_batch(config.data.batch_size, config.training.microbatches, self.mesh)
         line = sharding.line_of_devices(self.mesh)
         parallel = Parallelism(resolved.model, config.mesh.reduce_dtype, line)
         packed, heads = resolved.rows.packed, resolved.heads
         self.loss = Loss(resolved.model, packed, heads, config.training, parallel)
-        self._raw_tokens = raw_tokens
+
+    def _state_bytes(self) -> int:
+        """Of what is trained with gradients and optimizer state, and of what is not."""
+        model = self.resolved.model
+        state = state_shapes(model, self.optimizer, self.adaptation)
+        everything = (state.params, state, self._untrained_shapes())
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(everything))
+
+    def _untrained_shapes(self) -> Any:
+        model = self.resolved.model
+        return jax.eval_shape(lambda: self.adaptation.split(fresh_parameters(model, 0))[1])
 
     @contextmanager
     def within(self) -> Iterator[None]:
         """The mesh and the rules under which everything is traced."""
-        with sharding.use_mesh(self.mesh):
+        with sharding.use_mesh(self.mesh, self.resolved.model):
             yield
 
     @cached_property
@@ -119,9 +144,8 @@ class Program:
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where)
 
         # What is not trained lies where it would be trained.
-        whole: Any = flatten_dict(sharding.parameter_shardings(boxed_shapes(model), self.mesh))
-        untrained = jax.eval_shape(lambda: self.adaptation.split(fresh_parameters(model, 0))[1])
-        leaves: Any = flatten_dict(untrained)
+        whole: Any = flatten_dict(sharding.parameter_shardings(model, self.mesh))
+        leaves: Any = flatten_dict(self._untrained_shapes())
         frozen = unflatten_dict({path: placed(leaf, whole[path]) for path, leaf in leaves.items()})
 
         by_rows = NamedSharding(self.mesh, PartitionSpec(sharding.BATCH))

@@ -28,7 +28,7 @@ from t5x_lite.data.tokenizers import tokenizer as tokenizers
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import BAD_CONFIG, BAD_DATA, IO_ERROR, NO_FILE, USAGE, UserError, read_json
 from t5x_lite.model.heads import HEAD_MODULES, Params
-from t5x_lite.model.transformer import boxed_shapes, parameter_shapes
+from t5x_lite.model.transformer import parameter_shapes
 from t5x_lite.resolve import Resolved, resolve
 from t5x_lite.specs import NO_CODE, AllowedCode
 from t5x_lite.training import sharding
@@ -271,7 +271,7 @@ class LoadedModel:
     @contextmanager
     def within(self) -> Iterator[None]:
         """The mesh and the rules under which the model is used."""
-        with sharding.use_mesh(self.mesh, sharding.INFERENCE_RULES):
+        with sharding.use_mesh(self.mesh, self.model, split_rows=False):
             yield
 
 
@@ -346,7 +346,7 @@ def _load_parameters(
         one_device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         shardings = jax.tree.map(lambda _: one_device, shapes)
     else:
-        shardings = sharding.parameter_shardings(boxed_shapes(model), mesh)
+        shardings = sharding.parameter_shardings(model, mesh)
     trained_shapes = adaptation.trained_shapes(shapes)
     trained, step = _restore(workdir, resolved, trained_shapes, adaptation.trained_part(shardings))
     if adaptation.is_full:

@@ -1,5 +1,5 @@
-"""Which device holds what: a mesh with the axes data, fsdp and tensor, and the rules that place
-named axes on it.
+"""Which device holds what: a mesh with the axes data, fsdp, sequence and tensor, and the rules that
+place named axes on it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,12 +10,14 @@ import flax.linen as nn
 import jax
 import numpy as np
 from flax.linen.spmd import logical_to_mesh_sharding
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.tree_util import keystr
 
 from t5x_lite.config import Mesh, ModelDimensions
 from t5x_lite.errors import BAD_CONFIG, UserError
 from t5x_lite.model.layers import AXES
+from t5x_lite.model.transformer import boxed_shapes
 
 BATCH = ("data", "fsdp")
 
@@ -24,24 +26,43 @@ BATCH = ("data", "fsdp")
 _SPLIT_BY_FSDP = ("embed", "embedding", "pooled")
 _SPLIT_BY_TENSOR = ("heads", "mlp", "vocab")
 _WHOLE = (
-    *("kv", "factor", "positions", "types", "buckets"),
+    *("factor", "positions", "types", "buckets"),
     *("layers", "cells", "head_dim", "distance", "norm", "classes", "adapter"),
 )
-# Of several rules for one name the first whose mesh axis is still free is taken.
-_PARAMETER_RULES = (
-    *((axis, "fsdp") for axis in _SPLIT_BY_FSDP),
-    *((axis, "tensor") for axis in _SPLIT_BY_TENSOR),
-    *((axis, None) for axis in (*_SPLIT_BY_FSDP, *_WHOLE)),
-)
-RULES = (("batch", BATCH), ("sequence", None), *_PARAMETER_RULES)
-# Any number of texts may be generated or scored at once: rows are not split.
-INFERENCE_RULES = (("batch", None), ("sequence", None), *_PARAMETER_RULES)
-# What each device computes with a part of; all else it has whole by then.
-DEVICE_RULES = tuple((axis, "tensor") for axis in _SPLIT_BY_TENSOR)
+Rules = tuple[tuple[str, str | tuple[str, ...] | None], ...]
 
-# Flax would leave an axis without a rule unsplit, silently.
-if {name for name, _ in RULES} != set(AXES):
-    raise ValueError(f"the rules name other axes than {AXES}")
+
+def parameter_rules(model: ModelDimensions, tensor: int) -> Rules:
+    """By which mesh axis the axes of parameters are split. Of several rules for one name the first
+    whose mesh axis is still free is taken.
+
+    Args:
+        tensor: devices along that axis. Of fewer key and value heads each device has all, and
+            computes those that its query heads attend to.
+    """
+    return (*((axis, "fsdp") for axis in _SPLIT_BY_FSDP), *device_rules(model, tensor))
+
+
+def device_rules(model: ModelDimensions, tensor: int) -> Rules:
+    """The same within a training step: what each device computes with a part of. All else it has
+    whole by then.
+    """
+    kv_axis = "tensor" if model.num_kv_heads % tensor == 0 else None
+    return (
+        *((axis, "tensor") for axis in _SPLIT_BY_TENSOR),
+        ("kv_heads", kv_axis),
+        *((axis, None) for axis in (*_SPLIT_BY_FSDP, *_WHOLE)),
+    )
+
+
+def rules(model: ModelDimensions, tensor: int, split_rows: bool = True) -> Rules:
+    """Those of all axes, for programs that the compiler splits.
+
+    Args:
+        split_rows: False where any number of texts may be generated or scored at once.
+    """
+    rows = BATCH if split_rows else None
+    return (("batch", rows), ("sequence", None), *parameter_rules(model, tensor))
 
 
 def make_mesh(
@@ -54,24 +75,44 @@ def make_mesh(
     """
     devices = jax.devices() if devices is None else devices
     count = len(devices)
-    inner = mesh.fsdp * mesh.tensor
+    inner = mesh.fsdp * mesh.sequence * mesh.tensor
     data = count // inner if mesh.data == -1 else mesh.data
+    sizes = {"data": data, "fsdp": mesh.fsdp, "sequence": mesh.sequence, "tensor": mesh.tensor}
     if data * inner != count:
-        product = f"data {mesh.data} × fsdp {mesh.fsdp} × tensor {mesh.tensor}"
+        asked = sizes | {"data": mesh.data}
+        product = " × ".join(f"{axis} {size}" for axis, size in asked.items())
         raise UserError(BAD_CONFIG, f"mesh: {product} does not make the {count} devices here")
     if model.attention_kernel == "splash" and devices[0].platform != "tpu":
         raise UserError(BAD_CONFIG, "model.attention_kernel=splash: it needs a TPU; set it to auto")
     _check_divisible("model.num_heads", model.num_heads, "mesh.tensor", mesh.tensor)
-    if model.num_kv_heads > 1:
+    if mesh.tensor % model.num_kv_heads:  # else they are repeated
         _check_divisible("model.num_kv_heads", model.num_kv_heads, "mesh.tensor", mesh.tensor)
     _check_divisible("model.d_ff", model.d_ff, "mesh.tensor", mesh.tensor)
     _check_divisible("model.d_model", model.d_model, "mesh.fsdp", mesh.fsdp)
     _check_divisible("model.embedding_size", model.embedding_size, "mesh.fsdp", mesh.fsdp)
     padded = "model.vocab_size, padded by model.vocab_multiple,"
     _check_divisible(padded, model.embedding_rows, "mesh.tensor", mesh.tensor)
-    axis_types = (AxisType.Auto,) * 3
-    sizes, names = (data, mesh.fsdp, mesh.tensor), ("data", "fsdp", "tensor")
-    return jax.make_mesh(sizes, names, axis_types=axis_types, devices=devices)
+    return _arranged(sizes, devices)
+
+
+def _arranged(sizes: dict[str, int], devices: Sequence[Any]) -> jax.sharding.Mesh:
+    """The devices as a mesh. Those of several slices, which a slower network connects, are told
+    apart by `data` alone.
+    """
+    axis_types = (AxisType.Auto,) * len(sizes)
+    slices = len({getattr(device, "slice_index", 0) for device in devices})
+    if sizes["data"] % slices:
+        reason = f"got {sizes['data']}, but the devices are of {slices} slices"
+        raise UserError(BAD_CONFIG, f"mesh.data: {reason}; make it a multiple, or -1")
+    within = tuple((sizes | {"data": sizes["data"] // slices}).values())
+    # An axis of the mesh may be a part of one of the torus.
+    options: dict[str, Any] = {"devices": devices, "allow_split_physical_axes": True}
+    if slices == 1:
+        arranged = mesh_utils.create_device_mesh(within, **options)
+    else:
+        between = tuple((dict.fromkeys(sizes, 1) | {"data": slices}).values())
+        arranged = mesh_utils.create_hybrid_device_mesh(within, between, **options)
+    return jax.sharding.Mesh(arranged, tuple(sizes), axis_types=axis_types)
 
 
 def _check_divisible(setting: str, size: int, axis: str, parts: int) -> None:
@@ -79,21 +120,49 @@ def _check_divisible(setting: str, size: int, axis: str, parts: int) -> None:
         raise UserError(BAD_CONFIG, f"{setting} is {size}, which {axis} = {parts} does not divide")
 
 
-def line_of_devices(mesh: jax.sharding.Mesh) -> int:
-    """How many successive devices of `fsdp` lie on one line of a TPU's torus; 0 where all do, and
-    on other devices.
+_MIN_SLICE_IN_LINES = 64  # chips
 
-    Summed over a plane or a cube at once, TPUs make all of a gradient on every chip, and then drop
-    what is another's: twice the bytes. Summed across the lines, and then along each, they send
-    every byte once.
+
+def line_of_devices(mesh: jax.sharding.Mesh) -> int:
+    """How many successive devices of `fsdp` lie on one line of a TPU's torus, where gradients are
+    to be summed across such lines first and then along each; 0: at once.
+
+    Summed over a whole slice at once, TPUs make all of a gradient on every chip, and then drop what
+    is another's: twice the bytes. In two steps they send every byte once. Within a part of a slice,
+    and where lines are short, one step does.
     """
-    devices = mesh.devices[0, :, 0]
+    devices = mesh.devices[0, :, 0, 0]
+    slice_size = mesh.size // len({getattr(one, "slice_index", 0) for one in mesh.devices.flat})
+    if len(devices) < max(slice_size, _MIN_SLICE_IN_LINES):
+        return 0
     places = np.array([getattr(device, "coords", ()) for device in devices])
     if not places.size:
         return 0
     on_a_line = [(np.ptp(places[: end + 1], axis=0) > 0).sum() <= 1 for end in range(len(devices))]
     line = int(np.argmin([*on_a_line, False]))
     return line if 1 < line < len(devices) and len(devices) % line == 0 else 0
+
+
+def check_sequence(model: ModelDimensions, lengths: Iterable[int], devices: int) -> None:
+    """Refuse what cannot be split over so many devices of `sequence`: rows of these lengths, and
+    models that read a row from its start to its end.
+    """
+    if devices == 1:
+        return
+    for length in lengths:
+        if length % (2 * devices):
+            reason = f"{length} positions are no multiple of 2 × mesh.sequence {devices}"
+            raise UserError(BAD_CONFIG, f"data.lengths: {reason}")
+    unsplit = {
+        "model.mixer=lstm": model.mixer == "lstm",
+        "model.backward_decoder=True": model.backward_decoder,
+        "model.attention_dropout": model.attention_dropout > 0,
+        "model.ff_dropout": model.ff_dropout > 0,
+    }
+    for setting, is_set in unsplit.items():
+        if is_set:
+            reason = f"cannot be split over mesh.sequence = {devices}"
+            raise UserError(BAD_CONFIG, f"{setting}: {reason}; set mesh.sequence to 1")
 
 
 def check_batch(batch_size: int, microbatches: int, mesh: jax.sharding.Mesh) -> None:
@@ -108,12 +177,19 @@ def check_batch(batch_size: int, microbatches: int, mesh: jax.sharding.Mesh) -> 
 
 
 @contextmanager
-def use_mesh(mesh: jax.sharding.Mesh | None, rules: tuple = RULES) -> Iterator[None]:
-    """The mesh and the rules under which everything is traced; None: one device."""
+def use_mesh(
+    mesh: jax.sharding.Mesh | None, model: ModelDimensions, split_rows: bool = True
+) -> Iterator[None]:
+    """The mesh and the rules under which everything is traced; None: one device.
+
+    Args:
+        split_rows: see `rules`.
+    """
     if mesh is None:
         yield
         return
-    with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
+    logical = rules(model, mesh.shape["tensor"], split_rows)
+    with jax.set_mesh(mesh), nn.logical_axis_rules(logical):
         yield
 
 
@@ -122,9 +198,12 @@ def replicated(mesh: jax.sharding.Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
-def parameter_shardings(boxed: Any, mesh: jax.sharding.Mesh) -> Any:
-    """The shardings of a parameter tree whose leaves are boxed with axis names."""
-    return logical_to_mesh_sharding(nn.get_partition_spec(boxed), mesh, RULES)
+def parameter_shardings(model: ModelDimensions, mesh: jax.sharding.Mesh) -> Any:
+    """Where each of a model's parameters lies: a tree of shardings."""
+    logical = rules(model, mesh.shape["tensor"])
+    # Flax would leave an axis without a rule unsplit, silently.
+    assert {name for name, _ in logical} == set(AXES), "the rules name other axes than layers.py"
+    return logical_to_mesh_sharding(nn.get_partition_spec(boxed_shapes(model)), mesh, logical)
 
 
 def optimizer_shardings(

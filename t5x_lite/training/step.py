@@ -16,7 +16,7 @@ from t5x_lite.model import transformer
 from t5x_lite.model.heads import HEADS, Params, Row
 from t5x_lite.model.losses import LossSettings, Sums
 from t5x_lite.model.parallel import parts
-from t5x_lite.model.transformer import boxed_shapes, initialise, parameter_shapes
+from t5x_lite.model.transformer import initialise, parameter_shapes
 from t5x_lite.training import sharding
 from t5x_lite.training.adapt import FULL, Adaptation
 from t5x_lite.training.optimizer import Schedule
@@ -81,7 +81,7 @@ def state_shardings(
 ) -> tuple[TrainState, TrainState]:
     """The state's shapes, and where each of its arrays lies; nothing is allocated."""
     shapes = state_shapes(model, optimizer, adaptation)
-    params = sharding.parameter_shardings(boxed_shapes(model), mesh)
+    params = sharding.parameter_shardings(model, mesh)
     params = adaptation.trained_part(params)
     opt_state = sharding.optimizer_shardings(shapes.opt_state, shapes.params, params, mesh)
     return shapes, TrainState(sharding.replicated(mesh), params, opt_state)
@@ -174,8 +174,9 @@ class Loss:
         def of_rows(trained, frozen, rows, key, divisors):
             def minimised(trained, rows, key):
                 sums = self.sums(merge(trained, frozen), rows, key)
-                # All devices of `tensor` find the same loss: each counts for a part.
-                return self.mean(sums, divisors) / parts("tensor"), sums
+                # Devices that share rows find the same loss: each counts for a part.
+                sharing = parts("sequence") * parts("tensor")
+                return self.mean(sums, divisors) / sharing, sums
 
             gradient = partial(jax.grad(minimised, has_aux=True), trained)
             return _over_microbatches(gradient, rows, key, self.microbatches)

@@ -1,10 +1,12 @@
+import subprocess
+import sys
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import ROOT
+from conftest import ROOT, with_devices
 from model.proofs import MASK, ROW, small
 
 from t5x_lite.config import Model
@@ -130,3 +132,53 @@ def test_splash_attention_is_the_reference(kind, groups):
     qkv, mask, is_real = drawn(kind, 128, groups, 64)
     splash = partial(kernels.splash, interpret=True)
     assert_same_as_reference(splash, qkv, mask, is_real, rtol=1e-3, atol=1e-4)
+
+
+SPLASH_ON_TWO = """
+import sys; sys.path.insert(0, "tests")
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import PartitionSpec
+from t5x_lite.config import Mesh, Model
+from t5x_lite.model import kernels, parallel
+from t5x_lite.model.masks import AttentionMask
+from t5x_lite.resolve import resolve_model
+from t5x_lite.training import sharding
+
+model = resolve_model(Model(num_heads=2, num_kv_heads=1), vocab_size=256, max_length=256)
+mesh = sharding.make_mesh(Mesh(sequence=2), model)
+rng = np.random.default_rng(0)
+qkv = [jnp.asarray(rng.normal(size=(2, heads, 256, 64)), jnp.float32) for heads in (2, 1, 1)]
+segments = jnp.asarray(np.sort(rng.integers(1, 4, size=(2, 256)), 1))
+weights = jnp.asarray(rng.normal(size=(2, 2, 256, 64)), jnp.float32)
+
+def own(x):
+    return parallel.own_positions(x.swapaxes(1, 2)).swapaxes(1, 2)
+
+for causal in (True, False):
+    def expected(q, k, v):
+        mask = AttentionMask(segments, segments, causal=causal, packed=True)
+        return (kernels.reference(q, k, v, mask) * weights).sum()
+
+    def on_each(q, k, v):
+        own_segments = parallel.own_positions(segments)
+        mask = AttentionMask(own_segments, segments, causal=causal, packed=True)
+        y = kernels.splash(own(q), k, v, mask, interpret=True)
+        return jax.lax.psum((y * own(weights)).sum(), "sequence")
+
+    def on_two(q, k, v):
+        shared = PartitionSpec()
+        return jax.shard_map(
+            on_each, mesh=mesh, in_specs=shared, out_specs=shared, check_vma=False
+        )(q, k, v)
+
+    one = jax.value_and_grad(expected, (0, 1, 2))(*qkv)
+    with sharding.use_mesh(mesh, model):
+        two = jax.jit(jax.value_and_grad(on_two, (0, 1, 2)))(*qkv)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), one, two)
+"""
+
+
+def test_two_devices_that_share_a_row_find_what_one_does():
+    """Splash attention, each with its own queries, forward and backward."""
+    command = [sys.executable, "-c", SPLASH_ON_TWO]
+    subprocess.run(command, cwd=ROOT, check=True, env=with_devices(2))

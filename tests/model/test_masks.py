@@ -49,14 +49,13 @@ def test_distances_are_key_minus_query():
     assert decoding.distances().tolist() == [[[-2, -1, 0]], [[-2, -1, 0]]]
 
 
-@pytest.mark.parametrize("first", [2, jnp.array(2)])
-def test_queries_after_the_first_key_see_what_was_read_before_them(first):
+def test_queries_after_the_first_key_see_what_was_read_before_them():
     """In decoding: of slots 0 to 4, slot 1 of the second row is padding, and two queries go to the
     slots 2 and 3.
     """
     filled = jnp.array([[1, 1, 1, 1, 0], [1, 0, 1, 1, 0]])
     queries = jnp.ones((2, 2), int)
-    mask = AttentionMask(queries, filled, causal=True, query_offset=first).mask()
+    mask = AttentionMask(queries, filled, causal=True, query_places=jnp.array([2, 3])).mask()
     assert mask.astype(int).tolist() == [
         [[[1, 1, 1, 0, 0], [1, 1, 1, 1, 0]]],
         [[[1, 0, 1, 0, 0], [1, 0, 1, 1, 0]]],

@@ -42,13 +42,13 @@ def test_splash_attention_compiles(mesh, causal, monkeypatch):
         return kernels.splash(q, k, v, mask).astype(jnp.float32).sum()
 
     def abstract(shape, dtype, *axes):
-        spec = nn.logical_to_mesh_axes(axes, sharding.RULES)
+        spec = nn.logical_to_mesh_axes(axes, sharding.rules(model, mesh.tensor))
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(device_mesh, spec))
 
     q = abstract((4, 4, 256, 64), jnp.bfloat16, "batch", "heads", None, None)
     kv = abstract((4, 2, 256, 64), jnp.bfloat16, "batch", "heads", None, None)
     segments = abstract((4, 256), jnp.int32, "batch", None)
     gradients = jax.jit(jax.grad(loss, argnums=(0, 1, 2)))
-    with sharding.use_mesh(device_mesh):
+    with sharding.use_mesh(device_mesh, model):
         program = gradients.lower(q, kv, kv, segments).compile().as_text()
     assert "splash" in program

@@ -8,7 +8,7 @@ from conftest import ROOT, with_devices
 
 from t5x_lite.study import inventory
 
-MESH = jax.sharding.AbstractMesh((2, 2, 2), ("data", "fsdp", "tensor"))
+MESH = jax.sharding.AbstractMesh((2, 2, 1, 2), ("data", "fsdp", "sequence", "tensor"))
 # One loop of five turns, which sends in two ways; beside it a sum over all devices.
 PROGRAM = """
 %body (p: (s32[], f32[4,8])) -> (s32[], f32[4,8]) {

@@ -51,7 +51,7 @@ def train_and_evaluate(make, objective, architecture, **more):
     }
     if architecture in LENGTHS:
         settings["data.lengths"] = LENGTHS[architecture]
-    resolved, corpus = make(objective, architecture, **settings, **more)
+    resolved, corpus = make(objective, architecture, **(settings | more))
     run = Run(resolved, text_data(resolved, corpus))
     with run.within():
         state = run.fresh_state()

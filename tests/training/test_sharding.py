@@ -12,8 +12,8 @@ PROVE = """
 import json, sys
 sys.path.insert(0, "tests")
 import proof_sharding
-source, case = sys.argv[1:]
-print("FIGURES", json.dumps(proof_sharding.prove(source, [case], 6, ["both"])))
+source, case, variant = sys.argv[1:]
+print("FIGURES", json.dumps(proof_sharding.prove(source, [case], 6, [variant])))
 """
 
 
@@ -22,15 +22,26 @@ def slow(*values):
 
 
 # proof_sharding.py has more.
-@pytest.mark.parametrize("case", ["multi-query", slow("encoder"), slow("encoder_decoder")])
-def test_devices_and_microbatches_change_nothing(text_file, case):
-    command = [sys.executable, "-c", PROVE, text_file, case]
+@pytest.mark.parametrize(
+    ("case", "variant"),
+    [
+        ("multi-query", "both"),
+        ("grouped queries, dropout", "sequence and tensor"),
+        slow("encoder", "both"),
+        slow("encoder_decoder", "both"),
+        slow("encoder", "sequence"),
+        slow("encoder_decoder", "sequence"),
+        slow("multi-query", "sequence"),
+    ],
+)
+def test_devices_and_microbatches_change_nothing(text_file, case, variant):
+    command = [sys.executable, "-c", PROVE, text_file, case, variant]
     out = subprocess.run(
         command, cwd=ROOT, check=True, capture_output=True, text=True, env=with_devices(8)
     ).stdout
     figures = json.loads(out.split("FIGURES ")[1])[case]
     # The rows of a decoder are all full.
-    assert figures.pop("unequal_targets") == (case != "multi-query")
+    assert figures.pop("unequal_targets") == (case in ("encoder", "encoder_decoder"))
     for differences in figures.values():
         assert differences["float64 loss"] < 1e-10
         assert differences["float64 gradients"] < 1e-10

@@ -1,0 +1,155 @@
+"""Which mesh? The sizes of its axes that a preset stands for, on the devices at hand."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from t5x_lite.config import Mesh, ModelDimensions
+from t5x_lite.errors import BAD_CONFIG, UserError
+
+_MOST_TENSOR = 8  # more parts of a layer than that are too small to keep a device busy
+# Of a device's memory, what parameters, their gradients and the optimizer's state may take: the
+# rest is for activations.
+_SHARE_OF_STATE = 0.5
+
+# GiB of a device, by the beginning of its name, where it cannot be asked.
+_MEMORY = {
+    "TPU v2": 8,
+    "TPU v3": 16,
+    "TPU v4": 32,
+    "TPU v5 lite": 16,
+    "TPU v5e": 16,
+    "TPU v5": 95,
+    "TPU v6 lite": 32,
+    "TPU v6e": 32,
+    "TPU7x": 96,
+}
+
+
+def memory_of(device: Any) -> float | None:
+    """Bytes that a device has; None where that is not known, as of every CPU."""
+    try:
+        limit = (device.memory_stats() or {}).get("bytes_limit")
+    except Exception:  # of a device that is not here
+        limit = None
+    if limit or device.platform == "cpu":
+        return limit
+    names = sorted((name for name in _MEMORY if device.device_kind.startswith(name)), key=len)
+    return _MEMORY[names[-1]] * 2**30 if names else None
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is to be arranged.
+
+    Attributes:
+        rows: of a microbatch.
+        lengths: of a row's stacks.
+        state_bytes: of all parameters, their gradients and the optimizer's state.
+    """
+
+    model: ModelDimensions
+    rows: int
+    lengths: Sequence[int]
+    state_bytes: int
+
+
+def arrange(mesh: Mesh, work: Workload, devices: Sequence[Any]) -> tuple[Mesh, str]:
+    """The mesh with its sizes, and a sentence that says how a preset was understood.
+
+    Raises:
+        UserError: where the devices cannot be arranged so.
+    """
+    presets = {
+        "data": _data,
+        "fsdp": _fsdp,
+        "fsdp_tensor": _fsdp_tensor,
+        "long_context": _long_context,
+        "auto": _auto,
+    }
+    if not mesh.preset:
+        return mesh, ""
+    sizes, reason = presets[mesh.preset](work, devices)
+    sizes["data"] = len(devices) // math.prod(sizes.values())
+    shown = " × ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1) or "one device"
+    return replace(mesh, preset="", **sizes), f"mesh.preset={mesh.preset}: {shown}; {reason}"
+
+
+Sizes = tuple[dict[str, int], str]
+
+
+def _data(work: Workload, devices: Sequence[Any]) -> Sizes:
+    return {}, "each device has all parameters"
+
+
+def _fsdp(work: Workload, devices: Sequence[Any]) -> Sizes:
+    return {"fsdp": len(devices)}, "parameters are split over all devices"
+
+
+def _fsdp_tensor(work: Workload, devices: Sequence[Any]) -> Sizes:
+    count = len(devices)
+    tensor = max(
+        size
+        for size in _divisors(count)
+        if size <= _MOST_TENSOR and is_splittable(work.model, size)
+    )
+    reason = f"tensor, up to {_MOST_TENSOR}, divides the heads, d_ff and vocabulary of the model"
+    return {"fsdp": count // tensor, "tensor": tensor}, reason
+
+
+def _long_context(work: Workload, devices: Sequence[Any]) -> Sizes:
+    count = len(devices)
+    sequence = _sequence_for(work, count, least=2)
+    if sequence is None:
+        reason = f"rows of {max(work.lengths)} positions, {work.rows} of them"
+        raise UserError(
+            BAD_CONFIG,
+            f"mesh.preset=long_context: {count} devices cannot share {reason}; make the rows or "
+            "data.lengths a larger multiple of 2",
+        )
+    reason = f"as many devices share a row as {work.rows} rows leave over, but at least 2"
+    return {"fsdp": count // sequence, "sequence": sequence}, reason
+
+
+def _auto(work: Workload, devices: Sequence[Any]) -> Sizes:
+    count, memory = len(devices), memory_of(devices[0])
+    sizes = {"sequence": _sequence_for(work, count) or 1}
+    over_rows = count // sizes["sequence"]
+    size = f"parameters, gradients and optimizer take {work.state_bytes / 2**30:.2f} GiB"
+    if memory is None:
+        sizes["fsdp"] = 1
+        return sizes, f"{size}, and how much a device has is not known"
+
+    # As few parts as fit.
+    room = _SHARE_OF_STATE * memory
+    enough = [
+        parts
+        for parts in _divisors(over_rows)
+        if work.state_bytes / parts <= room and work.model.d_model % parts == 0
+    ]
+    sizes["fsdp"] = enough[0] if enough else over_rows
+    reason = f"{size}, a device has {memory / 2**30:.0f} GiB, of which half is for activations"
+    return sizes, reason if enough else f"{reason}: it may not fit"
+
+
+def _sequence_for(work: Workload, count: int, least: int = 1) -> int | None:
+    """Among how many of so many devices a row has to be shared, so that each group has one."""
+    for sequence in _divisors(count):
+        is_whole = all(length % (2 * sequence) == 0 for length in work.lengths)
+        has_rows = work.rows % (count // sequence) == 0
+        if sequence >= least and has_rows and (sequence == 1 or is_whole):
+            return sequence
+    return None
+
+
+def is_splittable(model: ModelDimensions, tensor: int) -> bool:
+    """Whether so many devices of `tensor` can split a model."""
+    kv_heads = model.num_kv_heads
+    return not any(
+        size % tensor for size in (model.num_heads, model.d_ff, model.embedding_rows)
+    ) and (kv_heads % tensor == 0 or tensor % kv_heads == 0)
+
+
+def _divisors(count: int) -> Iterable[int]:
+    return [size for size in range(1, count + 1) if count % size == 0]
