@@ -268,7 +268,7 @@ class Model(Checked):
     ff_dropout: Dropout = 0.0  # inside the feed-forward part
 
     # Auto: the best for the device
-    attention_kernel: Literal["auto", "plain", "cudnn", "splash"] = "auto"
+    attention_kernel: Literal["auto", "plain", "cudnn", "splash", "flash"] = "auto"
     # Of the computation; parameters are float32. float64, of parameters too: for numerical tests
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     scan: bool = True  # one compiled block for all layers; False unrolls them

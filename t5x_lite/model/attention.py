@@ -5,6 +5,7 @@ Shapes: B rows, T queries, S keys, E encoder positions, H heads, G key and value
 D d_model.
 """
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -110,7 +111,7 @@ class Attention(nn.Module):
         # softmax(q kᵀ + bias) v, by the kernel that can compute it.
         dropout = partial(self.dropout, deterministic=deterministic, places=part_places(q.shape[1]))
         drops_weights = config.attention_dropout > 0 and not deterministic
-        kernel = choose_kernel(config, mask, drops_weights)
+        kernel = choose_kernel(replace(config, positions=self.positions), mask, drops_weights)
         if self.has_prefix:
             keys, values, mask_bias = self._after_prefix(keys, values, mask_bias)
             y = weighted_sum(dropout(attention_weights(q, keys, mask_bias)), values)

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 from t5x_lite.config import ModelDimensions
 from t5x_lite.errors import BAD_CONFIG, UserError
 from t5x_lite.model.masks import AttentionMask
-from t5x_lite.model.matmul import matmul, matmul_transposed, target_platform
+from t5x_lite.model.matmul import compiler_splits, matmul, matmul_transposed, target_platform
 from t5x_lite.model.parallel import own_part, parts, sequence_order
 
 Queries = Float[Array, "B H T K"]
@@ -213,11 +213,50 @@ def _own_queries(kernel: Any) -> Any:
     return jax.tree.map(own, kernel, specs)
 
 
-FUSED_KERNELS = {"cudnn": cudnn, "splash": splash}  # take the mask; plain takes its bias
+def flash(q: Queries, k: Keys, v: Keys, mask: AttentionMask, bias: Array | None = None) -> Queries:
+    """Flash attention with a bias (TPU): relative positions of T5, ALiBi, prefixes. One row at a
+    time, so that what is added to the logits, and its gradient, are there for one row alone.
+
+    bias: [1, H, T, S].
+    """
+    from jax.experimental.pallas.ops.tpu import flash_attention as pallas
+
+    # Segments and the past are known to the kernel; all else is put into the bias.
+    is_plainly_causal = mask.causal and mask.prefix is None and mask.query_places is None
+    group_size = q.shape[1] // k.shape[1]
+    shape = 1, q.shape[1], q.shape[2], k.shape[2]
+
+    def attend(row: Any) -> Array:
+        q, k, v, query_segments, key_segments, prefix = jax.tree.map(lambda x: x[None], row)
+        if group_size > 1:
+            k, v = (jnp.repeat(x, group_size, 1) for x in (k, v))
+        added = jnp.zeros(()) if bias is None else bias
+        if mask.causal and not is_plainly_causal:
+            of_row = mask.replace(
+                query_segments=query_segments, key_segments=key_segments, prefix=prefix
+            )
+            added = of_row.bias(bias)
+        added = jnp.broadcast_to(jnp.asarray(added, jnp.float32), shape)
+        segments = pallas.SegmentIds(query_segments, key_segments)
+        return pallas.flash_attention(q, k, v, added, segments, causal=is_plainly_causal)[0]
+
+    rows = q, k, v, mask.query_segments, mask.key_segments, mask.prefix
+    return jax.lax.map(attend, rows)
+
+
+# Take the mask; plain takes its bias.
+FUSED_KERNELS = {"cudnn": cudnn, "splash": splash, "flash": flash}
+# By platform, those that are better than plain, best first.
+_BEST = {"gpu": ("cudnn",), "tpu": ("splash", "flash")}
+# Below so many logits of a head, plain is no slower than flash.
+_LEAST_FOR_FLASH = 1024 * 1024
 
 
 def reason_against(kernel: str, config: ModelDimensions, mask: AttentionMask, dropout: bool) -> str:
-    """Why a kernel cannot compute this attention; empty if it can. dropout: on the weights, now."""
+    """Why a kernel cannot compute this attention; empty if it can. dropout: on the weights, now.
+
+    config.positions are those that act in this attention.
+    """
     T, S = mask.query_segments.shape[1], mask.key_segments.shape[1]
     if kernel == "plain":
         return ""
@@ -231,12 +270,14 @@ def reason_against(kernel: str, config: ModelDimensions, mask: AttentionMask, dr
         if config.head_dim % 8 or config.head_dim > 128:
             return f"it has no head_dim {config.head_dim}"
         return ""
+    if T % 128 or S % 128:
+        return f"{T} × {S} are no multiples of 128"
+    if kernel == "flash":
+        return "it is for rows that the compiler does not split" if compiler_splits() else ""
     if config.positions in ("relative", "alibi"):
         return f"it takes no bias, which positions {config.positions} are"
     if mask.prefix is not None:
         return "it takes no prefix"
-    if T % 128 or S % 128:
-        return f"{T} × {S} are no multiples of 128"
     return ""
 
 
@@ -246,6 +287,9 @@ def choose_kernel(
     """The kernel that computes this attention: the best for the platform that can, or
     config.attention_kernel.
 
+    Args:
+        config: its positions are those that act in this attention.
+
     Raises:
         UserError: where the named kernel cannot compute it.
     """
@@ -253,12 +297,17 @@ def choose_kernel(
     if is_decoding:
         return "plain"
     platform = platform or target_platform()
-    best = {"gpu": "cudnn", "tpu": "splash"}.get(platform, "plain")
-    is_auto = config.attention_kernel == "auto"
-    kernel = best if is_auto else config.attention_kernel
+    if config.attention_kernel == "auto":
+        logits = mask.query_segments.shape[1] * mask.key_segments.shape[1]
+        for kernel in _BEST.get(platform, ()):
+            is_worth_it = kernel != "flash" or logits >= _LEAST_FOR_FLASH
+            if is_worth_it and not reason_against(kernel, config, mask, dropout):
+                return kernel
+        return "plain"
+    kernel = config.attention_kernel
     reason = reason_against(kernel, config, mask, dropout)
     if kernel == "cudnn" and platform != "gpu":
         reason = "it needs an NVIDIA GPU"
-    if reason and not is_auto:
+    if reason:
         raise UserError(BAD_CONFIG, f"model.attention_kernel={kernel}: {reason}; set it to auto")
-    return "plain" if reason else kernel
+    return kernel

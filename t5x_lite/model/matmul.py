@@ -88,13 +88,13 @@ def _with_flat_rows(x, w, form: "Form"):
     third. Where the compiler splits x over devices it stays as it is: flattened, a sharded sequence
     would be gathered.
     """
-    if w.ndim > 2 or x.ndim == 2 or _compiler_splits():
+    if w.ndim > 2 or x.ndim == 2 or compiler_splits():
         return _matmul(x, w, form)
     y = _matmul(x.reshape(-1, x.shape[-1]), w, form)
     return y.reshape(*x.shape[:-1], y.shape[-1])
 
 
-def _compiler_splits() -> bool:
+def compiler_splits() -> bool:
     """Whether the compiler may split arrays over several devices."""
     mesh = jax.sharding.get_abstract_mesh()
     return mesh.size > 1 and not mesh.manual_axes
@@ -209,7 +209,7 @@ def _sum_over_rows(a, b, is_batched: bool):
             a, b, ((rows, rows), ((), ())), preferred_element_type=jnp.float32
         )
     # Several devices would each be sent the whole array to lay it out anew.
-    on_cpu = _transposed_dot if _compiler_splits() else _transposed_dot_on_cpu
+    on_cpu = _transposed_dot if compiler_splits() else _transposed_dot_on_cpu
     return jax.lax.platform_dependent(a, b, cpu=on_cpu, default=_transposed_dot)
 
 

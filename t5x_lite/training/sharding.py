@@ -82,8 +82,11 @@ def make_mesh(
         asked = sizes | {"data": mesh.data}
         product = " × ".join(f"{axis} {size}" for axis, size in asked.items())
         raise UserError(BAD_CONFIG, f"mesh: {product} does not make the {count} devices here")
-    if model.attention_kernel == "splash" and devices[0].platform != "tpu":
-        raise UserError(BAD_CONFIG, "model.attention_kernel=splash: it needs a TPU; set it to auto")
+    kernel = model.attention_kernel
+    if kernel in ("splash", "flash") and devices[0].platform != "tpu":
+        raise UserError(
+            BAD_CONFIG, f"model.attention_kernel={kernel}: it needs a TPU; set it to auto"
+        )
     _check_divisible("model.num_heads", model.num_heads, "mesh.tensor", mesh.tensor)
     if mesh.tensor % model.num_kv_heads:  # else they are repeated
         _check_divisible("model.num_kv_heads", model.num_kv_heads, "mesh.tensor", mesh.tensor)

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import ROOT, with_devices
-from model.proofs import MASK, ROW, small
+from jax.experimental.pallas import tpu as pltpu
+from model.proofs import ROW, small
 
 from t5x_lite.config import Model
 from t5x_lite.errors import UserError
@@ -122,8 +123,9 @@ def test_a_kernel_that_is_named_computes_or_is_refused():
     long = jax.tree.map(lambda x: jnp.zeros((1, 128), jnp.int32), ROW)
     assert "pallas_call" in str(jax.make_jaxpr(hidden_states)(shapes, long))
     relative = small(attention_kernel="splash", positions="relative")
+    long_mask = AttentionMask(long["decoder_segments"], long["decoder_segments"])
     with pytest.raises(UserError, match="takes no bias"):
-        kernels.choose_kernel(relative, MASK)
+        kernels.choose_kernel(relative, long_mask)
 
 
 @pytest.mark.parametrize(("kind", "groups"), [("packed, causal", 2), ("one segment", 4)])
@@ -182,3 +184,40 @@ def test_two_devices_that_share_a_row_find_what_one_does():
     """Splash attention, each with its own queries, forward and backward."""
     command = [sys.executable, "-c", SPLASH_ON_TWO]
     subprocess.run(command, cwd=ROOT, check=True, env=with_devices(2))
+
+
+@pytest.mark.parametrize(
+    ("kind", "has_bias"),
+    [
+        ("packed, causal", True),
+        ("packed, prefix", True),
+        ("one segment", True),
+        ("one segment, prefix", False),
+    ],
+)
+def test_flash_attention_is_the_reference(kind, has_bias):
+    """As its interpreter computes it, with the gradient of the bias."""
+    qkv, mask, is_real = drawn(kind, 128, 2, 64)
+    biases = [jax.random.normal(jax.random.key(0), (1, 4, 128, 128))] if has_bias else []
+
+    def computed(kernel):
+        def loss(qkv, biases):
+            y = jnp.where(is_real, kernel(*qkv, mask, *biases), 0)
+            return jnp.sin(y).sum(), y
+
+        return jax.tree.leaves(jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(qkv, biases))
+
+    with pltpu.force_tpu_interpret_mode():
+        found = computed(kernels.flash)
+    for leaf, expected in zip(found, computed(kernels.reference), strict=True):
+        np.testing.assert_allclose(leaf, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("length", [256, 1024])
+def test_a_bias_is_added_by_flash_attention_where_rows_are_long(length):
+    model = Model(num_heads=2, d_model=128, positions="relative", dtype="bfloat16")
+    config = resolve_model(model, vocab_size=10, max_length=length)
+    ids = jnp.ones((2, length), int)
+    expected = "flash" if length == 1024 else "plain"
+    assert kernels.choose_kernel(config, AttentionMask(ids, ids), platform="tpu") == expected
+    assert kernels.choose_kernel(config, AttentionMask(ids, ids), True, "tpu") == "plain"
