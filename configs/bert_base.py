@@ -1,7 +1,8 @@
 """BERT base, uncased size: 109,514,298 parameters with its masked-LM head and without pooler
 (Devlin et al., 2019, §3 and appendix A.2: Adam 1e-4, 10,000 steps of warm-up, linear decay over 1 M
 steps of 256 × 512, decay 0.01, dropout 0.1). Masks are drawn anew each time, as in RoBERTa; there
-is no next-sentence task. Not trained here to its end.
+is no next-sentence task, which masked_lm(second='next') has, and rows are of 512 from the start,
+where 90 % of the paper's steps have 128. Not trained here to its end.
 
 Their released code differs in three more things. It masks 15 % of all tokens, [CLS] and [SEP]
 counted; here it is 15 % of the ordinary ones. Its Adam corrects no bias. And its learning rate

@@ -1,7 +1,8 @@
-"""Gopher 280B (Rae et al., 2021, §3.1 and appendix C): RMSNorm, relative positions of
-Transformer-XL, 32,000 pieces, Adam 4e-5 after 1,500 steps of warm-up, cosine to a tenth, clipped at
-0.25. That inputs and outputs share a table is not said; the printed sizes fit no other reading.
-Chinchilla is published:chinchilla_70b. Not trained here.
+"""Gopher 280B (Rae et al., 2021, §3.1 and appendix C): RMSNorm, relative positions of Transformer-
+XL, 32,000 pieces, Adam 4e-5 after 1,500 steps of warm-up, cosine to a tenth, clipped at 0.25. Its
+batch doubles from 3M to 6M tokens midway; here it is 6M from the start. That inputs and outputs
+share a table is not said; the printed sizes fit no other reading. Chinchilla is
+published:chinchilla_70b. Not trained here.
 
 python -m t5x_lite train --config=published:chinchilla_70b --config.data.source='text/*.txt'
 --workdir=DIR
@@ -22,6 +23,7 @@ def get_config():
     config.optimizer = default().optimizer
     config.optimizer.update(
         learning_rate=4e-5,
+        initial_lr_ratio=1e-7 / 4e-5,
         warmup_steps=1500,
         final_lr_ratio=0.1,
         beta2=0.95,

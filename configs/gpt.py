@@ -23,5 +23,5 @@ def get_config():
         warmup_steps=2000,
         weight_decay=0.01,
     )
-    config.training.steps = 2_500_000
+    config.training.steps = 10_000_000  # 100 epochs come first
     return config

@@ -3,6 +3,10 @@ one head of keys and values, rotary positions, no biases, one table for inputs a
 Adafactor, 0.01 for 10⁴ steps and then the inverse square root, log²Z at 1e-4, no dropout. Not
 trained here.
 
+The paper's batch grows from 512 to 1,024 and 2,048 rows over 255,000 steps; here it is 2,048
+throughout, for as many tokens (776 billion). Its Adafactor is not factored and has momentum 0.9 and
+a weight decay of the squared learning rate; ours is factored and has neither.
+
 python -m t5x_lite train --config=published:palm_8b --config.data.source='text/*.txt' --workdir=DIR
 """
 
@@ -46,7 +50,7 @@ def get_config():
         initial_lr_ratio=1.0,
     )
     config.training.update(
-        steps=255_000,
+        steps=185_000,
         eval_every=5000,
         checkpoint_every=1000,
         z_loss=1e-4,

@@ -22,6 +22,8 @@ class Size(NamedTuple):
     printed: str
     source: str
     optimizer: dict = {}
+    data: dict = {}
+    steps: int = 0  # 0: those of the recipe
     why_not: str = ""  # the count is another one
 
 
@@ -43,7 +45,6 @@ ATTENTION = "Vaswani et al., 2017, table 3"
 BERT = "Devlin et al., 2019, §3"
 GPT2 = "released checkpoint; the paper's table 2 miscounts, as its repository says"
 GPT3 = "Brown et al., 2020, table D.1 (table 2.1 rounds to 350M, 13.0B, 175.0B)"
-GPT3_ROWS = {"vocab_size": 50257, "max_length": 2048}
 T5 = "released checkpoint of Raffel et al., 2020"
 T5_1_1 = "released checkpoint"
 GOPHER = "Rae et al., 2021, table 1"
@@ -54,13 +55,38 @@ VOCABULARY = (
     "table 3"
 )
 
+
+def gpt3(
+    num_layers: int, d_model: int, num_heads: int, printed: str, rate: float, rows: int
+) -> Size:
+    """300 billion tokens in rows of 2,048, as many a step as table 2.1 rounds: 0.5M to 3.2M. Its
+    batch grows from 32,000 tokens over the first 4 to 12 billion; here it is whole from the start.
+    """
+    return Size(
+        "gpt2_small",
+        shape(num_layers, d_model, num_heads, vocab_size=50257, max_length=2048),
+        printed,
+        GPT3,
+        {"learning_rate": rate},
+        {"batch_size": rows, "lengths": {"sequence_length": 2048}},
+        steps=round(300e9 / (rows * 2048)),
+    )
+
+
+# 10¹² tokens for the smaller two, 1.4 · 10¹² for these (table 2), in batches of 4M.
+LLAMA_LONG = 334_000
+# As the released models (§3.7): 10¹² tokens.
+T5_RELEASED = {"data": {"batch_size": 2048}, "steps": 1_000_000}
+
 SIZES = {
     "transformer_base": Size("transformer_base", {}, "65M", ATTENTION, why_not=VOCABULARY),
     "transformer_big": Size(
         "transformer_base",
-        shape(6, 1024, 16, 64, 4096, dropout=0.3),
+        shape(6, 1024, 16, 64, 4096, dropout=0.3, embedding_stddev=1024**-0.5),
         "213M",
         ATTENTION,
+        {"learning_rate": 1024**-0.5 * 4000**-0.5},
+        steps=300_000,
         why_not=VOCABULARY,
     ),
     "bert_base": Size("bert_base", {}, "110M", BERT),
@@ -78,49 +104,59 @@ SIZES = {
     "gpt2_large": Size("gpt2_small", shape(36, 1280, 20), "774,030,080", GPT2),
     "gpt2_xl": Size("gpt2_small", shape(48, 1600, 25), "1,557,611,200", GPT2),
     "megatron_8b": Size(
-        "gpt2_small", shape(72, 3072, 24, **MEGATRON), "8.3B", "Shoeybi et al., 2019, table 2"
+        "gpt2_small",
+        shape(72, 3072, 24, **MEGATRON, dropout=0.1, attention_dropout=0.1),
+        "8.3B",
+        "Shoeybi et al., 2019, table 2; §4 for the recipe",
+        {
+            "learning_rate": 1.5e-4,
+            "schedule_unit": "steps",
+            "warmup_steps": 3000,
+            "decay_steps": 300_000,
+            "final_lr_ratio": 1 / 15,
+            "weight_decay": 0.01,
+        },
+        steps=300_000,
     ),
     "turing_nlg_17b": Size(
-        "gpt2_small", shape(78, 4256, 28), "17B", "Microsoft Research, 2020 (announcement)"
+        "gpt2_small",
+        shape(78, 4256, 28),
+        "17B",
+        "Microsoft Research, 2020 (announcement)",
+        {
+            "learning_rate": 1.5e-4,
+            "schedule_unit": "steps",
+            "warmup_steps": 3200,
+            "decay_steps": 500_000,
+        },
+        steps=300_000,
     ),
     # Every other layer of GPT-3 sees a band alone (§2.1), which changes no count; here all see
     # everything.
-    "gpt3_125m": Size(
-        "gpt2_small", shape(12, 768, 12, **GPT3_ROWS), "125M", GPT3, {"learning_rate": 6e-4}
-    ),
-    "gpt3_350m": Size(
-        "gpt2_small", shape(24, 1024, 16, **GPT3_ROWS), "356M", GPT3, {"learning_rate": 3e-4}
-    ),
-    "gpt3_760m": Size(
-        "gpt2_small", shape(24, 1536, 16, **GPT3_ROWS), "760M", GPT3, {"learning_rate": 2.5e-4}
-    ),
+    "gpt3_125m": gpt3(12, 768, 12, "125M", 6e-4, rows=256),
+    "gpt3_350m": gpt3(24, 1024, 16, "356M", 3e-4, rows=256),
+    "gpt3_760m": gpt3(24, 1536, 16, "760M", 2.5e-4, rows=256),
     # Table 2.1 prints 24 heads of 128, which would make 1.5 B, and for 13B a width of 5140; D.1
     # counts 16 and 5120.
-    "gpt3_1.3b": Size(
-        "gpt2_small", shape(24, 2048, 16, **GPT3_ROWS), "1.32B", GPT3, {"learning_rate": 2e-4}
-    ),
-    "gpt3_2.7b": Size(
-        "gpt2_small", shape(32, 2560, 32, **GPT3_ROWS), "2.65B", GPT3, {"learning_rate": 1.6e-4}
-    ),
-    "gpt3_6.7b": Size(
-        "gpt2_small", shape(32, 4096, 32, **GPT3_ROWS), "6.66B", GPT3, {"learning_rate": 1.2e-4}
-    ),
-    "gpt3_13b": Size(
-        "gpt2_small", shape(40, 5120, 40, **GPT3_ROWS), "12.85B", GPT3, {"learning_rate": 1e-4}
-    ),
-    "gpt3_175b": Size(
-        "gpt2_small", shape(96, 12288, 96, **GPT3_ROWS), "174.6B", GPT3, {"learning_rate": 0.6e-4}
-    ),
-    "t5_small": Size("t5_base", shape(6, 512, 8, 64, 2048), "60,506,624", T5),
-    "t5_base": Size("t5_base", {}, "222,903,552", T5),
+    "gpt3_1.3b": gpt3(24, 2048, 16, "1.32B", 2e-4, rows=512),
+    "gpt3_2.7b": gpt3(32, 2560, 32, "2.65B", 1.6e-4, rows=512),
+    "gpt3_6.7b": gpt3(32, 4096, 32, "6.66B", 1.2e-4, rows=1024),
+    "gpt3_13b": gpt3(40, 5120, 40, "12.85B", 1e-4, rows=1024),
+    # 3.1M tokens, which many devices divide, for 3.2M.
+    "gpt3_175b": gpt3(96, 12288, 96, "174.6B", 0.6e-4, rows=1536),
+    "t5_small": Size("t5_base", shape(6, 512, 8, 64, 2048), "60,506,624", T5, **T5_RELEASED),
+    "t5_base": Size("t5_base", {}, "222,903,552", T5, **T5_RELEASED),
     "t5_large": Size(
         "t5_base",
         shape(24, 1024, 16, 64, 4096),
         "737,668,096",
         T5 + "; the paper's §3.7 prints 770M",
+        **T5_RELEASED,
     ),
-    "t5_3b": Size("t5_base", shape(24, 1024, 32, 128, 16384), "2,851,598,336", T5),
-    "t5_11b": Size("t5_base", shape(24, 1024, 128, 128, 65536), "11,307,321,344", T5),
+    "t5_3b": Size("t5_base", shape(24, 1024, 32, 128, 16384), "2,851,598,336", T5, **T5_RELEASED),
+    "t5_11b": Size(
+        "t5_base", shape(24, 1024, 128, 128, 65536), "11,307,321,344", T5, **T5_RELEASED
+    ),
     "t5_1_1_small": Size("t5_1_1_base", shape(8, 512, 6, 64, 1024), "76,961,152", T5_1_1),
     "t5_1_1_base": Size("t5_1_1_base", {}, "247,577,856", T5_1_1),
     "t5_1_1_large": Size("t5_1_1_base", shape(24, 1024, 16, 64, 2816), "783,150,080", T5_1_1),
@@ -145,7 +181,11 @@ SIZES = {
         shape(80, 8192, 64, 128),
         "70B",
         "Hoffmann et al., 2022, table 4",
-        {"learning_rate": 1e-4},
+        # 1.4 · 10¹² tokens; 3M a step, which the paper reaches midway from 1.5M. It prints neither
+        # weight decay nor clipping; these are Gopher's.
+        {"learning_rate": 1e-4, "initial_lr_ratio": 1e-3},
+        {"batch_size": 1536},
+        steps=445_000,
     ),
     "llama_7b": Size("llama_7b", {}, "6,738,415,616", LLAMA),
     "llama_13b": Size("llama_7b", shape(40, 5120, 40, 0, 13824), "13,015,864,320", LLAMA),
@@ -155,13 +195,15 @@ SIZES = {
         "32,528,943,616",
         LLAMA,
         {"learning_rate": 1.5e-4},
+        steps=LLAMA_LONG,
     ),
     "llama_65b": Size(
         "llama_7b",
-        shape(80, 8192, 64, 0, 22016),
+        shape(80, 8192, 64, 0, 22016, norm_epsilon=1e-5),
         "65,285,660,672",
         LLAMA,
         {"learning_rate": 1.5e-4},
+        steps=LLAMA_LONG,
     ),
 }
 
@@ -176,6 +218,8 @@ def get_config(name: str = ""):
     config = t5x_lite.get_config(size.recipe)
     config.model.update(size.model)
     config.optimizer.update(size.optimizer)
+    config.data.update(size.data)
+    config.training.steps = size.steps or config.training.steps
     if config.data.lengths.sequence_length > config.model.max_length > 0:
         config.data.lengths.sequence_length = config.model.max_length
     return config

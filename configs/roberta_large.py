@@ -22,6 +22,7 @@ def get_config():
     )
     config.model.position_offset = 2
     config.optimizer.update(learning_rate=4e-4, warmup_steps=30_000)
-    config.optimizer.beta2 = 0.98
+    config.model.init = "normal"
+    config.optimizer.update(beta2=0.98, grad_clip_norm=0.0)
     config.training.steps = 500_000
     return config

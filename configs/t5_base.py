@@ -1,7 +1,8 @@
 """T5 1.0 base: 222,903,552 parameters (Raffel et al., 2020, §3.1.2 and the released models).
 Adafactor, learning rate 1/√max(n, 10⁴), that is 0.01 held for 10⁴ steps and then the inverse square
-root; 2¹⁹ steps of 128 × 512 in the baseline; no dropout while pretraining in the later recipe, 0.1
-in this one. Not trained here to its end.
+root; 2¹⁹ steps of 128 × 512 as in the baseline, which denoised i.i.d. tokens where this has spans
+of 3, as the final models (published:t5_base has their length); no dropout while pretraining in the
+later recipe, 0.1 in this one. Not trained here to its end.
 
 A row reads 568 raw tokens: exactly 512 inputs and 114 targets with their EOS.
 

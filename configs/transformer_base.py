@@ -41,6 +41,7 @@ def get_config():
         warmup_steps=4000,
         beta2=0.98,
         epsilon=1e-9,
+        grad_clip_norm=0.0,
     )
     config.training.update(
         steps=100_000,

@@ -127,3 +127,37 @@ def test_names_that_are_not_there():
         config_files.load("published:gpt3_170b")
     with pytest.raises(UserError, match="gpt_tiny"):
         config_files.load("gpt_tiny:large")
+
+
+@pytest.mark.parametrize(
+    ("names", "printed", "by"),
+    [
+        # Brown et al., 2020, table 2.1
+        ([name for name in PUBLISHED if name.startswith("gpt3_")], 300e9, 0.001),
+        # Raffel et al., 2020, §3.7: "roughly 1 trillion" of 2^20 a step
+        ([name for name in PUBLISHED if name.startswith("t5_")], 2**20 * 1e6, 0),
+        (["palm_540b"], 780e9, 0.01),  # Chowdhery et al., 2022, §5
+        (["gopher_280b"], 300e9, 0.01),  # Rae et al., 2021, §3.2
+        (["chinchilla_70b"], 1.4e12, 0.01),  # Hoffmann et al., 2022, §4
+        (["llama_7b", "llama_13b"], 1.0e12, 0.01),  # Touvron et al., 2023, table 2
+        (["llama_33b", "llama_65b"], 1.4e12, 0.01),
+        (["turing_nlg_17b"], 300_000 * 512 * 1024, 0),
+    ],
+)
+def test_recipes_read_as_many_tokens_as_is_printed(names, printed, by):
+    assert names
+    for name in names:
+        config = config_files.load(f"published:{name}", [])
+        lengths = config.data.lengths
+        row = lengths.sequence_length or lengths.inputs
+        tokens = config.training.steps * config.data.batch_size * row
+        assert tokens == pytest.approx(printed, rel=by), name
+
+
+def test_recipes_have_the_batch_of_table_2_1():
+    """Brown et al. (2020), in millions of tokens; 3.2 is 3.1 here, which many devices divide."""
+    printed = {"125m": 0.5, "350m": 0.5, "760m": 0.5, "1.3b": 1, "2.7b": 1, "6.7b": 2, "13b": 2}
+    for size, millions in (printed | {"175b": 3.1}).items():
+        data = config_files.load(f"published:gpt3_{size}", []).data
+        assert data.lengths.sequence_length == 2048
+        assert data.batch_size * 2048 / 1e6 == pytest.approx(millions, rel=0.05)
