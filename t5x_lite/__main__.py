@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from t5x_lite import __version__
 from t5x_lite.config import CompareConfig, RunConfig
-from t5x_lite.errors import INTERRUPTED, USAGE, UserError, foreseen_errors
+from t5x_lite.errors import INTERRUPTED, USAGE, UserError, foreseen_errors, user_errors
 
 if TYPE_CHECKING:
     from t5x_lite.api import LanguageModel
@@ -181,7 +181,8 @@ def _join_processes(args: Args) -> None:
         number = int(os.environ["T5X_LITE_PROCESS"])
         jax.distributed.initialize(os.environ["T5X_LITE_COORDINATOR"], int(count), number)
     elif args.distributed:
-        jax.distributed.initialize()
+        with user_errors(USAGE, "--distributed: no cluster that jax knows is here; leave it out"):
+            jax.distributed.initialize()
 
 
 def evaluate(args: Args) -> None:

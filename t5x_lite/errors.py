@@ -18,6 +18,7 @@ IO_ERROR = 74  # writing failed: disk full, checkpoint not saved
 NOT_FINITE = 76  # loss, gradients or parameters are not finite
 BAD_CONFIG = 78  # a setting that is wrong, or contradicts another
 INTERRUPTED = 130  # Ctrl-C; checkpoint saved
+STUCK = 142  # no step was finished for long
 TERMINATED = 143  # SIGTERM; checkpoint saved
 
 

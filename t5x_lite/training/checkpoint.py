@@ -80,11 +80,12 @@ class Checkpoints:
 
     def save(self, step: int, state: Any) -> None:
         """Begin to save; the state may be used, and given away, as soon as this returns."""
-        # Known before anything is written: this process's part of the state.
+        # Known before anything is written: this process's part of the state, copies left out.
         needed = sum(
             shard.data.nbytes
             for leaf in jax.tree.leaves(state)
             for shard in leaf.addressable_shards
+            if shard.replica_id == 0
         )
         free = shutil.disk_usage(self._directory).free
         if free < needed:

@@ -29,6 +29,7 @@ from t5x_lite.training.best import PREFIX, Best
 from t5x_lite.training.checkpoint import Checkpoints
 from t5x_lite.training.metrics import Log
 from t5x_lite.training.optimizer import make_optimizer
+from t5x_lite.training.processes import Heartbeat, check_same
 from t5x_lite.training.program import Program
 from t5x_lite.training.run_directory import LoadedModel
 from t5x_lite.training.step import (
@@ -213,6 +214,7 @@ def train(
     setup_jax(resolved.model.dtype)
     run = Run(resolved, data)  # what cannot be run is refused before anything is written
     config = run.resolved.config
+    check_same(run_directory.facts(config, workdir, data))
     if config.init_from and not (workdir / "checkpoints").is_dir():
         run_directory.check_init_from(run.resolved, data.tokenizer)
     with run_directory.owned(workdir, config, run.resolved.steps, data):
@@ -250,7 +252,9 @@ def _train_steps(
         last = first
     log = Log(workdir, config, first, last, active=jax.process_index() == 0, on_log=on_log)
     profile = Profile(config.training.profile, workdir)
-    with log, stop.listening(), profile:
+    stacks = workdir / f"stacks-{jax.process_index()}.txt"
+    heartbeat = Heartbeat(stacks, lambda: log.watch.now, config.training.stuck_after)
+    with log, stop.listening(), profile, heartbeat:
         if run.program.arrangement:
             log.say(run.program.arrangement)
         with log.watch("compile"):
@@ -267,7 +271,7 @@ def _train_steps(
             with log.watch("compile" if step == first + 1 else "step"), profile.around(step):
                 state, step_metrics = run.train_step(state, batch)
             # The step before is read while this one computes, so that the device never waits.
-            _read_metrics(run, log, pending)
+            _read_metrics(run, log, heartbeat, pending)
             pending = step, step_metrics
 
             exit_code = stop.exit_code(step)
@@ -280,7 +284,7 @@ def _train_steps(
             )
             # Nothing is evaluated or saved before the metrics of this step are known to be finite.
             if evaluating or saving:
-                _read_metrics(run, log, pending)
+                _read_metrics(run, log, heartbeat, pending)
                 pending = None
             if evaluating:
                 with log.watch("evaluation"):
@@ -315,7 +319,9 @@ def _train_steps(
         )
 
 
-def _read_metrics(run: Run, log: Log, pending: tuple[int, dict] | None) -> None:
+def _read_metrics(
+    run: Run, log: Log, heartbeat: Heartbeat, pending: tuple[int, dict] | None
+) -> None:
     """Wait for a step's metrics; stop the run if one is not finite; log them when they are due."""
     if pending is None:
         return
@@ -324,6 +330,7 @@ def _read_metrics(run: Run, log: Log, pending: tuple[int, dict] | None) -> None:
     values = metrics.means(step_metrics.pop("sums"))
     values |= {name: float(value) for name, value in step_metrics.items()}
     _check_finite(step, values)
+    heartbeat.finished(step)
     log.at(step)
     if is_due(step, run.resolved.config.training.log_every) or step == run.resolved.steps:
         values["raw_tokens"] = round(step * run.batches.raw_tokens)

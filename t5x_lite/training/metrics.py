@@ -26,10 +26,13 @@ class Stopwatch:
     ...     pass
     >>> sorted(watch.seconds())
     ['evaluation', 'step']
+
+    Attributes:
+        now: the part that time goes to.
     """
 
     def __init__(self, rest: str, *names: str):
-        self._rest = rest
+        self._rest = self.now = rest
         self._spent = dict.fromkeys(names, 0.0)
         self._start = time.perf_counter()
 
@@ -38,10 +41,11 @@ class Stopwatch:
         """Time spent within counts for that part; for the rest, where `counts()` is false at its
         end.
         """
-        start = time.perf_counter()
+        start, self.now = time.perf_counter(), name
         try:
             yield
         finally:
+            self.now = self._rest
             if name != self._rest and counts():
                 self._spent[name] += time.perf_counter() - start
 

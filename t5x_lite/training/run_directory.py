@@ -9,9 +9,11 @@ import fcntl
 import hashlib
 import json
 import os
+import platform
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -64,6 +66,17 @@ _FREE_SETTINGS = {
     "training.checkpoint_every",
     "training.keep_every",
     "training.patience",
+    "training.stuck_after",
+}
+
+# Where the text lies may differ from host to host; which it is may not.
+_OF_A_HOST = {
+    "data.source",
+    "data.validation_source",
+    "data.tokenizer",
+    "data.store",
+    "data.workers",
+    "data.processes",
 }
 
 # What of a model may differ from that whose parameters it starts from: how it is computed and
@@ -141,6 +154,26 @@ def owned(workdir: Path, config: RunConfig, steps: int, data: RunData) -> Iterat
         except OSError as error:
             raise _cannot_write(workdir, error) from error
         yield
+
+
+def facts(config: RunConfig, workdir: Path, data: RunData) -> dict[str, str]:
+    """What all processes of a run must have in common: settings, directory, text, tokenizer, code
+    and libraries.
+    """
+    settings = flatten(to_dict(config))
+    shared = {key: str(value) for key, value in settings.items() if key not in _OF_A_HOST}
+    text = {key: str(data.manifest[key]) for key in ("tokenizer", "train", "validation")}
+    code = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.parent.rglob("*.py")):
+        code.update(path.read_bytes())
+    return {
+        "--workdir": str(workdir.resolve()),
+        **shared,
+        **{f"the text ({key})": value for key, value in text.items()},
+        "the code of t5x_lite": code.hexdigest()[:12],
+        "Python": platform.python_version(),
+        **{name: version(name) for name in ("jax", "jaxlib", "flax", "optax")},
+    }
 
 
 def _cannot_write(workdir: Path, error: OSError) -> UserError:

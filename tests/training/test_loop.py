@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -10,7 +11,7 @@ import time
 import jax
 import numpy as np
 import pytest
-from conftest import ROOT, run, start
+from conftest import ROOT, run, start, with_devices
 from training.runs import assert_same, figures, saved_state, saved_steps, wait_for
 
 from t5x_lite import resolve as resolving
@@ -208,3 +209,81 @@ def test_a_dead_process_ends_the_others(tmp_path, config_file):
     os.kill(int(children[1]), signal.SIGKILL)
     process.communicate(timeout=60)
     assert process.returncode != 0
+
+
+def of_each(config, count: int, workdirs, **more) -> list[subprocess.Popen]:
+    """So many processes of a run, started one by one as a cluster does."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    processes = []
+    for number in range(count):
+        environment = os.environ | {
+            "T5X_LITE_COORDINATOR": address,
+            "T5X_LITE_PROCESSES": str(count),
+            "T5X_LITE_PROCESS": str(number),
+        }
+        args = ["train", f"--config={config}", f"--workdir={workdirs[number]}"]
+        args += [f"--config.{key}={value[number]}" for key, value in more.items()]
+        processes.append(start(*args, env=environment))
+    return processes
+
+
+@pytest.mark.parametrize("differs", ["--workdir", "optimizer.learning_rate"])
+def test_processes_that_differ_say_in_what(tmp_path, config_file, differs):
+    """One of them would wait for ever."""
+    workdirs = [tmp_path / "a"] * 2
+    more = {"optimizer.learning_rate": [0.1, 0.2]}
+    if differs == "--workdir":
+        workdirs, more = [tmp_path / "a", tmp_path / "b"], {}
+    processes = of_each(config_file(), 2, workdirs, **more)
+    for process in processes:
+        _, err = process.communicate(timeout=120)
+        assert process.returncode == 78, err
+        (line,) = (line for line in err.splitlines() if line.startswith("t5x_lite: "))
+        assert line.startswith(f"t5x_lite: {differs} is ")
+        assert "in process 0, and " in line
+        assert "in process 1; start all with the same command" in line
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_process_that_has_stopped_is_named(tmp_path, config_file):
+    path = config_file(**{"training.steps": 100_000, "training.stuck_after": 5.0})
+    workdir = tmp_path / "run"
+    first, second = of_each(path, 2, [workdir] * 2)
+    try:
+        wait_for(workdir, 3)
+        second.send_signal(signal.SIGSTOP)
+        _, err = first.communicate(timeout=120)
+        assert first.returncode == 142, err
+        assert "process 1 gives no sign of life; this process is at step" in err
+        assert "_train_steps" in (workdir / "stacks-0.txt").read_text()
+    finally:
+        for process in (first, second):
+            process.kill()
+            process.communicate()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "mesh", [{}, {"tensor": 4}, {"fsdp": 2, "tensor": 2}, {"fsdp": 4}, {"sequence": 2}]
+)
+def test_devices_of_two_processes_train_to_the_losses_of_one(tmp_path, config_file, mesh):
+    """Two devices in each: every axis but `data` runs within and across processes."""
+    path = config_file(
+        **{"training.steps": 6, "training.checkpoint_every": 3, "model.num_heads": 4}
+    )
+    axes = [f"--config.mesh.{axis}={size}" for axis, size in mesh.items()]
+    run("train", f"--config={path}", f"--workdir={tmp_path / 'one'}")
+    arguments = ["train", f"--config={path}", f"--workdir={tmp_path / 'two'}", *axes]
+    process = launched(*arguments, env=with_devices(2))
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == 0, out + err
+    for a, b in zip(figures(tmp_path / "one"), figures(tmp_path / "two"), strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-5)
+    # What two have written, one and four read: whole, and on a mesh.
+    whole = run("evaluate", f"--workdir={tmp_path / 'two'}")[0]
+    args = ["evaluate", f"--workdir={tmp_path / 'two'}", "--mesh=fsdp=2,tensor=2"]
+    on_four = start(*args, env=with_devices(4)).communicate(timeout=120)[0]
+    losses = [float(text.split("loss ")[1].split()[0]) for text in (whole, on_four)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
