@@ -513,6 +513,9 @@ class Training(Checked):
     checkpoint_every: NonNegative = 0  # save every n steps; 0: at the end only
     keep_every: NonNegative = 0  # save every n steps, and keep these besides the newest; 0: none
     microbatches: Positive = 1  # the batch in n parts, gradients summed: same result, less memory
+    # The same parameters to the last bit on 1, 2, 4 or 8 devices: the batch in 16 parts, one after
+    # the other, whose gradients are summed in one fixed order. Over mesh.data alone
+    exact: bool = False
     z_loss: Share = 0.0  # coefficient of log²Z (T5: 1e-4)
     # Share of the target that is spread evenly over the vocabulary (Szegedy et al., 2016)
     label_smoothing: Annotated[float, Range(0.0, 0.99)] = 0.0
@@ -531,6 +534,8 @@ class Training(Checked):
     loggers: tuple = LOGGERS[:1]  # where curves go besides metrics.jsonl: names of LOGGERS
 
     def _contradictions(self) -> Iterator[str]:
+        if self.exact and self.microbatches > 1:
+            yield "training.exact: is in 16 parts already; set training.microbatches to 1"
         if self.profile and not _is_step_range(self.profile):
             yield (
                 f"training.profile: got {list(self.profile)}, expected [first, last] with 1 <= "

@@ -40,6 +40,7 @@ from jaxtyping import Array, Int
 from t5x_lite.model.matmul import wide_dtype
 
 _sum_dtype: ContextVar[Any] = ContextVar("sum_dtype", default=None)
+_first_row: ContextVar[Any] = ContextVar("first_row", default=None)
 
 
 @contextmanager
@@ -90,8 +91,20 @@ def _first_of(mesh_axis: str, size: int) -> int | Array:
     return jax.lax.axis_index(mesh_axis) * size if parts(mesh_axis) > 1 else 0
 
 
+@contextmanager
+def rows_from(first: int | Array) -> Iterator[None]:
+    """What is computed within is of rows that begin with this one of the batch."""
+    token = _first_row.set(first)
+    try:
+        yield
+    finally:
+        _first_row.reset(token)
+
+
 def first_row(rows: int) -> int | Array:
     """The number in the batch of the first of this device's rows."""
+    if _first_row.get() is not None:
+        return _first_row.get()
     axes = tuple(axis for axis in ("data", "fsdp") if parts(axis) > 1)
     return jax.lax.axis_index(axes) * rows if axes else 0
 

@@ -29,6 +29,7 @@ from t5x_lite.config import ModelDimensions
 from t5x_lite.model.heads import Params, Row
 from t5x_lite.model.parallel import parts, sums_in
 from t5x_lite.model.transformer import parameter_axes
+from t5x_lite.training import exact
 from t5x_lite.training.sharding import BATCH, device_rules, parameter_rules
 
 Path = tuple[str, ...]
@@ -42,11 +43,13 @@ class Parallelism:
         reduce_dtype: the type in which gradients, and activations split over `tensor`, are sent and
             summed; activations never in less than the type of the computation.
         line: see sharding.line_of_devices.
+        exact: what devices have found is added up in one fixed order, see exact.py.
     """
 
     model: ModelDimensions
     reduce_dtype: str = "float32"
     line: int = 0
+    exact: bool = False
 
     def __call__(
         self,
@@ -68,6 +71,8 @@ class Parallelism:
             own_axes = device_rules(self.model, mesh.shape["tensor"])
             with nn.logical_axis_rules(own_axes), sums_in(self._activation_sums):
                 gradient, sums = compute(trained, frozen, rows, *constants)
+            if self.exact:
+                return exact.sum_over_devices((gradient, sums))
             return self._added_up(gradient), jax.lax.psum(sums, BATCH)
 
         shards = self._specs(trained), self._specs(frozen)

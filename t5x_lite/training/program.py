@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from t5x_lite.data.rows.layouts import row_types
 from t5x_lite.model.transformer import parameter_axes
 from t5x_lite.resolve import Resolved
-from t5x_lite.training import sharding
+from t5x_lite.training import exact, sharding
 from t5x_lite.training.adapt import Adaptation, parse_adaptation
 from t5x_lite.training.arrangement import Workload, arrange
 from t5x_lite.training.optimizer import Schedule, make_optimizer, make_schedule
@@ -62,7 +62,11 @@ class Program:
         sharding.check_sequence(resolved.model, lengths, sizes.sequence)
         sharding.check_batch(config.data.batch_size, config.training.microbatches, self.mesh)
         line = sharding.line_of_devices(self.mesh)
-        parallel = Parallelism(resolved.model, config.mesh.reduce_dtype, line)
+        if config.training.exact:
+            exact.check(config.data.batch_size, dict(self.mesh.shape))
+        parallel = Parallelism(
+            resolved.model, config.mesh.reduce_dtype, line, config.training.exact
+        )
         packed, heads = resolved.rows.packed, resolved.heads
         self.loss = Loss(resolved.model, packed, heads, config.training, parallel)
 

@@ -17,7 +17,7 @@ from t5x_lite.model.heads import HEADS, Params, Row
 from t5x_lite.model.losses import LossSettings, Sums
 from t5x_lite.model.parallel import parts
 from t5x_lite.model.transformer import initialise, parameter_shapes
-from t5x_lite.training import sharding
+from t5x_lite.training import exact, sharding
 from t5x_lite.training.adapt import FULL, Adaptation
 from t5x_lite.training.optimizer import Schedule
 from t5x_lite.training.parallelism import Parallelism
@@ -108,6 +108,7 @@ class Loss:
         self._parallel = parallel or Parallelism(model)
         self.heads = {name: HEADS[name] for name in heads}
         self.microbatches = training.microbatches
+        self._exact = training.exact
         self._packed = packed
         self._settings = LossSettings(
             training.z_loss,
@@ -179,6 +180,8 @@ class Loss:
                 return self.mean(sums, divisors) / sharing, sums
 
             gradient = partial(jax.grad(minimised, has_aux=True), trained)
+            if self._exact:
+                return exact.sum_of_parts(gradient, rows, key)
             return _over_microbatches(gradient, rows, key, self.microbatches)
 
         return self._parallel(of_rows, trained, frozen or {}, batch, key, self.divisors(batch))

@@ -6,7 +6,10 @@ import jax
 import pytest
 from conftest import ROOT, with_devices
 
-from t5x_lite.training import sharding
+from t5x_lite.config import Model
+from t5x_lite.errors import UserError
+from t5x_lite.resolve import resolve_model
+from t5x_lite.training import exact, sharding
 
 PROVE = """
 import json, sys
@@ -96,8 +99,6 @@ for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(state.params), jax.t
     ],
 )
 def test_what_a_mesh_does_not_divide_is_named(make, more, words):
-    from t5x_lite.errors import UserError
-
     resolved, _ = make(**more)
     config = resolved.config
 
@@ -108,3 +109,77 @@ def test_what_a_mesh_does_not_divide_is_named(make, more, words):
     with pytest.raises(UserError) as caught:
         make_and_check()
     assert words in str(caught.value)
+
+
+EXACT = """
+import hashlib, sys; sys.path.insert(0, "tests")
+import jax
+import proof_sharding as p
+from t5x_lite.data.store.prepare import prepare
+
+source, case, devices = sys.argv[1:]
+config = p.build(case, source, {"training": {"exact": True}, "model": {"dropout": 0.1}})
+run = p.make_run(config, prepare(config.data, say=lambda _: None), int(devices))
+with run.within():
+    state = run.fresh_state()
+    for step in range(20):
+        state, _ = run.train_step(state, run.batch(run.batches, step))
+digest = hashlib.sha256()
+for leaf in jax.tree.leaves(jax.device_get(state)):
+    digest.update(leaf.tobytes())
+print("DIGEST", digest.hexdigest())
+"""
+
+
+@pytest.mark.parametrize(
+    ("case", "counts"),
+    [
+        ("decoder", (1, 4)),
+        slow("decoder", (2, 8)),
+        slow("encoder", (1, 2, 4, 8)),
+        slow("encoder_decoder", (1, 2, 4, 8)),
+    ],
+)
+def test_exact_training_is_the_same_to_the_last_bit_on_any_number_of_devices(
+    text_file, case, counts
+):
+    """Parameters and the optimizer's state after 20 steps with dropout, compiled as for users."""
+    environment = with_devices(8) | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0"}
+
+    def digest(devices):
+        command = [sys.executable, "-c", EXACT, str(text_file), case, str(devices)]
+        done = subprocess.run(
+            command, cwd=ROOT, check=True, capture_output=True, text=True, env=environment
+        )
+        return done.stdout.split("DIGEST ")[1]
+
+    assert len({digest(devices) for devices in counts}) == 1
+
+
+@pytest.mark.parametrize(
+    ("mesh", "batch_size", "words"),
+    [
+        ({"data": 1, "fsdp": 2}, 32, "goes over mesh.data alone, got mesh.fsdp = 2"),
+        ({"data": 16, "fsdp": 1}, 32, "is for 1, 2, 4 or 8 devices, got 16"),
+        ({"data": 3, "fsdp": 1}, 48, "is for 1, 2, 4 or 8 devices, got 3"),
+        ({"data": 2, "fsdp": 1}, 24, "data.batch_size: got 24, expected a multiple of 16"),
+    ],
+)
+def test_what_cannot_be_exact_is_named(mesh, batch_size, words):
+    with pytest.raises(UserError, match=words):
+        exact.check(batch_size, mesh)
+
+
+@pytest.mark.parametrize(
+    ("model", "lengths", "words"),
+    [
+        ({}, (66,), "data.lengths: 66 positions are no multiple of 2 × mesh.sequence 2"),
+        ({"mixer": "lstm", "positions": "none"}, (64,), "model.mixer=lstm: cannot be split"),
+        ({"ff_dropout": 0.1}, (64,), "model.ff_dropout: cannot be split over mesh.sequence = 2"),
+    ],
+)
+def test_rows_that_devices_cannot_share_are_named(model, lengths, words):
+    dimensions = resolve_model(Model(**model), vocab_size=8, max_length=66)
+    sharding.check_sequence(dimensions, lengths, 1)
+    with pytest.raises(UserError, match=words):
+        sharding.check_sequence(dimensions, lengths, 2)

@@ -1,0 +1,82 @@
+"""training.exact: the same parameters, to the last bit, on any number of devices.
+
+Sums of floating-point numbers depend on their order. Here the batch is cut into parts, as many
+whatever the devices are. The gradient of each part is the same program on the same numbers, and the
+parts are added up in one order, that of a tree with neighbours as leaves, of which each device
+computes a branch:
+
+    part    0   1   2   3   4   5   6   7  …
+             └─┬─┘   └─┬─┘   └─┬─┘   └─┬─┘
+               └───┬───┘       └───┬───┘       two devices: each has half of the parts,
+                   └───────┬───────┘           and both add up the last two sums
+
+It costs up to four gradients of room, parts too small to keep a device busy, and gradients that are
+gathered instead of reduced.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from t5x_lite.errors import BAD_CONFIG, UserError
+from t5x_lite.model.parallel import parts, rows_from
+
+_PARTS = 16
+# Two parts for each device at least: a loop that turns once would be written out by the compiler,
+# and be another program.
+_MOST_DEVICES = _PARTS // 2
+
+
+def check(batch_size: int, mesh: dict[str, int]) -> None:
+    """Refuse a batch or a mesh that cannot be computed so."""
+    others = [axis for axis, size in mesh.items() if axis != "data" and size > 1]
+    if others:
+        reason = f"goes over mesh.data alone, got mesh.{others[0]} = {mesh[others[0]]}"
+        raise UserError(BAD_CONFIG, f"training.exact: {reason}; set it to 1")
+    devices = mesh["data"]
+    if devices > _MOST_DEVICES or _PARTS % devices:
+        reason = f"is for 1, 2, 4 or 8 devices, got {devices}"
+        raise UserError(BAD_CONFIG, f"training.exact: {reason}")
+    if batch_size % _PARTS:
+        reason = f"got {batch_size}, expected a multiple of {_PARTS} with training.exact"
+        raise UserError(BAD_CONFIG, f"data.batch_size: {reason}")
+
+
+def sum_of_parts(compute: Callable[..., Any], rows: Any, key: Array | None) -> Any:
+    """compute(rows of a part, key), summed over the parts of this device."""
+    devices = parts("data")
+    count = _PARTS // devices
+    first = jax.lax.axis_index("data") * count if devices > 1 else 0
+
+    def split(x):
+        return x.reshape(count, -1, *x.shape[1:])
+
+    def of_part(part):
+        number, rows = part
+        size = jax.tree.leaves(rows)[0].shape[0]
+        # Dropout follows from the number of a row in the batch.
+        with rows_from(number * size):
+            return compute(rows, key)
+
+    return _tree_sum(of_part, (first + jnp.arange(count), jax.tree.map(split, rows)), count)
+
+
+def _tree_sum(of_leaf: Callable[[Any], Any], leaves: Any, count: int) -> Any:
+    """Of so many leaves, the sum of the sums of both halves."""
+    if count == 1:
+        return of_leaf(jax.tree.map(lambda x: x[0], leaves))
+    halves = jax.tree.map(lambda x: x.reshape(2, count // 2, *x.shape[1:]), leaves)
+    sums = jax.lax.map(lambda half: _tree_sum(of_leaf, half, count // 2), halves)
+    return jax.tree.map(lambda x: x[0] + x[1], sums)
+
+
+def sum_over_devices(found: Any) -> Any:
+    """What all devices have found, added up by the upper part of the tree. It ends in the same
+    addition of two results of a loop as on one device, which the compiler makes part of what reads
+    it.
+    """
+    gathered = jax.tree.map(lambda x: jax.lax.all_gather(x, "data"), found)
+    return _tree_sum(lambda leaf: leaf, gathered, parts("data"))
