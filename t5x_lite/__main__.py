@@ -86,7 +86,7 @@ def _mesh(args: Args) -> Any:
     sizes = {}
     for part in args.mesh.split(","):
         axis, equals, size = part.partition("=")
-        if not equals:
+        if not equals or not size.lstrip("-").isdigit():
             raise UserError(
                 USAGE, f"--mesh={args.mesh}: expected AXIS=SIZE,…, such as fsdp=4,tensor=2"
             )

@@ -143,7 +143,8 @@ def evaluate(
     loop.setup_jax(resolved.model.dtype)
     loaded = run_directory.load(workdir, mesh, allow_code)
     data = run_directory.open_data(workdir, resolved, loaded.tokenizer, say, allow_code)
-    config = dataclasses.replace(resolved.config, mesh=mesh or Mesh())
+    training = dataclasses.replace(resolved.config.training, exact=False)  # of gradients alone
+    config = dataclasses.replace(resolved.config, mesh=mesh or Mesh(), training=training)
     here = dataclasses.replace(resolved, config=config, model=loaded.model)
     evaluator = loop.Evaluator(here, data, None if mesh else jax.local_devices()[:1])
     with evaluator.within():

@@ -528,7 +528,7 @@ class Training(Checked):
     # End after so many evaluations of a task that brought nothing better; 0: never
     patience: NonNegative = 0
     # Seconds without a finished step, or 20 times the median step if that is longer, after which a
-    # run ends with exit code 142 and says which process does not move; 0: never
+    # run of several processes ends with exit code 142 and says which does not move; 0: never
     stuck_after: Annotated[float, Range(0.0)] = 60.0
     profile: tuple = ()  # (first, last) step written as a jax.profiler trace to WORKDIR/profile
     loggers: tuple = LOGGERS[:1]  # where curves go besides metrics.jsonl: names of LOGGERS

@@ -31,7 +31,7 @@ from t5x_lite.model.transformer import count_parameters, parameter_shapes
 from t5x_lite.resolve import plan, resolve
 from t5x_lite.specs import AllowedCode
 from t5x_lite.study import task_report
-from t5x_lite.training import loop, metrics, run_directory
+from t5x_lite.training import exact, loop, metrics, run_directory
 from t5x_lite.training.adapt import parse_adaptation
 from t5x_lite.training.best import PREFIX
 
@@ -260,7 +260,9 @@ def _with_schedule(config: RunConfig, data: TaskData, is_set: set[str]) -> RunCo
         batch_size = max(1, min(rows, round(_EXAMPLES_PER_BATCH / examples_per_row)))
         # Whole rows for each device and microbatch.
         sharing_rows = config.mesh.sequence * config.mesh.tensor
-        multiple = config.training.microbatches * jax.device_count() // sharing_rows
+        multiple = config.training.microbatches * max(jax.device_count() // sharing_rows, 1)
+        if config.training.exact:
+            multiple = math.lcm(multiple, exact.PARTS)
         batch_size = -(-batch_size // multiple) * multiple
     epochs = max(config.data.epochs, 1)
     steps = min(config.training.steps, max(stream.rows(epochs) // batch_size, 1))

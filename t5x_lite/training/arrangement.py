@@ -1,12 +1,14 @@
 """Which mesh? The sizes of its axes that a preset stands for, on the devices at hand."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from t5x_lite.config import Mesh, ModelDimensions
 from t5x_lite.errors import BAD_CONFIG, UserError
+from t5x_lite.training import sharding
+from t5x_lite.training.sharding import count_slices
 
 _MOST_TENSOR = 8  # more parts of a layer than that are too small to keep a device busy
 # Of a device's memory, what parameters, their gradients and the optimizer's state may take: the
@@ -70,7 +72,10 @@ def arrange(mesh: Mesh, work: Workload, devices: Sequence[Any]) -> tuple[Mesh, s
     }
     if not mesh.preset:
         return mesh, ""
-    sizes, reason = presets[mesh.preset](work, devices)
+    # Slices differ along `data` alone: what is arranged is one of them, with its share of the rows.
+    slices = count_slices(devices)
+    of_slice = replace(work, rows=work.rows // slices), devices[: len(devices) // slices]
+    sizes, reason = presets[mesh.preset](*of_slice)
     sizes["data"] = len(devices) // math.prod(sizes.values())
     shown = " × ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1) or "one device"
     return replace(mesh, preset="", **sizes), f"mesh.preset={mesh.preset}: {shown}; {reason}"
@@ -100,6 +105,8 @@ def _fsdp_tensor(work: Workload, devices: Sequence[Any]) -> Sizes:
 
 def _long_context(work: Workload, devices: Sequence[Any]) -> Sizes:
     count = len(devices)
+    if count == 1:
+        raise UserError(BAD_CONFIG, "mesh.preset=long_context: needs several devices, got one")
     sequence = _sequence_for(work, count, least=2)
     if sequence is None:
         reason = f"rows of {max(work.lengths)} positions, {work.rows} of them"
@@ -123,19 +130,16 @@ def _auto(work: Workload, devices: Sequence[Any]) -> Sizes:
 
     # As few parts as fit.
     room = _SHARE_OF_STATE * memory
-    enough = [
-        parts
-        for parts in _divisors(over_rows)
-        if work.state_bytes / parts <= room and work.model.d_model % parts == 0
-    ]
-    sizes["fsdp"] = enough[0] if enough else over_rows
+    dividing = [parts for parts in _divisors(over_rows) if work.model.d_model % parts == 0]
+    enough = [parts for parts in dividing if work.state_bytes / parts <= room]
+    sizes["fsdp"] = enough[0] if enough else dividing[-1]
     reason = f"{size}, a device has {memory / 2**30:.0f} GiB, of which half is for activations"
     return sizes, reason if enough else f"{reason}: it may not fit"
 
 
 def _sequence_for(work: Workload, count: int, least: int = 1) -> int | None:
     """Among how many of so many devices a row has to be shared, so that each group has one."""
-    for sequence in _divisors(count):
+    for sequence in _divisors(count if not sharding.unshared(work.model) else 1):
         is_whole = all(length % (2 * sequence) == 0 for length in work.lengths)
         has_rows = work.rows % (count // sequence) == 0
         if sequence >= least and has_rows and (sequence == 1 or is_whole):
@@ -151,5 +155,5 @@ def is_splittable(model: ModelDimensions, tensor: int) -> bool:
     ) and (kv_heads % tensor == 0 or tensor % kv_heads == 0)
 
 
-def _divisors(count: int) -> Iterable[int]:
+def _divisors(count: int) -> list[int]:
     return [size for size in range(1, count + 1) if count % size == 0]

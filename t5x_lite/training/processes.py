@@ -6,13 +6,15 @@ knows of every process, and needs no devices.
 import faulthandler
 import itertools
 import json
+import math
 import os
 import statistics
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,8 @@ def check_same(facts: dict[str, str]) -> None:
             theirs = json.loads(theirs)
         except jax.errors.JaxRuntimeError as error:
             reason = f"process {process} did not arrive within {_ARRIVE_WITHIN} s"
+            if "DEADLINE_EXCEEDED" not in str(error):
+                reason = "process 0, which coordinates the others, has ended"
             raise UserError(BAD_CONFIG, f"{reason}; see what it says, and start again") from error
         of_first = of_first or theirs
         for name in sorted({*theirs, *of_first}):
@@ -61,26 +65,26 @@ def check_same(facts: dict[str, str]) -> None:
 
 
 class Heartbeat:
-    """Ends a run that has stopped: where no step is finished for long, this process says which
-    process does not move, writes where its own threads are, and exits with 142.
+    """Ends a run of several processes that has stopped: where no step is finished for long, each
+    that still lives says which does not move, writes where its own threads are, and exits with 142.
 
     Args:
         stacks: the file that these are written to.
-        phase: what the run does now, a name of its Stopwatch.
+        phase: what the run does now, a name of its Stopwatch. What is no step may take long.
         patience: seconds that a step may take, or 20 times the median step if that is longer; 0:
             any time.
     """
 
     def __init__(self, stacks: Path, phase: Callable[[], str], patience: float):
         self._stacks, self._phase, self._patience = stacks, phase, patience
+        self._period = min(patience / _BEATS_BEFORE_THE_END, 5.0)
         self._seconds: deque[float] = deque(maxlen=50)  # that the last steps took
         self._step, self._moved = 0, time.monotonic()
-        self._last_phase = ""
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True, name="heartbeat")
 
     def __enter__(self) -> "Heartbeat":
-        if self._patience:
+        if self._patience and jax.process_count() > 1:
             self._thread.start()
         return self
 
@@ -95,56 +99,83 @@ class Heartbeat:
 
     @property
     def limit(self) -> float:
-        """Seconds that may pass from one finished step to the next."""
-        median = statistics.median(self._seconds) if self._seconds else 0.0
-        return max(self._patience, 20 * median)
+        """Seconds that may pass from one finished step to the next; how long a step takes is known
+        after two.
+        """
+        if len(self._seconds) < 2:
+            return math.inf
+        return max(self._patience, 20 * statistics.median(self._seconds))
 
     def _watch(self) -> None:
-        period = min(self._patience / _BEATS_BEFORE_THE_END, 5.0)
-        while not self._over.wait(period):
-            self._last_phase = self._phase()
-            if self._last_phase not in _STEPS:
+        while not self._over.wait(self._period):
+            if self._phase() not in _STEPS:
                 self._moved = time.monotonic()
             self._tell()
-            idle = time.monotonic() - self._moved
-            if idle > self.limit:
-                self._end(idle, period)
+            if time.monotonic() - self._moved > self.limit:
+                self._end_unless_it_moves()
 
     def _tell(self) -> None:
         """The others where this process is, and that it lives."""
-        if jax.process_count() > 1:
-            beat = json.dumps([self._step, self._last_phase, time.monotonic()])
-            key = f"t5x_lite/beats/{jax.process_index()}"
-            _client().key_value_set(key, beat, allow_overwrite=True)
+        beat = json.dumps([self._step, self._phase(), time.monotonic()])
+        key = f"t5x_lite/beats/{jax.process_index()}"
+        _answer(lambda: _client().key_value_set(key, beat, allow_overwrite=True), self._period)
 
-    def _others(self) -> dict[int, list]:
-        if jax.process_count() == 1:
-            return {}
-        beats = _client().key_value_dir_get("t5x_lite/beats/")
+    def _others(self) -> dict[int, list] | None:
+        """What the others told last; None where process 0, which keeps it, does not answer."""
+        beats = _answer(lambda: _client().key_value_dir_get("t5x_lite/beats/"), self._period)
+        if beats is None:
+            return None
         found = {int(key.rsplit("/", 1)[1]): json.loads(beat) for key, beat in beats}
         return {process: beat for process, beat in found.items() if process != jax.process_index()}
 
-    def _end(self, idle: float, period: float) -> None:
-        before = self._others()
-        # Those that live beat again meanwhile.
-        if self._over.wait(3 * period):
-            return
+    def _end_unless_it_moves(self) -> None:
+        moved, before = self._moved, self._others()
+        # Those that live beat again meanwhile, and so does this one.
+        for _ in range(3):
+            if self._over.wait(self._period):
+                return
+            self._tell()
         after = self._others()
-        culprits = [
-            f"process {process} gives no sign of life"
-            for process, beat in after.items()
-            if beat == before.get(process)
-        ]
-        culprits += [
-            f"process {process} is behind, at step {beat[0]} ({beat[1]})"
-            for process, beat in after.items()
-            if beat != before.get(process) and (beat[0] < self._step or beat[1] == "data")
-        ]
-        here = f"this process is at step {self._step} ({self._last_phase})"
+        if self._moved != moved or self._phase() not in _STEPS:
+            return
+        said = [*_culprits(before, after, self._step)]
+        said.append(f"this process is at step {self._step} ({self._phase()})")
         with open(self._stacks, "w") as file:
             faulthandler.dump_traceback(file)
-        said = "; ".join([*culprits, here])
-        allowed = f"no step was finished for {idle:.0f} s, and {self.limit:.0f} are allowed"
+        idle = time.monotonic() - moved
+        late = f"no step was finished for {idle:.0f} s, where {self.limit:.0f} s are allowed"
         fix = f"its threads are in {self._stacks}; the same command continues"
-        print(f"t5x_lite: {allowed}: {said}; {fix}", file=sys.stderr, flush=True)
+        print(f"t5x_lite: {late}: {'; '.join(said)}; {fix}", file=sys.stderr, flush=True)
+        # Without process 0 jax would abort the others before they have spoken.
+        for _ in range(4 if jax.process_index() == 0 else 0):
+            time.sleep(self._period)
+            self._tell()
         os._exit(STUCK)  # the main thread may never come back
+
+
+def _answer(call: Callable[[], Any], patience: float) -> Any:
+    """What a call returns; None where it fails or does not return in time."""
+    answers: list[Any] = []
+
+    def ask() -> None:
+        with suppress(Exception):
+            answers.append(call())
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(patience)
+    return answers[0] if answers else None
+
+
+def _culprits(
+    before: dict[int, list] | None, after: dict[int, list] | None, step: int
+) -> Iterator[str]:
+    """Which processes do not move, from what all told at two times, each [step, phase, time]."""
+    if before is None or after is None:
+        yield "process 0, which coordinates the others, gives no sign of life"
+        return
+    for process, beat in after.items():
+        if beat == before.get(process):
+            yield f"process {process} gives no sign of life"
+        elif beat[0] < step or beat[1] == "data":
+            yield f"process {process} is at step {beat[0]} ({beat[1]})"

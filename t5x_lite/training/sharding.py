@@ -103,7 +103,7 @@ def _arranged(sizes: dict[str, int], devices: Sequence[Any]) -> jax.sharding.Mes
     apart by `data` alone.
     """
     axis_types = (AxisType.Auto,) * len(sizes)
-    slices = len({getattr(device, "slice_index", 0) for device in devices})
+    slices = count_slices(devices)
     if sizes["data"] % slices:
         reason = f"got {sizes['data']}, but the devices are of {slices} slices"
         raise UserError(BAD_CONFIG, f"mesh.data: {reason}; make it a multiple, or -1")
@@ -123,6 +123,11 @@ def _check_divisible(setting: str, size: int, axis: str, parts: int) -> None:
         raise UserError(BAD_CONFIG, f"{setting} is {size}, which {axis} = {parts} does not divide")
 
 
+def count_slices(devices: Iterable[Any]) -> int:
+    """Of TPUs; 1 for all other devices."""
+    return len({getattr(device, "slice_index", 0) for device in devices})
+
+
 _MIN_SLICE_IN_LINES = 64  # chips
 
 
@@ -135,7 +140,7 @@ def line_of_devices(mesh: jax.sharding.Mesh) -> int:
     and where lines are short, one step does.
     """
     devices = mesh.devices[0, :, 0, 0]
-    slice_size = mesh.size // len({getattr(one, "slice_index", 0) for one in mesh.devices.flat})
+    slice_size = mesh.size // count_slices(mesh.devices.flat)
     if len(devices) < max(slice_size, _MIN_SLICE_IN_LINES):
         return 0
     places = np.array([getattr(device, "coords", ()) for device in devices])
@@ -156,16 +161,21 @@ def check_sequence(model: ModelDimensions, lengths: Iterable[int], devices: int)
         if length % (2 * devices):
             reason = f"{length} positions are no multiple of 2 × mesh.sequence {devices}"
             raise UserError(BAD_CONFIG, f"data.lengths: {reason}")
-    unsplit = {
+    setting = unshared(model)
+    if setting:
+        reason = f"cannot be split over mesh.sequence = {devices}"
+        raise UserError(BAD_CONFIG, f"{setting}: {reason}; set mesh.sequence to 1")
+
+
+def unshared(model: ModelDimensions) -> str:
+    """A setting with which devices cannot share a row; empty: they can."""
+    settings = {
         "model.mixer=lstm": model.mixer == "lstm",
         "model.backward_decoder=True": model.backward_decoder,
         "model.attention_dropout": model.attention_dropout > 0,
         "model.ff_dropout": model.ff_dropout > 0,
     }
-    for setting, is_set in unsplit.items():
-        if is_set:
-            reason = f"cannot be split over mesh.sequence = {devices}"
-            raise UserError(BAD_CONFIG, f"{setting}: {reason}; set mesh.sequence to 1")
+    return next((setting for setting, is_set in settings.items() if is_set), "")
 
 
 def check_batch(batch_size: int, microbatches: int, mesh: jax.sharding.Mesh) -> None:

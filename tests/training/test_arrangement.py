@@ -1,3 +1,4 @@
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -46,6 +47,25 @@ def test_presets():
 )
 def test_auto_splits_parameters_as_little_as_fits(state, rows, expected):
     assert sizes("auto", state=state, rows=rows) == expected
+
+
+@pytest.mark.parametrize("preset", ["data", "fsdp", "fsdp_tensor", "long_context", "auto"])
+def test_slices_differ_along_data_alone(preset):
+    two_slices = [
+        SimpleNamespace(device_kind="TPU v5 lite", platform="tpu", slice_index=number // 8)
+        for number in range(16)
+    ]
+    work = Workload(MODEL, 64, (1024,), 40 * GiB)
+    mesh, _ = arrange(Mesh(preset=preset), work, two_slices)
+    assert mesh.data % 2 == 0
+    assert mesh.data * mesh.fsdp * mesh.sequence * mesh.tensor == 16
+
+
+def test_auto_leaves_rows_alone_that_cannot_be_shared():
+    model = replace(MODEL, attention_dropout=0.1)
+    work = Workload(model, 4, (1024,), 9 * GiB)
+    mesh, _ = arrange(Mesh(preset="auto"), work, devices(8))
+    assert mesh.sequence == 1
 
 
 def test_auto_says_why():

@@ -1,5 +1,6 @@
 """Whole runs as a user has them: killed, misused, on several processes."""
 
+import json
 import os
 import random
 import signal
@@ -7,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -17,7 +19,7 @@ from training.runs import assert_same, figures, saved_state, saved_steps, wait_f
 from t5x_lite import resolve as resolving
 from t5x_lite.errors import NOT_FINITE, UserError
 from t5x_lite.resolve import text_data
-from t5x_lite.training import loop, metrics
+from t5x_lite.training import loop, metrics, processes
 
 SLOW = {
     "training.steps": 40,
@@ -247,17 +249,26 @@ def test_processes_that_differ_say_in_what(tmp_path, config_file, differs):
     assert not (tmp_path / "a").exists()
 
 
-def test_a_process_that_has_stopped_is_named(tmp_path, config_file):
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (1, "process 1"),
+        pytest.param(0, "process 0, which coordinates the others,", marks=pytest.mark.slow),
+    ],
+)
+def test_a_process_that_has_stopped_is_named(tmp_path, config_file, number, words):
     path = config_file(**{"training.steps": 100_000, "training.stuck_after": 5.0})
     workdir = tmp_path / "run"
     first, second = of_each(path, 2, [workdir] * 2)
     try:
         wait_for(workdir, 3)
-        second.send_signal(signal.SIGSTOP)
-        _, err = first.communicate(timeout=120)
-        assert first.returncode == 142, err
-        assert "process 1 gives no sign of life; this process is at step" in err
-        assert "_train_steps" in (workdir / "stacks-0.txt").read_text()
+        stopped, other = (first, second) if number == 0 else (second, first)
+        stopped.send_signal(signal.SIGSTOP)
+        _, err = other.communicate(timeout=120)
+        assert other.returncode == 142, err
+        (line,) = (line for line in err.splitlines() if line.startswith("t5x_lite: "))
+        assert f"{words} gives no sign of life; this process is at step" in line
+        assert "_train_steps" in (workdir / f"stacks-{1 - number}.txt").read_text()
     finally:
         for process in (first, second):
             process.kill()
@@ -287,3 +298,34 @@ def test_devices_of_two_processes_train_to_the_losses_of_one(tmp_path, config_fi
     on_four = start(*args, env=with_devices(4)).communicate(timeout=120)[0]
     losses = [float(text.split("loss ")[1].split()[0]) for text in (whole, on_four)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_a_run_that_moves_again_goes_on(tmp_path, monkeypatch):
+    """And one whose first steps are slow, or that evaluates, is not timed."""
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    kept = {"t5x_lite/beats/1": json.dumps([7, "step", 0.0])}
+    service = SimpleNamespace(
+        key_value_set=lambda key, value, allow_overwrite: kept.__setitem__(key, value),
+        key_value_dir_get=lambda where: list(kept.items()),
+    )
+    monkeypatch.setattr(processes, "_client", lambda: service)
+    ended = []
+    monkeypatch.setattr(processes.os, "_exit", ended.append)
+    phase = ["step"]
+    with processes.Heartbeat(tmp_path / "stacks", lambda: phase[0], 0.2) as heartbeat:
+        time.sleep(0.5)  # the first step
+        heartbeat.finished(1)
+        heartbeat.finished(2)
+        phase[0] = "evaluation"
+        time.sleep(0.5)
+        phase[0] = "step"
+        for step in range(3, 20):
+            time.sleep(0.05)
+            heartbeat.finished(step)
+        assert not ended
+        heartbeat._seconds.extend([0.0] * 50)
+        deadline = time.monotonic() + 10
+        while not ended and time.monotonic() < deadline:
+            time.sleep(0.05)
+    assert 142 in ended
+    assert "_watch" in (tmp_path / "stacks").read_text()

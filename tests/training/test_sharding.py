@@ -159,7 +159,7 @@ def test_exact_training_is_the_same_to_the_last_bit_on_any_number_of_devices(
 @pytest.mark.parametrize(
     ("mesh", "batch_size", "words"),
     [
-        ({"data": 1, "fsdp": 2}, 32, "goes over mesh.data alone, got mesh.fsdp = 2"),
+        ({"data": 1, "fsdp": 2}, 32, "goes over mesh.data alone, got a mesh of fsdp 2"),
         ({"data": 16, "fsdp": 1}, 32, "is for 1, 2, 4 or 8 devices, got 16"),
         ({"data": 3, "fsdp": 1}, 48, "is for 1, 2, 4 or 8 devices, got 3"),
         ({"data": 2, "fsdp": 1}, 24, "data.batch_size: got 24, expected a multiple of 16"),
