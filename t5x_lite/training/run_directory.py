@@ -38,16 +38,20 @@ from t5x_lite.training.adapt import is_added, parse_adaptation
 from t5x_lite.training.best import best_directory
 from t5x_lite.training.checkpoint import Checkpoints
 
-# What may differ when a run continues: how long, how often, on what machine, and where the text
-# lies, not what it is.
-_FREE_SETTINGS = {
-    "init_from",
+# Where the text lies may differ from host to host; which it is may not.
+_OF_A_HOST = {
     "data.source",
     "data.validation_source",
     "data.tokenizer",
     "data.store",
     "data.workers",
     "data.processes",
+}
+
+# What may differ when a run continues: how long, how often, on what machine, and where the text
+# lies, not what it is.
+_FREE_SETTINGS = _OF_A_HOST | {
+    "init_from",
     "data.epochs",
     "task.source",
     "task.test",
@@ -67,16 +71,6 @@ _FREE_SETTINGS = {
     "training.keep_every",
     "training.patience",
     "training.stuck_after",
-}
-
-# Where the text lies may differ from host to host; which it is may not.
-_OF_A_HOST = {
-    "data.source",
-    "data.validation_source",
-    "data.tokenizer",
-    "data.store",
-    "data.workers",
-    "data.processes",
 }
 
 # What of a model may differ from that whose parameters it starts from: how it is computed and
