@@ -65,6 +65,9 @@ def _workdir(args: Args) -> Path:
         raise UserError(
             USAGE, f"{args.command}: --workdir=DIR is missing; name the directory of the run"
         )
+    if "://" in args.workdir:
+        reason = "a run is written to a file system; mount the bucket, or name a directory"
+        raise UserError(USAGE, f"--workdir={args.workdir}: {reason}")
     return Path(args.workdir)
 
 
