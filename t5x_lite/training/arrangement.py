@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
+
 from t5x_lite.config import Mesh, ModelDimensions
 from t5x_lite.errors import BAD_CONFIG, UserError
-from t5x_lite.training import sharding
-from t5x_lite.training.sharding import count_slices
+from t5x_lite.training.sharding import count_slices, undivided, unshared
 
 _MOST_TENSOR = 8  # more parts of a layer than that are too small to keep a device busy
 # Of a device's memory, what parameters, their gradients and the optimizer's state may take: the
@@ -33,7 +34,7 @@ def memory_of(device: Any) -> float | None:
     """Bytes that a device has; None where that is not known, as of every CPU."""
     try:
         limit = (device.memory_stats() or {}).get("bytes_limit")
-    except Exception:  # of a device that is not here
+    except jax.errors.JaxRuntimeError:  # of a device that is not here
         limit = None
     if limit or device.platform == "cpu":
         return limit
@@ -97,7 +98,7 @@ def _fsdp_tensor(work: Workload, devices: Sequence[Any]) -> Sizes:
     tensor = max(
         size
         for size in _divisors(count)
-        if size <= _MOST_TENSOR and is_splittable(work.model, size)
+        if size <= _MOST_TENSOR and not undivided(work.model, tensor=size)
     )
     reason = f"tensor, up to {_MOST_TENSOR}, divides the heads, d_ff and vocabulary of the model"
     return {"fsdp": count // tensor, "tensor": tensor}, reason
@@ -130,7 +131,7 @@ def _auto(work: Workload, devices: Sequence[Any]) -> Sizes:
 
     # As few parts as fit.
     room = _SHARE_OF_STATE * memory
-    dividing = [parts for parts in _divisors(over_rows) if work.model.d_model % parts == 0]
+    dividing = [parts for parts in _divisors(over_rows) if not undivided(work.model, fsdp=parts)]
     enough = [parts for parts in dividing if work.state_bytes / parts <= room]
     sizes["fsdp"] = enough[0] if enough else dividing[-1]
     reason = f"{size}, a device has {memory / 2**30:.0f} GiB, of which half is for activations"
@@ -139,20 +140,13 @@ def _auto(work: Workload, devices: Sequence[Any]) -> Sizes:
 
 def _sequence_for(work: Workload, count: int, least: int = 1) -> int | None:
     """Among how many of so many devices a row has to be shared, so that each group has one."""
-    for sequence in _divisors(count if not sharding.unshared(work.model) else 1):
+    can_share = not unshared(work.model)
+    for sequence in _divisors(count) if can_share else [1]:
         is_whole = all(length % (2 * sequence) == 0 for length in work.lengths)
         has_rows = work.rows % (count // sequence) == 0
         if sequence >= least and has_rows and (sequence == 1 or is_whole):
             return sequence
     return None
-
-
-def is_splittable(model: ModelDimensions, tensor: int) -> bool:
-    """Whether so many devices of `tensor` can split a model."""
-    kv_heads = model.num_kv_heads
-    return not any(
-        size % tensor for size in (model.num_heads, model.d_ff, model.embedding_rows)
-    ) and (kv_heads % tensor == 0 or tensor % kv_heads == 0)
 
 
 def _divisors(count: int) -> list[int]:

@@ -61,7 +61,8 @@ def sum_of_parts(compute: Callable[..., Any], rows: Any, key: Array | None) -> A
         with rows_from(number * size):
             return compute(rows, key)
 
-    return _tree_sum(of_part, (first + jnp.arange(count), jax.tree.map(split, rows)), count)
+    numbers, rows_of_parts = first + jnp.arange(count), jax.tree.map(split, rows)
+    return _tree_sum(of_part, (numbers, rows_of_parts), count)
 
 
 def _tree_sum(of_leaf: Callable[[Any], Any], leaves: Any, count: int) -> Any:

@@ -214,7 +214,8 @@ def train(
     setup_jax(resolved.model.dtype)
     run = Run(resolved, data)  # what cannot be run is refused before anything is written
     config = run.resolved.config
-    check_same(run_directory.facts(config, workdir, data))
+    if jax.process_count() > 1:
+        check_same(run_directory.facts(config, workdir, data))
     if config.init_from and not (workdir / "checkpoints").is_dir():
         run_directory.check_init_from(run.resolved, data.tokenizer)
     with run_directory.owned(workdir, config, run.resolved.steps, data):

@@ -87,14 +87,9 @@ def make_mesh(
         raise UserError(
             BAD_CONFIG, f"model.attention_kernel={kernel}: it needs a TPU; set it to auto"
         )
-    _check_divisible("model.num_heads", model.num_heads, "mesh.tensor", mesh.tensor)
-    if mesh.tensor % model.num_kv_heads:  # else they are repeated
-        _check_divisible("model.num_kv_heads", model.num_kv_heads, "mesh.tensor", mesh.tensor)
-    _check_divisible("model.d_ff", model.d_ff, "mesh.tensor", mesh.tensor)
-    _check_divisible("model.d_model", model.d_model, "mesh.fsdp", mesh.fsdp)
-    _check_divisible("model.embedding_size", model.embedding_size, "mesh.fsdp", mesh.fsdp)
-    padded = "model.vocab_size, padded by model.vocab_multiple,"
-    _check_divisible(padded, model.embedding_rows, "mesh.tensor", mesh.tensor)
+    reason = undivided(model, mesh.fsdp, mesh.tensor)
+    if reason:
+        raise UserError(BAD_CONFIG, reason)
     return _arranged(sizes, devices)
 
 
@@ -118,9 +113,21 @@ def _arranged(sizes: dict[str, int], devices: Sequence[Any]) -> jax.sharding.Mes
     return jax.sharding.Mesh(arranged, tuple(sizes), axis_types=axis_types)
 
 
-def _check_divisible(setting: str, size: int, axis: str, parts: int) -> None:
-    if size % parts:
-        raise UserError(BAD_CONFIG, f"{setting} is {size}, which {axis} = {parts} does not divide")
+def undivided(model: ModelDimensions, fsdp: int = 1, tensor: int = 1) -> str:
+    """What of a model cannot be split by so many devices; empty: it can."""
+    by_tensor = {
+        "model.num_heads": model.num_heads,
+        "model.d_ff": model.d_ff,
+        "model.vocab_size, padded by model.vocab_multiple,": model.embedding_rows,
+    }
+    if tensor % model.num_kv_heads:  # else they are repeated
+        by_tensor["model.num_kv_heads"] = model.num_kv_heads
+    by_fsdp = {"model.d_model": model.d_model, "model.embedding_size": model.embedding_size}
+    for axis, parts, sizes in (("tensor", tensor, by_tensor), ("fsdp", fsdp, by_fsdp)):
+        for setting, size in sizes.items():
+            if size % parts:
+                return f"{setting} is {size}, which mesh.{axis} = {parts} does not divide"
+    return ""
 
 
 def count_slices(devices: Iterable[Any]) -> int:

@@ -15,7 +15,8 @@ MODEL = resolve_model(
 
 
 def devices(count: int, kind: str = "TPU v5 lite", platform: str = "tpu"):
-    return [SimpleNamespace(device_kind=kind, platform=platform)] * count
+    one = {"device_kind": kind, "platform": platform, "memory_stats": lambda: None}
+    return [SimpleNamespace(**one)] * count
 
 
 def sizes(preset, count=8, rows=64, lengths=(1024,), state=1, **of_devices):
@@ -52,8 +53,8 @@ def test_auto_splits_parameters_as_little_as_fits(state, rows, expected):
 @pytest.mark.parametrize("preset", ["data", "fsdp", "fsdp_tensor", "long_context", "auto"])
 def test_slices_differ_along_data_alone(preset):
     two_slices = [
-        SimpleNamespace(device_kind="TPU v5 lite", platform="tpu", slice_index=number // 8)
-        for number in range(16)
+        SimpleNamespace(**vars(device), slice_index=number // 8)
+        for number, device in enumerate(devices(16))
     ]
     work = Workload(MODEL, 64, (1024,), 40 * GiB)
     mesh, _ = arrange(Mesh(preset=preset), work, two_slices)
