@@ -13,15 +13,13 @@ import os
 import sys
 from collections import Counter
 
-if __name__ == "__main__":
-    os.environ |= {"TPU_SKIP_MDS_QUERY": "1", "JAX_PLATFORMS": "cpu"}
-    os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
-
-from jax.experimental import topologies
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from t5x_lite.config_files import load
+from t5x_lite.hardware import parse_topology
 from t5x_lite.resolve import resolve_without_text
 from t5x_lite.study.inventory import by_axis, collectives, expected_cycles, least_bytes
+from t5x_lite.study.tpu_compiler import devices_of
 from t5x_lite.training.program import Program
 
 _SETTINGS = (
@@ -34,30 +32,17 @@ _SETTINGS = (
 )
 
 
-def devices_of(topology: str) -> list:
-    """The chips of a slice, v5e:2x4 or v5p:4x4x4: of three dimensions, a torus."""
-    name, _, bounds = topology.partition(":")
-    options = {}
-    if bounds.count("x") == 2:
-        # Named v5p, the slice would have no links that wrap around, and other collectives.
-        name = "v5" if name == "v5p" else name
-        options = {"chip_config_name": "megacore", "chips_per_host_bounds": (2, 2, 1)}
-        options |= {"num_slices": 1, "wrap": (True,) * 3}
-    description = topologies.get_topology_desc(f"{name}:{bounds}", platform="tpu", **options)
-    return description.devices
-
-
 def program_of(config: str, topology: str, *settings: str) -> Program:
     """The program of a config on a slice; no text is needed, the vocabulary is the config's own."""
     resolved = resolve_without_text(load(config, [*_SETTINGS, *settings]))
     tokens = resolved.config.data.batch_size * resolved.rows.shape.longest
-    return Program(resolved, tokens, devices_of(topology))
+    return Program(resolved, tokens, devices_of(parse_topology(topology)))
 
 
 def main(config: str, topology: str, *settings: str) -> None:
     """Print the table of a program."""
     program = program_of(config, topology, *settings)
-    compiled = program.lower().compile()
+    compiled = program.trace().lower().compile()
     text = compiled.as_text()
     sent = collectives(text, program.mesh)
     memory = compiled.memory_analysis()

@@ -31,7 +31,7 @@ def lowered(rows: int, length: int, *settings: str, adapt: str = "full", device=
     )
     model = dataclasses.replace(config.model, **parse_adaptation(adapt).settings)
     resolved = resolve_without_text(dataclasses.replace(config, model=model, adapt=adapt))
-    return Program(resolved, rows * length, [device or jax.devices()[0]]).lower()
+    return Program(resolved, rows * length, [device or jax.devices()[0]]).trace().lower()
 
 
 def compile_time(layers: int) -> float:

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -417,8 +418,69 @@ def inspect(args: Args) -> None:
     _say(str(api.inspect(config, args.examples, _say, allowed)))
 
 
+def plan(args: Args) -> None:
+    """what a run needs of devices that are not here: memory, time, money; no text is needed"""
+    from t5x_lite.hardware import parse_topology
+
+    config, _, allowed = _planned_config(args)
+    topology = parse_topology(args.topology)
+    # Nothing runs here on accelerators that the machine may have.
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    from t5x_lite.study import plan_report, plan_search
+    from t5x_lite.study.plan import Assumptions, make_plan
+
+    assumed = Assumptions(args.mfu, args.dollars, args.watts)
+    if args.scale:
+        plans = plan_search.weak_scaling(config, topology, assumed, allowed)
+        if args.workdir:
+            from t5x_lite.study import page
+
+            Path(args.workdir).mkdir(parents=True, exist_ok=True)
+            page.write(plan_report.scaling_page(args.config, plans), Path(args.workdir))
+        shown: Any = [plan.as_json() for plan in plans] if args.json else None
+        return _say(json.dumps(shown) if shown else plan_report.show_scaling(plans))
+    if args.search:
+        to_stderr = partial(print, file=sys.stderr)
+        found = plan_search.search(config, topology, assumed, allowed, to_stderr)
+        if args.json:
+            return _say(json.dumps([plan.as_json() for plan in found]))
+        _say(plan_report.show_found(found) + "\n")
+        planned = found[0]
+    else:
+        planned = make_plan(config, topology, assumed, allowed)
+
+    compiled = _compiled(args, planned)
+    if args.json:
+        record = planned.as_json()
+        if compiled:
+            record["compiled"] = compiled.as_json()
+        return _say(json.dumps(record))
+    _say(plan_report.show(args.config, planned, compiled))
+    if args.splits:
+        _say("\n" + plan_report.show_splits(planned))
+
+
+def _compiled(args: Args, planned: Any) -> Any:
+    """What the compiler of TPUs makes of a plan, where it is here and wanted."""
+    from t5x_lite.study import tpu_compiler
+
+    if args.no_compile or not planned.topology.chip.is_tpu:
+        return None
+    if not tpu_compiler.is_installed():
+        print("plan: no libtpu here: estimates alone", file=sys.stderr)
+        return None
+    from t5x_lite.resolve import resolve_without_text
+
+    print("plan: compiling the step with libtpu", file=sys.stderr)
+    raw_tokens = planned.tokens.raw * planned.rows
+    return tpu_compiler.compile_step(
+        resolve_without_text(planned.config), raw_tokens, planned.topology
+    )
+
+
 _FUNCTIONS = (
     prepare,
+    plan,
     train,
     finetune,
     evaluate,
@@ -469,7 +531,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add_common_options(command: argparse.ArgumentParser, name: str) -> None:
-    if name in ("prepare", "train", "compare", "inspect"):
+    if name in ("prepare", "train", "compare", "inspect", "plan"):
         command.add_argument(
             "--config", help="a config file, or the name of one that ships, such as gpt_tiny"
         )
@@ -554,6 +616,22 @@ def _inspect_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--store", help="a token store that prepare made, instead of a config")
 
 
+def _plan_options(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    help = "the devices: v5e:4x4, v5p:8x8x8, 2*v6e:16x16 (slices), h100:8x8 (nodes of 8), cpu:8"
+    add("--topology", default="cpu:1", help=help)
+    add("--json", action="store_true", help="one line of JSON, with how each parameter is split")
+    add("--search", action="store_true", help="rank all meshes, with remat and without")
+    help = "the same rows a device on 8 to 4,096 devices; with --workdir also a page with a picture"
+    add("--scale", action="store_true", help=help)
+    add("--splits", action="store_true", help="also how each parameter is split")
+    help = "of TPUs estimates alone, though libtpu is installed"
+    add("--no-compile", action="store_true", help=help)
+    add("--mfu", type=_number(1e-6, 1.0), help="that you expect; left out: the roofline's")
+    add("--dollars", type=_number(0.0), help="for a device and hour")
+    add("--watts", type=_number(0.0), help="of a device")
+
+
 def _fill_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--top", type=_number(1), default=5, help="words to show for each blank")
 
@@ -624,6 +702,7 @@ _OPTIONS = {
     "finetune": _finetune_options,
     "evaluate": _evaluate_options,
     "inspect": _inspect_options,
+    "plan": _plan_options,
     "fill": _fill_options,
     "embed": _embed_options,
     "import": _import_options,

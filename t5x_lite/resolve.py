@@ -11,6 +11,7 @@ from t5x_lite.data.rows.batches import Batches, TextData
 from t5x_lite.data.rows.plan import RowPlan, plan_rows
 from t5x_lite.data.store.corpus import Corpus
 from t5x_lite.data.tasks.rows import TaskPlan, plan_task
+from t5x_lite.data.tokenizers.tokenizer import planned_size
 from t5x_lite.data.tokenizers.vocabulary import Vocabulary
 from t5x_lite.errors import BAD_CONFIG, UserError
 from t5x_lite.specs import AllowedCode
@@ -108,17 +109,14 @@ def resolve(
     return _resolve_objective(config, vocabulary.size, rows)
 
 
-def resolve_without_text(config: RunConfig) -> Resolved:
-    """The same for a config that learns an objective and names the size of its vocabulary: nothing
-    has to be there of its text and tokenizer, for what is planned and compiled alone.
-
-    Raises:
-        UserError: where model.vocab_size is 0.
+def resolve_without_text(config: RunConfig, allowed: AllowedCode = None) -> Resolved:
+    """The same for a config that learns an objective, before its text is there: for what is planned
+    and compiled alone. A tokenizer that will be trained is taken to get all the ids it may have.
     """
-    if not config.model.vocab_size:
-        reason = "got 0, the tokenizer's, which is not looked at here"
-        raise UserError(BAD_CONFIG, f"model.vocab_size: {reason}; name its size")
-    return _resolve_objective(config, config.model.vocab_size, plan_objective(config))
+    vocab_size = config.model.vocab_size or planned_size(
+        config.data.tokenizer, config.data.add_specials
+    )
+    return _resolve_objective(config, vocab_size, plan_objective(config, allowed))
 
 
 def _resolve_objective(config: RunConfig, vocab_size: int, rows: RowPlan) -> Resolved:

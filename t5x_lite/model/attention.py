@@ -93,7 +93,7 @@ class Attention(nn.Module):
         position_bias: Float[Array, "#B #H T S"] | None = None,
         positions_BT: Int[Array, "B T"] | None = None,
         deterministic: bool = True,
-    ) -> Float[Array, "B T D"]:
+    ) -> Float[Array, "B P D"]:
         """Attention from x to keys and values, with the output projection.
 
         Args:

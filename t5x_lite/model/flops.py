@@ -8,24 +8,7 @@ all rows, such as Transformer-XL's distances, does not count.
 
 from t5x_lite.config import ModelDimensions
 from t5x_lite.data.rows.layouts import RowShape
-
-# Dense peak in FLOP/s of one device for bfloat16 inputs, by jax's device_kind; from the vendors'
-# data sheets.
-PEAK_BFLOAT16 = {
-    "TPU v2": 22.5e12,  # per core, which is what jax calls a device
-    "TPU v3": 61.5e12,
-    "TPU v4": 275e12,
-    "TPU v4 lite": 138e12,
-    "TPU v5 lite": 197e12,
-    "TPU v5": 459e12,
-    "TPU v6 lite": 918e12,
-    "NVIDIA A100": 312e12,
-    "NVIDIA H100": 989e12,
-    "NVIDIA H100 PCIe": 756e12,
-    "NVIDIA H100 NVL": 835e12,
-    "NVIDIA H200": 989e12,
-    "NVIDIA H200 NVL": 835e12,
-}
+from t5x_lite.hardware import chip_of
 
 
 def forward_flops(config: ModelDimensions, shape: RowShape, scored: float | int) -> float:
@@ -92,5 +75,5 @@ def step_flops(config: ModelDimensions, shape: RowShape, scored: float | int) ->
 
 def peak_flops(device_kind: str, dtype: str) -> float | None:
     """Peak FLOP/s of a device for the compute type; None where it is not known (every CPU)."""
-    names = sorted((name for name in PEAK_BFLOAT16 if device_kind.startswith(name)), key=len)
-    return PEAK_BFLOAT16[names[-1]] if names and dtype == "bfloat16" else None
+    chip = chip_of(device_kind)
+    return chip.peak if chip and dtype == "bfloat16" else None

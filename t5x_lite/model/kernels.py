@@ -139,10 +139,37 @@ def cudnn(q: Queries, k: Keys, v: Keys, mask: AttentionMask, bias: Array | None 
         options["is_causal"] = True
     else:
         options["key_value_seq_lengths"] = (mask.key_segments > 0).sum(-1, dtype=jnp.int32)
+    if jax.default_backend() != "gpu":  # the step is planned, for devices that are not here
+        shown = [x for x in (bias, options.get("mask")) if x is not None]
+        return _planned(q, k, v, *shown)
     # cuDNN wants [B, T, H, K].
     q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
     y = jax.nn.dot_product_attention(q, k, v, scale=1.0, implementation="cudnn", **options)
     return y.swapaxes(1, 2)
+
+
+@jax.custom_vjp
+def _planned(*operands: Array) -> Array:
+    """What reads and writes what cuDNN's attention would: it can be traced, and nothing more."""
+    return _planned_forward(*operands)[0]
+
+
+def _planned_forward(*operands: Array) -> tuple[Array, tuple]:
+    q = operands[0]
+    results = jax.ShapeDtypeStruct(q.shape, q.dtype), jax.ShapeDtypeStruct(q.shape[:3], jnp.float32)
+    y, log_z = jax.ffi.ffi_call("planned_attention", results)(*operands)
+    return y, (operands, y, log_z)
+
+
+def _planned_backward(kept: tuple, gradient: Array) -> tuple:
+    operands, y, log_z = kept
+    differentiable = [x for x in operands if jnp.issubdtype(x.dtype, jnp.floating)]
+    results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in differentiable]
+    found = jax.ffi.ffi_call("planned_attention_backward", results)(*operands, y, log_z, gradient)
+    return (*found, *[None] * (len(operands) - len(found)))
+
+
+_planned.defvjp(_planned_forward, _planned_backward)
 
 
 def splash(

@@ -327,14 +327,21 @@ class Norm(nn.Module):
         is_layer_norm = config.norm == "layer_norm"
         shape = (x.shape[-1],)
         scale = self.param("scale", with_axes(nn.initializers.ones, "norm"), shape, dtype)
-        y = x.astype(dtype)
-        if is_layer_norm:
-            y -= y.mean(-1, keepdims=True)
-        y *= jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + config.norm_epsilon)
-        y *= scale
+        bias = None
         if is_layer_norm and config.bias:
-            y += self.param("bias", with_axes(nn.initializers.zeros, "norm"), shape, dtype)
-        return y.astype(config.dtype)
+            bias = self.param("bias", with_axes(nn.initializers.zeros, "norm"), shape, dtype)
+
+        def normalised(x, scale, bias):
+            y = x.astype(dtype)
+            if is_layer_norm:
+                y -= y.mean(-1, keepdims=True)
+            y *= jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + config.norm_epsilon)
+            y *= scale
+            return (y if bias is None else y + bias).astype(config.dtype)
+
+        # All but x is computed again in the backward pass: it would be kept in float32, three times
+        # over, and is cheap.
+        return jax.checkpoint(normalised, prevent_cse=False)(x, scale, bias)
 
 
 class FeedForward(Protocol):

@@ -109,7 +109,7 @@ def first_row(rows: int) -> int | Array:
     return jax.lax.axis_index(axes) * rows if axes else 0
 
 
-def own_part(x: Array, mesh_axis: str, axis: int) -> Array:
+def own_part(x: Any, mesh_axis: str, axis: int) -> Array:
     """This device's part of an array that it has whole."""
     if parts(mesh_axis) == 1:
         return x

@@ -44,12 +44,14 @@ from t5x_lite.model.positions import RelativeBias, alibi, sinusoidal
 
 # (name of a stack, the part of a layer's parameters that is here) → all of them
 WholeLayer = Callable[[str, Params], Params]
+_ELEMENTWISE = ("add", "sub", "mul", "div", "rsqrt", "square", "integer_pow", "exp")
 
 
-def _may_be_kept(primitive: Any, *inputs: Any, **params: Any) -> bool:
+def _may_be_kept(computed_in: Any, primitive: Any, *inputs: Any, **params: Any) -> bool:
     """Whether what this operation makes may be kept for the backward pass: all but parameters that
-    are put together from several devices, and what is the same array in another shape or in a wider
-    type, which would keep them all the same.
+    are put together from several devices, what is the same array in another shape or in a wider
+    type, which would keep them all the same, and elementwise results in a wider type than that of
+    the computation, as within norms.
     """
     name = str(primitive)
     if name == "custom_vjp_call":  # as parallelism.py puts them together
@@ -57,7 +59,8 @@ def _may_be_kept(primitive: Any, *inputs: Any, **params: Any) -> bool:
         return "all_gather" not in operations or "fsdp" not in operations
     if name == "convert_element_type":
         return inputs[0].dtype.itemsize >= params["new_dtype"].itemsize
-    return name != "reshape"
+    is_wider = any(x.dtype.itemsize > jnp.dtype(computed_in).itemsize for x in inputs)
+    return name != "reshape" and not (is_wider and name in _ELEMENTWISE)
 
 
 class Stack(nn.Module):
@@ -111,7 +114,7 @@ class Stack(nn.Module):
                 block, "params", lambda split: {"params": whole(split["params"])}
             )
             if not self.config.remat:
-                block = remat(block, policy=_may_be_kept)
+                block = remat(block, policy=partial(_may_be_kept, self.config.dtype))
         return remat(block) if self.config.remat else block
 
     def context(self, mask: AttentionMask, bidirectional: bool, **fields: Any) -> StackContext:

@@ -8,13 +8,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from flax.traverse_util import flatten_dict
 
 from t5x_lite.training.program import Program
-
-Mesh = jax.sharding.Mesh | jax.sharding.AbstractMesh
+from t5x_lite.training.sharding import DeviceMesh
 
 _KINDS = ("all-gather", "reduce-scatter", "all-reduce", "collective-permute", "all-to-all")
 _BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "f32": 4, "s32": 4, "u32": 4, "f64": 8}
@@ -33,7 +31,7 @@ class Collective(NamedTuple):
     operation: str  # that it comes from
 
 
-def collectives(compiled: str, mesh: Mesh) -> list[Collective]:
+def collectives(compiled: str, mesh: DeviceMesh) -> list[Collective]:
     """All that a compiled program sends, loops by the number of their turns.
 
     Args:
@@ -153,7 +151,7 @@ def _turns(loop: str, condition: list[str]) -> int:
     return max(map(int, bounds))
 
 
-def _collective(line: str, times: int, mesh: Mesh) -> Collective:
+def _collective(line: str, times: int, mesh: DeviceMesh) -> Collective:
     found = _INSTRUCTION.match(line)
     assert found, line
     shape, operation = found.groups()
@@ -174,7 +172,7 @@ def _collective(line: str, times: int, mesh: Mesh) -> Collective:
     return Collective(kind, _axes(group, mesh), size * times, times, shape, name)
 
 
-def _group(line: str, mesh: Mesh) -> list[int]:
+def _group(line: str, mesh: DeviceMesh) -> list[int]:
     """The devices, by their number in the mesh, of the first group that exchange something."""
     # {{0,1},{2,3}}
     listed = re.search(r"(?:replica_groups|source_target_pairs)=\{\{([\d,]+)\}", line)
@@ -198,7 +196,7 @@ def _group(line: str, mesh: Mesh) -> list[int]:
     return list(range(mesh.size))
 
 
-def _axes(group: list[int], mesh: Mesh) -> tuple[str, ...]:
+def _axes(group: list[int], mesh: DeviceMesh) -> tuple[str, ...]:
     """Those along which the devices of a group differ."""
     places = np.unravel_index(group, tuple(mesh.shape.values()))
     named = zip(mesh.axis_names, places, strict=True)

@@ -9,25 +9,13 @@ import jax
 
 from t5x_lite.config import Mesh, ModelDimensions
 from t5x_lite.errors import BAD_CONFIG, UserError
+from t5x_lite.hardware import chip_of
 from t5x_lite.training.sharding import count_slices, undivided, unshared
 
 _MOST_TENSOR = 8  # more parts of a layer than that are too small to keep a device busy
 # Of a device's memory, what parameters, their gradients and the optimizer's state may take: the
 # rest is for activations.
 _SHARE_OF_STATE = 0.5
-
-# GiB of a device, by the beginning of its name, where it cannot be asked.
-_MEMORY = {
-    "TPU v2": 8,
-    "TPU v3": 16,
-    "TPU v4": 32,
-    "TPU v5 lite": 16,
-    "TPU v5e": 16,
-    "TPU v5": 95,
-    "TPU v6 lite": 32,
-    "TPU v6e": 32,
-    "TPU7x": 96,
-}
 
 
 def memory_of(device: Any) -> float | None:
@@ -38,8 +26,8 @@ def memory_of(device: Any) -> float | None:
         limit = None
     if limit or device.platform == "cpu":
         return limit
-    names = sorted((name for name in _MEMORY if device.device_kind.startswith(name)), key=len)
-    return _MEMORY[names[-1]] * 2**30 if names else None
+    chip = chip_of(device.device_kind)
+    return chip.memory * 2**30 if chip and chip.memory else None
 
 
 @dataclass(frozen=True)

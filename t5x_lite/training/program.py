@@ -13,7 +13,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import NamedSharding, PartitionSpec
 
 from t5x_lite.data.rows.layouts import row_types
-from t5x_lite.model.transformer import parameter_axes
+from t5x_lite.model.transformer import parameter_axes, parameter_shapes
 from t5x_lite.resolve import Resolved
 from t5x_lite.training import exact, sharding
 from t5x_lite.training.adapt import Adaptation, parse_adaptation
@@ -38,7 +38,8 @@ class Program:
 
     Args:
         raw_tokens: that a batch reads, for schedules that count them.
-        devices: over which; None: all that are here.
+        devices: over which; None: all that are here. With those of a hardware.Topology it can be
+            traced, with those of a compiler, lowered.
 
     Raises:
         UserError: for what does not divide over the mesh.
@@ -138,26 +139,35 @@ class Program:
             out_shardings=(self.shardings, sharding.replicated(self.mesh)),
         )
 
-    def lower(self) -> jax.stages.Lowered:
-        """The train step of a run on text, ready for the compiler of its devices; nothing is
-        allocated.
+    def trace(self) -> jax.stages.Traced:
+        """The train step of a run on text: its `jaxpr`, and `lower()`, ready for the compiler of
+        its devices. Nothing is allocated.
         """
-        model, rows = self.resolved.model, self.resolved.rows
-
-        def placed(leaf, where):
-            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where)
-
-        # What is not trained lies where it would be trained.
-        whole: Any = flatten_dict(sharding.parameter_shardings(model, self.mesh))
-        leaves: Any = flatten_dict(self._untrained_shapes())
-        frozen = unflatten_dict({path: placed(leaf, whole[path]) for path, leaf in leaves.items()})
-
+        rows = self.resolved.rows
         by_rows = NamedSharding(self.mesh, PartitionSpec(sharding.BATCH))
         batch_size = self.resolved.config.data.batch_size
         batch = {
             key: jax.ShapeDtypeStruct((batch_size, *shape), dtype, sharding=by_rows)
             for key, (shape, dtype) in row_types(rows.shape, rows.has_sentence_pairs).items()
         }
-        state = jax.tree.map(placed, self.shapes, self.shardings)
+        state = jax.tree.map(_placed, self.shapes, self.shardings)
         with self.within():
-            return self.train_step.lower(state, batch, frozen)
+            return self.train_step.trace(state, batch, self.frozen)
+
+    @property
+    def frozen(self) -> Any:
+        """The parameters that are not trained, as shapes."""
+        untrained: Any = flatten_dict(self._untrained_shapes())
+        return unflatten_dict({path: self.parameters[path] for path in untrained})
+
+    @cached_property
+    def parameters(self) -> dict[tuple[str, ...], jax.ShapeDtypeStruct]:
+        """All parameters by their path, as shapes, and where they lie."""
+        model = self.resolved.model
+        shapes = parameter_shapes(model)
+        placed = jax.tree.map(_placed, shapes, sharding.parameter_shardings(model, self.mesh))
+        return flatten_dict(placed)  # pyright: ignore[reportReturnType]
+
+
+def _placed(leaf: Any, where: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where)

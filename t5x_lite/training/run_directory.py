@@ -282,7 +282,9 @@ class LoadedModel:
     tokenizer: Tokenizer
     params: Params
     step: int  # that it was trained for
-    mesh: jax.sharding.Mesh | None = None  # over which the parameters are sharded; None: one device
+    mesh: sharding.DeviceMesh | None = (
+        None  # over which the parameters are sharded; None: one device
+    )
 
     def check_predicts_tokens(self, command: str) -> None:
         """Raise UserError where the model has no language model head, or reads a prompt that it
@@ -364,7 +366,7 @@ def model_here(model: ModelDimensions) -> ModelDimensions:
 
 
 def _load_parameters(
-    workdir: Path, resolved: Resolved, model: ModelDimensions, mesh: jax.sharding.Mesh | None
+    workdir: Path, resolved: Resolved, model: ModelDimensions, mesh: sharding.DeviceMesh | None
 ) -> tuple[Params, int]:
     """All parameters: those that were trained, and, of an adapted model, those of its base."""
     adaptation = parse_adaptation(resolved.config.adapt)
@@ -483,7 +485,7 @@ def check_init_from(resolved: Resolved, tokenizer: Tokenizer) -> None:
 
 
 def merge_parameters(
-    resolved: Resolved, fresh: Params, mesh: jax.sharding.Mesh
+    resolved: Resolved, fresh: Params, mesh: sharding.DeviceMesh
 ) -> tuple[Params, str]:
     """The parameters of init_from where they fit, fresh ones elsewhere: a head that it does not
     have is new.

@@ -16,6 +16,7 @@ from jax.tree_util import keystr
 
 from t5x_lite.config import Mesh, ModelDimensions
 from t5x_lite.errors import BAD_CONFIG, UserError
+from t5x_lite.hardware import PlannedDevice
 from t5x_lite.model.layers import AXES
 from t5x_lite.model.transformer import boxed_shapes
 
@@ -65,10 +66,14 @@ def rules(model: ModelDimensions, tensor: int, split_rows: bool = True) -> Rules
     return (("batch", rows), ("sequence", None), *parameter_rules(model, tensor))
 
 
+# Of devices that are here, or known to the compiler; of those that are planned alone.
+DeviceMesh = jax.sharding.Mesh | jax.sharding.AbstractMesh
+
+
 def make_mesh(
     mesh: Mesh, model: ModelDimensions, devices: Sequence[Any] | None = None
-) -> jax.sharding.Mesh:
-    """The mesh over all devices, or over those given.
+) -> DeviceMesh:
+    """The mesh over all devices, or over those given, which may be planned ones.
 
     Raises:
         UserError: naming what the mesh does not divide.
@@ -93,7 +98,7 @@ def make_mesh(
     return _arranged(sizes, devices)
 
 
-def _arranged(sizes: dict[str, int], devices: Sequence[Any]) -> jax.sharding.Mesh:
+def _arranged(sizes: dict[str, int], devices: Sequence[Any]) -> DeviceMesh:
     """The devices as a mesh. Those of several slices, which a slower network connects, are told
     apart by `data` alone.
     """
@@ -102,6 +107,12 @@ def _arranged(sizes: dict[str, int], devices: Sequence[Any]) -> jax.sharding.Mes
     if sizes["data"] % slices:
         reason = f"got {sizes['data']}, but the devices are of {slices} slices"
         raise UserError(BAD_CONFIG, f"mesh.data: {reason}; make it a multiple, or -1")
+    if isinstance(devices[0], PlannedDevice):
+        kind, platform, _ = devices[0]
+        device = jax.sharding.AbstractDevice(device_kind=kind, num_cores=1, platform=platform)
+        return jax.sharding.AbstractMesh(
+            tuple(sizes.values()), tuple(sizes), axis_types, abstract_device=device
+        )
     within = tuple((sizes | {"data": sizes["data"] // slices}).values())
     # An axis of the mesh may be a part of one of the torus.
     options: dict[str, Any] = {"devices": devices, "allow_split_physical_axes": True}
@@ -138,7 +149,7 @@ def count_slices(devices: Iterable[Any]) -> int:
 _MIN_SLICE_IN_LINES = 64  # chips
 
 
-def line_of_devices(mesh: jax.sharding.Mesh) -> int:
+def line_of_devices(mesh: DeviceMesh) -> int:
     """How many successive devices of `fsdp` lie on one line of a TPU's torus, where gradients are
     to be summed across such lines first and then along each; 0: at once.
 
@@ -146,6 +157,8 @@ def line_of_devices(mesh: jax.sharding.Mesh) -> int:
     is another's: twice the bytes. In two steps they send every byte once. Within a part of a slice,
     and where lines are short, one step does.
     """
+    if isinstance(mesh, jax.sharding.AbstractMesh):
+        return 0
     devices = mesh.devices[0, :, 0, 0]
     slice_size = mesh.size // count_slices(mesh.devices.flat)
     if len(devices) < max(slice_size, _MIN_SLICE_IN_LINES):
@@ -185,7 +198,7 @@ def unshared(model: ModelDimensions) -> str:
     return next((setting for setting, is_set in settings.items() if is_set), "")
 
 
-def check_batch(batch_size: int, microbatches: int, mesh: jax.sharding.Mesh) -> None:
+def check_batch(batch_size: int, microbatches: int, mesh: DeviceMesh) -> None:
     """Refuse a batch that does not divide over the mesh."""
     rows = batch_size // microbatches
     parts = mesh.shape["data"] * mesh.shape["fsdp"]
@@ -198,7 +211,7 @@ def check_batch(batch_size: int, microbatches: int, mesh: jax.sharding.Mesh) -> 
 
 @contextmanager
 def use_mesh(
-    mesh: jax.sharding.Mesh | None, model: ModelDimensions, split_rows: bool = True
+    mesh: DeviceMesh | None, model: ModelDimensions, split_rows: bool = True
 ) -> Iterator[None]:
     """The mesh and the rules under which everything is traced; None: one device.
 
@@ -209,26 +222,30 @@ def use_mesh(
         yield
         return
     logical = rules(model, mesh.shape["tensor"], split_rows)
-    with jax.set_mesh(mesh), nn.logical_axis_rules(logical):
+    if isinstance(mesh, jax.sharding.AbstractMesh):
+        use = jax.sharding.use_abstract_mesh(mesh)
+    else:
+        use = jax.set_mesh(mesh)
+    with use, nn.logical_axis_rules(logical):
         yield
 
 
-def replicated(mesh: jax.sharding.Mesh) -> NamedSharding:
+def replicated(mesh: DeviceMesh) -> NamedSharding:
     """Every device holds all of it."""
     return NamedSharding(mesh, PartitionSpec())
 
 
-def parameter_shardings(model: ModelDimensions, mesh: jax.sharding.Mesh) -> Any:
+def parameter_shardings(model: ModelDimensions, mesh: DeviceMesh) -> Any:
     """Where each of a model's parameters lies: a tree of shardings."""
     logical = rules(model, mesh.shape["tensor"])
     # Flax would leave an axis without a rule unsplit, silently.
     assert {name for name, _ in logical} == set(AXES), "the rules name other axes than layers.py"
-    return logical_to_mesh_sharding(nn.get_partition_spec(boxed_shapes(model)), mesh, logical)
+    specs: Any = nn.get_partition_spec(boxed_shapes(model))
+    place: Any = logical_to_mesh_sharding
+    return place(specs, mesh, logical)
 
 
-def optimizer_shardings(
-    state: Any, parameters: Any, shardings: Any, mesh: jax.sharding.Mesh
-) -> Any:
+def optimizer_shardings(state: Any, parameters: Any, shardings: Any, mesh: DeviceMesh) -> Any:
     """Optimizer state with a parameter's name and shape lies where the parameter does; the rest,
     small, everywhere.
 
@@ -257,7 +274,7 @@ def optimizer_shardings(
 def place_batch(
     rows_at: Callable[[Iterable[int]], dict[str, np.ndarray]],
     batch_size: int,
-    mesh: jax.sharding.Mesh,
+    mesh: DeviceMesh,
 ) -> dict[str, jax.Array]:
     """The global batch as arrays split over the mesh; this process makes only the rows its own
     devices need.

@@ -76,7 +76,7 @@ def state_shapes(
 def state_shardings(
     model: ModelDimensions,
     optimizer: optax.GradientTransformation,
-    mesh: jax.sharding.Mesh,
+    mesh: sharding.DeviceMesh,
     adaptation: Adaptation = FULL,
 ) -> tuple[TrainState, TrainState]:
     """The state's shapes, and where each of its arrays lies; nothing is allocated."""

@@ -52,7 +52,7 @@ from t5x_lite.training.program import Program
 settings = ["data.source=x", "model.vocab_size=512", "model.scan=True", *sys.argv[1:]]
 config = load("gpt_tiny", settings)
 program = Program(resolve_without_text(config))
-sent = inventory.collectives(program.lower().compile().as_text(), program.mesh)
+sent = inventory.collectives(program.trace().lower().compile().as_text(), program.mesh)
 model = program.resolved.model
 print("FOUND", json.dumps({
     "bytes": inventory.by_axis(sent), "least": inventory.least_bytes(program),

@@ -18,7 +18,7 @@ from t5x_lite.training.program import Program
 def test_what_is_lowered_without_data_is_the_step_of_a_run(make, objective, architecture, more):
     resolved, corpus = make(objective, architecture, **more)
     run = Run(resolved, text_data(resolved, corpus))
-    compiled = Program(run.resolved, run.batches.raw_tokens).lower().compile()
+    compiled = Program(run.resolved, run.batches.raw_tokens).trace().lower().compile()
     with run.within():
         batch = run.batch(run.batches, 0)
         expected = run.train_step(run.fresh_state(), batch)

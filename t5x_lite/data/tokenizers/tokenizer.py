@@ -232,14 +232,26 @@ def make(
     if name == "bytes" and not options:
         return Tokenizer()
     if name == "sentencepiece" and set(options) <= {"vocab_size"}:
-        return train(documents, options.get("vocab_size", 8192), say)
+        return train(documents, options.get("vocab_size", _DEFAULT_VOCAB_SIZE), say)
     existing = "a path to .model, tokenizer.json, vocab.txt or vocab.bpe"
     kinds = ["bytes", "sentencepiece(vocab_size=8192)", existing]
     raise UserError(BAD_CONFIG, f"data.tokenizer={spec}: {nearest(spec, kinds)}")
 
 
+def planned_size(spec: str, add_specials: bool = False) -> int:
+    """How many ids `make` will give, known before there is any text to train on.
+
+    >>> planned_size("sentencepiece(vocab_size=32000)"), planned_size("bytes")
+    (32000, 524)
+    """
+    if spec.startswith("sentencepiece") and not names_files(spec):
+        return parse_call(spec, "data.tokenizer")[1].get("vocab_size", _DEFAULT_VOCAB_SIZE)
+    return make(spec, (), add_specials).vocabulary.size
+
+
 # Training.
 
+_DEFAULT_VOCAB_SIZE = 8192
 _TRAINING_CHARACTERS = 20_000_000  # of which SentencePiece makes half a gigabyte
 _TEXT_CHARACTERS = 2000  # SentencePiece reads text in lines, "sentences", of limited length
 _OTHER_PIECES = 257  # every byte, and <unk>: what does not depend on the text

@@ -1,0 +1,198 @@
+import dataclasses
+import json
+
+import pytest
+
+from t5x_lite.__main__ import main
+from t5x_lite.config_files import load
+from t5x_lite.data.rows.plan import plan_rows
+from t5x_lite.errors import UserError
+from t5x_lite.hardware import parse_topology
+from t5x_lite.study import page, plan_report, plan_search
+from t5x_lite.study.plan import Assumptions, expected_tokens, make_plan
+from t5x_lite.study.tpu_compiler import Compiled
+
+GiB = 2**30
+
+
+def planned(config, topology, *settings, **assumed):
+    return make_plan(load(config, settings), parse_topology(topology), Assumptions(**assumed))
+
+
+@pytest.mark.parametrize(
+    ("objective", "architecture", "lengths", "tokens"),
+    [
+        ("causal_lm", "decoder", {"sequence_length": 512}, (512, 512, 512)),
+        ("span_corruption", "encoder_decoder", {"inputs": 512, "targets": 114}, (568, 626, 114)),
+        ("masked_lm", "encoder", {"sequence_length": 512}, (510, 512, 76)),
+        ("prefix_lm(split=0.5)", "prefix_decoder", {"sequence_length": 512}, (512, 512, 256)),
+        ("2 * causal_lm + 2 * prefix_lm(split=0.5)", "decoder", {"sequence_length": 512},
+         (512, 512, 384)),
+    ],
+)  # fmt: skip
+def test_tokens_are_known_before_the_text(objective, architecture, lengths, tokens):
+    config = load("gpt_tiny")
+    written = dataclasses.replace(config.data.lengths, **lengths)
+    rows = plan_rows(objective, architecture, written)
+    assert dataclasses.astuple(expected_tokens(rows)) == pytest.approx(tokens, abs=1)
+
+
+def test_the_state_is_split_as_the_mesh_says():
+    whole = planned("gpt2_small", "v5p:2x2x2")
+    assert whole.memory["parameters"] == pytest.approx(4 * 124.5e6, rel=0.01)  # padded to 50,304
+    assert whole.memory["optimizer"] == pytest.approx(2 * whole.memory["parameters"], rel=0.01)
+    split = planned("gpt2_small", "v5p:2x2x2", "mesh.fsdp=4", "mesh.tensor=2")
+    for name in ("parameters", "optimizer"):
+        assert split.memory[name] == pytest.approx(
+            whole.memory[name] / 8, rel=0.02
+        )  # vectors are whole
+    assert sum(split.modules.values()) == pytest.approx(split.parameters, rel=0.001)
+    by = {one.path: one.by for one in split.splits}
+    assert by["embedding"] == ("tensor", "fsdp")
+
+
+@pytest.mark.parametrize(
+    ("config", "pf_days"),
+    # Brown et al. (2020), table D.1, of 300 billion tokens; it counts neither attention's logits
+    # nor embeddings.
+    [("gpt3_125m", 2.60), ("gpt3_1.3b", 27.5), ("gpt3_13b", 268), ("gpt3_175b", 3640)],
+)
+def test_the_compute_of_gpt3(config, pf_days):
+    plan = planned(f"published:{config}", "v5p:8x8x8", "mesh.fsdp=256", "data.batch_size=512")
+    steps = 300e9 / (512 * 2048)
+    days = plan.flops * steps / (1e15 * 86400)
+    # The head and half of attention's square are a larger share of a small model.
+    share = {"gpt3_125m": 1.45, "gpt3_1.3b": 1.12}.get(config, 1.05)
+    assert pf_days < days < share * pf_days
+
+
+def test_a_step_takes_as_long_as_its_slowest_part():
+    plan = planned("llama_7b", "v5p:4x4x4", "mesh.fsdp=64", "data.batch_size=128")
+    at_peak = (plan.flops + plan.computed_again) / (64 * 459e12)
+    assert plan.seconds["compute"] == pytest.approx(at_peak)
+    # Two gathers of bfloat16 and one reduction of float32 of what fsdp splits: 54 GB.
+    assert plan.sent["fsdp"] == pytest.approx(53.9e9, rel=0.01)
+    assert plan.seconds["fsdp"] == pytest.approx(plan.sent["fsdp"] / 600e9)
+    assert plan.bound_by == "compute"
+    # The forward pass is computed again, but for the head: 3/4 of the work counts.
+    assert 0.75 < plan.most_mfu < 0.77
+    assert plan.days == pytest.approx(plan.step_seconds * plan.config.training.steps / 86400)
+
+
+def test_assumptions_of_the_user_count():
+    plan = planned("llama_7b", "v5p:4x4x4", "mesh.fsdp=64", mfu=0.5, dollars=2.0, watts=300)
+    hours = 24 * plan.days
+    assert plan.step_seconds == pytest.approx(plan.flops / (0.5 * 64 * 459e12))
+    assert plan.dollars == pytest.approx(hours * 64 * 2)
+    assert plan.kilowatt_hours == pytest.approx(hours * 64 * 0.3)
+    unknown = planned("llama_7b", "v5p:4x4x4", "mesh.fsdp=64")
+    assert unknown.kilowatt_hours is None  # not published
+    assert planned("gpt_tiny", "cpu:2").days is None
+
+
+def test_sources_get_tokens_by_their_rates():
+    plan = planned("gpt_tiny", "cpu:1", "data.source=3 * a.txt + b.txt")
+    (a, tokens_a), (b, tokens_b) = plan.tokens_of_sources().items()
+    assert a.endswith("a.txt")
+    assert b.endswith("b.txt")
+    assert tokens_a == 3 * tokens_b
+
+
+@pytest.mark.parametrize("topology", ["v5e:2x4", "h100:1x8", "cpu:8", "2*v5e:2x2"])
+@pytest.mark.parametrize("config", ["gpt_tiny", "t5_tiny", "bert_tiny"])
+def test_every_family_is_planned_on_every_kind_of_device(config, topology):
+    plan = planned(config, topology, "model.dtype=bfloat16", "data.batch_size=16")
+    assert plan.mesh["data"] == 8
+    assert plan.memory_in_all > 0
+    assert plan.sent.get("data")
+    assert bool(plan.seconds) == (topology != "cpu:8")
+    assert plan_report.show(config, plan)
+
+
+def test_frozen_parameters_take_room_and_have_no_optimizer_state():
+    settings = ["adapt=lora(rank=4)", "init_from=nowhere", "model.lora_rank=4"]
+    adapted, whole = planned("gpt_tiny", "cpu:1", *settings), planned("gpt_tiny", "cpu:1")
+    assert adapted.parameters > whole.parameters
+    assert adapted.memory["parameters"] > whole.memory["parameters"]
+    assert adapted.memory["optimizer"] < 0.1 * whole.memory["optimizer"]
+
+
+def test_search_finds_what_fits_and_ranks_it():
+    config = load("gpt2_small", ["data.batch_size=64"])
+    found = plan_search.search(config, parse_topology("v5e:2x2"), say=lambda _: None)
+    assert all(plan.fits for plan in found)
+    times = [max(plan.seconds.values()) for plan in found]
+    assert times == sorted(times)
+    meshes = {tuple(plan.mesh.values()) for plan in found}
+    assert {(4, 1, 1, 1), (1, 4, 1, 1), (2, 1, 1, 2)} <= meshes
+    assert "mesh.fsdp=4" in plan_report.show_found(found)
+
+
+def test_search_says_what_the_least_is():
+    config = load("llama_7b", ["data.batch_size=4"])
+    with pytest.raises(UserError, match=r"nothing fits v5e:2x2: the least .* GiB, mesh\."):
+        plan_search.search(config, parse_topology("v5e:2x2"), say=lambda _: None)
+    odd = load("llama_7b", ["data.batch_size=1", "data.lengths.sequence_length=511"])
+    with pytest.raises(UserError, match=r"no mesh of 64 devices divides this model and batch"):
+        plan_search.search(odd, parse_topology("v5e:8x8"), say=lambda _: None)
+
+
+def test_weak_scaling_keeps_the_rows_of_a_device():
+    config = load("published:t5_1_1_xl", ["mesh.fsdp=2", "data.batch_size=512"])
+    plans = plan_search.weak_scaling(config, parse_topology("v5p:4x4x4"))
+    assert [plan.topology.count for plan in plans] == [2**power for power in range(3, 13)]
+    assert {plan.rows // plan.topology.count for plan in plans} == {8}
+    assert [plan.mesh["fsdp"] for plan in plans][-2:] == [2048, 2048]  # d_model
+    memory = [plan.memory_in_all for plan in plans]
+    assert memory == sorted(memory, reverse=True)
+    written = plan_report.scaling_page("xl", plans)
+    assert "16x16x16" in page.markdown(written)
+
+
+def test_command(capsys, tmp_path):
+    assert main(["plan", "--config=gpt2_small", "--topology=h100:1x8", "--splits"]) == 0
+    shown = capsys.readouterr().out
+    for text in ("124,439,808", "it fits", "bound by", "PF-days", "dollars", "kWh", "split by"):
+        assert text in shown
+    command = ["plan", "--config=gpt2_small", "--topology=h100:1x8", "--json"]
+    assert main(command) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["devices"] == 8
+    assert record["memory_in_all"] == sum(record["memory"].values())
+    assert {split["path"] for split in record["splits"]} >= {"embedding", "position_embedding"}
+    assert main([*command, "--scale", f"--workdir={tmp_path}"]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == 10
+    assert (tmp_path / "report.md").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--config=gpt_tiny", "--topology=v5e"], "--topology=v5e: expected such as v5e:4x4"),
+        (["--topology=v5e:2x2"], "--config=FILE is missing"),
+        (["--config=gpt_tiny", "--config.mesh.fsdp=3"], "does not make the 1 devices here"),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments, reason, capsys):
+    assert main(["plan", *arguments]) in (2, 78)
+    assert reason in capsys.readouterr().err
+
+
+def test_what_does_not_fit_is_said_with_what_would_help():
+    plan = planned("llama_7b", "v5e:2x2", "data.batch_size=64", "model.remat=False")
+    assert plan.fits is False
+    shown = plan_report.show("llama_7b", plan)
+    assert "it does not fit: " in shown
+    assert "mesh.fsdp" in shown
+    assert "model.remat=True" in shown
+    assert "training.microbatches" in shown
+
+
+def test_what_the_compiler_says_stands_beside_the_estimate():
+    plan = planned("llama_7b", "v5p:4x4x4", "mesh.fsdp=64", "data.batch_size=128")
+    compiled = Compiled(GiB, 3 * GiB, 2 * GiB, fits=True, cycles=1_050_000_000)
+    shown = plan_report.show("llama_7b", plan, compiled)
+    assert "the compiler expects, s" in shown
+    assert " 0.6000" in shown  # at 1.75 GHz
+    too_large = dataclasses.replace(compiled, fits=False, peak=200 * GiB)
+    assert "200.00" in plan_report.show("llama_7b", plan, too_large)
