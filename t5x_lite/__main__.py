@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from t5x_lite import __version__
+from t5x_lite import __version__, storage
 from t5x_lite.config import CompareConfig, RunConfig
 from t5x_lite.errors import INTERRUPTED, USAGE, UserError, foreseen_errors, user_errors
 
@@ -30,7 +30,7 @@ Args = argparse.Namespace
 
 
 def _say(text: str) -> None:
-    print(text, flush=True)
+    print(storage.with_addresses(text), flush=True)
 
 
 def _config_name(args: Args) -> str:
@@ -66,10 +66,10 @@ def _workdir(args: Args) -> Path:
         raise UserError(
             USAGE, f"{args.command}: --workdir=DIR is missing; name the directory of the run"
         )
-    if "://" in args.workdir:
-        reason = "a run is written to a file system; mount the bucket, or name a directory"
-        raise UserError(USAGE, f"--workdir={args.workdir}: {reason}")
-    return Path(args.workdir)
+    if storage.is_remote(args.workdir) and args.command in ("compare", "finetune"):
+        reason = "several runs are written to a file system; mount the bucket, or name a directory"
+        raise UserError(USAGE, f"{args.command}: --workdir={args.workdir}: {reason}")
+    return storage.local(args.workdir)
 
 
 def _run_directory(args: Args) -> Path:
@@ -132,7 +132,7 @@ def train(args: Args) -> None:
     from t5x_lite.training.loop import train
 
     resolved = resolve(config, corpus.tokenizer.vocabulary, rows)
-    train(resolved, text_data(resolved, corpus), workdir)
+    train(resolved, text_data(resolved, corpus), workdir, take_over=args.take_over)
     if jax.process_index() == 0:
         _say(f"next: {_next_command(rows, workdir)}")
 
@@ -146,7 +146,7 @@ def finetune(args: Args) -> None:
         missing = "init=DIR" if not args.init else "task=NAME"
         example = "finetune --init=runs/bert --task=which_module --workdir=runs/modules"
         raise UserError(USAGE, f"finetune: --{missing} is missing; such as {example}")
-    task, init = load_task(args.task), Path(args.init)
+    task, init = load_task(args.task), storage.local(args.init)
     check_is_run(init)
     from t5x_lite.study import finetune as tuning
 
@@ -391,7 +391,8 @@ def report(args: Args) -> None:
     workdir = _workdir(args)
     from t5x_lite.study import compare
 
-    compare.write_report(workdir, [Path(run) for run in args.runs], _say, args.allow_code)
+    runs = [storage.local(run) for run in args.runs]
+    compare.write_report(workdir, runs, _say, args.allow_code)
     _say(f"written: {workdir / 'report.html'} and report.md")
 
 
@@ -560,6 +561,8 @@ def _add_common_options(command: argparse.ArgumentParser, name: str) -> None:
 def _train_options(command: argparse.ArgumentParser) -> None:
     help = "this is one of several processes; the cluster knows the others"
     command.add_argument("--distributed", action="store_true", help=help)
+    help = "the directory from a run that has ended, where its lock cannot tell"
+    command.add_argument("--take-over", action="store_true", help=help)
 
 
 def _finetune_options(command: argparse.ArgumentParser) -> None:
@@ -761,9 +764,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         with foreseen_errors():
             args = parse(sys.argv[1:] if argv is None else argv)
             COMMANDS[args.command](args)
+            storage.push_all()
         return 0
     except UserError as error:
-        code, message = error.code, str(error)
+        code, message = error.code, storage.with_addresses(str(error))
     except KeyboardInterrupt:
         code, message = INTERRUPTED, "interrupted; what was saved is kept"
     except BrokenPipeError:

@@ -16,6 +16,7 @@ from typing import Any, overload
 import jax
 import numpy as np
 
+from t5x_lite import storage
 from t5x_lite.config import CompareConfig, Mesh, ModelDimensions, RunConfig, Task
 from t5x_lite.config_files import (
     build,
@@ -114,7 +115,7 @@ def train(
         the trained model.
     """
     run, allow_code = _checked(config, allow_code)
-    workdir = Path(workdir)
+    workdir = storage.local(workdir)
     if run.task.name:
         raise UserError(
             USAGE, f"train: learns an objective, not the task {run.task.name}; finetune does"
@@ -138,7 +139,7 @@ def evaluate(
     Args:
         mesh: over which devices; None: one.
     """
-    workdir = Path(workdir)
+    workdir = storage.local(workdir)
     resolved, _ = run_directory.read(workdir, allow_code)
     loop.setup_jax(resolved.model.dtype)
     loaded = run_directory.load(workdir, mesh, allow_code)
@@ -438,7 +439,7 @@ def load_model(
             Hugging Face's files has to be imported first.
         allow_code: modules of your own that the run's objective may be imported from.
     """
-    path = Path(path)
+    path = storage.local(path)
     check_is_run(path)
     if "model_type" in read_json(
         path / "config.json", "expected the directory of a run, or of a model"

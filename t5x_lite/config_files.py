@@ -641,12 +641,12 @@ def with_absolute_paths(config: Any) -> Any:
         ]
         paths[name] = " + ".join(terms)
     if data.store:
-        paths["store"] = os.path.abspath(data.store)
+        paths["store"] = _absolute(data.store)
     if names_files(data.tokenizer):
         paths["tokenizer"] = os.path.abspath(data.tokenizer)
     return dataclasses.replace(
         config,
-        init_from=os.path.abspath(config.init_from) if config.init_from else "",
+        init_from=_absolute(config.init_from),
         task=dataclasses.replace(config.task, source=_absolute(config.task.source)),
         data=dataclasses.replace(data, **paths),
     )

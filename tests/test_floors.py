@@ -15,7 +15,7 @@ from conftest import ROOT
 
 PACKAGE = ROOT / "t5x_lite"
 FLOORS = (
-    {"errors", "ranges", "specs", "config", "config_files", "hardware", "progress"},
+    {"errors", "ranges", "specs", "config", "config_files", "hardware", "progress", "storage"},
     {"data"},
     {"resolve"},
     {"model"},

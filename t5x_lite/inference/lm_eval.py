@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from t5x_lite import storage
 from t5x_lite.errors import USAGE, UserError, optional_import
 from t5x_lite.inference.generate import continue_texts
 from t5x_lite.inference.score import pseudo_log_likelihoods, score_targets
@@ -44,7 +45,7 @@ class HarnessModel(_LM):
     ):
         super().__init__()
         if not isinstance(model, LoadedModel):
-            model = run_directory.load(Path(model), allowed=allow_code)
+            model = run_directory.load(storage.local(model), allowed=allow_code)
         model.check_predicts_tokens("lm_eval")
         self._model = model
         self._batch_size = batch_size

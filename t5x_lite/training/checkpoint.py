@@ -15,6 +15,7 @@ import orbax.checkpoint as ocp
 from absl import logging
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, EveryNSteps, LatestN
 
+from t5x_lite import storage
 from t5x_lite.config import default
 from t5x_lite.config_files import flatten
 from t5x_lite.errors import BAD_CONFIG, IO_ERROR, NO_FILE, UserError, user_errors
@@ -33,9 +34,11 @@ class Checkpoints:
         self, directory: Path, settings: dict, keep_every: int = 0, read_only: bool = False
     ):
         logging.set_verbosity(logging.ERROR)  # orbax warns of what is meant
-        self._directory = directory.resolve()
+        self._directory = storage.home(directory.resolve())
+        self._is_local = isinstance(self._directory, Path)
         self._settings = settings
-        if not read_only and jax.process_index() == 0:
+        # In a bucket what is not whole lacks a file that says it is.
+        if self._is_local and not read_only and jax.process_index() == 0:
             # Orbax would do it in a thread, which a run that ends early cuts off.
             for leftover in self._directory.glob("*.orbax-checkpoint-tmp*"):
                 shutil.rmtree(leftover)
@@ -80,7 +83,15 @@ class Checkpoints:
 
     def save(self, step: int, state: Any) -> None:
         """Begin to save; the state may be used, and given away, as soon as this returns."""
-        # Known before anything is written: this process's part of the state, copies left out.
+        if self._is_local:
+            self._check_room(step, state)
+        with self._writable():
+            metadata = {"settings": self._settings}
+            self._manager.save(step, args=ocp.args.StandardSave(state), custom_metadata=metadata)
+
+    def _check_room(self, step: int, state: Any) -> None:
+        """Refuse, before anything is written, what the disk has no room for."""
+        # This process's part of the state, copies left out.
         needed = sum(
             shard.data.nbytes
             for leaf in jax.tree.leaves(state)
@@ -95,9 +106,6 @@ class Checkpoints:
                 f"{self._directory}: no room for the checkpoint of step {step}, which {sizes}; "
                 "make room, and the same command continues",
             )
-        with self._writable():
-            metadata = {"settings": self._settings}
-            self._manager.save(step, args=ocp.args.StandardSave(state), custom_metadata=metadata)
 
     def check(self) -> None:
         """Raise if a save in the background has failed."""

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from t5x_lite import storage
 from t5x_lite.data.rows.batches import Batches, RunData, ledger
 from t5x_lite.data.rows.streams import VERSION as STREAM_VERSION
 from t5x_lite.data.store.corpus import cache_directory
@@ -200,10 +201,12 @@ def train(
     workdir: Path,
     on_log: Callable[[dict], None] | None = None,
     judge: Judge | None = None,
+    take_over: bool = False,
 ) -> None:
     """Train in `workdir`, from its newest checkpoint on if there is one.
 
     Args:
+        take_over: the directory from a process that may have ended, where that cannot be told.
         on_log: called with each record of metrics.jsonl.
         judge: of a run on a task, called at each evaluation.
 
@@ -216,11 +219,11 @@ def train(
     config = run.resolved.config
     if jax.process_count() > 1:
         check_same(run_directory.facts(config, workdir, data))
-    if config.init_from and not (workdir / "checkpoints").is_dir():
+    if config.init_from and not storage.home(workdir / "checkpoints").is_dir():
         run_directory.check_init_from(run.resolved, data.tokenizer)
-    with run_directory.owned(workdir, config, run.resolved.steps, data):
+    with run_directory.owned(workdir, config, run.resolved.steps, data, take_over):
         if not run.adaptation.is_full:
-            run_directory.record_base(workdir, Path(config.init_from))
+            run_directory.record_base(workdir, storage.local(config.init_from))
         settings = run_directory.fixed_settings(run.resolved.written_out)
         settings["version of the stream"] = STREAM_VERSION
         checkpoints = Checkpoints(workdir / "checkpoints", settings, config.training.keep_every)

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
+from t5x_lite import storage
 from t5x_lite.config import RunConfig
 from t5x_lite.errors import IO_ERROR, NO_FILE, UserError, user_errors
 from t5x_lite.model.heads import HEADS
@@ -138,6 +139,7 @@ class Log:
         self.watch = Stopwatch("step", "compile", "data", "evaluation", "checkpoint")
         self._first, self._last = first, last
         self._active, self._on_log = active, on_log
+        self._workdir = workdir
         self._lap = first, 0.0  # step, and seconds of training until then
         self._bar = bar(workdir.name, counted=True)
         self._bar.disable |= not active
@@ -156,6 +158,7 @@ class Log:
         if self._active:
             self._file.close()
             self._of_each_logger(lambda logger: logger.close())
+            storage.push(self._workdir)
 
     def status(self, text: str) -> None:
         """What is going on, until something else is shown."""
@@ -189,6 +192,7 @@ class Log:
         self._file.flush()
         values = {f"{split}/{name}": value for name, value in metrics.items() if value is not None}
         self._of_each_logger(lambda logger: logger.write(step, values))
+        storage.push(self._workdir, now=False)
         if self._on_log:
             self._on_log(record)
 
@@ -213,6 +217,7 @@ class Log:
         """What is written outlives the machine; called before a checkpoint that counts on it."""
         if self._active:
             os.fsync(self._file.fileno())
+            storage.push(self._workdir)
 
     def say(self, text: str) -> None:
         """A line of its own."""

@@ -20,6 +20,7 @@ from typing import Any
 
 import jax
 
+from t5x_lite import storage
 from t5x_lite.errors import BAD_CONFIG, STUCK, UserError
 
 _ARRIVE_WITHIN = 600  # seconds, from the first process to the last
@@ -141,6 +142,7 @@ class Heartbeat:
         said.append(f"this process is at step {self._step} ({self._phase()})")
         with open(self._stacks, "w") as file:
             faulthandler.dump_traceback(file)
+        _answer(lambda: storage.push(self._stacks.parent), 2 * self._period)
         idle = time.monotonic() - moved
         late = f"no step was finished for {idle:.0f} s, where {self.limit:.0f} s are allowed"
         fix = f"its threads are in {self._stacks}; the same command continues"

