@@ -18,6 +18,7 @@ import logging
 import os
 import shutil
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -167,8 +168,13 @@ def push(directory: Path, now: bool = True) -> None:
         now: not only now and then.
     """
     mirror = _mirror_of(directory)
-    if mirror is not None:
-        mirror.push(0.0 if now else _PUSH_EVERY)
+    if mirror is None:
+        return
+    if now:
+        mirror.push()
+    else:
+        with suppress(UserError):  # the next time it is tried again
+            mirror.push(_PUSH_EVERY)
 
 
 def with_addresses(message: str) -> str:
@@ -267,7 +273,9 @@ _LEASE = ".lock.json"
 
 @contextmanager
 def wait_for_lock(place: str) -> Iterator[None]:
-    """Hold a lock, a file of that name, as soon as no other process has it."""
+    """Hold a lock, a file of that name, as soon as no other process has it; where that cannot end by
+    itself, say who has it.
+    """
     if not is_remote(place):
         with open(place, "w") as file:
             try:
@@ -279,11 +287,16 @@ def wait_for_lock(place: str) -> Iterator[None]:
                 yield
                 return
         place += ".json"
+    waits = False
     while True:
         with ExitStack() as stack:
             try:
                 stack.enter_context(lease(place, place))
-            except UserError:
+            except UserError as error:
+                if not waits:
+                    reason = str(error).partition(";")[0]
+                    print(f"{reason}: waiting; remove it if that has ended", file=sys.stderr)
+                waits = True
                 time.sleep(_POLL_EVERY)
                 continue
             yield
