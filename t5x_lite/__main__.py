@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from t5x_lite import __version__, storage
 from t5x_lite.config import CompareConfig, RunConfig
-from t5x_lite.errors import INTERRUPTED, USAGE, UserError, foreseen_errors, user_errors
+from t5x_lite.errors import INTERRUPTED, UNFIT, USAGE, UserError, foreseen_errors, user_errors
+from t5x_lite.machine import check_platforms
 
 if TYPE_CHECKING:
     from t5x_lite.api import LanguageModel
@@ -479,6 +480,20 @@ def _compiled(args: Args, planned: Any) -> Any:
     )
 
 
+def doctor(args: Args) -> None:
+    """what is wrong with this machine, this installation, or the place to write to"""
+    from t5x_lite.study.doctor import examine
+
+    findings = []
+    for finding in examine(args.workdir or "", args.processes):
+        _say(str(finding))
+        findings.append(finding)
+    wrong = sum(finding.is_fatal for finding in findings)
+    if wrong:
+        what = "one thing is" if wrong == 1 else f"{wrong} things are"
+        raise UserError(UNFIT, f"doctor: {what} wrong, see above")
+
+
 _FUNCTIONS = (
     prepare,
     plan,
@@ -494,6 +509,7 @@ _FUNCTIONS = (
     inspect,
     import_,
     export,
+    doctor,
 )
 COMMANDS = {function.__name__.rstrip("_"): function for function in _FUNCTIONS}
 
@@ -541,7 +557,7 @@ def _add_common_options(command: argparse.ArgumentParser, name: str) -> None:
         )
     if name not in ("prepare", "inspect"):
         command.add_argument("--workdir", help="the directory of the run")
-    if name not in ("import",):
+    if name not in ("import", "doctor"):
         help = (
             "a module of your own that the run's objective or source may be imported from; may be "
             "repeated"
@@ -635,6 +651,11 @@ def _plan_options(command: argparse.ArgumentParser) -> None:
     add("--watts", type=_number(0.0), help="of a device")
 
 
+def _doctor_options(command: argparse.ArgumentParser) -> None:
+    help = "that the run is meant to have"
+    command.add_argument("--processes", type=_number(1), help=help)
+
+
 def _fill_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--top", type=_number(1), default=5, help="words to show for each blank")
 
@@ -704,6 +725,7 @@ _OPTIONS = {
     "train": _train_options,
     "finetune": _finetune_options,
     "evaluate": _evaluate_options,
+    "doctor": _doctor_options,
     "inspect": _inspect_options,
     "plan": _plan_options,
     "fill": _fill_options,
@@ -763,6 +785,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with foreseen_errors():
             args = parse(sys.argv[1:] if argv is None else argv)
+            if args.command not in ("prepare", "plan", "doctor"):
+                unused = check_platforms()
+                if unused:
+                    print(f"t5x_lite: {unused}", file=sys.stderr)
             COMMANDS[args.command](args)
             storage.push_all()
         return 0

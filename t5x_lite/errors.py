@@ -13,6 +13,7 @@ from types import ModuleType
 USAGE = 2  # wrong command line, or a second run in one directory
 BAD_DATA = 65  # a corpus, tokenizer or text that cannot be used
 NO_FILE = 66  # no usable file or checkpoint
+UNFIT = 69  # doctor found what a run would fail of
 OUT_OF_MEMORY = 71  # of the host or of a device
 IO_ERROR = 74  # writing failed: disk full, checkpoint not saved
 NOT_FINITE = 76  # loss, gradients or parameters are not finite

@@ -273,8 +273,8 @@ _LEASE = ".lock.json"
 
 @contextmanager
 def wait_for_lock(place: str) -> Iterator[None]:
-    """Hold a lock, a file of that name, as soon as no other process has it; where that cannot end by
-    itself, say who has it.
+    """Hold a lock, a file of that name, as soon as no other process has it. Where locks do not end
+    with their process, say who has it.
     """
     if not is_remote(place):
         with open(place, "w") as file:

@@ -15,7 +15,17 @@ from conftest import ROOT
 
 PACKAGE = ROOT / "t5x_lite"
 FLOORS = (
-    {"errors", "ranges", "specs", "config", "config_files", "hardware", "progress", "storage"},
+    {
+        "errors",
+        "ranges",
+        "specs",
+        "config",
+        "config_files",
+        "hardware",
+        "machine",
+        "progress",
+        "storage",
+    },
     {"data"},
     {"resolve"},
     {"model"},

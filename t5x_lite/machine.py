@@ -1,0 +1,68 @@
+"""Which accelerators this machine has, and whether the installed jax can use them; jax is not
+imported.
+"""
+
+import importlib.util
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from t5x_lite.errors import NO_FILE, USAGE, UserError
+
+_PLUGINS = {
+    "cuda": ("jax_cuda12_plugin", "jax_cuda13_plugin"),
+    "gpu": ("jax_cuda12_plugin", "jax_cuda13_plugin", "jax_rocm7_plugin"),
+    "tpu": ("libtpu",),
+    "cpu": (),
+}
+_INSTALL = {
+    "cuda": "pip install 't5x_lite[cuda12]', or [cuda13] where the driver is 580 or newer",
+    "tpu": "pip install 't5x_lite[tpu]'",
+}
+_INSTALL["gpu"] = _INSTALL["cuda"]
+# How the kernel names them.
+_NODES = {"cuda": ("nvidia[0-9]*",), "tpu": ("accel[0-9]*", "vfio/[0-9]*")}
+
+
+def count_accelerators(platform: str, dev: Path = Path("/dev")) -> int:
+    """NVIDIA GPUs ("cuda") or TPU chips ("tpu") that the kernel shows."""
+    return max(len(list(dev.glob(pattern))) for pattern in _NODES[platform])
+
+
+def can_use(platform: str) -> bool:
+    """Whether the installed jax can use devices of a platform."""
+    plugins = _PLUGINS[platform]
+    return not plugins or any(importlib.util.find_spec(name) for name in plugins)
+
+
+def check_platforms(
+    environment: Mapping[str, str] = os.environ, dev: Path = Path("/dev")
+) -> str | None:
+    """Refuse a JAX_PLATFORMS that names what is not installed, or not here.
+
+    Returns:
+        a sentence, where it is not set and this machine has accelerators that jax cannot use.
+
+    Raises:
+        UserError: with the line that installs what is missing.
+    """
+    named = [name for name in environment.get("JAX_PLATFORMS", "").split(",") if name]
+    for name in named:
+        platform = "cuda" if name == "gpu" else name
+        if name not in _PLUGINS:
+            known = ", ".join(_PLUGINS)
+            if name in ("rocm", "METAL", "proxy"):
+                continue
+            raise UserError(USAGE, f"JAX_PLATFORMS={name}: no such platform; expected {known}")
+        if not can_use(name):
+            raise UserError(NO_FILE, f"JAX_PLATFORMS={name}: jax cannot use it; {_INSTALL[name]}")
+        if platform == "cuda" and not count_accelerators("cuda", dev):
+            raise UserError(NO_FILE, f"JAX_PLATFORMS={name}: no GPU is here; unset it, or set cpu")
+    if named:
+        return None
+    for platform in _NODES:
+        count = count_accelerators(platform, dev)
+        if count and not can_use(platform):
+            kind = "GPUs" if platform == "cuda" else "TPU chips"
+            return f"{count} {kind} are here, but this jax has only the CPU; {_INSTALL[platform]}"
+    return None

@@ -1,0 +1,248 @@
+"""What is wrong with this machine, this installation, this place to write to? Each check finds one
+thing, and says how to fix it.
+"""
+
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import Requirement
+
+from t5x_lite import storage
+from t5x_lite.errors import UserError
+from t5x_lite.machine import check_platforms, count_accelerators
+
+_MB = 1 << 20
+_PROBE_BYTES = 16 * _MB
+_SLOWEST = 20.0  # MB/s, below which checkpoints take longer than steps
+_MOST_SKEW = 30.0  # seconds
+_LEAST_FREE = 5  # GB
+_REPORTED = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "libtpu")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        fix: what to do; empty: it is as it should be.
+        is_fatal: whether a run would fail of it.
+    """
+
+    what: str
+    fix: str = ""
+    is_fatal: bool = False
+
+    def __str__(self) -> str:
+        if not self.fix:
+            return f"ok     {self.what}"
+        mark = "wrong" if self.is_fatal else "note "
+        return f"{mark}  {self.what}; {self.fix}"
+
+
+Version = Callable[[str], str]
+
+
+def versions(version: Version = metadata.version) -> Iterator[Finding]:
+    """Libraries that do not fit together: what jax asks of those that it was built with."""
+    found = {}
+    for name in _REPORTED:
+        try:
+            found[name] = version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    shown = ", ".join(f"{name} {number}" for name, number in found.items())
+    misfits = []
+    for line in metadata.requires("jax") or []:
+        needed = Requirement(line)
+        if needed.name not in ("jaxlib", "libtpu") or needed.name not in found:
+            continue
+        extra = {"extra": "tpu"}
+        is_meant = needed.marker is None or needed.marker.evaluate(extra)
+        if is_meant and not needed.specifier.contains(found[needed.name], prereleases=True):
+            misfits.append(f"{needed.name} {found[needed.name]}, jax needs {needed.specifier}")
+    if misfits:
+        packages = "t5x_lite[tpu]" if "libtpu" in found else "t5x_lite"
+        fix = f"pip install --upgrade --force-reinstall jax '{packages}'"
+        yield Finding(f"versions: {'; '.join(misfits)}", fix, is_fatal=True)
+    else:
+        yield Finding(f"versions: {shown}")
+
+
+def devices(
+    environment: Mapping[str, str] = os.environ,
+    dev: Path = Path("/dev"),
+    seen: Callable[[], tuple[str, int]] | None = None,
+) -> Iterator[Finding]:
+    """Accelerators that jax cannot use, or does not see.
+
+    Args:
+        seen: jax's platform and the number of its devices on this host.
+    """
+    try:
+        unused = check_platforms(environment, dev)
+    except UserError as error:
+        what, _, fix = str(error).rpartition("; ")
+        yield Finding(f"devices: {what}", fix, is_fatal=True)
+        return
+    if unused:
+        what, _, fix = unused.partition("; ")
+        yield Finding(f"devices: {what}", fix, is_fatal=True)
+        return
+    platform, count = (seen or _devices_of_jax)()
+    kind = {"gpu": "cuda", "tpu": "tpu"}.get(platform)
+    here = count_accelerators(kind, dev) if kind else count
+    if count < here:
+        fix = "another process may hold the others, or the driver has lost them: see dmesg"
+        yield Finding(f"devices: jax sees {count} {platform}, this host has {here}", fix, True)
+    else:
+        yield Finding(f"devices: {count} × {platform}")
+
+
+def _devices_of_jax() -> tuple[str, int]:
+    import jax
+
+    return jax.default_backend(), jax.local_device_count()
+
+
+def libtpu_lock(path: Path = Path("/tmp/libtpu_lockfile")) -> Iterator[Finding]:
+    """The lock of libtpu: held by another process, or left by another user."""
+    if not path.exists():
+        return
+    try:
+        with open(path, "a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except PermissionError:
+        what = f"libtpu: {path} is another user's"
+        yield Finding(what, f"if no process uses the TPU: sudo rm {path}", is_fatal=True)
+    except BlockingIOError:
+        what = f"libtpu: another process uses the TPU ({path})"
+        yield Finding(what, f"end it: sudo lsof {path}", is_fatal=True)
+    else:
+        yield Finding(f"libtpu: {path} is held by nobody", f"rm {path}")
+
+
+def processes(
+    environment: Mapping[str, str] = os.environ, expected: int | None = None
+) -> Iterator[Finding]:
+    """How many processes the launcher says there are."""
+    counts = {}
+    for name in ("T5X_LITE_PROCESSES", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE"):
+        if environment.get(name, "").isdigit():
+            counts[name] = int(environment[name])
+    if environment.get("TPU_WORKER_HOSTNAMES"):
+        counts["TPU_WORKER_HOSTNAMES"] = len(environment["TPU_WORKER_HOSTNAMES"].split(","))
+    for name, count in counts.items():
+        if expected is not None and count != expected:
+            fix = "start one on each host, with the same command"
+            yield Finding(f"processes: {name} says {count}, expected {expected}", fix, True)
+            return
+    number = environment.get("T5X_LITE_PROCESS", "0")
+    if "T5X_LITE_PROCESSES" in counts and not (
+        number.isdigit() and int(number) < counts["T5X_LITE_PROCESSES"]
+    ):
+        what = f"processes: T5X_LITE_PROCESS is {number} of {counts['T5X_LITE_PROCESSES']}"
+        yield Finding(what, "number them from 0", is_fatal=True)
+        return
+    if counts:
+        yield Finding("processes: " + ", ".join(f"{n} {count}" for n, count in counts.items()))
+
+
+def place(
+    workdir: str,
+    clock: Callable[[], float] = time.time,
+    timer: Callable[[], float] = time.perf_counter,
+) -> Iterator[Finding]:
+    """A directory, here or in a bucket, that cannot be written, is full, slow, or has another
+    clock.
+    """
+    address = f"{workdir.rstrip('/')}/.doctor-{os.getpid()}"
+    try:
+        files, path = storage.file_system(address)
+        files.makedirs(os.path.dirname(path), exist_ok=True)
+        start, written_at = timer(), clock()
+        files.pipe_file(path, os.urandom(_PROBE_BYTES))
+        seconds = timer() - start
+        files.invalidate_cache()
+        info = files.info(path)
+        files.rm_file(path)
+    except Exception as error:  # of any file system
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        what = f"{workdir}: cannot be written ({reason[:160]})"
+        yield Finding(what, "name another, or ask for the right to write there", is_fatal=True)
+        return
+    rate = _PROBE_BYTES / _MB / max(seconds, 1e-9)
+    if rate < _SLOWEST:
+        fix = "use a disk or a bucket nearer to these machines, or save less often"
+        yield Finding(f"{workdir}: {rate:.1f} MB/s", fix)
+    else:
+        yield Finding(f"{workdir}: can be written, {rate:,.0f} MB/s")
+    skew = abs(_modified(info) - written_at - seconds / 2)
+    if skew > _MOST_SKEW:
+        fix = "set the clock of this machine: sudo chronyc makestep"
+        yield Finding(f"clock: {skew:,.0f} s from that of {workdir}", fix)
+    else:
+        yield Finding("clock: that of the place it writes to")
+
+
+def _modified(info: dict[str, Any]) -> float:
+    """When a file was written, by its own file system's clock; now, where that does not say."""
+    value = info.get("mtime") or info.get("updated") or info.get("LastModified") or time.time()
+    if isinstance(value, str):
+        value = datetime.fromisoformat(value)
+    return value.timestamp() if isinstance(value, datetime) else value
+
+
+def disk(workdir: str, free: Callable[[str], int] | None = None) -> Iterator[Finding]:
+    """Little room, where the place is a disk."""
+    if storage.is_remote(workdir):
+        return
+    existing = Path(workdir).resolve()
+    while not existing.exists():
+        existing = existing.parent
+    gigabytes = (free or (lambda path: shutil.disk_usage(path).free))(str(existing)) / 1e9
+    what = f"disk: {gigabytes:,.1f} GB free at {existing}"
+    if gigabytes < _LEAST_FREE:
+        yield Finding(what, "make room: two checkpoints are there while one is written")
+    else:
+        yield Finding(what)
+
+
+def huge_pages(
+    setting: Path = Path("/sys/kernel/mm/transparent_hugepage/enabled"),
+    environment: Mapping[str, str] = os.environ,
+    has_tpu: bool | None = None,
+) -> Iterator[Finding]:
+    """Memory in small pages, which costs time on CPUs and on the hosts of TPUs."""
+    if not setting.exists():
+        return
+    mode = setting.read_text().partition("[")[2].partition("]")[0]
+    if has_tpu is None:
+        has_tpu = count_accelerators("tpu") > 0
+    if mode == "never" or (has_tpu and mode != "always"):
+        wanted = "always" if has_tpu else "madvise"
+        fix = f"sudo sh -c 'echo {wanted} > {setting}'"
+        yield Finding(f"huge pages: {mode}", fix)
+    elif not has_tpu and "hugetlb" not in environment.get("GLIBC_TUNABLES", ""):
+        yield Finding(f"huge pages: {mode}, unused on a CPU", "set -a; . launch/cpu.env")
+    else:
+        yield Finding(f"huge pages: {mode}")
+
+
+def examine(workdir: str = "", expected_processes: int | None = None) -> Iterator[Finding]:
+    """All checks."""
+    yield from versions()
+    yield from libtpu_lock()
+    yield from devices()
+    yield from processes(expected=expected_processes)
+    yield from huge_pages()
+    if workdir:
+        yield from place(workdir)
+        yield from disk(workdir)
