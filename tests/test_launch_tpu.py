@@ -1,0 +1,266 @@
+"""launch/tpu_vm and launch/queued, with a gcloud that plays a scene and writes down its words."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+
+# Each line of the scene: words that a command has to contain, in order of preference, and what is
+# answered, once or always: [words, output, error, exit code, seconds].
+GCLOUD = """#!{python}
+import json, pathlib, sys, time
+here = pathlib.Path({directory!r})
+words = sys.argv[1:]
+with open(here / "asked.jsonl", "a") as file:
+    file.write(json.dumps(words) + "\\n")
+scene = json.loads((here / "scene.json").read_text())
+for number, line in enumerate(scene):
+    if all(any(part in word for word in words) for part in line["on"]):
+        if not line.get("always"):
+            del scene[number]
+            (here / "scene.json").write_text(json.dumps(scene))
+        time.sleep(line.get("seconds", 0))
+        print(line.get("out", ""))
+        print(line.get("err", ""), file=sys.stderr)
+        sys.exit(line.get("code", 0))
+"""
+MISSING = {"on": ["describe"], "err": "ERROR: (gcloud) NOT_FOUND: Resource not found.", "code": 1}
+READY = {"on": ["describe"], "out": '{"state": "READY"}'}
+RUN = ("--", "train", "--config=gpt_tiny", "--workdir=gs://bucket/a b")
+
+
+def queue(state, **more):
+    said = json.dumps({"state": {"state": state}})
+    return {"on": ["queued-resources", "describe"], "out": said} | more
+
+
+@pytest.fixture
+def launch(tmp_path):
+    """A function that runs a command of launch/ in a scene: its exit code, what was asked of
+    gcloud, and what it said.
+    """
+    (tmp_path / "bin").mkdir()
+    gcloud = tmp_path / "bin/gcloud"
+    gcloud.write_text(GCLOUD.format(python=sys.executable, directory=str(tmp_path)))
+    gcloud.chmod(0o755)
+
+    def play(name, *words, scene=(), code=0, programs=":/usr/bin:/bin"):
+        (tmp_path / "scene.json").write_text(json.dumps(list(scene)))
+        (tmp_path / "asked.jsonl").write_text("")
+        # As it is, but for waiting.
+        script = (
+            f"import runpy, sys; sys.path.insert(0, {str(ROOT / 'launch')!r}); import tpu, time; "
+            "time.sleep = lambda seconds: None; "
+            f"sys.argv[0] = 'launch/{name}'; "
+            f"runpy.run_path({str(ROOT / 'launch' / name)!r}, run_name='__main__')"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", script, *words],
+            capture_output=True, text=True, cwd=tmp_path, timeout=60,
+            env=os.environ | {"PATH": f"{tmp_path / 'bin'}{programs}"},
+        )  # fmt: skip
+        assert done.returncode == code, done.stderr
+        assert "Traceback" not in done.stderr
+        asked = [json.loads(line) for line in (tmp_path / "asked.jsonl").read_text().splitlines()]
+        return asked, done.stdout, done.stderr
+
+    return play
+
+
+def verbs(asked) -> list[str]:
+    """What was asked, in words: create, ssh install, …"""
+    said = []
+    for words in asked:
+        assert words[:2] == ["compute", "tpus"]
+        verb = words[3]
+        script = next((word for word in words if word.startswith("--command=")), "")
+        for mark, name in (("pip install", "install"), ("setsid", "start"), ("tail ", "follow"),
+                           ("pkill", "stop"), ("sleep 1", "code")):  # fmt: skip
+            if mark in script:
+                verb = name
+                break
+        said.append(verb)
+    return said
+
+
+WHOLE = ["scp", "install", "start", "follow", "code"]
+
+
+def test_a_vm_is_created_used_and_deleted(launch):
+    scene = [MISSING, {"on": ["sleep 1"], "out": "0\n0"}]
+    asked, _, _ = launch("tpu_vm", "my-tpu", "--zone=z", "--spot", "--project=p", *RUN, scene=scene)
+    assert verbs(asked) == ["describe", "create", *WHOLE, "delete"]
+    assert all({"--zone=z", "--project=p"} <= set(words) for words in asked)
+    create, start = asked[1], asked[4]
+    assert {"--accelerator-type=v5litepod-8", "--version=v2-alpha-tpuv5-lite", "--spot"} <= set(
+        create
+    )
+    # The command arrives whole, whatever is in it.
+    script = next(word for word in start if word.startswith("--command=")).removeprefix(
+        "--command="
+    )
+    inner = shlex.split(script[script.index("sh -c") :].partition(" < ")[0])[2]
+    words = shlex.split(inner.partition(" > ")[0])
+    assert words[1:3] == ["-m", "t5x_lite"]
+    assert words[3:] == ["train", "--config=gpt_tiny", "--workdir=gs://bucket/a b", "--distributed"]
+    assert "--worker=all" in start
+
+
+def test_a_vm_that_is_there_is_used_and_kept(launch):
+    scene = [READY, {"on": ["sleep 1"], "out": "0"}]
+    asked, _, _ = launch("tpu_vm", "mine", "--zone=z", *RUN, scene=scene)
+    assert verbs(asked) == ["describe", *WHOLE]
+    scene = [MISSING, {"on": ["sleep 1"], "out": "0"}]
+    asked, _, _ = launch("tpu_vm", "mine", "--zone=z", "--keep", *RUN, scene=scene)
+    assert "delete" not in verbs(asked)
+
+
+def test_what_is_not_in_a_bucket_is_fetched(launch, tmp_path):
+    scene = [READY, {"on": ["sleep 1"], "out": "0"}]
+    workdir = "--workdir=runs/it's one"
+    asked, _, _ = launch(
+        "tpu_vm", "m", "--zone=z", "--", "train", "--config=a", workdir, scene=scene
+    )
+    assert verbs(asked)[-1] == "scp"
+    assert asked[-1][4:7] == ["--recurse", "m:t5x_lite/runs/it's one", "runs"]
+
+
+def test_quota_leaves_nothing_behind(launch):
+    quota = {"on": ["create"], "err": "ERROR: (gcloud) Quota limit 'TPUV5' exceeded.", "code": 1}
+    gone = {"on": ["delete"], "err": "NOT_FOUND", "code": 1}
+    asked, _, err = launch("tpu_vm", "m", "--zone=z", *RUN, scene=[MISSING, quota, gone], code=1)
+    assert verbs(asked) == ["describe", "create", "delete"]
+    assert err.strip() == "launch/tpu_vm: create: ERROR: (gcloud) Quota limit 'TPUV5' exceeded."
+
+
+def test_what_cannot_be_deleted_is_said(launch):
+    stuck = {"on": ["delete"], "err": "ERROR: deadline exceeded", "code": 1}
+    scene = [MISSING, {"on": ["sleep 1"], "out": "0"}, stuck]
+    _, _, err = launch("tpu_vm", "m", "--zone=z", *RUN, scene=scene)
+    assert "m may still be there and cost" in err
+
+
+def test_a_worker_that_fails_gives_its_exit_code(launch):
+    scene = [MISSING, {"on": ["sleep 1"], "out": "0\n76\n0"}]
+    asked, _, _ = launch("tpu_vm", "m", "--zone=z", *RUN, scene=scene, code=76)
+    assert verbs(asked)[-1] == "delete"
+
+
+def test_an_installation_that_fails_ends_it(launch):
+    failed = {"on": ["pip install"], "err": "ERROR: No matching distribution", "code": 1}
+    asked, _, err = launch("tpu_vm", "m", "--zone=z", *RUN, scene=[MISSING, failed], code=1)
+    assert verbs(asked) == ["describe", "create", "scp", "install", "delete"]
+    assert "install: ERROR: No matching distribution" in err
+
+
+def test_a_lost_connection_is_made_again(launch):
+    lost = {"on": ["tail "], "code": 255}
+    scene = [READY, lost, lost, {"on": ["sleep 1"], "out": "0"}]
+    asked, _, _ = launch("tpu_vm", "m", "--zone=z", *RUN, scene=scene)
+    assert verbs(asked).count("follow") == 3
+    assert verbs(asked).count("start") == 1
+    scene = [READY, lost | {"always": True}]
+    asked, _, _ = launch("tpu_vm", "m", "--zone=z", *RUN, scene=scene, code=255)
+    assert verbs(asked).count("follow") == 6
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "reason"),
+    [
+        ("tpu_vm", ["m", "--zone=z"], "got nothing after --, expected a run"),
+        ("tpu_vm", ["m", "--zone=z", "--", "evaluate"], "got evaluate after --"),
+        ("tpu_vm", ["m", "--zone=z", "--", "train", "--config=a"], "no --workdir"),
+        ("queued", ["m", "--zone=z", "--", "train", "--workdir=runs/a"], "in a bucket"),
+        (
+            "queued",
+            ["m", "--zone=z", "--type=v99-8", "--max-dollars=5", *RUN],
+            "price of --type=v99-8",
+        ),
+    ],
+)
+def test_wrong_usage_is_one_sentence(launch, name, words, reason):
+    asked, _, err = launch(name, *words, code=2)
+    assert asked == []
+    assert reason in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_queued_tpu_is_waited_for(launch):
+    scene = [queue("WAITING_FOR_RESOURCES"), queue("PROVISIONING"), queue("ACTIVE"),
+             {"on": ["sleep 1"], "out": "0"}]  # fmt: skip
+    asked, _, err = launch("queued", "q", "--zone=z", "--type=v5p-8", *RUN, scene=scene)
+    assert verbs(asked) == ["create", "describe", "describe", "describe", *WHOLE, "delete"]
+    assert "q is WAITING_FOR_RESOURCES" in err
+    assert {"--node-id=q", "--runtime-version=v2-alpha-tpuv5"} <= set(asked[0])
+    assert "--take-over" in next(w for words in asked for w in words if "setsid" in w)
+    assert asked[-1][2:5] == ["queued-resources", "delete", "q"]
+    assert "--force" in asked[-1]
+
+
+def test_what_is_taken_away_is_requested_again(launch):
+    lost = {"on": ["tail "], "code": 255}
+    scene = [
+        queue("ACTIVE"), *[lost] * 6, queue("SUSPENDED"),
+        queue("FAILED"),  # it does not come
+        queue("ACTIVE"), {"on": ["sleep 1"], "out": "143"}, queue("SUSPENDING"),  # saved in time
+        queue("ACTIVE"), {"on": ["sleep 1"], "out": "0"},
+    ]  # fmt: skip
+    asked, _, err = launch("queued", "q", "--zone=z", *RUN, scene=scene)
+    assert verbs(asked).count("create") == 4
+    assert verbs(asked).count("delete") == 4
+    assert "taken away, 10 tries left" in err
+    assert "taken away, 8 tries left" in err
+
+
+def test_tries_are_bounded_and_nothing_is_left(launch):
+    scene = [queue("SUSPENDED", always=True)]
+    asked, _, _ = launch("queued", "q", "--zone=z", "--retries=2", *RUN, scene=scene, code=75)
+    assert verbs(asked).count("create") == 3
+    assert verbs(asked)[-1] == "delete"
+
+
+def test_a_run_that_fails_is_not_tried_again(launch):
+    scene = [queue("ACTIVE", always=True), {"on": ["sleep 1"], "out": "78"}]
+    asked, _, _ = launch("queued", "q", "--zone=z", *RUN, scene=scene, code=78)
+    assert verbs(asked).count("create") == 1
+    assert verbs(asked)[-1] == "delete"
+
+
+def test_a_cap_on_the_cost_stops_and_saves(launch):
+    scene = [queue("ACTIVE", always=True), {"on": ["tail "], "seconds": 0},
+             {"on": ["sleep 1"], "out": "143"}]  # fmt: skip
+    scene[1]["seconds"] = 5
+    words = ("queued", "q", "--zone=z", "--type=v5litepod-8", "--max-dollars=0.0001", *RUN)
+    asked, _, err = launch(*words, scene=scene, code=75)
+    assert verbs(asked)[-4:] == ["stop", "follow", "code", "delete"]
+    assert "it has saved, the same command continues" in err
+
+
+def test_dry_run_asks_nothing(launch):
+    for name in ("tpu_vm", "queued"):
+        asked, out, _ = launch(name, "m", "--zone=z", "--dry-run", *RUN)
+        assert asked == []
+        lines = [shlex.split(line) for line in out.splitlines()]
+        assert all(words[:3] == ["gcloud", "compute", "tpus"] for words in lines)
+        assert any("--command=" in word and "setsid" in word for words in lines for word in words)
+
+
+def test_without_gcloud_it_is_one_sentence(launch, tmp_path):
+    (tmp_path / "bin/gcloud").unlink()
+    _, _, err = launch("tpu_vm", "m", "--zone=z", *RUN, code=127, programs="")
+    assert "gcloud is not installed" in err
+
+
+def test_what_is_copied_is_what_git_tracks(tmp_path):
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT / 'launch')!r}); import tpu, pathlib, tarfile; "
+        f"path = pathlib.Path({str(tmp_path / 'a.tar.gz')!r}); tpu.pack(path); "
+        "print(*tarfile.open(path).getnames(), sep='\\n')"
+    )
+    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert {"setup.py", "t5x_lite/__main__.py", "launch/tpu_vm"} <= set(out.stdout.split())
+    assert not any(name.startswith((".venv", "runs")) for name in out.stdout.split())
