@@ -1,4 +1,4 @@
-"""launch/cells, with an sbatch that writes down what it is given."""
+"""launch/cells and launch/slurm, with an sbatch that writes down what it is given."""
 
 import json
 import os
@@ -44,8 +44,8 @@ def launch(tmp_path):
     sbatch.chmod(0o755)
     (tmp_path / "question.py").write_text(CONFIG)
 
-    def run(*words: str, path: str = f"{sbatch.parent}:{os.environ['PATH']}"):
-        command = [sys.executable, ROOT / "launch/cells", *words]
+    def run(*words: str, path: str = f"{sbatch.parent}:{os.environ['PATH']}", name: str = "cells"):
+        command = [sys.executable, ROOT / "launch" / name, *words]
         env = os.environ | {"PATH": path}
         return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=env)
 
@@ -145,3 +145,51 @@ def test_without_slurm(launch):
     done = launch("--sbatch=", *COMPARE, path="/nowhere")
     assert done.returncode == 2
     assert "there is no sbatch here; leave --sbatch out" in done.stderr
+
+
+TRAIN = ("train", "--config=gpt_tiny", "--workdir=runs of mine", "--config.objective=it's one")
+
+
+@pytest.mark.parametrize(
+    ("code", "restarts", "queued_again"),
+    [(0, "0", False), (143, "0", True), (142, "3", True), (143, "5", False), (76, "0", False)],
+)
+def test_a_job_is_queued_again_where_it_has_saved(launch, tmp_path, code, restarts, queued_again):
+    done = launch("--sbatch=--nodes=2 --comment='a b'", "--retries=5", *TRAIN, name="slurm")
+    assert done.stdout == "train: job 100\n"
+    (path,) = launch.given.glob("*.json")
+    job = json.loads(path.read_text())
+    assert {"--requeue", "--signal=TERM@120"} <= set(job["options"])
+    assert job["options"][-2:] == ["--nodes=2", "--comment=a b"]
+    # Its script, with a Slurm that writes down what it is given.
+    for name, exit_code in (("srun", code), ("scontrol", 0)):
+        program = tmp_path / "bin" / name
+        writes = f'printf "%s\\n" "$@" > {tmp_path}/{name}'
+        program.write_text(f"#!/bin/bash\n{writes}\nexit {exit_code}\n")
+        program.chmod(0o755)
+    env = {"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin", "SLURM_JOB_ID": "7"}
+    env["SLURM_RESTART_COUNT"] = restarts
+    ended = subprocess.run(["bash"], input=job["script"], text=True, env=env)
+    assert ended.returncode == code
+    words = (tmp_path / "srun").read_text().splitlines()
+    assert words[2:] == ["-m", "t5x_lite", *TRAIN, "--distributed"]
+    assert (tmp_path / "scontrol").exists() == queued_again
+    if queued_again:
+        assert (tmp_path / "scontrol").read_text() == "requeue\n7\n"
+
+
+def test_a_job_that_cannot_be_launched_is_one_sentence(launch):
+    for words, reason in (
+        ((), "expected a run"),
+        (("train", "--config=gpt_tiny"), "no --workdir"),
+        (("--sbatch=--gpus=99", *TRAIN), "sbatch refused the job: sbatch: error: invalid number"),
+    ):
+        done = launch(*words, name="slurm")
+        assert done.returncode == 2
+        assert reason in done.stderr
+        assert done.stderr.count("\n") == 1
+    done = launch(*TRAIN, name="slurm", path="/usr/bin:/bin")
+    assert "there is no sbatch here" in done.stderr
+    done = launch("--dry-run", *TRAIN, name="slurm", path="/usr/bin:/bin")
+    assert done.returncode == 0
+    assert done.stdout.startswith("sbatch --parsable")
