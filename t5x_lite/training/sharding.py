@@ -146,7 +146,8 @@ def count_slices(devices: Iterable[Any]) -> int:
     return len({getattr(device, "slice_index", 0) for device in devices})
 
 
-_MIN_SLICE_IN_LINES = 64  # chips
+_MIN_IN_LINES = 64  # chips of a whole slice
+_MIN_PART_IN_LINES = 128  # chips of a part of one
 
 
 def line_of_devices(mesh: DeviceMesh) -> int:
@@ -154,14 +155,15 @@ def line_of_devices(mesh: DeviceMesh) -> int:
     to be summed across such lines first and then along each; 0: at once.
 
     Summed over a whole slice at once, TPUs make all of a gradient on every chip, and then drop what
-    is another's: twice the bytes. In two steps they send every byte once. Within a part of a slice,
-    and where lines are short, one step does.
+    is another's: twice the bytes. In two steps they send every byte once. Among fewer chips one
+    step does.
     """
     if isinstance(mesh, jax.sharding.AbstractMesh):
         return 0
     devices = mesh.devices[0, :, 0, 0]
     slice_size = mesh.size // count_slices(mesh.devices.flat)
-    if len(devices) < max(slice_size, _MIN_SLICE_IN_LINES):
+    is_whole = len(devices) == slice_size
+    if len(devices) < (_MIN_IN_LINES if is_whole else _MIN_PART_IN_LINES):
         return 0
     places = np.array([getattr(device, "coords", ()) for device in devices])
     if not places.size:
