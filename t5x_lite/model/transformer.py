@@ -44,14 +44,17 @@ from t5x_lite.model.positions import RelativeBias, alibi, sinusoidal
 
 # (name of a stack, the part of a layer's parameters that is here) → all of them
 WholeLayer = Callable[[str, Params], Params]
-_ELEMENTWISE = ("add", "sub", "mul", "div", "rsqrt", "square", "integer_pow", "exp")
+_ELEMENTWISE = {
+    *("add", "sub", "mul", "div", "neg", "max", "min", "rsqrt", "square", "integer_pow", "pow"),
+    *("exp", "log1p", "tanh", "one_minus_square", "logistic", "erf", "select_n"),
+}
 
 
 def _may_be_kept(computed_in: Any, primitive: Any, *inputs: Any, **params: Any) -> bool:
     """Whether what this operation makes may be kept for the backward pass: all but parameters that
     are put together from several devices, what is the same array in another shape or in a wider
     type, which would keep them all the same, and elementwise results in a wider type than that of
-    the computation, as within norms.
+    the computation, as within norms and activations.
     """
     name = str(primitive)
     if name == "custom_vjp_call":  # as parallelism.py puts them together

@@ -98,7 +98,9 @@ def compile_step(resolved: Resolved, raw_tokens: float, topology: Topology) -> C
     except Exception as error:  # the compiler's own, of no public class
         needed = re.search(r"memory required for HLO temporaries \(([\d.]+)G\)", str(error))
         if "CompileTimeHbmOom" not in str(error) or not needed:
-            raise
+            reason = str(error).strip().splitlines()[0][:200]
+            fix = "--no-compile shows the estimates"
+            raise UserError(NO_FILE, f"plan: the compiler failed ({reason}); {fix}") from error
         return Compiled(0, 0, round(float(needed[1]) * 2**30), fits=False)
     text, memory = compiled.as_text(), compiled.memory_analysis()
     assert text is not None
