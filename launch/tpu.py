@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 ROOT = Path(__file__).resolve().parent.parent
 SSH_LOST = 255  # of ssh itself, not of the command that it runs
@@ -150,7 +150,8 @@ class TpuVm:
         with tempfile.TemporaryDirectory() as directory:
             archive = Path(directory) / "t5x_lite.tar.gz"
             if not self.args.dry_run:
-                pack(archive)
+                with archive.open("wb") as file:
+                    pack(file)
             target = f"{self.args.name}:{THERE}.tar.gz"
             self.gcloud("tpu-vm", "scp", str(archive), target, "--worker=all", what="copy")
         script = (
@@ -202,12 +203,12 @@ class TpuVm:
         self.gcloud("tpu-vm", "scp", "--recurse", source, parent, "--worker=0", what="fetch")
 
 
-def pack(archive: Path) -> None:
-    """An archive of the files that git tracks, as they are now."""
+def pack(archive: IO[bytes]) -> None:
+    """Write an archive of the files that git tracks, as they are now."""
     listed = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True
     ).stdout
-    with tarfile.open(archive, "w:gz") as file:
+    with tarfile.open(fileobj=archive, mode="w:gz") as file:
         for name in filter(None, listed.split("\0")):
             if (ROOT / name).exists():
                 file.add(ROOT / name, name)

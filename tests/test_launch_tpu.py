@@ -196,7 +196,7 @@ def test_a_queued_tpu_is_waited_for(launch):
     assert verbs(asked) == ["create", "describe", "describe", "describe", *WHOLE, "delete"]
     assert "q is WAITING_FOR_RESOURCES" in err
     assert {"--node-id=q", "--runtime-version=v2-alpha-tpuv5"} <= set(asked[0])
-    assert "--take-over" in next(w for words in asked for w in words if "setsid" in w)
+    assert "--take-over" not in next(w for words in asked for w in words if "setsid" in w)
     assert asked[-1][2:5] == ["queued-resources", "delete", "q"]
     assert "--force" in asked[-1]
 
@@ -214,6 +214,8 @@ def test_what_is_taken_away_is_requested_again(launch):
     assert verbs(asked).count("delete") == 4
     assert "taken away, 10 tries left" in err
     assert "taken away, 8 tries left" in err
+    starts = [word for words in asked for word in words if "setsid" in word]
+    assert ["--take-over" in start for start in starts] == [False, True, True]
 
 
 def test_tries_are_bounded_and_nothing_is_left(launch):
@@ -258,7 +260,7 @@ def test_without_gcloud_it_is_one_sentence(launch, tmp_path):
 def test_what_is_copied_is_what_git_tracks(tmp_path):
     code = (
         f"import sys; sys.path.insert(0, {str(ROOT / 'launch')!r}); import tpu, pathlib, tarfile; "
-        f"path = pathlib.Path({str(tmp_path / 'a.tar.gz')!r}); tpu.pack(path); "
+        f"path = pathlib.Path({str(tmp_path / 'a.tar.gz')!r}); tpu.pack(path.open('wb')); "
         "print(*tarfile.open(path).getnames(), sep='\\n')"
     )
     out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
