@@ -114,9 +114,12 @@ def _model(args: Args) -> "LanguageModel":
 def prepare(args: Args) -> None:
     """text → tokenizer and token store, ahead of training"""
     config, _, allowed = _planned_config(args)
+    import shlex
+
     from t5x_lite.data.store.prepare import prepare
 
-    _say(f"store: {prepare(config.data, _say, allowed).path}")
+    beam_options = None if args.beam is None else shlex.split(args.beam)
+    _say(f"store: {prepare(config.data, _say, allowed, beam_options).path}")
 
 
 def train(args: Args) -> None:
@@ -635,6 +638,11 @@ def _inspect_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--store", help="a token store that prepare made, instead of a config")
 
 
+def _prepare_options(command: argparse.ArgumentParser) -> None:
+    help = "read and encode on the workers of Apache Beam, with its OPTIONS; '': on this machine"
+    command.add_argument("--beam", metavar="OPTIONS", help=help)
+
+
 def _plan_options(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     help = "the devices: v5e:4x4, v5p:8x8x8, 2*v6e:16x16 (slices), h100:8x8 (nodes of 8), cpu:8"
@@ -728,6 +736,7 @@ _OPTIONS = {
     "doctor": _doctor_options,
     "inspect": _inspect_options,
     "plan": _plan_options,
+    "prepare": _prepare_options,
     "fill": _fill_options,
     "embed": _embed_options,
     "import": _import_options,

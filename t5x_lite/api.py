@@ -90,11 +90,21 @@ def _checked(config: ConfigLike, allow_code: AllowedCode) -> tuple[RunConfig, Al
     return with_absolute_paths(build(RunConfig, settings)), allow_code
 
 
-def prepare(config: ConfigLike, say: Say = print, allow_code: AllowedCode = None) -> Corpus:
-    """Text → tokenizer and token store, ahead of training; opened where they exist."""
+def prepare(
+    config: ConfigLike,
+    say: Say = print,
+    allow_code: AllowedCode = None,
+    beam_options: Sequence[str] | None = None,
+) -> Corpus:
+    """Text → tokenizer and token store, ahead of training; opened where they exist.
+
+    Args:
+        beam_options: of Apache Beam, whose workers read and encode the text, such as
+            ["--runner=DataflowRunner", …]; None: this machine does.
+    """
     run, allow_code = _checked(config, allow_code)
     plan_objective(run, allow_code)  # what cannot be laid out is refused before hours of tokenizing
-    return prepare_text(run.data, say, allow_code)
+    return prepare_text(run.data, say, allow_code, beam_options)
 
 
 def train(

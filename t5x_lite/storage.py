@@ -204,6 +204,29 @@ def exists(address: str) -> bool:
         return bool(files.isfile(path))
 
 
+def read(address: str) -> bytes:
+    """The content of a file."""
+    files, path = file_system(address)
+    with user_errors(IO_ERROR, f"{address}: cannot be read"):
+        return files.cat_file(path)
+
+
+def write(address: str, content: bytes) -> None:
+    """Write a file."""
+    files, path = file_system(address)
+    with user_errors(IO_ERROR, f"{address}: cannot be written"):
+        _make_parent(files, path)
+        files.pipe_file(path, content)
+
+
+def remove(address: str) -> None:
+    """Remove a file, or a directory with all that is in it; nothing where there is none."""
+    files, path = file_system(address)
+    with user_errors(IO_ERROR, f"{address}: cannot be removed"), suppress(FileNotFoundError):
+        files.invalidate_cache()
+        files.rm(path, recursive=True)
+
+
 def upload(directory: Path, address: str, last: str) -> None:
     """Copy all files of a directory, `last` last."""
     files, root = file_system(address)
@@ -211,7 +234,14 @@ def upload(directory: Path, address: str, last: str) -> None:
     names = [name for name in names if (directory / name).is_file() and name != last]
     with user_errors(IO_ERROR, f"{address}: cannot be written"):
         for name in [*sorted(names), last]:
+            _make_parent(files, f"{root}/{name}")
             files.put_file(str(directory / name), f"{root}/{name}")
+
+
+def _make_parent(files: Any, path: str) -> None:
+    """Make the directory that a file will be in, where there are directories."""
+    if "file" in files.protocol:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
 
 
 def download(address: str, directory: Path, last: str) -> None:
@@ -343,7 +373,7 @@ def lease(place: str, what: str, take_over: bool = False) -> Iterator[None]:
 def _create(files: Any, path: str, content: bytes) -> None:
     """Create a file, or raise FileExistsError."""
     if "file" in files.protocol:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
+        _make_parent(files, path)
         with open(path, "xb") as file:
             file.write(content)
         return

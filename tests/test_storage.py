@@ -233,3 +233,20 @@ def test_a_mirror_copies_only_what_changed(bucket):
     ]
     assert list(storage.contents(here)) == [("a.json", b"theirs"), ("tokenizer/b", b"33")]
     assert run_directory.is_same(here, storage.local(f"{bucket}/small"))
+
+
+def test_a_store_in_a_bucket_is_made_by_a_pipeline(bucket, tmp_path):
+    pytest.importorskip("apache_beam")
+    for number in range(3):
+        (tmp_path / f"{number}.txt").write_text("\n".join(f"{number} {i}" for i in range(99)))
+    words = (
+        "prepare", "--config=gpt_tiny", f"--config.data.source={tmp_path}/*.txt",
+        "--config.data.document=line", "--config.data.tokenizer=bytes",
+    )  # fmt: skip
+    run(*words, f"--config.data.store={tmp_path}/here")
+    run(*words, f"--config.data.store={bucket}/there", "--beam=")
+    for path in (tmp_path / "here").rglob("*"):
+        if path.is_file():
+            name = path.relative_to(tmp_path / "here").as_posix()
+            assert storage.read(f"{bucket}/there/{name}") == path.read_bytes()
+    assert not [name for name in names(bucket) if "staging" in name]

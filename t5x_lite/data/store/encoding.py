@@ -5,21 +5,24 @@ import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
 from t5x_lite.config import Data
 from t5x_lite.data.store.corpus import SPLITS, Split
-from t5x_lite.data.store.shards import Shard
+from t5x_lite.data.store.shards import Shard, SourceSetting, read_shards, shard_hash
+from t5x_lite.data.text.cleaning import Cleaner
 from t5x_lite.data.tokenizers import tokenizer
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import BAD_DATA, UserError
 from t5x_lite.progress import bar
+from t5x_lite.specs import AllowedCode
 
 SingleTokenPolicy = Literal["keep", "skip", "stop"]  # what to do about documents of one token
 
@@ -149,6 +152,59 @@ class EncoderPool:
     def __exit__(self, *exception: object) -> None:
         if self._executor is not None:
             self._executor.shutdown(cancel_futures=True)
+
+
+class SourceEncoder(Protocol):
+    """Encodes the text of a source.
+
+    Attributes:
+        issues: how many documents of the source that was encoded last had each.
+    """
+
+    issues: Counter[str]
+
+    def __call__(
+        self, source: SourceSetting, number: int, written: list[str], progress: "Progress"
+    ) -> Iterator[tuple[str, EncodedShard | None]]:
+        """The hash of each shard's text and what it becomes, in order.
+
+        Args:
+            number: of the source, from 0.
+            written: the hashes of the first shards, which are not encoded again.
+            progress: told of the bytes that are read.
+        """
+        ...
+
+
+class LocalEncoder:
+    """Encodes a source on this machine; see `SourceEncoder`."""
+
+    def __init__(self, data: Data, pool: EncoderPool, allowed: AllowedCode):
+        self.issues: Counter[str] = Counter()
+        self._data = data
+        self._pool = pool
+        self._allowed = allowed
+
+    def __call__(
+        self, source: SourceSetting, number: int, written: list[str], progress: "Progress"
+    ) -> Iterator[tuple[str, EncodedShard | None]]:
+        cleaner = Cleaner(self._data.text_cleaning, source.where)
+        self.issues = cleaner.counts
+        pending: deque[tuple[str, Future[EncodedShard]]] = deque()  # the oldest first
+        for index, shard in enumerate(read_shards(self._data, source, cleaner, self._allowed)):
+            text = shard_hash(shard)
+            progress.add_read(sum(len(utf8) for _, utf8 in shard))
+            if index < len(written):
+                yield text, None
+                continue
+            pending.append((text, self._pool.submit(shard)))
+            # Enough shards wait to keep all processes busy, and no more are in memory.
+            if len(pending) > self._pool.size:
+                oldest, future = pending.popleft()
+                yield oldest, future.result()
+        while pending:
+            oldest, future = pending.popleft()
+            yield oldest, future.result()
 
 
 class Progress:

@@ -10,9 +10,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections import Counter, deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -22,6 +21,7 @@ import numpy as np
 
 from t5x_lite import storage
 from t5x_lite.config import Data
+from t5x_lite.data.store.beam_pipeline import BeamEncoder, Pipeline
 from t5x_lite.data.store.corpus import (
     MANIFEST,
     SPLITS,
@@ -30,32 +30,33 @@ from t5x_lite.data.store.corpus import (
     cache_directory,
     open_store,
 )
-from t5x_lite.data.store.encoding import EncodedShard, EncoderPool, Progress
+from t5x_lite.data.store.encoding import EncoderPool, LocalEncoder, Progress, SourceEncoder
 from t5x_lite.data.store.shards import (
     SourceSetting,
     combined_hash,
-    documents_by_split,
     list_sources,
-    make_shards,
-    shard_hash,
     text_hash,
     training_texts,
 )
 from t5x_lite.data.text import sources
-from t5x_lite.data.text.cleaning import Cleaner
 from t5x_lite.data.tokenizers import tokenizer
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import BAD_DATA, IO_ERROR, NO_FILE, UserError
 from t5x_lite.specs import AllowedCode, names_files, parse_sources
 
-VERSION = 4  # of the store: raised when the same settings make other bytes
+VERSION = 5  # of the store: raised when the same settings make other bytes
 JOURNAL = "journal.jsonl"
 
 Say = Callable[[str], None]
 Record = dict[str, Any]  # a JSON object
 
 
-def prepare(data: Data, say: Say = print, allowed: AllowedCode = None) -> Corpus:
+def prepare(
+    data: Data,
+    say: Say = print,
+    allowed: AllowedCode = None,
+    beam_options: Sequence[str] | None = None,
+) -> Corpus:
     """Open the store that the settings describe; make it first where there is none.
 
     Several processes may ask at once: one makes it, the others wait. A store that was named
@@ -65,13 +66,15 @@ def prepare(data: Data, say: Say = print, allowed: AllowedCode = None) -> Corpus
     Args:
         say: shows one line of progress.
         allowed: the modules that may be imported for sources; None: any.
+        beam_options: of Apache Beam, whose workers read and encode the text; None: this machine
+            does.
 
     Raises:
         UserError: for text that cannot be used, for code that is not allowed, and for a store that
             was made from something else.
     """
     if storage.is_remote(data.store):
-        corpus = _store_in_bucket(data, say, allowed)
+        corpus = _store_in_bucket(data, say, allowed, beam_options)
         _check_origin(corpus, data, allowed)
         return _with_rates(corpus, data)
     if data.store and (Path(data.store) / MANIFEST).exists():
@@ -93,7 +96,8 @@ def prepare(data: Data, say: Say = print, allowed: AllowedCode = None) -> Corpus
             store.parent.mkdir(parents=True, exist_ok=True)
             with storage.wait_for_lock(f"{store}.lock"):
                 if not (store / MANIFEST).exists():  # nobody made it meanwhile
-                    _make_store(data, origin, store, say, allowed)
+                    pipeline = _pipeline(f"{store}.staging", origin, beam_options)
+                    _make_store(data, origin, store, say, allowed, pipeline)
         except OSError as error:
             reason = f"the store could not be written: {error.strerror or error}"
             raise UserError(IO_ERROR, f"{store}: {reason}") from error
@@ -113,7 +117,9 @@ def _with_rates(corpus: Corpus, data: Data) -> Corpus:
     return replace(corpus, sources=tuple(rated))
 
 
-def _store_in_bucket(data: Data, say: Say, allowed: AllowedCode) -> Corpus:
+def _store_in_bucket(
+    data: Data, say: Say, allowed: AllowedCode, beam_options: Sequence[str] | None
+) -> Corpus:
     """A store elsewhere, from the cache, where it is copied at first. It is made here, and then
     copied there.
     """
@@ -126,7 +132,8 @@ def _store_in_bucket(data: Data, say: Say, allowed: AllowedCode) -> Corpus:
             if not storage.exists(f"{address}/{MANIFEST}"):  # nobody made it meanwhile
                 if (store / MANIFEST).exists():  # of a store that was there once
                     shutil.rmtree(store)
-                _make_store(data, origin, store, say, allowed)
+                pipeline = _pipeline(f"{address}.staging", origin, beam_options)
+                _make_store(data, origin, store, say, allowed, pipeline)
                 storage.upload(store, address, last=MANIFEST)
     with storage.wait_for_lock(f"{store}.lock"):  # several processes of a host share the cache
         storage.download(address, store, last=MANIFEST)
@@ -229,7 +236,22 @@ def _if_reachable() -> Iterator[None]:
 # Making a store.
 
 
-def _make_store(data: Data, origin: Record, store: Path, say: Say, allowed: AllowedCode) -> None:
+def _pipeline(staging: str, origin: Record, beam_options: Sequence[str] | None) -> Pipeline | None:
+    """The pipeline that makes a store; what an earlier one of another origin made is not used."""
+    if beam_options is None:
+        return None
+    key = hashlib.sha256(json.dumps(origin, sort_keys=True).encode()).hexdigest()[:16]
+    return Pipeline(beam_options, f"{staging}-{key}")
+
+
+def _make_store(
+    data: Data,
+    origin: Record,
+    store: Path,
+    say: Say,
+    allowed: AllowedCode,
+    pipeline: Pipeline | None,
+) -> None:
     """Make the store, or go on making it."""
     is_empty = not store.exists() or not any(store.iterdir())
     if not is_empty and not (store / JOURNAL).exists():
@@ -250,10 +272,14 @@ def _make_store(data: Data, origin: Record, store: Path, say: Say, allowed: Allo
 
     # The ids of each source.
     records = []
-    with EncoderPool(store / "tokenizer", store_tokenizer, data, dtype) as pool:
+    with ExitStack() as stack:
+        if pipeline is None:
+            pool = EncoderPool(store / "tokenizer", store_tokenizer, data, dtype)
+            encode = LocalEncoder(data, stack.enter_context(pool), allowed)
+        else:
+            encode = BeamEncoder(data, store / "tokenizer", dtype, allowed, pipeline)
         for number, source in enumerate(list_sources(data)):
-            record = _encode_source(data, source, number, journal, pool, say, allowed)
-            records.append(record)
+            records.append(_write_source(source, number, journal, encode, say))
 
     # The manifest, which makes it a store.
     totals: dict[Split, Record] = {}
@@ -272,6 +298,8 @@ def _make_store(data: Data, origin: Record, store: Path, say: Say, allowed: Allo
     partial.write_text(json.dumps(manifest, indent=1))
     os.replace(partial, store / MANIFEST)
     (store / JOURNAL).unlink()
+    if pipeline is not None:
+        storage.remove(pipeline.staging)
 
 
 def _total(counts: list[Record]) -> Record:
@@ -356,14 +384,8 @@ class _Journal:
         return [line for line in self._lines[2:] if line["source"] == number]
 
 
-def _encode_source(
-    data: Data,
-    source: SourceSetting,
-    number: int,
-    journal: _Journal,
-    pool: EncoderPool,
-    say: Say,
-    allowed: AllowedCode,
+def _write_source(
+    source: SourceSetting, number: int, journal: _Journal, encode: SourceEncoder, say: Say
 ) -> Record:
     """Append the shards of one source to its files; its record in the manifest.
 
@@ -374,11 +396,9 @@ def _encode_source(
         UserError: where the text is not the one of an earlier run that was killed.
     """
     written = journal.shards(number)
-    already_written = len(written)  # by an earlier run
+    earlier = [record["text"] for record in written]  # of an earlier run
     ends = written[-1]["ends"] if written else dict.fromkeys(SPLITS, 0)
-    cleaner = Cleaner(data.text_cleaning, source.where)
     hashes: list[str] = []  # of the text of each shard
-    pending: deque[tuple[str, Future[EncodedShard]]] = deque()  # the oldest first
     with ExitStack() as stack:
         files = {}
         for split in SPLITS:
@@ -387,10 +407,12 @@ def _encode_source(
         source_bytes = sources.size(source.name, source.key)
         progress = stack.enter_context(Progress(source.name, source_bytes, say))
 
-        def write_oldest() -> None:
-            """Wait for the oldest shard that is being encoded, and append it."""
-            text, future = pending.popleft()
-            encoded = future.result()
+        for text, encoded in encode(source, number, earlier, progress):
+            hashes.append(text)
+            if encoded is None:
+                if text != earlier[len(hashes) - 1]:
+                    break
+                continue
             for split, file in files.items():
                 file.write(encoded.ids[split])
                 file.flush()
@@ -404,21 +426,6 @@ def _encode_source(
             written.append(record)
             progress.add_written(sum(len(ids) for ids in encoded.ids.values()))
 
-        documents = documents_by_split(data, source, cleaner, allowed)
-        for shard in make_shards(documents):
-            hashes.append(shard_hash(shard))
-            progress.add_read(sum(len(utf8) for _, utf8 in shard))
-            if len(hashes) > already_written:
-                future = pool.submit(shard)
-                pending.append((hashes[-1], future))
-            elif hashes[-1] != written[len(hashes) - 1]["text"]:
-                break
-            # Enough shards wait to keep all processes busy, and no more are in memory.
-            if len(pending) > pool.size:
-                write_oldest()
-        while pending:
-            write_oldest()
-
         if hashes != [record["text"] for record in written]:
             journal.forget()
             reason = "changed while its store was made; start again"
@@ -426,7 +433,7 @@ def _encode_source(
         for file in files.values():
             os.fsync(file.fileno())
 
-    issues = cleaner.counts
+    issues = encode.issues
     splits = {}
     for split in SPLITS:
         counts = [record["counts"][split] for record in written if split in record["counts"]]

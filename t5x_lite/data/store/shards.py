@@ -1,22 +1,34 @@
-"""The text of a source as a store takes it: each document in a split, shards of a few megabytes."""
+"""The text of a source as a store takes it: each document in a split, shards of a few megabytes.
+
+A source is read in parts, files that follow each other. Nothing about a part depends on the text of
+another, so that machines can share the work.
+
+    source ─ parts ─► files ─ clean_documents ─► documents ─ split_documents ─ make_shards ─► shards
+"""
 
 import hashlib
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 from t5x_lite.config import Data
 from t5x_lite.data.store.corpus import Split
-from t5x_lite.data.text import sources
+from t5x_lite.data.text import files, sources
 from t5x_lite.data.text.cleaning import Cleaner
 from t5x_lite.data.text.files import Continuation
 from t5x_lite.specs import AllowedCode, parse_sources
 
+if TYPE_CHECKING:
+    from fsspec.core import OpenFile
+
+PART_BYTES = 64_000_000  # of files as they are on disk
 SHARD_BYTES = 4_000_000  # of text
 # Up to so many documents are split by the rank of their hash, so that each split has some; to know
 # the ranks, all text is read twice. More documents, or longer ones, are split by chance.
 _FEW_DOCUMENTS = 200
 _FEW_CHARACTERS = 1 << 30
 
+Part = Sequence["OpenFile"] | None  # None: all of a source that is no files
 Shard = list[tuple[Split, bytes]]  # the split and the UTF-8 of each document
 
 
@@ -63,17 +75,19 @@ def clean_documents(
     source: SourceSetting,
     cleaner: Cleaner | None = None,
     allowed: AllowedCode = None,
+    part: Part = None,
 ) -> Iterator[CleanDocument]:
     """The documents of a source, cleaned.
 
     Args:
         cleaner: counts the issues; None: they are not counted.
         allowed: the modules that may be imported for a source; None: any.
+        part: whose documents they are; None: all.
     """
     if cleaner is None:
         cleaner = Cleaner(data.text_cleaning, source.where)
     started = False  # whether a part of the same document was kept already
-    documents = sources.documents(source.name, data.document, data.field, source.key, allowed)
+    documents = sources.documents(source.name, data.document, data.field, source.key, allowed, part)
     for document in documents:
         if not isinstance(document, Continuation):
             started = False
@@ -83,46 +97,51 @@ def clean_documents(
             started = True
 
 
-def documents_by_split(
-    data: Data,
-    source: SourceSetting,
-    cleaner: Cleaner | None = None,
-    allowed: AllowedCode = None,
-) -> Iterator[tuple[Split, str]]:
-    """The split and the text of each document.
+@dataclass(frozen=True)
+class SplitRule:
+    """Which documents of a source are held out.
+
+    Attributes:
+        border: those whose hash is smaller.
+        train_characters: of a source of one document, what comes after so many; None: it has more.
+    """
+
+    border: float
+    train_characters: int | None = None
+
+
+def split_rule(data: Data, source: SourceSetting, allowed: AllowedCode = None) -> SplitRule:
+    """The rule of a source.
 
     Validation text is a source of its own, or a share of each: documents whose hash is small, so
     that copies within a source are in the same split. Of few documents at least one is held out. A
     source of one document is cut in two at that share of its characters.
-
-    Args:
-        cleaner, allowed: as of `clean_documents`.
     """
-    documents = clean_documents(data, source, cleaner, allowed)
     if data.validation_source:
-        source_split: Split = "validation" if source.is_held_out else "train"
-        for document in documents:
-            yield source_split, document.text
-        return
-
+        return SplitRule(2**64 if source.is_held_out else 0)
     fraction = data.validation_fraction
     small = _read_small_source(data, source, allowed)
     if small is not None and len(small.hashes) == 1:
-        train_characters = int(small.characters * (1 - fraction))
-        yield from _cut_in_two(documents, train_characters)
-        return
-
-    # Documents of smaller hashes are held out.
-    border = fraction * 2**64
+        return SplitRule(0, train_characters=int(small.characters * (1 - fraction)))
     if small is not None and len(set(small.hashes)) > 1:
         hashes = sorted(set(small.hashes))
         held_out = max(round(len(hashes) * fraction), 1)
         held_out = min(held_out, len(hashes) - 1)
-        border = hashes[held_out]
+        return SplitRule(hashes[held_out])
+    return SplitRule(fraction * 2**64)
+
+
+def split_documents(
+    documents: Iterable[CleanDocument], rule: SplitRule
+) -> Iterator[tuple[Split, str]]:
+    """The split and the text of each document."""
+    if rule.train_characters is not None:
+        yield from _cut_in_two(documents, rule.train_characters)
+        return
     split: Split = "train"
     for document in documents:
         if not document.is_continuation:
-            split = "validation" if _hash(document.text) < border else "train"
+            split = "validation" if _hash(document.text) < rule.border else "train"
         yield split, document.text
 
 
@@ -168,8 +187,28 @@ def _cut_in_two(
         remaining -= len(train)
 
 
+def parts(source: SourceSetting, rule: SplitRule) -> list[Part]:
+    """The files of a source, as many at a time as make PART_BYTES; all where it is one document."""
+    found = sources.find_files(source.name, source.key)
+    if found is None:
+        return [None]
+    if rule.train_characters is not None:
+        return [found]
+    of_source: list[Part] = []
+    part: list[OpenFile] = []
+    part_bytes = 0
+    for file in found:
+        part.append(file)
+        part_bytes += files.size_on_disk(file, source.key)
+        if part_bytes >= PART_BYTES:
+            of_source.append(part)
+            part = []
+            part_bytes = 0
+    return [*of_source, part] if part else of_source
+
+
 def make_shards(documents: Iterable[tuple[Split, str]]) -> Iterator[Shard]:
-    """The documents, as many at a time as make SHARD_BYTES."""
+    """The documents of a part, as many at a time as make SHARD_BYTES."""
     shard: Shard = []
     shard_bytes = 0
     for split, text in documents:
@@ -182,6 +221,23 @@ def make_shards(documents: Iterable[tuple[Split, str]]) -> Iterator[Shard]:
             shard_bytes = 0
     if shard:
         yield shard
+
+
+def read_shards(
+    data: Data,
+    source: SourceSetting,
+    cleaner: Cleaner | None = None,
+    allowed: AllowedCode = None,
+) -> Iterator[Shard]:
+    """The shards of all parts of a source.
+
+    Args:
+        cleaner, allowed: as of `clean_documents`.
+    """
+    rule = split_rule(data, source, allowed)
+    for part in parts(source, rule):
+        documents = clean_documents(data, source, cleaner, allowed, part)
+        yield from make_shards(split_documents(documents, rule))
 
 
 def shard_hash(shard: Shard) -> str:
@@ -202,8 +258,7 @@ def combined_hash(shard_hashes: Iterable[str]) -> str:
 
 def text_hash(data: Data, source: SourceSetting, allowed: AllowedCode = None) -> str:
     """The hash of a source's whole text, as in a manifest."""
-    documents = documents_by_split(data, source, allowed=allowed)
-    return combined_hash(shard_hash(shard) for shard in make_shards(documents))
+    return combined_hash(map(shard_hash, read_shards(data, source, allowed=allowed)))
 
 
 def training_texts(data: Data, allowed: AllowedCode = None) -> Iterator[str]:
@@ -211,7 +266,8 @@ def training_texts(data: Data, allowed: AllowedCode = None) -> Iterator[str]:
     readers = []
     for source in list_sources(data):
         if not source.is_held_out:
-            readers.append(documents_by_split(data, source, allowed=allowed))
+            documents = clean_documents(data, source, allowed=allowed)
+            readers.append(split_documents(documents, split_rule(data, source, allowed)))
     while readers:
         for reader in list(readers):
             document = next(reader, None)

@@ -99,6 +99,11 @@ def size(file: "OpenFile", key: str) -> int:
     """Bytes of text; 0 where that is not known before the file is read."""
     if _compressed_ending(file.path) or file.path.lower().endswith(".parquet"):
         return 0
+    return size_on_disk(file, key)
+
+
+def size_on_disk(file: "OpenFile", key: str) -> int:
+    """Bytes of the file itself; 0 where that is not known."""
     return _info(file, key).get("size") or 0
 
 

@@ -14,7 +14,7 @@ import os
 import sys
 import sysconfig
 import warnings
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from functools import cache
 from pathlib import Path
@@ -53,6 +53,7 @@ def documents(
     field: str = "text",
     key: str = "data.source",
     allowed: AllowedCode = None,
+    part: Sequence["OpenFile"] | None = None,
 ) -> Iterator[Document]:
     """The documents of a source, in a fixed order: bytes, or str where it holds decoded text.
 
@@ -62,6 +63,7 @@ def documents(
         field: the column of JSON lines, parquet and data sets that holds the text.
         key: the setting that names the source, for errors.
         allowed: the modules that may be imported for a function of the user's own; None: any.
+        part: the files to read, of a source that is files; None: all.
 
     Raises:
         UserError: for what cannot be read, and for code that is not allowed.
@@ -72,8 +74,15 @@ def documents(
     elif scheme in SCHEMES:
         yield from SCHEMES[scheme](address, field, f"{key}={source}", allowed)
     else:
-        for file in _find_files(source, key):
+        for file in _find_files(source, key) if part is None else part:
             yield from files.read(file, document, field, key)
+
+
+def find_files(source: str, key: str = "data.source") -> list["OpenFile"] | None:
+    """The files of a source, sorted by name; None: it is no files."""
+    if source == "python_docs" or source.partition(":")[0] in SCHEMES:
+        return None
+    return _find_files(source, key)
 
 
 def fingerprint(source: str, key: str = "data.source", allowed: AllowedCode = None) -> str:
@@ -126,10 +135,8 @@ def _data_set_files(scheme: str, address: str) -> list[Path]:
 
 def size(source: str, key: str = "data.source") -> int:
     """Bytes of text; 0 where that is not known before it is read."""
-    scheme = source.partition(":")[0]
-    if source == "python_docs" or scheme in SCHEMES:
-        return 0
-    sizes = [files.size(file, key) for file in _find_files(source, key)]
+    found = find_files(source, key)
+    sizes = [files.size(file, key) for file in found or []]
     return sum(sizes) if all(sizes) else 0
 
 

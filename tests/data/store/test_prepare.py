@@ -268,7 +268,7 @@ def test_a_store_left_half_made_is_made_again(tmp_path, monkeypatch):
     (tmp_path / "a.txt").write_text(sentences(50))
     data = Data(source=str(tmp_path / "a.txt"), tokenizer="bytes", store=str(tmp_path / "store"))
     with monkeypatch.context() as patched:
-        patched.setattr(preparing, "_encode_source", lambda *_: 1 / 0)
+        patched.setattr(preparing, "_write_source", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             prepare(data, **QUIET)
     assert prepare(data, **QUIET).manifest["train"]["documents"] == 1

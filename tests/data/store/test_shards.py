@@ -11,7 +11,8 @@ from t5x_lite.errors import UserError
 
 def by_split(data: Data) -> list[tuple[str, str]]:
     (source,) = shards.list_sources(data)
-    return list(shards.documents_by_split(data, source))
+    documents = shards.clean_documents(data, source)
+    return list(shards.split_documents(documents, shards.split_rule(data, source)))
 
 
 def test_documents_are_cleaned_by_file_line_and_block(tmp_path):
@@ -69,7 +70,8 @@ def test_issues_are_counted_once_though_text_is_read_twice(tmp_path):
     data = Data(source=str(tmp_path / "a.txt"), document="line")
     (source,) = shards.list_sources(data)
     cleaner = Cleaner(data.text_cleaning, source.where)
-    assert len(list(shards.documents_by_split(data, source, cleaner))) == 2
+    (shard,) = shards.read_shards(data, source, cleaner)
+    assert len(shard) == 2
     assert cleaner.counts == {"invalid_utf8": 1, "empty": 1}
 
 
@@ -113,7 +115,7 @@ def test_code_is_imported_only_where_it_is_allowed(tmp_path, monkeypatch):
     (source,) = shards.list_sources(data)
     for read in (
         lambda: list(shards.clean_documents(data, source, allowed=())),
-        lambda: list(shards.documents_by_split(data, source, allowed=())),
+        lambda: list(shards.read_shards(data, source, allowed=())),
         lambda: shards.text_hash(data, source, allowed=()),
         lambda: list(shards.training_texts(data, allowed=())),
     ):

@@ -1,0 +1,228 @@
+"""Encoding text on the workers of an Apache Beam pipeline, for text that one machine would read for
+days.
+
+    part of a source ─ read, clean, split ─► shards ─ encode ─► staging/0-00003-00012.json, .ids
+
+Workers put what they make into a staging directory that all of them see; then the process that runs
+the pipeline appends it to the store, in order. The store is byte for byte the one that a single
+machine makes.
+"""
+
+import json
+import logging
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from t5x_lite import storage
+from t5x_lite.config import Data
+from t5x_lite.data.store.corpus import SPLITS, Split
+from t5x_lite.data.store.encoding import EncodedShard, Progress, ShardEncoder, SingleTokenPolicy
+from t5x_lite.data.store.shards import (
+    Part,
+    Shard,
+    SourceSetting,
+    SplitRule,
+    clean_documents,
+    make_shards,
+    parts,
+    shard_hash,
+    split_documents,
+    split_rule,
+)
+from t5x_lite.data.text.cleaning import Cleaner
+from t5x_lite.data.tokenizers import tokenizer
+from t5x_lite.data.tokenizers.tokenizer import Tokenizer
+from t5x_lite.errors import IO_ERROR, UserError, optional_import
+from t5x_lite.specs import AllowedCode
+
+_TOKENIZER = "tokenizer"
+_VOCABULARY = "vocabulary.json"
+_ERROR = "error.json"
+
+
+class Pipeline(NamedTuple):
+    """A pipeline, which each source of a store runs through.
+
+    Attributes:
+        options: of Apache Beam, as ("--runner=DataflowRunner", "--project=…").
+        staging: the address of a directory that all workers can write.
+    """
+
+    options: Sequence[str]
+    staging: str
+
+
+class BeamEncoder:
+    """Encodes a source on the workers of a pipeline; see `SourceEncoder`."""
+
+    def __init__(
+        self,
+        data: Data,
+        tokenizer_directory: Path,
+        dtype: np.dtype,
+        allowed: AllowedCode,
+        pipeline: Pipeline,
+    ):
+        self.issues: Counter[str] = Counter()
+        self._data = data
+        self._dtype = dtype
+        self._allowed = allowed
+        self._pipeline = pipeline
+        storage.upload(tokenizer_directory, f"{pipeline.staging}/{_TOKENIZER}", last=_VOCABULARY)
+
+    def __call__(
+        self, source: SourceSetting, number: int, written: list[str], progress: Progress
+    ) -> Iterator[tuple[str, EncodedShard | None]]:
+        rule = split_rule(self._data, source, self._allowed)
+        parts_by_name = {
+            f"{number}-{index:05}": part for index, part in enumerate(parts(source, rule))
+        }
+        staging = self._pipeline.staging
+        single_token = self._data.text_cleaning.single_token
+        self._run(
+            parts_by_name,
+            _ReadPart(self._data, source, rule, self._allowed, staging),
+            _EncodeShard(single_token, self._dtype, staging),
+        )
+
+        self.issues = Counter()
+        count = 0
+        for part_name in parts_by_name:
+            part = _read_json(staging, part_name)
+            self.issues.update(part["issues"])
+            for shard_name in part["shards"]:
+                shard = _read_json(staging, shard_name)
+                progress.add_read(shard["bytes"])
+                encoded = None
+                if count >= len(written):
+                    ids = self._read_ids(shard_name, shard["counts"])
+                    encoded = EncodedShard(shard["counts"], ids)
+                yield shard["text"], encoded
+                count += 1
+
+    def _run(self, parts_by_name: dict[str, Part], read: "_ReadPart", encode: "_EncodeShard"):
+        """Run the pipeline to its end.
+
+        Raises:
+            UserError: what a worker raised; or that the pipeline failed.
+        """
+        logging.disable(logging.WARNING)  # on import it warns of what it could use besides
+        beam = optional_import("apache_beam", "beam", "--beam")
+        options = optional_import("apache_beam.options.pipeline_options", "beam", "--beam")
+        logging.disable(logging.NOTSET)
+        staging = self._pipeline.staging
+        storage.remove(f"{staging}/{_ERROR}")
+        try:
+            with beam.Pipeline(options=options.PipelineOptions(self._pipeline.options)) as pipeline:
+                _ = (
+                    pipeline
+                    | "parts" >> beam.Create(list(parts_by_name.items()))
+                    | "parts to all workers" >> beam.Reshuffle()
+                    | "read" >> beam.FlatMap(read)
+                    | "shards to all workers" >> beam.Reshuffle()
+                    | "encode" >> beam.Map(encode)
+                )
+        except (Exception, SystemExit) as error:  # of any runner, and of its options
+            if storage.exists(f"{staging}/{_ERROR}"):
+                raised = json.loads(storage.read(f"{staging}/{_ERROR}"))
+                raise UserError(raised["code"], raised["reason"]) from error
+            said = str(error).strip().splitlines() or [type(error).__name__]
+            raise UserError(IO_ERROR, f"--beam: the pipeline failed: {said[-1]}") from error
+
+    def _read_ids(self, name: str, counts: dict[Split, dict[str, Any]]) -> dict[Split, bytes]:
+        """The ids that a worker made of a shard."""
+        content = storage.read(f"{self._pipeline.staging}/{name}.ids")
+        ids = dict.fromkeys(SPLITS, b"")
+        start = 0
+        for split in SPLITS:
+            if split in counts:
+                end = start + counts[split]["tokens"] * self._dtype.itemsize
+                ids[split] = content[start:end]
+                start = end
+        return ids
+
+
+def _read_json(staging: str, name: str) -> dict[str, Any]:
+    if not storage.exists(f"{staging}/{name}.json"):
+        reason = f"no worker wrote {staging}/{name}.json"
+        fix = "name a data.store that all workers can write, as in a bucket"
+        raise UserError(IO_ERROR, f"--beam: {reason}; {fix}")
+    return json.loads(storage.read(f"{staging}/{name}.json"))
+
+
+# What workers do. Each may do it again, after another has failed: it makes the same.
+
+
+@dataclass(frozen=True)
+class _ReadPart:
+    """Reads a part; yields the names and the texts of its shards."""
+
+    data: Data
+    source: SourceSetting
+    rule: SplitRule
+    allowed: AllowedCode
+    staging: str
+
+    def __call__(self, named_part: tuple[str, Part]) -> Iterator[tuple[str, Shard]]:
+        name, part = named_part
+        cleaner = Cleaner(self.data.text_cleaning, self.source.where)
+        names = []
+        with _told(self.staging):
+            documents = clean_documents(self.data, self.source, cleaner, self.allowed, part)
+            for shard in make_shards(split_documents(documents, self.rule)):
+                names.append(f"{name}-{len(names):05}")
+                yield names[-1], shard
+        record = {"shards": names, "issues": dict(cleaner.counts)}
+        storage.write(f"{self.staging}/{name}.json", json.dumps(record).encode())
+
+
+@dataclass(frozen=True)
+class _EncodeShard:
+    """Encodes a shard, and writes what it becomes."""
+
+    single_token: SingleTokenPolicy
+    dtype: np.dtype
+    staging: str
+
+    def __call__(self, named_shard: tuple[str, Shard]) -> None:
+        name, shard = named_shard
+        text = shard_hash(shard)
+        place = f"{self.staging}/{name}"
+        if storage.exists(f"{place}.json"):  # a pipeline was killed, and runs again
+            record = json.loads(storage.read(f"{place}.json"))
+            if record["text"] == text:
+                return
+        with _told(self.staging):
+            encoder = ShardEncoder(_load_tokenizer(self.staging), self.single_token, self.dtype)
+            encoded = encoder(shard)
+        storage.write(f"{place}.ids", b"".join(encoded.ids[split] for split in SPLITS))
+        size = sum(len(utf8) for _, utf8 in shard)
+        record = {"text": text, "bytes": size, "counts": encoded.counts}
+        storage.write(f"{place}.json", json.dumps(record).encode())
+
+
+@cache
+def _load_tokenizer(staging: str) -> Tokenizer:
+    with tempfile.TemporaryDirectory() as directory:
+        here = Path(directory) / _TOKENIZER
+        storage.download(f"{staging}/{_TOKENIZER}", here, last=_VOCABULARY)
+        return tokenizer.load(here)
+
+
+@contextmanager
+def _told(staging: str) -> Iterator[None]:
+    """Leave a UserError where the process that runs the pipeline finds it."""
+    try:
+        yield
+    except UserError as error:
+        record = {"code": error.code, "reason": str(error)}
+        storage.write(f"{staging}/{_ERROR}", json.dumps(record).encode())
+        raise
