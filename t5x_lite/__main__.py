@@ -193,6 +193,22 @@ def _join_processes(args: Args) -> None:
             jax.distributed.initialize()
 
 
+def _share(args: Args) -> None:
+    """Join the other processes, where there are some, to do the command together; the first one
+    says what comes of it.
+    """
+    if not args.distributed and "T5X_LITE_PROCESSES" not in os.environ:
+        return
+    _join_processes(args)
+    import jax
+
+    if jax.process_count() > 1 and args.command != "compare" and not args.mesh:
+        reason = f"{jax.process_count()} processes share a model over a mesh"
+        raise UserError(USAGE, f"{args.command}: {reason}; add --mesh, such as --mesh=fsdp=4")
+    if jax.process_index() > 0:
+        sys.stdout = open(os.devnull, "w")
+
+
 def evaluate(args: Args) -> None:
     """loss, perplexity and accuracy of a trained model on its whole validation split"""
     workdir = _run_directory(args)
@@ -571,6 +587,7 @@ def _add_common_options(command: argparse.ArgumentParser, name: str) -> None:
     if name in ("evaluate", "generate", "fill", "score", "embed", "export"):
         help = "shard the model over all devices, such as fsdp=4,tensor=2; left out: use one device"
         command.add_argument("--mesh", default="", help=help)
+        command.add_argument("--distributed", action="store_true", help=_DISTRIBUTED)
     if name in ("generate", "fill", "score", "embed"):
         command.add_argument("text", nargs="+", help="one or several texts")
     if name in ("generate", "fill", "score"):
@@ -578,8 +595,7 @@ def _add_common_options(command: argparse.ArgumentParser, name: str) -> None:
 
 
 def _train_options(command: argparse.ArgumentParser) -> None:
-    help = "this is one of several processes; the cluster knows the others"
-    command.add_argument("--distributed", action="store_true", help=help)
+    command.add_argument("--distributed", action="store_true", help=_DISTRIBUTED)
     help = "the directory from a run that has ended, where its lock cannot tell"
     command.add_argument("--take-over", action="store_true", help=help)
 
@@ -601,6 +617,9 @@ def _finetune_options(command: argparse.ArgumentParser) -> None:
     command.set_defaults(config=None)
 
 
+_DISTRIBUTED = "this is one of several processes; the cluster knows the others"
+
+
 def _compare_options(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("--seeds", type=_number(1), help="how many each cell is trained with")
@@ -612,6 +631,7 @@ def _compare_options(command: argparse.ArgumentParser) -> None:
     add("--jobs", type=_number(1), default=1, help=help)
     help = "show what each cell costs and how long it will take, and train nothing"
     add("--dry-run", action="store_true", help=help)
+    add("--distributed", action="store_true", help=_DISTRIBUTED)
 
 
 def _report_options(command: argparse.ArgumentParser) -> None:
@@ -798,6 +818,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 unused = check_platforms()
                 if unused:
                     print(f"t5x_lite: {unused}", file=sys.stderr)
+            if hasattr(args, "mesh") or args.command == "compare":
+                _share(args)
             COMMANDS[args.command](args)
             storage.push_all()
         return 0

@@ -6,10 +6,11 @@ vocabulary.
 """
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
@@ -22,7 +23,7 @@ from t5x_lite.model.decoding import (
     next_logits,
     read_tokens,
 )
-from t5x_lite.model.heads import Params, Row
+from t5x_lite.model.heads import Params
 
 
 class Sampling(NamedTuple):
@@ -46,9 +47,9 @@ class StopTokens(NamedTuple):
 class Prompt(struct.PyTreeNode):
     """What is read first."""
 
-    tokens: Int[Array, "B P"]  # of the decoder
-    lengths: Int[Array, "B"]  # how many of them are real
-    encoder: Row | None = None
+    tokens: Int[Array | np.ndarray, "B P"]  # of the decoder
+    lengths: Int[Array | np.ndarray, "B"]  # how many of them are real
+    encoder: dict[str, Any] | None = None  # a Row
 
 
 class DecodeState(struct.PyTreeNode):
@@ -70,16 +71,17 @@ def prepare_weights(config: ModelDimensions, params: Params) -> DecodingWeights:
 
 def _read_prompt(config, weights, prompt: Prompt, slots: int) -> tuple[Array, DecoderState]:
     """The logits [B, V] after each prompt, and the state, with room for so many tokens in all."""
-    rows, length = prompt.tokens.shape
+    tokens = jnp.asarray(prompt.tokens)
+    rows, length = tokens.shape
     state = initial_state(config, weights, rows, slots, prompt.encoder)
 
     # Prompts of a batch have different lengths: padding follows the shorter ones.
-    index = jnp.broadcast_to(jnp.arange(length), prompt.tokens.shape)
+    index = jnp.broadcast_to(jnp.arange(length), tokens.shape)
     is_real = (index < prompt.lengths[:, None]).astype(jnp.int32)
     positions = index * is_real  # padding may lie past the table of positions
     bidirectional = config.architecture == "prefix_decoder"
     hidden, state = read_tokens(
-        config, weights, state, prompt.tokens, is_real, positions, 0, bidirectional
+        config, weights, state, tokens, is_real, positions, 0, bidirectional
     )
 
     # What comes next is predicted from the last real token of each.
@@ -115,7 +117,8 @@ def prefill(
     logits, decoder = _read_prompt(config, weights, prompt, length + output_slots)
     ids = sample(_allowed(logits, stop), jax.random.fold_in(key, 0), sampling)
     output = jnp.full((rows, output_slots), stop.eos).at[:, 0].set(ids)
-    return DecodeState(decoder, output, prompt.lengths, ids == stop.eos, jnp.array(1), key)
+    lengths = jnp.asarray(prompt.lengths)
+    return DecodeState(decoder, output, lengths, ids == stop.eos, jnp.array(1), key)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=(4,))

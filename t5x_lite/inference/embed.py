@@ -21,6 +21,7 @@ from t5x_lite.inference.generate import bucket_length
 from t5x_lite.model.heads import Params, Row
 from t5x_lite.model.transformer import Transformer
 from t5x_lite.training.run_directory import LoadedModel
+from t5x_lite.training.sharding import to_host
 
 Pooling = Literal["mean", "cls", "none"]
 
@@ -93,10 +94,9 @@ def _hidden_states(loaded: LoadedModel, texts: list[str]) -> list[np.ndarray]:
         pairs = Pairs(nothing, inputs)
         shape = RowShape(decoder=length, bidirectional_prefix=prefix)
     row = lay_out(pairs, shape, vocabulary)
-    row = {key: jax.numpy.asarray(value) for key, value in row.items()}
     with loaded.within():
         hidden = _read(model, loaded.params, row)
-    states = np.asarray(hidden, np.float32)
+        states = to_host(hidden).astype(np.float32)
     return [of_text[: len(tokens)] for of_text, tokens in zip(states, ids, strict=True)]
 
 

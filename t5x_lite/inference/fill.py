@@ -19,6 +19,7 @@ from t5x_lite.inference.generate import bucket_length, generate_ids
 from t5x_lite.model import transformer
 from t5x_lite.model.heads import Params, Row, head_params, logits
 from t5x_lite.training.run_directory import LoadedModel
+from t5x_lite.training.sharding import to_host
 
 _BLANK = re.compile(r" ?_{3,}")  # a token holds the space before it, so the blank does too
 
@@ -84,7 +85,7 @@ def fill_words(loaded: LoadedModel, text: str, top: int = 5) -> list[list[tuple[
     blanks = np.flatnonzero(ids == mask)
     row = masked_rows(loaded, [ids], bucket_length(len(ids), config.max_length))
     with loaded.within():
-        probabilities = np.asarray(_blank_probabilities(config, loaded.params, row, blanks))
+        probabilities = to_host(_blank_probabilities(config, loaded.params, row, blanks))
 
     def word(token: int) -> str:
         text = loaded.tokenizer.decode([token])

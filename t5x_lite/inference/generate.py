@@ -9,7 +9,6 @@ from functools import lru_cache
 from typing import Annotated
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from t5x_lite.config import Checked, ModelDimensions, Seed
@@ -29,6 +28,7 @@ from t5x_lite.inference.decode_loop import (
 )
 from t5x_lite.ranges import NonNegative, Positive, Range
 from t5x_lite.training.run_directory import LoadedModel
+from t5x_lite.training.sharding import to_host
 
 GREEDY = Sampling()
 # More are powers of two, so that prompts of similar length share one compiled program
@@ -124,14 +124,13 @@ def _prompt(loaded: LoadedModel, inputs: list[np.ndarray]) -> Prompt:
         one_target = Ragged.from_array(np.zeros((len(inputs), 1)))
         pairs = Pairs(Ragged.from_rows(inputs), one_target)
         row = lay_out(pairs, RowShape(encoder=length, decoder=1), vocabulary)
-        row = {key: jnp.asarray(value) for key, value in row.items()}
-        return Prompt(row["decoder_tokens"], jnp.ones(len(inputs), jnp.int32), row)
+        return Prompt(row["decoder_tokens"], np.ones(len(inputs), np.int32), row)
 
     # One stack reads the start token, then the prompt.
     tokens = np.full((len(inputs), bucket_length(longest + 1)), vocabulary.pad, np.int32)
     for row, ids in zip(tokens, inputs, strict=True):
         row[: len(ids) + 1] = [vocabulary.start, *ids]
-    return Prompt(jnp.asarray(tokens), jnp.array([len(ids) + 1 for ids in inputs]))
+    return Prompt(tokens, np.array([len(ids) + 1 for ids in inputs], np.int32))
 
 
 def _stop_tokens(loaded: LoadedModel) -> StopTokens:
@@ -142,7 +141,7 @@ def _stop_tokens(loaded: LoadedModel) -> StopTokens:
 def _until_eos(rows, count: int, eos: int) -> list[np.ndarray]:
     """The first `count` ids of each row up to its EOS, which is left out."""
     texts = []
-    for row in np.array(rows)[:, :count]:  # a copy: the loop goes on in the same memory
+    for row in to_host(rows).copy()[:, :count]:  # the loop goes on in the same memory
         ends = np.flatnonzero(row == eos)
         texts.append(row[: ends[0]] if len(ends) else row)
     return texts
@@ -185,8 +184,8 @@ def stream_ids(
     # The loop stops every so many tokens, to show what there is.
     until = 1
     while True:
-        count = int(state.count)
-        is_done = bool(state.done.all()) or count == most
+        count = int(to_host(state.count))
+        is_done = bool(to_host(state.done).all()) or count == most
         if every or is_done:
             yield _until_eos(state.ids, count, stop.eos)
         if is_done:
@@ -215,7 +214,7 @@ def search_ids(
             config, stop, num_beams, length_penalty, slots, weights, prompt, most
         )
     results = []
-    for ids, scores in zip(all_ids, np.asarray(all_scores), strict=True):
+    for ids, scores in zip(to_host(all_ids), to_host(all_scores), strict=True):
         texts = _until_eos(ids, most, stop.eos)
         ranked = zip(texts, scores.tolist(), strict=True)
         results.append([(text, score) for text, score in ranked if np.isfinite(score)])

@@ -22,6 +22,7 @@ from t5x_lite.inference.generate import bucket_length, forget_weights, generate_
 from t5x_lite.model import transformer
 from t5x_lite.model.heads import HEADS, Params, Row
 from t5x_lite.training.run_directory import LoadedModel
+from t5x_lite.training.sharding import to_host
 
 _ROWS_PER_BATCH = 32
 _LONGEST_SPAN = 30  # tokens of an answer (BERT's released code)
@@ -58,9 +59,8 @@ def _outputs(loaded: LoadedModel, plan: TaskPlan, split: TaskSplit) -> list[np.n
         indices = range(first, first + size)
         row = batches.rows(indices)
         with loaded.within():
-            outputs = np.asarray(
-                _head_outputs(loaded.model, plan.format.head, loaded.params, row), np.float32
-            )
+            outputs = _head_outputs(loaded.model, plan.format.head, loaded.params, row)
+            outputs = to_host(outputs).astype(np.float32)
         for place, index in enumerate(indices):
             if index >= total:
                 break

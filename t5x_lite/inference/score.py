@@ -25,6 +25,7 @@ from t5x_lite.inference.generate import encode_prompts
 from t5x_lite.model import transformer
 from t5x_lite.model.heads import Params, Row, head_params, logits
 from t5x_lite.training.run_directory import LoadedModel
+from t5x_lite.training.sharding import to_host
 
 _POSITIONS_PER_BATCH = 4096
 _ROWS_OF_LOGITS = 8
@@ -208,7 +209,7 @@ def _score_pieces(loaded: LoadedModel, pieces: list[_Piece]) -> np.ndarray:
         shape = RowShape(decoder=both, bidirectional_prefix=model.architecture == "prefix_decoder")
     row = lay_out(pairs, shape, loaded.tokenizer.vocabulary)
     with loaded.within():
-        return np.asarray(_decoder_scores(model, loaded.params, row))
+        return to_host(_decoder_scores(model, loaded.params, row))
 
 
 @partial(jax.jit, static_argnums=0)
@@ -248,7 +249,7 @@ def score_masked(
         at, chosen = np.array(positions)[numbers], np.array(answers)[numbers]
         with loaded.within():
             of_rows = _scores_at(loaded.model, loaded.params, row, at, chosen)
-        scores[numbers] = np.asarray(of_rows)
+        scores[numbers] = to_host(of_rows)
     return TokenScores(scores[:, 0], scores[:, 1] > 0)
 
 

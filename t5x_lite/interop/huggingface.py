@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import ml_dtypes
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
@@ -46,6 +47,7 @@ from t5x_lite.model.heads import Params
 from t5x_lite.model.layers import is_kernel
 from t5x_lite.model.transformer import parameter_axes, parameter_shapes, unpadded_shapes
 from t5x_lite.resolve import resolve_model
+from t5x_lite.training.sharding import to_host
 
 Shape = tuple[int, ...]
 
@@ -384,7 +386,7 @@ def write(
 
     Args:
         path: a directory that does not exist yet, or is empty.
-        params: in numpy or jax; they may be sharded over devices of this process.
+        params: in numpy or jax; they may be sharded.
         dtype: of the tensors, a name in DTYPES.
         task_head: what the model predicts, if it has learned a task with a head of its own.
 
@@ -437,7 +439,7 @@ def _make_tensors(
     arrays = by_path(params)
     parts: dict[str, dict[int, np.ndarray]] = {}
     for path, parameter in parameters.items():
-        array = np.asarray(arrays[path])  # gathers what is sharded
+        array = to_host(arrays[path])  # gathers what is sharded
         without_padding = tuple(slice(size) for size in parameter.shape)
         array = array[without_padding].astype(DTYPES[dtype])
         layers = array if parameter.is_stacked else array[None]
@@ -472,11 +474,14 @@ def check_free(path: Path) -> None:
 def write_directory(
     path: Path, files: dict[str, bytes], tensors: dict[str, np.ndarray], tensor_file: str
 ) -> None:
-    """Write a directory as a whole, or nothing: files and, in one of its own, tensors.
+    """Write a directory as a whole, or nothing: files and, in one of its own, tensors. Of several
+    processes the first one does.
 
     Raises:
         UserError: where it cannot be written.
     """
+    if jax.process_index() != 0:
+        return
     path = path.resolve()
     safetensors = optional_import("safetensors.numpy", "hf", "export")
     partial = path.with_name(path.name + ".partial")

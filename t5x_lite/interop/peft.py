@@ -20,6 +20,7 @@ from t5x_lite.interop.huggingface import (
 )
 from t5x_lite.model.heads import Params
 from t5x_lite.training.adapt import is_head, merge_low_rank
+from t5x_lite.training.sharding import to_host
 
 # What `peft` calls what a model predicts, by the name of the head that does.
 _TASK_TYPES = {
@@ -81,7 +82,7 @@ def write(
     for name, parameter in stored_parameters(family, plain).items():
         if is_head(tuple(name.split("/"))):
             (tensor,) = parameter.tensors
-            tensors[tensor] = parameter.to_tensor(np.asarray(leaves[name]))
+            tensors[tensor] = parameter.to_tensor(to_host(leaves[name]))
             saved_modules.add(tensor.removeprefix(family.prefix).partition(".")[0])
 
     config = _ranks_and_scales(model, ranks) | {
@@ -123,7 +124,7 @@ def _updates_by_module(
             location = family.locate(f"{module}/kernel", model)
             place = location.tensor.removesuffix(".weight")
             factors = (a, leaves[f"{module}/lora_b"])
-            update = _Update(location, *(np.asarray(one, np.float32) for one in factors))
+            update = _Update(location, *(to_host(one).astype(np.float32) for one in factors))
             updates.setdefault(place, []).append(update)
     return updates
 
@@ -140,7 +141,7 @@ def _updates_of_tables(
             place = family.locate(table, model).tensor.removesuffix(".weight")
             b = leaves[f"{table}_lora_b"]
             for module in _LOOKED_UP_IN.get(place, [place]):
-                updates[module] = np.asarray(a[: model.vocab_size]).T, np.asarray(b).T
+                updates[module] = to_host(a)[: model.vocab_size].T, to_host(b).T
     return updates
 
 

@@ -70,6 +70,10 @@ def compare(
     if jobs > 1 and jax.default_backend() != "cpu":
         reason = f"runs at once share the cores of a CPU, and here is a {jax.default_backend()}"
         raise UserError(USAGE, f"--jobs={jobs}: {reason}; leave it out, or see launch/cells")
+    is_shared = jax.process_count() > 1
+    if is_shared and (jobs > 1 or config.match == "seconds"):
+        option = "--jobs" if jobs > 1 else "match=seconds"
+        raise UserError(USAGE, f"{option}: is for one process, here are {jax.process_count()}")
     cells, runs, questions = plan_comparison(config, workdir, say, allowed, only)
     say(plan_in_words(config, cells, at_least=config.match != "seconds"))
     chosen = [run for run in runs if not only or {run.name, run.cell.name} & set(only)]
@@ -84,11 +88,13 @@ def compare(
             say,
         )
     else:
-        failed = train_in_turn(chosen, questions, say, allowed)
+        failed = train_in_turn(chosen, None if is_shared else questions, say, allowed)
     finished = [run for run in chosen if run.name not in failed]
     results: dict[str, Any] = {}
     if only:
         say("no report yet: the same command without --cells trains what is left, and writes it")
+    elif is_shared:
+        say("no report yet: the same command as one process writes it")
     elif finished:
         results = results_of(config, cells, finished, failed, questions, allowed)
         report.write(results, workdir)
@@ -99,16 +105,21 @@ def compare(
 
 
 def train_in_turn(
-    runs: Sequence[SeededRun], questions: Questions, say: Say, allowed: AllowedCode
+    runs: Sequence[SeededRun], questions: Questions | None, say: Say, allowed: AllowedCode
 ) -> dict[str, UserError]:
-    """Train one run after another; the errors of those that failed."""
+    """Train one run after another; the errors of those that failed.
+
+    Args:
+        questions: that each is asked when it is trained; None: they are asked later.
+    """
     failed = {}
     for run in runs:
         say(f"{run.name}: training in {run.directory}")
         try:
             with foreseen_errors():
                 train(run.resolved, run.data, run.directory)
-                measure(run.directory, questions, say, allowed)
+                if questions is not None:
+                    measure(run.directory, questions, say, allowed)
         except UserError as error:
             if error.code in (INTERRUPTED, TERMINATED):
                 raise

@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax
 import numpy as np
 from flax.linen.spmd import logical_to_mesh_sharding
-from jax.experimental import mesh_utils
+from jax.experimental import mesh_utils, multihost_utils
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.tree_util import keystr
 
@@ -271,6 +271,15 @@ def optimizer_shardings(state: Any, parameters: Any, shardings: Any, mesh: Devic
         return everywhere
 
     return jax.tree_util.tree_map_with_path(place_like_parameter, state)
+
+
+def to_host(array: Any) -> np.ndarray:
+    """A whole array, in every process, though its parts may lie on devices of others."""
+    if isinstance(array, jax.Array) and not (
+        array.is_fully_addressable or array.is_fully_replicated
+    ):
+        array = multihost_utils.process_allgather(array, tiled=True)
+    return np.asarray(array)
 
 
 def place_batch(

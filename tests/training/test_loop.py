@@ -1,25 +1,19 @@
-"""Whole runs as a user has them: killed, misused, on several processes."""
+"""Whole runs as a user has them: killed, and misused."""
 
-import json
 import os
 import random
-import signal
-import socket
-import subprocess
-import sys
 import time
-from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
-from conftest import ROOT, run, start, with_devices
+from conftest import run, start
 from training.runs import assert_same, figures, saved_state, saved_steps, wait_for
 
 from t5x_lite import resolve as resolving
 from t5x_lite.errors import NOT_FINITE, UserError
 from t5x_lite.resolve import text_data
-from t5x_lite.training import loop, metrics, processes
+from t5x_lite.training import loop, metrics
 
 SLOW = {
     "training.steps": 40,
@@ -156,176 +150,3 @@ def test_only_batches_move_to_the_device_while_a_run_goes_on(tmp_path, make, mon
     loop.train(resolved, text_data(resolved, corpus), tmp_path / "run")
     assert seen
     assert [record["step"] for record in figures(tmp_path / "run")] == [1, 2, 2, 3, 4, 4]
-
-
-# Several processes.
-
-
-def launched(*args, **more) -> subprocess.Popen:
-    """launch/local, with two processes."""
-    command = [sys.executable, ROOT / "launch/local", "2", *args]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command, **{"cwd": ROOT, **pipes, **more})
-
-
-def test_two_processes_train_to_the_losses_of_one(tmp_path, config_file):
-    path = config_file(
-        **{"training.steps": 12, "training.eval_every": 6, "training.checkpoint_every": 6}
-    )
-    run("train", f"--config={path}", f"--workdir={tmp_path / 'one'}")
-    process = launched("train", f"--config={path}", f"--workdir={tmp_path / 'two'}")
-    out, err = process.communicate(timeout=200)
-    assert process.returncode == 0, out + err
-    one, two = figures(tmp_path / "one"), figures(tmp_path / "two")
-    assert [(r["step"], r["split"]) for r in one] == [(r["step"], r["split"]) for r in two]
-    for a, b in zip(one, two, strict=True):
-        assert a["loss"] == pytest.approx(b["loss"], rel=1e-5)
-        assert a["loss_tokens"] == b["loss_tokens"]
-
-
-@pytest.mark.slow
-def test_two_processes_stop_together_and_go_on(tmp_path, config_file):
-    path = config_file(**{"training.steps": 3000, "data.batch_size": 8})
-    workdir = tmp_path / "run"
-    process = launched("train", f"--config={path}", f"--workdir={workdir}")
-    wait_for(workdir, 3)
-    process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 143, out + err
-    assert saved_steps(workdir)
-
-
-def test_launch_local_says_how_it_is_used():
-    done = subprocess.run([ROOT / "launch/local"], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert done.stderr.startswith("launch/local: got nothing, expected a number of processes")
-
-
-def test_a_dead_process_ends_the_others(tmp_path, config_file):
-    path = config_file(**{"training.steps": 100_000})
-    workdir = tmp_path / "run"
-    process = launched("train", f"--config={path}", f"--workdir={workdir}", cwd=tmp_path)
-    wait_for(workdir, 2)
-    listed = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True)
-    children = listed.stdout.split()
-    os.kill(int(children[1]), signal.SIGKILL)
-    process.communicate(timeout=60)
-    assert process.returncode != 0
-
-
-def of_each(config, count: int, workdirs, **more) -> list[subprocess.Popen]:
-    """So many processes of a run, started one by one as a cluster does."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
-    processes = []
-    for number in range(count):
-        environment = os.environ | {
-            "T5X_LITE_COORDINATOR": address,
-            "T5X_LITE_PROCESSES": str(count),
-            "T5X_LITE_PROCESS": str(number),
-        }
-        args = ["train", f"--config={config}", f"--workdir={workdirs[number]}"]
-        args += [f"--config.{key}={value[number]}" for key, value in more.items()]
-        processes.append(start(*args, env=environment))
-    return processes
-
-
-@pytest.mark.parametrize("differs", ["--workdir", "optimizer.learning_rate"])
-def test_processes_that_differ_say_in_what(tmp_path, config_file, differs):
-    """One of them would wait for ever."""
-    workdirs = [tmp_path / "a"] * 2
-    more = {"optimizer.learning_rate": [0.1, 0.2]}
-    if differs == "--workdir":
-        workdirs, more = [tmp_path / "a", tmp_path / "b"], {}
-    processes = of_each(config_file(), 2, workdirs, **more)
-    for process in processes:
-        _, err = process.communicate(timeout=120)
-        assert process.returncode == 78, err
-        (line,) = (line for line in err.splitlines() if line.startswith("t5x_lite: "))
-        assert line.startswith(f"t5x_lite: {differs} is ")
-        assert "in process 0, and " in line
-        assert "in process 1; start all with the same command" in line
-    assert not (tmp_path / "a").exists()
-
-
-@pytest.mark.parametrize(
-    ("number", "words"),
-    [
-        (1, "process 1"),
-        pytest.param(0, "process 0, which coordinates the others,", marks=pytest.mark.slow),
-    ],
-)
-def test_a_process_that_has_stopped_is_named(tmp_path, config_file, number, words):
-    path = config_file(**{"training.steps": 100_000, "training.stuck_after": 5.0})
-    workdir = tmp_path / "run"
-    first, second = of_each(path, 2, [workdir] * 2)
-    try:
-        wait_for(workdir, 3)
-        stopped, other = (first, second) if number == 0 else (second, first)
-        stopped.send_signal(signal.SIGSTOP)
-        _, err = other.communicate(timeout=120)
-        assert other.returncode == 142, err
-        (line,) = (line for line in err.splitlines() if line.startswith("t5x_lite: "))
-        assert f"{words} gives no sign of life; this process is at step" in line
-        assert "_train_steps" in (workdir / f"stacks-{1 - number}.txt").read_text()
-    finally:
-        for process in (first, second):
-            process.kill()
-            process.communicate()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "mesh", [{}, {"tensor": 4}, {"fsdp": 2, "tensor": 2}, {"fsdp": 4}, {"sequence": 2}]
-)
-def test_devices_of_two_processes_train_to_the_losses_of_one(tmp_path, config_file, mesh):
-    """Two devices in each: every axis but `data` runs within and across processes."""
-    path = config_file(
-        **{"training.steps": 6, "training.checkpoint_every": 3, "model.num_heads": 4}
-    )
-    axes = [f"--config.mesh.{axis}={size}" for axis, size in mesh.items()]
-    run("train", f"--config={path}", f"--workdir={tmp_path / 'one'}")
-    arguments = ["train", f"--config={path}", f"--workdir={tmp_path / 'two'}", *axes]
-    process = launched(*arguments, env=with_devices(2))
-    out, err = process.communicate(timeout=200)
-    assert process.returncode == 0, out + err
-    for a, b in zip(figures(tmp_path / "one"), figures(tmp_path / "two"), strict=True):
-        assert a["loss"] == pytest.approx(b["loss"], rel=1e-5)
-    # What two have written, one and four read: whole, and on a mesh.
-    whole = run("evaluate", f"--workdir={tmp_path / 'two'}")[0]
-    args = ["evaluate", f"--workdir={tmp_path / 'two'}", "--mesh=fsdp=2,tensor=2"]
-    on_four = start(*args, env=with_devices(4)).communicate(timeout=120)[0]
-    losses = [float(text.split("loss ")[1].split()[0]) for text in (whole, on_four)]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
-
-
-def test_a_run_that_moves_again_goes_on(tmp_path, monkeypatch):
-    """And one whose first steps are slow, or that evaluates, is not timed."""
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    kept = {"t5x_lite/beats/1": json.dumps([7, "step", 0.0])}
-    service = SimpleNamespace(
-        key_value_set=lambda key, value, allow_overwrite: kept.__setitem__(key, value),
-        key_value_dir_get=lambda where: list(kept.items()),
-    )
-    monkeypatch.setattr(processes, "_client", lambda: service)
-    ended = []
-    monkeypatch.setattr(processes.os, "_exit", ended.append)
-    phase = ["step"]
-    with processes.Heartbeat(tmp_path / "stacks", lambda: phase[0], 0.2) as heartbeat:
-        time.sleep(0.5)  # the first step
-        heartbeat.finished(1)
-        heartbeat.finished(2)
-        phase[0] = "evaluation"
-        time.sleep(0.5)
-        phase[0] = "step"
-        for step in range(3, 20):
-            time.sleep(0.05)
-            heartbeat.finished(step)
-        assert not ended
-        heartbeat._seconds.extend([0.0] * 50)
-        deadline = time.monotonic() + 10
-        while not ended and time.monotonic() < deadline:
-            time.sleep(0.05)
-    assert 142 in ended
-    assert "_watch" in (tmp_path / "stacks").read_text()

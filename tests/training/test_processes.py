@@ -1,0 +1,219 @@
+"""Runs of several processes as a user has them: they train to the same losses, and end together."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import jax
+import pytest
+from conftest import ROOT, run, start, with_devices
+from training.runs import figures, saved_steps, wait_for
+
+from t5x_lite.training import processes
+
+
+def launched(*args, count: int = 2, **more) -> subprocess.Popen:
+    """launch/local, with so many processes."""
+    command = [sys.executable, ROOT / "launch/local", str(count), *args]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, **{"cwd": ROOT, **pipes, **more})
+
+
+def test_two_processes_train_to_the_losses_of_one(tmp_path, config_file):
+    path = config_file(
+        **{"training.steps": 12, "training.eval_every": 6, "training.checkpoint_every": 6}
+    )
+    run("train", f"--config={path}", f"--workdir={tmp_path / 'one'}")
+    process = launched("train", f"--config={path}", f"--workdir={tmp_path / 'two'}")
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == 0, out + err
+    one, two = figures(tmp_path / "one"), figures(tmp_path / "two")
+    assert [(r["step"], r["split"]) for r in one] == [(r["step"], r["split"]) for r in two]
+    for a, b in zip(one, two, strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-5)
+        assert a["loss_tokens"] == b["loss_tokens"]
+
+
+@pytest.mark.slow
+def test_two_processes_stop_together_and_go_on(tmp_path, config_file):
+    path = config_file(**{"training.steps": 3000, "data.batch_size": 8})
+    workdir = tmp_path / "run"
+    process = launched("train", f"--config={path}", f"--workdir={workdir}")
+    wait_for(workdir, 3)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 143, out + err
+    assert saved_steps(workdir)
+
+
+@pytest.mark.slow
+def test_two_processes_train_the_cells_of_a_comparison(tmp_path, config_file):
+    question = tmp_path / "question.py"
+    question.write_text(
+        "import runpy\nfrom t5x_lite.config import CompareConfig, default\n"
+        "def get_config():\n"
+        f"    base = runpy.run_path({str(config_file())!r})['get_config']()\n"
+        "    config = default(CompareConfig)\n"
+        "    config.base.update(base)\n"
+        "    config.cells = {'one': {}, 'two': {'model': {'num_layers': 1}}}\n"
+        "    config.budget = 2e4\n"
+        "    config.span_count = 4\n"
+        "    return config\n"
+    )
+    words = ("compare", f"--config={question}", f"--workdir={tmp_path / 'shared'}")
+    out, err = launched(*words).communicate(timeout=300)
+    assert out.count("no report yet: the same command as one process writes it") == 1, err
+    assert not (tmp_path / "shared/report.json").exists()
+    assert "report.html" in run(*words)[0]
+    run("compare", f"--config={question}", f"--workdir={tmp_path / 'alone'}")
+    for cell in ("one", "two"):
+        pairs = zip(
+            figures(tmp_path / "alone" / cell), figures(tmp_path / "shared" / cell), strict=True
+        )
+        for a, b in pairs:
+            assert a["loss"] == pytest.approx(b["loss"], rel=1e-5)
+
+
+def test_launch_local_says_how_it_is_used():
+    done = subprocess.run([ROOT / "launch/local"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("launch/local: got nothing, expected a number of processes")
+
+
+def test_a_dead_process_ends_the_others(tmp_path, config_file):
+    path = config_file(**{"training.steps": 100_000})
+    workdir = tmp_path / "run"
+    process = launched("train", f"--config={path}", f"--workdir={workdir}", cwd=tmp_path)
+    wait_for(workdir, 2)
+    listed = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True)
+    children = listed.stdout.split()
+    os.kill(int(children[1]), signal.SIGKILL)
+    process.communicate(timeout=60)
+    assert process.returncode != 0
+
+
+def of_each(config, count: int, workdirs, **more) -> list[subprocess.Popen]:
+    """So many processes of a run, started one by one as a cluster does."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    processes = []
+    for number in range(count):
+        environment = os.environ | {
+            "T5X_LITE_COORDINATOR": address,
+            "T5X_LITE_PROCESSES": str(count),
+            "T5X_LITE_PROCESS": str(number),
+        }
+        args = ["train", f"--config={config}", f"--workdir={workdirs[number]}"]
+        args += [f"--config.{key}={value[number]}" for key, value in more.items()]
+        processes.append(start(*args, env=environment))
+    return processes
+
+
+@pytest.mark.parametrize("differs", ["--workdir", "optimizer.learning_rate"])
+def test_processes_that_differ_say_in_what(tmp_path, config_file, differs):
+    """One of them would wait for ever."""
+    workdirs = [tmp_path / "a"] * 2
+    more = {"optimizer.learning_rate": [0.1, 0.2]}
+    if differs == "--workdir":
+        workdirs, more = [tmp_path / "a", tmp_path / "b"], {}
+    processes = of_each(config_file(), 2, workdirs, **more)
+    for process in processes:
+        _, err = process.communicate(timeout=120)
+        assert process.returncode == 78, err
+        (line,) = (line for line in err.splitlines() if line.startswith("t5x_lite: "))
+        assert line.startswith(f"t5x_lite: {differs} is ")
+        assert "in process 0, and " in line
+        assert "in process 1; start all with the same command" in line
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (1, "process 1"),
+        pytest.param(0, "process 0, which coordinates the others,", marks=pytest.mark.slow),
+    ],
+)
+def test_a_process_that_has_stopped_is_named(tmp_path, config_file, number, words):
+    path = config_file(**{"training.steps": 100_000, "training.stuck_after": 5.0})
+    workdir = tmp_path / "run"
+    first, second = of_each(path, 2, [workdir] * 2)
+    try:
+        wait_for(workdir, 3)
+        stopped, other = (first, second) if number == 0 else (second, first)
+        stopped.send_signal(signal.SIGSTOP)
+        _, err = other.communicate(timeout=120)
+        assert other.returncode == 142, err
+        (line,) = (line for line in err.splitlines() if line.startswith("t5x_lite: "))
+        assert f"{words} gives no sign of life; this process is at step" in line
+        assert "_train_steps" in (workdir / f"stacks-{1 - number}.txt").read_text()
+    finally:
+        for process in (first, second):
+            process.kill()
+            process.communicate()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize(
+    "mesh", [{}, {"tensor": 4}, {"fsdp": 2, "tensor": 2}, {"fsdp": 4}, {"sequence": 2}], ids=str
+)
+def test_four_devices_of_processes_train_to_the_losses_of_one(
+    tmp_path, config_file, mesh, count, dtype
+):
+    """Every axis but `data` runs within processes and across them."""
+    settings = {"training.steps": 6, "training.checkpoint_every": 3, "model.num_heads": 4}
+    path = config_file(**settings, **{"model.dtype": dtype, "data.batch_size": 4})
+    axes = [f"--config.mesh.{axis}={size}" for axis, size in mesh.items()]
+    _, err = start("train", f"--config={path}", f"--workdir={tmp_path / 'one'}").communicate()
+    arguments = ["train", f"--config={path}", f"--workdir={tmp_path / 'several'}", *axes]
+    process = launched(*arguments, count=count, env=with_devices(4 // count))
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, out + err
+    tolerance = {"float32": 1e-5, "float64": 1e-10}[dtype]
+    for a, b in zip(figures(tmp_path / "one"), figures(tmp_path / "several"), strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], rel=tolerance)
+    # What several have written, one and four devices read: whole, and on a mesh.
+    whole = run("evaluate", f"--workdir={tmp_path / 'several'}")[0]
+    args = ["evaluate", f"--workdir={tmp_path / 'several'}", "--mesh=fsdp=2,tensor=2"]
+    on_four = start(*args, env=with_devices(4)).communicate(timeout=120)[0]
+    losses = [float(text.split("loss ")[1].split()[0]) for text in (whole, on_four)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_a_run_that_moves_again_goes_on(tmp_path, monkeypatch):
+    """And one whose first steps are slow, or that evaluates, is not timed."""
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    kept = {"t5x_lite/beats/1": json.dumps([7, "step", 0.0])}
+    service = SimpleNamespace(
+        key_value_set=lambda key, value, allow_overwrite: kept.__setitem__(key, value),
+        key_value_dir_get=lambda where: list(kept.items()),
+    )
+    monkeypatch.setattr(processes, "_client", lambda: service)
+    ended = []
+    monkeypatch.setattr(processes.os, "_exit", ended.append)
+    phase = ["step"]
+    with processes.Heartbeat(tmp_path / "stacks", lambda: phase[0], 0.2) as heartbeat:
+        time.sleep(0.5)  # the first step
+        heartbeat.finished(1)
+        heartbeat.finished(2)
+        phase[0] = "evaluation"
+        time.sleep(0.5)
+        phase[0] = "step"
+        for step in range(3, 20):
+            time.sleep(0.05)
+            heartbeat.finished(step)
+        assert not ended
+        heartbeat._seconds.extend([0.0] * 50)
+        deadline = time.monotonic() + 10
+        while not ended and time.monotonic() < deadline:
+            time.sleep(0.05)
+    assert 142 in ended
+    assert "_watch" in (tmp_path / "stacks").read_text()
