@@ -1,6 +1,8 @@
 import json
 import shutil
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from conftest import run
 from training.runs import assert_same, saved_steps
@@ -8,6 +10,7 @@ from training.runs import assert_same, saved_steps
 from t5x_lite.errors import IO_ERROR, UserError
 from t5x_lite.resolve import text_data
 from t5x_lite.training import run_directory
+from t5x_lite.training.checkpoint import Checkpoints
 from t5x_lite.training.loop import train
 
 
@@ -64,6 +67,29 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on_when_there_is_room(
     room.pop(0)
     train(resolved, text_data(resolved, corpus), tmp_path / "run")
     assert_same(tmp_path / "whole", tmp_path / "run")
+
+
+@pytest.mark.parametrize(("free", "is_refused"), [(1199, True), (1200, False)])
+def test_room_is_needed_for_an_array_once_not_for_each_copy(
+    tmp_path, monkeypatch, free, is_refused
+):
+    def on_four_devices(size: int, copies: int) -> SimpleNamespace:
+        """An array of float32, of which a device has a part, and others the same part."""
+        part = np.zeros(size * copies // 4, np.float32)
+        shards = [SimpleNamespace(data=part, replica_id=number % copies) for number in range(4)]
+        return SimpleNamespace(addressable_shards=shards)
+
+    state = {"split": on_four_devices(100, 1), "copied": on_four_devices(100, 4)}
+    state["both"] = on_four_devices(100, 2)
+    disk = SimpleNamespace(free=free)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: disk)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", {})
+    if is_refused:
+        with pytest.raises(UserError, match="no room for the checkpoint of step 3"):
+            checkpoints._check_room(3, state)
+    else:
+        checkpoints._check_room(3, state)
+    checkpoints.close()
 
 
 def test_a_setting_that_did_not_exist_yet_had_its_default(make, tmp_path):
