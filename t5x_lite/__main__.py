@@ -67,9 +67,6 @@ def _workdir(args: Args) -> Path:
         raise UserError(
             USAGE, f"{args.command}: --workdir=DIR is missing; name the directory of the run"
         )
-    if storage.is_remote(args.workdir) and args.command in ("compare", "finetune"):
-        reason = "several runs are written to a file system; mount the bucket, or name a directory"
-        raise UserError(USAGE, f"{args.command}: --workdir={args.workdir}: {reason}")
     return storage.local(args.workdir)
 
 

@@ -6,7 +6,7 @@ is large is written there at once and is never here.
 
     gs://bucket/run                        a temporary directory
     config.json  metrics.jsonl …  ◄─ push ── config.json  metrics.jsonl …
-    tokenizer/                    ─ fetch ─► tokenizer/
+    tokenizer/                    ─ fetch ─► tokenizer/ …
     checkpoints/STEP  ◄──────────────────── orbax
 """
 
@@ -29,7 +29,7 @@ from typing import Any
 
 from t5x_lite.errors import IO_ERROR, USAGE, UserError, optional_import, user_errors
 
-_FETCHED = ("", "tokenizer/")  # directories whose files are fetched, not those below them
+_LARGE = {"checkpoints", "best", "profile"}  # directories that are not fetched
 _PUSH_EVERY = 30.0  # seconds
 _PACKAGES = {"gs": ("gcsfs", "gcs"), "s3": ("s3fs", "s3")}
 
@@ -69,16 +69,22 @@ class Mirror:
     copied: dict[str, tuple[int, int]] = field(default_factory=dict)  # name → time and size
     last_push: float = 0.0
 
+    def address_of(self, path: Path) -> str:
+        """Of something in the directory here."""
+        name = path.relative_to(self.here).as_posix()
+        return self.address if name == "." else f"{self.address}/{name}"
+
     def fetch(self) -> None:
         """Bring what is small here."""
         files, root = file_system(self.address)
         with user_errors(IO_ERROR, f"{self.address}: cannot be read"):
             files.invalidate_cache()
-            for directory in _FETCHED:
-                for name in _files_in(files, f"{root}/{directory}".rstrip("/")):
-                    target = self.here / directory / Path(name).name
+            for path in files.find(root):
+                name = path.removeprefix(root).lstrip("/")
+                if _LARGE.isdisjoint(name.split("/")) and not name.endswith(_LEASE):
+                    target = self.here / name
                     target.parent.mkdir(parents=True, exist_ok=True)
-                    files.get_file(name, str(target))
+                    files.get_file(path, str(target))
         self.copied = self._state()
 
     def push(self, least_seconds: float = 0.0) -> None:
@@ -104,15 +110,6 @@ class Mirror:
         return state
 
 
-def _files_in(files: Any, directory: str) -> list[str]:
-    """Those of a directory itself; none where it does not exist."""
-    try:
-        listed = files.ls(directory, detail=True)
-    except FileNotFoundError:
-        return []
-    return [entry["name"] for entry in listed if entry["type"] == "file" and entry["size"] > 0]
-
-
 _MIRRORS: dict[Path, Mirror] = {}
 
 
@@ -126,10 +123,10 @@ def local(place: str | Path) -> Path:
         return Path(place)
     address = str(place).rstrip("/")
     for mirror in _MIRRORS.values():
-        if mirror.address == address:
+        if f"{address}/".startswith(f"{mirror.address}/"):
             mirror.push()
             mirror.fetch()
-            return mirror.here
+            return mirror.here / address.removeprefix(mirror.address).lstrip("/")
     parent = Path(tempfile.mkdtemp(prefix="t5x_lite-"))
     mirror = Mirror(address, parent / (address.rpartition("/")[2] or "run"))
     mirror.here.mkdir()
@@ -152,7 +149,7 @@ def home(path: Path) -> Any:
         return path
     from etils import epath
 
-    return epath.Path(mirror.address) / path.relative_to(mirror.here).as_posix()
+    return epath.Path(mirror.address_of(path))
 
 
 def push_all() -> None:
@@ -175,6 +172,14 @@ def push(directory: Path, now: bool = True) -> None:
     else:
         with suppress(UserError):  # the next time it is tried again
             mirror.push(_PUSH_EVERY)
+
+
+def remove_tree(directory: Path) -> None:
+    """Remove a directory, and what it is a mirror of; nothing where there is none."""
+    shutil.rmtree(directory, ignore_errors=True)
+    mirror = _mirror_of(directory)
+    if mirror is not None:
+        remove(mirror.address_of(directory))
 
 
 def with_addresses(message: str) -> str:
@@ -280,7 +285,7 @@ def only_writer(directory: Path, what: str, take_over: bool = False) -> Iterator
     """
     mirror = _mirror_of(directory)
     if mirror is not None:
-        with lease(f"{mirror.address}/{_LEASE}", what, take_over):
+        with lease(f"{mirror.address_of(directory)}/{_LEASE}", what, take_over):
             yield
         return
     with open(directory / ".lock", "w") as file:

@@ -12,7 +12,7 @@ import urllib.request
 from collections import deque
 
 import pytest
-from conftest import run, run_apart, start
+from conftest import run, run_apart, settings, start
 from training.runs import figures
 
 from t5x_lite import storage
@@ -138,9 +138,84 @@ def test_a_second_run_in_a_bucket_is_refused_and_may_take_over(bucket, config_fi
     run(*command, "--config.optimizer.learning_rate=0.5", code=78)
 
 
-def test_other_commands_refuse_a_bucket_in_one_sentence(bucket, config_file):
-    _, err = run("compare", f"--config={config_file()}", f"--workdir={bucket}/c", code=2)
-    assert "several runs are written to a file system" in err
+def test_runs_within_a_directory_share_its_mirror(monkeypatch):
+    address = "memory://bucket/compared"
+    monkeypatch.setattr(storage, "_MIRRORS", {})
+    root = storage.local(address)
+    run_of_one = root / "one"
+    (run_of_one / "checkpoints/3").mkdir(parents=True)
+    (run_of_one / "config.json").write_text("{}")
+    storage.push(run_of_one)
+    assert names(address) == {"one/config.json"}
+    assert storage.local(f"{address}/one") == run_of_one
+    storage.write(f"{address}/one/checkpoints/3/large", b"large")
+    storage.write(f"{address}/two/config.json", b"{}")
+    with (
+        storage.only_writer(run_of_one, "one"),
+        pytest.raises(UserError, match="another run is going on there"),
+        storage.only_writer(run_of_one, "one"),
+    ):
+        raise AssertionError
+    with storage.only_writer(run_of_one, "one"), storage.only_writer(root / "two", "two"):
+        assert "one/.lock.json" in names(address)
+
+    # On another machine.
+    monkeypatch.setattr(storage, "_MIRRORS", {})
+    root = storage.local(address)
+    assert (root / "one/config.json").exists()
+    assert (root / "two/config.json").exists()
+    assert not (root / "one/checkpoints").exists()
+    storage.remove_tree(root / "one")
+    storage.remove_tree(root / "one")
+    assert names(address) == {"two/config.json"}
+
+
+@pytest.mark.slow
+def test_a_comparison_and_fine_tuning_in_a_bucket(bucket, text_file, tmp_path, monkeypatch):
+    """What one machine trained another finds finished; a report is written from it."""
+    monkeypatch.setenv("T5X_LITE_CACHE", str(tmp_path / "cache"))
+    animals = tmp_path / "animals.tsv"
+    lines = [f"the {name} sees {i}\t{name}\n" for i in range(40) for name in ("cat", "dog")]
+    animals.write_text("text\tlabel\n" + "".join(lines))
+    task = f"classify({animals}, validation_fraction=0.25)"
+    comparison = {
+        "base": settings(text_file),
+        "cells": {"one": {}, "two": {"model": {"num_layers": 1}}},
+        "budget": 4000,
+        "span_count": 4,
+        "tasks": (task,),
+        "finetune": ("data.epochs=1",),
+    }
+    question = tmp_path / "question.py"
+    question.write_text(f"def get_config():\n    return {comparison!r}\n")
+    words = ("compare", f"--config={question}", f"--workdir={bucket}/compared")
+    run_apart(*words, "--cells=one")
+    written = names(f"{bucket}/compared")
+    assert {"one/config.json", "one/span_bits.json", "one/tasks/animals.json"} <= written
+    assert any(name.startswith("one/checkpoints/") for name in written)
+    assert not any(name.startswith("two/") for name in written)
+
+    out, err = run_apart(*words)
+    assert f"written: {bucket}/compared/report.html" in out
+    steps = [line for line in err.splitlines() if line.startswith("step ")]
+    assert not [line for line in steps if "one" in line]
+    results = json.loads(text(f"{bucket}/compared/report.json"))
+    run_apart("compare", f"--config={question}", f"--workdir={tmp_path / 'compared'}")
+    here = json.loads((tmp_path / "compared/report.json").read_text())
+    for cell in ("one", "two"):
+        assert results["cells"][cell]["scores"] == here["cells"][cell]["scores"]
+    _, err = run(*words, "--jobs=2", code=2)
+    assert "--jobs=2: runs at once write to a file system" in err
+
+    words = ("finetune", f"--init={bucket}/compared/one", f"--task={task}", "--seeds=2")
+    words += (f"--workdir={bucket}/tuned", "--adapt=lora(2)", "--config.data.epochs=1")
+    run_apart(*words)
+    assert {"report.html", "seed_0/config.json", "seed_1/base.json"} <= names(f"{bucket}/tuned")
+    out, _ = run("evaluate", f"--workdir={bucket}/tuned/seed_1", f"--task={task}", "--json")
+    assert json.loads(out)["examples"] > 5
+
+
+def test_what_is_not_in_a_bucket_is_refused_in_one_sentence(bucket):
     _, err = run("generate", f"--workdir={bucket}/runs/nothing", "The", code=66)
     assert f"{bucket}/runs/nothing: has no config.json" in err
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 
+from t5x_lite import storage
 from t5x_lite.config import CompareConfig, RunConfig
 from t5x_lite.data.rows.plan import RowPlan
 from t5x_lite.data.store.prepare import prepare
@@ -70,6 +71,9 @@ def compare(
     if jobs > 1 and jax.default_backend() != "cpu":
         reason = f"runs at once share the cores of a CPU, and here is a {jax.default_backend()}"
         raise UserError(USAGE, f"--jobs={jobs}: {reason}; leave it out, or see launch/cells")
+    if jobs > 1 and storage.home(workdir) != workdir:
+        reason = "runs at once write to a file system, and --workdir is in a bucket"
+        raise UserError(USAGE, f"--jobs={jobs}: {reason}; leave it out")
     is_shared = jax.process_count() > 1
     if is_shared and (jobs > 1 or config.match == "seconds"):
         option = "--jobs" if jobs > 1 else "match=seconds"

@@ -10,7 +10,6 @@ import hashlib
 import itertools
 import json
 import math
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 
 import jax
 
+from t5x_lite import storage
 from t5x_lite.config import RunConfig, Task, to_dict
 from t5x_lite.config_files import build, override, parse_grid, with_absolute_paths
 from t5x_lite.data.tasks.examples import readable, with_labels_of
@@ -136,7 +136,7 @@ def finetune(
     combinations = _combinations(grid, overrides)
     base = _base(init, workdir, say, allowed)
     task = with_labels_of(task, allowed)
-    cells, init_from = [], "" if from_scratch else str(base.directory)
+    cells, init_from = [], "" if from_scratch else str(storage.home(base.directory))
     for settings in combinations:
         values = [*overrides, *(f"{key}={value}" for key, value in settings.items())]
         config = config_of(base.config, task, values, adapt, init_from)
@@ -205,7 +205,7 @@ def _base(init: Path, workdir: Path, say: Say, allowed: AllowedCode) -> _Base:
     if "model_type" in read_json(init / "config.json", "expected the directory of a model"):
         imported = workdir / "imported" / _digest(init)
         if not (imported / "config.json").is_file():
-            shutil.rmtree(imported, ignore_errors=True)  # what a killed import has left
+            storage.remove_tree(imported)  # what a killed import has left
             convert.import_model(init, imported, "", say)
         init = imported
     resolved, tokenizer = run_directory.read(init, allowed)

@@ -10,7 +10,6 @@ import dataclasses
 import hashlib
 import itertools
 import json
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +18,7 @@ from typing import Any
 
 import jax
 
+from t5x_lite import storage
 from t5x_lite.config import RunConfig, Task
 from t5x_lite.config_files import load_task
 from t5x_lite.data.rows.batches import TextData
@@ -121,7 +121,7 @@ def _kept(path: Path, key: dict[str, Any], compute: Callable[[], Any]) -> Any:
         written = read_json(path, "remove it")
         if written.get("of") == key:
             return written["answer"]
-        shutil.rmtree(path.with_suffix(""), ignore_errors=True)  # it was of other parameters
+        storage.remove_tree(path.with_suffix(""))  # it was of other parameters
     answer = compute()
     with user_errors(IO_ERROR, f"{path}: cannot be written"):
         path.parent.mkdir(exist_ok=True)
