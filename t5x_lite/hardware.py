@@ -5,6 +5,7 @@ A device is what jax calls one: a chip, but one of two cores of a TPU v2, v3 or 
 Cloud's documentation of each TPU; for v2 to v4 Jouppi et al. (2020, 2023); data sheets of NVIDIA.
 """
 
+import itertools
 import math
 import re
 from dataclasses import dataclass
@@ -179,14 +180,18 @@ def axis_bandwidth(topology: Topology, mesh: dict[str, int], axis: str) -> float
     """Bytes a second through one device where all devices along a mesh axis exchange something; an
     estimate from how the axis may lie. None: not known.
 
-    Along a ring of a TPU's torus both directions are used, along a line one. An axis of GPUs that
-    leaves a node uses the network of all its devices there at once.
+    On TPUs an axis lies along sides of the torus, and uses the links of all of them: both
+    directions of a side that is a ring, one of a line, as any part of a side is. An axis of GPUs
+    that leaves a node uses the network of all its devices there at once.
 
     Args:
         mesh: sizes by axis, the last of which are the nearest.
 
     >>> v5p = parse_topology("v5p:8x8x8")
     >>> [axis_bandwidth(v5p, {"fsdp": 64, "tensor": 8}, axis) / 1e9 for axis in ("fsdp", "tensor")]
+    [400.0, 200.0]
+    >>> v5p = parse_topology("v5p:8x8x16")
+    >>> [axis_bandwidth(v5p, {"fsdp": 128, "tensor": 8}, axis) / 1e9 for axis in ("fsdp", "tensor")]
     [400.0, 200.0]
     """
     chip = topology.chip
@@ -195,16 +200,40 @@ def axis_bandwidth(topology: Topology, mesh: dict[str, int], axis: str) -> float
     if chip.is_tpu:
         if axis == "data" and topology.slices > 1:
             return chip.network
-        size, bounds = mesh[axis], sorted(topology.bounds, reverse=True)
-        sides, covered = 0, 1
-        for bound in bounds:
-            if covered < size:
-                sides, covered = sides + 1, covered * bound
-        is_ring = size >= bounds[0] >= chip.wraps_from
-        return chip.link * max(sides, 1) * (2 if is_ring else 1) if chip.link else None
+        links = _links(topology, {name: mesh[name] for name in names[names.index(axis) :]})
+        return chip.link * links if chip.link else None
     node = topology.bounds[-1]
     if within * mesh[axis] <= node:
         return chip.link
     if not chip.network or not chip.link:
         return None
     return min(chip.link, chip.network * max(node // within, 1))
+
+
+def _links(topology: Topology, mesh: dict[str, int]) -> int:
+    """How many links of a TPU its first axis uses. As jax arranges a mesh, the last axis chooses
+    its sides first: as many whole ones as have its size, else parts.
+    """
+    sides = list(topology.bounds)
+    if topology.cores > 1:
+        sides.append(topology.cores)  # within a chip
+    links = 1
+    for size in reversed(mesh.values()):
+        subsets = [
+            subset
+            for count in range(len(sides), 0, -1)
+            for subset in itertools.combinations(sides, count)
+            if math.prod(subset) == size
+        ]
+        links = 0
+        for side in subsets[0] if subsets else sorted(sides, reverse=True):
+            part = math.gcd(side, size)
+            if part == 1:
+                continue
+            size //= part
+            is_ring = part == side >= topology.chip.wraps_from
+            links += 2 if is_ring else 1
+            sides.remove(side)
+            if part < side:
+                sides.append(side // part)
+    return max(links, 1)

@@ -7,6 +7,7 @@ memory, and what it sends over each mesh axis at that of the links; these can go
 """
 
 import dataclasses
+import json
 import math
 from collections import defaultdict
 from collections.abc import Mapping
@@ -16,10 +17,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from t5x_lite import storage
 from t5x_lite.config import RunConfig
 from t5x_lite.data.objectives.pairs import Pairs
 from t5x_lite.data.rng import RowRng
 from t5x_lite.data.rows.plan import Member, RowPlan
+from t5x_lite.data.store.corpus import MANIFEST
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.hardware import PRICES_AS_OF, Topology, axis_bandwidth
 from t5x_lite.model.flops import forward_flops, peak_flops
@@ -173,6 +176,18 @@ class Plan:
         rates = sum(rate for rate, _ in sources)
         return {source: total * rate / rates for rate, source in sources}
 
+    def epochs_of_sources(self) -> dict[str, float]:
+        """How often the run reads each source; none where no data.store says how long they are."""
+        store = self.config.data.store
+        if not store or not storage.exists(f"{store}/{MANIFEST}"):
+            return {}
+        records = json.loads(storage.read(f"{store}/{MANIFEST}"))["sources"]
+        sizes = {record["source"]: record["train"]["tokens"] for record in records}
+        read = self.tokens_of_sources()
+        if not set(read) <= set(sizes):  # all of them, as they come
+            sizes = {source: sum(sizes.values()) for source in read}
+        return {source: tokens / max(sizes[source], 1) for source, tokens in read.items()}
+
     def as_json(self) -> dict[str, Any]:
         """All of it as plain data; bytes, seconds, dollars."""
         known = ("mesh", "arrangement", "parameters", "modules", "memory", "flops", "sent")
@@ -185,6 +200,7 @@ class Plan:
             "computed_again": self.computed_again,
             "tokens": dataclasses.asdict(self.tokens),
             "tokens_of_sources": self.tokens_of_sources(),
+            "epochs_of_sources": self.epochs_of_sources(),
             "splits": [dataclasses.asdict(split) for split in self.splits],
             "largest": [value._asdict() for value in self.largest],
             "assumed": dataclasses.asdict(self.assumed),

@@ -127,8 +127,10 @@ def _step(plan: Plan, compiled: Compiled | None) -> list[str]:
 def _run(plan: Plan) -> list[str]:
     steps = plan.config.training.steps
     lines = [f"{'the run':<34}{steps:>20,} steps"]
+    epochs = plan.epochs_of_sources()
     for source, tokens in plan.tokens_of_sources().items():
-        lines.append(f"  {'raw tokens of ' + (source or 'the text'):<32}{tokens:>20,.0f}")
+        often = f"  {epochs[source]:,.2f} epochs" if source in epochs else ""
+        lines.append(f"  {'raw tokens of ' + (source or 'the text'):<32}{tokens:>20,.0f}{often}")
     lines.append(f"  {'PF-days':<32}{plan.pf_days:>20,.4g}")
     if plan.days is None:
         return lines
@@ -176,7 +178,17 @@ def show_found(plans: Sequence[Plan]) -> str:
     return "\n".join(lines)
 
 
-_COLUMNS = ("devices", "slice", "rows", "GiB", "s a step", "bound by", "MFU ≤", "tokens/s ≤")
+_COLUMNS = (
+    "devices",
+    "slice",
+    "mesh",
+    "rows",
+    "GiB",
+    "s a step",
+    "bound by",
+    "MFU ≤",
+    "tokens/s ≤",
+)
 
 
 def _scaled(plan: Plan) -> list[str]:
@@ -185,6 +197,7 @@ def _scaled(plan: Plan) -> list[str]:
     return [
         f"{plan.topology.count:,}",
         str(plan.topology),
+        " × ".join(f"{axis} {size}" for axis, size in plan.mesh.items() if size > 1),
         f"{plan.rows:,}",
         _gib(plan.memory_in_all),
         f"{seconds:.4f}" if seconds else "–",
@@ -196,7 +209,7 @@ def _scaled(plan: Plan) -> list[str]:
 
 def show_scaling(plans: Iterable[Plan]) -> str:
     """Plans on more and more devices, a line each."""
-    widths = (9, 15, 10, 9, 11, 16, 8, 16)
+    widths = (9, 15, 30, 10, 9, 11, 16, 8, 16)
     rows = [_COLUMNS, *map(_scaled, plans)]
     return "\n".join(
         "".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows
@@ -209,6 +222,12 @@ def scaling_page(name: str, plans: Sequence[Plan]) -> Page:
     for plan in plans:
         for bound, seconds in plan.seconds.items():
             parts.setdefault(bound, []).append((plan.topology.count, seconds))
+    longest = max((seconds for points in parts.values() for _, seconds in points), default=0.0)
+    parts = {
+        bound: points
+        for bound, points in parts.items()
+        if max(seconds for _, seconds in points) > longest / 1000  # others would be all one sees
+    }
     caption = "What a step takes at least, by what bounds it; the batch grows with the devices."
     drawn = charts.dots_and_lines(parts, parts, "devices", "seconds a step, at least", caption)
     table = Table(_COLUMNS, [_scaled(plan) for plan in plans])

@@ -125,8 +125,8 @@ def weak_scaling(
     allowed: AllowedCode = None,
 ) -> list[Plan]:
     """Plans of the run on 8, 16, … 4,096 devices, each with as many rows as on this topology: the
-    batch grows with them. What the mesh has of tensor and sequence stays, fsdp takes the rest of a
-    slice where the config has it.
+    batch grows with them. What the mesh has of tensor and sequence stays; fsdp, where the config
+    has it, takes as much of the rest of a slice as divides the model.
 
     Raises:
         UserError: where rows or model do not divide.
@@ -136,12 +136,12 @@ def weak_scaling(
     plans = []
     for count in (2**power for power in range(3, 13)):
         larger, mesh = _of_size(topology, count), config.mesh
-        if not mesh.preset:
+        if mesh.preset in ("", "fsdp"):
             within = larger.count // larger.slices // (mesh.sequence * mesh.tensor)
-            fsdp = max(within, 1) if mesh.fsdp > 1 else 1
+            fsdp = max(within, 1) if mesh.fsdp > 1 or mesh.preset else 1
             while undivided(model, fsdp=fsdp):
                 fsdp //= 2
-            mesh = dataclasses.replace(mesh, data=-1, fsdp=fsdp)
+            mesh = dataclasses.replace(mesh, preset="", data=-1, fsdp=fsdp)
         rows = max(round(rows_of_device * count), 1)
         data = dataclasses.replace(config.data, batch_size=rows)
         varied = dataclasses.replace(config, data=data, mesh=mesh)

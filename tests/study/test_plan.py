@@ -2,10 +2,12 @@ import dataclasses
 import json
 
 import pytest
+from conftest import run
 
 from t5x_lite.__main__ import main
 from t5x_lite.config_files import load
 from t5x_lite.data.rows.plan import plan_rows
+from t5x_lite.data.store.corpus import open_store
 from t5x_lite.errors import UserError
 from t5x_lite.hardware import parse_topology
 from t5x_lite.study import page, plan_report, plan_search
@@ -200,3 +202,32 @@ def test_what_the_compiler_says_stands_beside_the_estimate():
     assert " 0.6000" in shown  # at 1.75 GHz
     too_large = dataclasses.replace(compiled, fits=False, peak=200 * GiB)
     assert "200.00" in plan_report.show("llama_7b", plan, too_large)
+
+
+def test_epochs_are_those_of_the_store_where_there_is_one(tmp_path):
+    for name in "ab":
+        lines = [f"{name} {number}" for number in range(400 if name == "a" else 100)]
+        (tmp_path / f"{name}.txt").write_text("\n".join(lines))
+    sources = f"{tmp_path}/a.txt + {tmp_path}/b.txt"
+    words = [
+        "--config=gpt_tiny", "--config.data.document=line", "--config.data.tokenizer=bytes",
+        f"--config.data.store={tmp_path}/store",
+    ]  # fmt: skip
+    command = ("plan", "--topology=cpu:1", "--json", *words)
+    assert (
+        json.loads(run(*command, f"--config.data.source={sources}")[0])["epochs_of_sources"] == {}
+    )
+    run("prepare", *words, f"--config.data.source={sources}")
+    planned = json.loads(run(*command, f"--config.data.source={sources}")[0])
+    corpus = open_store(tmp_path / "store")
+    total = sum(len(source.tokens["train"]) for source in corpus.sources)
+    (read,) = planned["tokens_of_sources"].values()
+    assert planned["epochs_of_sources"] == {sources: read / total}
+
+    rated = f"3 * {tmp_path}/a.txt + 1 * {tmp_path}/b.txt"
+    planned = json.loads(run(*command, f"--config.data.source={rated}")[0])
+    for source, share in zip(corpus.sources, (0.75, 0.25), strict=True):
+        epochs = planned["epochs_of_sources"][source.name]
+        assert epochs == pytest.approx(share * read / len(source.tokens["train"]))
+    out, _ = run("plan", *words, f"--config.data.source={rated}", "--topology=cpu:1")
+    assert f"{epochs:,.2f} epochs" in out
