@@ -1,43 +1,78 @@
 """What launch/tpu_vm and launch/queued have in common: a TPU VM of one or more workers, through
-gcloud.
+gcloud; and what launch/gke takes of it.
 """
 
 import argparse
+import importlib.util
 import json
 import shlex
+import signal
 import subprocess
 import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-SSH_LOST = 255  # of ssh itself, not of the command that it runs
+sys.path.insert(1, str(ROOT))
+
+INTERRUPTED = 130
+SSH_LOST = 255  # the exit code of ssh itself, not of the command that it runs
+RETRIES_FOR = 1800.0  # seconds without a connection, after which it is given up
+SAVING_SECONDS = 600.0  # that a run which is told to stop may take
 # In the home directory of each worker.
-THERE = "t5x_lite"
+REMOTE = "t5x_lite"
 LOG, CODE, PID = ".launch.log", ".launch.code", ".launch.pid"
-_RUNTIMES = {
-    "v5p": "v2-alpha-tpuv5",
-    "v5litepod": "v2-alpha-tpuv5-lite",
-    "v6e": "v2-alpha-tpuv6e",
+# How the archive of this checkout is made, as a command.
+ARCHIVE = "git ls-files -z | tar --null --files-from=- -cz"
+
+
+class TpuType(NamedTuple):
+    """A family of accelerator types, as v5p-128.
+
+    Attributes:
+        chip: its name in t5x_lite/hardware.py.
+        cores_of_chip: of what the number in the type counts.
+        chips_of_worker: at most.
+        runtime: the software of its workers.
+    """
+
+    chip: str
+    cores_of_chip: int
+    chips_of_worker: int
+    runtime: str
+
+
+TYPES = {
+    "v2": TpuType("v2", 2, 4, "tpu-ubuntu2204-base"),
+    "v3": TpuType("v3", 2, 4, "tpu-ubuntu2204-base"),
+    "v4": TpuType("v4", 2, 4, "tpu-ubuntu2204-base"),
+    "v5litepod": TpuType("v5e", 1, 8, "v2-alpha-tpuv5-lite"),
+    "v5p": TpuType("v5p", 2, 4, "v2-alpha-tpuv5"),
+    "v6e": TpuType("v6e", 1, 8, "v2-alpha-tpuv6e"),
 }
 
 
-class Failed(Exception):
-    """A command of gcloud that failed: what it was for, and what it said."""
+class GcloudError(Exception):
+    """A command of gcloud that failed: what it was for, and the last line of what it said."""
 
-    def __init__(self, what: str, code: int, said: str = ""):
-        last = said.strip().splitlines()[-1:] or ["it said nothing"]
-        super().__init__(f"{what}: {last[0]}")
+    def __init__(self, purpose: str, code: int, stderr: str = ""):
+        last = stderr.strip().splitlines()[-1:] or [f"failed with exit code {code}"]
+        super().__init__(f"{purpose}: {last[0]}")
         self.code = code
-        self.said = said
+        self.is_missing = "NOT_FOUND" in stderr
+        self.exists_already = "ALREADY_EXISTS" in stderr
 
 
-def options(name: str, description: str | None) -> argparse.ArgumentParser:
-    """Those of both commands."""
+class OutOfTime(Exception):
+    """The deadline has passed."""
+
+
+def make_parser(name: str, description: str | None) -> argparse.ArgumentParser:
+    """The options of both commands."""
     usage = f"launch/{name} NAME --zone=ZONE [options] -- train --config=… --workdir=gs://…"
     parser = argparse.ArgumentParser(
         f"launch/{name}",
@@ -59,7 +94,7 @@ def options(name: str, description: str | None) -> argparse.ArgumentParser:
 
 
 def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The options, and after -- the command of t5x_lite."""
+    """The options before --, and the command of t5x_lite after it."""
     arguments = list(arguments)
     if "--" not in arguments:
         return arguments, []
@@ -73,22 +108,77 @@ def refuse(name: str, reason: str) -> int:
     return 2
 
 
+def what_is_wrong(command: Sequence[str]) -> str:
+    """Why a command cannot be run, found before anything that costs is begun; empty: nothing.
+
+    Its settings are read where this Python has what that needs.
+    """
+    if command[:1] != ["train"]:
+        got = command[0] if command else "nothing"
+        return f"got {got} after --, expected a run: -- train --config=…"
+    if not workdir_of(command):
+        return "the run has no --workdir=…; name one, best in a bucket"
+    if not all(map(importlib.util.find_spec, ("ml_collections", "numpy", "sentencepiece"))):
+        return ""
+    from t5x_lite.__main__ import check_settings
+    from t5x_lite.errors import UserError
+
+    try:
+        check_settings(command)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def workdir_of(command: Sequence[str]) -> str:
+    """The value of its --workdir; empty: it has none."""
+    values = [word.partition("=")[2] for word in command if word.startswith("--workdir=")]
+    return values[-1] if values else ""
+
+
+def count_workers(accelerator_type: str) -> int:
+    """How many workers a TPU VM of that type has; 0: not known.
+
+    >>> count_workers("v5litepod-8"), count_workers("v5litepod-16"), count_workers("v5p-128")
+    (1, 2, 16)
+    """
+    family, _, count = accelerator_type.partition("-")
+    if family not in TYPES or not count.isdigit():
+        return 0
+    tpu = TYPES[family]
+    return -(-int(count) // (tpu.cores_of_chip * tpu.chips_of_worker))
+
+
+def raise_on_signals() -> None:
+    """SIGTERM and a closed terminal do what Ctrl-C does: the run saves, and what was made is
+    deleted.
+    """
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
+    signal.signal(signal.SIGHUP, interrupt)
+
+
 class TpuVm:
-    """One TPU VM, by its name."""
+    """One TPU VM, by its name.
+
+    Attributes:
+        is_training: whether a run was started there, or found.
+        deadline: as of time.time(), after which every call raises OutOfTime; None: there is none.
+    """
 
     def __init__(self, args: argparse.Namespace):
         self.args = args
-        self.retries = 5  # of a connection that is lost
-        self.patience = 5.0  # seconds between them
+        self.deadline: float | None = None
+        self.is_training = False
 
-    def gcloud(
-        self, *words: str, what: str, shown: bool = False, seconds: float | None = None
-    ) -> str:
+    def gcloud(self, *words: str, purpose: str, is_shown: bool = False) -> str:
         """Run `gcloud compute tpus …`, and return what it prints; with --dry-run print it.
 
         Args:
-            shown: its output goes to ours instead.
-            seconds: after which subprocess.TimeoutExpired is raised.
+            is_shown: whether its output goes to ours instead.
         """
         command = ["gcloud", "compute", "tpus", *words, f"--zone={self.args.zone}"]
         if self.args.project:
@@ -96,67 +186,114 @@ class TpuVm:
         if self.args.dry_run:
             print(shlex.join(command))
             return ""
+        timeout = None if self.deadline is None else self.deadline - time.time()
+        if timeout is not None and timeout <= 0:
+            raise OutOfTime
         try:
             done = subprocess.run(
                 command,
                 text=True,
-                stdout=None if shown else subprocess.PIPE,
+                stdout=None if is_shown else subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                timeout=seconds,
+                timeout=timeout,
             )
+        except subprocess.TimeoutExpired as error:
+            raise OutOfTime from error
         except FileNotFoundError as error:
-            raise Failed(what, 127, "gcloud is not installed: cloud.google.com/sdk") from error
+            raise GcloudError(
+                purpose, 127, "gcloud is not installed: cloud.google.com/sdk"
+            ) from error
         if done.returncode:
-            raise Failed(what, done.returncode, done.stderr)
+            raise GcloudError(purpose, done.returncode, done.stderr)
         return done.stdout or ""
+
+    def persistently(self, call: Callable[[], str], is_lost: Callable[[GcloudError], bool]) -> str:
+        """What a call returns that may be made again, after errors that may pass: for RETRIES_FOR
+        seconds without one that succeeds or lasts.
+        """
+        waited, delay = 0.0, 5.0
+        while True:
+            began = time.monotonic()
+            try:
+                return call()
+            except GcloudError as error:
+                if time.monotonic() - began > 60:  # it was connected
+                    waited, delay = 0.0, 5.0
+                if waited >= RETRIES_FOR or not is_lost(error):
+                    raise
+            time.sleep(delay)
+            waited, delay = waited + delay, min(2 * delay, 60.0)
+
+    def describe(self, kind: str) -> dict[str, Any]:
+        """What gcloud knows of the VM, or of the request for it; empty: there is none of that
+        name.
+        """
+        words = (kind, "describe", self.args.name, "--format=json")
+        try:
+            said = self.persistently(
+                lambda: self.gcloud(*words, purpose="describe"),
+                lambda error: not error.is_missing and error.code != 127,
+            )
+        except GcloudError as error:
+            if error.is_missing:
+                return {}
+            raise
+        return json.loads(said) if said else {}
+
+    def state(self) -> str:
+        """READY, CREATING, PREEMPTED, …; empty: there is none of that name."""
+        return self.describe("tpu-vm").get("state", "")
 
     @property
     def runtime(self) -> str:
         """The software of its workers."""
         family = self.args.type.partition("-")[0]
-        return self.args.runtime or _RUNTIMES.get(family, "tpu-ubuntu2204-base")
-
-    def state(self) -> str:
-        """READY, CREATING, PREEMPTED, …; empty: there is none of that name."""
-        try:
-            said = self.gcloud(
-                "tpu-vm", "describe", self.args.name, "--format=json", what="describe"
-            )
-        except Failed as failure:
-            if "NOT_FOUND" in failure.said or "not found" in failure.said.lower():
-                return ""
-            raise
-        return json.loads(said)["state"] if said else ""
+        known = TYPES[family].runtime if family in TYPES else "tpu-ubuntu2204-base"
+        return self.args.runtime or known
 
     def create(self) -> None:
-        """Make it."""
+        """Create it."""
         args = self.args
         words = [f"--accelerator-type={args.type}", f"--version={self.runtime}"]
         if args.spot:
             words.append("--spot")
-        self.gcloud("tpu-vm", "create", args.name, *words, what="create")
+        self.gcloud("tpu-vm", "create", args.name, *words, purpose="create")
 
     def delete(self) -> None:
-        """Remove it."""
-        self.gcloud("tpu-vm", "delete", self.args.name, "--quiet", what="delete")
+        """Delete it."""
+        self.gcloud("tpu-vm", "delete", self.args.name, "--quiet", purpose="delete")
 
-    def ssh(self, script: str, what: str, worker: str = "all", **how: Any) -> str:
-        """Run a script on a worker, or on all; how: as of gcloud."""
+    def ssh(self, script: str, purpose: str, worker: str = "all", is_shown: bool = False) -> str:
+        """Run a script on a worker, or on all of them."""
         words = [f"--worker={worker}", f"--command={script}"]
-        return self.gcloud("tpu-vm", "ssh", self.args.name, *words, what=what, **how)
+        return self.gcloud(
+            "tpu-vm", "ssh", self.args.name, *words, purpose=purpose, is_shown=is_shown
+        )
+
+    def find_run(self) -> bool:
+        """Whether a run that was started earlier goes on."""
+        script = f'kill -0 "$(cat {REMOTE}/{PID})" && echo running; true'
+        self.is_training = "running" in self.ssh(f"({script}) 2> /dev/null", "look for a run")
+        return self.is_training
 
     def install(self) -> None:
         """Copy the files that git tracks to all workers, and install them there."""
+        target = f"{self.args.name}:{REMOTE}.tar.gz"
         with tempfile.TemporaryDirectory() as directory:
-            archive = Path(directory) / "t5x_lite.tar.gz"
-            if not self.args.dry_run:
+            archive = Path(directory) / f"{REMOTE}.tar.gz"
+            if self.args.dry_run:
+                archive = Path(archive.name)
+                print(f"{ARCHIVE} > {archive}")
+            else:
                 with archive.open("wb") as file:
                     pack(file)
-            target = f"{self.args.name}:{THERE}.tar.gz"
-            self.gcloud("tpu-vm", "scp", str(archive), target, "--worker=all", what="copy")
+            self.gcloud("tpu-vm", "scp", str(archive), target, "--worker=all", purpose="copy")
+        # The images have an older Python; uv brings the one that the constraints are of.
         script = (
-            f"mkdir -p {THERE} && tar -xzf {THERE}.tar.gz -C {THERE} && cd {THERE} && "
-            "python3 -m venv .venv && .venv/bin/pip install -q -e '.[tpu,gcs]'"
+            f"mkdir -p {REMOTE} && tar -xzf {REMOTE}.tar.gz -C {REMOTE} && cd {REMOTE} && "
+            "curl -LsSf https://astral.sh/uv/install.sh | sh && "
+            '"$HOME/.local/bin/uv" venv -q --allow-existing --python 3.12 .venv && '
+            "\"$HOME/.local/bin/uv\" pip install -q -c constraints/3.12.txt -e '.[tpu,gcs]'"
         )
         self.ssh(script, "install")
 
@@ -165,42 +302,46 @@ class TpuVm:
         line = shlex.join([".venv/bin/python", "-m", "t5x_lite", *command, "--distributed"])
         inner = f"{line} > {LOG} 2>&1; echo $? > {CODE}"
         script = (
-            f"cd {THERE} && rm -f {CODE} && "
+            f"cd {REMOTE} && rm -f {CODE} && "
             f"(setsid nohup sh -c {shlex.quote(inner)} < /dev/null > /dev/null 2>&1 & "
             f"echo $! > {PID})"
         )
         self.ssh(script, "start")
+        self.is_training = True
 
-    def follow(self, seconds: float | None = None) -> int:
+    def follow(self) -> int:
         """Show what the first worker prints until it ends; the exit code of the first worker that
-        failed.
-
-        Args:
-            seconds: after which subprocess.TimeoutExpired is raised.
+        failed. A connection that is lost is made again.
         """
-        script = f'cd {THERE} && tail -n +1 --pid="$(cat {PID})" -F {LOG}'
-        for attempt in range(self.retries + 1):
-            try:
-                self.ssh(script, "follow", worker="0", shown=True, seconds=seconds)
-                break
-            except Failed as failure:
-                if failure.code != SSH_LOST or attempt == self.retries:
-                    raise
-                time.sleep(self.patience)
-        wait = f"cd {THERE} && while [ ! -e {CODE} ]; do sleep 1; done; cat {CODE}"
-        codes = [int(word) for word in self.ssh(wait, "exit code").split() if word.isdigit()]
+        follow = f'cd {REMOTE} && tail -n +1 --pid="$(cat {PID})" -F {LOG}'
+        wait = f"cd {REMOTE} && while [ ! -e {CODE} ]; do sleep 1; done; cat {CODE}"
+
+        self.persistently(
+            lambda: self.ssh(follow, "follow", worker="0", is_shown=True), self.is_lost
+        )
+        said = self.persistently(lambda: self.ssh(wait, "exit code"), self.is_lost)
+        codes = [int(word) for word in said.split() if word.isdigit()]
         return next((code for code in codes if code), 0)
 
-    def stop(self) -> None:
-        """Tell the command on all workers to save and end."""
-        self.ssh(f'cd {THERE} && pkill -TERM -P "$(cat {PID})"', "stop")
+    def is_lost(self, error: GcloudError) -> bool:
+        """Whether the connection to a VM was lost that is still there, as far as is known."""
+        return error.code == SSH_LOST
+
+    def stop(self) -> int:
+        """Tell the command on all workers to save and end; its exit code."""
+        self.deadline = time.time() + SAVING_SECONDS
+        self.ssh(f'cd {REMOTE} && pkill -TERM -P "$(cat {PID})"; true', "stop")
+        return self.follow()
 
     def fetch(self, workdir: str) -> None:
         """Bring the directory of the run here."""
-        parent = str(Path(workdir).parent)
-        Path(parent).mkdir(parents=True, exist_ok=True)
-        source = f"{self.args.name}:{THERE}/{workdir}"
-        self.gcloud("tpu-vm", "scp", "--recurse", source, parent, "--worker=0", what="fetch")
+        parent = Path(workdir).parent
+        if not self.args.dry_run:
+            parent.mkdir(parents=True, exist_ok=True)
+        source = f"{self.args.name}:{REMOTE}/{workdir}"
+        self.gcloud(
+            "tpu-vm", "scp", "--recurse", source, str(parent), "--worker=0", purpose="fetch"
+        )
 
 
 def pack(archive: IO[bytes]) -> None:
@@ -212,9 +353,3 @@ def pack(archive: IO[bytes]) -> None:
         for name in filter(None, listed.split("\0")):
             if (ROOT / name).exists():
                 file.add(ROOT / name, name)
-
-
-def workdir_of(command: Sequence[str]) -> str:
-    """What its --workdir says; empty: nothing."""
-    words = [word.partition("=")[2] for word in command if word.startswith("--workdir=")]
-    return words[-1] if words else ""

@@ -62,6 +62,11 @@ def _planned_config(args: Args) -> tuple[RunConfig, "RowPlan", "AllowedCode"]:
     return config, plan_objective(config, allowed), allowed
 
 
+def check_settings(argv: Sequence[str]) -> None:
+    """Refuse a command that trains, if its settings cannot be trained; nothing is begun."""
+    _planned_config(parse(argv))
+
+
 def _workdir(args: Args) -> Path:
     if not args.workdir:
         raise UserError(

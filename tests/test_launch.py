@@ -182,6 +182,8 @@ def test_a_job_that_cannot_be_launched_is_one_sentence(launch):
     for words, reason in (
         ((), "expected a run"),
         (("train", "--config=gpt_tiny"), "no --workdir"),
+        (("--sbatch=--comment='x", *TRAIN), "--sbatch=--comment='x: no closing quotation"),
+        (("--sbatch=--signal=USR1@60", *TRAIN), "only SIGTERM lets a run save"),
         (("--sbatch=--gpus=99", *TRAIN), "sbatch refused the job: sbatch: error: invalid number"),
     ):
         done = launch(*words, name="slurm")

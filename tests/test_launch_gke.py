@@ -124,14 +124,14 @@ def test_without_an_image_nothing_is_submitted(launch):
     (launch.programs / "docker-fails").touch()
     asked, _, err = launch(*ASKED, "--build", *RUN, code=3)
     assert [words[0] for words in asked] == ["docker"]
-    assert err == "launch/gke: docker build: it failed with exit code 3\n"
+    assert err == "launch/gke: docker build failed with exit code 3\n"
 
 
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
         (ASKED, "got nothing after --, expected a run"),
-        ((*ASKED, "--", "train", "--workdir=runs/a"), "pods share no disk"),
+        ((*ASKED, *RUN[:3], "--workdir=runs/a"), "pods share no disk"),
         (("My_run", *ASKED[1:], *RUN), "got the name 'My_run'"),
         (("a" * 40, *ASKED[1:], *RUN), "at most 39"),
         (("a", "--topology=v5x:4x4", ASKED[2], *RUN), "no chip 'v5x'"),

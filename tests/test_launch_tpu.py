@@ -3,8 +3,10 @@
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from conftest import ROOT
@@ -48,7 +50,7 @@ def launch(tmp_path):
     gcloud.write_text(GCLOUD.format(python=sys.executable, directory=str(tmp_path)))
     gcloud.chmod(0o755)
 
-    def play(name, *words, scene=(), code=0, programs=":/usr/bin:/bin"):
+    def begin(name, *words, scene=(), programs=":/usr/bin:/bin"):
         (tmp_path / "scene.json").write_text(json.dumps(list(scene)))
         (tmp_path / "asked.jsonl").write_text("")
         # As it is, but for waiting.
@@ -58,16 +60,23 @@ def launch(tmp_path):
             f"sys.argv[0] = 'launch/{name}'; "
             f"runpy.run_path({str(ROOT / 'launch' / name)!r}, run_name='__main__')"
         )
-        done = subprocess.run(
+        return subprocess.Popen(
             [sys.executable, "-c", script, *words],
-            capture_output=True, text=True, cwd=tmp_path, timeout=60,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
             env=os.environ | {"PATH": f"{tmp_path / 'bin'}{programs}"},
         )  # fmt: skip
-        assert done.returncode == code, done.stderr
-        assert "Traceback" not in done.stderr
-        asked = [json.loads(line) for line in (tmp_path / "asked.jsonl").read_text().splitlines()]
-        return asked, done.stdout, done.stderr
 
+    def asked():
+        return [json.loads(line) for line in (tmp_path / "asked.jsonl").read_text().splitlines()]
+
+    def play(*words, code=0, **more):
+        process = begin(*words, **more)
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == code, err
+        assert "Traceback" not in err
+        return asked(), out, err
+
+    play.begin, play.asked = begin, asked
     return play
 
 
@@ -78,8 +87,8 @@ def verbs(asked) -> list[str]:
         assert words[:2] == ["compute", "tpus"]
         verb = words[3]
         script = next((word for word in words if word.startswith("--command=")), "")
-        for mark, name in (("pip install", "install"), ("setsid", "start"), ("tail ", "follow"),
-                           ("pkill", "stop"), ("sleep 1", "code")):  # fmt: skip
+        marks = {"pip install": "install", "setsid": "start", "tail ": "follow", "pkill": "stop"}
+        for mark, name in {**marks, "sleep 1": "code", "running": "find"}.items():
             if mark in script:
                 verb = name
                 break
@@ -113,20 +122,28 @@ def test_a_vm_is_created_used_and_deleted(launch):
 def test_a_vm_that_is_there_is_used_and_kept(launch):
     scene = [READY, {"on": ["sleep 1"], "out": "0"}]
     asked, _, _ = launch("tpu_vm", "mine", "--zone=z", *RUN, scene=scene)
-    assert verbs(asked) == ["describe", *WHOLE]
+    assert verbs(asked) == ["describe", "find", *WHOLE]
+    scene = [READY, {"on": ["echo running"], "out": "running"}, {"on": ["sleep 1"], "out": "0"}]
+    asked, _, _ = launch("tpu_vm", "mine", "--zone=z", *RUN, scene=scene)
+    assert verbs(asked) == ["describe", "find", "follow", "code"]  # it goes on there
     scene = [MISSING, {"on": ["sleep 1"], "out": "0"}]
     asked, _, _ = launch("tpu_vm", "mine", "--zone=z", "--keep", *RUN, scene=scene)
     assert "delete" not in verbs(asked)
 
 
 def test_what_is_not_in_a_bucket_is_fetched(launch, tmp_path):
-    scene = [READY, {"on": ["sleep 1"], "out": "0"}]
+    scene = [MISSING, {"on": ["sleep 1"], "out": "0"}]
     workdir = "--workdir=runs/it's one"
-    asked, _, _ = launch(
-        "tpu_vm", "m", "--zone=z", "--", "train", "--config=a", workdir, scene=scene
-    )
+    words = ("tpu_vm", "m", "--zone=z", "--", "train", "--config=gpt_tiny", workdir)
+    asked, _, _ = launch(*words, scene=scene)
+    assert verbs(asked)[-2:] == ["scp", "delete"]
+    assert asked[-2][4:7] == ["--recurse", "m:t5x_lite/runs/it's one", "runs"]
+    # What could not be fetched is not deleted with its VM.
+    failed = {"on": ["--recurse"], "err": "no space left", "code": 1}
+    asked, _, err = launch(*words, scene=[*scene, failed], code=1)
     assert verbs(asked)[-1] == "scp"
-    assert asked[-1][4:7] == ["--recurse", "m:t5x_lite/runs/it's one", "runs"]
+    assert "fetch: no space left" in err
+    assert "m is kept, and costs" in err
 
 
 def test_quota_leaves_nothing_behind(launch):
@@ -164,8 +181,13 @@ def test_a_lost_connection_is_made_again(launch):
     assert verbs(asked).count("follow") == 3
     assert verbs(asked).count("start") == 1
     scene = [READY, lost | {"always": True}]
-    asked, _, _ = launch("tpu_vm", "m", "--zone=z", *RUN, scene=scene, code=255)
-    assert verbs(asked).count("follow") == 6
+    asked, _, err = launch("tpu_vm", "m", "--zone=z", *RUN, scene=scene, code=255)
+    assert verbs(asked).count("follow") > 30  # for half an hour
+    assert verbs(asked)[-1] == "follow"
+    assert "m is kept, and costs; the same command follows the run there" in err
+    scene = [MISSING, {"on": ["sleep 1"], "code": 255}, {"on": ["sleep 1"], "out": "0"}]
+    asked, _, _ = launch("tpu_vm", "m", "--zone=z", *RUN, scene=scene)
+    assert verbs(asked)[-3:] == ["code", "code", "delete"]
 
 
 @pytest.mark.parametrize(
@@ -174,7 +196,15 @@ def test_a_lost_connection_is_made_again(launch):
         ("tpu_vm", ["m", "--zone=z"], "got nothing after --, expected a run"),
         ("tpu_vm", ["m", "--zone=z", "--", "evaluate"], "got evaluate after --"),
         ("tpu_vm", ["m", "--zone=z", "--", "train", "--config=a"], "no --workdir"),
-        ("queued", ["m", "--zone=z", "--", "train", "--workdir=runs/a"], "in a bucket"),
+        ("tpu_vm", ["m", "--zone=z", *RUN[:2], "--config=gpt_tinyy", RUN[3]], "gpt_tinyy: no such"),
+        ("tpu_vm", ["m", "--zone=z", *RUN[:3], "--workdir=/data/x"], "relative to this one"),
+        (
+            "tpu_vm",
+            ["m", "--zone=z", "--type=v5litepod-16", *RUN[:3], "--workdir=x"],
+            "the workers of a v5litepod-16 share no disk",
+        ),
+        ("queued", ["m", "--zone=z", *RUN[:3], "--workdir=runs/a"], "in a bucket"),
+        ("queued", ["m", "--zone=z", "--max-dollars=0", *RUN], "expected more than 0"),
         (
             "queued",
             ["m", "--zone=z", "--type=v99-8", "--max-dollars=5", *RUN],
@@ -204,16 +234,17 @@ def test_a_queued_tpu_is_waited_for(launch):
 def test_what_is_taken_away_is_requested_again(launch):
     lost = {"on": ["tail "], "code": 255}
     scene = [
-        queue("ACTIVE"), *[lost] * 6, queue("SUSPENDED"),
+        queue("ACTIVE"), lost, queue("ACTIVE"), lost, queue("SUSPENDED"), queue("SUSPENDED"),
         queue("FAILED"),  # it does not come
-        queue("ACTIVE"), {"on": ["sleep 1"], "out": "143"}, queue("SUSPENDING"),  # saved in time
+        queue("ACTIVE"), {"on": ["sleep 1"], "out": "143"}, queue("ACTIVE"), queue("SUSPENDING"),
         queue("ACTIVE"), {"on": ["sleep 1"], "out": "0"},
     ]  # fmt: skip
     asked, _, err = launch("queued", "q", "--zone=z", *RUN, scene=scene)
     assert verbs(asked).count("create") == 4
     assert verbs(asked).count("delete") == 4
-    assert "taken away, 10 tries left" in err
-    assert "taken away, 8 tries left" in err
+    assert verbs(asked).count("follow") == 4
+    assert "taken away, 10 retries left" in err
+    assert "taken away, 8 retries left" in err
     starts = [word for words in asked for word in words if "setsid" in word]
     assert ["--take-over" in start for start in starts] == [False, True, True]
 
@@ -236,17 +267,88 @@ def test_a_cap_on_the_cost_stops_and_saves(launch):
     scene = [queue("ACTIVE", always=True), {"on": ["tail "], "seconds": 0},
              {"on": ["sleep 1"], "out": "143"}]  # fmt: skip
     scene[1]["seconds"] = 5
-    words = ("queued", "q", "--zone=z", "--type=v5litepod-8", "--max-dollars=0.0001", *RUN)
-    asked, _, err = launch(*words, scene=scene, code=75)
+    words = ("queued", "q", "--zone=z", "--type=v5litepod-8", "--max-dollars=0.004", *RUN)
+    asked, _, err = launch(*words, scene=scene, code=75)  # 1.5 seconds
     assert verbs(asked)[-4:] == ["stop", "follow", "code", "delete"]
     assert "it has saved, the same command continues" in err
+    # While it is installed, and where it cannot be told.
+    scene = [queue("ACTIVE", always=True), {"on": ["pip install"], "seconds": 5}]
+    asked, _, err = launch(*words, scene=scene, code=75)
+    assert verbs(asked)[-2:] == ["install", "delete"]
+    hangs = {"on": ["sleep 1"], "seconds": 5}
+    scene = [queue("ACTIVE", always=True), hangs, {"on": ["pkill"], "err": "no route", "code": 1}]
+    asked, _, err = launch(*words, scene=scene, code=75)
+    assert verbs(asked)[-3:] == ["code", "stop", "delete"]
+    assert "it could not be told to save: stop: no route" in err
+
+
+def test_nothing_of_somebody_else_is_deleted(launch):
+    exists = {"on": ["create"], "err": "ERROR: ALREADY_EXISTS: my-tpu", "code": 1}
+    asked, _, err = launch("queued", "my-tpu", "--zone=z", *RUN, scene=[exists], code=1)
+    assert verbs(asked) == ["create"]
+    assert "a request my-tpu is there already; name another, or delete it" in err
+    # An error that says "not found" of something else is no answer.
+    other = {"on": ["describe"], "err": "ERROR: ssl certificate file not found", "code": 1}
+    scene = [other, other, READY, {"on": ["sleep 1"], "out": "0"}]
+    asked, _, _ = launch("tpu_vm", "my-tpu", "--zone=z", *RUN, scene=scene)
+    assert "create" not in verbs(asked)
+    assert "delete" not in verbs(asked)
+    asked, _, _ = launch("tpu_vm", "my-tpu", "--zone=z", *RUN, scene=[MISSING, exists], code=1)
+    assert verbs(asked) == ["describe", "create"]
+
+
+def test_an_error_that_passes_does_not_end_the_queueing(launch):
+    passing = {"on": ["describe"], "err": "Temporary failure in name resolution", "code": 1}
+    scene = [queue("WAITING_FOR_RESOURCES"), passing, passing, queue("ACTIVE"),
+             {"on": ["sleep 1"], "out": "0"}]  # fmt: skip
+    asked, _, _ = launch("queued", "q", "--zone=z", *RUN, scene=scene)
+    assert verbs(asked).count("create") == 1
+
+
+def test_a_stuck_run_is_continued(launch):
+    scene = [queue("ACTIVE", always=True), {"on": ["sleep 1"], "out": "142"},
+             {"on": ["sleep 1"], "out": "0"}]  # fmt: skip
+    asked, _, _ = launch("queued", "q", "--zone=z", *RUN, scene=scene)
+    assert verbs(asked).count("start") == 2
+
+
+def test_a_request_that_cannot_be_deleted_is_said(launch):
+    stuck = {"on": ["delete"], "err": "ERROR: deadline exceeded", "code": 1, "always": True}
+    scene = [queue("ACTIVE"), {"on": ["sleep 1"], "out": "0"}, stuck]
+    _, _, err = launch("queued", "q", "--zone=z", *RUN, scene=scene)
+    assert "q may still be there and cost" in err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("name", ["tpu_vm", "queued"])
+def test_a_signal_lets_the_run_save_and_deletes(launch, name, number):
+    scene = [MISSING, {"on": ["tail "], "seconds": 60}, {"on": ["sleep 1"], "out": "143"}]
+    if name == "queued":
+        scene[0] = queue("ACTIVE")
+    process = launch.begin(name, "m", "--zone=z", *RUN, scene=scene)
+    for _ in range(600):
+        if "follow" in verbs(launch.asked()):
+            break
+        time.sleep(0.02)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == {"tpu_vm": 143, "queued": 130}[name], err
+    assert verbs(launch.asked())[-4:] == ["stop", "follow", "code", "delete"]
+
+
+def test_how_many_workers_a_type_has():
+    code = "import tpu, sys; print(*map(tpu.count_workers, sys.argv[1:]))"
+    types = ["v5litepod-8", "v5litepod-16", "v5p-128", "v4-8", "v6e-256", "v2-8", "v9-1"]
+    command = [sys.executable, "-c", code, *types]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT / "launch")
+    assert done.stdout == "1 2 16 1 32 1 0\n"
 
 
 def test_dry_run_asks_nothing(launch):
     for name in ("tpu_vm", "queued"):
         asked, out, _ = launch(name, "m", "--zone=z", "--dry-run", *RUN)
         assert asked == []
-        lines = [shlex.split(line) for line in out.splitlines()]
+        lines = [shlex.split(line) for line in out.splitlines() if not line.startswith("git ")]
         assert all(words[:3] == ["gcloud", "compute", "tpus"] for words in lines)
         assert any("--command=" in word and "setsid" in word for words in lines for word in words)
 
