@@ -168,6 +168,7 @@ def finetune(args: Args) -> None:
         _say,
         None,
     )
+    storage.push_all()
     _say(tuning.show(results))
     _say(f"written: {workdir / 'report.html'}, report.md and report.json")
 
@@ -393,6 +394,7 @@ def compare(args: Args) -> None:
         planned, *_ = cells.plan_comparison(config, workdir, _say, allowed, only, measured=True)
         return _say(cells.plan_in_words(config, planned))
     results = compare.compare(config, workdir, _say, allowed, only, args.jobs)
+    storage.push_all()
     if results:
         _say(report.summary(results))
         _say(f"written: {workdir / 'report.html'}, report.md, report.csv and report.json")
@@ -415,6 +417,7 @@ def report(args: Args) -> None:
 
     runs = [storage.local(run) for run in args.runs]
     compare.write_report(workdir, runs, _say, args.allow_code)
+    storage.push_all()
     _say(f"written: {workdir / 'report.html'} and report.md")
 
 

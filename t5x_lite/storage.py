@@ -20,6 +20,7 @@ import shutil
 import socket
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -68,6 +69,7 @@ class Mirror:
     here: Path
     copied: dict[str, tuple[int, int]] = field(default_factory=dict)  # name → time and size
     last_push: float = 0.0
+    pushing: threading.Lock = field(default_factory=threading.Lock)
 
     def address_of(self, path: Path) -> str:
         """Of something in the directory here."""
@@ -87,18 +89,35 @@ class Mirror:
                     files.get_file(path, str(target))
         self.copied = self._state()
 
-    def push(self, least_seconds: float = 0.0) -> None:
-        """Copy what has changed here, unless that was done within so many seconds."""
-        if time.monotonic() - self.last_push < least_seconds:
-            return
+    def push(self) -> None:
+        """Copy what has changed here."""
         files, root = file_system(self.address)
-        state = self._state()
-        with user_errors(IO_ERROR, f"{self.address}: cannot be written"):
-            for name, version in state.items():
+        with self.pushing, user_errors(IO_ERROR, f"{self.address}: cannot be written"):
+            self.last_push = time.monotonic()
+            for name, version in self._state().items():
                 if self.copied.get(name) != version:
                     files.put_file(str(self.here / name), f"{root}/{name}")
-        self.copied = state
-        self.last_push = time.monotonic()
+                    self.copied[name] = version
+
+    def push_in_background(self, least_seconds: float) -> None:
+        """The same beside whatever else is done, unless it was done within so many seconds. What
+        fails is tried again the next time.
+        """
+        if time.monotonic() - self.last_push < least_seconds or self.pushing.locked():
+            return
+
+        def push() -> None:
+            with suppress(UserError):
+                self.push()
+
+        threading.Thread(target=push, daemon=True, name="push").start()
+
+    def discard(self) -> None:
+        """Remove what is here, unless some of it could not be copied."""
+        if any(self.copied.get(name) != version for name, version in self._state().items()):
+            print(f"t5x_lite: {self.address} lacks what is in {self.here}", file=sys.stderr)
+            return
+        shutil.rmtree(self.here.parent, ignore_errors=True)
 
     def _state(self) -> dict[str, tuple[int, int]]:
         state = {}
@@ -130,7 +149,7 @@ def local(place: str | Path) -> Path:
     parent = Path(tempfile.mkdtemp(prefix="t5x_lite-"))
     mirror = Mirror(address, parent / (address.rpartition("/")[2] or "run"))
     mirror.here.mkdir()
-    atexit.register(shutil.rmtree, parent, ignore_errors=True)
+    atexit.register(mirror.discard)
     mirror.fetch()
     _MIRRORS[mirror.here] = mirror
     return mirror.here
@@ -170,8 +189,7 @@ def push(directory: Path, now: bool = True) -> None:
     if now:
         mirror.push()
     else:
-        with suppress(UserError):  # the next time it is tried again
-            mirror.push(_PUSH_EVERY)
+        mirror.push_in_background(_PUSH_EVERY)
 
 
 def remove_tree(directory: Path) -> None:
@@ -268,7 +286,9 @@ def download(address: str, directory: Path, last: str) -> None:
 
 # Who may write.
 
-_HELD: set[str] = set()  # by this process
+_HELD: dict[str, dict[str, Any]] = {}  # by this process: the place of each lease, and what it says
+_SETTLING_SECONDS = 2.0  # after which of two that take a lease over one has it
+_RENEWED_EVERY, _EXPIRES_AFTER = 60.0, 600.0  # seconds; of a lease that others wait for
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # of some network file systems
 
 
@@ -283,9 +303,8 @@ def only_writer(directory: Path, what: str, take_over: bool = False) -> Iterator
     Raises:
         UserError: where another process does.
     """
-    mirror = _mirror_of(directory)
-    if mirror is not None:
-        with lease(f"{mirror.address_of(directory)}/{_LEASE}", what, take_over):
+    if _mirror_of(directory) is not None:
+        with lease(_lease_of(directory), what, take_over):
             yield
         return
     with open(directory / ".lock", "w") as file:
@@ -297,7 +316,7 @@ def only_writer(directory: Path, what: str, take_over: bool = False) -> Iterator
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise
-            with lease(str(directory.resolve() / _LEASE), what, take_over):
+            with lease(_lease_of(directory), what, take_over):
                 yield
             return
         yield
@@ -326,19 +345,55 @@ def wait_for_lock(place: str) -> Iterator[None]:
     while True:
         with ExitStack() as stack:
             try:
-                stack.enter_context(lease(place, place))
+                stack.enter_context(lease(place, place, take_over=_has_expired(place)))
             except UserError as error:
                 if not waits:
                     reason = str(error).partition(";")[0]
-                    print(f"{reason}: waiting; remove it if that has ended", file=sys.stderr)
+                    minutes = _EXPIRES_AFTER / 60
+                    print(
+                        f"{reason}: waiting, until it has ended or {minutes:.0f} minutes after its "
+                        "machine has vanished",
+                        file=sys.stderr,
+                    )
                 waits = True
                 time.sleep(_POLL_EVERY)
                 continue
+            stack.enter_context(_renewed(place))
             yield
             return
 
 
 _POLL_EVERY = 1.0  # seconds
+
+
+@contextmanager
+def _renewed(place: str) -> Iterator[None]:
+    """Write into a lease, now and then, that its holder lives."""
+    over = threading.Event()
+    files, path = file_system(place)
+
+    def renew() -> None:
+        while not over.wait(_RENEWED_EVERY):
+            mine = _HELD.get(place)
+            with suppress(Exception):  # of any file system; the next time it is tried again
+                if mine is not None and _holder(files, path) == mine:
+                    renewed = {**mine, "seen": time.time()}
+                    _HELD[place] = renewed
+                    files.pipe_file(path, json.dumps(renewed).encode())
+
+    thread = threading.Thread(target=renew, daemon=True, name="renew")
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _has_expired(place: str) -> bool:
+    """Whether the holder of a lease that is renewed has not done so for long."""
+    holder = _holder(*file_system(place))
+    return time.time() - holder.get("seen", holder["since"]) > _EXPIRES_AFTER
 
 
 @contextmanager
@@ -355,7 +410,7 @@ def lease(place: str, what: str, take_over: bool = False) -> Iterator[None]:
         UserError: where another process has it, with its host and when it began.
     """
     files, path = file_system(place)
-    mine = {"host": socket.gethostname(), "pid": os.getpid(), "since": time.time()}
+    mine = {"host": socket.gethostname(), "pid": os.getpid(), "since": time.time(), **_machine()}
     content = json.dumps(mine).encode()
     try:
         _create(files, path, content)
@@ -364,15 +419,49 @@ def lease(place: str, what: str, take_over: bool = False) -> Iterator[None]:
         if place in _HELD or (not take_over and not _is_gone(holder)):
             fix = "if it has ended, add --take-over"
             raise UserError(USAGE, f"{what}: {_who(holder)}; {fix}") from error
+        # Another process may do the same at this moment: the last one to write has it.
         files.pipe_file(path, content)
-    _HELD.add(place)
+        time.sleep(_SETTLING_SECONDS)
+        holder = _holder(files, path)
+        if holder != mine:
+            reason = f"{_who(holder)}; it took the directory over at the same moment"
+            raise UserError(USAGE, f"{what}: {reason}") from error
+    _HELD[place] = mine
     try:
         yield
     finally:
-        _HELD.discard(place)
+        mine = _HELD.pop(place)
         with suppress(Exception):  # of any file system; whoever took it over keeps it
             if _holder(files, path) == mine:
                 files.rm_file(path)
+
+
+def check_only_writer(directory: Path) -> None:
+    """Raise UserError where another process has taken the directory over, with --take-over."""
+    place = _lease_of(directory)
+    mine = _HELD.get(place)
+    if mine is None:
+        return
+    holder = _holder(*file_system(place))
+    if holder["host"] and holder != mine:
+        who = _who(holder).replace("is going on there", "has taken it over")
+        raise UserError(IO_ERROR, f"--workdir={directory}: {who}; this one ends")
+
+
+def _lease_of(directory: Path) -> str:
+    mirror = _mirror_of(directory)
+    if mirror is not None:
+        return f"{mirror.address_of(directory)}/{_LEASE}"
+    return str(directory.resolve() / _LEASE)
+
+
+def _machine() -> dict[str, str]:
+    """What tells machines and containers apart that have one name."""
+    facts = {"boot": "", "namespace": ""}
+    with suppress(OSError):
+        facts["boot"] = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        facts["namespace"] = os.readlink("/proc/self/ns/pid")
+    return facts
 
 
 def _create(files: Any, path: str, content: bytes) -> None:
@@ -388,14 +477,16 @@ def _create(files: Any, path: str, content: bytes) -> None:
 def _holder(files: Any, path: str) -> dict[str, Any]:
     try:
         holder = json.loads(files.cat_file(path))
-        return {"host": str(holder["host"]), "pid": int(holder["pid"]), "since": holder["since"]}
+        known = {"host": str(holder["host"]), "pid": int(holder["pid"])}
+        return {**holder, **known, "since": float(holder["since"])}
     except (OSError, ValueError, KeyError, TypeError):  # being written, or removed
         return {"host": "", "pid": 0, "since": time.time()}
 
 
 def _is_gone(holder: dict[str, Any]) -> bool:
     """Whether it was a process of this machine that has ended."""
-    if holder["host"] != socket.gethostname():
+    here = {"host": socket.gethostname(), **_machine()}
+    if any(holder.get(key) != value for key, value in here.items()):
         return False
     try:
         os.kill(holder["pid"], 0)

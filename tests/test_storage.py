@@ -92,7 +92,7 @@ def test_prepared_trained_killed_and_used_in_a_bucket(bucket, config_file, tmp_p
     process.communicate()
     assert ".lock.json" in names(workdir)
     holder = json.loads(text(f"{workdir}/.lock.json"))
-    assert holder == {"host": socket.gethostname(), "pid": process.pid, "since": holder["since"]}
+    assert (holder["host"], holder["pid"]) == (socket.gethostname(), process.pid)
 
     out, _ = run_apart("train", config, of_store, f"--workdir={workdir}")
     assert f"--workdir={workdir}" in out  # and not where its mirror was
@@ -168,6 +168,143 @@ def test_runs_within_a_directory_share_its_mirror(monkeypatch):
     storage.remove_tree(root / "one")
     storage.remove_tree(root / "one")
     assert names(address) == {"two/config.json"}
+
+
+MEMORY = "memory://bucket"
+HOLDER = {"host": "elsewhere", "pid": 17, "since": 1.7e9}
+
+
+@pytest.fixture
+def in_memory(monkeypatch):
+    """An address in a bucket of its own, which is empty."""
+    monkeypatch.setattr(storage, "_MIRRORS", {})
+    monkeypatch.setattr(storage, "_HELD", {})
+    monkeypatch.setattr(storage, "_SETTLING_SECONDS", 0.2)
+    storage.remove(MEMORY)
+    return MEMORY
+
+
+def test_of_two_that_take_a_directory_over_one_has_it(in_memory, monkeypatch):
+    """Both have found that its holder is gone before either writes."""
+    place = f"{in_memory}/run/.lock.json"
+    storage.write(place, json.dumps(HOLDER).encode())
+    barrier = threading.Barrier(2)
+    create = storage._create
+
+    def both_find_it(files, path, content):
+        try:
+            create(files, path, content)
+        finally:
+            barrier.wait(5)
+
+    monkeypatch.setattr(storage, "_create", both_find_it)
+    monkeypatch.setattr(storage, "_machine", lambda: {"boot": threading.current_thread().name})
+    got, refused, over = [], [], threading.Barrier(2)
+
+    def take():
+        try:
+            with storage.lease(place, "run", take_over=True):
+                got.append(threading.current_thread().name)
+                over.wait(5)
+        except UserError as error:
+            refused.append(str(error))
+            over.wait(5)
+
+    threads = [threading.Thread(target=take, name=name) for name in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(got) == len(refused) == 1
+    assert "it took the directory over at the same moment" in refused[0]
+
+
+def test_whose_directory_was_taken_over_ends(in_memory):
+    directory = storage.local(f"{in_memory}/run")
+    with storage.only_writer(directory, "run"):
+        storage.check_only_writer(directory)
+        storage.write(f"{in_memory}/run/.lock.json", json.dumps(HOLDER).encode())
+        with pytest.raises(UserError, match="process 17 of elsewhere"):
+            storage.check_only_writer(directory)
+    # It leaves the lock of the other.
+    assert json.loads(storage.read(f"{in_memory}/run/.lock.json")) == HOLDER
+
+
+def test_a_lock_that_is_waited_for_expires_with_its_machine(in_memory, monkeypatch, capsys):
+    place = f"{in_memory}/store.lock"
+    storage.write(place, json.dumps({**HOLDER, "seen": time.time() - 599.5}).encode())
+    monkeypatch.setattr(storage, "_POLL_EVERY", 0.1)
+    monkeypatch.setattr(storage, "_RENEWED_EVERY", 0.1)
+    began = time.monotonic()
+    with storage.wait_for_lock(place):
+        assert time.monotonic() - began > 0.4
+        time.sleep(0.5)
+        holder = json.loads(storage.read(place))
+        assert holder["pid"] == os.getpid()
+        assert holder["seen"] > holder["since"]  # it lives
+        assert not storage._has_expired(place)
+    assert not storage.exists(place)
+    assert "waiting, until it has ended or 10 minutes after" in capsys.readouterr().err
+
+
+def test_containers_of_one_name_are_told_apart(in_memory, monkeypatch):
+    place = f"{in_memory}/run/.lock.json"
+    gone = {"host": socket.gethostname(), "pid": 2**22 + 1, "since": 1.7e9}
+    storage.write(place, json.dumps({**gone, "boot": "another", "namespace": "x"}).encode())
+    with pytest.raises(UserError, match="another run is going on"), storage.lease(place, "run"):
+        pass
+    storage.write(place, json.dumps({**gone, **storage._machine()}).encode())
+    with storage.lease(place, "run"):
+        pass
+
+
+def test_what_could_not_be_copied_is_kept_and_named(in_memory, monkeypatch, capsys):
+    directory = storage.local(f"{in_memory}/run")
+    mirror = storage._MIRRORS[directory]
+    (directory / "metrics.jsonl").write_text("{}")
+    put = storage.file_system(in_memory)[0].put_file
+
+    def fails(*_):
+        raise OSError("no route to host")
+
+    files, _ = storage.file_system(in_memory)
+    monkeypatch.setattr(files, "put_file", fails)
+    with pytest.raises(UserError, match="cannot be written"):
+        storage.push_all()
+    mirror.discard()
+    assert f"memory://bucket/run lacks what is in {directory}" in capsys.readouterr().err
+    assert directory.exists()
+    monkeypatch.setattr(files, "put_file", put)
+    storage.push_all()
+    mirror.discard()
+    assert not directory.exists()
+
+
+def test_a_bucket_that_is_away_for_a_moment_costs_no_checkpoint(
+    bucket, config_file, monkeypatch, capsys
+):
+    workdir = f"{bucket}/runs/away"
+    config = config_file(**{"training.steps": 4, "training.checkpoint_every": 2})
+    failing = []
+    files, _ = storage.file_system(bucket)
+    put = files.put_file
+
+    def fails_at_first(here, there, **more):
+        if there.endswith("metrics.jsonl") and len(failing) < 2:
+            failing.append(there)
+            raise OSError("no route to host")
+        return put(here, there, **more)
+
+    monkeypatch.setattr(files, "put_file", fails_at_first)
+    out, _ = run("train", f"--config={config}", f"--workdir={workdir}")
+    assert "no route to host); it is tried again" in out
+    assert [record["step"] for record in records(workdir)][-1] == 4
+
+    # What was not saved to its end does not count, and is removed.
+    storage.write(f"{workdir}/checkpoints/9/default/part", b"half")
+    run("train", f"--config={config}", f"--workdir={workdir}", "--config.training.steps=6")
+    steps = {name.split("/")[1] for name in names(workdir) if name.startswith("checkpoints/")}
+    assert steps == {"6"}
 
 
 @pytest.mark.slow
@@ -256,6 +393,7 @@ def test_without_locks_a_file_says_who_writes(tmp_path, config_file, monkeypatch
 
     # Of another host it cannot be known whether it has ended; of this one it can.
     mine = {"host": socket.gethostname(), "pid": os.getppid(), "since": time.time()}
+    mine |= storage._machine()
     (workdir / ".lock.json").write_text(json.dumps(mine | {"host": "elsewhere"}))
     _, err = run(*command, "--config.training.steps=5", code=2)
     assert "of elsewhere" in err

@@ -37,11 +37,9 @@ class Checkpoints:
         self._directory = storage.home(directory.resolve())
         self._is_local = isinstance(self._directory, Path)
         self._settings = settings
-        # In a bucket what is not whole lacks a file that says it is.
-        if self._is_local and not read_only and jax.process_index() == 0:
+        if not read_only and jax.process_index() == 0:
             # Orbax would do it in a thread, which a run that ends early cuts off.
-            for leftover in self._directory.glob("*.orbax-checkpoint-tmp*"):
-                shutil.rmtree(leftover)
+            self._remove_leftovers()
         policies: list[Any] = [LatestN(1)]
         if keep_every:
             policies.append(EveryNSteps(keep_every))
@@ -51,6 +49,16 @@ class Checkpoints:
             read_only=read_only,
         )
         self._manager = ocp.CheckpointManager(self._directory, options=options)
+
+    def _remove_leftovers(self) -> None:
+        """Remove what a run that was killed was saving."""
+        if not self._directory.is_dir():
+            return
+        for path in list(self._directory.iterdir()):
+            if "orbax-checkpoint-tmp" in path.name and self._is_local:
+                shutil.rmtree(path)
+            elif path.name.isdigit() and not is_whole(path):
+                path.rmtree()
 
     def latest(self) -> int | None:
         """The newest step that was saved whole."""
@@ -147,6 +155,13 @@ class Checkpoints:
             raise UserError(
                 IO_ERROR, f"{self._directory}: {reason}; make room and go on"
             ) from error
+
+
+def is_whole(path: Any) -> bool:
+    """Whether the checkpoint of a step was written to its end. On a disk it has its name only then,
+    in a bucket it has a file that says so.
+    """
+    return isinstance(path, Path) or ocp.utils.is_checkpoint_finalized(path)
 
 
 def _abstract(shapes: Any, shardings: Any) -> Any:

@@ -217,7 +217,11 @@ class Log:
         """What is written outlives the machine; called before a checkpoint that counts on it."""
         if self._active:
             os.fsync(self._file.fileno())
-            storage.push(self._workdir)
+            storage.check_only_writer(self._workdir)
+            try:
+                storage.push(self._workdir)
+            except UserError as error:  # the checkpoint is worth more
+                self.say(f"{error}; it is tried again")
 
     def say(self, text: str) -> None:
         """A line of its own."""

@@ -36,7 +36,7 @@ from t5x_lite.specs import NO_CODE, AllowedCode
 from t5x_lite.training import sharding
 from t5x_lite.training.adapt import is_added, parse_adaptation
 from t5x_lite.training.best import best_directory
-from t5x_lite.training.checkpoint import Checkpoints
+from t5x_lite.training.checkpoint import Checkpoints, is_whole
 
 # Where the text lies may differ from host to host; which it is may not.
 _OF_A_HOST = {
@@ -242,7 +242,8 @@ def saved_steps(checkpoints: Path) -> list[int]:
     directory = storage.home(checkpoints)
     if not directory.is_dir():
         return []
-    return [int(path.name) for path in directory.iterdir() if path.name.isdigit()]
+    steps = [path for path in directory.iterdir() if path.name.isdigit()]
+    return [int(path.name) for path in steps if is_whole(path)]
 
 
 def check_same_text(workdir: Path, data: RunData) -> None:
