@@ -450,19 +450,26 @@ def plan(args: Args) -> None:
 
     config, _, allowed = _planned_config(args)
     topology = parse_topology(args.topology)
+    if args.scale and (args.search or args.splits):
+        option = "--search" if args.search else "--splits"
+        raise UserError(USAGE, f"plan: --scale plans one arrangement; leave {option} out")
+    if args.workdir and not args.scale:
+        raise UserError(USAGE, "plan: --workdir is for the page of --scale; leave it out")
     # Nothing runs here on accelerators that the machine may have.
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    os.environ["JAX_PLATFORMS"] = "cpu"
     from t5x_lite.study import plan_report, plan_search
+    from t5x_lite.study.inventory import by_axis
     from t5x_lite.study.plan import Assumptions, make_plan
 
-    assumed = Assumptions(args.mfu, args.dollars, args.watts)
+    assumed = Assumptions(args.mfu, args.dollars, args.watts, args.tflops)
     if args.scale:
         plans = plan_search.weak_scaling(config, topology, assumed, allowed)
         if args.workdir:
             from t5x_lite.study import page
 
-            Path(args.workdir).mkdir(parents=True, exist_ok=True)
-            page.write(plan_report.scaling_page(args.config, plans), Path(args.workdir))
+            workdir = _workdir(args)
+            workdir.mkdir(parents=True, exist_ok=True)
+            page.write(plan_report.scaling_page(args.config, plans), workdir)
         shown: Any = [plan.as_json() for plan in plans] if args.json else None
         return _say(json.dumps(shown) if shown else plan_report.show_scaling(plans))
     if args.search:
@@ -476,6 +483,8 @@ def plan(args: Args) -> None:
         planned = make_plan(config, topology, assumed, allowed)
 
     compiled = _compiled(args, planned)
+    if compiled and compiled.fits:
+        planned = planned.with_sent(by_axis(list(compiled.sent)))
     if args.json:
         record = planned.as_json()
         if compiled:
@@ -682,6 +691,7 @@ def _plan_options(command: argparse.ArgumentParser) -> None:
     add("--mfu", type=_number(1e-6, 1.0), help="that you expect; left out: the roofline's")
     add("--dollars", type=_number(0.0), help="for a device and hour")
     add("--watts", type=_number(0.0), help="of a device")
+    add("--tflops", type=_number(1e-3), help="10¹² FLOP/s of a device at its peak")
 
 
 def _doctor_options(command: argparse.ArgumentParser) -> None:

@@ -87,10 +87,18 @@ def optional_import(module: str, extra: str, what: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        install = f"pip install 't5x_lite[{extra}]', in a checkout pip install -e '.[{extra}]'"
-        raise UserError(
-            NO_FILE, f"{what}: needs the package {module.split('.')[0]}: {install}"
-        ) from error
+        package = module.split(".")[0]
+        reason = f"{what}: needs the package {package}: {install_line(extra)}"
+        raise UserError(NO_FILE, reason) from error
+
+
+def install_line(extra: str) -> str:
+    """The command that installs an extra.
+
+    >>> install_line("tpu")
+    "pip install -e '.[tpu]' in the checkout of t5x_lite"
+    """
+    return f"pip install -e '.[{extra}]' in the checkout of t5x_lite"
 
 
 def read_json(path: Path, fix: str) -> dict:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from t5x_lite.errors import NO_FILE, USAGE, UserError
+from t5x_lite.errors import NO_FILE, USAGE, UserError, install_line
 
 _PLUGINS = {
     "cuda": ("jax_cuda12_plugin", "jax_cuda13_plugin"),
@@ -16,8 +16,8 @@ _PLUGINS = {
     "cpu": (),
 }
 _INSTALL = {
-    "cuda": "pip install 't5x_lite[cuda12]', or [cuda13] where the driver is 580 or newer",
-    "tpu": "pip install 't5x_lite[tpu]'",
+    "cuda": f"{install_line('cuda12')}, or [cuda13] where the driver is 580 or newer",
+    "tpu": install_line("tpu"),
 }
 _INSTALL["gpu"] = _INSTALL["cuda"]
 # How the kernel names them.

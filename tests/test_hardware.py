@@ -40,6 +40,24 @@ def test_chips_are_found_by_what_jax_calls_them():
     assert chip_of("abacus") is None
 
 
+@pytest.mark.parametrize(
+    ("name", "is_ring"),
+    [
+        ("v5p:4x4x4", (True,) * 3),
+        ("v5p:4x4x8", (True,) * 3),
+        ("v5p:2x4x4", (False,) * 3),  # a mesh: not all sides are multiples of 4
+        ("v5e:8x16", (False, True)),
+        ("v5e:4x4", (False, False)),
+    ],
+)
+def test_which_sides_are_rings(name, is_ring):
+    assert parse_topology(name).is_ring == is_ring
+
+
+def test_names_are_read_in_any_case():
+    assert parse_topology("V5E:4x4") == parse_topology("v5e:4x4")
+
+
 def test_peaks_follow_from_matrix_units():
     """v4 and v5p: two cores of four units of 128 × 128; v5e: one; v3: two units to a core."""
     units = {"v3": 2, "v4": 8, "v5e": 4, "v5p": 8}
@@ -54,6 +72,9 @@ def test_an_axis_of_a_torus_has_its_rings_and_one_of_gpus_its_node():
     assert axis_bandwidth(line, {"fsdp": 16}, "fsdp") == 2 * 50e9  # no ends are connected
     two_slices = parse_topology("2*v5e:4x4")
     assert axis_bandwidth(two_slices, {"data": 2, "fsdp": 16}, "data") == 3.125e9
+    # Of 16 chips a slice each sends a sixteenth over the network, after a sum in the slice.
+    both = axis_bandwidth(two_slices, {"data": 32}, "data")
+    assert both == pytest.approx(1 / (1 / (2 * 50e9) + 1 / (16 * 3.125e9)))
     nodes = parse_topology("h100:4x8")
     assert axis_bandwidth(nodes, {"fsdp": 4, "tensor": 8}, "tensor") == 450e9
     assert axis_bandwidth(nodes, {"fsdp": 4, "tensor": 8}, "fsdp") == 50e9

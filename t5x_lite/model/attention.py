@@ -77,11 +77,13 @@ class Attention(nn.Module):
         return self.is_self and self.config.prefix_length > 0
 
     def keys_and_values(
-        self, source_BSD: Float[Array, "B S D"], positions_BS: Int[Array, "B S"] | None = None
+        self, source_BLD: Float[Array, "B L D"], positions_BL: Int[Array, "B L"] | None = None
     ) -> tuple[Float[Array, "B G S K"], Float[Array, "B G S K"]]:
-        """The source, projected to keys and values; of this device's positions, those of all."""
-        keys = self._rotated(self.key(source_BSD), positions_BS)
-        return whole_row(keys, axis=2), whole_row(self.value(source_BSD), axis=2)
+        """The source, projected to keys and values: of the L positions that a device has, those of
+        all S.
+        """
+        keys = self._rotated(self.key(source_BLD), positions_BL)
+        return whole_row(keys, axis=2), whole_row(self.value(source_BLD), axis=2)
 
     def attend(
         self,

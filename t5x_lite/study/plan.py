@@ -42,14 +42,16 @@ class Assumptions:
     """What is not known of a run, or of the devices; None: what hardware.py knows.
 
     Attributes:
-        mfu: that will be reached; None: the most that the roofline allows.
+        mfu: that will be reached; None: the one of the roofline.
         dollars: for a device and hour.
         watts: of a device.
+        tflops: 10¹² FLOP/s of a device at its peak, in the type that the model computes in.
     """
 
     mfu: float | None = None
     dollars: float | None = None
     watts: float | None = None
+    tflops: float | None = None
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,7 @@ class Plan:
     modules: dict[str, int]
     splits: tuple[Split, ...]
     memory: dict[str, int]
+    state_in_all: int
     largest: tuple[traced.Value, ...]
     tokens: Tokens
     flops: float
@@ -115,6 +118,11 @@ class Plan:
         return sum(self.memory.values())
 
     @property
+    def state(self) -> int:
+        """Bytes of a device for parameters, gradients and optimizer, in whatever microbatches."""
+        return 2 * self.memory["parameters"] + self.memory["optimizer"]
+
+    @property
     def room(self) -> float | None:
         """Bytes that a device has; None: not known."""
         gib = self.topology.chip.memory
@@ -131,8 +139,8 @@ class Plan:
         return max(self.seconds, key=lambda name: self.seconds[name]) if self.seconds else None
 
     @property
-    def most_mfu(self) -> float | None:
-        """The MFU that the roofline allows."""
+    def max_mfu(self) -> float | None:
+        """The MFU of the roofline."""
         if not self.seconds or not self.peak:
             return None
         at_peak = self.flops / (self.peak * self.topology.count)
@@ -140,8 +148,8 @@ class Plan:
 
     @property
     def step_seconds(self) -> float | None:
-        """Of a step, at the MFU that is assumed, else at the most."""
-        mfu = self.assumed.mfu or self.most_mfu
+        """Of a step, at the MFU that is assumed, else at that of the roofline."""
+        mfu = self.assumed.mfu or self.max_mfu
         return self.flops / (self.peak * self.topology.count * mfu) if mfu and self.peak else None
 
     @property
@@ -156,15 +164,27 @@ class Plan:
         return self.flops * self.config.training.steps / _PF_DAY
 
     @property
+    def unknown(self) -> list[str]:
+        """The axes over which something is sent, and nobody knows how fast."""
+        return [axes for axes in self.sent if self.seconds and axes not in self.seconds]
+
+    @property
+    def price(self) -> float | None:
+        """Dollars for a device and hour."""
+        given = self.assumed.dollars
+        return self.topology.chip.dollars if given is None else given
+
+    @property
     def dollars(self) -> float | None:
         """Of the run."""
-        price = self.assumed.dollars or self.topology.chip.dollars
+        price = self.price
         return None if price is None else _times(self.days, 24 * self.topology.count * price)
 
     @property
     def kilowatt_hours(self) -> float | None:
         """Of the run, of the devices alone."""
-        watts = self.assumed.watts or self.topology.chip.watts
+        given = self.assumed.watts
+        watts = self.topology.chip.watts if given is None else given
         return None if watts is None else _times(self.days, 24 * self.topology.count * watts / 1000)
 
     def tokens_of_sources(self) -> dict[str, float]:
@@ -188,10 +208,15 @@ class Plan:
             sizes = {source: sum(sizes.values()) for source in read}
         return {source: tokens / max(sizes[source], 1) for source, tokens in read.items()}
 
+    def with_sent(self, sent: Mapping[str, int]) -> "Plan":
+        """The plan with the times of what the compiler sends, by axis."""
+        arguments = (self.topology, self.mesh, self.seconds, sent)
+        return dataclasses.replace(self, seconds=_with_times_of(*arguments))
+
     def as_json(self) -> dict[str, Any]:
         """All of it as plain data; bytes, seconds, dollars."""
         known = ("mesh", "arrangement", "parameters", "modules", "memory", "flops", "sent")
-        derived = ("memory_in_all", "room", "fits", "seconds", "bound_by", "most_mfu")
+        derived = ("memory_in_all", "room", "fits", "seconds", "unknown", "bound_by", "max_mfu")
         of_run = ("step_seconds", "days", "pf_days", "dollars", "kilowatt_hours")
         return {
             "topology": str(self.topology),
@@ -250,9 +275,12 @@ def make_plan(
         sent[" × ".join(axes)] += size
     sent.pop("", None)
     peak = peak_flops(topology.chip.kinds[0], model.dtype)
-    # The optimizer reads and writes all of the state, and reads the gradient.
-    state = memory["parameters"] + memory["optimizer"]
-    moved = step.moved + 2 * state + memory["parameters"]
+    if assumed.tflops is not None:
+        peak = assumed.tflops * 1e12
+    state = 2 * sum(map(_bytes_in_all, program.parameters.values()))
+    state += sum(map(_bytes_in_all, jax.tree.leaves(of_optimizer)))
+    # The optimizer reads and writes all of its state and the parameters, and reads the gradient.
+    moved = step.moved + 3 * memory["parameters"] + 2 * memory["optimizer"]
     return Plan(
         config=config,
         topology=topology,
@@ -262,6 +290,7 @@ def make_plan(
         modules=_modules(program),
         splits=splits,
         memory=memory,
+        state_in_all=state,
         largest=tuple(step.alive[:_LARGEST]),
         tokens=tokens,
         flops=flops,
@@ -320,6 +349,11 @@ def _bytes(leaf: jax.ShapeDtypeStruct) -> int:
     return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
 
 
+def _bytes_in_all(leaf: jax.ShapeDtypeStruct) -> int:
+    """On all devices, counted once."""
+    return math.prod(leaf.shape) * leaf.dtype.itemsize
+
+
 def _modules(program: Program) -> dict[str, int]:
     modules: dict[str, int] = defaultdict(int)
     for path, leaf in program.parameters.items():
@@ -349,11 +383,25 @@ def _roofline(
     sent: Mapping[str, int],
     peak: float | None,
 ) -> dict[str, float]:
-    """Seconds that a step takes at least; empty where the peak is not known."""
-    bandwidth = topology.chip.bandwidth
-    if not peak or not bandwidth:
+    """Seconds of a step by what it needs, each as if it had the devices for itself: products at
+    their peak, memory and links at their bandwidth. Empty where the peak is not known.
+    """
+    if not peak:
         return {}
-    seconds = {"compute": flops / (peak * topology.count), "memory": moved / bandwidth}
+    seconds = {"compute": flops / (peak * topology.count)}
+    if topology.chip.bandwidth:
+        seconds["memory"] = moved / topology.chip.bandwidth
+    return _with_times_of(topology, mesh, seconds, sent)
+
+
+def _with_times_of(
+    topology: Topology,
+    mesh: dict[str, int],
+    seconds: Mapping[str, float],
+    sent: Mapping[str, int],
+) -> dict[str, float]:
+    """The seconds of compute and memory, and those of what is sent, as far as they are known."""
+    seconds = {name: seconds[name] for name in ("compute", "memory") if name in seconds}
     for axes, size in sent.items():
         # What crosses several axes is slowed down by the slowest.
         speeds = [axis_bandwidth(topology, mesh, axis) for axis in axes.split(" × ")]

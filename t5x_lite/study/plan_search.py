@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 from t5x_lite.config import Mesh, RunConfig
 from t5x_lite.errors import BAD_CONFIG, UserError
-from t5x_lite.hardware import Topology
+from t5x_lite.hardware import MOST_CHIPS, Topology
 from t5x_lite.progress import bar
 from t5x_lite.resolve import resolve_without_text
 from t5x_lite.specs import AllowedCode
@@ -30,7 +30,7 @@ def search(
     microbatches as fit; those that take the least time first.
 
     Raises:
-        UserError: where none fits, with the one that comes closest.
+        UserError: where none fits, with what is missing.
     """
     ways = list(_ways(config, topology))
     fitting, closest = [], None
@@ -51,8 +51,11 @@ def search(
         if closest is None:
             reason = f"no mesh of {topology.count} devices divides this model and batch"
             raise UserError(BAD_CONFIG, f"--search: {reason}; change data.batch_size")
-        needed = closest.memory_in_all / 2**30
-        reason = f"the least that a device needs is {needed:.1f} GiB, {arranged(closest)}"
+        room, state = closest.room, closest.state_in_all / topology.count
+        reason = f"the least found is {closest.memory_in_all / 2**30:.1f} GiB, {arranged(closest)}"
+        if room is not None and state > room:
+            devices = math.ceil(closest.state_in_all / room)
+            reason = f"the state alone takes {state / 2**30:.1f} GiB of each; {devices} hold it"
         raise UserError(BAD_CONFIG, f"--search: nothing fits {topology}: {reason}; take more")
     return sorted(fitting, key=_time)
 
@@ -109,12 +112,11 @@ def _in_microbatches(
         except UserError:  # rows that cannot be shared, and whatever else does not divide
             return
         yield plan
-        state = plan.memory["parameters"] * 2 + plan.memory["optimizer"]  # with the gradients
-        if plan.room is not None and state > plan.room:
+        if plan.room is not None and plan.state > plan.room:
             return
         # As many as may be enough.
-        spare = (plan.room or math.inf) - state
-        over = (plan.memory_in_all - state) / max(spare, 1)
+        spare = (plan.room or math.inf) - plan.state
+        over = (plan.memory_in_all - plan.state) / max(spare, 1)
         microbatches *= max(2, 2 ** math.floor(math.log2(max(over, 1))))
 
 
@@ -136,6 +138,8 @@ def weak_scaling(
     plans = []
     for count in (2**power for power in range(3, 13)):
         larger, mesh = _of_size(topology, count), config.mesh
+        if count % (mesh.sequence * mesh.tensor):
+            continue
         if mesh.preset in ("", "fsdp"):
             within = larger.count // larger.slices // (mesh.sequence * mesh.tensor)
             fsdp = max(within, 1) if mesh.fsdp > 1 or mesh.preset else 1
@@ -150,19 +154,21 @@ def weak_scaling(
 
 
 def _of_size(topology: Topology, count: int) -> Topology:
-    """So many devices of the same kind: sides as alike as possible, in slices of the size that
-    there is.
+    """So many devices of the same kind. Of TPUs slices like those that are given, where there are
+    several; else one with sides as alike as possible, and several of the largest.
     """
     chip = topology.chip
     if not chip.is_tpu:
         if topology.name == "cpu":
             return dataclasses.replace(topology, bounds=(count,))
-        node = min(topology.bounds[-1], count)
+        node = math.gcd(topology.bounds[-1], count)
         return dataclasses.replace(topology, bounds=(count // node, node))
     chips, slices = count // topology.cores, 1
-    if chip.dimensions == 2:
-        while chips // slices > 256:
-            slices *= 2
+    chips_of_slice = math.prod(topology.bounds)
+    if topology.slices > 1 and chips > chips_of_slice and chips % chips_of_slice == 0:
+        return dataclasses.replace(topology, slices=chips // chips_of_slice)
+    while chips // slices > MOST_CHIPS[topology.name]:
+        slices *= 2
     bounds = [1] * chip.dimensions
     left, side = chips // slices, 0
     while left > 1:

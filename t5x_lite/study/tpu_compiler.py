@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from t5x_lite.errors import NO_FILE, UserError, user_errors
+from t5x_lite.errors import NO_FILE, UserError, install_line, user_errors
 from t5x_lite.hardware import Topology
 from t5x_lite.resolve import Resolved
 from t5x_lite.study.inventory import Collective, by_axis, collectives, expected_cycles
@@ -28,16 +28,16 @@ class Compiled:
     """A step as it is compiled; bytes of a device.
 
     Attributes:
-        arguments, temporaries: as the compiler states them. Their sum is not what has to fit: room
-            is used again.
+        arguments, temporaries: as the compiler states them; None: it did not fit. Their sum is not
+            what has to fit: room is used again.
         peak: the most in use at a time, arguments included; of a step that does not fit, what the
             compiler says it would need.
         fits: whether the compiler found room.
         cycles: that it expects, without what is sent, and without kernels written by hand.
     """
 
-    arguments: int
-    temporaries: int
+    arguments: int | None
+    temporaries: int | None
     peak: int
     fits: bool
     cycles: int = 0
@@ -66,7 +66,7 @@ def devices_of(topology: Topology) -> Any:
         UserError: where libtpu is not installed, or knows no such slice.
     """
     if not is_installed():
-        raise UserError(NO_FILE, f"{topology}: needs libtpu: pip install 't5x_lite[tpu]'")
+        raise UserError(NO_FILE, f"{topology}: needs libtpu: {install_line('tpu')}")
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     from jax.experimental import topologies
@@ -76,8 +76,7 @@ def devices_of(topology: Topology) -> Any:
     if topology.chip.dimensions == 3:
         # Named v5p, the slice would have no links that wrap around, and other collectives.
         name = "v5" if name == "v5p" else "tpu7x" if name == "7x" else name
-        wraps = tuple(bound >= topology.chip.wraps_from for bound in topology.bounds)
-        options |= {"chips_per_host_bounds": (2, 2, 1), "wrap": wraps}
+        options |= {"chips_per_host_bounds": (2, 2, 1), "wrap": topology.is_ring}
         if topology.name in ("v4", "v5p"):
             options["chip_config_name"] = "megacore"
     with user_errors(NO_FILE, f"--topology={topology}: the compiler knows no such slice"):
@@ -101,7 +100,7 @@ def compile_step(resolved: Resolved, raw_tokens: float, topology: Topology) -> C
             reason = str(error).strip().splitlines()[0][:200]
             fix = "--no-compile shows the estimates"
             raise UserError(NO_FILE, f"plan: the compiler failed ({reason}); {fix}") from error
-        return Compiled(0, 0, round(float(needed[1]) * 2**30), fits=False)
+        return Compiled(None, None, round(float(needed[1]) * 2**30), fits=False)
     text, memory = compiled.as_text(), compiled.memory_analysis()
     assert text is not None
     assert memory is not None

@@ -1,15 +1,16 @@
 import dataclasses
 import json
+import os
 
 import pytest
-from conftest import run
+from conftest import run, start
 
 from t5x_lite.__main__ import main
 from t5x_lite.config_files import load
 from t5x_lite.data.rows.plan import plan_rows
 from t5x_lite.data.store.corpus import open_store
 from t5x_lite.errors import UserError
-from t5x_lite.hardware import parse_topology
+from t5x_lite.hardware import CHIPS, parse_topology
 from t5x_lite.study import page, plan_report, plan_search
 from t5x_lite.study.plan import Assumptions, expected_tokens, make_plan
 from t5x_lite.study.tpu_compiler import Compiled
@@ -77,7 +78,7 @@ def test_a_step_takes_as_long_as_its_slowest_part():
     assert plan.seconds["fsdp"] == pytest.approx(plan.sent["fsdp"] / 600e9)
     assert plan.bound_by == "compute"
     # The forward pass is computed again, but for the head: 3/4 of the work counts.
-    assert 0.75 < plan.most_mfu < 0.77
+    assert 0.75 < plan.max_mfu < 0.77
     assert plan.days == pytest.approx(plan.step_seconds * plan.config.training.steps / 86400)
 
 
@@ -130,10 +131,16 @@ def test_search_finds_what_fits_and_ranks_it():
     assert "mesh.fsdp=4" in plan_report.show_found(found)
 
 
-def test_search_says_what_the_least_is():
+def test_search_says_what_the_least_is(monkeypatch):
     config = load("llama_7b", ["data.batch_size=4"])
-    with pytest.raises(UserError, match=r"nothing fits v5e:2x2: the least .* GiB, mesh\."):
+    with pytest.raises(UserError, match=r"the state alone takes 25\.1 GiB of each; 7 hold it"):
         plan_search.search(config, parse_topology("v5e:2x2"), say=lambda _: None)
+    # Room for the state and little else.
+    small = dataclasses.replace(CHIPS["v5e"], memory=1.9)
+    monkeypatch.setitem(CHIPS, "v5e", small)
+    config = load("gpt2_small", ["data.batch_size=1"])
+    with pytest.raises(UserError, match=r"nothing fits v5e:1x1: the least found is"):
+        plan_search.search(config, parse_topology("v5e:1x1"), say=lambda _: None)
     odd = load("llama_7b", ["data.batch_size=1", "data.lengths.sequence_length=511"])
     with pytest.raises(UserError, match=r"no mesh of 64 devices divides this model and batch"):
         plan_search.search(odd, parse_topology("v5e:8x8"), say=lambda _: None)
@@ -185,13 +192,86 @@ def test_bad_input_is_one_sentence(arguments, reason, capsys):
 
 
 def test_what_does_not_fit_is_said_with_what_would_help():
-    plan = planned("llama_7b", "v5e:2x2", "data.batch_size=64", "model.remat=False")
+    shown = plan_report.show("llama_7b", planned("llama_7b", "v5e:2x2", "data.batch_size=64"))
+    assert "it does not fit: the state alone takes 25.10 GiB of each device; take 7" in shown
+    plan = planned("llama_7b", "v5e:4x4", "data.batch_size=64", "model.remat=False")
     assert plan.fits is False
     shown = plan_report.show("llama_7b", plan)
     assert "it does not fit: " in shown
     assert "mesh.fsdp" in shown
     assert "model.remat=True" in shown
     assert "training.microbatches" in shown
+
+
+def test_an_estimate_that_is_close_is_no_promise():
+    plan = planned("gpt2_small", "v5e:2x4")
+    room = {"at work": round(0.9 * plan.room), **dict.fromkeys(list(plan.memory)[:-1], 0)}
+    close = dataclasses.replace(plan, memory=room)
+    assert "it may fit; the compiler knows" in plan_report.show("gpt2_small", close)
+    compiled = Compiled(GiB, 3 * GiB, 2 * GiB, fits=True)
+    assert "it fits" in plan_report.show("gpt2_small", close, compiled)
+
+
+def test_nothing_is_free_that_is_given_as_such():
+    plan = planned("gpt2_small", "v4:2x2x2", dollars=0.0, watts=0.0)
+    assert (plan.dollars, plan.kilowatt_hours) == (0.0, 0.0)
+    assert "0.00 for a device and hour, as given" in plan_report.show("gpt2_small", plan)
+
+
+def test_what_is_assumed_is_held_against_the_roofline():
+    shown = plan_report.show("gpt2_small", planned("gpt2_small", "v5e:2x4", mfu=0.99))
+    assert "more than the roofline has" in shown
+    known = planned("gpt2_small", "v5e:2x4")
+    twice = planned("gpt2_small", "v5e:2x4", tflops=2 * 197)
+    assert twice.seconds["compute"] == pytest.approx(known.seconds["compute"] / 2)
+    of_float32 = planned("gpt2_small", "v5e:2x4", "model.dtype=float32", tflops=50)
+    assert of_float32.days is not None
+
+
+def test_what_is_sent_nobody_knows_how_fast_is_said():
+    plan = planned("gpt2_small", "h100_pcie:4x8", "mesh.fsdp=32")
+    assert plan.unknown == ["fsdp"]
+    shown = plan_report.show("gpt2_small", plan)
+    assert "roofline, over fsdp, s" in shown
+    assert "if what is sent over fsdp takes less" in shown
+
+
+def test_times_are_those_of_what_the_compiler_sends_where_it_was_asked():
+    plan = planned("gpt2_small", "v5e:2x2", "mesh.tensor=4")
+    half = plan.with_sent({axes: size // 2 for axes, size in plan.sent.items()})
+    assert half.seconds["tensor"] == pytest.approx(plan.seconds["tensor"] / 2)
+    assert half.seconds["compute"] == plan.seconds["compute"]
+
+
+def test_slices_of_a_topology_stay_as_they_are(capsys):
+    config = load("gpt2_small", ["data.batch_size=512"])
+    plans = plan_search.weak_scaling(config, parse_topology("2*v5p:4x4x4"))
+    assert str(plans[-1].topology) == "64*v5p:4x4x4"
+    shared = load("gpt2_small", ["data.batch_size=512", "mesh.tensor=4", "mesh.sequence=4"])
+    counts = [plan.topology.count for plan in
+              plan_search.weak_scaling(shared, parse_topology("v5p:4x4x4"))]  # fmt: skip
+    assert counts == [2**power for power in range(4, 13)]
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("--scale", "--search"), "leave --search out"),
+        (("--scale", "--splits"), "leave --splits out"),
+        (("--workdir=x",), "--workdir is for the page of --scale"),
+    ],
+)
+def test_options_that_do_not_go_together(words, reason):
+    _, err = run("plan", "--config=gpt_tiny", "--topology=cpu:1", *words, code=2)
+    assert reason in err
+
+
+@pytest.mark.parametrize("platform", ["tpu", "cuda"])
+def test_no_accelerator_is_asked_for(platform):
+    environment = os.environ | {"JAX_PLATFORMS": platform}
+    words = ("plan", "--config=gpt_tiny", "--topology=v5e:2x2", "--no-compile")
+    out, _ = start(*words, env=environment).communicate(timeout=120)
+    assert "it fits" in out
 
 
 def test_what_the_compiler_says_stands_beside_the_estimate():
