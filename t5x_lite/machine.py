@@ -20,13 +20,21 @@ _INSTALL = {
     "tpu": install_line("tpu"),
 }
 _INSTALL["gpu"] = _INSTALL["cuda"]
-# How the kernel names them.
-_NODES = {"cuda": ("nvidia[0-9]*",), "tpu": ("accel[0-9]*", "vfio/[0-9]*")}
+_GOOGLE = "0x1ae0"  # as the vendor of a PCI device
+_PLATFORMS = ("cuda", "tpu")
 
 
-def count_accelerators(platform: str, dev: Path = Path("/dev")) -> int:
+def count_accelerators(
+    platform: str, dev: Path = Path("/dev"), pci: Path = Path("/sys/bus/pci/devices")
+) -> int:
     """NVIDIA GPUs ("cuda") or TPU chips ("tpu") that the kernel shows."""
-    return max(len(list(dev.glob(pattern))) for pattern in _NODES[platform])
+    if platform == "cuda":
+        return len(list(dev.glob("nvidia[0-9]*")))
+    if count := len(list(dev.glob("accel[0-9]*"))):
+        return count
+    # Of newer TPUs; but whatever a virtual machine is handed through has such a name.
+    vendors = {path.read_text().strip() for path in pci.glob("*/vendor")}
+    return len(list(dev.glob("vfio/[0-9]*"))) if _GOOGLE in vendors else 0
 
 
 def can_use(platform: str) -> bool:
@@ -60,7 +68,7 @@ def check_platforms(
             raise UserError(NO_FILE, f"JAX_PLATFORMS={name}: no GPU is here; unset it, or set cpu")
     if named:
         return None
-    for platform in _NODES:
+    for platform in _PLATFORMS:
         count = count_accelerators(platform, dev)
         if count and not can_use(platform):
             kind = "GPUs" if platform == "cuda" else "TPU chips"

@@ -16,7 +16,7 @@ from typing import Any
 from packaging.requirements import Requirement
 
 from t5x_lite import storage
-from t5x_lite.errors import UserError
+from t5x_lite.errors import UserError, install_line
 from t5x_lite.machine import check_platforms, count_accelerators
 
 _MB = 1 << 20
@@ -25,6 +25,7 @@ _SLOWEST = 20.0  # MB/s, below which checkpoints take longer than steps
 _MOST_SKEW = 30.0  # seconds
 _LEAST_FREE = 5  # GB
 _REPORTED = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "libtpu")
+_REPORTED += ("jax-cuda12-plugin", "jax-cuda13-plugin")
 
 
 @dataclass(frozen=True)
@@ -68,9 +69,15 @@ def versions(version: Version = metadata.version) -> Iterator[Finding]:
         is_meant = needed.marker is None or needed.marker.evaluate(extra)
         if is_meant and not needed.specifier.contains(found[needed.name], prereleases=True):
             misfits.append(f"{needed.name} {found[needed.name]}, jax needs {needed.specifier}")
+    for plugin in ("jax-cuda12-plugin", "jax-cuda13-plugin"):
+        if plugin in found and found[plugin] != found.get("jaxlib"):
+            misfits.append(f"{plugin} {found[plugin]}, jaxlib is {found.get('jaxlib')}")
     if misfits:
-        packages = "t5x_lite[tpu]" if "libtpu" in found else "t5x_lite"
-        fix = f"pip install --upgrade --force-reinstall jax '{packages}'"
+        extras = {"libtpu": "tpu", "jax-cuda12-plugin": "cuda12", "jax-cuda13-plugin": "cuda13"}
+        named = [extra for package, extra in extras.items() if package in found]
+        fix = "pip install --upgrade --force-reinstall jax"
+        if named:
+            fix += f", then {install_line(','.join(named))}"
         yield Finding(f"versions: {'; '.join(misfits)}", fix, is_fatal=True)
     else:
         yield Finding(f"versions: {shown}")
@@ -96,9 +103,18 @@ def devices(
         what, _, fix = unused.partition("; ")
         yield Finding(f"devices: {what}", fix, is_fatal=True)
         return
-    platform, count = (seen or _devices_of_jax)()
+    try:
+        platform, count = (seen or _devices_of_jax)()
+    except RuntimeError as error:  # of jax: a device that is there cannot be opened
+        reason = (str(error).strip().splitlines() or ["it does not say why"])[0]
+        fix = "end the process that may hold it, or set JAX_PLATFORMS=cpu"
+        yield Finding(f"devices: jax cannot open them ({reason[:160]})", fix, is_fatal=True)
+        return
     kind = {"gpu": "cuda", "tpu": "tpu"}.get(platform)
     here = count_accelerators(kind, dev) if kind else count
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if kind == "cuda" and visible is not None:
+        here = min(here, len([name for name in visible.split(",") if name]))
     if count < here:
         fix = "another process may hold the others, or the driver has lost them: see dmesg"
         yield Finding(f"devices: jax sees {count} {platform}, this host has {here}", fix, True)
@@ -112,9 +128,15 @@ def _devices_of_jax() -> tuple[str, int]:
     return jax.default_backend(), jax.local_device_count()
 
 
-def libtpu_lock(path: Path = Path("/tmp/libtpu_lockfile")) -> Iterator[Finding]:
-    """The lock of libtpu: held by another process, or left by another user."""
-    if not path.exists():
+def libtpu_lock(
+    path: Path = Path("/tmp/libtpu_lockfile"), has_tpu: bool | None = None
+) -> Iterator[Finding]:
+    """The lock of libtpu: held by another process, or left by another user. Where there is no TPU
+    it is the compiler's, and in nobody's way.
+    """
+    if has_tpu is None:
+        has_tpu = count_accelerators("tpu") > 0
+    if not path.exists() or not has_tpu:
         return
     try:
         with open(path, "a") as file:
@@ -175,6 +197,9 @@ def place(
         files.rm_file(path)
     except Exception as error:  # of any file system
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if "b/" in reason and "/o" in reason and "://" in workdir:  # a URL of Google's alone
+            bucket = workdir.partition("://")[2].partition("/")[0]
+            reason = f"there may be no bucket {bucket}: {reason}"
         what = f"{workdir}: cannot be written ({reason[:160]})"
         yield Finding(what, "name another, or ask for the right to write there", is_fatal=True)
         return

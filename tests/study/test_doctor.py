@@ -37,6 +37,15 @@ def test_a_libtpu_of_another_jax():
     assert "[tpu]" in found.fix
 
 
+def test_a_plugin_of_another_jaxlib():
+    def version(name):
+        return "0.4.1" if name == "jax-cuda12-plugin" else metadata.version(name)
+
+    found = only(doctor.versions(version))
+    assert f"jax-cuda12-plugin 0.4.1, jaxlib is {metadata.version('jaxlib')}" in found.what
+    assert "[cuda12]" in found.fix
+
+
 @pytest.fixture
 def gpus(tmp_path):
     """A /dev with two GPUs."""
@@ -49,7 +58,7 @@ def test_gpus_that_this_jax_cannot_use(gpus, monkeypatch):
     monkeypatch.setattr(machine, "can_use", lambda platform: platform == "cpu")
     found = only(doctor.devices({}, gpus))
     assert found.what == "devices: 2 GPUs are here, but this jax has only the CPU"
-    assert found.fix.startswith("pip install 't5x_lite[cuda12]'")
+    assert found.fix.startswith("pip install -e '.[cuda12]' in the checkout")
     assert found.is_fatal
     # Whoever wants the CPU may have it.
     assert not only(doctor.devices({"JAX_PLATFORMS": "cpu"}, gpus, lambda: ("cpu", 1))).fix
@@ -60,6 +69,29 @@ def test_devices_that_jax_does_not_see(gpus, monkeypatch):
     found = only(doctor.devices({}, gpus, lambda: ("gpu", 1)))
     assert found.what == "devices: jax sees 1 gpu, this host has 2"
     assert not only(doctor.devices({}, gpus, lambda: ("gpu", 2))).fix
+    assert not only(doctor.devices({"CUDA_VISIBLE_DEVICES": "1"}, gpus, lambda: ("gpu", 1))).fix
+
+
+def test_devices_that_jax_cannot_open(gpus, monkeypatch):
+    def held():
+        raise RuntimeError("Unable to initialize backend 'tpu': it is in use\nand more")
+
+    monkeypatch.setattr(machine, "can_use", lambda platform: True)
+    found = only(doctor.devices({}, gpus, held))
+    assert found.what == (
+        "devices: jax cannot open them (Unable to initialize backend 'tpu': it is in use)"
+    )
+    assert found.is_fatal
+
+
+def test_what_is_handed_through_is_no_tpu(tmp_path):
+    (tmp_path / "dev/vfio").mkdir(parents=True)
+    (tmp_path / "dev/vfio/0").touch()
+    vendor = tmp_path / "pci/0000:00:04.0/vendor"
+    vendor.parent.mkdir(parents=True)
+    for name, count in (("0x10de", 0), ("0x1ae0", 1)):
+        vendor.write_text(f"{name}\n")
+        assert machine.count_accelerators("tpu", tmp_path / "dev", tmp_path / "pci") == count
 
 
 @pytest.mark.parametrize(
@@ -67,7 +99,7 @@ def test_devices_that_jax_does_not_see(gpus, monkeypatch):
     [
         ("cuda", False, "JAX_PLATFORMS=cuda: jax cannot use it; pip install"),
         ("cuda", True, "JAX_PLATFORMS=cuda: no GPU is here"),
-        ("tpu", False, r"JAX_PLATFORMS=tpu: jax cannot use it; pip install 't5x_lite\[tpu\]'"),
+        ("tpu", False, r"JAX_PLATFORMS=tpu: jax cannot use it; pip install -e '\.\[tpu\]'"),
         ("abacus", True, "JAX_PLATFORMS=abacus: no such platform; expected cuda"),
     ],
 )
@@ -86,14 +118,15 @@ def test_commands_answer_a_platform_that_is_not_here(monkeypatch):
 
 def test_a_lock_of_libtpu(tmp_path):
     path = tmp_path / "libtpu_lockfile"
-    assert not list(doctor.libtpu_lock(path))
+    assert not list(doctor.libtpu_lock(path, True))
     path.touch()
-    left = only(doctor.libtpu_lock(path))
+    assert not list(doctor.libtpu_lock(path, has_tpu=False))
+    left = only(doctor.libtpu_lock(path, True))
     assert "held by nobody" in left.what
     assert not left.is_fatal
     with open(path) as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        found = only(doctor.libtpu_lock(path))
+        found = only(doctor.libtpu_lock(path, True))
     assert "another process uses the TPU" in found.what
     assert found.is_fatal
 
