@@ -11,7 +11,6 @@ BAD_COMMANDS = [
     ("train --config=gpt_tiny --config.model.width=5 --workdir={}", 78, "called model.d_model"),
     ("train --config=no_such --workdir={}", 66, "no such file"),
     ("train --config=gpt_tiny", 2, "--workdir=DIR is missing"),
-    ("finetune --workdir=gs://bucket/run", 2, "several runs are written to a file system"),
     ("train --workdir={}", 2, "--config=FILE is missing"),
     (
         "train --config=gpt_tiny --config.objective=masked_lm --workdir={}",

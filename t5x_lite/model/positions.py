@@ -160,6 +160,22 @@ def gather_distances(
     return jnp.take_along_axis(scores, columns, -1)
 
 
+def shift_distances(scores: Float[Array, "B H T R"]) -> Float[Array, "B H T S"]:
+    """The same where columns are the distances from 1 − T to S − 1 (Dai et al., 2019, appendix B):
+    each row begins one column before the row above, so that reading on as if rows were one column
+    shorter gives the keys of every query, without an index for each.
+
+    >>> shift_distances(jnp.array([[[[-1.0, 0, 1, 2], [-1, 0, 1, 2]]]]))[0, 0].tolist()
+    [[0.0, 1.0, 2.0], [-1.0, 0.0, 1.0]]
+    """
+    B, H, T, R = scores.shape
+    S = R - T + 1
+    if T == 1:
+        return scores
+    rows = scores.reshape(B, H, T * R)[..., T - 1 : T - 1 + T * (R - 1)]
+    return rows.reshape(B, H, T, R - 1)[..., :S]
+
+
 class ShawRelative(nn.Module):
     """Relative vectors that are added to keys and to values (Shaw et al., 2018, eqs. 3 and 4), the
     same for all heads; distances are clipped to ± config.shaw_distance.
@@ -211,10 +227,16 @@ class TransformerXL(nn.Module):
         self, q: Float[Array, "B H T K"], distances: Distances, longest: int, scale: float
     ) -> Float[Array, "B H T S"]:
         """(q + v) W r, for q scaled already and distances up to `longest` either way."""
+        # Where positions follow from the order of the arrays, each row of distances is known.
+        in_order = isinstance(distances, np.ndarray)
+        if in_order:
+            known = jnp.arange(1 - distances.shape[0], distances.shape[1])
+        else:
+            known = jnp.arange(-longest, longest + 1)
         # W r for every distance there is.
-        r = sinusoidal(jnp.arange(-longest, longest + 1), self.config.d_model).astype(q.dtype)
+        r = sinusoidal(known, self.config.d_model).astype(q.dtype)
         r = self.project(r).reshape(len(r), *self.v.shape)
         # (q + v) · W r, of which each key takes that of its distance.
         q = q + self.v[:, None].astype(q.dtype) * scale
         scores = jnp.einsum("bhtk,rhk->bhtr", q, r)
-        return gather_distances(scores, longest, distances)
+        return shift_distances(scores) if in_order else gather_distances(scores, longest, distances)

@@ -127,17 +127,14 @@ def test_two_processes_write_one_text(tmp_path, config_file):
     words = ("generate", f"--workdir={tmp_path / 'run'}", "The cat", "--max-new-tokens=8")
     alone, _ = run(*words)
     together, _ = launched(*words, "--mesh=fsdp=2")
-    lines = [line for line in together.splitlines() if not line.startswith("[Gloo]")]
-    assert lines == alone.splitlines()
+    assert together.count(alone) == 1  # among what Gloo says of connections
 
 
 def test_what_processes_cannot_share_is_one_sentence(tmp_path, config_file):
     run("train", f"--config={config_file()}", f"--workdir={tmp_path / 'run'}")
     _, err = launched("generate", f"--workdir={tmp_path / 'run'}", "The cat", code=2)
-    said = [line for line in err.splitlines() if line.startswith("t5x_lite")]
-    assert set(said) == {
-        "t5x_lite: generate: 2 processes share a model over a mesh; add --mesh, such as "
-        "--mesh=fsdp=4"
-    }
+    assert "Traceback" not in err
+    reason = "generate: 2 processes share a model over a mesh; add --mesh, such as --mesh=fsdp=4"
+    assert err.count(f"t5x_lite: {reason}") == 2
     _, err = launched("inspect", "--config=gpt_tiny", code=2)
     assert err.startswith("launch/local: got inspect, expected one that runs as several processes")

@@ -116,6 +116,14 @@ def test_relative_positions_of_shaw():
         np.testing.assert_allclose(found, expected, rtol=1e-9)
 
 
+@pytest.mark.parametrize(("T", "S"), [(1, 1), (1, 5), (2, 2), (2, 7), (5, 5), (6, 3), (16, 16)])
+def test_what_is_shifted_is_what_would_be_gathered(T, S):
+    scores = jax.random.normal(jax.random.key(0), (2, 3, T, T + S - 1))
+    distances = np.arange(S)[None, :] - np.arange(T)[:, None]
+    gathered = positions.gather_distances(scores, T - 1, distances)
+    np.testing.assert_array_equal(positions.shift_distances(scores), gathered)
+
+
 def test_relative_positions_of_transformer_xl():
     """Its four terms: content, the content's position, and a bias of either that is the same
     everywhere.

@@ -78,7 +78,7 @@ def test_auto_says_why():
 
 
 def test_memory_of_devices():
-    kinds = {"TPU v4": 32, "TPU v5 lite": 16, "TPU v5": 95, "TPU v5p": 95, "TPU v6 lite": 32}
+    kinds = {"TPU v4": 30.75, "TPU v5 lite": 15.75, "TPU v5p": 95.73, "TPU v6 lite": 31.24}
     for kind, gib in kinds.items():
         assert memory_of(*devices(1, kind)) == gib * GiB
     assert memory_of(*devices(1, "abacus")) is None

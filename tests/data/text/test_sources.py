@@ -64,7 +64,7 @@ def test_splits_of_a_data_set_may_be_added():
 )
 def test_an_extra_that_is_not_installed_is_named(monkeypatch, source, module):
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(UserError, match=r"pip install 't5x_lite\[(tfds|hf)\]'"):
+    with pytest.raises(UserError, match=r"pip install -e '\.\[(tfds|hf)\]'"):
         list(sources.documents(source))
 
 
