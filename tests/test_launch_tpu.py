@@ -266,16 +266,16 @@ def test_a_run_that_fails_is_not_tried_again(launch):
 def test_a_cap_on_the_cost_stops_and_saves(launch):
     scene = [queue("ACTIVE", always=True), {"on": ["tail "], "seconds": 0},
              {"on": ["sleep 1"], "out": "143"}]  # fmt: skip
-    scene[1]["seconds"] = 5
-    words = ("queued", "q", "--zone=z", "--type=v5litepod-8", "--max-dollars=0.004", *RUN)
-    asked, _, err = launch(*words, scene=scene, code=75)  # 1.5 seconds
+    scene[1]["seconds"] = 3
+    words = ("queued", "q", "--zone=z", "--type=v5litepod-8", "--max-dollars=0.003", *RUN)
+    asked, _, err = launch(*words, scene=scene, code=75)  # 1.1 seconds
     assert verbs(asked)[-4:] == ["stop", "follow", "code", "delete"]
     assert "it has saved, the same command continues" in err
     # While it is installed, and where it cannot be told.
-    scene = [queue("ACTIVE", always=True), {"on": ["pip install"], "seconds": 5}]
+    scene = [queue("ACTIVE", always=True), {"on": ["pip install"], "seconds": 3}]
     asked, _, err = launch(*words, scene=scene, code=75)
     assert verbs(asked)[-2:] == ["install", "delete"]
-    hangs = {"on": ["sleep 1"], "seconds": 5}
+    hangs = {"on": ["sleep 1"], "seconds": 3}
     scene = [queue("ACTIVE", always=True), hangs, {"on": ["pkill"], "err": "no route", "code": 1}]
     asked, _, err = launch(*words, scene=scene, code=75)
     assert verbs(asked)[-3:] == ["code", "stop", "delete"]

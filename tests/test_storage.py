@@ -122,7 +122,8 @@ def test_prepared_trained_killed_and_used_in_a_bucket(bucket, config_file, tmp_p
     assert not any("checkpoints" in path.parts for path in left)
 
 
-def test_a_second_run_in_a_bucket_is_refused_and_may_take_over(bucket, config_file):
+def test_a_second_run_in_a_bucket_is_refused_and_may_take_over(bucket, config_file, monkeypatch):
+    monkeypatch.setattr(storage, "_SETTLING_SECONDS", 0.0)
     workdir = f"{bucket}/runs/held"
     holder = {"host": "elsewhere", "pid": 17, "since": 1.7e9}
     files, path = storage.file_system(f"{workdir}/.lock.json")
@@ -384,6 +385,7 @@ def test_without_locks_a_file_says_who_writes(tmp_path, config_file, monkeypatch
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(storage.fcntl, "flock", no_locks)
+    monkeypatch.setattr(storage, "_SETTLING_SECONDS", 0.0)
     monkeypatch.setenv("T5X_LITE_CACHE", str(tmp_path / "cache"))
     workdir = tmp_path / "run"
     more = {"training.steps": 4, "training.checkpoint_every": 1, "training.log_every": 1}

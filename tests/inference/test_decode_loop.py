@@ -41,7 +41,7 @@ def target_logits(loaded, prompt, targets):
         ("causal_lm", "decoder", "lstm"),
         ("prefix_lm", "prefix_decoder", "attention"),
         ("span_corruption", "encoder_decoder", "attention"),
-        ("span_corruption", "encoder_decoder", "lstm"),
+        pytest.param("span_corruption", "encoder_decoder", "lstm", marks=pytest.mark.slow),
     ],
 )
 def test_greedy_is_the_argmax_of_each_prefix_and_batches_change_nothing(

@@ -204,7 +204,7 @@ def test_what_does_not_fit_is_said_with_what_would_help():
 
 
 def test_an_estimate_that_is_close_is_no_promise():
-    plan = planned("gpt2_small", "v5e:2x4")
+    plan = planned("gpt_tiny", "v5e:2x4")
     room = {"at work": round(0.9 * plan.room), **dict.fromkeys(list(plan.memory)[:-1], 0)}
     close = dataclasses.replace(plan, memory=room)
     assert "it may fit; the compiler knows" in plan_report.show("gpt2_small", close)
@@ -213,18 +213,19 @@ def test_an_estimate_that_is_close_is_no_promise():
 
 
 def test_nothing_is_free_that_is_given_as_such():
-    plan = planned("gpt2_small", "v4:2x2x2", dollars=0.0, watts=0.0)
+    plan = planned("gpt_tiny", "v4:2x2x2", "model.dtype=bfloat16", dollars=0.0, watts=0.0)
     assert (plan.dollars, plan.kilowatt_hours) == (0.0, 0.0)
     assert "0.00 for a device and hour, as given" in plan_report.show("gpt2_small", plan)
 
 
 def test_what_is_assumed_is_held_against_the_roofline():
-    shown = plan_report.show("gpt2_small", planned("gpt2_small", "v5e:2x4", mfu=0.99))
+    hopeful = planned("gpt_tiny", "v5e:2x4", "model.dtype=bfloat16", mfu=0.99)
+    shown = plan_report.show("gpt_tiny", hopeful)
     assert "more than the roofline has" in shown
-    known = planned("gpt2_small", "v5e:2x4")
-    twice = planned("gpt2_small", "v5e:2x4", tflops=2 * 197)
+    known = planned("gpt_tiny", "v5e:2x4", "model.dtype=bfloat16")
+    twice = planned("gpt_tiny", "v5e:2x4", "model.dtype=bfloat16", tflops=2 * 197)
     assert twice.seconds["compute"] == pytest.approx(known.seconds["compute"] / 2)
-    of_float32 = planned("gpt2_small", "v5e:2x4", "model.dtype=float32", tflops=50)
+    of_float32 = planned("gpt_tiny", "v5e:2x4", "model.dtype=float32", tflops=50)
     assert of_float32.days is not None
 
 
@@ -243,14 +244,15 @@ def test_times_are_those_of_what_the_compiler_sends_where_it_was_asked():
     assert half.seconds["compute"] == plan.seconds["compute"]
 
 
-def test_slices_of_a_topology_stay_as_they_are(capsys):
-    config = load("gpt2_small", ["data.batch_size=512"])
-    plans = plan_search.weak_scaling(config, parse_topology("2*v5p:4x4x4"))
-    assert str(plans[-1].topology) == "64*v5p:4x4x4"
-    shared = load("gpt2_small", ["data.batch_size=512", "mesh.tensor=4", "mesh.sequence=4"])
-    counts = [plan.topology.count for plan in
-              plan_search.weak_scaling(shared, parse_topology("v5p:4x4x4"))]  # fmt: skip
-    assert counts == [2**power for power in range(4, 13)]
+def test_slices_of_a_topology_stay_as_they_are(monkeypatch):
+    monkeypatch.setattr(plan_search, "make_plan", lambda config, topology, *_: topology)
+    config = load("gpt_tiny", ["data.batch_size=512"])
+    found = plan_search.weak_scaling(config, parse_topology("2*v5p:4x4x4"))
+    assert list(map(str, found[:4])) == ["v5p:2x2x2", "v5p:2x2x4", "v5p:2x4x4", "v5p:4x4x4"]
+    assert str(found[-1]) == "64*v5p:4x4x4"
+    shared = load("gpt_tiny", ["data.batch_size=512", "mesh.tensor=2", "mesh.sequence=8"])
+    found = plan_search.weak_scaling(shared, parse_topology("v5p:4x4x4"))
+    assert [topology.count for topology in found] == [2**power for power in range(4, 13)]
 
 
 @pytest.mark.parametrize(

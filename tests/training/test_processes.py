@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -83,6 +84,11 @@ def test_launch_local_says_how_it_is_used():
     done = subprocess.run([ROOT / "launch/local"], capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr.startswith("launch/local: got nothing, expected a number of processes")
+    command = [ROOT / "launch/local", "--dry-run", "2", "train", "--workdir=it's one"]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    for number, line in enumerate(printed.splitlines()):
+        assert f"T5X_LITE_PROCESSES=2 T5X_LITE_PROCESS={number} " in line
+        assert shlex.split(line)[-2:] == ["train", "--workdir=it's one"]
 
 
 def test_a_dead_process_ends_the_others(tmp_path, config_file):

@@ -10,7 +10,7 @@ from t5x_lite.training.program import Program
 @pytest.mark.parametrize(
     ("objective", "architecture", "more"),
     [
-        ("masked_lm(second='order')", "encoder", {}),
+        pytest.param("masked_lm(second='order')", "encoder", {}, marks=pytest.mark.slow),
         ("span_corruption", "encoder_decoder", {}),
         ("causal_lm", "decoder", {"training.microbatches": 2}),
     ],

@@ -28,7 +28,7 @@ def slow(*values):
 @pytest.mark.parametrize(
     ("case", "variant"),
     [
-        ("multi-query", "both"),
+        slow("multi-query", "both"),
         ("grouped queries, dropout", "sequence and tensor"),
         slow("encoder", "both"),
         slow("encoder_decoder", "both"),
