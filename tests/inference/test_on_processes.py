@@ -122,6 +122,7 @@ def launched(*words, code: int = 0) -> tuple[str, str]:
     return done.stdout, done.stderr
 
 
+@pytest.mark.slow
 def test_two_processes_write_one_text(tmp_path, config_file):
     run("train", f"--config={config_file()}", f"--workdir={tmp_path / 'run'}")
     words = ("generate", f"--workdir={tmp_path / 'run'}", "The cat", "--max-new-tokens=8")

@@ -145,6 +145,7 @@ def test_a_comparison_from_end_to_end(tmp_path, written):
     assert "two runs are called gpt" in err
 
 
+@pytest.mark.slow
 def test_cells_are_trained_at_once_and_one_that_fails_does_not_lose_the_others(tmp_path, written):
     lengths = {"data": {"lengths": LENGTHS["gpt"]}}
     cells = {"good": lengths, "bad": {**lengths, "optimizer": {"learning_rate": 0.1}}}
@@ -226,6 +227,7 @@ def test_losses_of_other_texts_do_not_compare(tmp_path, text_file, written):
     assert "another may have been trained on some of it" in text
 
 
+@pytest.mark.slow
 def test_what_the_runs_learn_of_tasks(tmp_path, written):
     lines = [f"the {noun} sees it\t{noun}" for noun in ("cat", "dog") * 12]
     for split in ("train", "validation"):

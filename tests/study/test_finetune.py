@@ -326,7 +326,7 @@ def test_a_test_split_that_is_not_there_is_said(bases, animals, tmp_path):
 
 ADAPTATIONS = ["lora(4)", "prefix(4)", "prompt(4)", "adapter(8)", "bitfit", "probe", "last(1)"]
 # The others are slow tests; what they add to a model is in tests/training/test_adapt.py.
-QUICK = {("encoder", "lora(4)"), ("decoder", "last(1)")}
+QUICK = {("encoder", "lora(4)")}
 CASES = [
     pytest.param(way, name, marks=() if (name, way) in QUICK else pytest.mark.slow)
     for way in ADAPTATIONS

@@ -111,6 +111,7 @@ def test_the_report_shows_what_is_unbounded():
     assert "nan" not in str(charts).lower()
 
 
+@pytest.mark.slow
 def test_exponents_of_noise_alone_are_finite_or_unbounded():
     """A loss that does not fall has no law; nothing breaks, and JSON has no word for infinity."""
     flat = cells_of(gpt=dataclasses.replace(GPT, A=1e-9, B=1e-9))

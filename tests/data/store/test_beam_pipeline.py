@@ -62,7 +62,13 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+_SLOW = ("files", "one document", "few documents", "skipped documents", "a learned vocabulary")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in _SLOW else ()) for name in SETTINGS],
+)
 def test_the_same_bytes(text, tmp_path, monkeypatch, name):
     module = "def texts():\n    return [f'page {number} ' * 40 for number in range(300)]\n"
     (tmp_path / "pages.py").write_text(module)
@@ -81,6 +87,7 @@ def test_the_same_bytes(text, tmp_path, monkeypatch, name):
         assert len(here.manifest["sources"][0]["train"]["shards"]) > 10
 
 
+@pytest.mark.slow
 def test_worker_processes(tmp_path):
     for number in range(3):
         (tmp_path / f"{number}.txt").write_text(sentences(50, seed=number))
