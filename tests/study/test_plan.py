@@ -131,6 +131,7 @@ def test_search_finds_what_fits_and_ranks_it():
     assert "mesh.fsdp=4" in plan_report.show_found(found)
 
 
+@pytest.mark.slow
 def test_search_says_what_the_least_is(monkeypatch):
     config = load("llama_7b", ["data.batch_size=4"])
     with pytest.raises(UserError, match=r"the state alone takes 25\.1 GiB of each; 7 hold it"):
@@ -146,6 +147,7 @@ def test_search_says_what_the_least_is(monkeypatch):
         plan_search.search(odd, parse_topology("v5e:8x8"), say=lambda _: None)
 
 
+@pytest.mark.slow
 def test_weak_scaling_keeps_the_rows_of_a_device():
     config = load("gpt2_small", ["mesh.fsdp=2", "data.batch_size=512"])
     plans = plan_search.weak_scaling(config, parse_topology("v5p:4x4x4"))

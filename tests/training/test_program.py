@@ -11,7 +11,7 @@ from t5x_lite.training.program import Program
     ("objective", "architecture", "more"),
     [
         pytest.param("masked_lm(second='order')", "encoder", {}, marks=pytest.mark.slow),
-        ("span_corruption", "encoder_decoder", {}),
+        pytest.param("span_corruption", "encoder_decoder", {}, marks=pytest.mark.slow),
         ("causal_lm", "decoder", {"training.microbatches": 2}),
     ],
 )
