@@ -330,8 +330,11 @@ class TpuVm:
     def stop(self) -> int:
         """Tell the command on all workers to save and end; its exit code."""
         self.deadline = time.time() + SAVING_SECONDS
-        self.ssh(f'cd {REMOTE} && pkill -TERM -P "$(cat {PID})"; true', "stop")
-        return self.follow()
+        try:
+            self.ssh(f'cd {REMOTE} && pkill -TERM -P "$(cat {PID})"; true', "stop")
+            return self.follow()
+        finally:
+            self.deadline = None
 
     def fetch(self, workdir: str) -> None:
         """Bring the directory of the run here."""

@@ -120,7 +120,10 @@ def prepare(args: Args) -> None:
 
     from t5x_lite.data.store.prepare import prepare
 
-    beam_options = None if args.beam is None else shlex.split(args.beam)
+    try:
+        beam_options = None if args.beam is None else shlex.split(args.beam)
+    except ValueError as error:
+        raise UserError(USAGE, f"--beam={args.beam}: {str(error).lower()}; close it") from error
     _say(f"store: {prepare(config.data, _say, allowed, beam_options).path}")
 
 

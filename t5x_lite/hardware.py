@@ -156,10 +156,17 @@ class Topology:
         return f"{self.slices}*{self.name}:{shape}" if self.slices > 1 else f"{self.name}:{shape}"
 
 
-# Of the largest slice.
-MOST_CHIPS = {"v2": 256, "v3": 1024, "v4": 4096, "v4i": 4, "v5e": 256, "v5p": 8960, "v6e": 256}
-MOST_CHIPS["7x"] = 9216
-_MOST_DEVICES = 1 << 16
+MOST_CHIPS = {  # of the largest slice
+    "v2": 256,
+    "v3": 1024,
+    "v4": 4096,
+    "v4i": 4,
+    "v5e": 256,
+    "v5p": 8960,
+    "v6e": 256,
+    "7x": 9216,
+}
+_MOST_DEVICES = 1 << 16  # that are planned for
 _MOST_IN_NODE = 8
 
 
@@ -189,10 +196,13 @@ def parse_topology(text: str) -> Topology:
     if len(topology.bounds) != sides:
         reason = f"got {len(topology.bounds)} sides, {name} has {sides}"
         raise UserError(USAGE, f"--topology={text}: {reason}; {example}")
-    if math.prod(topology.bounds) > MOST_CHIPS.get(name, _MOST_DEVICES):
-        most = MOST_CHIPS.get(name, _MOST_DEVICES)
+    most = MOST_CHIPS.get(name, math.inf)
+    if math.prod(topology.bounds) > most:
         reason = f"{math.prod(topology.bounds):,} chips, where there are at most {most:,}"
         raise UserError(USAGE, f"--topology={text}: {reason}; name several slices, 2*{name}:…")
+    if topology.count > _MOST_DEVICES:
+        reason = f"{topology.count:,} devices, expected at most {_MOST_DEVICES:,}"
+        raise UserError(USAGE, f"--topology={text}: {reason}")
     if topology.chip.link and not topology.chip.is_tpu and topology.bounds[-1] > _MOST_IN_NODE:
         reason = f"a node has at most {_MOST_IN_NODE} GPUs, here it is {topology.bounds[-1]}"
         raise UserError(USAGE, f"--topology={text}: {reason}; {example}")

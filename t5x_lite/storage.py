@@ -374,11 +374,10 @@ def _renewed(place: str) -> Iterator[None]:
 
     def renew() -> None:
         while not over.wait(_RENEWED_EVERY):
-            mine = _HELD.get(place)
+            mine = _HELD[place]
             with suppress(Exception):  # of any file system; the next time it is tried again
-                if mine is not None and _holder(files, path) == mine:
+                if _is_same(_holder(files, path), mine):
                     renewed = {**mine, "seen": time.time()}
-                    _HELD[place] = renewed
                     files.pipe_file(path, json.dumps(renewed).encode())
 
     thread = threading.Thread(target=renew, daemon=True, name="renew")
@@ -423,16 +422,16 @@ def lease(place: str, what: str, take_over: bool = False) -> Iterator[None]:
         files.pipe_file(path, content)
         time.sleep(_SETTLING_SECONDS)
         holder = _holder(files, path)
-        if holder != mine:
+        if not _is_same(holder, mine):
             reason = f"{_who(holder)}; it took the directory over at the same moment"
             raise UserError(USAGE, f"{what}: {reason}") from error
     _HELD[place] = mine
     try:
         yield
     finally:
-        mine = _HELD.pop(place)
+        del _HELD[place]
         with suppress(Exception):  # of any file system; whoever took it over keeps it
-            if _holder(files, path) == mine:
+            if _is_same(_holder(files, path), mine):
                 files.rm_file(path)
 
 
@@ -443,7 +442,7 @@ def check_only_writer(directory: Path) -> None:
     if mine is None:
         return
     holder = _holder(*file_system(place))
-    if holder["host"] and holder != mine:
+    if holder["host"] and not _is_same(holder, mine):
         who = _who(holder).replace("is going on there", "has taken it over")
         raise UserError(IO_ERROR, f"--workdir={directory}: {who}; this one ends")
 
@@ -481,6 +480,11 @@ def _holder(files: Any, path: str) -> dict[str, Any]:
         return {**holder, **known, "since": float(holder["since"])}
     except (OSError, ValueError, KeyError, TypeError):  # being written, or removed
         return {"host": "", "pid": 0, "since": time.time()}
+
+
+def _is_same(holder: dict[str, Any], mine: dict[str, Any]) -> bool:
+    """Whether a lease is this process's, renewed or not."""
+    return holder | mine == holder
 
 
 def _is_gone(holder: dict[str, Any]) -> bool:

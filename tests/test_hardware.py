@@ -54,6 +54,22 @@ def test_which_sides_are_rings(name, is_ring):
     assert parse_topology(name).is_ring == is_ring
 
 
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("v5e:16x32", "512 chips, where there are at most 256; name several slices, 2*v5e:…"),
+        ("v5p:99999x9999x9999", "where there are at most 8,960"),
+        ("9999999*v5p:2x2x1", "39,999,996 devices, expected at most 65,536"),
+        ("h100:1x16", "a node has at most 8 GPUs, here it is 16"),
+        ("v5litepod-16", "an accelerator type, whose shape is needed"),
+    ],
+)
+def test_what_nobody_has_is_refused(text, reason):
+    with pytest.raises(UserError) as refused:
+        parse_topology(text)
+    assert reason in str(refused.value)
+
+
 def test_names_are_read_in_any_case():
     assert parse_topology("V5E:4x4") == parse_topology("v5e:4x4")
 

@@ -143,7 +143,7 @@ def test_what_is_not_in_a_bucket_is_fetched(launch, tmp_path):
     asked, _, err = launch(*words, scene=[*scene, failed], code=1)
     assert verbs(asked)[-1] == "scp"
     assert "fetch: no space left" in err
-    assert "m is kept, and costs" in err
+    assert "m is kept, and costs: t5x_lite/runs/it's one there was not fetched" in err
 
 
 def test_quota_leaves_nothing_behind(launch):
@@ -334,6 +334,22 @@ def test_a_signal_lets_the_run_save_and_deletes(launch, name, number):
     _, err = process.communicate(timeout=30)
     assert process.returncode == {"tpu_vm": 143, "queued": 130}[name], err
     assert verbs(launch.asked())[-4:] == ["stop", "follow", "code", "delete"]
+
+
+def test_a_run_that_does_not_end_is_not_deleted_unfetched(launch):
+    scene = [MISSING, {"on": ["tail "], "seconds": 60}, {"on": ["pkill"], "seconds": 60}]
+    words = ("tpu_vm", "m", "--zone=z", "--", "train", "--config=gpt_tiny", "--workdir=runs/a")
+    process = launch.begin(*words, scene=scene)
+    for verb in ("follow", "stop"):
+        for _ in range(600):
+            if verb in verbs(launch.asked()):
+                break
+            time.sleep(0.02)
+        process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130, err
+    assert "delete" not in verbs(launch.asked())
+    assert "m is kept, and costs: t5x_lite/runs/a there was not fetched" in err
 
 
 def test_how_many_workers_a_type_has():

@@ -244,6 +244,13 @@ def test_a_lock_that_is_waited_for_expires_with_its_machine(in_memory, monkeypat
         assert holder["pid"] == os.getpid()
         assert holder["seen"] > holder["since"]  # it lives
         assert not storage._has_expired(place)
+        # A renewal that fails once is no reason to give it up.
+        files, _ = storage.file_system(place)
+        with monkeypatch.context() as patched:
+            patched.setattr(files, "pipe_file", lambda *_: 1 / 0)
+            time.sleep(0.3)
+        time.sleep(0.3)
+        assert json.loads(storage.read(place))["seen"] > holder["seen"]
     assert not storage.exists(place)
     assert "waiting, until it has ended or 10 minutes after" in capsys.readouterr().err
 

@@ -197,11 +197,9 @@ def place(
         files.rm_file(path)
     except Exception as error:  # of any file system
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        if "b/" in reason and "/o" in reason and "://" in workdir:  # a URL of Google's alone
-            bucket = workdir.partition("://")[2].partition("/")[0]
-            reason = f"there may be no bucket {bucket}: {reason}"
         what = f"{workdir}: cannot be written ({reason[:160]})"
-        yield Finding(what, "name another, or ask for the right to write there", is_fatal=True)
+        fix = "see that it exists, its bucket too, and that you may write there"
+        yield Finding(what, fix, is_fatal=True)
         return
     rate = _PROBE_BYTES / _MB / max(seconds, 1e-9)
     if rate < _SLOWEST:

@@ -17,7 +17,7 @@ from t5x_lite.errors import IO_ERROR, UserError, optional_import, user_errors
 _NUMBER = re.compile(r"[+-]?\.?\d|–$|$")  # also with a unit, or that there is none
 _TEMPLATE = Path(__file__).with_name("page.html.jinja")
 _UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
-NO_CHARTS = "Charts are drawn where the packages of t5x_lite[report] are installed."
+NO_CHARTS = "Charts are drawn where the extra .[report] is installed."
 
 
 def short(number: float) -> str:

@@ -210,8 +210,8 @@ class Plan:
 
     def with_sent(self, sent: Mapping[str, int]) -> "Plan":
         """The plan with the times of what the compiler sends, by axis."""
-        arguments = (self.topology, self.mesh, self.seconds, sent)
-        return dataclasses.replace(self, seconds=_with_times_of(*arguments))
+        seconds = _with_times_of(self.topology, self.mesh, self.seconds, sent)
+        return dataclasses.replace(self, seconds=seconds)
 
     def as_json(self) -> dict[str, Any]:
         """All of it as plain data; bytes, seconds, dollars."""

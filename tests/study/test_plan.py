@@ -270,7 +270,7 @@ def test_options_that_do_not_go_together(words, reason):
     assert reason in err
 
 
-@pytest.mark.parametrize("platform", ["tpu"])
+@pytest.mark.parametrize("platform", ["tpu", pytest.param("cuda", marks=pytest.mark.slow)])
 def test_no_accelerator_is_asked_for(platform):
     environment = os.environ | {"JAX_PLATFORMS": platform}
     words = ("plan", "--config=gpt_tiny", "--topology=v5e:2x2", "--no-compile")

@@ -56,7 +56,10 @@ def test_how_it_is_computed_changes_nothing(make, objective, architecture):
             jax.tree.map(same, jax.jit(other.evaluate)(params, batch), expected[1])
 
 
-@pytest.mark.parametrize(("objective", "architecture"), [CELLS[0], CELLS[1], CELLS[-1]])
+@pytest.mark.parametrize(
+    ("objective", "architecture"),
+    [CELLS[0], CELLS[1], pytest.param(*CELLS[4], marks=pytest.mark.slow), CELLS[-1]],
+)
 def test_bfloat16_is_float32_within_its_digits(make, objective, architecture):
     relative = {"model.positions": "relative"}
     loss, batch = loss_and_batch(make, objective, architecture, **relative)

@@ -104,6 +104,11 @@ def test_worker_processes(tmp_path):
     assert files_of(stores[0]) == files_of(stores[1])
 
 
+def test_options_that_are_not_closed_are_one_sentence(tmp_path):
+    _, err = run("prepare", "--config=gpt_tiny", "--beam=--project='x", code=2)
+    assert "--beam=--project='x: no closing quotation; close it" in err
+
+
 def test_a_pipeline_that_was_killed_goes_on(text, tmp_path, monkeypatch):
     data = Data(source=str(text), document="line", tokenizer="bytes", store=str(tmp_path / "a"))
     prepare(data, **QUIET)
