@@ -226,7 +226,7 @@ class Model(Checked):
     # Whether the first and the last position of an answer are predicted (SQuAD)
     span_head: bool = False
     vocab_size: NonNegative = 0  # 0: the tokenizer's size
-    # Embedding rows are padded to a multiple, so that they can be sharded
+    # Embedding rows are padded to a multiple of this and of mesh.tensor, which splits them
     vocab_multiple: Positive = 128
     shared_embeddings: bool = True  # encoder and decoder read the same table
     tie_embeddings: bool = True  # the output layer is the (decoder's) embedding table

@@ -23,6 +23,7 @@ from t5x_lite.model.layers import (
     Norm,
     activate,
     constrain,
+    padded_with_zeros,
     parameter_dtype,
     with_axes,
 )
@@ -99,8 +100,9 @@ class LanguageModelHead(nn.Module):
         else:
             if not config.tie_embeddings:
                 stddev = config.d_model**-0.5 if config.init == "fan_in" else config.init_stddev
-                init = with_axes(nn.initializers.normal(stddev), "pooled", "vocab")
-                kernel = self.param("output", init, (config.d_model, rows), dtype)
+                init = padded_with_zeros(nn.initializers.normal(stddev), config.vocab_size, 1)
+                draw = with_axes(init, "pooled", "vocab")
+                kernel = self.param("output", draw, (config.d_model, rows), dtype)
             assert kernel is not None, "tied embeddings need the table"
             logits = matmul(hidden, kernel)
         if config.mlm_head:

@@ -115,6 +115,22 @@ def with_axes(init: Any, *axes: str) -> Any:
     return lambda key, shape, dtype: boxed(key, own_shape(shape, axes), dtype)
 
 
+def padded_with_zeros(init: Any, size: int, axis: int) -> Any:
+    """An initialiser that draws `size` entries along an axis, however many pad them: what is drawn
+    for an id does not depend on the padding.
+    """
+
+    def draw_and_pad(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
+        padding = max(shape[axis] - size, 0)
+        drawn = list(shape)
+        drawn[axis] -= padding
+        widths = [(0, 0)] * len(shape)
+        widths[axis] = (0, padding)
+        return jnp.pad(init(key, drawn, dtype), widths)
+
+    return draw_and_pad
+
+
 def is_kernel(axes: tuple[str, ...]) -> bool:
     """Whether axis names are those of a dense kernel [in, out], maybe of scanned layers.
 

@@ -23,6 +23,7 @@ from t5x_lite.model.layers import (
     Norm,
     add_auxiliary,
     constrain,
+    padded_with_zeros,
     parameter_dtype,
     with_axes,
 )
@@ -191,7 +192,9 @@ class Transformer(nn.Module):
 
         def table(name: str, rows: int, axis: str):
             shape = (rows, config.embedding_size)
-            return self.param(name, with_axes(init, axis, "embedding"), shape, dtype)
+            size = config.vocab_size if axis == "vocab" else rows
+            draw = with_axes(padded_with_zeros(init, size, 0), axis, "embedding")
+            return self.param(name, draw, shape, dtype)
 
         def low_rank_update(of: str):
             a_init = with_axes(nn.initializers.zeros, "vocab", "adapter")

@@ -88,7 +88,7 @@ def _fsdp_tensor(work: Workload, devices: Sequence[Any]) -> Sizes:
         for size in _divisors(count)
         if size <= _MOST_TENSOR and not undivided(work.model, tensor=size)
     )
-    reason = f"tensor, up to {_MOST_TENSOR}, divides the heads, d_ff and vocabulary of the model"
+    reason = f"tensor, up to {_MOST_TENSOR}, divides the heads and d_ff of the model"
     return {"fsdp": count // tensor, "tensor": tensor}, reason
 
 

@@ -3,6 +3,7 @@ steps. Each names the settings it was made with, since many another model has pa
 shapes.
 """
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Iterator
@@ -71,20 +72,24 @@ class Checkpoints:
                 self._manager.delete(later)
 
     def restore(self, step: int, shapes: Any, shardings: Any) -> Any:
-        """The state of a step, on today's mesh.
+        """The state of a step, on today's mesh, with as many rows of padding as it needs.
 
         Raises:
             UserError: for a checkpoint of another model or other settings.
         """
         with self._readable(step):
-            return self._manager.restore(
-                step, args=ocp.args.StandardRestore(_abstract(shapes, shardings))
-            )
+            # Not strict: arrays are cut off or filled with zeros. All sizes follow from the
+            # settings, which are the same, but for the rows that pad the vocabulary.
+            args = ocp.args.StandardRestore(_abstract(shapes, shardings), strict=False)
+            return self._manager.restore(step, args=args)
 
     def restore_parameters(self, step: int, shapes: Any, shardings: Any) -> Any:
         """The parameters of a step alone, whatever else was saved with them."""
         abstract = {"params": _abstract(shapes, shardings)}
-        restore_args = ocp.checkpoint_utils.construct_restore_args(abstract)
+        restore_args = jax.tree.map(
+            lambda args: dataclasses.replace(args, strict=False),  # as above
+            ocp.checkpoint_utils.construct_restore_args(abstract),
+        )
         with self._readable(step):
             args = ocp.args.PyTreeRestore(abstract, restore_args=restore_args, partial_restore=True)
             return self._manager.restore(step, args=args)["params"]

@@ -70,10 +70,10 @@ class Evaluator:
             reason = f"got False, but {config.objective} predicts tokens"
             fix = "set it to True, and a fresh head is drawn"
             raise UserError(BAD_CONFIG, f"model.lm_head: {reason}; {fix}")
-        self.resolved = resolved
         self.tokenizer = data.tokenizer
         self.validation = data.batches("validation")
         self.program = Program(resolved, raw_tokens, devices)
+        self.resolved = self.program.resolved
 
     def within(self) -> AbstractContextManager[None]:
         """The mesh and the rules under which everything is traced."""

@@ -5,6 +5,7 @@ machine's compiler makes of it can be looked at here.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -34,6 +35,7 @@ class Program:
     """The mesh of a run, its loss, and the steps that are compiled.
 
     Attributes:
+        resolved: the run, its vocabulary padded for the mesh.
         arrangement: a sentence that says how mesh.preset was understood; empty without.
 
     Args:
@@ -60,16 +62,16 @@ class Program:
             work = Workload(resolved.model, rows, lengths, self._state_bytes())
             sizes, self.arrangement = arrange(sizes, work, devices)
         self.mesh = sharding.make_mesh(sizes, resolved.model, devices)
-        sharding.check_sequence(resolved.model, lengths, sizes.sequence)
+        model = sharding.padded_for(self.mesh, resolved.model)
+        self.resolved = replace(resolved, model=model)
+        sharding.check_sequence(model, lengths, sizes.sequence)
         sharding.check_batch(config.data.batch_size, config.training.microbatches, self.mesh)
         line = sharding.line_of_devices(self.mesh)
         if config.training.exact:
             exact.check(config.data.batch_size, dict(self.mesh.shape))
-        parallel = Parallelism(
-            resolved.model, config.mesh.reduce_dtype, line, config.training.exact
-        )
+        parallel = Parallelism(model, config.mesh.reduce_dtype, line, config.training.exact)
         packed, heads = resolved.rows.packed, resolved.heads
-        self.loss = Loss(resolved.model, packed, heads, config.training, parallel)
+        self.loss = Loss(model, packed, heads, config.training, parallel)
 
     def _state_bytes(self) -> int:
         """Of what is trained with gradients and optimizer state, and of what is not."""

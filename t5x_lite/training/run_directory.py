@@ -4,14 +4,13 @@ back.
 WORKDIR/config.json  corpus.json  tokenizer/  metrics.jsonl  checkpoints/STEP/  tensorboard/
 """
 
-import dataclasses
 import hashlib
 import json
 import os
 import platform
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -60,6 +59,7 @@ _FREE_SETTINGS = _OF_A_HOST | {
     "model.remat",
     "model.scan",
     "model.attention_kernel",
+    "model.vocab_multiple",
     "training.steps",
     "training.microbatches",
     "training.loss_chunk",
@@ -80,6 +80,7 @@ _FREE_OF_INIT = {
     "scan",
     "remat",
     "attention_kernel",
+    "vocab_multiple",
     "dropout",
     "attention_dropout",
     "ff_dropout",
@@ -276,7 +277,7 @@ def create(workdir: Path, config: RunConfig, tokenizer: Tokenizer, params: Param
         checkpoints.wait()
     finally:
         checkpoints.close()
-    config = dataclasses.replace(config, init_from=str(storage.home(workdir.resolve())))
+    config = replace(config, init_from=str(storage.home(workdir.resolve())))
     write_atomically(workdir / "config.json", json.dumps(to_dict(config), indent=2))
     storage.push(workdir)
 
@@ -363,17 +364,17 @@ def load(workdir: Path, mesh: Mesh | None = None, allowed: AllowedCode = NO_CODE
         UserError: where there is no checkpoint.
     """
     resolved, tokenizer = read(workdir, allowed)
-    model = model_here(resolved.model)
-    device_mesh = None if mesh is None else sharding.make_mesh(mesh, model)
+    device_mesh = None if mesh is None else sharding.make_mesh(mesh, model_here(resolved.model))
+    model = sharding.padded_for(device_mesh, model_here(resolved.model))
     params, step = _load_parameters(workdir, resolved, model, device_mesh)
     return LoadedModel(resolved.config, resolved.rows, model, tokenizer, params, step, device_mesh)
 
 
 def model_here(model: ModelDimensions) -> ModelDimensions:
     """The model as this process computes it: this may be another device, or have no 64 bits."""
-    here = dataclasses.replace(model, attention_kernel="auto")
+    here = replace(model, attention_kernel="auto")
     if model.dtype == "float64" and not jax.config.read("jax_enable_x64"):
-        return dataclasses.replace(here, dtype="float32")
+        return replace(here, dtype="float32")
     return here
 
 
@@ -399,7 +400,8 @@ def _load_parameters(
     check_same_base(workdir, base)
     # Of the base, what is in the whole model; its own head is left out.
     theirs, _ = read(base, resolved.rows.modules)
-    of_base, _ = _load_parameters(base, theirs, model_here(theirs.model), mesh)
+    their_model = replace(model_here(theirs.model), vocab_multiple=model.vocab_multiple)
+    of_base, _ = _load_parameters(base, theirs, their_model, mesh)
     wanted: Any = flatten_dict(shapes)
     leaves: Any = flatten_dict(of_base)
     _, frozen = adaptation.split(
@@ -507,7 +509,9 @@ def merge_parameters(
     """
     directory = storage.local(resolved.config.init_from)
     theirs, _ = read(directory, resolved.rows.modules)
-    params, _ = _load_parameters(directory, theirs, model_here(theirs.model), mesh)
+    vocab_multiple = resolved.model.vocab_multiple
+    their_model = replace(model_here(theirs.model), vocab_multiple=vocab_multiple)
+    params, _ = _load_parameters(directory, theirs, their_model, mesh)
     old: Any = flatten_dict(params, sep="/")
     new: Any = flatten_dict(fresh, sep="/")
 

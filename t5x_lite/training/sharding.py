@@ -2,8 +2,10 @@
 place named axes on it.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import flax.linen as nn
@@ -129,7 +131,6 @@ def undivided(model: ModelDimensions, fsdp: int = 1, tensor: int = 1) -> str:
     by_tensor = {
         "model.num_heads": model.num_heads,
         "model.d_ff": model.d_ff,
-        "model.vocab_size, padded by model.vocab_multiple,": model.embedding_rows,
     }
     if tensor % model.num_kv_heads:  # else they are repeated
         by_tensor["model.num_kv_heads"] = model.num_kv_heads
@@ -139,6 +140,14 @@ def undivided(model: ModelDimensions, fsdp: int = 1, tensor: int = 1) -> str:
             if size % parts:
                 return f"{setting} is {size}, which mesh.{axis} = {parts} does not divide"
     return ""
+
+
+def padded_for(mesh: DeviceMesh | None, model: ModelDimensions) -> ModelDimensions:
+    """The model with as many more rows of padding in its tables as `tensor` divides them by."""
+    if mesh is None:
+        return model
+    multiple = math.lcm(model.vocab_multiple, mesh.shape["tensor"])
+    return replace(model, vocab_multiple=multiple)
 
 
 def count_slices(devices: Iterable[Any]) -> int:

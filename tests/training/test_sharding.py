@@ -5,6 +5,7 @@ import sys
 import jax
 import pytest
 from conftest import ROOT, with_devices
+from training.runs import figures
 
 from t5x_lite.config import Model
 from t5x_lite.errors import UserError
@@ -87,15 +88,6 @@ for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(state.params), jax.t
             "model.d_model is 6",
         ),
         ({"mesh.tensor": 2, "model.d_ff": 9}, "model.d_ff is 9"),
-        (
-            {
-                "mesh.tensor": 4,
-                "model.num_heads": 4,
-                "model.vocab_multiple": 1,
-                "model.vocab_size": 525,
-            },
-            "model.vocab_size",
-        ),
     ],
 )
 def test_what_a_mesh_does_not_divide_is_named(make, more, words):
@@ -109,6 +101,42 @@ def test_what_a_mesh_does_not_divide_is_named(make, more, words):
     with pytest.raises(UserError) as caught:
         make_and_check()
     assert words in str(caught.value)
+
+
+THERE_AND_BACK = """
+import sys
+from pathlib import Path
+import orbax.checkpoint as ocp
+from t5x_lite.__main__ import main
+
+config, directory = sys.argv[1], Path(sys.argv[2])
+
+def train(name, steps, mesh):
+    options = [f"--config.training.steps={steps}", f"--config.mesh.{mesh}=3"]
+    assert not main(["train", f"--config={config}", f"--workdir={directory / name}", *options])
+    saved = directory / name / f"checkpoints/{steps}/default"
+    metadata = ocp.StandardCheckpointer().metadata(saved.resolve()).item_metadata
+    return metadata["params"]["embedding"].shape[0]
+
+rows = [train("moved", steps, mesh) for steps, mesh in [(2, "tensor"), (4, "data"), (6, "tensor")]]
+whole = train("stayed", 6, "data")
+assert rows[0] == rows[2] > rows[1] == whole, (rows, whole)
+for mesh in ("tensor=3", "data=3"):
+    assert not main(["score", f"--workdir={directory / 'moved'}", f"--mesh={mesh}", "Who?"])
+"""
+
+
+def test_a_run_goes_on_where_its_vocabulary_is_padded_otherwise(tmp_path, config_file):
+    model = {"num_heads": 3, "head_dim": 8, "d_ff": 48, "tie_embeddings": False}
+    more = {f"model.{name}": value for name, value in model.items()}
+    config = config_file(**more, **{"data.batch_size": 6, "training.eval_every": 2})
+    command = [sys.executable, "-c", THERE_AND_BACK, str(config), str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, env=with_devices(3))
+    moved, stayed = (
+        {record["step"]: record["loss"] for record in figures(tmp_path / name)}
+        for name in ("moved", "stayed")
+    )
+    assert moved == pytest.approx(stayed, rel=1e-5)
 
 
 EXACT = """
