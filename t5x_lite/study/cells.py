@@ -325,6 +325,6 @@ def spans_of(config: CompareConfig, cells: Sequence[Cell]) -> list[Span]:
     }  # most cells share theirs
     fitting = shortened(spans, list(rows))
     if not fitting:
-        reason = "no span with some words before it fits the rows of all cells, or there is no text"
-        raise UserError(BAD_CONFIG, f"span_count: {reason}; set longer rows, or span_count=0")
+        reason = "no document has ten words of which a span fits the rows of all cells"
+        raise UserError(BAD_CONFIG, f"span_count: {reason}; give longer ones or longer rows, or set it to 0")
     return fitting
