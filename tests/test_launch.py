@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -150,29 +151,57 @@ def test_without_slurm(launch):
 TRAIN = ("train", "--config=gpt_tiny", "--workdir=runs of mine", "--config.objective=it's one")
 
 
+# Slurm's, as far as a job needs it: it starts a task for each code, and has the highest of theirs.
+SRUN = """#!/bin/bash
+shift  # --kill-on-bad-exit=0
+highest=0
+for code in $CODES
+do
+  CODE=$code "$@"
+  ended=$?
+  ((ended > highest)) && highest=$ended
+done
+exit $highest
+"""
+
+
 @pytest.mark.parametrize(
-    ("code", "restarts", "queued_again"),
-    [(0, "0", False), (143, "0", True), (142, "3", True), (143, "5", False), (76, "0", False)],
+    ("codes", "restarts", "queued_again"),
+    [
+        ("0 0", "0", False),
+        ("143 143", "0", True),
+        ("142 142", "3", True),
+        ("143 143", "5", False),
+        ("76 76", "0", False),
+        ("142 1", "0", False),  # one has failed, the other was stuck without it
+    ],
 )
-def test_a_job_is_queued_again_where_it_has_saved(launch, tmp_path, code, restarts, queued_again):
+def test_a_job_is_queued_again_where_it_has_saved(launch, tmp_path, codes, restarts, queued_again):
     done = launch("--sbatch=--nodes=2 --comment='a b'", "--retries=5", *TRAIN, name="slurm")
     assert done.stdout == "train: job 100\n"
     (path,) = launch.given.glob("*.json")
     job = json.loads(path.read_text())
     assert {"--requeue", "--signal=TERM@120"} <= set(job["options"])
     assert job["options"][-2:] == ["--nodes=2", "--comment=a b"]
-    # Its script, with a Slurm that writes down what it is given.
-    for name, exit_code in (("srun", code), ("scontrol", 0)):
+    # Its script, with programs that write down what they are given.
+    writes = f'printf "%s\\n" "$@" > {tmp_path}/${{0##*/}}'
+    programs = {
+        "srun": SRUN,
+        "scontrol": f"#!/bin/bash\n{writes}\n",
+        "python": f"#!/bin/bash\n{writes}\nexit $CODE\n",
+    }
+    for name, content in programs.items():
         program = tmp_path / "bin" / name
-        writes = f'printf "%s\\n" "$@" > {tmp_path}/{name}'
-        program.write_text(f"#!/bin/bash\n{writes}\nexit {exit_code}\n")
+        program.write_text(content)
         program.chmod(0o755)
     env = {"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin", "SLURM_JOB_ID": "7"}
-    env["SLURM_RESTART_COUNT"] = restarts
-    ended = subprocess.run(["bash"], input=job["script"], text=True, env=env)
-    assert ended.returncode == code
-    words = (tmp_path / "srun").read_text().splitlines()
-    assert words[2:] == ["-m", "t5x_lite", *TRAIN, "--distributed"]
+    env |= {"SLURM_RESTART_COUNT": restarts, "CODES": codes}
+    script, replaced = re.subn(r"\S+ (?=-m t5x_lite)", f"{tmp_path}/bin/python ", job["script"])
+    assert replaced == 1
+    ended = subprocess.run(["bash"], input=script, text=True, env=env)
+    assert ended.returncode == max(map(int, codes.split()))
+    words = (tmp_path / "python").read_text().splitlines()
+    assert words == ["-m", "t5x_lite", *TRAIN, "--distributed"]
     assert (tmp_path / "scontrol").exists() == queued_again
     if queued_again:
         assert (tmp_path / "scontrol").read_text() == "requeue\n7\n"

@@ -326,5 +326,6 @@ def spans_of(config: CompareConfig, cells: Sequence[Cell]) -> list[Span]:
     fitting = shortened(spans, list(rows))
     if not fitting:
         reason = "no document has ten words of which a span fits the rows of all cells"
-        raise UserError(BAD_CONFIG, f"span_count: {reason}; give longer ones or longer rows, or set it to 0")
+        fix = "give longer ones or longer rows, or set it to 0"
+        raise UserError(BAD_CONFIG, f"span_count: {reason}; {fix}")
     return fitting
