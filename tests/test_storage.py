@@ -71,12 +71,16 @@ def test_prepared_trained_killed_and_used_in_a_bucket(bucket, config_file, tmp_p
     """The same run as one on a disk, to the last figure; nothing is left here."""
     monkeypatch.setenv("T5X_LITE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", f"{bucket}/compiled")
+    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     (tmp_path / "tmp").mkdir()
     workdir, store = f"{bucket}/runs/one", f"{bucket}/stores/text"
     more = {"training.steps": 40, "training.log_every": 1, "training.checkpoint_every": 5}
     config = f"--config={config_file(**more)}"
     of_store = f"--config.data.store={store}"
     run_apart("train", config, f"--workdir={tmp_path / 'here'}")
+    compiled = names(f"{bucket}/compiled")
+    assert any(name.startswith("jit_train_step") for name in compiled)
 
     out, _ = run_apart("prepare", config, of_store)
     assert "stores" in out
