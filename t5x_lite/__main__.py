@@ -72,7 +72,7 @@ def _workdir(args: Args) -> Path:
         raise UserError(
             USAGE, f"{args.command}: --workdir=DIR is missing; name the directory of the run"
         )
-    return storage.local(args.workdir)
+    return storage.local_path(args.workdir)
 
 
 def _run_directory(args: Args) -> Path:
@@ -155,7 +155,7 @@ def finetune(args: Args) -> None:
         missing = "init=DIR" if not args.init else "task=NAME"
         example = "finetune --init=runs/bert --task=which_module --workdir=runs/modules"
         raise UserError(USAGE, f"finetune: --{missing} is missing; such as {example}")
-    task, init = load_task(args.task), storage.local(args.init)
+    task, init = load_task(args.task), storage.local_path(args.init)
     check_is_run(init)
     from t5x_lite.study import finetune as tuning
 
@@ -418,7 +418,7 @@ def report(args: Args) -> None:
     workdir = _workdir(args)
     from t5x_lite.study import compare
 
-    runs = [storage.local(run) for run in args.runs]
+    runs = [storage.local_path(run) for run in args.runs]
     compare.write_report(workdir, runs, _say, args.allow_code)
     storage.push_all()
     _say(f"written: {workdir / 'report.html'} and report.md")

@@ -125,7 +125,7 @@ def train(
         the trained model.
     """
     run, allow_code = _checked(config, allow_code)
-    workdir = storage.local(workdir)
+    workdir = storage.local_path(workdir)
     if run.task.name:
         raise UserError(
             USAGE, f"train: learns an objective, not the task {run.task.name}; finetune does"
@@ -149,7 +149,7 @@ def evaluate(
     Args:
         mesh: over which devices; None: one.
     """
-    workdir = storage.local(workdir)
+    workdir = storage.local_path(workdir)
     resolved, _ = run_directory.read(workdir, allow_code)
     loop.setup_jax(resolved.model.dtype)
     loaded = run_directory.load(workdir, mesh, allow_code)
@@ -449,7 +449,7 @@ def load_model(
             Hugging Face's files has to be imported first.
         allow_code: modules of your own that the run's objective may be imported from.
     """
-    path = storage.local(path)
+    path = storage.local_path(path)
     check_is_run(path)
     if "model_type" in read_json(
         path / "config.json", "expected the directory of a run, or of a model"

@@ -35,13 +35,13 @@ _PUSH_EVERY = 30.0  # seconds
 _PACKAGES = {"gs": ("gcsfs", "gcs"), "s3": ("s3fs", "s3")}
 
 
-def is_remote(place: str | Path) -> bool:
-    """Whether a place is in a bucket.
+def is_remote(address: str | Path) -> bool:
+    """Whether an address is in a bucket, and not a path.
 
     >>> is_remote("gs://bucket/run"), is_remote("runs/gpt")
     (True, False)
     """
-    return "://" in str(place)
+    return "://" in str(address)
 
 
 def file_system(address: str) -> tuple[Any, str]:
@@ -132,15 +132,15 @@ class Mirror:
 _MIRRORS: dict[Path, Mirror] = {}
 
 
-def local(place: str | Path) -> Path:
-    """The directory to work in: the place itself, or, of a place in a bucket, its mirror.
+def local_path(address: str | Path) -> Path:
+    """The directory to work in: that of the address, or, in a bucket, its mirror.
 
     Raises:
         UserError: where it cannot be reached.
     """
-    if not is_remote(place):
-        return Path(place)
-    address = str(place).rstrip("/")
+    if not is_remote(address):
+        return Path(address)
+    address = str(address).rstrip("/")
     for mirror in _MIRRORS.values():
         if f"{address}/".startswith(f"{mirror.address}/"):
             mirror.push()
@@ -159,9 +159,9 @@ def _mirror_of(path: Path) -> Mirror | None:
     return next((_MIRRORS[here] for here in (path, *path.parents) if here in _MIRRORS), None)
 
 
-def home(path: Path) -> Any:
-    """Where something large of a directory is: the path itself, or the address that it is a mirror
-    of, as an etils.epath, which has the methods of a Path.
+def durable_path(path: Path) -> Any:
+    """Where what is large is read and written: the path itself, or, in a mirror, the address that
+    it stands for, as an etils.epath, which has the methods of a Path.
     """
     mirror = _mirror_of(path)
     if mirror is None:
@@ -286,7 +286,7 @@ def download(address: str, directory: Path, last: str) -> None:
 
 # Who may write.
 
-_HELD: dict[str, dict[str, Any]] = {}  # by this process: the place of each lease, and what it says
+_HELD: dict[str, dict[str, Any]] = {}  # leases of this process: address → what it says
 _SETTLING_SECONDS = 2.0  # after which of two that take a lease over one has it
 _RENEWED_EVERY, _EXPIRES_AFTER = 60.0, 600.0  # seconds; of a lease that others wait for
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # of some network file systems
@@ -326,12 +326,12 @@ _LEASE = ".lock.json"
 
 
 @contextmanager
-def wait_for_lock(place: str) -> Iterator[None]:
+def wait_for_lock(address: str) -> Iterator[None]:
     """Hold a lock, a file of that name, as soon as no other process has it. Where locks do not end
     with their process, say who has it.
     """
-    if not is_remote(place):
-        with open(place, "w") as file:
+    if not is_remote(address):
+        with open(address, "w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX)
             except OSError as error:
@@ -340,12 +340,12 @@ def wait_for_lock(place: str) -> Iterator[None]:
             else:
                 yield
                 return
-        place += ".json"
+        address += ".json"
     waits = False
     while True:
         with ExitStack() as stack:
             try:
-                stack.enter_context(lease(place, place, take_over=_has_expired(place)))
+                stack.enter_context(lease(address, address, take_over=_has_expired(address)))
             except UserError as error:
                 if not waits:
                     reason = str(error).partition(";")[0]
@@ -358,7 +358,7 @@ def wait_for_lock(place: str) -> Iterator[None]:
                 waits = True
                 time.sleep(_POLL_EVERY)
                 continue
-            stack.enter_context(_renewed(place))
+            stack.enter_context(_renewed(address))
             yield
             return
 
@@ -367,14 +367,14 @@ _POLL_EVERY = 1.0  # seconds
 
 
 @contextmanager
-def _renewed(place: str) -> Iterator[None]:
+def _renewed(address: str) -> Iterator[None]:
     """Write into a lease, now and then, that its holder lives."""
     over = threading.Event()
-    files, path = file_system(place)
+    files, path = file_system(address)
 
     def renew() -> None:
         while not over.wait(_RENEWED_EVERY):
-            mine = _HELD[place]
+            mine = _HELD[address]
             with suppress(Exception):  # of any file system; the next time it is tried again
                 if _is_same(_holder(files, path), mine):
                     renewed = {**mine, "seen": time.time()}
@@ -389,33 +389,33 @@ def _renewed(place: str) -> Iterator[None]:
         thread.join()
 
 
-def _has_expired(place: str) -> bool:
+def _has_expired(address: str) -> bool:
     """Whether the holder of a lease that is renewed has not done so for long."""
-    holder = _holder(*file_system(place))
+    holder = _holder(*file_system(address))
     return time.time() - holder.get("seen", holder["since"]) > _EXPIRES_AFTER
 
 
 @contextmanager
-def lease(place: str, what: str, take_over: bool = False) -> Iterator[None]:
+def lease(address: str, what: str, take_over: bool = False) -> Iterator[None]:
     """Hold a file that only one process can create, for file systems whose locks do not work, and
     for buckets.
 
     Args:
-        place: of the file.
+        address: of the file.
         what: is held, for errors.
         take_over: from whoever has it.
 
     Raises:
         UserError: where another process has it, with its host and when it began.
     """
-    files, path = file_system(place)
+    files, path = file_system(address)
     mine = {"host": socket.gethostname(), "pid": os.getpid(), "since": time.time(), **_machine()}
     content = json.dumps(mine).encode()
     try:
         _create(files, path, content)
     except FileExistsError as error:
         holder = _holder(files, path)
-        if place in _HELD or (not take_over and not _is_gone(holder)):
+        if address in _HELD or (not take_over and not _is_gone(holder)):
             fix = "if it has ended, add --take-over"
             raise UserError(USAGE, f"{what}: {_who(holder)}; {fix}") from error
         # Another process may do the same at this moment: the last one to write has it.
@@ -425,11 +425,11 @@ def lease(place: str, what: str, take_over: bool = False) -> Iterator[None]:
         if not _is_same(holder, mine):
             reason = f"{_who(holder)}; it took the directory over at the same moment"
             raise UserError(USAGE, f"{what}: {reason}") from error
-    _HELD[place] = mine
+    _HELD[address] = mine
     try:
         yield
     finally:
-        del _HELD[place]
+        del _HELD[address]
         with suppress(Exception):  # of any file system; whoever took it over keeps it
             if _is_same(_holder(files, path), mine):
                 files.rm_file(path)
@@ -437,11 +437,11 @@ def lease(place: str, what: str, take_over: bool = False) -> Iterator[None]:
 
 def check_only_writer(directory: Path) -> None:
     """Raise UserError where another process has taken the directory over, with --take-over."""
-    place = _lease_of(directory)
-    mine = _HELD.get(place)
+    address = _lease_of(directory)
+    mine = _HELD.get(address)
     if mine is None:
         return
-    holder = _holder(*file_system(place))
+    holder = _holder(*file_system(address))
     if holder["host"] and not _is_same(holder, mine):
         who = _who(holder).replace("is going on there", "has taken it over")
         raise UserError(IO_ERROR, f"--workdir={directory}: {who}; this one ends")

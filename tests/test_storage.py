@@ -146,13 +146,13 @@ def test_a_second_run_in_a_bucket_is_refused_and_may_take_over(bucket, config_fi
 def test_runs_within_a_directory_share_its_mirror(monkeypatch):
     address = "memory://bucket/compared"
     monkeypatch.setattr(storage, "_MIRRORS", {})
-    root = storage.local(address)
+    root = storage.local_path(address)
     run_of_one = root / "one"
     (run_of_one / "checkpoints/3").mkdir(parents=True)
     (run_of_one / "config.json").write_text("{}")
     storage.push(run_of_one)
     assert names(address) == {"one/config.json"}
-    assert storage.local(f"{address}/one") == run_of_one
+    assert storage.local_path(f"{address}/one") == run_of_one
     storage.write(f"{address}/one/checkpoints/3/large", b"large")
     storage.write(f"{address}/two/config.json", b"{}")
     with (
@@ -166,7 +166,7 @@ def test_runs_within_a_directory_share_its_mirror(monkeypatch):
 
     # On another machine.
     monkeypatch.setattr(storage, "_MIRRORS", {})
-    root = storage.local(address)
+    root = storage.local_path(address)
     assert (root / "one/config.json").exists()
     assert (root / "two/config.json").exists()
     assert not (root / "one/checkpoints").exists()
@@ -225,7 +225,7 @@ def test_of_two_that_take_a_directory_over_one_has_it(in_memory, monkeypatch):
 
 
 def test_whose_directory_was_taken_over_ends(in_memory):
-    directory = storage.local(f"{in_memory}/run")
+    directory = storage.local_path(f"{in_memory}/run")
     with storage.only_writer(directory, "run"):
         storage.check_only_writer(directory)
         storage.write(f"{in_memory}/run/.lock.json", json.dumps(HOLDER).encode())
@@ -271,7 +271,7 @@ def test_containers_of_one_name_are_told_apart(in_memory, monkeypatch):
 
 
 def test_what_could_not_be_copied_is_kept_and_named(in_memory, monkeypatch, capsys):
-    directory = storage.local(f"{in_memory}/run")
+    directory = storage.local_path(f"{in_memory}/run")
     mirror = storage._MIRRORS[directory]
     (directory / "metrics.jsonl").write_text("{}")
     put = storage.file_system(in_memory)[0].put_file
@@ -386,7 +386,7 @@ def test_a_store_that_changed_in_the_bucket_is_refused(bucket, config_file, tmp_
 
 def test_what_cannot_be_reached_is_one_sentence():
     with pytest.raises(UserError, match=r"nowhere://a/b: cannot be reached"):
-        storage.local("nowhere://a/b")
+        storage.local_path("nowhere://a/b")
 
 
 def test_without_locks_a_file_says_who_writes(tmp_path, config_file, monkeypatch):
@@ -439,7 +439,7 @@ def test_one_at_a_time_without_locks(tmp_path, monkeypatch):
 
 
 def test_a_mirror_copies_only_what_changed(bucket):
-    here = storage.local(f"{bucket}/small")
+    here = storage.local_path(f"{bucket}/small")
     (here / "tokenizer").mkdir()
     (here / "a.json").write_text("1")
     (here / "tokenizer/b").write_text("2")
@@ -451,14 +451,14 @@ def test_a_mirror_copies_only_what_changed(bucket):
     storage.push(here)
     assert text(f"{bucket}/small/a.json") == "theirs"
     assert text(f"{bucket}/small/tokenizer/b") == "33"
-    assert (storage.local(f"{bucket}/small/") / "a.json").read_text() == "theirs"
+    assert (storage.local_path(f"{bucket}/small/") / "a.json").read_text() == "theirs"
     assert storage.with_addresses(f"{here}/a.json: bad") == f"{bucket}/small/a.json: bad"
-    assert list(storage.contents(storage.home(here))) == [
+    assert list(storage.contents(storage.durable_path(here))) == [
         ("a.json", b"theirs"),
         ("tokenizer/b", b"33"),
     ]
     assert list(storage.contents(here)) == [("a.json", b"theirs"), ("tokenizer/b", b"33")]
-    assert run_directory.is_same(here, storage.local(f"{bucket}/small"))
+    assert run_directory.is_same(here, storage.local_path(f"{bucket}/small"))
 
 
 def test_a_store_in_a_bucket_is_made_by_a_pipeline(bucket, tmp_path):

@@ -45,7 +45,7 @@ class HarnessModel(_LM):
     ):
         super().__init__()
         if not isinstance(model, LoadedModel):
-            model = run_directory.load(storage.local(model), allowed=allow_code)
+            model = run_directory.load(storage.local_path(model), allowed=allow_code)
         model.check_predicts_tokens("lm_eval")
         self._model = model
         self._batch_size = batch_size

@@ -71,7 +71,7 @@ def compare(
     if jobs > 1 and jax.default_backend() != "cpu":
         reason = f"runs at once share the cores of a CPU, and here is a {jax.default_backend()}"
         raise UserError(USAGE, f"--jobs={jobs}: {reason}; leave it out, or see launch/cells")
-    if jobs > 1 and storage.home(workdir) != workdir:
+    if jobs > 1 and storage.durable_path(workdir) != workdir:
         reason = "runs at once write to a file system, and --workdir is in a bucket"
         raise UserError(USAGE, f"--jobs={jobs}: {reason}; leave it out")
     is_shared = jax.process_count() > 1

@@ -136,7 +136,7 @@ def finetune(
     combinations = _combinations(grid, overrides)
     base = _base(init, workdir, say, allowed)
     task = with_labels_of(task, allowed)
-    cells, init_from = [], "" if from_scratch else str(storage.home(base.directory))
+    cells, init_from = [], "" if from_scratch else str(storage.durable_path(base.directory))
     for settings in combinations:
         values = [*overrides, *(f"{key}={value}" for key, value in settings.items())]
         config = config_of(base.config, task, values, adapt, init_from)

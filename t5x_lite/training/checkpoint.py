@@ -35,7 +35,7 @@ class Checkpoints:
         self, directory: Path, settings: dict, keep_every: int = 0, read_only: bool = False
     ):
         logging.set_verbosity(logging.ERROR)  # orbax warns of what is meant
-        self._directory = storage.home(directory.resolve())
+        self._directory = storage.durable_path(directory.resolve())
         self._is_local = isinstance(self._directory, Path)
         self._settings = settings
         if not read_only and jax.process_index() == 0:

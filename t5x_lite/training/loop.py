@@ -219,11 +219,11 @@ def train(
     config = run.resolved.config
     if jax.process_count() > 1:
         check_same(run_directory.facts(config, workdir, data))
-    if config.init_from and not storage.home(workdir / "checkpoints").is_dir():
+    if config.init_from and not storage.durable_path(workdir / "checkpoints").is_dir():
         run_directory.check_init_from(run.resolved, data.tokenizer)
     with run_directory.owned(workdir, config, run.resolved.steps, data, take_over):
         if not run.adaptation.is_full:
-            run_directory.record_base(workdir, storage.local(config.init_from))
+            run_directory.record_base(workdir, storage.local_path(config.init_from))
         settings = run_directory.fixed_settings(run.resolved.written_out)
         settings["version of the stream"] = STREAM_VERSION
         checkpoints = Checkpoints(workdir / "checkpoints", settings, config.training.keep_every)

@@ -140,7 +140,7 @@ def owned(
             raise _cannot_write(workdir, error) from error
         if is_main:
             _check_nothing_foreign(workdir)
-        if config.init_from and is_same(workdir, storage.local(config.init_from)):
+        if config.init_from and is_same(workdir, storage.local_path(config.init_from)):
             raise UserError(
                 USAGE,
                 f"--workdir={workdir}: holds the model that the run starts from; name another",
@@ -160,7 +160,7 @@ def owned(
 
 def is_same(a: Path, b: Path) -> bool:
     """Whether two directories are one."""
-    return str(storage.home(a.resolve())) == str(storage.home(b.resolve()))
+    return str(storage.durable_path(a.resolve())) == str(storage.durable_path(b.resolve()))
 
 
 def facts(config: RunConfig, workdir: Path, data: RunData) -> dict[str, str]:
@@ -174,7 +174,7 @@ def facts(config: RunConfig, workdir: Path, data: RunData) -> dict[str, str]:
     for path in sorted(Path(__file__).parent.parent.rglob("*.py")):
         code.update(path.read_bytes())
     return {
-        "--workdir": str(storage.home(workdir.resolve())),
+        "--workdir": str(storage.durable_path(workdir.resolve())),
         **shared,
         **{f"the text ({key})": value for key, value in text.items()},
         "the code of t5x_lite": code.hexdigest()[:12],
@@ -196,7 +196,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 def _check_nothing_foreign(workdir: Path) -> None:
     for name in ("metrics.jsonl", "corpus.json", "tokenizer", "checkpoints"):
-        if storage.home(workdir / name).exists() and not (workdir / "config.json").exists():
+        if storage.durable_path(workdir / name).exists() and not (workdir / "config.json").exists():
             raise UserError(
                 USAGE,
                 f"--workdir={workdir}: holds a {name} that no run wrote; name another directory",
@@ -240,7 +240,7 @@ def _check_same_run(workdir: Path, config: RunConfig, steps: int) -> None:
 
 def saved_steps(checkpoints: Path) -> list[int]:
     """The steps of the checkpoints in a directory."""
-    directory = storage.home(checkpoints)
+    directory = storage.durable_path(checkpoints)
     if not directory.is_dir():
         return []
     steps = [path for path in directory.iterdir() if path.name.isdigit()]
@@ -277,7 +277,7 @@ def create(workdir: Path, config: RunConfig, tokenizer: Tokenizer, params: Param
         checkpoints.wait()
     finally:
         checkpoints.close()
-    config = replace(config, init_from=str(storage.home(workdir.resolve())))
+    config = replace(config, init_from=str(storage.durable_path(workdir.resolve())))
     write_atomically(workdir / "config.json", json.dumps(to_dict(config), indent=2))
     storage.push(workdir)
 
@@ -393,7 +393,7 @@ def _load_parameters(
     trained, step = _restore(workdir, resolved, trained_shapes, adaptation.trained_part(shardings))
     if adaptation.is_full:
         return trained, step
-    base = storage.local(resolved.config.init_from)
+    base = storage.local_path(resolved.config.init_from)
     if not (base / "config.json").exists():
         reason = f"its parameters are those of {base}, which is not there"
         raise UserError(NO_FILE, f"{workdir}: was adapted from another model; {reason}")
@@ -415,7 +415,7 @@ def _restore(
 ) -> tuple[Params, int]:
     """The parameters in the newest checkpoint; of a run on a task in the best."""
     directory = _checkpoints_of(workdir)
-    if not storage.home(directory).is_dir():
+    if not storage.durable_path(directory).is_dir():
         raise UserError(NO_FILE, f"{workdir}: no checkpoint yet; train first")
     checkpoints = Checkpoints(directory, fixed_settings(resolved.written_out), read_only=True)
     try:
@@ -459,7 +459,7 @@ def _checkpoint_hash(workdir: Path) -> str:
     directory = _checkpoints_of(workdir)
     newest = directory / str(max(saved_steps(directory), default=""))
     digest = hashlib.sha256()
-    for name, content in storage.contents(storage.home(newest)):
+    for name, content in storage.contents(storage.durable_path(newest)):
         digest.update(name.encode())
         digest.update(content)
     return digest.hexdigest()[:16]
@@ -472,7 +472,7 @@ def check_init_from(resolved: Resolved, tokenizer: Tokenizer) -> None:
     """Refuse to start from the parameters of a model of another body, or of other tokens. Heads may
     differ.
     """
-    directory = storage.local(resolved.config.init_from)
+    directory = storage.local_path(resolved.config.init_from)
     # Whoever starts a run with objectives of their own may start it from a run with the same.
     theirs, their_tokenizer = read(directory, resolved.rows.modules)
     free = _FREE_OF_INIT | {name for name in _ADAPTATIONS if not getattr(theirs.model, name)}
@@ -507,7 +507,7 @@ def merge_parameters(
     Raises:
         UserError: where something other than a head does not fit.
     """
-    directory = storage.local(resolved.config.init_from)
+    directory = storage.local_path(resolved.config.init_from)
     theirs, _ = read(directory, resolved.rows.modules)
     vocab_multiple = resolved.model.vocab_multiple
     their_model = replace(model_here(theirs.model), vocab_multiple=vocab_multiple)
