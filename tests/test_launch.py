@@ -174,6 +174,7 @@ exit $highest
         ("143 143", "5", False),
         ("76 76", "0", False),
         ("142 1", "0", False),  # one has failed, the other was stuck without it
+        ("143 1", "0", True),  # one has failed where all were to end
     ],
 )
 def test_a_job_is_queued_again_where_it_has_saved(launch, tmp_path, codes, restarts, queued_again):

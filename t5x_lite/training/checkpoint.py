@@ -14,12 +14,14 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 from absl import logging
+from flax.traverse_util import flatten_dict
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, EveryNSteps, LatestN
 
 from t5x_lite import storage
 from t5x_lite.config import default
 from t5x_lite.config_files import flatten
 from t5x_lite.errors import BAD_CONFIG, IO_ERROR, NO_FILE, UserError, user_errors
+from t5x_lite.model.heads import Params
 
 _DEFAULTS = json.loads(json.dumps(flatten(default().to_dict())))
 
@@ -71,19 +73,23 @@ class Checkpoints:
             if later > step:
                 self._manager.delete(later)
 
-    def restore(self, step: int, shapes: Any, shardings: Any) -> Any:
+    def restore(self, step: int, shapes: Any, shardings: Any, axes: Params) -> Any:
         """The state of a step, on today's mesh, with as many rows of padding as it needs.
+
+        Args:
+            axes: the names of the parameters' axes.
 
         Raises:
             UserError: for a checkpoint of another model or other settings.
         """
+        abstract = _abstract(shapes, shardings)
         with self._readable(step):
-            # Not strict: arrays are cut off or filled with zeros. All sizes follow from the
-            # settings, which are the same, but for the rows that pad the vocabulary.
-            args = ocp.args.StandardRestore(_abstract(shapes, shardings), strict=False)
+            self._check_shapes(step, abstract, axes)
+            # Not strict: what pads the vocabulary is cut off, or filled with zeros.
+            args = ocp.args.StandardRestore(abstract, strict=False)
             return self._manager.restore(step, args=args)
 
-    def restore_parameters(self, step: int, shapes: Any, shardings: Any) -> Any:
+    def restore_parameters(self, step: int, shapes: Any, shardings: Any, axes: Params) -> Any:
         """The parameters of a step alone, whatever else was saved with them."""
         abstract = {"params": _abstract(shapes, shardings)}
         restore_args = jax.tree.map(
@@ -91,8 +97,33 @@ class Checkpoints:
             ocp.checkpoint_utils.construct_restore_args(abstract),
         )
         with self._readable(step):
+            self._check_shapes(step, abstract, axes)
             args = ocp.args.PyTreeRestore(abstract, restore_args=restore_args, partial_restore=True)
             return self._manager.restore(step, args=args)["params"]
+
+    def _check_shapes(self, step: int, abstract: Any, axes: Params) -> None:
+        """Refuse arrays that differ from those saved in more than the padding of the vocabulary.
+
+        The averages that Adafactor keeps of a table's rows and columns are of its padding, too:
+        they have fewer axes than the table and may not change.
+        """
+        where = self._directory / str(step)
+        metadata: Any = ocp.StandardCheckpointHandler().metadata(where / "default")
+        saved = ocp.tree.to_flat_dict(metadata.tree, sep="/")
+        names_of_axes: dict[str, Any] = flatten_dict(axes, sep="/")
+        vocab_size = self._settings["model.vocab_size"]
+
+        for path, leaf in ocp.tree.to_flat_dict(abstract, sep="/").items():
+            if path not in saved or saved[path].shape == leaf.shape:
+                continue
+            # The path of a moment ends with that of its parameter.
+            names = (name for name in names_of_axes if path.endswith(f"/{name}"))
+            of_leaf = names_of_axes.get(max(names, key=len, default=""), ())
+            if _differ_in_padding(saved[path].shape, leaf.shape, of_leaf, vocab_size):
+                continue
+            reason = f"got shape {list(leaf.shape)}, in {where} it is {list(saved[path].shape)}"
+            fix = "bring the old model, or model.vocab_multiple and mesh.tensor, back"
+            raise UserError(BAD_CONFIG, f"{path}: {reason}; {fix}")
 
     def save(self, step: int, state: Any) -> None:
         """Begin to save; the state may be used, and given away, as soon as this returns."""
@@ -167,6 +198,20 @@ def is_whole(path: Any) -> bool:
     in a bucket it has a file that says so.
     """
     return isinstance(path, Path) or ocp.utils.is_checkpoint_finalized(path)
+
+
+def _differ_in_padding(
+    before: tuple[int, ...], now: tuple[int, ...], axes: tuple[str, ...], vocab_size: int
+) -> bool:
+    """Whether two shapes differ in nothing but what pads a vocabulary.
+
+    >>> _differ_in_padding((640, 16), (768, 16), ("vocab", "embedding"), vocab_size=524)
+    True
+    """
+    return len(before) == len(now) == len(axes) and all(
+        old == new or (axis == "vocab" and min(old, new) >= vocab_size)
+        for old, new, axis in zip(before, now, axes, strict=True)
+    )
 
 
 def _abstract(shapes: Any, shardings: Any) -> Any:

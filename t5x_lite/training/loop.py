@@ -128,7 +128,8 @@ class Run(Evaluator):
             if step is None:
                 return state
         if step is not None:
-            return checkpoints.restore(step, self.program.shapes, self.program.shardings)
+            axes = parameter_axes(self.resolved.model)
+            return checkpoints.restore(step, self.program.shapes, self.program.shardings, axes)
         state = self.fresh_state()
         if not self.resolved.config.init_from:
             return state

@@ -29,7 +29,7 @@ from t5x_lite.data.tokenizers import tokenizer as tokenizers
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import BAD_CONFIG, BAD_DATA, IO_ERROR, NO_FILE, USAGE, UserError, read_json
 from t5x_lite.model.heads import HEAD_MODULES, Params
-from t5x_lite.model.transformer import parameter_shapes
+from t5x_lite.model.transformer import parameter_axes, parameter_shapes
 from t5x_lite.resolve import Resolved, resolve
 from t5x_lite.specs import NO_CODE, AllowedCode
 from t5x_lite.training import sharding
@@ -390,7 +390,8 @@ def _load_parameters(
     else:
         shardings = sharding.parameter_shardings(model, mesh)
     trained_shapes = adaptation.trained_shapes(shapes)
-    trained, step = _restore(workdir, resolved, trained_shapes, adaptation.trained_part(shardings))
+    trained_shardings, axes = adaptation.trained_part(shardings), parameter_axes(model)
+    trained, step = _restore(workdir, resolved, trained_shapes, trained_shardings, axes)
     if adaptation.is_full:
         return trained, step
     base = storage.local_path(resolved.config.init_from)
@@ -400,8 +401,7 @@ def _load_parameters(
     check_same_base(workdir, base)
     # Of the base, what is in the whole model; its own head is left out.
     theirs, _ = read(base, resolved.rows.modules)
-    their_model = replace(model_here(theirs.model), vocab_multiple=model.vocab_multiple)
-    of_base, _ = _load_parameters(base, theirs, their_model, mesh)
+    of_base = _parameters_for(model, base, theirs, mesh)
     wanted: Any = flatten_dict(shapes)
     leaves: Any = flatten_dict(of_base)
     _, frozen = adaptation.split(
@@ -410,8 +410,17 @@ def _load_parameters(
     return adaptation.merge(trained, frozen), step
 
 
+def _parameters_for(
+    model: ModelDimensions, base: Path, of_base: Resolved, mesh: sharding.DeviceMesh | None
+) -> Params:
+    """All parameters of the run in `base`, its vocabulary padded as that of a model."""
+    padded = replace(model_here(of_base.model), vocab_multiple=model.vocab_multiple)
+    params, _ = _load_parameters(base, of_base, padded, mesh)
+    return params
+
+
 def _restore(
-    workdir: Path, resolved: Resolved, shapes: Params, shardings: Params
+    workdir: Path, resolved: Resolved, shapes: Params, shardings: Params, axes: Params
 ) -> tuple[Params, int]:
     """The parameters in the newest checkpoint; of a run on a task in the best."""
     directory = _checkpoints_of(workdir)
@@ -422,7 +431,7 @@ def _restore(
         step = checkpoints.latest()
         if step is None:
             raise UserError(NO_FILE, f"{workdir}: no checkpoint yet; train first")
-        return checkpoints.restore_parameters(step, shapes, shardings), step
+        return checkpoints.restore_parameters(step, shapes, shardings, axes), step
     finally:
         checkpoints.close()
 
@@ -509,9 +518,7 @@ def merge_parameters(
     """
     directory = storage.local_path(resolved.config.init_from)
     theirs, _ = read(directory, resolved.rows.modules)
-    vocab_multiple = resolved.model.vocab_multiple
-    their_model = replace(model_here(theirs.model), vocab_multiple=vocab_multiple)
-    params, _ = _load_parameters(directory, theirs, their_model, mesh)
+    params = _parameters_for(resolved.model, directory, theirs, mesh)
     old: Any = flatten_dict(params, sep="/")
     new: Any = flatten_dict(fresh, sep="/")
 

@@ -143,7 +143,7 @@ def undivided(model: ModelDimensions, fsdp: int = 1, tensor: int = 1) -> str:
 
 
 def padded_for(mesh: DeviceMesh | None, model: ModelDimensions) -> ModelDimensions:
-    """The model with as many more rows of padding in its tables as `tensor` divides them by."""
+    """The model, with its vocabulary padded so that `tensor` divides it; None: one device."""
     if mesh is None:
         return model
     multiple = math.lcm(model.vocab_multiple, mesh.shape["tensor"])

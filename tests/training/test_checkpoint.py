@@ -2,12 +2,14 @@ import json
 import shutil
 from types import SimpleNamespace
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import run
 from training.runs import assert_same, saved_steps
 
-from t5x_lite.errors import IO_ERROR, UserError
+from t5x_lite.errors import BAD_CONFIG, IO_ERROR, UserError
 from t5x_lite.resolve import text_data
 from t5x_lite.training import run_directory
 from t5x_lite.training.checkpoint import Checkpoints
@@ -42,6 +44,43 @@ def test_a_checkpoint_of_other_settings_is_refused_though_its_shapes_are_the_sam
         _, err = run(*again, code=78)
         assert "model.num_heads: now 4" in err
         assert "checkpoints/6 was made with 2; bring the old value back" in err
+
+
+@pytest.mark.parametrize("factored", [False, True])
+def test_padding_may_change_but_not_what_is_averaged_over_it(tmp_path, config_file, factored):
+    """Adafactor averages over the rows and columns of larger tables."""
+    settings = {"optimizer.name": "adafactor", "model.d_model": 128 if factored else 16}
+    command = ("train", f"--config={config_file(**settings)}", f"--workdir={tmp_path / 'run'}")
+    run(*command, "--config.training.steps=1")
+    again = (*command, "--config.training.steps=2", "--config.model.vocab_multiple=100")
+    _, err = run(*again, code=BAD_CONFIG if factored else 0)
+    assert ("bring the old model, or model.vocab_multiple and mesh.tensor, back" in err) == factored
+
+
+def test_a_parameter_of_another_shape_is_refused_by_name(tmp_path):
+    settings = {"model.vocab_size": 5}
+    axes = {"kernel": ("embed", "mlp"), "embedding": ("vocab", "embedding")}
+    saved = {"kernel": jnp.ones((8, 8)), "embedding": jnp.ones((6, 2))}
+    checkpoints = Checkpoints(tmp_path, settings)
+    checkpoints.save(0, {"params": saved})
+    checkpoints.wait()
+    checkpoints.close()
+    checkpoints = Checkpoints(tmp_path, settings, read_only=True)
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+
+    def restore(**sizes):
+        shapes = {
+            name: jax.ShapeDtypeStruct(sizes.get(name, array.shape), array.dtype)
+            for name, array in saved.items()
+        }
+        return checkpoints.restore_parameters(0, shapes, dict.fromkeys(shapes, here), axes)
+
+    assert restore(embedding=(5, 2))["embedding"].sum() == 10
+    assert restore(embedding=(9, 2))["embedding"].sum() == 12
+    for sizes in ({"kernel": (4, 8)}, {"kernel": (8,)}, {"embedding": (4, 2)}):
+        with pytest.raises(UserError, match=f"params/{next(iter(sizes))}: got shape"):
+            restore(**sizes)
+    checkpoints.close()
 
 
 def test_the_newest_checkpoint_and_every_nth_are_kept(tmp_path, config_file):
