@@ -126,6 +126,7 @@ for mesh in ("tensor=3", "data=3"):
 """
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_where_its_vocabulary_is_padded_otherwise(tmp_path, config_file):
     model = {"num_heads": 3, "head_dim": 8, "d_ff": 48, "tie_embeddings": False}
     more = {f"model.{name}": value for name, value in model.items()}
