@@ -195,6 +195,7 @@ def test_each_decoder_sees_its_side_alone(kind):
     assert changed.tolist() == [True] * 3 + [False] * 4
 
 
+@pytest.mark.slow
 def test_a_run_trains_both_decoders(make):
     from t5x_lite.resolve import text_data
     from t5x_lite.training.loop import Run

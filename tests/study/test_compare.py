@@ -175,6 +175,7 @@ def test_runs_at_once_share_a_cpu_and_nothing_else(written, monkeypatch):
     assert "--jobs=2: runs at once share the cores of a CPU, and here is a gpu" in err
 
 
+@pytest.mark.slow
 def test_a_cell_without_any_run_is_left_out_of_the_report(tmp_path, written, monkeypatch):
     objectives = {"lm": "causal_lm", "bad": "fill_in_the_middle", "next": "masked_next_token"}
     cells = {
@@ -205,6 +206,7 @@ def test_a_cell_without_any_run_is_left_out_of_the_report(tmp_path, written, mon
     assert scores["span_bits_left"]["mean"] == pytest.approx(expected / results["spans"]["bytes"])
 
 
+@pytest.mark.slow
 def test_losses_of_other_texts_do_not_compare(tmp_path, text_file, written):
     other = tmp_path / "other.txt"
     lines = text_file.read_text().splitlines()

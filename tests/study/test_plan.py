@@ -120,6 +120,7 @@ def test_frozen_parameters_take_room_and_have_no_optimizer_state():
     assert adapted.memory["optimizer"] < 0.1 * whole.memory["optimizer"]
 
 
+@pytest.mark.slow
 def test_search_finds_what_fits_and_ranks_it():
     config = load("gpt2_small", ["data.batch_size=64"])
     found = plan_search.search(config, parse_topology("v5e:2x2"), say=lambda _: None)

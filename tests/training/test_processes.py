@@ -143,9 +143,10 @@ def test_processes_that_differ_say_in_what(tmp_path, config_file, differs):
     ("number", "words"),
     [
         (1, "process 1"),
-        pytest.param(0, "process 0, which coordinates the others,", marks=pytest.mark.slow),
+        (0, "process 0, which coordinates the others,"),
     ],
 )
+@pytest.mark.slow
 def test_a_process_that_has_stopped_is_named(tmp_path, config_file, number, words):
     path = config_file(**{"training.steps": 100_000, "training.stuck_after": 5.0})
     workdir = tmp_path / "run"

@@ -58,7 +58,12 @@ def test_how_it_is_computed_changes_nothing(make, objective, architecture):
 
 @pytest.mark.parametrize(
     ("objective", "architecture"),
-    [CELLS[0], CELLS[1], pytest.param(*CELLS[4], marks=pytest.mark.slow), CELLS[-1]],
+    [
+        CELLS[0],
+        CELLS[1],
+        pytest.param(*CELLS[4], marks=pytest.mark.slow),
+        pytest.param(*CELLS[-1], marks=pytest.mark.slow),
+    ],
 )
 def test_bfloat16_is_float32_within_its_digits(make, objective, architecture):
     relative = {"model.positions": "relative"}
