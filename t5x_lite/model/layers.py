@@ -121,7 +121,7 @@ def padded_with_zeros(init: Any, size: int, axis: int) -> Any:
     """
 
     def draw_and_pad(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
-        padding = max(shape[axis] - size, 0)
+        padding = max(shape[axis] - size, 0)  # a device's own part may be shorter than `size`
         drawn = list(shape)
         drawn[axis] -= padding
         widths = [(0, 0)] * len(shape)
