@@ -24,6 +24,7 @@ from t5x_lite.model.matmul import (
     matmul_to_heads,
     matmul_transposed,
     rounded,
+    target_platform,
     wide_dtype,
 )
 from t5x_lite.model.parallel import (
@@ -87,16 +88,19 @@ ACTIVATIONS = {
 }
 
 
-@partial(jax.checkpoint, static_argnums=0)
 def activate(name: str, x: Array, gate: Array | float = 1.0) -> Array:
     """act(x) times a gate, computed in float32 or better, rounded once, and recomputed in the
     backward pass.
     """
-    dtype = wide_dtype(x.dtype)
-    activated = ACTIVATIONS[name](x.astype(dtype))
-    if not isinstance(gate, float):
-        activated = activated * jnp.asarray(gate, dtype)
-    return activated.astype(x.dtype)
+
+    def activated(x, gate):
+        dtype = wide_dtype(x.dtype)
+        y = ACTIVATIONS[name](x.astype(dtype)) * jnp.asarray(gate, dtype)
+        return y.astype(x.dtype)
+
+    # TPU's compiler makes what is computed again a part of the products beside it, a CPU's would
+    # rather keep it.
+    return jax.checkpoint(activated, prevent_cse=target_platform() != "tpu")(x, gate)
 
 
 def parameter_dtype(config: ModelDimensions) -> Any:
@@ -238,9 +242,9 @@ class Dense(nn.Module):
                 init = _plus_identity(init, self.plus_identity)
             shape = (inputs, self.features)
             kernel = self._own(self.param("kernel", with_axes(init, *self.axes), shape, dtype))
-            if self.to_heads and heads_in_product(rows):
+            if self.to_heads and heads_in_product(rows, config.head_dim):
                 y = matmul_to_heads(x, kernel, config.head_dim)
-            elif self.from_heads and heads_in_product(rows):
+            elif self.from_heads and heads_in_product(rows, config.head_dim):
                 y = matmul_from_heads(x, kernel)
             else:
                 y = matmul(rows, kernel)

@@ -51,16 +51,16 @@ def matmul(x: jax.Array, w: jax.Array) -> jax.Array:
     return _with_flat_rows(x, w, "plain")
 
 
-def heads_in_product(rows: jax.Array) -> bool:
+def heads_in_product(rows: jax.Array, head_dim: int) -> bool:
     """Whether the product of attention's projections with rows [B, T, D or H · K] should have heads
     as an axis of its own.
 
     TPU's compiler writes such a product in the order that attention reads it in, for one copy of
     the kernel; split into heads afterwards it is copied twice, which is less where there are few
-    positions.
+    positions. Heads of 64 would fill half of the 128 lanes.
     """
     B, T, width = rows.shape
-    return target_platform() == "tpu" and width <= 2 * B * T
+    return target_platform() == "tpu" and head_dim % 128 == 0 and width <= 2 * B * T
 
 
 def matmul_to_heads(x: jax.Array, w: jax.Array, head_dim: int) -> jax.Array:
@@ -85,10 +85,10 @@ def matmul_transposed(x: jax.Array, w: jax.Array) -> jax.Array:
 
 def _with_flat_rows(x, w, form: "Form"):
     """Dense layers are faster with all positions of a batch as rows of one matrix: on a CPU by a
-    third. Where the compiler splits x over devices it stays as it is: flattened, a sharded sequence
-    would be gathered.
+    third. TPU's compiler lays them out itself, and better. Where it splits x over devices x stays
+    as it is, too: flattened, a sharded sequence would be gathered.
     """
-    if w.ndim > 2 or x.ndim == 2 or compiler_splits():
+    if w.ndim > 2 or x.ndim == 2 or compiler_splits() or target_platform() == "tpu":
         return _matmul(x, w, form)
     y = _matmul(x.reshape(-1, x.shape[-1]), w, form)
     return y.reshape(*x.shape[:-1], y.shape[-1])
