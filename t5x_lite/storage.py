@@ -267,8 +267,12 @@ def _make_parent(files: Any, path: str) -> None:
         os.makedirs(os.path.dirname(path), exist_ok=True)
 
 
-def download(address: str, directory: Path, last: str) -> None:
-    """Copy all files here, unless they are here already: `last`, which tells, is copied last."""
+def download(address: str, directory: Path, last: str, but: str | None = None) -> None:
+    """Copy all files here, unless they are here already: `last`, which tells, is copied last.
+
+    Args:
+        but: those that end so are left.
+    """
     files, root = file_system(address)
     with user_errors(IO_ERROR, f"{address}: cannot be read"):
         found = files.cat_file(f"{root}/{last}")
@@ -279,7 +283,7 @@ def download(address: str, directory: Path, last: str) -> None:
         for name in files.find(root):
             target = directory / name.removeprefix(root).lstrip("/")
             target.parent.mkdir(parents=True, exist_ok=True)
-            if target.name != last:
+            if target.name != last and not (but and name.endswith(but)):
                 files.get_file(name, str(target))
         (directory / last).write_bytes(found)
 

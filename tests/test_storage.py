@@ -16,6 +16,7 @@ from conftest import run, run_apart, settings, start
 from training.runs import figures
 
 from t5x_lite import storage
+from t5x_lite.data.store import shards
 from t5x_lite.errors import UserError
 from t5x_lite.training import run_directory
 
@@ -368,19 +369,32 @@ def test_what_is_not_in_a_bucket_is_refused_in_one_sentence(bucket):
     assert f"{bucket}/runs/nothing: has no config.json" in err
 
 
-def test_a_store_that_changed_in_the_bucket_is_refused(bucket, config_file, tmp_path, monkeypatch):
-    monkeypatch.setenv("T5X_LITE_CACHE", str(tmp_path / "cache"))
-    store = f"{bucket}/stores/changed"
-    command = ("prepare", f"--config={config_file()}", f"--config.data.store={store}")
+def test_another_machine_reads_of_a_store_what_it_needs(bucket, config_file, tmp_path, monkeypatch):
+    """And refuses what has changed."""
+    monkeypatch.setattr(shards, "SHARD_BYTES", 100)
+    store = f"{bucket}/stores/text"
+    settings = (f"--config={config_file()}", f"--config.data.store={store}")
+
+    def train_on(machine):
+        monkeypatch.setenv("T5X_LITE_CACHE", str(tmp_path / machine))
+        workdir = f"--workdir={tmp_path}/run_{machine}"
+        return ("train", *settings, workdir, "--config.training.steps=1")
+
+    command = train_on("one")
+    run("prepare", *settings)
     run(*command)
+    run(*train_on("two"))
+    assert figures(tmp_path / "run_two") == figures(tmp_path / "run_one")
+    (here,) = (tmp_path / "two/stores").glob("*/manifest.json")
+    prepared = json.loads(here.read_text())["sources"][0]["train"]["shards"]
+    read = list(here.parent.glob("0.train/*.bin"))
+    assert 0 < len(read) < len(prepared)
+
     files, path = storage.file_system(f"{store}/0.train.bin")
-    content = bytearray(files.cat_file(path))
-    content[100] ^= 1
-    files.pipe_file(path, bytes(content))
-    run(*command)  # from the cache, where it is whole
-    monkeypatch.setenv("T5X_LITE_CACHE", str(tmp_path / "another"))
-    _, err = run(*command, code=65)
-    assert "changed since it was prepared" in err
+    content = files.cat_file(path)
+    files.pipe_file(path, bytes(byte ^ 1 for byte in content))
+    _, err = run(*train_on("three"), code=65)
+    assert f"{store}/0.train.bin: changed since it was prepared" in err
 
 
 def test_what_cannot_be_reached_is_one_sentence():

@@ -9,7 +9,7 @@ import numpy as np
 from t5x_lite.data.objectives.pairs import Pair
 from t5x_lite.data.rows.batches import Batches, Ledger
 from t5x_lite.data.rows.streams import TextStream
-from t5x_lite.data.store.corpus import Corpus
+from t5x_lite.data.store.corpus import Corpus, Tokens
 from t5x_lite.data.tasks.examples import readable
 from t5x_lite.data.tasks.rows import TaskSplit
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
@@ -164,7 +164,7 @@ def show_store(corpus: Corpus, examples: int = 3, most_frequent: int = 20) -> st
 
 def _show_split(
     split: str,
-    tokens: np.ndarray,
+    tokens: Tokens,
     counts: dict,
     tokenizer: Tokenizer,
     examples: int,
@@ -190,7 +190,7 @@ def _show_split(
     return lines
 
 
-def _count_tokens(tokens: np.ndarray, tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
+def _count_tokens(tokens: Tokens, tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
     """How often each id occurs, and where documents end."""
     frequencies = np.zeros(tokenizer.vocabulary.size, np.int64)
     ends = []

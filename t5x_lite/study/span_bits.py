@@ -97,7 +97,7 @@ def validation_documents(corpus: Corpus) -> list[str]:
     eos = corpus.tokenizer.vocabulary.eos
     texts = []
     for source in corpus.sources:
-        tokens = source.tokens["validation"]
+        tokens = np.asarray(source.tokens["validation"])
         ends = np.flatnonzero(tokens == eos)
         texts += [corpus.tokenizer.decode(ids) for ids in np.split(tokens, ends + 1) if len(ids)]
     return [text.removesuffix(corpus.tokenizer.name(eos)) for text in texts]

@@ -14,13 +14,14 @@ from typing import Protocol
 import numpy as np
 
 from t5x_lite.data.rng import Purpose, philox_key
+from t5x_lite.data.store.corpus import Tokens
 
 
 class Windows(Protocol):
     """Windows of one text; arrays of row indices in, one entry for each out."""
 
     @property
-    def tokens(self) -> np.ndarray:
+    def tokens(self) -> Tokens:
         """The text."""
         ...
 
@@ -90,7 +91,7 @@ class BlockOrder:
     same text, whatever the windows.
     """
 
-    tokens: np.ndarray
+    tokens: Tokens
     block: int  # tokens that stay together
     seed: int
     source: int = 0  # number of the text among several
@@ -123,7 +124,7 @@ class BlockOrder:
         shifts = block_begins - piece_edges[:, :-1] - flat_positions[::size, None]
         sources = np.repeat(shifts, piece_sizes) + flat_positions
         # The offset moves the last block past the end of the text: wrap around.
-        windows = np.asarray(self.tokens).take(sources, mode="wrap").reshape(len(starts), size)
+        windows = self.tokens.take(sources, mode="wrap").reshape(len(starts), size)
 
         if self.boundary is not None:
             rows, pieces = np.nonzero(piece_edges[:, 1:] <= size)
@@ -162,7 +163,7 @@ class ShuffledWindows:
     starts: np.ndarray
 
     @property
-    def tokens(self) -> np.ndarray:
+    def tokens(self) -> Tokens:
         """The text."""
         return self.order.tokens
 
@@ -199,7 +200,7 @@ class ShuffledWindows:
 class StaticWindows:
     """The same windows in every epoch, in an order of its own."""
 
-    tokens: np.ndarray
+    tokens: Tokens
     size: int
     seed: int
     stream: int = 0  # number of the stream among several
@@ -236,7 +237,7 @@ class SequentialWindows:
     `min_tokens`.
     """
 
-    tokens: np.ndarray
+    tokens: Tokens
     size: int
     min_tokens: int
 
@@ -266,7 +267,7 @@ class SequentialWindows:
 class Documents:
     """The documents of a text, each with the EOS that it ends in."""
 
-    tokens: np.ndarray
+    tokens: Tokens
     eos: int
 
     def __len__(self) -> int:
@@ -275,7 +276,7 @@ class Documents:
     @cached_property
     def ends(self) -> np.ndarray:
         """Where each document ends: the place after its last token."""
-        ends = np.flatnonzero(self.tokens == self.eos) + 1
+        ends = np.flatnonzero(np.asarray(self.tokens) == self.eos) + 1
         return np.union1d(ends, [len(self.tokens)])
 
     def elsewhere(self, places: np.ndarray, uniform: np.ndarray, size: int) -> np.ndarray:
@@ -294,7 +295,7 @@ class Documents:
         begin, end = self._bounds(start)
         start = np.maximum(np.minimum(start, end - 1 - size), begin)
         at = start[:, None] + np.arange(size)
-        return np.where(at < end[:, None], np.asarray(self.tokens).take(at, mode="clip"), self.eos)
+        return np.where(at < end[:, None], self.tokens.take(at, mode="clip"), self.eos)
 
     def _bounds(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Where the document of each place begins and ends."""

@@ -4,6 +4,8 @@ STORE/manifest.json      what it was made from, counts, issues of the text, SHA-
 STORE/tokenizer/
 STORE/0.train.bin        of source 0: little-endian uint16 (uint32 where the vocabulary needs it)
 STORE/0.validation.bin
+
+Of a store in a bucket the manifest and the tokenizer are here, and the ids as they are read.
 """
 
 import hashlib
@@ -14,10 +16,12 @@ from typing import Any, Literal
 
 import numpy as np
 
+from t5x_lite.data.store.remote_tokens import RemoteTokens
 from t5x_lite.data.tokenizers import tokenizer
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import BAD_DATA, NO_FILE, UserError, read_json
 
+Tokens = np.ndarray | RemoteTokens
 Split = Literal["train", "validation"]
 SPLITS: tuple[Split, ...] = ("train", "validation")
 MANIFEST = "manifest.json"
@@ -29,7 +33,7 @@ class Source:
 
     name: str
     rate: float  # as the setting has it; 0: none
-    tokens: dict[str, np.ndarray]  # split → ids, read from disk as needed
+    tokens: dict[str, Tokens]  # split → ids, read from disk, or a bucket, as needed
 
 
 @dataclass(frozen=True)
@@ -44,12 +48,10 @@ class Corpus:
     @property
     def tokens(self) -> dict[str, np.ndarray]:
         """The tokens of all sources, split → ids; of several sources, in memory."""
-        if len(self.sources) == 1:
-            return self.sources[0].tokens
         tokens = {}
         for split in SPLITS:
-            parts = [source.tokens[split] for source in self.sources]
-            tokens[split] = np.concatenate(parts)
+            parts = [np.asarray(source.tokens[split]) for source in self.sources]
+            tokens[split] = np.concatenate(parts) if len(parts) > 1 else parts[0]
         return tokens
 
 
@@ -65,15 +67,18 @@ def cache_directory() -> Path:
     return path
 
 
-def open_store(store: Path) -> Corpus:
+def open_store(store: Path, address: str = "") -> Corpus:
     """Open a prepared store.
+
+    Args:
+        address: of the store in a bucket that has the ids, where they are not here.
 
     Raises:
         UserError: where there is no store, or its bytes do not have the hashes in its manifest.
     """
     manifest = read_json(store / MANIFEST, "run prepare")
     try:
-        sources = _open_sources(store, manifest)
+        sources = _open_sources(store, address, manifest)
         _check_manifest(manifest, sources)
         fingerprint = manifest["tokenizer"]
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -89,14 +94,20 @@ def open_store(store: Path) -> Corpus:
     return Corpus(store, store_tokenizer, manifest, tuple(sources))
 
 
-def _open_sources(store: Path, manifest: dict[str, Any]) -> list[Source]:
+def _open_sources(store: Path, address: str, manifest: dict[str, Any]) -> list[Source]:
     dtype = np.dtype(manifest["dtype"])
     sources = []
     for number, record in enumerate(manifest["sources"]):
-        tokens = {}
+        tokens: dict[str, Tokens] = {}
         for split in SPLITS:
-            path = store / f"{number}.{split}.bin"
-            tokens[split] = _open_tokens(path, dtype, record[split])
+            name = f"{number}.{split}"
+            path = store / f"{name}.bin"
+            if address and not path.exists():
+                file = f"{address}/{path.name}"
+                shards = record[split]["shards"]
+                tokens[split] = RemoteTokens(file, store / name, dtype, shards)
+            else:
+                tokens[split] = _open_tokens(path, dtype, record[split])
         sources.append(Source(record["source"], 0.0, tokens))
     return sources
 
@@ -120,7 +131,7 @@ def _open_tokens(path: Path, dtype: np.dtype, counts: dict[str, Any]) -> np.ndar
     """The ids in a file, whose shards must have the hashes in the manifest."""
     if not counts["tokens"]:
         return np.zeros(0, dtype)
-    tokens = np.memmap(path, dtype, "r")
+    tokens = np.asarray(np.memmap(path, dtype, "r"))
     start = 0
     for shard in counts["shards"]:
         end = start + shard["tokens"]

@@ -120,8 +120,8 @@ def _with_rates(corpus: Corpus, data: Data) -> Corpus:
 def _store_in_bucket(
     data: Data, say: Say, allowed: AllowedCode, beam_options: Sequence[str] | None
 ) -> Corpus:
-    """A store elsewhere, from the cache, where it is copied at first. It is made here, and then
-    copied there.
+    """A store elsewhere. It is made here, and then copied there; another machine has in its cache
+    what it has read.
     """
     address = data.store.rstrip("/")
     store = cache_directory() / "stores" / hashlib.sha256(address.encode()).hexdigest()[:16]
@@ -136,8 +136,8 @@ def _store_in_bucket(
                 _make_store(data, origin, store, say, allowed, pipeline)
                 storage.upload(store, address, last=MANIFEST)
     with storage.wait_for_lock(f"{store}.lock"):  # several processes of a host share the cache
-        storage.download(address, store, last=MANIFEST)
-    return open_store(store)
+        storage.download(address, store, last=MANIFEST, but=".bin")
+    return open_store(store, address)
 
 
 # What a store is made from. The manifest has it as `made_from`.
