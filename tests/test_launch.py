@@ -174,6 +174,7 @@ exit $highest
         ("143 143", "5", False),
         ("76 76", "0", False),
         ("142 1", "0", False),  # one has failed, the other was stuck without it
+        ("142 137", "0", False),  # so where it was killed for its memory
         ("143 1", "0", True),  # one has failed where all were to end
     ],
 )

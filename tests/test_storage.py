@@ -79,7 +79,7 @@ def test_prepared_trained_killed_and_used_in_a_bucket(bucket, config_file, tmp_p
     of_store = f"--config.data.store={store}"
     run_apart("train", config, f"--workdir={tmp_path / 'here'}")
 
-    out, _ = run_apart("prepare", config, of_store)
+    out, _ = run("prepare", config, of_store)
     assert "stores" in out
     assert {"manifest.json", "0.train.bin", "tokenizer/vocabulary.json"} <= names(store)
 
@@ -372,7 +372,7 @@ def test_what_is_not_in_a_bucket_is_refused_in_one_sentence(bucket):
 def test_another_machine_reads_of_a_store_what_it_needs(bucket, config_file, tmp_path, monkeypatch):
     """And refuses what has changed."""
     monkeypatch.setattr(shards, "SHARD_BYTES", 100)
-    store = f"{bucket}/stores/text"
+    store = f"{bucket}/stores/in_many_shards"
     settings = (f"--config={config_file()}", f"--config.data.store={store}")
 
     def train_on(machine):

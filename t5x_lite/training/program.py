@@ -51,7 +51,7 @@ class Program:
         self, resolved: Resolved, raw_tokens: float = 0.0, devices: Sequence[Any] | None = None
     ):
         config = resolved.config
-        self.resolved = resolved
+        self.resolved = resolved  # until the mesh is known, for which its vocabulary is padded
         self._raw_tokens = raw_tokens
         devices = jax.devices() if devices is None else devices
         shape = resolved.rows.shape

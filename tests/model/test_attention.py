@@ -85,8 +85,11 @@ def test_attention_is_that_of_the_paper():
     "kind",
     [
         {"num_kv_heads": 2, "positions": "rotary"},
-        {"num_kv_heads": 1, "bias": False},
-        {"head_dim": 6, "lora_rank": 2, "lora_targets": ("query", "value", "out")},
+        pytest.param({"num_kv_heads": 1, "bias": False}, marks=pytest.mark.slow),
+        pytest.param(
+            {"head_dim": 6, "lora_rank": 2, "lora_targets": ("query", "value", "out")},
+            marks=pytest.mark.slow,
+        ),
         {"dtype": "bfloat16", "positions": "relative"},
     ],
 )

@@ -1,5 +1,6 @@
 """Scaling laws of a comparison: what its cells are made of is found again, and shown."""
 
+import copy
 import dataclasses
 import itertools
 import math
@@ -38,6 +39,12 @@ def laws_of(cells):
     return ladder.laws_of(cells, {})
 
 
+@pytest.fixture(scope="module")
+def of_two():
+    """The laws of two objectives that are measured alike."""
+    return laws_of(cells_of("span_bits_left", gpt=GPT, bert=BERT))
+
+
 def test_laws_are_found_in_cells():
     found = laws_of(cells_of(gpt=GPT, bert=BERT, seeds=2))["loss"]
     assert list(found["objectives"]) == ["gpt, decoder", "bert, decoder"]
@@ -61,9 +68,9 @@ def test_laws_are_found_in_cells():
     assert found["multipliers"] == []  # losses of different objectives
 
 
-def test_one_objective_costs_more_than_another():
+def test_one_objective_costs_more_than_another(of_two):
     """BERT needs half the text and 4/7 of the compute of a token."""
-    found = laws_of(cells_of("span_bits_left", gpt=GPT, bert=BERT))["span_bits_left"]
+    found = of_two["span_bits_left"]
     (one,) = found["multipliers"]
     assert (one["objective"], one["against"]) == ("bert, decoder", "gpt, decoder")
     assert one["value"] == pytest.approx(GPT.best_loss(3.2e12), rel=1e-4)
@@ -96,8 +103,8 @@ def test_a_cell_that_failed_is_left_out():
     assert of_one["law"]["alpha"][0] == pytest.approx(GPT.alpha, rel=1e-3)
 
 
-def test_the_report_shows_what_is_unbounded():
-    found = laws_of(cells_of("span_bits_left", gpt=GPT, bert=BERT))
+def test_the_report_shows_what_is_unbounded(of_two):
+    found = copy.deepcopy(of_two)
     bounds = found["span_bits_left"]["objectives"]["gpt, decoder"]["law"]["alpha"]
     bounds[2] = None
     parts = scaling_report.parts(found, {"span_bits_left": "bits"})

@@ -111,8 +111,8 @@ print("FOUND", json.dumps([sent, found]))
 @pytest.mark.parametrize(
     ("config", "settings"),
     [
-        ("gpt_tiny", ["mesh.fsdp=8"]),
-        ("t5_tiny", ["mesh.fsdp=2", "mesh.data=4"]),
+        pytest.param("gpt_tiny", ["mesh.fsdp=8"], marks=pytest.mark.slow),
+        pytest.param("t5_tiny", ["mesh.fsdp=2", "mesh.data=4"], marks=pytest.mark.slow),
         ("bert_tiny", ["mesh.fsdp=4", "mesh.tensor=2"]),
         ("gpt_tiny", ["mesh.sequence=2", "mesh.fsdp=4"]),
     ],

@@ -46,7 +46,7 @@ def test_a_checkpoint_of_other_settings_is_refused_though_its_shapes_are_the_sam
         assert "checkpoints/6 was made with 2; bring the old value back" in err
 
 
-@pytest.mark.parametrize("factored", [False, True])
+@pytest.mark.parametrize("factored", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_padding_may_change_but_not_what_is_averaged_over_it(tmp_path, config_file, factored):
     """Adafactor averages over the rows and columns of larger tables."""
     settings = {"optimizer.name": "adafactor", "model.d_model": 128 if factored else 16}

@@ -107,7 +107,7 @@ class RemoteTokens:
         path = self._path(number)
         try:
             os.utime(path)  # it was read just now
-            shard = np.memmap(path, self.dtype, "r")
+            shard = np.asarray(np.memmap(path, self.dtype, "r"))
         except (OSError, ValueError):  # ValueError: of no whole number of ids
             return None
         if number not in self._checked:
