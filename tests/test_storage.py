@@ -389,6 +389,10 @@ def test_another_machine_reads_of_a_store_what_it_needs(bucket, config_file, tmp
     prepared = json.loads(here.read_text())["sources"][0]["train"]["shards"]
     read = list(here.parent.glob("0.train/*.bin"))
     assert 0 < len(read) < len(prepared)
+    _, err = run("inspect", f"--store={store}/nothing", code=66)
+    assert f"{store}/nothing: no token store; run prepare" in err
+    shown, _ = run("inspect", f"--store={store}/")
+    assert f"{sum(shard['tokens'] for shard in prepared):,}" in shown
 
     files, path = storage.file_system(f"{store}/0.train.bin")
     content = files.cat_file(path)

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from t5x_lite import storage
 from t5x_lite.data.store.remote_tokens import RemoteTokens
 from t5x_lite.data.tokenizers import tokenizer
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
@@ -67,15 +68,27 @@ def cache_directory() -> Path:
     return path
 
 
-def open_store(store: Path, address: str = "") -> Corpus:
-    """Open a prepared store.
+def cache_of(address: str) -> Path:
+    """The directory in the cache for a store in a bucket."""
+    name = hashlib.sha256(address.encode()).hexdigest()[:16]
+    return cache_directory() / "stores" / name
 
-    Args:
-        address: of the store in a bucket that has the ids, where they are not here.
+
+def open_store(place: str | Path) -> Corpus:
+    """Open a prepared store, here or in a bucket.
 
     Raises:
-        UserError: where there is no store, or its bytes do not have the hashes in its manifest.
+        UserError: where there is no store, or its bytes do not have the hashes in its manifest. Of
+            a store in a bucket that is found when they are read.
     """
+    address = str(place).rstrip("/") if storage.is_remote(place) else ""
+    store = cache_of(address) if address else Path(place)
+    if address:
+        if not storage.exists(f"{address}/{MANIFEST}"):
+            raise UserError(NO_FILE, f"{address}: no token store; run prepare")
+        store.parent.mkdir(parents=True, exist_ok=True)
+        with storage.wait_for_lock(f"{store}.lock"):  # several processes of a host share the cache
+            storage.download(address, store, last=MANIFEST, but=".bin")
     manifest = read_json(store / MANIFEST, "run prepare")
     try:
         sources = _open_sources(store, address, manifest)

@@ -28,6 +28,7 @@ from t5x_lite.data.store.corpus import (
     Corpus,
     Split,
     cache_directory,
+    cache_of,
     open_store,
 )
 from t5x_lite.data.store.encoding import EncoderPool, LocalEncoder, Progress, SourceEncoder
@@ -124,10 +125,10 @@ def _store_in_bucket(
     what it has read.
     """
     address = data.store.rstrip("/")
-    store = cache_directory() / "stores" / hashlib.sha256(address.encode()).hexdigest()[:16]
-    store.parent.mkdir(parents=True, exist_ok=True)
     if not storage.exists(f"{address}/{MANIFEST}"):
         origin = _describe_origin(data, allowed)
+        store = cache_of(address)
+        store.parent.mkdir(parents=True, exist_ok=True)
         with storage.wait_for_lock(f"{address}.lock"):
             if not storage.exists(f"{address}/{MANIFEST}"):  # nobody made it meanwhile
                 if (store / MANIFEST).exists():  # of a store that was there once
@@ -135,9 +136,7 @@ def _store_in_bucket(
                 pipeline = _pipeline(f"{address}.staging", origin, beam_options)
                 _make_store(data, origin, store, say, allowed, pipeline)
                 storage.upload(store, address, last=MANIFEST)
-    with storage.wait_for_lock(f"{store}.lock"):  # several processes of a host share the cache
-        storage.download(address, store, last=MANIFEST, but=".bin")
-    return open_store(store, address)
+    return open_store(address)
 
 
 # What a store is made from. The manifest has it as `made_from`.
