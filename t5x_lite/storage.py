@@ -25,6 +25,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -267,11 +268,11 @@ def _make_parent(files: Any, path: str) -> None:
         os.makedirs(os.path.dirname(path), exist_ok=True)
 
 
-def download(address: str, directory: Path, last: str, but: str | None = None) -> None:
+def download(address: str, directory: Path, last: str, leave: str = "") -> None:
     """Copy all files here, unless they are here already: `last`, which tells, is copied last.
 
     Args:
-        but: those that end so are left.
+        leave: a pattern, as of fnmatch, of names that are not copied.
     """
     files, root = file_system(address)
     with user_errors(IO_ERROR, f"{address}: cannot be read"):
@@ -280,11 +281,12 @@ def download(address: str, directory: Path, last: str, but: str | None = None) -
             return
         if directory.exists():
             shutil.rmtree(directory)
-        for name in files.find(root):
-            target = directory / name.removeprefix(root).lstrip("/")
-            target.parent.mkdir(parents=True, exist_ok=True)
-            if target.name != last and not (but and name.endswith(but)):
-                files.get_file(name, str(target))
+        for path in files.find(root):
+            name = path.removeprefix(root).lstrip("/")
+            if name != last and not fnmatchcase(name, leave):
+                (directory / name).parent.mkdir(parents=True, exist_ok=True)
+                files.get_file(path, str(directory / name))
+        directory.mkdir(parents=True, exist_ok=True)
         (directory / last).write_bytes(found)
 
 

@@ -387,7 +387,7 @@ def test_another_machine_reads_of_a_store_what_it_needs(bucket, config_file, tmp
     assert figures(tmp_path / "run_two") == figures(tmp_path / "run_one")
     (here,) = (tmp_path / "two/stores").glob("*/manifest.json")
     prepared = json.loads(here.read_text())["sources"][0]["train"]["shards"]
-    read = list(here.parent.glob("0.train/*.bin"))
+    read = list(here.parent.glob("shards/*.bin"))
     assert 0 < len(read) < len(prepared)
     _, err = run("inspect", f"--store={store}/nothing", code=66)
     assert f"{store}/nothing: no token store; run prepare" in err

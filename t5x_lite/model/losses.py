@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from t5x_lite.model.matmul import wide_dtype
+from t5x_lite.model.matmul import compiler_splits, wide_dtype
 from t5x_lite.model.parallel import max_over_vocabulary, part_places, sum_over_vocabulary
 
 # total_loss, which is minimised; nll and correct, which are reported; weight, the divisor of all.
@@ -109,7 +109,9 @@ def cross_entropy(
 
     def split(x):
         """[B, T, …] → [chunks, B, chunk, …]."""
-        if chunk == length:  # as rows of one matrix: TPU's compiler then copies no head
+        # All at once, as rows of one matrix: TPU's compiler then copies no head. (Where it splits
+        # the sequence, flattening would gather it.)
+        if chunk == length and not compiler_splits():
             return x.reshape(1, -1, *x.shape[2:])
         rest = [(0, 0)] * (x.ndim - 2)
         x = jnp.pad(x, [(0, 0), (0, -length % chunk), *rest])

@@ -88,7 +88,8 @@ def _with_flat_rows(x, w, form: "Form"):
     third. TPU's compiler lays them out itself, and better. Where it splits x over devices x stays
     as it is, too: flattened, a sharded sequence would be gathered.
     """
-    if w.ndim > 2 or x.ndim == 2 or compiler_splits() or target_platform() == "tpu":
+    stays = x.ndim > 2 and (compiler_splits() or target_platform() == "tpu")
+    if w.ndim > 2 or x.ndim == 2 or stays:
         return _matmul(x, w, form)
     y = _matmul(x.reshape(-1, x.shape[-1]), w, form)
     return y.reshape(*x.shape[:-1], y.shape[-1])

@@ -204,7 +204,7 @@ def counting(
     """
     if not config.ngram:
         return {}
-    train_tokens, held_out = corpus.tokens["train"], corpus.tokens["validation"]
+    train_tokens, held_out = corpus.tokens("train"), corpus.tokens("validation")
     vocab_size = corpus.tokenizer.vocabulary.size
     whole = corpus.manifest["validation"]["bytes"]
     counted = {

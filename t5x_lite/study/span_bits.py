@@ -174,7 +174,7 @@ def counted_bits(corpus: Corpus, spans: Sequence[Span]) -> dict[str, np.ndarray]
     """−log₂ p(span | what stands before it) of each span, by the classical models of the training
     text.
     """
-    tokens, vocabulary = corpus.tokens["train"], corpus.tokenizer.vocabulary
+    tokens, vocabulary = corpus.tokens("train"), corpus.tokenizer.vocabulary
     trigrams, owners = [], []
     for number, span in enumerate(spans):
         before = corpus.tokenizer.encode(span.left)[-2:]

@@ -122,7 +122,8 @@ def test_rows_of_a_batch_are_rows_of_one_matrix(multiply, dtype, platform, monke
 
         batched = everything(x, dx, u)
         flat = everything(*(a.reshape(-1, a.shape[-1]) for a in (x, dx, u)))
-        for one, other in zip(batched, flat, strict=True):
+        row, same_row = (everything(*(a[at] for a in (x, dx, u))) for at in ((0, 0), (0, slice(1))))
+        for one, other in zip(batched + row, flat + same_row, strict=True):
             assert one.dtype == other.dtype
             one, other = (np.asarray(a, np.float64) for a in (one, other))
             rounding = 0 if platform == "cpu" else 1e-5  # sums in another order

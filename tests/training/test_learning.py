@@ -27,7 +27,7 @@ LEARNED = [
 
 def entropy(corpus) -> float:
     """Nats per token of the unigram distribution of the training text."""
-    p = np.bincount(corpus.tokens["train"]) / len(corpus.tokens["train"])
+    p = np.bincount(corpus.tokens("train")) / len(corpus.tokens("train"))
     return float(-(p[p > 0] * np.log(p[p > 0])).sum())
 
 

@@ -16,6 +16,8 @@ import numpy as np
 from t5x_lite.data.rng import Purpose, philox_key
 from t5x_lite.data.store.corpus import Tokens
 
+_READ_AT_A_TIME = 1 << 24  # tokens: a text may be larger than memory
+
 
 class Windows(Protocol):
     """Windows of one text; arrays of row indices in, one entry for each out."""
@@ -276,8 +278,11 @@ class Documents:
     @cached_property
     def ends(self) -> np.ndarray:
         """Where each document ends: the place after its last token."""
-        ends = np.flatnonzero(np.asarray(self.tokens) == self.eos) + 1
-        return np.union1d(ends, [len(self.tokens)])
+        ends = [np.array([len(self.tokens)])]
+        for start in range(0, len(self.tokens), _READ_AT_A_TIME):
+            part = self.tokens[start : start + _READ_AT_A_TIME]
+            ends.append(np.flatnonzero(part == self.eos) + start + 1)
+        return np.unique(np.concatenate(ends))
 
     def elsewhere(self, places: np.ndarray, uniform: np.ndarray, size: int) -> np.ndarray:
         """For each place tokens of another document, from a place as likely as any other there is:

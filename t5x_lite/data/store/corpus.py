@@ -46,14 +46,10 @@ class Corpus:
     manifest: dict[str, Any]  # manifest[split] counts what all sources hold
     sources: tuple[Source, ...]
 
-    @property
-    def tokens(self) -> dict[str, np.ndarray]:
-        """The tokens of all sources, split → ids; of several sources, in memory."""
-        tokens = {}
-        for split in SPLITS:
-            parts = [np.asarray(source.tokens[split]) for source in self.sources]
-            tokens[split] = np.concatenate(parts) if len(parts) > 1 else parts[0]
-        return tokens
+    def tokens(self, split: Split) -> np.ndarray:
+        """The ids of all sources; of several, or from a bucket, in memory."""
+        parts = [np.asarray(source.tokens[split]) for source in self.sources]
+        return np.concatenate(parts) if len(parts) > 1 else parts[0]
 
 
 def cache_directory() -> Path:
@@ -88,7 +84,7 @@ def open_store(place: str | Path) -> Corpus:
             raise UserError(NO_FILE, f"{address}: no token store; run prepare")
         store.parent.mkdir(parents=True, exist_ok=True)
         with storage.wait_for_lock(f"{store}.lock"):  # several processes of a host share the cache
-            storage.download(address, store, last=MANIFEST, but=".bin")
+            storage.download(address, store, last=MANIFEST, leave="[0-9]*.bin")
     manifest = read_json(store / MANIFEST, "run prepare")
     try:
         sources = _open_sources(store, address, manifest)
@@ -113,12 +109,10 @@ def _open_sources(store: Path, address: str, manifest: dict[str, Any]) -> list[S
     for number, record in enumerate(manifest["sources"]):
         tokens: dict[str, Tokens] = {}
         for split in SPLITS:
-            name = f"{number}.{split}"
-            path = store / f"{name}.bin"
-            if address and not path.exists():
-                file = f"{address}/{path.name}"
-                shards = record[split]["shards"]
-                tokens[split] = RemoteTokens(file, store / name, dtype, shards)
+            path = store / f"{number}.{split}.bin"
+            if address:
+                file, shards = f"{address}/{path.name}", record[split]["shards"]
+                tokens[split] = RemoteTokens(file, store / "shards", dtype, shards)
             else:
                 tokens[split] = _open_tokens(path, dtype, record[split])
         sources.append(Source(record["source"], 0.0, tokens))

@@ -121,22 +121,31 @@ def _with_rates(corpus: Corpus, data: Data) -> Corpus:
 def _store_in_bucket(
     data: Data, say: Say, allowed: AllowedCode, beam_options: Sequence[str] | None
 ) -> Corpus:
-    """A store elsewhere. It is made here, and then copied there; another machine has in its cache
-    what it has read.
-    """
+    """A store elsewhere. It is made in the cache, and then moved there."""
     address = data.store.rstrip("/")
     if not storage.exists(f"{address}/{MANIFEST}"):
         origin = _describe_origin(data, allowed)
-        store = cache_of(address)
-        store.parent.mkdir(parents=True, exist_ok=True)
+        here = cache_of(f"{address} as it is made")
+        here.parent.mkdir(parents=True, exist_ok=True)
         with storage.wait_for_lock(f"{address}.lock"):
             if not storage.exists(f"{address}/{MANIFEST}"):  # nobody made it meanwhile
-                if (store / MANIFEST).exists():  # of a store that was there once
-                    shutil.rmtree(store)
-                pipeline = _pipeline(f"{address}.staging", origin, beam_options)
-                _make_store(data, origin, store, say, allowed, pipeline)
-                storage.upload(store, address, last=MANIFEST)
+                if not _is_made(here, origin):  # else an earlier run could not copy it
+                    pipeline = _pipeline(f"{address}.staging", origin, beam_options)
+                    _make_store(data, origin, here, say, allowed, pipeline)
+                storage.upload(here, address, last=MANIFEST)
+                shutil.rmtree(here)
     return open_store(address)
+
+
+def _is_made(store: Path, origin: Record) -> bool:
+    """Whether the store is whole; one of another origin is removed."""
+    if not (store / MANIFEST).exists():
+        return False
+    made_from = json.loads((store / MANIFEST).read_text())["made_from"]
+    is_same = made_from == json.loads(json.dumps(origin))
+    if not is_same:
+        shutil.rmtree(store)
+    return is_same
 
 
 # What a store is made from. The manifest has it as `made_from`.

@@ -319,7 +319,7 @@ def test_validation_reads_the_whole_split_in_order(make, batches_of, objective, 
     _, corpus = make(objective, architecture)
     batches = batches_of(objective, architecture, split="validation")
     (stream,) = batches.streams
-    rows, tokens = stream.rows(1), corpus.tokens["validation"]
+    rows, tokens = stream.rows(1), corpus.tokens("validation")
     read = np.concatenate(stream.read(range(rows)))
     assert len(tokens) - len(read) < stream.objective.traits.min_tokens
     assert (read == tokens[: len(read)]).all()

@@ -82,7 +82,7 @@ def test_the_tokens_of_several_sources_follow_each_other(tmp_path):
     small, large = store.sources
     for split in corpus.SPLITS:
         joined = [*small.tokens[split], *large.tokens[split]]
-        assert store.tokens[split].tolist() == joined
+        assert store.tokens(split).tolist() == joined
         assert store.manifest[split]["tokens"] == len(joined)
 
 

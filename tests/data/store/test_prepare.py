@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import os
 import sys
@@ -11,7 +12,7 @@ from t5x_lite.data.store import corpus, shards
 from t5x_lite.data.store import prepare as preparing
 from t5x_lite.data.store.prepare import prepare
 from t5x_lite.data.tokenizers import tokenizer
-from t5x_lite.errors import BAD_DATA, NO_FILE, UserError
+from t5x_lite.errors import BAD_DATA, IO_ERROR, NO_FILE, UserError
 
 QUIET = {"say": lambda _: None}
 
@@ -32,7 +33,7 @@ def test_every_document_is_stored_once_and_copies_in_one_split(tmp_path):
     eos = store.tokenizer.vocabulary.eos
     stored = {}
     for split in corpus.SPLITS:
-        ids = np.array(store.tokens[split])
+        ids = np.array(store.tokens(split))
         documents = np.split(ids, np.flatnonzero(ids == eos) + 1)[:-1]
         stored[split] = [store.tokenizer.decode(document[:-1]) for document in documents]
         counts = store.manifest[split]
@@ -48,8 +49,8 @@ def test_a_single_document_is_cut_in_two(tmp_path):
     data = Data(source=str(tmp_path / "a.txt"), validation_fraction=0.1, tokenizer="bytes")
     store = prepare(data, **QUIET)
     cut = int(len(text) * 0.9)
-    assert store.tokenizer.decode(store.tokens["train"][:-1]) == text[:cut]
-    assert store.tokenizer.decode(store.tokens["validation"][:-1]) == text[cut:]
+    assert store.tokenizer.decode(store.tokens("train")[:-1]) == text[:cut]
+    assert store.tokenizer.decode(store.tokens("validation")[:-1]) == text[cut:]
 
 
 def test_a_validation_source_of_its_own(tmp_path):
@@ -58,8 +59,8 @@ def test_a_validation_source_of_its_own(tmp_path):
     source, validation_source = str(tmp_path / "a.txt"), str(tmp_path / "b.txt")
     data = Data(source=source, validation_source=validation_source, tokenizer="bytes")
     store = prepare(data, **QUIET)
-    assert store.tokenizer.decode(store.tokens["train"]) == "some text</s>"
-    assert store.tokenizer.decode(store.tokens["validation"]) == "other text</s>"
+    assert store.tokenizer.decode(store.tokens("train")) == "some text</s>"
+    assert store.tokenizer.decode(store.tokens("validation")) == "other text</s>"
 
 
 def test_many_copies_first_hide_nothing_that_follows(tmp_path):
@@ -383,6 +384,27 @@ def test_a_named_store_does_not_need_its_tokenizer_any_more(tmp_path):
 
 
 # Commands.
+
+
+def test_what_could_not_be_copied_to_a_bucket_is_not_made_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("T5X_LITE_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "a.txt").write_text(sentences(50))
+    store = "memory://bucket/not-copied-at-first"
+    data = Data(source=str(tmp_path / "a.txt"), tokenizer="bytes", store=store)
+
+    def away(*_, **__):
+        raise UserError(IO_ERROR, "the bucket is away")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(preparing.storage, "upload", away)
+        with pytest.raises(UserError, match="is away"):
+            prepare(data, **QUIET)
+    with monkeypatch.context() as patched:
+        patched.setattr(preparing, "_make_store", None)
+        there = prepare(data, **QUIET)
+    assert not list((tmp_path / "cache/stores").glob("*/*.bin"))  # nor is it here twice
+    here = prepare(dataclasses.replace(data, store=""), **QUIET)
+    assert there.tokens("train").tolist() == here.tokens("train").tolist()
 
 
 def test_prepare_and_inspect(config_file):
