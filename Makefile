@@ -7,8 +7,9 @@ VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2
 include launch/cpu.env
 # The versions tested with this Python; NEWEST=1 takes the newest instead.
 CONSTRAINTS = $(if $(NEWEST),,$(wildcard constraints/$(VERSION).txt))
+# Bytecode is made of what is imported, not of all that is installed.
 INSTALL = rm -f $(VENV)/.installed* $(VENV)/.tested-with*; \
-	$(BIN)/python -m pip install -q --disable-pip-version-check $(if $(NEWEST),-U) $(CONSTRAINTS:%=-c %)
+	$(BIN)/python -m pip install -q --no-compile --disable-pip-version-check $(if $(NEWEST),-U) $(CONSTRAINTS:%=-c %)
 
 .PHONY: quickstart test test-slow test-peers docs coverage clean same-python
 

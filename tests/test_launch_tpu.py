@@ -24,7 +24,9 @@ for number, line in enumerate(scene):
     if all(any(part in word for word in words) for part in line["on"]):
         if not line.get("always"):
             del scene[number]
-            (here / "scene.json").write_text(json.dumps(scene))
+            rest = here / "rest.json"  # it may be killed at any moment
+            rest.write_text(json.dumps(scene))
+            rest.replace(here / "scene.json")
         time.sleep(line.get("seconds", 0))
         print(line.get("out", ""))
         print(line.get("err", ""), file=sys.stderr)

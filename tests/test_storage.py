@@ -68,6 +68,7 @@ def records(address) -> list[dict]:
     return [json.loads(line) for line in text(f"{address}/metrics.jsonl").splitlines()]
 
 
+@pytest.mark.slow
 def test_prepared_trained_killed_and_used_in_a_bucket(bucket, config_file, tmp_path, monkeypatch):
     """The same run as one on a disk, to the last figure; nothing is left here."""
     monkeypatch.setenv("T5X_LITE_CACHE", str(tmp_path / "cache"))

@@ -38,8 +38,8 @@ def target_logits(loaded, prompt, targets):
     ("objective", "architecture", "mixer"),
     [
         ("causal_lm", "decoder", "attention"),
-        ("causal_lm", "decoder", "lstm"),
-        ("prefix_lm", "prefix_decoder", "attention"),
+        pytest.param("causal_lm", "decoder", "lstm", marks=pytest.mark.slow),
+        pytest.param("prefix_lm", "prefix_decoder", "attention", marks=pytest.mark.slow),
         ("span_corruption", "encoder_decoder", "attention"),
         pytest.param("span_corruption", "encoder_decoder", "lstm", marks=pytest.mark.slow),
     ],

@@ -202,6 +202,7 @@ def test_special_ids_that_a_tokenizer_lacks_are_added(tmp_path):
         assert not new[size:].any()
 
 
+@pytest.mark.slow
 def test_a_model_is_exported_from_a_mesh(tmp_path):
     """Parameters that are sharded over four devices are written as from one."""
     imported = tmp_path / "imported"

@@ -82,7 +82,13 @@ def read_in_pieces(config, params, row, pieces):
     return jnp.concatenate(hidden, 1), jnp.stack(ends, 1)
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=pytest.mark.slow if kind == "LSTM after an encoder" else ())
+        for kind in MODELS
+    ],
+)
 def test_a_row_read_in_pieces_is_the_row_read_at_once(kind):
     """In float64, to its last digits; the code that decodes knows of no mixer."""
     with jax.enable_x64(True):

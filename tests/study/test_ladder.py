@@ -84,6 +84,7 @@ def test_too_few_points_have_no_law(few):
     assert laws_of(cells_of(gpt=GPT, **few)) == {}
 
 
+@pytest.mark.slow
 def test_cells_of_another_recipe_are_another_law():
     cells = cells_of(gpt=GPT) | {f"{name}-muon": cell for name, cell in cells_of(gpt=BERT).items()}
     muon = {name: "muon" if name.endswith("muon") else "adamw" for name in cells}

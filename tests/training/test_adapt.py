@@ -28,7 +28,7 @@ def first_row(make, objective, architecture):
 @pytest.mark.parametrize(
     ("objective", "architecture", "adapt"),
     [
-        (*CELLS[1], "lora(3)"),
+        pytest.param(*CELLS[1], "lora(3)", marks=pytest.mark.slow),
         (*CELLS[1], "adapter(5)"),
         pytest.param(*CELLS[2], "lora(3)", marks=pytest.mark.slow),
         pytest.param(*CELLS[2], "adapter(5)", marks=pytest.mark.slow),

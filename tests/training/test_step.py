@@ -122,7 +122,7 @@ AUXILIARY = {
 
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(case, marks=pytest.mark.slow if "_" in case else ()) for case in AUXILIARY],
+    [pytest.param(case, marks=pytest.mark.slow if "encoder" in case else ()) for case in AUXILIARY],
 )
 def test_auxiliary_losses_join_what_is_minimised(exchange, make, case):
     """By their closed forms, on a batch with padded rows, in one microbatch and in four: sums under
