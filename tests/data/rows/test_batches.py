@@ -91,29 +91,31 @@ for step in (0, 777):
 """
 
 
-def test_the_global_batch_is_the_same_for_one_two_and_four_processes(batches_of, text_file):
+@pytest.mark.parametrize(
+    "count", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow), 4]
+)
+def test_the_global_batch_is_the_same_for_any_number_of_processes(batches_of, text_file, count):
     """Over a mesh of data 2 × tensor 2, whose tensor axis spans processes when there are four."""
     batches = batches_of("ul2", "encoder_decoder")
     expected = [dict(enumerate(row_hashes(batches.batch_at(step)))) for step in (0, 777)]
-    for count in (1, 2, 4):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        env = with_devices(4 // count)
-        processes = []
-        for number in range(count):
-            arguments = map(str, (number, count, port, text_file))
-            command = [sys.executable, "-c", PLACED, *arguments]
-            processes.append(
-                subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True)
-            )
-        hashes = [{}, {}]
-        for process in processes:
-            out, _ = process.communicate(timeout=300)
-            assert process.returncode == 0
-            for step, line in enumerate(out.splitlines()):
-                hashes[step] |= {int(row): digest for row, digest in json.loads(line).items()}
-        assert hashes == expected
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    env = with_devices(4 // count)
+    processes = []
+    for number in range(count):
+        arguments = map(str, (number, count, port, text_file))
+        command = [sys.executable, "-c", PLACED, *arguments]
+        processes.append(
+            subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True)
+        )
+    hashes = [{}, {}]
+    for process in processes:
+        out, _ = process.communicate(timeout=300)
+        assert process.returncode == 0
+        for step, line in enumerate(out.splitlines()):
+            hashes[step] |= {int(row): digest for row, digest in json.loads(line).items()}
+    assert hashes == expected
 
 
 # What rows hold.
