@@ -82,7 +82,8 @@ def slow_unless(quick, name):
     return pytest.param(name, marks=() if name == quick else pytest.mark.slow)
 
 
-@pytest.mark.parametrize("architecture", [slow_unless("encoder", name) for name in OBJECTIVES])
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", OBJECTIVES)
 def test_every_family_learns(bases, animals, tmp_path, architecture):
     results = finetune(bases, animals, tmp_path / "run", architecture, **{"data.epochs": 8})
     assert results["reached"]["accuracy"]["mean"] >= 0.9
