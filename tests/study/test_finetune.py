@@ -78,10 +78,6 @@ def finetune(bases, task, workdir, architecture="encoder", **more):
     return api.finetune(bases(architecture), task, workdir, **QUIET, **{**SETTINGS, **more})
 
 
-def slow_unless(quick, name):
-    return pytest.param(name, marks=() if name == quick else pytest.mark.slow)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", OBJECTIVES)
 def test_every_family_learns(bases, animals, tmp_path, architecture):
