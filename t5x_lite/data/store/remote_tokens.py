@@ -68,7 +68,7 @@ class RemoteTokens:
         first, last = self._shard_of(np.array([begin, end - 1])).tolist()
         needed = [n for n in range(first, last + 1) if self._begin(n) < self._ends[n]]
         for number, shard in self._read(needed if len(found) else []):
-            at = self._begin(number) - begin
+            at = self._begin(number) - begin  # of its first id, in what is found
             found[max(at, 0) : at + len(shard)] = shard[max(-at, 0) : len(found) - at]
         return found
 
