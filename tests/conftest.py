@@ -45,6 +45,18 @@ ROOT = Path(__file__).parent.parent
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 
+
+def pytest_configure(config):
+    """Each of several workers has processors of its own: their threads would be in each other's
+    way.
+    """
+    if hasattr(config, "workerinput") and hasattr(os, "sched_setaffinity"):
+        processors = sorted(os.sched_getaffinity(0))
+        number = int(config.workerinput["workerid"].removeprefix("gw"))
+        own = processors[number :: config.workerinput["workercount"]]
+        os.sched_setaffinity(0, own or processors)
+
+
 LENGTHS = {
     "encoder": {"sequence_length": 34},
     "decoder": {"sequence_length": 40},
