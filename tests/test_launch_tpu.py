@@ -13,7 +13,7 @@ from conftest import ROOT
 
 # Each line of the scene: words that a command has to contain, in order of preference, and what is
 # answered, once or always: [words, output, error, exit code, seconds].
-GCLOUD = """#!{python}
+GCLOUD = """#!{python} -IS
 import json, pathlib, sys, time
 here = pathlib.Path({directory!r})
 words = sys.argv[1:]
