@@ -375,7 +375,7 @@ def _results(base: _Base, task: Task, cells: list[Cell], chosen: Cell) -> dict[s
     adaptation = parse_adaptation(chosen.config.adapt)
     parameters = trained = count_parameters(model)
     if not adaptation.is_full:
-        shapes = adaptation.trained_shapes(parameter_shapes(model))
+        shapes, _ = adaptation.split_shapes(parameter_shapes(model))
         trained = sum(leaf.size for leaf in jax.tree.leaves(shapes))
     begins = f"from {base.name}" if chosen.config.init_from else "from scratch"
     summary = {}

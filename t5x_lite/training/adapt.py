@@ -46,14 +46,14 @@ class Adaptation:
 
     def trained_part(self, tree: Any) -> Any:
         """Of a tree like the parameters (of axis names, of shardings), what belongs to those that
-        are trained; for shapes see trained_shapes.
+        are trained; for shapes see split_shapes.
         """
         leaves: Any = flatten_dict(tree)
         return unflatten_dict({p: leaf for p, leaf in leaves.items() if self.is_trained(p)})
 
-    def trained_shapes(self, shapes: Params) -> Params:
-        """Of the shapes of all parameters, those of what `split` leaves to be trained."""
-        return jax.eval_shape(lambda params: self.split(params)[0], shapes)
+    def split_shapes(self, shapes: Params) -> tuple[Params, Params]:
+        """As `split`, of parameters that are shapes."""
+        return jax.eval_shape(self.split, shapes)
 
     @property
     def is_full(self) -> bool:
@@ -65,7 +65,10 @@ class Adaptation:
         trained: Any = flatten_dict(self.trained_part(tree))
         if self.name != "probe" and all(is_head(path) for path in trained):
             reason = "this model has no such parameters"
-            fix = "model.lora_targets names others" if self.name == "lora" else "choose another"
+            needed = [f"model.{name}={value}" for name, value in self.settings.items()]
+            if self.name == "lora":
+                needed.append("model.lora_targets that it has")
+            fix = f"it takes {', '.join(needed)}" if needed else "choose another"
             raise UserError(BAD_CONFIG, f"adapt={self.name}: {reason}; {fix}")
 
     def split(self, params: Params) -> tuple[Params, Params]:

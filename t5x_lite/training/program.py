@@ -24,7 +24,6 @@ from t5x_lite.training.parallelism import Parallelism
 from t5x_lite.training.step import (
     Loss,
     TrainState,
-    fresh_parameters,
     make_train_step,
     state_shapes,
     state_shardings,
@@ -77,12 +76,9 @@ class Program:
         """Of what is trained with gradients and optimizer state, and of what is not."""
         model = self.resolved.model
         state = state_shapes(model, self.optimizer, self.adaptation)
-        everything = (state.params, state, self._untrained_shapes())
+        _, untrained = self.adaptation.split_shapes(parameter_shapes(model))
+        everything = (state.params, state, untrained)
         return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(everything))
-
-    def _untrained_shapes(self) -> Any:
-        model = self.resolved.model
-        return jax.eval_shape(lambda: self.adaptation.split(fresh_parameters(model, 0))[1])
 
     @contextmanager
     def within(self) -> Iterator[None]:
@@ -158,9 +154,13 @@ class Program:
 
     @property
     def frozen(self) -> Any:
-        """The parameters that are not trained, as shapes."""
-        untrained: Any = flatten_dict(self._untrained_shapes())
-        return unflatten_dict({path: self.parameters[path] for path in untrained})
+        """The parameters that are not trained, as shapes, and where they lie."""
+        _, shapes = self.adaptation.split_shapes(parameter_shapes(self.resolved.model))
+        untrained: Any = flatten_dict(shapes)
+        where = self.parameters
+        return unflatten_dict(
+            {path: _placed(leaf, where[path].sharding) for path, leaf in untrained.items()}
+        )
 
     @cached_property
     def parameters(self) -> dict[tuple[str, ...], jax.ShapeDtypeStruct]:

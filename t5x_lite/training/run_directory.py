@@ -389,7 +389,7 @@ def _load_parameters(
         shardings = jax.tree.map(lambda _: one_device, shapes)
     else:
         shardings = sharding.parameter_shardings(model, mesh)
-    trained_shapes = adaptation.trained_shapes(shapes)
+    trained_shapes, _ = adaptation.split_shapes(shapes)
     trained_shardings, axes = adaptation.trained_part(shardings), parameter_axes(model)
     trained, step = _restore(workdir, resolved, trained_shapes, trained_shardings, axes)
     if adaptation.is_full:

@@ -69,7 +69,7 @@ def state_shapes(
     adaptation: Adaptation = FULL,
 ) -> TrainState:
     """The state as shapes; nothing is allocated."""
-    trained = adaptation.trained_shapes(parameter_shapes(model))
+    trained, _ = adaptation.split_shapes(parameter_shapes(model))
     return jax.eval_shape(partial(first_state, optimizer=optimizer), trained)
 
 
