@@ -440,7 +440,7 @@ def inspect(args: Args) -> None:
         from t5x_lite.data.store.corpus import open_store
         from t5x_lite.study.inspection import show_store
 
-        return _say(show_store(open_store(args.store), args.examples))
+        return _say(show_store(open_store(args.store, check_again=True), args.examples))
     config, _, allowed = _planned_config(args)
     from t5x_lite import api
 

@@ -10,6 +10,8 @@ Of a store in a bucket the manifest and the tokenizer are here, and the ids as t
 
 import hashlib
 import os
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -70,8 +72,11 @@ def cache_of(address: str) -> Path:
     return cache_directory() / "stores" / name
 
 
-def open_store(place: str | Path) -> Corpus:
+def open_store(place: str | Path, check_again: bool = False) -> Corpus:
     """Open a prepared store, here or in a bucket.
+
+    Args:
+        check_again: also the hashes of files here that had them before, and were not written since.
 
     Raises:
         UserError: where there is no store, or its bytes do not have the hashes in its manifest. Of
@@ -89,6 +94,8 @@ def open_store(place: str | Path) -> Corpus:
     try:
         sources = _open_sources(store, address, manifest)
         _check_manifest(manifest, sources)
+        if not address:
+            _check_hashes(store, manifest, sources, check_again)
         fingerprint = manifest["tokenizer"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = f"no usable token store ({error}); run prepare"
@@ -114,7 +121,7 @@ def _open_sources(store: Path, address: str, manifest: dict[str, Any]) -> list[S
                 file, shards = f"{address}/{path.name}", record[split]["shards"]
                 tokens[split] = RemoteTokens(file, store / "shards", dtype, shards)
             else:
-                tokens[split] = _open_tokens(path, dtype, record[split])
+                tokens[split] = _open_tokens(path, dtype, record[split]["tokens"])
         sources.append(Source(record["source"], 0.0, tokens))
     return sources
 
@@ -125,6 +132,9 @@ def _check_manifest(manifest: dict[str, Any], sources: list[Source]) -> None:
         tokens = sum(len(source.tokens[split]) for source in sources)
         if manifest[split]["tokens"] != tokens:
             raise ValueError(f"the tokens of {split} do not add up")
+        for record in manifest["sources"]:
+            if record[split]["tokens"] != sum(shard["tokens"] for shard in record[split]["shards"]):
+                raise ValueError(f"the shards of {split} do not add up")
     made_from = manifest["made_from"]
     has_settings = isinstance(made_from["settings"], dict)
     has_tokenizer = isinstance(made_from["tokenizer"], str)
@@ -134,20 +144,49 @@ def _check_manifest(manifest: dict[str, Any], sources: list[Source]) -> None:
         raise TypeError("made_from names no text")
 
 
-def _open_tokens(path: Path, dtype: np.dtype, counts: dict[str, Any]) -> np.ndarray:
-    """The ids in a file, whose shards must have the hashes in the manifest."""
-    if not counts["tokens"]:
+def _open_tokens(path: Path, dtype: np.dtype, prepared: int) -> np.ndarray:
+    """The ids in a file, which has to have so many."""
+    if not prepared:
         return np.zeros(0, dtype)
     tokens = np.asarray(np.memmap(path, dtype, "r"))
-    start = 0
-    for shard in counts["shards"]:
-        end = start + shard["tokens"]
-        digest = hashlib.sha256(tokens[start:end].data).hexdigest()
-        if digest != shard["sha256"]:
-            reason = f"changed since it was prepared (token {start} on); remove the store"
-            raise UserError(BAD_DATA, f"{path}: {reason}")
-        start = end
-    if start != len(tokens):
-        reason = f"has {len(tokens)} tokens, {start} were prepared; remove the store"
+    if len(tokens) != prepared:
+        reason = f"has {len(tokens)} tokens, {prepared} were prepared; remove the store"
         raise UserError(BAD_DATA, f"{path}: {reason}")
     return tokens
+
+
+_SETTLED_AFTER = 2.0  # seconds; what is written within a tick of the disk's clock has one time
+
+
+def _check_hashes(
+    store: Path, manifest: dict[str, Any], sources: list[Source], check_again: bool
+) -> None:
+    """Raise UserError where a shard does not have its hash in the manifest. Files that had theirs
+    are not read again until they are written: of a large store that would take minutes.
+    """
+    began = time.time()
+    files = [(path.name, path.stat()) for path in (store / MANIFEST, *sorted(store.glob("*.bin")))]
+    stamps = repr([(name, s.st_size, s.st_mtime_ns, s.st_ino) for name, s in files]).encode()
+    with suppress(OSError):  # without a cache they are read each time
+        if not check_again and _verified(store).read_bytes() == stamps:
+            return
+    for number, (record, source) in enumerate(zip(manifest["sources"], sources, strict=True)):
+        for split in SPLITS:
+            start = 0
+            for shard in record[split]["shards"]:
+                end = start + shard["tokens"]
+                tokens = source.tokens[split][start:end]
+                if hashlib.sha256(tokens.data).hexdigest() != shard["sha256"]:
+                    reason = f"changed since it was prepared (token {start} on); remove the store"
+                    raise UserError(BAD_DATA, f"{store / f'{number}.{split}.bin'}: {reason}")
+                start = end
+    if began - max(status.st_mtime for _, status in files) > _SETTLED_AFTER:
+        with suppress(OSError):
+            _verified(store).parent.mkdir(exist_ok=True)
+            _verified(store).write_bytes(stamps)
+
+
+def _verified(store: Path) -> Path:
+    """The file in the cache that says of which files the hashes were right."""
+    name = cache_of(str(store.resolve())).name
+    return cache_directory() / "verified" / f"{name}.json"

@@ -1,3 +1,4 @@
+import hashlib
 import json
 import os
 
@@ -22,13 +23,14 @@ def test_changed_stores_are_refused_naming_what_changed(tmp_path):
     store = prepare(data, **QUIET).path
 
     tokens = (store / "0.train.bin").read_bytes()
-    for changed in (tokens[:-2], b"xx" + tokens[2:]):
+    for changed in (b"xx" + tokens[2:], tokens[:-2] + b"xx"):
         (store / "0.train.bin").write_bytes(changed)
         with pytest.raises(UserError, match=r"train.bin: changed since it was prepared"):
             corpus.open_store(store)
-    (store / "0.train.bin").write_bytes(tokens + b"xx")
-    with pytest.raises(UserError, match=r"train.bin: has 2\d+ tokens, 2\d+ were prepared"):
-        corpus.open_store(store)
+    for changed in (tokens[:-2], tokens + b"xx"):
+        (store / "0.train.bin").write_bytes(changed)
+        with pytest.raises(UserError, match=r"train.bin: has 2\d+ tokens, 2\d+ were prepared"):
+            corpus.open_store(store)
     (store / "0.train.bin").write_bytes(tokens)
 
     manifest = json.loads((store / "manifest.json").read_text())
@@ -50,6 +52,47 @@ def test_changed_stores_are_refused_naming_what_changed(tmp_path):
         with pytest.raises(UserError) as caught:
             corpus.open_store(store)
         assert caught.value.code == NO_FILE
+
+
+def test_what_was_found_right_is_not_read_again_until_it_is_written(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text(sentences(50))
+    data = Data(source=str(tmp_path / "a.txt"), tokenizer="bytes", store=str(tmp_path / "store"))
+    store = prepare(data, **QUIET).path
+    read, sha256 = [], hashlib.sha256
+    monkeypatch.setattr(corpus.hashlib, "sha256", lambda text: read.append(text) or sha256(text))
+
+    def count() -> int:
+        """The bytes of ids that opening it reads."""
+        read.clear()
+        corpus.open_store(store)
+        return sum(text.nbytes for text in read if isinstance(text, memoryview))
+
+    def age(path, seconds):
+        os.utime(path, (path.stat().st_atime, path.stat().st_mtime - seconds))
+
+    size = sum(path.stat().st_size for path in store.glob("*.bin"))
+    for path in store.iterdir():
+        age(path, 10)
+    assert [count(), count()] == [size, 0]
+    # As of before, but another file.
+    tokens = (store / "0.train.bin").read_bytes()
+    (store / "0.train.bin").write_bytes(b"xx" + tokens[2:])
+    with pytest.raises(UserError, match="changed since it was prepared"):
+        corpus.open_store(store)
+    (store / "0.train.bin").write_bytes(tokens)
+    assert [count(), count()] == [size, size]  # written just now: its time may be that of the next
+    age(store / "0.train.bin", 10)
+    assert [count(), count()] == [size, 0]
+    written = (store / "0.train.bin").stat().st_mtime_ns
+    # What changes under the same time is found by who asks for it.
+    (store / "0.train.bin").write_bytes(b"xx" + tokens[2:])
+    os.utime(store / "0.train.bin", ns=(written, written))
+    assert count() == 0
+    run("inspect", f"--store={store}", code=65)
+    (store / "0.train.bin").write_bytes(tokens)
+    # Without a cache it is read each time.
+    monkeypatch.setenv("T5X_LITE_CACHE", "/proc/nowhere")
+    assert [count(), count()] == [size, size]
 
 
 def test_a_directory_without_a_store_is_refused_saying_what_to_run(tmp_path):
