@@ -32,7 +32,7 @@ from typing import Any
 from t5x_lite.errors import IO_ERROR, USAGE, UserError, optional_import, user_errors
 
 _LARGE = {"checkpoints", "best", "profile"}  # directories that are not fetched
-_PUSH_EVERY = 30.0  # seconds
+_PUSH_EVERY, _PUSH_SHARE = 30.0, 0.05  # seconds; of the time, where metrics are many
 _PACKAGES = {"gs": ("gcsfs", "gcs"), "s3": ("s3fs", "s3")}
 
 
@@ -69,7 +69,7 @@ class Mirror:
     address: str
     here: Path
     copied: dict[str, tuple[int, int]] = field(default_factory=dict)  # name → time and size
-    last_push: float = 0.0
+    next_push: float = 0.0  # not before, beside other work
     pushing: threading.Lock = field(default_factory=threading.Lock)
 
     def address_of(self, path: Path) -> str:
@@ -94,17 +94,21 @@ class Mirror:
         """Copy what has changed here."""
         files, root = file_system(self.address)
         with self.pushing, user_errors(IO_ERROR, f"{self.address}: cannot be written"):
-            self.last_push = time.monotonic()
-            for name, version in self._state().items():
-                if self.copied.get(name) != version:
-                    files.put_file(str(self.here / name), f"{root}/{name}")
-                    self.copied[name] = version
+            began = time.monotonic()
+            try:
+                for name, version in self._state().items():
+                    if self.copied.get(name) != version:
+                        files.put_file(str(self.here / name), f"{root}/{name}")
+                        self.copied[name] = version
+            finally:
+                took = time.monotonic() - began
+                self.next_push = began + max(_PUSH_EVERY, took / _PUSH_SHARE)
 
-    def push_in_background(self, least_seconds: float) -> None:
-        """The same beside whatever else is done, unless it was done within so many seconds. What
-        fails is tried again the next time.
+    def push_in_background(self) -> None:
+        """The same beside whatever else is done, now and then. What fails is tried again the next
+        time.
         """
-        if time.monotonic() - self.last_push < least_seconds or self.pushing.locked():
+        if time.monotonic() < self.next_push or self.pushing.locked():
             return
 
         def push() -> None:
@@ -190,7 +194,7 @@ def push(directory: Path, now: bool = True) -> None:
     if now:
         mirror.push()
     else:
-        mirror.push_in_background(_PUSH_EVERY)
+        mirror.push_in_background()
 
 
 def remove_tree(directory: Path) -> None:

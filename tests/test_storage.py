@@ -494,3 +494,23 @@ def test_a_store_in_a_bucket_is_made_by_a_pipeline(bucket, tmp_path):
             name = path.relative_to(tmp_path / "here").as_posix()
             assert storage.read(f"{bucket}/there/{name}") == path.read_bytes()
     assert not [name for name in names(bucket) if "staging" in name]
+
+
+def test_copies_that_take_long_are_made_less_often(tmp_path, monkeypatch):
+    clock = [1000.0]
+    monkeypatch.setattr(storage.time, "monotonic", lambda: clock[0])
+    mirror = storage.Mirror("memory://bucket/run", tmp_path)
+    files, _ = storage.file_system(mirror.address)
+    put_file = files.put_file
+
+    def slowly(*arguments):
+        clock[0] += 10
+        put_file(*arguments)
+
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    mirror.push()
+    assert mirror.next_push == 1030
+    monkeypatch.setattr(files, "put_file", slowly)
+    (tmp_path / "metrics.jsonl").write_text("{}\n{}\n")
+    mirror.push()
+    assert mirror.next_push == 1200
