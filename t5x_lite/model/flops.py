@@ -3,7 +3,8 @@
 Multiply and add count as two; the backward pass is twice the forward. Recomputation, norms and
 softmax do not count; causal attention counts half of its square, that of a prefix decoder, whose
 split varies, all of it; the output layer counts scored positions alone; what is computed once for
-all rows, such as Transformer-XL's distances, does not count.
+all rows, such as Transformer-XL's distances, does not count. Parameters that are not trained count
+as if they were.
 """
 
 from t5x_lite.config import ModelDimensions
