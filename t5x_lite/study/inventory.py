@@ -47,7 +47,7 @@ def collectives(compiled: str, mesh: DeviceMesh) -> list[Collective]:
         is_part = '"async_collective_fusion_config"' in line
         channel = re.search(r"channel_id=(\d+)", line)
         found[channel[0] if channel and is_part else line] = _collective(line, times, mesh)
-    return list(found.values())
+    return [one for one in found.values() if one.axes]  # a group of one device sends nothing
 
 
 def by_axis(sent: list[Collective]) -> dict[str, int]:
@@ -178,12 +178,13 @@ def _group(line: str, mesh: DeviceMesh) -> list[int]:
     listed = re.search(r"(?:replica_groups|source_target_pairs)=\{\{([\d,]+)\}", line)
     if listed:
         return [int(number) for number in listed[1].split(",")]
-    # mesh['data'=2,'fsdp'=4] {'fsdp'}
-    by_mesh = re.search(r"replica_groups=mesh\[[^]]*\] \{([^}]*)\}", line)
+    # mesh['data'=2,'fsdp'=4] {'fsdp'}, or of a mesh that the compiler made: 'axis_0'=8
+    by_mesh = re.search(r"replica_groups=mesh\[([^]]*)\] \{([^}]*)\}", line)
     if by_mesh:
-        axes = re.findall(r"\w+", by_mesh[1])
-        numbers = np.arange(mesh.size).reshape(tuple(mesh.shape.values()))
-        index = tuple(slice(None) if axis in axes else 0 for axis in mesh.axis_names)
+        sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", by_mesh[1])}
+        axes = re.findall(r"\w+", by_mesh[2])
+        numbers = np.arange(mesh.size).reshape(tuple(sizes.values()))
+        index = tuple(slice(None) if axis in axes else 0 for axis in sizes)
         return numbers[index].reshape(-1).tolist()
     # [4,2]<=[2,4]T(1,0): the numbers of all devices, reshaped, transposed and reshaped
     iota = re.search(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line)

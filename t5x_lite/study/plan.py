@@ -210,6 +210,8 @@ class Plan:
 
     def with_sent(self, sent: Mapping[str, int]) -> "Plan":
         """The plan with the times of what the compiler sends, by axis."""
+        if not self.seconds:
+            return self
         seconds = _with_times_of(self.topology, self.mesh, self.seconds, sent)
         return dataclasses.replace(self, seconds=seconds)
 

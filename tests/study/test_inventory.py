@@ -29,7 +29,13 @@ ENTRY %main (x: f32[4,8]) -> f32[4,8] {
 
 
 @pytest.mark.parametrize(
-    "groups", ["{{0,2},{1,3},{4,6},{5,7}}", "[4,2]<=[2,2,2]T(0,2,1)", "mesh['data'=2] {'fsdp'}"]
+    "groups",
+    [
+        "{{0,2},{1,3},{4,6},{5,7}}",
+        "[4,2]<=[2,2,2]T(0,2,1)",
+        "mesh['data'=2,'fsdp'=2,'sequence'=1,'tensor'=2] {'fsdp'}",
+        "mesh['axis_0'=2,'axis_1'=2,'axis_2'=2] {'axis_1'}",
+    ],
 )
 def test_loops_are_counted_and_bytes_go_to_the_axis_that_they_cross(groups):
     program = PROGRAM.replace("{GROUPS}", groups)

@@ -1,0 +1,83 @@
+"""Training steps through Google's compiler of TPUs, which `make test` installs beside the virtual
+environment: within it, `plan` would compile all that the manual plans.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import run_apart, users_environment
+
+LIBTPU = Path(sys.prefix) / "libtpu"
+pytestmark = pytest.mark.skipif(not LIBTPU.exists(), reason="there is no libtpu for this machine")
+COMPILE = """
+import json, sys
+from t5x_lite.config_files import load
+from t5x_lite.hardware import parse_topology
+from t5x_lite.resolve import resolve_without_text
+from t5x_lite.study import inventory
+from t5x_lite.study.tpu_compiler import devices_of
+from t5x_lite.training.program import Program
+devices = devices_of(parse_topology("v5e:2x4"))
+config = load(sys.argv[1], ["data.source=x", *sys.argv[2:]])
+program = Program(resolve_without_text(config), devices=devices)
+text = program.trace().lower().compile().as_text()
+sent = inventory.collectives(text, program.mesh)
+print("FOUND", json.dumps({
+    "sent": inventory.by_axis(sent), "least": inventory.least_bytes(program),
+    "kernels": text.count('custom_call_target="tpu_custom_call"'),
+}))
+"""
+
+
+def environment() -> dict[str, str]:
+    return users_environment() | {"PYTHONPATH": str(LIBTPU), "JAX_PLATFORMS": "cpu"}
+
+
+def compiled(config: str, *settings: str) -> dict:
+    command = [sys.executable, "-c", COMPILE, config, "model.dtype=bfloat16", *settings]
+    out = subprocess.run(
+        command, check=True, capture_output=True, text=True, env=environment()
+    ).stdout
+    return json.loads(out.split("FOUND ")[1])
+
+
+def test_fsdp_sends_little_more_than_it_has_to():
+    loops = ["model.scan=True", "model.remat=True", "model.vocab_size=512"]
+    found = compiled("gpt_tiny", "mesh.fsdp=8", *loops)
+    assert set(found["sent"]) == {"fsdp"}
+    assert found["least"] <= found["sent"]["fsdp"] <= 1.1 * found["least"]
+    assert found["kernels"]  # of attention, causal
+
+
+def test_attention_is_a_kernel_where_devices_share_heads():
+    rows = "data.lengths.sequence_length=512"
+    found = compiled("bert_tiny", rows, "mesh.data=4", "mesh.tensor=2")
+    assert set(found["sent"]) == {"data", "tensor", "data × tensor"}
+    assert found["kernels"]
+
+
+@pytest.mark.parametrize(
+    ("config", "settings", "axes"),
+    [
+        ("gpt_tiny", ["mesh.fsdp=8"], {"fsdp"}),
+        (
+            "t5_tiny",
+            ["mesh.fsdp=4", "mesh.tensor=2", "model.dtype=bfloat16"],
+            {"fsdp", "tensor", "fsdp × tensor"},
+        ),
+    ],
+)
+def test_a_plan_is_compiled(config, settings, axes):
+    """In float32, too, of which nobody says how fast a TPU computes it."""
+    words = [f"--config.{setting}" for setting in settings]
+    out, err = run_apart(
+        "plan", f"--config={config}", "--topology=v5e:2x4", *words, env=environment()
+    )
+    assert "compiling the step with libtpu" in err
+    lines = [line for line in out.splitlines() if "the compiler, over" in line]
+    assert {line.split("over ")[1].split("  ")[0] for line in lines} == axes
+    assert "it fits" in out
+    assert ("is not known: no time" in out) == ("model.dtype=bfloat16" not in settings)
