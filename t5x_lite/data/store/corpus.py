@@ -9,6 +9,7 @@ Of a store in a bucket the manifest and the tokenizer are here, and the ids as t
 """
 
 import hashlib
+import json
 import os
 import time
 from contextlib import suppress
@@ -68,8 +69,11 @@ def cache_directory() -> Path:
 
 def cache_of(address: str) -> Path:
     """The directory in the cache for a store in a bucket."""
-    name = hashlib.sha256(address.encode()).hexdigest()[:16]
-    return cache_directory() / "stores" / name
+    return cache_directory() / "stores" / _short_hash(address)
+
+
+def _short_hash(place: str) -> str:
+    return hashlib.sha256(os.fsencode(place)).hexdigest()[:16]
 
 
 def open_store(place: str | Path, check_again: bool = False) -> Corpus:
@@ -92,10 +96,12 @@ def open_store(place: str | Path, check_again: bool = False) -> Corpus:
             storage.download(address, store, last=MANIFEST, leave="[0-9]*.bin")
     manifest = read_json(store / MANIFEST, "run prepare")
     try:
+        stamps = [] if address else _stamps(store, manifest)
         sources = _open_sources(store, address, manifest)
         _check_manifest(manifest, sources)
-        if not address:
-            _check_hashes(store, manifest, sources, check_again)
+        if not address and (check_again or not _is_verified(store, manifest, stamps)):
+            _check_hashes(store, manifest, sources)
+            _remember(store, manifest, stamps)
         fingerprint = manifest["tokenizer"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = f"no usable token store ({error}); run prepare"
@@ -155,21 +161,8 @@ def _open_tokens(path: Path, dtype: np.dtype, prepared: int) -> np.ndarray:
     return tokens
 
 
-_SETTLED_AFTER = 2.0  # seconds; what is written within a tick of the disk's clock has one time
-
-
-def _check_hashes(
-    store: Path, manifest: dict[str, Any], sources: list[Source], check_again: bool
-) -> None:
-    """Raise UserError where a shard does not have its hash in the manifest. Files that had theirs
-    are not read again until they are written: of a large store that would take minutes.
-    """
-    began = time.time()
-    files = [(path.name, path.stat()) for path in (store / MANIFEST, *sorted(store.glob("*.bin")))]
-    stamps = repr([(name, s.st_size, s.st_mtime_ns, s.st_ino) for name, s in files]).encode()
-    with suppress(OSError):  # without a cache they are read each time
-        if not check_again and _verified(store).read_bytes() == stamps:
-            return
+def _check_hashes(store: Path, manifest: dict[str, Any], sources: list[Source]) -> None:
+    """Raise UserError where a shard does not have its hash in the manifest."""
     for number, (record, source) in enumerate(zip(manifest["sources"], sources, strict=True)):
         for split in SPLITS:
             start = 0
@@ -180,13 +173,42 @@ def _check_hashes(
                     reason = f"changed since it was prepared (token {start} on); remove the store"
                     raise UserError(BAD_DATA, f"{store / f'{number}.{split}.bin'}: {reason}")
                 start = end
-    if began - max(status.st_mtime for _, status in files) > _SETTLED_AFTER:
-        with suppress(OSError):
-            _verified(store).parent.mkdir(exist_ok=True)
-            _verified(store).write_bytes(stamps)
+
+
+# Of a large store all hashes take minutes. So files that had theirs are not read again until they
+# are written: the cache holds what they were then. Without one they are read each time.
+
+_SETTLED_AFTER = 2.0  # seconds; what is written within a tick of the disk's clock has one time
+_NO_CACHE = (OSError, RuntimeError, ValueError)  # no room, no home, no JSON
+
+
+def _stamps(store: Path, manifest: dict[str, Any]) -> list[list[Any]]:
+    """What no file keeps that is written, replaced or moved; sizes, inodes and times of all."""
+    names = [MANIFEST]
+    for number, record in enumerate(manifest["sources"]):
+        names += [f"{number}.{split}.bin" for split in SPLITS if record[split]["tokens"]]
+    stamps = []
+    for name in names:
+        s = (store / name).stat()
+        stamps.append([name, s.st_size, s.st_dev, s.st_ino, s.st_mtime_ns, s.st_ctime_ns])
+    return stamps
+
+
+def _is_verified(store: Path, manifest: dict[str, Any], stamps: list[list[Any]]) -> bool:
+    """Whether the files, with these stamps before they were opened, were right before."""
+    with suppress(*_NO_CACHE):
+        return json.loads(_verified(store).read_bytes()) == stamps == _stamps(store, manifest)
+    return False
+
+
+def _remember(store: Path, manifest: dict[str, Any], stamps: list[list[Any]]) -> None:
+    newest = max(time_ns for *_, modified, changed in stamps for time_ns in (modified, changed))
+    if stamps != _stamps(store, manifest) or time.time() - newest / 1e9 < _SETTLED_AFTER:
+        return
+    with suppress(*_NO_CACHE):
+        _verified(store).parent.mkdir(exist_ok=True)
+        _verified(store).write_text(json.dumps(stamps))
 
 
 def _verified(store: Path) -> Path:
-    """The file in the cache that says of which files the hashes were right."""
-    name = cache_of(str(store.resolve())).name
-    return cache_directory() / "verified" / f"{name}.json"
+    return cache_directory() / "verified" / f"{_short_hash(str(store.resolve()))}.json"

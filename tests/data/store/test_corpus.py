@@ -67,32 +67,55 @@ def test_what_was_found_right_is_not_read_again_until_it_is_written(tmp_path, mo
         corpus.open_store(store)
         return sum(text.nbytes for text in read if isinstance(text, memoryview))
 
-    def age(path, seconds):
-        os.utime(path, (path.stat().st_atime, path.stat().st_mtime - seconds))
+    def replace(content):
+        """Another file with the times of the one before, as `cp -p` and `rsync -t` leave it."""
+        path = store / "0.train.bin"
+        times = path.stat().st_atime_ns, path.stat().st_mtime_ns
+        (tmp_path / "new").write_bytes(content)
+        os.utime(tmp_path / "new", ns=times)
+        os.replace(tmp_path / "new", path)
 
     size = sum(path.stat().st_size for path in store.glob("*.bin"))
-    for path in store.iterdir():
-        age(path, 10)
+    # Of what was written just now the next writing may have the same time.
+    monkeypatch.setattr(corpus, "_SETTLED_AFTER", 1000)
+    assert [count(), count()] == [size, size]
+    monkeypatch.setattr(corpus, "_SETTLED_AFTER", -1)
     assert [count(), count()] == [size, 0]
-    # As of before, but another file.
+
     tokens = (store / "0.train.bin").read_bytes()
-    (store / "0.train.bin").write_bytes(b"xx" + tokens[2:])
+    bad = b"xx" + tokens[2:]
+    for changed in (bad, tokens[:100] + b"xx" + tokens[102:]):
+        replace(changed)
+        with pytest.raises(UserError, match="changed since it was prepared"):
+            corpus.open_store(store)
+        replace(tokens)
+        assert [count(), count()] == [size, 0]
+    # It changes while it is looked at.
+    check = corpus._check_hashes
+    monkeypatch.setattr(corpus, "_check_hashes", lambda *args: (check(*args), replace(bad)))
+    corpus.open_store(store, check_again=True)
+    monkeypatch.setattr(corpus, "_check_hashes", check)
     with pytest.raises(UserError, match="changed since it was prepared"):
         corpus.open_store(store)
-    (store / "0.train.bin").write_bytes(tokens)
-    assert [count(), count()] == [size, size]  # written just now: its time may be that of the next
-    age(store / "0.train.bin", 10)
-    assert [count(), count()] == [size, 0]
-    written = (store / "0.train.bin").stat().st_mtime_ns
-    # What changes under the same time is found by who asks for it.
-    (store / "0.train.bin").write_bytes(b"xx" + tokens[2:])
-    os.utime(store / "0.train.bin", ns=(written, written))
+    # A disk that rots does so unnoticed, but for who asks.
+    manifest = json.loads((store / "manifest.json").read_text())
+    corpus._remember(store, manifest, corpus._stamps(store, manifest))
     assert count() == 0
-    run("inspect", f"--store={store}", code=65)
-    (store / "0.train.bin").write_bytes(tokens)
-    # Without a cache it is read each time.
+    _, err = run("inspect", f"--store={store}", code=65)
+    assert "changed since it was prepared" in err
+    # Without a cache it is read each time; files that are not the store's are none of its business.
+    replace(tokens)
+    (store / "x.bin").symlink_to("nowhere")
     monkeypatch.setenv("T5X_LITE_CACHE", "/proc/nowhere")
     assert [count(), count()] == [size, size]
+    monkeypatch.delenv("T5X_LITE_CACHE")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(corpus.Path, "home", no_home)
+    assert [count(), count()] == [size, size]
+
+
+def no_home():
+    raise RuntimeError("Could not determine home directory.")
 
 
 def test_a_directory_without_a_store_is_refused_saying_what_to_run(tmp_path):
