@@ -32,7 +32,8 @@ from typing import Any
 from t5x_lite.errors import IO_ERROR, USAGE, UserError, optional_import, user_errors
 
 _LARGE = {"checkpoints", "best", "profile"}  # directories that are not fetched
-_PUSH_EVERY, _PUSH_SHARE = 30.0, 0.05  # seconds; of the time, where metrics are many
+_PUSH_EVERY, _PUSH_EVERY_AT_MOST = 30.0, 600.0  # seconds
+_PUSH_SHARE = 0.05  # of the time, where metrics are many
 _PACKAGES = {"gs": ("gcsfs", "gcs"), "s3": ("s3fs", "s3")}
 
 
@@ -95,14 +96,13 @@ class Mirror:
         files, root = file_system(self.address)
         with self.pushing, user_errors(IO_ERROR, f"{self.address}: cannot be written"):
             began = time.monotonic()
-            try:
-                for name, version in self._state().items():
-                    if self.copied.get(name) != version:
-                        files.put_file(str(self.here / name), f"{root}/{name}")
-                        self.copied[name] = version
-            finally:
-                took = time.monotonic() - began
-                self.next_push = began + max(_PUSH_EVERY, took / _PUSH_SHARE)
+            self.next_push = began + _PUSH_EVERY
+            for name, version in self._state().items():
+                if self.copied.get(name) != version:
+                    files.put_file(str(self.here / name), f"{root}/{name}")
+                    self.copied[name] = version
+            wait = (time.monotonic() - began) / _PUSH_SHARE
+            self.next_push = began + min(max(wait, _PUSH_EVERY), _PUSH_EVERY_AT_MOST)
 
     def push_in_background(self) -> None:
         """The same beside whatever else is done, now and then. What fails is tried again the next
@@ -173,7 +173,11 @@ def durable_path(path: Path) -> Any:
         return path
     from etils import epath
 
-    return epath.Path(mirror.address_of(path))
+    try:
+        return epath.Path(mirror.address_of(path))
+    except KeyError as error:
+        reason = "no run can be kept there; expected a directory, gs://… or s3://…"
+        raise UserError(USAGE, f"{mirror.address}: {reason}") from error
 
 
 def push_all() -> None:

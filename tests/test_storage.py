@@ -365,6 +365,12 @@ def test_a_comparison_and_fine_tuning_in_a_bucket(bucket, text_file, tmp_path, m
     assert json.loads(out)["examples"] > 5
 
 
+def test_runs_are_kept_where_checkpoints_can_be(config_file, tmp_path):
+    workdir = f"file://{tmp_path}/run"
+    _, err = run("train", f"--config={config_file()}", f"--workdir={workdir}", code=2)
+    assert f"{workdir}: no run can be kept there; expected a directory, gs://" in err
+
+
 def test_what_is_not_in_a_bucket_is_refused_in_one_sentence(bucket):
     _, err = run("generate", f"--workdir={bucket}/runs/nothing", "The", code=66)
     assert f"{bucket}/runs/nothing: has no config.json" in err
@@ -513,4 +519,15 @@ def test_copies_that_take_long_are_made_less_often(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "put_file", slowly)
     (tmp_path / "metrics.jsonl").write_text("{}\n{}\n")
     mirror.push()
-    assert mirror.next_push == 1200
+    assert mirror.next_push == 1000 + 10 / 0.05
+
+    def fails(*arguments):
+        clock[0] += 10
+        raise OSError("no route to host")
+
+    # What fails is tried again soon.
+    monkeypatch.setattr(files, "put_file", fails)
+    (tmp_path / "metrics.jsonl").write_text("{}\n{}\n{}\n")
+    with pytest.raises(UserError):
+        mirror.push()
+    assert mirror.next_push == 1010 + 30
