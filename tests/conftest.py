@@ -50,10 +50,11 @@ def pytest_configure(config):
     """Each of several workers has processors of its own: their threads would be in each other's
     way.
     """
-    if hasattr(config, "workerinput") and hasattr(os, "sched_setaffinity"):
+    worker = getattr(config, "workerinput", {"workerid": ""})
+    number = worker["workerid"].removeprefix("gw")
+    if number.isdecimal() and hasattr(os, "sched_setaffinity"):
         processors = sorted(os.sched_getaffinity(0))
-        number = int(config.workerinput["workerid"].removeprefix("gw"))
-        own = processors[number :: config.workerinput["workercount"]]
+        own = processors[int(number) :: worker["workercount"]]
         os.sched_setaffinity(0, own or processors)
 
 
