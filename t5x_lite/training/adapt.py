@@ -23,6 +23,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from t5x_lite.config import ModelDimensions
 from t5x_lite.errors import BAD_CONFIG, UserError, nearest
 from t5x_lite.model.heads import HEAD_MODULES, Params
+from t5x_lite.model.transformer import parameter_axes
 from t5x_lite.specs import parse_numbers
 
 Path = tuple[str, ...]
@@ -60,15 +61,18 @@ class Adaptation:
         """Whether all parameters are trained."""
         return self.name == "full"
 
-    def check(self, tree: Any) -> None:
-        """Refuse to train nothing but the head of a task, unless that is what is meant."""
-        trained: Any = flatten_dict(self.trained_part(tree))
+    def check(self, model: ModelDimensions) -> None:
+        """Refuse a model that is adapted otherwise, and to train nothing but the head of a task,
+        unless that is what is meant.
+        """
+        for name, value in self.settings.items():
+            if getattr(model, name) != value:
+                reason = f"got {getattr(model, name)}, which does not go with adapt={self.name}"
+                raise UserError(BAD_CONFIG, f"model.{name}: {reason}; set it to {value}")
+        trained: Any = flatten_dict(self.trained_part(parameter_axes(model)))
         if self.name != "probe" and all(is_head(path) for path in trained):
             reason = "this model has no such parameters"
-            needed = [f"model.{name}={value}" for name, value in self.settings.items()]
-            if self.name == "lora":
-                needed.append("model.lora_targets that it has")
-            fix = f"it takes {', '.join(needed)}" if needed else "choose another"
+            fix = "model.lora_targets names others" if self.name == "lora" else "choose another"
             raise UserError(BAD_CONFIG, f"adapt={self.name}: {reason}; {fix}")
 
     def split(self, params: Params) -> tuple[Params, Params]:

@@ -218,6 +218,8 @@ def train(
     setup_jax(resolved.model.dtype)
     run = Run(resolved, data)  # what cannot be run is refused before anything is written
     config = run.resolved.config
+    if not (run.adaptation.is_full or config.init_from):
+        raise UserError(BAD_CONFIG, f"adapt={config.adapt}: name what is adapted with init_from")
     if jax.process_count() > 1:
         check_same(run_directory.facts(config, workdir, data))
     if config.init_from and not storage.durable_path(workdir / "checkpoints").is_dir():

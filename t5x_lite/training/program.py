@@ -101,7 +101,7 @@ class Program:
     def adaptation(self) -> Adaptation:
         """Which parameters are trained."""
         adaptation = parse_adaptation(self.resolved.config.adapt)
-        adaptation.check(parameter_axes(self.resolved.model))
+        adaptation.check(self.resolved.model)
         return adaptation
 
     @cached_property

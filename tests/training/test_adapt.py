@@ -10,6 +10,8 @@ from model.proofs import random_params
 
 from t5x_lite.errors import UserError
 from t5x_lite.model import transformer
+from t5x_lite.resolve import text_data
+from t5x_lite.training import loop
 from t5x_lite.training.adapt import merge_low_rank, parse_adaptation
 from t5x_lite.training.step import fresh_parameters
 
@@ -115,3 +117,14 @@ def test_last_layers_are_slices(make):
 def test_what_is_no_adaptation(text, words):
     with pytest.raises(UserError, match=words):
         parse_adaptation(text)
+
+
+def test_a_model_is_adapted_as_it_says_and_from_another(make, tmp_path):
+    resolved, _ = make(adapt="lora(2)", **{"model.lora_rank": 8})
+    words = r"model.lora_rank: got 8, which does not go with adapt=lora; set it to 2"
+    with pytest.raises(UserError, match=words):
+        parse_adaptation("lora(2)").check(resolved.model)
+    resolved, corpus = make(adapt="last(1)")
+    with pytest.raises(UserError, match=r"adapt=last\(1\): name what is adapted with init_from"):
+        loop.train(resolved, text_data(resolved, corpus), tmp_path / "run")
+    assert not (tmp_path / "run").exists()

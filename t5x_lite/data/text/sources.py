@@ -104,7 +104,7 @@ def fingerprint(source: str, key: str = "data.source", allowed: AllowedCode = No
     else:
         parts = [files.fingerprint(file, key) for file in _find_files(source, key)]
     line = "; ".join(parts)
-    return line if len(line) < 1000 else _short_hash(line.encode())
+    return line if len(line) < 1000 else _short_hash(os.fsencode(line))
 
 
 def _function_fingerprint(source: str, address: str, key: str, allowed: AllowedCode) -> str:

@@ -289,6 +289,9 @@ def train(
         try:
             proto = _train_unigram(texts, pieces, hard_vocab_limit=False)
         except RuntimeError as error:
+            if not any(map(str.strip, texts)):
+                problem = "there is no text to learn ids from; give some"
+                raise UserError(BAD_DATA, f"data.tokenizer: {problem}") from error
             reason = str(error).strip().splitlines()[-1]
             problem = f"no {vocab_size} ids can be learned from this text ({reason})"
             fix = "give more text, or another vocab_size"

@@ -1,3 +1,4 @@
+import os
 import sys
 from itertools import islice
 
@@ -34,6 +35,8 @@ def test_a_fingerprint_changes_with_the_text_and_stays_short(tmp_path):
     assert sources.fingerprint(str(tmp_path)) != one_file
     for number in range(100):
         (tmp_path / f"{number}.txt").write_text("more")
+    assert len(sources.fingerprint(str(tmp_path))) == 16
+    (tmp_path / os.fsdecode(b"\xff.txt")).write_text("of a name in no encoding")
     assert len(sources.fingerprint(str(tmp_path))) == 16
 
 

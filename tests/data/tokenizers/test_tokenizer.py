@@ -96,8 +96,7 @@ def test_a_small_text_gets_the_largest_vocabulary_that_it_supports(vocab_size):
 
 @pytest.mark.parametrize("documents", [[], [""], ["\n"]])
 def test_a_text_with_nothing_to_learn_is_refused(documents):
-    words = "no 800 ids can be learned from this text .*; give more text, or another vocab_size"
-    with pytest.raises(UserError, match=words) as caught:
+    with pytest.raises(UserError, match="there is no text to learn ids from") as caught:
         tokenizer.train(documents, 800)
     assert caught.value.code == BAD_DATA
 
