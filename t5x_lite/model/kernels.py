@@ -18,7 +18,13 @@ from jaxtyping import Array, Float
 from t5x_lite.config import ModelDimensions
 from t5x_lite.errors import BAD_CONFIG, UserError
 from t5x_lite.model.masks import AttentionMask
-from t5x_lite.model.matmul import compiler_splits, matmul, matmul_transposed, target_platform
+from t5x_lite.model.matmul import (
+    compiler_splits,
+    matmul,
+    matmul_transposed,
+    target_kind,
+    target_platform,
+)
 from t5x_lite.model.parallel import own_part, parts, sequence_order
 
 Queries = Float[Array, "B H T K"]
@@ -299,6 +305,8 @@ def reason_against(kernel: str, config: ModelDimensions, mask: AttentionMask, dr
         return ""
     if T % 128 or S % 128:
         return f"{T} × {S} are no multiples of 128"
+    if config.dtype == "bfloat16" and target_kind().startswith(("TPU v2", "TPU v3")):
+        return f"on a {target_kind()} it has no bfloat16"
     if kernel == "flash":
         return "it is for rows that the compiler does not split" if compiler_splits() else ""
     if config.positions in ("relative", "alibi"):

@@ -30,6 +30,12 @@ def target_platform() -> str:
     return device.platform if device else jax.default_backend()
 
 
+def target_kind() -> str:
+    """Their kind, as jax names it."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return device.device_kind if device else jax.devices()[0].device_kind
+
+
 def rounded(y: jax.Array, dtype: Any) -> jax.Array:
     """y in the type of the computation, and in no other: where both are read, TPU's compiler would
     keep what has not been rounded beside what has.

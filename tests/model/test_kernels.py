@@ -221,3 +221,20 @@ def test_a_bias_is_added_by_flash_attention_where_rows_are_long(length):
     expected = "flash" if length == 1024 else "plain"
     assert kernels.choose_kernel(config, AttentionMask(ids, ids), platform="tpu") == expected
     assert kernels.choose_kernel(config, AttentionMask(ids, ids), True, "tpu") == "plain"
+
+
+def test_tpus_before_the_fourth_have_no_kernels_in_bfloat16(monkeypatch):
+    """Their matrix units are not in Mosaic, which compiles kernels."""
+    ids = jnp.ones((2, 1024), int)
+    chosen = {}
+    for dtype in ("bfloat16", "float32"):
+        model = Model(num_heads=2, d_model=128, dtype=dtype)
+        config = resolve_model(model, vocab_size=10, max_length=1024)
+        for kind in ("TPU v2", "TPU v3", "TPU v4"):
+            monkeypatch.setattr(kernels, "target_kind", lambda kind=kind: kind)
+            mask = AttentionMask(ids, ids, causal=True)
+            chosen[dtype, kind] = kernels.choose_kernel(config, mask, platform="tpu")
+    assert {key for key, kernel in chosen.items() if kernel == "plain"} == {
+        ("bfloat16", "TPU v2"),
+        ("bfloat16", "TPU v3"),
+    }
