@@ -151,14 +151,15 @@ def count_workers(accelerator_type: str) -> int:
 
 def raise_on_signals() -> None:
     """SIGTERM and a closed terminal do what Ctrl-C does: the run saves, and what was made is
-    deleted.
+    deleted. What nohup ignores stays ignored.
     """
 
     def interrupt(number: int, frame: Any) -> None:
         raise KeyboardInterrupt
 
-    signal.signal(signal.SIGTERM, interrupt)
-    signal.signal(signal.SIGHUP, interrupt)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, interrupt)
 
 
 class TpuVm:

@@ -52,11 +52,15 @@ def launch(tmp_path):
     gcloud.write_text(GCLOUD.format(python=sys.executable, directory=str(tmp_path)))
     gcloud.chmod(0o755)
 
-    def begin(name, *words, scene=(), programs=":/usr/bin:/bin"):
+    def begin(name, *words, scene=(), programs=":/usr/bin:/bin", ignored=()):
         (tmp_path / "scene.json").write_text(json.dumps(list(scene)))
         (tmp_path / "asked.jsonl").write_text("")
-        # As it is, but for waiting.
+        # As it is, but for waiting, and with its own signals, whatever these tests were started by.
+        handlers = dict.fromkeys((signal.SIGTERM, signal.SIGHUP), "SIG_DFL")
+        handlers |= {signal.SIGINT: "default_int_handler"} | dict.fromkeys(ignored, "SIG_IGN")
+        signals = "; ".join(f"signal.signal({n:d}, signal.{what})" for n, what in handlers.items())
         script = (
+            f"import signal; {signals}; "
             f"import runpy, sys; sys.path.insert(0, {str(ROOT / 'launch')!r}); import tpu, time; "
             "time.sleep = lambda seconds: None; "
             f"sys.argv[0] = 'launch/{name}'; "
@@ -336,6 +340,20 @@ def test_a_signal_lets_the_run_save_and_deletes(launch, name, number):
     _, err = process.communicate(timeout=30)
     assert process.returncode == {"tpu_vm": 143, "queued": 130}[name], err
     assert verbs(launch.asked())[-4:] == ["stop", "follow", "code", "delete"]
+
+
+def test_what_nohup_ignores_stays_ignored(launch):
+    scene = [READY, {"on": ["tail "], "seconds": 1}, {"on": ["sleep 1"], "out": "0"}]
+    words = ("tpu_vm", "m", "--zone=z", *RUN)
+    process = launch.begin(*words, scene=scene, ignored=[signal.SIGHUP])
+    for _ in range(600):
+        if "follow" in verbs(launch.asked()):
+            break
+        time.sleep(0.02)
+    process.send_signal(signal.SIGHUP)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 0, err
+    assert "stop" not in verbs(launch.asked())
 
 
 def test_a_run_that_does_not_end_is_not_deleted_unfetched(launch):

@@ -52,6 +52,7 @@ def test_fsdp_sends_little_more_than_it_has_to():
     assert found["kernels"]  # of attention, causal
 
 
+@pytest.mark.slow
 def test_attention_is_a_kernel_where_devices_share_heads():
     rows = "data.lengths.sequence_length=512"
     found = compiled("bert_tiny", rows, "mesh.data=4", "mesh.tensor=2")
@@ -63,10 +64,11 @@ def test_attention_is_a_kernel_where_devices_share_heads():
     ("config", "settings", "axes"),
     [
         ("gpt_tiny", ["mesh.fsdp=8"], {"fsdp"}),
-        (
+        pytest.param(
             "t5_tiny",
             ["mesh.fsdp=4", "mesh.tensor=2", "model.dtype=bfloat16"],
             {"fsdp", "tensor", "fsdp × tensor"},
+            marks=pytest.mark.slow,
         ),
     ],
 )
