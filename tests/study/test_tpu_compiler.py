@@ -20,9 +20,11 @@ from t5x_lite.resolve import resolve_without_text
 from t5x_lite.study import inventory
 from t5x_lite.study.tpu_compiler import devices_of
 from t5x_lite.training.program import Program
-devices = devices_of(parse_topology("v5e:2x4"))
-config = load(sys.argv[1], ["data.source=x", *sys.argv[2:]])
-program = Program(resolve_without_text(config), devices=devices)
+devices = devices_of(parse_topology(sys.argv[1]))
+config = load(sys.argv[2], ["data.source=x", *sys.argv[3:]])
+resolved = resolve_without_text(config)
+tokens = config.data.batch_size * resolved.rows.shape.longest
+program = Program(resolved, tokens, devices)
 text = program.trace().lower().compile().as_text()
 sent = inventory.collectives(text, program.mesh)
 print("FOUND", json.dumps({
@@ -36,8 +38,9 @@ def environment() -> dict[str, str]:
     return users_environment() | {"PYTHONPATH": str(LIBTPU), "JAX_PLATFORMS": "cpu"}
 
 
-def compiled(config: str, *settings: str) -> dict:
-    command = [sys.executable, "-c", COMPILE, config, "model.dtype=bfloat16", *settings]
+def compiled(config: str, *settings: str, topology: str = "v5e:2x4") -> dict:
+    words = [topology, config, "model.dtype=bfloat16", *settings]
+    command = [sys.executable, "-c", COMPILE, *words]
     out = subprocess.run(
         command, check=True, capture_output=True, text=True, env=environment()
     ).stdout
@@ -50,6 +53,18 @@ def test_fsdp_sends_little_more_than_it_has_to():
     assert set(found["sent"]) == {"fsdp"}
     assert found["least"] <= found["sent"]["fsdp"] <= 1.1 * found["least"]
     assert found["kernels"]  # of attention, causal
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("config", "topology", "chips"),
+    [("llama_7b", "v5p:4x4x4", 64), ("published:gpt3_175b", "v5p:8x8x8", 512)],
+)
+def test_so_do_large_models(config, topology, chips):
+    settings = [f"mesh.fsdp={chips}", "mesh.reduce_dtype=bfloat16", f"data.batch_size={chips}"]
+    settings += ["model.scan=True", "model.remat=True"]
+    found = compiled(config, *settings, topology=topology)
+    assert found["least"] <= sum(found["sent"].values()) <= 1.1 * found["least"]
 
 
 @pytest.mark.slow
