@@ -325,6 +325,14 @@ def test_a_request_that_cannot_be_deleted_is_said(launch):
     assert "q may still be there and cost" in err
 
 
+def wait_until_followed(launch):
+    """Until what the run says is asked for."""
+    for _ in range(600):
+        if "follow" in verbs(launch.asked()):
+            break
+        time.sleep(0.02)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 @pytest.mark.parametrize("name", ["tpu_vm", "queued"])
 def test_a_signal_lets_the_run_save_and_deletes(launch, name, number):
@@ -332,10 +340,7 @@ def test_a_signal_lets_the_run_save_and_deletes(launch, name, number):
     if name == "queued":
         scene[0] = queue("ACTIVE")
     process = launch.begin(name, "m", "--zone=z", *RUN, scene=scene)
-    for _ in range(600):
-        if "follow" in verbs(launch.asked()):
-            break
-        time.sleep(0.02)
+    wait_until_followed(launch)
     process.send_signal(number)
     _, err = process.communicate(timeout=30)
     assert process.returncode == {"tpu_vm": 143, "queued": 130}[name], err
@@ -346,10 +351,7 @@ def test_what_nohup_ignores_stays_ignored(launch):
     scene = [READY, {"on": ["tail "], "seconds": 1}, {"on": ["sleep 1"], "out": "0"}]
     words = ("tpu_vm", "m", "--zone=z", *RUN)
     process = launch.begin(*words, scene=scene, ignored=[signal.SIGHUP])
-    for _ in range(600):
-        if "follow" in verbs(launch.asked()):
-            break
-        time.sleep(0.02)
+    wait_until_followed(launch)
     process.send_signal(signal.SIGHUP)
     _, err = process.communicate(timeout=30)
     assert process.returncode == 0, err
