@@ -194,7 +194,7 @@ def _lines(stream: BinaryIO) -> Iterator[bytes]:
     One longer than LONGEST comes in pieces, cut between characters.
     """
     rest = b""  # what the next piece of a long line begins with
-    while line := rest + stream.readline(LONGEST):
+    while line := rest + stream.readline(LONGEST - len(rest)):
         rest = b""
         if len(line) >= LONGEST and not line.endswith(b"\n"):
             # The last character may be incomplete: it belongs to the next piece.
