@@ -11,11 +11,13 @@ CONSTRAINTS = $(if $(NEWEST),,$(wildcard constraints/$(VERSION).txt))
 INSTALL = rm -f $(VENV)/.installed* $(VENV)/.tested-with*; \
 	$(BIN)/python -m pip install -q --no-compile --disable-pip-version-check $(if $(NEWEST),-U) $(CONSTRAINTS:%=-c %)
 
-# Google's compiler, for tests of programs for TPUs, where only those find it.
+# Google's compiler of TPUs, which is for Linux on x86 alone; in a place where only its tests find it.
+ifeq ($(shell uname -sm),Linux x86_64)
 LIBTPU = rm -rf $(VENV)/libtpu; $(BIN)/python -m pip install -q --no-compile --disable-pip-version-check --no-deps \
 	--target $(VENV)/libtpu "$$($(BIN)/python -c '$(FITTING_LIBTPU)')"
 FITTING_LIBTPU = from importlib.metadata import requires; \
 	print(*{name.split(";")[0] for name in requires("jax") if name.startswith("libtpu")})
+endif
 
 .PHONY: quickstart test test-slow test-peers docs coverage clean same-python
 
@@ -65,7 +67,7 @@ $(VENV)/.installed$(NEWEST): pyproject.toml $(CONSTRAINTS) | same-python
 
 $(VENV)/.tested-with$(NEWEST): pyproject.toml $(CONSTRAINTS) | same-python
 	$(INSTALL) -e '.[dev]'
-	$(LIBTPU) || echo "no libtpu for this machine: programs for TPUs are not tested"
+	$(LIBTPU)
 	touch $@ $(VENV)/.installed$(NEWEST)
 
 clean:

@@ -52,15 +52,13 @@ def launch(tmp_path):
     gcloud.write_text(GCLOUD.format(python=sys.executable, directory=str(tmp_path)))
     gcloud.chmod(0o755)
 
-    def begin(name, *words, scene=(), programs=":/usr/bin:/bin", ignored=()):
+    def begin(name, *words, scene=(), programs=":/usr/bin:/bin", nohup=False):
         (tmp_path / "scene.json").write_text(json.dumps(list(scene)))
         (tmp_path / "asked.jsonl").write_text("")
-        # As it is, but for waiting, and with its own signals, whatever these tests were started by.
-        handlers = dict.fromkeys((signal.SIGTERM, signal.SIGHUP), "SIG_DFL")
-        handlers |= {signal.SIGINT: "default_int_handler"} | dict.fromkeys(ignored, "SIG_IGN")
-        signals = "; ".join(f"signal.signal({n:d}, signal.{what})" for n, what in handlers.items())
+        # As it is, but for waiting. What started the tests may ignore signals, which is inherited.
         script = (
-            f"import signal; {signals}; "
+            "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+            f"signal.signal(signal.SIGHUP, signal.{'SIG_IGN' if nohup else 'SIG_DFL'}); "
             f"import runpy, sys; sys.path.insert(0, {str(ROOT / 'launch')!r}); import tpu, time; "
             "time.sleep = lambda seconds: None; "
             f"sys.argv[0] = 'launch/{name}'; "
@@ -329,8 +327,9 @@ def wait_until_followed(launch):
     """Until what the run says is asked for."""
     for _ in range(600):
         if "follow" in verbs(launch.asked()):
-            break
+            return
         time.sleep(0.02)
+    raise AssertionError("the run is not followed")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
@@ -350,7 +349,7 @@ def test_a_signal_lets_the_run_save_and_deletes(launch, name, number):
 def test_what_nohup_ignores_stays_ignored(launch):
     scene = [READY, {"on": ["tail "], "seconds": 1}, {"on": ["sleep 1"], "out": "0"}]
     words = ("tpu_vm", "m", "--zone=z", *RUN)
-    process = launch.begin(*words, scene=scene, ignored=[signal.SIGHUP])
+    process = launch.begin(*words, scene=scene, nohup=True)
     wait_until_followed(launch)
     process.send_signal(signal.SIGHUP)
     _, err = process.communicate(timeout=30)
