@@ -423,7 +423,7 @@ def lease(address: str, what: str, take_over: bool = False) -> Iterator[None]:
         UserError: where another process has it, with its host and when it began.
     """
     files, path = file_system(address)
-    mine = {"host": socket.gethostname(), "pid": os.getpid(), "since": time.time(), **_machine()}
+    mine = {**_machine(), "pid": os.getpid(), "since": time.time()}
     content = json.dumps(mine).encode()
     try:
         _create(files, path, content)
@@ -469,8 +469,8 @@ def _lease_of(directory: Path) -> str:
 
 
 def _machine() -> dict[str, str]:
-    """What tells machines and containers apart that have one name."""
-    facts = {"boot": "", "namespace": ""}
+    """Its name, and what tells machines and containers apart that share one."""
+    facts = {"host": socket.gethostname(), "boot": "", "namespace": ""}
     with suppress(OSError):
         facts["boot"] = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         facts["namespace"] = os.readlink("/proc/self/ns/pid")
@@ -503,8 +503,7 @@ def _is_same(holder: dict[str, Any], mine: dict[str, Any]) -> bool:
 
 def _is_gone(holder: dict[str, Any]) -> bool:
     """Whether it was a process of this machine that has ended."""
-    here = {"host": socket.gethostname(), **_machine()}
-    if any(holder.get(key) != value for key, value in here.items()):
+    if any(holder.get(key) != value for key, value in _machine().items()):
         return False
     try:
         os.kill(holder["pid"], 0)

@@ -201,7 +201,9 @@ def test_of_two_that_take_a_directory_over_one_has_it(in_memory, monkeypatch):
             barrier.wait(5)
 
     monkeypatch.setattr(storage, "_create", both_find_it)
-    monkeypatch.setattr(storage, "_machine", lambda: {"boot": threading.current_thread().name})
+    monkeypatch.setattr(
+        storage, "_machine", lambda: {"host": "here", "boot": threading.current_thread().name}
+    )
     got, refused, over = [], [], threading.Barrier(2)
 
     def take():
@@ -429,8 +431,7 @@ def test_without_locks_a_file_says_who_writes(tmp_path, config_file, monkeypatch
     assert not (workdir / ".lock.json").exists()
 
     # Of another host it cannot be known whether it has ended; of this one it can.
-    mine = {"host": socket.gethostname(), "pid": os.getppid(), "since": time.time()}
-    mine |= storage._machine()
+    mine = {**storage._machine(), "pid": os.getppid(), "since": time.time()}
     (workdir / ".lock.json").write_text(json.dumps(mine | {"host": "elsewhere"}))
     _, err = run(*command, "--config.training.steps=5", code=2)
     assert "of elsewhere" in err

@@ -312,8 +312,10 @@ def expected_tokens(rows: RowPlan) -> Tokens:
     vocabulary = Tokenizer().vocabulary
     total = np.zeros(3)
     for member in rows.members:
-        parts = member.objective(_any_text(member), RowRng(0, np.arange(_SAMPLED_ROWS)), vocabulary)
-        total += member.rate * sum(map(_tokens_of, parts), np.array([_raw_tokens(member), 0, 0]))
+        rng = RowRng(0, np.arange(_SAMPLED_ROWS))
+        parts = member.objective(_any_text(member), rng, vocabulary)
+        raw = np.array([_raw_tokens(member), 0, 0])
+        total += member.rate * (raw + sum(map(_tokens_of, parts)))
     return Tokens(*total.tolist())
 
 
@@ -340,8 +342,8 @@ def _splits(program: Program) -> tuple[Split, ...]:
     """Of each parameter what a device holds."""
     splits = []
     for path, leaf in program.parameters.items():
-        by = (*leaf.sharding.spec, *[None] * len(leaf.shape))[: len(leaf.shape)]
-        axes = tuple(axis or "" for axis in by)
+        spec = leaf.sharding.spec
+        axes = tuple(axis or "" for axis in (*spec, *[None] * (leaf.ndim - len(spec))))
         splits.append(Split("/".join(path), leaf.shape, axes, _bytes(leaf)))
     return tuple(splits)
 

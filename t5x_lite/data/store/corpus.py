@@ -29,6 +29,7 @@ Tokens = np.ndarray | RemoteTokens
 Split = Literal["train", "validation"]
 SPLITS: tuple[Split, ...] = ("train", "validation")
 MANIFEST = "manifest.json"
+_TOKENS = "[0-9]*.bin"  # the files of ids
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def open_store(place: str | Path, check_again: bool = False) -> Corpus:
     """Open a prepared store, here or in a bucket.
 
     Args:
-        check_again: also the hashes of files here that had them before, and were not written since.
+        check_again: compute the hashes though they were right before and no file has changed.
 
     Raises:
         UserError: where there is no store, or its bytes do not have the hashes in its manifest. Of
@@ -93,15 +94,15 @@ def open_store(place: str | Path, check_again: bool = False) -> Corpus:
             raise UserError(NO_FILE, f"{address}: no token store; run prepare")
         store.parent.mkdir(parents=True, exist_ok=True)
         with storage.wait_for_lock(f"{store}.lock"):  # several processes of a host share the cache
-            storage.download(address, store, last=MANIFEST, leave="[0-9]*.bin")
+            storage.download(address, store, last=MANIFEST, leave=_TOKENS)
+    stamps = _stamps(store)
     manifest = read_json(store / MANIFEST, "run prepare")
     try:
-        stamps = [] if address else _stamps(store, manifest)
         sources = _open_sources(store, address, manifest)
         _check_manifest(manifest, sources)
-        if not address and (check_again or not _is_verified(store, manifest, stamps)):
+        if not address and (check_again or not _is_verified(store, stamps)):
             _check_hashes(store, manifest, sources)
-            _remember(store, manifest, stamps)
+            _remember_verified(store, stamps)
         fingerprint = manifest["tokenizer"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = f"no usable token store ({error}); run prepare"
@@ -175,35 +176,35 @@ def _check_hashes(store: Path, manifest: dict[str, Any], sources: list[Source]) 
                 start = end
 
 
-# Of a large store all hashes take minutes. So files that had theirs are not read again until they
-# are written: the cache holds what they were then. Without one they are read each time.
+# To hash a large store takes minutes. A store whose hashes were right is not read again until one
+# of its files changes: their stamps are kept in the cache. Without a cache it is read each time.
 
-_SETTLED_AFTER = 2.0  # seconds; what is written within a tick of the disk's clock has one time
+_SETTLED_AFTER = 2.0  # seconds; two writes within one tick of the disk's clock have the same time
 _NO_CACHE = (OSError, RuntimeError, ValueError)  # no room, no home, no JSON
 
 
-def _stamps(store: Path, manifest: dict[str, Any]) -> list[list[Any]]:
-    """What no file keeps that is written, replaced or moved; sizes, inodes and times of all."""
-    names = [MANIFEST]
-    for number, record in enumerate(manifest["sources"]):
-        names += [f"{number}.{split}.bin" for split in SPLITS if record[split]["tokens"]]
+def _stamps(store: Path) -> list[list[Any]]:
+    """Size, inode and times of each file: some of them change when it is written or replaced."""
     stamps = []
-    for name in names:
-        s = (store / name).stat()
-        stamps.append([name, s.st_size, s.st_dev, s.st_ino, s.st_mtime_ns, s.st_ctime_ns])
+    for path in sorted([*store.glob(MANIFEST), *store.glob(_TOKENS)]):
+        s = path.stat()
+        stamps.append([path.name, s.st_size, s.st_dev, s.st_ino, s.st_mtime_ns, s.st_ctime_ns])
     return stamps
 
 
-def _is_verified(store: Path, manifest: dict[str, Any], stamps: list[list[Any]]) -> bool:
-    """Whether the files, with these stamps before they were opened, were right before."""
+def _is_verified(store: Path, stamps: list[list[Any]]) -> bool:
+    """Whether the store's hashes were right when its files had these stamps, which were taken
+    before they were opened.
+    """
     with suppress(*_NO_CACHE):
-        return json.loads(_verified(store).read_bytes()) == stamps == _stamps(store, manifest)
+        return json.loads(_verified(store).read_bytes()) == stamps == _stamps(store)
     return False
 
 
-def _remember(store: Path, manifest: dict[str, Any], stamps: list[list[Any]]) -> None:
+def _remember_verified(store: Path, stamps: list[list[Any]]) -> None:
+    """Keep the stamps, unless a file changed meanwhile, or so lately that it may do so unseen."""
     newest = max(time_ns for *_, modified, changed in stamps for time_ns in (modified, changed))
-    if stamps != _stamps(store, manifest) or time.time() - newest / 1e9 < _SETTLED_AFTER:
+    if stamps != _stamps(store) or time.time() - newest / 1e9 < _SETTLED_AFTER:
         return
     with suppress(*_NO_CACHE):
         _verified(store).parent.mkdir(exist_ok=True)
@@ -211,4 +212,5 @@ def _remember(store: Path, manifest: dict[str, Any], stamps: list[list[Any]]) ->
 
 
 def _verified(store: Path) -> Path:
+    """The file with the stamps."""
     return cache_directory() / "verified" / f"{_short_hash(str(store.resolve()))}.json"

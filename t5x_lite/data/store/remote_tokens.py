@@ -65,10 +65,12 @@ class RemoteTokens:
         if stride != 1:
             return self.take(np.arange(begin, end, stride))
         found = np.empty(max(end - begin, 0), self.dtype)
+        if not len(found):
+            return found
         first, last = self._shard_of(np.array([begin, end - 1])).tolist()
         needed = [n for n in range(first, last + 1) if self._begin(n) < self._ends[n]]
-        for number, shard in self._read(needed if len(found) else []):
-            at = self._begin(number) - begin  # of its first id, in what is found
+        for number, shard in self._read(needed):
+            at = self._begin(number) - begin  # of the shard's first id, in what is found
             found[max(at, 0) : at + len(shard)] = shard[max(-at, 0) : len(found) - at]
         return found
 

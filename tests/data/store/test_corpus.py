@@ -98,8 +98,7 @@ def test_what_was_found_right_is_not_read_again_until_it_is_written(tmp_path, mo
     with pytest.raises(UserError, match="changed since it was prepared"):
         corpus.open_store(store)
     # A disk that rots does so unnoticed, but for who asks.
-    manifest = json.loads((store / "manifest.json").read_text())
-    corpus._remember(store, manifest, corpus._stamps(store, manifest))
+    corpus._remember_verified(store, corpus._stamps(store))
     assert count() == 0
     _, err = run("inspect", f"--store={store}", code=65)
     assert "changed since it was prepared" in err
