@@ -8,6 +8,7 @@ import numpy as np
 
 from t5x_lite.data.objectives.pairs import Pair
 from t5x_lite.data.rows.batches import Batches, Ledger
+from t5x_lite.data.rows.layouts import Row, lay_out
 from t5x_lite.data.rows.streams import TextStream
 from t5x_lite.data.store.corpus import Corpus, Tokens
 from t5x_lite.data.tasks.examples import readable
@@ -18,8 +19,8 @@ _COUNTED_AT_A_TIME = 1 << 24  # tokens: a store may be larger than memory
 
 
 def show_rows(batches: Batches, tokenizer: Tokenizer, examples: int = 3) -> str:
-    """The first rows of training: text, inputs and targets decoded with their sentinels, and
-    weights.
+    """Show the first rows of training: the text, what the objective makes of it, and what each
+    stack of the model reads.
     """
     lines = []
     for row in range(examples):
@@ -30,23 +31,45 @@ def show_rows(batches: Batches, tokenizer: Tokenizer, examples: int = 3) -> str:
         lines.append(f"── row {row}{member} ──")
         lines.append(f"text     {tokenizer.decode(stream.read([index])[0])!r}")
         pairs, _ = stream.pairs([index])
-        for segment, pair in enumerate(pairs.each(), 1):
-            lines += _show_pair(pair, segment, tokenizer)
-            if pairs.labels is not None:
-                lines.append(f"label    {pairs.labels[segment - 1]}")
+        for segment in range(len(pairs)):
+            pair = pairs.take(np.array([segment]))
+            row = lay_out(pair, stream.shape, stream.vocabulary)
+            lines += _show_pair(pair.each()[0], segment + 1, tokenizer)
+            lines += _show_reading(row, tokenizer)
     return "\n".join(lines)
 
 
 def _show_pair(pair: Pair, segment: int, tokenizer: Tokenizer) -> list[str]:
+    """Show what an objective makes: inputs and targets, and a label where there is one."""
     counts = f"{len(pair.inputs)} inputs, {len(pair.targets)} targets"
-    lines = [f"segment {segment}: {counts}", f"inputs   {tokenizer.decode(pair.inputs)!r}"]
-    if pair.scored is None:
-        input_weights = np.full(len(pair.inputs), float(pair.score_inputs))
-        weights = np.append(input_weights, pair.weights)
-    else:
-        weights = pair.weights
-    lines.append(f"targets  {show_targets(pair, tokenizer)}")
-    lines.append(f"weights  {_run_lengths(weights)}")
+    lines = [
+        f"segment {segment}: {counts}",
+        f"inputs   {tokenizer.decode(pair.inputs)!r}",
+        f"targets  {show_targets(pair, tokenizer)}",
+    ]
+    if pair.labels is not None:
+        lines.append(f"label    {pair.labels}")
+    return lines
+
+
+def _show_reading(row: Row, tokenizer: Tokenizer) -> list[str]:
+    """Show what each stack of the model reads of one segment, how far it sees, and the weights of
+    what is asked.
+    """
+    lines = []
+    for stack in ("encoder", "decoder"):
+        if f"{stack}_tokens" not in row:
+            continue
+        is_real = row[f"{stack}_segments"][0] > 0
+        read = row[f"{stack}_tokens"][0][is_real]
+        lines.append(f"{stack}  {tokenizer.decode(read)!r}")
+        prefix = row.get(f"{stack}_prefix")
+        if prefix is not None:
+            lines.append(f"prefix   the first {prefix.sum()} of {len(read)} are seen both ways")
+        if f"{stack}_scored" in row:  # a list of scored positions, then empty slots
+            is_real = row[f"{stack}_weights"][0] > 0
+        if f"{stack}_weights" in row:
+            lines.append(f"weights  {_run_lengths(row[f'{stack}_weights'][0][is_real])}")
     return lines
 
 

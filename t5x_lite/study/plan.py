@@ -334,7 +334,7 @@ def _tokens_of(pairs: Pairs) -> np.ndarray:
     """0, model tokens and loss tokens of the mean row."""
     is_aligned = pairs.scored is not None
     model = pairs.inputs.lengths.sum() + (0 if is_aligned else pairs.targets.lengths.sum())
-    loss = pairs.target_weights.values.sum() + (pairs.inputs.lengths * pairs.score_inputs).sum()
+    loss = pairs.weights.values.sum() + (pairs.inputs.lengths * pairs.score_inputs).sum()
     return np.array([0, model, loss]) / _SAMPLED_ROWS
 
 

@@ -1,12 +1,16 @@
-"""What `inspect --task` shows of an example: what each family reads of it and has to answer."""
+"""What `inspect` shows: the rows of each objective as the model reads them, and the examples of a
+task.
+"""
 
 import json
 
 import pytest
-from conftest import run, settings
+from conftest import ALL_CELLS, run, settings
 
 from t5x_lite import api
+from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import UserError
+from t5x_lite.study.inspection import show_rows
 
 OBJECTIVES = {
     "encoder": "masked_lm",
@@ -87,3 +91,23 @@ def test_a_prompt_may_say_all_that_is_read(text_file, tmp_path):
     with pytest.raises(UserError, match="has no field 'text'"):
         api.inspect_task(config, f"{task})", say=lambda _: None)
     assert "reads    'In Peru?</s>'" in shown
+
+
+@pytest.mark.parametrize("split_documents", [False, True])
+@pytest.mark.parametrize(("objective", "architecture"), ALL_CELLS)
+def test_rows_are_shown_as_each_stack_reads_them(
+    batches_of, objective, architecture, split_documents
+):
+    if split_documents and "second" in objective:
+        pytest.skip("sentence pairs are rows of one pair")
+    batches = batches_of(objective, architecture, **{"data.split_documents": split_documents})
+    shown = show_rows(batches, Tokenizer(), examples=8)
+    for stack in ("encoder", "decoder"):
+        reads = [line for line in shown.splitlines() if line.startswith(stack)]
+        assert bool(reads) == (getattr(batches.shape, stack) > 0)
+        if (
+            "mask" in objective and "salient" not in objective and reads
+        ):  # the text has no such spans
+            assert any("[MASK]" in line for line in reads)
+    has_prefix = batches.shape.bidirectional_prefix or batches.shape.looks_ahead
+    assert has_prefix == ("are seen both ways" in shown)

@@ -1,8 +1,9 @@
 """What an objective makes: pairs of inputs and targets."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Integer
@@ -14,16 +15,7 @@ from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 Tokens = Integer[np.ndarray, "rows n"]
 Mask = Bool[np.ndarray, "rows n"]
 
-
-class Pair(NamedTuple):
-    """One pair of Pairs, as plain arrays."""
-
-    inputs: np.ndarray
-    targets: np.ndarray
-    weights: np.ndarray
-    scored: np.ndarray | None
-    types: np.ndarray | None
-    score_inputs: bool
+NOT_GIVEN = Ragged.empty(0)  # an optional column of Pairs that is left out
 
 
 class SegmentLabels(NamedTuple):
@@ -35,8 +27,21 @@ class SegmentLabels(NamedTuple):
     groups: np.ndarray  # [pairs] the example of each: several pairs may be answers to one question
 
     def take(self, order: np.ndarray) -> "SegmentLabels":
-        """Those of the pairs at these indices."""
+        """Select pairs by index."""
         return SegmentLabels(*(column[order] for column in self))
+
+    def arrays(self) -> list["SegmentLabels"]:
+        """The labels of each pair."""
+        return [SegmentLabels(*row) for row in zip(*self, strict=True)]
+
+    @classmethod
+    def stack(cls, parts: Sequence["SegmentLabels"]) -> "SegmentLabels":
+        """Concatenate the labels of several lists of pairs."""
+        return cls(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+
+
+class Pair(SimpleNamespace):
+    """One pair of Pairs: the fields of Pairs, as plain arrays of this pair."""
 
 
 @dataclass(frozen=True)
@@ -45,48 +50,86 @@ class Pairs:
 
     Attributes:
         inputs, targets: text to text, or aligned: see `scored`.
-        weights: of the targets; None: 1 each.
+        weights: of the targets; left out: 1 each.
         scored: None for text to text, where the targets are a text of their own. Aligned (masked
             LM): the position in the inputs of each target.
-        read: what a decoder reads, both ways, in the place of its targets, as long as they are;
-            None: the targets themselves, from left to right.
-        score_inputs: of all rows, or bool [rows]: a decoder that reads its inputs causally is
+        read: what a decoder reads, both ways, in the place of its targets, as long as they are. A
+            row that is empty, or left out: the targets themselves, from left to right.
+        score_inputs: bool [rows], or one for all: a decoder that reads its inputs causally is
             scored on them too.
         types: of the inputs (BERT's segment A and B).
         labels: [rows] what the sequence label head predicts of the pair as a whole (is B the next
             sentence?).
         segment_labels: what a head predicts of each pair, of which a row may hold several.
+
+    Select, concatenate and iterate with `take`, `concatenate` and `each`. They go over the fields
+    of this class, so that none is forgotten.
     """
 
     inputs: Ragged
     targets: Ragged
-    weights: Ragged | None = None
+    weights: Ragged = NOT_GIVEN
     scored: Ragged | None = None
-    read: Ragged | None = None
-    score_inputs: bool | np.ndarray = False
+    read: Ragged = NOT_GIVEN
+    score_inputs: np.ndarray | bool = False
     types: Ragged | None = None
     labels: np.ndarray | None = None
     segment_labels: SegmentLabels | None = None
 
+    def __post_init__(self):
+        rows = len(self.inputs.lengths)
+        if self.weights is NOT_GIVEN:
+            ones = np.ones(len(self.targets.values), np.float32)
+            object.__setattr__(self, "weights", Ragged(ones, self.targets.lengths))
+        if self.read is NOT_GIVEN:
+            object.__setattr__(self, "read", Ragged.empty(rows))
+        object.__setattr__(self, "score_inputs", np.broadcast_to(self.score_inputs, rows))
+
     def __len__(self) -> int:
         return len(self.inputs.lengths)
 
-    @property
-    def target_weights(self) -> Ragged:
-        """The weight of each target."""
-        if self.weights is not None:
-            return self.weights
-        return Ragged(np.ones(len(self.targets.values), np.float32), self.targets.lengths)
+    def _columns(self) -> dict[str, Any]:
+        """The fields that are given, by name."""
+        columns = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: column for name, column in columns.items() if column is not None}
+
+    def take(self, order: np.ndarray) -> "Pairs":
+        """Select pairs by index, in that order."""
+        taken = {}
+        for name, column in self._columns().items():
+            is_array = isinstance(column, np.ndarray)
+            taken[name] = column[order] if is_array else column.take(order)
+        return Pairs(**taken)
+
+    @classmethod
+    def concatenate(cls, parts: Sequence["Pairs"]) -> "Pairs":
+        """Concatenate pairs that have the same optional fields.
+
+        >>> one = Pairs(Ragged.from_rows([[1, 2]]), Ragged.from_rows([[3]]))
+        >>> Pairs.concatenate([one, one]).inputs.tolist()
+        [[1, 2], [1, 2]]
+        """
+        all_columns = [part._columns() for part in parts]
+        names = all_columns[0].keys()
+        if any(columns.keys() != names for columns in all_columns):
+            given = sorted(set().union(*all_columns).difference(*all_columns))
+            raise ValueError(f"some pairs have {', '.join(given)}, others have not")
+        joined = {}
+        for name in names:
+            columns = [of_part[name] for of_part in all_columns]
+            is_array = isinstance(columns[0], np.ndarray)
+            joined[name] = np.concatenate(columns) if is_array else columns[0].stack(columns)
+        return cls(**joined)
 
     def each(self) -> list[Pair]:
-        """The pairs one by one."""
-        inputs, targets = self.inputs.arrays(), self.targets.arrays()
-        weights = self.target_weights.arrays()
-        scored = self.scored.arrays() if self.scored else [None] * len(self)
-        types = self.types.arrays() if self.types else [None] * len(self)
-        score_inputs = np.broadcast_to(self.score_inputs, len(self)).tolist()
-        columns = zip(inputs, targets, weights, scored, types, score_inputs, strict=True)
-        return [Pair(*row) for row in columns]
+        """The pairs one by one, as plain arrays; None for a field that is not given."""
+        nothing = dict.fromkeys(field.name for field in fields(self))
+        pairs = [Pair(**nothing) for _ in range(len(self))]
+        for name, column in self._columns().items():
+            rows = column if isinstance(column, np.ndarray) else column.arrays()
+            for pair, value in zip(pairs, rows, strict=True):
+                setattr(pair, name, value)
+        return pairs
 
 
 def example(objective: Callable, text: str, row: int = 1, **options) -> tuple[str, str]:

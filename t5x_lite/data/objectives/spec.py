@@ -179,6 +179,10 @@ def dry_run(objective: Objective, window: int, vocabulary: Vocabulary) -> None:
         sides = [(pairs.inputs.lengths, pairs.targets.lengths) for pairs in parts]
         values = [ids.values for pairs in parts for ids in (pairs.inputs, pairs.targets)]
         ids = np.concatenate(values)
+    if any(len(pairs.read.values) for pairs in parts) and not objective.traits.looks_ahead:
+        raise UserError(
+            BAD_CONFIG, f"{what}: its pairs have `read`; declare Traits(looks_ahead=True)"
+        )
     bound = objective.bound(window)[:3]
     for inputs, targets in sides:
         both = inputs if objective.traits.aligned else inputs + targets  # positions on one stack

@@ -155,7 +155,7 @@ def _scored_positions(
     return {
         "encoder_scored": place(pairs.scored.values + pairs.scored.broadcast(starts)),
         "encoder_targets": place(pairs.targets.values, vocabulary.pad),
-        "encoder_weights": place(pairs.target_weights.values, 0, np.float32),
+        "encoder_weights": place(pairs.weights.values, 0, np.float32),
     }
 
 
@@ -163,16 +163,21 @@ def _decoder(pairs: Pairs, shape: RowShape, vocabulary: Vocabulary, row_of_pair,
     """The targets, after the inputs where no encoder reads them, shifted right within their
     segment: position j holds stream[j − 1] and predicts stream[j].
     """
-    inputs, stream, weights = pairs.inputs, pairs.targets, pairs.target_weights
+    inputs, stream, weights = pairs.inputs, pairs.targets, pairs.weights
+    # Some pairs read other tokens than their targets, and see them both ways.
+    sees_both_ways = pairs.read.lengths > 0
+    read = stream
+    if sees_both_ways.any():
+        read = Ragged.where(sees_both_ways, pairs.read, stream)
     if not shape.encoder:
-        scores_inputs = np.broadcast_to(pairs.score_inputs, len(pairs))
+        scores_inputs = np.asarray(pairs.score_inputs)
         if shape.bidirectional_prefix:  # what is seen from everywhere cannot be scored
             scores_inputs = np.zeros(len(pairs), bool)
         input_weights = Ragged(inputs.broadcast(scores_inputs.astype(np.float32)), inputs.lengths)
+        read = Ragged.join(inputs, read)
         stream = Ragged.join(inputs, stream)
         weights = Ragged.join(input_weights, weights)
 
-    read = pairs.read or stream
     shifted = np.empty_like(read.values)
     shifted[1:] = read.values[:-1]
     shifted[stream.starts[stream.lengths > 0]] = vocabulary.start
@@ -181,15 +186,13 @@ def _decoder(pairs: Pairs, shape: RowShape, vocabulary: Vocabulary, row_of_pair,
     row = _stack("decoder", Ragged(shifted, stream.lengths), place, vocabulary, row_of_pair)
     row["decoder_targets"] = place(stream.values, vocabulary.pad)
     row["decoder_weights"] = place(weights.values, 0, np.float32)
-    if pairs.read is not None:
-        row["decoder_prefix"] = place(np.ones(len(stream.values)), False, bool)
-    elif shape.looks_ahead and not shape.bidirectional_prefix:
-        row["decoder_prefix"] = place(np.zeros(len(stream.values)), False, bool)
-    elif shape.bidirectional_prefix:
-        # With i inputs, positions 0 … i (the start token and all inputs) are known before the first
-        # target.
-        has_inputs = stream.broadcast(inputs.lengths > 0)
-        is_prefix = has_inputs & (stream.positions <= stream.broadcast(inputs.lengths))
+    if shape.bidirectional_prefix or shape.looks_ahead:
+        is_prefix = stream.broadcast(sees_both_ways)
+        if shape.bidirectional_prefix:
+            # With i inputs, positions 0 … i (the start token and all inputs) are known before the
+            # first target.
+            known = stream.broadcast(np.where(inputs.lengths > 0, inputs.lengths + 1, 0))
+            is_prefix |= stream.positions < known
         row["decoder_prefix"] = place(is_prefix, False, bool)
     return row
 

@@ -5,7 +5,7 @@ Which examples share a row is planned from their lengths, anew for each epoch, a
 shuffled. A plan depends on the seed and the epoch alone, so a row is a pure function of its index.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 
 import numpy as np
@@ -172,7 +172,7 @@ class PackedExamples:
             of_row = self.pairs_of_row(row)
             pairs.append(of_row)
             places.append(np.full(len(of_row), place))
-        return _take(self.examples, np.concatenate(pairs)), np.concatenate(places)
+        return self.examples.take(np.concatenate(pairs)), np.concatenate(places)
 
     def pairs_of_row(self, row: int) -> np.ndarray:
         """The numbers of the pairs of a row, in the order of its segments."""
@@ -191,21 +191,3 @@ class PackedExamples:
         examples, row_of_example = self.epoch(epoch)
         first, end = np.searchsorted(row_of_example, [row, row + 1])
         return examples[first:end]
-
-
-def _take(pairs: Pairs, order: np.ndarray) -> Pairs:
-    """Those pairs, in that order."""
-    score_inputs = pairs.score_inputs
-    if not isinstance(score_inputs, bool):
-        score_inputs = score_inputs[order]
-    return replace(
-        pairs,
-        inputs=pairs.inputs.take(order),
-        targets=pairs.targets.take(order),
-        weights=pairs.weights and pairs.weights.take(order),
-        scored=pairs.scored and pairs.scored.take(order),
-        types=pairs.types and pairs.types.take(order),
-        labels=None if pairs.labels is None else pairs.labels[order],
-        segment_labels=pairs.segment_labels and pairs.segment_labels.take(order),
-        score_inputs=score_inputs,
-    )

@@ -2,8 +2,7 @@
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
@@ -19,7 +18,7 @@ from t5x_lite.data.rows.layouts import RowShape
 from t5x_lite.data.rows.windows import Documents, SequentialWindows, ShuffledWindows, Windows
 from t5x_lite.data.tokenizers.vocabulary import Vocabulary
 
-VERSION = 3  # of the stream: a run goes on only with the one it was started with
+VERSION = 4  # of the stream: a run goes on only with the one it was started with
 
 
 class RowStream(Protocol):
@@ -154,7 +153,8 @@ class TextStream:
         rows = np.concatenate([rows for rows, _, _ in parts])
         pieces = np.concatenate([pieces for _, pieces, _ in parts])
         order = np.lexsort((pieces, rows))
-        return _concatenate([pairs for _, _, pairs in parts], order), rows[order]
+        all_pairs = Pairs.concatenate([pairs for _, _, pairs in parts])
+        return all_pairs.take(order), rows[order]
 
     def _elsewhere(self, tokens: np.ndarray, window_ids: np.ndarray) -> np.ndarray:
         """For each window [rows, n] tokens of another document than its longest."""
@@ -228,28 +228,3 @@ def _unscored(tokens: np.ndarray, aligned: bool) -> Pairs:
     """Pieces that are read and not scored."""
     nothing = Ragged.empty(len(tokens))
     return Pairs(Ragged.from_array(tokens), nothing, scored=nothing if aligned else None)
-
-
-def _concatenate(parts: Sequence[Pairs], order: np.ndarray) -> Pairs:
-    """The pairs of all parts as one, in that order."""
-
-    def ragged(name: str) -> Ragged | None:
-        columns = [getattr(part, name) for part in parts]
-        return None if columns[0] is None else Ragged.stack(columns).take(order)
-
-    if any(part.weights is not None for part in parts):
-        parts = [replace(part, weights=part.target_weights) for part in parts]
-    score_inputs = [np.broadcast_to(part.score_inputs, len(part)) for part in parts]
-    labels = [part.labels for part in parts if part.labels is not None]
-    inputs, targets = ragged("inputs"), ragged("targets")
-    assert inputs is not None
-    assert targets is not None
-    return Pairs(
-        inputs=inputs,
-        targets=targets,
-        weights=ragged("weights"),
-        scored=ragged("scored"),
-        score_inputs=np.concatenate(score_inputs)[order],
-        types=ragged("types"),
-        labels=np.concatenate(labels)[order] if labels else None,
-    )

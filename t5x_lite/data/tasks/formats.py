@@ -233,29 +233,28 @@ def with_prompt(formatted: Formatted, length: int) -> Formatted:
     pairs, labels = formatted.pairs, formatted.pairs.segment_labels
     prompt = -1 - np.arange(length)
 
-    def insert(column: Ragged | None, values: np.ndarray, place: int) -> Ragged | None:
-        if column is None:
-            return None
+    def insert(column: Ragged, values: np.ndarray, place: int) -> Ragged:
         rows = [np.insert(row, place, values) for row in column.arrays()]
         return Ragged.from_rows(rows, column.values.dtype)
 
     if not len(pairs.inputs.values):  # GPT: all is on the targets' side, and none of it is learned
-        targets = insert(pairs.targets, prompt, 0)
-        weights = insert(pairs.target_weights, np.zeros(length), 0)
-        assert targets is not None
         if labels is not None:
             labels = labels._replace(positions=labels.positions + length)
-        pairs = replace(pairs, targets=targets, weights=weights, segment_labels=labels)
+        pairs = replace(
+            pairs,
+            targets=insert(pairs.targets, prompt, 0),
+            weights=insert(pairs.weights, np.zeros(length), 0),
+            segment_labels=labels,
+        )
         return formatted._replace(pairs=pairs)
 
     has_cls = pairs.types is not None
-    inputs = insert(pairs.inputs, prompt, int(has_cls))
-    types = insert(pairs.types, np.zeros(length), 1)
-    assert inputs is not None
+    types = None if pairs.types is None else insert(pairs.types, np.zeros(length), 1)
     if labels is not None and formatted.words_of_pair:  # spans, whose (0, 0) is [CLS]
         values = np.where(labels.values > 0, labels.values + length, 0)
         labels = labels._replace(values=values)
     words = tuple(words.behind(length) for words in formatted.words_of_pair)
+    inputs = insert(pairs.inputs, prompt, int(has_cls))
     pairs = replace(pairs, inputs=inputs, types=types, segment_labels=labels)
     return formatted._replace(pairs=pairs, words_of_pair=words)
 

@@ -15,10 +15,16 @@ from conftest import ALL_CELLS, CELLS, ROOT, run, with_devices
 from hypothesis import given
 from hypothesis import strategies as st
 
+from t5x_lite.data.objectives.pairs import Pairs
+from t5x_lite.data.ragged import Ragged
+from t5x_lite.data.rng import Purpose, RowRng, philox_key
 from t5x_lite.data.rows.batches import ledger, make_batches, mixture_pattern, source_rates
+from t5x_lite.data.rows.layouts import lay_out
 from t5x_lite.errors import UserError
 from t5x_lite.resolve import text_data
 from t5x_lite.training.loop import Run, prefetch
+
+SPLIT = {"data.split_documents": True}
 
 # A batch is a pure function of the step.
 
@@ -35,6 +41,94 @@ def test_any_rows_of_any_batch_alone(batches_of, objective, architecture, split_
         for key, value in whole.items():
             assert (value[[5, 2]] == part[key]).all()
             assert value.dtype == part[key].dtype
+
+
+# A row is what its pieces of text are alone.
+
+
+def pairs_of_pieces(stream, index: int) -> list[Pairs]:
+    """The pairs of a row, the objective given one piece of text at a time."""
+    objective, (window,) = stream.objective, stream.read([index])
+    window_ids = stream.windows.window_ids(np.array([index]))
+    purpose = Purpose.TRAINING_ROWS if stream.endless else Purpose.VALIDATION_ROWS
+    key = philox_key(stream.seed, purpose, stream.number)
+    found = []
+    for number, piece in enumerate(stream._pieces(window)):
+        tokens = piece[None]
+        if len(piece) < objective.traits.min_tokens:  # read, and not scored
+            found.append(Pairs(Ragged.from_array(tokens), Ragged.empty(1), weights=Ragged.empty(1)))
+            continue
+        if objective.traits.windows_per_row == 2:
+            tokens = np.stack([tokens, stream._elsewhere(tokens, window_ids)], 1)
+        found += objective(tokens, RowRng(key, window_ids, [number]), stream.vocabulary)
+    return found
+
+
+def segment(row: dict, number: int) -> dict:
+    """What a row has of one of its segments, positions counted from the segment's start."""
+    found = {}
+    for stack in ("encoder", "decoder"):
+        if f"{stack}_segments" not in row:
+            continue
+        is_here = row[f"{stack}_segments"] == number
+        for key, value in row.items():
+            if key.startswith(stack) and value.shape == is_here.shape:
+                found[key] = value[is_here]
+        del found[f"{stack}_segments"]
+    if "encoder_scored" in row:
+        start = int(np.argmax(row["encoder_segments"] == number))
+        place = row["encoder_scored"] - start
+        is_here = (
+            (place >= 0) & (place < len(found["encoder_tokens"])) & (row["encoder_weights"] > 0)
+        )
+        for key in ("encoder_targets", "encoder_weights"):
+            found[key] = row[key][is_here]
+        found["encoder_scored"] = place[is_here]
+    return found
+
+
+@pytest.mark.parametrize("split_documents", [False, True])
+@pytest.mark.parametrize("split", ["train", "validation"])
+@pytest.mark.parametrize(("objective", "architecture"), ALL_CELLS)
+def test_a_row_is_what_its_pieces_are_alone(
+    batches_of, objective, architecture, split, split_documents
+):
+    """In any batch; the last row of validation may be shorter than the others."""
+    if split_documents and "second" in objective:
+        pytest.skip("sentence pairs are rows of one pair")
+    more = {"data.split_documents": split_documents}
+    batches = batches_of(objective, architecture, split=split, **more)
+    last = 1000 if batches.endless else sum(stream.rows(1) for stream in batches.streams)
+    indices = [*range(0, 10, 2), last - 2, last - 1]
+    together = batches.rows(indices)
+    numbers, places = batches.locate(np.array(indices))
+    for at, (index, number, place) in enumerate(zip(indices, numbers, places, strict=True)):
+        row, alone = {key: value[at] for key, value in together.items()}, batches.rows([index])
+        assert row.keys() == alone.keys()
+        for key, value in row.items():
+            assert value.tobytes() == alone[key][0].tobytes(), key
+
+        stream = batches.streams[number]
+        for of_piece, pairs in enumerate(pairs_of_pieces(stream, place), 1):
+            if pairs.scored is None and batches.shape.scored:
+                pairs = dataclasses.replace(pairs, scored=Ragged.empty(1))
+            piece = lay_out(pairs, batches.shape, stream.vocabulary)
+            expected = segment({key: value[0] for key, value in piece.items()}, 1)
+            found = segment(row, of_piece)
+            assert found.keys() == expected.keys()
+            for key, value in expected.items():
+                np.testing.assert_array_equal(found[key], value, err_msg=key)
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_masked_next_token_reads_masks_where_documents_are_split(batches_of, split):
+    batches = batches_of("masked_next_token(mask_rate=1)", "decoder", split=split, **SPLIT)
+    rows = batches.rows(range(20))
+    hidden = rows["decoder_weights"][:, :-1] > 0  # a token is read one position after its target
+    hidden &= rows["decoder_segments"][:, 1:] == rows["decoder_segments"][:, :-1]
+    masked = rows["decoder_tokens"][:, 1:] == batches.streams[0].vocabulary["[MASK]"]
+    assert (hidden == masked).all()
+    assert hidden.sum() > 50
 
 
 def row_hashes(batch: dict) -> list[str]:
