@@ -12,7 +12,7 @@ import time
 import jax
 from record import keep
 
-from t5x_lite.config_files import load
+from t5x_lite.config.files import load
 from t5x_lite.resolve import resolve_without_text
 from t5x_lite.training.adapt import parse_adaptation
 from t5x_lite.training.program import Program

@@ -18,7 +18,7 @@ from pathlib import Path
 import jax
 from record import keep
 
-from t5x_lite.config_files import load
+from t5x_lite.config.files import load
 from t5x_lite.data.store.prepare import prepare
 from t5x_lite.resolve import resolve, text_data
 from t5x_lite.training import loop, processes

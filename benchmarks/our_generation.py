@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from flax import linen as nn
 
-from t5x_lite.config_files import load
+from t5x_lite.config.files import load
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.inference.generate import generate_ids
 from t5x_lite.model.transformer import initialise

@@ -10,7 +10,7 @@ import time
 
 import jax
 
-from t5x_lite.config_files import load
+from t5x_lite.config.files import load
 from t5x_lite.data.store.prepare import prepare
 from t5x_lite.resolve import resolve, text_data
 from t5x_lite.training.loop import Run, setup_jax

@@ -11,7 +11,7 @@ import sys
 import numpy as np
 from record import keep
 
-from t5x_lite.config_files import load
+from t5x_lite.config.files import load
 from t5x_lite.data.rows.windows import ShuffledWindows
 from t5x_lite.data.store.prepare import prepare
 from t5x_lite.resolve import resolve, text_data

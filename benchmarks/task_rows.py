@@ -15,8 +15,8 @@ from typing import Any
 from record import keep
 
 from t5x_lite.config import Lengths, Task
-from t5x_lite.config_files import load_task
-from t5x_lite.data.tasks.rows import TaskData, plan_task
+from t5x_lite.config.files import load_task
+from t5x_lite.data.tasks.task_data import TaskData, plan_task
 from t5x_lite.data.tokenizers import tokenizer as tokenizers
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 

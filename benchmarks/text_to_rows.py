@@ -26,7 +26,7 @@ def get_config():
 
 def ours(files: str, model: str) -> tuple[float, float]:
     """Raw tokens read, and seconds."""
-    from t5x_lite.config_files import load
+    from t5x_lite.config.files import load
     from t5x_lite.data.rows.batches import make_batches
     from t5x_lite.data.store.prepare import prepare
     from t5x_lite.resolve import plan

@@ -28,18 +28,18 @@ if str(ROOT) not in sys.path:
 
 from mkdocs.structure.files import File  # noqa: E402
 
-from t5x_lite import __main__ as command_line  # noqa: E402
 from t5x_lite import api, errors  # noqa: E402
 from t5x_lite import config as schema  # noqa: E402
+from t5x_lite.commands import line as command_line  # noqa: E402
+from t5x_lite.config.ranges import Range  # noqa: E402
 from t5x_lite.data import rng  # noqa: E402
 from t5x_lite.data.objectives import OBJECTIVES  # noqa: E402
-from t5x_lite.data.objectives.spec import parse_objective  # noqa: E402
+from t5x_lite.data.objectives.mixture import parse_objective  # noqa: E402
 from t5x_lite.data.objectives.table import table as objectives_table  # noqa: E402
 from t5x_lite.data.rows import layouts  # noqa: E402
-from t5x_lite.data.rows.plan import plan_rows  # noqa: E402
+from t5x_lite.data.rows.row_plan import plan_rows  # noqa: E402
 from t5x_lite.inference import generate as generation  # noqa: E402
 from t5x_lite.model.masks import AttentionMask  # noqa: E402
-from t5x_lite.ranges import Range  # noqa: E402
 from t5x_lite.resolve import resolve_model  # noqa: E402
 from t5x_lite.training import run_directory, sharding  # noqa: E402
 
@@ -252,13 +252,13 @@ def _plain_numbers(text: str) -> str:
 
 def settings_page() -> str:
     """Every setting of the schema."""
-    source = (PACKAGE / "config.py").read_text()
+    source = (PACKAGE / "config/schema.py").read_text()
     parts = [
         "# Settings",
         "Every setting of a run, with its default and what it may be. In a config file it is "
         "`config.KEY = VALUE`, on the command line `--config.KEY=VALUE`. The dataclasses of "
-        "`t5x_lite/config.py` are the one place where they are defined; this page is made from "
-        "them.",
+        "`t5x_lite/config/schema.py` are the one place where they are defined; this page is made "
+        "from them.",
     ]
     parts += _settings_of(schema.RunConfig, source, "", "A run")
     parts.append("## A comparison { #compare }")
@@ -364,7 +364,7 @@ def python_page() -> str:
     import t5x_lite
 
     source = ast.parse((PACKAGE / "api.py").read_text())
-    config_source = ast.parse((PACKAGE / "config_files.py").read_text())
+    config_source = ast.parse((PACKAGE / "config/files.py").read_text())
     names = sorted(t5x_lite.__all__, key=lambda name: (name == "LanguageModel", name))
     parts = [
         "# Python",
@@ -655,10 +655,12 @@ def package_page() -> str:
         "# Files of the package",
         "A file imports only from files of lower floors, so that each can be read without those "
         "above it: settings; data (numpy, never jax); the model (jax, never a file on disk); "
-        "training; inference and interop; studies; the API and the commands.",
+        "training; inference; fine-tuning; interop; reports; comparisons and planning; the API and "
+        "the commands.",
     ]
-    folders = ["", "data", "data/text", "data/tokenizers", "data/store", "data/objectives"]
-    folders += ["data/rows", "model", "training", "inference", "interop", "study"]
+    folders = ["", "config", "data", "data/text", "data/tokenizers", "data/store"]
+    folders += ["data/objectives", "data/rows", "data/tasks", "model", "training", "inference"]
+    folders += ["finetune", "interop", "report", "compare", "planning", "commands"]
     for folder in folders:
         rows = []
         for path in sorted((PACKAGE / folder).glob("*.py")):

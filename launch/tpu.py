@@ -120,11 +120,12 @@ def what_is_wrong(command: Sequence[str]) -> str:
         return "the run has no --workdir=…; name one, best in a bucket"
     if not all(map(importlib.util.find_spec, ("ml_collections", "numpy", "sentencepiece"))):
         return ""
-    from t5x_lite.__main__ import check_settings
+    from t5x_lite.commands.common import check_settings
+    from t5x_lite.commands.line import parse
     from t5x_lite.errors import UserError
 
     try:
-        check_settings(command)
+        check_settings(parse(command))
     except UserError as error:
         return str(error)
     return ""

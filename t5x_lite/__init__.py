@@ -9,7 +9,9 @@ See api.py. Importing this package alone imports neither jax nor numpy.
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.2.0"
+from t5x_lite.version import VERSION
+
+__version__ = VERSION
 
 if TYPE_CHECKING:
     from t5x_lite.api import (
@@ -41,7 +43,7 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module t5x_lite has no attribute {name}")
     if name == "get_config":  # which needs no jax
-        from t5x_lite.config_files import get_config
+        from t5x_lite.config.files import get_config
 
         return get_config
     from t5x_lite import api

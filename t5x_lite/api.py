@@ -17,8 +17,11 @@ import jax
 import numpy as np
 
 from t5x_lite import storage
+from t5x_lite.compare import run as comparison
+from t5x_lite.compare.budget import matmul_rate
+from t5x_lite.compare.results import bits_per_byte
 from t5x_lite.config import CompareConfig, Mesh, ModelDimensions, RunConfig, Task
-from t5x_lite.config_files import (
+from t5x_lite.config.files import (
     build,
     build_comparison,
     check_is_run,
@@ -29,14 +32,17 @@ from t5x_lite.config_files import (
     names_run,
     with_absolute_paths,
 )
+from t5x_lite.config.grammar import NO_CODE, AllowedCode
+from t5x_lite.data import inspection
 from t5x_lite.data.rows.batches import TextData, ledger, make_batches
 from t5x_lite.data.store.corpus import Corpus
 from t5x_lite.data.store.prepare import prepare as prepare_text
 from t5x_lite.data.tasks.examples import with_labels_of
-from t5x_lite.data.tasks.rows import TaskData, TaskPlan
+from t5x_lite.data.tasks.task_data import TaskData, TaskPlan
 from t5x_lite.data.tokenizers import tokenizer as tokenizers
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import USAGE, UserError, read_json
+from t5x_lite.finetune import run as tuning
 from t5x_lite.inference.embed import Pooling, embed
 from t5x_lite.inference.evaluate import evaluate_task
 from t5x_lite.inference.fill import fill
@@ -49,15 +55,11 @@ from t5x_lite.model import transformer
 from t5x_lite.model.flops import step_flops
 from t5x_lite.model.heads import HEADS, Params, Row, head_params, logits
 from t5x_lite.model.transformer import count_parameters
+from t5x_lite.report import task_report
+from t5x_lite.report.page import short
 from t5x_lite.resolve import plan, plan_objective, resolve, text_data
-from t5x_lite.specs import NO_CODE, AllowedCode
-from t5x_lite.study import compare as comparison
-from t5x_lite.study import finetune as tuning
-from t5x_lite.study import inspection
-from t5x_lite.study.budget import matmul_rate
-from t5x_lite.study.page import short
-from t5x_lite.study.results import bits_per_byte
-from t5x_lite.training import loop, metrics, run_directory
+from t5x_lite.training import loop, run_directory
+from t5x_lite.training.log import perplexity
 from t5x_lite.training.run_directory import LoadedModel
 
 __all__ = [
@@ -161,7 +163,7 @@ def evaluate(
     with evaluator.within():
         results = evaluator.evaluate(loaded.params)
     if isinstance(data, TextData):
-        results["perplexity"] = metrics.perplexity(results["loss"])
+        results["perplexity"] = perplexity(results["loss"])
         if resolved.rows.scores_whole_text:
             results["bits_per_byte"] = bits_per_byte(results, data.corpus)
     elif isinstance(data, TaskData):
@@ -204,10 +206,11 @@ def finetune(
         task = load_task(task)
     axes = [f"{key}={','.join(map(str, values))}" for key, values in (grid or {}).items()]
     settings = [f"{key}={value}" for key, value in overrides.items()]
-    return tuning.finetune(
-        Path(init),
+    init, workdir = Path(init), Path(workdir)
+    results = tuning.finetune(
+        convert.as_run(init, workdir / "imported", say),
         task,
-        Path(workdir),
+        workdir,
         settings,
         seeds,
         axes,
@@ -216,7 +219,10 @@ def finetune(
         say,
         allow_code,
         on_log,
+        init.resolve().name,
     )
+    task_report.write(results, workdir)
+    return results
 
 
 def compare(

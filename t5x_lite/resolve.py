@@ -6,15 +6,15 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from t5x_lite.config import Model, ModelDimensions, RunConfig
-from t5x_lite.data.objectives.spec import check_vocabulary
+from t5x_lite.config.grammar import AllowedCode
+from t5x_lite.data.objectives.mixture import check_vocabulary
 from t5x_lite.data.rows.batches import Batches, TextData
-from t5x_lite.data.rows.plan import RowPlan, plan_rows
+from t5x_lite.data.rows.row_plan import RowPlan, plan_rows
 from t5x_lite.data.store.corpus import Corpus
-from t5x_lite.data.tasks.rows import TaskPlan, plan_task
+from t5x_lite.data.tasks.task_data import TaskPlan, plan_task
 from t5x_lite.data.tokenizers.tokenizer import planned_size
 from t5x_lite.data.tokenizers.vocabulary import Vocabulary
 from t5x_lite.errors import BAD_CONFIG, UserError
-from t5x_lite.specs import AllowedCode
 
 
 @dataclass(frozen=True)

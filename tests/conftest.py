@@ -171,7 +171,7 @@ def settings(text_file, objective="causal_lm", architecture="decoder", **more) -
 def make(text_file):
     """A function that makes a run of small settings, resolved, and its corpus."""
     from t5x_lite.config import RunConfig
-    from t5x_lite.config_files import build
+    from t5x_lite.config.files import build
     from t5x_lite.data.store.prepare import prepare
     from t5x_lite.resolve import resolve
 

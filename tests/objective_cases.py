@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from t5x_lite.data.objectives import OBJECTIVES
+from t5x_lite.data.objectives.mixture import parse_objective
 from t5x_lite.data.objectives.pairs import Pair, Pairs
-from t5x_lite.data.objectives.spec import parse_objective
 from t5x_lite.data.rng import Purpose, RowRng, philox_key
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from t5x_lite import config_files
 from t5x_lite.config import RunConfig
+from t5x_lite.config import files as config_files
 from t5x_lite.data.store.prepare import prepare
 from t5x_lite.resolve import resolve, text_data
 from t5x_lite.training.loop import Run

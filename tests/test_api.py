@@ -8,7 +8,7 @@ from conftest import settings
 
 import t5x_lite
 from t5x_lite.config import RunConfig
-from t5x_lite.config_files import build
+from t5x_lite.config.files import build
 from t5x_lite.data.rows.batches import make_batches
 from t5x_lite.errors import UserError
 from t5x_lite.resolve import plan

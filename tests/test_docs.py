@@ -36,7 +36,8 @@ import pytest
 from conftest import ROOT, users_environment
 
 import t5x_lite
-from t5x_lite import __main__ as command_line
+from t5x_lite.__main__ import main
+from t5x_lite.commands import line as command_line
 from t5x_lite.config import CompareConfig, RunConfig, type_hints
 from t5x_lite.data.objectives import OBJECTIVES
 
@@ -207,7 +208,7 @@ class Reader:
             return ended.returncode
         with self.printing():
             try:
-                return command_line.main(words)
+                return main(words)
             except SystemExit as ended:  # argparse's
                 return ended.code
 

@@ -12,7 +12,7 @@ import runpy
 
 import t5x_lite
 from t5x_lite.config import CompareConfig, default
-from t5x_lite.config_files import find
+from t5x_lite.config.files import find
 from t5x_lite.errors import BAD_CONFIG, UserError, nearest
 
 MODIFICATIONS = runpy.run_path(str(find("modifications")))["MODIFICATIONS"]

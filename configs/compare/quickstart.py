@@ -11,7 +11,7 @@ python -m t5x_lite compare --config=compare/quickstart --workdir=/tmp/quickstart
 """
 
 from t5x_lite.config import CompareConfig, default
-from t5x_lite.config_files import changes_of, merge
+from t5x_lite.config.files import changes_of, merge
 
 CHANGES = {
     "bert": {"objective": "masked_lm(noise_density=0.3)", "optimizer": {"learning_rate": 1e-2}},

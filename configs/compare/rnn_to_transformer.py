@@ -9,7 +9,7 @@ python -m t5x_lite compare --config=compare/rnn_to_transformer --workdir=DIR --s
 """
 
 from t5x_lite.config import CompareConfig, default
-from t5x_lite.config_files import changes_of, merge
+from t5x_lite.config.files import changes_of, merge
 
 # As many parameters in a block as attention and the feed-forward part of the tiny models have,
 # 12 × 128²: 9 × 128 × 170 of the gates' two matrices and the projection. Two ways: half each.

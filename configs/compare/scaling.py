@@ -10,7 +10,7 @@ python -m t5x_lite compare --config=compare/scaling:tiny --workdir=DIR --jobs=2
 from typing import NamedTuple
 
 from t5x_lite.config import CompareConfig, default
-from t5x_lite.config_files import grid
+from t5x_lite.config.files import grid
 from t5x_lite.errors import BAD_CONFIG, UserError, nearest
 
 

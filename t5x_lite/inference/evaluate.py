@@ -4,13 +4,13 @@ from dataclasses import replace
 from typing import Any
 
 from t5x_lite.config import Task
+from t5x_lite.config.grammar import AllowedCode
 from t5x_lite.data.tasks.metrics import by_group, check_metrics, judge
 from t5x_lite.data.tasks.records import has_splits
-from t5x_lite.data.tasks.rows import TaskData, TaskPlan
+from t5x_lite.data.tasks.task_data import TaskData, TaskPlan
 from t5x_lite.errors import USAGE, UserError
 from t5x_lite.inference.predict import as_records, predict
 from t5x_lite.inference.zero_shot import Asking, Evaluated, ask
-from t5x_lite.specs import AllowedCode
 from t5x_lite.training.run_directory import LoadedModel
 
 # What of a task a model has learned: its examples may be others.

@@ -12,7 +12,8 @@ import jax
 import numpy as np
 
 from t5x_lite.config import Checked, ModelDimensions, Seed
-from t5x_lite.config_files import build
+from t5x_lite.config.files import build
+from t5x_lite.config.ranges import NonNegative, Positive, Range
 from t5x_lite.data.objectives.pairs import Pairs
 from t5x_lite.data.ragged import Ragged
 from t5x_lite.data.rows.layouts import RowShape, lay_out
@@ -26,7 +27,6 @@ from t5x_lite.inference.decode_loop import (
     prefill,
     prepare_weights,
 )
-from t5x_lite.ranges import NonNegative, Positive, Range
 from t5x_lite.training.run_directory import LoadedModel
 from t5x_lite.training.sharding import to_host
 

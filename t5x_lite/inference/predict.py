@@ -15,7 +15,7 @@ from t5x_lite.config import ModelDimensions
 from t5x_lite.data.tasks.examples import Example, Examples, Label, readable
 from t5x_lite.data.tasks.formats import Formatted, label_of, prompt_of
 from t5x_lite.data.tasks.metrics import judge
-from t5x_lite.data.tasks.rows import TaskPlan, TaskSplit
+from t5x_lite.data.tasks.task_data import TaskPlan, TaskSplit
 from t5x_lite.data.tasks.words import Words
 from t5x_lite.errors import USAGE, UserError
 from t5x_lite.inference.generate import bucket_length, forget_weights, generate_ids

@@ -18,11 +18,12 @@ from typing import Any, Literal
 import numpy as np
 
 from t5x_lite.config import Task
+from t5x_lite.config.grammar import AllowedCode
 from t5x_lite.data.tasks.examples import Example, Examples, Label, load_split, with_labels_of
 from t5x_lite.data.tasks.formats import answer_of, prompt_of
 from t5x_lite.data.tasks.metrics import by_group, check_metrics, judge
 from t5x_lite.data.tasks.records import has_splits, lookup
-from t5x_lite.data.tasks.rows import TaskPlan
+from t5x_lite.data.tasks.task_data import TaskPlan
 from t5x_lite.errors import USAGE, UserError
 from t5x_lite.inference.generate import continue_texts
 from t5x_lite.inference.predict import likeliest
@@ -33,7 +34,6 @@ from t5x_lite.inference.score import (
     score_in_blanks,
     score_targets,
 )
-from t5x_lite.specs import AllowedCode
 from t5x_lite.training.run_directory import LoadedModel
 
 # What the log-probability of an answer is divided by: nothing, its bytes, or its tokens.

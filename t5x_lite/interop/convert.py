@@ -1,6 +1,7 @@
 """Import and export: between the directories of Hugging Face's models and run directories."""
 
 import dataclasses
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -8,15 +9,16 @@ from typing import Literal
 import jax
 import numpy as np
 
+from t5x_lite import storage
 from t5x_lite.config import Data, Lengths, Mesh, Model, Optimizer, RunConfig
-from t5x_lite.data.tasks.rows import TaskPlan
+from t5x_lite.config.grammar import NO_CODE, AllowedCode
+from t5x_lite.data.tasks.task_data import TaskPlan
 from t5x_lite.data.tokenizers import tokenizer as tokenizers
 from t5x_lite.errors import USAGE, UserError, read_json
 from t5x_lite.interop import huggingface, peft
 from t5x_lite.model.heads import Params
 from t5x_lite.model.transformer import count_parameters, parameter_axes, parameter_shapes
 from t5x_lite.resolve import resolve, resolve_model
-from t5x_lite.specs import NO_CODE, AllowedCode
 from t5x_lite.training import run_directory
 from t5x_lite.training.adapt import merge_low_rank
 from t5x_lite.training.run_directory import LoadedModel
@@ -145,3 +147,24 @@ def _task_head(loaded: LoadedModel) -> huggingface.TaskHead | None:
     if not isinstance(rows, TaskPlan) or rows.format.head == "lm":
         return None
     return huggingface.TaskHead(rows.format.head, tuple(map(str, rows.task.labels)))
+
+
+def as_run(path: Path, imported: Path, say: Say = print) -> Path:
+    """The run directory of a model: `path` itself, or, for a directory of Hugging Face's files, the
+    run that it is imported to, a directory of its own inside `imported`.
+    """
+    if "model_type" not in read_json(path / "config.json", "expected the directory of a model"):
+        return path
+    directory = imported / _digest(path)
+    if not (directory / "config.json").is_file():
+        storage.remove_tree(directory)  # what a killed import has left
+        import_model(path, directory, "", say)
+    return directory
+
+
+def _digest(path: Path) -> str:
+    """A hash that tells the models of Hugging Face apart that a run may begin with."""
+    weights = sorted(path.glob("*.safetensors"))
+    content = [file.name + str(file.stat().st_size) for file in weights]
+    digest = hashlib.sha256((path / "config.json").read_bytes() + "".join(content).encode())
+    return digest.hexdigest()[:8]

@@ -20,7 +20,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from t5x_lite.config import Model, ModelDimensions
-from t5x_lite.config_files import build
+from t5x_lite.config.files import build
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.data.tokenizers.vocabulary import Vocabulary
 from t5x_lite.errors import (

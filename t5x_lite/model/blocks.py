@@ -3,7 +3,7 @@ position alone, each with its residual connection, norm and dropout.
 
 To add a mixer (linear attention) or a feed-forward part (a mixture of experts): write the module,
 name it in MIXERS below or in layers.FEED_FORWARDS, and in the setting model.mixer or
-model.feed_forward of config.py.
+model.feed_forward of config/schema.py.
 
 Shapes: B rows, T positions, E encoder positions, D d_model.
 """

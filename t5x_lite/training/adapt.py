@@ -21,10 +21,10 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from t5x_lite.config import ModelDimensions
+from t5x_lite.config.grammar import parse_numbers
 from t5x_lite.errors import BAD_CONFIG, UserError, nearest
 from t5x_lite.model.heads import HEAD_MODULES, Params
 from t5x_lite.model.transformer import parameter_axes
-from t5x_lite.specs import parse_numbers
 
 Path = tuple[str, ...]
 

@@ -5,8 +5,8 @@ a run ends when nothing better has come for a while.
 from pathlib import Path
 from typing import Any
 
-from t5x_lite.training import metrics
 from t5x_lite.training.checkpoint import Checkpoints
+from t5x_lite.training.log import read_metrics
 
 PREFIX = "task_"  # of a task's metrics among those of a run
 
@@ -31,7 +31,7 @@ class Best:
         self._checkpoints = Checkpoints(best_directory(workdir), settings)
         self._checkpoints.remove_after(first)
         self._values = []  # one for each evaluation
-        for record in metrics.read(workdir / "metrics.jsonl"):
+        for record in read_metrics(workdir / "metrics.jsonl"):
             if record["split"] == "validation" and record["step"] <= first:
                 self._values.append(record[metric])
 

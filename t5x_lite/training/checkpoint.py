@@ -19,7 +19,7 @@ from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, EveryNSt
 
 from t5x_lite import storage
 from t5x_lite.config import default
-from t5x_lite.config_files import flatten
+from t5x_lite.config.files import flatten
 from t5x_lite.errors import BAD_CONFIG, IO_ERROR, NO_FILE, UserError, user_errors
 from t5x_lite.model.heads import Params
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from uuid import uuid4
 
 from t5x_lite.config import RunConfig, to_dict
-from t5x_lite.config_files import flatten
+from t5x_lite.config.files import flatten
 from t5x_lite.errors import IO_ERROR, optional_import, user_errors
 
 PROJECT = "t5x_lite"  # what runs are filed under, unless the environment says otherwise

@@ -19,16 +19,16 @@ from t5x_lite import storage
 from t5x_lite.data.rows.batches import Batches, RunData, ledger
 from t5x_lite.data.rows.streams import VERSION as STREAM_VERSION
 from t5x_lite.data.store.corpus import cache_directory
-from t5x_lite.data.tasks.rows import TaskPlan
+from t5x_lite.data.tasks.task_data import TaskPlan
 from t5x_lite.errors import BAD_CONFIG, BAD_DATA, NOT_FINITE, UserError
 from t5x_lite.model.flops import peak_flops, step_flops
 from t5x_lite.model.heads import Row
 from t5x_lite.model.transformer import parameter_axes
 from t5x_lite.resolve import Resolved, with_steps_of
-from t5x_lite.training import metrics, run_directory, sharding
+from t5x_lite.training import run_directory, sharding
 from t5x_lite.training.best import PREFIX, Best
 from t5x_lite.training.checkpoint import Checkpoints
-from t5x_lite.training.metrics import Log
+from t5x_lite.training.log import Log, first_not_finite, mean_metrics
 from t5x_lite.training.optimizer import make_optimizer
 from t5x_lite.training.processes import Heartbeat, check_same
 from t5x_lite.training.program import Program
@@ -91,7 +91,7 @@ class Evaluator:
             sums = jax.device_get(self.program.eval_step(params, self.batch(self.validation, step)))
             sums = jax.tree.map(float, sums)
             total = jax.tree.map(lambda a, b: a + b, total, sums) if total else sums
-        return metrics.means(total)
+        return mean_metrics(total)
 
 
 class Run(Evaluator):
@@ -334,7 +334,7 @@ def _read_metrics(
         return
     step, step_metrics = pending
     step_metrics = jax.device_get(step_metrics)
-    values = metrics.means(step_metrics.pop("sums"))
+    values = mean_metrics(step_metrics.pop("sums"))
     values |= {name: float(value) for name, value in step_metrics.items()}
     _check_finite(step, values)
     heartbeat.finished(step)
@@ -350,7 +350,7 @@ def _is_done(pending: tuple[int, dict] | None) -> bool:
 
 
 def _check_finite(step: int, step_metrics: dict) -> None:
-    bad = metrics.not_finite(step_metrics)
+    bad = first_not_finite(step_metrics)
     if bad:
         fix = "lower optimizer.learning_rate, or set optimizer.grad_clip_norm"
         reason = f"{bad} is {step_metrics[bad]}; nothing of this step is saved"

@@ -20,18 +20,18 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from t5x_lite import storage
 from t5x_lite.config import Mesh, ModelDimensions, RunConfig, to_dict
-from t5x_lite.config_files import flatten, load_run_config
+from t5x_lite.config.files import flatten, load_run_config
+from t5x_lite.config.grammar import NO_CODE, AllowedCode
 from t5x_lite.data.rows.batches import RunData, TextData
-from t5x_lite.data.rows.plan import RowPlan
+from t5x_lite.data.rows.row_plan import RowPlan
 from t5x_lite.data.store.prepare import prepare
-from t5x_lite.data.tasks.rows import TaskData, TaskPlan
+from t5x_lite.data.tasks.task_data import TaskData, TaskPlan
 from t5x_lite.data.tokenizers import tokenizer as tokenizers
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import BAD_CONFIG, BAD_DATA, IO_ERROR, NO_FILE, USAGE, UserError, read_json
 from t5x_lite.model.heads import HEAD_MODULES, Params
 from t5x_lite.model.transformer import parameter_axes, parameter_shapes
 from t5x_lite.resolve import Resolved, resolve
-from t5x_lite.specs import NO_CODE, AllowedCode
 from t5x_lite.training import sharding
 from t5x_lite.training.adapt import is_added, parse_adaptation
 from t5x_lite.training.best import best_directory

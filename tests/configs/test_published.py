@@ -10,8 +10,8 @@ import jax
 import pytest
 from flax.traverse_util import flatten_dict
 
-from t5x_lite import config_files
 from t5x_lite.config import Optimizer
+from t5x_lite.config import files as config_files
 from t5x_lite.errors import UserError
 from t5x_lite.model import decoding, transformer
 from t5x_lite.model.transformer import count_parameters, parameter_axes, parameter_shapes

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from t5x_lite.config import Task
-from t5x_lite.config_files import load_task, shipped_tasks
+from t5x_lite.config.files import load_task, shipped_tasks
 from t5x_lite.data.tasks.examples import Examples, load_split
 from t5x_lite.data.tasks.formats import answer_of, label_of, prompt_of, words_of_labels
 from t5x_lite.data.tasks.metrics import METRICS, judge
-from t5x_lite.data.tasks.prepare import PREPARE
+from t5x_lite.data.tasks.preprocess import PREPARE
 from t5x_lite.data.tasks.records import lookup, source_of_split
 
 

@@ -11,7 +11,7 @@ import pytest
 from inference.untrained import untrained
 
 from t5x_lite.config import Lengths, Task
-from t5x_lite.data.tasks.rows import plan_task
+from t5x_lite.data.tasks.task_data import plan_task
 from t5x_lite.errors import UserError
 from t5x_lite.inference.generate import generate_ids
 from t5x_lite.inference.score import score, score_targets, target_log_probabilities

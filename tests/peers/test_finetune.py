@@ -15,8 +15,9 @@ import transformers
 from peer_models import PEERS, make_peer, read_peer, small_tokenizer
 
 from t5x_lite import api
-from t5x_lite.data.tasks.rows import TaskData, TaskPlan
-from t5x_lite.training import metrics, run_directory
+from t5x_lite.data.tasks.task_data import TaskData, TaskPlan
+from t5x_lite.training import run_directory
+from t5x_lite.training.log import read_metrics
 from t5x_lite.training.step import fresh_parameters
 
 STEPS, RATE = 20, 1e-3
@@ -57,7 +58,7 @@ def test_losses_of_20_steps(tmp_path, pairs):
     api.finetune(tmp_path / "base", task, tmp_path / "run", **settings)
     ours = [
         record["loss"]
-        for record in metrics.read(tmp_path / "run/metrics.jsonl")
+        for record in read_metrics(tmp_path / "run/metrics.jsonl")
         if record["split"] == "train"
     ]
 

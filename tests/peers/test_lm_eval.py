@@ -18,8 +18,8 @@ from lm_eval.tasks import TaskManager
 from peer_models import PEERS, make_peer, read_peer, small_tokenizer
 
 from t5x_lite.errors import UserError
-from t5x_lite.inference.lm_eval import HarnessModel
 from t5x_lite.interop import huggingface
+from t5x_lite.interop.lm_eval import HarnessModel
 
 ITEMS = [
     {"question": "The module provides", "choices": ["classes", "a cat", "functions"], "gold": 0},

@@ -6,7 +6,7 @@ import struct
 import pytest
 from conftest import run
 
-from t5x_lite.training import metrics
+from t5x_lite.training.log import read_metrics
 
 mlflow = pytest.importorskip("mlflow", reason="make test-peers has it")
 wandb_internal_pb2 = pytest.importorskip("wandb.proto.wandb_internal_pb2")
@@ -43,7 +43,7 @@ def test_mlflow_has_the_records_of_a_resumed_run(tmp_path, config_file):
     run(*command, "--config.training.steps=5")
     assert not (workdir / "tensorboard").exists()
     curves, params = logged(workdir)
-    records = metrics.read(workdir / "metrics.jsonl")
+    records = read_metrics(workdir / "metrics.jsonl")
     expected = [(one["step"], one["loss"]) for one in records if one["split"] == "train"]
     assert [step for step, _ in expected] == [1, 2, 3, 4, 5]
     assert curves["train/loss"] == expected
@@ -87,7 +87,7 @@ def test_wandb_keeps_a_run_offline(tmp_path, config_file):
     run_id = (workdir / "wandb_id").read_text()
     (written,) = (workdir / "wandb").glob(f"offline-run-*-{run_id}/*.wandb")
     of_steps = history(written)
-    records = metrics.read(workdir / "metrics.jsonl")
+    records = read_metrics(workdir / "metrics.jsonl")
     for record in records:
         assert of_steps[record["step"]][f"{record['split']}/loss"] == record["loss"]
     assert list((workdir / "tensorboard").glob("events*"))

@@ -5,14 +5,14 @@ import time
 import jax
 import numpy as np
 
-from t5x_lite.training import metrics
+from t5x_lite.training.log import read_metrics
 
 TIMES = ("tokens_per_second", "seconds", "train_seconds", "mfu")
 
 
 def figures(workdir) -> list[dict]:
     """The records of a run, times aside."""
-    records = metrics.read(workdir / "metrics.jsonl")
+    records = read_metrics(workdir / "metrics.jsonl")
     return [{key: value for key, value in record.items() if key not in TIMES} for record in records]
 
 
@@ -42,7 +42,7 @@ def assert_same(a, b):
 def wait_for(workdir, count):
     """Until the run has written that many records."""
     for _ in range(1200):
-        if len(metrics.read(workdir / "metrics.jsonl")) >= count:
+        if len(read_metrics(workdir / "metrics.jsonl")) >= count:
             return
         time.sleep(0.05)
     raise AssertionError("the run wrote no records")

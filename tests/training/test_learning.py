@@ -8,7 +8,7 @@ import pytest
 from model.proofs import random_params
 
 from t5x_lite.resolve import text_data
-from t5x_lite.training import metrics
+from t5x_lite.training.log import mean_metrics
 from t5x_lite.training.loop import Run
 
 STEPS = 150
@@ -57,7 +57,7 @@ def train_and_evaluate(make, objective, architecture, **more):
         state = run.fresh_state()
         for step in range(STEPS):
             state, figures = run.train_step(state, run.batch(run.batches, step))
-        trained = metrics.means(jax.device_get(figures["sums"]))
+        trained = mean_metrics(jax.device_get(figures["sums"]))
         return trained, run.evaluate(state.params), corpus
 
 

@@ -13,7 +13,8 @@ from training.runs import assert_same, figures, saved_state, saved_steps, wait_f
 from t5x_lite import resolve as resolving
 from t5x_lite.errors import NOT_FINITE, UserError
 from t5x_lite.resolve import text_data
-from t5x_lite.training import loop, metrics
+from t5x_lite.training import loop
+from t5x_lite.training.log import read_metrics
 
 SLOW = {
     "training.steps": 40,
@@ -88,10 +89,10 @@ def test_waiting_for_data_is_what_no_step_computes_in(tmp_path, make, monkeypatc
     monkeypatch.setattr(loop.Run, "batch", lambda *args: time.sleep(0.2) or batch(*args))
     resolved, corpus = make()
     loop.train(resolved, text_data(resolved, corpus), tmp_path / "slow")
-    assert metrics.read(tmp_path / "slow/metrics.jsonl")[5]["seconds"]["data"] > 0.5
+    assert read_metrics(tmp_path / "slow/metrics.jsonl")[5]["seconds"]["data"] > 0.5
     monkeypatch.setattr(loop, "_is_done", lambda pending: False)
     loop.train(resolved, text_data(resolved, corpus), tmp_path / "busy")
-    assert metrics.read(tmp_path / "busy/metrics.jsonl")[5]["seconds"]["data"] == 0
+    assert read_metrics(tmp_path / "busy/metrics.jsonl")[5]["seconds"]["data"] == 0
 
 
 @pytest.mark.parametrize(

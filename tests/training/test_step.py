@@ -11,7 +11,7 @@ from model.proofs import random_params
 
 from t5x_lite.data.rows.batches import make_batches
 from t5x_lite.model.layers import FEED_FORWARDS
-from t5x_lite.training import metrics
+from t5x_lite.training.log import mean_metrics
 from t5x_lite.training.step import Loss, fresh_state, make_train_step
 
 
@@ -170,7 +170,7 @@ def test_auxiliary_losses_join_what_is_minimised(exchange, make, case):
             slope = gradient[stack]["layers"]["feed_forward"]["toll"]
             np.testing.assert_allclose(slope, np.full_like(slope, count / positions), rtol=1e-12)
 
-        figures = metrics.means(jax.device_get(sums))
+        figures = mean_metrics(jax.device_get(sums))
         (head,) = loss.heads
         assert figures["tax"] == pytest.approx(3 * seen / positions)
         assert figures["toll"] == pytest.approx(toll / positions)
@@ -240,7 +240,7 @@ def test_labels_of_sentence_pairs_add_their_own_mean(make, parts):
     for one, other in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-6)
     assert float(np.abs(expected["classifier"]["output"]["kernel"]).max()) > 0
-    figures = metrics.means(jax.device_get(sums))
+    figures = mean_metrics(jax.device_get(sums))
     assert figures["label_loss"] == pytest.approx(np.log(2), rel=0.3)
     assert 0 <= figures["label_accuracy"] <= 1
     total = figures["loss"] + figures["label_loss"]

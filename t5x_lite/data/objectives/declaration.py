@@ -4,7 +4,7 @@ know of it.
     @objective(bound=lambda n, *, noise_density=0.15: Bound(inputs=…, targets=…, both=…))
     def my_objective(tokens, rng, vocabulary, *, noise_density: ProperShare = 0.15) -> Pairs:
 
-The ranges of its options are their annotations: see ranges.py.
+The ranges of its options are their annotations: see config/ranges.py.
 """
 
 from collections.abc import Callable

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 
+from t5x_lite.config.ranges import ProperShare, Range, Share
 from t5x_lite.data.objectives.declaration import Bound, objective
 from t5x_lite.data.objectives.language import Mode
 from t5x_lite.data.objectives.noise import (
@@ -18,7 +19,6 @@ from t5x_lite.data.objectives.pairs import Mask, Pairs, Tokens, example
 from t5x_lite.data.ragged import Ragged
 from t5x_lite.data.rng import RowRng
 from t5x_lite.data.tokenizers.vocabulary import Vocabulary
-from t5x_lite.ranges import ProperShare, Range, Share
 
 __all__ = ["example"]  # for the doctests
 

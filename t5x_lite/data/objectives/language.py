@@ -4,12 +4,12 @@ from typing import Literal
 
 import numpy as np
 
+from t5x_lite.config.ranges import Share
 from t5x_lite.data.objectives.declaration import Bound, Traits, objective
 from t5x_lite.data.objectives.pairs import Pairs, Tokens, example
 from t5x_lite.data.ragged import Ragged
 from t5x_lite.data.rng import RowRng
 from t5x_lite.data.tokenizers.vocabulary import Vocabulary
-from t5x_lite.ranges import Share
 
 __all__ = ["example"]  # for the doctests
 

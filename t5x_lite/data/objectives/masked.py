@@ -4,6 +4,7 @@ from typing import Literal
 
 import numpy as np
 
+from t5x_lite.config.ranges import ProperShare, Share
 from t5x_lite.data.objectives import noise
 from t5x_lite.data.objectives.declaration import Bound, Traits, objective
 from t5x_lite.data.objectives.pairs import Mask, Pairs, Tokens, example
@@ -12,7 +13,6 @@ from t5x_lite.data.ragged import Ragged
 from t5x_lite.data.rng import RowRng
 from t5x_lite.data.tokenizers.vocabulary import Vocabulary
 from t5x_lite.errors import BAD_CONFIG, UserError
-from t5x_lite.ranges import ProperShare, Share
 
 __all__ = ["example"]  # for the doctests
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from t5x_lite.config import Data
 from t5x_lite.data.rows.layouts import Row, RowShape, lay_out
-from t5x_lite.data.rows.plan import RowPlan
+from t5x_lite.data.rows.row_plan import RowPlan
 from t5x_lite.data.rows.streams import RowStream, TextStream
 from t5x_lite.data.rows.windows import BlockOrder, SequentialWindows, ShuffledWindows, StaticWindows
 from t5x_lite.data.store.corpus import Corpus, Source, Split

@@ -9,9 +9,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import ArrayLike
 
+from t5x_lite.data.objectives.mixture import Objective
 from t5x_lite.data.objectives.pairs import Pairs
 from t5x_lite.data.objectives.sentence_pairs import longest_document
-from t5x_lite.data.objectives.spec import Objective
 from t5x_lite.data.ragged import Ragged
 from t5x_lite.data.rng import Purpose, RowRng, philox_key
 from t5x_lite.data.rows.layouts import RowShape

@@ -1,0 +1,1 @@
+"""Token stores: text, tokenized once, on a disk or in a bucket."""

@@ -23,6 +23,7 @@ import numpy as np
 
 from t5x_lite import storage
 from t5x_lite.config import Data
+from t5x_lite.config.grammar import AllowedCode
 from t5x_lite.data.store.corpus import SPLITS, Split
 from t5x_lite.data.store.encoding import EncodedShard, Progress, ShardEncoder, SingleTokenPolicy
 from t5x_lite.data.store.shards import (
@@ -41,7 +42,6 @@ from t5x_lite.data.text.cleaning import Cleaner
 from t5x_lite.data.tokenizers import tokenizer
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import IO_ERROR, UserError, optional_import
-from t5x_lite.specs import AllowedCode
 
 _TOKENIZER = "tokenizer"
 _VOCABULARY = "vocabulary.json"

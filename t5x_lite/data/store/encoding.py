@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 
 from t5x_lite.config import Data
+from t5x_lite.config.grammar import AllowedCode
 from t5x_lite.data.store.corpus import SPLITS, Split
 from t5x_lite.data.store.shards import Shard, SourceSetting, read_shards, shard_hash
 from t5x_lite.data.text.cleaning import Cleaner
@@ -22,7 +23,6 @@ from t5x_lite.data.tokenizers import tokenizer
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import BAD_DATA, UserError
 from t5x_lite.progress import bar
-from t5x_lite.specs import AllowedCode
 
 SingleTokenPolicy = Literal["keep", "skip", "stop"]  # what to do about documents of one token
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from t5x_lite import storage
 from t5x_lite.config import Data
+from t5x_lite.config.grammar import AllowedCode, names_files, parse_sources
 from t5x_lite.data.store.beam_pipeline import BeamEncoder, Pipeline
 from t5x_lite.data.store.corpus import (
     MANIFEST,
@@ -43,7 +44,6 @@ from t5x_lite.data.text import sources
 from t5x_lite.data.tokenizers import tokenizer
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import BAD_DATA, IO_ERROR, NO_FILE, UserError
-from t5x_lite.specs import AllowedCode, names_files, parse_sources
 
 VERSION = 5  # of the store: raised when the same settings make other bytes
 JOURNAL = "journal.jsonl"

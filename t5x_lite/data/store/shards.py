@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from t5x_lite.config import Data
+from t5x_lite.config.grammar import AllowedCode, parse_sources
 from t5x_lite.data.store.corpus import Split
 from t5x_lite.data.text import files, sources
 from t5x_lite.data.text.cleaning import Cleaner
 from t5x_lite.data.text.files import Continuation
-from t5x_lite.specs import AllowedCode, parse_sources
 
 if TYPE_CHECKING:
     from fsspec.core import OpenFile

@@ -1,0 +1,1 @@
+"""Tasks: examples, how each family reads them, and how predictions are judged."""

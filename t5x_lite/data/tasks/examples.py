@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from t5x_lite.config import Task
-from t5x_lite.data.tasks.prepare import PREPARE
+from t5x_lite.config.grammar import AllowedCode
+from t5x_lite.data.tasks.preprocess import PREPARE
 from t5x_lite.data.tasks.records import BadLines, Record, has_splits, lookup, read_split
 from t5x_lite.errors import BAD_DATA, UserError, nearest
-from t5x_lite.specs import AllowedCode
 
 Label = int | float | str | tuple[str, ...] | None
 

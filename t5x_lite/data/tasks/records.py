@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, TextIO
 import numpy as np
 
 from t5x_lite.config import Task
+from t5x_lite.config.grammar import AllowedCode, has_scheme, import_function
 from t5x_lite.data.tasks.offline import OFFLINE
 from t5x_lite.data.text import files, sources
 from t5x_lite.errors import BAD_DATA, NO_FILE, UserError, nearest, optional_import, user_errors
-from t5x_lite.specs import AllowedCode, has_scheme, import_function
 
 if TYPE_CHECKING:
     from fsspec.core import OpenFile

@@ -1,0 +1,1 @@
+"""Text: the sources it comes from, and what is done with text that is not clean."""

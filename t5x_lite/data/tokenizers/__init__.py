@@ -1,0 +1,1 @@
+"""Tokenizers: trained here, or the files of others."""

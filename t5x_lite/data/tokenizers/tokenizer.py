@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from t5x_lite.config.grammar import names_files, parse_call
 from t5x_lite.data.tokenizers.text_models import (
     LONE_SURROGATE,
     Bytes,
@@ -27,7 +28,6 @@ from t5x_lite.data.tokenizers.text_models import (
 )
 from t5x_lite.data.tokenizers.vocabulary import SENTINELS, SPECIALS, Vocabulary, make_vocabulary
 from t5x_lite.errors import BAD_CONFIG, BAD_DATA, NO_FILE, UserError, nearest, user_errors
-from t5x_lite.specs import names_files, parse_call
 
 
 class Tokenizer:

@@ -18,8 +18,8 @@ from objective_cases import (
 )
 
 from t5x_lite.data.objectives.declaration import Bound, Traits, objective
+from t5x_lite.data.objectives.mixture import Objective, parse_objective
 from t5x_lite.data.objectives.pairs import Pair, Pairs
-from t5x_lite.data.objectives.spec import Objective, parse_objective
 from t5x_lite.data.ragged import Ragged
 from t5x_lite.data.rng import Purpose, RowRng, philox_key
 

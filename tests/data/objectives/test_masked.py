@@ -17,7 +17,7 @@ from objective_cases import (
 
 from t5x_lite.config import Data, Lengths, Model, RunConfig
 from t5x_lite.data.rows.layouts import RowShape, lay_out
-from t5x_lite.data.rows.plan import plan_rows
+from t5x_lite.data.rows.row_plan import plan_rows
 from t5x_lite.errors import UserError
 from t5x_lite.resolve import plan_objective
 

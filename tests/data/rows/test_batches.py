@@ -159,7 +159,7 @@ from functools import partial
 from pathlib import Path
 from conftest import settings
 from t5x_lite.config import RunConfig
-from t5x_lite.config_files import build
+from t5x_lite.config.files import build
 from t5x_lite.data.rows.batches import make_batches
 from t5x_lite.data.store.prepare import prepare
 from t5x_lite.resolve import resolve

@@ -13,7 +13,7 @@ import pytest
 from conftest import ALL_CELLS, ROOT, settings
 
 from t5x_lite.config import RunConfig
-from t5x_lite.config_files import build
+from t5x_lite.config.files import build
 from t5x_lite.data.rows import streams
 from t5x_lite.data.rows.batches import make_batches
 from t5x_lite.data.store.prepare import prepare

@@ -7,7 +7,7 @@ import pytest
 from conftest import run, sentences
 
 from t5x_lite.config import Data
-from t5x_lite.config_files import load
+from t5x_lite.config.files import load
 from t5x_lite.data.rows.batches import make_batches, source_rates
 from t5x_lite.data.store import corpus
 from t5x_lite.data.store.prepare import prepare

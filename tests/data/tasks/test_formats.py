@@ -13,7 +13,7 @@ from t5x_lite.data.rows.layouts import RowShape
 from t5x_lite.data.tasks import formats
 from t5x_lite.data.tasks.examples import Example
 from t5x_lite.data.tasks.formats import find_format, truncate
-from t5x_lite.data.tasks.rows import TaskData, plan_task
+from t5x_lite.data.tasks.task_data import TaskData, plan_task
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import UserError
 

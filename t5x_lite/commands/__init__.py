@@ -1,0 +1,40 @@
+"""The commands. To add one: a file with a docstring, which is its help, `add_options(command)` and
+`run(args)`, and its name in COMMANDS.
+"""
+
+from t5x_lite.commands import (
+    compare,
+    doctor,
+    embed,
+    evaluate,
+    export,
+    fill,
+    finetune,
+    generate,
+    import_,
+    inspect,
+    plan,
+    prepare,
+    report,
+    score,
+    train,
+)
+
+_MODULES = (
+    prepare,
+    plan,
+    train,
+    finetune,
+    evaluate,
+    generate,
+    fill,
+    score,
+    embed,
+    compare,
+    report,
+    inspect,
+    import_,
+    export,
+    doctor,
+)
+COMMANDS = {module.__name__.rpartition(".")[2].rstrip("_"): module for module in _MODULES}

@@ -1,0 +1,205 @@
+"""What commands have in common: options that several take, and how they are read.
+
+What a command needs of the package is imported late, so that --help and typos answer at once.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from t5x_lite import storage
+from t5x_lite.config import Mesh, RunConfig
+from t5x_lite.errors import USAGE, UserError, user_errors
+
+if TYPE_CHECKING:
+    from t5x_lite.api import LanguageModel
+    from t5x_lite.config.grammar import AllowedCode
+    from t5x_lite.data.rows.row_plan import RowPlan
+
+
+def say(text: str) -> None:
+    """Print a line at once, with the addresses of what lies in a bucket."""
+    print(storage.with_addresses(text), flush=True)
+
+
+# Options.
+
+
+def number_type(low: float, high: float = float("inf")) -> Callable[[str], float]:
+    """Return a converter of text to a number of the type of `low`, in that range."""
+
+    def convert(text: str) -> float:
+        value = type(low)(text)
+        if not low <= value <= high or value == float("inf"):
+            expected = f"at least {low}" if high == float("inf") else f"from {low} to {high}"
+            raise argparse.ArgumentTypeError(f"got {text}, expected a number_type, {expected}")
+        return value
+
+    convert.__name__ = type(low).__name__  # argparse names it where the text is no number
+    return convert
+
+
+def add_config(command: argparse.ArgumentParser) -> None:
+    """Add --config, and with it --config.KEY=VALUE."""
+    help = "a config file, or the name of one that ships, such as gpt_tiny"
+    command.add_argument("--config", help=help)
+    command.epilog = (
+        "Any setting can be given as --config.KEY=VALUE, such as --config.training.steps=100."
+    )
+
+
+def add_workdir(command: argparse.ArgumentParser) -> None:
+    """Add --workdir."""
+    command.add_argument("--workdir", help="the directory of the run")
+
+
+def add_allow_code(command: argparse.ArgumentParser) -> None:
+    """Add --allow-code."""
+    help = (
+        "a module of your own that the run's objective or source may be imported from; may be "
+        "repeated"
+    )
+    command.add_argument("--allow-code", action="append", default=[], metavar="MODULE", help=help)
+
+
+def add_distributed(command: argparse.ArgumentParser) -> None:
+    """Add --distributed."""
+    help = "this is one of several processes; the cluster knows the others"
+    command.add_argument("--distributed", action="store_true", help=help)
+
+
+def add_mesh(command: argparse.ArgumentParser) -> None:
+    """Add --mesh and --distributed, for commands that use a trained model."""
+    help = "shard the model over all devices, such as fsdp=4,tensor=2; left out: use one device"
+    command.add_argument("--mesh", default="", help=help)
+    add_distributed(command)
+
+
+def add_texts(command: argparse.ArgumentParser) -> None:
+    """Add the texts that a command is given."""
+    command.add_argument("text", nargs="+", help="one or several texts")
+
+
+def add_json(command: argparse.ArgumentParser) -> None:
+    """Add --json."""
+    command.add_argument("--json", action="store_true", help="one line of JSON for each text")
+
+
+# What they stand for.
+
+
+def config_name(args: argparse.Namespace) -> str:
+    """Return --config, which must be given."""
+    if not args.config:
+        raise UserError(
+            USAGE, f"{args.command}: --config=FILE is missing; --config=gpt_tiny is one that ships"
+        )
+    return args.config
+
+
+def read_config(args: argparse.Namespace) -> tuple[RunConfig, "AllowedCode"]:
+    """Read the checked config, and which modules it may name code of."""
+    from t5x_lite.config.files import allowed_code, load
+
+    config = load(config_name(args), args.overrides)
+    return config, allowed_code(args.config, args.overrides, args.allow_code)
+
+
+def planned_config(args: argparse.Namespace) -> tuple[RunConfig, "RowPlan", "AllowedCode"]:
+    """Read the config of a run on text, with the plan of its rows: what cannot be laid out is
+    refused before jax is imported.
+    """
+    from t5x_lite.resolve import plan_objective
+
+    config, allowed = read_config(args)
+    if config.task.name:
+        raise UserError(USAGE, f"{args.command}: this run learned a task; finetune goes on with it")
+    return config, plan_objective(config, allowed), allowed
+
+
+def check_settings(args: argparse.Namespace) -> None:
+    """Refuse a command that trains, if its settings cannot be trained; nothing is begun."""
+    planned_config(args)
+
+
+def read_workdir(args: argparse.Namespace) -> Path:
+    """Return --workdir, which must be given; a bucket is mirrored."""
+    if not args.workdir:
+        raise UserError(
+            USAGE, f"{args.command}: --workdir=DIR is missing; name the directory of the run"
+        )
+    return storage.local_path(args.workdir)
+
+
+def read_run_directory(args: argparse.Namespace) -> Path:
+    """Return --workdir, which must hold a run."""
+    from t5x_lite.config.files import check_is_run
+
+    workdir = read_workdir(args)
+    check_is_run(workdir)
+    return workdir
+
+
+def read_mesh(args: argparse.Namespace) -> Mesh | None:
+    """Read --mesh=fsdp=4,tensor=2; None where it is not given."""
+    from t5x_lite.config.files import build
+
+    if not args.mesh:
+        return None
+    sizes = {}
+    for part in args.mesh.split(","):
+        axis, equals, size = part.partition("=")
+        if not equals or not size.lstrip("-").isdigit():
+            raise UserError(
+                USAGE, f"--mesh={args.mesh}: expected AXIS=SIZE,…, such as fsdp=4,tensor=2"
+            )
+        sizes[axis] = size
+    return build(Mesh, sizes, "mesh.")
+
+
+def load_model(args: argparse.Namespace) -> "LanguageModel":
+    """Load the model in --workdir, over --mesh."""
+    workdir = read_run_directory(args)
+    from t5x_lite import api
+    from t5x_lite.training.loop import setup_jax
+
+    setup_jax()
+    return api.load_model(workdir, read_mesh(args), args.allow_code)
+
+
+# Several processes.
+
+
+def join_processes(args: argparse.Namespace) -> None:
+    """Join the other processes of the run, where launch/local or the cluster says there are
+    some.
+    """
+    import jax
+
+    count = os.environ.get("T5X_LITE_PROCESSES")
+    if count:
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        process = int(os.environ["T5X_LITE_PROCESS"])
+        jax.distributed.initialize(os.environ["T5X_LITE_COORDINATOR"], int(count), process)
+    elif args.distributed:
+        with user_errors(USAGE, "--distributed: no cluster that jax knows is here; leave it out"):
+            jax.distributed.initialize()
+
+
+def share(args: argparse.Namespace) -> None:
+    """Join the other processes, where there are some, to do the command together; the first one
+    says what comes of it.
+    """
+    if not args.distributed and "T5X_LITE_PROCESSES" not in os.environ:
+        return
+    join_processes(args)
+    import jax
+
+    if jax.process_count() > 1 and args.command != "compare" and not args.mesh:
+        reason = f"{jax.process_count()} processes share a model over a mesh"
+        raise UserError(USAGE, f"{args.command}: {reason}; add --mesh, such as --mesh=fsdp=4")
+    if jax.process_index() > 0:
+        sys.stdout = open(os.devnull, "w")

@@ -1,0 +1,64 @@
+"""Train runs that differ in some settings, on the same text under one budget, and write
+report.html; the same command continues where it was stopped.
+"""
+
+import argparse
+
+from t5x_lite import storage
+from t5x_lite.commands.common import (
+    add_allow_code,
+    add_config,
+    add_distributed,
+    add_workdir,
+    config_name,
+    number_type,
+    read_workdir,
+    say,
+)
+from t5x_lite.config import CompareConfig
+
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    """Add the options of this command to its parser."""
+    add_config(command)
+    add_workdir(command)
+    add_allow_code(command)
+    add = command.add_argument
+    add("--seeds", type=number_type(1), help="how many each cell is trained with")
+    help = "a setting with several values, KEY=VALUE,VALUE: a cell for each; may be repeated"
+    add("--grid", action="append", default=[], metavar="KEY=VALUES", help=help)
+    help = "train these alone, NAME,NAME; the same command without it writes the report"
+    add("--cells", default="", metavar="NAMES", help=help)
+    help = "how many runs to train at once, each on its share of a CPU's cores"
+    add("--jobs", type=number_type(1), default=1, help=help)
+    help = "show what each cell costs and how long it will take, and train nothing"
+    add("--dry-run", action="store_true", help=help)
+    add_distributed(command)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run the command."""
+    from t5x_lite.config.files import allowed_code, split_at_commas
+
+    workdir = read_workdir(args)
+    config = comparison_of(args)
+    allowed = allowed_code(args.config, args.overrides, args.allow_code)
+    from t5x_lite.compare import cells, report, run
+
+    only = split_at_commas(args.cells) if args.cells else ()
+    if args.dry_run:
+        planned, *_ = cells.plan_comparison(config, workdir, say, allowed, only, measured=True)
+        return say(cells.plan_in_words(config, planned))
+    results = run.compare(config, workdir, say, allowed, only, args.jobs)
+    storage.push_all()
+    if results:
+        say(report.summary(results))
+        say(f"written: {workdir / 'report.html'}, report.md, report.csv and report.json")
+
+
+def comparison_of(args: argparse.Namespace) -> CompareConfig:
+    """What `compare` is asked to train."""
+    from t5x_lite.config.files import load_comparison
+
+    seeds = [] if args.seeds is None else [f"seeds={args.seeds}"]
+    return load_comparison(config_name(args), [*args.overrides, *seeds], args.grid)

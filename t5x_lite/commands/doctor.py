@@ -1,0 +1,27 @@
+"""What is wrong with this machine, this installation, or the place to write to."""
+
+import argparse
+
+from t5x_lite.commands.common import add_workdir, number_type, say
+from t5x_lite.errors import UNFIT, UserError
+
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    """Add the options of this command to its parser."""
+    add_workdir(command)
+    help = "that the run is meant to have"
+    command.add_argument("--processes", type=number_type(1), help=help)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run the command."""
+    from t5x_lite.planning.doctor import examine
+
+    findings = []
+    for finding in examine(args.workdir or "", args.processes):
+        say(str(finding))
+        findings.append(finding)
+    wrong = sum(finding.is_fatal for finding in findings)
+    if wrong:
+        what = "one thing is" if wrong == 1 else f"{wrong} things are"
+        raise UserError(UNFIT, f"doctor: {what} wrong, see above")

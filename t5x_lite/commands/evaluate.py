@@ -1,0 +1,82 @@
+"""Loss, perplexity and accuracy of a trained model on its whole validation split."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from t5x_lite.commands.common import (
+    add_allow_code,
+    add_mesh,
+    add_workdir,
+    load_model,
+    number_type,
+    read_mesh,
+    read_run_directory,
+    say,
+)
+from t5x_lite.errors import USAGE, UserError
+
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    """Add the options of this command to its parser."""
+    add_workdir(command)
+    add_allow_code(command)
+    add_mesh(command)
+    add = command.add_argument
+    add("--json", action="store_true", help="one line of JSON")
+    add("--task", default="", help="a task instead of the text, such as blimp; see finetune")
+    add("--split", default="validation", choices=["train", "validation", "test"])
+    add("--shots", type=number_type(0), default=0, help="solved examples in the prompt")
+    add("--seed", type=number_type(0, 2**31 - 1), default=0, help="which examples they are")
+    add("--limit", type=number_type(0), default=0, help="the first so many examples alone")
+    help = "score the question given each answer, not the answer given the question"
+    add("--channel", action="store_true", help=help)
+    add("--predictions", default="", help="a file to write, a line of JSON for each example")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run the command."""
+    workdir = read_run_directory(args)
+    if args.task:
+        return _evaluate_task(args, workdir)
+    if args.shots or args.limit or args.channel or args.predictions:
+        raise UserError(
+            USAGE, "evaluate: --shots, --limit, --channel and --predictions need --task"
+        )
+    from t5x_lite import api
+
+    metrics = api.evaluate(
+        workdir, read_mesh(args), lambda text: print(text, file=sys.stderr), args.allow_code
+    )
+    if args.json:
+        return say(json.dumps(metrics))
+    for name, value in metrics.items():
+        if isinstance(value, float):
+            shown = f"{value:,.0f}" if value.is_integer() else f"{value:,.4f}"
+        else:
+            shown = str(value)
+        say(f"{name.replace('_', ' '):<18}{shown:>16}")
+
+
+def _evaluate_task(args: argparse.Namespace, workdir: Path) -> None:
+    """The same of a task, that the model was trained on or not."""
+    from t5x_lite.config.files import load_task
+
+    task = load_task(args.task)
+    model = load_model(args)
+    results = model.evaluate_task(
+        task, args.split, args.shots, args.seed, "channel" if args.channel else "direct", args.limit
+    )
+    if args.predictions:
+        lines = [json.dumps(record, ensure_ascii=False) for record in results.pop("predictions")]
+        Path(args.predictions).write_text("\n".join(lines) + "\n", "utf-8")
+    results.pop("predictions", None)
+    if args.json:
+        return say(json.dumps(results))
+    say(f"{task.name}, {results['split']}: {results['examples']:,} examples")
+    say(f"by {results['method']}")
+    for name, value in results["groups"].items():
+        say(f"  {name:<56}{value:>8.4f}")
+    for name, value in results["metrics"].items():
+        say(f"{name.replace('_', ' '):<28}{value:>8.4f}")

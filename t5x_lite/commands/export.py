@@ -1,0 +1,39 @@
+"""Write a trained model as files of Hugging Face."""
+
+import argparse
+from pathlib import Path
+
+from t5x_lite.commands.common import (
+    add_allow_code,
+    add_mesh,
+    add_workdir,
+    read_mesh,
+    read_run_directory,
+    say,
+)
+
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    """Add the options of this command to its parser."""
+    add_workdir(command)
+    add_allow_code(command)
+    add_mesh(command)
+    command.add_argument("--to", choices=["hf"], default="hf", help="whose files are written")
+    types = ("float32", "bfloat16", "float16")
+    command.add_argument("--dtype", choices=types, default="float32", help="of what is written")
+    updates = command.add_mutually_exclusive_group()
+    help = "add LoRA's updates to the weights"
+    updates.add_argument("--merge", dest="lora", action="store_const", const="merge", help=help)
+    help = "write LoRA's updates and the head of the task alone, for peft"
+    updates.add_argument("--adapter", dest="lora", action="store_const", const="adapter", help=help)
+    command.add_argument("path", help="the directory to write")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run the command."""
+    workdir = read_run_directory(args)
+    from t5x_lite.interop import convert
+
+    convert.export_model(
+        workdir, Path(args.path), args.dtype, say, read_mesh(args), args.allow_code, args.lora
+    )

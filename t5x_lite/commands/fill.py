@@ -1,0 +1,42 @@
+"""Fill the blanks (___) of texts."""
+
+import argparse
+import json
+
+from t5x_lite.commands.common import (
+    add_allow_code,
+    add_json,
+    add_mesh,
+    add_texts,
+    add_workdir,
+    load_model,
+    number_type,
+    say,
+)
+
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    """Add the options of this command to its parser."""
+    add_workdir(command)
+    add_allow_code(command)
+    add_mesh(command)
+    add_texts(command)
+    add_json(command)
+    command.add_argument(
+        "--top", type=number_type(1), default=5, help="words to show for each blank"
+    )
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run the command."""
+    model = load_model(args)
+    for text in args.text:
+        answers = model.fill(text, args.top)
+        if args.json:
+            say(json.dumps({"text": text, "blanks": answers}, ensure_ascii=False))
+            continue
+        say(text)
+        for number, answer in enumerate(answers, 1):
+            if not isinstance(answer, str):
+                answer = ", ".join(f"{word} {probability:.1%}" for word, probability in answer)
+            say(f"  {number}. {answer}")

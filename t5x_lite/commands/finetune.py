@@ -1,0 +1,61 @@
+"""Train a model on a task; the same command continues where it was stopped."""
+
+import argparse
+
+from t5x_lite import storage
+from t5x_lite.commands.common import add_allow_code, add_workdir, number_type, read_workdir, say
+from t5x_lite.errors import USAGE, UserError
+
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    """Add the options of this command to its parser."""
+    add_workdir(command)
+    add_allow_code(command)
+    add = command.add_argument
+    add("--init", help="the directory of the run, or of Hugging Face's files, to begin with")
+    add(
+        "--task",
+        help="one that ships, such as sst2; my_tasks.py:mine; or 'classify(file.tsv, text=…)'",
+    )
+    add("--seeds", type=number_type(1), default=1, help="how many to train")
+    help = "a setting with several values, KEY=VALUE,VALUE; the best is chosen; may be repeated"
+    add("--grid", action="append", default=[], metavar="KEY=VALUES", help=help)
+    help = "draw the parameters at random: what the task alone teaches such a model"
+    add("--from-scratch", action="store_true", help=help)
+    help = "full, lora(rank=8), prefix(20), prompt(20), adapter(64), bitfit, probe or last(2)"
+    add("--adapt", default="full", metavar="WAY", help=help)
+    command.set_defaults(config=None)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run the command."""
+    from t5x_lite.config.files import check_is_run, load_task
+
+    workdir = read_workdir(args)
+    if not args.init or not args.task:
+        missing = "init=DIR" if not args.init else "task=NAME"
+        example = "finetune --init=runs/bert --task=which_module --workdir=runs/modules"
+        raise UserError(USAGE, f"finetune: --{missing} is missing; such as {example}")
+    task, init = load_task(args.task), storage.local_path(args.init)
+    check_is_run(init)
+    from t5x_lite.finetune.results import show
+    from t5x_lite.finetune.run import finetune
+    from t5x_lite.interop.convert import as_run
+    from t5x_lite.report import task_report
+
+    results = finetune(
+        as_run(init, workdir / "imported", say),
+        task,
+        workdir,
+        args.overrides,
+        args.seeds,
+        args.grid,
+        args.from_scratch,
+        args.adapt,
+        say,
+        name=init.resolve().name,
+    )
+    task_report.write(results, workdir)
+    storage.push_all()
+    say(show(results))
+    say(f"written: {workdir / 'report.html'}, report.md and report.json")

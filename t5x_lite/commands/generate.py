@@ -1,0 +1,104 @@
+"""Continue texts."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from t5x_lite.commands.common import (
+    add_allow_code,
+    add_json,
+    add_mesh,
+    add_texts,
+    add_workdir,
+    load_model,
+    number_type,
+    say,
+)
+from t5x_lite.errors import USAGE, UserError
+
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    """Add the options of this command to its parser."""
+    add_workdir(command)
+    add_allow_code(command)
+    add_mesh(command)
+    add_texts(command)
+    add_json(command)
+    add = command.add_argument
+    add("--max-new-tokens", type=number_type(1), default=64, help="tokens to write at most")
+    add("--temperature", type=number_type(0.0), default=0.0, help="0 is greedy")
+    add("--top-k", type=number_type(0), default=0, help="sample from the k likeliest only; 0: all")
+    add(
+        "--top-p",
+        type=number_type(1e-6),
+        default=1.0,
+        help="sample from the likeliest that hold this probability",
+    )
+    add("--seed", type=number_type(0, 2**31 - 1), default=0)
+    add("--num-beams", type=number_type(1), default=1, help="more: the best text of a beam search")
+    add("--length-penalty", type=number_type(0.0), default=0.6, help="of the beam search; 0: none")
+    add(
+        "--stop",
+        action="append",
+        default=[],
+        help="end before this string; may be given several times",
+    )
+    add(
+        "--examples", help='a file of JSON lines {"input": …, "target": …} to begin the prompt with'
+    )
+    add("--shots", type=number_type(0), help="how many of them, drawn by the seed; all if left out")
+    add("--template", help="how an example is written: '{input} => {target}\\n'")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run the command."""
+    names = (
+        "max_new_tokens",
+        "temperature",
+        "top_k",
+        "top_p",
+        "seed",
+        "num_beams",
+        "length_penalty",
+    )
+    options: dict[str, Any] = {name: getattr(args, name) for name in names}
+    options["stop"] = tuple(map(_unescaped, args.stop))
+    texts = args.text
+    if not args.examples and (args.shots is not None or args.template):
+        raise UserError(
+            USAGE,
+            "generate: --shots and --template are of examples; name their file with --examples",
+        )
+    if args.examples:
+        texts = _few_shot_prompts(args)
+        options["stop"] = options["stop"] or ("\n",)
+    model = load_model(args)
+    if len(texts) == 1 and not args.json:
+        pieces = model.stream(texts[0], **options)
+        first = next(pieces, "")  # raises before the prompt is shown
+        print(args.text[0], first, sep="", end="", flush=True)
+        for piece in pieces:
+            print(piece, end="", flush=True)
+        return say("")
+    for text, continuation in zip(args.text, model.generate(texts, **options), strict=True):
+        if args.json:
+            say(json.dumps({"text": text, "continuation": continuation}, ensure_ascii=False))
+        else:
+            say(text + continuation)
+
+
+def _few_shot_prompts(args: argparse.Namespace) -> list[str]:
+    from t5x_lite.inference import few_shot
+
+    examples = few_shot.read_examples(Path(args.examples))
+    template = _unescaped(args.template or few_shot.TEMPLATE)
+    shots = len(examples) if args.shots is None else args.shots
+    return [
+        few_shot.few_shot_prompt(examples, text, shots, args.seed, template) for text in args.text
+    ]
+
+
+def _unescaped(text: str) -> str:
+    """Text as typed in a shell, where a line end is the two characters \\n."""
+    return text.replace("\\n", "\n")

@@ -1,0 +1,24 @@
+"""Make a run directory of a model of Hugging Face."""
+
+import argparse
+from pathlib import Path
+
+from t5x_lite.commands.common import add_workdir, read_workdir, say
+
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    """Add the options of this command to its parser."""
+    add_workdir(command)
+    command.add_argument("--from", choices=["hf"], default="hf", help="whose files they are")
+    command.add_argument("--tokenizer", default="", help="where its files are, if elsewhere")
+    help = "append the special ids that the tokenizer lacks, such as [MASK]"
+    command.add_argument("--add-specials", action="store_true", help=help)
+    command.add_argument("path", help="the directory of the model")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run the command."""
+    from t5x_lite.interop import convert
+
+    workdir = read_workdir(args)
+    convert.import_model(Path(args.path), workdir, args.tokenizer, say, args.add_specials)

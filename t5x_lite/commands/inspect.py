@@ -1,0 +1,47 @@
+"""What a config shows the model: the first rows in words, and the ledger, or the first examples of
+a task; or what a token store holds.
+"""
+
+import argparse
+
+from t5x_lite.commands.common import (
+    add_allow_code,
+    add_config,
+    number_type,
+    planned_config,
+    read_config,
+    say,
+)
+from t5x_lite.errors import USAGE, UserError
+
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    """Add the options of this command to its parser."""
+    add_config(command)
+    add_allow_code(command)
+    command.add_argument(
+        "--examples", type=number_type(0), default=3, help="rows or examples to show"
+    )
+    command.add_argument("--task", help="a task that such a model would learn, as finetune has it")
+    command.add_argument("--store", help="a token store that prepare made, instead of a config")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run the command."""
+    if args.store and args.config:
+        raise UserError(USAGE, "inspect: got --store and --config; give one of them")
+    if args.task:
+        from t5x_lite import api
+
+        config, allowed = read_config(args)
+        shown = api.inspect_task(config, args.task, "train", args.examples, say, allowed)
+        return say(shown)
+    if args.store:
+        from t5x_lite.data.inspection import show_store
+        from t5x_lite.data.store.corpus import open_store
+
+        return say(show_store(open_store(args.store, check_again=True), args.examples))
+    config, _, allowed = planned_config(args)
+    from t5x_lite import api
+
+    say(str(api.inspect(config, args.examples, say, allowed)))

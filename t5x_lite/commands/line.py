@@ -1,0 +1,64 @@
+"""The command line: its options, the settings among them, and what was meant by a typo."""
+
+import argparse
+from collections.abc import Sequence
+
+from t5x_lite.commands import COMMANDS
+from t5x_lite.errors import USAGE, UserError
+from t5x_lite.version import VERSION
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
+    description = "Pretrain BERT, T5 and GPT from one codebase, and compare."
+    main = argparse.ArgumentParser("t5x_lite", description=description)
+    main.add_argument("--version", action="version", version=VERSION)
+    commands = main.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, module in COMMANDS.items():
+        help = " ".join((module.__doc__ or "").split()).rstrip(".")
+        command = commands.add_parser(name, help=help, description=help, allow_abbrev=False)
+        module.add_options(command)
+    return main
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Arguments, and the --config.KEY=VALUE overrides among them in order."""
+    overrides, rest = [], []
+    words = iter(argv)
+    for word in words:
+        if not word.startswith("--config."):
+            rest.append(word)
+            continue
+        override = word.removeprefix("--config.")
+        if "=" not in override:
+            value = next(words, "--")
+            if value.startswith("--"):
+                raise UserError(USAGE, f"{word}: got no value, expected {word}=VALUE")
+            override += f"={value}"
+        overrides.append(override)
+    args, unknown = parser().parse_known_args(rest)
+    if unknown:
+        raise UserError(
+            USAGE, f"{args.command}: got {unknown[0]}, {_suggest_option(args, unknown[0])}"
+        )
+    args.overrides = overrides
+    if overrides and not hasattr(args, "config"):
+        raise UserError(USAGE, f"{args.command}: takes no --config settings")
+    return args
+
+
+def _suggest_option(args: argparse.Namespace, option: str) -> str:
+    """What was meant: a setting written without --config and its section, or an option like it."""
+    from t5x_lite.config.files import find_setting
+    from t5x_lite.errors import nearest
+
+    name, equals, value = option.partition("=")
+    setting = find_setting(name.lstrip("-").replace("-", "_"))
+    if setting and hasattr(args, "config"):
+        return f"did you mean --config.{setting}{equals}{value}?"
+    options = [
+        f"--{known.replace('_', '-')}"
+        for known in vars(args)
+        if known not in ("command", "text", "path")
+    ]
+    return "which is no option; " + nearest(name, options)

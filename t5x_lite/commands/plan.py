@@ -1,0 +1,110 @@
+"""What a run needs of devices that are not here: memory, time, money; no text is needed."""
+
+import argparse
+import json
+import os
+import sys
+from functools import partial
+from typing import Any
+
+from t5x_lite.commands.common import (
+    add_allow_code,
+    add_config,
+    add_workdir,
+    number_type,
+    planned_config,
+    read_workdir,
+    say,
+)
+from t5x_lite.errors import USAGE, UserError
+
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    """Add the options of this command to its parser."""
+    add_config(command)
+    add_workdir(command)
+    add_allow_code(command)
+    add = command.add_argument
+    help = "the devices: v5e:4x4, v5p:8x8x8, 2*v6e:16x16 (slices), h100:8x8 (nodes of 8), cpu:8"
+    add("--topology", default="cpu:1", help=help)
+    add("--json", action="store_true", help="one line of JSON, with how each parameter is split")
+    add("--search", action="store_true", help="rank all meshes, with remat and without")
+    help = "the same rows a device on 8 to 4,096 devices; with --workdir also a page with a picture"
+    add("--scale", action="store_true", help=help)
+    add("--splits", action="store_true", help="also how each parameter is split")
+    help = "of TPUs estimates alone, though libtpu is installed"
+    add("--no-compile", action="store_true", help=help)
+    add("--mfu", type=number_type(1e-6, 1.0), help="that you expect; left out: the roofline's")
+    add("--dollars", type=number_type(0.0), help="for a device and hour")
+    add("--watts", type=number_type(0.0), help="of a device")
+    add("--tflops", type=number_type(1e-3), help="10¹² FLOP/s of a device at its peak")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run the command."""
+    from t5x_lite.hardware import parse_topology
+
+    config, _, allowed = planned_config(args)
+    topology = parse_topology(args.topology)
+    if args.scale and (args.search or args.splits):
+        option = "--search" if args.search else "--splits"
+        raise UserError(USAGE, f"plan: --scale plans one arrangement; leave {option} out")
+    if args.workdir and not args.scale:
+        raise UserError(USAGE, "plan: --workdir is for the page of --scale; leave it out")
+    # Nothing runs here on accelerators that the machine may have.
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    from t5x_lite.planning import report as plan_report
+    from t5x_lite.planning import search as plan_search
+    from t5x_lite.planning.collectives import by_axis
+    from t5x_lite.planning.plan import Assumptions, make_plan
+
+    assumed = Assumptions(args.mfu, args.dollars, args.watts, args.tflops)
+    if args.scale:
+        plans = plan_search.weak_scaling(config, topology, assumed, allowed)
+        if args.workdir:
+            from t5x_lite.report import page
+
+            workdir = read_workdir(args)
+            workdir.mkdir(parents=True, exist_ok=True)
+            page.write(plan_report.scaling_page(args.config, plans), workdir)
+        shown: Any = [plan.as_json() for plan in plans] if args.json else None
+        return say(json.dumps(shown) if shown else plan_report.show_scaling(plans))
+    if args.search:
+        to_stderr = partial(print, file=sys.stderr)
+        found = plan_search.search(config, topology, assumed, allowed, to_stderr)
+        if args.json:
+            return say(json.dumps([plan.as_json() for plan in found]))
+        say(plan_report.show_found(found) + "\n")
+        planned = found[0]
+    else:
+        planned = make_plan(config, topology, assumed, allowed)
+
+    compiled = _compiled(args, planned)
+    if compiled and compiled.fits:
+        planned = planned.with_sent(by_axis(list(compiled.sent)))
+    if args.json:
+        record = planned.as_json()
+        if compiled:
+            record["compiled"] = compiled.as_json()
+        return say(json.dumps(record))
+    say(plan_report.show(args.config, planned, compiled))
+    if args.splits:
+        say("\n" + plan_report.show_splits(planned))
+
+
+def _compiled(args: argparse.Namespace, planned: Any) -> Any:
+    """What the compiler of TPUs makes of a plan, where it is here and wanted."""
+    from t5x_lite.planning import compiler as tpu_compiler
+
+    if args.no_compile or not planned.topology.chip.is_tpu:
+        return None
+    if not tpu_compiler.is_installed():
+        print("plan: no libtpu here: estimates alone", file=sys.stderr)
+        return None
+    from t5x_lite.resolve import resolve_without_text
+
+    print("plan: compiling the step with libtpu", file=sys.stderr)
+    raw_tokens = planned.tokens.raw * planned.rows
+    return tpu_compiler.compile_step(
+        resolve_without_text(planned.config), raw_tokens, planned.topology
+    )

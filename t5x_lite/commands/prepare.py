@@ -1,0 +1,28 @@
+"""Text → tokenizer and token store, ahead of training."""
+
+import argparse
+
+from t5x_lite.commands.common import add_allow_code, add_config, planned_config, say
+from t5x_lite.errors import USAGE, UserError
+
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    """Add the options of this command to its parser."""
+    add_config(command)
+    add_allow_code(command)
+    help = "read and encode on the workers of Apache Beam, with its OPTIONS; '': on this machine"
+    command.add_argument("--beam", metavar="OPTIONS", help=help)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run the command."""
+    config, _, allowed = planned_config(args)
+    import shlex
+
+    from t5x_lite.data.store.prepare import prepare
+
+    try:
+        beam_options = None if args.beam is None else shlex.split(args.beam)
+    except ValueError as error:
+        raise UserError(USAGE, f"--beam={args.beam}: {str(error).lower()}; close it") from error
+    say(f"store: {prepare(config.data, say, allowed, beam_options).path}")

@@ -1,0 +1,27 @@
+"""Write report.html and report.md of a run, of several side by side, or of what compare or finetune
+left.
+"""
+
+import argparse
+
+from t5x_lite import storage
+from t5x_lite.commands.common import add_allow_code, add_workdir, read_workdir, say
+
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    """Add the options of this command to its parser."""
+    add_workdir(command)
+    add_allow_code(command)
+    help = "runs to show side by side; left out: what is in --workdir"
+    command.add_argument("runs", nargs="*", metavar="RUN", help=help)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run the command."""
+    workdir = read_workdir(args)
+    from t5x_lite.compare import run
+
+    runs = [storage.local_path(run) for run in args.runs]
+    run.write_report(workdir, runs, say, args.allow_code)
+    storage.push_all()
+    say(f"written: {workdir / 'report.html'} and report.md")

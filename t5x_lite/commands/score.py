@@ -1,0 +1,43 @@
+"""Log-probability and bits per byte of texts, or of choices given a context."""
+
+import argparse
+import json
+
+from t5x_lite.commands.common import (
+    add_allow_code,
+    add_json,
+    add_mesh,
+    add_texts,
+    add_workdir,
+    load_model,
+    say,
+)
+
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    """Add the options of this command to its parser."""
+    add_workdir(command)
+    add_allow_code(command)
+    add_mesh(command)
+    add_texts(command)
+    add_json(command)
+    help = "the text before them; for an encoder, a text with one blank, ___, which they fill"
+    command.add_argument("--context", default="", help=help)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run the command."""
+    model = load_model(args)
+    scores = model.score(args.text, args.context)
+    if args.json:
+        for one in scores:
+            say(json.dumps(one._asdict(), ensure_ascii=False))
+        return
+    lossy = "" if model.tokenizer.lossless else " (lossy tokenizer: not comparable)"
+    say(f"{scores[0].kind.replace('_', ' ')} in nats, tokens, bits per byte{lossy}, text")
+    for one in scores:
+        say(f"{one.nats:10.3f}  {one.tokens:5d}  {one.bits_per_byte:6.3f}  {one.text}")
+    if args.context and len(scores) > 1:
+        likeliest = max(scores, key=lambda one: one.nats)
+        by_byte = min(scores, key=lambda one: one.bits_per_byte)
+        say(f"likeliest: {likeliest.text!r}; by byte: {by_byte.text!r}")

@@ -1,0 +1,52 @@
+"""Pretrain a model; the same command continues where it was stopped."""
+
+import argparse
+from pathlib import Path
+
+from t5x_lite.commands.common import (
+    add_allow_code,
+    add_config,
+    add_distributed,
+    add_workdir,
+    join_processes,
+    planned_config,
+    read_workdir,
+    say,
+)
+from t5x_lite.data.rows.row_plan import RowPlan
+
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    """Add the options of this command to its parser."""
+    add_config(command)
+    add_workdir(command)
+    add_allow_code(command)
+    add_distributed(command)
+    help = "the directory from a run that has ended, where its lock cannot tell"
+    command.add_argument("--take-over", action="store_true", help=help)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run the command."""
+    config, rows, allowed = planned_config(args)
+    workdir = read_workdir(args)
+    from t5x_lite.data.store.prepare import prepare
+
+    corpus = prepare(config.data, say, allowed)
+    join_processes(args)
+    import jax
+
+    from t5x_lite.resolve import resolve, text_data
+    from t5x_lite.training.loop import train
+
+    resolved = resolve(config, corpus.tokenizer.vocabulary, rows)
+    train(resolved, text_data(resolved, corpus), workdir, take_over=args.take_over)
+    if jax.process_index() == 0:
+        say(f"next: {_next_command(rows, workdir)}")
+
+
+def _next_command(rows: RowPlan, workdir: Path) -> str:
+    """What one does with a trained model first."""
+    if rows.masked or rows.uses_sentinels:
+        return f't5x_lite fill --workdir={workdir} "The ___ is in the house."'
+    return f't5x_lite generate --workdir={workdir} "The"'

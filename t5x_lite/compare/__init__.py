@@ -1,0 +1,1 @@
+"""Comparisons: several runs under one budget, on the same text, and what came of them."""

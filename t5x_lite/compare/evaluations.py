@@ -1,0 +1,239 @@
+"""What every trained run of a comparison is asked, beside its own validation loss. The answers are
+kept in its directory, since they take a while:
+
+    span_bits.json         bits of each held-out span, as in span_bits.py
+    other_objectives.json  its validation loss under the objectives of the other cells
+    tasks/NAME.json        what it reaches on a task, fine-tuned in tasks/NAME; and from scratch
+"""
+
+import dataclasses
+import hashlib
+import itertools
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from t5x_lite import storage
+from t5x_lite.compare.span_bits import Span, scored_contexts, span_bits
+from t5x_lite.config import RunConfig, Task
+from t5x_lite.config.files import load_task
+from t5x_lite.config.grammar import AllowedCode
+from t5x_lite.data.rows.batches import TextData
+from t5x_lite.data.tasks.examples import load_split, with_labels_of
+from t5x_lite.errors import BAD_CONFIG, IO_ERROR, UserError, read_json, user_errors
+from t5x_lite.finetune import run as finetuning
+from t5x_lite.inference.evaluate import evaluate_task
+from t5x_lite.inference.zero_shot import Asking
+from t5x_lite.model.transformer import parameter_shapes
+from t5x_lite.report import task_report
+from t5x_lite.resolve import plan, resolve
+from t5x_lite.training import loop, run_directory
+from t5x_lite.training.log import read_metrics
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Questions:
+    """What the runs of a comparison are asked.
+
+    Attributes:
+        objectives: under which each is evaluated, where its architecture can learn them.
+        tasks: as `finetune --task` has them.
+        settings: of the fine-tuning, as "data.epochs=2".
+        from_scratch: whether the tasks are also learned with fresh parameters.
+    """
+
+    spans: Sequence[Span] = ()
+    objectives: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
+    from_scratch: bool = False
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What one run answers.
+
+    Attributes:
+        span_bits: context → bits of each span.
+        losses: objective → validation loss, nats for each scored token.
+        tasks: task → metrics by name, the first that which it is judged by.
+        from_scratch: the same of fresh parameters.
+    """
+
+    span_bits: dict[str, list[float]]
+    losses: dict[str, float]
+    tasks: dict[str, dict[str, float]]
+    from_scratch: dict[str, dict[str, float]]
+
+
+def measure(
+    workdir: Path, questions: Questions, say: Say = print, allowed: AllowedCode = None
+) -> Answers:
+    """Ask the run in a directory whatever it has not been asked yet."""
+    steps = [record["step"] for record in read_metrics(workdir / "metrics.jsonl")]
+    step = max(steps, default=0)
+    digest = hashlib.sha256(json.dumps(questions.spans).encode()).hexdigest()[:16]
+    resolved, _ = run_directory.read(workdir, allowed)
+    own = resolved.config.objective
+    others = [objective for objective in questions.objectives if objective != own]
+    tasks = [
+        task
+        for task in map(load_task, questions.tasks)
+        if learns(resolved.config, task, questions.settings)
+    ]
+    reached: dict[bool, dict[str, dict[str, float]]] = {False: {}, True: {}}
+    for task, from_scratch in itertools.product(tasks, reached):
+        if from_scratch and not (questions.from_scratch and is_learned(task)):
+            continue
+        directory = workdir / "tasks" / f"{task.name}{'-from-scratch' * from_scratch}"
+        reached[from_scratch][task.name] = _kept(
+            directory.with_name(f"{directory.name}.json"),
+            {"step": step, "task": dataclasses.asdict(task), "settings": questions.settings},
+            partial(
+                _on_task, task, workdir, directory, questions.settings, from_scratch, say, allowed
+            ),
+        )
+    return Answers(
+        span_bits=_kept(
+            workdir / "span_bits.json",
+            {"step": step, "spans": digest},
+            lambda: _span_bits(workdir, questions.spans, allowed),
+        ),
+        losses=_kept(
+            workdir / "other_objectives.json",
+            {"step": step, "objectives": others},
+            lambda: _losses(workdir, others, allowed),
+        ),
+        tasks=reached[False],
+        from_scratch=reached[True],
+    )
+
+
+def _kept(path: Path, key: dict[str, Any], compute: Callable[[], Any]) -> Any:
+    """What a file has for that key; else what is computed, then written there."""
+    key = json.loads(json.dumps(key))
+    if path.is_file():
+        written = read_json(path, "remove it")
+        if written.get("of") == key:
+            return written["answer"]
+        storage.remove_tree(path.with_suffix(""))  # it was of other parameters
+    answer = compute()
+    with user_errors(IO_ERROR, f"{path}: cannot be written"):
+        path.parent.mkdir(exist_ok=True)
+        run_directory.write_atomically(path, json.dumps({"of": key, "answer": answer}))
+    return answer
+
+
+def _span_bits(
+    workdir: Path, spans: Sequence[Span], allowed: AllowedCode
+) -> dict[str, list[float]]:
+    """−log₂ p of each span under each context that the model can read."""
+    if not spans:
+        return {}
+    loaded = run_directory.load(workdir, allowed=allowed)
+    contexts = scored_contexts(loaded)
+    return {context: span_bits(loaded, spans, context).round(6).tolist() for context in contexts}
+
+
+def _losses(workdir: Path, objectives: Sequence[str], allowed: AllowedCode) -> dict[str, float]:
+    """The validation loss under other objectives, of those that the model can express: that its
+    architecture can learn, with the parameters that it has, in rows as long as its own.
+    """
+    if not objectives:
+        return {}
+    resolved, tokenizer = run_directory.read(workdir, allowed)
+    data = run_directory.open_data(workdir, resolved, tokenizer, lambda _: None, allowed)
+    assert isinstance(data, TextData)
+    loaded = run_directory.load(workdir, allowed=allowed)
+    losses = {}
+    for objective in objectives:
+        config = dataclasses.replace(resolved.config, objective=objective)
+        try:
+            other = resolve(config, tokenizer.vocabulary, allowed=allowed)
+        except UserError:
+            continue
+        if parameter_shapes(other.model) != parameter_shapes(resolved.model):
+            continue
+        of_other = dataclasses.replace(data, plan=other.rows)
+        evaluator = loop.Evaluator(other, of_other, jax.local_devices()[:1])
+        with evaluator.within():
+            losses[objective] = evaluator.evaluate(loaded.params)["loss"]
+    return losses
+
+
+# Tasks.
+
+
+def check_tasks(
+    questions: Questions, cells: dict[str, RunConfig], say: Say, allowed: AllowedCode
+) -> None:
+    """Refuse, before hours of training, tasks that cannot be read or that no cell can learn, and
+    say which cells are left out of which.
+    """
+    names = [load_task(spec).name for spec in questions.tasks]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(BAD_CONFIG, f"tasks: two are called {name}; give one another name=")
+    for spec in questions.tasks:
+        task = with_labels_of(load_task(spec), allowed)
+        for split in ("train", "validation"):
+            if split == "validation" or is_learned(task):
+                load_split(task, split, allowed)
+        errors = {}
+        for name, config in cells.items():
+            try:
+                _plan(config, task, questions.settings)
+            except UserError as error:
+                errors[name] = error
+        if len(errors) == len(cells):
+            raise next(iter(errors.values()))
+        for name, error in errors.items():
+            say(f"{name} does not learn {task.name}: {error}")
+
+
+def is_learned(task: Task) -> bool:
+    """Whether a task is fine-tuned for, or asked of the model as it is."""
+    return task.kind not in ("complete", "prefer")
+
+
+def learns(config: RunConfig, task: Task, settings: Sequence[str]) -> bool:
+    """Whether a model of that config can be asked for a task at all."""
+    try:
+        _plan(config, task, settings)
+    except UserError:
+        return False
+    return True
+
+
+def _plan(config: RunConfig, task: Task, settings: Sequence[str]) -> None:
+    if is_learned(task):
+        plan(finetuning.config_of(config, task, settings))
+
+
+def _on_task(
+    task: Task,
+    workdir: Path,
+    directory: Path,
+    settings: Sequence[str],
+    from_scratch: bool,
+    say: Say,
+    allowed: AllowedCode,
+) -> dict[str, float]:
+    """What a run reaches on a task that it learns in the directory."""
+    if not is_learned(task):
+        loaded = run_directory.load(workdir, allowed=allowed)
+        evaluated = evaluate_task(loaded, task, Asking(), allowed)["metrics"]
+        return {str(name): evaluated[name] for name in task.metrics}
+    say(f"{workdir.name}: {directory.name}")
+    results = finetuning.finetune(
+        workdir, task, directory, settings, from_scratch=from_scratch, say=say, allowed=allowed
+    )
+    task_report.write(results, directory)
+    return {str(name): results["reached"][name]["mean"] for name in task.metrics}

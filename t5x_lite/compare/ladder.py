@@ -1,0 +1,177 @@
+"""Scaling laws of a comparison: cells of several sizes, each trained for several lengths.
+
+    cells ─► points (N, D, score) of each objective ─► fit ─► best sizes, compute multipliers
+
+N: parameters, all of them. D: raw tokens that were read, repeated ones too. Compute is k · N^q · D,
+with k and q of what was counted for the cells, not 6 N D.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from t5x_lite.compare.scaling import (
+    Fit,
+    Point,
+    ScalingLaw,
+    compute_multiplier,
+    fit,
+    fit_power_law,
+    interval,
+)
+
+# What falls with size and text
+_SCORES = ("loss", "span_bits_left", "span_bits_both")
+# Settings of a size and of a budget
+_OF_SIZE = (
+    "objective", "data.lengths", "model.architecture", "model.num_", "model.d_", "model.head_dim",
+    "training.", "optimizer.warmup_steps", "optimizer.decay_steps",
+)  # fmt: skip
+_AT_LEAST = 3  # sizes, and lengths of each
+_FURTHER = 10.0  # times the largest compute: where the law is asked for more
+
+Cells = Mapping[str, Mapping[str, Any]]
+
+
+def laws_of(cells: Cells, recipes: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """score → objective → its points, its law, and what follows; and multipliers.
+
+    Args:
+        cells: those of report.json. Nothing is fitted to fewer than three sizes of three lengths.
+        recipes: setting → cell → value, of settings that differ. Cells of one law differ in their
+            size alone.
+    """
+    ladders: dict[str, list[Mapping[str, Any]]] = {}
+    for name, cell in cells.items():
+        label = f"{cell['objective']}, {cell['architecture']}"
+        for key, values in recipes.items():
+            if not key.startswith(_OF_SIZE):
+                label += f", {key}={values[name]}"
+        ladders.setdefault(label, []).append({"cell": name, **cell})
+    laws: dict[str, Any] = {}
+    for score in _SCORES:
+        scored = {
+            label: [rung for rung in rungs if score in rung["scores"]]
+            for label, rungs in ladders.items()
+        }
+        scored = {label: rungs for label, rungs in scored.items() if _can_be_fitted(rungs)}
+        if scored:
+            fits = {label: _fitted(rungs, score) for label, rungs in scored.items()}
+            budget = max(rung["flops"] for rungs in scored.values() for rung in rungs)
+            laws[score] = {
+                "objectives": {
+                    label: _described(found, scored[label], score) for label, found in fits.items()
+                },
+                # The losses of different objectives are no common measure.
+                "multipliers": _multipliers(fits, budget) if score != "loss" else [],
+            }
+    return laws
+
+
+def _can_be_fitted(rungs: Sequence[Mapping[str, Any]]) -> bool:
+    lengths: dict[int, set[float]] = {}
+    for rung in rungs:
+        lengths.setdefault(rung["parameters"], set()).add(rung["raw_tokens"])
+    return len(lengths) >= _AT_LEAST and min(map(len, lengths.values())) >= _AT_LEAST
+
+
+def _points(rungs: Sequence[Mapping[str, Any]], score: str) -> list[Point]:
+    """One for each cell and seed."""
+    return [
+        Point(rung["parameters"], rung["raw_tokens"], value)
+        for rung in rungs
+        for value in rung["scores"][score]["seeds"]
+    ]
+
+
+def _fitted(rungs: Sequence[Mapping[str, Any]], score: str) -> Fit:
+    parameters = [rung["parameters"] for rung in rungs]
+    flops_per_token = [rung["flops"] / rung["raw_tokens"] for rung in rungs]
+    q, log_k = np.polyfit(np.log(parameters), np.log(flops_per_token), 1)
+    return fit(_points(rungs, score), k=math.exp(log_k), q=float(q))
+
+
+def frontier(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Of (FLOPs, loss), those that nothing cheaper reaches.
+
+    >>> frontier([(1e9, 5.0), (2e9, 5.1), (2e9, 4.5), (4e9, 4.6), (4e9, 4.0)])
+    [(1000000000.0, 5.0), (2000000000.0, 4.5), (4000000000.0, 4.0)]
+    """
+    best: list[tuple[float, float]] = []
+    for flops, loss in sorted(points):
+        if not best or loss < best[-1][1]:
+            best.append((flops, loss))
+    return best
+
+
+def _described(found: Fit, rungs: Sequence[Mapping[str, Any]], score: str) -> dict[str, Any]:
+    law = found.law
+    budgets = sorted({float(f"{rung['flops']:.2g}") for rung in rungs})
+
+    def with_interval(quantity: Callable[[ScalingLaw], float]) -> list[float | None]:
+        return _bounded(quantity(law), found.interval(quantity))
+
+    coefficients = [field.name for field in dataclasses.fields(ScalingLaw)]
+    values = [(rung["flops"], np.mean(rung["scores"][score]["seeds"])) for rung in rungs]
+    by_compute = fit_power_law(*zip(*frontier(values), strict=True))
+    return {
+        "exponent_of_compute": by_compute.exponent,
+        "points": [
+            {
+                "cell": rung["cell"],
+                "parameters": rung["parameters"],
+                "tokens": rung["raw_tokens"],
+                "flops": rung["flops"],
+                "value": value,
+                "predicted": law.loss(rung["parameters"], rung["raw_tokens"]),
+            }
+            for rung in rungs
+            for value in rung["scores"][score]["seeds"]
+        ],
+        "law": {
+            name: with_interval(lambda law, name=name: getattr(law, name)) for name in coefficients
+        },
+        "best": [
+            {
+                "flops": flops,
+                "parameters": with_interval(lambda law, flops=flops: law.optimum(flops)[0]),
+                "tokens": with_interval(lambda law, flops=flops: law.optimum(flops)[1]),
+                "value": with_interval(lambda law, flops=flops: law.best_loss(flops)),
+                "for_one_percent": with_interval(
+                    lambda law, flops=flops: law.flops_for(0.99 * law.best_loss(flops)) / flops
+                ),
+            }
+            for flops in (*budgets, _FURTHER * budgets[-1])
+        ],
+    }
+
+
+def _multipliers(fits: Mapping[str, Fit], budget: float) -> list[dict[str, Any]]:
+    """How many times the compute of the first objective each other needs, for what the worst of
+    all reaches with the largest budget.
+    """
+    (first, of_first), *others = fits.items()
+    reached = max(found.law.best_loss(budget) for found in fits.values())
+    multipliers = []
+    for label, found in others:
+        needed = compute_multiplier(found.law, of_first.law, reached)
+        pairs = zip(found.resampled, of_first.resampled, strict=True)
+        resampled = [compute_multiplier(law, base, reached) for law, base in pairs]
+        freedom = min(found.freedom, of_first.freedom)
+        multipliers.append(
+            {
+                "objective": label,
+                "against": first,
+                "value": reached,
+                "multiplier": _bounded(needed, interval(needed, resampled, freedom)),
+            }
+        )
+    return multipliers
+
+
+def _bounded(value: float, interval: tuple[float, float]) -> list[float | None]:
+    """[value, low, high]; None, where there is no bound."""
+    return [number if math.isfinite(number) else None for number in (value, *interval)]

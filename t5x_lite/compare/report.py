@@ -1,0 +1,447 @@
+"""The report of a comparison, or of a single run: what was reached first, then what it cost, how it
+came about, and what is known of it.
+"""
+
+import csv
+import io
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from t5x_lite.compare import scaling_report
+from t5x_lite.errors import IO_ERROR, user_errors
+from t5x_lite.report import charts, page
+from t5x_lite.report.page import Best, Page, Part, Quote, Section, Table, short
+
+# Of each objective's own question
+_OWN = ("loss", "accuracy")
+FROM_SCRATCH = ", from scratch"  # ends the names of scores of fresh parameters
+Results = Mapping[str, Any]
+
+_EQUAL = 0.01  # what differs by less is called equal
+
+# Score → heading, and whether lower is better
+SCORES = {
+    "span_bits_left": ("span bits per byte, text before", True),
+    "span_bits_both": ("span bits per byte, text on both sides", True),
+    "bits_per_byte": ("bits per byte, whole text", True),
+    "loss": ("validation loss", True),
+    "accuracy": ("accuracy", False),
+}
+_HEADINGS = {score: heading for score, (heading, _) in SCORES.items()}
+UNITS = {
+    "steps": "steps",
+    "raw_tokens": "raw tokens",
+    "model_tokens": "model tokens",
+    "loss_tokens": "loss tokens",
+    "flops": "FLOPs",
+    "seconds": "seconds",
+}
+
+
+def write(results: Results, directory: Path) -> None:
+    """Write report.json, .html, .md and .csv, and chart.svg, into the directory."""
+    shown, table = report(results), as_csv(results)
+    with user_errors(IO_ERROR, f"{directory}: the report cannot be written"):
+        (directory / "report.json").write_text(json.dumps(results, indent=1), "utf-8")
+        (directory / "report.csv").write_text(table, "utf-8")
+    page.write(shown, directory)
+
+
+def report(results: Results) -> Page:
+    """The results as a page."""
+    sections = [
+        Section("What was reached", [score_table(results), *_reading_notes(results)]),
+        Section("How it scales", scaling_report.parts(results["scaling"], _HEADINGS)),
+        Section("How sure that is", [*_interval_charts(results), *_differences(results)]),
+        Section("Each model under each objective", _other_objectives(results)),
+        Section("How it was learned", _learning_curves(results)),
+        Section("What was equal", [parity_sheet(results), *_parity_notes(results)]),
+        Section("What the cells have otherwise", _recipes(results)),
+        Section("What each model does", _samples(results)),
+        Section("What it was made with", _environment(results)),
+    ]
+    kept = [section for section in sections if section.parts]
+    return Page(results["title"], _answer(results), kept)
+
+
+# The answer.
+
+
+def _answer(results: Results) -> str:
+    """What the table says, in sentences."""
+    sentences = []
+    cells = results["cells"]
+    for name, where in (("span_bits_left", "the text before it"), ("span_bits_both", "both sides")):
+        if two := _best_two(results, name):
+            sentences.append(
+                f"Of a held-out span, given {where}, {two[0]} needs the fewest bits per byte, "
+                f"before {two[1]}."
+            )
+    counted = results["counting"].get("Kneser-Ney trigram", {}).get("span_bits_left")
+    if counted and sentences:
+        sentences.append(f"Counting trigrams needs {counted:.3f} from the text before it.")
+    for name in filter(_is_of_task, _score_names(results)):
+        two = _best_two(results, name)
+        if two and not name.endswith(FROM_SCRATCH):
+            task, metric = name.split(": ")
+            sentences.append(f"On {task}, {two[0]} reaches the best {metric}, before {two[1]}.")
+    sentences += scaling_report.sentences(results["scaling"])
+    if not sentences:
+        for cell, of in cells.items():
+            if "loss" in of["scores"]:
+                loss = of["scores"]["loss"]["mean"]
+                sentences.append(f"{cell} ended at a validation loss of {loss:.3f} nats.")
+    if results["failed"]:
+        sentences.append(f"{len(results['failed'])} of the runs failed: see below.")
+    return " ".join(sentences)
+
+
+def _best_two(results: Results, name: str) -> tuple[str, str] | None:
+    """The best cell in a score and the second, with what they reach and the verdict on both, with
+    the last of the budgets; None where fewer than two can be compared.
+    """
+    cells = results["cells"]
+    last = [*cells.values()][-1]["baseline"]
+    scores = {
+        cell: of["scores"][name]
+        for cell, of in cells.items()
+        if name in of["scores"] and of["baseline"] == last
+    }
+    best = [cell for cell, score in scores.items() if score["is_best"]]
+    others = {cell: score for cell, score in scores.items() if "behind_best" in score}
+    if not best or len(others) < len(scores) - 1:  # some are of another question
+        return None
+    lowest_or_highest = min if is_lower_better(name) else max
+    second = lowest_or_highest(others, key=lambda cell: others[cell]["mean"])
+    verdict = _verdict(others[second]["behind_best"])
+    reached = {cell: f"{cell} ({_shown(name, scores[cell]['mean'])})" for cell in (*best, second)}
+    return reached[best[0]], f"{reached[second]}: {verdict}"
+
+
+# Scores.
+
+
+def _score_names(results: Results) -> list[str]:
+    """The scores of a report, those of each objective's own question last."""
+    names = dict.fromkeys(name for of in results["cells"].values() for name in of["scores"])
+    common = [name for name in SCORES if name in names and name not in _OWN]
+    of_tasks = [name for name in names if _is_of_task(name)]
+    return [*common, *of_tasks, *(name for name in _OWN if name in names)]
+
+
+def _is_of_task(name: str) -> bool:
+    return name not in SCORES
+
+
+def _heading(name: str) -> str:
+    return name if _is_of_task(name) else SCORES[name][0]
+
+
+def is_lower_better(name: str) -> bool:
+    """Of a score."""
+    return not _is_of_task(name) and SCORES[name][1]
+
+
+def _shown(name: str, value: float) -> str:
+    return f"{value:.1%}" if "accuracy" in name else f"{value:.3f}"
+
+
+def score_table(results: Results) -> Table:
+    """Every cell and every score. Of those that compare the best is marked, and what is within the
+    noise of it.
+    """
+    cells = results["cells"]
+    names = _score_names(results)
+    rows: list[list[str | Best]] = []
+    for cell, of in cells.items():
+        row: list[str | Best] = [cell]
+        for name in names:
+            row.append(_score_cell(results, cell, name) if name in of["scores"] else "–")
+        rows.append([*row, of["objective"]])
+    for model, counted in results["counting"].items():
+        row = [model]
+        for name in names:
+            row.append(f"{counted[name]:.3f}" if name in counted else "–")
+        rows.append([*row, "counting"])
+    heading = ["model", *map(_heading, names), "objective"]
+    seeds = results["seeds"]
+    captions = []
+    if seeds > 1 or results["spans"]["count"]:
+        captions.append("mean ± half of the 95 % interval")
+    if seeds > 1:
+        captions.append(f"{seeds} seeds")
+    if any(isinstance(cell, Best) for row in rows for cell in row):
+        captions.append("in bold the best and what is within the noise of it")
+    caption = "; ".join(captions)
+    return Table(heading, rows, caption[:1].upper() + caption[1:])
+
+
+def _score_cell(results: Results, cell: str, name: str) -> str | Best:
+    score = results["cells"][cell]["scores"][name]
+    text = _shown(name, score["mean"])
+    if score["high"] is not None:
+        text += f" ± {_shown(name, score['high'] - score['mean'])}"
+    behind = score.get("behind_best")
+    return Best(text) if score["is_best"] or (behind and _is_noise(behind)) else text
+
+
+def _reading_notes(results: Results) -> list[Part]:
+    spans, held_out = results["spans"], results["corpus"]["validation"]
+    notes: list[Part] = []
+    if spans["count"]:
+        notes.append(
+            f"Span bits per byte: {spans['count']:,} spans of {spans['passages']:,} held-out "
+            f"passages, {spans['bytes']:,} bytes, the same for all. The two columns answer "
+            "different questions. A model of masks is told by them how many tokens a span has; the "
+            "others are not, and what ends a span is not counted."
+        )
+    notes.append(
+        "Validation loss: nats per scored token, each objective by its own question, so that "
+        "losses of different objectives do not compare. Whole validation text: "
+        f"{held_out['documents']:,} documents, {held_out['tokens']:,} tokens, "
+        f"{held_out['bytes']:,} bytes; in its bits per byte the end of each document counts."
+    )
+    if not results["lossless"]:
+        notes.append("The tokenizer is lossy: bits per byte do not compare with other tokenizers'.")
+    for name, reason in results["failed"].items():
+        notes.append(f"Failed: {name}: {reason}")
+    return notes
+
+
+def _interval_charts(results: Results) -> list[Part]:
+    parts: list[Part] = []
+    for name in ("span_bits_left", "span_bits_both"):
+        cells = {
+            cell: of["scores"][name]
+            for cell, of in results["cells"].items()
+            if name in of["scores"]
+        }
+        if len(cells) < 2:
+            continue
+        counted = {model: of[name] for model, of in results["counting"].items() if name in of}
+        parts += charts.intervals(
+            cells, counted, SCORES[name][0], "Lower is better; the bars are 95 % intervals."
+        )
+    return parts
+
+
+def _differences(results: Results) -> list[Part]:
+    """Each cell against its baseline, score by score."""
+    rows: list[list[str | Best]] = []
+    for cell, of in results["cells"].items():
+        for name, score in of["scores"].items():
+            difference = score.get("difference")
+            if not difference:
+                continue
+            rows.append(
+                [
+                    cell,
+                    of["baseline"],
+                    _heading(name),
+                    f"{difference['mean']:+.4f}",
+                    _interval(difference),
+                    _verdict(difference),
+                ]
+            )
+    if not rows:
+        return []
+    heading = ["cell", "against", "score", "difference", "95 % interval", "verdict"]
+    return [Table(heading, rows, "Seed by seed, on the same text and the same spans")]
+
+
+def _interval(difference: Mapping[str, Any]) -> str:
+    low, high = difference["low"], difference["high"]
+    return "unknown" if low is None else f"{low:+.4f} to {high:+.4f}"
+
+
+def _is_noise(difference: Mapping[str, Any]) -> bool:
+    low, high = difference["low"], difference["high"]
+    return low is not None and low <= 0 <= high
+
+
+def _verdict(difference: Mapping[str, Any] | None) -> str:
+    """What can be said of a difference; None, where the cells share no seed."""
+    if difference is None:
+        return "not comparable, no seed is of both"
+    seeds, needed = len(difference["seeds"]), difference["seeds_to_resolve"]
+    if difference["low"] is None:
+        return "one seed, so that its noise is not known"
+    if not _is_noise(difference):
+        return "resolved" if seeds > 1 else "resolved over spans; of one seed"
+    if seeds == 1:
+        return "within the noise"
+    if needed:
+        return f"within the noise; {needed} seeds would resolve it"
+    return "within the noise; more seeds alone would not resolve it"
+
+
+def _other_objectives(results: Results) -> list[Part]:
+    """The validation loss of each model under each objective that it can express."""
+    others, cells = results["other_objectives"], results["cells"]
+    if not any(others.values()):
+        return []
+    objectives = list(dict.fromkeys(of["objective"] for of in cells.values()))
+    rows: list[list[str | Best]] = []
+    for cell, of in cells.items():
+        row: list[str | Best] = [cell]
+        for objective in objectives:
+            loss, remark = others.get(cell, {}).get(objective), ""
+            if objective == of["objective"]:
+                loss, remark = of["scores"].get("loss", {}).get("mean"), ", its own"
+            row.append("–" if loss is None else f"{loss:.3f}{remark}")
+        rows.append(row)
+    caption = "Validation loss in nats; – where the architecture, or its head, cannot express it"
+    note = (
+        "A column is one question as long as the rows of its models are. A model that has never "
+        "seen a sentinel or a mask does badly for that alone."
+    )
+    return [Table(["model", *objectives], rows, caption), note]
+
+
+# Curves.
+
+
+def _learning_curves(results: Results) -> list[Part]:
+    """The loss of each objective by itself, by what the cells are matched by or another unit; then
+    learning rates and gradient norms.
+    """
+    units = dict.fromkeys([results["match"], *UNITS])
+    axes: dict[str, dict[str, float]] = {UNITS[unit]: {} for unit in units}
+    groups = {}
+    by_objective: dict[str, dict[str, Any]] = {}
+    for cell, of in results["cells"].items():
+        for name, run in of["runs"].items():
+            groups[name] = cell
+            by_objective.setdefault(of["objective"], {})[name] = run
+            for unit in units:
+                axes[UNITS[unit]][name] = of[unit] / of["steps"]
+
+    parts: list[Part] = []
+    for objective, runs in by_objective.items():
+        parts += charts.curves(
+            {name: run["curve"]["loss"] for name, run in runs.items()},
+            {name: run["validation_curve"]["loss"] for name, run in runs.items()},
+            y="loss, nats",
+            axes=axes,
+            groups=groups,
+            caption=f"{objective}: training thin, validation thick with dots",
+        )
+    for key in ("learning_rate", "gradient_norm"):
+        parts += charts.curves(
+            {
+                name: run["curve"][key]
+                for runs in by_objective.values()
+                for name, run in runs.items()
+            },
+            {},
+            y=key.replace("_", " "),
+            axes=axes,
+            groups=groups,
+            log=key == "gradient_norm",
+        )
+    return parts
+
+
+# What was equal.
+
+
+def parity_sheet(results: Results) -> Table:
+    """What every cell is and spends, each against its baseline."""
+    cells = results["cells"]
+    rows: list[list[str | Best]] = []
+    for cell, of in cells.items():
+        row: list[str | Best] = [cell, short(of["parameters"]), short(of["flops_per_sequence"])]
+        for unit in UNITS:
+            against = cells[of["baseline"]][unit]
+            ratio = of[unit] / against if against else 1.0
+            is_equal = abs(ratio - 1) < _EQUAL
+            row.append(short(of[unit]) if is_equal else f"{short(of[unit])} (×{ratio:.2f})")
+        rows.append([*row, f"{of['padding']:.1%}"])
+    matched = results["match"]
+    names = [f"{name} (matched)" if unit == matched else name for unit, name in UNITS.items()]
+    heading = ["cell", "parameters", "FLOPs a sequence", *names, "padding"]
+    baselines = ", ".join(dict.fromkeys(of["baseline"] for of in cells.values()))
+    return Table(heading, rows, f"Of a run; × against {baselines} where it is not equal")
+
+
+def _parity_notes(results: Results) -> list[Part]:
+    notes: list[Part] = [
+        "Raw tokens: of the text that was read. Model tokens: positions of encoder and decoder. "
+        "Loss tokens: those predicted. FLOPs: of the matrix products that the mathematics needs, "
+        "forward and backward."
+    ]
+    if results["texts"]:
+        listed = ", ".join(results["texts"])
+        notes.append(f"The cells do not read the same: they differ in {listed}.")
+        if "validation text" in results["texts"]:
+            notes.append(
+                "Spans are of the validation text of the first cell; another may have been trained "
+                "on some of it."
+            )
+    elif len(results["cells"]) > 1:
+        notes.append("All cells of a seed read the same text in the same order.")
+    return notes
+
+
+def _recipes(results: Results) -> list[Part]:
+    recipes, cells = results["recipes"], list(results["cells"])
+    if not recipes:
+        return []
+    rows = [[key, *(str(of[cell]) for cell in cells)] for key, of in recipes.items()]
+    return [Table(["setting", *cells], rows, "All other settings are the same")]
+
+
+# Samples and environment.
+
+
+def _samples(results: Results) -> list[Part]:
+    parts: list[Part] = []
+    for cell, examples in results["examples"].items():
+        for example in examples:
+            title = f"{cell}: {example['text']}"
+            if "words" in example:
+                lines = [
+                    ", ".join(f"{word} {probability:.1%}" for word, probability in words)
+                    for words in example["words"]
+                ]
+                answer = "\n".join(lines)
+            elif "spans" in example:
+                answer = " | ".join(span.strip() or "(nothing)" for span in example["spans"])
+            else:
+                answer = example["continuation"]
+                title += f" (temperature {example['temperature']}, top_p {example['top_p']})"
+            parts.append(Quote(title, answer))
+    return parts
+
+
+def _environment(results: Results) -> list[Part]:
+    rows = [[key, str(value)] for key, value in results["environment"].items()]
+    return [Table(["", ""], rows)] if rows else []
+
+
+# Other forms.
+
+
+def as_csv(results: Results) -> str:
+    """A line for each run: its cell, its seed, and its scores."""
+    names = _score_names(results)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["cell", "run", "seed", *UNITS, "parameters", *names])
+    for cell, of in results["cells"].items():
+        for number, (run, summary) in enumerate(of["runs"].items()):
+            scores = [
+                of["scores"][name]["seeds"][number] if name in of["scores"] else ""
+                for name in names
+            ]
+            spent = [of[unit] for unit in UNITS]
+            writer.writerow([cell, run, summary["seed"], *spent, of["parameters"], *scores])
+    return text.getvalue()
+
+
+def summary(results: Results) -> str:
+    """The answer and the first table, for a terminal."""
+    first = Page(results["title"], _answer(results), [Section("Scores", [score_table(results)])])
+    return page.markdown(first)

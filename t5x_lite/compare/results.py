@@ -1,0 +1,243 @@
+"""What came of a comparison, as data: everything that its report shows."""
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import mean
+from typing import Any
+
+import numpy as np
+
+from t5x_lite.compare import report
+from t5x_lite.compare.cells import Cell, SeededRun, order_of_text
+from t5x_lite.compare.evaluations import Answers, Questions, measure
+from t5x_lite.compare.ladder import laws_of
+from t5x_lite.compare.ngram import trigram_bits, unigram_bits
+from t5x_lite.compare.span_bits import (
+    Span,
+    counted_bits,
+    num_bytes,
+)
+from t5x_lite.compare.statistics import Sample, Values, scores_of
+from t5x_lite.config import CompareConfig, to_dict
+from t5x_lite.config.files import flatten
+from t5x_lite.config.grammar import NO_CODE, AllowedCode
+from t5x_lite.data.store.corpus import Corpus
+from t5x_lite.errors import NO_FILE, UserError
+from t5x_lite.inference.fill import fill
+from t5x_lite.inference.generate import continue_texts
+from t5x_lite.report.environment import environment
+from t5x_lite.training import run_directory
+from t5x_lite.training.log import read_metrics
+
+# How the report's prompts are continued; the likeliest text of a small model repeats itself
+SAMPLED = {"max_new_tokens": 48, "temperature": 0.8, "top_p": 0.9}
+
+
+def results_of(
+    config: CompareConfig,
+    cells: Sequence[Cell],
+    runs: Sequence[SeededRun],
+    failed: dict[str, UserError],
+    questions: Questions,
+    allowed: AllowedCode = None,
+) -> dict[str, Any]:
+    """Everything that the report shows, as data."""
+    corpus = cells[0].corpus
+    spans = questions.spans
+    sample = Sample(num_bytes(spans), np.array([span.passage for span in spans], int))
+    summaries = {run.name: summarise(run) for run in runs}
+    values: dict[str, dict[int, Values]] = {cell.name: {} for cell in cells}
+    losses: dict[str, list[dict[str, float]]] = {cell.name: [] for cell in cells}
+    for run in runs:
+        answers = measure(run.directory, questions, allowed=allowed)
+        losses[run.cell.name].append(answers.losses)
+        of_spans = {f"span_bits_{context}": bits for context, bits in answers.span_bits.items()}
+        of_validation = {
+            key: summaries[run.name][key]
+            for key in ("loss", "accuracy", "bits_per_byte")
+            if key in summaries[run.name]
+        }
+        values[run.cell.name][run.seed] = {
+            **{name: np.array(bits) for name, bits in of_spans.items()},
+            **of_tasks(answers),
+            **of_validation,
+        }
+    recipes = differing({cell.name: flatten(to_dict(cell.resolved.config)) for cell in cells})
+    asked = {cell.name: questions_behind(cell) for cell in cells}
+    baselines = {cell.name: cell.baseline for cell in cells}
+    scores = scores_of(values, sample, asked, baselines, report.is_lower_better)
+    of_cells = {}
+    for cell in cells:
+        own = {run.name: summaries[run.name] for run in runs if run.cell is cell}
+        of_cells[cell.name] = {**_spent_by(cell, own), "runs": own, "scores": scores[cell.name]}
+    return {
+        "title": config.title,
+        "match": config.match,
+        "seeds": config.seeds,
+        "cells": of_cells,
+        "failed": {name: str(error) for name, error in failed.items()},
+        "recipes": recipes,
+        "texts": differing({cell.name: order_of_text(cell) for cell in cells}),
+        "other_objectives": {
+            name: {objective: mean(run[objective] for run in of_runs) for objective in of_runs[0]}
+            for name, of_runs in losses.items()
+            if of_runs
+        },
+        "spans": {
+            "count": len(spans),
+            "bytes": int(sample.sizes.sum()),
+            "passages": len(set(sample.passages.tolist())),
+        },
+        "counting": counting(config, corpus, spans),
+        "corpus": {
+            name: {key: corpus.manifest[name][key] for key in ("documents", "tokens", "bytes")}
+            for name in ("train", "validation")
+        },
+        "lossless": corpus.manifest["lossless"],
+        "examples": examples(config, runs, allowed),
+        "environment": environment(),
+        "scaling": laws_of(of_cells, recipes),
+    }
+
+
+def _spent_by(cell: Cell, summaries: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """What a cell is and costs, with the seconds that its runs took."""
+    config = cell.resolved.config
+    seconds = [summary["seconds"] for summary in summaries.values()]
+    return {
+        "objective": config.objective,
+        "architecture": config.model.architecture,
+        "question": questions_behind(cell),
+        "baseline": cell.baseline,
+        "parameters": cell.cost.parameters,
+        "flops_per_sequence": cell.cost.flops_per_sequence,
+        "padding": cell.cost.padding,
+        "loss_tokens": config.training.steps * cell.cost.loss_tokens,
+        **cell.total,
+        "seconds": mean(seconds or [cell.total["seconds"]]),
+    }
+
+
+def of_tasks(answers: Answers) -> dict[str, float]:
+    """What a run reached on tasks, by the first metric of each: the scores of a report.
+
+    >>> learned, fresh = {"cb": {"accuracy": 0.7, "f1": 0.5}}, {"cb": {"accuracy": 0.6, "f1": 0.4}}
+    >>> of_tasks(Answers({}, {}, learned, fresh))
+    {'cb: accuracy': 0.7, 'cb: accuracy, from scratch': 0.6}
+    """
+    reached = {}
+    for suffix, of_all in (("", answers.tasks), (report.FROM_SCRATCH, answers.from_scratch)):
+        for task, of_task in of_all.items():
+            metric, value = next(iter(of_task.items()))
+            reached[f"{task}: {metric.replace('_', ' ')}{suffix}"] = value
+    return reached
+
+
+def differing(of_cells: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """What is not the same in all cells: key → cell → value.
+
+    >>> differing({"a": {"x": 1, "y": 2}, "b": {"x": 1, "y": 3}})
+    {'y': {'a': 2, 'b': 3}}
+    """
+    keys = next(iter(of_cells.values()))
+    rows = {key: {name: values[key] for name, values in of_cells.items()} for key in keys}
+    return {
+        key: row
+        for key, row in rows.items()
+        if any(value != next(iter(row.values())) for value in row.values())
+    }
+
+
+def questions_behind(cell: Cell) -> dict[str, str]:
+    """Score → what it is of, where that may differ from cell to cell: losses of another objective,
+    of other tokens or of another text do not compare.
+    """
+    text = cell.corpus.manifest["validation"]["sha256"]
+    own = f"{cell.resolved.rows}, tokenizer {cell.corpus.manifest['tokenizer']}, text {text}"
+    return {"loss": own, "accuracy": own, "bits_per_byte": text}
+
+
+def summarise(run: SeededRun) -> dict[str, Any]:
+    """What a run recorded: its last evaluation, its curves, how fast it was."""
+    records = read_metrics(run.directory / "metrics.jsonl")
+    trained = [record for record in records if record["split"] == "train"]
+    evaluated = [record for record in records if record["split"] == "validation"]
+    if not trained or not evaluated:
+        reason = "the run has not been evaluated yet"
+        raise UserError(
+            NO_FILE, f"{run.directory}: {reason}; let it go on, or set training.eval_every"
+        )
+    last = evaluated[-1]
+    seconds = sum(record["train_seconds"] for record in trained)
+    curves = ("loss", "learning_rate", "gradient_norm")
+    summary = {
+        "seed": run.seed,
+        "steps": trained[-1]["step"],
+        "seconds": seconds,
+        "tokens_per_second": trained[-1]["step"] * run.cell.cost.model_tokens / seconds,
+        "loss": last["loss"],
+        "accuracy": last["accuracy"],
+        "curve": {name: _curve(trained, name) for name in curves},
+        "validation_curve": {"loss": _curve(evaluated, "loss")},
+    }
+    if run.cell.resolved.rows.scores_whole_text:
+        summary["bits_per_byte"] = bits_per_byte(last, run.cell.corpus)
+    return summary
+
+
+def _curve(records: list[dict], name: str) -> list[list[float]]:
+    return [[record["step"], record[name]] for record in records if name in record]
+
+
+def bits_per_byte(evaluated: dict, corpus: Corpus) -> float:
+    """Of a causal model's validation metrics: bits for all tokens, EOS counted, by bytes of the
+    text.
+    """
+    bits = evaluated["loss"] * evaluated["loss_tokens"] / math.log(2)
+    return bits / corpus.manifest["validation"]["bytes"]
+
+
+def counting(
+    config: CompareConfig, corpus: Corpus, spans: Sequence[Span]
+) -> dict[str, dict[str, float]]:
+    """Bits per byte by the classical models of the same tokens: of the whole validation text, EOS
+    counted, and of the spans.
+    """
+    if not config.ngram:
+        return {}
+    train_tokens, held_out = corpus.tokens("train"), corpus.tokens("validation")
+    vocab_size = corpus.tokenizer.vocabulary.size
+    whole = corpus.manifest["validation"]["bytes"]
+    counted = {
+        "unigram": {"bits_per_byte": unigram_bits(train_tokens, held_out, vocab_size) / whole},
+        "Kneser-Ney trigram": {
+            "bits_per_byte": trigram_bits(train_tokens, held_out, vocab_size) / whole
+        },
+    }
+    if spans:
+        for name, bits in counted_bits(corpus, spans).items():
+            counted[name]["span_bits_left"] = float(bits.sum() / num_bytes(spans).sum())
+    return counted
+
+
+def examples(
+    config: CompareConfig,
+    runs: Sequence[SeededRun],
+    allowed: AllowedCode = NO_CODE,
+) -> dict[str, list[dict]]:
+    """What each cell, with its first seed, does with the config's texts."""
+    answers = {}
+    for run in runs:
+        if run.cell.name in answers:
+            continue
+        loaded = run_directory.load(run.directory, allowed=allowed)
+        if loaded.rows.masked:
+            of_cell = [{"text": text, "words": fill(loaded, text)} for text in config.blanks]
+        elif loaded.rows.uses_sentinels:
+            of_cell = [{"text": text, "spans": fill(loaded, text)} for text in config.spans]
+        else:
+            continued = continue_texts(loaded, list(config.prompts), **SAMPLED)
+            pairs = zip(config.prompts, continued, strict=True)
+            of_cell = [{"text": text, "continuation": more, **SAMPLED} for text, more in pairs]
+        answers[run.cell.name] = of_cell
+    return answers

@@ -1,0 +1,209 @@
+"""Several runs under one budget, on the same text, and what came of them.
+
+    config ─► cells: what a step of each costs, how many its budget buys
+           ─► runs: each cell with each seed, an ordinary run in WORKDIR/NAME
+           ─► results: span bits per byte, validation loss, tasks, each with its interval
+           ─► report.json, report.html, report.md, report.csv
+
+The same command goes on where it was stopped, and finds finished what is finished.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from t5x_lite import storage
+from t5x_lite.compare import report
+from t5x_lite.compare.budget import step_cost
+from t5x_lite.compare.cells import (
+    Cell,
+    Say,
+    SeededRun,
+    plan_comparison,
+    plan_in_words,
+    questions_of,
+)
+from t5x_lite.compare.evaluations import Questions, measure
+from t5x_lite.compare.jobs import run_jobs
+from t5x_lite.compare.results import results_of
+from t5x_lite.config import CompareConfig, RunConfig
+from t5x_lite.config.grammar import NO_CODE, AllowedCode
+from t5x_lite.data.rows.row_plan import RowPlan
+from t5x_lite.data.store.prepare import prepare
+from t5x_lite.errors import (
+    INTERRUPTED,
+    NO_FILE,
+    TERMINATED,
+    USAGE,
+    UserError,
+    foreseen_errors,
+    read_json,
+)
+from t5x_lite.report import task_report
+from t5x_lite.resolve import resolve, text_data
+from t5x_lite.training import run_directory
+from t5x_lite.training.log import read_metrics
+from t5x_lite.training.loop import train
+
+
+def compare(
+    config: CompareConfig,
+    workdir: Path,
+    say: Say = print,
+    allowed: AllowedCode = None,
+    only: Sequence[str] = (),
+    jobs: int = 1,
+) -> dict[str, Any]:
+    """Train every cell with every seed, on from where it is, and write the report.
+
+    Args:
+        only: cells, or single runs, that are trained here; empty: all.
+        jobs: how many runs are trained at once, each on its share of a CPU's cores.
+
+    Returns:
+        what the report shows; nothing, where only some cells are trained.
+
+    Raises:
+        UserError: for what cannot be run, before anything is trained; and at the end where a run
+            failed, which the others do not wait for.
+    """
+    if jobs > 1 and jax.default_backend() != "cpu":
+        reason = f"runs at once share the cores of a CPU, and here is a {jax.default_backend()}"
+        raise UserError(USAGE, f"--jobs={jobs}: {reason}; leave it out, or see launch/cells")
+    if jobs > 1 and storage.durable_path(workdir) != workdir:
+        reason = "runs at once write to a file system, and --workdir is in a bucket"
+        raise UserError(USAGE, f"--jobs={jobs}: {reason}; leave it out")
+    is_shared = jax.process_count() > 1
+    if is_shared and (jobs > 1 or config.match == "seconds"):
+        option = "--jobs" if jobs > 1 else "match=seconds"
+        raise UserError(USAGE, f"{option}: is for one process, here are {jax.process_count()}")
+    cells, runs, questions = plan_comparison(config, workdir, say, allowed, only)
+    say(plan_in_words(config, cells, at_least=config.match != "seconds"))
+    chosen = [run for run in runs if not only or {run.name, run.cell.name} & set(only)]
+    if jobs > 1:
+        failed = run_jobs(
+            {
+                run.name: (train_run, (run.resolved.config, run.directory, questions, allowed))
+                for run in chosen
+            },
+            jobs,
+            workdir / "logs",
+            say,
+        )
+    else:
+        failed = train_in_turn(chosen, None if is_shared else questions, say, allowed)
+    finished = [run for run in chosen if run.name not in failed]
+    results: dict[str, Any] = {}
+    if only:
+        say("no report yet: the same command without --cells trains what is left, and writes it")
+    elif is_shared:
+        say("no report yet: the same command as one process writes it")
+    elif finished:
+        results = results_of(config, cells, finished, failed, questions, allowed)
+        report.write(results, workdir)
+    if failed:
+        name, error = next(iter(failed.items()))
+        raise UserError(error.code, f"{len(failed)} of {len(chosen)} runs failed: {name}: {error}")
+    return results
+
+
+def train_in_turn(
+    runs: Sequence[SeededRun], questions: Questions | None, say: Say, allowed: AllowedCode
+) -> dict[str, UserError]:
+    """Train one run after another; the errors of those that failed.
+
+    Args:
+        questions: that each is asked when it is trained; None: they are asked later.
+    """
+    failed = {}
+    for run in runs:
+        say(f"{run.name}: training in {run.directory}")
+        try:
+            with foreseen_errors():
+                train(run.resolved, run.data, run.directory)
+                if questions is not None:
+                    measure(run.directory, questions, say, allowed)
+        except UserError as error:
+            if error.code in (INTERRUPTED, TERMINATED):
+                raise
+            failed[run.name] = error
+            say(f"{run.name}: {error}")
+    return failed
+
+
+def train_run(
+    config: RunConfig, directory: Path, questions: Questions, allowed: AllowedCode
+) -> None:
+    """The same of one run in a process of its own."""
+    corpus = prepare(config.data, print, allowed)
+    resolved = resolve(config, corpus.tokenizer.vocabulary, allowed=allowed)
+    with foreseen_errors():
+        train(resolved, text_data(resolved, corpus), directory)
+        measure(directory, questions, print, allowed)
+
+
+# Reports of what is there already.
+
+
+def write_report(
+    workdir: Path, runs: Sequence[Path] = (), say: Say = print, allowed: AllowedCode = NO_CODE
+) -> None:
+    """Write a report into `workdir`: of runs side by side; or, where none are named, what a
+    comparison or fine-tuning left there once more, or of the one run that it holds.
+    """
+    path = workdir / "report.json"
+    if path.is_file() and not runs:
+        results = read_json(path, "run the command that wrote it again")
+        is_task = "task" in results
+        try:
+            (task_report if is_task else report).write(results, workdir)
+        except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
+            command = "finetune" if is_task else "compare"
+            lacks = f", which lacks {error}" if isinstance(error, KeyError) else f" ({error})"
+            reason = f"is not the report of {command}{lacks}"
+            raise UserError(NO_FILE, f"{path}: {reason}; run {command} again") from error
+        return
+    config, trained = existing_runs(runs or [workdir], say, allowed)
+    cells = [run.cell for run in trained]
+    questions = questions_of(config, cells)
+    workdir.mkdir(parents=True, exist_ok=True)
+    report.write(results_of(config, cells, trained, {}, questions, allowed), workdir)
+
+
+def existing_runs(
+    directories: Sequence[Path], say: Say = print, allowed: AllowedCode = NO_CODE
+) -> tuple[CompareConfig, list[SeededRun]]:
+    """Trained runs as the cells of a comparison, whatever they were trained for."""
+    runs = []
+    for directory in directories:
+        resolved, _ = run_directory.read(directory, allowed)
+        if not isinstance(resolved.rows, RowPlan):
+            reason = "has no report.json, which finetune leaves in its --workdir at the end"
+            raise UserError(USAGE, f"{directory}: {reason}: name that, or run the same again")
+        data = text_data(resolved, prepare(resolved.config.data, say, allowed))
+        run_directory.check_same_text(directory, data)
+        trained = [
+            record
+            for record in read_metrics(directory / "metrics.jsonl")
+            if record["split"] == "train"
+        ]
+        steps = trained[-1]["step"] if trained else 1
+        seconds = sum(record["train_seconds"] for record in trained) / steps
+        training = dataclasses.replace(resolved.config.training, steps=steps)
+        config = dataclasses.replace(resolved.config, training=training)
+        resolved = dataclasses.replace(resolved, config=config)
+        name = directory.resolve().name
+        first = runs[0].cell.name if runs else name
+        cell = Cell(name, resolved, data, step_cost(resolved, data), seconds, first)
+        if name in (run.cell.name for run in runs):
+            reason = f"two runs are called {name}, and would be one in the report; rename one"
+            raise UserError(USAGE, f"{directory}: {reason}")
+        runs.append(SeededRun(cell, config.seed, directory))
+    title = ", ".join(run.name for run in runs)
+    cells = {run.name: run.cell.resolved.config for run in runs}
+    # One run alone has nothing that its spans would be compared with.
+    span_count = CompareConfig.span_count if len(runs) > 1 else 0
+    return CompareConfig(title, cells, span_count=span_count), runs

@@ -1,0 +1,134 @@
+"""What a report says of scaling laws."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from t5x_lite.compare.scaling import ScalingLaw
+from t5x_lite.report import charts
+from t5x_lite.report.page import Best, Part, Table, short
+
+_STEPS = 40  # of a drawn line
+_UNDETERMINED = 100.0  # bounds that far apart tell nothing
+_COEFFICIENTS = ("E", "A", "alpha", "B", "beta")
+
+
+def sentences(scaling: Mapping[str, Any]) -> list[str]:
+    """What one objective costs against another, and the best size of each."""
+    said = []
+    for of_score in scaling.values():
+        for one in of_score["multipliers"]:
+            if one["multiplier"][0] is not None and _is_determined(one["multiplier"]):
+                said.append(
+                    f"At {one['value']:.3f} bits per byte, {one['objective']} needs "
+                    f"{_with_interval(one['multiplier'])} times the compute of {one['against']}."
+                )
+    return said
+
+
+def parts(scaling: Mapping[str, Any], headings: Mapping[str, str]) -> list[Part]:
+    """Tables and charts of all scores that laws were fitted to.
+
+    Args:
+        headings: score → its name.
+    """
+    made: list[Part] = []
+    for score, of_score in scaling.items():
+        heading, objectives = headings[score], of_score["objectives"]
+        made += [_coefficients(objectives, heading), _best_sizes(objectives, heading)]
+        for label, of_one in objectives.items():
+            made += _same_compute(label, of_one, heading)
+        made += _frontier(objectives, heading)
+    if made:
+        made += [
+            "L(N, D) = E + A / N^α + B / D^β (Hoffmann et al., 2022), fitted to every run by a "
+            "Huber loss on logarithms; N: all parameters, D: raw tokens read, C = k · N^q · D. "
+            "With endless text L(N) = E + A / N^α, with an endless model L(D) = E + B / D^β. α_C: "
+            "L(C) = (C₀ / C)^α_C of the runs that nothing cheaper reaches (Kaplan et al., 2020). "
+            "Intervals: 95 %, of resampled residuals; undetermined where they are wider than a "
+            "factor of a hundred, as when the best size is at an end of the ladder. They know "
+            "nothing of what the form of the law leaves out. Best: with the lowest loss that the "
+            "compute buys; the last line of each objective is beyond what was trained.",
+        ]
+    return made
+
+
+def _with_interval(bounded: Sequence[float | None]) -> str:
+    """A value with its bounds, where the runs bound it at all.
+
+    >>> _with_interval([0.3412, 0.32, 0.3639]), _with_interval([2e6, 1.2e-3, 3e12])
+    ('0.3412 (0.32 to 0.3639)', '2 M (undetermined)')
+    """
+    value, low, high = bounded
+    if value is None:
+        return "none"
+    if not _is_determined(bounded):
+        return f"{short(value)} (undetermined)"
+    return f"{short(value)} ({short(low or 0.0)} to {short(high or 0.0)})"
+
+
+def _is_determined(bounded: Sequence[float | None]) -> bool:
+    """Whether the interval is narrower than a factor of a hundred."""
+    _, low, high = bounded
+    return bool(low and high and high / low <= _UNDETERMINED)
+
+
+def _coefficients(objectives: Mapping[str, Any], heading: str) -> Table:
+    rows: list[list[str | Best]] = []
+    for label, of_one in objectives.items():
+        law = of_one["law"]
+        coefficients = [_with_interval(law[name]) for name in _COEFFICIENTS]
+        exponent = short(of_one["exponent_of_compute"])
+        rows.append([label, *coefficients, short(law["k"][0]), short(law["q"][0]), exponent])
+    columns = ["objective", "E", "A", "α", "B", "β", "k", "q", "α_C"]
+    return Table(columns, rows, f"The law of {heading}")
+
+
+def _best_sizes(objectives: Mapping[str, Any], heading: str) -> Table:
+    rows: list[list[str | Best]] = []
+    for label, of_one in objectives.items():
+        for best in of_one["best"]:
+            keys = ("parameters", "tokens", "value", "for_one_percent")
+            rows.append([label, short(best["flops"]), *(_with_interval(best[key]) for key in keys)])
+    columns = ["objective", "FLOPs", "parameters", "tokens", heading, "× FLOPs for 1 % less"]
+    return Table(columns, rows, f"The best size for a compute, by {heading}")
+
+
+def _law(of_one: Mapping[str, Any]) -> ScalingLaw:
+    return ScalingLaw(**{name: bounded[0] for name, bounded in of_one["law"].items()})
+
+
+def _compute(point: Mapping[str, Any]) -> str:
+    """Compute to two digits: runs of one budget differ by less than a step."""
+    return f"{short(float(format(point['flops'], '.2g')))} FLOPs"
+
+
+def _same_compute(label: str, of_one: Mapping[str, Any], heading: str) -> list[charts.Chart]:
+    """IsoFLOP curves (Hoffmann et al., 2022, §3.2): dots are runs, lines the law."""
+    law, points = _law(of_one), of_one["points"]
+    sizes = [point["parameters"] for point in points]
+    dots: dict[str, list[tuple[float, float]]] = {}
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for point in sorted(points, key=lambda point: point["flops"]):
+        name = _compute(point)
+        dots.setdefault(name, []).append((point["parameters"], point["value"]))
+        lines[name] = [
+            (size, law.loss(size, law.tokens_for(point["flops"], size)))
+            for size in np.geomspace(min(sizes), max(sizes), _STEPS).tolist()
+        ]
+    caption = f"{label}: the same compute for several sizes; dots are runs, lines the law"
+    return charts.dots_and_lines(dots, lines, "parameters", heading, caption)
+
+
+def _frontier(objectives: Mapping[str, Any], heading: str) -> list[charts.Chart]:
+    """What each objective reaches at its best size, by compute."""
+    dots, lines = {}, {}
+    for label, of_one in objectives.items():
+        law, points = _law(of_one), of_one["points"]
+        dots[label] = [(point["flops"], point["value"]) for point in points]
+        budgets = [best["flops"] for best in of_one["best"]]
+        span = np.geomspace(budgets[0], budgets[-1], _STEPS).tolist()
+        lines[label] = [(flops, law.best_loss(flops)) for flops in span]
+    caption = "By compute: dots are runs, lines what the law says of the best size"
+    return charts.dots_and_lines(dots, lines, "FLOPs", heading, caption)

@@ -1,0 +1,200 @@
+"""Span bits per byte, the one number that every family answers: how many bits a model needs for
+each byte of spans of held-out text, given the text around them.
+
+The spans are drawn by words and a seed, so that they are the same for every tokenizer. A model is
+asked for each in the way it was trained: a decoder by what stands before it, a denoiser by a
+sentinel in its place, an encoder by masks that are filled from left to right. What ends a span is
+never counted.
+"""
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from t5x_lite.compare.ngram import kneser_ney, unigram_probabilities
+from t5x_lite.config import Lengths
+from t5x_lite.data.rng import Purpose, RowRng, philox_key
+from t5x_lite.data.rows.row_plan import RowPlan
+from t5x_lite.data.store.corpus import Corpus
+from t5x_lite.data.tokenizers.tokenizer import Tokenizer
+from t5x_lite.inference.score import (
+    TokenScores,
+    score_at_sentinels,
+    score_in_blanks,
+    score_in_the_middle,
+    score_targets,
+)
+from t5x_lite.training.run_directory import LoadedModel
+
+# What a model reads: the text before the span alone, or that on both sides.
+Context = Literal["left", "both"]
+
+_WORD = re.compile(r"\s*\S+")  # with the white space before it: words joined are the text
+# Lengths of spans are SpanBERT's: geometric, 3.8 words in the mean (Joshi et al., 2020, §3.1).
+_STOP, _LONGEST_SPAN = 0.2, 10
+_SHORTEST_LEFT = 4  # words
+_PASSAGE = 1000  # words, at most
+# Special ids around a span and its context, at most: in inputs or targets, and in a row of both
+_IN_ONE_STACK, _IN_BOTH = 4, 5
+
+
+class Span(NamedTuple):
+    """A span of a text; left + text + right is the text."""
+
+    left: str
+    text: str
+    right: str
+    passage: int = 0  # spans of one passage are more alike than others
+
+
+def draw_spans(documents: list[str], count: int, context: int, seed: int = 0) -> list[Span]:
+    """Spans of words, each with up to `context` words around it, at least four before it.
+
+    They are drawn from passages, documents or a thousand words of one, in proportion to their
+    words; those of fewer than ten words give none. No more passages than spans are read.
+
+    >>> (span,) = draw_spans(["a b c d e f g h i j k l"], count=1, context=6)
+    >>> span
+    Span(left=' e f g h i j', text=' k', right='', passage=0)
+    """
+    order = RowRng(philox_key(seed, Purpose.DOCUMENTS_OF_SPANS), [0]).permutation(len(documents))[0]
+    passages: list[list[str]] = []
+    for number in order.tolist():
+        words = _WORD.findall(documents[number])
+        cut = (words[start : start + _PASSAGE] for start in range(0, len(words), _PASSAGE))
+        passages += [passage for passage in cut if len(passage) >= _SHORTEST_LEFT + 6]
+        if len(passages) >= count:
+            break
+    if not passages:
+        return []
+
+    ends = np.cumsum([len(words) for words in passages])
+    rng = RowRng(philox_key(seed, Purpose.SCORED_SPANS), range(count))
+    words_at = rng.integers(int(ends[-1]))[:, 0]  # a word anywhere says which passage it is
+    longer = (1 - _STOP) ** _LONGEST_SPAN  # the share of longer ones, which are left out
+    lengths = 1 + np.log1p(-rng.uniform(1)[:, 0] * (1 - longer)) // math.log1p(-_STOP)
+    places = rng.uniform(2)
+    spans = []
+    for number in range(count):
+        passage = int(np.searchsorted(ends, words_at[number], side="right"))
+        words = passages[passage]
+        length = int(min(lengths[number], len(words) - _SHORTEST_LEFT))
+        around = min(max(context, _SHORTEST_LEFT), len(words) - length)
+        # The passage lies anywhere in the document, and the span anywhere in the passage.
+        first = int(places[number, 0] * (len(words) - around - length + 1))
+        start = first + _SHORTEST_LEFT + int(places[number, 1] * (around - _SHORTEST_LEFT + 1))
+        end, last = start + length, first + around + length
+        left, text, right = words[first:start], words[start:end], words[end:last]
+        spans.append(Span("".join(left), "".join(text), "".join(right), passage))
+    return spans
+
+
+def validation_documents(corpus: Corpus) -> list[str]:
+    """The texts of the validation split; of a lossy tokenizer as it writes them."""
+    eos = corpus.tokenizer.vocabulary.eos
+    texts = []
+    for source in corpus.sources:
+        tokens = np.asarray(source.tokens["validation"])
+        ends = np.flatnonzero(tokens == eos)
+        texts += [corpus.tokenizer.decode(ids) for ids in np.split(tokens, ends + 1) if len(ids)]
+    return [text.removesuffix(corpus.tokenizer.name(eos)) for text in texts]
+
+
+def shortened(spans: Sequence[Span], rows: Sequence[tuple[Tokenizer, Lengths]]) -> list[Span]:
+    """The spans with as many words around them as the rows of all models have room for: the
+    farthest words go first, then the last ones of the span. A span of which no word fits is left
+    out.
+    """
+    fitting = (_shortened(span, rows) for span in spans)
+    return [span for span in fitting if all(_fits(span, *of_model) for of_model in rows)]
+
+
+def _shortened(span: Span, rows: Sequence[tuple[Tokenizer, Lengths]]) -> Span:
+    left, text, right = (_WORD.findall(part) or [part] for part in span[:3])
+    while not all(_fits(span, tokenizer, lengths) for tokenizer, lengths in rows):
+        if len(left) + len(right) > _SHORTEST_LEFT:
+            longer = left if len(left) >= len(right) else right
+            del longer[0 if longer is left else -1]
+        elif len(text) > 1:
+            del text[-1]
+            right = []  # which did not follow what is left
+        else:
+            break
+        span = Span("".join(left), "".join(text), "".join(right), span.passage)
+    return span
+
+
+def _fits(span: Span, tokenizer: Tokenizer, lengths: Lengths) -> bool:
+    left, text, right = (len(tokenizer.encode(part)) for part in span[:3])
+    if lengths.inputs:
+        return max(left + right - lengths.inputs, text - lengths.targets) + _IN_ONE_STACK <= 0
+    room = lengths.sequence_length - _IN_BOTH
+    return left + text + right <= room
+
+
+def scored_contexts(loaded: LoadedModel) -> tuple[Context, ...]:
+    """What a model can read of a span's text; nothing, where it was trained on other questions."""
+    if loaded.rows.aligned or loaded.rows.uses_sentinels:
+        return ("left", "both")
+    assert isinstance(loaded.rows, RowPlan), "it was trained on text"
+    traits = [member.objective.traits for member in loaded.rows.members]
+    continues = any(of_objective.continues_text for of_objective in traits)
+    fills = any(of.fills_middle or of.looks_ahead for of in traits)
+    return ("left",) * continues + ("both",) * fills
+
+
+def span_bits(loaded: LoadedModel, spans: Sequence[Span], context: Context) -> np.ndarray:
+    """−log₂ p(span | context) of each span.
+
+    Models of masks and of sentinels read nothing after the span where the context is "left".
+    """
+    encode = loaded.tokenizer.encode
+    before = [encode(span.left) for span in spans]
+    after = [encode(span.right if context == "both" else "") for span in spans]
+    asked = [encode(span.text) for span in spans]
+    scores = _method(loaded, context)(loaded, before, after, asked)
+    pairs = zip(scores, asked, strict=True)
+    return np.array([-one.nats[: len(ids)].sum() / math.log(2) for one, ids in pairs])
+
+
+def _method(loaded: LoadedModel, context: Context) -> Callable[..., list[TokenScores]]:
+    if loaded.rows.uses_sentinels:
+        return score_at_sentinels
+    if loaded.rows.aligned:
+        return score_in_blanks
+    if context == "both":
+        return score_in_blanks if loaded.rows.shape.looks_ahead else score_in_the_middle
+    return lambda loaded, before, after, asked: score_targets(loaded, before, asked)
+
+
+def counted_bits(corpus: Corpus, spans: Sequence[Span]) -> dict[str, np.ndarray]:
+    """−log₂ p(span | what stands before it) of each span, by the classical models of the training
+    text.
+    """
+    tokens, vocabulary = corpus.tokens("train"), corpus.tokenizer.vocabulary
+    trigrams, owners = [], []
+    for number, span in enumerate(spans):
+        before = corpus.tokenizer.encode(span.left)[-2:]
+        ids = np.concatenate(
+            [np.full(2, vocabulary.eos), before, corpus.tokenizer.encode(span.text)]
+        )
+        rows = np.lib.stride_tricks.sliding_window_view(ids, 3)[len(before) :]
+        trigrams.append(rows)
+        owners += [number] * len(rows)
+    grams = np.concatenate(trigrams)
+    probabilities = {
+        "unigram": unigram_probabilities(tokens, vocabulary.size)[grams[:, -1]],
+        "Kneser-Ney trigram": kneser_ney(tokens, grams, vocabulary.size),
+    }
+    return {
+        name: np.bincount(owners, -np.log2(of_tokens), len(spans))
+        for name, of_tokens in probabilities.items()
+    }
+
+
+def num_bytes(spans: Sequence[Span]) -> np.ndarray:
+    """The bytes of each span, in UTF-8."""
+    return np.array([len(span.text.encode()) for span in spans])

@@ -1,0 +1,52 @@
+"""Settings: the schema of a run and of a comparison, and the files, names and texts they come from.
+
+A config file needs `default` and, for comparisons, CompareConfig:
+
+    from t5x_lite.config import CompareConfig, default
+"""
+
+from t5x_lite.config.schema import (
+    LOGGERS,
+    Activation,
+    Architecture,
+    Checked,
+    CompareConfig,
+    Data,
+    Lengths,
+    Mesh,
+    Model,
+    ModelDimensions,
+    Optimizer,
+    Positions,
+    RunConfig,
+    Seed,
+    Task,
+    TextCleaning,
+    Training,
+    default,
+    to_dict,
+    type_hints,
+)
+
+__all__ = [
+    "LOGGERS",
+    "Activation",
+    "Architecture",
+    "Checked",
+    "CompareConfig",
+    "Data",
+    "Lengths",
+    "Mesh",
+    "Model",
+    "ModelDimensions",
+    "Optimizer",
+    "Positions",
+    "RunConfig",
+    "Seed",
+    "Task",
+    "TextCleaning",
+    "Training",
+    "default",
+    "to_dict",
+    "type_hints",
+]

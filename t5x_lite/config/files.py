@@ -1,0 +1,723 @@
+"""Config files, command lines and config.json, read into the checked dataclasses of config.py.
+
+`get_config()` in a config file returns a ConfigDict (or a dict). `load` turns it, with the
+overrides of the command line, into frozen dataclasses; nothing below this file sees a ConfigDict.
+"""
+
+import dataclasses
+import inspect
+import itertools
+import os
+import re
+import runpy
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+from t5x_lite.config import CompareConfig, Data, RunConfig, Task, default, type_hints
+from t5x_lite.config.grammar import AllowedCode, has_scheme, names_files, parse_sources, parse_task
+from t5x_lite.config.ranges import check_value, parse_literal
+from t5x_lite.errors import (
+    BAD_CONFIG,
+    NO_FILE,
+    USAGE,
+    UserError,
+    nearest,
+    read_json,
+    user_errors,
+)
+
+Schema = TypeVar("Schema")
+Settings = dict[str, Any]  # nested, as a config file or a config.json holds them
+
+# What settings were called before, and what others call them.
+RENAMED = {
+    "data.dirt": "data.text_cleaning",
+    "data.dirt.one_token": "data.text_cleaning.single_token",
+    "data.lengths.row": "data.lengths.sequence_length",
+    "model.layers": "model.num_layers",
+    "model.decoder_layers": "model.num_decoder_layers",
+    "model.width": "model.d_model",
+    "model.heads": "model.num_heads",
+    "model.head_size": "model.head_dim",
+    "model.kv_heads": "model.num_kv_heads",
+    "model.ff_width": "model.d_ff",
+    "model.gated": "model.feed_forward=gated_mlp",
+    "model.parallel": "model.parallel_residual",
+    "model.classes": "model.num_classes",
+    "model.tied": "model.tie_embeddings",
+    "model.attention": "model.attention_kernel",
+    "optimizer.unit": "optimizer.schedule_unit",
+    "optimizer.warmup": "optimizer.warmup_steps",
+    "optimizer.warmup_from": "optimizer.initial_lr_ratio",
+    "optimizer.decay": "optimizer.decay_steps",
+    "optimizer.final": "optimizer.final_lr_ratio",
+    "optimizer.clip": "optimizer.grad_clip_norm",
+}
+_ALIASES = {
+    "lr": "optimizer.learning_rate",
+    "max_steps": "training.steps",
+    "num_steps": "training.steps",
+    "n_layer": "model.num_layers",
+    "n_head": "model.num_heads",
+    "n_embd": "model.d_model",
+    "hidden_size": "model.d_model",
+    "block_size": "data.lengths.sequence_length",
+    "seq_len": "data.lengths.sequence_length",
+    "gradient_accumulation_steps": "training.microbatches",
+}
+
+
+# Dataclasses from nested dicts.
+
+
+def build(schema: type[Schema], values: Any, path: str = "") -> Schema:
+    """A checked dataclass from nested dicts; text, as from a command line, is read as a literal.
+
+    Args:
+        path: the prefix of the keys in errors, such as "cells.gpt.".
+
+    Raises:
+        UserError: for unknown keys, naming the nearest, for wrong types, and for values out of
+            range.
+    """
+    hints = type_hints(schema)
+    if not isinstance(values, dict):
+        expected = f"expected keys such as {path}{next(iter(hints))}"
+        raise UserError(
+            BAD_CONFIG, f"{path.rstrip('.') or 'the config'}: got {values!r}, {expected}"
+        )
+    made = {}
+    for name, value in values.items():
+        key = f"{path}{name}"
+        if name not in hints:
+            raise UserError(BAD_CONFIG, f"{key}: no such setting; {_suggest(key, hints)}")
+        kind = hints[name]
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+            made[name] = build(hints[name], value, f"{key}.")
+        else:
+            made[name] = check_value(_from_text(value, kind), kind, key)
+    built: Any = schema(**made)
+    return built
+
+
+def build_comparison(settings: Settings) -> CompareConfig:
+    """A checked comparison: each cell is `base` with what the cell has otherwise.
+
+    >>> base = {"data": {"lengths": {"sequence_length": 8}}}
+    >>> two = {"base": base, "cells": {"small": {}, "large": {"model": {"d_model": 256}}}}
+    >>> [cell.model.d_model for cell in build_comparison(two).cells.values()]
+    [128, 256]
+    """
+    settings = dict(settings)
+    base, changes = settings.pop("base", {}), settings.pop("cells", {})
+    if not isinstance(changes, dict) or not changes:
+        raise UserError(
+            BAD_CONFIG, f"cells: got {changes!r}, expected names with the settings of a run each"
+        )
+    cells = {}
+    for name, changed in changes.items():
+        if not isinstance(base, dict) or not isinstance(changed, dict):
+            key, got = (f"cells.{name}", changed) if isinstance(base, dict) else ("base", base)
+            raise UserError(BAD_CONFIG, f"{key}: got {got!r}, expected settings such as seed")
+        prefix = f"cells.{name}."
+        try:
+            cells[name] = build(RunConfig, merge(base, changed), prefix)
+        except UserError as error:
+            message = prefix + str(error).removeprefix(prefix)
+            key = message.removeprefix(prefix).partition(":")[0]
+            if key in flatten(base) and key not in flatten(changed):
+                message = message.replace(prefix, "base.")
+            raise UserError(error.code, message) from error
+    names = sorted(cells, key=lambda name: name != settings.get("baseline"))
+    return build(CompareConfig, settings | {"cells": {name: cells[name] for name in names}})
+
+
+def merge(base: Settings, changed: Settings) -> Settings:
+    """Nested settings, with those of `changed` in place of what `base` has.
+
+    >>> merge({"a": {"b": 1, "c": 2}}, {"a": {"b": 3}, "d": 4})
+    {'a': {'b': 3, 'c': 2}, 'd': 4}
+    """
+    merged = dict(base)
+    for name, value in changed.items():
+        inner = merged.get(name)
+        if isinstance(inner, dict) and isinstance(value, dict):
+            value = merge(inner, value)
+        merged[name] = value
+    return merged
+
+
+def grid(*axes: Mapping[str, Settings]) -> dict[str, Settings]:
+    """The cells of a comparison along several axes, each a dict from names to settings.
+
+    >>> sizes = {"small": {"model": {"d_model": 64}}, "large": {"model": {"d_model": 128}}}
+    >>> objectives = {"lm": {"objective": "causal_lm"}, "fim": {"objective": "fill_in_the_middle"}}
+    >>> cells = grid(sizes, objectives)
+    >>> list(cells)
+    ['small-lm', 'small-fim', 'large-lm', 'large-fim']
+    >>> cells["small-fim"]
+    {'model': {'d_model': 64}, 'objective': 'fill_in_the_middle'}
+    """
+    cells: dict[str, Settings] = {}
+    for values in itertools.product(*axes):
+        name = "-".join(filter(None, values))
+        if name in cells:
+            raise UserError(BAD_CONFIG, f"cells: two would be called {name}; rename a value")
+        cells[name] = {}
+        for axis, value in zip(axes, values, strict=True):
+            cells[name] = merge(cells[name], axis[value])
+    return cells
+
+
+def changes_of(name: str) -> Settings:
+    """What a config sets otherwise than the defaults: a recipe, as a cell of a comparison has it.
+
+    >>> changes_of("gpt_tiny")["data"]
+    {'batch_size': 8, 'lengths': {'sequence_length': 128}}
+    """
+    defaults = flatten(default().to_dict())
+    changes: Settings = {}
+    for key, value in flatten(get_config(name).to_dict()).items():
+        if value != defaults[key]:
+            *sections, last = key.split(".")
+            inner = changes
+            for section in sections:
+                inner = inner.setdefault(section, {})
+            inner[last] = value
+    return changes
+
+
+def parse_grid(axes: Sequence[str]) -> dict[str, list[str]]:
+    """The values of each setting of --grid=KEY=VALUE,VALUE,…; commas in brackets part nothing.
+
+    >>> parse_grid(["objective=causal_lm,prefix_lm(split=0.5, mode='S')", "seed=1,2"])
+    {'objective': ['causal_lm', "prefix_lm(split=0.5, mode='S')"], 'seed': ['1', '2']}
+    """
+    grid: dict[str, list[str]] = {}
+    for text in axes:
+        key, equals, values = text.partition("=")
+        if key in grid:
+            raise UserError(USAGE, f"--grid={text}: {key} is given twice; give it once")
+        grid[key] = split_at_commas(values)
+        if not equals or not key or not all(grid[key]):
+            raise UserError(USAGE, f"--grid={text}: expected KEY=VALUE,VALUE,…")
+        if len(set(grid[key])) < len(grid[key]):
+            raise UserError(USAGE, f"--grid={text}: a value is given twice; give it once")
+    return grid
+
+
+def split_at_commas(text: str) -> list[str]:
+    """The parts of a list; commas in brackets and in quotes part nothing.
+
+    >>> split_at_commas("f(a=1, b=g(2)), h('x,y'), '('")
+    ['f(a=1, b=g(2))', "h('x,y')", "'('"]
+    """
+    parts, depth, quote = [""], 0, ""
+    for letter in text:
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "'\"":
+            quote = letter
+        elif letter in "([{":
+            depth += 1
+        elif letter in ")]}":
+            depth -= 1
+        elif letter == "," and not depth:
+            parts.append("")
+            continue
+        parts[-1] += letter
+    return [part.strip() for part in parts]
+
+
+def _from_text(value: Any, kind: Any) -> Any:
+    """Text where a number, a list or a truth value is expected, read as a literal; text that is
+    none stays.
+    """
+    base = get_args(kind)[0] if get_args(kind) else kind
+    wants_text = base is str or isinstance(base, str)  # str, or a Literal of words
+    if wants_text or not isinstance(value, str):
+        return value
+    try:
+        return parse_literal(value)
+    except ValueError:
+        return value
+
+
+def _suggest(key: str, siblings: Iterable[str]) -> str:
+    """What was meant by a key that does not exist: its new name, the same name elsewhere, or the
+    nearest.
+    """
+    prefix, inside = _split_cell(key)
+    if inside in RENAMED:
+        return f"it is called {prefix}{RENAMED[inside]}"
+    leaf = inside.rpartition(".")[2]
+    elsewhere = find_setting(leaf)
+    if elsewhere:
+        return f"did you mean {prefix}{elsewhere}?"
+    return nearest(leaf, siblings)
+
+
+def find_setting(leaf: str) -> str | None:
+    """The whole key of a setting, by its last part or by what others call it.
+
+    >>> find_setting("learning_rate"), find_setting("lr"), find_setting("foo")
+    ('optimizer.learning_rate', 'optimizer.learning_rate', None)
+    """
+    if leaf in _ALIASES:
+        return _ALIASES[leaf]
+    for key in flatten(default().to_dict()):
+        if key.rpartition(".")[2] == leaf:
+            return key
+    return None
+
+
+def _split_cell(key: str) -> tuple[str, str]:
+    """("cells.gpt.", "model.d_model") of a cell's key, ("", key) of any other."""
+    found = re.match(r"(base|cells\.[^.]+)\.", key)
+    return (found[0], key[found.end() :]) if found else ("", key)
+
+
+# Config files.
+
+# Where configs/ lies: installed, or checked out.
+_ROOTS = (Path(__file__).parents[1], Path(__file__).parents[2])
+
+
+def find(name: str) -> Path:
+    """The config file of that name.
+
+    A bare name, such as `gpt_tiny`, is one that ships with the package; what stands in the current
+    directory does not hide it. `./gpt_tiny.py`, `gpt_tiny.py` and `configs/gpt_tiny.py` are paths;
+    the last also finds what ships.
+    """
+    path = Path(name if name.endswith(".py") else name + ".py")
+    inside = path.relative_to("configs") if path.parts[0] == "configs" else path
+    shipped = [root / "configs" / inside for root in _ROOTS]
+    is_bare = "/" not in name and not name.endswith(".py")
+    candidates = [*shipped, path] if is_bare else [path, *shipped]
+    for candidate in candidates:
+        if candidate.is_file():
+            return candidate
+    raise UserError(NO_FILE, f"--config={name}: no such file; {_nearest_config(name)}")
+
+
+def names_run(name: str) -> bool:
+    """Whether a config is the config.json of a run directory, which is data, and no file of Python.
+
+    A directory in the current one does not hide a config that ships, either.
+    """
+    shipped = [root / "configs" / f"{name}.py" for root in _ROOTS]
+    is_shipped = "/" not in name and any(path.is_file() for path in shipped)
+    return not is_shipped and (Path(name) / "config.json").is_file()
+
+
+def _nearest_config(name: str) -> str:
+    files = [path for root in _ROOTS for path in root.glob("configs/**/*.py")]
+    files = [path for path in files if path.parent.name != "tasks"]
+    names = sorted({path.with_suffix("").as_posix().rpartition("/configs/")[2] for path in files})
+    stem = Path(name).stem
+    published = (
+        [f"published:{size}" for size in runpy.run_path(str(find("published")))["SIZES"]]
+        if names
+        else []
+    )
+    beginning = [
+        known for known in [*names, *published] if known.removeprefix("published:").startswith(stem)
+    ]
+    if stem and beginning:
+        return f"did you mean {' or '.join(beginning[:3])}?"
+    return nearest(stem, [*names, *published] or ["a path to a file"])
+
+
+def read_settings(name: str) -> Settings:
+    """The settings that --config names: what get_config() of a file returns, with `file:argument`
+    get_config(argument), or the config.json of a run directory.
+    """
+    if names_run(name):
+        settings = read_json(Path(name) / "config.json", "expected the directory of a run")
+        if "model_type" in settings:
+            reason = "this is a model of Hugging Face; import it, and use the run"
+            raise UserError(BAD_CONFIG, f"--config={name}: {reason}")
+        return settings
+    file, colon, argument = name.partition(":")
+    path = find(file)
+    arguments = (argument,) if colon else ()
+    settings = _run_config_file(path, arguments, name)
+    if hasattr(settings, "to_dict"):
+        settings = settings.to_dict()
+    if not isinstance(settings, dict):
+        raise UserError(
+            BAD_CONFIG, f"{path}: expected a function get_config() that returns a ConfigDict"
+        )
+    return settings
+
+
+def _run_config_file(path: Path, arguments: tuple[str, ...], name: str) -> Any:
+    try:
+        get_config = runpy.run_path(str(path)).get("get_config")
+        if get_config is None:
+            return None
+        if arguments and not inspect.signature(get_config).parameters:
+            file = name.partition(":")[0]
+            raise UserError(
+                BAD_CONFIG, f"--config={name}: this config has no variants; use --config={file}"
+            )
+        return get_config(*arguments)
+    except (UserError, MemoryError):
+        raise
+    except (Exception, SystemExit) as error:
+        lines = [
+            frame.lineno
+            for frame in traceback.extract_tb(error.__traceback__)
+            if frame.filename == str(path)
+        ]
+        where = f"{path}, line {lines[-1]}" if lines else str(path)
+        reason = _short_reason(error)
+        raise UserError(BAD_CONFIG, f"{where}: {type(error).__name__}: {reason}") from error
+
+
+def _short_reason(error: BaseException) -> str:
+    """What a ConfigDict says of a key that it does not have, without the list of all it has."""
+    text = str(error).replace('\\"', '"').strip("'")
+    reason, cut, rest = text.partition(" Other fields present")
+    meant = re.search(r'Did you mean "(\w+)"', rest) if cut else None
+    if meant:
+        reason += f" did you mean {meant[1]}?"
+    return reason[:300]
+
+
+def get_config(name: str = "", **overrides: Any) -> Any:
+    """All settings of a config, as a locked ConfigDict: the defaults, with what the config named by
+    `name` changes.
+
+    Args:
+        name: as --config has it; empty: the defaults alone.
+        overrides: settings by their keys, {"training.steps": 100} or training={"steps": 100}.
+
+    >>> get_config("gpt_tiny", **{"training.steps": 5}).training.steps
+    5
+    """
+    settings = read_settings(name) if name else {}
+    compares = isinstance(settings.get("cells"), dict)
+    config = default(CompareConfig if compares else RunConfig)
+    known = config.to_dict()
+    if compares:
+        known["cells"] = {cell: default().to_dict() for cell in settings["cells"]}
+        with config.unlocked():
+            config.cells = settings["cells"]
+    _check_keys(settings, known)
+    _check_keys(overrides, known)
+    try:
+        config.update(settings)
+        with config.unlocked():
+            config.update_from_flattened_dict(flatten(overrides))
+    except (KeyError, TypeError, AttributeError) as error:
+        reason = _short_reason(error)
+        raise UserError(BAD_CONFIG, f"get_config({name!r}): {reason}") from error
+    return config
+
+
+def _check_keys(settings: Settings, known_settings: Settings) -> None:
+    """Refuse a setting that does not exist, with what was probably meant."""
+    known = flatten(known_settings)
+    for key in flatten(settings):
+        section, _, _ = key.rpartition(".")
+        siblings = [name for name in known if name.rpartition(".")[0] == section]
+        if key not in known and not any(name.startswith(f"{key}.") for name in known):
+            leaves = [name.rpartition(".")[2] for name in siblings] or list(known_settings)
+            raise UserError(BAD_CONFIG, f"{key}: no such setting; {_suggest(key, leaves)}")
+
+
+# Tasks.
+
+
+def shipped_tasks() -> dict[str, Settings]:
+    """The settings of all tasks that ship, by name: TASKS of each file in configs/tasks."""
+    directory = next((root for root in _ROOTS if (root / "configs/tasks").is_dir()), None)
+    tasks: dict[str, Settings] = {}
+    for path in sorted(directory.glob("configs/tasks/*.py")) if directory else ():
+        tasks |= runpy.run_path(str(path))["TASKS"]
+    return tasks
+
+
+def load_task(spec: str) -> Task:
+    """The task that --task names: one that ships, one of a file of yours, or a kind of task with
+    its settings.
+
+    sst2 · 'sst2(DIR/{split}.tsv)' · my_tasks.py:mine · 'classify(file.tsv, text=sentence)'
+
+    >>> load_task("classify(file.tsv, text=sentence, label=label)").text
+    'sentence'
+    """
+    name, source, options = parse_task(spec, "--task")
+    kinds = get_args(type_hints(Task)["kind"])
+    if name in kinds:
+        settings: Settings = {"kind": name, "name": _name_of_source(source) or name}
+    else:
+        settings = _named_task(name)
+    if source:
+        settings["source"] = source
+    options = {key: _listed(value, key) for key, value in options.items()}
+    task = build(Task, settings | options, "task.")
+    return dataclasses.replace(task, source=_absolute(task.source))
+
+
+def _name_of_source(source: str) -> str:
+    """What a task of a file is called: the file, or its directory where each split has one.
+
+    >>> _name_of_source("data/reviews.tsv"), _name_of_source("glue/SST-2/{split}.tsv")
+    ('reviews', 'SST-2')
+    """
+    path = Path(source.partition("?")[0])
+    return path.parent.name if "{split}" in path.name else path.stem
+
+
+def _listed(value: str, key: str) -> Any:
+    """Text with bars as a list where a list is expected: labels=no|yes."""
+    if type_hints(Task).get(key) is tuple:
+        return tuple(value.split("|"))
+    return value
+
+
+def _named_task(name: str) -> Settings:
+    file, _, inside = name.partition(":")
+    if file.endswith(".py"):
+        tasks = _tasks_of_file(Path(file), name)
+        inside = inside or next(iter(tasks), "")
+    else:
+        tasks, inside = shipped_tasks(), name
+    if inside not in tasks:
+        raise UserError(BAD_CONFIG, f"--task={name}: no such task; {nearest(inside, tasks)}")
+    return {"name": inside, **tasks[inside]}
+
+
+def _tasks_of_file(path: Path, name: str) -> dict[str, Settings]:
+    if not path.is_file():
+        raise UserError(NO_FILE, f"--task={name}: no such file; expected one that defines TASKS")
+    with user_errors(BAD_CONFIG, f"--task={name}: cannot be read"):
+        tasks = runpy.run_path(str(path)).get("TASKS")
+    if not isinstance(tasks, dict):
+        raise UserError(
+            BAD_CONFIG, f"--task={name}: expected TASKS = {{name: {{setting: value, …}}, …}} in it"
+        )
+    return tasks
+
+
+# Command lines.
+
+
+def override(values: Settings, overrides: Sequence[str]) -> Settings:
+    """Apply `a.b=value` overrides in place and return `values`; the same key twice is refused.
+
+    >>> override({"seed": 1}, ["training.steps=5", "seed=2"])
+    {'seed': '2', 'training': {'steps': '5'}}
+    """
+    seen = set()
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise UserError(USAGE, f"--config.{text}: expected --config.KEY=VALUE")
+        if key in seen:
+            raise UserError(BAD_CONFIG, f"--config.{key}: given twice; give it once")
+        seen.add(key)
+        *parents, last = key.split(".")
+        inner = values
+        for parent in parents:
+            inner = inner.setdefault(parent, {})
+            if not isinstance(inner, dict):
+                raise UserError(
+                    BAD_CONFIG, f"--config.{key}: {parent} is a single value and has no {last}"
+                )
+        inner[last] = value
+    return values
+
+
+def load(name: str, overrides: Sequence[str] = ()) -> RunConfig:
+    """The checked config of a file and overrides. Raises UserError, before jax is imported."""
+    settings = read_settings(name)
+    if "cells" in settings:
+        raise UserError(
+            BAD_CONFIG, f"--config={name} compares several runs; use it with the command compare"
+        )
+    return with_absolute_paths(build(RunConfig, override(settings, overrides)))
+
+
+def load_comparison(
+    name: str, overrides: Sequence[str] = (), axes: Sequence[str] = ()
+) -> CompareConfig:
+    """The checked comparison of a file, or of the config of a run and a grid.
+
+    Args:
+        overrides: of the comparison ("budget=1e6"), of a cell ("cells.gpt.seed=1"), or of the base
+            ("data.source=text/*.txt").
+        axes: as parse_grid has them; each cell of the file is split into those of the grid.
+    """
+    settings = read_settings(name)
+    if "cells" not in settings:
+        settings = {"base": settings, "cells": {"": {}}, "title": Path(name).stem}
+    cells = settings["cells"]
+    names = list(cells) if isinstance(cells, dict) else []
+    of_comparison = ["base", *type_hints(CompareConfig)]
+    routed = []
+    for text in overrides:
+        key = text.partition("=")[0]
+        section, dot, _ = key.partition(".")
+        known = [*of_comparison, *type_hints(RunConfig)]
+        if not dot and key not in known and not find_setting(key):
+            raise UserError(BAD_CONFIG, f"{key}: no such setting; {nearest(key, known)}")
+        routed.append(text if section in of_comparison else f"base.{text}")
+    settings = override(settings, routed)
+
+    cells = settings["cells"]
+    if isinstance(cells, dict) and all(isinstance(cell, dict) for cell in cells.values()):
+        for cell in cells:
+            if cell not in names:  # a typo in an override, not one cell more
+                raise UserError(BAD_CONFIG, f"cells.{cell}: no such cell; {nearest(cell, names)}")
+        _check_effect(cells, routed)
+        settings["cells"] = cells = grid(cells, *_axes_of_grid(axes))
+        if list(cells) == [""]:
+            fix = "add --grid=KEY=VALUE,VALUE,…, or use the command train"
+            raise UserError(BAD_CONFIG, f"--config={name} is one run, not a comparison; {fix}")
+    return with_absolute_paths(build_comparison(settings))
+
+
+# What a comparison sets itself
+_OF_BUDGET = {
+    f"training.{key}" for key in ("steps", "log_every", "eval_every", "checkpoint_every")
+} | {"data.epochs"}
+
+
+def _axes_of_grid(axes: Sequence[str]) -> list[dict[str, Settings]]:
+    """A grid of the command line as axes of `grid`, with values for names."""
+    values_by_key = parse_grid(axes)
+    for key in _OF_BUDGET & set(values_by_key):
+        raise UserError(USAGE, f"--grid={key}=…: the budget decides it; set budgets=A,B instead")
+    return [
+        {_cell_name(key, value): override({}, [f"{key}={value}"]) for value in values}
+        for key, values in values_by_key.items()
+    ]
+
+
+def _cell_name(key: str, value: str) -> str:
+    """What a cell is called that has this value.
+
+    >>> _cell_name("optimizer.learning_rate", "1e-3"), _cell_name("data.source", "text/*.txt")
+    ('learning_rate=1e-3', 'source=text_*.txt')
+    """
+    return f"{key.rpartition('.')[2]}={value.replace('/', '_')}"
+
+
+def _check_effect(cells: dict[str, Any], overrides: Sequence[str]) -> None:
+    """Refuse a setting of the base that each cell has a value of its own for."""
+    for text in overrides:
+        key = text.partition("=")[0].removeprefix("base.")
+        if text.startswith("base.") and all(key in flatten(cell) for cell in cells.values()):
+            reason = "each cell has a value of its own"
+            raise UserError(BAD_CONFIG, f"{key}: {reason}; set it as cells.NAME.{key}")
+
+
+def load_run_config(path: Path) -> RunConfig:
+    """The config of a run directory's config.json, checked like any other."""
+    return build(RunConfig, read_json(path, "expected the directory of a run"))
+
+
+# Paths.
+
+
+def with_absolute_paths(config: Any) -> Any:
+    """The config with absolute paths: a run finds its text whatever directory it is read from."""
+    if isinstance(config, CompareConfig):
+        cells = {name: with_absolute_paths(cell) for name, cell in config.cells.items()}
+        return dataclasses.replace(config, cells=cells)
+    data: Data = config.data
+    paths = {}
+    for name in ("source", "validation_source"):
+        sources = parse_sources(getattr(data, name), f"data.{name}")
+        terms = [
+            f"{rate!r} * {_absolute(source)}" if rate else _absolute(source)
+            for rate, source in sources
+        ]
+        paths[name] = " + ".join(terms)
+    if data.store:
+        paths["store"] = _absolute(data.store)
+    if names_files(data.tokenizer):
+        paths["tokenizer"] = os.path.abspath(data.tokenizer)
+    return dataclasses.replace(
+        config,
+        init_from=_absolute(config.init_from),
+        task=dataclasses.replace(config.task, source=_absolute(config.task.source)),
+        data=dataclasses.replace(data, **paths),
+    )
+
+
+def _absolute(source: str) -> str:
+    """The source with the path in it made absolute, where there is one.
+
+    >>> _absolute("hf:c4"), _absolute("tfds:c4/en:3.1.0?data_dir=/data/../tfds&split=train")
+    ('hf:c4', 'tfds:c4/en:3.1.0?data_dir=/tfds&split=train')
+    """
+    if source.startswith("tfds:"):
+        return re.sub(r"(?<=[?&]data_dir=)[^&:]+(?=&|$)", lambda path: _absolute(path[0]), source)
+    if source.startswith("hf:"):
+        name, mark, query = source.removeprefix("hf:").partition("?")
+        if os.path.isdir(os.path.expanduser(name)):
+            name = _absolute(name)
+        return f"hf:{name}{mark}{query}"
+    if source in ("", "python_docs") or has_scheme(source):
+        return source
+    return os.path.abspath(os.path.expanduser(source))
+
+
+def flatten(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Nested dicts as one, keyed by dotted names.
+
+    >>> flatten({"a": {"b": 1}, "c": 2})
+    {'a.b': 1, 'c': 2}
+    """
+    flat = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{path}{name}.")
+        else:
+            flat[f"{path}{name}"] = value
+    return flat
+
+
+# Run directories.
+
+
+def check_is_run(workdir: Path) -> None:
+    """Refuse, at once, a directory that holds no run, naming the runs inside where it holds
+    several.
+    """
+    if (workdir / "config.json").is_file():
+        return
+    inside = sorted(path.parent for path in workdir.glob("*/config.json"))
+    inside = inside or sorted(path.parent for path in workdir.glob("*/*/config.json"))
+    if inside:
+        names = " or ".join(map(str, inside))
+        raise UserError(NO_FILE, f"{workdir}: holds several runs; name one: {names}")
+    if not workdir.is_dir():
+        raise UserError(NO_FILE, f"{workdir}: no such directory; expected that of a run")
+    raise UserError(NO_FILE, f"{workdir}: has no config.json; expected the directory of a run")
+
+
+def allowed_code(name: str, overrides: Sequence[str], allow_code: Sequence[str]) -> AllowedCode:
+    """Which modules a command may import for objectives and sources of the user's own.
+
+    Any, where its config is a file of Python; of a run directory, whose config.json is data, only
+    those that the command line names: in a setting, or by --allow-code.
+    """
+    if not names_run(name):
+        return None
+    values = [
+        text.partition("=")[2] for text in overrides if text.startswith(("objective=", "data."))
+    ]
+    named = [
+        module
+        for value in values
+        for module in re.findall(r"([A-Za-z_][\w.]*)\.[A-Za-z_]\w*", value)
+    ]
+    return {*named, *allow_code}

@@ -1,0 +1,795 @@
+"""The one schema: every setting, its default, its range and what it means, and which settings
+contradict each other.
+
+The dataclasses check themselves wherever they are built. Config files start from `default()`, the
+same settings as a locked ConfigDict; files.py turns it into these dataclasses.
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_type_hints
+
+from t5x_lite.config.grammar import parse_sources
+from t5x_lite.config.ranges import NonNegative, Positive, Range, Share, check_value
+from t5x_lite.errors import BAD_CONFIG, UserError, nearest
+
+Architecture = Literal["encoder", "decoder", "prefix_decoder", "encoder_decoder"]
+Activation = Literal[
+    "gelu", "gelu_tanh", "relu", "silu", "sigmoid", "linear", "elu", "selu", "softplus"
+]
+Positions = Literal[
+    "learned",  # a table
+    "sinusoidal",  # Vaswani et al., 2017
+    "relative",  # T5's buckets, a bias on attention
+    "rotary",  # Su et al., 2021
+    "alibi",  # Press et al., 2022
+    "shaw",  # relative vectors: Shaw et al., 2018
+    "transformer_xl",  # Dai et al., 2019; Gopher, Chinchilla
+    "universal",  # sinusoids of position and depth before each layer: Dehghani et al., 2019
+    "none",
+]
+LOGGERS = ("tensorboard", "wandb", "mlflow")
+Dropout = Annotated[float, Range(0.0, 0.9)]
+Stddev = Annotated[float, Range(0.0, 10.0)]
+Seed = Annotated[int, Range(0, 2**31 - 1)]
+SequenceLength = Annotated[int, Range(0, 2**24)]
+
+
+class Checked:
+    """A dataclass whose fields are checked on construction: type, range, choice, then what
+    contradicts what.
+    """
+
+    SECTION = ""  # where its settings stand in a RunConfig, named in errors
+
+    def __post_init__(self):
+        for name, kind in type_hints(type(self)).items():
+            key = f"{self.SECTION}.{name}".lstrip(".")
+            value = check_value(getattr(self, name), kind, key)
+            object.__setattr__(self, name, value)
+        for contradiction in self._contradictions():
+            raise UserError(BAD_CONFIG, contradiction)
+
+    def _contradictions(self) -> Iterator[str]:
+        yield from ()
+
+
+def type_hints(schema: type) -> dict[str, Any]:
+    """The type of each field of a dataclass, ranges included."""
+    hints = get_type_hints(schema, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(schema)}
+
+
+@dataclass(frozen=True)
+class Lengths(Checked):
+    """Positions of a row, by the stack that reads them; 0: the architecture has no such stack."""
+
+    SECTION = "data.lengths"
+
+    sequence_length: SequenceLength = 0  # of the one stack of an encoder, decoder or prefix_decoder
+    inputs: SequenceLength = 0  # of the encoder of an encoder_decoder
+    targets: SequenceLength = 0  # of the decoder of an encoder_decoder
+
+
+@dataclass(frozen=True)
+class TextCleaning(Checked):
+    """What to do with a document that is not clean text: replace what is wrong, keep it, skip the
+    document, or stop.
+
+    The store's manifest counts each case, and `inspect` shows the counts.
+    """
+
+    SECTION = "data.text_cleaning"
+
+    # Bytes that are no UTF-8; replaced by U+FFFD
+    invalid_utf8: Literal["replace", "skip", "stop"] = "replace"
+    # Half of a UTF-16 pair, as JSON may hold; replaced by U+FFFD
+    lone_surrogate: Literal["replace", "skip", "stop"] = "replace"
+    # At the start of a document; replaced by nothing
+    byte_order_mark: Literal["replace", "keep", "skip", "stop"] = "replace"
+    nul: Literal["keep", "replace", "skip", "stop"] = "keep"  # zero bytes; replaced by U+FFFD
+    # CR LF, or CR alone; replaced by LF
+    carriage_return: Literal["keep", "replace", "skip", "stop"] = "keep"
+    # Documents of nothing, or of nothing but white space
+    empty: Literal["skip", "stop"] = "skip"
+    single_token: Literal["keep", "skip", "stop"] = "keep"  # documents of one token
+
+
+@dataclass(frozen=True)
+class Data(Checked):
+    """Text, tokens, and how rows are cut from them."""
+
+    SECTION = "data"
+
+    # python_docs (built in); text files, .jsonl, .parquet, also compressed, as a path, directory,
+    # glob or gs://…; tfds:NAME; hf:NAME; python:module.function (see data/text/sources.py).
+    # Several: "a + b", or with rates "3 * a + b".
+    source: str = "python_docs"
+    # What one document of a text file is; a block ends at a blank line
+    document: Literal["file", "line", "block"] = "file"
+    field: str = "text"  # the column that holds the text, in JSON lines, parquet and data sets
+    text_cleaning: TextCleaning = TextCleaning()
+    # Several sources without rates are mixed in proportion to min(tokens, cap)^(1/temperature)
+    # (Raffel et al., 2020, §3.5.2); higher: more evenly.
+    temperature: Annotated[float, Range(1.0)] = 1.0
+    cap: NonNegative = 0  # tokens that a source counts for at most; 0: all it has
+    validation_source: str = ""  # held-out text; empty: a share of each source
+    # Share of documents held out, by a hash of their text
+    validation_fraction: Annotated[float, Range(0.0, 0.9)] = 0.05
+
+    # Trained on the source; or bytes; or existing files: a .model, tokenizer.json, vocab.txt (BERT)
+    # or vocab.bpe.
+    tokenizer: str = "sentencepiece(vocab_size=8192)"
+    # Append to an existing tokenizer the special ids and sentinels that it lacks
+    add_specials: bool = False
+    # Where the tokens are kept; empty: in the cache, named by a hash of what they were made from
+    store: str = ""
+    processes: Annotated[int, Range(0, 256)] = 0  # that tokenize a large text; 0: one per core
+
+    batch_size: Positive = 32  # rows of a step, over all devices
+    # Of a task that share a row; 0: as many as there is room for
+    examples_per_row: NonNegative = 0
+    lengths: Lengths = Lengths()
+    # The run ends when any text has been read this often; 0: only after training.steps
+    epochs: NonNegative = 0
+    # Tokens that stay together in shuffling; 0: the longest window of the objectives. Runs with the
+    # same block and seed read the same text in the same order. Where a window crosses into another
+    # block, an EOS is put between.
+    block: NonNegative = 0
+    # Cut the window at document ends first, each piece its own segment; what then does not fit the
+    # row is left out (`inspect` says how much).
+    split_documents: bool = False
+    # Threads that make batches ahead; 0: each is made when it is needed
+    workers: Annotated[int, Range(0, 64)] = 1
+
+    def _contradictions(self) -> Iterator[str]:
+        if not self.validation_source and not self.validation_fraction:
+            yield (
+                "data.validation_fraction: got 0; hold a share out, or name data.validation_source"
+            )
+        trained_on = [source for _, source in parse_sources(self.source, "data.source")]
+        if self.validation_source and self.validation_source in trained_on:
+            yield (
+                f"data.validation_source={self.validation_source}: it is trained on too; name "
+                "another"
+            )
+
+
+@dataclass(frozen=True)
+class Model(Checked):
+    """One Transformer; BERT, T5 and GPT are settings of it."""
+
+    SECTION = "model"
+
+    architecture: Architecture = "decoder"  # which attention masks the stacks have
+    num_layers: Positive = 4  # blocks in each stack
+    # Blocks in the decoder of an encoder_decoder; 0: num_layers
+    num_decoder_layers: NonNegative = 0
+    d_model: Positive = 128  # width of the residual stream
+
+    # What mixes positions in a block, see model/blocks.py
+    mixer: Literal["attention", "lstm"] = "attention"
+    num_heads: Positive = 4  # of attention
+    head_dim: NonNegative = 0  # width of a head; 0: d_model / num_heads
+    # Heads of keys and values, each for a group of query heads; 1: multi-query; 0: num_heads
+    num_kv_heads: NonNegative = 0
+    lstm_cells: NonNegative = 0  # of an LSTM, projected to d_model (Sak et al., 2014); 0: d_model
+    # A second decoder that reads each text from its end and predicts what comes before: a
+    # bidirectional language model (ELMo: Peters et al., 2018, §3.1)
+    backward_decoder: bool = False
+
+    # act(x U) V, or the gated (act(x U) * x W) V (Shazeer, 2020), or nothing
+    feed_forward: Literal["mlp", "gated_mlp", "none"] = "mlp"
+    d_ff: NonNegative = 0  # inner width of the feed-forward part; 0: 4 × d_model
+    activation: Activation = "gelu"  # act in the feed-forward part, and in BERT's mlm_head
+
+    # x + attention(norm(x)) + feed_forward(norm(x)), one norm for both (PaLM)
+    parallel_residual: bool = False
+    # LayerNorm (Ba et al., 2016), RMSNorm (Zhang and Sennrich, 2019), or nothing
+    norm: Literal["layer_norm", "rms_norm", "none"] = "layer_norm"
+    # Before each part (GPT-2, T5) or after its residual sum (BERT)
+    norm_position: Literal["pre", "post"] = "pre"
+    norm_epsilon: Annotated[float, Range(0.0, 0.1)] = 1e-6  # added to the variance
+    embedding_norm: bool = False  # normalise the sum of the embeddings (BERT)
+    # Each part times a learned number that starts at 0 (Bachlechner et al., 2020)
+    rezero: bool = False
+    bias: bool = True  # in dense layers and LayerNorm
+
+    # How order enters
+    positions: Positions = "learned"
+    # Rows of the learned position table, and the longest piece that `score` reads at a time; 0: the
+    # longest stack of a row
+    max_length: NonNegative = 0
+    position_offset: NonNegative = 0  # rows of that table before the first position (RoBERTa: 2)
+    relative_buckets: Annotated[int, Range(4)] = 32  # of distances, in T5's relative positions
+    # Distance from which all share the last of T5's buckets
+    relative_distance: Annotated[int, Range(5)] = 128
+    # Distance from which all share one of Shaw's vectors, on either side
+    shaw_distance: Positive = 16
+    # The slowest rotary angle advances by about 1/base a position
+    rotary_base: Annotated[float, Range(1.0, 1e9)] = 10_000.0
+
+    # Stacks of one repeated layer (ALBERT)
+    shared_layers: Literal["none", "all", "encoder", "decoder"] = "none"
+    shared_stacks: bool = False  # encoder and decoder share their parameters, cross-attention aside
+
+    # Width of the embedding tables, which are projected if it is not d_model (ALBERT); 0: d_model
+    embedding_size: NonNegative = 0
+    scale_embeddings: bool = False  # times the root of their width (Vaswani et al., 2017, §3.4)
+    token_types: NonNegative = 0  # rows of the token type table (BERT: 2)
+    # Of the sequence label head; 0: as many as the task has, 2 for sentence pairs, else none
+    num_classes: NonNegative = 0
+    # Whether the first and the last position of an answer are predicted (SQuAD)
+    span_head: bool = False
+    vocab_size: NonNegative = 0  # 0: the tokenizer's size
+    # Embedding rows are padded to a multiple of this and of mesh.tensor, which splits them
+    vocab_multiple: Positive = 128
+    shared_embeddings: bool = True  # encoder and decoder read the same table
+    tie_embeddings: bool = True  # the output layer is the (decoder's) embedding table
+    scale_logits: bool = False  # hidden states times d_model^-½ before the output layer (T5 1.0)
+    # Attention logits times head_dim^-½; T5 has it in the initialisation
+    scale_attention: bool = True
+    # BERT's transform before the output layer: dense, activation, norm; and a bias after it
+    mlm_head: bool = False
+    # Whether tokens are predicted; False: hidden states alone (an imported BertModel)
+    lm_head: bool = True
+
+    # What adapts a trained model to a task, its own parameters frozen: see training/adapt.py, which
+    # sets these.
+    # LoRA: x W + x A B · alpha / rank, in the dense layers named, and of the embedding tables where
+    # "embedding" is (Hu et al., 2022)
+    lora_rank: NonNegative = 0
+    lora_alpha: Annotated[float, Range(0.0)] = 16.0
+    lora_targets: tuple = ("query", "value")
+    # Width of the bottleneck after each part of a block (Houlsby et al., 2019)
+    adapter_size: NonNegative = 0
+    # Keys and values of each layer's self-attention that are no token's (Li and Liang, 2021)
+    prefix_length: NonNegative = 0
+    # Embeddings before the text that are no token's (Lester et al., 2021)
+    prompt_length: NonNegative = 0
+
+    # Of dense kernels: normal, or truncated at 2 σ, with init_stddev; or normal with fan_in^-½ (T5)
+    init: Literal["normal", "truncated", "fan_in"] = "normal"
+    init_stddev: Stddev = 0.02  # of dense kernels, unless init is fan_in
+    embedding_stddev: Stddev = 0.02  # of embedding tables
+    # Kernels that write to the residual stream: times (2 × num_layers)^-½ (GPT-2)
+    depth_scaled_init: bool = False
+    # T5: attention begins as it often ends. In cross-attention a token attends to itself (Trockman
+    # and Kolter, 2023), and two heads of the encoder to the tokens before and after (d'Ascoli et
+    # al., 2021): a sentinel finds its place in the text from the first step on
+    mimetic_init: bool = False
+
+    dropout: Dropout = 0.0  # on embeddings and the output of each part
+    attention_dropout: Dropout = 0.0  # on attention weights; no fused kernel has it
+    ff_dropout: Dropout = 0.0  # inside the feed-forward part
+
+    # Auto: the best for the device
+    attention_kernel: Literal["auto", "plain", "cudnn", "splash", "flash"] = "auto"
+    # Of the computation; parameters are float32. float64, of parameters too: for numerical tests
+    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
+    scan: bool = True  # one compiled block for all layers; False unrolls them
+    remat: bool = False  # recompute each block in the backward pass
+
+    @property
+    def is_encoder_decoder(self) -> bool:
+        """Whether there are two stacks."""
+        return self.architecture == "encoder_decoder"
+
+    @property
+    def has_position_table(self) -> bool:
+        """Whether positions end with a table, at max_length."""
+        return self.positions == "learned"
+
+    @property
+    def has_low_rank_embeddings(self) -> bool:
+        """Whether LoRA updates the embeddings of tokens too."""
+        return self.lora_rank > 0 and "embedding" in self.lora_targets
+
+    @property
+    def drops_out(self) -> bool:
+        """Whether training draws random numbers for dropout."""
+        return max(self.dropout, self.attention_dropout, self.ff_dropout) > 0
+
+    def _contradictions(self) -> Iterator[str]:
+        if not self.head_dim and self.d_model % self.num_heads:
+            divides = (
+                f"model.num_heads: {self.num_heads} does not divide model.d_model {self.d_model}"
+            )
+            yield f"{divides}; change one, or set model.head_dim"
+        if self.num_kv_heads and self.num_heads % self.num_kv_heads:
+            yield (
+                f"model.num_kv_heads: {self.num_kv_heads} does not divide model.num_heads "
+                f"{self.num_heads}"
+            )
+        if self.has_low_rank_embeddings and self.lm_head and self.tie_embeddings:
+            yield (
+                "model.lora_targets: embedding is also the output layer (model.tie_embeddings), "
+                "which would stay as it is; leave it out"
+            )
+        yield from self._of_stacks()
+        yield from self._of_mimetic_init()
+        yield from self._of_lstm()
+        if self.parallel_residual and self.norm_position == "post":
+            yield "model.parallel_residual: needs norm_position pre"
+        yield from self._of_positions()
+        if self.mlm_head and self.architecture != "encoder":
+            yield (
+                f"model.mlm_head: architecture {self.architecture} has none; it is the head of an "
+                "encoder"
+            )
+
+    def _of_stacks(self) -> Iterator[str]:
+        if not self.is_encoder_decoder:
+            one_stack = f"architecture {self.architecture} has one stack"
+            if self.num_decoder_layers:
+                yield f"model.num_decoder_layers: {one_stack}; leave it out"
+            if self.shared_stacks:
+                yield f"model.shared_stacks: {one_stack}; leave it out"
+            if not self.shared_embeddings:
+                yield f"model.shared_embeddings: {one_stack}; leave it out"
+            if self.shared_layers in ("encoder", "decoder"):
+                yield (
+                    f"model.shared_layers: got {self.shared_layers}, but {one_stack}; set all or "
+                    "none"
+                )
+        if self.shared_stacks and self.num_decoder_layers not in (0, self.num_layers):
+            yield (
+                "model.shared_stacks: needs as many num_decoder_layers as num_layers; set "
+                "num_decoder_layers to 0"
+            )
+        if self.shared_stacks and self.shared_layers in ("encoder", "decoder"):
+            yield (
+                f"model.shared_layers: got {self.shared_layers}, but shared_stacks makes both "
+                "one; set all or none"
+            )
+        if self.backward_decoder and self.architecture != "decoder":
+            yield (
+                f"model.backward_decoder: got architecture {self.architecture}, expected decoder; "
+                "set it to False"
+            )
+        if self.backward_decoder and self.prompt_length:
+            yield "model.prompt_length: backward_decoder reads no prompt; adapt in another way"
+
+    def _of_mimetic_init(self) -> Iterator[str]:
+        if not self.mimetic_init:
+            return
+        needs = {
+            "architecture encoder_decoder": self.is_encoder_decoder,
+            "mixer attention": self.mixer == "attention",
+            "positions relative": self.positions == "relative",
+            "at least 2 num_heads": self.num_heads > 1,
+            "as many num_kv_heads as num_heads": self.num_kv_heads in (0, self.num_heads),
+            "scale_attention": self.scale_attention,
+            "two stacks (shared_stacks=False)": not self.shared_stacks,
+        }
+        missing = [need for need, is_met in needs.items() if not is_met]
+        if missing:
+            yield f"model.mimetic_init: needs {', '.join(missing)}; set it to False"
+
+    def _of_lstm(self) -> Iterator[str]:
+        if self.mixer != "lstm":
+            if self.lstm_cells:
+                yield f"model.lstm_cells: mixer {self.mixer} has none; set it to 0"
+            return
+        if self.architecture == "prefix_decoder":
+            yield "model.mixer=lstm: reads a prefix one way alone; use architecture decoder"
+        if self.shared_stacks:
+            yield "model.shared_stacks: an LSTM reads both ways in encoders alone; set it to False"
+        if self.prefix_length:
+            yield "model.prefix_length: mixer lstm has no keys and values; adapt in another way"
+        if self.positions not in ("none", "learned", "sinusoidal", "universal"):
+            yield f"model.positions={self.positions}: is a part of attention; set none for an LSTM"
+
+    def _of_positions(self) -> Iterator[str]:
+        head_dim = self.head_dim or self.d_model // self.num_heads
+        if self.position_offset and not self.has_position_table:
+            yield f"model.position_offset: positions {self.positions} have no table; set it to 0"
+        if self.positions == "rotary" and head_dim % 2:
+            yield "model.positions=rotary: needs an even head_dim; set model.head_dim"
+        if self.positions == "relative" and self.relative_buckets % 2:
+            yield f"model.relative_buckets: got {self.relative_buckets}, expected an even number"
+        if self.prefix_length and self.positions in ("shaw", "transformer_xl"):
+            yield f"model.prefix_length: positions {self.positions} know no prefix; set it to 0"
+        if self.positions == "relative" and self.relative_distance <= self.relative_buckets // 2:
+            expected = "expected more than half of relative_buckets"
+            yield f"model.relative_distance: got {self.relative_distance}, {expected}"
+
+
+@dataclass(frozen=True)
+class ModelDimensions(Model):
+    """A Model with every size written out: what resolve.py makes of it, and the only one that
+    model/ sees.
+
+    No size is 0 for "follows from another". num_decoder_layers is 0 for an encoder alone,
+    num_classes without a sequence label head; embedding_size is d_model unless the tables are
+    factorised.
+    """
+
+    def _contradictions(self) -> Iterator[str]:
+        sizes = ("head_dim", "num_kv_heads", "d_ff", "embedding_size", "vocab_size", "max_length")
+        for name in sizes:
+            if not getattr(self, name):
+                yield f"model.{name}: is not resolved; make dimensions with resolve.resolve_model"
+        if (self.num_decoder_layers > 0) == (self.architecture == "encoder"):
+            yield (
+                f"model.num_decoder_layers: got {self.num_decoder_layers} for architecture "
+                f"{self.architecture}"
+            )
+
+    @property
+    def embedding_rows(self) -> int:
+        """vocab_size rounded up to vocab_multiple."""
+        return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
+
+    @property
+    def is_factorised(self) -> bool:
+        """Whether embeddings are narrower (or wider) than the residual stream."""
+        return self.embedding_size != self.d_model
+
+
+@dataclass(frozen=True)
+class Mesh(Checked):
+    """How the devices are arranged."""
+
+    SECTION = "mesh"
+
+    # Sizes that follow from the devices, the model and the rows (see training/arrangement.py), in
+    # place of those below; auto: the fewest parts of the parameters that fit
+    preset: Literal["", "auto", "data", "fsdp", "fsdp_tensor", "long_context"] = ""
+    data: Annotated[int, Range(-1)] = -1  # devices that split the batch; -1: all that are left
+    fsdp: Positive = 1  # devices that split the batch and the parameters
+    # Devices that split the positions of each row (context parallelism), for long rows
+    sequence: Positive = 1
+    tensor: Positive = 1  # devices that split heads, d_ff and vocabulary
+    # In which gradients, and activations over tensor, are summed: bfloat16 sends half the bytes
+    reduce_dtype: Literal["float32", "bfloat16"] = "float32"
+
+    def _contradictions(self) -> Iterator[str]:
+        if self.data == 0:
+            yield "mesh.data: got 0, expected -1 (all that are left) or at least 1"
+        sizes = {"data": -1, "fsdp": 1, "sequence": 1, "tensor": 1}
+        given = [axis for axis, default in sizes.items() if getattr(self, axis) != default]
+        if self.preset and given:
+            yield (
+                f"mesh.{given[0]}: got {getattr(self, given[0])}, but it follows from mesh.preset="
+                f"{self.preset}; leave one of them out"
+            )
+
+
+@dataclass(frozen=True)
+class Optimizer(Checked):
+    """The update rule and its learning rate."""
+
+    SECTION = "optimizer"
+
+    # The update rule: see training/optimizer.py
+    name: Literal["adamw", "adafactor", "lion", "muon"] = "adamw"
+    learning_rate: Annotated[float, Range(0.0, 100.0)] = 1e-3  # the peak
+
+    # How the learning rate falls after the warm-up
+    schedule: Literal["cosine", "linear", "inverse_square_root", "constant"] = "cosine"
+    # What warmup_steps and decay_steps count; tokens: raw tokens read
+    schedule_unit: Literal["steps", "tokens"] = "steps"
+    warmup_steps: NonNegative = 100  # linear, from initial_lr_ratio × peak to the peak
+    initial_lr_ratio: Share = 0.0  # 1: held at the peak during the warm-up (T5)
+    # Where cosine and linear end, counted from the first step; 0: with the run
+    decay_steps: NonNegative = 0
+    final_lr_ratio: Share = 0.0  # share of the peak that cosine and linear end at
+
+    # AdamW, and what Muon leaves to it
+    beta1: Annotated[float, Range(0.0, 0.9999)] = 0.9  # decay of the mean of the gradient
+    beta2: Annotated[float, Range(0.0, 0.99999)] = 0.999  # of its square; Lion: of the momentum
+    epsilon: Share = 1e-8  # added to the root of that mean
+    # AdamW, Lion and Muon: decoupled, of kernels and tables only
+    weight_decay: Annotated[float, Range(0.0, 10.0)] = 0.0
+    # Largest global norm of the gradient; 0: no clipping
+    grad_clip_norm: Annotated[float, Range(0.0)] = 1.0
+
+    def _contradictions(self) -> Iterator[str]:
+        if self.weight_decay and self.name == "adafactor":
+            yield (
+                "optimizer.weight_decay: adafactor is used without; set it to 0, or optimizer.name "
+                "to adamw"
+            )
+        if 0 < self.decay_steps <= self.warmup_steps:
+            expected = f"expected more than optimizer.warmup_steps {self.warmup_steps}, or 0"
+            yield f"optimizer.decay_steps: got {self.decay_steps}, {expected}"
+
+
+@dataclass(frozen=True)
+class Training(Checked):
+    """How long, how often, and what exactly is minimised."""
+
+    SECTION = "training"
+
+    steps: Positive = 1000  # of the whole run; data.epochs may end it earlier
+    log_every: Positive = 50  # write the metrics of every n-th step
+    # Evaluate the whole validation split every n steps; 0: at the end only
+    eval_every: NonNegative = 0
+    checkpoint_every: NonNegative = 0  # save every n steps; 0: at the end only
+    keep_every: NonNegative = 0  # save every n steps, and keep these besides the newest; 0: none
+    microbatches: Positive = 1  # the batch in n parts, gradients summed: same result, less memory
+    # The same parameters to the last bit on 1, 2, 4 or 8 devices: the batch in 16 parts, one after
+    # the other, whose gradients are summed in one fixed order. Over mesh.data alone
+    exact: bool = False
+    z_loss: Share = 0.0  # coefficient of log²Z (T5: 1e-4)
+    # Share of the target that is spread evenly over the vocabulary (Szegedy et al., 2016)
+    label_smoothing: Annotated[float, Range(0.0, 0.99)] = 0.0
+    # Positions of each row whose logits exist at a time; 0: so many that these take about as much
+    # room as the gradient of the head, but at least 128
+    loss_chunk: NonNegative = 0
+    # Weight of the language model's loss beside that of a task's head on a decoder (Radford et al.,
+    # 2018)
+    auxiliary_lm: Share = 0.5
+    # End after so many evaluations of a task that brought nothing better; 0: never
+    patience: NonNegative = 0
+    # Seconds without a finished step, or 20 times the median step if that is longer, after which a
+    # run of several processes ends with exit code 142 and says which does not move; 0: never
+    stuck_after: Annotated[float, Range(0.0)] = 60.0
+    profile: tuple = ()  # (first, last) step written as a jax.profiler trace to WORKDIR/profile
+    loggers: tuple = LOGGERS[:1]  # where curves go besides metrics.jsonl: names of LOGGERS
+
+    def _contradictions(self) -> Iterator[str]:
+        if self.exact and self.microbatches > 1:
+            yield "training.exact: is in 16 parts already; set training.microbatches to 1"
+        if self.profile and not _is_step_range(self.profile):
+            yield (
+                f"training.profile: got {list(self.profile)}, expected [first, last] with 1 <= "
+                "first <= last"
+            )
+        for name in self.loggers:
+            if name not in LOGGERS:
+                yield f"training.loggers: got {name!r}; {nearest(name, LOGGERS)}"
+
+
+def _is_step_range(steps: tuple) -> bool:
+    return (
+        len(steps) == 2 and all(type(step) is int for step in steps) and 1 <= steps[0] <= steps[1]
+    )
+
+
+@dataclass(frozen=True)
+class Task(Checked):
+    """A downstream task: its examples, what is predicted of them, and how that is judged.
+
+    A field of an example is a column by its name ("sentence", or "answers.text" within a nested
+    one), or a template of several ("{question} {answer}").
+    """
+
+    SECTION = "task"
+
+    name: str = ""  # in reports and prompts; empty: the run has no task, it learns its objective
+    kind: Literal[
+        "classify",  # which of the labels
+        "regress",  # which number
+        "choose",  # which of several answers
+        "generate",  # which text
+        "extract",  # which span of the text
+        "complete",  # how the text goes on, word for word (LAMBADA); evaluated only
+        "prefer",  # which of two sentences is the better (BLiMP); evaluated only
+    ] = "classify"
+
+    # Where the examples are: hf:NAME, tfds:NAME, python:module.function, offline:NAME (see
+    # data/tasks/offline.py); or files (.tsv .csv .jsonl .json .parquet .txt, also compressed): one,
+    # a directory, or a glob. {split} stands for the split.
+    source: str = ""
+    # Names of the splits in the source; empty: there is none
+    train: str = "train"
+    validation: str = "validation"
+    test: str = ""
+    # Share of the training examples that is held out, by a hash of each, where the source has no
+    # split for validation
+    validation_fraction: Annotated[float, Range(0.0, 0.9)] = 0.1
+    columns: tuple = ()  # names of the columns of a tsv or csv file that has no line of them
+    prepare: str = ""  # a function of data/tasks/preprocess.py that changes each record first
+    # What to do with a line that has too few or too many cells, or is no JSON: stop, or skip and
+    # count it
+    bad_lines: Literal["stop", "skip"] = "stop"
+
+    # The fields of an example.
+    id: str = ""  # empty: its place in the split, from 0
+    text: str = "text"
+    text_pair: str = ""  # the second text, where there is one
+    # Classify: a name or number of labels; choose: the number of the right answer, or its text;
+    # generate, extract: the text, or a list of all that count as right
+    label: str = "label"
+    labels: tuple = ()  # names of the classes, in the order of their numbers
+    first_label: Annotated[int, Range(-1)] = 0  # the number of the first label, or answer
+    choices: tuple = ()  # choose: the fields of the answers, or one that holds a list
+    group: str = ""  # of examples that are scored together, and shown as one
+
+    # In words, for models that read and write text. Empty: "name field: text …", as T5 has it.
+    prompt: str = ""
+    label_words: tuple = ()  # what is written for each label; empty: its name
+    # What a language model that was not trained on the task is asked: a template that the answer
+    # follows. Empty: the prompt. And its words for each label.
+    question: str = ""
+    answer_words: tuple = ()
+
+    answer_start: str = ""  # extract: the field with the place of each answer in the text
+    # Regress, in words: numbers are written to the nearest multiple, 0.2 as T5 has them
+    number_step: Annotated[float, Range(0.0, open=True)] = 0.2
+
+    # How predictions are judged: names in data/tasks/metrics.py. The first is what checkpoints and
+    # settings are chosen by. Empty: those usual for the kind
+    metrics: tuple = ()
+    # The file that the benchmark wants of the test split, such as RTE.tsv; whether it has the names
+    # of the labels, or their numbers
+    submission: str = ""
+    submission_names: bool = False
+
+    def __post_init__(self):
+        super().__post_init__()
+        usual = {
+            "regress": ("pearson", "spearman"),
+            "generate": ("exact_match", "token_f1"),
+            "extract": ("exact_match", "token_f1"),
+        }
+        if self.name and not self.metrics:
+            object.__setattr__(self, "metrics", usual.get(self.kind, ("accuracy",)))
+
+    def _contradictions(self) -> Iterator[str]:
+        if not self.name:
+            return
+        if not self.source:
+            yield f"task.source: task {self.name} has none; say where its examples are"
+        if self.kind in ("choose", "prefer") and not self.choices:
+            yield f"task.choices: task {self.name} has none; name the fields that hold the answers"
+        for name in ("label_words", "answer_words"):
+            words = getattr(self, name)
+            if words and self.labels and len(words) != len(self.labels):
+                yield f"task.{name}: got {len(words)}, expected one for each of task.labels"
+
+
+@dataclass(frozen=True)
+class RunConfig(Checked):
+    """Everything that one run depends on."""
+
+    seed: Seed = 0  # of parameters, order, masks and dropout
+    # The directory of a run whose parameters this one starts from; empty: drawn at random
+    init_from: str = ""
+    objective: str = "causal_lm"  # inputs and targets, e.g. span_corruption(mean_span_length=2)
+    task: Task = Task()  # learned instead of the objective, where it has a name
+    # Which parameters are trained, those of init_from or new ones: full, lora(rank=8, alpha=16),
+    # prefix(20), prompt(20), adapter(64), bitfit, probe, or last(2)
+    adapt: str = "full"
+    data: Data = Data()
+    model: Model = Model()
+    mesh: Mesh = Mesh()
+    optimizer: Optimizer = Optimizer()
+    training: Training = Training()
+
+    def _contradictions(self) -> Iterator[str]:
+        yield from self._of_lengths()
+        longest, table_rows = max(dataclasses.astuple(self.data.lengths)), self.model.max_length
+        if self.model.has_position_table and 0 < table_rows < longest:
+            yield (
+                f"model.max_length: got {table_rows}, but data.lengths go up to {longest}; raise "
+                "one or lower the other"
+            )
+        parts, rows = self.training.microbatches, self.data.batch_size
+        if rows % parts:
+            yield f"training.microbatches: {parts} does not divide data.batch_size {rows}"
+
+    def _of_lengths(self) -> Iterator[str]:
+        architecture, lengths = self.model.architecture, self.data.lengths
+        used, unused = ("sequence_length",), ("inputs", "targets")
+        if self.model.is_encoder_decoder:
+            used, unused = unused, used
+        for name in used:
+            if not getattr(lengths, name):
+                yield f"data.lengths.{name}: got 0; a row of architecture {architecture} needs it"
+        for name in unused:
+            if getattr(lengths, name):
+                expected = f"set data.lengths.{' and '.join(used)}"
+                yield (
+                    f"data.lengths.{name}: architecture {architecture} has no such length; "
+                    f"{expected}"
+                )
+
+
+@dataclass(frozen=True)
+class CompareConfig(Checked):
+    """Several runs under one budget, read by `compare`: each cell is trained with each seed.
+
+    A config file has `base`, the settings of all cells, and for each cell what it has otherwise;
+    files.py makes a RunConfig of each.
+    """
+
+    title: str = "Comparison"  # of the report
+    cells: dict = dataclasses.field(default_factory=dict)  # name → RunConfig
+    baseline: str = ""  # the cell that the others are compared with; empty: the first
+
+    # How many seeds each cell is trained with, from its own on
+    seeds: Annotated[int, Range(1, 1000)] = 1
+    # What all cells spend alike; the steps of each follow. Raw tokens: of the text. Model tokens:
+    # positions of encoder and decoder. FLOPs: of matrix products, forward and backward. Seconds: of
+    # training on this machine, measured once
+    match: Literal["steps", "raw_tokens", "model_tokens", "flops", "seconds"] = "raw_tokens"
+    # How much; 0: what the first cell spends in its training.steps
+    budget: Annotated[float, Range(0.0)] = 0.0
+    # Or several: each cell is trained under each, and the report fits scaling laws to the sizes of
+    # each objective
+    budgets: tuple = ()
+    evaluations: Positive = 4  # of each run, at equal distances
+
+    # Held-out spans, of one word or several, whose bits per byte all models are asked for; 0: none
+    span_count: NonNegative = 1024
+    span_context: Annotated[int, Range(2, 4096)] = 48  # words around a span, on both sides together
+    # Whether each model is evaluated under the objectives of the other cells, too, where its
+    # architecture can learn them
+    other_objectives: bool = True
+    # Tasks, as `finetune --task` has them, that every model is fine-tuned for; those that nothing
+    # is learned for (BLiMP, LAMBADA) it is asked as it is
+    tasks: tuple = ()
+    finetune: tuple = ()  # settings of the fine-tuning, as "data.epochs=2"
+    from_scratch: bool = False  # fine-tune each model with fresh parameters, too
+    # Beside the models: a unigram and a Kneser-Ney trigram model of the same tokens
+    ngram: bool = True
+    # What the report shows of each model:
+    blanks: tuple = ()  # sentences with a ___ that masked language models fill with a word
+    spans: tuple = ()  # texts with ___ that models of span_corruption fill with any number of words
+    prompts: tuple = ()  # texts that language models continue
+
+    def _contradictions(self) -> Iterator[str]:
+        if not self.cells:
+            yield "cells: got none, expected names with the settings of a run each"
+        if self.baseline and self.baseline not in self.cells:
+            known = ", ".join(map(str, self.cells))
+            yield f"baseline: got {self.baseline!r}, expected one of the cells {known}"
+        for name, cell in self.cells.items():
+            if not isinstance(name, str) or not _is_file_name(name) or name == "logs":
+                yield (
+                    f"cells: got the name {name!r}, expected that of a directory, of at most 200 "
+                    "bytes, and not logs"
+                )
+            if not isinstance(cell, RunConfig):
+                yield f"cells.{name}: got {cell!r}, expected a RunConfig"
+        if self.budget and self.budgets:
+            yield "budgets: got budget, too; set one of them"
+        for budget in self.budgets:
+            is_number = isinstance(budget, int | float) and not isinstance(budget, bool)
+            if not is_number or not 0 < budget < math.inf:
+                yield f"budgets: got {budget!r}, expected numbers above 0"
+        if len(set(self.budgets)) < len(self.budgets):
+            yield f"budgets: got {self.budgets}, expected each once"
+        for key, example in (("tasks", "which_module"), ("finetune", "data.epochs=2")):
+            for text in getattr(self, key):
+                if not isinstance(text, str):
+                    yield f"{key}: got {text!r}, expected texts such as {example!r}"
+
+
+def _is_file_name(name: str) -> bool:
+    """Whether a directory can be called that."""
+    return name.isprintable() and Path(name).name == name != ".." and 0 < len(name.encode()) <= 200
+
+
+def to_dict(config: Any) -> dict:
+    """The data of a config and nothing else, as in config.json."""
+    return json.loads(json.dumps(dataclasses.asdict(config)))
+
+
+def default(schema: type = RunConfig) -> Any:
+    """All settings with their defaults as a locked ConfigDict, for a config file to start from: a
+    typo fails there, at its line.
+
+    >>> config = default()
+    >>> config.model.num_layers = 2
+    >>> config.model.num_layer = 2  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    AttributeError: 'Key "num_layer" does not exist and cannot be added since the config is...
+    """
+    from ml_collections import ConfigDict
+
+    values = {"base": default()} if schema is CompareConfig else {}
+    for field in dataclasses.fields(schema):
+        if field.default_factory is not dataclasses.MISSING:
+            value = field.default_factory()
+        else:
+            value = field.default
+        values[field.name] = default(type(value)) if dataclasses.is_dataclass(value) else value
+    return ConfigDict(values).lock()

@@ -1,0 +1,247 @@
+"""What a model will be shown: the first rows of a config as a person would read them, and the
+ledger of the run; and what a token store holds.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from t5x_lite.data.objectives.pairs import Pair
+from t5x_lite.data.rows.batches import Batches, Ledger
+from t5x_lite.data.rows.layouts import Row, lay_out
+from t5x_lite.data.rows.streams import TextStream
+from t5x_lite.data.store.corpus import Corpus, Tokens
+from t5x_lite.data.tasks.examples import readable
+from t5x_lite.data.tasks.task_data import TaskSplit
+from t5x_lite.data.tokenizers.tokenizer import Tokenizer
+
+_COUNTED_AT_A_TIME = 1 << 24  # tokens: a store may be larger than memory
+
+
+def show_rows(batches: Batches, tokenizer: Tokenizer, examples: int = 3) -> str:
+    """Show the first rows of training: the text, what the objective makes of it, and what each
+    stack of the model reads.
+    """
+    lines = []
+    for row in range(examples):
+        (number,), (index,) = batches.locate(np.array([row]))
+        stream = batches.streams[number]
+        assert isinstance(stream, TextStream)
+        member = f" of {stream}" if len(batches.streams) > 1 else ""
+        lines.append(f"── row {row}{member} ──")
+        lines.append(f"text     {tokenizer.decode(stream.read([index])[0])!r}")
+        pairs, _ = stream.pairs([index])
+        for segment in range(len(pairs)):
+            pair = pairs.take(np.array([segment]))
+            row = lay_out(pair, stream.shape, stream.vocabulary)
+            lines += _show_pair(pair.each()[0], segment + 1, tokenizer)
+            lines += _show_reading(row, tokenizer)
+    return "\n".join(lines)
+
+
+def _show_pair(pair: Pair, segment: int, tokenizer: Tokenizer) -> list[str]:
+    """Show what an objective makes: inputs and targets, and a label where there is one."""
+    counts = f"{len(pair.inputs)} inputs, {len(pair.targets)} targets"
+    lines = [
+        f"segment {segment}: {counts}",
+        f"inputs   {tokenizer.decode(pair.inputs)!r}",
+        f"targets  {show_targets(pair, tokenizer)}",
+    ]
+    if pair.labels is not None:
+        lines.append(f"label    {pair.labels}")
+    return lines
+
+
+def _show_reading(row: Row, tokenizer: Tokenizer) -> list[str]:
+    """Show what each stack of the model reads of one segment, how far it sees, and the weights of
+    what is asked.
+    """
+    lines = []
+    for stack in ("encoder", "decoder"):
+        if f"{stack}_tokens" not in row:
+            continue
+        is_real = row[f"{stack}_segments"][0] > 0
+        read = row[f"{stack}_tokens"][0][is_real]
+        lines.append(f"{stack}  {tokenizer.decode(read)!r}")
+        prefix = row.get(f"{stack}_prefix")
+        if prefix is not None:
+            lines.append(f"prefix   the first {prefix.sum()} of {len(read)} are seen both ways")
+        if f"{stack}_scored" in row:  # a list of scored positions, then empty slots
+            is_real = row[f"{stack}_weights"][0] > 0
+        if f"{stack}_weights" in row:
+            lines.append(f"weights  {_run_lengths(row[f'{stack}_weights'][0][is_real])}")
+    return lines
+
+
+def show_targets(pair: Pair, tokenizer: Tokenizer) -> str:
+    """The targets as text; of aligned pairs each with its position."""
+    if pair.scored is None:
+        return repr(tokenizer.decode(pair.targets))
+    placed = zip(pair.targets, pair.scored, strict=True)
+    return " ".join(f"{tokenizer.decode([token])!r}@{position}" for token, position in placed)
+
+
+def _run_lengths(weights: np.ndarray) -> str:
+    """[1, 1, 0] → "2 × 1, 1 × 0"."""
+    cuts = np.flatnonzero(np.diff(weights)) + 1
+    runs = [run for run in np.split(weights, cuts) if len(run)]
+    return ", ".join(f"{len(run)} × {run[0]:g}" for run in runs) or "none"
+
+
+def show_task(split: TaskSplit, tokenizer: Tokenizer, examples: int = 3) -> str:
+    """The first examples of a task, each as the model reads it and what it has to answer."""
+    formatted = split.formatted
+    task, labels = split.examples.task, formatted.pairs.segment_labels
+    lines = []
+    for number, example in enumerate(split.examples.examples[:examples]):
+        label = readable(task, example.label, example)
+        lines.append(f"── example {example.id}: {label} ──")
+        for pair in np.flatnonzero(formatted.example_of_pair == number).tolist():
+            (inputs,) = formatted.pairs.inputs.take(np.array([pair])).arrays()
+            (targets,) = formatted.pairs.targets.take(np.array([pair])).arrays()
+            # A decoder reads a start token, and its targets but for the last.
+            read = inputs if len(inputs) else np.array([tokenizer.vocabulary.start, *targets[:-1]])
+            lines.append(f"reads    {tokenizer.decode(read)!r}")
+            if labels is None:
+                lines.append(f"writes   {tokenizer.decode(targets)!r}")
+                continue
+            values = ", ".join(f"{value:g}" for value in labels.values[pair])
+            position = int(labels.positions[pair])
+            place = f"at position {position}, {tokenizer.decode(read[position : position + 1])!r}"
+            if formatted.words_of_pair:  # a span
+                first, last = labels.values[pair].astype(int)
+                place = f"{tokenizer.decode(read[first : last + 1])!r}"
+            lines.append(f"label    {values} {place}")
+    return "\n".join([*lines, "", str(split)])
+
+
+def show_ledger(batches: Batches, row: Ledger, steps: int, flops_per_row: float) -> str:
+    """What one row holds, and what the whole run will read and compute; of a mixture, each of its
+    members too.
+    """
+    rows = batches.batch_size * steps
+    lines = [f"{'ledger':<14}{'a row':>14}{'the run':>22}"]
+    counts = {
+        "raw tokens": row.raw_tokens,
+        "model tokens": row.model_tokens,
+        "loss tokens": row.loss_tokens,
+    }
+    for name, count in counts.items():
+        lines.append(f"{name:<14}{count:>14,.1f}{count * rows:>22,.0f}")
+    lines.append(f"{'FLOPs':<14}{flops_per_row:>14.3g}{flops_per_row * rows:>22.3g}")
+    lines.append(f"{'padding':<14}{row.padding:>14.2%}")
+    if row.left_out:
+        lines.append(f"{'left out':<14}{row.left_out:>14.2%}")
+    if len(batches.streams) == 1:
+        lines.append(f"{'epochs':<14}{batches.streams[0].epochs(rows):>36.2f}")
+        return "\n".join(lines)
+    return "\n".join([*lines, "", *_show_members(batches, row, rows)])
+
+
+def _show_members(batches: Batches, row: Ledger, rows: int) -> list[str]:
+    width = max(len(str(stream)) for stream in batches.streams) + 2
+    columns = ("tokens", "rows", "of all read", "epochs", "raw", "loss", "padding")
+    widths = (14, 8, 13, 8, 8, 8, 9)
+    heading = "".join(f"{name:>{size}}" for name, size in zip(columns, widths, strict=True))
+    lines = [f"{'member':<{width}}{heading}"]
+    for stream, share, member in zip(batches.streams, batches.shares, row.members, strict=True):
+        assert isinstance(stream, TextStream)
+        read = share * member.raw_tokens / row.raw_tokens
+        cells = [
+            f"{len(stream.windows.tokens):,}",
+            f"{share:.1%}",
+            f"{read:.1%}",
+            f"{stream.epochs(rows * share):.2f}",
+            f"{member.raw_tokens}",
+            f"{member.loss_tokens:.1f}",
+            f"{member.padding:.2%}",
+        ]
+        line = "".join(f"{cell:>{size}}" for cell, size in zip(cells, widths, strict=True))
+        lines.append(f"{stream!s:<{width}}{line}")
+    return lines
+
+
+def show_store(corpus: Corpus, examples: int = 3, most_frequent: int = 20) -> str:
+    """What a token store holds: counts, what text cleaning met, a histogram of document lengths,
+    the most frequent tokens, and a few documents.
+    """
+    manifest, tokenizer = corpus.manifest, corpus.tokenizer
+    lossless = "lossless" if tokenizer.lossless else "not lossless"
+    lines = [
+        f"{corpus.path}",
+        f"tokenizer {tokenizer.fingerprint}: {tokenizer.vocabulary.size:,} ids, {lossless}",
+    ]
+    for number, (source, counts) in enumerate(
+        zip(corpus.sources, manifest["sources"], strict=True)
+    ):
+        lines += ["", f"── source {number}: {source.name} ──"]
+        for issue, documents in counts["text_cleaning"].items():
+            lines.append(f"{issue:<18}{documents:>14,} documents")
+        for split, tokens in source.tokens.items():
+            if len(tokens):
+                lines += _show_split(
+                    split, tokens, counts[split], tokenizer, examples, most_frequent
+                )
+    return "\n".join(lines)
+
+
+def _show_split(
+    split: str,
+    tokens: Tokens,
+    counts: dict,
+    tokenizer: Tokenizer,
+    examples: int,
+    most_frequent: int,
+) -> list[str]:
+    lines = ["", split]
+    for name in ("documents", "tokens", "bytes"):
+        lines.append(f"  {name:<12}{counts[name]:>16,}")
+    lines.append(f"  {'shards':<12}{len(counts['shards']):>16,}")
+    lines.append(f"  {'bytes/token':<12}{counts['bytes'] / counts['tokens']:>16.2f}")
+
+    frequencies, ends = _count_tokens(tokens, tokenizer)
+    lengths = np.diff(ends, prepend=-1)  # EOS counted
+    lines += _length_histogram(lengths)
+
+    name = _token_namer(tokenizer)
+    frequent = [token for token in np.argsort(-frequencies)[:most_frequent] if frequencies[token]]
+    shares = [f"{name(token)} {frequencies[token] / len(tokens):.1%}" for token in frequent]
+    lines.append("  most frequent: " + ", ".join(shares))
+    for end, length in list(zip(ends, lengths, strict=True))[:examples]:
+        document = tokens[end + 1 - length : end + 1]
+        lines.append(f"  {tokenizer.decode(document)[:300]!r}")
+    return lines
+
+
+def _count_tokens(tokens: Tokens, tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
+    """How often each id occurs, and where documents end."""
+    frequencies = np.zeros(tokenizer.vocabulary.size, np.int64)
+    ends = []
+    for start in range(0, len(tokens), _COUNTED_AT_A_TIME):
+        part = tokens[start : start + _COUNTED_AT_A_TIME]
+        frequencies += np.bincount(part, minlength=len(frequencies))
+        ends.append(np.flatnonzero(part == tokenizer.vocabulary.eos) + start)
+    return frequencies, np.concatenate(ends)
+
+
+def _length_histogram(lengths: np.ndarray) -> list[str]:
+    """Documents by powers of two of their length."""
+    lines = ["  tokens a document (EOS counted)"]
+    powers = np.bincount(np.int64(np.log2(lengths)))
+    for power in np.flatnonzero(powers):
+        bar = "█" * round(40 * powers[power] / powers.max())
+        lines.append(f"  {2**power:>9,} – {2 ** (power + 1) - 1:<9,}{powers[power]:>10,} {bar}")
+    return lines
+
+
+def _token_namer(tokenizer: Tokenizer) -> Callable[[int], str]:
+    """How a token is shown: its own text, since decoding would leave out the space at its start, or
+    its name.
+    """
+    texts = dict(enumerate(tokenizer.vocabulary.texts()))
+
+    def name(token: int) -> str:
+        text = texts.get(token)
+        return repr(tokenizer.name(token) if text is None else text.decode(errors="replace"))
+
+    return name

@@ -1,0 +1,197 @@
+"""The setting `objective`, read: one objective with its options, or a mixture of several at
+rates.
+"""
+
+import ast
+import inspect
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, get_type_hints
+
+import numpy as np
+
+from t5x_lite.config.grammar import AllowedCode, import_function, parse_call
+from t5x_lite.config.ranges import check_value
+from t5x_lite.data.objectives import OBJECTIVES, UL2
+from t5x_lite.data.objectives.declaration import Bound, ObjectiveFunction, Traits
+from t5x_lite.data.objectives.pairs import Pairs
+from t5x_lite.data.rng import RowRng
+from t5x_lite.data.tokenizers.vocabulary import Vocabulary
+from t5x_lite.errors import BAD_CONFIG, UserError, nearest, user_errors
+
+_MANY = 1000  # raw tokens, enough for whatever an objective makes to show in its bound
+
+
+@dataclass(frozen=True)
+class Objective:
+    """An objective with its options: `objective(tokens, rng, vocabulary) → Pairs` and `bound(n) →
+    Bound`.
+    """
+
+    name: str
+    options: dict  # those that were given
+    function: ObjectiveFunction = field(repr=False)
+
+    def __str__(self) -> str:
+        """As in a config.
+
+        >>> str(parse_objective("span_corruption(noise_density=0.2)"))
+        'span_corruption(noise_density=0.2)'
+        """
+        options = ", ".join(f"{key}={value!r}" for key, value in self.options.items())
+        return f"{self.name}({options})" if options else self.name
+
+    def __call__(
+        self, tokens: np.ndarray, rng: RowRng, vocabulary: Vocabulary
+    ) -> tuple[Pairs, ...]:
+        """Pairs of windows [rows, n], or [rows, 2, n] where it reads two; a tuple, since it may
+        make two of each.
+        """
+        pairs = self.function(tokens, rng, vocabulary, **self.options)
+        return pairs if isinstance(pairs, tuple) else (pairs,)
+
+    def bound(self, n: int) -> Bound:
+        """The most that n raw tokens become."""
+        with user_errors(BAD_CONFIG, f"objective={self.name}: its bound failed on {n} tokens"):
+            return Bound(*self.function.bound(n, **self.options))
+
+    @cached_property
+    def traits(self) -> Traits:
+        """What it declares."""
+        with user_errors(BAD_CONFIG, f"objective={self.name}: its traits failed"):
+            return self.function.traits(**self.options)
+
+    @cached_property
+    def uses_sentinels(self) -> bool:
+        """Whether masked spans are marked by sentinels."""
+        return self.bound(_MANY).sentinels > 0
+
+    def for_architecture(self, architecture: str) -> "Objective":
+        """With the options that the architecture needs."""
+        options = self.function.adapt(architecture, self.options)
+        return Objective(self.name, options, self.function)
+
+
+def find(name: str, allowed: AllowedCode = None) -> ObjectiveFunction:
+    """The function of that name: one of OBJECTIVES, or `module.function` of the user's own."""
+    if name in OBJECTIVES:
+        return OBJECTIVES[name]
+    if "." not in name:
+        raise UserError(
+            BAD_CONFIG,
+            f"objective={name}: no such objective; {nearest(name, [*OBJECTIVES, 'ul2'])}",
+        )
+    function: Any = import_function(name, f"objective={name}", allowed)
+    if not hasattr(function, "bound"):
+        fix = "put @objective(bound=…) before it, as in data/objectives/declaration.py"
+        raise UserError(BAD_CONFIG, f"objective={name}: has no bound; {fix}")
+    return function
+
+
+def parse_objective(spec: str, allowed: AllowedCode = None) -> Objective:
+    """Read one objective, such as "span_corruption(mean_span_length=2)".
+
+    Args:
+        allowed: the modules that may be imported for a function of the user's own; None: any.
+
+    Raises:
+        UserError: for a name, an option or a value that does not exist.
+    """
+    name, options = parse_call(spec, "objective")
+    function = find(name, allowed)
+    with user_errors(BAD_CONFIG, f"objective={name}: its options cannot be read"):
+        parameters = inspect.signature(function).parameters.values()
+        annotations = get_type_hints(function, include_extras=True)
+    known = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+    for option, value in options.items():
+        if option not in known:
+            hint = nearest(option, known) if known else "it has none"
+            raise UserError(BAD_CONFIG, f"objective={spec}: {name} has no option {option}; {hint}")
+        if option in annotations:
+            key = f"objective={spec}: {option}"
+            with user_errors(BAD_CONFIG, f"{key}: its annotation cannot be checked"):
+                options[option] = check_value(value, annotations[option], key)
+    return Objective(name, options, function)
+
+
+def parse_mixture(spec: str, allowed: AllowedCode = None) -> list[tuple[float, Objective]]:
+    """Read one objective, or a sum of several with rates, as (share of the rows, objective).
+
+    As in algebra, a rate before a bracket counts for each term in it. "ul2" is the mean of Tay et
+    al.'s seven denoisers: as a term of a sum it counts once.
+
+    >>> mixture = parse_mixture("3 * causal_lm + prefix_lm(split=0.5)")
+    >>> [(rate, objective.name) for rate, objective in mixture]
+    [(0.75, 'causal_lm'), (0.25, 'prefix_lm')]
+    """
+    try:
+        terms = _terms(ast.parse(spec.strip(), mode="eval").body, 1.0)
+    except (SyntaxError, ValueError, TypeError, OverflowError, RecursionError):
+        terms = [(1.0, spec)]
+    total = math.fsum(rate for rate, _ in terms)
+    return [(rate / total, parse_objective(term, allowed)) for rate, term in terms]
+
+
+def _terms(node: ast.expr, rate: float) -> list[tuple[float, str]]:
+    """The terms of a sum, with their rates."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return _terms(node.left, rate) + _terms(node.right, rate)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        factor = ast.literal_eval(node.left)
+        if not isinstance(factor, int | float) or not 1e-9 <= factor * rate <= 1e9:
+            raise ValueError(f"{factor} is no rate")
+        return _terms(node.right, rate * factor)
+    term = ast.unparse(node)
+    if term == "ul2":
+        return [(rate / len(UL2), denoiser) for denoiser in UL2]
+    return [(rate, term)]
+
+
+def check_vocabulary(objective: Objective, window: int, vocabulary: Vocabulary) -> None:
+    """Refuse a tokenizer without the special ids that the objective needs for a window of that many
+    tokens.
+    """
+    needed = objective.bound(window).sentinels
+    if needed > vocabulary.sentinels:
+        fix = "set data.add_specials=True"
+        if vocabulary.sentinels:
+            fix = "shorten data.lengths or raise mean_span_length"
+        raise UserError(
+            BAD_CONFIG,
+            f"objective {objective.name}: a window of {window} tokens can need {needed} "
+            "sentinels, the tokenizer has "
+            f"{vocabulary.sentinels}; {fix}",
+        )
+    dry_run(objective, window, vocabulary)
+
+
+def dry_run(objective: Objective, window: int, vocabulary: Vocabulary) -> None:
+    """Make one row of ordinary tokens, so that what the tokenizer lacks, or a user's function does
+    wrong, shows now.
+    """
+    windows = objective.traits.windows_per_row
+    shape = (1, window) if windows == 1 else (1, windows, window)
+    tokens = np.full(shape, vocabulary.ordinary[0], np.int32)
+    what = f"objective {objective.name}"
+    with user_errors(BAD_CONFIG, f"{what}: failed on {window} tokens"):
+        parts = objective(tokens, RowRng(0, [0]), vocabulary)
+        sides = [(pairs.inputs.lengths, pairs.targets.lengths) for pairs in parts]
+        values = [ids.values for pairs in parts for ids in (pairs.inputs, pairs.targets)]
+        ids = np.concatenate(values)
+    if any(len(pairs.read.values) for pairs in parts) and not objective.traits.looks_ahead:
+        raise UserError(
+            BAD_CONFIG, f"{what}: its pairs have `read`; declare Traits(looks_ahead=True)"
+        )
+    bound = objective.bound(window)[:3]
+    for inputs, targets in sides:
+        both = inputs if objective.traits.aligned else inputs + targets  # positions on one stack
+        lengths = int(inputs.max()), int(targets.max()), int(both.max())
+        if any(length > most for length, most in zip(lengths, bound, strict=True)):
+            reason = (
+                f"made {lengths} inputs, targets and both of {window} tokens, its bound is {bound}"
+            )
+            raise UserError(BAD_CONFIG, f"{what}: {reason}; fix the bound")
+    if ids.min(initial=0) < 0 or ids.max(initial=0) >= vocabulary.size:
+        reason = f"made ids from {ids.min()} to {ids.max()}, the tokenizer has {vocabulary.size}"
+        raise UserError(BAD_CONFIG, f"{what}: {reason}; fix the function")

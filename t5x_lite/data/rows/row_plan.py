@@ -1,0 +1,187 @@
+"""What the rows of a run are, planned once: which objectives, what window of raw tokens each reads,
+which row shape.
+"""
+
+from bisect import bisect_left
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from t5x_lite.config import Architecture, Lengths
+from t5x_lite.config.grammar import AllowedCode
+from t5x_lite.data.objectives.mixture import Objective, parse_mixture
+from t5x_lite.data.rows.layouts import RowShape
+from t5x_lite.errors import BAD_CONFIG, UserError
+
+
+class Member(NamedTuple):
+    """One objective of a mixture."""
+
+    rate: float  # the share of the rows that it makes
+    objective: Objective
+    window: int  # raw tokens that one of its rows reads
+
+
+@dataclass(frozen=True)
+class RowPlan:
+    """What the rows of a run are."""
+
+    members: tuple[Member, ...]
+    shape: RowShape  # of every row
+    split_documents: bool
+
+    @property
+    def packed(self) -> bool:
+        """Whether a row may hold several segments."""
+        return self.split_documents or any(
+            m.objective.traits.pairs_per_window > 1 for m in self.members
+        )
+
+    @property
+    def has_sentence_pairs(self) -> bool:
+        """Whether rows carry token types and a label."""
+        return self.members[0].objective.traits.sentence_pairs
+
+    @property
+    def aligned(self) -> bool:
+        """Whether an encoder is scored at positions of its own inputs."""
+        return self.members[0].objective.traits.aligned
+
+    @property
+    def masked(self) -> bool:
+        """Whether all that is predicted is what masks hide, with both sides in sight."""
+        traits = [member.objective.traits for member in self.members]
+        return all(of_objective.aligned or of_objective.looks_ahead for of_objective in traits)
+
+    @property
+    def scores_whole_text(self) -> bool:
+        """Whether every token of the text is predicted once from those before it."""
+        return len(self.members) == 1 and self.members[0].objective.traits.scores_whole_text
+
+    @property
+    def modules(self) -> set[str]:
+        """The modules of objectives of the user's own."""
+        names = [member.objective.name for member in self.members]
+        return {name.rpartition(".")[0] for name in names if "." in name}
+
+    @property
+    def inputs_end_in_eos(self) -> bool:
+        """Whether an encoder reads EOS after a text."""
+        return self.uses_sentinels
+
+    @property
+    def uses_sentinels(self) -> bool:
+        """Whether any objective marks masked spans by sentinels."""
+        return any(member.objective.uses_sentinels for member in self.members)
+
+    @property
+    def mode_of_sentinels(self) -> str:
+        """UL2's mode of the first objective that marks masked spans by sentinels, if it has one."""
+        modes = [
+            member.objective.options.get("mode", "")
+            for member in self.members
+            if member.objective.uses_sentinels
+        ]
+        return modes[0] if modes else ""
+
+    def __str__(self) -> str:
+        """The objectives, without their rates."""
+        return " + ".join(str(member.objective) for member in self.members)
+
+
+def plan_rows(
+    objective: str,
+    architecture: Architecture,
+    lengths: Lengths,
+    split_documents: bool = False,
+    allowed: AllowedCode = None,
+) -> RowPlan:
+    """Plan the rows of a run; needs no tokenizer, so that what cannot be laid out is refused as the
+    config is read.
+
+    Args:
+        objective: as the config has it, a mixture or one.
+        allowed: the modules that may be imported for objectives of the user's own; None: any.
+
+    Raises:
+        UserError: for what cannot be laid out, with the reason.
+    """
+    members, shapes = [], []
+    for rate, parsed in parse_mixture(objective, allowed):
+        adapted = parsed.for_architecture(architecture)
+        _check_architecture(adapted, architecture)
+        window, shape = fit_window(adapted, architecture, lengths)
+        members.append(Member(rate, adapted, window))
+        shapes.append(shape)
+    has_pairs = {member.objective.traits.sentence_pairs for member in members}
+    if len(has_pairs) > 1:
+        raise UserError(
+            BAD_CONFIG, f"objective={objective}: rows with sentence pairs and without do not mix"
+        )
+    if True in has_pairs and split_documents:
+        reason = "a row is one sentence pair; set it to False"
+        raise UserError(BAD_CONFIG, f"data.split_documents: {reason} (objective {objective})")
+    scored = max(shape.scored for shape in shapes)
+    looks_ahead = any(member.objective.traits.looks_ahead for member in members)
+    shape = replace(shapes[0], scored=scored, looks_ahead=looks_ahead)
+    return RowPlan(tuple(members), shape, split_documents)
+
+
+def _check_architecture(objective: Objective, architecture: Architecture) -> None:
+    """Refuse an objective that the architecture cannot learn."""
+    traits = objective.traits
+    reason = ""
+    if traits.aligned and architecture != "encoder":
+        reason = (
+            "it scores an encoder at its own positions, a decoder would see the answer; use "
+            "architecture encoder"
+        )
+    elif not traits.aligned and architecture == "encoder":
+        reason = (
+            "an encoder alone writes no targets; use masked_lm, or an architecture with a decoder"
+        )
+    elif not traits.has_inputs and architecture == "encoder_decoder":
+        reason = (
+            "it has rows without inputs for the encoder; use prefix_lm, fim_rate=1, or "
+            "architecture decoder"
+        )
+    elif not traits.has_inputs and architecture == "prefix_decoder":
+        reason = (
+            "it has rows without inputs for a prefix; use prefix_lm, fim_rate=1, or architecture "
+            "decoder"
+        )
+    elif traits.pairs_per_window > 1 and architecture != "encoder_decoder":
+        reason = "mirrored windows fill two stacks; use architecture encoder_decoder"
+    elif traits.scores_inputs and architecture != "decoder":
+        reason = "score_prefix needs a causal prefix; use architecture decoder"
+    if reason:
+        raise UserError(
+            BAD_CONFIG, f"objective {objective.name} on architecture {architecture}: {reason}"
+        )
+
+
+def fit_window(
+    objective: Objective, architecture: Architecture, lengths: Lengths
+) -> tuple[int, RowShape]:
+    """The largest window, in raw tokens, whose bound fits the row, and the row's shape."""
+    if architecture == "encoder_decoder":
+        room = RowShape(lengths.inputs, lengths.targets)
+        setting = f"data.lengths={lengths.inputs}/{lengths.targets}"
+    elif architecture == "encoder":
+        room = RowShape(encoder=lengths.sequence_length, scored=lengths.sequence_length)
+        setting = f"data.lengths.sequence_length={lengths.sequence_length}"
+    else:
+        prefix = architecture == "prefix_decoder"
+        room = RowShape(decoder=lengths.sequence_length, bidirectional_prefix=prefix)
+        setting = f"data.lengths.sequence_length={lengths.sequence_length}"
+
+    # Bounds grow with the window: find the last one that fits by bisection.
+    traits = objective.traits
+    windows = range(traits.min_tokens, room.encoder + room.decoder + 1, traits.window_multiple)
+    fitting = bisect_left(windows, True, key=lambda n: not room.holds(*objective.bound(n)[:3]))
+    if not fitting:
+        raise UserError(
+            BAD_CONFIG, f"{setting}: too short for any window of {objective.name}; raise it"
+        )
+    window = windows[fitting - 1]
+    scored = objective.bound(window).targets if room.scored else 0
+    return window, replace(room, scored=scored)

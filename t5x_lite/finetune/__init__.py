@@ -1,0 +1,1 @@
+"""Fine-tuning of a model on a task."""

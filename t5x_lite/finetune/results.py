@@ -1,0 +1,97 @@
+"""What fine-tuning reached, as data: report.json."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from t5x_lite.config import Task
+from t5x_lite.data.tasks.metrics import normalise_answer
+from t5x_lite.errors import IO_ERROR, NO_FILE, user_errors
+from t5x_lite.training.best import PREFIX
+from t5x_lite.training.log import read_metrics
+
+_EXAMPLES = 4  # that are shown, of right and of wrong predictions each
+_MOST_LABELS = 20  # of a table of what is taken for what
+
+
+def write(results: dict[str, Any], directory: Path) -> None:
+    """Write report.json into the directory."""
+    with user_errors(IO_ERROR, f"{directory}: the report cannot be written"):
+        (directory / "report.json").write_text(json.dumps(results, indent=1), "utf-8")
+
+
+def curves_of(workdir: Path, metric: str) -> dict[str, list]:
+    """What a run recorded: the losses, and the metric of the validation examples, by step."""
+    records = read_metrics(workdir / "metrics.jsonl")
+    trained = [record for record in records if record["split"] == "train"]
+    evaluated = [record for record in records if record["split"] == "validation"]
+    return {
+        "curve": [[record["step"], record["loss"]] for record in trained],
+        "validation_curve": [[record["step"], record["loss"]] for record in evaluated],
+        "metric_curve": [[record["step"], record[f"{PREFIX}{metric}"]] for record in evaluated],
+    }
+
+
+def answers_of(workdir: Path, task: Task) -> dict[str, Any]:
+    """What a run predicted of the validation examples: some of them, and of labels how often each
+    was taken for each.
+    """
+    path = workdir / "predictions/validation.jsonl"
+    with user_errors(NO_FILE, f"{path}: cannot be read"):
+        records = [json.loads(line) for line in path.read_text().splitlines()]
+    answers: dict[str, Any] = {"shown": _some(task, records)}
+    if task.kind == "classify" and len(task.labels) <= _MOST_LABELS:
+        names = [str(label) for label in task.labels]
+        counts = Counter((record["label"], record["prediction"]) for record in records)
+        columns = names + [None] * any(predicted is None for _, predicted in counts)
+        answers["confusion"] = {
+            "predicted": ["(no label)" if name is None else name for name in columns],
+            "of_label": {label: [counts[label, name] for name in columns] for label in names},
+        }
+    return answers
+
+
+def _some(task: Task, records: list[dict]) -> dict[str, list[dict]]:
+    """Some of the predictions, by what they are."""
+    if task.kind == "regress":
+        errors = [abs((record["prediction"] or 0) - record["label"]) for record in records]
+        order = sorted(range(len(records)), key=lambda number: -errors[number])
+        return {"The largest errors": [records[number] for number in order[:_EXAMPLES]]}
+    is_free = task.kind == "generate" and task.metrics[0] != "exact_match"
+    if is_free:
+        return {"Some of what it writes": records[:_EXAMPLES]}
+    is_right = [_is_right(record) for record in records]
+    shown = {}
+    for name, value in (("wrong", False), ("right", True)):
+        of_name = [r for r, right in zip(records, is_right, strict=True) if right == value]
+        shown[f"Some that are {name}"] = of_name[:_EXAMPLES]
+    return {heading: of_heading for heading, of_heading in shown.items() if of_heading}
+
+
+def _is_right(record: dict) -> bool:
+    """Whether a prediction is the label, or one of the right texts as SQuAD compares them."""
+    prediction, label = record["prediction"], record["label"]
+    labels = label if isinstance(label, list) else [label]
+    if prediction in labels or not isinstance(prediction, str):
+        return prediction in labels
+    return normalise_answer(prediction) in map(normalise_answer, labels)
+
+
+def show(results: dict[str, Any]) -> str:
+    """Results in words: one line for each cell of a grid, and what was reached."""
+    metric, lines = results["metric"], []
+    if len(results["cells"]) > 1:
+        for cell in results["cells"]:
+            settings = ", ".join(f"{key}={value}" for key, value in cell["settings"].items())
+            first = next(iter(cell["seeds"].values()))
+            mark = "  chosen" if cell["settings"] == results["chosen"] else ""
+            lines.append(f"{settings:<40} {metric} {first[metric]:.4f}{mark}")
+    seeds = len(results["seeds"])
+    for name, value in results["reached"].items():
+        spread = value["standard_deviation"]
+        shown = f"{value['mean']:.4f}"
+        if spread is not None:
+            shown += f" ± {spread:.4f} (standard deviation of {seeds} seeds)"
+        lines.append(f"{results['task']}: {name.replace('_', ' ')} {shown}")
+    return "\n".join(lines)

@@ -1,0 +1,266 @@
+"""Fine-tuning: a task, a model to begin with, a recipe that fits its family, and, where they are
+asked for, several settings and seeds.
+
+With a grid, each of its cells is trained with the first seed, the best is chosen by the task's
+first metric on the validation examples, and the other seeds train the chosen cell alone.
+"""
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import jax
+
+from t5x_lite import storage
+from t5x_lite.config import RunConfig, Task
+from t5x_lite.config.files import parse_grid
+from t5x_lite.config.grammar import AllowedCode
+from t5x_lite.data.tasks.examples import readable, with_labels_of
+from t5x_lite.data.tasks.task_data import TaskData, TaskPlan, TaskSplit
+from t5x_lite.data.tokenizers.tokenizer import Tokenizer
+from t5x_lite.errors import IO_ERROR, NO_FILE, USAGE, UserError, user_errors
+from t5x_lite.finetune.recipe import config_of, with_schedule
+from t5x_lite.finetune.results import answers_of, curves_of, write
+from t5x_lite.inference.predict import as_records, judge_split, predict
+from t5x_lite.model.transformer import count_parameters, parameter_shapes
+from t5x_lite.resolve import plan, resolve
+from t5x_lite.training import loop, run_directory
+from t5x_lite.training.adapt import parse_adaptation
+from t5x_lite.training.best import PREFIX
+from t5x_lite.training.log import read_metrics
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One combination of settings, with what its seeds reached."""
+
+    settings: dict[str, str]
+    config: RunConfig
+    reached: dict[int, dict[str, float]]  # by seed: the best evaluation
+
+    @property
+    def name(self) -> str:
+        """As a directory is named; empty without a grid."""
+        parts = [f"{key.rpartition('.')[2]}={value}" for key, value in self.settings.items()]
+        return ",".join(parts)
+
+
+def finetune(
+    init: Path,
+    task: Task,
+    workdir: Path,
+    overrides: Sequence[str] = (),
+    seeds: int = 1,
+    grid: Sequence[str] = (),
+    from_scratch: bool = False,
+    adapt: str = "full",
+    say: Say = print,
+    allowed: AllowedCode = None,
+    on_log: Callable[[dict], None] | None = None,
+    name: str = "",
+) -> dict[str, Any]:
+    """Train a model on a task; the same call continues where it was stopped.
+
+    Args:
+        init: the directory of the run that it begins with.
+        overrides: settings, as "optimizer.learning_rate=1e-4".
+        seeds: how many, from the config's on.
+        grid: settings with several values each, as "optimizer.learning_rate=1e-4,3e-4".
+        from_scratch: with the shape and the tokenizer of `init`, and parameters drawn at random.
+        adapt: which parameters are trained: see training.adapt.
+        name: of the model that it begins with, in the results; empty: that of its directory.
+
+    Returns:
+        what was reached: report.json.
+    """
+    if from_scratch and adapt != "full":
+        raise UserError(USAGE, f"finetune: --adapt={adapt} needs a model; leave out --from-scratch")
+    if seeds < 1:
+        raise UserError(USAGE, f"finetune: --seeds={seeds}: expected at least 1")
+    combinations = _combinations(grid, overrides)
+    resolved, tokenizer = run_directory.read(init, allowed)
+    base = _Base(name or init.resolve().name, init.resolve(), resolved.config, tokenizer)
+    task = with_labels_of(task, allowed)
+    cells, init_from = [], "" if from_scratch else str(storage.durable_path(base.directory))
+    for settings in combinations:
+        values = [*overrides, *(f"{key}={value}" for key, value in settings.items())]
+        config = config_of(base.config, task, values, adapt, init_from)
+        cells.append(Cell(settings, config, {}))
+    # A setting that is wrong is refused before any cell is trained.
+    for cell in cells:
+        plan(cell.config)
+    first_seed, task = cells[0].config.seed, cells[0].config.task
+    is_single = len(cells) == 1 and seeds == 1
+
+    def directory_of(cell: Cell, seed: int) -> Path:
+        return workdir if is_single else workdir / cell.name / f"seed_{seed}"
+
+    def train(cell: Cell, seed: int) -> None:
+        directory = directory_of(cell, seed)
+        if not is_single:
+            say(f"training in {directory}")
+        config = dataclasses.replace(cell.config, seed=seed)
+        is_set = {text.partition("=")[0] for text in overrides} | set(cell.settings)
+        cell.reached[seed] = _train(config, base, directory, is_set, say, allowed, on_log)
+
+    for cell in cells:
+        train(cell, first_seed)
+    metric = str(task.metrics[0])
+    chosen = max(cells, key=lambda cell: cell.reached[first_seed][metric])
+    for seed in range(first_seed + 1, first_seed + seeds):
+        train(chosen, seed)
+
+    results = _results(base, task, cells, chosen)
+    results["curves"] = {
+        f"{cell.name} seed {seed}".strip(): curves_of(directory_of(cell, seed), metric)
+        for cell in cells
+        for seed in cell.reached
+    }
+    results |= answers_of(directory_of(chosen, first_seed), task)
+    write(results, workdir)
+    return results
+
+
+def _combinations(grid: Sequence[str], overrides: Sequence[str]) -> list[dict[str, str]]:
+    """All combinations of the values of a grid."""
+    axes = parse_grid(grid)
+    given = {text.partition("=")[0] for text in overrides}
+    for key in axes:
+        if key in ("seed", "adapt", "init_from") or key.startswith("task."):
+            reason = "is no axis; --seeds, or a run of its own for each, is meant"
+            raise UserError(USAGE, f"--grid={key}=…: {key} {reason}")
+        if key in given:
+            raise UserError(USAGE, f"--grid={key}=…: {key} is given twice; give it once")
+    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+
+
+@dataclass(frozen=True)
+class _Base:
+    """What the fine-tuned model begins with."""
+
+    name: str  # as the user has it
+    directory: Path
+    config: RunConfig
+    tokenizer: Tokenizer
+
+
+def _train(
+    config: RunConfig,
+    base: _Base,
+    workdir: Path,
+    is_set: set[str],
+    say: Say,
+    allowed: AllowedCode,
+    on_log: Callable[[dict], None] | None,
+) -> dict[str, float]:
+    """One run, and what its best evaluation reached."""
+    rows = plan(config)
+    assert isinstance(rows, TaskPlan)
+    if config.adapt == "probe" and rows.format.head == "lm":
+        reason = "a model that answers in words has no head to train"
+        raise UserError(USAGE, f"finetune: --adapt=probe: {reason}; use lora, or last(1)")
+    data = TaskData(rows, base.tokenizer, config.data.batch_size, config.seed, allowed)
+    config = with_schedule(config, data, is_set)
+    data = dataclasses.replace(data, batch_size=config.data.batch_size)
+    say(f"train {data.train}; validation {data.validation}")
+    test = _test_split(data, say)
+    resolved = resolve(config, base.tokenizer.vocabulary, rows)
+    loop.train(
+        resolved, data, workdir, on_log, judge=lambda loaded: judge_split(loaded, data.validation)
+    )
+    write_predictions(workdir, data, test, say)
+    return best_evaluation(workdir, config.task)
+
+
+def _test_split(data: TaskData, say: Say) -> TaskSplit | None:
+    """The test split, opened before anything is trained; None, and a line, where there is none."""
+    task = data.plan.task
+    if not task.test:
+        return None
+    try:
+        return data.split("test")
+    except UserError as error:
+        if error.code != NO_FILE:
+            raise
+        say(f"no predictions of a test split: {error}")
+        return None
+
+
+def best_evaluation(workdir: Path, task: Task) -> dict[str, float]:
+    """The metrics of a run's best evaluation, by the first of them, and its step."""
+    evaluated = [
+        record
+        for record in read_metrics(workdir / "metrics.jsonl")
+        if record["split"] == "validation"
+    ]
+    best = max(evaluated, key=lambda record: record[f"{PREFIX}{task.metrics[0]}"])
+    return {"step": best["step"]} | {str(name): best[f"{PREFIX}{name}"] for name in task.metrics}
+
+
+def write_predictions(workdir: Path, data: TaskData, test: TaskSplit | None, say: Say) -> None:
+    """What the best parameters predict of the validation and the test split: JSON lines, and for
+    the test split of a benchmark the file that it wants.
+    """
+    loaded = run_directory.load(workdir, allowed=data.plan.modules)
+    task = data.plan.task
+    splits = {"validation": data.validation}
+    if test is not None:
+        splits["test"] = test
+    directory = workdir / "predictions"
+    with user_errors(IO_ERROR, f"{directory}: cannot be written"):
+        directory.mkdir(exist_ok=True)
+        for name, split in splits.items():
+            predictions = predict(loaded, split)
+            lines = [json.dumps(record) for record in as_records(split.examples, predictions)]
+            (directory / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+            if name == "test" and task.submission:
+                rows = ["index\tprediction"]
+                for example, prediction in zip(split.examples.examples, predictions, strict=True):
+                    rows.append(f"{example.id}\t{_submitted(task, prediction, example)}")
+                (directory / task.submission).write_text("\n".join(rows) + "\n")
+    say(f"written: {directory}")
+
+
+def _submitted(task: Task, prediction: Any, example: Any) -> Any:
+    """A prediction as the benchmark wants it: names of labels, or their numbers."""
+    if prediction is None:
+        prediction = 0
+    if task.kind == "classify" and not task.submission_names:
+        return int(prediction) + task.first_label
+    return readable(task, prediction, example)
+
+
+def _results(base: _Base, task: Task, cells: list[Cell], chosen: Cell) -> dict[str, Any]:
+    model = resolve(chosen.config, base.tokenizer.vocabulary).model
+    adaptation = parse_adaptation(chosen.config.adapt)
+    parameters = trained = count_parameters(model)
+    if not adaptation.is_full:
+        shapes, _ = adaptation.split_shapes(parameter_shapes(model))
+        trained = sum(leaf.size for leaf in jax.tree.leaves(shapes))
+    begins = f"from {base.name}" if chosen.config.init_from else "from scratch"
+    summary = {}
+    for name in map(str, task.metrics):
+        values = [reached[name] for reached in chosen.reached.values()]
+        spread = stdev(values) if len(values) > 1 else None
+        summary[name] = {"mean": mean(values), "standard_deviation": spread}
+    return {
+        "title": f"{task.name}, {begins}: {chosen.config.adapt}",
+        "task": task.name,
+        "metric": task.metrics[0],
+        "parameters": parameters,
+        "trained_parameters": trained,
+        "chosen": chosen.settings,
+        "seeds": list(chosen.reached),
+        "reached": summary,
+        "cells": [
+            {"settings": cell.settings, "seeds": {str(s): r for s, r in cell.reached.items()}}
+            for cell in cells
+        ],
+    }

@@ -1,0 +1,150 @@
+"""A model for EleutherAI's lm-evaluation-harness: lm_eval.simple_evaluate(HarnessModel(DIRECTORY)).
+
+Decoders are scored and continue texts as the harness has it. Of other models a likelihood is what
+inference.zero_shot says it is.
+"""
+
+import json
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from t5x_lite import storage
+from t5x_lite.config.grammar import NO_CODE, AllowedCode
+from t5x_lite.errors import USAGE, UserError, optional_import
+from t5x_lite.inference.generate import continue_texts
+from t5x_lite.inference.score import pseudo_log_likelihoods, score_targets
+from t5x_lite.inference.zero_shot import score_answers
+from t5x_lite.training import run_directory
+from t5x_lite.training.run_directory import LoadedModel
+
+_LM: Any = optional_import("lm_eval.api.model", "lm-eval", "t5x_lite.interop.lm_eval").LM
+_utils: Any = optional_import("lm_eval.utils", "lm-eval", "t5x_lite.interop.lm_eval")
+
+_MAX_NEW_TOKENS = 256  # of texts whose task says nothing, as for the harness's own models
+
+
+class HarnessModel(_LM):
+    """The model of a run directory, or one that is loaded.
+
+    Args:
+        batch_size: prompts that are continued together.
+
+    Raises:
+        UserError: where the model predicts no tokens.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | LoadedModel,
+        batch_size: int = 8,
+        allow_code: AllowedCode = NO_CODE,
+    ):
+        super().__init__()
+        if not isinstance(model, LoadedModel):
+            model = run_directory.load(storage.local_path(model), allowed=allow_code)
+        model.check_predicts_tokens("lm_eval")
+        self._model = model
+        self._batch_size = batch_size
+
+    def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
+        """Of each (context, continuation): log P(continuation | context) in nats, and whether each
+        of its tokens is the likeliest.
+        """
+        pairs = [request.args for request in requests]
+        if self._model.model.architecture == "decoder":
+            encoded = [self._encode_pair(*pair) for pair in pairs]
+            before, targets = [pair[0] for pair in encoded], [pair[1] for pair in encoded]
+            scores = score_targets(self._model, before, targets)
+        else:
+            contexts, continuations = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+            scores = score_answers(self._model, contexts, continuations)
+        return [(float(score.nats.sum()), bool(score.is_likeliest.all())) for score in scores]
+
+    def _encode_pair(self, context: str, continuation: str) -> tuple[np.ndarray, np.ndarray]:
+        """Ids of both, encoded as one text; blanks between them belong to the second, as for the
+        harness. A context that is too long loses its beginning.
+        """
+        encode, longest = self._model.tokenizer.encode, self._model.model.max_length
+        before = encode(context.rstrip())
+        target = encode(context + continuation)[len(before) :]
+        room = longest - len(target)
+        if room < 0:
+            reason = f"a continuation has {len(target)} tokens, the model's rows {longest}"
+            raise UserError(USAGE, f"lm_eval: {reason}; leave such tasks out")
+        return before[max(len(before) - room, 0) :], target
+
+    def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
+        """Of each text: its log-probability in nats; of a masked language model the
+        pseudo-log-likelihood. Texts longer than the model's rows are read in windows that share one
+        token.
+        """
+        texts = [request.args[0] for request in requests]
+        architecture = self._model.model.architecture
+        if self._model.rows.masked:
+            return [score.nats for score in pseudo_log_likelihoods(self._model, texts)]
+        if architecture != "decoder":
+            reason = f"a model with {architecture} scores a text given another"
+            raise UserError(USAGE, f"lm_eval: {reason}; choose tasks without perplexities")
+        longest = self._model.model.max_length
+        before, targets, counts = [], [], []
+        for text in texts:
+            ids = self._model.tokenizer.encode(text).tolist()
+            # The start token, which stands before every row, is the first context.
+            windows = list(_utils.get_rolling_token_windows(ids, -1, longest - 1, 1))
+            for number, window in enumerate(windows):
+                context, target = _utils.make_disjoint_window(window)
+                before.append(np.array(context if number else [], np.int32))
+                targets.append(np.array(target, np.int32))
+            counts.append(len(windows))
+        sums = [float(score.nats.sum()) for score in score_targets(self._model, before, targets)]
+        firsts = np.cumsum([0, *counts]).tolist()
+        return [
+            sum(sums[first : first + count])
+            for first, count in zip(firsts[:-1], counts, strict=True)
+        ]
+
+    def generate_until(self, requests: Sequence[Any]) -> list[str]:
+        """What is written after each context, up to one of the strings of "until"."""
+        contexts = [request.args[0] for request in requests]
+        settings = [json.dumps(request.args[1], sort_keys=True) for request in requests]
+        texts = [""] * len(contexts)
+        alike = sorted(range(len(contexts)), key=settings.__getitem__)
+        for setting, group in groupby(alike, key=settings.__getitem__):
+            numbers, options = list(group), _options(json.loads(setting))
+            for start in range(0, len(numbers), self._batch_size):
+                batch = numbers[start : start + self._batch_size]
+                prompts = [self._end_of(contexts[i], options["max_new_tokens"]) for i in batch]
+                written = continue_texts(self._model, prompts, **options)
+                for number, text in zip(batch, written, strict=True):
+                    texts[number] = text
+        return texts
+
+    def _end_of(self, context: str, room: int) -> str:
+        """The end of a context that has to share a model's learned positions with what is written;
+        at least half of them.
+        """
+        model, tokenizer = self._model.model, self._model.tokenizer
+        ids = tokenizer.encode(context)
+        if not model.has_position_table:
+            return context
+        written = 0 if model.is_encoder_decoder else min(room, model.max_length // 2)
+        most = model.max_length - written
+        return context if len(ids) <= most else tokenizer.decode(ids[-most:])
+
+
+def _options(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a task, as inference.generate.Options has them."""
+    stop = settings.get("until") or ()
+    samples = settings.get("do_sample", settings.get("temperature", 0) > 0)
+    options = {
+        "max_new_tokens": settings.get("max_gen_toks", _MAX_NEW_TOKENS),
+        "temperature": float(settings.get("temperature", 1.0)) if samples else 0.0,
+        "stop": (stop,) if isinstance(stop, str) else tuple(stop),
+    }
+    if samples:
+        options |= {name: settings[name] for name in ("top_k", "top_p") if name in settings}
+    return options

@@ -1,0 +1,386 @@
+"""A comparison from its config to its report, and what it refuses."""
+
+import csv
+import io
+import json
+import os
+import random
+import shutil
+import time
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from conftest import run, settings, start
+
+from t5x_lite.compare import cells as study_cells
+from t5x_lite.compare import report
+from t5x_lite.compare import run as compare
+from t5x_lite.compare.budget import spent, steps_of_cells
+from t5x_lite.config.files import build_comparison
+from t5x_lite.errors import UserError
+
+LENGTHS = {
+    "bert": {"sequence_length": 42},
+    "t5": {"inputs": 37, "targets": 9},
+    "gpt": {"sequence_length": 40},
+}
+CELLS = {
+    "bert": {"objective": "masked_lm", "model": {"architecture": "encoder"}},
+    "t5": {"objective": "span_corruption", "model": {"architecture": "encoder_decoder"}},
+    "gpt": {},
+}
+
+
+def comparison(text_file, **more) -> dict:
+    """Three families, small."""
+    base = settings(text_file)
+    del base["data"]["lengths"]
+    cells = {name: {**cell, "data": {"lengths": LENGTHS[name]}} for name, cell in CELLS.items()}
+    return {
+        "title": "A <test>",
+        "base": base,
+        "cells": cells,
+        "budget": 12 * 8 * 40,
+        "evaluations": 2,
+        "span_count": 20,
+        "span_context": 6,
+        "blanks": ["the ___ sees"],
+        "spans": ["the ___ sees"],
+        "prompts": ["the"],
+        **more,
+    }
+
+
+@pytest.fixture
+def written(tmp_path, text_file):
+    """A function that writes a comparison and returns the command that trains it."""
+
+    def write(**more):
+        path = tmp_path / "config.py"
+        values = comparison(text_file, **more)
+        path.write_text(f"def get_config():\n    return {values!r}\n")
+        return ("compare", f"--config={path}", f"--workdir={tmp_path / 'run'}")
+
+    return write
+
+
+def test_a_comparison_from_end_to_end(tmp_path, written):
+    command, workdir = written(), tmp_path / "run"
+    out, err = run(*command)
+    assert "Traceback" not in out + err
+    assert "matched by raw tokens; 3 cells × 1 seeds" in out
+
+    results = json.loads((workdir / "report.json").read_text())
+    gpt = results["cells"]["gpt"]
+    assert gpt["raw_tokens"] == gpt["loss_tokens"] == 12 * 8 * 40
+    assert {cell["raw_tokens"] for cell in results["cells"].values()} == {12 * 8 * 40}
+    num_bytes = results["corpus"]["validation"]["bytes"]
+    tokens = results["corpus"]["validation"]["tokens"]
+    bits, loss = (gpt["scores"][name]["mean"] for name in ("bits_per_byte", "loss"))
+    assert bits == pytest.approx(loss * tokens / np.log(2) / num_bytes)
+    counted = results["counting"]
+    for name in ("bits_per_byte", "span_bits_left"):
+        assert counted["Kneser-Ney trigram"][name] < counted["unigram"][name] < 8
+    contexts = {
+        name: [score for score in cell["scores"] if score.startswith("span_bits")]
+        for name, cell in results["cells"].items()
+    }
+    both = ["span_bits_left", "span_bits_both"]
+    assert contexts == {"bert": both, "t5": both, "gpt": both[:1]}
+    assert not results["texts"]  # all read the same, in the same order
+    assert results["recipes"]["objective"]["t5"] == "span_corruption"
+
+    html = (workdir / "report.html").read_text()
+    HTMLParser().feed(html)
+    assert "A &lt;test&gt;" in html
+    assert "A <test>" not in html
+    for text in (html, (workdir / "report.md").read_text()):
+        assert "span bits per byte" in text
+        assert all(name in text for name in CELLS)
+    lines = list(csv.DictReader(io.StringIO((workdir / "report.csv").read_text())))
+    assert [line["run"] for line in lines] == ["bert", "t5", "gpt"]
+    assert float(lines[2]["loss"]) == loss
+
+    # Evaluated once more, the same bits per byte.
+    out, _ = run("evaluate", f"--workdir={workdir / 'gpt'}", "--json")
+    evaluated = json.loads(out.splitlines()[-1])
+    assert evaluated["bits_per_byte"] == pytest.approx(bits, rel=1e-6)
+
+    # Reports are written again, of all, of one, and of some side by side.
+    (workdir / "report.html").unlink()
+    run("report", f"--workdir={workdir}")
+    assert (workdir / "report.html").read_text() == html
+    run("report", f"--workdir={workdir / 'gpt'}")
+    assert (workdir / "gpt/report.html").exists()
+    run("report", f"--workdir={tmp_path / 'two'}", workdir / "gpt", workdir / "t5")
+    two = json.loads((tmp_path / "two/report.json").read_text())
+    assert list(two["cells"]) == ["gpt", "t5"]
+    assert two["cells"]["gpt"]["scores"]["loss"]["mean"] == loss
+
+    # The same command trains nothing anew, and reaches the same.
+    before = (workdir / "report.json").read_text()
+    out, _ = run(*command)
+    assert "step 1/12" not in out
+    assert (workdir / "report.json").read_text() == before
+    for setting, words in [
+        ("cells.gpt.seed=3", "seed: cells differ in it"),
+        ("prompts=[5]", "expected a text"),
+        ("blanks=['no blank']", "expected a text with ___"),
+        (f"prompts=['{'x' * 90}']", "is longer than a row of bert, 42 tokens"),
+        ("cells.gtp.seed=1", "no such cell; did you mean gpt?"),
+        ("cells=5", "expected"),
+        ("budget=3", "but a step of bert costs 320 raw tokens; raise it"),
+        ("match=flop", "match: got"),
+        ("budget=960", "it was planned for 12 steps, now for 3"),
+        ("data.epochs=2", "cells.bert.data.epochs: the budget says how long"),
+        ("tasks=('nosuch',)", "nosuch"),
+    ]:
+        _, err = run(*command, "--dry-run", f"--config.{setting}", code=78)
+        assert words in err
+    _, err = run(*command, "--dry-run", "--cells=gtp", code=2)
+    assert "did you mean gpt?" in err
+    _, err = run(
+        "report", f"--workdir={tmp_path / 'same'}", workdir / "gpt", workdir / "gpt", code=2
+    )
+    assert "two runs are called gpt" in err
+
+
+@pytest.mark.slow
+def test_cells_are_trained_at_once_and_one_that_fails_does_not_lose_the_others(tmp_path, written):
+    lengths = {"data": {"lengths": LENGTHS["gpt"]}}
+    cells = {"good": lengths, "bad": {**lengths, "optimizer": {"learning_rate": 0.1}}}
+    command = written(cells=cells, blanks=[], spans=[], seeds=2)
+    out, err = run(*command, "--cells=good")
+    assert "no report yet: the same command without --cells trains what is left" in out
+    assert not (tmp_path / "run/report.json").exists()
+    # Where the bad cell would be trained, another run is.
+    shutil.copytree(tmp_path / "run/good", tmp_path / "run/bad")
+    out, err = run(*command, "--jobs=2", code=78)
+    assert "1 of 4 runs failed: bad: optimizer.learning_rate" in err
+    results = json.loads((tmp_path / "run/report.json").read_text())
+    assert list(results["failed"]) == ["bad"]
+    assert len(results["cells"]["bad"]["scores"]["loss"]["seeds"]) == 1
+    good = results["cells"]["good"]["scores"]["loss"]
+    assert len(good["seeds"]) == 2
+    assert good["low"] < min(good["seeds"]) < max(good["seeds"]) < good["high"]
+    assert "Failed: bad: optimizer.learning_rate" in (tmp_path / "run/report.md").read_text()
+    _, err = run(*command, "--cells=god", code=2)
+    assert "did you mean good?" in err
+
+
+def test_runs_at_once_share_a_cpu_and_nothing_else(written, monkeypatch):
+    monkeypatch.setattr(compare.jax, "default_backend", lambda: "gpu")
+    cells = {"a": {"data": {"lengths": LENGTHS["gpt"]}}}
+    _, err = run(*written(cells=cells, blanks=[], spans=[]), "--jobs=2", code=2)
+    assert "--jobs=2: runs at once share the cores of a CPU, and here is a gpu" in err
+
+
+@pytest.mark.slow
+def test_a_cell_without_any_run_is_left_out_of_the_report(tmp_path, written, monkeypatch):
+    objectives = {"lm": "causal_lm", "bad": "fill_in_the_middle", "next": "masked_next_token"}
+    cells = {
+        name: {"objective": objective, "data": {"lengths": LENGTHS["gpt"]}}
+        for name, objective in objectives.items()
+    }
+    command = written(cells=cells, blanks=[], spans=[], span_count=1)
+    train = compare.train
+
+    def fail(resolved, *rest):
+        if resolved.config.objective == "fill_in_the_middle":
+            raise RuntimeError("RESOURCE_EXHAUSTED: 5 TB")  # as jax says it
+        return train(resolved, *rest)
+
+    monkeypatch.setattr(compare, "train", fail)
+    out, err = run(*command, "--cells=bad", code=71)
+    assert "no report yet" in out
+    assert "1 of 1 runs failed: bad: out of memory" in err
+    run(*command, code=71)
+    text = (tmp_path / "run/report.md").read_text()
+    assert "Failed: bad: out of memory" in text
+    assert "| bad | – | – | – |" in text  # under each objective
+    # One span is a span, too: its bits are divided by its bytes.
+    results = json.loads((tmp_path / "run/report.json").read_text())
+    bits = json.loads((tmp_path / "run/lm/span_bits.json").read_text())["answer"]
+    scores = results["cells"]["lm"]["scores"]
+    expected = bits["span_bits_left" if "span_bits_left" in bits else "left"][0]
+    assert scores["span_bits_left"]["mean"] == pytest.approx(expected / results["spans"]["bytes"])
+
+
+@pytest.mark.slow
+def test_losses_of_other_texts_do_not_compare(tmp_path, text_file, written):
+    other = tmp_path / "other.txt"
+    lines = text_file.read_text().splitlines()
+    other.write_text("\n".join(lines[::-1][: len(lines) // 2]) + "\n")
+    lengths = {"lengths": LENGTHS["gpt"]}
+    cells = {"one": {"data": lengths}, "two": {"data": {**lengths, "source": str(other)}}}
+    run(*written(cells=cells, blanks=[], spans=[], budget=2 * 8 * 40))
+    results = json.loads((tmp_path / "run/report.json").read_text())
+    compared = [
+        name for name, of in results["cells"]["two"]["scores"].items() if "difference" in of
+    ]
+    assert compared == ["span_bits_left"]
+    marked = [
+        name
+        for name in results["cells"]["one"]["scores"]
+        if any(of["scores"][name]["is_best"] for of in results["cells"].values())
+    ]
+    assert marked == ["span_bits_left"]
+    text = (tmp_path / "run/report.md").read_text()
+    assert "another may have been trained on some of it" in text
+
+
+@pytest.mark.slow
+def test_what_the_runs_learn_of_tasks(tmp_path, written):
+    lines = [f"the {noun} sees it\t{noun}" for noun in ("cat", "dog") * 12]
+    for split in ("train", "validation"):
+        (tmp_path / f"{split}.tsv").write_text("\n".join(["sentence\tanimal", *lines]) + "\n")
+    file = f"{tmp_path}/{{split}}.tsv, text=sentence, label=animal, test="
+    spelled = f"generate({file}, name=spelled, metrics=exact_match)"
+    cells = {name: {**CELLS[name], "data": {"lengths": LENGTHS[name]}} for name in ("bert", "gpt")}
+    command = written(
+        cells=cells,
+        tasks=[f"classify({file}, name=animals)", spelled],
+        finetune=["data.epochs=1"],
+        from_scratch=True,
+        span_count=0,
+        budget=2 * 8 * 40,
+        evaluations=1,
+        **{"blanks": [], "spans": [], "prompts": []},
+    )
+    out, _ = run(*command)
+    assert "bert does not learn spelled" in out
+    results = json.loads((tmp_path / "run/report.json").read_text())
+    scores = {name: list(cell["scores"]) for name, cell in results["cells"].items()}
+    animals = ["animals: accuracy", "animals: accuracy, from scratch"]
+    spelled = [text.replace("animals: accuracy", "spelled: exact match") for text in animals]
+    assert [name for name in scores["bert"] if ":" in name] == animals
+    assert [name for name in scores["gpt"] if ":" in name] == animals[:1] + spelled[:1] + [
+        *animals[1:],
+        *spelled[1:],
+    ]
+    learned = json.loads((tmp_path / "run/gpt/tasks/animals/report.json").read_text())
+    accuracy = learned["reached"]["accuracy"]["mean"]
+    assert results["cells"]["gpt"]["scores"][animals[0]]["mean"] == accuracy
+    assert learned["title"] == "animals, from gpt: full"
+    page = (tmp_path / "run/report.md").read_text()
+    assert "animals: accuracy, from scratch" in page
+    _, err = run(*command, "--config.tasks=('clasify(x.tsv)',)", code=78)
+    assert "clasify" in err
+    _, err = run(*command, "--config.finetune=('data.epoch=1',)", code=78)
+    assert "did you mean" in err
+
+
+def test_a_dry_run_says_what_it_would_cost_and_trains_nothing(tmp_path, written):
+    out, _ = run(*written(match="flops", budget=0.0, seeds=5), "--dry-run")
+    assert "matched by flops; 3 cells × 5 seeds" in out
+    assert not (tmp_path / "run/gpt").exists()
+
+
+@pytest.mark.parametrize("match", ["steps", "raw_tokens", "model_tokens", "flops", "seconds"])
+def test_all_cells_spend_the_same(text_file, tmp_path, match, monkeypatch):
+    monkeypatch.setattr(
+        study_cells.Timings,
+        "of",
+        lambda self, resolved, *rest: 0.5 if resolved.config.objective == "causal_lm" else 1.0,
+    )
+    config = build_comparison(comparison(text_file, match=match, budget=0.0))
+    cells = study_cells.plan_cells(config, tmp_path, say=lambda _: None)
+    first = cells[0]
+    assert first.resolved.steps == config.cells["bert"].training.steps
+    for cell in cells:
+        half_a_step = spent(cell.cost, cell.seconds)[match] / 2
+        assert cell.total[match] == pytest.approx(first.total[match], abs=half_a_step)
+        training = cell.resolved.config.training
+        assert training.eval_every == -(-training.steps // 2)
+    # Whatever it is, they read the same text in the same order.
+    orders = [study_cells.order_of_text(cell) for cell in cells]
+    assert all(order == orders[0] for order in orders)
+
+
+def test_the_batch_may_differ_and_steps_follow(text_file, tmp_path, monkeypatch):
+    monkeypatch.setattr(study_cells.Timings, "of", lambda *_: 1.0)
+    lengths = {"lengths": LENGTHS["gpt"]}
+    cells = {"small": {"data": {**lengths, "batch_size": 4}}, "large": {"data": lengths}}
+    config = build_comparison(comparison(text_file, cells=cells, blanks=(), spans=()))
+    small, large = study_cells.plan_cells(config, tmp_path, say=lambda _: None)
+    assert (small.resolved.steps, large.resolved.steps) == (24, 12)
+    assert small.resolved.config.optimizer.warmup_steps == round(100 * 24 / 6)
+
+
+def test_steps_follow_from_the_budget():
+    config = build_comparison(
+        {
+            "base": {"data": {"lengths": {"sequence_length": 8}}},
+            "cells": {"a": {}, "b": {}},
+            "match": "flops",
+            "budget": 1000.0,
+        }
+    )
+    costs = {"a": {"flops": 10.0}, "b": {"flops": 3.0}}
+    assert steps_of_cells(config, 1000.0, costs) == {"a": 100, "b": 333}
+    assert steps_of_cells(config, 0.0, costs) == {"a": 1000, "b": 3333}
+
+
+def test_each_cell_is_trained_under_each_budget(text_file, tmp_path):
+    settings = comparison(text_file, blanks=(), spans=())
+    settings = {key: value for key, value in settings.items() if key != "budget"}
+    config = build_comparison(settings | {"budgets": (2400, 4800)})
+    cells = study_cells.plan_cells(config, tmp_path, say=lambda _: None)
+    names = list(config.cells)
+    assert [cell.name for cell in cells] == [
+        *(f"{name}-2400" for name in names), *(f"{name}-4800" for name in names)
+    ]  # fmt: skip
+    for less, more in zip(cells[: len(names)], cells[len(names) :], strict=True):
+        assert more.total[config.match] == pytest.approx(2 * less.total[config.match], rel=0.1)
+        assert more.resolved.config.model == less.resolved.config.model
+
+
+@pytest.mark.parametrize(
+    ("budgets", "expected"),
+    [
+        ((0,), "got 0, expected numbers above 0"),
+        ((float("inf"),), "got inf, expected numbers above 0"),
+        ((float("nan"),), "got nan, expected numbers above 0"),
+        (("1e6",), "got '1e6', expected numbers above 0"),
+        ((1e6, 1e6), r"got \(1000000.0, 1000000.0\), expected each once"),
+    ],
+)
+def test_budgets_that_are_none_are_refused(budgets, expected):
+    base = {"data": {"lengths": {"sequence_length": 8}}}
+    with pytest.raises(UserError, match=f"budgets: {expected}"):
+        build_comparison({"base": base, "cells": {"a": {}}, "budgets": budgets})
+
+
+def without_times(results: dict) -> dict:
+    """The results, without what depends on how fast the machine was."""
+    for cell in results["cells"].values():
+        cell.pop("seconds")
+        for summary in cell["runs"].values():
+            summary.pop("seconds")
+            summary.pop("tokens_per_second")
+    return results
+
+
+@pytest.mark.slow
+def test_a_comparison_that_was_killed_goes_on_to_the_same_report(tmp_path, written):
+    command = written(budget=60 * 8 * 40, evaluations=6, seeds=2)
+    run(*command)
+    whole = without_times(json.loads((tmp_path / "run/report.json").read_text()))
+    (tmp_path / "run").rename(tmp_path / "whole")
+    moments = random.Random(0)
+    for _ in range(10):
+        process = start(*command, env=os.environ)  # compiled as it is in this process
+        time.sleep(moments.uniform(4, 16))
+        process.kill()
+        process.communicate()
+    run(*command)
+    after = without_times(json.loads((tmp_path / "run/report.json").read_text()))
+    assert json.dumps(after) == json.dumps(whole)
+
+
+def test_a_tokenizer_that_is_lossy_is_said_to_be(text_file):
+    results = {"lossless": False, "spans": {"count": 0, "bytes": 0}, "failed": {}}
+    counts = {"documents": 1, "tokens": 1, "bytes": 1}
+    notes = report._reading_notes(results | {"corpus": {"validation": counts}})
+    assert any("lossy" in str(note) for note in notes)

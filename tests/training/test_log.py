@@ -1,0 +1,66 @@
+import pytest
+from conftest import run
+
+from t5x_lite.training.log import mean_metrics, read_metrics
+
+
+def test_profiles_tensorboard_and_records(tmp_path, config_file):
+    settings = {"training.profile": [2, 3], "training.steps": 4}
+    run("train", f"--config={config_file(**settings)}", f"--workdir={tmp_path / 'run'}")
+    assert list((tmp_path / "run/profile").rglob("*.xplane.pb"))
+    assert list((tmp_path / "run/tensorboard").glob("events*"))
+    record = read_metrics(tmp_path / "run/metrics.jsonl")[0]
+    expected = {"step", "split", "loss", "accuracy", "total_loss", "learning_rate"}
+    expected |= {"tokens_per_second", "mfu", "gradient_norm", "parameter_norm", "raw_tokens"}
+    assert expected <= set(record)
+    assert set(record["seconds"]) == {"step", "compile", "data", "evaluation", "checkpoint"}
+
+
+@pytest.mark.slow
+def test_a_profile_outlives_a_resume(trained):
+    workdir, command = trained
+    run(*command, "--config.training.steps=8", "--config.training.profile=[2,20]")
+    assert list((workdir / "profile").rglob("*.xplane.pb"))
+
+
+def test_damaged_records_are_refused_and_kept(trained):
+    workdir, command = trained
+    records = workdir / "metrics.jsonl"
+    whole = records.read_bytes()
+    more = (*command, "--config.training.steps=7")
+    for damaged in (b"5\n", b"\xff\n", b'{"step"\n'):
+        records.write_bytes(damaged + whole)
+        _, err = run(*more, code=66)
+        assert "metrics.jsonl, line 1: not a record" in err
+        assert records.read_bytes() == damaged + whole
+    records.write_bytes(whole + b'{"step": 7, "spl')  # a line that a kill cut short
+    (workdir / "corpus.json").write_text("null")
+    _, err = run(*more, code=66)
+    assert "corpus.json: holds NoneType" in err
+    assert [record["step"] for record in read_metrics(records)] == [1, 2, 3, 4, 5, 6, 6]
+
+
+def test_a_run_without_evaluation_has_no_report(trained):
+    workdir, command = trained
+    (workdir / "metrics.jsonl").unlink()
+    run(*command)
+    _, err = run("report", f"--workdir={workdir}", code=66)
+    assert "has not been evaluated yet" in err
+
+
+def test_means_divide_each_sum_once():
+    words = {"total_loss": 30.0, "nll": 20.0, "correct": 4.0, "weight": 10.0}
+    labels = {"total_loss": 6.0, "nll": 6.0, "correct": 3.0, "weight": 4.0}
+    balance = {"total_loss": 8.0, "weight": 16}
+    figures = mean_metrics({"mlm": words, "sequence_label": labels, "balance": balance})
+    assert figures == {
+        "loss": 2.0,
+        "accuracy": 0.4,
+        "loss_tokens": 10.0,
+        "label_loss": 1.5,
+        "label_accuracy": 0.75,
+        "balance": 0.5,
+        "total_loss": pytest.approx(3.0 + 1.5 + 0.5),
+    }
+    nothing = mean_metrics({"lm": dict.fromkeys(words, 0.0)})
+    assert nothing == {"loss": 0.0, "accuracy": 0.0, "loss_tokens": 1.0, "total_loss": 0.0}
