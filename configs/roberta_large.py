@@ -20,7 +20,7 @@ def get_config():
         token_types=0,
         norm_epsilon=1e-5,
     )
-    config.model.position_offset = 2
+    config.model.positions = "learned(offset=2)"
     config.optimizer.update(learning_rate=4e-4, warmup_steps=30_000)
     config.model.init = "normal"
     config.optimizer.update(beta2=0.98, grad_clip_norm=0.0)

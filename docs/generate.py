@@ -40,8 +40,8 @@ from t5x_lite.data.rows import layouts  # noqa: E402
 from t5x_lite.data.rows.row_plan import plan_rows  # noqa: E402
 from t5x_lite.inference import generate as generation  # noqa: E402
 from t5x_lite.model.masks import AttentionMask  # noqa: E402
-from t5x_lite.resolve import resolve_model  # noqa: E402
-from t5x_lite.training import run_directory, sharding  # noqa: E402
+from t5x_lite.parallel.axes import AXES  # noqa: E402
+from t5x_lite.training import run_directory  # noqa: E402
 
 # What mkdocs calls.
 
@@ -659,7 +659,8 @@ def package_page() -> str:
         "the commands.",
     ]
     folders = ["", "config", "data", "data/text", "data/tokenizers", "data/store"]
-    folders += ["data/objectives", "data/rows", "data/tasks", "model", "training", "inference"]
+    folders += ["data/objectives", "data/rows", "data/tasks", "parallel", "model", "model/parts"]
+    folders += ["training", "inference"]
     folders += ["finetune", "interop", "report", "compare", "planning", "commands"]
     for folder in folders:
         rows = []
@@ -707,28 +708,17 @@ def free_settings() -> str:
 
 def sharding_table() -> str:
     """The rules that place logical axes on the mesh."""
-    meanings = {
-        "batch": "rows of a batch",
-        "sequence": "positions",
-        "embed": "d_model, as one axis of a kernel",
-        "pooled": "d_model, as its other axis, and before the output layer",
-        "embedding": "the width of the tables of tokens, positions and types",
-        "heads": "query heads × head_dim",
-        "kv_heads": "key and value heads × head_dim",
-        "mlp": "d_ff",
-        "vocab": "rows of the table of tokens, and columns of the output layer",
-    }
-    axes: dict[str, list[str]] = {}
-    model = resolve_model(schema.Model(), vocab_size=8, max_length=8)
-    for name, mesh_axes in sharding.rules(model, tensor=1):
-        shown = "whole on each device"
-        if mesh_axes:
-            names = (mesh_axes,) if isinstance(mesh_axes, str) else mesh_axes
-            shown = " × ".join(f"`{axis}`" for axis in names)
-        axes.setdefault(name, []).append(shown)
-    rows = [[f"`{name}`", text, ", else ".join(axes.pop(name))] for name, text in meanings.items()]
-    rest = ", ".join(f"`{name}`" for name in axes)
-    rows.append([rest, "layers, norms, rows of the other tables, …", "whole on each device"])
+    rows, whole = [], []
+    for name, axis in AXES.items():
+        if not axis.split_by:
+            whole.append(f"`{name}`")
+            continue
+        mesh_axes = (axis.split_by,) if isinstance(axis.split_by, str) else axis.split_by
+        shown = " × ".join(f"`{mesh_axis}`" for mesh_axis in mesh_axes)
+        rows.append([f"`{name}`", axis.meaning, shown])
+    rows.append(
+        [", ".join(whole), "layers, norms, rows of other tables, …", "whole on each device"]
+    )
     return markdown_table(["logical axis", "what it counts", "split over"], rows)
 
 

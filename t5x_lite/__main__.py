@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 from t5x_lite import storage
 from t5x_lite.commands import COMMANDS
-from t5x_lite.commands.common import share
+from t5x_lite.commands.common import allowed_modules, share
 from t5x_lite.commands.line import parse
+from t5x_lite.config.grammar import allow_code
 from t5x_lite.errors import INTERRUPTED, UserError, foreseen_errors
 from t5x_lite.machine import check_platforms
 
@@ -25,7 +26,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                     print(f"t5x_lite: {unused}", file=sys.stderr)
             if hasattr(args, "mesh") or args.command == "compare":
                 share(args)
-            COMMANDS[args.command].run(args)
+            with allow_code(allowed_modules(args)):
+                COMMANDS[args.command].run(args)
             storage.push_all()
         return 0
     except UserError as error:

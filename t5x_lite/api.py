@@ -52,12 +52,13 @@ from t5x_lite.inference.score import Score, score
 from t5x_lite.inference.zero_shot import Asking, Direction
 from t5x_lite.interop import convert
 from t5x_lite.model import transformer
+from t5x_lite.model.check import plan_checked, plan_objective_checked
 from t5x_lite.model.flops import step_flops
 from t5x_lite.model.heads import HEADS, Params, Row, head_params, logits
 from t5x_lite.model.transformer import count_parameters
 from t5x_lite.report import task_report
 from t5x_lite.report.page import short
-from t5x_lite.resolve import plan, plan_objective, resolve, text_data
+from t5x_lite.resolve import resolve, text_data
 from t5x_lite.training import loop, run_directory
 from t5x_lite.training.log import perplexity
 from t5x_lite.training.run_directory import LoadedModel
@@ -105,7 +106,9 @@ def prepare(
             ["--runner=DataflowRunner", …]; None: this machine does.
     """
     run, allow_code = _checked(config, allow_code)
-    plan_objective(run, allow_code)  # what cannot be laid out is refused before hours of tokenizing
+    plan_objective_checked(
+        run, allow_code
+    )  # what cannot be laid out is refused before hours of tokenizing
     return prepare_text(run.data, say, allow_code, beam_options)
 
 
@@ -132,7 +135,7 @@ def train(
         raise UserError(
             USAGE, f"train: learns an objective, not the task {run.task.name}; finetune does"
         )
-    rows = plan_objective(run, allow_code)
+    rows = plan_objective_checked(run, allow_code)
     corpus = prepare_text(run.data, say, allow_code)
     resolved = resolve(run, corpus.tokenizer.vocabulary, rows)
     loop.train(resolved, text_data(resolved, corpus), workdir, on_log)
@@ -275,7 +278,7 @@ def inspect(
     will cost.
     """
     run, allow_code = _checked(config, allow_code)
-    rows = plan_objective(run, allow_code)
+    rows = plan_objective_checked(run, allow_code)
     corpus = prepare_text(run.data, say, allow_code)
     resolved = resolve(run, corpus.tokenizer.vocabulary, rows)
     loop.setup_jax(resolved.model.dtype)
@@ -307,7 +310,7 @@ def inspect_task(
     run, allow_code = _checked(config, allow_code)
     task = load_task(task) if isinstance(task, str) else task
     run = dataclasses.replace(run, task=with_labels_of(task, allow_code))
-    rows = plan(run, allow_code)
+    rows = plan_checked(run, allow_code)
     assert isinstance(rows, TaskPlan)
     if run.data.source:
         tokenizer = prepare_text(run.data, say, allow_code).tokenizer

@@ -59,12 +59,6 @@ def plan_objective(config: RunConfig, allowed: AllowedCode = None) -> RowPlan:
         config.data.split_documents,
         allowed,
     )
-    if rows.shape.looks_ahead and config.model.positions == "relative":
-        reason = f"got relative, which tell a decoder nothing of what is ahead ({config.objective})"
-        raise UserError(BAD_CONFIG, f"model.positions: {reason}; set rotary or learned")
-    if rows.shape.looks_ahead and config.model.mixer == "lstm":
-        reason = f"got lstm, which reads one way, but {config.objective} looks ahead"
-        raise UserError(BAD_CONFIG, f"model.mixer: {reason}; set attention, or causal_lm")
     if config.model.backward_decoder and not rows.scores_whole_text:
         reason = f"predicts a text backward, but {config.objective} is no text as it stands"
         raise UserError(BAD_CONFIG, f"model.backward_decoder: {reason}; use causal_lm")
@@ -191,7 +185,6 @@ def resolve_model(
         "num_decoder_layers": decoder_layers,
         "head_dim": model.head_dim or model.d_model // model.num_heads,
         "num_kv_heads": model.num_kv_heads or model.num_heads,
-        "lstm_cells": (model.lstm_cells or model.d_model) if model.mixer == "lstm" else 0,
         "d_ff": model.d_ff or 4 * model.d_model,
         "embedding_size": model.embedding_size or model.d_model,
         "vocab_size": model.vocab_size or vocab_size,

@@ -27,6 +27,7 @@ BERT = {
     "mlm_head": True,
     "token_types": 2,
 }
+ROBERTA = {**BERT, "positions": "learned(offset=2)", "token_types": 1}
 T5 = {
     "architecture": "encoder_decoder",
     "norm": "rms_norm",
@@ -47,7 +48,7 @@ LLAMA = {
 MODELS: dict[str, dict[str, Any]] = {
     "bert": BERT,
     "bert with two heads": {**BERT, "num_classes": 2, "norm_epsilon": 1e-12},
-    "roberta": {**BERT, "position_offset": 2, "token_types": 1},
+    "roberta": ROBERTA,
     "gpt2": {"activation": "gelu_tanh"},
     "gpt2, untied": {"activation": "gelu_tanh", "tie_embeddings": False},
     "t5": {**T5, "activation": "relu", "scale_logits": True, "num_decoder_layers": 1},
@@ -60,7 +61,7 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "llama": LLAMA,
     "bert without a head": {**BERT, "lm_head": False},
-    "roberta without a head": {**BERT, "position_offset": 2, "token_types": 1, "lm_head": False},
+    "roberta without a head": {**ROBERTA, "lm_head": False},
     "t5 without a head": {**T5, "activation": "relu", "scale_logits": True, "lm_head": False},
     "t5 encoder": {**T5, "architecture": "encoder", "activation": "relu", "lm_head": False},
     "llama without a head": {**LLAMA, "lm_head": False},

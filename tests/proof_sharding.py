@@ -7,7 +7,9 @@ Run by test_sharding.py (both at once, fewer steps); by hand: python tests/proof
 
 import json
 import os
+import re
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,10 +18,12 @@ import numpy as np
 
 from t5x_lite.config import RunConfig
 from t5x_lite.config import files as config_files
+from t5x_lite.config.grammar import allow_code
 from t5x_lite.data.store.prepare import prepare
 from t5x_lite.resolve import resolve, text_data
 from t5x_lite.training.loop import Run
 
+ROOT = Path(__file__).parent.parent
 LENGTHS = {"inputs": 58, "targets": 14}
 CASES = {
     "encoder": ("bert_tiny", "masked_lm", {"sequence_length": 68}),
@@ -44,6 +48,11 @@ PARTS = {
     "grouped queries, dropout": ("decoder", {"num_kv_heads": 2, "dropout": 0.1}),
     "LSTM": ("decoder", {"mixer": "lstm", "positions": "none"}),
     "factorised": ("encoder", {"embedding_size": 16, "positions": "alibi", "rezero": True}),
+    # Written for one device, as in docs/how-to/own-block.md: it says nothing of a mesh.
+    "the manual's mixer": (
+        "decoder",
+        {"mixer": "linear_attention.LinearAttention", "positions": "none"},
+    ),
 }
 VARIANTS = {
     "8 devices": ({"mesh": {"data": 2, "fsdp": 2, "tensor": 2}}, 8),
@@ -52,7 +61,20 @@ VARIANTS = {
     "sequence": ({"mesh": {"fsdp": 2, "sequence": 2, "tensor": 2}}, 8),
     # More of tensor than grouped key heads, each of which is then on several devices.
     "sequence and tensor": ({"mesh": {"sequence": 2, "tensor": 4}}, 8),
+    "fsdp 2": ({"mesh": {"fsdp": 2}}, 2),
+    "tensor 2": ({"mesh": {"tensor": 2}}, 2),
+    "sequence 2": ({"mesh": {"sequence": 2}}, 2),
+    "fsdp 2 and tensor 2": ({"mesh": {"fsdp": 2, "tensor": 2}}, 4),
 }
+
+
+def module_of_the_manual(page: str, title: str, directory: Path) -> None:
+    """Write the module of that title, as a page of the manual has it, where it can be imported."""
+    text = (ROOT / "docs/how-to" / page).read_text()
+    code = re.search(rf'```python title="{title}"\n(.*?)```', text, re.DOTALL)
+    (directory / title).write_text(code[1])
+    if str(directory) not in sys.path:
+        sys.path.append(str(directory))
 
 
 def merged(values: dict, more: dict) -> dict:
@@ -129,33 +151,36 @@ def relative(a, b) -> float:
 
 
 def applies(case: str, more: dict) -> bool:
-    """Each microbatch draws its own dropout, and devices cannot share the rows of an LSTM."""
-    if case == "LSTM":
-        return "sequence" not in more.get("mesh", {})
+    """Each microbatch draws its own dropout."""
     return "dropout" not in case or "training" not in more
 
 
 def prove(source: str, cases=(*CASES, *PARTS), steps: int = 20, variants=tuple(VARIANTS)) -> dict:
     """The figures: case → variant → relative differences."""
-    figures = {}
-    for case in cases:
-        one = build(case, source, {})
-        corpus = prepare(one.data, say=lambda _: None)
-        grads, loss, targets = gradients(one, corpus, 1)
-        curve = losses(one, corpus, 1, steps)
-        figures[case] = {"unequal_targets": bool(targets.min() < targets.max())}
-        for name in variants:
-            more, devices = VARIANTS[name]
-            if not applies(case, more):
-                continue
-            other = build(case, source, more)
-            grads2, loss2, _ = gradients(other, corpus, devices)
-            curve2 = losses(other, corpus, devices, steps)
-            figures[case][name] = {
-                "float64 loss": abs(loss - loss2) / loss,
-                "float64 gradients": relative(grads, grads2),
-                "float32 losses": float((np.abs(curve - curve2) / curve).max()),
-            }
+    with tempfile.TemporaryDirectory() as directory, allow_code(["linear_attention"]):
+        module_of_the_manual("own-block.md", "linear_attention.py", Path(directory))
+        return {case: prove_case(source, case, steps, variants) for case in cases}
+
+
+def prove_case(source: str, case: str, steps: int, variants) -> dict:
+    """The figures of one case."""
+    one = build(case, source, {})
+    corpus = prepare(one.data, say=lambda _: None)
+    grads, loss, targets = gradients(one, corpus, 1)
+    curve = losses(one, corpus, 1, steps)
+    figures = {"unequal_targets": bool(targets.min() < targets.max())}
+    for name in variants:
+        more, devices = VARIANTS[name]
+        if not applies(case, more):
+            continue
+        other = build(case, source, more)
+        grads2, loss2, _ = gradients(other, corpus, devices)
+        curve2 = losses(other, corpus, devices, steps)
+        figures[name] = {
+            "float64 loss": abs(loss - loss2) / loss,
+            "float64 gradients": relative(grads, grads2),
+            "float32 losses": float((np.abs(curve - curve2) / curve).max()),
+        }
     return figures
 
 

@@ -18,6 +18,7 @@ FLOORS = (
     {"errors", "config", "hardware", "machine", "progress", "storage", "version"},
     {"data"},
     {"resolve"},
+    {"parallel"},
     {"model"},
     {"training"},
     {"inference"},
@@ -30,7 +31,7 @@ FLOORS = (
     {"__main__", "__init__"},
 )
 # What a newcomer reads: none of it imports what is above it.
-CORE = ("config", "data", "resolve", "model", "training", "inference", "finetune")
+CORE = ("config", "data", "resolve", "parallel", "model", "training", "inference", "finetune")
 # A package of one file each, without a folder: they may import each other, without a circle.
 SINGLE_FILES = (FLOORS[0], FLOORS[-1])
 

@@ -153,11 +153,6 @@ def test_what_contradicts_sentence_pairs_is_refused(setting, words):
     ("objective", "setting", "words"),
     [
         (
-            "masked_next_token",
-            {"model.mixer": "lstm", "model.positions": "none"},
-            "model.mixer: got lstm, which reads one way, but masked_next_token looks ahead",
-        ),
-        (
             "span_corruption",
             {"model.backward_decoder": True},
             "model.backward_decoder: predicts a text backward, but span_corruption is no text",

@@ -13,12 +13,12 @@ from t5x_lite.config.files import changes_of, merge
 
 # As many parameters in a block as attention and the feed-forward part of the tiny models have,
 # 12 × 128²: 9 × 128 × 170 of the gates' two matrices and the projection. Two ways: half each.
-LSTM = {"mixer": "lstm", "positions": "none", "feed_forward": "none", "lstm_cells": 170}
+LSTM = {"mixer": "lstm(cells=170)", "positions": "none", "feed_forward": "none"}
 CELLS = {
     "lstm": ("gpt_tiny", LSTM),
     "elmo": ("gpt_tiny", {**LSTM, "backward_decoder": True}),
     "gpt": ("gpt_tiny", {}),
-    "masked_lstm": ("bert_tiny", {**LSTM, "lstm_cells": 85}),
+    "masked_lstm": ("bert_tiny", {**LSTM, "mixer": "lstm(cells=85)"}),
     "bert": ("bert_tiny", {}),
 }
 

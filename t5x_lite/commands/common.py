@@ -100,6 +100,16 @@ def config_name(args: argparse.Namespace) -> str:
     return args.config
 
 
+def allowed_modules(args: argparse.Namespace) -> "AllowedCode":
+    """Return the modules that settings may name code of."""
+    from t5x_lite.config.files import allowed_code
+
+    allowed = getattr(args, "allow_code", [])
+    if not getattr(args, "config", None):
+        return allowed
+    return allowed_code(args.config, args.overrides, allowed)
+
+
 def read_config(args: argparse.Namespace) -> tuple[RunConfig, "AllowedCode"]:
     """Read the checked config, and which modules it may name code of."""
     from t5x_lite.config.files import allowed_code, load
@@ -110,14 +120,18 @@ def read_config(args: argparse.Namespace) -> tuple[RunConfig, "AllowedCode"]:
 
 def planned_config(args: argparse.Namespace) -> tuple[RunConfig, "RowPlan", "AllowedCode"]:
     """Read the config of a run on text, with the plan of its rows: what cannot be laid out is
-    refused before jax is imported.
+    refused before jax is imported, what contradicts the model before anything is prepared.
     """
     from t5x_lite.resolve import plan_objective
 
     config, allowed = read_config(args)
     if config.task.name:
         raise UserError(USAGE, f"{args.command}: this run learned a task; finetune goes on with it")
-    return config, plan_objective(config, allowed), allowed
+    rows = plan_objective(config, allowed)
+    from t5x_lite.model.check import check_settings as check_model_settings
+
+    check_model_settings(config.model, rows.shape)
+    return config, rows, allowed
 
 
 def check_settings(args: argparse.Namespace) -> None:

@@ -44,6 +44,8 @@ def run(args: argparse.Namespace) -> None:
     """Run the command."""
     from t5x_lite.hardware import parse_topology
 
+    # Nothing runs here on accelerators that the machine may have.
+    os.environ["JAX_PLATFORMS"] = "cpu"
     config, _, allowed = planned_config(args)
     topology = parse_topology(args.topology)
     if args.scale and (args.search or args.splits):
@@ -51,8 +53,6 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(USAGE, f"plan: --scale plans one arrangement; leave {option} out")
     if args.workdir and not args.scale:
         raise UserError(USAGE, "plan: --workdir is for the page of --scale; leave it out")
-    # Nothing runs here on accelerators that the machine may have.
-    os.environ["JAX_PLATFORMS"] = "cpu"
     from t5x_lite.planning import report as plan_report
     from t5x_lite.planning import search as plan_search
     from t5x_lite.planning.collectives import by_axis

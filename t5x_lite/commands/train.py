@@ -28,8 +28,8 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
-    config, rows, allowed = planned_config(args)
     workdir = read_workdir(args)
+    config, rows, allowed = planned_config(args)
     from t5x_lite.data.store.prepare import prepare
 
     corpus = prepare(config.data, say, allowed)

@@ -32,8 +32,9 @@ from t5x_lite.data.rows.streams import TextStream
 from t5x_lite.data.store.corpus import Corpus
 from t5x_lite.data.store.prepare import prepare
 from t5x_lite.errors import BAD_CONFIG, USAGE, UserError, nearest
+from t5x_lite.model.check import plan_objective_checked
 from t5x_lite.report.page import short
-from t5x_lite.resolve import Resolved, plan_objective, resolve, text_data
+from t5x_lite.resolve import Resolved, resolve, text_data
 
 Say = Callable[[str], None]
 
@@ -188,7 +189,7 @@ def with_shared_block(
     """The cells with one data.block, that of the longest window, so that all read the same text in
     the same order, whatever their windows are.
     """
-    plans = [plan_objective(cell, allowed) for cell in cells.values()]
+    plans = [plan_objective_checked(cell, allowed) for cell in cells.values()]
     windows = {member.window for plan in plans for member in plan.members}
     block = max(windows) if len(windows) > 1 else 0
     shared = {}

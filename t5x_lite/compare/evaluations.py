@@ -29,9 +29,10 @@ from t5x_lite.errors import BAD_CONFIG, IO_ERROR, UserError, read_json, user_err
 from t5x_lite.finetune import run as finetuning
 from t5x_lite.inference.evaluate import evaluate_task
 from t5x_lite.inference.zero_shot import Asking
+from t5x_lite.model.check import plan_checked
 from t5x_lite.model.transformer import parameter_shapes
 from t5x_lite.report import task_report
-from t5x_lite.resolve import plan, resolve
+from t5x_lite.resolve import resolve
 from t5x_lite.training import loop, run_directory
 from t5x_lite.training.log import read_metrics
 
@@ -214,7 +215,7 @@ def learns(config: RunConfig, task: Task, settings: Sequence[str]) -> bool:
 
 def _plan(config: RunConfig, task: Task, settings: Sequence[str]) -> None:
     if is_learned(task):
-        plan(finetuning.config_of(config, task, settings))
+        plan_checked(finetuning.config_of(config, task, settings))
 
 
 def _on_task(

@@ -713,7 +713,10 @@ def allowed_code(name: str, overrides: Sequence[str], allow_code: Sequence[str])
     if not names_run(name):
         return None
     values = [
-        text.partition("=")[2] for text in overrides if text.startswith(("objective=", "data."))
+        text.partition("=")[2]
+        for text in overrides
+        if text.startswith(("objective=", "data.", "model.mixer=", "model.feed_forward="))
+        or text.startswith(("model.norm=", "model.positions="))
     ]
     named = [
         module

@@ -7,7 +7,10 @@ import importlib
 import re
 import shlex
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
 
 from t5x_lite.errors import BAD_CONFIG, UserError, user_errors
 
@@ -16,6 +19,24 @@ from t5x_lite.errors import BAD_CONFIG, UserError, user_errors
 # unless the user allows the module.
 AllowedCode = Collection[str] | None
 NO_CODE: AllowedCode = ()
+
+# What may be imported now: see allow_code.
+_allowed_now: ContextVar[AllowedCode] = ContextVar("allowed_now", default=NO_CODE)
+
+
+@contextmanager
+def allow_code(modules: AllowedCode) -> Iterator[None]:
+    """Let settings name functions and classes of these modules, within; None: of any."""
+    token = _allowed_now.set(modules)
+    try:
+        yield
+    finally:
+        _allowed_now.reset(token)
+
+
+def import_allowed(name: str, where: str) -> Any:
+    """Import what a setting names as `module.name`, if allow_code lets it: see import_function."""
+    return import_function(name, where, _allowed_now.get())
 
 
 def parse_call(text: str, key: str) -> tuple[str, dict]:

@@ -11,27 +11,13 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, get_type_hints
 
 from t5x_lite.config.grammar import parse_sources
 from t5x_lite.config.ranges import NonNegative, Positive, Range, Share, check_value
 from t5x_lite.errors import BAD_CONFIG, UserError, nearest
 
 Architecture = Literal["encoder", "decoder", "prefix_decoder", "encoder_decoder"]
-Activation = Literal[
-    "gelu", "gelu_tanh", "relu", "silu", "sigmoid", "linear", "elu", "selu", "softplus"
-]
-Positions = Literal[
-    "learned",  # a table
-    "sinusoidal",  # Vaswani et al., 2017
-    "relative",  # T5's buckets, a bias on attention
-    "rotary",  # Su et al., 2021
-    "alibi",  # Press et al., 2022
-    "shaw",  # relative vectors: Shaw et al., 2018
-    "transformer_xl",  # Dai et al., 2019; Gopher, Chinchilla
-    "universal",  # sinusoids of position and depth before each layer: Dehghani et al., 2019
-    "none",
-]
 LOGGERS = ("tensorboard", "wandb", "mlflow")
 Dropout = Annotated[float, Range(0.0, 0.9)]
 Stddev = Annotated[float, Range(0.0, 10.0)]
@@ -171,26 +157,27 @@ class Model(Checked):
     num_decoder_layers: NonNegative = 0
     d_model: Positive = 128  # width of the residual stream
 
-    # What mixes positions in a block, see model/blocks.py
-    mixer: Literal["attention", "lstm"] = "attention"
+    # Parts are named as `name`, `name(option=value)`, or `my_module.MyPart` of your own: see
+    # model/parts/table.py. What mixes positions in a block: attention, lstm(cells=0)
+    mixer: str = "attention"
     num_heads: Positive = 4  # of attention
     head_dim: NonNegative = 0  # width of a head; 0: d_model / num_heads
     # Heads of keys and values, each for a group of query heads; 1: multi-query; 0: num_heads
     num_kv_heads: NonNegative = 0
-    lstm_cells: NonNegative = 0  # of an LSTM, projected to d_model (Sak et al., 2014); 0: d_model
     # A second decoder that reads each text from its end and predicts what comes before: a
     # bidirectional language model (ELMo: Peters et al., 2018, §3.1)
     backward_decoder: bool = False
 
-    # act(x U) V, or the gated (act(x U) * x W) V (Shazeer, 2020), or nothing
-    feed_forward: Literal["mlp", "gated_mlp", "none"] = "mlp"
+    # mlp: act(x U) V; gated_mlp: (act(x U) * x W) V (Shazeer, 2020); none
+    feed_forward: str = "mlp"
     d_ff: NonNegative = 0  # inner width of the feed-forward part; 0: 4 × d_model
-    activation: Activation = "gelu"  # act in the feed-forward part, and in BERT's mlm_head
+    # act in the feed-forward part, and in BERT's mlm_head: see model/parts/activations.py
+    activation: str = "gelu"
 
     # x + attention(norm(x)) + feed_forward(norm(x)), one norm for both (PaLM)
     parallel_residual: bool = False
-    # LayerNorm (Ba et al., 2016), RMSNorm (Zhang and Sennrich, 2019), or nothing
-    norm: Literal["layer_norm", "rms_norm", "none"] = "layer_norm"
+    # layer_norm (Ba et al., 2016), rms_norm (Zhang and Sennrich, 2019), none
+    norm: str = "layer_norm"
     # Before each part (GPT-2, T5) or after its residual sum (BERT)
     norm_position: Literal["pre", "post"] = "pre"
     norm_epsilon: Annotated[float, Range(0.0, 0.1)] = 1e-6  # added to the variance
@@ -199,19 +186,13 @@ class Model(Checked):
     rezero: bool = False
     bias: bool = True  # in dense layers and LayerNorm
 
-    # How order enters
-    positions: Positions = "learned"
+    # How order enters: learned(offset=0), sinusoidal, relative(buckets=32, distance=128) (T5),
+    # rotary(base=10000), alibi, shaw(distance=16), transformer_xl, universal, none: see
+    # model/parts/positions.py
+    positions: str = "learned"
     # Rows of the learned position table, and the longest piece that `score` reads at a time; 0: the
     # longest stack of a row
     max_length: NonNegative = 0
-    position_offset: NonNegative = 0  # rows of that table before the first position (RoBERTa: 2)
-    relative_buckets: Annotated[int, Range(4)] = 32  # of distances, in T5's relative positions
-    # Distance from which all share the last of T5's buckets
-    relative_distance: Annotated[int, Range(5)] = 128
-    # Distance from which all share one of Shaw's vectors, on either side
-    shaw_distance: Positive = 16
-    # The slowest rotary angle advances by about 1/base a position
-    rotary_base: Annotated[float, Range(1.0, 1e9)] = 10_000.0
 
     # Stacks of one repeated layer (ALBERT)
     shared_layers: Literal["none", "all", "encoder", "decoder"] = "none"
@@ -280,11 +261,6 @@ class Model(Checked):
         return self.architecture == "encoder_decoder"
 
     @property
-    def has_position_table(self) -> bool:
-        """Whether positions end with a table, at max_length."""
-        return self.positions == "learned"
-
-    @property
     def has_low_rank_embeddings(self) -> bool:
         """Whether LoRA updates the embeddings of tokens too."""
         return self.lora_rank > 0 and "embedding" in self.lora_targets
@@ -300,22 +276,14 @@ class Model(Checked):
                 f"model.num_heads: {self.num_heads} does not divide model.d_model {self.d_model}"
             )
             yield f"{divides}; change one, or set model.head_dim"
-        if self.num_kv_heads and self.num_heads % self.num_kv_heads:
-            yield (
-                f"model.num_kv_heads: {self.num_kv_heads} does not divide model.num_heads "
-                f"{self.num_heads}"
-            )
         if self.has_low_rank_embeddings and self.lm_head and self.tie_embeddings:
             yield (
                 "model.lora_targets: embedding is also the output layer (model.tie_embeddings), "
                 "which would stay as it is; leave it out"
             )
         yield from self._of_stacks()
-        yield from self._of_mimetic_init()
-        yield from self._of_lstm()
         if self.parallel_residual and self.norm_position == "post":
             yield "model.parallel_residual: needs norm_position pre"
-        yield from self._of_positions()
         if self.mlm_head and self.architecture != "encoder":
             yield (
                 f"model.mlm_head: architecture {self.architecture} has none; it is the head of an "
@@ -354,50 +322,6 @@ class Model(Checked):
         if self.backward_decoder and self.prompt_length:
             yield "model.prompt_length: backward_decoder reads no prompt; adapt in another way"
 
-    def _of_mimetic_init(self) -> Iterator[str]:
-        if not self.mimetic_init:
-            return
-        needs = {
-            "architecture encoder_decoder": self.is_encoder_decoder,
-            "mixer attention": self.mixer == "attention",
-            "positions relative": self.positions == "relative",
-            "at least 2 num_heads": self.num_heads > 1,
-            "as many num_kv_heads as num_heads": self.num_kv_heads in (0, self.num_heads),
-            "scale_attention": self.scale_attention,
-            "two stacks (shared_stacks=False)": not self.shared_stacks,
-        }
-        missing = [need for need, is_met in needs.items() if not is_met]
-        if missing:
-            yield f"model.mimetic_init: needs {', '.join(missing)}; set it to False"
-
-    def _of_lstm(self) -> Iterator[str]:
-        if self.mixer != "lstm":
-            if self.lstm_cells:
-                yield f"model.lstm_cells: mixer {self.mixer} has none; set it to 0"
-            return
-        if self.architecture == "prefix_decoder":
-            yield "model.mixer=lstm: reads a prefix one way alone; use architecture decoder"
-        if self.shared_stacks:
-            yield "model.shared_stacks: an LSTM reads both ways in encoders alone; set it to False"
-        if self.prefix_length:
-            yield "model.prefix_length: mixer lstm has no keys and values; adapt in another way"
-        if self.positions not in ("none", "learned", "sinusoidal", "universal"):
-            yield f"model.positions={self.positions}: is a part of attention; set none for an LSTM"
-
-    def _of_positions(self) -> Iterator[str]:
-        head_dim = self.head_dim or self.d_model // self.num_heads
-        if self.position_offset and not self.has_position_table:
-            yield f"model.position_offset: positions {self.positions} have no table; set it to 0"
-        if self.positions == "rotary" and head_dim % 2:
-            yield "model.positions=rotary: needs an even head_dim; set model.head_dim"
-        if self.positions == "relative" and self.relative_buckets % 2:
-            yield f"model.relative_buckets: got {self.relative_buckets}, expected an even number"
-        if self.prefix_length and self.positions in ("shaw", "transformer_xl"):
-            yield f"model.prefix_length: positions {self.positions} know no prefix; set it to 0"
-        if self.positions == "relative" and self.relative_distance <= self.relative_buckets // 2:
-            expected = "expected more than half of relative_buckets"
-            yield f"model.relative_distance: got {self.relative_distance}, {expected}"
-
 
 @dataclass(frozen=True)
 class ModelDimensions(Model):
@@ -408,6 +332,8 @@ class ModelDimensions(Model):
     num_classes without a sequence label head; embedding_size is d_model unless the tables are
     factorised.
     """
+
+    tensor_parts: ClassVar[int] = 1  # devices that share these sizes: see DeviceDimensions
 
     def _contradictions(self) -> Iterator[str]:
         sizes = ("head_dim", "num_kv_heads", "d_ff", "embedding_size", "vocab_size", "max_length")
@@ -422,13 +348,23 @@ class ModelDimensions(Model):
 
     @property
     def embedding_rows(self) -> int:
-        """vocab_size rounded up to vocab_multiple."""
-        return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
+        """vocab_size rounded up to vocab_multiple, or one device's share of that."""
+        rows = -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
+        return rows // self.tensor_parts
 
     @property
     def is_factorised(self) -> bool:
         """Whether embeddings are narrower (or wider) than the residual stream."""
         return self.embedding_size != self.d_model
+
+
+@dataclass(frozen=True)
+class DeviceDimensions(ModelDimensions):
+    """The sizes that one device computes with: num_heads, num_kv_heads, d_ff and embedding_rows are
+    its share of the model's. parallel.collectives.own_dimensions makes them.
+    """
+
+    tensor_parts: Positive = 1  # devices that share the model
 
 
 @dataclass(frozen=True)
@@ -442,6 +378,7 @@ class Mesh(Checked):
     preset: Literal["", "auto", "data", "fsdp", "fsdp_tensor", "long_context"] = ""
     data: Annotated[int, Range(-1)] = -1  # devices that split the batch; -1: all that are left
     fsdp: Positive = 1  # devices that split the batch and the parameters
+    expert: Positive = 1  # devices that split the batch, and the experts of a mixture
     # Devices that split the positions of each row (context parallelism), for long rows
     sequence: Positive = 1
     tensor: Positive = 1  # devices that split heads, d_ff and vocabulary
@@ -451,8 +388,9 @@ class Mesh(Checked):
     def _contradictions(self) -> Iterator[str]:
         if self.data == 0:
             yield "mesh.data: got 0, expected -1 (all that are left) or at least 1"
-        sizes = {"data": -1, "fsdp": 1, "sequence": 1, "tensor": 1}
-        given = [axis for axis, default in sizes.items() if getattr(self, axis) != default]
+        sizes = {field.name: field.default for field in dataclasses.fields(self)}
+        axes = [name for name, default in sizes.items() if isinstance(default, int)]
+        given = [axis for axis in axes if getattr(self, axis) != sizes[axis]]
         if self.preset and given:
             yield (
                 f"mesh.{given[0]}: got {getattr(self, given[0])}, but it follows from mesh.preset="
@@ -665,12 +603,6 @@ class RunConfig(Checked):
 
     def _contradictions(self) -> Iterator[str]:
         yield from self._of_lengths()
-        longest, table_rows = max(dataclasses.astuple(self.data.lengths)), self.model.max_length
-        if self.model.has_position_table and 0 < table_rows < longest:
-            yield (
-                f"model.max_length: got {table_rows}, but data.lengths go up to {longest}; raise "
-                "one or lower the other"
-            )
         parts, rows = self.training.microbatches, self.data.batch_size
         if rows % parts:
             yield f"training.microbatches: {parts} does not divide data.batch_size {rows}"

@@ -10,7 +10,7 @@ import jax
 from t5x_lite.config import RunConfig, Task, to_dict
 from t5x_lite.config.files import build, override, with_absolute_paths
 from t5x_lite.data.tasks.task_data import TaskData
-from t5x_lite.training import exact
+from t5x_lite.parallel import exact
 from t5x_lite.training.adapt import parse_adaptation
 
 # The base models that the recipes below were published for have this width. Narrower ones are

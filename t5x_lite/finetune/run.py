@@ -27,8 +27,9 @@ from t5x_lite.errors import IO_ERROR, NO_FILE, USAGE, UserError, user_errors
 from t5x_lite.finetune.recipe import config_of, with_schedule
 from t5x_lite.finetune.results import answers_of, curves_of, write
 from t5x_lite.inference.predict import as_records, judge_split, predict
+from t5x_lite.model.check import plan_checked
 from t5x_lite.model.transformer import count_parameters, parameter_shapes
-from t5x_lite.resolve import plan, resolve
+from t5x_lite.resolve import resolve
 from t5x_lite.training import loop, run_directory
 from t5x_lite.training.adapt import parse_adaptation
 from t5x_lite.training.best import PREFIX
@@ -95,7 +96,7 @@ def finetune(
         cells.append(Cell(settings, config, {}))
     # A setting that is wrong is refused before any cell is trained.
     for cell in cells:
-        plan(cell.config)
+        plan_checked(cell.config)
     first_seed, task = cells[0].config.seed, cells[0].config.task
     is_single = len(cells) == 1 and seeds == 1
 
@@ -161,7 +162,7 @@ def _train(
     on_log: Callable[[dict], None] | None,
 ) -> dict[str, float]:
     """One run, and what its best evaluation reached."""
-    rows = plan(config)
+    rows = plan_checked(config)
     assert isinstance(rows, TaskPlan)
     if config.adapt == "probe" and rows.format.head == "lm":
         reason = "a model that answers in words has no head to train"

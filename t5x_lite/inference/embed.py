@@ -19,9 +19,10 @@ from t5x_lite.data.tokenizers.vocabulary import Vocabulary
 from t5x_lite.errors import IO_ERROR, USAGE, UserError, user_errors
 from t5x_lite.inference.generate import bucket_length
 from t5x_lite.model.heads import Params, Row
+from t5x_lite.model.parts.positions import position_limit
 from t5x_lite.model.transformer import Transformer
+from t5x_lite.parallel.placement import to_host
 from t5x_lite.training.run_directory import LoadedModel
-from t5x_lite.training.sharding import to_host
 
 Pooling = Literal["mean", "cls", "none"]
 
@@ -74,14 +75,14 @@ def _hidden_states(loaded: LoadedModel, texts: list[str]) -> list[np.ndarray]:
     model, vocabulary = loaded.model, loaded.tokenizer.vocabulary
     ids = [_framed(loaded.tokenizer.encode(text), model, vocabulary) for text in texts]
     longest = max(map(len, ids))
-    if model.has_position_table and longest > model.max_length:
+    if position_limit(model) is not None and longest > model.max_length:
         reason = f"a text has {longest} tokens, the model reads {model.max_length}"
         raise UserError(USAGE, f"embed: {reason}; shorten it")
 
     # Rows as in training. A decoder reads its targets shifted right, behind the start token: what
     # is its last target it does not read.
     length = bucket_length(longest)
-    if model.has_position_table:
+    if position_limit(model) is not None:
         length = bucket_length(longest, model.max_length)
     inputs, nothing = Ragged.from_rows(ids), Ragged.empty(len(ids))
     if model.architecture == "encoder":

@@ -18,8 +18,9 @@ from t5x_lite.errors import USAGE, UserError
 from t5x_lite.inference.generate import bucket_length, generate_ids
 from t5x_lite.model import transformer
 from t5x_lite.model.heads import Params, Row, head_params, logits
+from t5x_lite.model.parts.positions import position_limit
+from t5x_lite.parallel.placement import to_host
 from t5x_lite.training.run_directory import LoadedModel
-from t5x_lite.training.sharding import to_host
 
 _BLANK = re.compile(r" ?_{3,}")  # a token holds the space before it, so the blank does too
 
@@ -43,7 +44,7 @@ def framed(loaded: LoadedModel, parts: Sequence[np.ndarray]) -> tuple[np.ndarray
     if config.architecture == "encoder":
         first, parts = 1, [[vocabulary["[CLS]"]], *parts, [vocabulary["[SEP]"]]]
     ids = np.concatenate(parts).astype(np.int32)
-    if config.has_position_table and len(ids) > config.max_length:
+    if position_limit(config) is not None and len(ids) > config.max_length:
         reason = f"the text has {len(ids)} tokens, the model reads {config.max_length}"
         raise UserError(USAGE, f"{reason}; shorten it")
     return ids, first

@@ -27,8 +27,9 @@ from t5x_lite.inference.decode_loop import (
     prefill,
     prepare_weights,
 )
+from t5x_lite.model.parts.positions import position_limit
+from t5x_lite.parallel.placement import to_host
 from t5x_lite.training.run_directory import LoadedModel
-from t5x_lite.training.sharding import to_host
 
 GREEDY = Sampling()
 # More are powers of two, so that prompts of similar length share one compiled program
@@ -85,7 +86,7 @@ def _output_tokens(config: ModelDimensions, longest_prompt: int, max_new_tokens:
     if config.architecture == "encoder":
         raise UserError(USAGE, "generate: an encoder writes no text; use fill")
     # Only a table of positions has an end.
-    if not config.has_position_table:
+    if position_limit(config) is None:
         return max_new_tokens
     if config.is_encoder_decoder:
         fits, room = longest_prompt <= config.max_length, config.max_length
@@ -119,7 +120,7 @@ def _prompt(loaded: LoadedModel, inputs: list[np.ndarray]) -> Prompt:
                 "generate: got an empty prompt, but the encoder must read something; write one",
             )
         length = bucket_length(
-            longest, config.max_length if config.has_position_table else _UNLIMITED
+            longest, config.max_length if position_limit(config) is not None else _UNLIMITED
         )
         one_target = Ragged.from_array(np.zeros((len(inputs), 1)))
         pairs = Pairs(Ragged.from_rows(inputs), one_target)

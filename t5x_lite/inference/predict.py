@@ -21,8 +21,8 @@ from t5x_lite.errors import USAGE, UserError
 from t5x_lite.inference.generate import bucket_length, forget_weights, generate_ids
 from t5x_lite.model import transformer
 from t5x_lite.model.heads import HEADS, Params, Row
+from t5x_lite.parallel.placement import to_host
 from t5x_lite.training.run_directory import LoadedModel
-from t5x_lite.training.sharding import to_host
 
 _ROWS_PER_BATCH = 32
 _LONGEST_SPAN = 30  # tokens of an answer (BERT's released code)

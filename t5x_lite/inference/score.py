@@ -24,8 +24,9 @@ from t5x_lite.inference.fill import before_sentinels, framed, masked_rows, split
 from t5x_lite.inference.generate import encode_prompts
 from t5x_lite.model import transformer
 from t5x_lite.model.heads import Params, Row, head_params, logits
+from t5x_lite.model.parts.positions import position_limit
+from t5x_lite.parallel.placement import to_host
 from t5x_lite.training.run_directory import LoadedModel
-from t5x_lite.training.sharding import to_host
 
 _POSITIONS_PER_BATCH = 4096
 _ROWS_OF_LOGITS = 8
@@ -177,7 +178,7 @@ def _pieces(
     for number, (context, ids) in enumerate(zip(inputs, targets, strict=True)):
         if model.is_encoder_decoder:
             room = model.max_length
-            fits = not model.has_position_table or len(context) <= model.max_length
+            fits = position_limit(model) is None or len(context) <= model.max_length
         else:
             room = model.max_length - len(context)
             fits = room > 0

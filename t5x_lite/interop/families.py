@@ -13,6 +13,8 @@ from typing import Any, Literal, NamedTuple
 
 from t5x_lite.config import Model, ModelDimensions
 from t5x_lite.errors import BAD_CONFIG, BAD_DATA, UserError
+from t5x_lite.model.parts.options import canonical, write_part
+from t5x_lite.model.parts.positions import POSITIONS, make_positions, position_limit
 from t5x_lite.resolve import resolve_model
 
 ConfigJson = dict[str, Any]  # the settings of a config.json, by Hugging Face's names
@@ -249,7 +251,7 @@ def differences(family: Family, model: ModelDimensions) -> list[Difference]:
     if model.activation not in _ACTIVATION_NAMES:
         return [Difference("activation", model.activation, "gelu")]
     ignored = set(_NOT_COMPARED)
-    if not model.has_position_table:
+    if position_limit(model) is None:
         ignored.add("max_length")
     if family.tied_by_tensors:
         ignored.add("tie_embeddings")
@@ -264,6 +266,8 @@ def differences(family: Family, model: ModelDimensions) -> list[Difference]:
     for name in names:
         value = getattr(model, name)
         needed = getattr(reread, name)
+        if name == "positions":
+            value, needed = canonical(POSITIONS, value), canonical(POSITIONS, needed)
         if name not in ignored and value != needed:
             differing.append(Difference(name, value, needed))
     return differing
@@ -384,15 +388,16 @@ def _roberta_fields(config: ConfigJson) -> ModelFields:
     offset = config["pad_token_id"] + 1
     return {
         "max_length": config["max_position_embeddings"] - offset,
-        "position_offset": offset,
+        "positions": write_part(POSITIONS, "learned", offset=offset),
     }
 
 
 def _roberta_settings(model: ModelDimensions) -> ConfigJson:
+    offset = getattr(make_positions(model), "offset", 0)
     return {
         "hidden_act": "gelu",
-        "max_position_embeddings": model.max_length + model.position_offset,
-        "pad_token_id": model.position_offset - 1,
+        "max_position_embeddings": model.max_length + offset,
+        "pad_token_id": offset - 1,
     }
 
 
@@ -495,8 +500,15 @@ def _t5_fields(config: ConfigJson) -> ModelFields:
     gated, _, activation = config["feed_forward_proj"].rpartition("-")
     if gated and activation == "gelu":
         activation = "gelu_new"
+    positions = write_part(
+        POSITIONS,
+        "relative",
+        buckets=config["relative_attention_num_buckets"],
+        distance=config["relative_attention_max_distance"],
+    )
     return {
         "activation": activation,
+        "positions": positions,
         "feed_forward": "gated_mlp" if gated else "mlp",
         "num_decoder_layers": config.get("num_decoder_layers", config["num_layers"]),
         "scale_logits": config.get("scale_decoder_outputs", config["tie_word_embeddings"]),
@@ -511,8 +523,11 @@ def _t5_settings(model: ModelDimensions) -> ConfigJson:
         if model.activation == "gelu_tanh":
             feed_forward = "gelu"
         feed_forward = f"gated-{feed_forward}"
+    positions = make_positions(model)
     return {
         "feed_forward_proj": feed_forward,
+        "relative_attention_num_buckets": getattr(positions, "buckets", 32),
+        "relative_attention_max_distance": getattr(positions, "distance", 128),
         "num_decoder_layers": model.num_decoder_layers or model.num_layers,
         # To `transformers` this says whether logits are scaled, too.
         "tie_word_embeddings": model.scale_logits,
@@ -531,8 +546,6 @@ T5 = Family(
         "d_kv": "head_dim",
         "d_ff": "d_ff",
         "layer_norm_epsilon": "norm_epsilon",
-        "relative_attention_num_buckets": "relative_buckets",
-        "relative_attention_max_distance": "relative_distance",
         "vocab_size": "vocab_size",
         "dropout_rate": "dropout",
     },
@@ -548,7 +561,6 @@ T5 = Family(
         "architecture": "encoder_decoder",
         "norm": "rms_norm",
         "bias": False,
-        "positions": "relative",
         "scale_attention": False,
     },
     other_fields=_t5_fields,
@@ -609,18 +621,19 @@ def _llama_fields(config: ConfigJson) -> ModelFields:
     if kind != "default":
         expected = "expected 'default', angles that are not scaled"
         raise UserError(BAD_DATA, f"config.json: rope_type={kind!r}: {expected}")
-    rotary_base = rope.get("rope_theta", config.get("rope_theta", 10_000.0))
+    base = float(rope.get("rope_theta", config.get("rope_theta", 10_000.0)))
     return {
-        "rotary_base": float(rotary_base),
+        "positions": write_part(POSITIONS, "rotary", base=base),
         "head_dim": config.get("head_dim", 0),
         "num_kv_heads": config.get("num_key_value_heads", 0),
     }
 
 
 def _llama_settings(model: ModelDimensions) -> ConfigJson:
+    base = getattr(make_positions(model), "base", 10_000.0)
     return {
-        "rope_parameters": {"rope_type": "default", "rope_theta": model.rotary_base},
-        "rope_theta": model.rotary_base,  # where transformers 4 looks
+        "rope_parameters": {"rope_type": "default", "rope_theta": base},
+        "rope_theta": base,  # where transformers 4 looks
         "head_dim": model.head_dim,
         "num_key_value_heads": model.num_kv_heads,
     }
@@ -657,7 +670,6 @@ LLAMA = Family(
         "feed_forward": "gated_mlp",
         "norm": "rms_norm",
         "bias": False,
-        "positions": "rotary",
     },
     other_fields=_llama_fields,
     other_settings=_llama_settings,

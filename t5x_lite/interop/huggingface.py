@@ -44,10 +44,10 @@ from t5x_lite.interop.families import (
 )
 from t5x_lite.interop.tokenizers import pretrained_files
 from t5x_lite.model.heads import Params
-from t5x_lite.model.layers import is_kernel
 from t5x_lite.model.transformer import parameter_axes, parameter_shapes, unpadded_shapes
+from t5x_lite.parallel.axes import is_kernel
+from t5x_lite.parallel.placement import to_host
 from t5x_lite.resolve import resolve_model
-from t5x_lite.training.sharding import to_host
 
 Shape = tuple[int, ...]
 

@@ -18,6 +18,7 @@ from t5x_lite.errors import USAGE, UserError, optional_import
 from t5x_lite.inference.generate import continue_texts
 from t5x_lite.inference.score import pseudo_log_likelihoods, score_targets
 from t5x_lite.inference.zero_shot import score_answers
+from t5x_lite.model.parts.positions import position_limit
 from t5x_lite.training import run_directory
 from t5x_lite.training.run_directory import LoadedModel
 
@@ -129,7 +130,7 @@ class HarnessModel(_LM):
         """
         model, tokenizer = self._model.model, self._model.tokenizer
         ids = tokenizer.encode(context)
-        if not model.has_position_table:
+        if position_limit(model) is None:
             return context
         written = 0 if model.is_encoder_decoder else min(room, model.max_length // 2)
         most = model.max_length - written

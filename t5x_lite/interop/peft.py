@@ -19,8 +19,8 @@ from t5x_lite.interop.huggingface import (
     write_directory,
 )
 from t5x_lite.model.heads import Params
+from t5x_lite.parallel.placement import to_host
 from t5x_lite.training.adapt import is_head, merge_low_rank
-from t5x_lite.training.sharding import to_host
 
 # What `peft` calls what a model predicts, by the name of the head that does.
 _TASK_TYPES = {

@@ -1,97 +1,97 @@
 """A block of a stack: a mixer, which mixes positions, and a feed-forward part, which treats each
 position alone, each with its residual connection, norm and dropout.
 
-To add a mixer (linear attention) or a feed-forward part (a mixture of experts): write the module,
-name it in MIXERS below or in layers.FEED_FORWARDS, and in the setting model.mixer or
-model.feed_forward of config/schema.py.
+The mesh ends here: parts are written for one device, and the block gathers the positions that a
+part reads and scatters what it writes (see parts/contract.py and parallel/collectives.py).
 
-Shapes: B rows, T positions, E encoder positions, D d_model.
+Shapes: B rows, T positions, E encoder positions, D d_model; C positions of this device of the mesh
+axis `sequence`, P of these those of this device of `tensor`.
 """
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import flax.linen as nn
-import jax.numpy as jnp
+import jax
 from flax import struct
 from jaxtyping import Array, Float, Int
 
 from t5x_lite.config import ModelDimensions
-from t5x_lite.model.attention import CrossAttention, SelfAttention
+from t5x_lite.model.dense import Unsummed, Written, constrain, parameter_dtype, with_axes
+from t5x_lite.model.dropout import Dropout, Noise
 from t5x_lite.model.kv_cache import KVCache
-from t5x_lite.model.layers import (
-    FEED_FORWARDS,
-    Adapter,
-    Auxiliary,
-    Dropout,
-    Norm,
-    add_auxiliary,
-    constrain,
-    parameter_dtype,
-    with_axes,
-)
-from t5x_lite.model.lstm import LSTM
 from t5x_lite.model.masks import AttentionMask
-from t5x_lite.model.parallel import gather_stream, own_stream, stream_places
-from t5x_lite.model.positions import sinusoidal
+from t5x_lite.model.parts.adapter import Adapter
+from t5x_lite.model.parts.attention import CrossAttention, KeysAndValues
+from t5x_lite.model.parts.contract import Auxiliary, add_auxiliary
+from t5x_lite.model.parts.norms import make_norm
+from t5x_lite.model.parts.options import part_name
+from t5x_lite.model.parts.positions import make_positions
+from t5x_lite.model.parts.table import make_feed_forward, make_mixer, splits_of
+from t5x_lite.parallel.collectives import (
+    from_experts,
+    gather_stream,
+    own_dimensions,
+    own_positions,
+    own_stream,
+    parts,
+    stream_places,
+    sum_over_batch,
+    sum_to_stream,
+    to_experts,
+    whole_row,
+)
 
 
 class StackContext(struct.PyTreeNode):
-    """What all blocks of a stack share; T are this device's positions."""
+    """What all blocks of a stack share, for the positions that a part sees.
 
-    segments: Int[Array, "B T"]  # 0 is padding
-    positions: Int[Array, "B T"]
-    mask: AttentionMask
-    mask_bias: Array  # mask.bias(position_bias)
-    position_bias: Array | None = None  # what positions add to attention's logits
-    cross_mask: AttentionMask | None = None
-    cross_mask_bias: Array | None = None
-    encoded: Float[Array, "B E D"] | None = None  # hidden states of the encoder, own positions
-    slot: int | Int[Array, ""] = 0  # of the decoding state, where the first token of x is written
-    deterministic: bool = struct.field(pytree_node=False, default=True)
-
-
-class Mixer(Protocol):
-    """The part of a block that mixes positions: an entry of MIXERS, made with the config.
-
-    It owns its decoding state: the keys and values of attention, the two vectors of an LSTM.
+    Attributes:
+        segments: 0 is padding.
+        mask_bias: mask.bias(position_bias).
+        position_bias: what positions add to attention's logits.
+        encoded: hidden states of the encoder, at this device's positions.
+        slot: of the decoding state, where the first token of x is written.
+        whole: the same for whole rows, for parts that run whole; None: this is for whole rows.
     """
 
-    def __call__(self, x_BTD: Array, context: StackContext) -> tuple[Array, Auxiliary]:
-        """Whole rows, as in training: [B, T, D] → [B, T, D], and auxiliary losses."""
-        ...
+    segments: Int[Array, "B T"]
+    positions: Int[Array, "B T"]
+    mask: AttentionMask
+    mask_bias: Array
+    noise: Noise
+    position_bias: Array | None = None
+    cross_mask: AttentionMask | None = None
+    cross_mask_bias: Array | None = None
+    encoded: Float[Array, "B E D"] | None = None
+    slot: int | Int[Array, ""] = 0
+    whole: "StackContext | None" = None
 
-    def initial_state(self, rows: int, slots: int) -> Any:
-        """The empty decoding state, with room for `slots` tokens. Every array has rows as its
-        first axis, since beam search reorders them.
-        """
-        ...
-
-    def prefill(self, x_BTD: Array, state: Any, context: StackContext) -> tuple[Array, Any]:
-        """Read T tokens of each row, padding where context.segments is 0: the outputs [B, T, D],
-        and the updated state.
-        """
-        ...
-
-    def step(self, x_B1D: Array, state: Any, context: StackContext) -> tuple[Array, Any]:
-        """Read one token of each row; also the first, where a prompt has one."""
-        ...
-
-
-MIXERS = {"attention": SelfAttention, "lstm": LSTM}
+    def seen_by(self, splits: tuple[str, ...]) -> "StackContext":
+        """The context of a part that may be split over these axes of the mesh."""
+        return self if self.whole is None or "sequence" in splits else self.whole
 
 
 class BlockState(struct.PyTreeNode):
-    """What one block keeps while text is generated."""
+    """What one block keeps while text is generated.
 
-    mixer: Any  # of the mixer's own kind
-    encoder: KVCache | None = None  # the encoder's keys and values
+    Attributes:
+        mixer: the mixer's own decoding state.
+        encoder: the encoder's keys and values.
+    """
+
+    mixer: Any
+    encoder: KVCache | None = None
+
+
+Splits = tuple[str, ...]  # axes of the mesh that a part may be split over
 
 
 class Block(nn.Module):
     """The mixer, then cross-attention where there is an encoder, then feed-forward; each with its
     residual.
 
-    Returns x [B, T, D], and the auxiliary losses of its parts, or, where text is generated, its new
+    Returns x [B, P, D], and the auxiliary losses of its parts, or, where text is generated, its new
     state.
     """
 
@@ -100,82 +100,169 @@ class Block(nn.Module):
     @nn.compact
     def __call__(
         self,
-        x_BTD,
+        x_BPD: Float[Array, "B P D"],
         depth: int | Int[Array, ""],
         context: StackContext,
         state: BlockState | None = None,
     ) -> tuple[Array, Auxiliary | BlockState]:
         config = self.config
-        mixer: Any = MIXERS[config.mixer](config, name=config.mixer)
         auxiliary: Auxiliary = {}
-        mixer_state = None if state is None else state.mixer
+        new_state = state
 
-        # The parts, each [B, T, D] → [B, T, D]. They differ in what else they read and leave.
-        def mix(y):
-            nonlocal auxiliary, mixer_state
+        # The parts by name, each with what it may be split over: [B, T, D] → [B, T, D].
+        mixer, mixer_splits = self._own(make_mixer, name=part_name(config.mixer))
+        feed_forward, feed_splits = self._own(make_feed_forward, name="feed_forward")
+
+        def mix(y: Array, context: StackContext) -> Written:
+            nonlocal auxiliary, new_state
             if state is None:
-                y, losses = mixer(y, context)
-                auxiliary = add_auxiliary(auxiliary, losses)
-            elif y.shape[1] == 1:
-                y, mixer_state = mixer.step(y, state.mixer, context)
-            else:
-                y, mixer_state = mixer.prefill(y, state.mixer, context)
+                written, losses = _mix(mixer, y, context)
+                auxiliary = add_auxiliary(auxiliary, _shared(losses, mixer_splits))
+                return written
+            read = mixer.step if y.shape[1] == 1 else mixer.prefill
+            y, mixer_state = read(y, state.mixer, context)
+            new_state = state.replace(mixer=mixer_state)
             return y
 
-        def cross_attend(y):
-            return CrossAttention(config, name="cross_attention")(
-                y, context, state and state.encoder
-            )
+        def cross_attend(y: Array, context: StackContext) -> Written:
+            attention = CrossAttention(own_dimensions(config), name="cross_attention")
+            if state is not None and state.encoder is not None:
+                kept = state.encoder
+                return attention(y, context, KeysAndValues(kept.keys, kept.values))
+            assert context.encoded is not None, "cross-attention needs an encoder"
+            return attention(y, context, _whole_memory(attention.memory(context.encoded)))
 
-        def feed(y):
+        def feed(y: Array, context: StackContext) -> Written:
             nonlocal auxiliary
-            module = FEED_FORWARDS[config.feed_forward](config, name="feed_forward")
-            y, losses = module(y, context)
-            auxiliary = add_auxiliary(auxiliary, losses)
-            return y
+            written, losses = _feed(feed_forward, y, context)
+            auxiliary = add_auxiliary(auxiliary, _shared(losses, feed_splits))
+            return written
 
-        parts = {config.mixer: mix}
+        steps: list[tuple[str, Splits, Callable]] = [(part_name(config.mixer), mixer_splits, mix)]
         if context.cross_mask is not None:
-            parts["cross_attention"] = cross_attend
-        if config.feed_forward != "none":
-            parts["feed_forward"] = feed
+            steps.append(("cross_attention", CrossAttention.splits, cross_attend))
+        if feed_forward is not None:
+            steps.append(("feed_forward", feed_splits, feed))
 
         # The Universal Transformer's positions, with the depth, come before every layer.
-        if config.positions == "universal":
-            positions = own_stream(context.positions)
-            signal = sinusoidal(positions, config.d_model) + sinusoidal(
-                jnp.asarray(depth), config.d_model
-            )
-            x_BTD += signal.astype(x_BTD.dtype)
+        signal = make_positions(config).before_layer(own_stream(context.positions), depth)
+        if signal is not None:
+            x_BPD += signal.astype(x_BPD.dtype)
 
-        length = context.segments.shape[1]
+        x_BPD = self._residual_sum(x_BPD, steps, context)
+        return x_BPD, auxiliary if new_state is None else new_state
+
+    def _own(self, make: Callable, name: str) -> tuple[Any, Splits]:
+        """Make a part as this device has it, and say what it may be split over."""
+        whole = make(self.config, parent=None)
+        if whole is None:
+            return None, ()
+        splits = splits_of(whole)
+        own = own_dimensions(self.config) if "tensor" in splits else self.config
+        return make(own, name=name), splits
+
+    def _residual_sum(
+        self,
+        x_BPD: Float[Array, "B P D"],
+        steps: list[tuple[str, Splits, Callable]],
+        context: StackContext,
+    ) -> Float[Array, "B P D"]:
+        """Add each part to the residual stream, with its norm and dropout."""
+        config, length = self.config, context.segments.shape[1]
         places = stream_places(length)
-        shared_norm = None
-        if config.parallel_residual:
-            shared_norm = gather_stream(Norm(config, name="norm")(x_BTD), length)
+        shared = None
+        if config.parallel_residual:  # PaLM: one norm for all parts, of the stream before them
+            shared = _Reading(make_norm(config, name="norm")(x_BPD), length)
 
-        for name, part in parts.items():
+        for name, splits, part in steps:
             # Pre-norm reads a normalised copy of the residual stream; post-norm reads the stream,
             # and normalises the sum.
-            if shared_norm is not None:
-                y = part(shared_norm)
+            if shared is not None:
+                reading = shared
             elif config.norm_position == "pre":
-                y = part(gather_stream(Norm(config, name=f"{name}_norm")(x_BTD), length))
+                reading = _Reading(make_norm(config, name=f"{name}_norm")(x_BPD), length)
             else:
-                y = part(gather_stream(x_BTD, length))
+                reading = _Reading(x_BPD, length)
+            y = part(reading.for_part(splits), context.seen_by(splits))
+            y = _to_stream(y, splits, config)
+
             if config.adapter_size:
                 y = Adapter(config, name=f"{name}_adapter")(y)
-            y = Dropout(config.dropout)(y, context.deterministic, places)
+            y = Dropout(config.dropout)(y, context.noise, places)
             # ReZero (Bachlechner et al., 2020): a learned share, 0 at first.
             if config.rezero:
                 zero = with_axes(nn.initializers.zeros)
                 y *= self.param(f"{name}_share", zero, (), parameter_dtype(config)).astype(y.dtype)
 
-            x_BTD += y
+            x_BPD += y
             if config.norm_position == "post":
-                x_BTD = Norm(config, name=f"{name}_norm")(x_BTD)
-            x_BTD = constrain(x_BTD, "batch", "sequence", None)
+                x_BPD = make_norm(config, name=f"{name}_norm")(x_BPD)
+            x_BPD = constrain(x_BPD, "batch", "sequence", None)
+        return x_BPD
 
-        if state is not None:
-            return x_BTD, state.replace(mixer=mixer_state)
-        return x_BTD, auxiliary
+
+# What devices exchange around a part.
+
+
+class _Reading:
+    """What parts read, gathered once for all parts that read the same positions."""
+
+    def __init__(self, own_BPD: Float[Array, "B P D"], length: int):
+        self._own = own_BPD
+        self._length = length
+        self._gathered: dict[bool, Array] = {}
+
+    def for_part(self, splits: Splits) -> Array:
+        """The positions that a part reads: whole rows, or this device's part of `sequence`."""
+        is_whole = "sequence" not in splits
+        if is_whole not in self._gathered:
+            x_BCD = gather_stream(self._own, self._length)
+            self._gathered[is_whole] = whole_row(x_BCD) if is_whole else x_BCD
+        return self._gathered[is_whole]
+
+
+def _to_stream(y: Written, splits: Splits, config: ModelDimensions) -> Float[Array, "B P D"]:
+    """What a part writes, at this device's positions of the residual stream."""
+    if isinstance(y, Unsummed):
+        summed = _to_stream_wide(y.terms, splits, config)
+        return (summed + y.bias).astype(config.dtype)
+    return _to_stream_wide(y, splits, config).astype(config.dtype)
+
+
+def _to_stream_wide(y: Array, splits: Splits, config: ModelDimensions) -> Float[Array, "B P D"]:
+    if "sequence" not in splits:
+        y = own_positions(y)
+    if "tensor" in splits:
+        y = sum_to_stream(y, config.dtype)
+    else:
+        y = own_stream(y)
+    return y
+
+
+def _shared(losses: Auxiliary, splits: Splits) -> Auxiliary:
+    """Auxiliary losses as one device's share of them: those of all devices of `sequence` are added
+    up, and a part that runs whole computes all of them on each.
+    """
+    if "sequence" in splits:
+        return losses
+    return jax.tree.map(lambda loss: loss / parts("sequence"), losses)
+
+
+def _mix(mixer: Any, y: Array, context: StackContext) -> tuple[Written, Auxiliary]:
+    if parts("sequence") == 1 or "sequence" not in splits_of(mixer):
+        return mixer(y, context)
+    return mixer(y, context, _whole_memory(mixer.memory(y, context)))
+
+
+def _whole_memory(memory: Any) -> Any:
+    """What a mixer remembers of all positions: arrays [B, heads, positions, …]."""
+    return jax.tree.map(lambda x: whole_row(x, axis=2), memory)
+
+
+def _feed(feed_forward: Any, y: Array, context: StackContext) -> tuple[Written, Auxiliary]:
+    if "expert" not in splits_of(feed_forward):
+        return feed_forward(y, context)
+    # Tokens travel to the devices that have their experts, and back.
+    routed = feed_forward.dispatch(y, context)
+    found = from_experts(feed_forward.compute(to_experts(routed.tokens)))
+    return feed_forward.combine(found, routed, sum_over_batch(routed.counts))

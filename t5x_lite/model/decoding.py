@@ -13,12 +13,14 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Array, Float, Int
 
 from t5x_lite.config import ModelDimensions
-from t5x_lite.model.attention import CrossAttention
-from t5x_lite.model.blocks import MIXERS, Block, BlockState
+from t5x_lite.model.blocks import Block, BlockState
+from t5x_lite.model.dropout import Noise
 from t5x_lite.model.heads import Params, Row, logits
-from t5x_lite.model.layers import is_kernel
 from t5x_lite.model.masks import AttentionMask
+from t5x_lite.model.parts.attention import CrossAttention
+from t5x_lite.model.parts.table import layers_of_period, make_mixer
 from t5x_lite.model.transformer import Stack, Transformer, parameter_axes
+from t5x_lite.parallel.axes import is_kernel
 
 
 class DecodingWeights(struct.PyTreeNode):
@@ -37,7 +39,7 @@ def _transpose_kernels(config: ModelDimensions, params: Params, axes: Params) ->
     leaves: Any = flatten_dict(params)
     kept, transposed = {}, {}
     for path, leaf in leaves.items():
-        if is_kernel(names[path]):
+        if is_kernel(names[path]) and leaf.ndim == 2:  # of a Dense layer
             transposed[path] = leaf.astype(config.dtype).T
         else:
             kept[path] = leaf
@@ -56,10 +58,14 @@ def decoding_weights(config: ModelDimensions, params: Params) -> DecodingWeights
         layers = [block] * config.num_decoder_layers
     else:
         scanned = stack.pop("layers")
+        period = len(layers_of_period(config))
         layers = []
         for i in range(config.num_decoder_layers):
-            layer = jax.tree.map(lambda x, i=i: x[i], scanned)
-            layers.append(_transpose_kernels(config, layer, axes[name]["layers"]))
+            turn, place = divmod(i, period)
+            layer, layer_axes = jax.tree.map(lambda x, i=turn: x[i], scanned), axes[name]["layers"]
+            if period > 1:
+                layer, layer_axes = (tree[f"block_{place}"] for tree in (layer, layer_axes))
+            layers.append(_transpose_kernels(config, layer, layer_axes))
 
     # The head; the embedding table is a transposed kernel already.
     of_head = _transpose_kernels(config, head, axes.get("head", {}))
@@ -87,7 +93,7 @@ def initial_state(
     Args:
         row: the encoder's input, if there is an encoder.
     """
-    mixer: Any = MIXERS[config.mixer](config)
+    mixer = make_mixer(config)
     states = [BlockState(mixer.initial_state(rows, slots)) for _ in weights.layers]
     nothing = jnp.zeros((rows, slots), jnp.int32)
     if row is None:
@@ -146,14 +152,15 @@ def read_tokens(
         cross_mask = AttentionMask(is_real, state.encoder_segments)
 
     # What the blocks share.
+    noise = Noise(jnp.arange(len(tokens)))
     stack: Any = Stack(config, len(weights.layers), share_layers=True)
     stack_params = {"params": weights.outer["decoder"]}
     context = stack.apply(
         stack_params,
         mask,
         config.architecture == "prefix_decoder",
-        segments=is_real,
-        positions=positions,
+        positions,
+        noise,
         cross_mask=cross_mask,
         slot=slot,
         method=Stack.context,
@@ -163,12 +170,13 @@ def read_tokens(
     row = {"decoder_tokens": tokens, "decoder_positions": positions}
     embedder: Any = Transformer(config)
     x = embedder.apply({"params": weights.outer}, row, "decoder", method=Transformer.embed)
-    block: Any = Block(config)
     blocks = []
+    of_layers = layers_of_period(config)
     for depth, (layer, block_state) in enumerate(zip(weights.layers, state.blocks, strict=True)):
+        block: Any = Block(of_layers[depth % len(of_layers)])
         x, block_state = block.apply(layer, x, jnp.array(depth), context, block_state)
         blocks.append(block_state)
-    x = stack.apply(stack_params, x, method=Stack.finish)
+    x = stack.apply(stack_params, x, noise, method=Stack.finish)
     return x, state.replace(blocks=blocks)
 
 

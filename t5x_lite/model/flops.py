@@ -2,79 +2,65 @@
 
 Multiply and add count as two; the backward pass is twice the forward. Recomputation, norms and
 softmax do not count; causal attention counts half of its square, that of a prefix decoder, whose
-split varies, all of it; the output layer counts scored positions alone; what is computed once for
+split varies, all of it; the output layer counts scored positions only; what is computed once for
 all rows, such as Transformer-XL's distances, does not count. Parameters that are not trained count
-as if they were.
+as if they were. Each part of a block and each head states its own cost.
 """
 
 from t5x_lite.config import ModelDimensions
 from t5x_lite.data.rows.layouts import RowShape
 from t5x_lite.hardware import chip_of
+from t5x_lite.model.heads import HEAD_MODULES
+from t5x_lite.model.parts.attention import CrossAttention
+from t5x_lite.model.parts.contract import Stack
+from t5x_lite.model.parts.table import layers_of_period, make_feed_forward, make_mixer
 
 
 def forward_flops(config: ModelDimensions, shape: RowShape, scored: float | int) -> float:
-    """FLOPs of one row's forward pass.
+    """Return the FLOPs of one row's forward pass.
 
     Args:
         scored: positions at which the output layer is computed, a mean over rows.
     """
-    d_model, embedding_size = config.d_model, config.embedding_size
-    query_features = config.num_heads * config.head_dim
-    kv_features = config.num_kv_heads * config.head_dim
-    matrices = {"mlp": 2, "gated_mlp": 3, "none": 0}[config.feed_forward]
-    feed_forward = 2 * matrices * d_model * config.d_ff
-    # Queries times vectors of distances; Shaw et al. weigh such vectors, too.
-    relative = {"transformer_xl": 1.5, "shaw": 2.0}.get(config.positions, 1.0)
-
-    def attention(queries: int, keys: int, logits_cost: float = 1.0) -> float:
-        """The projections, and the products for logits and values, times `logits_cost`: about ½
-        where causal, more than 1 with terms of relative positions in the logits.
-        """
-        projections = 4 * d_model * (query_features * queries + kv_features * keys)
-        return projections + 4 * queries * keys * query_features * logits_cost
-
-    def mixer(positions: int, logits_cost: float, directions: int) -> float:
-        if config.mixer == "attention":
-            return attention(positions, positions, logits_cost)
-        # An LSTM: four gates of the token and of the last output, and the projection.
-        return 2.0 * directions * positions * (2 * 4 + 1) * d_model * config.lstm_cells
-
     total = 0.0
     if config.is_factorised:
-        total += 2 * embedding_size * d_model * (shape.encoder + shape.decoder)
+        total += 2 * config.embedding_size * config.d_model * (shape.encoder + shape.decoder)
     if shape.encoder:
-        layer = mixer(shape.encoder, relative, directions=2) + shape.encoder * feed_forward
-        total += config.num_layers * layer
+        stack = Stack(shape.encoder, shape.encoder, bidirectional=True)
+        total += _stack_flops(config, config.num_layers, stack)
     if shape.decoder:
+        layers = config.num_decoder_layers * (2 if config.backward_decoder else 1)
         sees_ahead = shape.bidirectional_prefix or shape.looks_ahead
-        causal = 1.0 if sees_ahead else (shape.decoder + 1) / (2 * shape.decoder)
-        layer = mixer(shape.decoder, causal * relative, directions=1)
-        layer += shape.decoder * feed_forward
+        visible = shape.decoder if sees_ahead else (shape.decoder + 1) / 2
+        total += _stack_flops(config, layers, Stack(shape.decoder, visible, bidirectional=False))
         if shape.encoder:
-            layer += attention(shape.decoder, shape.encoder)
-        total += config.num_decoder_layers * layer
-        if config.backward_decoder:
-            total += config.num_decoder_layers * layer
-            scored *= 2
+            cross = CrossAttention(config).cost(shape.decoder, shape.encoder, shape.encoder)
+            total += layers * cross
+    for head in HEAD_MODULES.values():
+        if head.wanted(config):
+            total += head.flops(config, shape.longest, scored)
+    return total
 
-    # The head: what maps hidden states to the table's width, then the table, at scored positions.
-    if config.lm_head:
-        width = embedding_size if config.tie_embeddings else d_model
-        head = config.vocab_size * width
-        if config.mlm_head or width != d_model:
-            head += d_model * width
-        total += 2 * scored * head
-    if config.num_classes:
-        total += 2 * d_model * (d_model + config.num_classes)
+
+def _stack_flops(config: ModelDimensions, layers: int, stack: Stack) -> float:
+    """FLOPs of the mixers and feed-forward parts of a stack."""
+    total = layers * make_mixer(config).flops(stack)
+    of_layers = layers_of_period(config)
+    for of_layer in of_layers:
+        feed_forward = make_feed_forward(of_layer)
+        if feed_forward is not None:
+            total += layers / len(of_layers) * feed_forward.flops(stack)
     return total
 
 
 def step_flops(config: ModelDimensions, shape: RowShape, scored: float | int) -> float:
-    """FLOPs of forward and backward for one row."""
+    """Return the FLOPs of forward and backward for one row."""
     return 3 * forward_flops(config, shape, scored)
 
 
 def peak_flops(device_kind: str, dtype: str) -> float | None:
-    """Peak FLOP/s of a device for the compute type; None where it is not known (every CPU)."""
+    """Return the peak FLOP/s of a device for the compute type; None if it is not known, as for
+    every CPU.
+    """
     chip = chip_of(device_kind)
     return chip.peak if chip and dtype == "bfloat16" else None

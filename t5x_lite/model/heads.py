@@ -1,6 +1,10 @@
 """Heads: what is predicted from the hidden states. HEAD_MODULES holds the layers, by the name of
-their parameters; each entry of HEADS says which hidden states a head reads, its loss as sums, and
-the row keys it needs.
+their parameters; each entry of HEADS says which hidden states a head reads, its loss as sums, the
+row keys it needs, and what it costs.
+
+A head is written for one device. Where several devices share rows, it gets whole rows, unless it
+`splits_rows`: then it gets this device's positions of hidden states and row keys, and its sums are
+added up. Where they share the vocabulary, it gets this device's part of the output layer.
 
 Shapes: B rows, T positions, K scored positions, S segments with a label, D d_model, V embedding
 rows, C classes.
@@ -13,23 +17,21 @@ from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from t5x_lite.config import ModelDimensions
-from t5x_lite.model.layers import (
-    Auxiliary,
+from t5x_lite.model.dense import (
     Dense,
-    Dropout,
-    Norm,
-    activate,
     constrain,
     padded_with_zeros,
     parameter_dtype,
     with_axes,
 )
+from t5x_lite.model.dropout import Dropout, Noise
 from t5x_lite.model.losses import (
     LossSettings,
     Sums,
+    Vocabulary,
     choice_sums,
     class_sums,
     cross_entropy,
@@ -38,7 +40,9 @@ from t5x_lite.model.losses import (
 )
 from t5x_lite.model.masks import MASKED
 from t5x_lite.model.matmul import matmul, matmul_transposed
-from t5x_lite.model.parallel import own_positions, part_places, sum_over_sequence, whole_row
+from t5x_lite.model.parts.activations import activate
+from t5x_lite.model.parts.contract import Auxiliary
+from t5x_lite.model.parts.norms import make_norm
 
 # A batch of rows, [B, …] each, by the keys of data/rows/layouts.py.
 Row = dict[str, Array]
@@ -46,26 +50,44 @@ Params = dict[str, Any]
 
 
 class ModelOutput(NamedTuple):
-    """What the Transformer returns, and heads read."""
+    """What the Transformer returns, and heads read.
 
-    # Of the decoder, or of an encoder alone; where several devices share a row, at this one's
-    # positions
+    Attributes:
+        hidden_states: of the decoder, or of an encoder that has none.
+        auxiliary: losses by name, summed over the positions that are no padding.
+        backward_states: of a backward decoder: at each position, what comes after it.
+    """
+
     hidden_states: Float[Array, "B T D"]
-    auxiliary: Auxiliary  # auxiliary losses by name, summed over the positions that are no padding
-    # Of a backward decoder: at each position, of what comes after it
+    auxiliary: Auxiliary
     backward_states: Float[Array, "B T D"] | None = None
 
     @property
-    def whole_rows(self) -> Float[Array, "B T D"]:
-        """The hidden states at all positions."""
-        return whole_row(self.hidden_states)
-
-    @property
     def both_ways(self) -> Float[Array, "B T F"]:
-        """All that is known at each position: of two decoders, side by side."""
+        """All that is known at each position: the states of two decoders, side by side."""
         if self.backward_states is None:
             return self.hidden_states
         return jnp.concatenate([self.hidden_states, self.backward_states], -1)
+
+
+class HeadInput(NamedTuple):
+    """What the loss of a head is computed from.
+
+    Attributes:
+        params: of the whole model.
+        states: the hidden states that the head reads: what its `read` returned.
+        vocabulary: the part of the vocabulary that this device has.
+        noise, key: of dropout; key None: there is none.
+    """
+
+    config: ModelDimensions
+    params: Params
+    states: Array
+    row: Row
+    settings: LossSettings
+    vocabulary: Vocabulary
+    noise: Noise
+    key: Array | None = None
 
 
 class LanguageModelHead(nn.Module):
@@ -77,7 +99,10 @@ class LanguageModelHead(nn.Module):
 
     @nn.compact
     def __call__(
-        self, hidden: Float[Array, "*rows D"], kernel: Array | None
+        self,
+        hidden: Float[Array, "*rows D"],
+        kernel: Array | None,
+        ids: Int[Array, " V"] | None = None,
     ) -> Float[Array, "*rows V"]:
         config, dtype = self.config, parameter_dtype(self.config)
 
@@ -86,7 +111,7 @@ class LanguageModelHead(nn.Module):
         width_axis = "factor" if width != config.d_model else "pooled"
         if config.mlm_head:
             hidden = Dense(config, width, ("embed", width_axis), name="dense")(hidden)
-            hidden = Norm(config, name="norm")(activate(config.activation, hidden))
+            hidden = make_norm(config, name="norm")(activate(config.activation, hidden))
         elif width != config.d_model:
             hidden = Dense(config, width, ("embed", width_axis), name="dense")(hidden)
         if config.scale_logits:
@@ -109,8 +134,8 @@ class LanguageModelHead(nn.Module):
             logits += self.param("bias", with_axes(nn.initializers.zeros, "vocab"), (rows,), dtype)
 
         # Mask the padding of the vocabulary.
-        if rows > config.vocab_size:
-            ids = part_places(logits.shape[-1])
+        if rows * config.tensor_parts > config.vocab_size:
+            ids = jnp.arange(rows) if ids is None else ids
             logits = jnp.where(ids < config.vocab_size, logits, MASKED)
         if logits.ndim == 3:
             return constrain(logits, "batch", "sequence", "vocab")
@@ -127,14 +152,12 @@ class SequenceLabelHead(nn.Module):
     config: ModelDimensions
 
     @nn.compact
-    def __call__(
-        self, state: Float[Array, "*rows D"], deterministic: bool = True
-    ) -> Float[Array, "*rows C"]:
+    def __call__(self, state: Float[Array, "*rows D"], noise: Noise) -> Float[Array, "*rows C"]:
         config = self.config
         if config.architecture == "encoder":
             state = Dense(config, config.d_model, ("embed", "pooled"), name="pooler")(state)
             state = jnp.tanh(state)
-        state = Dropout(config.dropout)(state, deterministic=deterministic)
+        state = Dropout(config.dropout)(state, noise)
         output = Dense(config, config.num_classes, ("pooled", "classes"), name="output")
         return output(state).astype(parameter_dtype(config))
 
@@ -153,13 +176,33 @@ class SpanHead(nn.Module):
 
 
 class HeadModule(NamedTuple):
-    """The layers of a head."""
+    """The layers of a head.
+
+    Attributes:
+        wanted: True for a model that has them.
+        call: (layers, output of the Transformer, embedding table) → theirs, for initialisation.
+        flops: (config, positions of a row, scored positions) → FLOPs of a row's forward pass.
+    """
 
     make: Callable[[ModelDimensions], Any]
-    # Whether a model has them:
     wanted: Callable[[ModelDimensions], bool]
-    # (layers, output of the Transformer, embedding table) → theirs, for initialisation:
-    call: Callable[[Any, Any, Array], Array]
+    call: Callable[[Any, ModelOutput, Array], Array]
+    flops: Callable[[ModelDimensions, int, float], float]
+
+
+def _language_model_flops(config: ModelDimensions, positions: int, scored: float | int) -> float:
+    """What maps hidden states to the table's width, then the table."""
+    width = config.embedding_size if config.tie_embeddings else config.d_model
+    products = config.vocab_size * width
+    if config.mlm_head or width != config.d_model:
+        products += config.d_model * width
+    if config.backward_decoder:
+        scored *= 2
+    return 2.0 * scored * products
+
+
+def _quiet(rows: int) -> Noise:
+    return Noise(jnp.arange(rows))
 
 
 # By the key of the model's parameters.
@@ -168,16 +211,21 @@ HEAD_MODULES = {
         LanguageModelHead,
         wanted=lambda config: config.lm_head,
         call=lambda head, output, table: head(output.hidden_states, table.T),
+        flops=_language_model_flops,
     ),
     "classifier": HeadModule(
         SequenceLabelHead,
         wanted=lambda config: config.num_classes > 0,
-        call=lambda head, output, table: head(output.both_ways[:, 0]),
+        call=lambda head, output, table: head(output.both_ways[:, 0], _quiet(1)),
+        flops=lambda config, positions, scored: (
+            2.0 * config.d_model * (config.d_model + config.num_classes)
+        ),
     ),
     "span_head": HeadModule(
         SpanHead,
         wanted=lambda config: config.span_head,
         call=lambda head, output, table: head(output.both_ways),
+        flops=lambda config, positions, scored: 2.0 * config.d_model * 2 * positions,
     ),
 }
 
@@ -191,68 +239,73 @@ def head_params(params: Params) -> Params:
 
 
 def logits(
-    config: ModelDimensions, params: Params, hidden: Float[Array, "*rows D"]
+    config: ModelDimensions,
+    params: Params,
+    hidden: Float[Array, "*rows D"],
+    ids: Int[Array, " V"] | None = None,
 ) -> Float[Array, "*rows V"]:
-    """Hidden states to logits over the vocabulary, by the parameters that `head_params` picks."""
+    """Map hidden states to logits over the vocabulary.
+
+    Args:
+        params: what `head_params` picks.
+        ids: of the columns of the output layer; None: all, in order.
+    """
     variables = {"params": params["head"], "transposed": params.get("transposed", {})}
     head: Any = LanguageModelHead(config)
-    return head.apply(variables, hidden, params["kernel"])
+    return head.apply(variables, hidden, params["kernel"], ids)
 
 
 def scored_positions(output: ModelOutput, row: Row) -> Float[Array, "B K D"]:
     """The hidden states at the scored positions of an encoder."""
-    return jnp.take_along_axis(output.whole_rows, row["encoder_scored"][..., None], 1)
+    return jnp.take_along_axis(output.hidden_states, row["encoder_scored"][..., None], 1)
 
 
 @dataclass(frozen=True)
 class Head:
-    """One head and its loss."""
+    """One head and its loss.
 
-    params_key: str  # of the model's parameters, those that it predicts with
-    row_keys: tuple[str, ...]  # that rows must have
-    # The output of the Transformer → the hidden states that it predicts from:
+    Attributes:
+        params_key: of the model's parameters, those that it predicts with.
+        row_keys: that rows must have.
+        read: output of the Transformer → the hidden states that it predicts from.
+        sums: the loss of what `read` returns.
+        weight: by which the sums of a batch are divided.
+        metric_prefix: of loss and accuracy.
+        outputs: what a task's predictions are made of, logits [B, S, …] of each label or [B, T, 2]
+            of each position; None: the head predicts tokens.
+        splits_rows: True if it treats each position of a decoder alone.
+    """
+
+    params_key: str
+    row_keys: tuple[str, ...]
     read: Callable[[ModelOutput, Row], Array]
-    # The loss of what `read` returns; the key is for dropout, None: none.
-    sums: Callable[[ModelDimensions, Params, Array, Row, LossSettings, Array | None], Sums]
-    weight: Callable[[Row], Array]  # by which the sums of a batch are divided
-    metric_prefix: str = ""  # of loss and accuracy
-    # What a task's predictions are made of: logits [B, S, …] of each label, or [B, T, 2] of each
-    # position; None: the head predicts tokens.
+    sums: Callable[[HeadInput], Sums]
+    weight: Callable[[Row], Array]
+    metric_prefix: str = ""
     outputs: Callable[[ModelDimensions, Params, Array, Row], Array] | None = None
+    splits_rows: bool = False
 
 
-def _vocabulary_sums(
-    stack: str,
-    config: ModelDimensions,
-    params: Params,
-    hidden: Array,
-    row: Row,
-    settings: LossSettings,
-    key: Array | None,
-) -> Sums:
-    targets, weights = row[f"{stack}_targets"], row[f"{stack}_weights"]
-    # At this device's positions, or at all.
-    is_own = hidden.shape[1] < targets.shape[1]
-    if is_own:
-        targets, weights = own_positions(targets), own_positions(weights)
-    sums = cross_entropy(
-        partial(logits, config),
-        head_params(params),
-        hidden,
+def _vocabulary_sums(given: HeadInput, targets: Array, weights: Array) -> Sums:
+    return cross_entropy(
+        partial(logits, given.config, ids=given.vocabulary.ids),
+        head_params(given.params),
+        given.states,
         targets,
         weights,
-        config.vocab_size,
-        settings,
+        given.vocabulary,
+        given.settings,
     )
-    return sum_over_sequence(sums) if is_own else sums
 
 
-def _all_states(output: ModelOutput, row: Row) -> Float[Array, "B T D"]:
-    return output.whole_rows
+def _decoder_sums(given: HeadInput) -> Sums:
+    row = given.row
+    return _vocabulary_sums(given, row["decoder_targets"], row["decoder_weights"])
 
 
-def _own_states(output: ModelOutput, row: Row) -> Float[Array, "B T D"]:
-    return output.hidden_states
+def _encoder_sums(given: HeadInput) -> Sums:
+    row = given.row
+    return _vocabulary_sums(given, row["encoder_targets"], row["encoder_weights"])
 
 
 def _backward_states(output: ModelOutput, row: Row) -> Float[Array, "B T D"]:
@@ -266,31 +319,37 @@ def _backward_weights(row: Row) -> Float[Array, "B T"]:
     return is_text.astype(row["decoder_weights"].dtype)
 
 
-def _backward_lm_sums(config, params, hidden, row, settings, key) -> Sums:
-    exchanged = {
-        "decoder_targets": row["decoder_tokens"],
-        "decoder_weights": _backward_weights(row),
-    }
-    return _vocabulary_sums("decoder", config, params, hidden, exchanged, settings, key)
+def _backward_sums(given: HeadInput) -> Sums:
+    return _vocabulary_sums(given, given.row["decoder_tokens"], _backward_weights(given.row))
 
 
-def _auxiliary_lm_sums(config, params, hidden, row, settings: LossSettings, key) -> Sums:
+def _auxiliary_lm_sums(given: HeadInput) -> Sums:
     """The language model's sums, its share of the loss scaled (Radford et al., 2018, eq. 5)."""
-    sums = _vocabulary_sums("decoder", config, params, hidden, row, settings, key)
-    return sums | {"total_loss": settings.auxiliary_lm * sums["total_loss"]}
+    sums = _decoder_sums(given)
+    return sums | {"total_loss": given.settings.auxiliary_lm * sums["total_loss"]}
 
 
 def _class_logits(
-    config: ModelDimensions, params: Params, states: Array, key: Array | None = None
+    config: ModelDimensions,
+    params: Params,
+    states: Array,
+    noise: Noise | None = None,
+    key: Array | None = None,
 ) -> Array:
     head: Any = SequenceLabelHead(config)
     rngs = {} if key is None else {"dropout": key}
-    return head.apply({"params": params["classifier"]}, states, key is None, rngs=rngs)
+    noise = _quiet(len(states)) if noise is None or key is None else noise
+    return head.apply({"params": params["classifier"]}, states, noise, rngs=rngs)
 
 
-def _sequence_label_sums(config, params, hidden, row, settings, key) -> Sums:
-    predicted = _class_logits(config, params, hidden)
-    return class_sums(predicted, row["encoder_labels"], _real_rows(row).astype(predicted.dtype))
+def _logits_of_labels(given: HeadInput) -> Array:
+    return _class_logits(given.config, given.params, given.states, given.noise, given.key)
+
+
+def _sequence_label_sums(given: HeadInput) -> Sums:
+    predicted = _class_logits(given.config, given.params, given.states)
+    weights = _real_rows(given.row).astype(predicted.dtype)
+    return class_sums(predicted, given.row["encoder_labels"], weights)
 
 
 def _label_states(output: ModelOutput, row: Row) -> Float[Array, "B S F"]:
@@ -298,7 +357,7 @@ def _label_states(output: ModelOutput, row: Row) -> Float[Array, "B S F"]:
     one that has read all of the segment, its first.
     """
     places = row["label_positions"]
-    states = jnp.take_along_axis(output.whole_rows, places[..., None], 1)
+    states = jnp.take_along_axis(output.hidden_states, places[..., None], 1)
     if output.backward_states is None:
         return states
     firsts = places - jnp.take_along_axis(row["decoder_positions"], places, 1)
@@ -306,20 +365,20 @@ def _label_states(output: ModelOutput, row: Row) -> Float[Array, "B S F"]:
     return jnp.concatenate([states, backward], -1)
 
 
-def _class_sums(config, params, states, row, settings, key) -> Sums:
-    predicted = _class_logits(config, params, states, key)
+def _class_sums(given: HeadInput) -> Sums:
+    predicted, row = _logits_of_labels(given), given.row
     labels = row["label_values"][..., 0].astype(jnp.int32)
     return class_sums(predicted, labels, row["label_weights"].astype(predicted.dtype))
 
 
-def _number_sums(config, params, states, row, settings, key) -> Sums:
-    predicted = _class_logits(config, params, states, key)[..., 0]
+def _number_sums(given: HeadInput) -> Sums:
+    predicted, row = _logits_of_labels(given)[..., 0], given.row
     weights = row["label_weights"].astype(predicted.dtype)
     return number_sums(predicted, row["label_values"][..., 0], weights)
 
 
-def _choice_sums(config, params, states, row, settings, key) -> Sums:
-    scores = _class_logits(config, params, states, key)[..., 0]
+def _choice_sums(given: HeadInput) -> Sums:
+    scores, row = _logits_of_labels(given)[..., 0], given.row
     weights = row["label_weights"].astype(scores.dtype)
     return choice_sums(scores, row["label_values"][..., 0], weights, row["label_groups"])
 
@@ -329,8 +388,8 @@ def _span_logits(config: ModelDimensions, params: Params, hidden: Array) -> Arra
     return head.apply({"params": params["span_head"]}, hidden)
 
 
-def _span_sums(config, params, hidden, row, settings, key) -> Sums:
-    predicted = _span_logits(config, params, hidden)
+def _span_sums(given: HeadInput) -> Sums:
+    predicted, row = _span_logits(given.config, given.params, given.states), given.row
     weights = row["label_weights"].astype(predicted.dtype)
     starts = row["label_positions"]  # of the segments
     spans = row["label_values"].astype(jnp.int32) + starts[..., None]
@@ -338,12 +397,12 @@ def _span_sums(config, params, hidden, row, settings, key) -> Sums:
 
 
 def _real_rows(row: Row) -> Array:
-    """Rows that are no padding: bool [B]."""
+    """True for rows that are no padding: [B]."""
     return row["encoder_segments"][:, 0] > 0
 
 
 def _label_head(
-    sums: Callable[..., Sums],
+    sums: Callable[[HeadInput], Sums],
     row_keys: tuple[str, ...] = (),
     weight: Callable[[Row], Array] = lambda row: row["label_weights"].sum(),
 ) -> Head:
@@ -363,16 +422,17 @@ HEADS = {
     "lm": Head(
         params_key="head",
         row_keys=("decoder_targets", "decoder_weights"),
-        read=_own_states,
-        sums=partial(_vocabulary_sums, "decoder"),
+        read=lambda output, row: output.hidden_states,
+        sums=_decoder_sums,
         weight=lambda row: row["decoder_weights"].sum(),
+        splits_rows=True,
     ),
     # Every position of a backward decoder: ELMo (Peters et al., 2018, §3.1).
     "backward_lm": Head(
         params_key="head",
         row_keys=("decoder_tokens", "decoder_segments", "decoder_positions", "decoder_weights"),
         read=_backward_states,
-        sums=_backward_lm_sums,
+        sums=_backward_sums,
         weight=lambda row: _backward_weights(row).sum(),
         metric_prefix="backward_",
     ),
@@ -381,14 +441,14 @@ HEADS = {
         params_key="head",
         row_keys=("encoder_scored", "encoder_targets", "encoder_weights"),
         read=scored_positions,
-        sums=partial(_vocabulary_sums, "encoder"),
+        sums=_encoder_sums,
         weight=lambda row: row["encoder_weights"].sum(),
     ),
     # The first position of an encoder: next sentence, sentence order.
     "sequence_label": Head(
         params_key="classifier",
         row_keys=("encoder_labels", "encoder_segments"),
-        read=lambda output, row: output.whole_rows[:, 0],
+        read=lambda output, row: output.hidden_states[:, 0],
         sums=_sequence_label_sums,
         weight=lambda row: _real_rows(row).sum(),
         metric_prefix="label_",
@@ -397,10 +457,11 @@ HEADS = {
     "auxiliary_lm": Head(
         params_key="head",
         row_keys=("decoder_targets", "decoder_weights"),
-        read=_own_states,
+        read=lambda output, row: output.hidden_states,
         sums=_auxiliary_lm_sums,
         weight=lambda row: row["decoder_weights"].sum(),
         metric_prefix="lm_",
+        splits_rows=True,
     ),
     # One position of each segment: tasks.
     "class": _label_head(_class_sums),
@@ -415,7 +476,7 @@ HEADS = {
     "span": Head(
         params_key="span_head",
         row_keys=("label_values", "label_positions", "label_weights", "encoder_segments"),
-        read=_all_states,
+        read=lambda output, row: output.hidden_states,
         sums=_span_sums,
         weight=lambda row: row["label_weights"].sum(),
         outputs=lambda config, params, hidden, row: _span_logits(config, params, hidden),

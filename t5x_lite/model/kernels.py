@@ -25,7 +25,8 @@ from t5x_lite.model.matmul import (
     target_kind,
     target_platform,
 )
-from t5x_lite.model.parallel import own_part, parts, sequence_order
+from t5x_lite.model.parts.positions import NoPositions
+from t5x_lite.parallel.sequence import sequence_order
 
 Queries = Float[Array, "B H T K"]
 Keys = Float[Array, "B G S K"]
@@ -194,7 +195,7 @@ def splash(
         T, S = q.shape[2], k.shape[2]
         block = next(size for size in (512, 256, 128) if T % size == 0 and S % size == 0)
         # Several devices may share a row, each with its own queries.
-        devices = parts("sequence") if mask.causal else 1
+        devices = mask.shards if mask.causal else 1
         pattern: Any = masks.FullMask((T, S))
         if mask.causal:
             pattern = masks.CausalMask((T * devices, S))
@@ -216,7 +217,7 @@ def splash(
             interpret=interpret,
         )
         if devices > 1:
-            kernel = _own_queries(kernel)
+            kernel = _own_queries(kernel, mask)
         segments = splash_attention_kernel.SegmentIds(query_segments, key_segments)
         return jax.vmap(kernel)(q, k, v, segments)
 
@@ -234,14 +235,18 @@ def splash(
     return attend(q, k, v, mask.query_segments, mask.key_segments)
 
 
-def _own_queries(kernel: Any) -> Any:
-    """Of a kernel of Splash for the queries of all devices of `sequence`, that of this one."""
-    mesh = jax.sharding.AbstractMesh((parts("sequence"),), ("sequence",))
+def _own_queries(kernel: Any, mask: AttentionMask) -> Any:
+    """This device's shard of a Splash kernel built for the whole sequence."""
+    mesh = jax.sharding.AbstractMesh((mask.shards,), ("sequence",))
     queries = PartitionSpec(None, "sequence")
     specs = kernel.manual_sharding_spec(NamedSharding(mesh, queries))
 
     def own(leaf, spec):
-        return own_part(leaf, "sequence", spec.index("sequence")) if "sequence" in spec else leaf
+        if "sequence" not in spec:
+            return leaf
+        axis = spec.index("sequence")
+        size = leaf.shape[axis] // mask.shards
+        return jax.lax.dynamic_slice_in_dim(leaf, mask.shard * size, size, axis)
 
     return jax.tree.map(own, kernel, specs)
 
@@ -279,27 +284,34 @@ def flash(q: Queries, k: Keys, v: Keys, mask: AttentionMask, bias: Array | None 
 
 # Take the mask; plain takes its bias.
 FUSED_KERNELS = {"cudnn": cudnn, "splash": splash, "flash": flash}
+TPU_KERNELS = ("splash", "flash")
 # By platform, those that are better than plain, best first.
-_BEST = {"gpu": ("cudnn",), "tpu": ("splash", "flash")}
+_BEST = {"gpu": ("cudnn",), "tpu": TPU_KERNELS}
 # Below so many logits of a head, plain is no slower than flash.
 _LEAST_FOR_FLASH = 1024 * 1024
 
 
-def reason_against(kernel: str, config: ModelDimensions, mask: AttentionMask, dropout: bool) -> str:
-    """Why a kernel cannot compute this attention; empty if it can. dropout: on the weights, now.
+def reason_against(
+    kernel: str, config: ModelDimensions, mask: AttentionMask, kind: NoPositions, dropout: bool
+) -> str:
+    """Why a kernel cannot compute this attention; empty if it can.
 
-    config.positions are those that act in this attention.
+    Args:
+        kind: of positions that act in this attention.
+        dropout: on the weights, now.
     """
     T, S = mask.query_segments.shape[1], mask.key_segments.shape[1]
     if kernel == "plain":
         return ""
     if dropout:
         return "it has no dropout on attention weights"
-    if config.positions in ("shaw", "transformer_xl"):
+    if kind.needs_logits:
         return f"positions {config.positions} need the logits"
+    if mask.rules:
+        return "its mask has rules that no fused kernel knows"
     if kernel == "cudnn":
         if config.dtype != "bfloat16":
-            return "it computes in bfloat16 alone"
+            return "it computes in bfloat16 only"
         if config.head_dim % 8 or config.head_dim > 128:
             return f"it has no head_dim {config.head_dim}"
         return ""
@@ -309,7 +321,7 @@ def reason_against(kernel: str, config: ModelDimensions, mask: AttentionMask, dr
         return f"on a {target_kind()} it has no bfloat16"
     if kernel == "flash":
         return "it is for rows that the compiler does not split" if compiler_splits() else ""
-    if config.positions in ("relative", "alibi"):
+    if kind.is_bias:
         return f"it takes no bias, which positions {config.positions} are"
     if mask.prefix is not None:
         return "it takes no prefix"
@@ -317,16 +329,20 @@ def reason_against(kernel: str, config: ModelDimensions, mask: AttentionMask, dr
 
 
 def choose_kernel(
-    config: ModelDimensions, mask: AttentionMask, dropout: bool = False, platform: str | None = None
+    config: ModelDimensions,
+    mask: AttentionMask,
+    kind: NoPositions,
+    dropout: bool = False,
+    platform: str | None = None,
 ) -> str:
-    """The kernel that computes this attention: the best for the platform that can, or
+    """Choose the kernel that computes this attention: the best for the platform that can, or
     config.attention_kernel.
 
     Args:
-        config: its positions are those that act in this attention.
+        kind: of positions that act in this attention.
 
     Raises:
-        UserError: where the named kernel cannot compute it.
+        UserError: if the named kernel cannot compute it.
     """
     is_decoding = mask.query_segments.shape[1] == 1 or mask.query_positions is not None
     if is_decoding:
@@ -336,11 +352,11 @@ def choose_kernel(
         logits = mask.query_segments.shape[1] * mask.key_segments.shape[1]
         for kernel in _BEST.get(platform, ()):
             is_worth_it = kernel != "flash" or logits >= _LEAST_FOR_FLASH
-            if is_worth_it and not reason_against(kernel, config, mask, dropout):
+            if is_worth_it and not reason_against(kernel, config, mask, kind, dropout):
                 return kernel
         return "plain"
     kernel = config.attention_kernel
-    reason = reason_against(kernel, config, mask, dropout)
+    reason = reason_against(kernel, config, mask, kind, dropout)
     if kernel == "cudnn" and platform != "gpu":
         reason = "it needs an NVIDIA GPU"
     if reason:

@@ -6,14 +6,13 @@ Shapes: B rows, T positions, D d_model, V vocabulary, C classes.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from t5x_lite.model.matmul import compiler_splits, wide_dtype
-from t5x_lite.model.parallel import max_over_vocabulary, part_places, sum_over_vocabulary
 
 # total_loss, which is minimised; nll and correct, which are reported; weight, the divisor of all.
 Sums = dict[str, Array]
@@ -29,38 +28,51 @@ class LossSettings:
     auxiliary_lm: float = 0.0  # weight of a language model's loss beside that of a task
 
 
+class Vocabulary(NamedTuple):
+    """The part of the vocabulary that logits are of, if several devices share it.
+
+    Attributes:
+        size: of the whole vocabulary, padding left out.
+        ids: [V] of the columns of the logits.
+        sum, max: of what each device has found, over all devices.
+    """
+
+    size: int
+    ids: Int[Array, " V"]
+    sum: Callable[[Array], Array] = lambda x: x
+    max: Callable[[Array], Array] = jax.lax.stop_gradient
+
+
 def token_sums(
     logits: Float[Array, "*rows V"],
     targets: Int[Array, "*rows"],
     weights: Float[Array, "*rows"],
-    vocab_size: int,
+    vocabulary: Vocabulary,
     settings: LossSettings,
 ) -> Sums:
     """Weighted sums over all positions.
 
     nll: nats. correct: no logit is larger than the target's. total_loss, which is minimised: nll,
     label-smoothed (Szegedy et al., 2016, §7), plus z_loss · log²Z (Mesh TensorFlow, T5).
-
-    Where devices split the vocabulary, each has the logits of its own part.
     """
     logits = logits.astype(wide_dtype(logits.dtype))
-    ids = part_places(logits.shape[-1])
 
     # −log p(target) = log Z − the target's logit. No gather: a comparison splits over a sharded
     # vocabulary.
-    largest = max_over_vocabulary(logits.max(-1))
-    z = sum_over_vocabulary(jnp.exp(logits - largest[..., None]).sum(-1))
+    largest = vocabulary.max(logits.max(-1))
+    z = vocabulary.sum(jnp.exp(logits - largest[..., None]).sum(-1))
     log_z = largest + jnp.log(z)
-    is_target = ids == targets[..., None]
-    target_logits = sum_over_vocabulary(jnp.where(is_target, logits, 0).sum(-1))
+    is_target = vocabulary.ids == targets[..., None]
+    target_logits = vocabulary.sum(jnp.where(is_target, logits, 0).sum(-1))
     nll = log_z - target_logits
 
     total_loss = nll
     # A share of the target is spread evenly over the vocabulary.
     if settings.label_smoothing:
         smoothing = settings.label_smoothing
-        total_logit = sum_over_vocabulary(jnp.where(ids < vocab_size, logits, 0).sum(-1))
-        mean_logit = total_logit / vocab_size
+        is_real = vocabulary.ids < vocabulary.size
+        total_logit = vocabulary.sum(jnp.where(is_real, logits, 0).sum(-1))
+        mean_logit = total_logit / vocabulary.size
         total_loss = (1 - smoothing) * nll + smoothing * (log_z - mean_logit)
     # Keeps log Z near 0, where bfloat16 is precise.
     if settings.z_loss:
@@ -94,7 +106,7 @@ def cross_entropy(
     hidden_BTD: Float[Array, "B T D"],
     targets_BT: Int[Array, "B T"],
     weights_BT: Float[Array, "B T"],
-    vocab_size: int,
+    vocabulary: Vocabulary,
     settings: LossSettings = LossSettings(),
 ) -> Sums:
     """`token_sums` of a head's logits, in chunks: logits are computed for `settings.chunk`
@@ -120,7 +132,7 @@ def cross_entropy(
 
     def sums(head_params, hidden, labels):
         targets, weights = labels
-        return token_sums(logits_of(head_params, hidden), targets, weights, vocab_size, settings)
+        return token_sums(logits_of(head_params, hidden), targets, weights, vocabulary, settings)
 
     return _chunked(sums, head_params, split(hidden_BTD), (split(targets_BT), split(weights_BT)))
 

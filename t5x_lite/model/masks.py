@@ -3,6 +3,8 @@
 Shapes: B rows, T queries, S keys, H heads.
 """
 
+from collections.abc import Callable, Mapping
+
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
@@ -10,11 +12,15 @@ from jaxtyping import Array, Bool, Float, Int
 
 MASKED = -1e9  # added to the logits of keys that are masked
 
+# (what is known of each query [B, T], what is known of each key [B, S]) → bool [B, T, S], True
+# where the query may attend to the key
+Rule = Callable[[Mapping[str, Array], Mapping[str, Array]], Array]
+
 
 class AttentionMask(struct.PyTreeNode):
     """A query attends to the keys of its own segment. If causal, only to keys at or before its own
     place, and to keys marked as prefix. If rows are not packed, each is one segment followed by
-    padding, to which no token attends.
+    padding, to which no token attends. Further rules may be added.
 
     >>> segments = jnp.array([[1, 1, 2]])
     >>> mask = AttentionMask(segments, segments, causal=True, packed=True).mask()
@@ -31,6 +37,14 @@ class AttentionMask(struct.PyTreeNode):
     # The number of each query among the keys, where they are not the same tokens: the slots of the
     # KV cache in decoding, and this device's positions where several share a row.
     query_places: Int[Array, " T"] | None = None
+    # Further rules, all of which must hold, and what they read by name: a rank in the order of
+    # prediction (XLNet), a window. No fused kernel has them.
+    query_keys: Mapping[str, Int[Array, "B T"]] = struct.field(default_factory=dict)
+    key_keys: Mapping[str, Int[Array, "B S"]] = struct.field(default_factory=dict)
+    rules: tuple[Rule, ...] = struct.field(pytree_node=False, default=())
+    # If several devices share a row: which of them this is, and how many there are.
+    shard: int | Int[Array, ""] = 0
+    shards: int = struct.field(pytree_node=False, default=1)
     causal: bool = struct.field(pytree_node=False, default=False)
     packed: bool = struct.field(pytree_node=False, default=False)
 
@@ -55,6 +69,8 @@ class AttentionMask(struct.PyTreeNode):
                 past |= self.prefix[:, None, None, :]
             mask &= past
 
+        for rule in self.rules:
+            mask &= rule(self.query_keys, self.key_keys)[:, None]
         return jnp.broadcast_to(mask, (*mask.shape[:2], T, S))
 
     def bias(

@@ -12,59 +12,47 @@ from typing import Any, Literal
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from flax.traverse_util import flatten_dict, unflatten_dict
+from jaxtyping import Array, Float, Int
 
 from t5x_lite.config import ModelDimensions
 from t5x_lite.model.blocks import Block, StackContext
-from t5x_lite.model.heads import HEAD_MODULES, ModelOutput, Params, Row
-from t5x_lite.model.layers import (
+from t5x_lite.model.dense import (
     Dense,
-    Dropout,
-    Norm,
-    add_auxiliary,
     constrain,
+    look_up,
     padded_with_zeros,
     parameter_dtype,
     with_axes,
 )
+from t5x_lite.model.dropout import Dropout, Noise
+from t5x_lite.model.heads import HEAD_MODULES, ModelOutput, Params, Row
 from t5x_lite.model.masks import AttentionMask
 from t5x_lite.model.matmul import matmul
-from t5x_lite.model.parallel import (
+from t5x_lite.model.parts.contract import add_auxiliary
+from t5x_lite.model.parts.norms import make_norm
+from t5x_lite.model.parts.positions import NoPositions, make_positions
+from t5x_lite.model.parts.table import layers_of_period, runs_whole, splits_of_parameter
+from t5x_lite.model.remat import keep_what_is_dear
+from t5x_lite.parallel.axes import AXES, Names
+from t5x_lite.parallel.collectives import (
     gather_stream,
-    is_split,
-    look_up,
+    own_dimensions,
+    own_ids,
     own_part,
     own_places,
     own_positions,
     own_stream,
+    part_number,
+    parts,
+    row_numbers,
     stream_places,
     sum_over_sequence,
-    to_stream,
+    sum_to_stream,
 )
-from t5x_lite.model.positions import RelativeBias, alibi, sinusoidal
 
-# (name of a stack, the part of a layer's parameters that is here) → all of them
-WholeLayer = Callable[[str, Params], Params]
-_ELEMENTWISE = {
-    *("add", "sub", "mul", "div", "neg", "max", "min", "rsqrt", "square", "integer_pow", "pow"),
-    *("exp", "log1p", "tanh", "one_minus_square", "logistic", "erf", "select_n"),
-}
-
-
-def _may_be_kept(computed_in: Any, primitive: Any, *inputs: Any, **params: Any) -> bool:
-    """Whether what this operation makes may be kept for the backward pass: all but parameters that
-    are put together from several devices, what is the same array in another shape or in a wider
-    type, which would keep them all the same, and elementwise results in a wider type than that of
-    the computation, as within norms and activations.
-    """
-    name = str(primitive)
-    if name == "custom_vjp_call":  # as parallelism.py puts them together
-        operations = str(params["call_jaxpr"])
-        return "all_gather" not in operations or "fsdp" not in operations
-    if name == "convert_element_type":
-        return inputs[0].dtype.itemsize >= params["new_dtype"].itemsize
-    is_wider = any(x.dtype.itemsize > jnp.dtype(computed_in).itemsize for x in inputs)
-    return name != "reshape" and not (is_wider and name in _ELEMENTWISE)
+# (name of a stack, the parameters of a layer that are here) → those that this device computes with
+ReadyLayer = Callable[[str, Params], Params]
 
 
 class Stack(nn.Module):
@@ -75,26 +63,32 @@ class Stack(nn.Module):
     config: ModelDimensions
     depth: int
     share_layers: bool = False
-    whole_layer: WholeLayer | None = None
+    ready_layer: ReadyLayer | None = None
 
     def setup(self):
         config = self.config
-        if config.positions == "relative":
-            self.relative_bias = RelativeBias(config)
+        self.bias_splits = ()
+        bias = make_positions(config).bias_module()
+        if bias is not None:
+            self.bias_splits = bias.splits
+            own = own_dimensions(config) if "tensor" in bias.splits else config
+            self.relative_bias = make_positions(own).bias_module()
 
-        # One block, compiled once and run `depth` times: over a leading axis of its parameters, or
-        # with the same ones. The depth is scanned over, the context is the same for all.
+        # One period of blocks, compiled once and run depth / period times: over a leading axis of
+        # their parameters, or with the same ones. The depth is scanned over, the context is the
+        # same for all.
         if self.share_layers:
             variables: dict[str, Any] = {"variable_broadcast": "params"}
         else:
             variables = {"variable_axes": {"params": 0}}
+        turns = self.depth // self.period
         scan: Any = nn.scan
         blocks = scan(
-            self._block(),
+            self._blocks(),
             split_rngs={"params": not self.share_layers, "dropout": True},
             in_axes=(0, nn.broadcast),
-            length=self.depth,
-            unroll=1 if config.scan else self.depth,
+            length=turns,
+            unroll=1 if config.scan else turns,
             metadata_params={nn.PARTITION_NAME: "layers"},
             **variables,
         )(config)
@@ -103,70 +97,106 @@ class Stack(nn.Module):
         else:
             self.layers = blocks
         if config.norm_position == "pre":
-            self.final_norm = Norm(config)
+            self.final_norm = make_norm(config)
         self.dropout = Dropout(config.dropout)
 
-    def _block(self) -> Any:
-        """Block; of what it computes, and of parameters put together for it, as little is kept for
-        the backward pass as the config says.
+    @property
+    @nn.nowrap
+    def period(self) -> int:
+        """Number of layers after which their parts repeat."""
+        return len(layers_of_period(self.config))
+
+    def _blocks(self) -> Any:
+        """The module that is scanned. Of what it computes, and of parameters gathered for it, as
+        little is kept for the backward pass as the config says.
         """
         remat: Any = partial(nn.remat, prevent_cse=False)
-        block: Any = Block
-        if self.whole_layer is not None and not self.share_layers:
-            whole = partial(self.whole_layer, self.name or "")
-            block = nn.map_variables(
-                block, "params", lambda split: {"params": whole(split["params"])}
+        blocks: Any = Block if self.period == 1 else Period
+        if self.ready_layer is not None and not self.share_layers:
+            ready = partial(self.ready_layer, self.name or "")
+            blocks = nn.map_variables(
+                blocks, "params", lambda shards: {"params": ready(shards["params"])}
             )
-            if not self.config.remat:
-                block = remat(block, policy=partial(_may_be_kept, self.config.dtype))
-        return remat(block) if self.config.remat else block
+            if parts("fsdp") > 1 and not self.config.remat:
+                blocks = remat(blocks, policy=partial(keep_what_is_dear, self.config.dtype))
+        return remat(blocks) if self.config.remat else blocks
 
-    def context(self, mask: AttentionMask, bidirectional: bool, **fields: Any) -> StackContext:
-        """What all blocks read besides x.
+    def context(
+        self,
+        mask: AttentionMask,
+        bidirectional: bool,
+        positions: Int[Array, "B T"],
+        noise: Noise,
+        **fields: Any,
+    ) -> StackContext:
+        """Make what all blocks read besides x.
 
         Args:
-            bidirectional: whether keys after a query have buckets of their own in T5's relative
+            bidirectional: True if keys after a query have buckets of their own in T5's relative
                 positions.
             fields: further fields of StackContext.
         """
-        position_bias = self._position_bias(mask, bidirectional)
+        position_bias = None
+        if self.config_positions.is_bias:
+            position_bias = self.relative_bias(mask.distances(), bidirectional)
+            if "tensor" not in self.bias_splits:
+                position_bias = own_part(position_bias, "tensor", 1)
         cross_mask = fields.get("cross_mask")
         return StackContext(
+            segments=mask.query_segments,
+            positions=positions,
             mask=mask,
             mask_bias=mask.bias(position_bias),
+            noise=noise,
             position_bias=position_bias,
             cross_mask_bias=None if cross_mask is None else cross_mask.bias(),
             **fields,
         )
 
-    def _position_bias(self, mask: AttentionMask, bidirectional: bool) -> Array | None:
-        """What positions add to attention's logits, the same in all layers: [1 or B, H, T, S]."""
-        config = self.config
-        if config.positions == "relative":
-            return self.relative_bias(mask.distances(), bidirectional)
-        if config.positions == "alibi":
-            bias = alibi(mask.distances(), config.num_heads)
-            bias = jnp.asarray(bias, parameter_dtype(config))
-            bias = bias[None] if bias.ndim == 3 else bias
-            return own_part(bias, "tensor", 1)
-        return None
+    @property
+    @nn.nowrap
+    def config_positions(self) -> NoPositions:
+        """How the model knows order."""
+        return make_positions(self.config)
 
-    def finish(self, x_BTW, deterministic: bool = True, places: Any = None):
-        """What follows the last block; places: the numbers of x's positions in the row."""
+    def finish(self, x_BPD: Float[Array, "B P D"], noise: Noise, places: Any = None) -> Array:
+        """Apply the last norm.
+
+        Args:
+            places: in the row, of x's positions.
+        """
         if self.config.norm_position == "post":
-            return x_BTW
-        x_BTW = self.final_norm(x_BTW)
-        if self.config.positions == "relative":  # T5 drops out once more
-            x_BTW = self.dropout(x_BTW, deterministic, places)
-        return x_BTW
+            return x_BPD
+        x_BPD = self.final_norm(x_BPD)
+        if self.config_positions.drops_out_at_end:
+            x_BPD = self.dropout(x_BPD, noise, places)
+        return x_BPD
 
-    def __call__(self, x_BTW, context: StackContext) -> ModelOutput:
+    def __call__(self, x_BPD: Float[Array, "B P D"], context: StackContext) -> ModelOutput:
         blocks = self.block if self.share_layers else self.layers
-        x_BTW, auxiliary = blocks(x_BTW, jnp.arange(self.depth), context)
+        depths = jnp.arange(self.depth)
+        if self.period > 1:
+            depths = depths.reshape(-1, self.period)
+        x_BPD, auxiliary = blocks(x_BPD, depths, context)
         auxiliary = jax.tree.map(lambda losses: sum_over_sequence(losses.sum(0)), auxiliary)
         length = context.segments.shape[1]
-        x_BTW = self.finish(x_BTW, context.deterministic, stream_places(length))
-        return ModelOutput(gather_stream(x_BTW, length), auxiliary)
+        x_BPD = self.finish(x_BPD, context.noise, stream_places(length))
+        return ModelOutput(gather_stream(x_BPD, length), auxiliary)
+
+
+class Period(nn.Module):
+    """Several blocks that differ, such as one of experts after others without."""
+
+    config: ModelDimensions
+
+    @nn.compact
+    def __call__(self, x: Array, depths: Int[Array, " period"], context: StackContext):
+        auxiliary: dict[str, Array] = {}
+        for place, of_layer in enumerate(layers_of_period(self.config)):
+            block: Any = Block(of_layer, name=f"block_{place}")
+            x, losses = block(x, depths[place], context)
+            auxiliary = add_auxiliary(auxiliary, losses)
+        return x, auxiliary
 
 
 class Transformer(nn.Module):
@@ -175,12 +205,12 @@ class Transformer(nn.Module):
 
     Attributes:
         packed: whether a row may hold several segments, so that a segment mask is needed.
-        whole_layer: where the parameters of layers are split.
+        ready_layer: see ReadyLayer; None: the parameters of layers are ready as they are.
     """
 
     config: ModelDimensions
     packed: bool = True
-    whole_layer: WholeLayer | None = None
+    ready_layer: ReadyLayer | None = None
 
     def setup(self):
         config, dtype = self.config, parameter_dtype(self.config)
@@ -189,6 +219,8 @@ class Transformer(nn.Module):
         init = nn.initializers.normal(config.embedding_stddev)
         if config.init == "truncated":
             init = nn.initializers.truncated_normal(config.embedding_stddev)
+
+        embedding_rows = own_dimensions(config).embedding_rows
 
         def table(name: str, rows: int, axis: str):
             shape = (rows, config.embedding_size)
@@ -199,20 +231,21 @@ class Transformer(nn.Module):
         def low_rank_update(of: str):
             a_init = with_axes(nn.initializers.zeros, "vocab", "adapter")
             b_init = with_axes(nn.initializers.normal(1.0), "adapter", "embedding")
-            rows, rank = config.embedding_rows, config.lora_rank
+            rows, rank = embedding_rows, config.lora_rank
             a = self.param(f"{of}_lora_a", a_init, (rows, rank), dtype)
             b = self.param(f"{of}_lora_b", b_init, (rank, config.embedding_size), dtype)
             return a, b
 
-        self.embedding = table("embedding", config.embedding_rows, "vocab")
+        self.embedding = table("embedding", embedding_rows, "vocab")
         if config.has_low_rank_embeddings:
             self.embedding_update = low_rank_update("embedding")
         if not config.shared_embeddings:
-            self.decoder_embedding = table("decoder_embedding", config.embedding_rows, "vocab")
+            self.decoder_embedding = table("decoder_embedding", embedding_rows, "vocab")
             if config.has_low_rank_embeddings:
                 self.decoder_embedding_update = low_rank_update("decoder_embedding")
-        if config.has_position_table:
-            rows = config.position_offset + config.max_length
+        self.position_embedding = None
+        if make_positions(config).table_rows:
+            rows = make_positions(config).table_rows
             self.position_embedding = table("position_embedding", rows, "positions")
         if config.token_types:
             self.type_embedding = table("type_embedding", config.token_types, "types")
@@ -221,13 +254,13 @@ class Transformer(nn.Module):
             shape = (config.prompt_length, config.embedding_size)
             self.prompt = self.param("prompt", axes, shape, dtype)
         if config.embedding_norm:
-            self.embedding_norm = Norm(config)
+            self.embedding_norm = make_norm(config)
         if config.is_factorised:
             self.embedding_projection = Dense(config, config.d_model, ("factor", "embed"))
 
         # Stacks of blocks.
         shared = config.shared_layers
-        stack = partial(Stack, config, whole_layer=self.whole_layer)
+        stack = partial(Stack, config, ready_layer=self.ready_layer)
         if config.shared_stacks:
             self.stack = stack(config.num_layers, shared == "all")
         else:
@@ -245,24 +278,31 @@ class Transformer(nn.Module):
                 setattr(self, name, head.make(config))
 
     def embed(
-        self, row: Row, stack: Literal["encoder", "decoder"], deterministic: bool = True
-    ) -> Float[Array, "B T W"]:
-        """Tokens (and types) of a stack as vectors, with positions where they are part of the
-        embedding.
+        self, row: Row, stack: Literal["encoder", "decoder"], noise: Noise | None = None
+    ) -> Float[Array, "B P W"]:
+        """Embed the tokens (and types) of a stack, with positions where they are part of the
+        embedding: at this device's positions of the residual stream.
         """
         config = self.config
         tokens = own_positions(row[f"{stack}_tokens"])
         positions = own_stream(own_positions(row[f"{stack}_positions"]))
         length = tokens.shape[1]
+        noise = noise or _noise(tokens, deterministic=True)
 
-        # Tokens.
+        # Tokens. A device that has only a part of the table finds zeros for the others.
         has_own_table = stack == "decoder" and not config.shared_embeddings
-        x = look_up(self.decoder_embedding if has_own_table else self.embedding, tokens)
+        table = self.decoder_embedding if has_own_table else self.embedding
+        ids, is_here = own_ids(tokens, len(table))
+
+        def found(table: Any) -> Array:
+            x = look_up(table, ids)
+            return x if is_here is None else jnp.where(is_here[..., None], x, 0)
+
+        x = found(table)
         if config.has_low_rank_embeddings:  # LoRA: one row of A for each token
             a, b = self.decoder_embedding_update if has_own_table else self.embedding_update
-            x += matmul(look_up(a, tokens), b) * (config.lora_alpha / config.lora_rank)
-        if is_split("vocab"):
-            x = to_stream(x, config.dtype)
+            x += matmul(found(a), b) * (config.lora_alpha / config.lora_rank)
+        x = sum_to_stream(x, config.dtype)
         if config.prompt_length:  # ids below 0: −1 is the first of the prompt
             tokens = own_stream(tokens)
             learned = jnp.take(self.prompt, jnp.maximum(-1 - tokens, 0), 0)
@@ -271,10 +311,9 @@ class Transformer(nn.Module):
             x *= config.embedding_size**0.5
 
         # Positions and types.
-        if config.has_position_table:
-            x += jnp.take(self.position_embedding, positions + config.position_offset, 0)
-        if config.positions == "sinusoidal":
-            x += sinusoidal(positions, config.embedding_size)
+        embedded = make_positions(config).embed(positions, self.position_embedding)
+        if embedded is not None:
+            x += embedded
         if config.token_types:
             types = jnp.zeros_like(positions)
             if config.token_types > 1 and f"{stack}_types" in row:  # RoBERTa has one: all are alike
@@ -285,59 +324,70 @@ class Transformer(nn.Module):
         if config.embedding_norm:
             x = self.embedding_norm(x)
         x = constrain(x, "batch", "sequence", None)
-        x = self.dropout(x, deterministic, stream_places(length))
+        x = self.dropout(x, noise, stream_places(length))
         if config.is_factorised:
             x = self.embedding_projection(x)
         return x
 
-    def encode(self, row: Row, deterministic: bool = True) -> ModelOutput:
-        """The encoder's hidden states [B, E, W]."""
-        segments = row["encoder_segments"]
-        own_segments = own_positions(segments)
-        encoder = self.stack if self.config.shared_stacks else self.encoder
-        context = encoder.context(
-            AttentionMask(
-                own_segments,
+    def _context(
+        self,
+        stack: Stack,
+        row: Row,
+        name: Literal["encoder", "decoder"],
+        noise: Noise,
+        encoded: Float[Array, "B E W"] | None = None,
+    ) -> StackContext:
+        """What the blocks of a stack share: for this device's positions, and, where a part runs
+        whole while devices share rows, for whole rows, too.
+        """
+        segments, positions = row[f"{name}_segments"], row[f"{name}_positions"]
+        is_decoder = name == "decoder"
+        bidirectional = not is_decoder or self.config.architecture == "prefix_decoder"
+
+        def context(own: Callable[[Array], Array], **of_mask: Any) -> StackContext:
+            mask = AttentionMask(
+                own(segments),
                 segments,
-                query_places=own_places(segments.shape[1]),
+                row.get(f"{name}_prefix"),
+                causal=is_decoder,
                 packed=self.packed,
-            ),
-            bidirectional=True,
-            segments=own_segments,
-            positions=own_positions(row["encoder_positions"]),
-            deterministic=deterministic,
-        )
-        return encoder(self.embed(row, "encoder", deterministic), context)
+                **of_mask,
+            )
+            cross_mask = None
+            if encoded is not None:
+                cross_mask = AttentionMask(
+                    own(segments), row["encoder_segments"], packed=self.packed
+                )
+            return stack.context(
+                mask, bidirectional, own(positions), noise, cross_mask=cross_mask, encoded=encoded
+            )
+
+        shards = parts("sequence")
+        if shards == 1:
+            return context(lambda x: x)
+        places, shard = own_places(segments.shape[1]), part_number("sequence")
+        shared = context(own_positions, query_places=places, shard=shard, shards=shards)
+        if runs_whole(self.config):
+            shared = shared.replace(whole=context(lambda x: x))
+        return shared
+
+    def encode(self, row: Row, deterministic: bool = True) -> ModelOutput:
+        """The encoder's hidden states [B, C, W]."""
+        noise = _noise(row["encoder_tokens"], deterministic)
+        encoder = self.stack if self.config.shared_stacks else self.encoder
+        context = self._context(encoder, row, "encoder", noise)
+        return encoder(self.embed(row, "encoder", noise), context)
 
     def decode(
         self, row: Row, encoded: Array | None = None, deterministic: bool = True
     ) -> ModelOutput:
-        """The decoder's hidden states [B, D, W]; it attends to those of an encoder [B, E, W] if
-        there is one.
+        """The decoder's hidden states [B, C, W]; it attends to those of an encoder if there is
+        one.
         """
-        segments, prefix = row["decoder_segments"], row.get("decoder_prefix")
-        own_segments = own_positions(segments)
-        cross_mask = None
-        if encoded is not None:
-            cross_mask = AttentionMask(own_segments, row["encoder_segments"], packed=self.packed)
+        noise = _noise(row["decoder_tokens"], deterministic)
         decoder = self.stack if self.config.shared_stacks else self.decoder
-        context = decoder.context(
-            AttentionMask(
-                own_segments,
-                segments,
-                prefix,
-                query_places=own_places(segments.shape[1]),
-                causal=True,
-                packed=self.packed,
-            ),
-            bidirectional=self.config.architecture == "prefix_decoder",
-            segments=own_segments,
-            positions=own_positions(row["decoder_positions"]),
-            cross_mask=cross_mask,
-            encoded=encoded,
-            deterministic=deterministic,
-        )
-        return decoder(self.embed(row, "decoder", deterministic), context)
+        context = self._context(decoder, row, "decoder", noise, encoded)
+        return decoder(self.embed(row, "decoder", noise), context)
 
     def decode_backward(self, row: Row, deterministic: bool = True) -> ModelOutput:
         """The hidden states [B, D, W] of the backward decoder: where the decoder has read
@@ -345,15 +395,11 @@ class Transformer(nn.Module):
         """
         row = reversed_row(row)
         segments = row["decoder_segments"]
-        context = self.backward_decoder.context(
-            # What was padding after the text is now before it: only `packed` masks it.
-            AttentionMask(segments, segments, causal=True, packed=True),
-            bidirectional=False,
-            segments=segments,
-            positions=row["decoder_positions"],
-            deterministic=deterministic,
-        )
-        output = self.backward_decoder(self.embed(row, "decoder", deterministic), context)
+        noise = _noise(segments, deterministic)
+        # What was padding after the text is now before it: only `packed` masks it.
+        mask = AttentionMask(segments, segments, causal=True, packed=True)
+        context = self.backward_decoder.context(mask, False, row["decoder_positions"], noise)
+        output = self.backward_decoder(self.embed(row, "decoder", noise), context)
         return output._replace(hidden_states=jnp.flip(output.hidden_states, 1))
 
     def __call__(self, row: Row, deterministic: bool = True) -> ModelOutput:
@@ -381,6 +427,11 @@ class Transformer(nn.Module):
         for name, head in HEAD_MODULES.items():
             if head.wanted(self.config):
                 head.call(getattr(self, name), output, table)
+
+
+def _noise(tokens: Array, deterministic: bool) -> Noise:
+    """What dropout draws its random numbers for."""
+    return Noise(row_numbers(len(tokens)), part_number("tensor"), not deterministic)
 
 
 def reversed_row(row: Row) -> Row:
@@ -414,17 +465,17 @@ def apply(
     row: Row,
     packed: bool = True,
     dropout_key: Array | None = None,
-    whole_layer: WholeLayer | None = None,
+    ready_layer: ReadyLayer | None = None,
 ) -> ModelOutput:
     """The Transformer as a pure function.
 
     Args:
         packed: whether a row may hold several segments.
         dropout_key: for dropout; None: none.
-        whole_layer: where the parameters of layers are split.
+        ready_layer: see ReadyLayer.
     """
     rngs = {} if dropout_key is None else {"dropout": dropout_key}
-    model: Any = Transformer(config, packed, whole_layer)
+    model: Any = Transformer(config, packed, ready_layer)
     return model.apply({"params": params}, row, dropout_key is None, rngs=rngs)
 
 
@@ -467,6 +518,26 @@ def _is_box(leaf: Any) -> bool:
 def parameter_axes(config: ModelDimensions) -> Params:
     """The parameter tree as tuples of logical axis names."""
     return jax.tree.map(lambda box: tuple(box.names), boxed_shapes(config), is_leaf=_is_box)
+
+
+def split_axes(config: ModelDimensions) -> Params:
+    """The parameter tree as tuples of axis names that the mesh may split: None for the heads or
+    features of a part that does not say that it can be split by them, and so runs whole.
+    """
+    axes: Any = flatten_dict(parameter_axes(config))
+    return unflatten_dict({path: _split_names(config, path, axes[path]) for path in axes})
+
+
+def _split_names(config: ModelDimensions, path: tuple[str, ...], names: Names) -> tuple:
+    splits = splits_of_parameter(config, path)
+    if splits is None:  # of no part of a block
+        return names
+    return tuple(
+        None
+        if AXES[name].split_by in ("tensor", "expert") and AXES[name].split_by not in splits
+        else name
+        for name in names
+    )
 
 
 def unpadded_shapes(config: ModelDimensions) -> Params:

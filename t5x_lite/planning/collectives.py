@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from flax.traverse_util import flatten_dict
 
+from t5x_lite.parallel.mesh import DeviceMesh
 from t5x_lite.training.program import Program
-from t5x_lite.training.sharding import DeviceMesh
 
 _KINDS = ("all-gather", "reduce-scatter", "all-reduce", "collective-permute", "all-to-all")
 _BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "f32": 4, "s32": 4, "u32": 4, "f64": 8}

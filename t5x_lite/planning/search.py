@@ -11,10 +11,10 @@ from t5x_lite.config import Mesh, RunConfig
 from t5x_lite.config.grammar import AllowedCode
 from t5x_lite.errors import BAD_CONFIG, UserError
 from t5x_lite.hardware import MOST_CHIPS, Topology
+from t5x_lite.model.check import undivided
 from t5x_lite.planning.plan import Assumptions, Plan, make_plan
 from t5x_lite.progress import bar
 from t5x_lite.resolve import resolve_without_text
-from t5x_lite.training.sharding import undivided
 
 _MOST_TENSOR = 16
 

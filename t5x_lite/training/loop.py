@@ -24,8 +24,9 @@ from t5x_lite.errors import BAD_CONFIG, BAD_DATA, NOT_FINITE, UserError
 from t5x_lite.model.flops import peak_flops, step_flops
 from t5x_lite.model.heads import Row
 from t5x_lite.model.transformer import parameter_axes
+from t5x_lite.parallel.placement import place_batch
 from t5x_lite.resolve import Resolved, with_steps_of
-from t5x_lite.training import run_directory, sharding
+from t5x_lite.training import run_directory
 from t5x_lite.training.best import PREFIX, Best
 from t5x_lite.training.checkpoint import Checkpoints
 from t5x_lite.training.log import Log, first_not_finite, mean_metrics
@@ -38,6 +39,7 @@ from t5x_lite.training.step import (
     create_state,
     first_state,
     fresh_parameters,
+    parameter_shardings,
     state_shapes,
 )
 from t5x_lite.training.stopping import StopSignal
@@ -82,7 +84,7 @@ class Evaluator:
     def batch(self, batches: Batches, step: int) -> dict[str, jax.Array]:
         """Batch number `step` (from 0) on the mesh."""
         rows_at = partial(batches.batch_at, step)
-        return sharding.place_batch(rows_at, batches.batch_size, self.program.mesh)
+        return place_batch(rows_at, batches.batch_size, self.program.mesh)
 
     def evaluate(self, params: Any) -> dict[str, float]:
         """The metrics over every row of the validation split: summed, then divided once."""
@@ -141,7 +143,7 @@ class Run(Evaluator):
     def _adapted(self, say: Callable[[str], None]) -> TrainState:
         """A fresh state of what is trained, beside the frozen parameters of init_from."""
         model, program = self.resolved.model, self.program
-        everything = sharding.parameter_shardings(model, program.mesh)
+        everything = parameter_shardings(model, program.mesh)
         draw = jax.jit(
             partial(fresh_parameters, model, self.resolved.config.seed), out_shardings=everything
         )

@@ -9,7 +9,7 @@ import optax
 from optax import contrib
 
 from t5x_lite.config import Optimizer
-from t5x_lite.model.layers import is_kernel, is_table
+from t5x_lite.parallel.axes import is_kernel, is_table
 
 Schedule = Callable[[Any], jax.Array]  # step (from 0) → learning rate
 

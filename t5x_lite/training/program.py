@@ -6,7 +6,7 @@ machine's compiler makes of it can be looked at here.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -14,17 +14,22 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import NamedSharding, PartitionSpec
 
 from t5x_lite.data.rows.layouts import row_types
+from t5x_lite.model.check import check_model, shares_rows, undivided
 from t5x_lite.model.transformer import parameter_axes, parameter_shapes
+from t5x_lite.parallel import exact
+from t5x_lite.parallel.axes import BATCH
+from t5x_lite.parallel.mesh import check_batch, line_of_devices, make_mesh, padded_for, use_mesh
+from t5x_lite.parallel.placement import replicated
+from t5x_lite.parallel.presets import Workload, arrange
 from t5x_lite.resolve import Resolved
-from t5x_lite.training import exact, sharding
 from t5x_lite.training.adapt import Adaptation, parse_adaptation
-from t5x_lite.training.arrangement import Workload, arrange
 from t5x_lite.training.optimizer import Schedule, make_optimizer, make_schedule
-from t5x_lite.training.parallelism import Parallelism
 from t5x_lite.training.step import (
     Loss,
     TrainState,
+    make_parallelism,
     make_train_step,
+    parameter_shardings,
     state_shapes,
     state_shardings,
 )
@@ -58,17 +63,23 @@ class Program:
         sizes, self.arrangement = config.mesh, ""
         if sizes.preset:
             rows = config.data.batch_size // config.training.microbatches
-            work = Workload(resolved.model, rows, lengths, self._state_bytes())
+            work = Workload(
+                rows=rows,
+                lengths=lengths,
+                state_bytes=self._state_bytes(),
+                undivided=partial(undivided, resolved.model),
+                shares_rows=shares_rows(resolved.model),
+            )
             sizes, self.arrangement = arrange(sizes, work, devices)
-        self.mesh = sharding.make_mesh(sizes, resolved.model, devices)
-        model = sharding.padded_for(self.mesh, resolved.model)
+        self.mesh = make_mesh(sizes, devices)
+        check_model(resolved.model, shape, replace(sizes, **self.mesh.shape), devices[0].platform)
+        model = padded_for(self.mesh, resolved.model)
         self.resolved = replace(resolved, model=model)
-        sharding.check_sequence(model, lengths, sizes.sequence)
-        sharding.check_batch(config.data.batch_size, config.training.microbatches, self.mesh)
-        line = sharding.line_of_devices(self.mesh)
+        check_batch(config.data.batch_size, config.training.microbatches, self.mesh)
         if config.training.exact:
             exact.check(config.data.batch_size, dict(self.mesh.shape))
-        parallel = Parallelism(model, config.mesh.reduce_dtype, line, config.training.exact)
+        line = line_of_devices(self.mesh)
+        parallel = make_parallelism(model, config.mesh.reduce_dtype, line, config.training.exact)
         packed, heads = resolved.rows.packed, resolved.heads
         self.loss = Loss(model, packed, heads, config.training, parallel)
 
@@ -83,13 +94,13 @@ class Program:
     @contextmanager
     def within(self) -> Iterator[None]:
         """The mesh and the rules under which everything is traced."""
-        with sharding.use_mesh(self.mesh, self.resolved.model):
+        with use_mesh(self.mesh, self.resolved.model):
             yield
 
     @cached_property
     def eval_step(self) -> Any:
         """(parameters, batch) → the sums of the loss."""
-        return jax.jit(self.loss.evaluate, out_shardings=sharding.replicated(self.mesh))
+        return jax.jit(self.loss.evaluate, out_shardings=replicated(self.mesh))
 
     @cached_property
     def schedule(self) -> Schedule:
@@ -134,7 +145,7 @@ class Program:
         return jax.jit(
             make_train_step(self.loss, seed, self.optimizer, self.schedule, self.adaptation),
             donate_argnums=0,
-            out_shardings=(self.shardings, sharding.replicated(self.mesh)),
+            out_shardings=(self.shardings, replicated(self.mesh)),
         )
 
     def trace(self) -> jax.stages.Traced:
@@ -142,7 +153,7 @@ class Program:
         its devices. Nothing is allocated.
         """
         rows = self.resolved.rows
-        by_rows = NamedSharding(self.mesh, PartitionSpec(sharding.BATCH))
+        by_rows = NamedSharding(self.mesh, PartitionSpec(BATCH))
         batch_size = self.resolved.config.data.batch_size
         batch = {
             key: jax.ShapeDtypeStruct((batch_size, *shape), dtype, sharding=by_rows)
@@ -167,7 +178,7 @@ class Program:
         """All parameters by their path, as shapes, and where they lie."""
         model = self.resolved.model
         shapes = parameter_shapes(model)
-        placed = jax.tree.map(_placed, shapes, sharding.parameter_shardings(model, self.mesh))
+        placed = jax.tree.map(_placed, shapes, parameter_shardings(model, self.mesh))
         return flatten_dict(placed)  # pyright: ignore[reportReturnType]
 
 

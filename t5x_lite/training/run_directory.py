@@ -29,13 +29,16 @@ from t5x_lite.data.tasks.task_data import TaskData, TaskPlan
 from t5x_lite.data.tokenizers import tokenizer as tokenizers
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import BAD_CONFIG, BAD_DATA, IO_ERROR, NO_FILE, USAGE, UserError, read_json
+from t5x_lite.model.check import check_model
 from t5x_lite.model.heads import HEAD_MODULES, Params
+from t5x_lite.model.parts.positions import position_limit
 from t5x_lite.model.transformer import parameter_axes, parameter_shapes
+from t5x_lite.parallel.mesh import DeviceMesh, make_mesh, padded_for, use_mesh
 from t5x_lite.resolve import Resolved, resolve
-from t5x_lite.training import sharding
 from t5x_lite.training.adapt import is_added, parse_adaptation
 from t5x_lite.training.best import best_directory
 from t5x_lite.training.checkpoint import Checkpoints, is_whole
+from t5x_lite.training.step import parameter_shardings
 
 # Where the text lies may differ from host to host; which it is may not.
 _OF_A_HOST = {
@@ -295,9 +298,7 @@ class LoadedModel:
     tokenizer: Tokenizer
     params: Params
     step: int  # that it was trained for
-    mesh: sharding.DeviceMesh | None = (
-        None  # over which the parameters are sharded; None: one device
-    )
+    mesh: DeviceMesh | None = None  # over which the parameters are sharded; None: one device
 
     def check_predicts_tokens(self, command: str) -> None:
         """Raise UserError where the model has no language model head, or reads a prompt that it
@@ -313,7 +314,7 @@ class LoadedModel:
     @contextmanager
     def within(self) -> Iterator[None]:
         """The mesh and the rules under which the model is used."""
-        with sharding.use_mesh(self.mesh, self.model, split_rows=False):
+        with use_mesh(self.mesh, self.model, split_rows=False):
             yield
 
 
@@ -364,8 +365,11 @@ def load(workdir: Path, mesh: Mesh | None = None, allowed: AllowedCode = NO_CODE
         UserError: where there is no checkpoint.
     """
     resolved, tokenizer = read(workdir, allowed)
-    device_mesh = None if mesh is None else sharding.make_mesh(mesh, model_here(resolved.model))
-    model = sharding.padded_for(device_mesh, model_here(resolved.model))
+    device_mesh = None if mesh is None else make_mesh(mesh)
+    model = padded_for(device_mesh, model_here(resolved.model))
+    if mesh is not None and device_mesh is not None:
+        sizes = replace(mesh, **device_mesh.shape)
+        check_model(model, resolved.rows.shape, sizes)
     params, step = _load_parameters(workdir, resolved, model, device_mesh)
     return LoadedModel(resolved.config, resolved.rows, model, tokenizer, params, step, device_mesh)
 
@@ -379,7 +383,7 @@ def model_here(model: ModelDimensions) -> ModelDimensions:
 
 
 def _load_parameters(
-    workdir: Path, resolved: Resolved, model: ModelDimensions, mesh: sharding.DeviceMesh | None
+    workdir: Path, resolved: Resolved, model: ModelDimensions, mesh: DeviceMesh | None
 ) -> tuple[Params, int]:
     """All parameters: those that were trained, and, of an adapted model, those of its base."""
     adaptation = parse_adaptation(resolved.config.adapt)
@@ -388,7 +392,7 @@ def _load_parameters(
         one_device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         shardings = jax.tree.map(lambda _: one_device, shapes)
     else:
-        shardings = sharding.parameter_shardings(model, mesh)
+        shardings = parameter_shardings(model, mesh)
     trained_shapes, _ = adaptation.split_shapes(shapes)
     trained_shardings, axes = adaptation.trained_part(shardings), parameter_axes(model)
     trained, step = _restore(workdir, resolved, trained_shapes, trained_shardings, axes)
@@ -411,7 +415,7 @@ def _load_parameters(
 
 
 def _parameters_for(
-    model: ModelDimensions, base: Path, of_base: Resolved, mesh: sharding.DeviceMesh | None
+    model: ModelDimensions, base: Path, of_base: Resolved, mesh: DeviceMesh | None
 ) -> Params:
     """All parameters of the run in `base`, its vocabulary padded as that of a model."""
     padded = replace(model_here(of_base.model), vocab_multiple=model.vocab_multiple)
@@ -487,7 +491,7 @@ def check_init_from(resolved: Resolved, tokenizer: Tokenizer) -> None:
     free = _FREE_OF_INIT | {name for name in _ADAPTATIONS if not getattr(theirs.model, name)}
     if not theirs.model.lora_rank:
         free |= _FREE_OF_ADAPTATION
-    if not resolved.model.has_position_table:
+    if position_limit(resolved.model) is None:
         free.add("max_length")
     old, new = to_dict(theirs.model), to_dict(resolved.model)
     for key in old:
@@ -504,9 +508,7 @@ def check_init_from(resolved: Resolved, tokenizer: Tokenizer) -> None:
         )
 
 
-def merge_parameters(
-    resolved: Resolved, fresh: Params, mesh: sharding.DeviceMesh
-) -> tuple[Params, str]:
+def merge_parameters(resolved: Resolved, fresh: Params, mesh: DeviceMesh) -> tuple[Params, str]:
     """The parameters of init_from where they fit, fresh ones elsewhere: a head that it does not
     have is new.
 

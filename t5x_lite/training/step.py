@@ -9,18 +9,32 @@ import jax.numpy as jnp
 import optax
 from flax import linen as nn
 from flax import struct
+from flax.traverse_util import flatten_dict
 from jaxtyping import Array
 
 from t5x_lite.config import ModelDimensions, Training
 from t5x_lite.model import transformer
-from t5x_lite.model.heads import HEADS, Params, Row
-from t5x_lite.model.losses import LossSettings, Sums
-from t5x_lite.model.parallel import parts
-from t5x_lite.model.transformer import initialise, parameter_shapes
-from t5x_lite.training import exact, sharding
+from t5x_lite.model.dropout import Noise
+from t5x_lite.model.heads import HEADS, HeadInput, ModelOutput, Params, Row
+from t5x_lite.model.losses import LossSettings, Sums, Vocabulary
+from t5x_lite.model.transformer import initialise, parameter_shapes, split_axes
+from t5x_lite.parallel import placement
+from t5x_lite.parallel.collectives import (
+    max_over_vocabulary,
+    own_dimensions,
+    own_positions,
+    part_number,
+    parts,
+    row_numbers,
+    sum_over_sequence,
+    sum_over_vocabulary,
+    whole_row,
+)
+from t5x_lite.parallel.exact import sum_of_parts
+from t5x_lite.parallel.gradient import Parallelism
+from t5x_lite.parallel.mesh import DeviceMesh
 from t5x_lite.training.adapt import FULL, Adaptation
 from t5x_lite.training.optimizer import Schedule
-from t5x_lite.training.parallelism import Parallelism
 
 AllSums = dict[str, Sums]  # by head, and by auxiliary loss
 _AUXILIARY = "auxiliary losses"  # key of their divisor
@@ -76,15 +90,28 @@ def state_shapes(
 def state_shardings(
     model: ModelDimensions,
     optimizer: optax.GradientTransformation,
-    mesh: sharding.DeviceMesh,
+    mesh: DeviceMesh,
     adaptation: Adaptation = FULL,
 ) -> tuple[TrainState, TrainState]:
     """The state's shapes, and where each of its arrays lies; nothing is allocated."""
     shapes = state_shapes(model, optimizer, adaptation)
-    params = sharding.parameter_shardings(model, mesh)
+    params = parameter_shardings(model, mesh)
     params = adaptation.trained_part(params)
-    opt_state = sharding.optimizer_shardings(shapes.opt_state, shapes.params, params, mesh)
-    return shapes, TrainState(sharding.replicated(mesh), params, opt_state)
+    opt_state = placement.optimizer_shardings(shapes.opt_state, shapes.params, params, mesh)
+    return shapes, TrainState(placement.replicated(mesh), params, opt_state)
+
+
+def parameter_shardings(model: ModelDimensions, mesh: DeviceMesh) -> Any:
+    """Return where each parameter of a model lies."""
+    return placement.parameter_shardings(split_axes(model), model.num_kv_heads, mesh)
+
+
+def make_parallelism(
+    model: ModelDimensions, reduce_dtype: str = "float32", line: int = 0, exact: bool = False
+) -> Parallelism:
+    """Say how all devices of the mesh in use compute a model's gradient."""
+    names: Any = flatten_dict(split_axes(model))
+    return Parallelism(names, model.num_kv_heads, model.dtype, reduce_dtype, line, exact)
 
 
 class Loss:
@@ -105,7 +132,7 @@ class Loss:
         parallel: Parallelism | None = None,
     ):
         self.model = model
-        self._parallel = parallel or Parallelism(model)
+        self._parallel = parallel or make_parallelism(model)
         self.heads = {name: HEADS[name] for name in heads}
         self.microbatches = training.microbatches
         self._exact = training.exact
@@ -123,12 +150,24 @@ class Loss:
         output = transformer.apply(
             self.model, params, rows, self._packed, key, self._parallel.of_layer
         )
-        sums = {}
         # What is predicted, each head from the hidden states that it reads.
+        sums = {}
         for name, head in self.heads.items():
-            hidden = head.read(output, rows)
-            head_key = None if key is None else jax.random.fold_in(key, _HEADS)
-            sums[name] = head.sums(self.model, params, hidden, rows, self._settings, head_key)
+            of_head = _shared_rows if head.splits_rows else _whole_rows
+            head_output, head_rows = of_head(output, rows)
+            head_sums = head.sums(
+                HeadInput(
+                    own_dimensions(self.model),
+                    params,
+                    head.read(head_output, head_rows),
+                    head_rows,
+                    self._settings,
+                    _own_vocabulary(self.model),
+                    Noise(row_numbers(_count_rows(rows)), part_number("tensor"), key is not None),
+                    None if key is None else jax.random.fold_in(key, _HEADS),
+                )
+            )
+            sums[name] = sum_over_sequence(head_sums) if head.splits_rows else head_sums
         # What the blocks themselves ask for, such as the balance of a mixture of experts.
         for name, total in output.auxiliary.items():
             if name in HEADS:
@@ -181,7 +220,7 @@ class Loss:
 
             gradient = partial(jax.grad(minimised, has_aux=True), trained)
             if self._exact:
-                return exact.sum_of_parts(gradient, rows, key)
+                return sum_of_parts(gradient, rows, key)
             return _over_microbatches(gradient, rows, key, self.microbatches)
 
         return self._parallel(of_rows, trained, frozen or {}, batch, key, self.divisors(batch))
@@ -196,6 +235,31 @@ class Loss:
             return nothing, _over_microbatches(sums, rows, None, self.microbatches)
 
         return self._parallel(of_rows, {}, params, batch)[1]
+
+
+def _count_rows(rows: Row) -> int:
+    return len(next(iter(rows.values())))
+
+
+def _whole_rows(output: ModelOutput, rows: Row) -> tuple[ModelOutput, Row]:
+    """Output and rows for a head that needs whole rows, however many devices share them."""
+    return output._replace(hidden_states=whole_row(output.hidden_states)), rows
+
+
+def _shared_rows(output: ModelOutput, rows: Row) -> tuple[ModelOutput, Row]:
+    """Output and rows for a head that treats each position of a decoder alone."""
+    own = {
+        name: own_positions(value) if name.startswith("decoder_") else value
+        for name, value in rows.items()
+    }
+    return output, own
+
+
+def _own_vocabulary(model: ModelDimensions) -> Vocabulary:
+    """The part of the vocabulary that this device has the logits of."""
+    rows = own_dimensions(model).embedding_rows
+    ids = jnp.arange(rows) + part_number("tensor") * rows
+    return Vocabulary(model.vocab_size, ids, sum_over_vocabulary, max_over_vocabulary)
 
 
 def real_positions(rows: Row) -> Array:

@@ -124,7 +124,6 @@ def test_get_config_takes_overrides_and_stays_locked():
         ("data.lengths.sequence_length=99999999999999999999", "between 0 and"),
         ("mesh.data=0", "expected -1"),
         ("training.profile=[3,2]", "first <= last"),
-        ("model.positions=learned model.max_length=16", "raise one or lower the other"),
         ("data.batch_size.x=1", "is a single value"),
         ("seed={[]:1}", "expected a whole number"),
         ("seed=1 seed=1", "given twice"),
@@ -398,11 +397,12 @@ def test_which_modules_a_command_may_import(tmp_path):
         "objective=mine.words(x=1) + 2 * causal_lm",
         "data.source=python:my.text.documents",
         "seed=not_mine.f",
-        "model.norm=neither.f",
+        "model.dtype=neither.f",
+        "model.mixer=my.parts.Mixer(size=3)",
     ]
     assert allowed_code("gpt_tiny", overrides, []) is None  # a file of Python runs anyway
     assert allowed_code(str(tmp_path), [], []) == set()
-    assert allowed_code(str(tmp_path), overrides, []) == {"mine", "my.text"}
+    assert allowed_code(str(tmp_path), overrides, []) == {"mine", "my.text", "my.parts"}
     assert allowed_code(str(tmp_path), [], ["a", "b.c"]) == {"a", "b.c"}
 
 

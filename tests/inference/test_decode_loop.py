@@ -90,7 +90,7 @@ WAYS = {
         "tie_embeddings": False,
     },
     "alibi, one block": {"positions": "alibi", "shared_layers": "all"},
-    "Shaw": {"positions": "shaw", "shaw_distance": 2, "embedding_size": 8},
+    "Shaw": {"positions": "shaw(distance=2)", "embedding_size": 8},
     "Transformer-XL": {"positions": "transformer_xl", "norm_position": "post"},
     "Universal, ReZero": {"positions": "universal", "rezero": True},
     "bfloat16": {"positions": "relative", "dtype": "bfloat16"},

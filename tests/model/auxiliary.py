@@ -4,7 +4,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from t5x_lite.config import ModelDimensions
-from t5x_lite.model.layers import MLP, parameter_dtype, with_axes
+from t5x_lite.model.dense import parameter_dtype, with_axes
+from t5x_lite.model.parts.feed_forward import MLP
 
 
 class CountingMLP(nn.Module):
@@ -14,6 +15,11 @@ class CountingMLP(nn.Module):
     """
 
     config: ModelDimensions
+    splits = ("tensor", "sequence")
+
+    @nn.nowrap
+    def flops(self, stack):
+        return MLP(self.config, parent=None).flops(stack)
 
     @nn.compact
     def __call__(self, x, context):

@@ -7,6 +7,7 @@ from flax import linen as nn
 
 from t5x_lite.config import Model, ModelDimensions
 from t5x_lite.model.blocks import StackContext
+from t5x_lite.model.dropout import Noise
 from t5x_lite.model.masks import AttentionMask
 from t5x_lite.model.transformer import parameter_shapes
 from t5x_lite.resolve import resolve_model
@@ -25,6 +26,7 @@ SMALL = {
 SEGMENTS = jnp.array([[1, 1, 1, 2, 2], [1, 1, 1, 1, 0]])
 POSITIONS = jnp.array([[0, 1, 2, 0, 1], [0, 1, 2, 3, 0]])
 MASK = AttentionMask(SEGMENTS, SEGMENTS, causal=True, packed=True)
+QUIET = Noise(jnp.arange(2))  # no dropout
 ROW = {"decoder_tokens": SEGMENTS, "decoder_segments": SEGMENTS, "decoder_positions": POSITIONS}
 
 
@@ -38,7 +40,7 @@ def context(encoded=None) -> StackContext:
     cross = {}
     if encoded is not None:
         cross = {"cross_mask": MASK, "cross_mask_bias": MASK.bias(), "encoded": encoded}
-    return StackContext(SEGMENTS, POSITIONS, MASK, MASK.bias(), **cross)
+    return StackContext(SEGMENTS, POSITIONS, MASK, MASK.bias(), QUIET, **cross)
 
 
 def draw(shapes, seed: int = 0, stddev: float = 0.5):

@@ -5,13 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
-from model.proofs import POSITIONS, SEGMENTS, check_gradients, context, small
+from model.proofs import POSITIONS, QUIET, SEGMENTS, check_gradients, context, small
 
 from t5x_lite.config import Model
-from t5x_lite.model import layers
-from t5x_lite.model.attention import CrossAttention, SelfAttention
+from t5x_lite.model import dense
 from t5x_lite.model.blocks import StackContext
 from t5x_lite.model.masks import AttentionMask
+from t5x_lite.model.parts.attention import CrossAttention, SelfAttention
 from t5x_lite.resolve import resolve_model
 
 KINDS = {
@@ -34,7 +34,7 @@ def test_gradients_of_attention_to_an_encoder():
     def cross_attend(attention, x):
         mask = AttentionMask(SEGMENTS, SEGMENTS[:, 2:])
         shared = {"cross_mask": mask, "cross_mask_bias": mask.bias(), "encoded": x[:, 2:]}
-        return attention(x, StackContext(SEGMENTS, POSITIONS, mask, mask.bias(), **shared))
+        return attention(x, StackContext(SEGMENTS, POSITIONS, mask, mask.bias(), QUIET, **shared))
 
     check_gradients(CrossAttention(small(positions="rotary", head_dim=4)), cross_attend)
 
@@ -50,7 +50,7 @@ def test_with_mimetic_init_a_token_attends_to_itself_in_the_encoder():
     mask = AttentionMask(segments, segments)
     shared = {"cross_mask": mask, "cross_mask_bias": mask.bias(), "encoded": encoded}
     attention = CrossAttention(config)
-    stack = StackContext(segments, segments, mask, mask.bias(), **shared)
+    stack = StackContext(segments, segments, mask, mask.bias(), QUIET, **shared)
     found, variables = attention.init_with_output(jax.random.key(0), x, stack)
     # The output is that of the token's own value: what one key alone would give.
     params = variables["params"]
@@ -65,7 +65,7 @@ def test_attention_is_that_of_the_paper():
     x = jax.random.normal(jax.random.key(1), (1, 5, 8))
     segments = jnp.ones((1, 5), int)
     mask = AttentionMask(segments, segments, causal=True)
-    causal = StackContext(segments, jnp.arange(5)[None], mask, mask.bias())
+    causal = StackContext(segments, jnp.arange(5)[None], mask, mask.bias(), QUIET)
     attention = SelfAttention(config)
     params = nn.meta.unbox(attention.init(jax.random.key(0), x, causal))
     found, auxiliary = attention.apply(params, x, causal)
@@ -112,7 +112,7 @@ def test_projections_that_split_heads_in_the_product_are_the_same(kind, monkeypa
 
     expected = outputs_and_gradients()
     splits = []
-    monkeypatch.setattr(layers, "heads_in_product", lambda *of: splits.append(of) or True)
+    monkeypatch.setattr(dense, "heads_in_product", lambda *of: splits.append(of) or True)
     found = outputs_and_gradients()
     assert splits
     error = 0.05 if config.dtype == "bfloat16" else 1e-4

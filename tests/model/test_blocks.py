@@ -5,9 +5,9 @@ import pytest
 from model.auxiliary import CountingMLP
 from model.proofs import ROW, SEGMENTS, check_gradients, context, random_params, small
 
-from t5x_lite.model.attention import SelfAttention
-from t5x_lite.model.blocks import MIXERS, Block
-from t5x_lite.model.layers import FEED_FORWARDS
+from t5x_lite.model.blocks import Block
+from t5x_lite.model.parts.attention import SelfAttention
+from t5x_lite.model.parts.table import FEED_FORWARDS, MIXERS
 from t5x_lite.model.transformer import Transformer
 
 BLOCKS = {
@@ -111,8 +111,8 @@ def test_how_auxiliary_losses_are_computed_changes_nothing(exchange):
 class TaxedAttention(SelfAttention):
     """An attention with an auxiliary loss of the same name as the feed-forward part's."""
 
-    def __call__(self, x_BTD, context):
-        y, _ = super().__call__(x_BTD, context)
+    def __call__(self, x_BTD, context, memory=None):
+        y, _ = super().__call__(x_BTD, context, memory)
         return y, {"tax": 10.0 * (context.segments > 0).sum()}
 
 

@@ -51,9 +51,8 @@ MODELS = {
     "LSTM": {"mixer": "lstm", "positions": "none"},
     "LSTM after an encoder": {
         "architecture": "encoder_decoder",
-        "mixer": "lstm",
+        "mixer": "lstm(cells=5)",
         "positions": "learned",
-        "lstm_cells": 5,
     },
 }
 PIECES = [(3, 1, 1), (2, 3)]

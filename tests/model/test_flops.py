@@ -59,7 +59,7 @@ def test_flops_agree_with_the_compiler(make, architecture, feed_forward):
         {"num_kv_heads": 2},
         {"embedding_size": 128},
         {"tie_embeddings": False, "embedding_size": 128},
-        {"positions": "shaw", "shaw_distance": 127},
+        {"positions": "shaw(distance=127)"},
         {"head_dim": 64},
         {"mlm_head": True},
         {"shared_layers": "all"},

@@ -14,6 +14,7 @@ from t5x_lite.config import Model
 from t5x_lite.errors import UserError
 from t5x_lite.model import kernels
 from t5x_lite.model.masks import AttentionMask
+from t5x_lite.model.parts.positions import make_positions
 from t5x_lite.model.transformer import Transformer, parameter_shapes
 from t5x_lite.resolve import resolve_model
 
@@ -103,7 +104,8 @@ def test_the_table_of_kernels_is_that_of_the_manual(need, settings, mask_options
     expected = [cell.split(",")[0].strip() for cell in line.split("|")[2:5]]
     dropout = config.attention_dropout > 0
     found = [
-        kernels.choose_kernel(config, mask, dropout, platform) for platform in ("cpu", "gpu", "tpu")
+        kernels.choose_kernel(config, mask, make_positions(config), dropout, platform)
+        for platform in ("cpu", "gpu", "tpu")
     ]
     assert found == expected
 
@@ -125,7 +127,7 @@ def test_a_kernel_that_is_named_computes_or_is_refused():
     relative = small(attention_kernel="splash", positions="relative")
     long_mask = AttentionMask(long["decoder_segments"], long["decoder_segments"])
     with pytest.raises(UserError, match="takes no bias"):
-        kernels.choose_kernel(relative, long_mask)
+        kernels.choose_kernel(relative, long_mask, make_positions(relative))
 
 
 @pytest.mark.parametrize(("kind", "groups"), [("packed, causal", 2), ("one segment", 4)])
@@ -141,13 +143,14 @@ import sys; sys.path.insert(0, "tests")
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import PartitionSpec
 from t5x_lite.config import Mesh, Model
-from t5x_lite.model import kernels, parallel
+from t5x_lite.model import kernels
+from t5x_lite.parallel import collectives as parallel
 from t5x_lite.model.masks import AttentionMask
 from t5x_lite.resolve import resolve_model
-from t5x_lite.training import sharding
+from t5x_lite.parallel import mesh as meshes
 
 model = resolve_model(Model(num_heads=2, num_kv_heads=1), vocab_size=256, max_length=256)
-mesh = sharding.make_mesh(Mesh(sequence=2), model)
+mesh = meshes.make_mesh(Mesh(sequence=2))
 rng = np.random.default_rng(0)
 qkv = [jnp.asarray(rng.normal(size=(2, heads, 256, 64)), jnp.float32) for heads in (2, 1, 1)]
 segments = jnp.asarray(np.sort(rng.integers(1, 4, size=(2, 256)), 1))
@@ -163,7 +166,10 @@ for causal in (True, False):
 
     def on_each(q, k, v):
         own_segments = parallel.own_positions(segments)
-        mask = AttentionMask(own_segments, segments, causal=causal, packed=True)
+        shard = parallel.part_number("sequence")
+        mask = AttentionMask(
+            own_segments, segments, shard=shard, shards=2, causal=causal, packed=True
+        )
         y = kernels.splash(own(q), k, v, mask, interpret=True)
         return jax.lax.psum((y * own(weights)).sum(), "sequence")
 
@@ -174,7 +180,7 @@ for causal in (True, False):
         )(q, k, v)
 
     one = jax.value_and_grad(expected, (0, 1, 2))(*qkv)
-    with sharding.use_mesh(mesh, model):
+    with meshes.use_mesh(mesh, model):
         two = jax.jit(jax.value_and_grad(on_two, (0, 1, 2)))(*qkv)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), one, two)
 """
@@ -219,8 +225,9 @@ def test_a_bias_is_added_by_flash_attention_where_rows_are_long(length):
     config = resolve_model(model, vocab_size=10, max_length=length)
     ids = jnp.ones((2, length), int)
     expected = "flash" if length == 1024 else "plain"
-    assert kernels.choose_kernel(config, AttentionMask(ids, ids), platform="tpu") == expected
-    assert kernels.choose_kernel(config, AttentionMask(ids, ids), True, "tpu") == "plain"
+    mask, kind = AttentionMask(ids, ids), make_positions(config)
+    assert kernels.choose_kernel(config, mask, kind, platform="tpu") == expected
+    assert kernels.choose_kernel(config, mask, kind, True, "tpu") == "plain"
 
 
 def test_tpus_before_the_fourth_have_no_kernels_in_bfloat16(monkeypatch):
@@ -233,7 +240,9 @@ def test_tpus_before_the_fourth_have_no_kernels_in_bfloat16(monkeypatch):
         for kind in ("TPU v2", "TPU v3", "TPU v4"):
             monkeypatch.setattr(kernels, "target_kind", lambda kind=kind: kind)
             mask = AttentionMask(ids, ids, causal=True)
-            chosen[dtype, kind] = kernels.choose_kernel(config, mask, platform="tpu")
+            chosen[dtype, kind] = kernels.choose_kernel(
+                config, mask, make_positions(config), platform="tpu"
+            )
     assert {key for key, kernel in chosen.items() if kernel == "plain"} == {
         ("bfloat16", "TPU v2"),
         ("bfloat16", "TPU v3"),

@@ -3,9 +3,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from t5x_lite.model.losses import LossSettings, class_sums, cross_entropy
+from t5x_lite.model.losses import LossSettings, Vocabulary, class_sums, cross_entropy
 
 ROWS, LENGTH, WIDTH, SIZE, PADDED = 4, 10, 6, 11, 16
+VOCABULARY = Vocabulary(SIZE, jnp.arange(PADDED))
 
 
 def drawn():
@@ -38,7 +39,7 @@ def test_sums_and_gradients_against_plain_formulas(chunk, z_loss, smoothing):
             return (by_position * weights).sum()
 
         def ours(table, hidden):
-            sums = cross_entropy(logits_of, table, hidden, targets, weights, SIZE, settings)
+            sums = cross_entropy(logits_of, table, hidden, targets, weights, VOCABULARY, settings)
             return sums["total_loss"], sums
 
         (total, sums), gradient = jax.value_and_grad(ours, (0, 1), has_aux=True)(table, hidden)
@@ -56,7 +57,9 @@ def test_sums_and_gradients_against_plain_formulas(chunk, z_loss, smoothing):
 
 
 def chunked(table, hidden, targets, weights):
-    return cross_entropy(logits_of, table, hidden, targets, weights, SIZE, LossSettings(chunk=3))
+    return cross_entropy(
+        logits_of, table, hidden, targets, weights, VOCABULARY, LossSettings(chunk=3)
+    )
 
 
 def summed_by_a_scan(*arguments):

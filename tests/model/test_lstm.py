@@ -10,6 +10,7 @@ from flax import linen as nn
 from model.proofs import (
     MASK,
     POSITIONS,
+    QUIET,
     SEGMENTS,
     check_gradients,
     draw,
@@ -20,26 +21,28 @@ from model.proofs import (
 from t5x_lite.data.rows.layouts import RowShape
 from t5x_lite.model import flops, transformer
 from t5x_lite.model.blocks import StackContext
-from t5x_lite.model.heads import HEADS, LossSettings, head_params, logits
-from t5x_lite.model.lstm import FORGET_BIAS, LSTM
+from t5x_lite.model.dropout import Noise
+from t5x_lite.model.heads import HEADS, HeadInput, LossSettings, Vocabulary, head_params, logits
 from t5x_lite.model.masks import AttentionMask
+from t5x_lite.model.parts.lstm import FORGET_BIAS, LSTM
+from t5x_lite.model.parts.table import make_mixer
 from t5x_lite.model.transformer import Transformer, parameter_shapes
 
 BOTH_WAYS = AttentionMask(SEGMENTS, SEGMENTS, packed=True)
 KINDS = {
     "as many cells as features": {"norm": "none"},
-    "projected": {"norm": "none", "lstm_cells": 9, "bias": False},
-    "normalised": {"lstm_cells": 4},
+    "projected": {"norm": "none", "mixer": "lstm(cells=9)", "bias": False},
+    "normalised": {"mixer": "lstm(cells=4)"},
     "normalised, no biases": {"norm": "rms_norm", "bias": False},
 }
 
 
 def lstm_of(kind: str) -> LSTM:
-    return LSTM(small(mixer="lstm", positions="none", **KINDS[kind]))
+    return make_mixer(small(**{"mixer": "lstm", "positions": "none"} | KINDS[kind]))
 
 
 def context_of(mask: AttentionMask) -> StackContext:
-    return StackContext(SEGMENTS, POSITIONS, mask, mask.bias())
+    return StackContext(SEGMENTS, POSITIONS, mask, mask.bias(), QUIET)
 
 
 def normalised(config, params, name, x):
@@ -60,7 +63,7 @@ def read_one_by_one(config, params, tokens):
     def sigmoid(x):
         return 1 / (1 + np.exp(-x))
 
-    cells, output = np.zeros(config.lstm_cells), np.zeros(config.d_model)
+    cells, output = np.zeros(len(params["projection"]["kernel"])), np.zeros(config.d_model)
     outputs = []
     for token in tokens:
         of_token = normalised(config, params, "inputs_norm", token @ params["inputs"]["kernel"])
@@ -104,7 +107,7 @@ def test_gradients_of_an_lstm(kind, mask):
 
 def test_cells_are_kept_in_float32():
     config = small(mixer="lstm", positions="none", dtype="bfloat16")
-    state = LSTM(config).apply({}, 2, 8, method="initial_state")
+    state = make_mixer(config).initial_state(2, 8)
     assert (state.cells.dtype, state.output.dtype) == (jnp.float32, jnp.bfloat16)
 
 
@@ -139,6 +142,11 @@ def packed_row(texts, length=8):
     }
 
 
+def head_input(config, params, states, row, settings) -> HeadInput:
+    vocabulary = Vocabulary(config.vocab_size, jnp.arange(config.embedding_rows))
+    return HeadInput(config, params, states, row, settings, vocabulary, Noise(jnp.arange(1)))
+
+
 def losses_of(config, params, row) -> dict[str, np.ndarray]:
     """Of each head: the loss and the weight it is divided by."""
     output = transformer.apply(config, params, row)
@@ -146,7 +154,7 @@ def losses_of(config, params, row) -> dict[str, np.ndarray]:
     found = {}
     for name in ("lm", "backward_lm"):
         head = HEADS[name]
-        sums = head.sums(config, params, head.read(output, row), row, settings, None)
+        sums = head.sums(head_input(config, params, head.read(output, row), row, settings))
         found[name] = np.array([sums["total_loss"], head.weight(row)])
     return found
 
@@ -219,7 +227,7 @@ def test_a_run_trains_both_decoders(make):
     "part",
     [
         {"architecture": "encoder"},
-        {"architecture": "encoder", "lstm_cells": 512, "feed_forward": "none"},
+        {"architecture": "encoder", "mixer": "lstm(cells=512)", "feed_forward": "none"},
         {"architecture": "decoder"},
         {"architecture": "decoder", "backward_decoder": True, "feed_forward": "none"},
     ],
@@ -228,7 +236,7 @@ def test_a_run_trains_both_decoders(make):
 def test_flops_agree_with_the_compiler(part):
     """Of rows of one token, since the compiler counts a loop's body once: within 2 %."""
     settings = {"d_model": 512, "vocab_multiple": 1, "dtype": "float32", "scan": False}
-    config = small(**settings, mixer="lstm", positions="none", **part)
+    config = small(**settings | {"mixer": "lstm", "positions": "none"} | part)
     stack = "encoder" if config.architecture == "encoder" else "decoder"
     keys = ("tokens", "segments", "positions", "targets")
     row = {f"{stack}_{key}": jax.ShapeDtypeStruct((4, 1), jnp.int32) for key in keys}
@@ -247,7 +255,8 @@ def test_flops_agree_with_the_compiler(part):
 
 
 def test_as_many_cells_as_features_unless_told():
-    config = small(mixer="lstm", positions="none")
-    assert config.lstm_cells == config.d_model
-    assert small().lstm_cells == 0
-    assert replace(config, lstm_cells=9).lstm_cells == 9
+    config = small(mixer="lstm", positions="none", dtype="float32")
+    state = make_mixer(config).initial_state(1, 0)
+    assert state.cells.shape == (1, config.d_model)
+    state = make_mixer(replace(config, mixer="lstm(cells=9)")).initial_state(1, 0)
+    assert state.cells.shape == (1, 9)

@@ -3,12 +3,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
-from model.proofs import MASK, check_gradients, context, small
+from model.proofs import MASK, QUIET, check_gradients, context, small
 
-from t5x_lite.model import positions
-from t5x_lite.model.attention import SelfAttention
 from t5x_lite.model.blocks import StackContext
 from t5x_lite.model.masks import AttentionMask
+from t5x_lite.model.parts import positions
+from t5x_lite.model.parts.attention import SelfAttention
+
+KINDS = {"shaw": "shaw(distance=2)"}
 
 
 def test_relative_buckets_cover_the_published_ranges():
@@ -42,7 +44,7 @@ def test_with_mimetic_init_two_heads_of_the_encoder_look_at_the_neighbours():
     distances = np.arange(9)[None, :] - np.arange(9)[:, None]
 
     def weights_of_the_fifth(bidirectional):
-        bias = positions.RelativeBias(config)
+        bias = positions.make_positions(config).bias_module()
         bias_BHTS, _ = bias.init_with_output(jax.random.key(0), distances, bidirectional)
         return np.asarray(jax.nn.softmax(bias_BHTS[0, :, 4]))
 
@@ -58,22 +60,22 @@ def test_gradients_of_the_relative_bias():
         by_head = jnp.broadcast_to(part(MASK.distances(), True), (2, 2, 5, 5))
         return jnp.einsum("bts,bhts->bht", x[..., :5], by_head)
 
-    check_gradients(positions.RelativeBias(small()), bias)
+    check_gradients(positions.RelativeBias(small(), 32, 128), bias)
 
 
 @pytest.mark.parametrize("kind", ["rotary", "shaw", "transformer_xl"])
 def test_gradients_of_attention_with_positions(kind):
-    attention = SelfAttention(small(positions=kind, head_dim=4, shaw_distance=2))
+    attention = SelfAttention(small(positions=KINDS.get(kind, kind), head_dim=4))
     check_gradients(attention, lambda part, x: part(x, context())[0])
 
 
 def attention_of(kind: str):
     """What attention of these relative positions gives, and its parameters and x: [5, 6]."""
-    config = small(positions=kind, head_dim=4, shaw_distance=2, bias=False)
+    config = small(positions=KINDS.get(kind, kind), head_dim=4, bias=False)
     x = jax.random.normal(jax.random.key(2), (1, 5, 6), jnp.float64)
     segments, module = jnp.ones((1, 5), int), SelfAttention(config)
     mask = AttentionMask(segments, segments)
-    bidirectional = StackContext(segments, jnp.arange(5)[None], mask, mask.bias())
+    bidirectional = StackContext(segments, jnp.arange(5)[None], mask, mask.bias(), QUIET)
     variables = jax.eval_shape(
         lambda: nn.meta.unbox(module.init(jax.random.key(0), x, bidirectional))
     )

@@ -9,7 +9,7 @@ from t5x_lite.model.heads import head_params, logits
 from t5x_lite.model.transformer import Transformer
 
 EMBEDDINGS = {
-    "learned": {"token_types": 2, "embedding_norm": True, "position_offset": 1},
+    "learned": {"token_types": 2, "embedding_norm": True, "positions": "learned(offset=1)"},
     "factorised": {"embedding_size": 3, "scale_embeddings": True},
 }
 DECODERS = {

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
-from model.proofs import draw, small
+from model.proofs import QUIET, draw, small
 
 pytest.importorskip("torch", reason="make test-peers has it")
 
@@ -14,10 +14,10 @@ import jax
 import torch
 
 from t5x_lite.model.blocks import StackContext
-from t5x_lite.model.lstm import FORGET_BIAS, LSTM
 from t5x_lite.model.masks import AttentionMask
+from t5x_lite.model.parts.lstm import FORGET_BIAS, LSTM
 
-T = 7
+T, CELLS = 7, 9
 # PyTorch's gates one after another are write, forget, new, read: ours, side by side in each cell.
 FORGET = 1
 
@@ -44,22 +44,22 @@ def set_parameters(peer, params, suffix: str) -> None:
 @pytest.mark.parametrize("causal", [True, False], ids=["decoder", "encoder"])
 def test_lstm(causal):
     with jax.enable_x64(True):
-        config = small(mixer="lstm", positions="none", norm="none", lstm_cells=9)
+        config = small(mixer="lstm", positions="none", norm="none")
         segments = jnp.ones((2, T), int)
         mask = AttentionMask(segments, segments, causal=causal)
         positions = jnp.arange(T) + jnp.zeros_like(segments)
-        context = StackContext(segments, positions, mask, mask.bias())
+        context = StackContext(segments, positions, mask, mask.bias(), QUIET)
         x = draw(jax.ShapeDtypeStruct((2, T, config.d_model), jnp.float64), seed=1, stddev=1.0)
 
         def init():
-            return nn.meta.unbox(LSTM(config).init(jax.random.key(0), x, context))
+            return nn.meta.unbox(LSTM(config, CELLS).init(jax.random.key(0), x, context))
 
         variables = draw(jax.eval_shape(init))
-        found = LSTM(config).apply(variables, x, context)[0]
+        found = LSTM(config, CELLS).apply(variables, x, context)[0]
     params = jax.tree.map(np.array, variables["params"])
     peer = torch.nn.LSTM(
         config.d_model,
-        config.lstm_cells,
+        CELLS,
         proj_size=config.d_model,
         bidirectional=not causal,
         batch_first=True,

@@ -10,7 +10,7 @@ from model.auxiliary import CountingMLP
 from model.proofs import random_params
 
 from t5x_lite.data.rows.batches import make_batches
-from t5x_lite.model.layers import FEED_FORWARDS
+from t5x_lite.model.parts.table import FEED_FORWARDS
 from t5x_lite.training.log import mean_metrics
 from t5x_lite.training.step import Loss, fresh_state, make_train_step
 

@@ -19,7 +19,7 @@ from t5x_lite.config import Data, Lengths, Model, RunConfig
 from t5x_lite.data.rows.layouts import RowShape, lay_out
 from t5x_lite.data.rows.row_plan import plan_rows
 from t5x_lite.errors import UserError
-from t5x_lite.resolve import plan_objective
+from t5x_lite.model.check import plan_objective_checked
 
 CHOICES = ("token", "word", "span", "salient")
 
@@ -178,4 +178,4 @@ def test_it_shares_a_decoder_with_language_modelling_whose_rows_look_back():
         model=Model(positions="relative"),
     )
     with pytest.raises(UserError, match="positions: got relative, which tell a decoder nothing"):
-        plan_objective(config)
+        plan_objective_checked(config)

@@ -163,16 +163,17 @@ from t5x_lite.config.files import build
 from t5x_lite.data.rows.batches import make_batches
 from t5x_lite.data.store.prepare import prepare
 from t5x_lite.resolve import resolve
-from t5x_lite.training import sharding
+from t5x_lite.parallel.mesh import make_mesh
+from t5x_lite.parallel.placement import place_batch
 values = settings(Path(sys.argv[4]), "ul2", "encoder_decoder", **{"mesh.tensor": 2})
 config = build(RunConfig, values)
 corpus = prepare(config.data, say=lambda _: None)
 resolved = resolve(config, corpus.tokenizer.vocabulary)
 batches = make_batches(resolved.rows, config.data, config.seed, corpus, "train")
-mesh = sharding.make_mesh(config.mesh, resolved.model)
+mesh = make_mesh(config.mesh)
 assert mesh.size == 4
 for step in (0, 777):
-    batch = sharding.place_batch(partial(batches.batch_at, step), batches.batch_size, mesh)
+    batch = place_batch(partial(batches.batch_at, step), batches.batch_size, mesh)
     rows = {}
     for key in sorted(batch):
         for shard in batch[key].addressable_shards:

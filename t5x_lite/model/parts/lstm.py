@@ -3,6 +3,7 @@
 Shapes: B rows, T positions, D d_model, C cells, G the four gates of all cells, 4 × C.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import flax.linen as nn
@@ -12,8 +13,10 @@ from flax import struct
 from jaxtyping import Array, Bool, Float
 
 from t5x_lite.config import ModelDimensions
-from t5x_lite.model.layers import Auxiliary, Dense, Norm, parameter_dtype, with_axes
-from t5x_lite.model.parallel import own_stream
+from t5x_lite.config.ranges import NonNegative
+from t5x_lite.model.dense import Dense, parameter_dtype, with_axes
+from t5x_lite.model.parts.contract import Auxiliary, Setting, Stack
+from t5x_lite.model.parts.norms import make_norm
 
 # Added to the forget gate, so that a fresh LSTM remembers (Jozefowicz et al., 2015, §2.2).
 FORGET_BIAS = 1.0
@@ -33,18 +36,19 @@ class Direction(nn.Module):
     """
 
     config: ModelDimensions
+    cells: int
 
     def setup(self):
         config = self.config
-        gates = 4 * config.lstm_cells
+        gates = 4 * self.cells
         self.inputs = Dense(config, gates, ("embed", "cells"), use_bias=False)
         self.recurrent = Dense(config, gates, ("embed", "cells"), use_bias=False)
         self.projection = Dense(
             config, config.d_model, ("cells", "embed"), writes_to_stream=True, use_bias=False
         )
-        self.inputs_norm = Norm(config)
-        self.recurrent_norm = Norm(config)
-        self.cells_norm = Norm(config)
+        self.inputs_norm = make_norm(config)
+        self.recurrent_norm = make_norm(config)
+        self.cells_norm = make_norm(config)
         if config.bias:
             zeros = with_axes(nn.initializers.zeros, "cells")
             self.bias = self.param("bias", zeros, (gates,), parameter_dtype(config))
@@ -92,20 +96,31 @@ class Direction(nn.Module):
         cells_BC = nn.sigmoid(forget_BC + FORGET_BIAS) * before.cells
         cells_BC += nn.sigmoid(write_BC) * jnp.tanh(new_BC)
         hidden_BC = nn.sigmoid(read_BC) * jnp.tanh(self.cells_norm(cells_BC))
-        after = LSTMState(cells_BC, self.projection(hidden_BC))
+        after = LSTMState(cells_BC, self.projection(hidden_BC).astype(self.config.dtype))
 
         state = jax.tree.map(lambda new, old: jnp.where(is_real[:, None], new, old), after, state)
         return state, after.output
 
 
 class LSTM(nn.Module):
-    """The mixer: one direction in a decoder; two in an encoder, whose outputs are added."""
+    """The mixer: one direction in a decoder; two in an encoder, whose outputs are added. It reads a
+    row from its start to its end, so it runs whole on each device.
+
+    Attributes:
+        cells: of a layer, projected to d_model; 0: d_model.
+    """
 
     config: ModelDimensions
+    cells: NonNegative = 0
+    splits = ()
 
     def setup(self):
-        self.forward = Direction(self.config)
-        self.backward = Direction(self.config)
+        self.forward = Direction(self.config, self._cells)
+        self.backward = Direction(self.config, self._cells)
+
+    @property
+    def _cells(self) -> int:
+        return self.cells or self.config.d_model
 
     def __call__(
         self, x_BTD: Float[Array, "B T D"], context: Any
@@ -118,12 +133,12 @@ class LSTM(nn.Module):
             is_last = jnp.diff(segments, append=0) != 0
             backward_BTD, _ = self.backward(x_BTD, nothing, is_last, segments > 0, backward=True)
             outputs_BTD += backward_BTD
-        return own_stream(outputs_BTD), {}
+        return outputs_BTD, {}
 
     def initial_state(self, rows: int, slots: int) -> LSTMState:
         """Zeros, as many for any number of tokens."""
         config = self.config
-        cells = jnp.zeros((rows, config.lstm_cells), parameter_dtype(config))
+        cells = jnp.zeros((rows, self._cells), parameter_dtype(config))
         return LSTMState(cells, jnp.zeros((rows, config.d_model), config.dtype))
 
     def prefill(
@@ -134,3 +149,24 @@ class LSTM(nn.Module):
         return self.forward(x_BTD, state, is_start, context.segments > 0)
 
     step = prefill  # one token is read as many are
+
+    @nn.nowrap
+    def flops(self, stack: Stack) -> float:
+        """Four gates of the token and of the last output, and the projection; see contract.Part."""
+        directions = 2 if stack.bidirectional else 1
+        products = (2 * 4 + 1) * self.config.d_model * self._cells
+        return 2.0 * directions * stack.positions * products
+
+    @nn.nowrap
+    def contradictions(self, setting: Setting) -> Iterator[str]:
+        """See contract.Part."""
+        config = setting.config
+        if config.architecture == "prefix_decoder":
+            yield "model.mixer=lstm: reads a prefix one way only; use architecture decoder"
+        if setting.rows.looks_ahead:
+            reason = "got lstm, which reads one way, but the objective looks ahead"
+            yield f"model.mixer: {reason}; set attention, or causal_lm"
+        if config.shared_stacks:
+            yield "model.shared_stacks: an LSTM reads both ways in encoders only; set it to False"
+        if config.prefix_length:
+            yield "model.prefix_length: mixer lstm has no keys and values; adapt in another way"

@@ -1,16 +1,16 @@
 """Which mesh? The sizes of its axes that a preset stands for, on the devices at hand."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 
-from t5x_lite.config import Mesh, ModelDimensions
+from t5x_lite.config import Mesh
 from t5x_lite.errors import BAD_CONFIG, UserError
 from t5x_lite.hardware import chip_of
-from t5x_lite.training.sharding import count_slices, undivided, unshared
+from t5x_lite.parallel.mesh import count_slices
 
 _MOST_TENSOR = 8  # more parts of a layer than that are too small to keep a device busy
 # Of a device's memory, what parameters, their gradients and the optimizer's state may take: the
@@ -38,12 +38,15 @@ class Workload:
         rows: of a microbatch.
         lengths: of a row's stacks.
         state_bytes: of all parameters, their gradients and the optimizer's state.
+        undivided: (fsdp=…, tensor=…) → what of the model cannot be split so; empty: it can.
+        shares_rows: True if devices can share the model's rows.
     """
 
-    model: ModelDimensions
     rows: int
     lengths: Sequence[int]
     state_bytes: int
+    undivided: Callable[..., str]
+    shares_rows: bool
 
 
 def arrange(mesh: Mesh, work: Workload, devices: Sequence[Any]) -> tuple[Mesh, str]:
@@ -86,7 +89,7 @@ def _fsdp_tensor(work: Workload, devices: Sequence[Any]) -> Sizes:
     tensor = max(
         size
         for size in _divisors(count)
-        if size <= _MOST_TENSOR and not undivided(work.model, tensor=size)
+        if size <= _MOST_TENSOR and not work.undivided(tensor=size)
     )
     reason = f"tensor, up to {_MOST_TENSOR}, divides the heads and d_ff of the model"
     return {"fsdp": count // tensor, "tensor": tensor}, reason
@@ -119,7 +122,7 @@ def _auto(work: Workload, devices: Sequence[Any]) -> Sizes:
 
     # As few parts as fit.
     room = _SHARE_OF_STATE * memory
-    dividing = [parts for parts in _divisors(over_rows) if not undivided(work.model, fsdp=parts)]
+    dividing = [parts for parts in _divisors(over_rows) if not work.undivided(fsdp=parts)]
     enough = [parts for parts in dividing if work.state_bytes / parts <= room]
     sizes["fsdp"] = enough[0] if enough else dividing[-1]
     reason = f"{size}, a device has {memory / 2**30:.0f} GiB, of which half is for activations"
@@ -128,8 +131,7 @@ def _auto(work: Workload, devices: Sequence[Any]) -> Sizes:
 
 def _sequence_for(work: Workload, count: int, least: int = 1) -> int | None:
     """Among how many of so many devices a row has to be shared, so that each group has one."""
-    can_share = not unshared(work.model)
-    for sequence in _divisors(count) if can_share else [1]:
+    for sequence in _divisors(count) if work.shares_rows else [1]:
         is_whole = all(length % (2 * sequence) == 0 for length in work.lengths)
         has_rows = work.rows % (count // sequence) == 0
         if sequence >= least and has_rows and (sequence == 1 or is_whole):

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import subprocess
 import sys
@@ -7,17 +8,20 @@ import pytest
 from conftest import ROOT, with_devices
 from training.runs import figures
 
-from t5x_lite.config import Model
+from t5x_lite.config import Mesh, Model
+from t5x_lite.data.rows.layouts import RowShape
 from t5x_lite.errors import UserError
+from t5x_lite.model.check import check_model
+from t5x_lite.parallel import exact
+from t5x_lite.parallel.mesh import check_batch, make_mesh
 from t5x_lite.resolve import resolve_model
-from t5x_lite.training import exact, sharding
 
 PROVE = """
 import json, sys
 sys.path.insert(0, "tests")
 import proof_sharding
-source, case, variant = sys.argv[1:]
-print("FIGURES", json.dumps(proof_sharding.prove(source, [case], 6, [variant])))
+source, case, steps, *variants = sys.argv[1:]
+print("FIGURES", json.dumps(proof_sharding.prove(source, [case], int(steps), variants)))
 """
 
 
@@ -39,7 +43,7 @@ def slow(*values):
     ],
 )
 def test_devices_and_microbatches_change_nothing(text_file, case, variant):
-    command = [sys.executable, "-c", PROVE, text_file, case, variant]
+    command = [sys.executable, "-c", PROVE, text_file, case, "6", variant]
     out = subprocess.run(
         command, cwd=ROOT, check=True, capture_output=True, text=True, env=with_devices(8)
     ).stdout
@@ -50,6 +54,20 @@ def test_devices_and_microbatches_change_nothing(text_file, case, variant):
         assert differences["float64 loss"] < 1e-10
         assert differences["float64 gradients"] < 1e-10
         assert differences["float32 losses"] < 1e-5
+
+
+def test_a_mixer_written_for_one_device_is_the_same_on_any_mesh(text_file):
+    """That of docs/how-to/own-block.md, as the page has it."""
+    variants = ["fsdp 2", "tensor 2", "sequence 2", "fsdp 2 and tensor 2"]
+    command = [sys.executable, "-c", PROVE, text_file, "the manual's mixer", "3", *variants]
+    out = subprocess.run(
+        command, cwd=ROOT, check=True, capture_output=True, text=True, env=with_devices(4)
+    ).stdout
+    figures = json.loads(out.split("FIGURES ")[1])["the manual's mixer"]
+    for name in variants:
+        assert figures[name]["float64 loss"] < 1e-10
+        assert figures[name]["float64 gradients"] < 1e-6  # it computes in float32
+        assert figures[name]["float32 losses"] < 1e-6
 
 
 def test_every_parameter_and_its_moments_are_split(text_file):
@@ -95,8 +113,10 @@ def test_what_a_mesh_does_not_divide_is_named(make, more, words):
     config = resolved.config
 
     def make_and_check():
-        mesh = sharding.make_mesh(config.mesh, resolved.model, jax.devices() * 4)
-        sharding.check_batch(config.data.batch_size, config.training.microbatches, mesh)
+        mesh = make_mesh(config.mesh, jax.devices() * 4)
+        sizes = dataclasses.replace(config.mesh, **mesh.shape)
+        check_model(resolved.model, resolved.rows.shape, sizes)
+        check_batch(config.data.batch_size, config.training.microbatches, mesh)
 
     with pytest.raises(UserError) as caught:
         make_and_check()
@@ -205,12 +225,13 @@ def test_what_cannot_be_exact_is_named(mesh, batch_size, words):
     ("model", "lengths", "words"),
     [
         ({}, (66,), "data.lengths: 66 positions are no multiple of 2 × mesh.sequence 2"),
-        ({"mixer": "lstm", "positions": "none"}, (64,), "model.mixer=lstm: cannot be split"),
+        ({"backward_decoder": True}, (64,), "model.backward_decoder=True: cannot be split"),
         ({"ff_dropout": 0.1}, (64,), "model.ff_dropout: cannot be split over mesh.sequence = 2"),
     ],
 )
 def test_rows_that_devices_cannot_share_are_named(model, lengths, words):
     dimensions = resolve_model(Model(**model), vocab_size=8, max_length=66)
-    sharding.check_sequence(dimensions, lengths, 1)
+    rows = RowShape(decoder=lengths[0])
+    check_model(dimensions, rows, Mesh(data=1))
     with pytest.raises(UserError, match=words):
-        sharding.check_sequence(dimensions, lengths, 2)
+        check_model(dimensions, rows, Mesh(data=1, sequence=2))

@@ -1,6 +1,6 @@
-"""Parallelism: each device computes the loss of its own rows, with its own part of the parameters.
-All that the mesh axes `data` and `fsdp` send is sent here; what `sequence` and `tensor` send, in
-model/parallel.py.
+"""The gradient of a model over several devices: each computes the loss of its own rows, with its
+own part of the parameters. All that the mesh axes `data` and `fsdp` send is sent here; what
+`sequence`, `tensor` and `expert` send, in collectives.py.
 
 `data` holds copies of the parameters. `fsdp` splits them (ZeRO's third stage: Rajbhandari et al.,
 2020). Where they are needed they are gathered, in the type of the computation: those of a block
@@ -11,7 +11,7 @@ the same way, summed and split:
     its gradient ◄── reduce-scatter ◄── gradient on these rows
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -25,14 +25,13 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
-from t5x_lite.config import ModelDimensions
-from t5x_lite.model.heads import Params, Row
-from t5x_lite.model.parallel import parts, sums_in
-from t5x_lite.model.transformer import parameter_axes
-from t5x_lite.training import exact
-from t5x_lite.training.sharding import BATCH, device_rules, parameter_rules
+from t5x_lite.parallel import exact
+from t5x_lite.parallel.axes import BATCH, Names, device_rules, parameter_rules
+from t5x_lite.parallel.collectives import part_number, parts, sums_in
 
 Path = tuple[str, ...]
+Params = dict[str, Any]
+MeshAxes = tuple[str | None, ...]
 
 
 @dataclass(frozen=True)
@@ -40,13 +39,18 @@ class Parallelism:
     """How a model's gradient is computed by all devices of the mesh in use.
 
     Attributes:
+        names: of the axes of each parameter.
+        kv_heads: number of key and value heads.
+        dtype: of the computation.
         reduce_dtype: the type in which gradients, and activations split over `tensor`, are sent and
             summed; activations never in less than the type of the computation.
-        line: see sharding.line_of_devices.
+        line: see mesh.line_of_devices.
         exact: what devices have found is added up in one fixed order, see exact.py.
     """
 
-    model: ModelDimensions
+    names: Mapping[Path, Names]
+    kv_heads: int
+    dtype: str
     reduce_dtype: str = "float32"
     line: int = 0
     exact: bool = False
@@ -56,20 +60,20 @@ class Parallelism:
         compute: Callable[..., tuple[Params, Any]],
         trained: Params,
         frozen: Params,
-        batch: Row,
+        batch: dict[str, Array],
         *constants: Any,
     ) -> tuple[Params, Any]:
-        """compute(trained, frozen, rows, *constants) → (gradient of trained, sums), of all rows of
-        the batch. Where there are several devices, `compute` gets the shards of one, and its rows;
-        gradients and sums are added up.
+        """Return compute(trained, frozen, rows, *constants) → (gradient of trained, sums), of all
+        rows of the batch. If there are several devices, `compute` gets the shards of one, and its
+        rows; gradients and sums are added up.
         """
         mesh = jax.sharding.get_abstract_mesh()
         if mesh.size <= 1:
             return compute(trained, frozen, batch, *constants)
 
         def on_one_device(trained, frozen, rows, *constants):
-            own_axes = device_rules(self.model, mesh.shape["tensor"])
-            with nn.logical_axis_rules(own_axes), sums_in(self._activation_sums):
+            own_rules = device_rules(self.kv_heads, mesh.shape["tensor"])
+            with nn.logical_axis_rules(own_rules), sums_in(self._activation_sums):
                 gradient, sums = compute(trained, frozen, rows, *constants)
             if self.exact:
                 return exact.sum_over_devices((gradient, sums))
@@ -89,61 +93,81 @@ class Parallelism:
     @property
     def _activation_sums(self) -> Any:
         """The type of sums over `tensor`; None: that of the computation."""
-        is_wider = self.model.dtype == "bfloat16" and self.reduce_dtype == "float32"
+        is_wider = self.dtype == "bfloat16" and self.reduce_dtype == "float32"
         return jnp.float32 if is_wider else None
 
     @cached_property
-    def _mesh_axes(self) -> dict[Path, tuple[str | None, ...]]:
-        """By which mesh axis each axis of a parameter is split."""
-        axes: Any = flatten_dict(parameter_axes(self.model))
+    def _mesh_axes(self) -> dict[Path, MeshAxes]:
+        """The axis of the mesh that splits each axis of a parameter."""
         tensor = jax.sharding.get_abstract_mesh().shape.get("tensor", 1)
-        rules = parameter_rules(self.model, tensor)
+        rules = parameter_rules(self.kv_heads, tensor)
         return {
-            path: tuple(logical_to_mesh_axes(names, rules) or ()) for path, names in axes.items()
+            path: tuple(logical_to_mesh_axes(names, rules) or ())
+            for path, names in self.names.items()
         }
 
     def _specs(self, params: Params) -> Params:
         leaves: Any = flatten_dict(params)
         return unflatten_dict({path: PartitionSpec(*self._mesh_axes[path]) for path in leaves})
 
+    # Parameters, made whole where they are needed.
+
     def outside_of_layers(self, params: Params) -> Params:
-        """The parameters with all whole but those of scanned layers."""
+        """Gather all parameters but those of scanned layers."""
         leaves: Any = flatten_dict(params)
-        whole = {}
+        ready = {}
         for path, leaf in leaves.items():
             is_layers = "layers" in path
-            whole[path] = leaf if is_layers else self._whole(leaf, self._mesh_axes[path])
-        return unflatten_dict(whole)
+            ready[path] = leaf if is_layers else self._ready(leaf, path, self._mesh_axes[path])
+        return unflatten_dict(ready)
 
     @property
     def of_layer(self) -> Callable[[str, Params], Params] | None:
-        """(name of a stack, parameters of one of its layers) → the same, whole; None: they are
-        already.
+        """Return a function from the name of a stack and the parameters of one of its layers to the
+        parameters that this device computes with; None if they are the same.
         """
-        if parts("fsdp") == 1:
+        if parts("fsdp") == 1 and not self._repeats_kv_heads:
             return None
 
-        def whole_layer(stack: str, params: Params) -> Params:
+        def ready_layer(stack: str, params: Params) -> Params:
             leaves: Any = flatten_dict(params)
-            whole = {}
+            ready = {}
             for path, leaf in leaves.items():
-                _, *mesh_axes = self._mesh_axes[(stack, "layers", *path)]
-                whole[path] = self._whole(leaf, tuple(mesh_axes))
-            return unflatten_dict(whole)
+                path_in_model = (stack, "layers", *path)
+                _, *mesh_axes = self._mesh_axes[path_in_model]
+                ready[path] = self._ready(leaf, path_in_model, tuple(mesh_axes))
+            return unflatten_dict(ready)
 
-        return whole_layer
+        return ready_layer
 
-    def _whole(self, shard: Array, mesh_axes: tuple[str | None, ...]) -> Array:
-        """A parameter that fsdp splits; the part of tensor stays a part."""
-        if "fsdp" not in mesh_axes or parts("fsdp") == 1:
-            return shard
+    def _ready(self, leaf: Array, path: Path, mesh_axes: MeshAxes) -> Array:
+        """A parameter as this device computes with it: what fsdp splits is gathered, what tensor
+        and expert split stays split.
+        """
         # Vectors are added to sums in float32.
-        dtype = self.model.dtype if shard.ndim > 1 else shard.dtype
-        axis, sum_dtype = mesh_axes.index("fsdp"), self._sum_dtype(shard)
-        return _gather(shard, axis, jnp.dtype(dtype), sum_dtype, self.line)
+        dtype = self.dtype if leaf.ndim > 1 else leaf.dtype
+        if "fsdp" in mesh_axes and parts("fsdp") > 1:
+            axis, sum_dtype = mesh_axes.index("fsdp"), self._sum_dtype(leaf)
+            leaf = _gather(leaf, axis, jnp.dtype(dtype), sum_dtype, self.line)
+        if self._repeats_kv_heads and self.names[path][-1] == "kv_heads":
+            leaf = self._own_kv_head(leaf)
+        return leaf
+
+    @property
+    def _repeats_kv_heads(self) -> bool:
+        """True if there are fewer K/V heads than devices of `tensor`."""
+        return self.kv_heads % parts("tensor") != 0
+
+    def _own_kv_head(self, parameter: Array) -> Array:
+        """The K/V head that this device's query heads attend to, of a parameter of all of them."""
+        head_dim = parameter.shape[-1] // self.kv_heads
+        head = part_number("tensor") // (parts("tensor") // self.kv_heads)
+        return jax.lax.dynamic_slice_in_dim(parameter, head * head_dim, head_dim, -1)
+
+    # Gradients, added up.
 
     def _added_up(self, gradient: Params) -> Params:
-        """The gradient that each device has found, summed over those that do not split the
+        """The gradient that each device has found, summed over the devices that do not split the
         parameter. (Over fsdp it is summed already where fsdp splits it.)
         """
         leaves: Any = flatten_dict(gradient)
@@ -161,7 +185,7 @@ class Parallelism:
         return unflatten_dict(added_up)
 
     def _sum_dtype(self, gradient: Array) -> Any:
-        """Of a gradient; vectors and float64 are never rounded."""
+        """The type of a gradient's sum; vectors and float64 are never rounded."""
         if gradient.ndim < 2 or gradient.dtype == jnp.float64:
             return gradient.dtype
         return jnp.dtype(self.reduce_dtype)
@@ -169,15 +193,17 @@ class Parallelism:
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3, 4))
 def _gather(shard: Array, axis: int, dtype: Any, reduce_dtype: Any, line: int) -> Array:
-    """The shards of all devices of `fsdp`, rounded to dtype, along an axis. It has the wider of
-    both types, so that its gradient is rounded no more than it will be when it is sent.
+    """Gather the shards of all devices of `fsdp`, rounded to dtype, along an axis.
+
+    The result has the wider of both types, so that its gradient is rounded no more than it will be
+    when it is sent.
     """
     whole = jax.lax.all_gather(shard.astype(dtype), "fsdp", axis=axis, tiled=True)
     return whole.astype(jnp.promote_types(dtype, reduce_dtype))
 
 
 def _gather_forward(shard, axis, dtype, reduce_dtype, line):
-    # The residual is there for its type alone.
+    # The residual only carries the type.
     return _gather(shard, axis, dtype, reduce_dtype, line), jnp.zeros((0,), shard.dtype)
 
 
@@ -190,7 +216,7 @@ def _gather_backward(axis, dtype, reduce_dtype, line, shard, gradient):
     if not line:
         part = scatter(part)
     else:
-        # Across the lines, then along each: see sharding.line_of_devices.
+        # Across the lines, then along each: see mesh.line_of_devices.
         lines = [list(range(first, first + line)) for first in range(0, parts("fsdp"), line)]
         across = [list(devices) for devices in zip(*lines, strict=True)]
         part = scatter(scatter(part, axis_index_groups=across), axis_index_groups=lines)

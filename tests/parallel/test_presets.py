@@ -1,12 +1,14 @@
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 
 from t5x_lite.config import Mesh, Model
 from t5x_lite.errors import UserError
+from t5x_lite.model.check import shares_rows, undivided
+from t5x_lite.parallel.presets import Workload, arrange, memory_of
 from t5x_lite.resolve import resolve_model
-from t5x_lite.training.arrangement import Workload, arrange, memory_of
 
 GiB = 2**30
 MODEL = resolve_model(
@@ -19,15 +21,19 @@ def devices(count: int, kind: str = "TPU v5 lite", platform: str = "tpu"):
     return [SimpleNamespace(**one)] * count
 
 
+def workload(rows, lengths, state_bytes, model=MODEL):
+    return Workload(rows, lengths, state_bytes, partial(undivided, model), shares_rows(model))
+
+
 def sizes(preset, count=8, rows=64, lengths=(1024,), state=1, **of_devices):
-    work = Workload(MODEL, rows, lengths, state * GiB)
+    work = workload(rows, lengths, state * GiB)
     mesh, reason = arrange(Mesh(preset=preset), work, devices(count, **of_devices))
     assert reason.startswith(f"mesh.preset={preset}: ")
     return mesh.data, mesh.fsdp, mesh.sequence, mesh.tensor
 
 
 def test_presets():
-    assert arrange(Mesh(fsdp=2), Workload(MODEL, 8, (8,), 1), devices(8)) == (Mesh(fsdp=2), "")
+    assert arrange(Mesh(fsdp=2), workload(8, (8,), 1), devices(8)) == (Mesh(fsdp=2), "")
     assert sizes("data") == (8, 1, 1, 1)
     assert sizes("fsdp") == (1, 8, 1, 1)
     # 12 heads are divided by 4, of the divisors of 16 up to 8; 4 key heads too.
@@ -56,7 +62,7 @@ def test_slices_differ_along_data_alone(preset):
         SimpleNamespace(**vars(device), slice_index=number // 8)
         for number, device in enumerate(devices(16))
     ]
-    work = Workload(MODEL, 64, (1024,), 40 * GiB)
+    work = workload(64, (1024,), 40 * GiB)
     mesh, _ = arrange(Mesh(preset=preset), work, two_slices)
     assert mesh.data % 2 == 0
     assert mesh.data * mesh.fsdp * mesh.sequence * mesh.tensor == 16
@@ -64,13 +70,13 @@ def test_slices_differ_along_data_alone(preset):
 
 def test_auto_leaves_rows_alone_that_cannot_be_shared():
     model = replace(MODEL, attention_dropout=0.1)
-    work = Workload(model, 4, (1024,), 9 * GiB)
+    work = workload(4, (1024,), 9 * GiB, model)
     mesh, _ = arrange(Mesh(preset="auto"), work, devices(8))
     assert mesh.sequence == 1
 
 
 def test_auto_says_why():
-    work = Workload(MODEL, 64, (1024,), 600 * GiB)
+    work = workload(64, (1024,), 600 * GiB)
     reason = arrange(Mesh(preset="auto"), work, devices(8))[1]
     assert "take 600.00 GiB, a device has 16 GiB" in reason
     assert "may not fit" in reason

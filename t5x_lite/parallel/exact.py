@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from t5x_lite.errors import BAD_CONFIG, UserError
-from t5x_lite.model.parallel import parts, rows_from
+from t5x_lite.parallel.collectives import part_number, parts, rows_from
 
 PARTS = 16
 # Two parts for each device at least: a loop that turns once would be written out by the compiler,
@@ -49,7 +49,7 @@ def sum_of_parts(compute: Callable[..., Any], rows: Any, key: Array | None) -> A
     """compute(rows of a part, key), summed over the parts of this device."""
     devices = parts("data")
     count = PARTS // devices
-    first = jax.lax.axis_index("data") * count if devices > 1 else 0
+    first = part_number("data") * count
 
     def split(x):
         return x.reshape(count, -1, *x.shape[1:])

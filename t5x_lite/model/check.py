@@ -1,0 +1,167 @@
+"""What contradicts a model: the sentences of its parts, and of how they go together.
+
+Settings check their own types and ranges when they are read, before jax is imported. What a setting
+means to a part only the part knows, so it is asked here.
+"""
+
+from collections.abc import Iterator
+
+from t5x_lite.config import Mesh, Model, ModelDimensions, RunConfig
+from t5x_lite.config.grammar import AllowedCode
+from t5x_lite.data.rows.layouts import RowShape
+from t5x_lite.data.rows.row_plan import RowPlan
+from t5x_lite.data.tasks.task_data import TaskPlan
+from t5x_lite.errors import BAD_CONFIG, UserError, nearest
+from t5x_lite.model.kernels import TPU_KERNELS
+from t5x_lite.model.parts.activations import ACTIVATIONS
+from t5x_lite.model.parts.attention import CrossAttention
+from t5x_lite.model.parts.contract import Setting
+from t5x_lite.model.parts.norms import make_norm
+from t5x_lite.model.parts.positions import make_positions
+from t5x_lite.model.parts.table import (
+    layers_of_period,
+    make_feed_forward,
+    make_mixer,
+    runs_whole,
+    splits_of,
+)
+from t5x_lite.resolve import plan, plan_objective, resolve_model
+
+
+def check_model(
+    config: ModelDimensions, rows: RowShape, mesh: Mesh | None = None, platform: str = ""
+) -> None:
+    """Refuse a model that its parts contradict, or that cannot read rows of this shape, or cannot
+    be split over the devices.
+
+    Args:
+        mesh: with all sizes written out; None: one device.
+        platform: of the devices; empty: not known yet.
+
+    Raises:
+        UserError: with the first contradiction.
+    """
+    for contradiction in contradictions(Setting(config, rows, mesh or Mesh(data=1))):
+        raise UserError(BAD_CONFIG, contradiction)
+    kernel = config.attention_kernel
+    if kernel in TPU_KERNELS and platform not in ("", "tpu"):
+        reason = "it needs a TPU; set it to auto"
+        raise UserError(BAD_CONFIG, f"model.attention_kernel={kernel}: {reason}")
+
+
+def plan_checked(config: RunConfig, allowed: AllowedCode = None) -> RowPlan | TaskPlan:
+    """Plan the rows of a config as resolve.plan does, and refuse a model that cannot read them:
+    before any text is prepared.
+    """
+    rows = plan(config, allowed)
+    check_settings(config.model, rows.shape)
+    return rows
+
+
+def plan_objective_checked(config: RunConfig, allowed: AllowedCode = None) -> RowPlan:
+    """Do the same for a config's objective, whether it has a task or not."""
+    rows = plan_objective(config, allowed)
+    check_settings(config.model, rows.shape)
+    return rows
+
+
+def check_settings(model: Model, rows: RowShape) -> None:
+    """Check the model of a config, before its vocabulary is known."""
+    size = model.vocab_size or 1
+    check_model(resolve_model(model, vocab_size=size, max_length=rows.longest), rows)
+
+
+def contradictions(setting: Setting) -> Iterator[str]:
+    """Yield all sentences that say what contradicts what."""
+    config, rows = setting.config, setting.rows
+    if config.activation not in ACTIVATIONS:
+        hint = nearest(config.activation, ACTIVATIONS)
+        yield f"model.activation: got {config.activation!r}; {hint}"
+    make_norm(config, parent=None)  # refuses a norm that does not exist
+
+    # The parts.
+    positions, mixer = make_positions(config), make_mixer(config, parent=None)
+    parts = [positions, mixer]
+    for of_layer in layers_of_period(config):
+        parts.append(make_feed_forward(of_layer, parent=None))
+    if config.is_encoder_decoder:
+        parts.append(CrossAttention(config, parent=None))
+    for part in parts:
+        if hasattr(part, "contradictions"):
+            yield from part.contradictions(setting)
+
+    # How they go together.
+    if positions.in_attention and not getattr(mixer, "takes_positions", False):
+        reason = f"is a part of attention, which mixer {config.mixer} is not"
+        yield f"model.positions={config.positions}: {reason}; set none"
+    if positions.limit is not None and positions.limit < rows.longest:
+        reason = f"got {positions.limit}, but data.lengths go up to {rows.longest}"
+        yield f"model.max_length: {reason}; raise one or lower the other"
+    yield from _of_mimetic_init(config)
+    yield from _of_depth(config)
+    yield from _of_mesh(setting, parts)
+
+
+def _of_mimetic_init(config: ModelDimensions) -> Iterator[str]:
+    if not config.mimetic_init:
+        return
+    needs = {
+        "architecture encoder_decoder": config.is_encoder_decoder,
+        "a mixer of attention": getattr(make_mixer(config, parent=None), "takes_positions", False),
+        "positions relative": make_positions(config).has_mimetic_init,
+        "at least 2 num_heads": config.num_heads > 1,
+        "as many num_kv_heads as num_heads": config.num_kv_heads == config.num_heads,
+        "scale_attention": config.scale_attention,
+        "two stacks (shared_stacks=False)": not config.shared_stacks,
+    }
+    missing = [need for need, is_met in needs.items() if not is_met]
+    if missing:
+        yield f"model.mimetic_init: needs {', '.join(missing)}; set it to False"
+
+
+def _of_depth(config: ModelDimensions) -> Iterator[str]:
+    period = len(layers_of_period(config))
+    for name, layers in (
+        ("num_layers", config.num_layers),
+        ("num_decoder_layers", config.num_decoder_layers),
+    ):
+        if layers % period:
+            reason = f"{layers} is no multiple of {period}, the layers after which parts repeat"
+            yield f"model.{name}: {reason} (model.feed_forward={config.feed_forward})"
+    if period > 1 and config.shared_layers != "none":
+        yield f"model.shared_layers: layers differ (model.feed_forward={config.feed_forward})"
+
+
+def _of_mesh(setting: Setting, parts: list) -> Iterator[str]:
+    config, rows, mesh = setting
+    for name in ("d_model", "embedding_size"):
+        size = getattr(config, name)
+        if size % mesh.fsdp:
+            yield f"model.{name} is {size}, which mesh.fsdp = {mesh.fsdp} does not divide"
+    if mesh.expert > 1 and not any("expert" in splits_of(part) for part in parts):
+        yield f"mesh.expert: got {mesh.expert}, but no part of this model has experts; set it to 1"
+    if mesh.sequence == 1:
+        return
+    for length in (rows.encoder, rows.decoder):
+        if length % (2 * mesh.sequence):
+            reason = f"{length} positions are no multiple of 2 × mesh.sequence {mesh.sequence}"
+            yield f"data.lengths: {reason}"
+    if config.backward_decoder:
+        reason = f"cannot be split over mesh.sequence = {mesh.sequence}"
+        yield f"model.backward_decoder=True: {reason}; set mesh.sequence to 1"
+
+
+def undivided(config: ModelDimensions, fsdp: int = 1, tensor: int = 1) -> str:
+    """Say what of a model cannot be split over so many devices; empty if it can."""
+    mesh = Mesh(data=1, fsdp=fsdp, tensor=tensor)
+    before = set(contradictions(Setting(config)))
+    found = (text for text in contradictions(Setting(config, mesh=mesh)) if text not in before)
+    return next(found, "")
+
+
+def shares_rows(config: ModelDimensions) -> bool:
+    """True if devices of `sequence` can share the rows of a model, and each saves work by it."""
+    if runs_whole(config):
+        return False
+    mesh, before = Mesh(data=1, sequence=2), set(contradictions(Setting(config)))
+    return all(text in before for text in contradictions(Setting(config, mesh=mesh)))

@@ -1,0 +1,215 @@
+"""Dense layers and lookup tables, with the names of their axes.
+
+Shapes: B rows, T positions, H heads, K head_dim.
+"""
+
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax.linen.spmd import with_logical_constraint
+from jaxtyping import Array
+
+from t5x_lite.config import ModelDimensions
+from t5x_lite.model.matmul import (
+    heads_in_product,
+    matmul,
+    matmul_from_heads,
+    matmul_to_heads,
+    matmul_transposed,
+    rounded,
+    wide_dtype,
+)
+from t5x_lite.parallel.axes import check_names
+
+
+def parameter_dtype(config: ModelDimensions) -> Any:
+    """float32, whatever the compute dtype; float64 where that is float64."""
+    return jnp.float64 if config.dtype == "float64" else jnp.float32
+
+
+def with_axes(init: Any, *axes: str) -> Any:
+    """Return an initialiser whose parameter carries the names of its axes, from parallel.axes."""
+    check_names(axes)
+    return nn.with_logical_partitioning(init, axes)
+
+
+def padded_with_zeros(init: Any, size: int, axis: int) -> Any:
+    """An initialiser that draws `size` entries along an axis, however many pad them: what is drawn
+    for an id does not depend on the padding.
+    """
+
+    def draw_and_pad(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
+        padding = max(shape[axis] - size, 0)  # a device's own part may be shorter than `size`
+        drawn = list(shape)
+        drawn[axis] -= padding
+        widths = [(0, 0)] * len(shape)
+        widths[axis] = (0, padding)
+        return jnp.pad(init(key, drawn, dtype), widths)
+
+    return draw_and_pad
+
+
+def constrain(x: Array, *axes: str | None) -> Array:
+    """Ask the compiler to split the axes of an activation as the mesh says. Without a mesh, or if
+    each device runs its own program, return x itself.
+    """
+    check_names(axes)
+    if jax.sharding.get_abstract_mesh().manual_axes:
+        return x
+    return with_logical_constraint(x, axes)
+
+
+def kernel_init(
+    config: ModelDimensions, fan_in: int, writes_to_stream: bool = False, is_query: bool = False
+) -> Any:
+    """The initialiser of a dense kernel: normal or truncated normal with init_stddev, or fan_in^-½
+    as T5 has it.
+
+    Args:
+        writes_to_stream: its output is added to the residual stream, which GPT-2 scales by depth.
+        is_query: with T5's initialisation it also holds the head_dim^-½ that attention then leaves
+            out.
+    """
+    stddev = config.init_stddev
+    # T5 (Raffel et al., 2020; Mesh TensorFlow's layers).
+    if config.init == "fan_in":
+        stddev = fan_in**-0.5
+        if is_query and not config.scale_attention:
+            stddev *= config.head_dim**-0.5
+    # GPT-2: the residual stream is a sum of two parts a layer.
+    if config.depth_scaled_init and writes_to_stream:
+        stddev *= (2 * config.num_layers) ** -0.5
+    # BERT: cut off at ± 2 σ, not rescaled: the standard deviation is then 0.88 σ, as in TensorFlow.
+    if config.init == "truncated":
+        return nn.initializers.truncated_normal(stddev)
+    return nn.initializers.normal(stddev)
+
+
+def split_heads(x: Array, head_dim: int) -> Array:
+    """[B, T, H · K] or [B, T, H, K] → [B, H, T, K]."""
+    B, T = x.shape[:2]
+    return x.reshape(B, T, -1, head_dim).swapaxes(1, 2)
+
+
+def join_heads(x_BHTK: Array) -> Array:
+    """[B, H, T, K] → [B, T, H · K]."""
+    B, _, T, _ = x_BHTK.shape
+    return x_BHTK.swapaxes(1, 2).reshape(B, T, -1)
+
+
+def _plus_identity(init: Any, scale: float) -> Any:
+    """The initialiser of kernels, with scale · I added."""
+    return lambda key, shape, dtype: init(key, shape, dtype) + scale * jnp.eye(*shape, dtype=dtype)
+
+
+class Unsummed(NamedTuple):
+    """What a part writes to the residual stream where devices share it: terms of a sum over them,
+    and the bias that is added to the sum.
+    """
+
+    terms: Array
+    bias: Array
+
+
+Written = Array | Unsummed  # what a part writes
+
+
+class Dense(nn.Module):
+    """x W + b: [..., in] → [..., features].
+
+    Attributes:
+        writes_to_stream: the output is added to the residual stream. It is returned in float32 or
+            better, and where devices share the part (config.tensor_parts) it is a term of a sum.
+        is_last: it is what the part returns: the bias is added after that sum, see Unsummed.
+        is_query: see kernel_init.
+        to_heads: [B, T, in] → [B, H, T, K], the features being H · K.
+        from_heads: [B, H, T, K] → [B, T, features], the inputs being H · K.
+        plus_identity: this multiple of I is added to the fresh kernel.
+        use_bias: if the config has biases.
+    """
+
+    config: ModelDimensions
+    features: int
+    axes: tuple[str, str]
+    writes_to_stream: bool = False
+    is_last: bool = False
+    is_query: bool = False
+    to_heads: bool = False
+    from_heads: bool = False
+    use_bias: bool = True
+    plus_identity: float = 0.0
+
+    @nn.compact
+    def __call__(self, x: Array) -> Any:  # Written, if is_last
+        config, dtype = self.config, parameter_dtype(self.config)
+        x = x.astype(config.dtype)
+        rows = join_heads(x) if self.from_heads else x
+
+        # x W
+        if self.has_variable("transposed", "kernel"):  # in decoding: see decoding.py
+            y = matmul_transposed(rows, self.get_variable("transposed", "kernel"))
+        else:
+            inputs = rows.shape[-1]
+            init = kernel_init(config, inputs, self.writes_to_stream, self.is_query)
+            if self.plus_identity:
+                init = _plus_identity(init, self.plus_identity)
+            shape = (inputs, self.features)
+            kernel = self.param("kernel", with_axes(init, *self.axes), shape, dtype)
+            if self.to_heads and heads_in_product(rows, config.head_dim):
+                y = matmul_to_heads(x, kernel, config.head_dim)
+            elif self.from_heads and heads_in_product(rows, config.head_dim):
+                y = matmul_from_heads(x, kernel)
+            else:
+                y = matmul(rows, kernel)
+        if config.lora_rank and self.name in config.lora_targets:
+            y += self._low_rank(rows).reshape(y.shape)
+
+        # + b
+        if config.bias and self.use_bias:
+            zeros = with_axes(nn.initializers.zeros, self.axes[-1])
+            bias = self.param("bias", zeros, (self.features,), dtype)
+            if self.writes_to_stream and config.tensor_parts > 1:
+                if self.is_last:
+                    return Unsummed(y, bias)
+                bias = bias / config.tensor_parts  # each device adds its share
+            y += bias.reshape(y.shape[rows.ndim - 1 :])
+
+        # The residual sum reads y once, and may read it unrounded.
+        if self.writes_to_stream:
+            return y
+        y = rounded(y, config.dtype)
+        return split_heads(y, config.head_dim) if self.to_heads else y
+
+    def _low_rank(self, x: Array) -> Array:
+        """LoRA (Hu et al., 2022, §4.1): x A B · alpha / rank; B is zero at first."""
+        config, dtype = self.config, parameter_dtype(self.config)
+        a_init = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")  # as released
+        a_axes, b_axes = (self.axes[0], "adapter"), ("adapter", self.axes[1])
+        shape = (x.shape[-1], config.lora_rank)
+        a = self.param("lora_a", with_axes(a_init, *a_axes), shape, dtype)
+        b_init = with_axes(nn.initializers.zeros, *b_axes)
+        b = self.param("lora_b", b_init, (config.lora_rank, self.features), dtype)
+        return matmul(matmul(x, a).astype(x.dtype), b) * (config.lora_alpha / config.lora_rank)
+
+
+def look_up(table_VW: Any, ids: Any) -> Array:
+    """Return the rows of a table by their numbers. The gradient is summed in float32 or better,
+    whatever the table's type.
+    """
+    if table_VW.dtype == wide_dtype(table_VW.dtype):
+        return jnp.take(table_VW, ids, 0)
+
+    # In bfloat16 the gradient of a frequent token would end where one more changes nothing.
+    @jax.custom_vjp
+    def take(table):
+        return jnp.take(table, ids, 0)
+
+    def backward(_, gradient):
+        total = jnp.zeros(table_VW.shape, wide_dtype(table_VW.dtype))
+        total = total.at[ids].add(gradient.astype(total.dtype))
+        return (total.astype(table_VW.dtype),)
+
+    take.defvjp(lambda table: (take(table), None), backward)
+    return take(table_VW)

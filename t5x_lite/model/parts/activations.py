@@ -1,0 +1,36 @@
+"""Activation functions."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from t5x_lite.model.matmul import target_platform, wide_dtype
+
+ACTIVATIONS = {
+    "gelu": partial(jax.nn.gelu, approximate=False),
+    "gelu_tanh": partial(jax.nn.gelu, approximate=True),
+    "relu": jax.nn.relu,
+    "silu": jax.nn.silu,
+    "sigmoid": jax.nn.sigmoid,
+    "linear": lambda x: x,
+    "elu": jax.nn.elu,
+    "selu": jax.nn.selu,
+    "softplus": jax.nn.softplus,
+}
+
+
+def activate(name: str, x: Array, gate: Array | float = 1.0) -> Array:
+    """act(x) times a gate, computed in float32 or better, rounded once, and recomputed in the
+    backward pass.
+    """
+
+    def activated(x, gate):
+        dtype = wide_dtype(x.dtype)
+        y = ACTIVATIONS[name](x.astype(dtype)) * jnp.asarray(gate, dtype)
+        return y.astype(x.dtype)
+
+    # TPU's compiler makes what is computed again a part of the products beside it, a CPU's would
+    # rather keep it.
+    return jax.checkpoint(activated, prevent_cse=target_platform() != "tpu")(x, gate)

@@ -1,0 +1,271 @@
+"""Multi-head attention (Vaswani et al., 2017, §3.2), with fewer heads for keys and values where the
+config says so: multi-query (Shazeer, 2019) and grouped-query attention (Ainslie et al., 2023).
+
+Shapes: B rows, T queries, S keys, L positions of a source, E encoder positions, H heads, G key and
+value heads, K head_dim, D d_model.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from t5x_lite.config import ModelDimensions
+from t5x_lite.model.dense import Dense, Written, parameter_dtype, split_heads, with_axes
+from t5x_lite.model.dropout import Dropout, Noise
+from t5x_lite.model.kernels import (
+    FUSED_KERNELS,
+    attention_weights,
+    choose_kernel,
+    plain,
+    weighted_sum,
+)
+from t5x_lite.model.kv_cache import KVCache, cache_dtype
+from t5x_lite.model.masks import AttentionMask
+from t5x_lite.model.parts.contract import Auxiliary, Setting, Stack
+from t5x_lite.model.parts.positions import NoPositions, make_positions
+
+
+class KeysAndValues(NamedTuple):
+    """What attention remembers of the positions it has read."""
+
+    keys: Float[Array, "B G S K"]
+    values: Float[Array, "B G S K"]
+
+
+class Attention(nn.Module):
+    """softmax(q kᵀ · K^-½ + bias) v, over H heads.
+
+    Attributes:
+        is_cross: True for attention to an encoder, where positions do not count.
+    """
+
+    config: ModelDimensions
+    is_cross: bool = False
+    splits = ("tensor", "sequence")
+    takes_positions = True
+
+    def setup(self):
+        config = self.config
+        # All heads of a projection are one kernel. With mimetic_init cross-attention begins with
+        # q kᵀ near 4 x xᵀ: a token of the decoder attends to the same token of the encoder.
+        query_features = config.num_heads * config.head_dim
+        kv_features = config.num_kv_heads * config.head_dim
+        identity = 2.0 if config.mimetic_init and self.is_cross else 0.0
+        query_axes, kv_axes = ("embed", "heads"), ("embed", "kv_heads")
+        project = partial(Dense, config, to_heads=True)
+        self.query = project(query_features, query_axes, is_query=True, plus_identity=identity)
+        self.key = project(kv_features, kv_axes, plus_identity=identity)
+        self.value = project(kv_features, kv_axes)
+        write = partial(Dense, config, config.d_model, writes_to_stream=True, is_last=True)
+        self.out = write(("heads", "embed"), from_heads=True)
+        self.dropout = Dropout(config.attention_dropout)
+
+        # Parameters of relative positions, and of a learned prefix.
+        self._relative: Any = None
+        named = self.kind.attention_module()
+        if named:
+            name, module = named
+            setattr(self, name, module)
+            self._relative = getattr(self, name)
+        if self.has_prefix:
+            init = with_axes(nn.initializers.normal(config.init_stddev), "adapter", "kv_heads")
+            shape = (config.prefix_length, kv_features)
+            self.prefix_keys = self.param("prefix_keys", init, shape, parameter_dtype(config))
+            self.prefix_values = self.param("prefix_values", init, shape, parameter_dtype(config))
+
+    @property
+    @nn.nowrap
+    def kind(self) -> NoPositions:
+        """How order enters attention."""
+        return NoPositions(self.config) if self.is_cross else make_positions(self.config)
+
+    @property
+    def has_prefix(self) -> bool:
+        """True if there are keys and values that are no token's."""
+        return not self.is_cross and self.config.prefix_length > 0
+
+    def keys_and_values(
+        self, source_BLD: Float[Array, "B L D"], positions_BL: Int[Array, "B L"] | None = None
+    ) -> KeysAndValues:
+        """Project a source to keys and values."""
+        keys = self.key(source_BLD)
+        if positions_BL is not None:
+            keys = self.kind.rotate(keys, positions_BL)
+        return KeysAndValues(keys, self.value(source_BLD))
+
+    def attend(
+        self,
+        x_BTD: Float[Array, "B T D"],
+        memory: KeysAndValues,
+        mask: AttentionMask,
+        mask_bias: Float[Array, "#B #H T S"],
+        noise: Noise,
+        position_bias: Float[Array, "#B #H T S"] | None = None,
+        positions_BT: Int[Array, "B T"] | None = None,
+    ) -> Written:
+        """Attend from x to keys and values, and project the output.
+
+        Args:
+            mask_bias: mask and position bias as one additive bias, for the plain kernel:
+                mask.bias(position_bias), computed once for all layers.
+            position_bias: the position bias by itself, for fused kernels, which take the mask too.
+        """
+        config = self.config
+        keys, values = memory
+
+        # Queries, scaled before the product: K^-½, unless the initialisation holds it (T5).
+        scale = config.head_dim**-0.5 if config.scale_attention else 1.0
+        q = self.query(x_BTD)
+        if positions_BT is not None:
+            q = self.kind.rotate(q, positions_BT)
+        q = (q * scale).astype(keys.dtype)
+
+        # softmax(q kᵀ + bias) v, by the kernel that can compute it.
+        dropout = partial(self.dropout, noise=noise, places=noise.own_places(q.shape[1]))
+        drops_weights = config.attention_dropout > 0 and noise.is_on
+        kernel = choose_kernel(config, mask, self.kind, drops_weights)
+        if self.has_prefix:
+            keys, values, mask_bias = self._after_prefix(keys, values, mask_bias)
+            y = weighted_sum(dropout(attention_weights(q, keys, mask_bias)), values)
+        elif kernel != "plain":
+            y = FUSED_KERNELS[kernel](q, keys, values, mask, position_bias)
+        elif self._relative is None:
+            y = plain(q, keys, values, mask, mask_bias, dropout)
+        else:
+            y = self._attend_relatively(q, keys, values, mask, mask_bias, dropout, scale)
+        return self.out(y)
+
+    def _attend_relatively(
+        self, q, keys, values, mask: AttentionMask, mask_bias, dropout, scale: float
+    ) -> Float[Array, "B H T K"]:
+        """Attention whose logits, and maybe values, depend on the distance of query and key."""
+        relative, distances = self._relative, mask.distances()
+        longest = max(q.shape[2], keys.shape[2])
+        bias = mask_bias + relative.logits(q, distances, longest, scale)
+        q = relative.query(q, scale)
+        if not relative.adds_to_values:
+            return plain(q, keys, values, mask, bias, dropout)
+        weights = dropout(attention_weights(q, keys, bias))
+        return weighted_sum(weights, values) + relative.weighted_sum(weights, distances)
+
+    def _after_prefix(self, keys, values, mask_bias) -> tuple[Array, Array, Array]:
+        """Keys and values after the learned prefix, which every query attends to."""
+        rows = keys.shape[0]
+
+        def join(prefix, after):
+            split = split_heads(prefix[None].astype(after.dtype), self.config.head_dim)
+            before = jnp.broadcast_to(split, (rows, *split.shape[1:]))
+            return jnp.concatenate([before, after], 2)
+
+        sides = [(0, 0), (0, 0), (0, 0), (self.config.prefix_length, 0)]
+        bias = jnp.pad(mask_bias, sides)
+        return join(self.prefix_keys, keys), join(self.prefix_values, values), bias
+
+    @nn.nowrap
+    def cost(self, queries: int, keys: int, visible: float | int) -> float:
+        """FLOPs of the projections, and of the products for logits and values.
+
+        Args:
+            visible: keys that a query may see, a mean.
+        """
+        config = self.config
+        query_features = config.num_heads * config.head_dim
+        kv_features = config.num_kv_heads * config.head_dim
+        projections = 4.0 * config.d_model * (query_features * queries + kv_features * keys)
+        return projections + 4.0 * queries * visible * query_features * self.kind.logits_cost
+
+    @nn.nowrap
+    def contradictions(self, setting: Setting) -> Iterator[str]:
+        """See contract.Part."""
+        config, mesh = setting.config, setting.mesh
+        if config.num_heads % config.num_kv_heads:
+            yield (
+                f"model.num_kv_heads: {config.num_kv_heads} does not divide model.num_heads "
+                f"{config.num_heads}"
+            )
+        if config.num_heads % mesh.tensor:
+            divides = f"mesh.tensor = {mesh.tensor} does not divide"
+            yield f"model.num_heads is {config.num_heads}, which {divides}"
+        # If there are fewer K/V heads than devices, several devices have the same one.
+        if config.num_kv_heads % mesh.tensor and mesh.tensor % config.num_kv_heads:
+            divides = f"mesh.tensor = {mesh.tensor} does not divide"
+            yield f"model.num_kv_heads is {config.num_kv_heads}, which {divides}"
+        if config.attention_dropout and mesh.sequence > 1:
+            reason = f"cannot be split over mesh.sequence = {mesh.sequence}"
+            yield f"model.attention_dropout: {reason}; set mesh.sequence to 1"
+
+
+class SelfAttention(Attention):
+    """Attention within a stack: a mixer (see contract.py), whose decoding state is a KVCache."""
+
+    def memory(self, x_BTD: Float[Array, "B T D"], context: Any) -> KeysAndValues:
+        """Keys and values: all that other positions read of these."""
+        return self.keys_and_values(x_BTD, context.positions)
+
+    def __call__(
+        self, x_BTD: Float[Array, "B T D"], context: Any, memory: KeysAndValues | None = None
+    ) -> tuple[Written, Auxiliary]:
+        """[B, T, D] → [B, T, D]; context: blocks.StackContext."""
+        return self._attend(x_BTD, memory or self.memory(x_BTD, context), context), {}
+
+    def initial_state(self, rows: int, slots: int) -> KVCache:
+        """Room for the keys and values of `slots` tokens."""
+        config = self.config
+        return KVCache.empty(
+            (rows, config.num_kv_heads, slots, config.head_dim), cache_dtype(config.dtype)
+        )
+
+    def prefill(
+        self, x_BTD: Float[Array, "B T D"], state: KVCache, context: Any
+    ) -> tuple[Written, KVCache]:
+        """Read T tokens into the slots from context.slot on."""
+        state = state.write(*self.memory(x_BTD, context), context.slot)
+        return self._attend(x_BTD, KeysAndValues(state.keys, state.values), context), state
+
+    step = prefill  # one token is read like many
+
+    def _attend(self, x_BTD, memory: KeysAndValues, context) -> Written:
+        return self.attend(
+            x_BTD,
+            memory,
+            context.mask,
+            context.mask_bias,
+            context.noise,
+            context.position_bias,
+            context.positions,
+        )
+
+    @nn.nowrap
+    def flops(self, stack: Stack) -> float:
+        """See contract.Part."""
+        return self.cost(stack.positions, stack.positions, stack.visible)
+
+
+class CrossAttention(Attention):
+    """Attention from the decoder to the encoder's hidden states."""
+
+    is_cross: bool = True
+
+    def memory(self, encoded_BED: Float[Array, "B E D"]) -> KeysAndValues:
+        """The encoder's keys and values."""
+        return self.keys_and_values(encoded_BED)
+
+    def __call__(
+        self, x_BTD: Float[Array, "B T D"], context: Any, memory: KeysAndValues | None = None
+    ) -> Written:
+        """[B, T, D] → [B, T, D]; context: blocks.StackContext."""
+        memory = memory or self.memory(context.encoded)
+        return self.attend(
+            x_BTD, memory, context.cross_mask, context.cross_mask_bias, context.noise
+        )
+
+    def encoder_state(self, encoded_BED: Float[Array, "B E D"]) -> KVCache:
+        """The encoder's keys and values, to be kept while text is generated."""
+        dtype = cache_dtype(self.config.dtype)
+        keys, values = self.memory(encoded_BED)
+        return jax.tree.map(lambda x: x.astype(dtype), KVCache(keys, values))

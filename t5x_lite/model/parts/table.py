@@ -1,0 +1,79 @@
+"""The parts that blocks are made of, by the names that settings have for them. Norms and positions
+have their tables in norms.py and positions.py.
+
+To add one: a file beside this one with a class as in contract.py, and its name here. One of your
+own needs no place here, only a config that names it by its module: model.mixer="my_module.MyMixer".
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from t5x_lite.config import ModelDimensions
+from t5x_lite.errors import BAD_CONFIG, UserError
+from t5x_lite.model.parts.attention import SelfAttention
+from t5x_lite.model.parts.feed_forward import MLP, GatedMLP
+from t5x_lite.model.parts.lstm import LSTM
+from t5x_lite.model.parts.options import make_part, part_name
+
+MIXERS = {"attention": SelfAttention, "lstm": LSTM}
+FEED_FORWARDS = {"mlp": MLP, "gated_mlp": GatedMLP, "none": None}
+
+
+def make_mixer(config: ModelDimensions, **more: Any) -> Any:
+    """Make the mixer of a block, see contract.Mixer."""
+    return _checked(make_part(MIXERS, "mixer", config, **more), "model.mixer", config.mixer)
+
+
+def make_feed_forward(config: ModelDimensions, **more: Any) -> Any:
+    """Make the feed-forward part of a block, see contract.FeedForward; None if it has none."""
+    part = make_part(FEED_FORWARDS, "feed_forward", config, **more)
+    return part and _checked(part, "model.feed_forward", config.feed_forward)
+
+
+def _checked(part: Any, key: str, spec: str) -> Any:
+    """The part, if it says what it costs: guessed FLOPs would be wrong in every figure."""
+    if not hasattr(part, "flops"):
+        reason = "states no FLOPs, which comparisons, MFU and scaling laws rest on"
+        fix = f"give {part_name(spec)} a method flops(stack), as in model/parts/contract.py"
+        raise UserError(BAD_CONFIG, f"{key}={spec}: {reason}; {fix}")
+    return part
+
+
+def splits_of(part: Any) -> tuple[str, ...]:
+    """The axes of the mesh that a part may be split over; one that does not say runs whole."""
+    return tuple(getattr(part, "splits", ()))
+
+
+def layers_of_period(config: ModelDimensions) -> list[ModelDimensions]:
+    """The configs of the layers of a stack, up to where they repeat.
+
+    A feed-forward part that is not in every layer has `period`, the number of layers after which
+    they repeat, and `in_layer(place)`, the feed-forward part of each of them.
+    """
+    part = make_feed_forward(config, parent=None)
+    period = getattr(part, "period", 1)
+    if period == 1:
+        return [config]
+    return [replace(config, feed_forward=part.in_layer(place)) for place in range(period)]
+
+
+def runs_whole(config: ModelDimensions) -> bool:
+    """True if some part of a block needs whole rows, however many devices share them."""
+    made = [make_mixer(config, parent=None)]
+    for of_layer in layers_of_period(config):
+        made.append(make_feed_forward(of_layer, parent=None))
+    return any(part is not None and "sequence" not in splits_of(part) for part in made)
+
+
+def splits_of_parameter(config: ModelDimensions, path: tuple[str, ...]) -> tuple[str, ...] | None:
+    """The axes of the mesh that the part may be split over which a parameter belongs to; None for
+    parameters of no mixer or feed-forward part.
+    """
+    of_layers = layers_of_period(config)
+    places = [int(name.removeprefix("block_")) for name in path if name.startswith("block_")]
+    of_layer = of_layers[places[0]] if places else of_layers[0]
+    if part_name(config.mixer) in path:
+        return splits_of(make_mixer(of_layer, parent=None))
+    if "feed_forward" in path:
+        return splits_of(make_feed_forward(of_layer, parent=None))
+    return None

@@ -1,0 +1,39 @@
+"""Which results of a layer are kept for the backward pass, and which are computed again."""
+
+from typing import Any
+
+import jax.numpy as jnp
+
+_ELEMENTWISE = {
+    *("add", "sub", "mul", "div", "neg", "max", "min", "rsqrt", "square", "integer_pow", "pow"),
+    *("exp", "log1p", "tanh", "one_minus_square", "logistic", "erf", "select_n"),
+}
+
+
+def keep_what_is_dear(computed_in: Any, primitive: Any, *inputs: Any, **params: Any) -> bool:
+    """The policy of jax.checkpoint where parameters are gathered for each layer: keep everything
+    but
+
+    - parameters that were gathered from other devices, which would be kept for all layers at once;
+    - reshaped arrays, and arrays cast to a wider type, which would be kept twice;
+    - elementwise results in a wider type than the computation's, as within norms and activations.
+
+    Args:
+        computed_in: the type of the computation.
+    """
+    name = str(primitive)
+    if name == "custom_vjp_call":
+        return not _gathers_parameters(params["call_jaxpr"].jaxpr)
+    if name == "convert_element_type":
+        return inputs[0].dtype.itemsize >= params["new_dtype"].itemsize
+    is_wider = any(x.dtype.itemsize > jnp.dtype(computed_in).itemsize for x in inputs)
+    return name != "reshape" and not (is_wider and name in _ELEMENTWISE)
+
+
+def _gathers_parameters(jaxpr: Any) -> bool:
+    """True for parallel.gradient._gather: an all-gather over `fsdp`, which nothing else sends."""
+    for equation in jaxpr.eqns:
+        axes = equation.params.get("axis_name", ())
+        if equation.primitive.name == "all_gather" and "fsdp" in axes:
+            return True
+    return False

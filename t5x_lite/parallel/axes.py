@@ -1,0 +1,132 @@
+"""The named axes of arrays: what each counts, and which axis of the mesh splits it.
+
+A parameter is declared with the names of its axes, such as ("embed", "mlp"). Everything else
+follows from them: where it lies, whether it is decayed or made orthogonal, and what decoding
+transposes.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+BATCH = ("data", "fsdp", "expert")  # axes of the mesh that split the rows of a batch
+
+Kind = Literal[
+    "activation",  # of activations only
+    "feature",  # inputs and outputs of dense kernels
+    "rows",  # rows of a lookup table
+    "stack",  # several parameters of one kind, such as those of scanned layers
+    "other",
+]
+
+
+class Axis(NamedTuple):
+    """What an axis is.
+
+    Attributes:
+        split_by: axis of the mesh that splits it; None: every device holds all of it.
+        meaning: what it counts, for the documentation.
+    """
+
+    split_by: str | tuple[str, ...] | None
+    kind: Kind
+    meaning: str
+
+
+AXES = {
+    "batch": Axis(BATCH, "activation", "rows of a batch"),
+    "sequence": Axis(None, "activation", "positions"),
+    # `fsdp` splits what is as wide as the model, or its embeddings; of a kernel with such axes on
+    # both sides, its inputs.
+    "embed": Axis("fsdp", "feature", "d_model, as one axis of a kernel"),
+    "pooled": Axis("fsdp", "feature", "d_model, as its other axis, and before the output layer"),
+    "embedding": Axis(
+        "fsdp", "other", "the width of the tables of tokens, positions and token types"
+    ),
+    # `tensor` splits heads, the feed-forward part and the vocabulary.
+    "heads": Axis("tensor", "feature", "query heads × head_dim"),
+    "kv_heads": Axis("tensor", "feature", "key and value heads × head_dim"),
+    "mlp": Axis("tensor", "feature", "d_ff"),
+    "vocab": Axis("tensor", "rows", "rows of the token table, and columns of the output layer"),
+    # `expert` splits the experts of a mixture.
+    "experts": Axis("expert", "stack", "experts of a mixture of experts"),
+    # The others are whole on each device.
+    "layers": Axis(None, "stack", "layers of a stack"),
+    "cells": Axis(None, "feature", "cells of an LSTM, and their gates"),
+    "factor": Axis(None, "feature", "the width of factorised embeddings"),
+    "positions": Axis(None, "rows", "rows of a position table"),
+    "types": Axis(None, "rows", "rows of the token type table"),
+    "buckets": Axis(None, "other", "buckets of relative distances"),
+    "distance": Axis(None, "other", "relative distances"),
+    "head_dim": Axis(None, "other", "features of one head"),
+    "norm": Axis(None, "other", "features of a norm"),
+    "classes": Axis(None, "other", "labels"),
+    "adapter": Axis(None, "other", "ranks, prompts and bottlenecks that adapt a frozen model"),
+}
+
+Names = tuple[str, ...]  # of the axes of one parameter
+Rules = tuple[tuple[str, str | tuple[str, ...] | None], ...]
+
+
+def check_names(names: Sequence[str | None]) -> None:
+    """Raise ValueError for names that are not in AXES: flax would silently leave them unsplit."""
+    unknown = set(names) - set(AXES) - {None}
+    if unknown:
+        raise ValueError(f"unknown axis names {unknown}, expected some of {list(AXES)}")
+
+
+def is_kernel(names: Names) -> bool:
+    """True for a dense kernel [in, out], or several of them stacked.
+
+    >>> is_kernel(("layers", "embed", "heads")), is_kernel(("vocab", "embedding"))
+    (True, False)
+    """
+    inner = [name for name in names if AXES[name].kind != "stack"]
+    if len(inner) != 2:
+        return False
+    inputs, outputs = inner
+    return AXES[inputs].kind == "feature" and (
+        AXES[outputs].kind == "feature" or outputs in ("vocab", "classes")
+    )
+
+
+def is_table(names: Names) -> bool:
+    """True for a lookup table [rows, width]."""
+    return len(names) == 2 and AXES[names[0]].kind == "rows"
+
+
+def parameter_rules(kv_heads: int, tensor: int) -> Rules:
+    """Return which axis of the mesh splits each axis of a parameter. If a name has several rules,
+    the first one whose mesh axis is still free applies.
+
+    Args:
+        kv_heads: number of key and value heads.
+        tensor: devices of that axis. If there are more of them than K/V heads, each device holds
+            all K/V heads and computes the one that its query heads attend to.
+    """
+    return (
+        *((name, "fsdp") for name, axis in AXES.items() if axis.split_by == "fsdp"),
+        *device_rules(kv_heads, tensor),
+    )
+
+
+def device_rules(kv_heads: int, tensor: int) -> Rules:
+    """Return the rules inside a training step, where `fsdp` has gathered what it splits."""
+    rules: list[tuple[str, str | None]] = []
+    for name, axis in AXES.items():
+        if axis.kind == "activation":
+            continue
+        is_split = axis.split_by in ("tensor", "expert")
+        if name == "kv_heads" and kv_heads % tensor:
+            is_split = False
+        rules.append((name, str(axis.split_by) if is_split else None))
+    return tuple(rules)
+
+
+def all_rules(kv_heads: int, tensor: int, split_rows: bool = True) -> Rules:
+    """Return the rules of all axes, for programs that the compiler partitions.
+
+    Args:
+        split_rows: False if any number of texts may be generated or scored at once.
+    """
+    rows = BATCH if split_rows else None
+    return (("batch", rows), ("sequence", None), *parameter_rules(kv_heads, tensor))

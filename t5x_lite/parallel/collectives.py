@@ -1,0 +1,264 @@
+"""What devices that share a model send each other: the Transformer and its blocks call this, the
+parts of a block never do.
+
+Within a training step each device runs the same program on its own rows (see gradient.py). Where
+the mesh axis `tensor` is larger than 1, it has its own heads, its own part of d_ff and of the
+vocabulary (Megatron-LM: Shoeybi et al., 2019, §3). Between the parts of a block each device holds
+its own positions of the residual stream (sequence parallelism: Korthikanti et al., 2023, §4.2.2),
+if they can be divided evenly:
+
+    own positions ──► gather_stream ──► own heads or d_ff ──► sum_to_stream ──► own positions
+      [B, P, D]        all-gather         [B, C, F]           reduce-scatter     [B, P, D]
+
+Where the mesh axis `sequence` is larger than 1, each device has its own positions of every row from
+the start (context parallelism), and only what attention remembers of them, keys and values, is put
+together by `whole_row`. Where `expert` is larger than 1, each device has its own experts, and
+tokens travel to them and back.
+
+Values that all devices of `tensor` and `sequence` compute alike, such as the loss, are counted once
+by each: a gradient is always the sum over devices of what each has found.
+
+With one device, and in programs that the compiler partitions (inference), all these functions
+return what they are given.
+
+Shapes: B rows, T positions of a row, C those of this device of `sequence`, P of these those of this
+device of `tensor`, D d_model, V vocabulary, W width of its table, E experts, S slots of an expert.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int
+
+from t5x_lite.config import DeviceDimensions, ModelDimensions
+from t5x_lite.parallel.axes import BATCH
+from t5x_lite.parallel.sequence import sequence_order
+
+_sum_dtype: ContextVar[Any] = ContextVar("sum_dtype", default=None)
+_first_row: ContextVar[Any] = ContextVar("first_row", default=None)
+
+
+@contextmanager
+def sums_in(dtype: Any) -> Iterator[None]:
+    """Send and sum activations over `tensor` in this type; None: in their own."""
+    token = _sum_dtype.set(dtype)
+    try:
+        yield
+    finally:
+        _sum_dtype.reset(token)
+
+
+# Which part of the work is this device's.
+
+
+def parts(mesh_axis: str) -> int:
+    """Number of devices along an axis of the mesh that run this program, each on its own part."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return mesh.shape[mesh_axis] if mesh_axis in mesh.manual_axes else 1
+
+
+def part_number(mesh_axis: str) -> int | Array:
+    """This device's number along an axis of the mesh."""
+    return jax.lax.axis_index(mesh_axis) if parts(mesh_axis) > 1 else 0
+
+
+def own_dimensions(config: ModelDimensions) -> ModelDimensions:
+    """The sizes of the model as this device of `tensor` has them: its own heads and its own part of
+    d_ff. If there are fewer K/V heads than devices, several devices have the same one.
+    """
+    devices = parts("tensor")
+    if devices == 1:
+        return config
+    sizes: dict[str, Any] = asdict(config) | {
+        "num_heads": config.num_heads // devices,
+        "num_kv_heads": max(config.num_kv_heads // devices, 1),
+        "d_ff": config.d_ff // devices,
+    }
+    return DeviceDimensions(**sizes, tensor_parts=devices)
+
+
+@contextmanager
+def rows_from(first: int | Array) -> Iterator[None]:
+    """Compute rows that begin with this one of the batch."""
+    token = _first_row.set(first)
+    try:
+        yield
+    finally:
+        _first_row.reset(token)
+
+
+def row_numbers(count: int) -> Int[Array, " B"]:
+    """The numbers in the batch of this device's rows."""
+    first = _first_row.get()
+    if first is None:
+        axes = tuple(axis for axis in BATCH if parts(axis) > 1)
+        first = jax.lax.axis_index(axes) * count if axes else 0
+    return first + jnp.arange(count)
+
+
+def sum_over_batch(x: Any) -> Any:
+    """The sums over all rows of the batch, from each device's sums over its own."""
+    axes = tuple(axis for axis in BATCH if parts(axis) > 1)
+    return jax.lax.psum(x, axes) if axes else x
+
+
+def own_part(x: Any, mesh_axis: str, axis: int) -> Array:
+    """This device's part of an array that it has whole."""
+    if parts(mesh_axis) == 1:
+        return x
+    size = x.shape[axis] // parts(mesh_axis)
+    return jax.lax.dynamic_slice_in_dim(x, part_number(mesh_axis) * size, size, axis)
+
+
+# Positions of a row.
+
+
+def own_positions(x: Any) -> Any:
+    """Select the positions of this device of `sequence`: [B, T, …] → [B, C, …]."""
+    if parts("sequence") == 1:
+        return x
+    order = sequence_order(x.shape[1], parts("sequence"))
+    return own_part(jnp.asarray(x)[:, order], "sequence", 1)
+
+
+def own_places(length: int) -> Int[Array, " C"] | None:
+    """The places in a row of this device's positions; None if it has all of them."""
+    return None if parts("sequence") == 1 else own_positions(np.arange(length)[None])[0]
+
+
+def whole_row(x: Array, axis: int = 1) -> Array:
+    """Gather all positions of a row, along an axis: the inverse of own_positions."""
+    if parts("sequence") == 1:
+        return x
+    x = _gather_sum(x, "sequence", axis, _sum_dtype.get())
+    pieces = jnp.split(x, 2 * parts("sequence"), axis)
+    return jnp.concatenate([*pieces[::2], *pieces[::-2]], axis)
+
+
+def sum_over_sequence(x: Any) -> Any:
+    """The sums over all positions, from each device's sums over its own."""
+    return jax.lax.psum(x, "sequence") if parts("sequence") > 1 else x
+
+
+# The residual stream.
+
+
+def splits_stream(length: int) -> bool:
+    """True if each device of `tensor` has its own positions of the residual stream."""
+    return parts("tensor") > 1 and length % parts("tensor") == 0
+
+
+def own_stream(x: Any) -> Any:
+    """Select this device's positions of the residual stream: [B, C, …] → [B, P, …]."""
+    return own_part(x, "tensor", 1) if splits_stream(x.shape[1]) else x
+
+
+def stream_places(length: int) -> Int[Array, " P"] | np.ndarray:
+    """The places in the row of this device's positions of the residual stream.
+
+    Args:
+        length: positions that all devices of `tensor` have together.
+    """
+    places = own_places(length * parts("sequence"))
+    return own_stream(np.arange(length)[None] if places is None else places[None])[0]
+
+
+def gather_stream(x: Array, length: int) -> Array:
+    """Gather the residual stream of all devices of `tensor`: [B, P, …] → [B, C, …]."""
+    return _gather_sum(x, "tensor", 1, _sum_dtype.get()) if splits_stream(length) else x
+
+
+def sum_to_stream(y: Array, dtype: Any) -> Array:
+    """Sum what the devices of `tensor` have found, each with its own heads or features, and keep
+    this device's positions: [B, C, D] → [B, P, D], or [B, D] → [B, D].
+
+    Args:
+        y: terms of a sum, in float32 or better.
+        dtype: of the computation, in which terms are sent unless sums_in says otherwise.
+    """
+    if parts("tensor") == 1:
+        return y
+    wide = y.dtype
+    y = y.astype(_sum_dtype.get() or dtype)
+    if y.ndim == 3 and splits_stream(y.shape[1]):
+        y = jax.lax.psum_scatter(y, "tensor", scatter_dimension=1, tiled=True)
+    else:
+        y = jax.lax.psum(y, "tensor")
+    return y.astype(wide)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
+def _gather_sum(x, mesh_axis, axis, sum_dtype):
+    """Gather the parts of all devices; their gradients are summed in sum_dtype."""
+    return jax.lax.all_gather(x, mesh_axis, axis=axis, tiled=True)
+
+
+def _gather_sum_forward(x, mesh_axis, axis, sum_dtype):
+    return _gather_sum(x, mesh_axis, axis, sum_dtype), None
+
+
+def _gather_sum_backward(mesh_axis, axis, sum_dtype, _, gradient):
+    dtype = gradient.dtype
+    total = gradient.astype(sum_dtype or dtype)
+    # With all axes before it as one: the first of several, TPUs would send the whole.
+    shape = total.shape
+    total = total.reshape(-1, *shape[axis:])
+    total = jax.lax.psum_scatter(total, mesh_axis, scatter_dimension=1, tiled=True)
+    total = total.reshape(*shape[:axis], *total.shape[1:])
+    return (total.astype(dtype),)
+
+
+_gather_sum.defvjp(_gather_sum_forward, _gather_sum_backward)
+
+
+# Experts.
+
+
+def to_experts(tokens_ESD: Array) -> Array:
+    """Send each expert's tokens to the device that has it: [E, S, D] of all experts → those of this
+    device's experts, from all devices of `expert`.
+    """
+    if parts("expert") == 1:
+        return tokens_ESD
+    return jax.lax.all_to_all(tokens_ESD, "expert", split_axis=0, concat_axis=1, tiled=True)
+
+
+def from_experts(tokens_ESD: Array) -> Array:
+    """Send tokens back to the devices that they came from: the inverse of to_experts."""
+    if parts("expert") == 1:
+        return tokens_ESD
+    return jax.lax.all_to_all(tokens_ESD, "expert", split_axis=1, concat_axis=0, tiled=True)
+
+
+# The vocabulary.
+
+
+def sum_over_vocabulary(x: Array) -> Array:
+    """The sum over the whole vocabulary, from each device's sum over its own part."""
+    return jax.lax.psum(x, "tensor") if parts("tensor") > 1 else x
+
+
+def max_over_vocabulary(x: Array) -> Array:
+    """The maximum over the whole vocabulary; it has no gradient."""
+    x = jax.lax.stop_gradient(x)
+    return jax.lax.pmax(x, "tensor") if parts("tensor") > 1 else x
+
+
+def own_ids(ids: Any, rows: int) -> tuple[Any, Any]:
+    """Ids as rows of this device's part of a table, and True for those that it has.
+
+    Args:
+        rows: of this device's part.
+    """
+    if parts("tensor") == 1:
+        return ids, None
+    ids = ids - part_number("tensor") * rows
+    is_here = (ids >= 0) & (ids < rows)
+    return jnp.where(is_here, ids, 0), is_here

@@ -1,0 +1,105 @@
+"""Which device holds what: parameters, the optimizer's state, and the rows of a batch."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import numpy as np
+from flax.linen.spmd import logical_to_mesh_axes
+from jax.experimental import multihost_utils
+from jax.sharding import NamedSharding, PartitionSpec
+from jax.tree_util import keystr
+
+from t5x_lite.parallel.axes import BATCH, Names, check_names, parameter_rules
+from t5x_lite.parallel.mesh import DeviceMesh
+
+
+def replicated(mesh: DeviceMesh) -> NamedSharding:
+    """Every device holds all of it."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def parameter_shardings(names: Any, kv_heads: int, mesh: DeviceMesh) -> Any:
+    """Return where each parameter lies.
+
+    Args:
+        names: the tree of parameters as tuples of axis names.
+        kv_heads: number of key and value heads.
+    """
+    rules = parameter_rules(kv_heads, mesh.shape["tensor"])
+
+    def place(axes: Names) -> NamedSharding:
+        check_names(axes)
+        return NamedSharding(mesh, logical_to_mesh_axes(axes, rules) or PartitionSpec())
+
+    return jax.tree.map(place, names, is_leaf=lambda leaf: isinstance(leaf, tuple))
+
+
+def optimizer_shardings(state: Any, parameters: Any, shardings: Any, mesh: DeviceMesh) -> Any:
+    """Optimizer state with a parameter's name and shape lies where the parameter does; the rest,
+    small, everywhere.
+
+    Args:
+        state, parameters: trees of shapes.
+        shardings: those of the parameters.
+    """
+    # Optax keeps moments as trees of the parameters' own structure, somewhere within its state: the
+    # path of a moment ends with that of its parameter.
+    leaves = jax.tree_util.tree_leaves_with_path(parameters)
+    known = {}
+    for (path, leaf), sharding in zip(leaves, jax.tree.leaves(shardings), strict=True):
+        known[keystr(path)] = leaf.shape, sharding
+    everywhere = replicated(mesh)
+
+    def place_like_parameter(path, leaf):
+        for start in range(len(path)):
+            shape, sharding = known.get(keystr(path[start:]), (None, None))
+            if shape == leaf.shape:
+                return sharding
+        return everywhere
+
+    return jax.tree_util.tree_map_with_path(place_like_parameter, state)
+
+
+def to_host(array: Any) -> np.ndarray:
+    """A whole array, in every process, though its parts may lie on devices of others."""
+    if isinstance(array, jax.Array) and not (
+        array.is_fully_addressable or array.is_fully_replicated
+    ):
+        array = multihost_utils.process_allgather(array, tiled=True)
+    return np.asarray(array)
+
+
+def place_batch(
+    rows_at: Callable[[Iterable[int]], dict[str, np.ndarray]],
+    batch_size: int,
+    mesh: DeviceMesh,
+) -> dict[str, jax.Array]:
+    """The global batch as arrays split over the mesh; this process makes only the rows its own
+    devices need.
+
+    Args:
+        rows_at: from row numbers of the batch to their arrays.
+    """
+    # The rows that this process's devices hold, each made once.
+    sharding = NamedSharding(mesh, PartitionSpec(BATCH))
+    slices = sharding.addressable_devices_indices_map((batch_size,)).values()
+    local_rows: set[int] = set()
+    for index in slices:
+        assert index is not None, "every addressable device holds rows"
+        local_rows |= set(range(*index[0].indices(batch_size)))
+    wanted = sorted(local_rows)
+
+    # Row number in the batch → row number in what is made here.
+    place_of_row = np.full(batch_size, -1)
+    place_of_row[wanted] = np.arange(len(wanted))
+
+    def global_array(local: np.ndarray) -> jax.Array:
+        shape = (batch_size, *local.shape[1:])
+
+        def rows_of_device(index: Any) -> np.ndarray:
+            return local[place_of_row[index[0]]]
+
+        return jax.make_array_from_callback(shape, sharding, rows_of_device)
+
+    return {key: global_array(value) for key, value in rows_at(wanted).items()}

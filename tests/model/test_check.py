@@ -1,0 +1,107 @@
+"""What contradicts a model is said by its parts, before anything is computed."""
+
+import pytest
+from flax import linen as nn
+
+from t5x_lite.config import Mesh, Model, ModelDimensions
+from t5x_lite.data.rows.layouts import RowShape
+from t5x_lite.errors import UserError
+from t5x_lite.model.check import check_model, check_settings
+from t5x_lite.model.parts.table import make_mixer
+from t5x_lite.resolve import resolve_model
+
+DECODER, AHEAD = RowShape(decoder=8), RowShape(decoder=8, looks_ahead=True)
+BOTH = {"architecture": "encoder_decoder"}
+LSTM = {"mixer": "lstm", "positions": "none"}
+
+
+@pytest.mark.parametrize(
+    ("model", "rows", "words"),
+    [
+        ({"num_kv_heads": 3}, DECODER, "model.num_kv_heads: 3 does not divide model.num_heads 4"),
+        (
+            {"mixer": "atention"},
+            DECODER,
+            "model.mixer=atention: no such part; did you mean",
+        ),
+        (
+            {"norm": "layr_norm"},
+            DECODER,
+            "model.norm=layr_norm: no such part; did you mean",
+        ),
+        ({"activation": "gelux"}, DECODER, "model.activation: got 'gelux'; did you mean gelu?"),
+        ({"feed_forward": "mlp(size=3)"}, DECODER, "mlp has no option size; it has none"),
+        ({"positions": "rotary(bas=3)"}, DECODER, "has no option bas; did you mean base?"),
+        ({"positions": "rotary(base=0.5)"}, DECODER, "base: got 0.5, expected between 1.0 and"),
+        ({"positions": "rotary("}, DECODER, "expected a name or name"),
+        (
+            {"positions": "rotary", "head_dim": 7},
+            DECODER,
+            "positions=rotary: needs an even",
+        ),
+        ({"positions": "relative(buckets=7)"}, DECODER, "buckets=7, expected an even number"),
+        (
+            {"positions": "relative(distance=16)"},
+            DECODER,
+            "distance=16, expected more than half",
+        ),
+        (
+            {"positions": "relative"},
+            AHEAD,
+            "which tell a decoder nothing of what is ahead",
+        ),
+        ({"positions": "shaw", "prefix_length": 2}, DECODER, "positions shaw know no prefix"),
+        ({"max_length": 4}, DECODER, "model.max_length: got 4, but data.lengths go up to 8"),
+        (LSTM, AHEAD, "model.mixer: got lstm, which reads one way"),
+        (LSTM | {"positions": "rotary"}, DECODER, "positions=rotary: is a part of attention"),
+        (LSTM | {"prefix_length": 3}, DECODER, "mixer lstm has no keys and values"),
+        (
+            LSTM | BOTH | {"shared_stacks": True},
+            DECODER,
+            "an LSTM reads both ways in encoders",
+        ),
+        (LSTM | {"architecture": "prefix_decoder"}, DECODER, "reads a prefix one way only"),
+        ({"mimetic_init": True}, DECODER, "model.mimetic_init: needs architecture encoder_decoder"),
+        (
+            BOTH | {"mimetic_init": True, "num_kv_heads": 2},
+            DECODER,
+            "model.mimetic_init: needs positions relative, as many num_kv_heads as num_heads; set",
+        ),
+    ],
+)
+def test_contradictions_of_parts(model, rows, words):
+    with pytest.raises(UserError) as caught:
+        check_settings(Model(**model), rows)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "words"),
+    [
+        ({"expert": 2}, "mesh.expert: got 2, but no part of this model has experts"),
+        ({"tensor": 3}, "model.num_heads is 4, which mesh.tensor = 3 does not divide"),
+        ({"fsdp": 3}, "model.d_model is 128, which mesh.fsdp = 3 does not divide"),
+        ({"sequence": 3}, "data.lengths: 8 positions are no multiple of 2 × mesh.sequence 3"),
+    ],
+)
+def test_contradictions_of_meshes(mesh, words):
+    model = resolve_model(Model(), vocab_size=8, max_length=8)
+    check_model(model, DECODER)
+    with pytest.raises(UserError) as caught:
+        check_model(model, DECODER, Mesh(data=1, **mesh))
+    assert words in str(caught.value)
+
+
+class Silent(nn.Module):
+    """A mixer that does not say what it costs."""
+
+    config: ModelDimensions
+
+
+def test_a_part_that_states_no_flops_cannot_be_built(exchange):
+    from t5x_lite.model.parts.table import MIXERS
+
+    exchange(MIXERS, "attention", Silent)
+    model = resolve_model(Model(), vocab_size=8, max_length=8)
+    with pytest.raises(UserError, match=r"model.mixer=attention: states no FLOPs.* flops\(stack\)"):
+        make_mixer(model, parent=None)
