@@ -1,6 +1,4 @@
-"""The one exception for problems that a user can fix, and the exit codes that scripts can rely
-on.
-"""
+"""The exception for problems that a user can fix, and the exit codes that scripts can rely on."""
 
 import importlib
 import json
@@ -13,26 +11,26 @@ from types import ModuleType
 USAGE = 2  # wrong command line, or a second run in one directory
 BAD_DATA = 65  # a corpus, tokenizer or text that cannot be used
 NO_FILE = 66  # no usable file or checkpoint
-UNFIT = 69  # doctor found what a run would fail of
-OUT_OF_MEMORY = 71  # of the host or of a device
+UNFIT = 69  # doctor found a problem that would make a run fail
+OUT_OF_MEMORY = 71  # the host or a device ran out of memory
 IO_ERROR = 74  # writing failed: disk full, checkpoint not saved
 NOT_FINITE = 76  # loss, gradients or parameters are not finite
-BAD_CONFIG = 78  # a setting that is wrong, or contradicts another
+BAD_CONFIG = 78  # a setting is wrong, or contradicts another
 INTERRUPTED = 130  # Ctrl-C; checkpoint saved
-STUCK = 142  # no step was finished for long
+STUCK = 142  # no step finished for a long time
 TERMINATED = 143  # SIGTERM; checkpoint saved
 
 
 class UserError(Exception):
-    """A problem that the user can fix: one sentence that says what was got, what is expected and
-    how to fix it.
+    """A problem that the user can fix. Its message is one sentence that says what was given, what
+    was expected and how to fix it.
 
     Attributes:
-        code: the exit code of the command that meets it.
+        code: the exit code of a command that ends with this error.
     """
 
     def __init__(self, code: int, message: str):
-        super().__init__(code, message)  # both as args, so that it can be pickled between processes
+        super().__init__(code, message)  # both are in args, so that the error can be pickled
         self.code = code
 
     def __str__(self) -> str:
@@ -41,8 +39,13 @@ class UserError(Exception):
 
 @contextmanager
 def user_errors(code: int, what: str) -> Iterator[None]:
-    """Turn whatever a library or a user's own function raises into a UserError: what could not be
-    done, and why.
+    """Turn any error from a library or user code into a UserError that says what failed and why.
+
+    MemoryError and UserError pass through unchanged.
+
+    Args:
+        code: the exit code of the UserError.
+        what: what could not be done; begins the message.
 
     >>> with user_errors(NO_FILE, "cannot read a.gz"):
     ...     raise EOFError("the file is truncated")
@@ -53,7 +56,7 @@ def user_errors(code: int, what: str) -> Iterator[None]:
         yield
     except (UserError, MemoryError):
         raise
-    except (Exception, SystemExit) as error:  # libraries share no base class of their own
+    except (Exception, SystemExit) as error:  # libraries' errors share no other base class
         first_line = (str(error).strip().splitlines() or [""])[0][:200]
         reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {first_line}"
         raise UserError(code, f"{what} ({reason})") from error
@@ -61,8 +64,8 @@ def user_errors(code: int, what: str) -> Iterator[None]:
 
 @contextmanager
 def foreseen_errors() -> Iterator[None]:
-    """Errors of libraries that a user can do something about, as UserErrors: out of memory, and
-    what a file system says.
+    """Turn library errors that a user can act on into UserErrors: out of memory, and errors of the
+    file system.
     """
     out_of_memory = (
         "out of memory; lower data.batch_size, raise training.microbatches, or set model.remat=True"
@@ -83,7 +86,16 @@ def foreseen_errors() -> Iterator[None]:
 
 
 def optional_import(module: str, extra: str, what: str) -> ModuleType:
-    """The module of an optional package; raises a UserError that says how to install it."""
+    """Import a module of an optional package.
+
+    Args:
+        module: the full name of the module.
+        extra: the extra of t5x_lite that installs the package.
+        what: what needs the package; begins the error message.
+
+    Raises:
+        UserError: if the package is missing, with the command that installs it.
+    """
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -93,7 +105,7 @@ def optional_import(module: str, extra: str, what: str) -> ModuleType:
 
 
 def install_line(extra: str) -> str:
-    """The command that installs an extra.
+    """Return the command that installs an extra.
 
     >>> install_line("tpu")
     "pip install -e '.[tpu]' in the checkout of t5x_lite"
@@ -102,7 +114,12 @@ def install_line(extra: str) -> str:
 
 
 def read_json(path: Path, fix: str) -> dict:
-    """The JSON object in a file; raises a UserError that ends in `fix` where there is none."""
+    """Read the JSON object in a file.
+
+    Raises:
+        UserError: if the file is missing, cannot be read or holds no object; its message ends in
+            `fix`.
+    """
     try:
         value = json.loads(path.read_bytes())
     except FileNotFoundError as error:
@@ -115,7 +132,7 @@ def read_json(path: Path, fix: str) -> dict:
 
 
 def nearest(name: object, names: Iterable[str]) -> str:
-    """The half-sentence that says what was probably meant.
+    """Return the end of an error message, which says what was probably meant or which names exist.
 
     >>> nearest("lerning_rate", ["learning_rate", "warmup_steps"])
     'did you mean learning_rate?'

@@ -1,9 +1,10 @@
-"""What is known of accelerators: how fast they compute, how much they hold, how fast they talk, and
-what they cost; and how a slice of them is named, v5p:4x4x4.
+"""Data about accelerators: their speed, memory, interconnect and price, and the names of
+topologies, such as v5p:4x4x4.
 
-A device is what jax calls one: a chip, but one of two cores of a TPU v2, v3 or 7x. Sources: Google
-Cloud's documentation of each TPU; for v2 to v4 Jouppi et al. (2020, 2023); data sheets of NVIDIA.
-Networks and prices of GPUs are those of Amazon's p4de, p5 and p5en instances.
+A device is what jax calls a device: a whole chip, except on TPU v2, v3 and 7x, where each chip has
+two cores and a device is one of them. Sources: Google Cloud's documentation of each TPU; for v2 to
+v4, Jouppi et al. (2020, 2023); NVIDIA's data sheets. The network speeds and prices of GPUs are for
+Amazon's p4de, p5 and p5en instances.
 """
 
 import itertools
@@ -19,22 +20,24 @@ PRICES_AS_OF = "2025-12"  # on demand, list price, the cheapest region in the US
 
 @dataclass(frozen=True)
 class Chip:
-    """A kind of device.
+    """A kind of device. None means that a value is not known or not published.
 
     Attributes:
-        kinds: how jax's `device_kind` begins.
-        peak: FLOP/s of dense products of bfloat16; None: not known.
-        memory: GiB; of a TPU those that its compiler (libtpu 0.0.50) gives to a program.
-        bandwidth: of that memory, bytes a second.
-        link: bytes a second, in one direction, of one link of a TPU's torus, or of all of a GPU's
-            to the others of its node.
-        network: bytes a second, in one direction, to other slices or nodes.
-        dimensions: of the torus; 0: the devices of a node are all connected.
-        wraps_from: how long a side of a torus of two dimensions is for its ends to be connected. Of
-            three all sides are rings, where all are multiples of 4.
-        dollars: an hour, see PRICES_AS_OF.
-        watts: the mean of TPUs in production, the most that a GPU draws; None: not published.
-        clock: cycles a second of a TPU, where it follows from its peak and its matrix units.
+        kinds: prefixes of jax's `device_kind`.
+        peak: FLOP/s of dense bfloat16 matrix products.
+        memory: memory in GiB; for a TPU, what its compiler (libtpu 0.0.50) makes available to a
+            program.
+        bandwidth: bandwidth of that memory, in bytes per second.
+        link: bytes per second in one direction: for a TPU, over one link of its torus; for a GPU,
+            to all other GPUs of its node together.
+        network: bytes per second in one direction to other slices or nodes.
+        dimensions: number of dimensions of the TPU torus; 0 for devices that are all connected to
+            each other within a node.
+        wraps_from: shortest side of a 2D torus that wraps around. In a 3D torus all sides wrap
+            around if all are multiples of 4, and none does otherwise.
+        dollars: price per hour, see PRICES_AS_OF.
+        watts: for a TPU, the mean power in production; for a GPU, the maximum power.
+        clock: cycles per second of a TPU, if they follow from its peak and its matrix units.
     """
 
     kinds: tuple[str, ...]
@@ -51,7 +54,7 @@ class Chip:
 
     @property
     def is_tpu(self) -> bool:
-        """Whether it is a TPU."""
+        """True for a TPU."""
         return self.dimensions > 0
 
 
@@ -77,7 +80,7 @@ CHIPS = {
 
 
 def chip_of(device_kind: str) -> Chip | None:
-    """What jax calls so; None: not in the table.
+    """Return the chip with the longest matching prefix of jax's `device_kind`, or None.
 
     >>> chip_of("TPU v5 lite") is CHIPS["v5e"], chip_of("NVIDIA H100 80GB HBM3") is CHIPS["h100"]
     (True, True)
@@ -89,10 +92,11 @@ def chip_of(device_kind: str) -> Chip | None:
 
 
 class PlannedDevice(NamedTuple):
-    """Stands for a device that is not here: what can be asked of it is what jax's devices answer.
+    """A stand-in for a device that this machine does not have, with the part of jax's device
+    interface that planning needs.
 
     Attributes:
-        device_kind, platform, slice_index: as of those.
+        device_kind, platform, slice_index: as in a jax device.
     """
 
     device_kind: str
@@ -100,18 +104,19 @@ class PlannedDevice(NamedTuple):
     slice_index: int = 0
 
     def memory_stats(self) -> None:
-        """Nothing is measured."""
+        """Return None: no memory use is measured."""
         return None
 
 
 @dataclass(frozen=True)
 class Topology:
-    """Devices of one kind, and how they lie.
+    """Devices of one kind, and how they are connected.
 
     Attributes:
-        name: of the chip, a key of CHIPS.
-        bounds: chips along each side of the torus of a slice; of GPUs: nodes, and those of a node.
-        slices: that a slower network connects.
+        name: name of the chip, a key of CHIPS.
+        bounds: for TPUs, the number of chips along each side of a slice's torus; for GPUs, the
+            number of nodes and the number of GPUs per node; for CPUs, the number of devices.
+        slices: number of TPU slices, which are connected by a slower network.
     """
 
     name: str
@@ -120,12 +125,12 @@ class Topology:
 
     @property
     def chip(self) -> Chip:
-        """What each of them is."""
+        """The data of the chip."""
         return CHIPS[self.name]
 
     @property
     def devices(self) -> list["PlannedDevice"]:
-        """All of them."""
+        """One PlannedDevice per device, slice by slice."""
         chip = self.chip
         platform = "tpu" if chip.is_tpu else "cpu" if self.name == "cpu" else "gpu"
         a_slice = self.count // self.slices
@@ -136,19 +141,19 @@ class Topology:
 
     @property
     def cores(self) -> int:
-        """Devices of a chip."""
+        """Number of devices per chip."""
         return 2 if self.name in ("v2", "v3", "7x") else 1
 
     @property
     def is_ring(self) -> tuple[bool, ...]:
-        """Of each side of the torus, whether its ends are connected."""
+        """For each side of the torus, True if it wraps around."""
         if self.chip.dimensions == 3:
             return (all(bound % 4 == 0 for bound in self.bounds),) * 3
         return tuple(bound >= self.chip.wraps_from for bound in self.bounds)
 
     @property
     def count(self) -> int:
-        """Of devices."""
+        """Number of devices in all slices."""
         return self.slices * self.cores * math.prod(self.bounds)
 
     def __str__(self) -> str:
@@ -156,7 +161,7 @@ class Topology:
         return f"{self.slices}*{self.name}:{shape}" if self.slices > 1 else f"{self.name}:{shape}"
 
 
-MOST_CHIPS = {  # of the largest slice
+MOST_CHIPS = {  # in the largest slice
     "v2": 256,
     "v3": 1024,
     "v4": 4096,
@@ -166,19 +171,19 @@ MOST_CHIPS = {  # of the largest slice
     "v6e": 256,
     "7x": 9216,
 }
-_MOST_DEVICES = 1 << 16  # that are planned for
+_MOST_DEVICES = 1 << 16  # more are not planned for
 _MOST_IN_NODE = 8
 
 
 def parse_topology(text: str) -> Topology:
-    """A slice of TPUs (v5e:4x4, v5p:8x8x8), several (2*v5p:8x8x8), nodes of GPUs (h100:4x8: four of
-    eight), or cpu:8.
+    """Parse the name of a topology: one TPU slice (v5e:4x4, v5p:8x8x8), several slices
+    (2*v5p:8x8x8), GPU nodes (h100:4x8 is four nodes of eight GPUs), or CPU devices (cpu:8).
 
     >>> parse_topology("2*v5p:4x4x8").count
     256
 
     Raises:
-        UserError: for anything else.
+        UserError: for anything else, and for shapes that do not exist.
     """
     found = re.fullmatch(r"(?:(\d+)\*)?(\w+):(\d+(?:x\d+)*)", text.lower())
     example = "expected such as v5e:4x4, v5p:8x8x8, 2*v6e:16x16, h100:8x8 or cpu:8"
@@ -212,15 +217,20 @@ def parse_topology(text: str) -> Topology:
 
 
 def axis_bandwidth(topology: Topology, mesh: dict[str, int], axis: str) -> float | None:
-    """Bytes a second through one device where all devices along a mesh axis exchange something; an
-    estimate from how the axis may lie. None: not known.
+    """Estimate the bytes per second through one device in a collective along a mesh axis.
 
-    On TPUs an axis lies along sides of the torus, and uses the links of all of them: both
-    directions of a side that is a ring, one of a line, as any part of a side is. An axis of GPUs
-    that leaves a node uses the network of all its devices there at once.
+    On TPUs a mesh axis is laid along one or more sides of the torus, and uses the links of all of
+    them: both directions of a side that wraps around, and one of a side that does not or that the
+    axis covers only in part. An axis that leaves a GPU node uses the network connections of all its
+    devices in the node at once.
 
     Args:
-        mesh: sizes by axis, the last of which are the nearest.
+        topology: the devices.
+        mesh: size of each mesh axis; devices along the last axes are closest to each other.
+        axis: the mesh axis.
+
+    Returns:
+        bytes per second; None if they are not known.
 
     >>> v5p = parse_topology("v5p:8x8x8")
     >>> [axis_bandwidth(v5p, {"fsdp": 64, "tensor": 8}, axis) / 1e9 for axis in ("fsdp", "tensor")]
@@ -231,7 +241,8 @@ def axis_bandwidth(topology: Topology, mesh: dict[str, int], axis: str) -> float
     """
     chip = topology.chip
     names = list(mesh)
-    within = math.prod(mesh[name] for name in names[names.index(axis) + 1 :])  # devices apart
+    # Distance, in devices, between neighbours along the axis.
+    within = math.prod(mesh[name] for name in names[names.index(axis) + 1 :])
     if chip.is_tpu:
         if axis == "data" and topology.slices > 1:
             return _over_slices(topology, mesh)
@@ -246,8 +257,8 @@ def axis_bandwidth(topology: Topology, mesh: dict[str, int], axis: str) -> float
 
 
 def _over_slices(topology: Topology, mesh: dict[str, int]) -> float | None:
-    """Of the data axis of several slices. First those of a slice reduce, each a part; then each
-    sends its part over the network.
+    """Return the bandwidth of the data axis across slices: a reduce-scatter inside each slice, then
+    an all-reduce of each shard over the network.
     """
     chip, within = topology.chip, mesh["data"] // topology.slices
     if not chip.network or not chip.link or within <= 1:
@@ -258,20 +269,25 @@ def _over_slices(topology: Topology, mesh: dict[str, int]) -> float | None:
 
 
 def _links(topology: Topology, mesh: dict[str, int]) -> int:
-    """How many links of a TPU its first axis uses. As jax arranges a mesh, the last axis chooses
-    its sides first: as many whole ones as have its size, else parts.
+    """Return how many links of a TPU the first axis of a mesh uses.
+
+    As when jax arranges a mesh, the last axis takes its sides of the torus first: the largest
+    number of whole sides whose product is its size, or else parts of sides.
     """
     sides = list(zip(topology.bounds, topology.is_ring, strict=True))
     if topology.cores > 1:
-        sides.append((topology.cores, False))  # within a chip
+        sides.append((topology.cores, False))  # the cores of a chip
     links = 1
     for size in reversed(mesh.values()):
+        # All sets of remaining sides that the axis would fill exactly, the largest sets first.
         subsets = [
             subset
             for count in range(len(sides), 0, -1)
             for subset in itertools.combinations(sides, count)
             if math.prod(side for side, _ in subset) == size
         ]
+        # Take the sides of the first set, or parts of the longest sides, and count their links. The
+        # rest of a side is left as a line for the other axes.
         links = 0
         for side, is_ring in subsets[0] if subsets else sorted(sides, reverse=True):
             part = math.gcd(side, size)

@@ -1,5 +1,5 @@
-"""Which accelerators this machine has, and whether the installed jax can use them; jax is not
-imported.
+"""Detection of this machine's accelerators, and of whether the installed jax can use them, without
+importing jax.
 """
 
 import importlib.util
@@ -20,25 +20,32 @@ _INSTALL = {
     "tpu": install_line("tpu"),
 }
 _INSTALL["gpu"] = _INSTALL["cuda"]
-_GOOGLE = "0x1ae0"  # as the vendor of a PCI device
+_GOOGLE = "0x1ae0"  # Google's PCI vendor id
 _PLATFORMS = ("cuda", "tpu")
 
 
 def count_accelerators(
     platform: str, dev: Path = Path("/dev"), pci: Path = Path("/sys/bus/pci/devices")
 ) -> int:
-    """NVIDIA GPUs ("cuda") or TPU chips ("tpu") that the kernel shows."""
+    """Return the number of NVIDIA GPUs ("cuda") or TPU chips ("tpu") that the kernel shows.
+
+    Args:
+        platform: "cuda" or "tpu".
+        dev: the directory of the device files.
+        pci: the directory of the PCI devices.
+    """
     if platform == "cuda":
         return len(list(dev.glob("nvidia[0-9]*")))
     if count := len(list(dev.glob("accel[0-9]*"))):
         return count
-    # Of newer TPUs; but whatever a virtual machine is handed through has such a name.
+    # Newer TPUs appear as vfio devices. So does any device that is passed through to a virtual
+    # machine, so they only count if there is a PCI device of Google's.
     vendors = {path.read_text().strip() for path in pci.glob("*/vendor")}
     return len(list(dev.glob("vfio/[0-9]*"))) if _GOOGLE in vendors else 0
 
 
 def can_use(platform: str) -> bool:
-    """Whether the installed jax can use devices of a platform."""
+    """Return True if the installed jax can use devices of a platform, a key of _PLUGINS."""
     plugins = _PLUGINS[platform]
     return not plugins or any(importlib.util.find_spec(name) for name in plugins)
 
@@ -46,13 +53,18 @@ def can_use(platform: str) -> bool:
 def check_platforms(
     environment: Mapping[str, str] = os.environ, dev: Path = Path("/dev")
 ) -> str | None:
-    """Refuse a JAX_PLATFORMS that names what is not installed, or not here.
+    """Reject a JAX_PLATFORMS that names an unknown platform, or one whose plugin or GPU is missing.
+
+    Args:
+        environment: the environment variables.
+        dev: the directory of the device files.
 
     Returns:
-        a sentence, where it is not set and this machine has accelerators that jax cannot use.
+        a warning if JAX_PLATFORMS is not set and this machine has accelerators that jax cannot use;
+        otherwise None.
 
     Raises:
-        UserError: with the line that installs what is missing.
+        UserError: if JAX_PLATFORMS cannot be satisfied, with a fix.
     """
     named = [name for name in environment.get("JAX_PLATFORMS", "").split(",") if name]
     for name in named:
@@ -68,6 +80,7 @@ def check_platforms(
             raise UserError(NO_FILE, f"JAX_PLATFORMS={name}: no GPU is here; unset it, or set cpu")
     if named:
         return None
+    # Nothing is named, and jax would fall back to the CPU silently.
     for platform in _PLATFORMS:
         count = count_accelerators(platform, dev)
         if count and not can_use(platform):

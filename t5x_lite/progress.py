@@ -1,4 +1,4 @@
-"""How far a long piece of work is: a bar on a terminal, nothing elsewhere."""
+"""Progress bars for long operations, shown on terminals only."""
 
 import sys
 from typing import TYPE_CHECKING
@@ -8,11 +8,13 @@ if TYPE_CHECKING:
 
 
 def bar(name: str, counted: bool = False) -> "Progress":
-    """A rich progress bar, its name before it and its task's field `line` after it; `disable` is
-    true where there is no terminal.
+    """Return a rich progress bar, which shows its name, the bar, and its task's field `line`.
+
+    Its attribute `disable` is True if standard error is no terminal.
 
     Args:
-        counted: also show "3/10" and the time left.
+        name: the text before the bar.
+        counted: True to also show the count, such as 3/10, and the time left.
     """
     from rich.console import Console
     from rich.progress import (

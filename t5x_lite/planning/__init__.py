@@ -1,1 +1,1 @@
-"""What a run needs of devices that are not here, and what is wrong with those that are."""
+"""Plan runs for devices that this machine does not have, and diagnose the machine itself."""

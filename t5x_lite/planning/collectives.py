@@ -1,5 +1,5 @@
-"""What the devices of a compiled program send each other in a step: every collective of its text,
-in bytes by axis of the mesh, and the least that the mathematics needs.
+"""Traffic between devices in a training step: every collective in a compiled program's text, in
+bytes by mesh axis, and the minimum that the algorithm requires.
 """
 
 import math
@@ -16,34 +16,39 @@ from t5x_lite.training.program import Program
 
 _KINDS = ("all-gather", "reduce-scatter", "all-reduce", "collective-permute", "all-to-all")
 _BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "f32": 4, "s32": 4, "u32": 4, "f64": 8}
+# "ENTRY %main (x: f32[4]) -> f32[4] {" begins a computation; "%y = f32[4]{0} add(…" is one of its
+# instructions, with the shape of the result and the operation as groups.
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{")
 _INSTRUCTION = re.compile(r"(?:ROOT )?%?[\w.\-]+ = (.*?) ([\w\-]+)\(")
 
 
 class Collective(NamedTuple):
-    """One instruction of a compiled program that sends something."""
+    """One communication instruction of a compiled program."""
 
     kind: str
-    axes: tuple[str, ...]  # of the mesh, along which its devices lie
-    sent: int  # bytes through a device in a step: an all-reduce sends its size twice
-    times: int  # it runs in a step
-    shape: str  # of its result
-    operation: str  # that it comes from
+    axes: tuple[str, ...]  # mesh axes along which the participating devices lie
+    sent: int  # bytes through one device per step; an all-reduce counts its size twice
+    times: int  # how often it runs per step
+    shape: str  # shape of its result
+    operation: str  # name of the JAX operation that it was compiled from
 
 
 def collectives(compiled: str, mesh: DeviceMesh) -> list[Collective]:
-    """All that a compiled program sends, loops by the number of their turns.
+    """Return all collectives of a compiled program; those inside a loop are multiplied by its trip
+    count.
 
     Args:
-        compiled: its text, `jax.stages.Compiled.as_text()`.
+        compiled: the text of the program, from `jax.stages.Compiled.as_text()`.
+        mesh: the mesh that the program was compiled for.
 
     Raises:
-        ValueError: where it cannot be told how often a loop turns.
+        ValueError: if the trip count of a loop cannot be determined.
     """
     bodies, entry = _computations(compiled)
     found = {}
     for line, times in _lines_that_send(bodies, entry, 1):
-        # One that goes on beside other work is written in each of its parts: start, steps, end.
+        # An asynchronous collective appears once in each of its parts (start, steps, end), all with
+        # the same channel. It is counted once.
         is_part = '"async_collective_fusion_config"' in line
         channel = re.search(r"channel_id=(\d+)", line)
         found[channel[0] if channel and is_part else line] = _collective(line, times, mesh)
@@ -51,7 +56,9 @@ def collectives(compiled: str, mesh: DeviceMesh) -> list[Collective]:
 
 
 def by_axis(sent: list[Collective]) -> dict[str, int]:
-    """Bytes through a device in a step, by axis of the mesh ("data × fsdp" for both at once)."""
+    """Sum the bytes through one device per step, by mesh axis ("data × fsdp" for collectives that
+    cross both).
+    """
     total: dict[str, int] = defaultdict(int)
     for one in sent:
         total[" × ".join(one.axes)] += one.sent
@@ -59,9 +66,11 @@ def by_axis(sent: list[Collective]) -> dict[str, int]:
 
 
 def least_bytes(program: Program) -> int:
-    """What fully sharded data parallelism has to send: in each microbatch the parameters that it
-    splits, in the type of the computation, those of layers once more for the backward pass, and
-    their gradient. (The gradients of vectors, which it does not split, are not counted.)
+    """Return the minimum number of bytes per device and step for fully sharded data parallelism.
+
+    In each microbatch the sharded parameters are gathered in the compute dtype (layers twice, for
+    the forward and the backward pass), and their gradients are reduced. Gradients of parameters
+    that are not sharded, such as vectors, are not counted.
     """
     config = program.resolved.config
     gathered = 2 if config.model.dtype == "bfloat16" else 4
@@ -77,8 +86,8 @@ def least_bytes(program: Program) -> int:
 
 
 def expected_cycles(compiled: str) -> int:
-    """The sum of what a TPU's compiler expects each instruction to take, loops by the number of
-    their turns; what is sent, and kernels written by hand, are not in it.
+    """Sum the cycles that the TPU compiler estimates for each instruction, times the trip counts of
+    loops. Communication and hand-written kernels have no estimate and are not included.
     """
     bodies, entry = _computations(compiled)
 
@@ -98,7 +107,7 @@ def expected_cycles(compiled: str) -> int:
 
 
 def _computations(compiled: str) -> tuple[dict[str, list[str]], str]:
-    """The lines of each computation by its name, and the name of the first to run."""
+    """Return the lines of each computation by name, and the name of the entry computation."""
     bodies: dict[str, list[str]] = {}
     entry = name = ""
     for line in compiled.splitlines():
@@ -115,7 +124,14 @@ def _computations(compiled: str) -> tuple[dict[str, list[str]], str]:
 def _lines_that_send(
     bodies: dict[str, list[str]], name: str, times: int
 ) -> Iterator[tuple[str, int]]:
-    """Those of a computation and of all that it calls, and how often each runs."""
+    """Yield the lines of all collectives in a computation and in everything it calls, each with the
+    number of times it runs per step.
+
+    Args:
+        bodies: the lines of each computation by name.
+        name: the computation to start from.
+        times: how often this computation runs per step.
+    """
     for line in bodies[name]:
         found = _INSTRUCTION.match(line)
         if not found:
@@ -135,13 +151,16 @@ def _lines_that_send(
 
 
 def _named(part: str, line: str) -> str:
+    """Return the computation that a loop names as its `part`: "body" or "condition"."""
     found = re.search(rf"{part}=%?([\w.\-]+)", line)
     assert found, f"{part} of {line}"
     return found[1]
 
 
 def _turns(loop: str, condition: list[str]) -> int:
-    """How often a loop turns: as the compiler notes, else the bound in its condition."""
+    """Return the trip count of a loop: the one that the compiler notes, or else the bound in the
+    loop's condition.
+    """
     known = re.search(r'"known_trip_count":\{"n":"(\d+)"', loop)
     if known:
         return int(known[1])
@@ -152,18 +171,20 @@ def _turns(loop: str, condition: list[str]) -> int:
 
 
 def _collective(line: str, times: int, mesh: DeviceMesh) -> Collective:
+    """Parse the instruction of a collective that runs `times` times per step."""
     found = _INSTRUCTION.match(line)
     assert found, line
     shape, operation = found.groups()
     kind = operation.removesuffix("-start")
+    # Size in bytes of each array of the result, whose shape reads "(bf16[4,16]{1,0}, f32[8]{0})".
     sizes = []
     for dtype, dimensions in re.findall(r"(\w+)\[([\d,]*)\]", shape):
         lengths = map(int, filter(None, dimensions.split(",")))
         sizes.append(_BYTES.get(dtype, 4) * math.prod(lengths))
-    # What is started returns its operand beside its result.
+    # The "-start" half of an asynchronous pair returns its operand as well as its result.
     size = max(sizes) if operation.endswith("-start") else sum(sizes)
     group = _group(line, mesh)
-    if kind == "reduce-scatter":  # returns a part of what is sent
+    if kind == "reduce-scatter":  # its result is one shard of what is sent
         size *= len(group)
     if kind == "all-reduce":
         size *= 2
@@ -173,12 +194,13 @@ def _collective(line: str, times: int, mesh: DeviceMesh) -> Collective:
 
 
 def _group(line: str, mesh: DeviceMesh) -> list[int]:
-    """The devices, by their number in the mesh, of the first group that exchange something."""
-    # {{0,1},{2,3}}
+    """Return the indices in the mesh of the devices in the instruction's first replica group."""
+    # An explicit list: {{0,1},{2,3}}
     listed = re.search(r"(?:replica_groups|source_target_pairs)=\{\{([\d,]+)\}", line)
     if listed:
         return [int(number) for number in listed[1].split(",")]
-    # mesh['data'=2,'fsdp'=4] {'fsdp'}, or of a mesh that the compiler made: 'axis_0'=8
+    # Axes of a mesh: mesh['data'=2,'fsdp'=4] {'fsdp'}. The compiler may have made up the mesh and
+    # its names, as in 'axis_0'=8.
     by_mesh = re.search(r"replica_groups=mesh\[([^]]*)\] \{([^}]*)\}", line)
     if by_mesh:
         sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", by_mesh[1])}
@@ -186,7 +208,8 @@ def _group(line: str, mesh: DeviceMesh) -> list[int]:
         numbers = np.arange(mesh.size).reshape(tuple(sizes.values()))
         index = tuple(slice(None) if axis in axes else 0 for axis in sizes)
         return numbers[index].reshape(-1).tolist()
-    # [4,2]<=[2,4]T(1,0): the numbers of all devices, reshaped, transposed and reshaped
+    # Iota notation: [4,2]<=[2,4]T(1,0) means arange(8), reshaped to [2,4], transposed, and reshaped
+    # to 4 groups of 2.
     iota = re.search(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line)
     if iota:
         groups, size, shape, order = iota.groups()
@@ -198,7 +221,7 @@ def _group(line: str, mesh: DeviceMesh) -> list[int]:
 
 
 def _axes(group: list[int], mesh: DeviceMesh) -> tuple[str, ...]:
-    """Those along which the devices of a group differ."""
+    """Return the mesh axes along which the devices of a group differ."""
     places = np.unravel_index(group, tuple(mesh.shape.values()))
     named = zip(mesh.axis_names, places, strict=True)
     return tuple(name for name, place in named if len(set(place.tolist())) > 1)

@@ -1,5 +1,5 @@
-"""What Google's compiler makes of a training step for TPUs that are not here: libtpu runs on any
-x86 machine.
+"""Compile a training step for TPUs that this machine does not have: libtpu, which contains the TPU
+compiler, runs on any x86 machine.
 """
 
 import importlib.util
@@ -14,7 +14,8 @@ from t5x_lite.planning.collectives import Collective, by_axis, collectives, expe
 from t5x_lite.resolve import Resolved
 from t5x_lite.training.program import Program
 
-# libtpu looks for the machine that it runs on, and for other processes that use it.
+# By default libtpu detects the TPU machine that it runs on, and refuses to be loaded by a second
+# process. These settings replace the detection and allow several processes.
 _ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-8",
@@ -25,15 +26,17 @@ _ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Compiled:
-    """A step as it is compiled; bytes of a device.
+    """A compiled training step; memory is in bytes per device.
 
     Attributes:
-        arguments, temporaries: as the compiler states them; None: it did not fit. Their sum is not
-            what has to fit: room is used again.
-        peak: the most in use at a time, arguments included; of a step that does not fit, what the
-            compiler says it would need.
-        fits: whether the compiler found room.
-        cycles: that it expects, without what is sent, and without kernels written by hand.
+        arguments, temporaries: sizes stated by the compiler, None if the step does not fit. Memory
+            is reused, so their sum is not what has to fit.
+        peak: peak memory, including arguments; for a step that does not fit, the memory that the
+            compiler says it needs.
+        fits: True if the compiler found enough memory.
+        cycles: clock cycles estimated by the compiler, without communication and hand-written
+            kernels.
+        sent: all collectives of the program.
     """
 
     arguments: int | None
@@ -44,26 +47,30 @@ class Compiled:
     sent: tuple[Collective, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """All of it as plain data."""
+        """Return the result as plain data, with the bytes sent summed by mesh axis."""
         known = ("arguments", "temporaries", "peak", "fits", "cycles")
         return {name: getattr(self, name) for name in known} | {"sent": by_axis([*self.sent])}
 
     def seconds(self, topology: Topology) -> float | None:
-        """What the cycles take; None: the clock is not known."""
+        """Return the seconds that the estimated cycles take; None if they, or the clock rate of the
+        chip, are not known.
+        """
         clock = topology.chip.clock
         return self.cycles / clock if clock and self.cycles else None
 
 
 def is_installed() -> bool:
-    """Whether libtpu is here."""
+    """Return True if libtpu is installed."""
     return importlib.util.find_spec("libtpu") is not None
 
 
 def devices_of(topology: Topology) -> Any:
-    """The devices of slices, as the compiler knows them; sides that are long enough are rings.
+    """Return the compiler's device objects for a topology.
+
+    Sides of the torus wrap around if they do in a real slice.
 
     Raises:
-        UserError: where libtpu is not installed, or knows no such slice.
+        UserError: if libtpu is not installed, or does not know such a slice.
     """
     if not is_installed():
         raise UserError(NO_FILE, f"{topology}: needs libtpu: {install_line('tpu')}")
@@ -74,7 +81,7 @@ def devices_of(topology: Topology) -> Any:
     name, sides = topology.name, "x".join(map(str, topology.bounds))
     options: dict[str, Any] = {"num_slices": topology.slices}
     if topology.chip.dimensions == 3:
-        # Named v5p, the slice would have no links that wrap around, and other collectives.
+        # Under the name v5p the slice would have no wraparound links, and so other collectives.
         name = "v5" if name == "v5p" else "tpu7x" if name == "7x" else name
         options |= {"chips_per_host_bounds": (2, 2, 1), "wrap": topology.is_ring}
         if topology.name in ("v4", "v5p"):
@@ -86,22 +93,32 @@ def devices_of(topology: Topology) -> Any:
 
 
 def compile_step(resolved: Resolved, raw_tokens: float, topology: Topology) -> Compiled:
-    """The step of a run on text, compiled: tens of seconds.
+    """Compile the training step of a pretraining run for a TPU topology, in tens of seconds.
 
     Args:
-        raw_tokens: that a batch reads.
+        resolved: the run.
+        raw_tokens: raw tokens that a batch reads.
+        topology: the TPU slices to compile for.
+
+    Returns:
+        the compiled step; if it does not fit into memory, only `peak` and `fits` say something.
+
+    Raises:
+        UserError: if libtpu is missing, does not know the topology, or fails for any reason other
+            than memory.
     """
     program = Program(resolved, raw_tokens, devices_of(topology))
     lowered = program.trace().lower()
     try:
         compiled = lowered.compile()
-    except Exception as error:  # the compiler's own, of no public class
+    except Exception as error:  # the compiler's errors have no public class
         needed = re.search(r"memory required for HLO temporaries \(([\d.]+)G\)", str(error))
         if "CompileTimeHbmOom" not in str(error) or not needed:
             reason = str(error).strip().splitlines()[0][:200]
             fix = "--no-compile shows the estimates"
             raise UserError(NO_FILE, f"plan: the compiler failed ({reason}); {fix}") from error
         return Compiled(None, None, round(float(needed[1]) * 2**30), fits=False)
+    # It fits: read sizes, estimated cycles and collectives from the compiled program.
     text, memory = compiled.as_text(), compiled.memory_analysis()
     assert text is not None
     assert memory is not None

@@ -1,5 +1,5 @@
-"""What is wrong with this machine, this installation, this place to write to? Each check finds one
-thing, and says how to fix it.
+"""Checks of this machine, this installation and a directory to write to. Each check looks at one
+thing, and says how to fix what it finds.
 """
 
 import fcntl
@@ -21,7 +21,7 @@ from t5x_lite.machine import check_platforms, count_accelerators
 
 _MB = 1 << 20
 _PROBE_BYTES = 16 * _MB
-_SLOWEST = 20.0  # MB/s, below which checkpoints take longer than steps
+_SLOWEST = 20.0  # MB/s; below this, checkpoints take longer than steps
 _MOST_SKEW = 30.0  # seconds
 _LEAST_FREE = 5  # GB
 _REPORTED = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "libtpu")
@@ -30,11 +30,12 @@ _REPORTED += ("jax-cuda12-plugin", "jax-cuda13-plugin")
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-        fix: what to do; empty: it is as it should be.
-        is_fatal: whether a run would fail of it.
+        what: the check, and what it found.
+        fix: what to do; empty if all is well.
+        is_fatal: True if a run would fail because of it.
     """
 
     what: str
@@ -52,7 +53,11 @@ Version = Callable[[str], str]
 
 
 def versions(version: Version = metadata.version) -> Iterator[Finding]:
-    """Libraries that do not fit together: what jax asks of those that it was built with."""
+    """Check that jaxlib, libtpu and the CUDA plugins have the versions that this jax needs.
+
+    Args:
+        version: the function that looks up the version of a package.
+    """
     found = {}
     for name in _REPORTED:
         try:
@@ -60,6 +65,7 @@ def versions(version: Version = metadata.version) -> Iterator[Finding]:
         except metadata.PackageNotFoundError:
             continue
     shown = ", ".join(f"{name} {number}" for name, number in found.items())
+    # What jax requires of jaxlib and, in its extra "tpu", of libtpu.
     misfits = []
     for line in metadata.requires("jax") or []:
         needed = Requirement(line)
@@ -69,6 +75,7 @@ def versions(version: Version = metadata.version) -> Iterator[Finding]:
         is_meant = needed.marker is None or needed.marker.evaluate(extra)
         if is_meant and not needed.specifier.contains(found[needed.name], prereleases=True):
             misfits.append(f"{needed.name} {found[needed.name]}, jax needs {needed.specifier}")
+    # A CUDA plugin has to have the version of jaxlib.
     for plugin in ("jax-cuda12-plugin", "jax-cuda13-plugin"):
         if plugin in found and found[plugin] != found.get("jaxlib"):
             misfits.append(f"{plugin} {found[plugin]}, jaxlib is {found.get('jaxlib')}")
@@ -88,10 +95,13 @@ def devices(
     dev: Path = Path("/dev"),
     seen: Callable[[], tuple[str, int]] | None = None,
 ) -> Iterator[Finding]:
-    """Accelerators that jax cannot use, or does not see.
+    """Check that jax can use every accelerator of this host, and sees all of them.
 
     Args:
-        seen: jax's platform and the number of its devices on this host.
+        environment: the environment variables.
+        dev: the directory of the device files.
+        seen: a function that returns jax's platform and the number of its devices on this host;
+            None: ask jax.
     """
     try:
         unused = check_platforms(environment, dev)
@@ -105,11 +115,12 @@ def devices(
         return
     try:
         platform, count = (seen or _devices_of_jax)()
-    except RuntimeError as error:  # of jax: a device that is there cannot be opened
+    except RuntimeError as error:  # raised by jax when it cannot open a device
         reason = (str(error).strip().splitlines() or ["it does not say why"])[0]
         fix = "end the process that may hold it, or set JAX_PLATFORMS=cpu"
         yield Finding(f"devices: jax cannot open them ({reason[:160]})", fix, is_fatal=True)
         return
+    # Compare the devices that jax sees with those that the kernel shows and the environment allows.
     kind = {"gpu": "cuda", "tpu": "tpu"}.get(platform)
     here = count_accelerators(kind, dev) if kind else count
     visible = environment.get("CUDA_VISIBLE_DEVICES")
@@ -123,6 +134,7 @@ def devices(
 
 
 def _devices_of_jax() -> tuple[str, int]:
+    """Return jax's platform and the number of its devices on this host."""
     import jax
 
     return jax.default_backend(), jax.local_device_count()
@@ -131,8 +143,10 @@ def _devices_of_jax() -> tuple[str, int]:
 def libtpu_lock(
     path: Path = Path("/tmp/libtpu_lockfile"), has_tpu: bool | None = None
 ) -> Iterator[Finding]:
-    """The lock of libtpu: held by another process, or left by another user. Where there is no TPU
-    it is the compiler's, and in nobody's way.
+    """Check libtpu's lock file, which another process may hold or another user may have left.
+
+    Without a TPU the check finds nothing: there, only the compiler uses the lock, and it does no
+    harm.
     """
     if has_tpu is None:
         has_tpu = count_accelerators("tpu") > 0
@@ -154,7 +168,12 @@ def libtpu_lock(
 def processes(
     environment: Mapping[str, str] = os.environ, expected: int | None = None
 ) -> Iterator[Finding]:
-    """How many processes the launcher says there are."""
+    """Check the number of processes that the launcher announces in the environment.
+
+    Args:
+        environment: the environment variables.
+        expected: the number that there should be; None: any.
+    """
     counts = {}
     for name in ("T5X_LITE_PROCESSES", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE"):
         if environment.get(name, "").isdigit():
@@ -166,6 +185,7 @@ def processes(
             fix = "start one on each host, with the same command"
             yield Finding(f"processes: {name} says {count}, expected {expected}", fix, True)
             return
+    # The number of this process has to lie below the count.
     number = environment.get("T5X_LITE_PROCESS", "0")
     if "T5X_LITE_PROCESSES" in counts and not (
         number.isdigit() and int(number) < counts["T5X_LITE_PROCESSES"]
@@ -182,10 +202,16 @@ def place(
     clock: Callable[[], float] = time.time,
     timer: Callable[[], float] = time.perf_counter,
 ) -> Iterator[Finding]:
-    """A directory, here or in a bucket, that cannot be written, is full, slow, or has another
-    clock.
+    """Check a directory, local or in a bucket, by writing a probe file: that it can be written, is
+    fast enough, and has the same clock as this machine.
+
+    Args:
+        workdir: the path or address of the directory.
+        clock: the wall clock, in seconds.
+        timer: the timer that measures the write, in seconds.
     """
     address = f"{workdir.rstrip('/')}/.doctor-{os.getpid()}"
+    # Write a probe file, read its metadata and remove it.
     try:
         files, path = storage.file_system(address)
         files.makedirs(os.path.dirname(path), exist_ok=True)
@@ -195,7 +221,7 @@ def place(
         files.invalidate_cache()
         info = files.info(path)
         files.rm_file(path)
-    except Exception as error:  # of any file system
+    except Exception as error:  # every file system has its own errors
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         what = f"{workdir}: cannot be written ({reason[:160]})"
         fix = "see that it exists, its bucket too, and that you may write there"
@@ -207,6 +233,7 @@ def place(
         yield Finding(f"{workdir}: {rate:.1f} MB/s", fix)
     else:
         yield Finding(f"{workdir}: can be written, {rate:,.0f} MB/s")
+    # By this machine's clock, the file was written about halfway through the measured write.
     skew = abs(_modified(info) - written_at - seconds / 2)
     if skew > _MOST_SKEW:
         fix = "set the clock of this machine: sudo chronyc makestep"
@@ -216,7 +243,9 @@ def place(
 
 
 def _modified(info: dict[str, Any]) -> float:
-    """When a file was written, by its own file system's clock; now, where that does not say."""
+    """Return the time of a file's last write by the clock of its file system, in seconds since the
+    epoch; the current time if the file system does not say.
+    """
     value = info.get("mtime") or info.get("updated") or info.get("LastModified") or time.time()
     if isinstance(value, str):
         value = datetime.fromisoformat(value)
@@ -224,9 +253,15 @@ def _modified(info: dict[str, Any]) -> float:
 
 
 def disk(workdir: str, free: Callable[[str], int] | None = None) -> Iterator[Finding]:
-    """Little room, where the place is a disk."""
+    """Check the free space on the disk of a directory; a bucket has no check.
+
+    Args:
+        workdir: the path or address of the directory.
+        free: a function that returns the free bytes at a path; None: ask the system.
+    """
     if storage.is_remote(workdir):
         return
+    # The directory may not exist yet: take its nearest parent that does.
     existing = Path(workdir).resolve()
     while not existing.exists():
         existing = existing.parent
@@ -243,9 +278,16 @@ def huge_pages(
     environment: Mapping[str, str] = os.environ,
     has_tpu: bool | None = None,
 ) -> Iterator[Finding]:
-    """Memory in small pages, which costs time on CPUs and on the hosts of TPUs."""
+    """Check that memory can use huge pages: small ones cost time on CPUs and on TPU hosts.
+
+    Args:
+        setting: the kernel's file for transparent huge pages.
+        environment: the environment variables.
+        has_tpu: True if this host has TPUs; None: look for them.
+    """
     if not setting.exists():
         return
+    # The file lists all modes, the active one in brackets: "always [madvise] never".
     mode = setting.read_text().partition("[")[2].partition("]")[0]
     if has_tpu is None:
         has_tpu = count_accelerators("tpu") > 0
@@ -260,7 +302,12 @@ def huge_pages(
 
 
 def examine(workdir: str = "", expected_processes: int | None = None) -> Iterator[Finding]:
-    """All checks."""
+    """Run all checks.
+
+    Args:
+        workdir: the directory whose speed, clock and free space are checked; empty: none.
+        expected_processes: the number of processes that there should be; None: any.
+    """
     yield from versions()
     yield from libtpu_lock()
     yield from devices()

@@ -1,9 +1,10 @@
-"""Know before you pay: what a run will need of devices that are not here, from its config alone.
+"""Know before you pay: estimate what a run will need on devices that you do not have yet.
 
-The step is traced, not compiled (see trace.py); no text, no tokenizer and no accelerator is
-needed. What is bound by what follows from a roofline (Williams et al., 2009): a step takes at least
-as long as its products at the peak of the devices, its reads and writes at the bandwidth of their
-memory, and what it sends over each mesh axis at that of the links; these can go on at once.
+Only the config is needed: no text, tokenizer or accelerator. The step is traced, not compiled (see
+trace.py). Its time is bounded by a roofline (Williams et al., 2009): a step takes at least as long
+as its matrix products at the devices' peak, its reads and writes at their memory bandwidth, and its
+traffic over each mesh axis at the bandwidth of the links. These can overlap, so the longest of them
+is the bound.
 """
 
 import dataclasses
@@ -39,13 +40,13 @@ _PF_DAY = 1e15 * 24 * 3600
 
 @dataclass(frozen=True)
 class Assumptions:
-    """What is not known of a run, or of the devices; None: what hardware.py knows.
+    """What the user knows of a run or its devices; None means the default in hardware.py.
 
     Attributes:
-        mfu: that will be reached; None: the one of the roofline.
-        dollars: for a device and hour.
-        watts: of a device.
-        tflops: 10¹² FLOP/s of a device at its peak, in the type that the model computes in.
+        mfu: the MFU that the run is expected to reach; None: the roofline's.
+        dollars: the price of one device for one hour.
+        watts: the power of one device.
+        tflops: the peak of one device in the model's compute dtype, in 10¹² FLOP/s.
     """
 
     mfu: float | None = None
@@ -56,37 +57,46 @@ class Assumptions:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Tokens of a row, a mean; see the ledger of a run."""
+    """The mean number of tokens per row, counted as in the ledger of a run."""
 
-    raw: float
-    model: float
-    loss: float
+    raw: float  # read from the text
+    model: float  # in the encoder and the decoder
+    loss: float  # scored by the loss
 
 
 @dataclass(frozen=True)
 class Split:
-    """A parameter, and what a device holds of it."""
+    """A parameter, and how it is sharded."""
 
     path: str
-    shape: tuple[int, ...]
-    by: tuple[str, ...]  # of each axis the mesh axis that splits it; empty: none
-    bytes: int  # on a device
+    shape: tuple[int, ...]  # of the whole parameter
+    by: tuple[str, ...]  # for each dimension, the mesh axis that shards it; empty: not sharded
+    bytes: int  # per device
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run needs.
+    """The resources that a run needs.
 
     Attributes:
-        mesh: sizes by axis.
-        arrangement: how mesh.preset was understood.
-        modules: parameters by the module that holds them.
-        memory: bytes of a device, by what they are for.
-        largest: what takes the most of it besides the state.
-        flops: of a step, those that count.
-        computed_again: of a step, besides.
-        seconds: what a step takes at least, by what bounds it.
-        sent: bytes through a device, by mesh axis.
+        config: the config of the run.
+        topology: the devices that it is planned for.
+        mesh: size of each mesh axis.
+        arrangement: how mesh.preset was interpreted; empty without a preset.
+        parameters: number of parameters of the model.
+        modules: number of parameters in each module.
+        splits: how each parameter is sharded.
+        memory: bytes per device by purpose.
+        state_in_all: bytes of parameters, gradients and optimizer state over all devices, with
+            replicated arrays counted once.
+        largest: the largest arrays in memory at the peak, without the state.
+        tokens: mean number of tokens per row.
+        flops: model FLOPs per step, without recomputation.
+        computed_again: FLOPs per step for recomputing activations in the backward pass.
+        peak: peak FLOP/s of a device in the model's compute dtype; None if it is not known.
+        sent: bytes through a device per step, by mesh axis.
+        seconds: lower bounds of the step time, by the resource that causes them.
+        assumed: the assumptions that the plan was made with.
     """
 
     config: RunConfig
@@ -109,38 +119,42 @@ class Plan:
 
     @property
     def rows(self) -> int:
-        """Of a batch."""
+        """Rows per batch."""
         return self.config.data.batch_size
 
     @property
     def memory_in_all(self) -> int:
-        """Bytes of a device in use at a time."""
+        """Peak memory per device, in bytes."""
         return sum(self.memory.values())
 
     @property
     def state(self) -> int:
-        """Bytes of a device for parameters, gradients and optimizer, in whatever microbatches."""
+        """Bytes per device for parameters, gradients and optimizer state, which any number of
+        microbatches needs.
+        """
         return 2 * self.memory["parameters"] + self.memory["optimizer"]
 
     @property
     def room(self) -> float | None:
-        """Bytes that a device has; None: not known."""
+        """Memory of a device in bytes; None if it is not known."""
         gib = self.topology.chip.memory
         return gib * GiB if gib else None
 
     @property
     def fits(self) -> bool | None:
-        """Whether a device has room for it; None: not known."""
+        """True if the run fits into the memory of a device; None if that is not known."""
         return None if self.room is None else self.memory_in_all <= self.room
 
     @property
     def bound_by(self) -> str | None:
-        """What takes the longest."""
+        """The resource that bounds the step time: "compute", "memory", or mesh axes. None if the
+        device's peak is not known.
+        """
         return max(self.seconds, key=lambda name: self.seconds[name]) if self.seconds else None
 
     @property
     def max_mfu(self) -> float | None:
-        """The MFU of the roofline."""
+        """The highest MFU that the roofline allows; None if the device's peak is not known."""
         if not self.seconds or not self.peak:
             return None
         at_peak = self.flops / (self.peak * self.topology.count)
@@ -148,75 +162,83 @@ class Plan:
 
     @property
     def step_seconds(self) -> float | None:
-        """Of a step, at the MFU that is assumed, else at that of the roofline."""
+        """Seconds per step at the assumed MFU, or else at the roofline's; None if not known."""
         mfu = self.assumed.mfu or self.max_mfu
         return self.flops / (self.peak * self.topology.count * mfu) if mfu and self.peak else None
 
     @property
     def days(self) -> float | None:
-        """Of the run."""
+        """Duration of the run in days; None if it is not known."""
         seconds = self.step_seconds
         return None if seconds is None else seconds * self.config.training.steps / 86400
 
     @property
     def pf_days(self) -> float:
-        """The FLOPs of the run in days of 10¹⁵ FLOP/s (Brown et al., 2020, table D.1)."""
+        """FLOPs of the run, in days at 10¹⁵ FLOP/s (Brown et al., 2020, table D.1)."""
         return self.flops * self.config.training.steps / _PF_DAY
 
     @property
     def unknown(self) -> list[str]:
-        """The axes over which something is sent, and nobody knows how fast."""
+        """Mesh axes that carry traffic but whose bandwidth is not known."""
         return [axes for axes in self.sent if self.seconds and axes not in self.seconds]
 
     @property
     def price(self) -> float | None:
-        """Dollars for a device and hour."""
+        """Dollars per device and hour; None if it is not known."""
         given = self.assumed.dollars
         return self.topology.chip.dollars if given is None else given
 
     @property
     def dollars(self) -> float | None:
-        """Of the run."""
+        """Cost of the run in dollars; None if it is not known."""
         price = self.price
         return None if price is None else _times(self.days, 24 * self.topology.count * price)
 
     @property
     def kilowatt_hours(self) -> float | None:
-        """Of the run, of the devices alone."""
+        """Energy that the devices use for the run, in kWh, without their hosts; None if it is not
+        known.
+        """
         given = self.assumed.watts
         watts = self.topology.chip.watts if given is None else given
         return None if watts is None else _times(self.days, 24 * self.topology.count * watts / 1000)
 
     def tokens_of_sources(self) -> dict[str, float]:
-        """Raw tokens that the run reads of each source, by their rates."""
+        """Return the raw tokens that the run reads from each source, according to their rates."""
         total = self.tokens.raw * self.rows * self.config.training.steps
         sources = parse_sources(self.config.data.source, "data.source")
-        if any(not rate for rate, _ in sources):  # as they come
+        if any(not rate for rate, _ in sources):  # without rates the sources are concatenated
             return {self.config.data.source: total}
         rates = sum(rate for rate, _ in sources)
         return {source: total * rate / rates for rate, source in sources}
 
     def epochs_of_sources(self) -> dict[str, float]:
-        """How often the run reads each source; none where no data.store says how long they are."""
+        """Return the number of epochs over each source; empty if no data.store says how long the
+        sources are.
+        """
         store = self.config.data.store
         if not store or not storage.exists(f"{store}/{MANIFEST}"):
             return {}
         records = json.loads(storage.read(f"{store}/{MANIFEST}"))["sources"]
         sizes = {record["source"]: record["train"]["tokens"] for record in records}
         read = self.tokens_of_sources()
-        if not set(read) <= set(sizes):  # all of them, as they come
+        if not set(read) <= set(sizes):  # the sources are concatenated
             sizes = {source: sum(sizes.values()) for source in read}
         return {source: tokens / max(sizes[source], 1) for source, tokens in read.items()}
 
     def with_sent(self, sent: Mapping[str, int]) -> "Plan":
-        """The plan with the times of what the compiler sends, by axis."""
+        """Return the plan with communication times computed from other traffic.
+
+        Args:
+            sent: bytes through a device per step, by mesh axis, as in a compiled program.
+        """
         if not self.seconds:
             return self
         seconds = _with_times_of(self.topology, self.mesh, self.seconds, sent)
         return dataclasses.replace(self, seconds=seconds)
 
     def as_json(self) -> dict[str, Any]:
-        """All of it as plain data; bytes, seconds, dollars."""
+        """Return the plan as plain data, in bytes, seconds and dollars."""
         known = ("mesh", "arrangement", "parameters", "modules", "memory", "flops", "sent")
         derived = ("memory_in_all", "room", "fits", "seconds", "unknown", "bound_by", "max_mfu")
         of_run = ("step_seconds", "days", "pf_days", "dollars", "kilowatt_hours")
@@ -236,6 +258,7 @@ class Plan:
 
 
 def _times(days: float | None, rate: float) -> float | None:
+    """Multiply a duration by a rate per day; None if the duration is not known."""
     return None if days is None else days * rate
 
 
@@ -245,10 +268,17 @@ def make_plan(
     assumed: Assumptions = Assumptions(),
     allowed: AllowedCode = None,
 ) -> Plan:
-    """What a run that learns an objective needs on devices like these.
+    """Plan a pretraining run on the devices of a topology.
+
+    Args:
+        config: the config of the run.
+        topology: the devices.
+        assumed: values that override hardware.py, and the expected MFU.
+        allowed: modules of the user's own code that may be imported; None: any.
 
     Raises:
-        UserError: for what cannot be laid out, or does not divide over the mesh.
+        UserError: if the objective does not suit the architecture, or sizes do not divide over the
+            mesh.
     """
     resolved = resolve_without_text(config, allowed)
     rows = resolved.rows
@@ -257,6 +287,8 @@ def make_plan(
     program = Program(resolved, tokens.raw * config.data.batch_size, topology.devices)
     step = trace.of_device(program.trace().jaxpr)
     splits = _splits(program)
+
+    # Memory per device: the sharded state, and what the step needs beside it.
     of_optimizer = jax.tree.map(
         lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where),
         program.shapes.opt_state,
@@ -267,6 +299,8 @@ def make_plan(
         "optimizer": sum(map(_bytes, jax.tree.leaves(of_optimizer))),
         **_memory_of_step(step),
     }
+
+    # FLOPs, the backward pass being twice the forward; traffic over axes of more than one device.
     batch_size, model, shape = config.data.batch_size, resolved.model, rows.shape
     flops = batch_size * 3 * forward_flops(model, shape, tokens.loss)
     computed_again = batch_size * forward_flops(model, shape, 0) if model.remat else 0.0
@@ -276,12 +310,14 @@ def make_plan(
         axes = tuple(axis for axis in axes if mesh[axis] > 1)
         sent[" × ".join(axes)] += size
     sent.pop("", None)
+
+    # What the roofline and the advice need: peak FLOP/s, the whole state, the bytes moved.
     peak = peak_flops(topology.chip.kinds[0], model.dtype)
     if assumed.tflops is not None:
         peak = assumed.tflops * 1e12
     state = 2 * sum(map(_bytes_in_all, program.parameters.values()))
     state += sum(map(_bytes_in_all, jax.tree.leaves(of_optimizer)))
-    # The optimizer reads and writes all of its state and the parameters, and reads the gradient.
+    # The optimizer reads and writes its whole state and the parameters, and reads the gradient.
     moved = step.moved + 3 * memory["parameters"] + 2 * memory["optimizer"]
     return Plan(
         config=config,
@@ -308,7 +344,10 @@ _LARGEST = 8
 
 
 def expected_tokens(rows: RowPlan) -> Tokens:
-    """Tokens of a row, counted over a few rows of text that stands for any."""
+    """Return the mean tokens per row, counted over a few rows of placeholder text.
+
+    The objectives of a mixture are weighted by their rates.
+    """
     vocabulary = Tokenizer().vocabulary
     total = np.zeros(3)
     for member in rows.members:
@@ -320,18 +359,21 @@ def expected_tokens(rows: RowPlan) -> Tokens:
 
 
 def _raw_tokens(member: Member) -> int:
+    """Return the raw tokens that one row of an objective reads."""
     return member.window * member.objective.traits.windows_per_row
 
 
 def _any_text(member: Member) -> np.ndarray:
-    """Raw tokens, all alike: [rows, tokens], or [rows, windows, tokens]."""
+    """Return placeholder tokens, all equal: [rows, tokens], or [rows, windows, tokens] for an
+    objective that reads several windows per row.
+    """
     windows = member.objective.traits.windows_per_row
     shape = (_SAMPLED_ROWS, windows, member.window)[:: 2 if windows == 1 else 1]
     return np.full(shape, ord("a"), np.int32)
 
 
 def _tokens_of(pairs: Pairs) -> np.ndarray:
-    """0, model tokens and loss tokens of the mean row."""
+    """Return 0, and the model tokens and loss tokens of the mean row: [3]."""
     is_aligned = pairs.scored is not None
     model = pairs.inputs.lengths.sum() + (0 if is_aligned else pairs.targets.lengths.sum())
     loss = pairs.weights.values.sum() + (pairs.inputs.lengths * pairs.score_inputs).sum()
@@ -339,7 +381,7 @@ def _tokens_of(pairs: Pairs) -> np.ndarray:
 
 
 def _splits(program: Program) -> tuple[Split, ...]:
-    """Of each parameter what a device holds."""
+    """Return how each parameter is sharded."""
     splits = []
     for path, leaf in program.parameters.items():
         spec = leaf.sharding.spec
@@ -349,16 +391,17 @@ def _splits(program: Program) -> tuple[Split, ...]:
 
 
 def _bytes(leaf: jax.ShapeDtypeStruct) -> int:
-    """On a device."""
+    """Return the bytes of an array's shard on one device."""
     return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
 
 
 def _bytes_in_all(leaf: jax.ShapeDtypeStruct) -> int:
-    """On all devices, counted once."""
+    """Return the bytes of a whole array, however it is sharded."""
     return math.prod(leaf.shape) * leaf.dtype.itemsize
 
 
 def _modules(program: Program) -> dict[str, int]:
+    """Return the number of parameters in each top-level module."""
     modules: dict[str, int] = defaultdict(int)
     for path, leaf in program.parameters.items():
         modules[path[0]] += leaf.size
@@ -366,7 +409,7 @@ def _modules(program: Program) -> dict[str, int]:
 
 
 def _memory_of_step(step: trace.Step) -> dict[str, int]:
-    """The bytes that are in use besides the state, by what they are."""
+    """Return the bytes in use at the peak besides the state, by purpose."""
     memory = {"kept for the backward pass": 0, "gradients": 0, "at work": 0}
     for value in step.alive:
         memory[_purpose(value)] += value.size
@@ -374,6 +417,11 @@ def _memory_of_step(step: trace.Step) -> dict[str, int]:
 
 
 def _purpose(value: trace.Value) -> str:
+    """Return what an array is for.
+
+    The stacked results of a scan over layers are gradients if the scan belongs to the backward
+    pass, and saved activations otherwise.
+    """
     if value.operation != "scan":
         return "at work"
     return "gradients" if "transpose(" in value.place else "kept for the backward pass"
@@ -387,8 +435,19 @@ def _roofline(
     sent: Mapping[str, int],
     peak: float | None,
 ) -> dict[str, float]:
-    """Seconds of a step by what it needs, each as if it had the devices for itself: products at
-    their peak, memory and links at their bandwidth. Empty where the peak is not known.
+    """Return lower bounds of a step's seconds, by resource, as if each were the only one in use.
+
+    Args:
+        topology: the devices.
+        mesh: size of each mesh axis.
+        flops: FLOPs per step on all devices.
+        moved: bytes that one device reads from or writes to its memory.
+        sent: bytes through one device, by mesh axis.
+        peak: FLOP/s of one device.
+
+    Returns:
+        seconds for "compute", "memory" and each mesh axis whose bandwidth is known; empty if the
+        peak is not known.
     """
     if not peak:
         return {}
@@ -404,10 +463,12 @@ def _with_times_of(
     seconds: Mapping[str, float],
     sent: Mapping[str, int],
 ) -> dict[str, float]:
-    """The seconds of compute and memory, and those of what is sent, as far as they are known."""
+    """Return the given seconds of compute and memory, and the seconds that `sent` takes over each
+    mesh axis whose bandwidth is known.
+    """
     seconds = {name: seconds[name] for name in ("compute", "memory") if name in seconds}
     for axes, size in sent.items():
-        # What crosses several axes is slowed down by the slowest.
+        # Traffic that crosses several axes is as slow as the slowest of them.
         speeds = [axis_bandwidth(topology, mesh, axis) for axis in axes.split(" × ")]
         known = [speed for speed in speeds if speed is not None]
         if len(known) == len(speeds):

@@ -1,4 +1,4 @@
-"""Plans in words, tables and pictures."""
+"""Plans as text, tables and charts."""
 
 import math
 import re
@@ -13,12 +13,12 @@ from t5x_lite.report import charts
 from t5x_lite.report.page import Page, Section, Table
 
 _GiB = 2**30
-_CLOSE = 0.85  # of the room: the estimate has been 18 % too low
-_SHOWN = 10  # of the plans that were found
+_CLOSE = 0.85  # share of the memory up to which an estimate is trusted: it has been 18 % too low
+_SHOWN = 10  # plans of a search that are listed
 
 
 def show(name: str, plan: Plan, compiled: Compiled | None = None) -> str:
-    """A plan as a page of text."""
+    """Format a plan as a page of text, with the compiler's figures if they are given."""
     sections = [
         _heading(name, plan),
         _parameters(plan),
@@ -30,6 +30,7 @@ def show(name: str, plan: Plan, compiled: Compiled | None = None) -> str:
 
 
 def _heading(name: str, plan: Plan) -> list[str]:
+    """Format the devices, the mesh and the batch size."""
     shown = [f"{axis} {size}" for axis, size in plan.mesh.items() if size > 1]
     devices = "device" if plan.topology.count == 1 else "devices"
     mesh = ", ".join([f"{plan.topology.count} {devices}", *shown])
@@ -38,6 +39,7 @@ def _heading(name: str, plan: Plan) -> list[str]:
 
 
 def _parameters(plan: Plan) -> list[str]:
+    """Format the number of parameters, in all and per module, the largest first."""
     lines = [f"{'parameters':<34}{plan.parameters:>20,}"]
     for name, count in sorted(plan.modules.items(), key=lambda item: -item[1]):
         lines.append(f"  {name:<32}{count:>20,}{count / plan.parameters:>8.1%}")
@@ -45,6 +47,7 @@ def _parameters(plan: Plan) -> list[str]:
 
 
 def _memory(plan: Plan, compiled: Compiled | None) -> list[str]:
+    """Format the memory per device, whether it fits, and the largest arrays."""
     lines = [f"{'memory of a device':<34}{'GiB':>20}"]
     for name, size in plan.memory.items():
         lines.append(f"  {name:<32}{_gib(size):>20}")
@@ -54,6 +57,7 @@ def _memory(plan: Plan, compiled: Compiled | None) -> list[str]:
         if compiled.arguments is not None and compiled.temporaries is not None:
             both = compiled.arguments + compiled.temporaries
             lines.append(f"  {'  its arguments + temporaries':<32}{_gib(both):>20}")
+    # The compiler knows if it fits. Without it, an estimate close to the limit is not trusted.
     fits = plan.fits if compiled is None else compiled.fits
     if plan.room is not None:
         verdict = "it fits" if fits else "it does not fit: " + _what_would_help(plan)
@@ -68,8 +72,9 @@ def _memory(plan: Plan, compiled: Compiled | None) -> list[str]:
 
 
 def _what_would_help(plan: Plan) -> str:
-    """The settings that take the most off."""
+    """Return the settings that save the most memory."""
     config, advice = plan.config, []
+    # If even the fully sharded state is too large, only more devices help.
     if plan.room and plan.state_in_all / plan.topology.count > plan.room:
         devices = math.ceil(plan.state_in_all / plan.room)
         state = _gib(plan.state_in_all / plan.topology.count)
@@ -87,7 +92,7 @@ def _what_would_help(plan: Plan) -> str:
 
 
 def _place(place: str) -> str:
-    """Where in the model: the last parts of what jax calls it.
+    """Return the readable parts of jax's name for a place in the model.
 
     >>> _place("transpose(jvp(Transformer))/Transformer.encode/encoder")
     'backward: encoder'
@@ -98,6 +103,7 @@ def _place(place: str) -> str:
 
 
 def _step(plan: Plan, compiled: Compiled | None) -> list[str]:
+    """Format the tokens, FLOPs, traffic and time of a step."""
     lines = [f"{'a step':<34}"]
     for name, count in (
         ("raw tokens", plan.tokens.raw),
@@ -113,6 +119,7 @@ def _step(plan: Plan, compiled: Compiled | None) -> list[str]:
     if compiled and compiled.fits:
         for axes, size in by_axis(list(compiled.sent)).items():
             lines.append(f"  {'  the compiler, over ' + axes:<32}{size / 1e9:>20.2f}")
+    # The roofline, and the time that the compiler expects.
     if not plan.seconds:
         reason = f"how fast {plan.topology.name} computes in {plan.config.model.dtype}"
         return [*lines, f"  {reason} is not known: no time, no price"]
@@ -134,6 +141,7 @@ def _step(plan: Plan, compiled: Compiled | None) -> list[str]:
 
 
 def _run(plan: Plan) -> list[str]:
+    """Format the tokens, days, dollars and energy of the whole run."""
     steps = plan.config.training.steps
     lines = [f"{'the run':<34}{steps:>20,} steps"]
     epochs = plan.epochs_of_sources()
@@ -158,11 +166,12 @@ def _run(plan: Plan) -> list[str]:
 
 
 def _gib(size: float) -> str:
+    """Format a number of bytes in GiB."""
     return f"{size / _GiB:,.2f}"
 
 
 def show_splits(plan: Plan) -> str:
-    """Each parameter, what splits its axes, and what a device holds."""
+    """Format a table of the parameters: their shapes, sizes per device, and sharding."""
     width = max(len(split.path) for split in plan.splits) + 2
     lines = [f"{'parameter':<{width}}{'shape':<24}{'MB a device':>12}  split by"]
     for split in plan.splits:
@@ -173,7 +182,7 @@ def show_splits(plan: Plan) -> str:
 
 
 def show_found(plans: Sequence[Plan]) -> str:
-    """The best of a search, a line each."""
+    """Format the best plans of a search, one per line."""
     lines = [f"{'s a step':>10}{'MFU ≤':>8}{'bound by':>10}{'GiB':>8}  settings"]
     for plan in plans[:_SHOWN]:
         bound, mfu = plan.bound_by or "–", plan.max_mfu
@@ -201,6 +210,7 @@ _COLUMNS = (
 
 
 def _scaled(plan: Plan) -> list[str]:
+    """Return a plan's row of the scaling table, with the cells of _COLUMNS."""
     seconds = plan.step_seconds
     tokens = plan.tokens.raw * plan.rows / seconds if seconds else None
     return [
@@ -217,7 +227,7 @@ def _scaled(plan: Plan) -> list[str]:
 
 
 def show_scaling(plans: Iterable[Plan]) -> str:
-    """Plans on more and more devices, a line each."""
+    """Format plans on increasing numbers of devices as a table, one per line."""
     widths = (9, 15, 30, 10, 9, 11, 16, 8, 16)
     rows = [_COLUMNS, *map(_scaled, plans)]
     return "\n".join(
@@ -226,16 +236,18 @@ def show_scaling(plans: Iterable[Plan]) -> str:
 
 
 def scaling_page(name: str, plans: Sequence[Plan]) -> Page:
-    """The same with a picture."""
+    """Build a page that shows plans on increasing numbers of devices as a chart and a table."""
+    # One curve per resource: its seconds against the number of devices.
     parts: dict[str, list[tuple[float, float]]] = {}
     for plan in plans:
         for bound, seconds in plan.seconds.items():
             parts.setdefault(bound, []).append((plan.topology.count, seconds))
     longest = max((seconds for points in parts.values() for _, seconds in points), default=0.0)
+    # Leave out tiny ones: on a log scale they would take up most of the chart.
     parts = {
         bound: points
         for bound, points in parts.items()
-        if max(seconds for _, seconds in points) > longest / 1000  # others would be all one sees
+        if max(seconds for _, seconds in points) > longest / 1000
     }
     caption = (
         "What a step needs by a roofline; the longest bounds it. The batch grows with the devices."

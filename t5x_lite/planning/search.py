@@ -1,6 +1,4 @@
-"""Which mesh, and on how many devices? Plans of one run, arranged in many ways, and on more and
-more devices.
-"""
+"""Search for the best mesh of a run, and plan the run on increasing numbers of devices."""
 
 import dataclasses
 import itertools
@@ -26,11 +24,21 @@ def search(
     allowed: AllowedCode = None,
     say: Callable[[str], None] = print,
 ) -> list[Plan]:
-    """Plans of the run for every mesh that divides it, with remat and without, each in as few
-    microbatches as fit; those that take the least time first.
+    """Plan a run on every mesh that divides it, with remat and without, and return the plans that
+    fit, the fastest first.
+
+    Each plan has the fewest microbatches with which it fits. A mesh with a sequence axis is planned
+    without remat only if the config has none.
+
+    Args:
+        config: the config of the run.
+        topology: the devices.
+        assumed: values that override hardware.py, and the expected MFU.
+        allowed: modules of the user's own code that may be imported; None: any.
+        say: prints a line where there is no terminal for a progress bar.
 
     Raises:
-        UserError: where none fits, with what is missing.
+        UserError: if no plan fits, with the memory or the number of devices that is missing.
     """
     ways = list(_ways(config, topology))
     fitting, closest = [], None
@@ -47,6 +55,7 @@ def search(
                 if plan.fits is not False:
                     fitting.append(plan)
                     break
+    # Nothing fits: say by how much, or how many devices the state needs.
     if not fitting:
         if closest is None:
             reason = f"no mesh of {topology.count} devices divides this model and batch"
@@ -61,13 +70,13 @@ def search(
 
 
 def _time(plan: Plan) -> tuple[float, float, int]:
-    """What bounds it, then all that goes on beside that, then room."""
+    """Return the sort key of a plan: its bound, then the sum of all its times, then its memory."""
     seconds = plan.seconds.values()
     return max(seconds, default=0.0), sum(seconds), plan.memory_in_all
 
 
 def _ways(config: RunConfig, topology: Topology) -> Iterator[tuple[Mesh, bool]]:
-    """Meshes that divide the model, whose share of the state has room."""
+    """Yield every mesh that divides the model and the batch, with remat and without."""
     model, devices = resolve_without_text(config).model, topology.count
     per_slice = devices // topology.slices
     for tensor, sequence in itertools.product(_divisors(per_slice), repeat=2):
@@ -78,7 +87,7 @@ def _ways(config: RunConfig, topology: Topology) -> Iterator[tuple[Mesh, bool]]:
         for fsdp in _divisors(per_slice // (tensor * sequence)):
             data = devices // (fsdp * tensor * sequence)
             rows = config.data.batch_size
-            # A row is only shared where there are more devices than rows.
+            # Use a sequence axis only if the batch cannot be split over twice as many devices.
             is_needed = sequence == 1 or rows % (2 * data * fsdp) != 0
             if undivided(model, fsdp=fsdp) or rows % (data * fsdp) or not is_needed:
                 continue
@@ -98,8 +107,8 @@ def _in_microbatches(
     assumed: Assumptions,
     allowed: AllowedCode,
 ) -> Iterator[Plan]:
-    """Plans with more and more microbatches, until nothing is left to divide or the state alone is
-    too large.
+    """Yield plans with increasing numbers of microbatches, until the rows no longer divide or the
+    state by itself does not fit.
     """
     model = dataclasses.replace(config.model, remat=remat)
     rows_of_device = config.data.batch_size * mesh.sequence * mesh.tensor // topology.count
@@ -109,12 +118,13 @@ def _in_microbatches(
         varied = dataclasses.replace(config, mesh=mesh, model=model, training=training)
         try:
             plan = make_plan(varied, topology, assumed, allowed)
-        except UserError:  # rows that cannot be shared, and whatever else does not divide
+        except UserError:  # something does not divide, such as rows over the sequence axis
             return
         yield plan
         if plan.room is not None and plan.state > plan.room:
             return
-        # As many as may be enough.
+        # Skip microbatch counts that cannot be enough: what is needed besides the state shrinks
+        # at most in proportion to them. Stay at powers of two.
         spare = (plan.room or math.inf) - plan.state
         over = (plan.memory_in_all - plan.state) / max(spare, 1)
         microbatches *= max(2, 2 ** math.floor(math.log2(max(over, 1))))
@@ -126,12 +136,21 @@ def weak_scaling(
     assumed: Assumptions = Assumptions(),
     allowed: AllowedCode = None,
 ) -> list[Plan]:
-    """Plans of the run on 8, 16, … 4,096 devices, each with as many rows as on this topology: the
-    batch grows with them. What the mesh has of tensor and sequence stays; fsdp, where the config
-    has it, takes as much of the rest of a slice as divides the model.
+    """Plan a run on 8, 16, …, 4,096 devices with a constant number of rows per device, so that the
+    batch grows with the devices.
+
+    The tensor and sequence axes keep their sizes. If the config uses fsdp, it takes as much of the
+    rest of a slice as divides the model. Device counts that the other axes do not divide are left
+    out.
+
+    Args:
+        config: the config of the run.
+        topology: the devices that the config's batch size is meant for.
+        assumed: values that override hardware.py, and the expected MFU.
+        allowed: modules of the user's own code that may be imported; None: any.
 
     Raises:
-        UserError: where rows or model do not divide.
+        UserError: if rows or model do not divide.
     """
     model = resolve_without_text(config, allowed).model
     rows_of_device = config.data.batch_size / topology.count
@@ -140,6 +159,7 @@ def weak_scaling(
         larger, mesh = _of_size(topology, count), config.mesh
         if count % (mesh.sequence * mesh.tensor):
             continue
+        # Give the rest of a slice to fsdp, as far as it divides the model, and then to data.
         if mesh.preset in ("", "fsdp"):
             within = larger.count // larger.slices // (mesh.sequence * mesh.tensor)
             fsdp = max(within, 1) if mesh.fsdp > 1 or mesh.preset else 1
@@ -154,8 +174,11 @@ def weak_scaling(
 
 
 def _of_size(topology: Topology, count: int) -> Topology:
-    """So many devices of the same kind. Of TPUs slices like those that are given, where there are
-    several; else one with sides as alike as possible, and several of the largest.
+    """Return a topology of `count` devices of the same kind.
+
+    A topology of several TPU slices gets more slices of the same shape, if that gives the count.
+    Otherwise TPUs form one slice with sides as equal as possible, or several equal slices if one
+    would be too large.
     """
     chip = topology.chip
     if not chip.is_tpu:
@@ -178,7 +201,7 @@ def _of_size(topology: Topology, count: int) -> Topology:
 
 
 def arranged(plan: Plan) -> str:
-    """How a plan is arranged, as settings."""
+    """Return the settings that arrange the devices as in a plan."""
     training = plan.config.training
     settings = [f"mesh.{axis}={size}" for axis, size in plan.mesh.items() if size > 1]
     settings.append(f"model.remat={plan.config.model.remat}")
@@ -188,8 +211,10 @@ def arranged(plan: Plan) -> str:
 
 
 def _mesh_in_words(mesh: Mesh) -> str:
+    """Describe a mesh for the progress bar."""
     return f"fsdp {mesh.fsdp}, sequence {mesh.sequence}, tensor {mesh.tensor}"
 
 
 def _divisors(count: int) -> list[int]:
+    """Return all divisors of a number in ascending order."""
     return [size for size in range(1, count + 1) if count % size == 0]

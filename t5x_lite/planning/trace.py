@@ -1,17 +1,17 @@
-"""What a device does in a training step, read from the traced program (its jaxpr), which takes a
-second and no compiler: what it sends, what moves through its memory, and how much of that is in use
-at a time.
+"""Analyse a traced training step (its jaxpr): what one device sends, how many bytes move through
+its memory, and its peak memory. This takes a second and needs no compiler.
 
-A compiler fuses operations. Here values are told apart by what is likely to become of them:
+A compiler fuses operations. The analysis therefore guesses what will become of each value:
 
-    a matrix product, gather, scatter, kernel, loop, what is sent   is written to memory
-    an elementwise operation                                        is computed where it is read, or
-        written, where one of those reads it or the program ends with it
-    a reshape, a transpose                                          is the same array
+    matrix products, gathers, scatters,     are written to memory
+    kernels, loops, collectives
+    elementwise operations                  are computed where they are read, but written if one of
+                                            the above reads them or the program returns them
+    reshapes, transposes                    are the same array
 
-Memory is in use from the operation that writes it to the last that reads it, or reads something
-computed from it on the way. A loop over layers writes what is kept for the backward pass: its
-stacked results.
+Memory is live from the operation that writes it to the last one that reads it, or that reads a
+value computed from it without being written. A loop over layers writes its stacked results, which
+are kept for the backward pass.
 """
 
 import math
@@ -24,14 +24,14 @@ from typing import Any, NamedTuple
 from jax.extend.core import Literal
 from jax.interpreters.partial_eval import dce_jaxpr
 
-# The same array in another shape, order or type of handle.
+# Their result is the operand itself, in another shape or order, or merely passed on.
 _VIEWS = {
     *("reshape", "squeeze", "expand_dims", "transpose", "copy", "copy_p", "stop_gradient"),
     *("optimization_barrier", "layout_constraint", "sharding_constraint", "name", "rev"),
 }
 _SENDS = {"all_gather", "reduce_scatter", "psum", "pmax", "pmin", "ppermute", "all_to_all"}
 _LOOPS = {"scan", "while"}
-# What is read from memory and written to it. Everything else is computed where it is read.
+# They read their operands from memory and write their results to it.
 _WRITTEN = {
     *("dot_general", "ragged_dot_general", "conv_general_dilated", "pallas_call", "gather"),
     *("scatter", "scatter-add", "scatter-mul", "scatter-max", "scatter-min", "sort", "top_k"),
@@ -39,7 +39,7 @@ _WRITTEN = {
     *_SENDS,
     *_LOOPS,
 }
-# Sums and the like: written, and what they read need not be.
+# Their results are written, but their operands can be computed on the fly.
 _REDUCTIONS = {
     *("reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or", "reduce_prod"),
     *("argmax", "argmin", "cumsum", "cumlogsumexp", "cummax", "cumprod"),
@@ -47,28 +47,23 @@ _REDUCTIONS = {
 
 
 class Value(NamedTuple):
-    """An array that the program writes to memory.
+    """An array that the program writes to memory."""
 
-    Attributes:
-        size: bytes.
-        times: how many of them a loop stacks; 1 for all others.
-    """
-
-    size: int
-    shape: str  # such as bfloat16[16,512,768]
-    operation: str  # that writes it
-    place: str  # in the model, such as encoder/layers/attention
+    size: int  # in bytes
+    shape: str  # with its dtype, such as bfloat16[16,512,768]
+    operation: str  # the operation that writes it
+    place: str  # where in the model, such as encoder/layers/attention
 
 
 @dataclass
 class Step:
-    """What one device does in a step.
+    """What one device does in a training step.
 
     Attributes:
-        sent: bytes by the mesh axes that they cross, as collectives.py counts them.
-        moved: bytes that are read from memory or written to it.
-        peak: bytes in use at a time, besides the arguments.
-        alive: what they are then, the largest first.
+        sent: bytes by the mesh axes that they cross, counted as in collectives.py.
+        moved: bytes read from memory or written to it.
+        peak: peak memory in bytes, without the arguments.
+        alive: the arrays in memory at the peak; `of_device` sorts them, the largest first.
     """
 
     sent: dict[tuple[str, ...], int] = field(default_factory=lambda: defaultdict(int))
@@ -78,10 +73,10 @@ class Step:
 
 
 def of_device(jaxpr: Any) -> Step:
-    """What one device does in a step.
+    """Analyse what one device does in a training step.
 
     Args:
-        jaxpr: of the train step, Program.trace().jaxpr.
+        jaxpr: the traced step, from Program.trace().jaxpr.
     """
     operations, arguments, results = _flat(_on_one_device(jaxpr.jaxpr))
     step = _Run(operations, arguments, results, in_loop=False).step
@@ -90,16 +85,18 @@ def of_device(jaxpr: Any) -> Step:
 
 
 class _Operation(NamedTuple):
-    """An equation of a flat program: values are numbers."""
+    """An equation of a flat program, whose values are numbered."""
 
-    kind: str
+    kind: str  # name of the jax primitive
     reads: list[int]
     writes: list[int]
     equation: Any
 
 
 def _on_one_device(jaxpr: Any) -> Any:
-    """The part that each device runs by itself; all of it where there is but one."""
+    """Return the body of the shard_map, which is what each device runs, or the whole program if
+    there is none.
+    """
     for equation in jaxpr.eqns:
         if equation.primitive.name == "shard_map":
             return _jaxpr(equation.params["jaxpr"])
@@ -112,16 +109,16 @@ def _on_one_device(jaxpr: Any) -> Any:
 
 
 def _jaxpr(jaxpr: Any) -> Any:
-    """Without its constants."""
+    """Return a jaxpr without the constants that a ClosedJaxpr holds."""
     return getattr(jaxpr, "jaxpr", jaxpr)
 
 
 def _inlined(equation: Any) -> Any:
-    """The program that an equation merely calls; None: it does something itself."""
+    """Return the program that an equation only calls; None if it is an operation of its own."""
     params = equation.params
     if equation.primitive.name in ("scan", "while", "shard_map", "pallas_call"):
         return None
-    if equation.primitive.name == "cond":  # the last is that of accelerators
+    if equation.primitive.name == "cond":  # the last branch is the one for accelerators
         return _jaxpr(params["branches"][-1])
     for name in ("jaxpr", "call_jaxpr", "callee"):
         if name in params:
@@ -130,14 +127,17 @@ def _inlined(equation: Any) -> Any:
 
 
 def _flat(jaxpr: Any) -> tuple[list[_Operation], list[int], list[int]]:
-    """The operations of a program and of all that it calls, without those whose results nobody
-    reads; its arguments; its results.
+    """Flatten a program: inline everything it calls, and drop operations whose results are unused.
+
+    Returns:
+        the operations in program order, the argument numbers and the result numbers.
     """
     jaxpr = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[0]
     operations: list[_Operation] = []
     numbers = count()
 
     def walk(jaxpr: Any, arguments: Sequence[int]) -> list[int]:
+        """Append the operations of a program called with `arguments`, and return its results."""
         values = dict(zip(jaxpr.invars, arguments, strict=True))
         values |= {variable: next(numbers) for variable in jaxpr.constvars}
 
@@ -148,7 +148,7 @@ def _flat(jaxpr: Any) -> tuple[list[_Operation], list[int], list[int]]:
             reads = [number(atom) for atom in equation.invars]
             inner = _inlined(equation)
             if inner is not None:
-                # A choice reads, first, which branch.
+                # A cond has one operand more than its branches: first, the index of the branch.
                 results = walk(inner, reads[len(reads) - len(inner.invars) :])
             else:
                 results = [next(numbers) for _ in equation.outvars]
@@ -161,14 +161,21 @@ def _flat(jaxpr: Any) -> tuple[list[_Operation], list[int], list[int]]:
 
 
 def _size(atom: Any) -> int:
+    """Return the bytes of a jaxpr's variable or literal."""
     return math.prod(atom.aval.shape) * getattr(atom.aval.dtype, "itemsize", 8)
 
 
 class _Run:
-    """A flat program as one device runs it.
+    """The simulated execution of a flat program on one device.
+
+    Attributes:
+        step: what the device does in it.
 
     Args:
-        in_loop: its results are written where the loop keeps them.
+        operations: the program, in program order.
+        arguments: the numbers of its arguments.
+        results: the numbers of its results.
+        in_loop: True for the body of a loop, whose results go straight into the loop's arrays.
     """
 
     def __init__(
@@ -192,19 +199,20 @@ class _Run:
         self.step = self._walk()
 
     def _find_written(self) -> set[int]:
-        """The values that are written to memory."""
-        # Who reads a value, in the end: views pass on what is read of them.
+        """Return the numbers of the values that are written to memory."""
+        # The final consumers of each value: a view hands its own consumers on to its operand.
         readers: dict[int, list[str]] = defaultdict(list)
         for result in self._results:
             readers[result].append("a loop" if self._in_loop else "the program")
         written = set()
         for operation in reversed(self.operations):
+            # All consumers are known by now, because the operations are visited last to first.
             for result in operation.writes:
                 read_by = readers[result]
                 is_read_whole = any(kind in _WRITTEN | {"the program"} for kind in read_by)
                 if operation.kind in _VIEWS:
                     continue
-                if operation.kind == "dot_general":  # may end in the one that reads it
+                if operation.kind == "dot_general":  # a single consumer may be fused into it
                     is_written = is_read_whole or len(read_by) != 1 or read_by == ["a loop"]
                 elif operation.kind in _WRITTEN | _REDUCTIONS:
                     is_written = True
@@ -212,6 +220,7 @@ class _Run:
                     is_written = is_read_whole
                 if is_written:
                     written.add(result)
+            # Make this operation, or the consumers of this view, consumers of its operands.
             for place, value in enumerate(operation.reads):
                 if operation.kind in _VIEWS:
                     matching = operation.writes[min(place, len(operation.writes) - 1)]
@@ -221,8 +230,11 @@ class _Run:
         return written
 
     def _scheduled(self) -> list[_Operation]:
-        """The operations as they are run: a gradient that is split over devices as soon as it is
-        there, so that the whole of it need not be kept.
+        """Return the operations in the order in which they are likely to run.
+
+        A reduce-scatter moves up to the operation that writes its operand, so that a gradient is
+        sharded as soon as it is computed and need not be kept whole. What is not written moves up
+        with it.
         """
         written_at: dict[int, int] = defaultdict(int)
         places = []
@@ -237,7 +249,7 @@ class _Run:
         return [self.operations[index] for index in order]
 
     def _find_sources(self) -> dict[int, frozenset[int]]:
-        """Of each value the written ones, or arguments, that it is computed from."""
+        """Return, for each value, the written values and arguments that it is computed from."""
         sources: dict[int, frozenset[int]] = defaultdict(frozenset)
         sources |= {argument: frozenset([argument]) for argument in self._arguments}
         for operation in self.operations:
@@ -251,6 +263,8 @@ class _Run:
         return sources
 
     def _walk(self) -> Step:
+        """Run through the operations, and record traffic, memory movement and peak memory."""
+        # Find the last operation that reads each written value. Results are kept to the end.
         step = Step()
         last_read: dict[int, int] = {}
         for index, operation in enumerate(self.operations):
@@ -259,6 +273,7 @@ class _Run:
         for value in self._results:
             last_read |= dict.fromkeys(self._sources[value], len(self.operations))
 
+        # Allocate what each operation writes, and free what it is the last to read.
         alive: dict[int, Value] = {}
         in_use = 0
         for index, operation in enumerate(self.operations):
@@ -281,8 +296,8 @@ class _Run:
         return step
 
     def _reusable(self, operation: _Operation) -> frozenset[int]:
-        """What an operation may overwrite with its results: an elementwise one its inputs, a loop
-        what it hands from turn to turn.
+        """Return the values that an operation may overwrite with its results: the inputs of an
+        elementwise operation, and the values that a loop carries.
         """
         reads = operation.reads
         if operation.kind in (_WRITTEN | _REDUCTIONS) - {"while"}:
@@ -293,13 +308,19 @@ class _Run:
         return frozenset().union(*(self._sources[n] for n in reads))
 
     def _inside(self, operation: _Operation, step: Step) -> Step:
-        """What a loop does besides its results; what is sent is added to `step`."""
+        """Add what an operation sends to `step`; for a loop, also what its body sends and moves.
+
+        Returns:
+            what the body of a loop does, for its peak memory; empty for any other operation.
+        """
         equation = operation.equation
         if operation.kind in _SENDS:
             for axes, sent in _sent(equation):
                 step.sent[axes] += sent
         if operation.kind not in _LOOPS:
             return Step()
+        # Analyse the body of the loop once, and multiply by the number of turns. A while loop does
+        # not say how often it turns, and counts once.
         turns = equation.params.get("length", 1)
         body = _jaxpr(equation.params["jaxpr" if operation.kind == "scan" else "body_jaxpr"])
         inner = _Run(*_flat(body), in_loop=True).step
@@ -314,15 +335,22 @@ class _Run:
 
 
 def _reader(operation: _Operation, place: int) -> str:
-    """Who reads the operand at a place: what a loop reads in every turn, its operations do."""
+    """Return what kind of operation reads an operand; a scan's constants are read in its body.
+
+    Args:
+        operation: the operation.
+        place: the position of the operand among those that it reads.
+    """
     if operation.kind == "scan" and place < _loop_operands(operation.equation)[0]:
         return "a loop"
     return operation.kind
 
 
 def _loop_operands(equation: Any) -> tuple[int, int]:
-    """How many operands of a scan are the same in every turn, and how many are handed from turn to
-    turn; the others, and the results after these, have an axis more outside than inside.
+    """Return how many operands of a scan are constants, and how many are carried.
+
+    The other operands and results are stacked: they have one axis more outside the loop than in its
+    body, by which they are counted.
     """
     body = _jaxpr(equation.params["jaxpr"])
 
@@ -335,14 +363,15 @@ def _loop_operands(equation: Any) -> tuple[int, int]:
 
 
 def _value(operation: _Operation, atom: Any) -> Value:
+    """Describe a result of an operation."""
     place = str(operation.equation.source_info.name_stack)
     shape = ",".join(map(str, atom.aval.shape))
     return Value(_size(atom), f"{atom.aval.dtype}[{shape}]", operation.kind, place)
 
 
 def _converted_ahead(equation: Any, body: Any) -> Iterator[Value]:
-    """The parameters that a loop reads in a narrower type: compilers convert those of all layers
-    before it.
+    """Yield the parameters that a loop converts to a narrower dtype: compilers convert all layers'
+    parameters at once, before the loop.
     """
     operations, arguments, _ = _flat(body)
     layers = set(arguments[sum(_loop_operands(equation)) :])
@@ -356,8 +385,9 @@ def _converted_ahead(equation: Any, body: Any) -> Iterator[Value]:
 
 
 def _sent(equation: Any) -> Iterator[tuple[tuple[str, ...], int]]:
-    """Mesh axes and bytes: a sum goes there and back, a gather sends its result, a scatter what it
-    reads.
+    """Yield the mesh axes that a collective crosses, and its bytes.
+
+    An all-reduce sends its operands twice, an all-gather its result, and all others their operands.
     """
     params = equation.params
     axes = params["axes"] if "axes" in params else params["axis_name"]
