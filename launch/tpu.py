@@ -1,5 +1,5 @@
-"""What launch/tpu_vm and launch/queued have in common: a TPU VM of one or more workers, through
-gcloud; and what launch/gke takes of it.
+"""Code that launch/tpu_vm and launch/queued share: a TPU VM of one or more workers, controlled
+through gcloud. launch/gke uses parts of it.
 """
 
 import argparse
@@ -21,23 +21,24 @@ sys.path.insert(1, str(ROOT))
 
 INTERRUPTED = 130
 SSH_LOST = 255  # the exit code of ssh itself, not of the command that it runs
-RETRIES_FOR = 1800.0  # seconds without a connection, after which it is given up
-SAVING_SECONDS = 600.0  # that a run which is told to stop may take
-# In the home directory of each worker.
+RETRIES_FOR = 1800.0  # seconds without a connection before giving up
+SAVING_SECONDS = 600.0  # time that a run has to save and end after it is told to stop
+# Directory in the home directory of each worker, and files in it.
 REMOTE = "t5x_lite"
 LOG, CODE, PID = ".launch.log", ".launch.code", ".launch.pid"
-# How the archive of this checkout is made, as a command.
+# The command line that corresponds to `pack`, shown by --dry-run.
 ARCHIVE = "git ls-files -z | tar --null --files-from=- -cz"
 
 
 class TpuType(NamedTuple):
-    """A family of accelerator types, as v5p-128.
+    """A family of accelerator types, such as v5p for the type v5p-128.
 
     Attributes:
-        chip: its name in t5x_lite/hardware.py.
-        cores_of_chip: of what the number in the type counts.
-        chips_of_worker: at most.
-        runtime: the software of its workers.
+        chip: name of the chip in t5x_lite/hardware.py.
+        cores_of_chip: how much one chip adds to the number in the type: 2 if it counts cores, 1 if
+            it counts chips.
+        chips_of_worker: maximum number of chips per worker.
+        runtime: default software version of the workers.
     """
 
     chip: str
@@ -57,7 +58,13 @@ TYPES = {
 
 
 class GcloudError(Exception):
-    """A command of gcloud that failed: what it was for, and the last line of what it said."""
+    """A gcloud command that failed; the message has its purpose and its last line of output.
+
+    Attributes:
+        code: the exit code of gcloud.
+        is_missing: True if the resource does not exist.
+        exists_already: True if the resource to be created exists.
+    """
 
     def __init__(self, purpose: str, code: int, stderr: str = ""):
         last = stderr.strip().splitlines()[-1:] or [f"failed with exit code {code}"]
@@ -68,11 +75,11 @@ class GcloudError(Exception):
 
 
 class OutOfTime(Exception):
-    """The deadline has passed."""
+    """Raised when the deadline has passed."""
 
 
 def make_parser(name: str, description: str | None) -> argparse.ArgumentParser:
-    """The options of both commands."""
+    """Return a parser with the options that both commands have."""
     usage = f"launch/{name} NAME --zone=ZONE [options] -- train --config=… --workdir=gs://…"
     parser = argparse.ArgumentParser(
         f"launch/{name}",
@@ -94,7 +101,7 @@ def make_parser(name: str, description: str | None) -> argparse.ArgumentParser:
 
 
 def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The options before --, and the command of t5x_lite after it."""
+    """Split the arguments into the options before --, and the t5x_lite command after it."""
     arguments = list(arguments)
     if "--" not in arguments:
         return arguments, []
@@ -103,15 +110,16 @@ def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def refuse(name: str, reason: str) -> int:
-    """Say what is wrong; the exit code of wrong usage."""
+    """Print what is wrong, and return the exit code for wrong usage."""
     print(f"launch/{name}: {reason}", file=sys.stderr)
     return 2
 
 
 def what_is_wrong(command: Sequence[str]) -> str:
-    """Why a command cannot be run, found before anything that costs is begun; empty: nothing.
+    """Return why a command cannot run, or an empty string if it can.
 
-    Its settings are read where this Python has what that needs.
+    This is called before anything that costs money is started. The command's settings are checked
+    only if this Python has the libraries to read them.
     """
     if command[:1] != ["train"]:
         got = command[0] if command else "nothing"
@@ -132,13 +140,13 @@ def what_is_wrong(command: Sequence[str]) -> str:
 
 
 def workdir_of(command: Sequence[str]) -> str:
-    """The value of its --workdir; empty: it has none."""
+    """Return the value of a command's --workdir, or an empty string if it has none."""
     values = [word.partition("=")[2] for word in command if word.startswith("--workdir=")]
     return values[-1] if values else ""
 
 
 def count_workers(accelerator_type: str) -> int:
-    """How many workers a TPU VM of that type has; 0: not known.
+    """Return the number of workers of a TPU VM of an accelerator type; 0 if it is not known.
 
     >>> count_workers("v5litepod-8"), count_workers("v5litepod-16"), count_workers("v5p-128")
     (1, 2, 16)
@@ -151,8 +159,9 @@ def count_workers(accelerator_type: str) -> int:
 
 
 def raise_on_signals() -> None:
-    """SIGTERM and a closed terminal do what Ctrl-C does: the run saves, and what was made is
-    deleted. What nohup ignores stays ignored.
+    """Treat SIGTERM and a closed terminal like Ctrl-C, so that the run saves and the VM is deleted.
+
+    Signals that are ignored, as under nohup, stay ignored.
     """
 
     def interrupt(number: int, frame: Any) -> None:
@@ -164,11 +173,12 @@ def raise_on_signals() -> None:
 
 
 class TpuVm:
-    """One TPU VM, by its name.
+    """A TPU VM, identified by its name.
 
     Attributes:
-        is_training: whether a run was started there, or found.
-        deadline: as of time.time(), after which every call raises OutOfTime; None: there is none.
+        args: the options of the script.
+        is_training: True once a run was started on the VM, or found there.
+        deadline: time, as of time.time(), after which every call raises OutOfTime; None: no limit.
     """
 
     def __init__(self, args: argparse.Namespace):
@@ -177,10 +187,17 @@ class TpuVm:
         self.is_training = False
 
     def gcloud(self, *words: str, purpose: str, is_shown: bool = False) -> str:
-        """Run `gcloud compute tpus …`, and return what it prints; with --dry-run print it.
+        """Run `gcloud compute tpus …` and return what it prints; with --dry-run only print the
+        command.
 
         Args:
-            is_shown: whether its output goes to ours instead.
+            words: the rest of the command.
+            purpose: what the command is for; begins error messages.
+            is_shown: True to show the output as it comes instead of returning it.
+
+        Raises:
+            GcloudError: if the command fails, or gcloud is not installed.
+            OutOfTime: if the deadline passes.
         """
         command = ["gcloud", "compute", "tpus", *words, f"--zone={self.args.zone}"]
         if self.args.project:
@@ -210,8 +227,16 @@ class TpuVm:
         return done.stdout or ""
 
     def persistently(self, call: Callable[[], str], is_lost: Callable[[GcloudError], bool]) -> str:
-        """What a call returns that may be made again, after errors that may pass: for RETRIES_FOR
-        seconds without one that succeeds or lasts.
+        """Repeat a call after temporary errors until it succeeds, and return its result.
+
+        Args:
+            call: the call, which must be safe to repeat.
+            is_lost: returns True for an error that may be temporary.
+
+        Raises:
+            GcloudError: if the error is permanent, or after RETRIES_FOR seconds of waiting without
+                a connection. A call that lasted more than a minute was connected, and resets the
+                count.
         """
         waited, delay = 0.0, 5.0
         while True:
@@ -227,8 +252,11 @@ class TpuVm:
             waited, delay = waited + delay, min(2 * delay, 60.0)
 
     def describe(self, kind: str) -> dict[str, Any]:
-        """What gcloud knows of the VM, or of the request for it; empty: there is none of that
-        name.
+        """Return gcloud's description of the VM or of the request for it; empty if there is none of
+        that name.
+
+        Args:
+            kind: "tpu-vm" or "queued-resources".
         """
         words = (kind, "describe", self.args.name, "--format=json")
         try:
@@ -243,18 +271,18 @@ class TpuVm:
         return json.loads(said) if said else {}
 
     def state(self) -> str:
-        """READY, CREATING, PREEMPTED, …; empty: there is none of that name."""
+        """Return the state of the VM: READY, CREATING, PREEMPTED, …, or empty if there is none."""
         return self.describe("tpu-vm").get("state", "")
 
     @property
     def runtime(self) -> str:
-        """The software of its workers."""
+        """The software version of the workers: the one given, or else what fits the type."""
         family = self.args.type.partition("-")[0]
         known = TYPES[family].runtime if family in TYPES else "tpu-ubuntu2204-base"
         return self.args.runtime or known
 
     def create(self) -> None:
-        """Create it."""
+        """Create the VM."""
         args = self.args
         words = [f"--accelerator-type={args.type}", f"--version={self.runtime}"]
         if args.spot:
@@ -262,18 +290,18 @@ class TpuVm:
         self.gcloud("tpu-vm", "create", args.name, *words, purpose="create")
 
     def delete(self) -> None:
-        """Delete it."""
+        """Delete the VM."""
         self.gcloud("tpu-vm", "delete", self.args.name, "--quiet", purpose="delete")
 
     def ssh(self, script: str, purpose: str, worker: str = "all", is_shown: bool = False) -> str:
-        """Run a script on a worker, or on all of them."""
+        """Run a shell script on one worker, or on all of them, and return its output."""
         words = [f"--worker={worker}", f"--command={script}"]
         return self.gcloud(
             "tpu-vm", "ssh", self.args.name, *words, purpose=purpose, is_shown=is_shown
         )
 
     def find_run(self) -> bool:
-        """Whether a run that was started earlier goes on."""
+        """Return True if a run that was started earlier is still running."""
         script = f'kill -0 "$(cat {REMOTE}/{PID})" && echo running; true'
         self.is_training = "running" in self.ssh(f"({script}) 2> /dev/null", "look for a run")
         return self.is_training
@@ -290,7 +318,7 @@ class TpuVm:
                 with archive.open("wb") as file:
                     pack(file)
             self.gcloud("tpu-vm", "scp", str(archive), target, "--worker=all", purpose="copy")
-        # The images have an older Python; uv brings the one that the constraints are of.
+        # The images have an older Python; uv installs the version that the constraints are for.
         script = (
             f"mkdir -p {REMOTE} && tar -xzf {REMOTE}.tar.gz -C {REMOTE} && cd {REMOTE} && "
             "curl -LsSf https://astral.sh/uv/install.sh | sh && "
@@ -300,7 +328,7 @@ class TpuVm:
         self.ssh(script, "install")
 
     def start(self, command: Sequence[str]) -> None:
-        """Start a command of t5x_lite on all workers; it goes on when the connection is lost."""
+        """Start a t5x_lite command on all workers; it keeps running if the connection is lost."""
         line = shlex.join([".venv/bin/python", "-m", "t5x_lite", *command, "--distributed"])
         inner = f"{line} > {LOG} 2>&1; echo $? > {CODE}"
         script = (
@@ -312,8 +340,10 @@ class TpuVm:
         self.is_training = True
 
     def follow(self) -> int:
-        """Show what the first worker prints until it ends; the exit code of the first worker that
-        failed. A connection that is lost is made again.
+        """Show the output of the first worker until its command ends, reconnecting if necessary.
+
+        Returns:
+            the exit code of the first worker that failed, or 0.
         """
         follow = f'cd {REMOTE} && tail -n +1 --pid="$(cat {PID})" -F {LOG}'
         wait = f"cd {REMOTE} && while [ ! -e {CODE} ]; do sleep 1; done; cat {CODE}"
@@ -326,11 +356,15 @@ class TpuVm:
         return next((code for code in codes if code), 0)
 
     def is_lost(self, error: GcloudError) -> bool:
-        """Whether the connection to a VM was lost that is still there, as far as is known."""
+        """Return True if only the connection was lost and, as far as is known, the VM exists."""
         return error.code == SSH_LOST
 
     def stop(self) -> int:
-        """Tell the command on all workers to save and end; its exit code."""
+        """Tell the command on all workers to save and end, and return its exit code.
+
+        Raises:
+            OutOfTime: if that takes longer than SAVING_SECONDS.
+        """
         self.deadline = time.time() + SAVING_SECONDS
         try:
             self.ssh(f'cd {REMOTE} && pkill -TERM -P "$(cat {PID})"; true', "stop")
@@ -339,7 +373,7 @@ class TpuVm:
             self.deadline = None
 
     def fetch(self, workdir: str) -> None:
-        """Bring the directory of the run here."""
+        """Copy the run's directory from the first worker to this machine."""
         parent = Path(workdir).parent
         if not self.args.dry_run:
             parent.mkdir(parents=True, exist_ok=True)
@@ -350,7 +384,7 @@ class TpuVm:
 
 
 def pack(archive: IO[bytes]) -> None:
-    """Write an archive of the files that git tracks, as they are now."""
+    """Write a .tar.gz archive of the files that git tracks, as they are in the working tree."""
     listed = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True
     ).stdout
