@@ -1,9 +1,10 @@
-"""BLiMP by counting: the Kneser-Ney trigram model of the text that a run was trained on.
+"""Evaluate a Kneser-Ney trigram model, counted on the text that a run was trained on, on BLiMP.
 
     python benchmarks/blimp_trigram.py WORKDIR 'blimp(DIR/*.jsonl)'
 
-Which of two sentences is likelier, each after the end of a document and up to its own; a tie is
-wrong. Prints the mean of the accuracies of the 67 paradigms.
+The model has to give the acceptable one of two sentences the higher probability; a tie counts as
+wrong. Each sentence follows an EOS and includes the EOS that ends it. Prints the mean accuracy over
+the 67 paradigms.
 """
 
 import json
@@ -25,7 +26,14 @@ from t5x_lite.training import run_directory
 def sentence_nats(
     train: np.ndarray, sentences: list[np.ndarray], eos: int, size: int
 ) -> np.ndarray:
-    """log P of each sentence of ids with the EOS that ends it, after an EOS."""
+    """Return the log probability, in nats, of each sentence with its final EOS, after an EOS.
+
+    Args:
+        train: the token ids that the model is counted on.
+        sentences: the token ids of each sentence, without EOS.
+        eos: the id of EOS.
+        size: the size of the vocabulary.
+    """
     framed = [np.concatenate([[eos, eos], ids, [eos]]) for ids in sentences]
     grams = np.concatenate([np.lib.stride_tricks.sliding_window_view(ids, 3) for ids in framed])
     nats = np.log(kneser_ney(train, grams, size))
@@ -34,7 +42,7 @@ def sentence_nats(
 
 
 def main(workdir: Path, name: str) -> None:
-    """Print one line of JSON."""
+    """Print the task's metrics and the seconds as one line of JSON."""
     resolved, tokenizer = run_directory.read(workdir)
     (source,) = prepare(resolved.config.data).sources
     task = replace(load_task(name), train="")

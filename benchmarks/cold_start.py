@@ -1,5 +1,5 @@
-"""Cold start: seconds of `--help`, and from the command to the first finished step with an empty
-and a full cache.
+"""Measure cold starts: the seconds that `--help` takes, and the seconds from the `train` command to
+its first finished step, with an empty and with a full compilation cache.
 
 python benchmarks/cold_start.py [ROUNDS]      (medians; the token store is prepared beforehand)
 """
@@ -19,7 +19,7 @@ PYTHON = [sys.executable, "-m", "t5x_lite"]
 
 
 def first_step(family: str, directory: Path) -> float:
-    """Seconds until the line of step 1 is printed."""
+    """Return the seconds until a run of a family's tiny config prints the line of step 1."""
     workdir = directory / "run"
     shutil.rmtree(workdir, ignore_errors=True)
     more = ["--config.training.log_every=1", f"--workdir={workdir}"]
@@ -37,7 +37,7 @@ def first_step(family: str, directory: Path) -> float:
 
 
 def main(rounds: int) -> None:
-    """Print the medians."""
+    """Measure all families and print the medians."""
     results, helps = {}, []
     for _ in range(rounds):
         start = time.perf_counter()

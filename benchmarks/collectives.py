@@ -1,12 +1,12 @@
-"""What the chips of a TPU slice that is not here would send each other in one training step, as the
-compiler of TPUs has it: bytes a chip by kind and by axis of the mesh, against the least that the
-mathematics needs; the memory that it needs, and the cycles that the compiler expects.
+"""Count what each chip of a TPU slice would send in one training step. No TPU is needed: the TPU
+compiler runs on this machine. Shows bytes per chip by kind of collective and by mesh axis, against
+the minimum that the algorithm requires; memory per chip; and the compiler's estimate of cycles.
 
     python benchmarks/collectives.py CONFIG TOPOLOGY [KEY=VALUE…]
     python benchmarks/collectives.py llama_7b v5p:4x4x4 mesh.fsdp=64 data.batch_size=128
 
-Needs libtpu (`pip install libtpu`) and no TPU. The step is that of `train`, in bfloat16, without
-dropout, each layer computed again in the backward pass.
+Needs libtpu (`pip install libtpu`). The step is the one that `train` runs, in bfloat16, without
+dropout, with each layer recomputed in the backward pass.
 """
 
 import os
@@ -33,14 +33,16 @@ _SETTINGS = (
 
 
 def program_of(config: str, topology: str, *settings: str) -> Program:
-    """The program of a config on a slice; no text is needed, the vocabulary is the config's own."""
+    """Build the program of a config for a TPU slice. It needs no text, because the config says how
+    large the vocabulary is.
+    """
     resolved = resolve_without_text(load(config, [*_SETTINGS, *settings]))
     tokens = resolved.config.data.batch_size * resolved.rows.shape.longest
     return Program(resolved, tokens, devices_of(parse_topology(topology)))
 
 
 def main(config: str, topology: str, *settings: str) -> None:
-    """Print the table of a program."""
+    """Compile the step and print its memory, cycles and collectives."""
     program = program_of(config, topology, *settings)
     compiled = program.trace().lower().compile()
     text = compiled.as_text()

@@ -1,5 +1,5 @@
-"""Seconds to compile a training step by the number of layers, which the scan should make no
-difference to.
+"""Measure the seconds to compile a training step with different numbers of layers. The layers are
+scanned, so their number should make no difference.
 
 python benchmarks/compile_time.py [LAYERS…]
 """
@@ -19,7 +19,15 @@ from t5x_lite.training.program import Program
 
 
 def lowered(rows: int, length: int, *settings: str, adapt: str = "full", device=None):
-    """A training step of GPT-2 small with those settings, on a device; nothing is allocated."""
+    """Lower a training step of GPT-2 small with the given settings; nothing is allocated.
+
+    Args:
+        rows: rows per batch.
+        length: tokens per row.
+        settings: more settings, as KEY=VALUE.
+        adapt: which parameters are trained: "full", or such as "lora(8)".
+        device: the device to lower for; None: the first one here.
+    """
     config = load(
         "gpt2_small",
         [
@@ -35,15 +43,15 @@ def lowered(rows: int, length: int, *settings: str, adapt: str = "full", device=
 
 
 def compile_time(layers: int) -> float:
-    """Of 2 rows of 256."""
+    """Return the seconds to lower and compile a step on 2 rows of 256 tokens."""
     start = time.perf_counter()
     lowered(2, 256, f"model.num_layers={layers}").compile()
     return time.perf_counter() - start
 
 
 def main(counts: list[int]) -> None:
-    """Three rounds, taking turns."""
-    compile_time(1)
+    """Compile with each number of layers in turn, three times, and print medians and ratios."""
+    compile_time(1)  # warm up
     rounds = [{count: compile_time(count) for count in counts} for _ in range(3)]
     for count in counts:
         found = [times[count] for times in rounds]

@@ -1,11 +1,11 @@
-"""Tokens a second of greedy writing against `transformers` + torch on CPU, side by side, as medians
-of ratios.
+"""Compare greedy generation on CPU, in tokens per second, with `transformers` + torch. Both sides
+take turns, and the result is the median of the rounds' ratios.
 
     python benchmarks/generation.py PEER_PYTHON [ROUNDS]
 
-64 tokens behind prompts of 64, models of the shapes of GPT-2 small and T5 small with random
-weights, 1 and 8 rows; both sides in float32 and bfloat16, the peer with either of its caches,
-taking turns; the fastest of each side are compared.
+Each model generates 64 tokens after prompts of 64. The models have the shapes of GPT-2 small and T5
+small, with random weights, and 1 or 8 rows. Both sides run in float32 and bfloat16, and the peer
+with both of its caches. The fastest variant of each side is compared.
 """
 
 import statistics
@@ -16,7 +16,7 @@ from step_time import OURS, PEERS, ask, worker
 
 
 def main(peer: str, rounds: int) -> None:
-    """Print what each mode writes, and the ratios."""
+    """Print the tokens per second of each variant, and the ratios."""
     results = {}
     for family in ("gpt2", "t5"):
         for rows in ("1", "8"):
@@ -30,8 +30,9 @@ def main(peer: str, rounds: int) -> None:
                     workers["peer", mode] = worker(
                         peer, "peer_generation.py", PEERS, family, rows, dtype, cache
                     )
+            # Wait until all have started and compiled, then let them take turns.
             for process in workers.values():
-                ask(process, 2)  # until it has started and compiled
+                ask(process, 2)
             times = {mode: [] for mode in workers}
             for _ in range(rounds):
                 for mode, process in workers.items():
@@ -40,6 +41,7 @@ def main(peer: str, rounds: int) -> None:
                 process.kill()
                 process.communicate()
             results[f"{family}, {rows} rows"] = {" ".join(m): t for m, t in times.items()}
+            # Speeds of all variants, then the ratio of the fastest: in float32, and in any dtype.
             speeds = {
                 mode: int(rows) * 64e3 / statistics.median(found) for mode, found in times.items()
             }

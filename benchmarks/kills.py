@@ -1,11 +1,11 @@
-"""Kill -9 at random moments, for each family: does the run end bitwise as one that was never
-killed?
+"""Kill runs of each family with `kill -9` at random moments, and check that they end bitwise equal
+to a run that was never killed.
 
     python benchmarks/kills.py [KILLS]      (20 for each of bert, t5 and gpt unless told)
 
-The moments: up to a fifth of a second after a random record was written, among them, always, one
-right after the first save began and one within an evaluation. A run that was over before its moment
-came does not count.
+Most kills come up to a fifth of a second after a random metrics record was written. Each killed run
+is also killed once right after its first save began, and once within an evaluation. If the run is
+over before the moment comes, the kill does not count.
 """
 
 import json
@@ -24,11 +24,12 @@ from record import keep
 
 SETTINGS = {"steps": 60, "log_every": 1, "eval_every": 6, "checkpoint_every": 5}
 LAST = SETTINGS["steps"] + SETTINGS["steps"] // SETTINGS["eval_every"]  # records of a whole run
+# Fields of a record that differ from run to run.
 TIMES = ("tokens_per_second", "seconds", "train_seconds", "mfu")
 
 
 def command(family: str, workdir: Path) -> list[str]:
-    """Train a tiny config, on narrow rows that make steps quick."""
+    """Return the command that trains a tiny config, on short rows that make steps quick."""
     lengths = {"t5": ["inputs=58", "targets=14"]}.get(family, ["sequence_length=66"])
     more = [f"training.{k}={v}" for k, v in SETTINGS.items()] + [
         f"data.lengths.{length}" for length in lengths
@@ -48,7 +49,7 @@ def command(family: str, workdir: Path) -> list[str]:
 
 
 def end(workdir: Path):
-    """All arrays of the last checkpoint as bytes, and the records, times aside."""
+    """Return all arrays of the last checkpoint as bytes, and the metrics records without times."""
     path = workdir / f"checkpoints/{SETTINGS['steps']}/default"
     tree = ocp.StandardCheckpointer().restore(path.resolve())
     records = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
@@ -57,13 +58,22 @@ def end(workdir: Path):
 
 
 def records(workdir: Path) -> int:
-    """How many the run has written."""
+    """Return the number of metrics records that the run has written."""
     path = workdir / "metrics.jsonl"
     return path.read_text().count("\n") if path.exists() else 0
 
 
 def killed(family: str, workdir: Path, moment) -> bool:
-    """Start a run and kill it at a moment (a function that waits); False if it was over before."""
+    """Start a run and kill it at a moment.
+
+    Args:
+        family: bert, t5 or gpt.
+        workdir: the directory of the run.
+        moment: a function that waits, given the process.
+
+    Returns:
+        False if the run was over before the moment came.
+    """
     process = subprocess.Popen(
         command(family, workdir), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )
@@ -75,16 +85,17 @@ def killed(family: str, workdir: Path, moment) -> bool:
 
 
 def wait(process: subprocess.Popen, condition) -> None:
-    """Until the condition holds or the process is over. The moments are short: it looks every half
-    millisecond.
+    """Wait until the condition holds or the process is over. It looks every half millisecond,
+    because the moments are short.
     """
     while process.poll() is None and not condition():
         time.sleep(0.0005)
 
 
 def at_record(workdir: Path, pick: random.Random):
-    """Up to a fifth of a second after a record that is still to come; records past the checkpoint
-    are written again.
+    """Return a moment up to a fifth of a second after a random record that is still to come.
+
+    A resumed run first cuts the records past its checkpoint, and writes them again.
     """
 
     def moment(process):
@@ -97,12 +108,12 @@ def at_record(workdir: Path, pick: random.Random):
 
 
 def at_first_save(workdir: Path):
-    """As soon as anything of a checkpoint is on disk."""
+    """Return the moment when anything of a checkpoint is on disk."""
     return lambda process: wait(process, lambda: list(workdir.glob("checkpoints/*")))
 
 
 def in_evaluation(workdir: Path):
-    """Once the step before an evaluation is recorded, and before its result is."""
+    """Return a moment within an evaluation, after its training step is recorded."""
     path = workdir / "metrics.jsonl"
     return lambda process: wait(
         process, lambda: path.exists() and '"step": 6, "split": "train"' in path.read_text()
@@ -110,14 +121,15 @@ def in_evaluation(workdir: Path):
 
 
 def main(kills: int) -> int:
-    """Run and print; 1 if any end differs."""
+    """Run and print all; return 1 if any run ends differently."""
     pick, results = random.Random(0), {}
     with tempfile.TemporaryDirectory() as directory:
         for family in ("bert", "t5", "gpt"):
             whole, workdir = Path(directory, family, "whole"), Path(directory, family, "killed")
             subprocess.run(command(family, whole), check=True, stdout=subprocess.DEVNULL)
             whole_end = end(whole)
-            killed_at, ends = [], []  # records written, and whether bitwise the same
+            killed_at, ends = [], []  # records at each kill; for each run: same end?
+            # Kill a fresh run several times, resuming it each time, and then let it finish.
             while len(killed_at) < kills:
                 subprocess.run(["rm", "-rf", workdir], check=True)
                 moments = [

@@ -1,11 +1,13 @@
-"""What the training loop adds to its steps: metrics and checkpoints every 100 steps, of gpt_tiny.
+"""Measure what the training loop adds to the time of its steps: metrics, and checkpoints every 100
+steps, for gpt_tiny.
 
     python benchmarks/loop.py [ROUNDS] [CONFIG]
 
-Three ways take turns: the bare steps, each waited for by the next; the loop as it is, without
-checkpoints in between; and with one every 100 steps. The seconds of 300 steps are those from step
-50 to 350, so that compiling and the end are left out. Prints the medians of ratios, and what one
-beat of the watchdog takes, which several processes send every 5 seconds.
+Three variants take turns: the bare steps, each of which waits for the step before; the loop as it
+is, without checkpoints in between; and the loop with a checkpoint every 100 steps. Metrics are
+logged every 50 steps. The time is taken from step 50 to step 350, which leaves out compilation and
+the end of the run. Prints medians of ratios, and the time of one heartbeat of the watchdog, which
+runs of several processes send every 5 seconds.
 """
 
 import statistics
@@ -27,8 +29,8 @@ FIRST, LAST = 50, 350
 
 
 def main(rounds: int = 5, name: str = "gpt_tiny") -> None:
-    """Print the ratios."""
-    beat = seconds_of_a_beat()  # before jax computes anything
+    """Run the three variants in turn and print the ratios."""
+    beat = seconds_of_a_beat()  # must come before jax computes anything
     overrides = [f"training.steps={LAST}", "training.eval_every=0", "training.log_every=50"]
     runs = {}
     for way, every in (("loop", 0), ("checkpoints", 100)):
@@ -53,11 +55,12 @@ def main(rounds: int = 5, name: str = "gpt_tiny") -> None:
 
 
 def _median_ratio(a: list[float], b: list[float]) -> float:
+    """Return the median of the ratios a/b."""
     return statistics.median(x / y for x, y in zip(a, b, strict=True))
 
 
 def seconds_of_loop(resolved, data) -> float:
-    """Of the steps from FIRST to LAST in the loop."""
+    """Return the seconds from step FIRST to step LAST in the training loop."""
     times = {}
     with tempfile.TemporaryDirectory() as directory:
         workdir = Path(directory) / "run"
@@ -71,7 +74,7 @@ def seconds_of_loop(resolved, data) -> float:
 
 
 def seconds_of_steps(resolved, data) -> float:
-    """Of the same steps, with nothing beside them."""
+    """Return the seconds of the same steps without the loop's other work."""
     run = loop.Run(resolved, data)
     with run.within():
         state, pending = run.fresh_state(), None
@@ -90,7 +93,7 @@ def seconds_of_steps(resolved, data) -> float:
 
 
 def seconds_of_a_beat() -> float:
-    """The median time to tell the coordination service that a process lives."""
+    """Return the median seconds to tell the coordination service that a process is alive."""
     jax.distributed.initialize("127.0.0.1:28712", 1, 0)
     heartbeat = processes.Heartbeat(Path("stacks"), lambda: "step", 60.0)
     times = []

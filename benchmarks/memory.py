@@ -1,11 +1,11 @@
-"""Memory of a training step of GPT-2 small, 8 rows of 1024 in bfloat16, as the compiler plans it:
-with and without the loss in chunks of 128 positions and activations computed again; and with LoRA
-alone trained.
+"""Show the memory that the compiler plans for a training step of GPT-2 small, on 8 rows of 1024
+tokens in bfloat16: with and without recomputed activations, with the loss in chunks of 128
+positions or all at once, and with only LoRA trained.
 
     python benchmarks/memory.py [TOPOLOGY]
 
-Of the device at hand; or of a TPU that is not, such as v5e:2x2, with its splash attention (`pip
-install libtpu`).
+Without TOPOLOGY, the step is compiled for the device of this machine. With it, such as v5e:2x2, the
+step is compiled for a TPU that need not be there, with splash attention (`pip install libtpu`).
 """
 
 import os
@@ -21,7 +21,7 @@ from record import keep
 
 
 def main(topology: str = "") -> None:
-    """Print the state's size, and what each way needs beyond it."""
+    """Print the size of the state, and the memory that each variant needs beyond it."""
     results = []
     devices = jax.devices()
     if topology:

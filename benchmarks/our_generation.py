@@ -1,5 +1,5 @@
-"""Worker of generation.py: seconds that writing 64 tokens behind 64 takes, as often as each line of
-input says.
+"""Worker of generation.py: for each line of input, a number, generate 64 tokens after prompts of 64
+that many times, and print the seconds of each as JSON.
 
 our_generation.py gpt2|t5 ROWS float32|bfloat16
 """
@@ -28,7 +28,7 @@ described = replace(config.model, dtype=dtype, max_length=1024)
 model = resolve_model(described, vocab_size=config.model.vocab_size, max_length=1024)
 params = jax.jit(lambda: nn.meta.unbox(initialise(model, jax.random.key(0))))()
 tokenizer = Tokenizer()
-object.__setattr__(tokenizer.vocabulary, "eos", -1)  # no text ends early
+object.__setattr__(tokenizer.vocabulary, "eos", -1)  # no row ends early
 loaded = LoadedModel(config, plan(config), model, tokenizer, params, 0)
 prompts = [np.random.default_rng(i).integers(0, 256, 63) for i in range(int(rows))]
 for line in sys.stdin:

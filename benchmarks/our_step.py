@@ -1,5 +1,5 @@
-"""Worker of step_time.py: times training steps of a config, dropout off, as many as each line of
-input says.
+"""Worker of step_time.py: for each line of input, a number, run that many training steps of a
+config without dropout, and print the seconds of each as JSON.
 
 our_step.py bert|t5|gpt tiny|base KEY=VALUE…
 """
@@ -17,7 +17,7 @@ from t5x_lite.training.loop import Run, setup_jax
 
 setup_jax()
 family, size, *more = sys.argv[1:]
-if size == "base":  # at batch 4 of 512 positions, on text that is at hand
+if size == "base":  # 4 rows of 512 positions, on text that every machine has
     more += [
         "data.source=python_docs",
         "data.tokenizer=sentencepiece(vocab_size=8192)",

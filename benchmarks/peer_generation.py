@@ -1,4 +1,5 @@
-"""Worker of generation.py, in the peer's environment: the same shapes in `transformers` + torch.
+"""Worker of generation.py in the peer's environment: generates with `transformers` + torch, with
+models and prompts of the same shapes as our_generation.py.
 
 peer_generation.py gpt2|t5 ROWS float32|bfloat16 dynamic|static
 """

@@ -1,5 +1,5 @@
-"""Worker of step_time.py, in the peer's environment: the same shapes in `transformers` + torch,
-AdamW, clipping.
+"""Worker of step_time.py in the peer's environment: runs training steps of models of the same
+shapes in `transformers` + torch, with AdamW and gradient clipping.
 
 peer_step.py bert|t5|gpt tiny|base eager|compiled float32|autocast|bfloat16
 """
@@ -25,13 +25,16 @@ ROWS = 8 if tiny else 4
 
 
 def ids(length, scored=None):
-    """Random ids; labels where only some positions are asked."""
+    """Return random ids: [ROWS, length]. With `scored`, they are labels of which all positions from
+    `scored` on are ignored by the loss.
+    """
     made = torch.randint(0, 8192, (ROWS, length))
     if scored is not None:
         made[:, scored:] = -100
     return made
 
 
+# The model of the family and size, without dropout, and a batch for it.
 if family == "gpt":
     drop = {
         "resid_pdrop": 0,
@@ -87,6 +90,7 @@ forward = torch.compile(model) if how == "compiled" else model
 
 
 def step():
+    """Run one training step and return its loss."""
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=kind == "autocast"):
         loss = forward(**batch).loss
     loss.backward()

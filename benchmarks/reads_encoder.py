@@ -1,6 +1,6 @@
-"""Does a decoder read its encoder? The validation loss of encoder-decoders with their own inputs,
-and with those of the row before: where both are alike, the decoder is a language model of the
-targets.
+"""Check that a decoder uses its encoder. Compares the validation loss of encoder-decoders with the
+right inputs and with the inputs of the row before: if both are alike, the decoder ignores the
+encoder and is only a language model of the targets.
 
     python benchmarks/reads_encoder.py WORKDIR [WORKDIR …]
 
@@ -20,10 +20,10 @@ from t5x_lite.training import loop, run_directory
 
 
 class WithOtherInputs(loop.Evaluator):
-    """An evaluator whose rows have the encoder's inputs of the row before."""
+    """An evaluator that gives each row the encoder inputs of the row before."""
 
     def batch(self, batches, step):
-        """Batch number `step`, the encoder's part rolled by one row."""
+        """Return batch number `step`, with its encoder arrays rolled by one row."""
         row = super().batch(batches, step)
         return {
             key: jnp.roll(array, 1, 0) if key.startswith("encoder") else array
@@ -32,7 +32,7 @@ class WithOtherInputs(loop.Evaluator):
 
 
 def main(workdir: Path) -> None:
-    """Print one line of JSON."""
+    """Print the loss and accuracy with both kinds of inputs as one line of JSON."""
     resolved, _ = run_directory.read(workdir)
     loop.setup_jax(resolved.model.dtype)
     loaded = run_directory.load(workdir)

@@ -1,5 +1,5 @@
-"""What a benchmark measured, kept as results/NAME.json: the raw numbers, and what they were
-measured on.
+"""Record the results of a benchmark as results/NAME.json: the raw numbers, and the machine and
+versions that they were measured with.
 """
 
 import json
@@ -21,8 +21,9 @@ def keep(name: str, results: Any, peer: str = "") -> None:
     """Write results/NAME.json.
 
     Args:
-        results: the numbers of every round, their units in the names.
-        peer: the python of the peer's environment, whose versions are kept too.
+        name: the name of the file, without its ending.
+        results: the numbers of every round, with units in the names.
+        peer: the python of the peer's environment, whose versions are recorded too; empty: none.
     """
     record = {
         "command": _command(),
@@ -41,7 +42,9 @@ def keep(name: str, results: Any, peer: str = "") -> None:
 
 
 def _command() -> str:
-    """The command line; of a path only its last part, and the peer's python by what it is."""
+    """Return the command line, with paths cut to their last part and PEER_PYTHON for the peer's
+    python.
+    """
     shown = []
     for word in sys.argv[1:]:
         last = word.rsplit("/", 1)[-1]
@@ -50,9 +53,12 @@ def _command() -> str:
 
 
 def _commit() -> str:
-    """The commit of the package; followed by + where files of it were changed since."""
+    """Return the current commit, followed by + if the package, configs or launch were changed
+    since.
+    """
 
     def git(*words: str) -> str:
+        """Run a git command and return its output."""
         return subprocess.run(
             ["git", *words], cwd=HERE.parent, check=True, capture_output=True, text=True
         ).stdout.strip()
@@ -62,7 +68,7 @@ def _commit() -> str:
 
 
 def _cpu() -> dict[str, Any]:
-    """Which CPU it is, how many of its cores this process has, and its units for matrices."""
+    """Return the CPU's name, the number of cores this process may use, and its bfloat16 units."""
     facts: dict[str, str] = {}
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         key, _, value = line.partition(":")
@@ -77,7 +83,7 @@ def _cpu() -> dict[str, Any]:
 
 
 def _peer_versions(python: str) -> dict[str, str]:
-    """Of the libraries that are there."""
+    """Return the versions of those PEER_LIBRARIES that the peer's environment has."""
     code = f"""
 import importlib.metadata as metadata, json
 found = {{}}

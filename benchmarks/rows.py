@@ -1,11 +1,11 @@
-"""Rows of each recipe from a prepared store to finished batches, on one core, in million raw tokens
-a second.
+"""Measure how fast each pretraining recipe makes batches from a prepared store, on one core, in
+million raw tokens per second.
 
     python benchmarks/rows.py [SOURCE] [COLLATOR]
 
-SOURCE: the text (built-in without). COLLATOR: the file run_t5_mlm_flax.py of transformers'
-examples; its collator then takes turns with our span_corruption of the same windows, and the ratio
-is the median of the rounds'.
+SOURCE: the text; left out: built-in text. COLLATOR: the file run_t5_mlm_flax.py of transformers'
+examples. If it is given, its collator takes turns with our span_corruption on windows of the same
+size, and the median of the rounds' ratios is printed.
 """
 
 import ast
@@ -51,7 +51,7 @@ RECIPES = [
 
 
 def seconds(function, calls: int) -> float:
-    """Of one call."""
+    """Return the mean seconds of one call of a function of the step."""
     start = time.perf_counter()
     for step in range(calls):
         function(step)
@@ -59,7 +59,10 @@ def seconds(function, calls: int) -> float:
 
 
 def collator(path: str, vocabulary):
-    """The peer's collator, taken out of its script so that the script's imports are not needed."""
+    """Return the peer's collator.
+
+    Its class is cut out of the script, so that the script's imports need not be installed.
+    """
     wanted = "FlaxDataCollatorForT5MLM"
     tree = ast.parse(Path(path).read_text())
     (found,) = [
@@ -68,6 +71,7 @@ def collator(path: str, vocabulary):
     found.decorator_list = []
 
     def shift(labels, pad, start):
+        """Shift labels to the right, as the script's imported function does."""
         return np.concatenate([np.full((len(labels), 1), start, labels.dtype), labels[:, :-1]], 1)
 
     names = {
@@ -84,6 +88,8 @@ def collator(path: str, vocabulary):
     )
 
     class Ids:
+        """The part of a tokenizer that the collator uses."""
+
         eos_token_id = vocabulary.eos
 
         def __len__(self):
@@ -106,7 +112,7 @@ def collator(path: str, vocabulary):
 
 
 def main(source: str = "python_docs", peer: str = "") -> None:
-    """Time every recipe, then the peer."""
+    """Time every recipe, then the peer's collator if it is given."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     corpus = prepare(Data(source=source))
     made, results, more = {}, {}, {}

@@ -1,5 +1,7 @@
-"""The peer of text_to_rows.py: seqio from text files to batches of span corruption, in an
-environment of its own.
+"""The peer of text_to_rows.py: seqio's pipeline from text files to batches of span corruption. It
+runs in an environment of its own, and prints the raw tokens read and the seconds.
+
+python benchmarks/seqio_rows.py 'GLOB' SPIECE.MODEL
 """
 
 import glob

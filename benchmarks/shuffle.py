@@ -1,5 +1,5 @@
-"""Whether shuffled blocks are as good as windows drawn at random: validation losses of gpt_tiny,
-seed by seed.
+"""Check that training on shuffled blocks is as good as on windows drawn at random: compare
+validation losses of gpt_tiny for several seeds.
 
 python benchmarks/shuffle.py [STEPS] [SEEDS]
 """
@@ -22,13 +22,20 @@ class Anywhere(ShuffledWindows):
     """Windows at independent, uniformly random places of the text."""
 
     def read(self, window_ids):
+        """Return the windows: [rows, size]."""
         draws = (np.random.default_rng([self.order.seed, number]) for number in window_ids)
         starts = [draw.integers(len(self.tokens) - self.size) for draw in draws]
         return self.tokens[np.array(starts)[:, None] + np.arange(self.size)]
 
 
 def validation_loss(steps: int, seed: int, anywhere: bool) -> float:
-    """Of gpt_tiny after so many steps."""
+    """Return the validation loss of gpt_tiny after a number of steps.
+
+    Args:
+        steps: the number of training steps.
+        seed: the seed of the run.
+        anywhere: True to draw windows at random places instead of shuffled blocks.
+    """
     config = load("gpt_tiny", [f"training.steps={steps}", f"seed={seed}"])
     corpus = prepare(config.data)
     resolved = resolve(config, corpus.tokenizer.vocabulary)
@@ -45,7 +52,7 @@ def validation_loss(steps: int, seed: int, anywhere: bool) -> float:
 
 
 def main(steps: int = 300, seeds: int = 3) -> None:
-    """Both ways in turn for each seed."""
+    """Train both variants with each seed, and print the losses and their difference."""
     setup_jax()
     losses = {"shuffled": [], "anywhere": []}
     for seed in range(seeds):

@@ -1,16 +1,17 @@
-"""A training step of BERT, T5 and GPT against `transformers` + torch on CPU, side by side, as
-medians of ratios.
+"""Compare the time of a training step of BERT, T5 and GPT on CPU with `transformers` + torch. Both
+sides take turns, and the result is the median of the rounds' ratios.
 
     python benchmarks/step_time.py PEER_PYTHON [ROUNDS] [tiny|base]
 
 tiny: the three tiny configs, 8 rows; base: BERT base, T5 base and GPT-2 small, 4 rows of 512
 positions (T5: 512 inputs, 114 targets).
 
-PEER_PYTHON: the python of an environment of its own with torch and transformers. Its eager and
-compiled models in float32, bfloat16 autocast and pure bfloat16, and ours in float32 and bfloat16,
-all take turns; the fastest of either side are compared. At base sizes those that are far slower,
-float32 and eager, are left out: all share the memory. Each side has the memory settings that suit
-it: ours those of launch/cpu.env, the peer huge pages (one arena is slower).
+PEER_PYTHON: the python of an environment of its own with torch and transformers. The peer runs
+eager and compiled, in float32, bfloat16 autocast and pure bfloat16; ours runs in float32 and
+bfloat16. The fastest variant of each side is compared. At base size the far slower variants,
+float32 and eager, are left out, because all variants are in memory at once. Each side has the
+memory settings that suit it: ours has launch/cpu.env, the peer has huge pages (with one arena it is
+slower).
 """
 
 import json
@@ -24,7 +25,8 @@ from pathlib import Path
 from record import keep
 
 HERE = Path(__file__).parent
-# of a turn; the median is taken: memory of who waits may be handed out, and the first is then slow
+# Steps per turn, of which the median is taken. The first may be slow, because the memory of a
+# waiting process may have been given to others.
 STEPS = 5
 OURS = dict(
     line.split("=", 1)
@@ -43,8 +45,14 @@ PEERS = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 
 def worker(python: str, script: str, environment: dict, *args: str) -> subprocess.Popen:
-    """A process that times as many steps as each line it is sent says, and answers with the
-    seconds.
+    """Start a worker process. For each line with a number it times that many steps, and answers
+    with their seconds as JSON.
+
+    Args:
+        python: the python to run it with.
+        script: the name of the worker's file in this directory.
+        environment: more environment variables.
+        args: arguments of the worker.
     """
     pipes = {
         "stdin": subprocess.PIPE,
@@ -56,7 +64,7 @@ def worker(python: str, script: str, environment: dict, *args: str) -> subproces
 
 
 def ask(process: subprocess.Popen, steps: int = STEPS) -> float:
-    """Milliseconds of a step, the median of a few; infinity where the process has failed."""
+    """Return the milliseconds of a step, as the median of a few; infinity if the process failed."""
     try:
         process.stdin.write(f"{steps}\n")
         process.stdin.flush()
@@ -66,7 +74,7 @@ def ask(process: subprocess.Popen, steps: int = STEPS) -> float:
 
 
 def main(peer: str, rounds: int, size: str) -> None:
-    """Print what each mode takes, and for each family the ratio."""
+    """Print the milliseconds of each variant, and the ratio for each family."""
     results = {}
     for family in ("bert", "t5", "gpt"):
         workers = {
@@ -80,7 +88,7 @@ def main(peer: str, rounds: int, size: str) -> None:
                 peer, "peer_step.py", PEERS, family, size, how, kind
             )
         for process in workers.values():
-            ask(process, 1)  # until it has started
+            ask(process, 1)  # wait until it has started
         times = {mode: [] for mode in workers}
         for _ in range(rounds):
             for mode, process in workers.items():

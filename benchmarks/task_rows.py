@@ -1,9 +1,9 @@
-"""Rows of a task from its examples to finished batches, in thousand positions a second, for each
-way that models read it; and how long it takes to read the examples and to plan an epoch.
+"""Measure how fast a task's examples become batches, in thousand positions per second, for each
+architecture; and how long it takes to read the examples and to plan an epoch.
 
     python benchmarks/task_rows.py TASK TOKENIZER
 
-TASK: as `finetune --task` has it. TOKENIZER: the directory of a run's tokenizer.
+TASK: as in `finetune --task`. TOKENIZER: the directory of a run's tokenizer.
 """
 
 import statistics
@@ -29,7 +29,7 @@ LENGTHS = {
 
 
 def measure(task: Task, tokenizer: Tokenizer, architecture: Any) -> dict:
-    """Of one architecture."""
+    """Return the seconds to read and to plan, and the rate in each round, for one architecture."""
     plan = plan_task(task, architecture, LENGTHS[architecture])
     data = TaskData(plan, tokenizer, BATCH_SIZE, seed=0)
     start = time.perf_counter()
@@ -38,6 +38,7 @@ def measure(task: Task, tokenizer: Tokenizer, architecture: Any) -> dict:
     rows.rows(1)
     planned = time.perf_counter()
 
+    # Count the positions that hold text, not padding.
     batches, rates = data.batches("train"), []
     for _ in range(ROUNDS):
         begin, positions = time.perf_counter(), 0
@@ -54,6 +55,7 @@ def measure(task: Task, tokenizer: Tokenizer, architecture: Any) -> dict:
 
 
 def main() -> None:
+    """Measure and print all architectures."""
     task, directory = sys.argv[1:]
     tokenizer, measured = tokenizers.load(Path(directory)), {}
     for architecture in LENGTHS:

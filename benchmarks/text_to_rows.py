@@ -1,11 +1,11 @@
-"""From text files to batches of T5's span corruption, tokenised with T5's model: ours against
-seqio's pipeline.
+"""Compare our pipeline with seqio's, from text files to batches of T5's span corruption, tokenised
+with T5's SentencePiece model.
 
     python benchmarks/text_to_rows.py PEER_PYTHON 'GLOB' SPIECE.MODEL
 
-PEER_PYTHON: the python of an environment with seqio, t5 and TensorFlow. Both read the same files on
-all cores of the machine, the peer from its first file on (imports not counted), ours as the command
-`prepare` (its start counted) and one epoch of batches.
+PEER_PYTHON: the python of an environment with seqio, t5 and TensorFlow. Both sides read the same
+files on all cores of the machine. The peer's time starts after its imports. Ours is the time of the
+command `prepare`, including its start, and of one epoch of batches.
 """
 
 import subprocess
@@ -25,7 +25,7 @@ def get_config():
 
 
 def ours(files: str, model: str) -> tuple[float, float]:
-    """Raw tokens read, and seconds."""
+    """Return the raw tokens that our pipeline reads, and the seconds that it takes."""
     from t5x_lite.config.files import load
     from t5x_lite.data.rows.batches import make_batches
     from t5x_lite.data.store.prepare import prepare
@@ -54,7 +54,7 @@ def ours(files: str, model: str) -> tuple[float, float]:
 
 
 def main(peer: str, files: str, model: str) -> None:
-    """Each side once in turn, three times."""
+    """Run both sides in turn, three times, and print rates and ratios."""
     results = []
     for _ in range(3):
         tokens, spent = ours(files, model)
