@@ -1,1 +1,1 @@
-"""Text to rows, in numpy alone: importing this package never imports jax."""
+"""From text to rows, in numpy only: importing this package never imports jax."""

@@ -1,10 +1,11 @@
-"""Objectives. Each is one pure function from windows of tokens to Pairs of inputs and targets.
+"""Pretraining objectives. Each is one pure function from windows of tokens to Pairs of inputs and
+targets.
 
     objective(tokens [rows, n], rng, vocabulary, **options) → Pairs
 
-To add one: write the function, declare its bound (see declaration.py), and add its name to
-OBJECTIVES. One of your own needs no place here, only a config that names it by its module:
-`objective = "my_module.my_objective(option=1)"`.
+To add an objective here, write the function, declare its bound (see declaration.py) and add its
+name to OBJECTIVES. Your own objective does not have to be in this package. Name it with its module
+in the config: `objective = "my_module.my_objective(option=1)"`.
 """
 
 from t5x_lite.data.objectives import denoising, language, masked
@@ -28,9 +29,10 @@ OBJECTIVES = {
     )
 }
 
-# The mixture of denoisers of Tay et al. (2023, table 1): regular, sequential and extreme ones, all
-# at one rate. Their published preprocessing (§9.2) never rolls: there the one span of 64 tokens at
-# 15 % is always the end of the text, a second sequential denoiser. Here a single span is rolled.
+# The mixture of denoisers of Tay et al. (2023, table 1): R (regular), S (sequential) and X
+# (extreme), all at the same rate. Their published preprocessing (§9.2) never rolls the mask, so the
+# single span of the denoiser with mean length 64 at 15 % is always the end of the text, which makes
+# it a second S denoiser. Here a mask with a single span is rolled.
 UL2 = (
     "span_corruption(mean_span_length=3, noise_density=0.15, random_roll='single_span', mode='R')",
     "span_corruption(mean_span_length=8, noise_density=0.15, random_roll='single_span', mode='R')",

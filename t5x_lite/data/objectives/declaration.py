@@ -1,10 +1,10 @@
-"""What an objective declares: how much it makes of n tokens, and what the rest of the system must
-know of it.
+"""What an objective declares: a bound on the length of its outputs, and traits that the rest of the
+system needs to know.
 
     @objective(bound=lambda n, *, noise_density=0.15: Bound(inputs=…, targets=…, both=…))
     def my_objective(tokens, rng, vocabulary, *, noise_density: ProperShare = 0.15) -> Pairs:
 
-The ranges of its options are their annotations: see config/ranges.py.
+The annotation of an option is its allowed range: see config/ranges.py.
 """
 
 from collections.abc import Callable
@@ -19,35 +19,41 @@ from t5x_lite.data.tokenizers.vocabulary import Vocabulary
 
 
 class Bound(NamedTuple):
-    """The most that an objective makes of n raw tokens, attained by some row."""
+    """Upper bounds on what an objective makes of a window of n raw tokens, each attained by some
+    row.
+    """
 
     inputs: int
     targets: int
-    both: int  # inputs and targets of one pair together
+    both: int  # positions that inputs and targets take together on one stack
+    # distinct sentinels in one pair
     sentinels: int = 0
 
 
 @dataclass(frozen=True)
 class Traits:
-    """What an objective is, with its options as given."""
+    """Properties of an objective with the given options."""
 
-    aligned: bool = False  # targets stand at positions of the inputs: masked LM, for an encoder
+    aligned: bool = False  # targets are at positions of the inputs (masked LM); needs an encoder
     has_inputs: bool = True  # every row has inputs before its first target
-    min_tokens: int = 2  # raw tokens that a window has at least
-    window_multiple: int = 1  # windows have a multiple of this many tokens more
-    # 2: tokens are [rows, 2, n]; the second window begins in another document than the longest one
-    # of the first, and has EOS where that ends
+    min_tokens: int = 2  # raw tokens in the shortest window
+    window_multiple: int = 1  # window lengths are min_tokens plus a multiple of this
+    # 2: tokens are [rows, 2, n]. The second window begins in another document than the longest one
+    # of the first window, and is filled with EOS after the end of that document
     windows_per_row: int = 1
-    # 2: it returns a tuple of two Pairs, which share an encoder_decoder row
+    # 2: it returns a tuple of two Pairs, which share one encoder_decoder row
     pairs_per_window: int = 1
-    static: bool = False  # the same windows and masks in every epoch
-    sentence_pairs: bool = False  # pairs have types and a label
+    static: bool = False  # windows and masks are the same in every epoch
+    sentence_pairs: bool = False  # pairs have token types and a label
     scores_inputs: bool = False  # pairs may set score_inputs
-    # Every token is predicted once from those before it, so that bits per byte can be told
+    # every token is predicted exactly once, from the tokens before it, so bits per byte are defined
     scores_whole_text: bool = False
     continues_text: bool = False  # targets follow the inputs in the text, as in prefix_lm
-    looks_ahead: bool = False  # a decoder reads other tokens than its targets, both ways
-    fills_middle: bool = False  # inputs are what is before and after the targets, as marks say
+    # A decoder reads other tokens than its targets, with bidirectional attention (pairs with
+    # `read`)
+    looks_ahead: bool = False
+    # The inputs are the text before and after the targets, separated by marks
+    fills_middle: bool = False
 
 
 @runtime_checkable
@@ -56,15 +62,15 @@ class ObjectiveFunction(Protocol):
 
     __name__: str
     __doc__: str | None
-    bound: Callable[..., Bound]  # (n, **options)
-    traits: Callable[..., Traits]  # (**options)
-    # (architecture, options) → the options that the architecture needs:
+    bound: Callable[..., Bound]  # called as bound(n, **options)
+    traits: Callable[..., Traits]  # called as traits(**options)
+    # called as adapt(architecture, options); returns the options that the architecture needs
     adapt: Callable[[str, dict], dict]
 
     def __call__(
         self, tokens: np.ndarray, rng: RowRng, vocabulary: Vocabulary, **options: Any
     ) -> Pairs | tuple[Pairs, ...]:
-        """Pairs of windows [rows, n]."""
+        """Turn windows [rows, n] into pairs; windows [rows, 2, n] if windows_per_row is 2."""
         ...
 
 
@@ -77,9 +83,10 @@ def objective(
     """Declare a function to be an objective.
 
     Args:
-        bound: (n, **options) → Bound; it grows with n.
-        traits: Traits, or a function of the options where they depend on them.
-        adapt: (architecture, options given) → options, where an architecture needs others.
+        bound: function (n, **options) → Bound. It must grow with n.
+        traits: Traits, or a function (**options) → Traits if they depend on the options.
+        adapt: function (architecture, options) → options, for architectures that need other options
+            than the given ones.
     """
 
     def declare(function: Callable) -> ObjectiveFunction:

@@ -1,4 +1,6 @@
-"""Text to text: a corrupted text is read, and what was lost, or the whole text, is predicted."""
+"""Denoising objectives, text to text: read a corrupted text; predict what was removed, or the whole
+text.
+"""
 
 import math
 from typing import Annotated, Literal
@@ -27,7 +29,9 @@ RandomRoll = bool | Literal["single_span"]
 
 
 def with_eos(values: Tokens, mask: Mask, vocabulary: Vocabulary, mode: str = "") -> Ragged:
-    """UL2's mode token, if there is one, then what the mask keeps of [rows, n], then EOS."""
+    """Select the tokens [rows, n] where the mask is true, and append EOS. UL2's mode token, if
+    there is one, comes first.
+    """
     rows, n = values.shape
     first = 1 if mode else 0
     framed = np.full((rows, first + n + 1), vocabulary.eos, np.int32)
@@ -40,21 +44,22 @@ def with_eos(values: Tokens, mask: Mask, vocabulary: Vocabulary, mode: str = "")
 
 
 def full_text(tokens: Tokens, vocabulary: Vocabulary) -> Ragged:
-    """The rows as they are, then EOS."""
+    """Return the rows unchanged, with EOS appended."""
     return with_eos(tokens, np.ones(tokens.shape, bool), vocabulary)
 
 
 def replace_spans(tokens: Tokens, mask: Mask, vocabulary: Vocabulary, mode: str = "") -> Pairs:
-    """Each run of masked tokens becomes one sentinel in the inputs; the targets are each sentinel
-    followed by what it stands for. Both end in EOS (Raffel et al., 2020, figure 2; there the
-    targets end in a last sentinel, the released code has EOS).
+    """Replace each run of masked tokens in the inputs by one sentinel. The targets hold each
+    sentinel followed by the tokens that it replaces. Both end in EOS (Raffel et al., 2020,
+    figure 2: there the targets end in a final sentinel, but the released code ends them in EOS).
     """
     starts_span = mask.copy()
     starts_span[:, 1:] &= ~mask[:, :-1]
 
     # Sentinels are numbered from 0 in each row.
     noise = Ragged.from_mask(tokens, mask)
-    is_first = starts_span[mask]  # of the noise tokens, those that begin a span
+    is_first = starts_span[mask]  # True for noise tokens that begin a span
+    # For each span, the index of its first token among all noise tokens.
     spans = Ragged(np.flatnonzero(is_first), np.count_nonzero(starts_span, axis=1))
     sentinels = vocabulary.sentinel(spans.positions)
 
@@ -62,8 +67,8 @@ def replace_spans(tokens: Tokens, mask: Mask, vocabulary: Vocabulary, mode: str 
     noisy[starts_span] = sentinels
     inputs = with_eos(noisy, starts_span | ~mask, vocabulary, mode)
 
-    # A noise token moves right by the sentinels before it, its own included, and by the EOS of each
-    # row before.
+    # In the targets, a noise token moves right by one place for each sentinel up to its own span's,
+    # and by one for the EOS of each earlier row.
     lengths = noise.lengths + spans.lengths + 1
     targets = np.full(lengths.sum(), vocabulary.eos, np.int32)
     places = np.arange(len(is_first)) + np.cumsum(is_first) + noise.row_ids
@@ -77,7 +82,7 @@ def _span_bound(
 ) -> Bound:
     noise = noise_count(n, noise_density)
     spans = span_count(n, noise_density, mean_span_length)
-    # A roll can cut one span, of two tokens or more, in two.
+    # A roll can cut a span of two or more tokens in two.
     if _is_rolled(random_roll, spans) and noise > spans:
         spans += 1
     mode_token = 1 if mode else 0
@@ -90,6 +95,7 @@ def _span_bound(
 
 
 def _is_rolled(random_roll: RandomRoll, spans: int) -> bool:
+    """Return True if the mask is rolled; "single_span" rolls only a mask with a single span."""
     return spans == 1 if random_roll == "single_span" else random_roll
 
 
@@ -104,16 +110,16 @@ def span_corruption(
     random_roll: RandomRoll = False,
     mode: Mode = "",
 ) -> Pairs:
-    """Drop random spans, each for one sentinel; predict what was dropped (T5: Raffel et al., 2020,
-    §3.3.4).
+    """Replace random spans by one sentinel each; predict the removed tokens (T5: Raffel et al.,
+    2020, §3.3.4).
 
     Args:
-        noise_density: share of tokens dropped.
-        mean_span_length: in tokens.
-        random_roll: shift the mask around the row by a random number of tokens. Without it a row
-            begins unmasked and ends masked, and a single span always is the end of the row:
-            "single_span" rolls where that would be so.
-        mode: UL2's token before the inputs, R, S or X.
+        noise_density: fraction of the tokens to remove.
+        mean_span_length: mean length of a span, in tokens.
+        random_roll: rotate the mask along the row by a random number of tokens. Without a roll, a
+            row begins unmasked and ends masked, so a single span is always the end of the row.
+            "single_span" rolls only in that case.
+        mode: UL2's mode token before the inputs: R, S or X.
 
     >>> example(span_corruption, "the cat sat on the mat")
     ('the cat sat on the <extra_id_0></s>', '<extra_id_0>mat</s>')
@@ -139,8 +145,8 @@ def iid_denoising(
     noise_density: ProperShare = 0.15,
 ) -> Pairs:
     """Drop tokens independently, neighbours sharing one sentinel (Raffel et al., 2020, §3.2.4).
-    This is the "denoising" of their architecture table: BERT's choice of tokens in T5's form.
-    Exactly round(n · density) tokens are dropped.
+    This is "denoising" in their architecture table: BERT's choice of tokens in T5's format. Exactly
+    round(n · noise_density) tokens are dropped.
 
     >>> example(iid_denoising, "the cat sat on the mat")
     ('the cat sat<extra_id_0>n the<extra_id_1>mat</s>', '<extra_id_0> o<extra_id_1> </s>')
@@ -162,8 +168,8 @@ def drop_tokens(
     *,
     noise_density: ProperShare = 0.15,
 ) -> Pairs:
-    """Drop tokens and leave no mark; predict them (Raffel et al., 2020, table 3: i.i.d. noise, drop
-    tokens).
+    """Drop tokens without leaving a mark; predict them (Raffel et al., 2020, table 3: i.i.d. noise,
+    drop tokens).
 
     >>> example(drop_tokens, "the cat sat on the mat")
     ('the cat satn themat</s>', ' o </s>')
@@ -184,8 +190,8 @@ def mass_style(
     *,
     noise_density: ProperShare = 0.15,
 ) -> Pairs:
-    """Put [MASK] for random tokens; predict the whole text (Raffel et al., 2020, table 3:
-    MASS-style). Song et al. (2019) mask one span.
+    """Replace random tokens by [MASK]; predict the whole text (Raffel et al., 2020, table 3:
+    MASS-style). The original MASS (Song et al., 2019) masks a single span.
 
     >>> example(mass_style, "the cat sat on the mat")
     ('the cat sat[MASK][MASK]n the[MASK]mat</s>', 'the cat sat on the mat</s>')
@@ -204,8 +210,12 @@ def bert_style(
     noise_density: ProperShare = 0.15,
     random_rate: Share = 0.1,
 ) -> Pairs:
-    """Put [MASK] or, for a tenth of them, a random token for random tokens; predict the whole text
-    (Raffel et al., 2020, §3.1.4 and table 3: BERT-style).
+    """Replace random tokens, 90 % of them by [MASK] and 10 % by a random token; predict the whole
+    text (Raffel et al., 2020, §3.1.4 and table 3: BERT-style).
+
+    Args:
+        noise_density: fraction of the tokens to replace.
+        random_rate: fraction of the replaced tokens that become a random token.
 
     >>> example(bert_style, "the cat sat on the mat")
     ('the cat sat[MASK][MASK]n the[MASK]mat</s>', 'the cat sat on the mat</s>')
@@ -222,8 +232,8 @@ def bert_style(
 
 @objective(bound=_full_bound)
 def deshuffling(tokens: Tokens, rng: RowRng, vocabulary: Vocabulary) -> Pairs:
-    """Shuffle the tokens; predict them in order (Liu et al., 2019, in Raffel et al., 2020, table
-    3).
+    """Shuffle the tokens; predict them in order (Liu et al., 2019, in Raffel et al., 2020,
+    table 3).
 
     >>> example(deshuffling, "the cat sat")
     ('tsc  teaath</s>', 'the cat sat</s>')
@@ -244,7 +254,9 @@ def sentence_permutation(tokens: Tokens, rng: RowRng, vocabulary: Vocabulary) ->
 
 
 def _shuffle_sentences(tokens: Tokens, rng: RowRng, vocabulary: Vocabulary) -> Tokens:
-    # Every sentence draws its place: the number of its tokens.
+    """Put the sentences of each row in a random order."""
+    # Each sentence draws a distinct sort key, shared by all its tokens. The stable sort keeps the
+    # order within a sentence.
     sentences = sentence_ids(tokens, vocabulary)
     new_order = np.take_along_axis(rng.permutation(tokens.shape[1]), sentences, 1)
     return np.take_along_axis(tokens, np.argsort(new_order, axis=1, kind="stable"), 1)
@@ -260,11 +272,17 @@ def text_infilling(
     mean_span_length: MeanSpanLength = 3.0,
     permute_sentences: bool = False,
 ) -> Pairs:
-    """Put one [MASK] for a span of any length, even none; predict the whole text (BART: Lewis et
-    al., 2020, §2.2). Their final model also permutes the sentences.
+    """Replace each random span, which may be empty, by one [MASK]; predict the whole text (BART:
+    Lewis et al., 2020, §2.2). Their final model also permutes the sentences.
 
-    Exactly round(n · noise_density) tokens are masked, in spans of Poisson(mean_span_length)
-    tokens, the last one cut to what is left; there are no more spans than masked tokens.
+    Exactly round(n · noise_density) tokens are masked. Span lengths are drawn from
+    Poisson(mean_span_length). The last span is cut to the number of tokens that are left to mask,
+    and there are no more spans than masked tokens.
+
+    Args:
+        noise_density: fraction of the tokens to mask.
+        mean_span_length: mean length of a span, in tokens.
+        permute_sentences: also shuffle the sentences of the inputs.
 
     >>> example(text_infilling, "the cat sat on the mat")
     ('t[MASK]a[MASK]at on the mat</s>', 'the cat sat on the mat</s>')
@@ -273,15 +291,17 @@ def text_infilling(
     text = _shuffle_sentences(tokens, rng, vocabulary) if permute_sentences else tokens
     noise = noise_count(n, noise_density)
 
-    # Draw more span lengths than needed, and use them until all noise tokens are in one.
+    # Draw as many span lengths as there are noise tokens, and use them in order until every noise
+    # token is in a span.
     lengths = _poisson(rng.uniform(noise), mean_span_length)
     masked_before = np.cumsum(lengths, axis=1) - lengths
     used = masked_before < noise
     lengths = np.where(used, np.minimum(lengths, noise - masked_before), 0)
-    lengths[:, -1] += noise - lengths.sum(1)  # the rest, where nearly all were empty
+    # The last span takes the rest if nearly all spans are empty
+    lengths[:, -1] += noise - lengths.sum(1)
     spans = np.count_nonzero(used, axis=1)
 
-    # The inputs are items in a random order: n − noise tokens of length 1, and the spans.
+    # The inputs are a random sequence of items: n − noise tokens, each of length 1, and the spans.
     is_item = np.arange(n) < (n - noise + spans)[:, None]
     is_span = rng.subset(is_item, spans)
     item_lengths = is_item.astype(np.int64)
@@ -292,7 +312,7 @@ def text_infilling(
 
 
 def _poisson(uniform: np.ndarray, mean: float) -> np.ndarray:
-    """Poisson numbers from uniform ones, by the inverse of the cumulative distribution."""
+    """Turn uniform numbers into Poisson numbers, by inverting the cumulative distribution."""
     probabilities = [math.exp(-mean)]
     while len(probabilities) < mean or probabilities[-1] > 2.0**-60:
         probabilities.append(probabilities[-1] * mean / len(probabilities))

@@ -1,4 +1,4 @@
-"""Language modelling: the text is predicted as it stands, whole or from some point on."""
+"""Language modelling: predict the text itself, all of it or from some point on."""
 
 from typing import Literal
 
@@ -21,8 +21,8 @@ _CAUSAL = Traits(has_inputs=False, min_tokens=1, scores_whole_text=True, continu
 
 @objective(bound=lambda n: Bound(0, n, n), traits=_CAUSAL)
 def causal_lm(tokens: Tokens, rng: RowRng, vocabulary: Vocabulary) -> Pairs:
-    """Predict every token from those before it (GPT: Radford et al., 2018, eq. 1). Nothing is
-    hidden but the future.
+    """Predict every token from those before it (GPT: Radford et al., 2018, eq. 1). Only the future
+    is hidden.
 
     >>> example(causal_lm, "the cat")
     ('', 'the cat')
@@ -41,7 +41,7 @@ def _prefix_bound(n, *, split=0.0, score_prefix=False, mirrored=False, mode="") 
 
 
 def _prefix_traits(*, split=0.0, score_prefix=False, mirrored=False, mode="") -> Traits:
-    if mirrored:  # two windows of at least two tokens each
+    if mirrored:  # both halves have at least two tokens
         return Traits(
             min_tokens=4,
             window_multiple=2,
@@ -53,12 +53,14 @@ def _prefix_traits(*, split=0.0, score_prefix=False, mirrored=False, mode="") ->
 
 
 def _mirror_on_encoder_decoder(architecture: str, options: dict) -> dict:
+    """Set mirrored=True for an encoder-decoder, unless the split is fixed: see prefix_lm."""
     if architecture == "encoder_decoder" and not options.get("split"):
         return {**options, "mirrored": True}
     return options
 
 
 def _prefix_length(n: int, split: float) -> int:
+    """Return the prefix length for a fixed split, leaving at least one token on each side."""
     return min(max(round(n * split), 1), n - 1)
 
 
@@ -76,11 +78,12 @@ def prefix_lm(
     """Read the text up to a point; predict the rest (Raffel et al., 2020, §3.2.3).
 
     Args:
-        split: the share that is read; 0: up to a uniformly random point.
-        score_prefix: also score the prefix, where a causal decoder reads it.
-        mirrored: two windows in one, split at u and at n − u, so that inputs and targets each fill
-            exactly n: what an encoder-decoder row needs to have no padding.
-        mode: UL2's token before the inputs, R, S or X.
+        split: fraction of the text to read; 0: up to a uniformly random point.
+        score_prefix: also score the prefix, when a causal decoder reads it.
+        mirrored: cut the window into two halves of n tokens, and split one at u and the other at
+            n − u. Inputs and targets of the two together have exactly n tokens each, so an
+            encoder-decoder row has no padding.
+        mode: UL2's mode token before the inputs: R, S or X.
 
     >>> example(prefix_lm, "the cat sat")
     ('th', 'e cat sat')
@@ -101,14 +104,16 @@ def prefix_lm(
 def _split_at(
     tokens: Tokens, point: np.ndarray, vocabulary: Vocabulary, score_prefix: bool, mode: str
 ) -> Pairs:
-    """Inputs are the tokens before the point [rows, 1], targets those from it on."""
+    """Split rows at the point [rows, 1]: the tokens before it are the inputs, the others the
+    targets.
+    """
     is_prefix = np.arange(tokens.shape[1]) < point
     inputs = with_mode(Ragged.from_mask(tokens, is_prefix), vocabulary, mode)
     return Pairs(inputs, Ragged.from_mask(tokens, ~is_prefix), score_inputs=score_prefix)
 
 
 def with_mode(inputs: Ragged, vocabulary: Vocabulary, mode: str) -> Ragged:
-    """The inputs after UL2's mode token (Tay et al., 2023, §3.1.3), if there is one."""
+    """Put UL2's mode token (Tay et al., 2023, §3.1.3), if there is one, before the inputs."""
     if not mode:
         return inputs
     mode_tokens = np.full((len(inputs.lengths), 1), vocabulary[f"[{mode}]"])
@@ -140,13 +145,14 @@ def fill_in_the_middle(
     spm_rate: Share = 0.5,
 ) -> Pairs:
     """Read what is before and after a gap; predict the gap (Bavarian et al., 2022, §3). The text is
-    cut at two random points into prefix, middle and suffix. A causal decoder is scored on all of
-    it, as theirs is.
+    cut at two random points into prefix, middle and suffix. As in the paper, a causal decoder is
+    scored on the whole sequence.
 
     Args:
-        fim_rate: share of rows that are cut; the others are causal_lm.
-        spm_rate: share of these in the order suffix, prefix, middle (their SPM, in the variant of
-            §3); the others go prefix, suffix, middle. The middle ends in EOS.
+        fim_rate: fraction of the rows that are cut; the others are plain causal_lm.
+        spm_rate: fraction of the cut rows that have the order suffix, prefix, middle (SPM, in the
+            variant of §3); the others have the order prefix, suffix, middle. The middle ends in
+            EOS.
 
     >>> example(fill_in_the_middle, "the cat sat on", fim_rate=1.0, spm_rate=0.0)
     ('<fim_prefix>t<fim_suffix>sat on<fim_middle>', 'he cat </s>')
@@ -157,7 +163,7 @@ def fill_in_the_middle(
     cuts = np.sort(rng.integers(n + 1, 2), axis=1)
     is_cut, is_spm = rng.uniform(1) < fim_rate, rng.uniform(1) < spm_rate
 
-    # What is not cut is all middle: plain causal_lm.
+    # A row that is not cut is all middle, which is plain causal_lm.
     position = np.arange(n)
     in_prefix = is_cut & (position < cuts[:, :1])
     in_suffix = is_cut & (position >= cuts[:, 1:])
@@ -166,7 +172,7 @@ def fill_in_the_middle(
     suffix = Ragged.from_mask(tokens, in_suffix)
 
     def mark(token: int) -> Ragged:
-        """One special token in each row that is cut."""
+        """Return one special token for each row that is cut, and none for the others."""
         return Ragged.from_mask(np.full((rows, 1), token), is_cut)
 
     prefix_mark = mark(vocabulary["<fim_prefix>"])

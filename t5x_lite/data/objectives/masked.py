@@ -1,4 +1,4 @@
-"""Masked language modelling: an encoder predicts tokens at their own positions."""
+"""Masked language modelling: predict masked tokens from the text on both sides."""
 
 from typing import Literal
 
@@ -33,7 +33,7 @@ def _masked_bound(
             BAD_CONFIG,
             "objective=masked_lm: mask_rate + random_rate is more than 1; lower one of them",
         )
-    special = 3 if second else 2  # [CLS] and each [SEP]
+    special = 3 if second else 2  # [CLS] and one or two [SEP]
     return Bound(n + special, max(round(n * noise_density), 1), n + special)
 
 
@@ -60,22 +60,25 @@ def masked_lm(
     second: Second = "",
     static: bool = False,
 ) -> Pairs:
-    """Choose 15 % of the tokens, of which 80 % become [MASK], 10 % a random token, 10 % stay;
-    predict them in place (BERT: Devlin et al., 2019, §3.1). Special ids are never chosen or drawn.
+    """Choose 15 % of the tokens, replace 80 % of these by [MASK] and 10 % by a random token, and
+    keep 10 %; predict them in place (BERT: Devlin et al., 2019, §3.1). Special ids are never chosen
+    or drawn.
 
     Args:
-        noise_density: share of the tokens chosen.
-        mask_rate, random_rate: share of the chosen that become [MASK], or a random token.
-        choice: single tokens, exactly that many; whole words, at most that many tokens (BERT's
-            later release); spans of words, exactly that many, each replaced as a whole (SpanBERT:
-            Joshi et al., 2020, §3.1, and released code); salient spans, at most that many.
-        second: a pair `[CLS] A [SEP] B [SEP]` of texts of one document, with token types 0 and 1,
-            cut where a sentence or a line begins, if one does, and a label. "next": B is of another
-            document in half of the rows, label 1 where it is not (BERT's next sentence). "order": A
-            and B change places in half of the rows, label 1 where they do not (ALBERT: Lan et al.,
-            2020, §3.1). A row is shorter where a document ends, or a sentence is left out.
-        static: the same windows and masks in every epoch, as BERT's files had them; else new ones
-            each time (RoBERTa: Liu et al., 2019, §4.1).
+        noise_density: fraction of the tokens to choose.
+        mask_rate, random_rate: fraction of the chosen tokens that become [MASK], or a random token.
+        choice: how to choose. "token": single tokens, exactly that many. "word": whole words, at
+            most that many tokens (BERT's later release). "span": spans of words, exactly that many
+            tokens, each span replaced as a whole (SpanBERT: Joshi et al., 2020, §3.1, and released
+            code). "salient": names, numbers and dates, at most that many tokens.
+        second: read a sentence pair `[CLS] A [SEP] B [SEP]` from one document, with token types 0
+            and 1 and a label. It is cut where a sentence or a line begins, if there is such a
+            place. "next": in half of the rows B comes from another document; the label is 1 if B
+            follows A (BERT's next sentence). "order": in half of the rows A and B are swapped; the
+            label is 1 if they are not (ALBERT: Lan et al., 2020, §3.1). A row is shorter where a
+            document ends, or where an incomplete sentence is left out.
+        static: use the same windows and masks in every epoch, as in BERT's files; otherwise draw
+            new ones each time (RoBERTa: Liu et al., 2019, §4.1).
 
     >>> example(masked_lm, "the cat sat on the mat")
     ('[CLS]the cat sat[MASK][MASK]n the[MASK]mat[SEP]', ' o ')
@@ -117,12 +120,12 @@ def masked_next_token(
     random_rate: Share = 0.1,
     choice: Choice = "token",
 ) -> Pairs:
-    """Mask tokens as BERT does; predict each at the position before it, where a language model
-    would, with the text on both sides in sight (Charpentier and Samuel, 2024). A decoder can learn
-    it beside causal_lm, in rows of the same shape: `causal_lm + masked_next_token`.
+    """Mask tokens as BERT does; predict each at the position before it, as a language model does,
+    but from the text on both sides (Charpentier and Samuel, 2024). A decoder can learn it together
+    with causal_lm, in rows of the same shape: `causal_lm + masked_next_token`.
 
     Args:
-        noise_density, mask_rate, random_rate, choice: as masked_lm has them.
+        noise_density, mask_rate, random_rate, choice: as in masked_lm.
 
     >>> example(masked_next_token, "the cat sat", noise_density=0.3, random_rate=0.0)
     ('', 'the cat sat')
@@ -142,16 +145,18 @@ def _masked(
     random_rate: float,
     choice: Choice,
 ) -> tuple[Mask, Tokens]:
-    """Which tokens are chosen, and the tokens with those replaced."""
-    # Choose exactly round(15 %) of the ordinary tokens.
+    """Choose tokens and replace them. Return the mask of chosen tokens, and the tokens with the
+    chosen ones replaced.
+    """
+    # Choose round(noise_density · ordinary tokens) of each row, but at least one.
     ordinary = np.count_nonzero(vocabulary.is_ordinary(tokens), axis=1)
     count = np.rint(ordinary * noise_density).astype(np.int64)
     count = np.minimum(np.maximum(count, 1), ordinary)
     mask = CHOICES[choice](tokens, count, rng, vocabulary)
     chosen = Ragged.from_mask(tokens, mask)
 
-    # Replace them: 80 % by [MASK], 10 % by a random token, 10 % by themselves. Each token draws for
-    # itself, but all tokens of a span share the draw of the span; neighbours are one span.
+    # Replace 80 % by [MASK] and 10 % by a random token, and keep 10 %. Each token draws for itself,
+    # except that all tokens of a span share one draw; adjacent spans count as one.
     row, draw = chosen.row_ids, chosen.positions
     slots = _masked_bound(tokens.shape[1], noise_density=noise_density).targets
     shared_draw = _span_ids(mask)[mask] if choice == "span" else draw
@@ -168,14 +173,14 @@ def _masked(
 
 
 def _span_ids(mask: Mask) -> noise.Ids:
-    """The span, a run of masked tokens, that each of them belongs to."""
+    """Return the index of the span, a run of masked tokens, that each masked token belongs to."""
     starts_span = mask.copy()
     starts_span[:, 1:] &= ~mask[:, :-1]
     return np.cumsum(starts_span, axis=1) - 1
 
 
 def _framed(tokens: Tokens, vocabulary: Vocabulary) -> tuple[Ragged, np.ndarray]:
-    """[CLS] text [SEP], and the position of each token in it [rows, n]."""
+    """Return `[CLS] text [SEP]` and the position of each token in it [rows, n]."""
     rows, n = tokens.shape
     inputs = np.full((rows, n + 2), vocabulary["[SEP]"], np.int32)
     inputs[:, 0] = vocabulary["[CLS]"]
@@ -186,10 +191,10 @@ def _framed(tokens: Tokens, vocabulary: Vocabulary) -> tuple[Ragged, np.ndarray]
 def _framed_pairs(
     tokens: Tokens, cut: PerRow, lengths: PerRow, vocabulary: Vocabulary
 ) -> tuple[Ragged, np.ndarray, Ragged]:
-    """[CLS] A [SEP] B [SEP], the position of each token in it [rows, n], and token types.
+    """Return `[CLS] A [SEP] B [SEP]`, the position of each token in it [rows, n], and token types.
 
     Args:
-        cut, lengths: [rows] where B begins, and where it ends.
+        cut, lengths: [rows] index where B begins, and length of A and B together.
     """
     rows, n = tokens.shape
     positions = np.arange(n) + 1 + (np.arange(n) >= cut[:, None])

@@ -1,4 +1,4 @@
-"""The setting `objective`, read: one objective with its options, or a mixture of several at
+"""Parse the setting `objective`: one objective with its options, or a mixture of several with
 rates.
 """
 
@@ -20,21 +20,21 @@ from t5x_lite.data.rng import RowRng
 from t5x_lite.data.tokenizers.vocabulary import Vocabulary
 from t5x_lite.errors import BAD_CONFIG, UserError, nearest, user_errors
 
-_MANY = 1000  # raw tokens, enough for whatever an objective makes to show in its bound
+_MANY = 1000  # raw tokens; enough for the bound to show whether an objective makes sentinels
 
 
 @dataclass(frozen=True)
 class Objective:
-    """An objective with its options: `objective(tokens, rng, vocabulary) → Pairs` and `bound(n) →
-    Bound`.
+    """An objective with its options: `objective(tokens, rng, vocabulary)` returns a tuple of Pairs,
+    and `bound(n)` a Bound.
     """
 
     name: str
-    options: dict  # those that were given
+    options: dict  # only the options that were given
     function: ObjectiveFunction = field(repr=False)
 
     def __str__(self) -> str:
-        """As in a config.
+        """Write the objective as in a config.
 
         >>> str(parse_objective("span_corruption(noise_density=0.2)"))
         'span_corruption(noise_density=0.2)'
@@ -45,36 +45,38 @@ class Objective:
     def __call__(
         self, tokens: np.ndarray, rng: RowRng, vocabulary: Vocabulary
     ) -> tuple[Pairs, ...]:
-        """Pairs of windows [rows, n], or [rows, 2, n] where it reads two; a tuple, since it may
-        make two of each.
+        """Turn windows [rows, n], or [rows, 2, n] for an objective that reads two windows, into a
+        tuple of one or two Pairs.
         """
         pairs = self.function(tokens, rng, vocabulary, **self.options)
         return pairs if isinstance(pairs, tuple) else (pairs,)
 
     def bound(self, n: int) -> Bound:
-        """The most that n raw tokens become."""
+        """Return upper bounds on what n raw tokens become."""
         with user_errors(BAD_CONFIG, f"objective={self.name}: its bound failed on {n} tokens"):
             return Bound(*self.function.bound(n, **self.options))
 
     @cached_property
     def traits(self) -> Traits:
-        """What it declares."""
+        """Traits that the objective declares for these options."""
         with user_errors(BAD_CONFIG, f"objective={self.name}: its traits failed"):
             return self.function.traits(**self.options)
 
     @cached_property
     def uses_sentinels(self) -> bool:
-        """Whether masked spans are marked by sentinels."""
+        """True if masked spans are marked by sentinels."""
         return self.bound(_MANY).sentinels > 0
 
     def for_architecture(self, architecture: str) -> "Objective":
-        """With the options that the architecture needs."""
+        """Return this objective with the options that the architecture needs."""
         options = self.function.adapt(architecture, self.options)
         return Objective(self.name, options, self.function)
 
 
 def find(name: str, allowed: AllowedCode = None) -> ObjectiveFunction:
-    """The function of that name: one of OBJECTIVES, or `module.function` of the user's own."""
+    """Return the objective function with this name: one of OBJECTIVES, or the user's own
+    `module.function`.
+    """
     if name in OBJECTIVES:
         return OBJECTIVES[name]
     if "." not in name:
@@ -90,13 +92,13 @@ def find(name: str, allowed: AllowedCode = None) -> ObjectiveFunction:
 
 
 def parse_objective(spec: str, allowed: AllowedCode = None) -> Objective:
-    """Read one objective, such as "span_corruption(mean_span_length=2)".
+    """Parse one objective, such as "span_corruption(mean_span_length=2)".
 
     Args:
-        allowed: the modules that may be imported for a function of the user's own; None: any.
+        allowed: modules that may be imported for the user's own functions; None: any.
 
     Raises:
-        UserError: for a name, an option or a value that does not exist.
+        UserError: for an unknown name or option, or a value that is out of range.
     """
     name, options = parse_call(spec, "objective")
     function = find(name, allowed)
@@ -116,10 +118,11 @@ def parse_objective(spec: str, allowed: AllowedCode = None) -> Objective:
 
 
 def parse_mixture(spec: str, allowed: AllowedCode = None) -> list[tuple[float, Objective]]:
-    """Read one objective, or a sum of several with rates, as (share of the rows, objective).
+    """Parse one objective, or a sum of several with rates. Return (fraction of the rows, objective)
+    for each.
 
-    As in algebra, a rate before a bracket counts for each term in it. "ul2" is the mean of Tay et
-    al.'s seven denoisers: as a term of a sum it counts once.
+    As in algebra, a rate before brackets applies to every term inside them. "ul2" is the mean of
+    Tay et al.'s seven denoisers: in a sum it counts as one term.
 
     >>> mixture = parse_mixture("3 * causal_lm + prefix_lm(split=0.5)")
     >>> [(rate, objective.name) for rate, objective in mixture]
@@ -134,7 +137,7 @@ def parse_mixture(spec: str, allowed: AllowedCode = None) -> list[tuple[float, O
 
 
 def _terms(node: ast.expr, rate: float) -> list[tuple[float, str]]:
-    """The terms of a sum, with their rates."""
+    """Return the terms of a sum with their rates."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         return _terms(node.left, rate) + _terms(node.right, rate)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
@@ -149,7 +152,7 @@ def _terms(node: ast.expr, rate: float) -> list[tuple[float, str]]:
 
 
 def check_vocabulary(objective: Objective, window: int, vocabulary: Vocabulary) -> None:
-    """Refuse a tokenizer without the special ids that the objective needs for a window of that many
+    """Reject a tokenizer that lacks special ids which the objective needs for a window of `window`
     tokens.
     """
     needed = objective.bound(window).sentinels
@@ -167,8 +170,8 @@ def check_vocabulary(objective: Objective, window: int, vocabulary: Vocabulary) 
 
 
 def dry_run(objective: Objective, window: int, vocabulary: Vocabulary) -> None:
-    """Make one row of ordinary tokens, so that what the tokenizer lacks, or a user's function does
-    wrong, shows now.
+    """Make one row of ordinary tokens, so that special ids that the tokenizer lacks, and mistakes
+    in a user's function, are found before training.
     """
     windows = objective.traits.windows_per_row
     shape = (1, window) if windows == 1 else (1, windows, window)

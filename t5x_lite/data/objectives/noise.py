@@ -1,6 +1,8 @@
-"""Which tokens an objective masks: each function returns a noise mask, bool [rows, n].
+"""Choose the tokens that an objective masks. The main functions return a noise mask, bool
+[rows, n].
 
-"Words" and "sentences" are runs of tokens, numbered from 0 in each row by int64 [rows, n] arrays.
+"Words" and "sentences" are runs of tokens. They are numbered from 0 in each row, in int64 arrays
+[rows, n].
 """
 
 import numpy as np
@@ -11,30 +13,30 @@ from t5x_lite.data.rng import RowRng
 from t5x_lite.data.tokenizers.vocabulary import Vocabulary
 
 Count = Integer[np.ndarray, "rows"]
-Ids = Int[np.ndarray, "rows n"]  # of words, sentences or spans
-_LAST = ~np.uint64(0)  # a sort key after all others
+Ids = Int[np.ndarray, "rows n"]  # the word, sentence or span that each token belongs to
+_LAST = ~np.uint64(0)  # a sort key that comes after all others
 
 
 def noise_count(n: int, noise_density: float) -> int:
-    """How many of n tokens are noise: round(n · density), at least one, and at least one token is
-    not.
+    """Return how many of n tokens to mask: round(n · noise_density), but at least one, and at most
+    n − 1.
     """
     return min(max(round(n * noise_density), 1), n - 1)
 
 
 def span_count(n: int, noise_density: float, mean_span_length: float) -> int:
-    """How many spans those tokens form: round(noise / mean), at least one, at most as many as leave
-    a gap for each.
+    """Return how many spans the masked tokens form: round(masked tokens / mean_span_length), but at
+    least one, and at most the number of masked or of unmasked tokens.
     """
     noise = noise_count(n, noise_density)
     return min(max(round(noise / mean_span_length), 1), noise, n - noise)
 
 
 def random_composition(total: int, parts: int, rng: RowRng) -> Int[np.ndarray, "rows parts"]:
-    """`parts` positive lengths that add up to `total`, every composition equally likely: int64
-    [rows, parts].
+    """Draw `parts` positive lengths that add up to `total`, with all compositions equally likely:
+    int64 [rows, parts].
     """
-    # Cut the total at parts − 1 different places out of total − 1.
+    # Cut the total at parts − 1 different places, out of total − 1 possible ones.
     edges = np.zeros((len(rng), parts + 1), np.int64)
     is_edge = rng.subset(total - 1, parts - 1)
     edges[:, 1:-1] = np.nonzero(is_edge)[1].reshape(len(rng), parts - 1) + 1
@@ -45,14 +47,14 @@ def random_composition(total: int, parts: int, rng: RowRng) -> Int[np.ndarray, "
 def random_spans(
     n: int, rng: RowRng, noise_density: float, mean_span_length: float, random_roll: bool = False
 ) -> Mask:
-    """Noise spans (Raffel et al., 2020, §3.3.4 and their released code): the lengths of noise and
-    of gaps are random compositions, alternating, gap first, so that a row begins unmasked and ends
-    masked; a random roll changes that.
+    """Draw noise spans (Raffel et al., 2020, §3.3.4 and their released code). The lengths of spans
+    and of gaps are random compositions. They alternate, gap first, so a row begins unmasked and
+    ends masked, unless random_roll rotates the mask.
     """
     spans = span_count(n, noise_density, mean_span_length)
     noise = noise_count(n, noise_density)
 
-    # gap, noise, gap, noise, …
+    # Alternate the lengths: gap, noise, gap, noise, …
     lengths = np.empty((len(rng), 2 * spans), np.int64)
     lengths[:, 1::2] = random_composition(noise, spans, rng)
     lengths[:, 0::2] = random_composition(n - noise, spans, rng)
@@ -65,13 +67,13 @@ def random_spans(
 
 
 def iid_noise(n: int, rng: RowRng, noise_density: float) -> Mask:
-    """Exactly round(n · density) tokens, every choice equally likely."""
+    """Mask exactly round(n · noise_density) tokens, with all choices equally likely."""
     return rng.subset(n, noise_count(n, noise_density))
 
 
 def word_starts(tokens: Tokens, vocabulary: Vocabulary) -> Mask:
-    """Whether a word begins with each token. A word includes the space before it; punctuation is a
-    word of its own.
+    """Return True for each token that begins a word. A word includes the space before it.
+    Punctuation is a word of its own.
     """
     pieces = vocabulary.pieces
     starts = pieces.starts_word[tokens]
@@ -81,12 +83,14 @@ def word_starts(tokens: Tokens, vocabulary: Vocabulary) -> Mask:
 
 
 def word_ids(tokens: Tokens, vocabulary: Vocabulary) -> Ids:
-    """The word of each token."""
+    """Return the index of the word that each token belongs to."""
     return np.cumsum(word_starts(tokens, vocabulary), axis=1) - 1
 
 
 def sentence_ids(tokens: Tokens, vocabulary: Vocabulary) -> Ids:
-    """The sentence of each token. A space after . ! or ? starts the next one."""
+    """Return the index of the sentence that each token belongs to. A space after . ! or ? belongs
+    to the next sentence.
+    """
     pieces = vocabulary.pieces
     starts_sentence = pieces.starts_word[tokens] & ~pieces.punctuation[tokens]
     starts_sentence[:, 0] = False
@@ -95,22 +99,23 @@ def sentence_ids(tokens: Tokens, vocabulary: Vocabulary) -> Ids:
 
 
 def random_tokens(tokens: Tokens, count: Count, rng: RowRng, vocabulary: Vocabulary) -> Mask:
-    """`count` [rows] single tokens, none of them special."""
+    """Mask `count` [rows] single tokens, none of them special."""
     return rng.subset(vocabulary.is_ordinary(tokens), count)
 
 
 def whole_words(tokens: Tokens, count: Count, rng: RowRng, vocabulary: Vocabulary) -> Mask:
-    """Words in random order, each whole, as long as they fit into `count` [rows] tokens; one that
-    does not is skipped (BERT's whole word masking, released code of May 2019). Words with special
-    ids are never taken.
+    """Mask whole words in random order, up to `count` [rows] tokens; a word that no longer fits is
+    skipped (BERT's whole word masking, released code of May 2019). Words with special ids are never
+    masked.
     """
     words = word_ids(tokens, vocabulary)
     return _whole_units(words, vocabulary.is_ordinary(tokens), count, rng)
 
 
 def _whole_units(unit_ids: Ids, allowed: Mask, count: Count, rng: RowRng) -> Mask:
-    """Units (words or spans, numbered from 0 in each row) in random order, each whole or not at
-    all, up to `count` [rows] tokens; one with a token that is not allowed is never taken.
+    """Mask units (words or spans, numbered from 0 in each row) in random order, up to `count`
+    [rows] tokens. A unit is masked as a whole or not at all. A unit with a token that is not
+    allowed is never masked.
     """
     rows, n = unit_ids.shape
     flat_ids = unit_ids + n * np.arange(rows)[:, None]
@@ -121,7 +126,7 @@ def _whole_units(unit_ids: Ids, allowed: Mask, count: Count, rng: RowRng) -> Mas
     keys[~usable] = _LAST  # unusable units come after all others
     order = np.argsort(keys, axis=1)
 
-    # Go through the units of all rows at once: the first of each row, then the second, …
+    # Go through the units of all rows at once: the first unit of each row, then the second, …
     remaining = np.array(count)
     taken = np.zeros((rows, n), bool)
     most_units = usable.sum(1).max()
@@ -141,34 +146,35 @@ MAX_SPAN_LENGTH = 10
 def geometric_lengths(
     uniform: np.ndarray, p: float = 0.2, longest: int = MAX_SPAN_LENGTH
 ) -> np.ndarray:
-    """Lengths with P(l) ∝ p(1 − p)^(l − 1) on 1 … longest, mean 3.80 (SpanBERT: Joshi et al., 2020,
-    §3.1), from uniform numbers.
+    """Turn uniform numbers into lengths with P(l) ∝ p(1 − p)^(l − 1) on 1 … longest; their mean is
+    3.80 for the defaults (SpanBERT: Joshi et al., 2020, §3.1).
     """
     cumulative = np.cumsum(p * (1 - p) ** np.arange(longest))
     return np.searchsorted(cumulative / cumulative[-1], uniform, side="right") + 1
 
 
 def spans_of_words(tokens: Tokens, count: Count, rng: RowRng, vocabulary: Vocabulary) -> Mask:
-    """Spans of whole words until `count` [rows] tokens are masked (SpanBERT: Joshi et al., 2020,
-    §3.1): a length in words, and a token not masked yet whose word is the first. A span is cut off
-    at the end of the row, at a special id, and where `count` is reached.
+    """Mask spans of whole words until `count` [rows] tokens are masked (SpanBERT: Joshi et al.,
+    2020, §3.1). Each span draws a length in words and a token that is not masked yet; the word of
+    that token is the first of the span. A span is cut off at the end of the row, at a special id,
+    and when `count` is reached.
     """
     rows, n = tokens.shape
     allowed = vocabulary.is_ordinary(tokens)
-    # Tokens are tried in the order of random keys. Each is masked once it was tried, so `count` are
-    # enough. The low bits of a key are its place; 32 bits that hardly decide the order draw the
-    # length of its span.
+    # Try tokens in the order of random keys. A token is masked once it has been tried, so `count`
+    # tries are enough. The low bits of a key are the token's place. The next 32 bits, which hardly
+    # affect the order, draw the length of its span.
     place_bits = n.bit_length()
     places = np.uint64((1 << place_bits) - 1)
     keys = rng.sort_keys(n)
-    keys[~allowed] |= ~places  # after all others
+    keys[~allowed] |= ~places  # special ids come after all others
     tries = int(count.max())
     first = np.sort(np.partition(keys, min(tries, n - 1), axis=1)[:, :tries], axis=1)
     tried = (first & places).astype(np.int64)
     lengths = geometric_lengths((first >> np.uint64(place_bits)).astype(np.uint32) * 2.0**-32)
 
-    # All rows are one text here. Where each word begins, and which word each token is of; where a
-    # span ends at the latest: at the next special id, or with its row.
+    # Treat all rows as one flat text. Find where each word begins, which word each token belongs
+    # to, and the barriers where a span must end: special ids and the ends of rows.
     row_begins = np.arange(rows) * n
     starts_word = word_starts(tokens, vocabulary).reshape(-1)
     word_of_token = np.cumsum(starts_word) - 1
@@ -180,7 +186,8 @@ def spans_of_words(tokens: Tokens, count: Count, rng: RowRng, vocabulary: Vocabu
     for token, length in zip((tried + row_begins[:, None]).T, lengths.T, strict=True):
         if not remaining.any():
             break
-        # A span in each row that lacks masked tokens, unless the token is masked already.
+        # Begin a span in each row that needs more masked tokens, unless its token is already
+        # masked.
         row = np.flatnonzero((remaining > 0) & ~mask[token])
         if not row.size:
             continue
@@ -190,7 +197,8 @@ def spans_of_words(tokens: Tokens, count: Count, rng: RowRng, vocabulary: Vocabu
         end = word_begins[word + length[row]]
         end = np.minimum(end, barriers[np.searchsorted(barriers, token, side="right")])
 
-        # Mask what of it is not masked yet, as far as tokens remain to be masked.
+        # Mask the tokens of each span that are not masked yet, up to the number that its row still
+        # needs.
         sizes = end - begin
         starts = np.cumsum(sizes) - sizes
         span = np.repeat(begin - starts, sizes) + np.arange(sizes.sum())
@@ -204,17 +212,17 @@ def spans_of_words(tokens: Tokens, count: Count, rng: RowRng, vocabulary: Vocabu
 
 
 def salient_spans(tokens: Tokens, count: Count, rng: RowRng, vocabulary: Vocabulary) -> Mask:
-    """Names, numbers and dates, each span whole, in random order, up to `count` [rows] tokens
-    (salient spans: Guu et al., 2020, §3.4; the spans of T5's closed-book results, Roberts et
-    al., 2020). They used a tagger; here the rule is: a word with a digit, or one with a capital
-    that does not begin a sentence; neighbours form one span.
+    """Mask names, numbers and dates, as whole spans in random order, up to `count` [rows] tokens
+    (salient spans: Guu et al., 2020, §3.4; also used for T5's closed-book results, Roberts et al.,
+    2020). They used a tagger. The rule here marks words with a digit, and words with a capital that
+    do not begin a sentence. Adjacent marked words form one span.
     """
     words, pieces = word_ids(tokens, vocabulary), vocabulary.pieces
     rows, n = words.shape
     starts_word = np.diff(words, axis=1, prepend=-1) > 0
     starts_word[:, 1:] |= pieces.blank[tokens[:, :-1]]
 
-    # A word begins a sentence where nothing but blanks is before it, or the end of another
+    # A word begins a sentence if only blanks come before it, or if it follows the end of another
     # sentence.
     text_position = np.where(pieces.blank[tokens], -1, np.arange(n))
     last_text = np.maximum.accumulate(text_position, axis=1)[:, :-1]
@@ -222,13 +230,14 @@ def salient_spans(tokens: Tokens, count: Count, rng: RowRng, vocabulary: Vocabul
     starts_sentence = np.ones((rows, n), bool)
     starts_sentence[:, 1:] = (last_text < 0) | pieces.ends_sentence[last_token]
 
+    # Mark the tokens that belong to a number or begin a name.
     has_digit = pieces.digit[tokens]
     inside_number = pieces.punctuation[tokens[:, 1:-1]] & has_digit[:, :-2] & has_digit[:, 2:]
-    has_digit[:, 1:-1] |= inside_number  # 5.5, 1,000
+    has_digit[:, 1:-1] |= inside_number  # punctuation between digits, as in 5.5 and 1,000
     is_name = starts_word & pieces.capital[tokens] & ~starts_sentence
     is_marked = (has_digit | is_name) & vocabulary.is_ordinary(tokens)
 
-    # A word is salient if one of its tokens is marked; runs of salient words are one span.
+    # A word is salient if one of its tokens is marked. A run of salient words is one span.
     flat_words = words + n * np.arange(rows)[:, None]
     marks = np.bincount(flat_words[is_marked], minlength=rows * n).reshape(rows, n)
     salient = np.take_along_axis(marks > 0, words, 1)

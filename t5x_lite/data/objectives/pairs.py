@@ -1,4 +1,4 @@
-"""What an objective makes: pairs of inputs and targets."""
+"""Pairs of inputs and targets, which objectives make."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -15,23 +15,25 @@ from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 Tokens = Integer[np.ndarray, "rows n"]
 Mask = Bool[np.ndarray, "rows n"]
 
-NOT_GIVEN = Ragged.empty(0)  # an optional column of Pairs that is left out
+NOT_GIVEN = Ragged.empty(0)  # stands for an optional field of Pairs that is left out
 
 
 class SegmentLabels(NamedTuple):
-    """What a head predicts of each pair, wherever the pair stands in its row: see data/tasks."""
+    """Labels that a head predicts for each pair, anywhere in a row: see data/tasks."""
 
-    values: np.ndarray  # [pairs, k] class numbers, or numbers
-    positions: np.ndarray  # [pairs] of the hidden state that the head reads, from the pair's start
-    weights: np.ndarray  # [pairs] 0 where there is no label
-    groups: np.ndarray  # [pairs] the example of each: several pairs may be answers to one question
+    values: np.ndarray  # [pairs, k] class numbers, or values to regress
+    # [pairs] position of the hidden state that the head reads, from the start of the pair
+    positions: np.ndarray
+    weights: np.ndarray  # [pairs] 0 if there is no label
+    # [pairs] example of each pair; several pairs may be the answers to one question
+    groups: np.ndarray
 
     def take(self, order: np.ndarray) -> "SegmentLabels":
         """Select pairs by index."""
         return SegmentLabels(*(column[order] for column in self))
 
     def arrays(self) -> list["SegmentLabels"]:
-        """The labels of each pair."""
+        """Return the labels of each pair as a list."""
         return [SegmentLabels(*row) for row in zip(*self, strict=True)]
 
     @classmethod
@@ -41,29 +43,31 @@ class SegmentLabels(NamedTuple):
 
 
 class Pair(SimpleNamespace):
-    """One pair of Pairs: the fields of Pairs, as plain arrays of this pair."""
+    """One pair of Pairs: the same fields, as plain arrays."""
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """One pair a row: inputs that the model reads and targets that it predicts, both ids.
+    """Pairs of inputs that the model reads and targets that it predicts, as token ids, one pair per
+    row.
 
     Attributes:
-        inputs, targets: text to text, or aligned: see `scored`.
-        weights: of the targets; left out: 1 each.
-        scored: None for text to text, where the targets are a text of their own. Aligned (masked
-            LM): the position in the inputs of each target.
-        read: what a decoder reads, both ways, in the place of its targets, as long as they are. A
-            row that is empty, or left out: the targets themselves, from left to right.
-        score_inputs: bool [rows], or one for all: a decoder that reads its inputs causally is
-            scored on them too.
-        types: of the inputs (BERT's segment A and B).
-        labels: [rows] what the sequence label head predicts of the pair as a whole (is B the next
+        inputs, targets: ids of a text-to-text pair, or of an aligned pair: see `scored`.
+        weights: loss weight of each target; 1 if left out.
+        scored: None for text to text, where the targets are a text of their own. For aligned pairs
+            (masked LM), the position in the inputs of each target.
+        read: ids that a decoder reads in place of its targets, with bidirectional attention; as
+            many as there are targets. Where a row is empty, or `read` is left out, the decoder
+            reads its targets from left to right.
+        score_inputs: bool [rows], or one value for all rows: a decoder that reads its inputs
+            causally is scored on them too.
+        types: token types of the inputs (BERT's segments A and B).
+        labels: [rows] label of the pair as a whole, for the sequence label head (is B the next
             sentence?).
-        segment_labels: what a head predicts of each pair, of which a row may hold several.
+        segment_labels: labels of a task head for each pair; a row may hold several pairs.
 
-    Select, concatenate and iterate with `take`, `concatenate` and `each`. They go over the fields
-    of this class, so that none is forgotten.
+    Use `take`, `concatenate` and `each` to select, concatenate and iterate. They loop over the
+    fields of this class, so that none is forgotten.
     """
 
     inputs: Ragged
@@ -89,12 +93,12 @@ class Pairs:
         return len(self.inputs.lengths)
 
     def _columns(self) -> dict[str, Any]:
-        """The fields that are given, by name."""
+        """Return the fields that are given, by name."""
         columns = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: column for name, column in columns.items() if column is not None}
 
     def take(self, order: np.ndarray) -> "Pairs":
-        """Select pairs by index, in that order."""
+        """Select pairs by index, in the given order."""
         taken = {}
         for name, column in self._columns().items():
             is_array = isinstance(column, np.ndarray)
@@ -104,6 +108,9 @@ class Pairs:
     @classmethod
     def concatenate(cls, parts: Sequence["Pairs"]) -> "Pairs":
         """Concatenate pairs that have the same optional fields.
+
+        Raises:
+            ValueError: if some have an optional field that others lack.
 
         >>> one = Pairs(Ragged.from_rows([[1, 2]]), Ragged.from_rows([[3]]))
         >>> Pairs.concatenate([one, one]).inputs.tolist()
@@ -122,7 +129,7 @@ class Pairs:
         return cls(**joined)
 
     def each(self) -> list[Pair]:
-        """The pairs one by one, as plain arrays; None for a field that is not given."""
+        """Return the pairs one by one, as plain arrays. A field that is not given is None."""
         nothing = dict.fromkeys(field.name for field in fields(self))
         pairs = [Pair(**nothing) for _ in range(len(self))]
         for name, column in self._columns().items():
@@ -133,8 +140,8 @@ class Pairs:
 
 
 def example(objective: Callable, text: str, row: int = 1, **options) -> tuple[str, str]:
-    """Inputs and targets that an objective makes of a text, letters as tokens, as text; for worked
-    examples.
+    """Return the inputs and targets that an objective makes of a text, decoded. Letters are tokens.
+    For worked examples.
 
     >>> def halve(tokens, rng, vocabulary):
     ...     return Pairs(Ragged.from_array(tokens[:, :2]), Ragged.from_array(tokens[:, 2:]))

@@ -1,8 +1,8 @@
 """Pairs of texts A and B: BERT's next sentence (Devlin et al., 2019, §3.1 and released code) and
 ALBERT's sentence order (Lan et al., 2020, §3.1).
 
-A and B are a stretch of one document, cut where a sentence or a line begins. "Sentence" is meant as
-BERT means it: an arbitrary run of text, often longer than a linguistic one.
+A and B are a stretch of one document, cut where a sentence or a line begins. "Sentence" has BERT's
+meaning: an arbitrary run of text, often longer than a linguistic sentence.
 """
 
 from typing import Literal, NamedTuple
@@ -23,13 +23,13 @@ class SentencePairs(NamedTuple):
     """A and B of each row, side by side."""
 
     tokens: Tokens  # A, B, then EOS up to the end of the array
-    cut: PerRow  # where B begins
-    lengths: PerRow  # of A and B together
-    labels: PerRow  # 1: B is what follows A
+    cut: PerRow  # index where B begins
+    lengths: PerRow  # length of A and B together
+    labels: PerRow  # 1 if B follows A in the text, else 0
 
 
 def longest_document(tokens: Tokens, vocabulary: Vocabulary) -> tuple[PerRow, PerRow]:
-    """Where the longest stretch without EOS begins and ends in each window.
+    """Return where the longest stretch without EOS begins and ends in each window.
 
     >>> letters = Vocabulary(size=9, ordinary=(1, 9), pad=0, eos=0)
     >>> longest_document(np.array([[5, 0, 6, 7, 8, 0], [5, 6, 7, 0, 8, 1]]), letters)
@@ -37,7 +37,7 @@ def longest_document(tokens: Tokens, vocabulary: Vocabulary) -> tuple[PerRow, Pe
     """
     n = tokens.shape[1]
     place = np.arange(n)
-    # The length of the stretch that each token is the last of.
+    # Length of the stretch that ends at each token.
     last_eos = np.maximum.accumulate(np.where(tokens == vocabulary.eos, place, -1), axis=1)
     lengths = place - last_eos
     end = np.argmax(lengths, axis=1) + 1
@@ -45,7 +45,9 @@ def longest_document(tokens: Tokens, vocabulary: Vocabulary) -> tuple[PerRow, Pe
 
 
 def begins_sentence(tokens: Tokens, vocabulary: Vocabulary) -> Mask:
-    """Whether a sentence or a line begins with each token. White space belongs to what follows."""
+    """Return True for each token that begins a sentence or a line. White space belongs to the text
+    after it.
+    """
     pieces = vocabulary.pieces
     before, here = tokens[:, :-1], tokens[:, 1:]
     sentence = pieces.ends_sentence[before] & pieces.starts_word[here] & ~pieces.punctuation[here]
@@ -57,14 +59,14 @@ def begins_sentence(tokens: Tokens, vocabulary: Vocabulary) -> Mask:
 
 
 def _is_sentence_end(ids: np.ndarray, vocabulary: Vocabulary) -> np.ndarray:
-    """Whether a sentence or a line may end with each id."""
+    """Return True for each id that may end a sentence or a line."""
     pieces = vocabulary.pieces
     is_line_break = pieces.blank[ids] & pieces.starts_line[ids]
     return pieces.ends_sentence[ids] | pieces.ends_line[ids] | is_line_break
 
 
 def order_pairs(tokens: Tokens, rng: RowRng, vocabulary: Vocabulary) -> SentencePairs:
-    """Two consecutive texts, which change places in half of the rows."""
+    """Make pairs of two consecutive texts, swapped in half of the rows."""
     begin, cut, end = _stretches(tokens, rng, vocabulary)
     in_order = rng.integers(2)[:, 0]
     swapped = in_order == 0
@@ -77,22 +79,22 @@ def order_pairs(tokens: Tokens, rng: RowRng, vocabulary: Vocabulary) -> Sentence
 
 
 def next_pairs(tokens: WindowPairs, rng: RowRng, vocabulary: Vocabulary) -> SentencePairs:
-    """Two consecutive texts; in half of the rows B is the beginning of the other window, which is
-    of another document, and about as long as what it replaces.
+    """Make pairs of two consecutive texts. In half of the rows, B is replaced by a text from the
+    other window, which comes from another document. It is about as long as the text it replaces.
     """
     window, other = tokens[:, 0], tokens[:, 1]
     begin, cut, end = _stretches(window, rng, vocabulary)
     is_next = rng.integers(2)[:, 0]
 
-    # In the other window a text from the first place where a sentence begins …
+    # B from the other window begins at the first place where a sentence begins there.
     n = window.shape[1]
     place = np.arange(n)
     is_eos = other == vocabulary.eos
     document_end = np.where(is_eos.any(1), np.argmax(is_eos, axis=1), n)
     breaks = begins_sentence(other, vocabulary) & (place < document_end[:, None])
     b_begin = np.argmax(breaks, axis=1)  # 0 where there is none
-    # … to the last place where one ends before it is longer than what it replaces, or to the first
-    # where it fits the row.
+    # It ends at the last sentence end that makes it no longer than the text it replaces. If there
+    # is none, it ends at the first sentence end where it still fits the row.
     wanted = np.minimum(b_begin + end - cut, document_end)
     ends = breaks & (place > b_begin[:, None])
     before = ends & (place <= wanted[:, None])
@@ -119,29 +121,31 @@ SENTENCE_PAIRS = {"next": next_pairs, "order": order_pairs}
 def _stretches(
     tokens: Tokens, rng: RowRng, vocabulary: Vocabulary
 ) -> tuple[PerRow, PerRow, PerRow]:
-    """Of each window a stretch of one document: where it begins, where it is cut in two, and where
-    it ends. All three are where sentences or lines begin, if there are enough of them: the cut
-    comes first, then the end, then the beginning.
+    """Choose a stretch of one document in each window. Return where it begins, where it is cut in
+    two, and where it ends, [rows] each. All three are places where sentences or lines begin, if
+    there are enough of them: the cut takes precedence, then the end, then the beginning.
     """
     rows, n = tokens.shape
     place = np.arange(n)
     begin, end = longest_document(tokens, vocabulary)
-    # A window of nothing but EOS: two of them.
+    # Take at least two tokens, even of a window with nothing but EOS.
     begin = np.minimum(begin, n - 2)
     end = np.maximum(end, begin + 2)
 
     breaks = begins_sentence(tokens, vocabulary)
     breaks &= (place > begin[:, None]) & (place < end[:, None])
     count = np.count_nonzero(breaks, axis=1)
-    # The window may begin and end in the middle of a sentence.
+    # The window may begin and end in the middle of a sentence. Leave these parts out if enough
+    # breaks remain.
     last = tokens[np.arange(rows), end - 1]
     trims_end = ~_is_sentence_end(last, vocabulary) & (count >= 2)
     trims_begin = (begin == 0) & (count - trims_end >= 2)
 
-    # The place of each row's k-th break.
+    # Number the breaks of each row from 1.
     number = np.cumsum(breaks, axis=1)
 
     def break_at(k: np.ndarray) -> np.ndarray:
+        """Return the place of each row's k-th break."""
         return np.argmax(number >= k[:, None], axis=1)
 
     inner = count - trims_end - trims_begin
@@ -163,7 +167,9 @@ def _side_by_side(
     b_length: PerRow,
     eos: int,
 ) -> tuple[Tokens, PerRow, PerRow]:
-    """A, then B, then EOS, as wide as the windows [rows, n]; where B begins; the length of both."""
+    """Return A, then B, then EOS up to the width of the windows [rows, n]; the index where B
+    begins; and the length of both.
+    """
     n = a.shape[1]
     place = np.arange(n)
     from_a = np.take_along_axis(a, np.minimum(a_begin[:, None] + place, n - 1), 1)

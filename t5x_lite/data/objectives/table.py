@@ -1,4 +1,4 @@
-"""The table of objectives in the documentation, from their docstrings:
+"""The table of objectives in the documentation, made from their docstrings.
 `python -m t5x_lite.data.objectives.table` prints it.
 """
 
@@ -12,13 +12,13 @@ _EXAMPLES = {
     "sentence_permutation": {"text": "It is. So be it. Yes.", "row": 2},
     "fill_in_the_middle": {"text": _TEXT, "fim_rate": 1.0},
 }
-# The first sentence of a docstring: its meaning, then its source in brackets.
+# The first sentence of a docstring: the meaning, then its source with a year in round brackets.
 _FIRST_SENTENCE = re.compile(r"(?P<meaning>.+?) \((?P<source>[^()]*\d{4}[^()]*)\)\.")
 
 
 def table() -> str:
-    """Markdown: of each objective its meaning, its source, and what it makes of a text, letters as
-    tokens.
+    """Return a Markdown table with the meaning and source of each objective, and the inputs and
+    targets that it makes of an example text with letters as tokens.
     """
     lines = ["| objective | what it does | from | inputs | targets |", "|---|---|---|---|---|"]
     for name, objective in OBJECTIVES.items():
