@@ -1,4 +1,4 @@
-"""Rows of different lengths as two arrays, so that numpy handles all of them at once."""
+"""Rows of different lengths as two arrays, so that numpy can process all rows at once."""
 
 from typing import NamedTuple
 
@@ -7,7 +7,8 @@ from numpy.typing import ArrayLike, DTypeLike
 
 
 class Ragged(NamedTuple):
-    """`values` holds the rows one after another, `lengths` [rows] the length of each.
+    """Rows of different lengths: `values` holds them one after another, `lengths` [rows] the length
+    of each.
 
     >>> Ragged.join(Ragged.from_rows([[1, 2], []]), Ragged.from_array([[7], [8]])).tolist()
     [[1, 2, 7], [8]]
@@ -18,30 +19,30 @@ class Ragged(NamedTuple):
 
     @classmethod
     def from_rows(cls, rows, dtype: DTypeLike = np.int32) -> "Ragged":
-        """From a list of rows."""
+        """Make rows from a list."""
         arrays = [np.asarray(row, dtype) for row in rows]
         values = np.concatenate(arrays) if arrays else np.zeros(0, dtype)
         return cls(values, np.array([len(array) for array in arrays], np.int64))
 
     @classmethod
     def from_array(cls, values: ArrayLike, dtype: DTypeLike = np.int32) -> "Ragged":
-        """From an array [rows, n]: every row has all n."""
+        """Make rows from an array [rows, n]; every row has length n."""
         array = np.asarray(values, dtype)
         return cls(array.reshape(-1), np.full(len(array), array.shape[1]))
 
     @classmethod
     def empty(cls, rows: int, dtype: DTypeLike = np.int32) -> "Ragged":
-        """Rows of length 0."""
+        """Make rows of length 0."""
         return cls(np.zeros(0, dtype), np.zeros(rows, np.int64))
 
     @classmethod
     def from_mask(cls, values: np.ndarray, mask: np.ndarray) -> "Ragged":
-        """What a mask [rows, n] keeps of an array [rows, n]."""
+        """Select the values [rows, n] where the mask [rows, n] is true, as int32."""
         return cls(values[mask].astype(np.int32, copy=False), np.count_nonzero(mask, axis=1))
 
     @classmethod
     def join(cls, *parts: "Ragged") -> "Ragged":
-        """Row by row one part after another."""
+        """Concatenate the parts row by row."""
         lengths = np.stack([part.lengths for part in parts], 1)
         part_of_value = np.repeat(np.arange(lengths.size) % len(parts), lengths.reshape(-1))
         values = np.empty(len(part_of_value), np.result_type(*(part.values for part in parts)))
@@ -51,7 +52,7 @@ class Ragged(NamedTuple):
 
     @classmethod
     def where(cls, condition: np.ndarray, a: "Ragged", b: "Ragged") -> "Ragged":
-        """Rows of a where the condition [rows] is true, of b where it is not."""
+        """Take a row from a where the condition [rows] is true, else from b."""
         lengths = np.where(condition, a.lengths, b.lengths)
         values = np.empty(lengths.sum(), a.values.dtype)
         from_a = np.repeat(condition, lengths)
@@ -61,44 +62,44 @@ class Ragged(NamedTuple):
 
     @classmethod
     def stack(cls, parts: list["Ragged"]) -> "Ragged":
-        """The rows of one part, then the rows of the next."""
+        """Concatenate the parts as lists of rows."""
         values = np.concatenate([part.values for part in parts])
         return cls(values, np.concatenate([part.lengths for part in parts]))
 
     @property
     def starts(self) -> np.ndarray:
-        """Where in `values` each row starts."""
+        """Index in `values` where each row starts."""
         return self.ends - self.lengths
 
     @property
     def ends(self) -> np.ndarray:
-        """Where in `values` each row ends."""
+        """Index in `values` after the last value of each row."""
         return np.cumsum(self.lengths)
 
     @property
     def positions(self) -> np.ndarray:
-        """The position of each value in its row."""
+        """Position of each value in its row."""
         return np.arange(len(self.values)) - self.broadcast(self.starts)
 
     @property
     def row_ids(self) -> np.ndarray:
-        """The row that each value belongs to."""
+        """Index of the row that each value belongs to."""
         return self.broadcast(np.arange(len(self.lengths)))
 
     def broadcast(self, row_values: np.ndarray) -> np.ndarray:
-        """One number for each row [rows], repeated for each of the row's values."""
+        """Repeat the number of each row [rows] for every value of the row."""
         return np.repeat(row_values, self.lengths)
 
     def arrays(self) -> list[np.ndarray]:
-        """Row by row."""
+        """Return the rows as a list of arrays."""
         return np.split(self.values, self.ends[:-1])
 
     def tolist(self) -> list[list]:
-        """As lists."""
+        """Return the rows as lists."""
         return [row.tolist() for row in self.arrays()]
 
     def take(self, order: np.ndarray) -> "Ragged":
-        """The rows at those indices, in that order."""
+        """Select rows by index, in the given order."""
         lengths = self.lengths[order]
         new_starts = np.cumsum(lengths) - lengths
         shift = self.starts[order] - new_starts

@@ -1,1 +1,1 @@
-"""Rows: windows of text under an objective, or packed examples, as batches."""
+"""Rows: windows of text under an objective, or packed examples, in batches."""

@@ -1,4 +1,4 @@
-"""Batches as a pure function of the step: the same rows on any number of hosts, after any
+"""Batches as a pure function of the step: the same rows on any number of hosts, and after any
 restart.
 """
 
@@ -19,24 +19,25 @@ from t5x_lite.data.store.corpus import Corpus, Source, Split
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import BAD_DATA, UserError
 
-_PATTERN_ROWS = 100_000  # of one cycle of a mixture: the smallest share is one of them
+# Rows in one cycle of a mixture; the smallest possible share is one of them
+_PATTERN_ROWS = 100_000
 
 
 def mixture_pattern(rates: list[float]) -> np.ndarray:
-    """Which member of a mixture makes each row of a cycle that repeats: each as often as its rate,
-    evenly spread.
+    """Return which member of a mixture makes each row of a repeating cycle. Each member appears in
+    proportion to its rate, evenly spread.
 
     >>> mixture_pattern([0.5, 0.25, 0.25])[:8].tolist()
     [0, 1, 2, 0, 0, 1, 2, 0]
     """
     if len(rates) == 1:
         return np.zeros(1, np.int64)
-    # Whole numbers of rows: what rounding down leaves goes to those that it took most from.
+    # Round down to whole rows, then give the remaining rows to the members that lost most.
     exact = np.array(rates) / sum(rates) * _PATTERN_ROWS
     counts = np.maximum(exact.astype(np.int64), 1)
     for _ in range(_PATTERN_ROWS - counts.sum()):
         counts[np.argmax(exact - counts)] += 1
-    # Each member's rows at equal distances over the cycle, and all of them in that order.
+    # Space each member's rows evenly over the cycle, then sort all rows by their position in it.
     member = np.repeat(np.arange(len(counts)), counts)
     position = np.concatenate([(np.arange(count) + 0.5) / count for count in counts])
     return member[np.argsort(position, kind="stable")]
@@ -44,11 +45,11 @@ def mixture_pattern(rates: list[float]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Batches:
-    """The rows of one split; `rows` and `batch_at` are pure functions of the index.
+    """The rows of one split. `rows` and `batch_at` are pure functions of their arguments.
 
-    A mixture has several streams. In training `pattern` says over and over which stream the next
-    row is of; each stream goes on where its last row was. In validation the streams follow each
-    other, each read once.
+    A mixture has several streams. In training, `pattern` repeats and says which stream makes the
+    next row; each stream continues after its last row. In validation, the streams follow one
+    another, and each is read once.
     """
 
     streams: tuple[RowStream, ...]
@@ -57,17 +58,17 @@ class Batches:
 
     @property
     def shape(self) -> RowShape:
-        """Of each row."""
+        """Shape of every row."""
         return self.streams[0].shape
 
     @property
     def endless(self) -> bool:
-        """Whether the rows go on for ever, as in training."""
+        """True for training splits, which are infinite."""
         return self.streams[0].endless
 
     @property
     def shares(self) -> np.ndarray:
-        """The share of the rows that each stream makes."""
+        """Fraction of the rows that each stream makes: [streams]."""
         if self.endless:
             return self._rows_per_cycle / len(self.pattern)
         rows = np.array([stream.rows(1) for stream in self.streams])
@@ -75,25 +76,25 @@ class Batches:
 
     @property
     def raw_tokens(self) -> float:
-        """Raw tokens that one batch reads, the mean."""
+        """Mean number of raw tokens that one batch reads."""
         raw_tokens = np.array([stream.raw_tokens for stream in self.streams])
         return float(raw_tokens @ self.shares) * self.batch_size
 
     @property
     def validation_batches(self) -> int:
-        """Batches that hold every row of a validation split: each of its streams reads it once."""
+        """Number of batches that hold every row of a validation split once."""
         return -(-sum(stream.rows(1) for stream in self.streams) // self.batch_size)
 
     def num_steps(self, steps: int, epochs: int) -> int:
-        """Steps of a run: `steps`, or as many whole batches as there are in so many epochs (0: no
-        limit).
+        """Return the number of steps of a run: `steps`, or the number of whole batches in `epochs`
+        epochs if that is smaller (epochs=0: no limit).
 
         Raises:
-            UserError: where the epochs hold no whole batch.
+            UserError: if the epochs hold no whole batch.
         """
         if not epochs:
             return steps
-        ends = []  # rows before each stream would go on to another epoch
+        ends = []  # rows of the mixture before each stream would start another epoch
         for number, stream in enumerate(self.streams):
             places = np.flatnonzero(self.pattern == number)
             cycles, rest = divmod(stream.rows(epochs), len(places))
@@ -105,12 +106,12 @@ class Batches:
 
     @cached_property
     def _rows_per_cycle(self) -> np.ndarray:
-        """Rows of each stream in the pattern."""
+        """Number of rows of each stream in one cycle of the pattern."""
         return np.bincount(self.pattern, minlength=len(self.streams))
 
     @cached_property
     def _rank(self) -> np.ndarray:
-        """At each place of the pattern, how many rows of its stream come before it."""
+        """For each place in the pattern, the number of rows of the same stream before it."""
         by_stream = np.argsort(self.pattern, kind="stable")
         ordered = self.pattern[by_stream]
         rank = np.empty_like(self.pattern)
@@ -118,22 +119,22 @@ class Batches:
         return rank
 
     def locate(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """For each row the number of its stream, and its index there; −1 after the end of a
-        validation split.
+        """Return the index of each row's stream, and the index of the row in that stream. The
+        latter is −1 after the end of a validation split.
         """
         if self.endless:
             cycle, place = np.divmod(indices, len(self.pattern))
             stream = self.pattern[place]
             return stream, cycle * self._rows_per_cycle[stream] + self._rank[place]
-        # One stream after another.
+        # In validation, one stream follows another.
         ends = np.cumsum([stream.rows(1) for stream in self.streams])
         starts = np.append(0, ends[:-1])
         stream = np.minimum(np.searchsorted(ends, indices, side="right"), len(ends) - 1)
         return stream, np.where(indices < ends[-1], indices - starts[stream], -1)
 
     def rows(self, indices: Iterable[int]) -> Row:
-        """The rows of those indices, stacked; one after the end of a validation split is padding,
-        with weight 0.
+        """Return the rows with these indices, stacked. A row after the end of a validation split is
+        padding with weight 0.
         """
         numbers, inner = self.locate(np.fromiter(indices, np.int64))
         rows: Row = {}
@@ -141,6 +142,7 @@ class Batches:
             places = np.flatnonzero(numbers == number)
             stream = self.streams[number]
             pairs, row_of_pair = stream.pairs(np.maximum(inner[places], 0))
+            # Lay out the rows of one stream, and put them at their places among all rows.
             part = lay_out(pairs, self.shape, stream.vocabulary, row_of_pair, len(places))
             if len(places) == len(numbers):
                 rows = part
@@ -156,8 +158,8 @@ class Batches:
         return rows
 
     def batch_at(self, step: int, rows: Iterable[int] | None = None) -> Row:
-        """Batch number `step` (from 0): arrays [batch_size, …], or only those of its rows that are
-        asked for.
+        """Return batch number `step` (from 0): arrays [batch_size, …], or only the rows of the
+        batch that are listed in `rows`.
         """
         wanted = range(self.batch_size) if rows is None else rows
         first = step * self.batch_size
@@ -166,23 +168,23 @@ class Batches:
 
 class RunData(Protocol):
     """What a run reads: text under its objectives (TextData), or the examples of a task
-    (tasks.rows.TaskData).
+    (tasks.task_data.TaskData).
     """
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer that made its ids."""
+        """Tokenizer that made the ids."""
         ...
 
     @property
     def manifest(self) -> dict[str, Any]:
-        """What the run directory records of it, in corpus.json: a run goes on only where
-        "tokenizer", "train" and "validation" are the same.
+        """What the run directory records about the data, in corpus.json. A run continues only if
+        "tokenizer", "train" and "validation" are unchanged.
         """
         ...
 
     def batches(self, split: Split) -> Batches:
-        """The batches of a split: "train" without end, "validation" read once."""
+        """Return the batches of a split: "train" is infinite, "validation" is read once."""
         ...
 
 
@@ -197,22 +199,26 @@ class TextData:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the corpus."""
+        """Tokenizer of the corpus."""
         return self.corpus.tokenizer
 
     @property
     def manifest(self) -> dict[str, Any]:
-        """That of the store."""
+        """Manifest of the token store."""
         return self.corpus.manifest
 
     def batches(self, split: Split) -> Batches:
-        """The batches of a split."""
+        """Return the batches of a split."""
         return make_batches(self.plan, self.data, self.seed, self.corpus, split)
 
 
 def make_batches(plan: RowPlan, data: Data, seed: int, corpus: Corpus, split: str) -> Batches:
-    """The batches of a split: "train" is shuffled and without end, "validation" is read once and in
-    order.
+    """Return the batches of a split: "train" is shuffled and infinite, "validation" is read once
+    and in order.
+
+    Raises:
+        UserError: if a source is too short for a row, or an objective needs two documents and there
+            is only one.
     """
     vocabulary = corpus.tokenizer.vocabulary
     sources = [source for source in corpus.sources if len(source.tokens[split])]
@@ -250,15 +256,15 @@ def make_batches(plan: RowPlan, data: Data, seed: int, corpus: Corpus, split: st
 def _training_windows(
     plan: RowPlan, data: Data, seed: int, sources: list[Source], pattern: np.ndarray, eos: int
 ) -> Iterator[ShuffledWindows | StaticWindows]:
-    """The windows of each member on each source. In the order of a source those of all its members
-    follow each other as the pattern has them; static ones, which stay where they are, take no part
-    in it.
+    """Yield the windows of each member on each source. In the shuffled order of a source, the
+    windows of all members follow one another in the order of the pattern. Static windows stay where
+    they are, so they take no part in that order.
     """
     sizes = [member.window for member in plan.members]
     static = [member.objective.traits.static for member in plan.members]
     block = data.block or max(sizes)
-    # A window that crosses into another block meets the end of a document there; alike in all runs
-    # of that block.
+    # Where windows can cross into another block, each block ends in EOS. A given data.block always
+    # implies this, so that all runs with the same block read the same tokens.
     crosses_blocks = bool(data.block) or len(set(sizes)) > 1
     needed = max(sizes)
     for number, source in enumerate(sources):
@@ -266,7 +272,8 @@ def _training_windows(
         _check_length(source, "train", -(-needed // block) * block)
         order = BlockOrder(tokens, block, seed, number, eos if crosses_blocks else None)
 
-        # How many tokens of this source each row of the pattern reads, and from where.
+        # For each row of the pattern: how many tokens of this source it reads, and where they begin
+        # in the cycle.
         first_stream = number * len(sizes)
         tokens_read = np.zeros(len(sizes) * len(sources), np.int64)
         tokens_read[first_stream : first_stream + len(sizes)] = np.where(static, 0, sizes)
@@ -281,6 +288,7 @@ def _training_windows(
 
 
 def _validation_windows(plan: RowPlan, sources: list[Source]) -> Iterator[SequentialWindows]:
+    """Yield the windows of each member on each source, in the order of the text."""
     for source, member in product(sources, plan.members):
         min_tokens = member.objective.traits.min_tokens
         _check_length(source, "validation", min_tokens)
@@ -288,6 +296,7 @@ def _validation_windows(plan: RowPlan, sources: list[Source]) -> Iterator[Sequen
 
 
 def _check_length(source: Source, split: str, needed: int) -> None:
+    """Reject a source with fewer than `needed` tokens in a split."""
     tokens = len(source.tokens[split])
     if tokens < needed:
         reason = f"{split} has {tokens} tokens, its rows need {needed}; give more text"
@@ -295,8 +304,9 @@ def _check_length(source: Source, split: str, needed: int) -> None:
 
 
 def source_rates(sources: list[Source], data: Data) -> list[float]:
-    """The share of the rows that each source makes: as given, else in proportion to min(tokens,
-    cap) of its training text, to the power 1/temperature (Raffel et al., 2020, §3.5.2).
+    """Return the fraction of the rows that each source makes: as given in the setting, or else in
+    proportion to min(tokens, cap)^(1/temperature), where tokens counts the training text (Raffel
+    et al., 2020, §3.5.2).
     """
     weights = [source.rate for source in sources]
     if not any(weights):
@@ -308,18 +318,19 @@ def source_rates(sources: list[Source], data: Data) -> list[float]:
 
 @dataclass(frozen=True)
 class Ledger:
-    """What a row holds, the mean over rows."""
+    """Contents of a row, as means over rows."""
 
     raw_tokens: float  # tokens of the text
-    model_tokens: float  # positions of encoder and decoder that are no padding
-    loss_tokens: float  # scored positions, by their weights
-    padding: float  # share of the positions
-    left_out: float  # share of the raw tokens that split documents leave no room for
-    members: tuple["Ledger", ...] = ()  # of each stream of a mixture
+    model_tokens: float  # encoder and decoder positions that are not padding
+    loss_tokens: float  # sum of the loss weights
+    padding: float  # fraction of the positions
+    # Fraction of the raw tokens that does not fit the rows (split documents, sentence pairs)
+    left_out: float
+    members: tuple["Ledger", ...] = ()  # one for each stream of a mixture
 
 
 def ledger(batches: Batches, rows: int = 64) -> Ledger:
-    """What the mean row holds, counted over the first `rows` of each stream."""
+    """Compute the mean contents of a row, from the first `rows` rows of each stream."""
     members = tuple(_stream_ledger(stream, rows) for stream in batches.streams)
 
     def mean(name: str) -> float:
@@ -336,10 +347,11 @@ def ledger(batches: Batches, rows: int = 64) -> Ledger:
 
 
 def _stream_ledger(stream: RowStream, rows: int) -> Ledger:
+    """Compute the mean contents of a row of one stream."""
     indices = range(min(rows, stream.rows(1)))
     alone = Batches((stream,), np.zeros(1, np.int64), len(indices))
     counted = alone.rows(indices)
-    # Padding has segment 0, and what is not scored has weight 0.
+    # Padding has segment 0. Positions that are not scored have weight 0.
     segments = [value for key, value in counted.items() if key.endswith("_segments")]
     weights = [value for key, value in counted.items() if key.endswith("_weights")]
     positions = sum(value[0].size for value in segments)

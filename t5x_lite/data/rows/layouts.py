@@ -1,6 +1,7 @@
-"""Layouts put pairs on the stacks of an architecture, as rows of fixed length.
+"""Layouts place pairs on the stacks of an architecture, as rows of fixed length.
 
-A row has flat keys; E encoder and D decoder positions, K scored positions, S segments at most:
+A row is a dict with flat keys, for E encoder and D decoder positions, K scored positions, and at
+most S segments:
 
     encoder_tokens, encoder_segments, encoder_positions                     [E]
     encoder_types (sentence pairs)                                          [E]
@@ -12,9 +13,9 @@ A row has flat keys; E encoder and D decoder positions, K scored positions, S se
     label_values (tasks with a head)                                        [S, k]
     label_positions, label_weights, label_groups                            [S]
 
-Segments count from 1; 0 is padding. An encoder attends within its segment; a decoder to the past of
-its segment, and to what decoder_prefix marks. Label s is of segment s + 1; those of one group (from
-1) are of one example.
+Segments count from 1; 0 is padding. An encoder attends within its segment. A decoder attends to the
+past of its segment, and to the positions marked in decoder_prefix. Label s belongs to segment
+s + 1. Labels of one group (counted from 1) belong to one example.
 """
 
 from collections.abc import Callable
@@ -31,22 +32,24 @@ Row = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class RowShape:
-    """How many positions each stack of a row has; 0 where there is no such stack."""
+    """Number of positions in each stack of a row; 0 if there is no such stack."""
 
     encoder: int = 0
     decoder: int = 0
-    scored: int = 0  # slots for the scored positions of an encoder, aligned pairs alone
-    bidirectional_prefix: bool = False  # inputs of a decoder are seen both ways
-    looks_ahead: bool = False  # some rows of a decoder are seen both ways whole (pairs with `read`)
-    labels: int = 0  # slots for labels of segments, tasks with a head alone
+    scored: int = 0  # slots for the scored positions of an encoder, only for aligned pairs
+    bidirectional_prefix: bool = False  # a decoder attends to its inputs in both directions
+    looks_ahead: bool = False  # some decoder rows are bidirectional as a whole (pairs with `read`)
+    labels: int = 0  # slots for labels of segments, only for tasks with a head
 
     @property
     def longest(self) -> int:
-        """Positions of the longer stack."""
+        """Number of positions in the longer stack."""
         return max(self.encoder, self.decoder)
 
     def holds(self, inputs: int, targets: int, both: int) -> bool:
-        """Whether there is room for so many inputs and targets, or for both on one stack."""
+        """Return True if this many inputs and targets fit the row; without an encoder, if `both`
+        fits the decoder.
+        """
         if not self.encoder:
             return both <= self.decoder
         return inputs <= self.encoder and targets <= (self.scored or self.decoder)
@@ -59,12 +62,13 @@ def lay_out(
     row_of_pair: np.ndarray | None = None,
     rows: int = 0,
 ) -> Row:
-    """Pairs, each a segment of its own, as rows: the arrays of the module's docstring, [rows, …]
-    each.
+    """Lay out pairs as rows, each pair as a segment of its own. Return the arrays that the module
+    docstring lists, each [rows, …].
 
     Args:
-        row_of_pair: the row that each pair belongs to, ascending, below `rows`; without it, each
-            pair is a row. The pairs of a row must fit the shape.
+        row_of_pair: row of each pair, ascending and below `rows`. By default, each pair is a row.
+            The pairs of a row must fit the shape.
+        rows: number of rows; needed only with row_of_pair.
     """
     if row_of_pair is None:
         row_of_pair, rows = np.arange(len(pairs)), len(pairs)
@@ -86,7 +90,7 @@ def lay_out(
 def row_types(
     shape: RowShape, sentence_pairs: bool = False
 ) -> dict[str, tuple[tuple[int, ...], type[np.generic]]]:
-    """The arrays of a row of an objective, each as a shape and a type, before there is any."""
+    """Return the shape and type of each array in a row of an objective, without making a row."""
     types: dict[str, tuple[tuple[int, ...], type[np.generic]]] = {}
 
     def add(stack: str, length: int, *kinds: str, of: type[np.generic] = np.int32) -> None:
@@ -109,12 +113,13 @@ def row_types(
 
 
 def _segment_labels(pairs: Pairs, shape: RowShape, row_of_pair, rows: int) -> Row:
+    """Put the labels of pairs into the label slots of their rows."""
     labels = pairs.segment_labels
     assert labels is not None, "rows with slots for labels are made of pairs that have some"
     first_pair_of_row = np.searchsorted(row_of_pair, row_of_pair)
     place = _placer(np.ones(len(pairs), np.int64), row_of_pair, rows, shape.labels)
 
-    # Positions count from the start of the row, groups from the first of the row.
+    # Positions count from the start of the row, and groups from the first group of the row.
     lengths = (
         pairs.inputs.lengths if shape.encoder else pairs.inputs.lengths + pairs.targets.lengths
     )
@@ -136,6 +141,7 @@ def _segment_labels(pairs: Pairs, shape: RowShape, row_of_pair, rows: int) -> Ro
 
 
 def _encoder(pairs: Pairs, shape: RowShape, vocabulary: Vocabulary, row_of_pair, rows: int) -> Row:
+    """Put the inputs on the encoder."""
     place = _placer(pairs.inputs.lengths, row_of_pair, rows, shape.encoder)
     row = _stack("encoder", pairs.inputs, place, vocabulary, row_of_pair)
     if pairs.types is not None:
@@ -146,8 +152,9 @@ def _encoder(pairs: Pairs, shape: RowShape, vocabulary: Vocabulary, row_of_pair,
 def _scored_positions(
     pairs: Pairs, shape: RowShape, vocabulary: Vocabulary, row_of_pair, rows: int
 ) -> Row:
+    """Put the scored positions of aligned pairs into their slots, with targets and weights."""
     assert pairs.scored is not None, "an encoder is scored on aligned pairs"
-    # `scored` counts from the start of its pair; the row wants positions from its own start.
+    # `scored` counts from the start of its pair. The row needs positions from its own start.
     starts = pairs.inputs.starts
     first_pair_of_row = np.searchsorted(row_of_pair, row_of_pair)
     starts = starts - starts[first_pair_of_row]
@@ -160,24 +167,25 @@ def _scored_positions(
 
 
 def _decoder(pairs: Pairs, shape: RowShape, vocabulary: Vocabulary, row_of_pair, rows: int) -> Row:
-    """The targets, after the inputs where no encoder reads them, shifted right within their
-    segment: position j holds stream[j − 1] and predicts stream[j].
+    """Put the targets on the decoder, after the inputs if no encoder reads them. The decoder reads
+    them shifted right within their segment: position j holds stream[j − 1] and predicts stream[j].
     """
     inputs, stream, weights = pairs.inputs, pairs.targets, pairs.weights
-    # Some pairs read other tokens than their targets, and see them both ways.
+    # Some pairs read other tokens than their targets, with bidirectional attention.
     sees_both_ways = pairs.read.lengths > 0
     read = stream
     if sees_both_ways.any():
         read = Ragged.where(sees_both_ways, pairs.read, stream)
     if not shape.encoder:
         scores_inputs = np.asarray(pairs.score_inputs)
-        if shape.bidirectional_prefix:  # what is seen from everywhere cannot be scored
+        if shape.bidirectional_prefix:  # inputs that attend in both directions cannot be scored
             scores_inputs = np.zeros(len(pairs), bool)
         input_weights = Ragged(inputs.broadcast(scores_inputs.astype(np.float32)), inputs.lengths)
         read = Ragged.join(inputs, read)
         stream = Ragged.join(inputs, stream)
         weights = Ragged.join(input_weights, weights)
 
+    # Shift right by one; each segment begins with the start token.
     shifted = np.empty_like(read.values)
     shifted[1:] = read.values[:-1]
     shifted[stream.starts[stream.lengths > 0]] = vocabulary.start
@@ -198,8 +206,8 @@ def _decoder(pairs: Pairs, shape: RowShape, vocabulary: Vocabulary, row_of_pair,
 
 
 def _stack(name: str, ids: Ragged, place: Callable, vocabulary: Vocabulary, row_of_pair) -> Row:
-    """Tokens, segments and positions of one stack."""
-    # The number of each pair within its row, from 1: its place less that of the row's first.
+    """Return tokens, segments and positions of one stack."""
+    # Number of each pair within its row, from 1: its index minus the index of the row's first pair.
     segment = np.arange(len(row_of_pair)) - np.searchsorted(row_of_pair, row_of_pair) + 1
     return {
         f"{name}_tokens": place(ids.values, vocabulary.pad),
@@ -209,8 +217,8 @@ def _stack(name: str, ids: Ragged, place: Callable, vocabulary: Vocabulary, row_
 
 
 def _placer(lengths: np.ndarray, row_of_pair: np.ndarray, rows: int, row_length: int) -> Callable:
-    """`place(values, blank, dtype)`: the pairs of each row one after another, then `blank` up to
-    the row's length.
+    """Return `place(values, blank, dtype)`, which fills each row with the values of its pairs, one
+    pair after another, and then with `blank`.
     """
     used = np.bincount(row_of_pair, lengths, rows)
     is_full = bool((used == row_length).all())

@@ -1,8 +1,9 @@
-"""Finite sets of examples (questions with answers, texts with labels): several share a row, each
-its own segment.
+"""Pack finite sets of examples (questions with answers, texts with labels): several examples share
+a row, each in its own segment.
 
 Which examples share a row is planned from their lengths, anew for each epoch, and the rows are
-shuffled. A plan depends on the seed and the epoch alone, so a row is a pure function of its index.
+shuffled. The plan of a set depends only on the seed and the epoch, so a row is a pure function of
+its index.
 """
 
 from dataclasses import dataclass
@@ -18,15 +19,16 @@ from t5x_lite.data.rows.windows import permute
 from t5x_lite.data.tokenizers.vocabulary import Vocabulary
 from t5x_lite.errors import BAD_DATA, UserError
 
-_OPEN_ROWS = 256  # rows not yet full: more would hardly pack better, and take longer
+_OPEN_ROWS = 256  # rows that are filled at a time; more would hardly pack better, and take longer
 
 
 def pack(sizes: np.ndarray, room: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """The row of each example, by best fit in that order.
+    """Assign a row to each example by best fit, going through the examples in the given order.
 
     Args:
-        sizes: [examples, stacks] positions that each example takes.
-        room: [stacks] positions of a row.
+        sizes: [examples, resources] what each example takes of a row, such as positions in a stack.
+        room: [resources] what a row has.
+        order: [examples] indices of the examples.
 
     >>> pack(np.array([[3], [5], [2], [4]]), np.array([7]), order=np.array([1, 3, 0, 2])).tolist()
     [1, 0, 0, 1]
@@ -38,10 +40,10 @@ def pack(sizes: np.ndarray, room: np.ndarray, order: np.ndarray) -> np.ndarray:
     for example in order:
         fits = (free >= sizes[example]).all(1)
         total_free = free.sum(1)
-        # The row that it fills best.
+        # Take the fullest row with enough room.
         if fits.any():
             best = np.argmin(np.where(fits, total_free, np.iinfo(np.int64).max))
-        # None has room: begin a row, and close the fullest.
+        # No row has room: close the fullest one and begin a new row.
         else:
             best = np.argmin(total_free)
             free[best] = room
@@ -54,16 +56,18 @@ def pack(sizes: np.ndarray, room: np.ndarray, order: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class PackedExamples:
-    """The rows of a set of examples, a RowStream for `Batches` like text under an objective.
+    """Rows of a set of examples: a RowStream for `Batches`, like text under an objective.
 
     Args:
-        examples: the pairs, special ids and ends included; labels, types and weights go with them.
-            Pairs of one group (the answers to one question) are one example, and stay together.
-        endless: whether epoch follows epoch, as in training; else one is read, as it is planned.
-        examples_per_row: at most; 0: as many as there is room for.
+        examples: pairs, with special ids and EOS included; their labels, types and weights are
+            kept. Pairs of one group (the answers to one question) form one example and stay
+            together.
+        endless: True in training, where epoch follows epoch; otherwise only the first epoch is
+            read.
+        examples_per_row: most examples in a row; 0: as many as fit.
 
     Raises:
-        UserError: for an empty set, and for an example that a row has no room for.
+        UserError: if the set is empty, or an example does not fit a row.
     """
 
     examples: Pairs
@@ -85,7 +89,7 @@ class PackedExamples:
 
     @cached_property
     def _first_pairs(self) -> np.ndarray:
-        """The first pair of each example, and the number of all pairs."""
+        """Index of the first pair of each example, and the number of all pairs at the end."""
         labels = self.examples.segment_labels
         if labels is None:
             return np.arange(len(self.examples) + 1)
@@ -94,7 +98,7 @@ class PackedExamples:
 
     @cached_property
     def _sizes(self) -> np.ndarray:
-        """What each example takes of a row: [examples, resources], see _room."""
+        """What each example takes of a row: [examples, resources], with resources as in _room."""
         inputs, targets = self.examples.inputs.lengths, self.examples.targets.lengths
         sizes = np.stack([inputs, targets], 1)
         if not self.shape.encoder:
@@ -108,7 +112,7 @@ class PackedExamples:
 
     @cached_property
     def _room(self) -> np.ndarray:
-        """What a row has: positions of each stack, slots for labels, and for examples."""
+        """What a row has: positions in each stack, then slots for labels and slots for examples."""
         if self.shape.encoder:
             room = [self.shape.encoder, self.shape.scored or self.shape.decoder or 1]
         else:
@@ -121,27 +125,28 @@ class PackedExamples:
 
     @property
     def raw_tokens(self) -> float:
-        """Inputs and targets of a row, the mean of the first epoch."""
+        """Mean number of inputs and targets in a row of the first epoch."""
         total = self.examples.inputs.lengths.sum() + self.examples.targets.lengths.sum()
         return float(total) / self.rows(1)
 
     @cached_property
     def epoch(self):
-        """`epoch(number)`: the examples of an epoch in the order of its rows, and the row of
-        each.
+        """Cached function: `epoch(number)` returns the examples of an epoch in the order of its
+        rows, and the row of each example.
         """
         return lru_cache(2)(self._plan_epoch)
 
     def _plan_epoch(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         rng = RowRng(philox_key(self.seed, Purpose.PACKING), [number])
-        # A label is of a row, which then has no other segment.
+        # If each row has a label, it holds a single example.
         if self.examples.labels is not None:
             return rng.permutation(len(self._sizes))[0], np.arange(len(self._sizes))
-        # Longest first, as best fit wants it, with those of like sizes in a random order.
+        # Longest examples first, which suits best fit, with examples of similar size in a random
+        # order.
         jitter = rng.uniform(len(self._sizes))[0] / 4
         longest_first = np.argsort(jitter - (self._sizes / self._room).max(1))
         row_of_example = pack(self._sizes, self._room, longest_first)
-        # Rows in a random order, since the longest examples fill the first.
+        # Shuffle the rows, since the longest examples fill the first ones.
         order_key = philox_key(self.seed, Purpose.PACKING, epoch=number)
         row_of_example = permute(row_of_example, int(row_of_example.max()) + 1, order_key)
         by_row = np.argsort(row_of_example, kind="stable")
@@ -149,23 +154,26 @@ class PackedExamples:
 
     @cached_property
     def _rows_of_epoch(self):
+        """Cached function: number of rows in an epoch."""
         return cache(lambda number: int(self.epoch(number)[1][-1]) + 1)
 
     def rows(self, epochs: int) -> int:
-        """Rows in so many epochs; each is planned, so this takes a while for a large set."""
+        """Return the number of rows in this many epochs. Each epoch is planned, so this takes a
+        while for a large set.
+        """
         return sum(self._rows_of_epoch(number) for number in range(epochs))
 
     def epochs(self, rows: float) -> float:
-        """How often so many rows have read every example."""
+        """Return the epochs completed after this many rows."""
         return rows / self.rows(1)
 
     def left_out(self, indices: ArrayLike) -> float:
-        """Nothing is left out: examples without room are refused."""
+        """Return 0: oversized examples are rejected."""
         return 0.0
 
     def pairs(self, indices: ArrayLike) -> tuple[Pairs, np.ndarray]:
-        """The pairs of those rows, one a segment, and the place in `indices` of each pair's row,
-        ascending.
+        """Return the pairs of these rows, one per segment, and for each pair the place of its row
+        in `indices`, ascending.
         """
         pairs, places = [], []
         for place, row in enumerate(np.asarray(indices, np.int64).tolist()):
@@ -175,15 +183,16 @@ class PackedExamples:
         return self.examples.take(np.concatenate(pairs)), np.concatenate(places)
 
     def pairs_of_row(self, row: int) -> np.ndarray:
-        """The numbers of the pairs of a row, in the order of its segments."""
+        """Return the indices of the pairs of a row, in the order of its segments."""
         examples = self._examples_of_row(row)
         first = self._first_pairs[examples]
         counts = self._first_pairs[examples + 1] - first
-        # The pairs of one example after those of the one before.
+        # Consecutive indices for the pairs of each example, one example after another.
         shift = first - (np.cumsum(counts) - counts)
         return np.repeat(shift, counts) + np.arange(counts.sum())
 
     def _examples_of_row(self, row: int) -> np.ndarray:
+        """Return the examples of a row, counted over all epochs."""
         epoch = 0
         while row >= self._rows_of_epoch(epoch):
             row -= self._rows_of_epoch(epoch)

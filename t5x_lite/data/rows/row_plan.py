@@ -1,5 +1,5 @@
-"""What the rows of a run are, planned once: which objectives, what window of raw tokens each reads,
-which row shape.
+"""Plan the rows of a run once: which objectives, how many raw tokens each window has, and which row
+shape.
 """
 
 from bisect import bisect_left
@@ -16,66 +16,66 @@ from t5x_lite.errors import BAD_CONFIG, UserError
 class Member(NamedTuple):
     """One objective of a mixture."""
 
-    rate: float  # the share of the rows that it makes
+    rate: float  # fraction of the rows that it makes
     objective: Objective
-    window: int  # raw tokens that one of its rows reads
+    window: int  # raw tokens in its window
 
 
 @dataclass(frozen=True)
 class RowPlan:
-    """What the rows of a run are."""
+    """Objectives, windows and shape of the rows of a run."""
 
     members: tuple[Member, ...]
-    shape: RowShape  # of every row
+    shape: RowShape  # shape of every row
     split_documents: bool
 
     @property
     def packed(self) -> bool:
-        """Whether a row may hold several segments."""
+        """True if a row may hold several segments."""
         return self.split_documents or any(
             m.objective.traits.pairs_per_window > 1 for m in self.members
         )
 
     @property
     def has_sentence_pairs(self) -> bool:
-        """Whether rows carry token types and a label."""
+        """True if rows carry token types and a label."""
         return self.members[0].objective.traits.sentence_pairs
 
     @property
     def aligned(self) -> bool:
-        """Whether an encoder is scored at positions of its own inputs."""
+        """True if an encoder is scored at positions of its own inputs."""
         return self.members[0].objective.traits.aligned
 
     @property
     def masked(self) -> bool:
-        """Whether all that is predicted is what masks hide, with both sides in sight."""
+        """True if only masked tokens are predicted, always from the text on both sides."""
         traits = [member.objective.traits for member in self.members]
         return all(of_objective.aligned or of_objective.looks_ahead for of_objective in traits)
 
     @property
     def scores_whole_text(self) -> bool:
-        """Whether every token of the text is predicted once from those before it."""
+        """True if every token of the text is predicted exactly once, from the tokens before it."""
         return len(self.members) == 1 and self.members[0].objective.traits.scores_whole_text
 
     @property
     def modules(self) -> set[str]:
-        """The modules of objectives of the user's own."""
+        """Modules of the user's own objectives."""
         names = [member.objective.name for member in self.members]
         return {name.rpartition(".")[0] for name in names if "." in name}
 
     @property
     def inputs_end_in_eos(self) -> bool:
-        """Whether an encoder reads EOS after a text."""
+        """True if an encoder reads EOS after a text."""
         return self.uses_sentinels
 
     @property
     def uses_sentinels(self) -> bool:
-        """Whether any objective marks masked spans by sentinels."""
+        """True if any objective marks masked spans by sentinels."""
         return any(member.objective.uses_sentinels for member in self.members)
 
     @property
     def mode_of_sentinels(self) -> str:
-        """UL2's mode of the first objective that marks masked spans by sentinels, if it has one."""
+        """UL2 mode of the first objective that uses sentinels; "" if it has none."""
         modes = [
             member.objective.options.get("mode", "")
             for member in self.members
@@ -84,7 +84,7 @@ class RowPlan:
         return modes[0] if modes else ""
 
     def __str__(self) -> str:
-        """The objectives, without their rates."""
+        """Write the objectives, without their rates."""
         return " + ".join(str(member.objective) for member in self.members)
 
 
@@ -95,15 +95,15 @@ def plan_rows(
     split_documents: bool = False,
     allowed: AllowedCode = None,
 ) -> RowPlan:
-    """Plan the rows of a run; needs no tokenizer, so that what cannot be laid out is refused as the
-    config is read.
+    """Plan the rows of a run. This needs no tokenizer, so incompatible objectives and architectures
+    are rejected when the config is loaded.
 
     Args:
-        objective: as the config has it, a mixture or one.
-        allowed: the modules that may be imported for objectives of the user's own; None: any.
+        objective: one objective or a mixture, as in the config.
+        allowed: modules that may be imported for the user's own objectives; None: any.
 
     Raises:
-        UserError: for what cannot be laid out, with the reason.
+        UserError: if an objective cannot be laid out; the error says why.
     """
     members, shapes = [], []
     for rate, parsed in parse_mixture(objective, allowed):
@@ -112,6 +112,7 @@ def plan_rows(
         window, shape = fit_window(adapted, architecture, lengths)
         members.append(Member(rate, adapted, window))
         shapes.append(shape)
+    # Sentence pairs mix neither with other rows nor with split documents.
     has_pairs = {member.objective.traits.sentence_pairs for member in members}
     if len(has_pairs) > 1:
         raise UserError(
@@ -127,7 +128,7 @@ def plan_rows(
 
 
 def _check_architecture(objective: Objective, architecture: Architecture) -> None:
-    """Refuse an objective that the architecture cannot learn."""
+    """Reject an objective that the architecture cannot learn."""
     traits = objective.traits
     reason = ""
     if traits.aligned and architecture != "encoder":
@@ -162,7 +163,7 @@ def _check_architecture(objective: Objective, architecture: Architecture) -> Non
 def fit_window(
     objective: Objective, architecture: Architecture, lengths: Lengths
 ) -> tuple[int, RowShape]:
-    """The largest window, in raw tokens, whose bound fits the row, and the row's shape."""
+    """Return the largest window, in raw tokens, whose bound fits the row, and the row's shape."""
     if architecture == "encoder_decoder":
         room = RowShape(lengths.inputs, lengths.targets)
         setting = f"data.lengths={lengths.inputs}/{lengths.targets}"

@@ -1,4 +1,4 @@
-"""Streams: rows as a pure function of their index. Nothing sequential, no state."""
+"""Streams: rows as a pure function of their index, with no state and no sequential reading."""
 
 from bisect import bisect_left
 from collections import defaultdict
@@ -18,7 +18,7 @@ from t5x_lite.data.rows.layouts import RowShape
 from t5x_lite.data.rows.windows import Documents, SequentialWindows, ShuffledWindows, Windows
 from t5x_lite.data.tokenizers.vocabulary import Vocabulary
 
-VERSION = 4  # of the stream: a run goes on only with the one it was started with
+VERSION = 4  # version of the stream: a run continues only with the version it was started with
 
 
 class RowStream(Protocol):
@@ -28,54 +28,54 @@ class RowStream(Protocol):
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """The ids that layouts need."""
+        """Special ids that layouts need."""
         ...
 
     @property
     def shape(self) -> RowShape:
-        """Of every row."""
+        """Shape of every row."""
         ...
 
     @property
     def endless(self) -> bool:
-        """Whether rows go on after an epoch, as in training."""
+        """True if rows continue after an epoch, as in training."""
         ...
 
     @property
     def raw_tokens(self) -> float:
-        """Raw tokens that a row reads, the mean."""
+        """Mean number of raw tokens that a row reads."""
         ...
 
     def rows(self, epochs: int) -> int:
-        """How many rows there are before anything would be read more often than that."""
+        """Return how many rows `epochs` epochs hold."""
         ...
 
     def epochs(self, rows: float) -> float:
-        """How often so many rows have read everything."""
+        """Return the epochs completed after this many rows."""
         ...
 
     def pairs(self, indices: ArrayLike) -> tuple[Pairs, np.ndarray]:
-        """The pairs of those rows, one a segment, and the place in `indices` of each pair's row,
-        ascending.
+        """Return the pairs of these rows, one per segment, and for each pair the place of its row
+        in `indices`, ascending.
         """
         ...
 
     def left_out(self, indices: ArrayLike) -> float:
-        """The share of the raw tokens of those rows that the rows have no room for."""
+        """Return the fraction of the raw tokens of these rows that does not fit the rows."""
         ...
 
 
 @dataclass(frozen=True)
 class TextStream:
-    """The rows of one text under one objective."""
+    """Rows of one text under one objective."""
 
-    source: str  # its name
+    source: str  # name of the source
     windows: Windows
     objective: Objective
     vocabulary: Vocabulary
     shape: RowShape
     seed: int
-    number: int = 0  # of the stream in its mixture: each draws random numbers of its own
+    number: int = 0  # index of the stream in its mixture; each stream draws its own random numbers
     split_documents: bool = False
 
     def __str__(self) -> str:
@@ -83,35 +83,37 @@ class TextStream:
 
     @property
     def endless(self) -> bool:
-        """Whether these are rows of training, and not of a validation split."""
+        """True for training, False for a validation split."""
         return not isinstance(self.windows, SequentialWindows)
 
     @property
     def block(self) -> int | None:
-        """Tokens that stay together in the order that all objectives share; None where it reads in
+        """Tokens per block in the order that all objectives share; None if the text is read in
         another order.
         """
         return self.windows.order.block if isinstance(self.windows, ShuffledWindows) else None
 
     @property
     def raw_tokens(self) -> float:
-        """Raw tokens that a row reads."""
+        """Number of raw tokens that a row reads."""
         return self.windows.size
 
     def rows(self, epochs: int) -> int:
-        """Its rows before its text would be read more often than that."""
+        """Return how many rows `epochs` epochs of the text hold."""
         return self.windows.rows(epochs)
 
     def epochs(self, rows: float) -> float:
-        """How often so many rows have read the text."""
+        """Return the epochs of the text completed after this many rows."""
         return self.windows.epochs(rows)
 
     def read(self, indices: ArrayLike) -> list[np.ndarray]:
-        """The raw tokens that each row reads."""
+        """Read the raw tokens of each row."""
         return list(self.windows.read(self.windows.window_ids(np.asarray(indices, np.int64))))
 
     def left_out(self, indices: ArrayLike) -> float:
-        """The share of the raw tokens that rows of documents or of sentences have no room for."""
+        """Return the fraction of the raw tokens that does not fit the rows, when documents are
+        split or rows are sentence pairs.
+        """
         windows = self.read(indices)
         if self.objective.traits.sentence_pairs:
             pairs, _ = self.pairs(indices)
@@ -123,8 +125,8 @@ class TextStream:
         return 1 - kept / sum(map(len, windows))
 
     def pairs(self, indices: ArrayLike) -> tuple[Pairs, np.ndarray]:
-        """The pairs of those rows, one a segment, and the place in `indices` of each pair's row,
-        ascending.
+        """Return the pairs of these rows, one per segment, and for each pair the place of its row
+        in `indices`, ascending.
         """
         indices = np.asarray(indices, np.int64)
         window_ids = self.windows.window_ids(indices)
@@ -132,7 +134,7 @@ class TextStream:
         key = philox_key(self.seed, purpose, self.number)
         traits = self.objective.traits
 
-        # The objective sees windows of one length at a time.
+        # Call the objective on windows of one length at a time.
         parts: list[tuple[np.ndarray, np.ndarray, Pairs]] = []  # (rows, piece numbers, pairs)
         for group in self._groups(indices, window_ids):
             tokens, n = group.tokens, group.tokens.shape[1]
@@ -157,7 +159,7 @@ class TextStream:
         return all_pairs.take(order), rows[order]
 
     def _elsewhere(self, tokens: np.ndarray, window_ids: np.ndarray) -> np.ndarray:
-        """For each window [rows, n] tokens of another document than its longest."""
+        """Read, for each window [rows, n], tokens of another document than its longest one."""
         begin, _ = longest_document(tokens, self.vocabulary)
         places = self.windows.places(window_ids, begin)
         purpose = Purpose.TRAINING_NEGATIVES if self.endless else Purpose.VALIDATION_NEGATIVES
@@ -166,14 +168,12 @@ class TextStream:
 
     @cached_property
     def documents(self) -> Documents:
-        """Of the text."""
+        """Documents of the text."""
         return Documents(self.windows.tokens, self.vocabulary.eos)
 
     def _groups(self, indices: np.ndarray, window_ids: np.ndarray) -> list["_Group"]:
-        """What the objective is given: whole windows, or pieces of them, those of one length
-        together.
-        """
-        # The usual case: all windows are whole, and of one length.
+        """Group what the objective reads, whole windows or pieces of them, by length."""
+        # The usual case: all windows are whole and have the same length.
         if self.endless and not self.split_documents:
             windows = np.asarray(self.windows.read(window_ids))
             return [_Group(np.arange(len(indices)), np.zeros_like(indices), windows)]
@@ -189,23 +189,23 @@ class TextStream:
         return groups
 
     def _pieces(self, window: np.ndarray) -> list[np.ndarray]:
-        """The window, or the documents of it, each a segment of its own. Several documents make
-        more inputs and targets than one (an EOS, a sentinel each): what the row has no room for is
-        shortened or left out.
+        """Return the window, or with split_documents its documents, each a segment of its own.
+        Several documents make more inputs and targets than one (each adds an EOS and sentinels), so
+        documents that do not fit the row are shortened or left out.
         """
         if not self.split_documents:
             return [window]
         kept = []
-        inputs = targets = both = 0  # of the pieces so far
+        inputs = targets = both = 0  # totals of the pieces so far
 
         def used_with(n: int) -> tuple[int, int, int]:
-            """Inputs, targets and both with a piece of n tokens more."""
+            """Return inputs, targets and both, with one more piece of n tokens."""
             if n < self.objective.traits.min_tokens:
                 return inputs + n, targets, both + n
             bound = self.objective.bound(n)
             return inputs + bound.inputs, targets + bound.targets, both + bound.both
 
-        # Of each document as many tokens as there is still room for.
+        # Keep as many tokens of each document as still fit.
         document_ends = np.flatnonzero(window == self.vocabulary.eos) + 1
         for document in np.split(window, document_ends):
             lengths = range(1, len(document) + 1)
@@ -219,12 +219,12 @@ class TextStream:
 class _Group(NamedTuple):
     """Pieces of one length."""
 
-    rows: np.ndarray  # of each piece
-    pieces: np.ndarray  # its number in the row
+    rows: np.ndarray  # row that each piece belongs to
+    pieces: np.ndarray  # number of each piece in its row
     tokens: np.ndarray  # [pieces, n]
 
 
 def _unscored(tokens: np.ndarray, aligned: bool) -> Pairs:
-    """Pieces that are read and not scored."""
+    """Make pairs of pieces that are read but not scored."""
     nothing = Ragged.empty(len(tokens))
     return Pairs(Ragged.from_array(tokens), nothing, scored=nothing if aligned else None)
