@@ -1,1 +1,1 @@
-"""Token stores: text, tokenized once, on a disk or in a bucket."""
+"""Token stores: text that is tokenized once, on disk or in a bucket."""

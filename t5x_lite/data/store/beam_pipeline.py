@@ -1,11 +1,11 @@
-"""Encoding text on the workers of an Apache Beam pipeline, for text that one machine would read for
-days.
+"""Encode text on the workers of an Apache Beam pipeline, for text that would take one machine days
+to read.
 
     part of a source ─ read, clean, split ─► shards ─ encode ─► staging/0-00003-00012.json, .ids
 
-Workers put what they make into a staging directory that all of them see; then the process that runs
-the pipeline appends it to the store, in order. The store is byte for byte the one that a single
-machine makes.
+Workers write their results into a staging directory that all of them can reach. The process that
+runs the pipeline then appends the results to the store, in order. The store is byte for byte the
+same as one made on a single machine.
 """
 
 import json
@@ -49,11 +49,11 @@ _ERROR = "error.json"
 
 
 class Pipeline(NamedTuple):
-    """A pipeline, which each source of a store runs through.
+    """A pipeline that each source of a store runs through.
 
     Attributes:
-        options: of Apache Beam, as ("--runner=DataflowRunner", "--project=…").
-        staging: the address of a directory that all workers can write.
+        options: options of Apache Beam, such as ("--runner=DataflowRunner", "--project=…").
+        staging: address of a directory that all workers can write to.
     """
 
     options: Sequence[str]
@@ -82,6 +82,8 @@ class BeamEncoder:
         self, source: SourceSetting, number: int, written: list[str], progress: Progress
     ) -> Iterator[tuple[str, EncodedShard | None]]:
         rule = split_rule(self._data, source, self._allowed)
+        # Workers read the parts of the source, encode their shards, and write the results to
+        # staging.
         parts_by_name = {
             f"{number}-{index:05}": part for index, part in enumerate(parts(source, rule))
         }
@@ -93,6 +95,7 @@ class BeamEncoder:
             _EncodeShard(single_token, self._dtype, staging),
         )
 
+        # Collect the results in order, without the ids of shards that the store already holds.
         self.issues = Counter()
         count = 0
         for part_name in parts_by_name:
@@ -112,9 +115,9 @@ class BeamEncoder:
         """Run the pipeline to its end.
 
         Raises:
-            UserError: what a worker raised; or that the pipeline failed.
+            UserError: the error that a worker raised, or that the pipeline failed.
         """
-        logging.disable(logging.WARNING)  # on import it warns of what it could use besides
+        logging.disable(logging.WARNING)  # importing it warns about optional packages
         beam = optional_import("apache_beam", "beam", "--beam")
         options = optional_import("apache_beam.options.pipeline_options", "beam", "--beam")
         logging.disable(logging.NOTSET)
@@ -130,7 +133,7 @@ class BeamEncoder:
                     | "shards to all workers" >> beam.Reshuffle()
                     | "encode" >> beam.Map(encode)
                 )
-        except (Exception, SystemExit) as error:  # of any runner, and of its options
+        except (Exception, SystemExit) as error:  # from any runner, and from its options
             if storage.exists(f"{staging}/{_ERROR}"):
                 raised = json.loads(storage.read(f"{staging}/{_ERROR}"))
                 raise UserError(raised["code"], raised["reason"]) from error
@@ -138,7 +141,7 @@ class BeamEncoder:
             raise UserError(IO_ERROR, f"--beam: the pipeline failed: {said[-1]}") from error
 
     def _read_ids(self, name: str, counts: dict[Split, dict[str, Any]]) -> dict[Split, bytes]:
-        """The ids that a worker made of a shard."""
+        """Read the ids that a worker made from a shard."""
         content = storage.read(f"{self._pipeline.staging}/{name}.ids")
         ids = dict.fromkeys(SPLITS, b"")
         start = 0
@@ -151,6 +154,7 @@ class BeamEncoder:
 
 
 def _read_json(staging: str, name: str) -> dict[str, Any]:
+    """Read a record that a worker wrote to the staging directory."""
     if not storage.exists(f"{staging}/{name}.json"):
         reason = f"no worker wrote {staging}/{name}.json"
         fix = "name a data.store that all workers can write, as in a bucket"
@@ -158,12 +162,12 @@ def _read_json(staging: str, name: str) -> dict[str, Any]:
     return json.loads(storage.read(f"{staging}/{name}.json"))
 
 
-# What workers do. Each may do it again, after another has failed: it makes the same.
+# What workers run. A worker may repeat the work of one that failed; the result is the same.
 
 
 @dataclass(frozen=True)
 class _ReadPart:
-    """Reads a part; yields the names and the texts of its shards."""
+    """Reads a part of a source, and yields the names and texts of its shards."""
 
     data: Data
     source: SourceSetting
@@ -186,7 +190,7 @@ class _ReadPart:
 
 @dataclass(frozen=True)
 class _EncodeShard:
-    """Encodes a shard, and writes what it becomes."""
+    """Encodes a shard, and writes the result to the staging directory."""
 
     single_token: SingleTokenPolicy
     dtype: np.dtype
@@ -196,7 +200,7 @@ class _EncodeShard:
         name, shard = named_shard
         text = shard_hash(shard)
         place = f"{self.staging}/{name}"
-        if storage.exists(f"{place}.json"):  # a pipeline was killed, and runs again
+        if storage.exists(f"{place}.json"):  # left by a pipeline that was killed
             record = json.loads(storage.read(f"{place}.json"))
             if record["text"] == text:
                 return
@@ -211,6 +215,7 @@ class _EncodeShard:
 
 @cache
 def _load_tokenizer(staging: str) -> Tokenizer:
+    """Download the tokenizer, once per worker process."""
     with tempfile.TemporaryDirectory() as directory:
         here = Path(directory) / _TOKENIZER
         storage.download(f"{staging}/{_TOKENIZER}", here, last=_VOCABULARY)
@@ -219,7 +224,7 @@ def _load_tokenizer(staging: str) -> Tokenizer:
 
 @contextmanager
 def _told(staging: str) -> Iterator[None]:
-    """Leave a UserError where the process that runs the pipeline finds it."""
+    """Save a UserError where the process that runs the pipeline finds it, and raise it again."""
     try:
         yield
     except UserError as error:

@@ -1,11 +1,12 @@
-"""The token store: a corpus as flat files of ids on disk, each document followed by EOS.
+"""The token store: a corpus as flat files of ids on disk, with EOS after each document.
 
 STORE/manifest.json      what it was made from, counts, issues of the text, SHA-256 of each shard
 STORE/tokenizer/
-STORE/0.train.bin        of source 0: little-endian uint16 (uint32 where the vocabulary needs it)
+STORE/0.train.bin        ids of source 0: little-endian uint16, or uint32 for a large vocabulary
 STORE/0.validation.bin
 
-Of a store in a bucket the manifest and the tokenizer are here, and the ids as they are read.
+If a store is in a bucket, its manifest and tokenizer are copied here, and ids are fetched when they
+are read.
 """
 
 import hashlib
@@ -37,27 +38,31 @@ class Source:
     """One source of a corpus."""
 
     name: str
-    rate: float  # as the setting has it; 0: none
-    tokens: dict[str, Tokens]  # split → ids, read from disk, or a bucket, as needed
+    rate: float  # rate given in the setting; 0: none
+    tokens: dict[str, Tokens]  # split → ids, read as needed from disk or a bucket
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """A prepared store."""
+    """A prepared token store."""
 
     path: Path
     tokenizer: Tokenizer
-    manifest: dict[str, Any]  # manifest[split] counts what all sources hold
+    manifest: dict[str, Any]  # manifest[split] holds the counts over all sources
     sources: tuple[Source, ...]
 
     def tokens(self, split: Split) -> np.ndarray:
-        """The ids of all sources; of several, or from a bucket, in memory."""
+        """Return the ids of all sources. The ids of several sources, or of a store in a bucket, are
+        copied into memory.
+        """
         parts = [np.asarray(source.tokens[split]) for source in self.sources]
         return np.concatenate(parts) if len(parts) > 1 else parts[0]
 
 
 def cache_directory() -> Path:
-    """The private place of stores and compiled programs: $T5X_LITE_CACHE or ~/.cache/t5x_lite."""
+    """Return the private directory for stores and compiled programs, $T5X_LITE_CACHE or
+    ~/.cache/t5x_lite, and create it if needed.
+    """
     directory = os.environ.get("T5X_LITE_CACHE")
     if directory:
         path = Path(directory)
@@ -69,7 +74,7 @@ def cache_directory() -> Path:
 
 
 def cache_of(address: str) -> Path:
-    """The directory in the cache for a store in a bucket."""
+    """Return the directory in the cache for a store in a bucket."""
     return cache_directory() / "stores" / _short_hash(address)
 
 
@@ -78,14 +83,15 @@ def _short_hash(place: str) -> str:
 
 
 def open_store(place: str | Path, check_again: bool = False) -> Corpus:
-    """Open a prepared store, here or in a bucket.
+    """Open a prepared store, on disk or in a bucket.
 
     Args:
-        check_again: compute the hashes though they were right before and no file has changed.
+        place: directory or address of the store.
+        check_again: compute the hashes even if they were right before and no file has changed.
 
     Raises:
-        UserError: where there is no store, or its bytes do not have the hashes in its manifest. Of
-            a store in a bucket that is found when they are read.
+        UserError: if there is no store, or its contents do not match the hashes in its manifest.
+            For a store in a bucket, hashes are checked when ids are read.
     """
     address = str(place).rstrip("/") if storage.is_remote(place) else ""
     store = cache_of(address) if address else Path(place)
@@ -118,6 +124,7 @@ def open_store(place: str | Path, check_again: bool = False) -> Corpus:
 
 
 def _open_sources(store: Path, address: str, manifest: dict[str, Any]) -> list[Source]:
+    """Open the ids of each source, on disk or in a bucket."""
     dtype = np.dtype(manifest["dtype"])
     sources = []
     for number, record in enumerate(manifest["sources"]):
@@ -134,7 +141,7 @@ def _open_sources(store: Path, address: str, manifest: dict[str, Any]) -> list[S
 
 
 def _check_manifest(manifest: dict[str, Any], sources: list[Source]) -> None:
-    """Raise ValueError, KeyError or TypeError where the manifest is incomplete or contradictory."""
+    """Raise ValueError, KeyError or TypeError if the manifest is incomplete or contradictory."""
     for split in SPLITS:
         tokens = sum(len(source.tokens[split]) for source in sources)
         if manifest[split]["tokens"] != tokens:
@@ -152,7 +159,7 @@ def _check_manifest(manifest: dict[str, Any], sources: list[Source]) -> None:
 
 
 def _open_tokens(path: Path, dtype: np.dtype, prepared: int) -> np.ndarray:
-    """The ids in a file, which has to have so many."""
+    """Map a file of ids into memory, after checking that it holds `prepared` ids."""
     if not prepared:
         return np.zeros(0, dtype)
     tokens = np.asarray(np.memmap(path, dtype, "r"))
@@ -163,7 +170,7 @@ def _open_tokens(path: Path, dtype: np.dtype, prepared: int) -> np.ndarray:
 
 
 def _check_hashes(store: Path, manifest: dict[str, Any], sources: list[Source]) -> None:
-    """Raise UserError where a shard does not have its hash in the manifest."""
+    """Raise UserError if a shard does not match its hash in the manifest."""
     for number, (record, source) in enumerate(zip(manifest["sources"], sources, strict=True)):
         for split in SPLITS:
             start = 0
@@ -176,15 +183,18 @@ def _check_hashes(store: Path, manifest: dict[str, Any], sources: list[Source]) 
                 start = end
 
 
-# To hash a large store takes minutes. A store whose hashes were right is not read again until one
-# of its files changes: their stamps are kept in the cache. Without a cache it is read each time.
+# Hashing a large store takes minutes. So once the hashes of a store were right, it is not read
+# again until one of its files changes: the stamps of the files are saved in the cache. Without a
+# usable cache, a store is hashed every time.
 
-_SETTLED_AFTER = 2.0  # seconds; two writes within one tick of the disk's clock have the same time
-_NO_CACHE = (OSError, RuntimeError, ValueError)  # no room, no home, no JSON
+_SETTLED_AFTER = 2.0  # seconds; two writes within one tick of the disk's clock get the same time
+_NO_CACHE = (OSError, RuntimeError, ValueError)  # no space, no home directory, invalid JSON
 
 
 def _stamps(store: Path) -> list[list[Any]]:
-    """Size, inode and times of each file: some of them change when it is written or replaced."""
+    """Return size, inode and times of each file. Some of them change when a file is written or
+    replaced.
+    """
     stamps = []
     for path in sorted([*store.glob(MANIFEST), *store.glob(_TOKENS)]):
         s = path.stat()
@@ -193,8 +203,8 @@ def _stamps(store: Path) -> list[list[Any]]:
 
 
 def _is_verified(store: Path, stamps: list[list[Any]]) -> bool:
-    """Whether the store's hashes were right when its files had these stamps, which were taken
-    before they were opened.
+    """Return True if the store's hashes were right when its files had these stamps, and it still
+    has them. The stamps were taken before the files were opened.
     """
     with suppress(*_NO_CACHE):
         return json.loads(_verified(store).read_bytes()) == stamps == _stamps(store)
@@ -202,7 +212,9 @@ def _is_verified(store: Path, stamps: list[list[Any]]) -> bool:
 
 
 def _remember_verified(store: Path, stamps: list[list[Any]]) -> None:
-    """Keep the stamps, unless a file changed meanwhile, or so lately that it may do so unseen."""
+    """Save the stamps, unless a file has changed meanwhile, or so recently that another change
+    could go unnoticed.
+    """
     newest = max(time_ns for *_, modified, changed in stamps for time_ns in (modified, changed))
     if stamps != _stamps(store) or time.time() - newest / 1e9 < _SETTLED_AFTER:
         return
@@ -212,5 +224,5 @@ def _remember_verified(store: Path, stamps: list[list[Any]]) -> None:
 
 
 def _verified(store: Path) -> Path:
-    """The file with the stamps."""
+    """Return the path of the file that holds the stamps."""
     return cache_directory() / "verified" / f"{_short_hash(str(store.resolve()))}.json"

@@ -1,4 +1,4 @@
-"""Encoding shards of text to ids in several processes, and showing how far that is."""
+"""Encode shards of text to ids in several processes, and show the progress."""
 
 import hashlib
 import multiprocessing
@@ -24,11 +24,11 @@ from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import BAD_DATA, UserError
 from t5x_lite.progress import bar
 
-SingleTokenPolicy = Literal["keep", "skip", "stop"]  # what to do about documents of one token
+SingleTokenPolicy = Literal["keep", "skip", "stop"]  # what to do with documents of one token
 
 
 class EncodedShard(NamedTuple):
-    """What becomes of a shard."""
+    """Result of encoding a shard."""
 
     counts: dict[Split, dict[str, Any]]  # documents, tokens, bytes, single_token, sha256
     ids: dict[Split, bytes]
@@ -36,11 +36,11 @@ class EncodedShard(NamedTuple):
 
 @dataclass(frozen=True)
 class ShardEncoder:
-    """Encodes the documents of a shard, each followed by EOS."""
+    """Encodes the documents of a shard, and puts EOS after each one."""
 
     tokenizer: Tokenizer
     single_token: SingleTokenPolicy
-    dtype: np.dtype  # of the ids
+    dtype: np.dtype  # type of the ids
 
     def __call__(self, shard: Shard) -> EncodedShard:
         counts = {}
@@ -52,7 +52,7 @@ class ShardEncoder:
         return EncodedShard(counts, ids)
 
     def _encode(self, documents: list[bytes]) -> tuple[dict[str, Any], bytes]:
-        """Counts and ids of the documents of one split."""
+        """Return counts and ids of the documents of one split."""
         eos = np.array([self.tokenizer.vocabulary.eos], self.dtype)
         parts = [np.zeros(0, self.dtype)]
         kept_documents = 0
@@ -83,7 +83,7 @@ class ShardEncoder:
         return counts, content
 
 
-# A worker process: it loads the tokenizer once, then encodes what it is sent.
+# Worker processes. Each loads the tokenizer once, then encodes the shards that it is sent.
 
 _worker_encoder: ShardEncoder | None = None
 
@@ -91,13 +91,14 @@ _worker_encoder: ShardEncoder | None = None
 def _start_worker(
     tokenizer_directory: Path, single_token: SingleTokenPolicy, dtype: np.dtype
 ) -> None:
+    """Load the tokenizer when a worker process starts."""
     global _worker_encoder
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     _worker_encoder = ShardEncoder(tokenizer.load(tokenizer_directory), single_token, dtype)
 
 
 def _exit_with_parent() -> None:
-    """Where the parent was killed, nobody waits for what this process makes."""
+    """Exit when the parent process ends, even if it was killed."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -110,11 +111,12 @@ def _encode_in_worker(shard: Shard) -> EncodedShard:
 
 
 class EncoderPool:
-    """Encodes shards in several processes, but for the first: a small text needs no other process.
+    """Encodes shards in several processes. The first shard is encoded in this one, so that a small
+    text starts no others.
 
     Args:
         tokenizer_directory: where the tokenizer is saved, for the other processes.
-        dtype: of the ids.
+        dtype: type of the ids.
     """
 
     def __init__(
@@ -127,7 +129,7 @@ class EncoderPool:
         self._submitted = 0
 
     def submit(self, shard: Shard) -> Future[EncodedShard]:
-        """Start encoding a shard."""
+        """Start to encode a shard."""
         self._submitted += 1
         if self._submitted == 1 or self.size == 1:
             future = Future()
@@ -158,7 +160,7 @@ class SourceEncoder(Protocol):
     """Encodes the text of a source.
 
     Attributes:
-        issues: how many documents of the source that was encoded last had each.
+        issues: number of documents with each issue, in the source that was encoded last.
     """
 
     issues: Counter[str]
@@ -166,12 +168,14 @@ class SourceEncoder(Protocol):
     def __call__(
         self, source: SourceSetting, number: int, written: list[str], progress: "Progress"
     ) -> Iterator[tuple[str, EncodedShard | None]]:
-        """The hash of each shard's text and what it becomes, in order.
+        """Yield for each shard, in order, the hash of its text and the encoded shard, or None if it
+        is already written.
 
         Args:
-            number: of the source, from 0.
-            written: the hashes of the first shards, which are not encoded again.
-            progress: told of the bytes that are read.
+            number: index of the source, from 0.
+            written: hashes of the shards at the start of the source that are already written. These
+                are not encoded again.
+            progress: counts the bytes that are read.
         """
         ...
 
@@ -190,7 +194,7 @@ class LocalEncoder:
     ) -> Iterator[tuple[str, EncodedShard | None]]:
         cleaner = Cleaner(self._data.text_cleaning, source.where)
         self.issues = cleaner.counts
-        pending: deque[tuple[str, Future[EncodedShard]]] = deque()  # the oldest first
+        pending: deque[tuple[str, Future[EncodedShard]]] = deque()  # oldest first
         for index, shard in enumerate(read_shards(self._data, source, cleaner, self._allowed)):
             text = shard_hash(shard)
             progress.add_read(sum(len(utf8) for _, utf8 in shard))
@@ -198,7 +202,7 @@ class LocalEncoder:
                 yield text, None
                 continue
             pending.append((text, self._pool.submit(shard)))
-            # Enough shards wait to keep all processes busy, and no more are in memory.
+            # Keep enough shards waiting to occupy all processes, but no more, to bound memory.
             if len(pending) > self._pool.size:
                 oldest, future = pending.popleft()
                 yield oldest, future.result()
@@ -208,10 +212,10 @@ class LocalEncoder:
 
 
 class Progress:
-    """How far a source is: a bar on a terminal, elsewhere a line now and then.
+    """Progress of a source: a bar on a terminal, or else a line every few seconds.
 
     Args:
-        total: bytes of text; 0: not known.
+        total: bytes of text; 0 if not known.
     """
 
     def __init__(self, name: str, total: int, say: Callable[[str], None]):
@@ -233,11 +237,11 @@ class Progress:
         self._bar.stop()
 
     def add_read(self, count: int) -> None:
-        """So many more bytes of text were read."""
+        """Count bytes of text that were read."""
         self._bytes_read += count
 
     def add_written(self, count: int) -> None:
-        """So many more bytes of ids were written."""
+        """Count bytes of ids that were written, and update the display."""
         self._bytes_written += count
         now = time.monotonic()
         line = self._line(now)
@@ -248,6 +252,7 @@ class Progress:
             self._say(f"prepare: {self._name}: {line}")
 
     def _line(self, now: float) -> str:
+        """Format the bytes read, the speed, the size of the ids and, if known, the time left."""
         bytes_per_second = self._bytes_read / max(now - self._start_time, 1e-9)
         line = (
             f"{self._bytes_read / 1e6:,.0f} MB read, {bytes_per_second / 1e6:.1f} MB/s, "

@@ -1,9 +1,9 @@
-"""Preparing a token store: documents are cleaned, encoded by several processes, and written.
+"""Prepare a token store: clean documents, encode them in several processes, and write their ids.
 
-Text of any size takes bounded memory. It is cut into shards as it is read; a pool of processes
-encodes them, and their ids are appended in order. A journal names each shard that is written: a run
-that was killed cuts off what came after the last one, and goes on with the next. The manifest comes
-last: with it, the directory is a store.
+Text of any size takes bounded memory. It is cut into shards as it is read, a pool of processes
+encodes them, and their ids are appended in order. A journal records each shard that is written.
+After a kill, the next run cuts off whatever follows the last recorded shard, and continues with the
+next one. The manifest is written last: a directory with a manifest is a store.
 """
 
 import hashlib
@@ -45,7 +45,7 @@ from t5x_lite.data.tokenizers import tokenizer
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import BAD_DATA, IO_ERROR, NO_FILE, UserError
 
-VERSION = 5  # of the store: raised when the same settings make other bytes
+VERSION = 5  # version of the store: raised when the same settings make other bytes
 JOURNAL = "journal.jsonl"
 
 Say = Callable[[str], None]
@@ -58,21 +58,21 @@ def prepare(
     allowed: AllowedCode = None,
     beam_options: Sequence[str] | None = None,
 ) -> Corpus:
-    """Open the store that the settings describe; make it first where there is none.
+    """Open the store that the settings describe, and make it first if there is none.
 
-    Several processes may ask at once: one makes it, the others wait. A store that was named
-    (`data.store`) and is whole does not need its text any more: it is used where the text cannot be
-    reached, and where a file was touched but holds the same.
+    Several processes may call this at once: one makes the store, the others wait. A complete store
+    that is named in `data.store` does not need its text any more. It is used if the text cannot be
+    reached, and if a file was touched but still has the same contents.
 
     Args:
         say: shows one line of progress.
-        allowed: the modules that may be imported for sources; None: any.
-        beam_options: of Apache Beam, whose workers read and encode the text; None: this machine
-            does.
+        allowed: modules that may be imported for sources; None: any.
+        beam_options: options of Apache Beam, whose workers then read and encode the text; None: use
+            this machine.
 
     Raises:
-        UserError: for text that cannot be used, for code that is not allowed, and for a store that
-            was made from something else.
+        UserError: for text that cannot be used, code that is not allowed, or a store that was made
+            from something else.
     """
     if storage.is_remote(data.store):
         corpus = _store_in_bucket(data, say, allowed, beam_options)
@@ -96,7 +96,7 @@ def prepare(
         try:
             store.parent.mkdir(parents=True, exist_ok=True)
             with storage.wait_for_lock(f"{store}.lock"):
-                if not (store / MANIFEST).exists():  # nobody made it meanwhile
+                if not (store / MANIFEST).exists():  # another process may have made it
                     pipeline = _pipeline(f"{store}.staging", origin, beam_options)
                     _make_store(data, origin, store, say, allowed, pipeline)
         except OSError as error:
@@ -110,7 +110,7 @@ def prepare(
 
 
 def _with_rates(corpus: Corpus, data: Data) -> Corpus:
-    """The corpus with the rates that the settings give to its sources."""
+    """Return the corpus with the rates that the settings give its sources."""
     rates = [rate for rate, _ in parse_sources(data.source, "data.source")]
     rated = list(corpus.sources)
     for number, rate in enumerate(rates):
@@ -121,15 +121,15 @@ def _with_rates(corpus: Corpus, data: Data) -> Corpus:
 def _store_in_bucket(
     data: Data, say: Say, allowed: AllowedCode, beam_options: Sequence[str] | None
 ) -> Corpus:
-    """A store elsewhere. It is made in the cache, and then moved there."""
+    """Open a store in a bucket. If there is none, make it in the cache and move it there."""
     address = data.store.rstrip("/")
     if not storage.exists(f"{address}/{MANIFEST}"):
         origin = _describe_origin(data, allowed)
         here = cache_of(f"{address} as it is made")
         here.parent.mkdir(parents=True, exist_ok=True)
         with storage.wait_for_lock(f"{address}.lock"):
-            if not storage.exists(f"{address}/{MANIFEST}"):  # nobody made it meanwhile
-                if not _is_made(here, origin):  # else an earlier run could not copy it
+            if not storage.exists(f"{address}/{MANIFEST}"):  # another process may have made it
+                if not _is_made(here, origin):  # else an earlier run failed to copy it
                     pipeline = _pipeline(f"{address}.staging", origin, beam_options)
                     _make_store(data, origin, here, say, allowed, pipeline)
                 storage.upload(here, address, last=MANIFEST)
@@ -138,7 +138,9 @@ def _store_in_bucket(
 
 
 def _is_made(store: Path, origin: Record) -> bool:
-    """Whether the store is whole; one of another origin is removed."""
+    """Return True if the store is complete and has this origin. Remove a complete store of another
+    origin.
+    """
     if not (store / MANIFEST).exists():
         return False
     made_from = json.loads((store / MANIFEST).read_text())["made_from"]
@@ -148,10 +150,11 @@ def _is_made(store: Path, origin: Record) -> bool:
     return is_same
 
 
-# What a store is made from. The manifest has it as `made_from`.
+# What a store is made from, which the manifest records as `made_from`.
 
 
 def _describe_origin(data: Data, allowed: AllowedCode) -> Record:
+    """Describe the settings, the tokenizer and the text of a store."""
     return {
         "settings": _describe_settings(data),
         "tokenizer": _describe_tokenizer(data),
@@ -160,9 +163,9 @@ def _describe_origin(data: Data, allowed: AllowedCode) -> Record:
 
 
 def _describe_settings(data: Data) -> Record:
-    """What the tokens depend on besides the text and the tokenizer.
+    """Describe the settings that the tokens depend on, besides the text and the tokenizer.
 
-    Two stores of the same settings, text and tokenizer have the same bytes.
+    Two stores with the same settings, text and tokenizer have the same bytes.
     """
     validation = data.validation_fraction
     if data.validation_source:
@@ -178,7 +181,7 @@ def _describe_settings(data: Data) -> Record:
 
 
 def _describe_tokenizer(data: Data) -> str:
-    """The setting, or a hash of the files that it names."""
+    """Return the setting, or a hash of the files that it names."""
     if not names_files(data.tokenizer):
         return data.tokenizer
     contents = tokenizer.files(data.tokenizer).values()
@@ -186,7 +189,7 @@ def _describe_tokenizer(data: Data) -> str:
 
 
 def _describe_text(data: Data, allowed: AllowedCode) -> list[list[str]]:
-    """Of each source the setting, the name, and a line that changes when its text does."""
+    """Return for each source its setting, its name, and a line that changes when its text does."""
     lines = []
     for source in list_sources(data):
         fingerprint = sources.fingerprint(source.name, source.key, allowed)
@@ -195,9 +198,9 @@ def _describe_text(data: Data, allowed: AllowedCode) -> list[list[str]]:
 
 
 def _check_origin(corpus: Corpus, data: Data, allowed: AllowedCode) -> None:
-    """Refuse a store that was made with other settings, or from other text.
+    """Reject a store that was made with other settings, or from other text.
 
-    Text and tokenizer that cannot be reached are not compared.
+    A tokenizer or text that cannot be reached is not compared.
     """
     origin = corpus.manifest["made_from"]
     for name, value in _describe_settings(data).items():
@@ -205,7 +208,7 @@ def _check_origin(corpus: Corpus, data: Data, allowed: AllowedCode) -> None:
         if stored_value != value:
             raise _origin_error(corpus, name, stored_value, value)
 
-    # Files may have moved, but they keep their names and their order.
+    # Files may have moved, but their names and their order must be the same.
     stored_names = [Path(name).name for _, name, _ in origin["text"]]
     names = [Path(source.name).name for source in list_sources(data)]
     if names != stored_names:
@@ -218,7 +221,7 @@ def _check_origin(corpus: Corpus, data: Data, allowed: AllowedCode) -> None:
     with _if_reachable():
         text = _describe_text(data, allowed)
         if text != origin["text"]:
-            # Files were touched or moved, or their text is another: its hash tells.
+            # Files were touched or moved, or their text is different: compare its hash.
             hashes = [text_hash(data, source, allowed) for source in list_sources(data)]
             if hashes != [record["text"] for record in corpus.manifest["sources"]]:
                 raise _origin_error(corpus, "the text", origin["text"], text)
@@ -233,7 +236,7 @@ def _origin_error(corpus: Corpus, what: str, stored: object, now: object) -> Use
 
 @contextmanager
 def _if_reachable() -> Iterator[None]:
-    """Ignore that files cannot be reached."""
+    """Ignore files that cannot be reached."""
     try:
         yield
     except UserError as error:
@@ -245,7 +248,9 @@ def _if_reachable() -> Iterator[None]:
 
 
 def _pipeline(staging: str, origin: Record, beam_options: Sequence[str] | None) -> Pipeline | None:
-    """The pipeline that makes a store; what an earlier one of another origin made is not used."""
+    """Return the pipeline that makes a store, or None without Beam. Its staging directory depends
+    on the origin, so results for another origin are not reused.
+    """
     if beam_options is None:
         return None
     key = hashlib.sha256(json.dumps(origin, sort_keys=True).encode()).hexdigest()[:16]
@@ -260,7 +265,7 @@ def _make_store(
     allowed: AllowedCode,
     pipeline: Pipeline | None,
 ) -> None:
-    """Make the store, or go on making it."""
+    """Make the store, or continue to make it."""
     is_empty = not store.exists() or not any(store.iterdir())
     if not is_empty and not (store / JOURNAL).exists():
         reason = "exists and is no token store; name another data.store"
@@ -268,7 +273,7 @@ def _make_store(
     store.mkdir(exist_ok=True)
     journal = _Journal(store, origin)
 
-    # The tokenizer.
+    # Load the tokenizer, or make it.
     store_tokenizer = journal.tokenizer()
     if store_tokenizer is None:
         say(f"prepare: tokenizer {data.tokenizer} on {data.source}")
@@ -278,7 +283,7 @@ def _make_store(
         journal.write({"tokenizer": store_tokenizer.fingerprint})
     dtype = np.dtype("<u2" if store_tokenizer.vocabulary.size <= 1 << 16 else "<u4")
 
-    # The ids of each source.
+    # Write the ids of each source.
     records = []
     with ExitStack() as stack:
         if pipeline is None:
@@ -289,7 +294,7 @@ def _make_store(
         for number, source in enumerate(list_sources(data)):
             records.append(_write_source(source, number, journal, encode, say))
 
-    # The manifest, which makes it a store.
+    # Write the manifest, which makes the directory a store.
     totals: dict[Split, Record] = {}
     for split in SPLITS:
         totals[split] = _total([record[split] for record in records])
@@ -311,19 +316,20 @@ def _make_store(
 
 
 def _total(counts: list[Record]) -> Record:
-    """The counts of all sources, of one split."""
+    """Return the counts of one split over all sources."""
     shard_hashes = [shard["sha256"] for source in counts for shard in source["shards"]]
     digest = hashlib.sha256("".join(shard_hashes).encode()).hexdigest()
     return {**_sum(counts), "sha256": digest}
 
 
 def _sum(counts: list[Record]) -> Record:
+    """Add up documents, tokens and bytes."""
     names = ("documents", "tokens", "bytes")
     return {name: sum(count[name] for count in counts) for name in names}
 
 
 def _say_totals(data: Data, totals: dict[Split, Record], records: list[Record], say: Say) -> None:
-    """Show what the store holds and which issues its text had; refuse an empty split."""
+    """Show what the store holds and which issues its text had. Reject an empty split."""
     for split, total in totals.items():
         if not total["documents"]:
             raise UserError(
@@ -343,10 +349,10 @@ def _say_totals(data: Data, totals: dict[Split, Record], records: list[Record], 
 
 
 class _Journal:
-    """What is written of a store that is being made, in JSON lines.
+    """What is already written of a store that is being made, as JSON lines.
 
-    One line says what the store is made from, one names its tokenizer, then comes one for each
-    shard.
+    The first line says what the store is made from, the second names its tokenizer, and each
+    further line is a shard.
     """
 
     def __init__(self, store: Path, origin: Record):
@@ -355,7 +361,7 @@ class _Journal:
         self._lines = self._read()
         origin = json.loads(json.dumps(origin))
         if not self._lines or self._lines[0] != origin:
-            # An earlier run was making something else: begin anew.
+            # The journal is new, or an earlier run was making something else: start over.
             self.forget()
             self._lines = []
             self.write(origin)
@@ -378,35 +384,35 @@ class _Journal:
             file.write(json.dumps(record) + "\n")
 
     def forget(self) -> None:
-        """The next run begins anew."""
+        """Empty the journal, so that the next run starts over."""
         self._path.write_text("")
 
     def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer of this store, where it is made already."""
+        """Return the tokenizer of this store, or None if it is not made yet."""
         if len(self._lines) < 2:
             return None
         return tokenizer.load(self.store / "tokenizer")
 
     def shards(self, number: int) -> list[Record]:
-        """The shards of a source that are written."""
+        """Return the records of the shards of a source that are written."""
         return [line for line in self._lines[2:] if line["source"] == number]
 
 
 def _write_source(
     source: SourceSetting, number: int, journal: _Journal, encode: SourceEncoder, say: Say
 ) -> Record:
-    """Append the shards of one source to its files; its record in the manifest.
+    """Append the shards of one source to its files, and return its record for the manifest.
 
     Args:
-        number: of the source, from 0.
+        number: index of the source, from 0.
 
     Raises:
-        UserError: where the text is not the one of an earlier run that was killed.
+        UserError: if the text has changed since an earlier run that was killed.
     """
     written = journal.shards(number)
-    earlier = [record["text"] for record in written]  # of an earlier run
+    earlier = [record["text"] for record in written]  # from an earlier run
     ends = written[-1]["ends"] if written else dict.fromkeys(SPLITS, 0)
-    hashes: list[str] = []  # of the text of each shard
+    hashes: list[str] = []  # hash of the text of each shard
     with ExitStack() as stack:
         files = {}
         for split in SPLITS:
@@ -417,6 +423,7 @@ def _write_source(
 
         for text, encoded in encode(source, number, earlier, progress):
             hashes.append(text)
+            # A shard of an earlier run is only compared; the others are written and recorded.
             if encoded is None:
                 if text != earlier[len(hashes) - 1]:
                     break
@@ -457,7 +464,7 @@ def _write_source(
 
 
 def _open_at(path: Path, end: int) -> BinaryIO:
-    """The file, cut off at the end of what is known to be whole, to append to."""
+    """Open a file to append to, cut off after the part that is known to be complete."""
     file = open(path, "ab")
     file.truncate(end)
     file.seek(end)

@@ -1,5 +1,5 @@
-"""The ids of a store in a bucket. A shard comes here when it is first read, and is checked against
-the manifest; when the disk is nearly full, those that were read longest ago go.
+"""The ids of a store in a bucket. A shard is fetched when it is first read, and checked against the
+manifest. When the disk is nearly full, the shards that were read longest ago are removed.
 
     gs://bucket/store/0.train.bin ─ bytes of a shard ─► CACHE/shards/SHA256.bin ─► windows
 """
@@ -20,22 +20,24 @@ import numpy as np
 from t5x_lite import storage
 from t5x_lite.errors import BAD_DATA, IO_ERROR, UserError, user_errors
 
-_AT_A_TIME = 32  # shards that are asked for at once
-# What stays free of the disk: so many bytes, or that share where the disk is small.
+_AT_A_TIME = 32  # shards that are requested at once
+# Disk space that stays free: this many bytes, or this share of a small disk.
 _FREE_BYTES, _FREE_SHARE = 5 << 30, 0.05
 
 
 class RemoteTokens:
-    """Ids [N] that are read like an array: `len`, slices, arrays of places, `take`, comparisons,
-    and all of them by `np.asarray`. Several threads and processes may read the same.
+    """Ids [N] that are read like an array: with `len`, slices, arrays of indices, `take` and
+    comparisons, or all at once with `np.asarray`. Several threads and processes may read the same
+    ids.
 
     Args:
-        address: of the file with the ids of all shards, one after another.
-        cache: the directory here for shards; where it cannot be written, each is fetched whenever
-            it is read.
-        shards: "tokens" and "sha256" of each.
+        address: file with the ids of all shards, one after another.
+        cache: local directory for shards. If it cannot be written, a shard is fetched each time it
+            is read.
+        dtype: type of the ids.
+        shards: "tokens" and "sha256" of each shard.
 
-    Reading raises UserError where a shard cannot be reached, or is not the one that was prepared.
+    Reading raises UserError if a shard cannot be reached, or is not the one that was prepared.
     """
 
     def __init__(
@@ -45,7 +47,7 @@ class RemoteTokens:
         self._address, self._cache = address, cache
         self._ends = np.cumsum([shard["tokens"] for shard in shards], dtype=np.int64)
         self._hashes = [shard["sha256"] for shard in shards]
-        self._checked: set[int] = set()  # shards that this process has found to be what they should
+        self._checked: set[int] = set()  # shards whose hashes this process has checked
         self._warned = False
         self._fetching = threading.Lock()
 
@@ -70,12 +72,12 @@ class RemoteTokens:
         first, last = self._shard_of(np.array([begin, end - 1])).tolist()
         needed = [n for n in range(first, last + 1) if self._begin(n) < self._ends[n]]
         for number, shard in self._read(needed):
-            at = self._begin(number) - begin  # of the shard's first id, in what is found
+            at = self._begin(number) - begin  # position of the shard's first id in `found`
             found[max(at, 0) : at + len(shard)] = shard[max(-at, 0) : len(found) - at]
         return found
 
     def take(self, places: np.ndarray, mode: str = "raise") -> np.ndarray:
-        """The ids at those places, from 0 on, as of `np.ndarray.take`."""
+        """Return the ids at these places, counted from 0; `mode` is as in `np.ndarray.take`."""
         if places.dtype.kind not in "iu":
             raise TypeError(f"places of {places.dtype}; expected whole numbers")
         flat = places.reshape(-1).astype(np.int64)
@@ -103,18 +105,22 @@ class RemoteTokens:
         vars(self).update(state, _fetching=threading.Lock())
 
     def _shard_of(self, places: np.ndarray) -> np.ndarray:
+        """Return the index of the shard that holds each place."""
         return np.searchsorted(self._ends, places, side="right")
 
     def _begin(self, number: int) -> int:
+        """Return the place of a shard's first id."""
         return int(self._ends[number - 1]) if number else 0
 
     def _read(self, numbers: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
-        """Those shards, in that order."""
+        """Yield these shards in order, each with its number. Shards that are not in the cache are
+        fetched.
+        """
         for first in range(0, len(numbers), _AT_A_TIME):
             group = numbers[first : first + _AT_A_TIME]
             here = {number: self._read_here(number) for number in group}
             if any(shard is None for shard in here.values()):
-                with self._fetching:  # another thread may have done so meanwhile
+                with self._fetching:  # another thread may have fetched them meanwhile
                     here |= {number: self._read_here(number) for number in group}
                     missing = [number for number, shard in here.items() if shard is None]
                     here |= self._fetch(missing) if missing else {}
@@ -123,13 +129,13 @@ class RemoteTokens:
                 yield number, shard
 
     def _read_here(self, number: int) -> np.ndarray | None:
-        """A shard that is here; None: it is not, or not whole."""
+        """Return a shard from the cache; None if it is missing, incomplete or damaged."""
         path = self._cache / f"{self._hashes[number]}.bin"
         with suppress(OSError):
-            os.utime(path)  # it was read just now
+            os.utime(path)  # mark it as just read
         try:
             shard = np.asarray(np.memmap(path, self.dtype, "r"))
-        except (OSError, ValueError):  # ValueError: of no whole number of ids
+        except (OSError, ValueError):  # ValueError: not a whole number of ids
             return None
         if len(shard) != self._ends[number] - self._begin(number):
             return None
@@ -140,7 +146,7 @@ class RemoteTokens:
         return shard
 
     def _fetch(self, numbers: Sequence[int]) -> dict[int, np.ndarray]:
-        """Shards from the bucket, which are kept here."""
+        """Fetch shards from the bucket, and keep them in the cache."""
         files, path = storage.file_system(self._address)
         size = self.dtype.itemsize
         begins = [self._begin(number) * size for number in numbers]
@@ -148,7 +154,7 @@ class RemoteTokens:
         with user_errors(IO_ERROR, f"{self._address}: cannot be read"):
             contents = files.cat_ranges([path] * len(numbers), begins, ends, on_error="raise")
             for content in contents:
-                if isinstance(content, Exception):  # of file systems that return it all the same
+                if isinstance(content, Exception):  # some file systems return errors all the same
                     raise content
         fetched = {}
         for number, content in zip(numbers, contents, strict=True):
@@ -161,7 +167,7 @@ class RemoteTokens:
         return fetched
 
     def _keep(self, number: int, content: bytes) -> None:
-        """Write a shard here, at once or not at all."""
+        """Write a shard to the cache, as a whole or not at all. Warn once if that fails."""
         partial = None
         try:
             self._cache.mkdir(parents=True, exist_ok=True)
@@ -184,15 +190,15 @@ class RemoteTokens:
             self._warned = True
 
     def _make_room(self) -> None:
-        """Where the disk is nearly full: remove a tenth of the shards, those read longest ago, and
-        what killed processes left.
+        """If the disk is nearly full, remove a tenth of the files in the cache, the ones that were
+        read longest ago. They include partial files of killed processes.
         """
         disk = shutil.disk_usage(self._cache)
         if disk.free >= min(_FREE_BYTES, _FREE_SHARE * disk.total):
             return
         shards = []
         for path in self._cache.iterdir():
-            with suppress(OSError):  # another process does the same
+            with suppress(OSError):  # another process may remove it too
                 shards.append((path.stat().st_mtime, path))
         for _, path in sorted(shards)[: -(-len(shards) // 10)]:
             with suppress(OSError):

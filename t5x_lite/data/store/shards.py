@@ -1,7 +1,7 @@
-"""The text of a source as a store takes it: each document in a split, shards of a few megabytes.
+"""Cut the text of a source into shards of a few megabytes, and assign each document to a split.
 
-A source is read in parts, files that follow each other. Nothing about a part depends on the text of
-another, so that machines can share the work.
+A source is read in parts, which are groups of consecutive files. No part depends on the text of
+another, so machines can share the work.
 
     source ─ parts ─► files ─ clean_documents ─► documents ─ split_documents ─ make_shards ─► shards
 """
@@ -21,15 +21,16 @@ from t5x_lite.data.text.files import Continuation
 if TYPE_CHECKING:
     from fsspec.core import OpenFile
 
-PART_BYTES = 64_000_000  # of files as they are on disk
-SHARD_BYTES = 4_000_000  # of text
-# Up to so many documents are split by the rank of their hash, so that each split has some; to know
-# the ranks, all text is read twice. More documents, or longer ones, are split by chance.
+PART_BYTES = 64_000_000  # size of files on disk
+SHARD_BYTES = 4_000_000  # size of text
+# Up to this many documents are split by the rank of their hash, so that each split has some; to
+# know the ranks, all text is read twice. More documents, or longer ones, are split by the hash
+# itself.
 _FEW_DOCUMENTS = 200
 _FEW_CHARACTERS = 1 << 30
 
-Part = Sequence["OpenFile"] | None  # None: all of a source that is no files
-Shard = list[tuple[Split, bytes]]  # the split and the UTF-8 of each document
+Part = Sequence["OpenFile"] | None  # None: the whole of a source that is not files
+Shard = list[tuple[Split, bytes]]  # split and UTF-8 text of each document
 
 
 class SourceSetting(NamedTuple):
@@ -40,17 +41,18 @@ class SourceSetting(NamedTuple):
 
     @property
     def where(self) -> str:
-        """As errors name it."""
+        """The setting, as errors name it."""
         return f"{self.key}={self.name}"
 
     @property
     def is_held_out(self) -> bool:
-        """Whether it is validation text as a whole."""
+        """True if the whole source is validation text."""
         return self.key == "data.validation_source"
 
 
 def list_sources(data: Data) -> list[SourceSetting]:
-    """The sources of a store: those to train on, then the one that is held out.
+    """Return the sources of a store: the training sources, then the validation source if there is
+    one.
 
     >>> data = Data(source="a.txt + b.txt", validation_source="c.txt")
     >>> [source.where for source in list_sources(data)]
@@ -64,10 +66,10 @@ def list_sources(data: Data) -> list[SourceSetting]:
 
 
 class CleanDocument(NamedTuple):
-    """A document, or a part of one that is longer than files.LONGEST."""
+    """A document, or a piece of a document that is longer than files.LONGEST."""
 
     text: str
-    is_continuation: bool  # of the document before
+    is_continuation: bool  # True if it continues the document before
 
 
 def clean_documents(
@@ -77,16 +79,16 @@ def clean_documents(
     allowed: AllowedCode = None,
     part: Part = None,
 ) -> Iterator[CleanDocument]:
-    """The documents of a source, cleaned.
+    """Yield the documents of a source, cleaned.
 
     Args:
-        cleaner: counts the issues; None: they are not counted.
-        allowed: the modules that may be imported for a source; None: any.
-        part: whose documents they are; None: all.
+        cleaner: cleans documents and counts their issues; None: issues are not counted.
+        allowed: modules that may be imported for a source; None: any.
+        part: part of the source to read; None: all of it.
     """
     if cleaner is None:
         cleaner = Cleaner(data.text_cleaning, source.where)
-    started = False  # whether a part of the same document was kept already
+    started = False  # True if a piece of the same document was already kept
     documents = sources.documents(source.name, data.document, data.field, source.key, allowed, part)
     for document in documents:
         if not isinstance(document, Continuation):
@@ -102,8 +104,9 @@ class SplitRule:
     """Which documents of a source are held out.
 
     Attributes:
-        border: those whose hash is smaller.
-        train_characters: of a source of one document, what comes after so many; None: it has more.
+        border: documents with a smaller hash are held out.
+        train_characters: for a source of one document, the number of characters to train on, before
+            the held-out text; None: there are several documents.
     """
 
     border: float
@@ -111,11 +114,12 @@ class SplitRule:
 
 
 def split_rule(data: Data, source: SourceSetting, allowed: AllowedCode = None) -> SplitRule:
-    """The rule of a source.
+    """Return the rule that splits a source.
 
-    Validation text is a source of its own, or a share of each: documents whose hash is small, so
-    that copies within a source are in the same split. Of few documents at least one is held out. A
-    source of one document is cut in two at that share of its characters.
+    Validation text is a source of its own, or a fraction of each source. In a fraction, documents
+    with a small hash are held out, so copies within a source are in the same split. Of a few
+    documents, at least one is held out. A source of one document is cut in two, so that the same
+    fraction of its characters is held out.
     """
     if data.validation_source:
         return SplitRule(2**64 if source.is_held_out else 0)
@@ -134,7 +138,7 @@ def split_rule(data: Data, source: SourceSetting, allowed: AllowedCode = None) -
 def split_documents(
     documents: Iterable[CleanDocument], rule: SplitRule
 ) -> Iterator[tuple[Split, str]]:
-    """The split and the text of each document."""
+    """Yield the split and the text of each document."""
     if rule.train_characters is not None:
         yield from _cut_in_two(documents, rule.train_characters)
         return
@@ -146,14 +150,14 @@ def split_documents(
 
 
 class _SmallSource(NamedTuple):
-    hashes: list[int]  # of the text of each document
+    hashes: list[int]  # hash of each document's text
     characters: int
 
 
 def _read_small_source(
     data: Data, source: SourceSetting, allowed: AllowedCode
 ) -> _SmallSource | None:
-    """The hashes and the size of all documents; None where they are many."""
+    """Return the hashes and the size of all documents; None if there are many."""
     hashes = []
     characters = 0
     for document in clean_documents(data, source, allowed=allowed):
@@ -175,7 +179,9 @@ def _hash(text: str) -> int:
 def _cut_in_two(
     documents: Iterable[CleanDocument], train_characters: int
 ) -> Iterator[tuple[Split, str]]:
-    """One document, which may come in parts: its first characters for training, then held out."""
+    """Cut one document, which may come in pieces: its first characters are for training, the rest
+    for validation.
+    """
     remaining = train_characters
     for document in documents:
         train = document.text[:remaining]
@@ -188,7 +194,9 @@ def _cut_in_two(
 
 
 def parts(source: SourceSetting, rule: SplitRule) -> list[Part]:
-    """The files of a source, as many at a time as make PART_BYTES; all where it is one document."""
+    """Group the files of a source into parts of about PART_BYTES. A source of one document is a
+    single part; a source that is not files is [None].
+    """
     found = sources.find_files(source.name, source.key)
     if found is None:
         return [None]
@@ -208,7 +216,7 @@ def parts(source: SourceSetting, rule: SplitRule) -> list[Part]:
 
 
 def make_shards(documents: Iterable[tuple[Split, str]]) -> Iterator[Shard]:
-    """The documents of a part, as many at a time as make SHARD_BYTES."""
+    """Group the documents of a part into shards of about SHARD_BYTES."""
     shard: Shard = []
     shard_bytes = 0
     for split, text in documents:
@@ -229,10 +237,10 @@ def read_shards(
     cleaner: Cleaner | None = None,
     allowed: AllowedCode = None,
 ) -> Iterator[Shard]:
-    """The shards of all parts of a source.
+    """Yield the shards of all parts of a source.
 
     Args:
-        cleaner, allowed: as of `clean_documents`.
+        cleaner, allowed: as in `clean_documents`.
     """
     rule = split_rule(data, source, allowed)
     for part in parts(source, rule):
@@ -241,7 +249,7 @@ def read_shards(
 
 
 def shard_hash(shard: Shard) -> str:
-    """The hash of a shard's text."""
+    """Return the hash of a shard's text and splits."""
     digest = hashlib.blake2b(digest_size=16)
     for split, utf8 in shard:
         digest.update(f"{split} {len(utf8)} ".encode() + utf8)
@@ -249,7 +257,7 @@ def shard_hash(shard: Shard) -> str:
 
 
 def combined_hash(shard_hashes: Iterable[str]) -> str:
-    """The hash of a source's text: of the hashes of its shards."""
+    """Return the hash of a source's text, made from the hashes of its shards."""
     digest = hashlib.sha256()
     for shard_hash in shard_hashes:
         digest.update(shard_hash.encode())
@@ -257,12 +265,12 @@ def combined_hash(shard_hashes: Iterable[str]) -> str:
 
 
 def text_hash(data: Data, source: SourceSetting, allowed: AllowedCode = None) -> str:
-    """The hash of a source's whole text, as in a manifest."""
+    """Return the hash of a source's whole text, as in a manifest."""
     return combined_hash(map(shard_hash, read_shards(data, source, allowed=allowed)))
 
 
 def training_texts(data: Data, allowed: AllowedCode = None) -> Iterator[str]:
-    """The text that a tokenizer is trained on: a document of each source in turn."""
+    """Yield the text to train a tokenizer on: one document of each training source in turn."""
     readers = []
     for source in list_sources(data):
         if not source.is_held_out:
