@@ -1,1 +1,1 @@
-"""Text: the sources it comes from, and what is done with text that is not clean."""
+"""Text: the sources it comes from, and the cleaning of text that has issues."""

@@ -1,4 +1,6 @@
-"""Text cleaning: real text has issues; what to do about each kind is a setting, each is counted."""
+"""Text cleaning: real text has issues. A setting says what to do about each kind, and all are
+counted.
+"""
 
 from collections import Counter
 
@@ -15,17 +17,17 @@ class Cleaner:
     """Turns the documents of a source into clean text.
 
     Attributes:
-        counts: how many documents had each issue.
+        counts: number of documents with each issue.
     """
 
     def __init__(self, settings: TextCleaning, source: str):
         self._settings = settings
         self._source = source  # named in errors
-        self._number = 0  # of the document, from 1
+        self._number = 0  # number of the current document, from 1
         self.counts: Counter[str] = Counter()
 
     def __call__(self, document: Document) -> str | None:
-        """The text of a document, or None where it is skipped.
+        """Return the clean text of a document, or None if it is skipped.
 
         Raises:
             UserError: for an issue that the settings stop at.
@@ -39,7 +41,7 @@ class Cleaner:
         if isinstance(document, Continuation):
             self.counts["too_long_and_read_as_several"] += 1
 
-        # Whatever has no place in UTF-8 is always replaced.
+        # Invalid UTF-8 and lone surrogates are always replaced.
         if isinstance(document, bytes):
             try:
                 text = document.decode()
@@ -69,7 +71,7 @@ class Cleaner:
         return text if is_kept else None
 
     def _allows(self, issue: str) -> bool:
-        """Count the issue; whether a document with it is kept."""
+        """Count the issue. Return True if a document with it is kept."""
         self.counts[issue] += 1
         policy = getattr(self._settings, issue)
         if policy == "stop":

@@ -1,4 +1,4 @@
-"""Documents in files, compressed or not, wherever fsspec reaches.
+"""Documents in files, compressed or not, on any file system that fsspec supports.
 
 A text file is one document, or one per line, or one per block between blank lines. JSON lines and
 parquet files hold one document per record.
@@ -17,20 +17,20 @@ from t5x_lite.errors import BAD_DATA, NO_FILE, UserError, optional_import, user_
 if TYPE_CHECKING:
     from fsspec.core import OpenFile
 
-Document = bytes | str  # str where the file holds decoded text
+Document = bytes | str  # str if the file holds decoded text
 DocumentUnit = Literal["file", "line", "block"]  # what one document of a text file is
 
 SUFFIXES = (".txt", ".jsonl", ".json", ".parquet")
-# How compressed files end, and what fsspec calls the compression; .zst is read by _ZstdReader.
+# Endings of compressed files, and fsspec's name for the compression; .zst is read by _ZstdReader.
 _COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": None}
 _ARCHIVES = (".zip", ".tar", ".tgz", *(".tar" + ending for ending in _COMPRESSIONS))
 
-# A document of more bytes (or characters of decoded text) is read as several, and counted.
+# A document with more bytes (or characters, if decoded) is read as several, and counted.
 LONGEST = 1 << 25
 
 
 class Continuation:
-    """Marks a document that continues the one before, because that was longer than LONGEST.
+    """Marks a document that continues the one before, which was longer than LONGEST.
 
     Instances are bytes or str as well.
     """
@@ -45,14 +45,14 @@ class _TextContinuation(Continuation, str):
 
 
 def find(source: str, key: str, suffixes: tuple[str, ...] = SUFFIXES) -> list["OpenFile"]:
-    """The files of a path, a directory or a glob, sorted by name; empty where there is none.
+    """Return the files of a path, a directory or a glob, sorted by name; empty if there are none.
 
     Args:
-        key: the setting that names the source, for errors.
-        suffixes: how the files of a directory end that are meant, compressed or not.
+        key: setting that names the source, for errors.
+        suffixes: endings of the files to read in a directory, compressed or not.
 
     Raises:
-        UserError: for places that cannot be reached, and for archives.
+        UserError: if the place cannot be reached, or a file is an archive.
     """
     import fsspec
 
@@ -77,7 +77,7 @@ def find(source: str, key: str, suffixes: tuple[str, ...] = SUFFIXES) -> list["O
 
 
 def _compressed_ending(name: str) -> str:
-    """The ending that says how a file is compressed; empty where it is not."""
+    """Return the ending that says how a file is compressed; empty if it is not."""
     for ending in _COMPRESSIONS:
         if name.lower().endswith(ending):
             return ending
@@ -85,7 +85,7 @@ def _compressed_ending(name: str) -> str:
 
 
 def fingerprint(file: "OpenFile", key: str) -> str:
-    """Name, size and time of a file (or its ETag): they change when the text does."""
+    """Return name, size and time (or ETag) of a file, which change when its text does."""
     info = _info(file, key)
     version = ""
     for name in ("mtime", "etag", "ETag", "md5Hash", "updated"):
@@ -96,14 +96,14 @@ def fingerprint(file: "OpenFile", key: str) -> str:
 
 
 def size(file: "OpenFile", key: str) -> int:
-    """Bytes of text; 0 where that is not known before the file is read."""
+    """Return the bytes of text; 0 if they are not known before the file is read."""
     if _compressed_ending(file.path) or file.path.lower().endswith(".parquet"):
         return 0
     return size_on_disk(file, key)
 
 
 def size_on_disk(file: "OpenFile", key: str) -> int:
-    """Bytes of the file itself; 0 where that is not known."""
+    """Return the bytes of the file itself; 0 if they are not known."""
     return _info(file, key).get("size") or 0
 
 
@@ -113,15 +113,15 @@ def _info(file: "OpenFile", key: str) -> dict[str, Any]:
 
 
 def read(file: "OpenFile", document: DocumentUnit, field: str, key: str) -> Iterator[Document]:
-    """The documents of one file.
+    """Yield the documents of one file.
 
     Args:
         document: what one document of a text file is.
-        field: the column of JSON lines and parquet that holds the text.
-        key: the setting that names the source, for errors.
+        field: column of JSON lines and parquet that holds the text.
+        key: setting that names the source, for errors.
 
     Raises:
-        UserError: for a file that cannot be read, or holds no such column.
+        UserError: for a file that cannot be read, or has no such column.
     """
     where = f"{key}: {file.path}"
     with opened(file, key) as stream:
@@ -134,25 +134,25 @@ def read(file: "OpenFile", document: DocumentUnit, field: str, key: str) -> Iter
 
 
 def suffix(file: "OpenFile") -> str:
-    """How the name of a file ends, in lower case, whatever it is compressed with: `.txt`."""
+    """Return the ending of a file name in lower case, without the compression's ending: `.txt`."""
     name = file.path.lower().removesuffix(_compressed_ending(file.path))
     return name[name.rfind(".") :] if "." in name else ""
 
 
 @contextmanager
 def opened(file: "OpenFile", key: str) -> Iterator[BinaryIO]:
-    """The bytes of a file, decompressed; whatever goes wrong while it is read is a UserError."""
+    """Open a file and decompress it. Any error while it is read becomes a UserError."""
     with user_errors(NO_FILE, f"{key}: cannot read {file.path}"), file as raw_stream:
         if _compressed_ending(file.path) == ".zst":
             raw_stream = _ZstdReader(raw_stream)
-        # Buffered here: what fsspec opens in a bucket ignores the limit of readline.
+        # Buffer here: files that fsspec opens in a bucket ignore the limit of readline.
         yield io.BufferedReader(raw_stream, 1 << 20)
 
 
 class _ZstdReader(io.RawIOBase):
-    """The text of a .zst file of one frame or several.
+    """Decompresses a .zst file of one or more frames.
 
-    Raises EOFError where the file is cut off, which the reader of `zstandard` does not notice.
+    Raises EOFError if the file is cut off, which the reader of `zstandard` does not notice.
     """
 
     def __init__(self, compressed: BinaryIO):
@@ -160,16 +160,16 @@ class _ZstdReader(io.RawIOBase):
 
         self._compressed = compressed
         self._new_frame = zstandard.ZstdDecompressor().decompressobj
-        self._frame = self._new_frame()  # decompresses the frame that is being read
+        self._frame = self._new_frame()  # decompressor of the current frame
         self._between_frames = True
-        self._text = b""  # decompressed, and not asked for yet
+        self._text = b""  # decompressed but not returned yet
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any, /) -> int:
         while not self._text:
-            # First what the last frame did not use, then the next bytes of the file.
+            # First use what the last frame left over, then the next bytes of the file.
             compressed = self._frame.unused_data or self._compressed.read(1 << 16)
             if not compressed:
                 if self._between_frames:
@@ -189,11 +189,11 @@ class _ZstdReader(io.RawIOBase):
 
 
 def _lines(stream: BinaryIO) -> Iterator[bytes]:
-    """The lines of a file, each with its newline.
+    """Yield the lines of a file, each with its newline.
 
-    One longer than LONGEST comes in pieces, cut between characters.
+    A line that is longer than LONGEST comes in pieces, cut between characters.
     """
-    rest = b""  # what the next piece of a long line begins with
+    rest = b""  # beginning of the next piece of a long line
     while line := rest + stream.readline(LONGEST - len(rest)):
         rest = b""
         if len(line) >= LONGEST and not line.endswith(b"\n"):
@@ -205,7 +205,9 @@ def _lines(stream: BinaryIO) -> Iterator[bytes]:
 
 
 def _last_character(text: bytes) -> int:
-    """Where the last character of UTF-8 begins: within the last four bytes, else at the end."""
+    """Return where the last UTF-8 character begins, if it is within the last four bytes, else the
+    end.
+    """
     for position in range(len(text) - 1, len(text) - 5, -1):
         is_continuation_byte = text[position] & 0xC0 == 0x80
         if not is_continuation_byte:
@@ -220,7 +222,7 @@ def _without_newline(line: bytes) -> bytes:
 
 
 def _whole_file(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """All lines as one document; as several where it is longer than LONGEST."""
+    """Yield all lines as one document, or as several if it is longer than LONGEST."""
     held = []
     held_bytes = 0
     kind = bytes
@@ -236,7 +238,7 @@ def _whole_file(lines: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _by_line(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """Each line as a document."""
+    """Yield each line as a document."""
     kind = bytes
     for line in lines:
         yield kind(_without_newline(line))
@@ -244,7 +246,7 @@ def _by_line(lines: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _by_block(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """The lines between blank lines as a document."""
+    """Yield each block between blank lines as a document."""
     for is_blank, group in groupby(_mark_blank(lines), key=itemgetter(0)):
         if not is_blank:
             block = (line for _, line in group)
@@ -252,7 +254,7 @@ def _by_block(lines: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _mark_blank(lines: Iterable[bytes]) -> Iterator[tuple[bool, bytes]]:
-    """Each line, or piece of a long line, and whether its whole line is blank."""
+    """Yield (True if the whole line is blank, line) for each line or piece of a long line."""
     held = []  # pieces of a line that is blank so far
     is_blank = True
     for piece in lines:
@@ -270,7 +272,7 @@ def _mark_blank(lines: Iterable[bytes]) -> Iterator[tuple[bool, bytes]]:
 
 
 def _without_last_newline(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """The lines, each newline moved to the start of the next line: the last one is left out."""
+    """Move each newline to the start of the next line, so that the last one is dropped."""
     newline = b""
     for line in lines:
         text = _without_newline(line)
@@ -285,7 +287,7 @@ _CUTTERS: dict[DocumentUnit, Callable[[Iterable[bytes]], Iterator[bytes]]] = {
 }
 
 
-# Records: JSON lines, parquet, and those of data sets.
+# Records of JSON lines, parquet and data sets.
 
 
 def _json_lines(stream: BinaryIO, field: str, where: str) -> Iterator[Document]:
@@ -313,7 +315,7 @@ def _parquet_records(stream: BinaryIO, field: str, where: str) -> Iterator[Docum
 
 
 def text_of(record: object, field: str, where: str) -> Iterator[Document]:
-    """The text of a record, as several where it is longer than LONGEST; null is an empty text.
+    """Yield the text of a record, in pieces if it is longer than LONGEST; null is an empty text.
 
     >>> list(text_of({"text": "a b", "id": 7}, "text", "here"))
     ['a b']

@@ -2,10 +2,10 @@
 
 python_docs                      the text that every Python installation carries
 PATH, a glob, or a directory     .txt .jsonl .json .parquet, also .gz .bz2 .xz .zst;
-                                 any address of fsspec (gs://…, s3://…)
+                                 any address that fsspec supports (gs://…, s3://…)
 tfds:NAME?split=…&data_dir=…     a data set of TensorFlow Datasets
 hf:NAME_OR_PATH?name=…&split=…   a data set of Hugging Face, on disk or by name
-python:module.function           a function of your own that returns an iterable of texts
+python:module.function           your own function that returns an iterable of texts
 """
 
 import ast
@@ -36,13 +36,13 @@ class SourceReader(Protocol):
     def __call__(
         self, address: str, field: str, where: str, allowed: AllowedCode
     ) -> Iterator[Document]:
-        """The documents at an address.
+        """Yield the documents at an address.
 
         Args:
-            address: what follows the scheme: in `tfds:c4/en?split=train` it is `c4/en?split=train`.
-            field: the column that holds the text.
-            where: the setting and its value, for errors.
-            allowed: the modules that may be imported; None: any.
+            address: what follows the scheme: `c4/en?split=train` in `tfds:c4/en?split=train`.
+            field: column that holds the text.
+            where: setting and its value, for errors.
+            allowed: modules that may be imported; None: any.
         """
         ...
 
@@ -55,18 +55,18 @@ def documents(
     allowed: AllowedCode = None,
     part: Sequence["OpenFile"] | None = None,
 ) -> Iterator[Document]:
-    """The documents of a source, in a fixed order: bytes, or str where it holds decoded text.
+    """Yield the documents of a source, in a fixed order: bytes, or str if it holds decoded text.
 
     Args:
         document: what one document of a text file is: the "file", a "line", or a "block" between
             blank lines.
-        field: the column of JSON lines, parquet and data sets that holds the text.
-        key: the setting that names the source, for errors.
-        allowed: the modules that may be imported for a function of the user's own; None: any.
-        part: the files to read, of a source that is files; None: all.
+        field: column of JSON lines, parquet and data sets that holds the text.
+        key: setting that names the source, for errors.
+        allowed: modules that may be imported for the user's own functions; None: any.
+        part: files to read, if the source is files; None: all.
 
     Raises:
-        UserError: for what cannot be read, and for code that is not allowed.
+        UserError: for a source that cannot be read, or code that is not allowed.
     """
     scheme, _, address = source.partition(":")
     if source == "python_docs":
@@ -79,17 +79,17 @@ def documents(
 
 
 def find_files(source: str, key: str = "data.source") -> list["OpenFile"] | None:
-    """The files of a source, sorted by name; None: it is no files."""
+    """Return the files of a source, sorted by name, or None if it is not files."""
     if source == "python_docs" or source.partition(":")[0] in SCHEMES:
         return None
     return _find_files(source, key)
 
 
 def fingerprint(source: str, key: str = "data.source", allowed: AllowedCode = None) -> str:
-    """A line that changes when the text does.
+    """Return a line that changes when the text does.
 
-    It holds the Python version, or names, sizes and times of files. Of a function it is the hash of
-    its file; of a data set that is not on this machine, its name alone.
+    It holds the Python version, or names, sizes and times of files. For a function it is the hash
+    of the function's file. For a data set that is not on this machine, it is only the name.
     """
     scheme, _, address = source.partition(":")
     if source == "python_docs":
@@ -121,7 +121,7 @@ def _short_hash(content: bytes) -> str:
 
 
 def _data_set_files(scheme: str, address: str) -> list[Path]:
-    """The files of a data set, where it is on this machine and its address says so."""
+    """Return the files of a data set, if it is on this machine and its address says where."""
     name, options = _parse_query(address)
     if scheme == "tfds":
         data_dir = Path(options.get("data_dir", os.devnull))
@@ -134,7 +134,7 @@ def _data_set_files(scheme: str, address: str) -> list[Path]:
 
 
 def size(source: str, key: str = "data.source") -> int:
-    """Bytes of text; 0 where that is not known before it is read."""
+    """Return the bytes of text; 0 if they are not known before the text is read."""
     found = find_files(source, key)
     sizes = [files.size(file, key) for file in found or []]
     return sum(sizes) if all(sizes) else 0
@@ -154,7 +154,7 @@ def _find_files(source: str, key: str) -> list["OpenFile"]:
 
 
 def _parse_query(address: str) -> tuple[str, dict[str, str]]:
-    """The name and the options of an address.
+    """Split an address into its name and its options.
 
     >>> _parse_query("c4/en?split=train+validation")
     ('c4/en', {'split': 'train+validation'})
@@ -165,10 +165,10 @@ def _parse_query(address: str) -> tuple[str, dict[str, str]]:
 
 
 def records(source: str, where: str) -> Iterator[dict]:
-    """The records of a data set, tfds:… or hf:….
+    """Yield the records of a data set, tfds:… or hf:….
 
     Raises:
-        UserError: for what cannot be read.
+        UserError: for a data set that cannot be read.
     """
     scheme, _, address = source.partition(":")
     yield from _DATA_SETS[scheme](address, where)
@@ -180,10 +180,12 @@ def _read_tfds(address: str, field: str, where: str, allowed: AllowedCode) -> It
 
 
 def _tfds_records(address: str, where: str) -> Iterator[dict]:
-    """A data set of TensorFlow Datasets; only tfrecord needs TensorFlow, array_record does not."""
+    """Yield the records of a TensorFlow data set. Only tfrecord files need TensorFlow, array_record
+    files do not.
+    """
     name, options = _parse_query(address)
     split = options.pop("split", "train")
-    # Importing it prints that TensorFlow is missing, which is intended.
+    # TensorFlow is missing on purpose. Hide the message that this import prints about it.
     with redirect_stdout(None), redirect_stderr(None):
         tfds = optional_import("tensorflow_datasets", "tfds", where)
         # c4, glue and others are registered only by this import.
@@ -204,7 +206,9 @@ def _read_huggingface(
 
 
 def _huggingface_records(address: str, where: str) -> Iterator[dict]:
-    """A data set of Hugging Face: saved to disk, with splits or without, or loaded by its name."""
+    """Yield the records of a Hugging Face data set, saved to disk with or without splits, or loaded
+    by its name.
+    """
     name, options = _parse_query(address)
     datasets = optional_import("datasets", "hf", where)
     with user_errors(NO_FILE, f"{where}: cannot be read"):
@@ -230,7 +234,7 @@ def _check_options(options: dict[str, str], known: Collection[str], where: str) 
 def _read_function(
     address: str, field: str, where: str, allowed: AllowedCode
 ) -> Iterator[Document]:
-    """The texts that a function of the user's own returns."""
+    """Yield the texts that the user's own function returns."""
     function = import_function(address, where, allowed)
     with user_errors(BAD_DATA, f"{where}: failed"):
         texts = function()
@@ -256,11 +260,12 @@ _NOT_LIBRARY |= {"idlelib", "lib2to3", "turtledemo"}
 
 
 def python_docs() -> Iterator[str]:
-    """About 2 MB of English on every machine with Python.
+    """Yield about 2 MB of English that every machine with Python has.
 
-    First the docstrings of the standard library, one module per document (read with `ast`; nothing
-    is imported), then the reference topics of `pydoc_data`, one topic per document. Topics contain
-    each other: paragraphs of earlier documents are left out, so that what is held out is new.
+    First come the docstrings of the standard library, one module per document. They are read with
+    `ast`, and nothing is imported. Then come the reference topics of `pydoc_data`, one topic per
+    document. Topics contain each other, so paragraphs of earlier documents are left out. This way,
+    text that is held out is new.
     """
     yield from _each_paragraph_once(_python_docs())
 
@@ -278,7 +283,7 @@ def _python_docs() -> Iterator[str]:
 
 
 def _each_paragraph_once(documents: Iterable[str]) -> Iterator[str]:
-    """Documents without the paragraphs, but for short ones, that an earlier document has.
+    """Yield documents without the paragraphs that an earlier document has, except short ones.
 
     >>> long = "This paragraph is longer than forty letters."
     >>> list(_each_paragraph_once([f"One.\\n\\n{long}", f"One.\\n\\n{long}\\n\\nTwo.", long]))
@@ -294,7 +299,7 @@ def _each_paragraph_once(documents: Iterable[str]) -> Iterator[str]:
 
 
 def library_modules() -> Iterator[Path]:
-    """The files of the standard library, sorted."""
+    """Yield the files of the standard library, sorted."""
     root = Path(sysconfig.get_path("stdlib"))
     for path in sorted(root.rglob("*.py")):
         directories = path.relative_to(root).parts
@@ -304,7 +309,9 @@ def library_modules() -> Iterator[Path]:
 
 @cache  # the text is read for the tokenizer, for the store and for tasks
 def module_docstrings(path: Path) -> tuple[str, ...]:
-    """The docstrings of a module, its classes and functions; none of a file that is not Python."""
+    """Return the docstrings of a module, its classes and functions; none if the file is not valid
+    Python.
+    """
     try:
         with warnings.catch_warnings(action="ignore"):  # invalid escapes in old modules
             module = ast.parse(path.read_bytes())

@@ -1,1 +1,1 @@
-"""Tokenizers: trained here, or the files of others."""
+"""Tokenizers: trained here, or loaded from existing files."""

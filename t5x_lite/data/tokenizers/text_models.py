@@ -1,4 +1,4 @@
-"""Text models turn text into ids and back: bytes, SentencePiece, and those of `tokenizers`."""
+"""Text models turn text into ids and back: bytes, SentencePiece, and models of `tokenizers`."""
 
 import json
 import re
@@ -17,15 +17,16 @@ TextModelKind = Literal["bytes", "sentencepiece", "huggingface"]
 
 
 class TextModel(Protocol):
-    """What turns text into ids and back.
+    """A model that turns text into ids and back.
 
     Attributes:
         kind: which class it is, in a saved tokenizer.
-        size: how many ids it has.
-        ordinary: ids that text encodes to are in [low, high).
-        specials: the ids of its special tokens, by name.
-        is_own: trained by this package, or bytes: its special ids are appended to it.
-        lossless: whether decode(encode(text)) == text.
+        size: number of ids.
+        ordinary: [low, high), range of the ids that text encodes to.
+        specials: ids of its special tokens, by name.
+        is_own: True if it is trained by this package, or bytes. Special ids are then appended to
+            it.
+        lossless: True if decode(encode(text)) == text.
     """
 
     kind: TextModelKind
@@ -36,19 +37,19 @@ class TextModel(Protocol):
     lossless: bool
 
     def encode(self, text: str) -> np.ndarray:
-        """The ids of a text: int32 [tokens]; none is special but the one for unknown text."""
+        """Encode a text: int32 [tokens]. No id is special, except the one for unknown text."""
         ...
 
     def decode(self, ids: list[int]) -> str:
-        """The text of ordinary ids."""
+        """Return the text of ordinary ids."""
         ...
 
     def texts(self) -> list[bytes | None]:
-        """The bytes that each id stands for; None: a special id."""
+        """Return the bytes that each id stands for; None for a special id."""
         ...
 
     def files(self) -> dict[str, bytes]:
-        """The files it can be made from again, by name."""
+        """Return the files that the model can be rebuilt from, by name."""
         ...
 
 
@@ -59,10 +60,10 @@ _SINGLE_SPACE = re.compile(r"(?<=\S) (?=\S)")
 
 
 def chunks(text: str) -> Iterator[str]:
-    """The text in chunks, each beginning with the space it is cut at.
+    """Cut a text into chunks, each beginning with the space it is cut at.
 
-    A chunk without such a space is cut anywhere once it is twice as long as it should be; a few
-    tokens may then differ from those of the whole text.
+    A chunk that would grow to twice CHUNK before such a space is cut after CHUNK characters
+    instead. A few tokens may then differ from the tokens of the whole text.
     """
     start = 0
     while len(text) - start > CHUNK:
@@ -74,11 +75,12 @@ def chunks(text: str) -> Iterator[str]:
 
 
 def _join_ids(parts: Iterable[list[int]]) -> np.ndarray:
+    """Concatenate lists of ids: int32 [tokens]."""
     return np.concatenate([np.array(part, np.int32) for part in parts])
 
 
 def longest_run(size: int, special: list[int]) -> tuple[int, int]:
-    """The longest run of ids without a special one, as [low, high).
+    """Return the longest run of ids without a special one, as [low, high).
 
     >>> longest_run(10, [0, 1, 9])
     (2, 9)
@@ -92,7 +94,7 @@ def longest_run(size: int, special: list[int]) -> tuple[int, int]:
 
 
 def printable_bytes() -> dict[str, int]:
-    """GPT-2's way to write each byte as one printable character (released code).
+    """Return GPT-2's table that writes each byte as one printable character (released code).
 
     >>> table = printable_bytes()
     >>> table["A"], table["Ġ"]
@@ -110,7 +112,7 @@ _BYTE_OF = printable_bytes()
 
 
 class Bytes:
-    """The bytes of UTF-8."""
+    """Text model whose ids are the bytes of UTF-8."""
 
     kind: TextModelKind = "bytes"
     size: int = 256
@@ -120,19 +122,19 @@ class Bytes:
     lossless: bool = True
 
     def files(self) -> dict[str, bytes]:
-        """None are needed."""
+        """Return nothing: no files are needed."""
         return {}
 
     def encode(self, text: str) -> np.ndarray:
-        """Its bytes."""
+        """Return the bytes of a text."""
         return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
 
     def decode(self, ids: list[int]) -> str:
-        """Invalid UTF-8 becomes U+FFFD."""
+        """Return the text of these bytes. Invalid UTF-8 becomes U+FFFD."""
         return bytes(ids).decode(errors="replace")
 
     def texts(self) -> list[bytes | None]:
-        """The byte of each id."""
+        """Return the byte of each id."""
         return [bytes([byte]) for byte in range(256)]
 
 
@@ -140,8 +142,9 @@ class SentencePiece:
     """A SentencePiece model.
 
     Args:
-        proto: the serialised model.
-        is_own: trained here, lossless; else an existing one, such as T5's.
+        proto: serialised model.
+        is_own: True for a model trained here, which is lossless; False for an existing one, such as
+            T5's.
     """
 
     kind: TextModelKind = "sentencepiece"
@@ -166,27 +169,30 @@ class SentencePiece:
             self._add_special("<pad>", model.pad_id())
             self._add_special("</s>", model.eos_id())
             self._add_special("<s>", model.bos_id())
-        # A ▁ in the text of a lossless model is spelled in bytes.
+        # A lossless model spells a ▁ in the text in bytes.
         self._space_mark_ids: list[int] = []
         for byte in SPACE_MARK.encode():
             self._space_mark_ids.append(model.piece_to_id(f"<0x{byte:02X}>"))
 
     def _add_special(self, name: str, token_id: int) -> None:
-        if token_id >= 0:  # else the model has none
+        if token_id >= 0:  # negative: the model has no such token
             self.specials[name] = token_id
 
     def files(self) -> dict[str, bytes]:
-        """The serialised model."""
+        """Return the serialised model."""
         return {"spiece.model": self._proto}
 
     def encode(self, text: str) -> np.ndarray:
-        """Ids; what the model does not know is its <unk>, no other is special."""
+        """Encode a text. Text that the model does not know becomes its <unk>; no other id is
+        special.
+        """
         if self.lossless:
             return _join_ids(self._encode_lossless(text))
-        # Existing models put a space before each text and drop those around it: at cuts too.
+        # Existing models put a space before each text and drop the spaces around it, also at cuts.
         return _join_ids(self._model.encode(chunk) for chunk in chunks(text))
 
     def _encode_lossless(self, text: str) -> Iterator[list[int]]:
+        """Yield the ids of the text between two ▁, and of the bytes of each ▁."""
         for chunk in chunks(text):
             first, *others = chunk.split(SPACE_MARK)
             yield self._model.encode(first)
@@ -195,10 +201,10 @@ class SentencePiece:
                 yield self._model.encode(part)
 
     def decode(self, ids: list[int]) -> str:
-        """Text of ordinary ids."""
+        """Return the text of ordinary ids."""
         if not self.lossless:
             return self._model.decode(ids)
-        # SentencePiece would decode the bytes of ▁ to a space.
+        # SentencePiece would decode the bytes of ▁ to a space, so decode only the ids between them.
         mark = self._space_mark_ids
         texts = []
         start = 0
@@ -210,25 +216,25 @@ class SentencePiece:
         return SPACE_MARK.join(texts)
 
     def scores(self) -> list[tuple[str, float]]:
-        """The piece and the log-probability of each id."""
+        """Return the piece and the log-probability of each id."""
         pieces = [self._model.id_to_piece(i) for i in range(self.size)]
         scores = [self._model.get_score(i) for i in range(self.size)]
         return list(zip(pieces, scores, strict=True))
 
     def texts(self) -> list[bytes | None]:
-        """The bytes of each id."""
+        """Return the bytes of each id; None for a special id."""
         low, high = self.ordinary
         texts: list[bytes | None] = [None] * self.size
         for i in range(low, high):
             piece = self._model.id_to_piece(i)
-            if self._model.is_byte(i):  # written <0x0A>
+            if self._model.is_byte(i):  # written as <0x0A>
                 texts[i] = bytes([int(piece[3:5], 16)])
             else:
                 texts[i] = piece.replace(SPACE_MARK, " ").encode()
         return texts
 
 
-# What other tokenizers call the special tokens.
+# Names of the special tokens in other tokenizers.
 _OTHER_NAMES = {
     "<pad>": ("[PAD]", "<|pad|>"),
     "</s>": ("<|endoftext|>", "<|end_of_text|>", "<eos>", "[SEP]"),
@@ -246,10 +252,10 @@ class HuggingFace:
     """A model of the `tokenizers` package. Special tokens are never found in text.
 
     Args:
-        content: its JSON.
+        content: JSON of the model.
 
     Raises:
-        UserError: where it has no ordinary pieces, or the package is not installed.
+        UserError: if the model has no ordinary pieces, or the package is not installed.
     """
 
     kind: TextModelKind = "huggingface"
@@ -260,7 +266,7 @@ class HuggingFace:
         self._content = content
         description = json.loads(content)
 
-        # The ids, and which of them are special.
+        # Collect the ids, and find which of them are special.
         added = {}
         for token in description.get("added_tokens", ()):
             added[token["content"]] = token["id"]
@@ -277,7 +283,7 @@ class HuggingFace:
         if not self.ordinary[1]:
             raise UserError(BAD_DATA, "data.tokenizer: this tokenizers file has no ordinary pieces")
 
-        # How the special ones are called here.
+        # Collect the names of the special ids: the tokenizer's own, and ours.
         self.specials: dict[str, int] = {}
         for i in sorted(special):
             if not self._pieces[i].startswith("[unused"):
@@ -287,14 +293,14 @@ class HuggingFace:
         unknown = self.specials.get("<unk>", first_ordinary)
         self._unknown = self.specials.get("[UNK]", unknown)
 
-        # The model, told of no special tokens: so it finds none in text.
+        # Load the model without special tokens, so that it finds none in text.
         _hide_special_pieces(description["model"])
         description["added_tokens"] = []
         for name in ("post_processor", "truncation", "padding"):
             description[name] = None
         self._model = tokenizers.Tokenizer.from_str(json.dumps(description))
 
-        # How its pieces spell text.
+        # Find out how its pieces spell text.
         decoder = description.get("decoder") or {}
         self._is_byte_level = decoder.get("type") == "ByteLevel"
         self._continuation_prefix: str = description["model"].get("continuing_subword_prefix") or ""
@@ -302,7 +308,7 @@ class HuggingFace:
         self.lossless: bool = is_plain and self._keeps_everything()
 
     def _keeps_everything(self) -> bool:
-        """Whether texts with everything that is often lost come back the same."""
+        """Return True if texts with everything that is often lost are decoded unchanged."""
         characters = [chr(code) for code in range(256)]
         for text in ("a é\u0085 漢😀\n\t" + "".join(characters), "hi", " hi  "):
             ids = self._model.encode(text).ids
@@ -311,11 +317,13 @@ class HuggingFace:
         return True
 
     def files(self) -> dict[str, bytes]:
-        """The JSON that any `tokenizers` reads."""
+        """Return the JSON, which any version of `tokenizers` reads."""
         return {"tokenizer.json": self._content}
 
     def encode(self, text: str) -> np.ndarray:
-        """Ids; a special one that the vocabulary spells out becomes the unknown one."""
+        """Encode a text. If the text spells out a special token of the vocabulary, it becomes the
+        unknown id.
+        """
         parts = []
         for chunk in chunks(text):
             encoding = self._model.encode(chunk, add_special_tokens=False)
@@ -327,11 +335,11 @@ class HuggingFace:
         return ids
 
     def decode(self, ids: list[int]) -> str:
-        """Text of ordinary ids."""
+        """Return the text of ordinary ids."""
         return self._model.decode(ids, skip_special_tokens=False)
 
     def texts(self) -> list[bytes | None]:
-        """The bytes of each id."""
+        """Return the bytes of each id; None for a special id."""
         low, high = self.ordinary
         texts: list[bytes | None] = [None] * self.size
         for i in range(low, high):
@@ -339,6 +347,7 @@ class HuggingFace:
         return texts
 
     def _text(self, piece: str) -> bytes:
+        """Return the bytes of a piece."""
         if self._is_byte_level:
             return bytes(_BYTE_OF[character] for character in piece)
         prefix = self._continuation_prefix
@@ -350,7 +359,7 @@ class HuggingFace:
 
 
 def _read_vocabulary(model: dict[str, Any]) -> dict[str, int]:
-    """The id of each piece of a model in the JSON of `tokenizers`."""
+    """Return the id of each piece, from the JSON of a `tokenizers` model."""
     vocab = model["vocab"]
     if isinstance(vocab, dict):
         return dict(vocab)
@@ -358,7 +367,7 @@ def _read_vocabulary(model: dict[str, Any]) -> dict[str, int]:
 
 
 def _add_our_names(specials: dict[str, int]) -> None:
-    """Add to the names of special tokens those that they have here, where they have others."""
+    """Add our names of special tokens, in place, where a tokenizer uses other names."""
     for name, other_names in _OTHER_NAMES.items():
         for other_name in other_names:
             if other_name in specials:
@@ -366,7 +375,9 @@ def _add_our_names(specials: dict[str, int]) -> None:
 
 
 def _hide_special_pieces(model: dict[str, Any]) -> None:
-    """Rename the special pieces of a Unigram model, in place: it would find their names in text."""
+    """Rename the special pieces of a Unigram model, in place. Otherwise it would find their names
+    in text.
+    """
     if not isinstance(model["vocab"], list):
         return
     for entry in model["vocab"]:
@@ -375,7 +386,9 @@ def _hide_special_pieces(model: dict[str, Any]) -> None:
 
 
 def wordpiece_json(vocabulary: bytes) -> bytes:
-    """BERT's WordPiece with that vocab.txt, as JSON of `tokenizers`; uncased if the pieces are."""
+    """Return BERT's WordPiece with this vocab.txt as `tokenizers` JSON, uncased if its pieces are
+    all lower case.
+    """
     tokenizers = optional_import("tokenizers", "hf", "data.tokenizer")
     lines = vocabulary.decode().removesuffix("\n").split("\n")
     pieces = [line.removesuffix("\r") for line in lines]
@@ -391,7 +404,7 @@ def wordpiece_json(vocabulary: bytes) -> bytes:
 
 
 def byte_level_bpe_json(encoder: bytes, merges: bytes) -> bytes:
-    """GPT-2's byte-level BPE with that encoder.json and vocab.bpe, as JSON of `tokenizers`."""
+    """Return GPT-2's byte-level BPE with this encoder.json and vocab.bpe as `tokenizers` JSON."""
     tokenizers = optional_import("tokenizers", "hf", "data.tokenizer")
     pairs = []
     for line in merges.decode().split("\n"):

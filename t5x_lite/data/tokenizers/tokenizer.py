@@ -1,6 +1,6 @@
-"""Text to ids and back, with special ids.
+"""Tokenizers turn text into ids and back, with special ids.
 
-Special ids stand outside the text: no text ever encodes to one, except the <unk> of what an
+Special ids stand outside the text: no text encodes to one, except to <unk> for text that an
 existing tokenizer does not know.
 """
 
@@ -34,14 +34,14 @@ class Tokenizer:
     """A text model with its special ids.
 
     Args:
-        model: bytes if none is given.
-        add_specials: append to an existing model what objectives may need; our own models always
-            have it.
+        model: text model; bytes by default.
+        add_specials: append the special ids that objectives may need to an existing model. Our own
+            models always have them.
 
     Attributes:
         vocabulary: the ids that objectives need to know.
-        lossless: whether decode(encode(text)) == text.
-        fingerprint: a hash of everything that ids depend on.
+        lossless: True if decode(encode(text)) == text.
+        fingerprint: hash of everything that ids depend on.
 
     >>> tokenizer = Tokenizer()
     >>> tokenizer.encode("Hi!").tolist(), tokenizer.decode([72, 105, 33])
@@ -53,7 +53,7 @@ class Tokenizer:
         self.lossless = self.model.lossless
         self._add_specials = add_specials or self.model.is_own
         self.vocabulary: Vocabulary = make_vocabulary(self.model, self._add_specials)
-        # Of several names of one id, the first is written.
+        # If an id has several names, the first one is written.
         self._names: dict[int, str] = {}
         for name, token_id in self.vocabulary.specials.items():
             self._names.setdefault(token_id, name)
@@ -68,7 +68,7 @@ class Tokenizer:
         return digest.hexdigest()[:16]
 
     def encode(self, text: str) -> np.ndarray:
-        """The ids of a text: int32 [tokens], none of them special but <unk>.
+        """Encode a text: int32 [tokens]. No id is special, except <unk>.
 
         Lone surrogates become U+FFFD.
         """
@@ -76,7 +76,7 @@ class Tokenizer:
         return np.asarray(ids, np.int32)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids; a special id is written by its name, such as <extra_id_0>."""
+        """Return the text of ids. Special ids are written by name, such as <extra_id_0>."""
         array = np.asarray(list(ids), np.int64)
         is_ordinary = self.vocabulary.is_ordinary(array)
         pairs = zip(is_ordinary.tolist(), array.tolist(), strict=True)
@@ -90,7 +90,7 @@ class Tokenizer:
         return "".join(texts)
 
     def name(self, token_id: int) -> str:
-        """How a special id is written.
+        """Return how a special id is written.
 
         >>> tokenizer = Tokenizer()
         >>> tokenizer.name(tokenizer.vocabulary.eos)
@@ -116,10 +116,10 @@ class Tokenizer:
 
 
 def load(directory: Path) -> Tokenizer:
-    """The tokenizer that `save` wrote.
+    """Load the tokenizer that `save` wrote.
 
     Raises:
-        UserError: where there is none, or its files have changed since.
+        UserError: if there is none, or its files have changed since.
     """
     with user_errors(NO_FILE, f"{directory}: no usable tokenizer"):
         record = json.loads((directory / "vocabulary.json").read_text())
@@ -140,8 +140,8 @@ def load(directory: Path) -> Tokenizer:
     return tokenizer
 
 
-# Files that a tokenizer's directory may hold, in the order they are looked for.
-_SAVED = ["vocabulary.json"]  # which `load` reads
+# Files that a tokenizer's directory may hold, in the order in which they are looked for.
+_SAVED = ["vocabulary.json"]  # read by `load`
 _GPT2 = ["encoder.json", "vocab.bpe"]
 _LAYOUTS = [
     _SAVED,
@@ -155,11 +155,11 @@ _LAYOUTS = [
 
 
 def files(spec: str) -> dict[str, bytes]:
-    """The files of an existing tokenizer, by name.
+    """Return the files of an existing tokenizer, by name.
 
     Args:
-        spec: a .model, a vocab.txt, a tokenizer.json, or encoder.json with vocab.bpe; or a
-            directory that holds one of these.
+        spec: path of a .model, a vocab.txt, a tokenizer.json, or encoder.json with vocab.bpe; or of
+            a directory that holds one of these.
 
     Raises:
         UserError: for files that cannot be read, or are empty.
@@ -186,6 +186,7 @@ def files(spec: str) -> dict[str, bytes]:
 
 
 def _find_layout(directory: Path, spec: str) -> list[str]:
+    """Return the names of the first known set of files in a directory."""
     for names in _LAYOUTS:
         if all((directory / name).is_file() for name in names):
             return names
@@ -194,6 +195,7 @@ def _find_layout(directory: Path, spec: str) -> list[str]:
 
 
 def _model_of_files(contents: dict[str, bytes]) -> TextModel:
+    """Build the text model that these files describe."""
     if len(contents) == 2:
         encoder, merges = contents.values()
         return HuggingFace(byte_level_bpe_json(encoder, merges))
@@ -211,13 +213,13 @@ def make(
     add_specials: bool = False,
     say: Callable[[str], None] = print,
 ) -> Tokenizer:
-    """The tokenizer that `data.tokenizer` describes.
+    """Make the tokenizer that `data.tokenizer` describes.
 
     Args:
         spec: "bytes", the path of an existing tokenizer, or "sentencepiece(vocab_size=…)".
-        documents: the text to train on.
-        add_specials: append to an existing tokenizer the special ids and sentinels it lacks.
-        say: shows one line where the text is too small for the vocabulary that was asked for.
+        documents: text to train on.
+        add_specials: append to an existing tokenizer the special ids and sentinels that it lacks.
+        say: shows a line if the text is too small for the requested vocabulary.
 
     Raises:
         UserError: for a tokenizer that does not exist, cannot be read, or cannot be trained.
@@ -239,7 +241,7 @@ def make(
 
 
 def planned_size(spec: str, add_specials: bool = False) -> int:
-    """How many ids `make` will give, known before there is any text to train on.
+    """Return how many ids `make` will give, before there is any text to train on.
 
     >>> planned_size("sentencepiece(vocab_size=32000)"), planned_size("bytes")
     (32000, 524)
@@ -252,12 +254,13 @@ def planned_size(spec: str, add_specials: bool = False) -> int:
 # Training.
 
 _DEFAULT_VOCAB_SIZE = 8192
-_TRAINING_CHARACTERS = 20_000_000  # of which SentencePiece makes half a gigabyte
-_TEXT_CHARACTERS = 2000  # SentencePiece reads text in lines, "sentences", of limited length
-_OTHER_PIECES = 257  # every byte, and <unk>: what does not depend on the text
+# Characters to train on; SentencePiece needs half a gigabyte for them
+_TRAINING_CHARACTERS = 20_000_000
+_TEXT_CHARACTERS = 2000  # SentencePiece reads lines ("sentences") of limited length
+_OTHER_PIECES = 257  # pieces that do not depend on the text: every byte, and <unk>
 _APPENDED_IDS = len(SPECIALS) + SENTINELS
 _MIN_VOCAB_SIZE = _APPENDED_IDS + _OTHER_PIECES + 1
-_MAX_PIECES = 2_000_000  # SentencePiece chooses from a million, and all characters
+_MAX_PIECES = 2_000_000  # SentencePiece chooses from a million candidates and all characters
 
 
 def train(
@@ -265,17 +268,17 @@ def train(
 ) -> Tokenizer:
     """Train a lossless SentencePiece unigram model.
 
-    It normalises nothing and keeps all whitespace. At most half of the pieces that are asked for
+    It normalises nothing and keeps all white space. At most half of the pieces that are asked for
     are single characters; rarer characters are spelled in bytes. The first 20 million characters of
-    the documents are read. Where they are too few for `vocab_size` ids, the vocabulary is the
-    largest that they support. The same text always gives the same tokenizer.
+    the documents are read. If they are too few for `vocab_size` ids, the vocabulary is the largest
+    that they support. The same text always gives the same tokenizer.
 
     Args:
-        vocab_size: of all ids, special ones and sentinels included.
-        say: shows one line where the vocabulary is smaller.
+        vocab_size: number of ids, special ones and sentinels included.
+        say: shows a line if the vocabulary is smaller than requested.
 
     Raises:
-        UserError: where `vocab_size` has no room for any text, or the text has nothing to learn.
+        UserError: if `vocab_size` has no room for any text, or the text has nothing to learn from.
     """
     if type(vocab_size) is not int or vocab_size < _MIN_VOCAB_SIZE:
         expected = f"expected a number from {_MIN_VOCAB_SIZE} on"
@@ -285,7 +288,7 @@ def train(
     try:
         proto = _train_unigram(texts, pieces)
     except RuntimeError:
-        # Most likely the text is too small. If it is not, this fails in the same way.
+        # Most likely the text is too small: allow fewer pieces. Any other error is raised again.
         try:
             proto = _train_unigram(texts, pieces, hard_vocab_limit=False)
         except RuntimeError as error:
@@ -307,7 +310,7 @@ def train(
 
 
 def _training_texts(documents: Iterable[str]) -> Iterator[str]:
-    """The documents in short texts, up to the number of characters that are read."""
+    """Cut the documents into short texts, up to the number of characters to train on."""
     characters = 0
     for document in documents:
         for start in range(0, len(document), _TEXT_CHARACTERS):
@@ -315,12 +318,14 @@ def _training_texts(documents: Iterable[str]) -> Iterator[str]:
             characters += len(text)
             if characters > _TRAINING_CHARACTERS:
                 return
-            text = text.replace("\0", " ")  # which SentencePiece does not read
+            text = text.replace("\0", " ")  # SentencePiece does not read NUL
             yield LONE_SURROGATE.sub("\ufffd", text)
 
 
 def _without_rare_characters(texts: list[str], pieces: int) -> list[str]:
-    """The texts with spaces for all but the most frequent characters: half as many as pieces."""
+    """Replace all but the most frequent characters by spaces. About half as many characters remain
+    as there are pieces.
+    """
     counts = Counter()
     for text in texts:
         counts.update(text)
@@ -333,10 +338,10 @@ def _without_rare_characters(texts: list[str], pieces: int) -> list[str]:
 
 
 def _train_unigram(texts: list[str], pieces: int, **options: Any) -> bytes:
-    """The serialised model of SentencePiece.
+    """Train a SentencePiece model, and return it serialised.
 
     Raises:
-        RuntimeError: where the text does not give that many pieces.
+        RuntimeError: if the text does not yield that many pieces.
     """
     import sentencepiece
 
@@ -357,7 +362,7 @@ def _train_unigram(texts: list[str], pieces: int, **options: Any) -> bytes:
         pad_id=-1,
         bos_id=-1,
         eos_id=-1,
-        num_threads=1,  # with more, sums and so the pieces depend on the number of threads
+        num_threads=1,  # with more threads, sums and so the pieces depend on how many there are
         minloglevel=2,
         **options,
     )

@@ -1,4 +1,4 @@
-"""The ids that objectives and layouts need to know, and what the text of each id looks like."""
+"""The ids that objectives and layouts need to know, and properties of the text of each id."""
 
 import string
 from collections.abc import Callable
@@ -11,9 +11,11 @@ import numpy as np
 from t5x_lite.data.tokenizers.text_models import TextModel
 from t5x_lite.errors import BAD_CONFIG, UserError
 
-SENTINELS = 256  # that we append: UL2's densest spans of 512 inputs and 512 targets take 127
-T5_SENTINELS = 100  # that T5 appends to its SentencePiece model
-# What any objective may need, so that all runs of a comparison can share one tokenizer.
+# Sentinels that we append; UL2's densest spans, at 512 inputs and 512 targets, take 127
+SENTINELS = 256
+T5_SENTINELS = 100  # sentinels that T5 appends to its SentencePiece model
+# Special tokens that any objective may need, so that all runs of a comparison can share one
+# tokenizer.
 SPECIALS = ("<pad>", "</s>", "<s>", "[MASK]", "[CLS]", "[SEP]")
 SPECIALS += ("[R]", "[S]", "[X]", "<fim_prefix>", "<fim_middle>", "<fim_suffix>")
 
@@ -21,17 +23,17 @@ IntOrArray = TypeVar("IntOrArray", int, np.ndarray)
 
 
 class Pieces(NamedTuple):
-    """What the text of each id looks like: bool [size] each. Special ids start and end words."""
+    """Properties of the text of each id: bool [size] each. Special ids start and end words."""
 
-    starts_word: np.ndarray  # begins with a blank or with punctuation: a word begins here
-    ends_word: np.ndarray  # ends with one, and is not blank: a blank belongs to the word after it
-    blank: np.ndarray  # nothing but white space
+    starts_word: np.ndarray  # begins with a blank or punctuation, so a word begins here
+    ends_word: np.ndarray  # ends with one, and is not blank: a blank belongs to the next word
+    blank: np.ndarray  # only white space
     punctuation: np.ndarray  # begins with punctuation
     digit: np.ndarray  # contains a digit
-    capital: np.ndarray  # begins, blanks aside, with a capital
-    ends_sentence: np.ndarray  # ends, blanks aside, with . ! or ?
-    starts_line: np.ndarray  # begins, other blanks aside, with a line break
-    ends_line: np.ndarray  # ends, other blanks aside, with one, and is not blank
+    capital: np.ndarray  # first non-blank character is a capital
+    ends_sentence: np.ndarray  # last non-blank character is . ! or ?
+    starts_line: np.ndarray  # leading blanks contain a line break
+    ends_line: np.ndarray  # trailing blanks contain one, and it is not blank
 
 
 _PUNCTUATION = tuple(string.punctuation)
@@ -39,6 +41,7 @@ _SPECIAL_PIECE = (True, True, False, False, False, False, False, False, False)
 
 
 def _describe_pieces(texts: list[bytes | None]) -> Pieces:
+    """Return the properties of all ids. None in `texts` stands for a special id."""
     rows = []
     for piece in texts:
         if piece is None:
@@ -49,8 +52,8 @@ def _describe_pieces(texts: list[bytes | None]) -> Pieces:
 
 
 def _describe_piece(piece: bytes) -> tuple[bool, ...]:
-    """A row of Pieces."""
-    text = piece.decode(errors="replace") or "\n"  # a part of a character counts as a letter
+    """Return one row of Pieces."""
+    text = piece.decode(errors="replace") or "\n"  # an incomplete character counts as a letter
     stripped = text.strip()
     is_blank = not stripped
     starts_word = is_blank or text[0].isspace() or text.startswith(_PUNCTUATION)
@@ -75,14 +78,15 @@ class Vocabulary:
     `vocabulary["[MASK]"]` is the id of a special token.
     """
 
-    size: int  # of all ids, special ones included
-    ordinary: tuple[int, int]  # ids that text encodes to are in [low, high)
+    size: int  # number of ids, special ones included
+    ordinary: tuple[int, int]  # [low, high): range of the ids that text encodes to
     pad: int
     eos: int
     bos: int | None = None
     specials: dict[str, int] = field(default_factory=dict)  # name → id, such as [MASK]
-    sentinels: int = 0  # how many; they are the last ids, <extra_id_0> the very last
-    # The bytes of each id, None for special ids: a function, since it takes time.
+    # Number of sentinels; they are the last ids, with <extra_id_0> the very last
+    sentinels: int = 0
+    # Returns the bytes of each id, and None for special ids; a function, since it takes time
     texts: Callable[[], list[bytes | None]] = field(default=list, compare=False, repr=False)
 
     def __getitem__(self, name: str) -> int:
@@ -93,13 +97,13 @@ class Vocabulary:
 
     @cached_property
     def pieces(self) -> Pieces:
-        """What the text of each id looks like."""
+        """Properties of the text of each id."""
         texts = self.texts()
         appended = self.size - len(texts)
         return _describe_pieces(texts + [None] * appended)
 
     def sentinel(self, i: IntOrArray) -> IntOrArray:
-        """The id of <extra_id_i>: size − 1 − i, as T5 numbers them.
+        """Return the id of <extra_id_i>: size − 1 − i, as T5 numbers them.
 
         >>> Vocabulary(size=32100, ordinary=(3, 32000), pad=0, eos=1, sentinels=100).sentinel(0)
         32099
@@ -108,29 +112,29 @@ class Vocabulary:
 
     @property
     def start(self) -> int:
-        """What a decoder reads first: bos, else pad (as T5 does)."""
+        """First id that a decoder reads: bos, else pad (as in T5)."""
         return self.pad if self.bos is None else self.bos
 
     def is_ordinary(self, ids: np.ndarray) -> np.ndarray:
-        """True where an id stands for text."""
+        """Return True where an id stands for text."""
         low, high = self.ordinary
         return (ids >= low) & (ids < high)
 
 
 def make_vocabulary(model: TextModel, add_specials: bool) -> Vocabulary:
-    """The vocabulary of a text model, whose own special ids it keeps.
+    """Make the vocabulary of a text model, and keep the model's own special ids.
 
     Args:
-        add_specials: append, after the model's ids, the SPECIALS that it lacks and sentinels, so
-            that any objective can be learned with it.
+        add_specials: append sentinels, and the SPECIALS that the model lacks, after the model's
+            ids, so that any objective can be used.
 
     Raises:
-        UserError: where no id ends a text.
+        UserError: if the model has no end-of-text id.
     """
     specials = dict(model.specials)
     size = model.size
 
-    # Sentinels that the model has already, where they are its last ids, as T5's are.
+    # Count the sentinels that the model already has, if they are its last ids as in T5.
     sentinels = 0
     while specials.get(f"<extra_id_{sentinels}>") == size - 1 - sentinels:
         sentinels += 1
