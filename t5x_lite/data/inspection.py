@@ -1,5 +1,5 @@
-"""What a model will be shown: the first rows of a config as a person would read them, and the
-ledger of the run; and what a token store holds.
+"""What a model will read: the first rows of a config in readable form, the ledger of the run, and
+the contents of a token store.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from t5x_lite.data.tasks.examples import readable
 from t5x_lite.data.tasks.task_data import TaskSplit
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 
-_COUNTED_AT_A_TIME = 1 << 24  # tokens: a store may be larger than memory
+_COUNTED_AT_A_TIME = 1 << 24  # tokens; a store may be larger than memory
 
 
 def show_rows(batches: Batches, tokenizer: Tokenizer, examples: int = 3) -> str:
@@ -40,7 +40,7 @@ def show_rows(batches: Batches, tokenizer: Tokenizer, examples: int = 3) -> str:
 
 
 def _show_pair(pair: Pair, segment: int, tokenizer: Tokenizer) -> list[str]:
-    """Show what an objective makes: inputs and targets, and a label where there is one."""
+    """Show the inputs and targets of a pair, and its label if it has one."""
     counts = f"{len(pair.inputs)} inputs, {len(pair.targets)} targets"
     lines = [
         f"segment {segment}: {counts}",
@@ -53,8 +53,8 @@ def _show_pair(pair: Pair, segment: int, tokenizer: Tokenizer) -> list[str]:
 
 
 def _show_reading(row: Row, tokenizer: Tokenizer) -> list[str]:
-    """Show what each stack of the model reads of one segment, how far it sees, and the weights of
-    what is asked.
+    """Show what each stack of the model reads of one segment, how much of it is a prefix, and the
+    loss weights.
     """
     lines = []
     for stack in ("encoder", "decoder"):
@@ -74,7 +74,7 @@ def _show_reading(row: Row, tokenizer: Tokenizer) -> list[str]:
 
 
 def show_targets(pair: Pair, tokenizer: Tokenizer) -> str:
-    """The targets as text; of aligned pairs each with its position."""
+    """Show the targets as text; for aligned pairs, each with its position."""
     if pair.scored is None:
         return repr(tokenizer.decode(pair.targets))
     placed = zip(pair.targets, pair.scored, strict=True)
@@ -82,14 +82,14 @@ def show_targets(pair: Pair, tokenizer: Tokenizer) -> str:
 
 
 def _run_lengths(weights: np.ndarray) -> str:
-    """[1, 1, 0] → "2 × 1, 1 × 0"."""
+    """Show the run lengths of weights: [1, 1, 0] → "2 × 1, 1 × 0"."""
     cuts = np.flatnonzero(np.diff(weights)) + 1
     runs = [run for run in np.split(weights, cuts) if len(run)]
     return ", ".join(f"{len(run)} × {run[0]:g}" for run in runs) or "none"
 
 
 def show_task(split: TaskSplit, tokenizer: Tokenizer, examples: int = 3) -> str:
-    """The first examples of a task, each as the model reads it and what it has to answer."""
+    """Show the first examples of a task, each as the model reads it and with its answer."""
     formatted = split.formatted
     task, labels = split.examples.task, formatted.pairs.segment_labels
     lines = []
@@ -99,7 +99,7 @@ def show_task(split: TaskSplit, tokenizer: Tokenizer, examples: int = 3) -> str:
         for pair in np.flatnonzero(formatted.example_of_pair == number).tolist():
             (inputs,) = formatted.pairs.inputs.take(np.array([pair])).arrays()
             (targets,) = formatted.pairs.targets.take(np.array([pair])).arrays()
-            # A decoder reads a start token, and its targets but for the last.
+            # A decoder reads the start token, then all of its targets except the last one.
             read = inputs if len(inputs) else np.array([tokenizer.vocabulary.start, *targets[:-1]])
             lines.append(f"reads    {tokenizer.decode(read)!r}")
             if labels is None:
@@ -108,7 +108,7 @@ def show_task(split: TaskSplit, tokenizer: Tokenizer, examples: int = 3) -> str:
             values = ", ".join(f"{value:g}" for value in labels.values[pair])
             position = int(labels.positions[pair])
             place = f"at position {position}, {tokenizer.decode(read[position : position + 1])!r}"
-            if formatted.words_of_pair:  # a span
+            if formatted.words_of_pair:  # the label is a span
                 first, last = labels.values[pair].astype(int)
                 place = f"{tokenizer.decode(read[first : last + 1])!r}"
             lines.append(f"label    {values} {place}")
@@ -116,8 +116,8 @@ def show_task(split: TaskSplit, tokenizer: Tokenizer, examples: int = 3) -> str:
 
 
 def show_ledger(batches: Batches, row: Ledger, steps: int, flops_per_row: float) -> str:
-    """What one row holds, and what the whole run will read and compute; of a mixture, each of its
-    members too.
+    """Show what one row holds, and what the whole run will read and compute; for a mixture, also
+    each of its members.
     """
     rows = batches.batch_size * steps
     lines = [f"{'ledger':<14}{'a row':>14}{'the run':>22}"]
@@ -139,6 +139,9 @@ def show_ledger(batches: Batches, row: Ledger, steps: int, flops_per_row: float)
 
 
 def _show_members(batches: Batches, row: Ledger, rows: int) -> list[str]:
+    """Show for each member of a mixture its tokens, its share of the rows and of the text, its
+    epochs and its padding.
+    """
     width = max(len(str(stream)) for stream in batches.streams) + 2
     columns = ("tokens", "rows", "of all read", "epochs", "raw", "loss", "padding")
     widths = (14, 8, 13, 8, 8, 8, 9)
@@ -162,8 +165,8 @@ def _show_members(batches: Batches, row: Ledger, rows: int) -> list[str]:
 
 
 def show_store(corpus: Corpus, examples: int = 3, most_frequent: int = 20) -> str:
-    """What a token store holds: counts, what text cleaning met, a histogram of document lengths,
-    the most frequent tokens, and a few documents.
+    """Show what a token store holds: counts, issues that text cleaning found, a histogram of
+    document lengths, the most frequent tokens, and a few documents.
     """
     manifest, tokenizer = corpus.manifest, corpus.tokenizer
     lossless = "lossless" if tokenizer.lossless else "not lossless"
@@ -193,6 +196,9 @@ def _show_split(
     examples: int,
     most_frequent: int,
 ) -> list[str]:
+    """Show one split of a source: its counts, document lengths, frequent tokens and first
+    documents.
+    """
     lines = ["", split]
     for name in ("documents", "tokens", "bytes"):
         lines.append(f"  {name:<12}{counts[name]:>16,}")
@@ -200,7 +206,7 @@ def _show_split(
     lines.append(f"  {'bytes/token':<12}{counts['bytes'] / counts['tokens']:>16.2f}")
 
     frequencies, ends = _count_tokens(tokens, tokenizer)
-    lengths = np.diff(ends, prepend=-1)  # EOS counted
+    lengths = np.diff(ends, prepend=-1)  # EOS included
     lines += _length_histogram(lengths)
 
     name = _token_namer(tokenizer)
@@ -214,7 +220,7 @@ def _show_split(
 
 
 def _count_tokens(tokens: Tokens, tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
-    """How often each id occurs, and where documents end."""
+    """Return how often each id occurs, and the places where documents end."""
     frequencies = np.zeros(tokenizer.vocabulary.size, np.int64)
     ends = []
     for start in range(0, len(tokens), _COUNTED_AT_A_TIME):
@@ -225,7 +231,7 @@ def _count_tokens(tokens: Tokens, tokenizer: Tokenizer) -> tuple[np.ndarray, np.
 
 
 def _length_histogram(lengths: np.ndarray) -> list[str]:
-    """Documents by powers of two of their length."""
+    """Draw a histogram of document lengths, by powers of two."""
     lines = ["  tokens a document (EOS counted)"]
     powers = np.bincount(np.int64(np.log2(lengths)))
     for power in np.flatnonzero(powers):
@@ -235,8 +241,8 @@ def _length_histogram(lengths: np.ndarray) -> list[str]:
 
 
 def _token_namer(tokenizer: Tokenizer) -> Callable[[int], str]:
-    """How a token is shown: its own text, since decoding would leave out the space at its start, or
-    its name.
+    """Return a function that shows a token by its own text, or else by its name. Decoding the token
+    would drop the space at its start.
     """
     texts = dict(enumerate(tokenizer.vocabulary.texts()))
 

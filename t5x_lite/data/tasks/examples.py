@@ -1,4 +1,4 @@
-"""Examples: the records of a task's splits, checked, with their fields as the task names them."""
+"""Examples: the records of a task's splits, checked, with their fields as named by the task."""
 
 import hashlib
 import json
@@ -22,11 +22,12 @@ class Example:
     """One example of a task.
 
     Attributes:
-        id: by which predictions name it.
-        label: of classify and choose a number from 0; of regress a number; of generate, extract and
-            complete the texts that count as right; None: it has none, as in a test split.
-        choices: of choose, the answers; of prefer, the better and the worse sentence.
-        group: of examples that are scored together.
+        id: names the example in predictions.
+        label: depends on the kind of task. classify, choose: a number from 0. regress: a number.
+            generate, extract, complete: the texts that count as right. prefer: 0, the better
+            sentence. None: no label, as in a test split.
+        choices: the answers (choose), or the better and the worse sentence (prefer).
+        group: examples of one group are scored together.
         record: all columns, for prompts.
     """
 
@@ -44,21 +45,21 @@ class Examples:
     """The examples of one split."""
 
     task: Task
-    split: str  # its name in the source
+    split: str  # name of the split in the source
     examples: tuple[Example, ...]
-    skipped: int = 0  # bad lines
+    skipped: int = 0  # bad lines that were skipped
 
     def __len__(self) -> int:
         return len(self.examples)
 
     @property
     def has_labels(self) -> bool:
-        """Whether every example has a label, so that predictions can be judged."""
+        """True if every example has a label, so that predictions can be judged."""
         return all(example.label is not None for example in self.examples)
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the examples: two runs with the same read the same."""
+        """Hash of the examples. Two runs with the same hash read the same examples."""
         digest = hashlib.sha256()
         for example in self.examples:
             parts = [example.id, example.label, example.choices, example.group, example.record]
@@ -67,7 +68,7 @@ class Examples:
 
 
 def readable(task: Task, label: Label, example: Example) -> Any:
-    """A label as people read it: its name, a number, an answer, a text."""
+    """Return a label in readable form: its name, a number, an answer or a text."""
     if label is None or isinstance(label, float):
         return label
     if isinstance(label, tuple):
@@ -78,18 +79,18 @@ def readable(task: Task, label: Label, example: Example) -> Any:
 
 
 def load_split(task: Task, split: str, allowed: AllowedCode = None, limit: int = 0) -> Examples:
-    """The examples of a split: "train", "validation" or "test".
+    """Load the examples of a split: "train", "validation" or "test".
 
-    Where the source has no split for validation, a share of the training examples is held out, by a
-    hash of each.
+    If the source has no validation split, a fraction of the training examples is held out, by a
+    hash of each example.
 
     Args:
-        allowed: the modules that may be imported for a function of the user's own; None: any.
-        limit: the first so many alone; 0: all.
+        allowed: modules that may be imported for the user's own functions; None: any.
+        limit: load only this many examples, the first ones; 0: all.
 
     Raises:
-        UserError: for a split that is missing or empty, a field that is missing, and a label that
-            is none of the task's.
+        UserError: for a split that is missing or empty, a missing field, or a label that the task
+            does not have.
     """
     has_all = has_splits(task.source)
     is_divided = split != "test" and bool(task.train) and not (has_all and task.validation)
@@ -116,7 +117,7 @@ def load_split(task: Task, split: str, allowed: AllowedCode = None, limit: int =
 
 
 def _records(task: Task, split: str, bad_lines: BadLines, allowed: AllowedCode) -> Iterator[Record]:
-    """The records of a split, as task.prepare leaves them."""
+    """Yield the records of a split, as changed by task.prepare."""
     records = read_split(task, split, bad_lines, allowed)
     if not task.prepare:
         yield from records
@@ -134,6 +135,7 @@ def _records(task: Task, split: str, bad_lines: BadLines, allowed: AllowedCode) 
 
 
 def _is_held_out(record: Record, share: float) -> bool:
+    """Return True for a fraction `share` of all records, chosen by their hash."""
     content = json.dumps(record, sort_keys=True, default=str).encode()
     number = int.from_bytes(hashlib.sha256(content).digest()[:8], "big")
     return number < share * 2**64
@@ -142,13 +144,14 @@ def _is_held_out(record: Record, share: float) -> bool:
 def _example(
     task: Task, record: Record, number: int, split: str, labels: "_LabelReader"
 ) -> Example:
+    """Make an example from a record, with its fields as named by the task."""
     where = f"task {task.name}, example {number} of {split}"
 
     def text_of(field: str) -> str:
         value = lookup(record, field, where)
         return "" if value is None else str(value)
 
-    # A prompt may say all that is read; then no column has to be called "text".
+    # The prompt may name everything that is read. Then no column has to be called "text".
     is_in_prompt = task.text == "text" and "text" not in record and bool(task.prompt)
     choices: tuple[str, ...] = ()
     if task.choices:
@@ -159,7 +162,7 @@ def _example(
         if len(choices) < 2:
             raise UserError(BAD_DATA, f"{where}: has {len(choices)} answers, expected at least two")
     return Example(
-        # GLUE's own files have no column of ids: their place is theirs.
+        # GLUE's own files have no column of ids, so the number of the example is its id.
         id=record.get(task.id, number),
         text=text_of(task.text) if task.text and not is_in_prompt else "",
         text_pair=text_of(task.text_pair) if task.text_pair else "",
@@ -171,24 +174,24 @@ def _example(
 
 
 class _LabelReader:
-    """Reads the labels of a split. All examples have one, or none has (a test split)."""
+    """Reads the labels of a split."""
 
     def __init__(self, task: Task):
         self._task = task
         self._numbers = {name: number for number, name in enumerate(task.labels)}
 
     def read(self, record: Record, choices: tuple[str, ...], where: str) -> Label:
-        """The label as Example has it."""
+        """Return the label as in `Example.label`."""
         task = self._task
         if task.kind == "prefer":
-            return 0  # the better sentence stands first
+            return 0  # the better sentence comes first
         if task.label not in record and not {".", "{"} & set(task.label):
             return None
         value = lookup(record, task.label, where)
         return _READERS[task.kind](self, value, choices, where)
 
     def of_class(self, value: Any, choices: tuple[str, ...], where: str) -> int | None:
-        """A name of the labels, or its number."""
+        """Return the number of a class, from its name or number; None if the label is withheld."""
         if _is_withheld(value) and str(value) not in self._numbers:
             return None
         number = self._number(value, len(self._task.labels))
@@ -198,8 +201,11 @@ class _LabelReader:
         return number
 
     def of_choice(self, value: Any, choices: tuple[str, ...], where: str) -> int | None:
-        """A name of the labels (a letter), the number of the right answer, or its text."""
-        # Some answers are numbers: a text is looked up first, but for the names of answers.
+        """Return the number of the right answer, from a label name (a letter), its number, or its
+        text; None if the label is withheld.
+        """
+        # Some answers are numbers. So a text is first looked up among the answers, unless it is a
+        # label name.
         if isinstance(value, str) and value in choices and value not in self._numbers:
             return choices.index(value)
         number = self._number(value, len(choices))
@@ -209,7 +215,9 @@ class _LabelReader:
         return number
 
     def _number(self, value: Any, count: int) -> int | None:
-        """The label from 0, where its name or its number stands there, such as 1 or "1"."""
+        """Return the number, from 0, that a label's name or number stands for, such as 1 or "1";
+        None if there is no such label.
+        """
         number = self._numbers.get(str(value))
         if number is None:
             try:
@@ -221,7 +229,7 @@ class _LabelReader:
         return number if 0 <= number < count else None
 
     def of_number(self, value: Any, choices: tuple[str, ...], where: str) -> float | None:
-        """A finite number."""
+        """Return a finite number; None if the label is withheld."""
         if _is_withheld(value):
             return None
         try:
@@ -233,7 +241,7 @@ class _LabelReader:
         return number
 
     def of_text(self, value: Any, choices: tuple[str, ...], where: str) -> tuple[str, ...] | None:
-        """A text, or several that all count as right."""
+        """Return the texts that count as right; None if there are none."""
         if value is None:
             return None
         texts = value if isinstance(value, list) else [value]
@@ -241,7 +249,7 @@ class _LabelReader:
 
 
 def _is_withheld(value: Any) -> bool:
-    """Whether this is how data sets mark that a label is withheld."""
+    """Return True for the placeholders that data sets use for hidden labels."""
     return value is None or str(value) in ("", "-1", "-1.0")
 
 
@@ -256,7 +264,9 @@ _READERS = {
 
 
 def with_labels_of(task: Task, allowed: AllowedCode = None) -> Task:
-    """The task, with the labels that its training examples have where it names none; sorted."""
+    """Return the task with labels. If a classification task names none, they are the labels that
+    occur in its training examples, sorted.
+    """
     if task.kind != "classify" or task.labels:
         return task
     counts: Counter[str] = Counter()

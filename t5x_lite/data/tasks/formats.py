@@ -1,10 +1,11 @@
-"""How each family reads the examples of a task: as pairs of ids, one function each.
+"""How each family reads the examples of a task: one function each, which returns pairs of ids.
 
 BERT  [CLS] text [SEP] text_pair [SEP], a head on the first position (Devlin et al., 2019, §4)
-GPT   <s> text [SEP] text_pair [CLS], a head on the last (Radford et al., 2018, §3.3)
-T5    prompt </s> → answer </s>; a prefix decoder the same on one stack (Raffel et al., 2020, §2.4)
+GPT   <s> text [SEP] text_pair [CLS], a head on the last position (Radford et al., 2018, §3.3)
+T5    prompt </s> → answer </s>; a prefix decoder has both on one stack (Raffel et al., 2020, §2.4)
 
-Texts that are too long lose their end: of two the longer, until both fit (BERT's released code).
+Texts that are too long lose their end. Of two texts, the longer one is cut, until both fit (BERT's
+released code).
 """
 
 from collections.abc import Callable, Sequence
@@ -23,30 +24,32 @@ from t5x_lite.data.tasks.words import Words, split_words
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import BAD_CONFIG, UserError
 
-# What separates and ends texts for GPT; new to it, as in the paper, unless it was trained on them.
+# Tokens that separate and end texts for GPT. They are new to the model, as in the paper, unless it
+# was trained on them.
 DELIMITER, EXTRACT = "[SEP]", "[CLS]"
 
 
 class Formatted(NamedTuple):
-    """The examples of a split as pairs."""
+    """Examples of a split as pairs."""
 
     pairs: Pairs
-    example_of_pair: np.ndarray  # the number of the example that each pair is of
-    words_of_pair: tuple[Words, ...]  # extract: where the words of each pair stand in its text
-    truncated: int  # examples that lost an end
-    answer_room: int = 0  # tokens of the longest answer in words, its EOS counted
+    example_of_pair: np.ndarray  # index of the example that each pair belongs to
+    words_of_pair: tuple[Words, ...]  # extract: the words of each pair and their positions
+    truncated: int  # number of examples that were cut
+    # Most tokens of an answer in words, EOS included; 0 if answers are not words
+    answer_room: int = 0
 
 
 class Format(NamedTuple):
     """How an architecture reads a kind of task."""
 
     function: Callable[[Task, Sequence[Example], Tokenizer, RowShape], Formatted]
-    head: str  # that predicts: a name in model.heads.HEADS
+    head: str  # head that predicts: a name in model.heads.HEADS
 
 
 def truncate(texts: Sequence[np.ndarray], room: int) -> list[np.ndarray]:
-    """One text or two without what they have no room for: the longer loses its end, and of two that
-    are alike the second first, as in BERT's _truncate_seq_pair.
+    """Cut one or two texts to `room` tokens in total. The longer text loses its end. Of two equally
+    long texts the second is cut first, as in BERT's _truncate_seq_pair.
 
     >>> truncate([np.arange(5), np.arange(2)], room=5)
     [array([0, 1, 2]), array([0, 1])]
@@ -70,8 +73,8 @@ def truncate(texts: Sequence[np.ndarray], room: int) -> list[np.ndarray]:
 
 
 def bert(task: Task, examples: Sequence[Example], tokenizer: Tokenizer, shape: RowShape):
-    """`[CLS] A [SEP]` or `[CLS] A [SEP] B [SEP]`, types 0 up to the first [SEP] and 1 after it. A
-    question with several answers is a pair with each of them.
+    """Format examples as `[CLS] A [SEP]` or `[CLS] A [SEP] B [SEP]`, with type 0 up to the first
+    [SEP] and type 1 after it. Multiple choice: one pair per answer.
     """
     vocabulary = tokenizer.vocabulary
     cls, sep = vocabulary["[CLS]"], vocabulary["[SEP]"]
@@ -91,8 +94,8 @@ def bert(task: Task, examples: Sequence[Example], tokenizer: Tokenizer, shape: R
 
 
 def gpt(task: Task, examples: Sequence[Example], tokenizer: Tokenizer, shape: RowShape):
-    """`<s> A extract` or `<s> A delimiter B extract`; the head reads the last position. Every token
-    up to the extract token is also predicted: the auxiliary language model.
+    """Format examples as `<s> A extract` or `<s> A delimiter B extract`; the head reads the last
+    position. All tokens up to the extract token are also predicted: the auxiliary language model.
     """
     vocabulary = tokenizer.vocabulary
     delimiter, extract = vocabulary[DELIMITER], vocabulary[EXTRACT]
@@ -102,19 +105,19 @@ def gpt(task: Task, examples: Sequence[Example], tokenizer: Tokenizer, shape: Ro
         room = shape.decoder // len(readings)
         for text, text_pair, value in readings:
             texts = [tokenizer.encode(part) for part in (text, text_pair) if part]
-            # One position for each delimiter and the extract token, one for what stands after it.
+            # One position for each delimiter and the extract token, and one for the EOS after it.
             shortened = truncate(texts, max(room - 1 - max(len(texts), 1), 0))
             ids: list[Any] = []
             for part in shortened:
                 ids += [part, [delimiter]]
-            ids[-1:] = [[extract], [vocabulary.eos]]  # instead of the last delimiter
+            ids[-1:] = [[extract], [vocabulary.eos]]  # in place of the last delimiter
             rows.add(number, ids, [], value, _cut(texts, shortened))
     return rows.formatted(position_of=lambda length: length - 1, on_targets=True)
 
 
 def _readings(task: Task, example: Example) -> list[tuple[str, str, Any]]:
-    """What is read of an example: (text, text_pair, label). Of a question once for each answer, the
-    right one labelled 1.
+    """Return (text, text_pair, label) for each reading of an example. Multiple choice: one reading
+    per answer, labelled 1 for the right one.
     """
     if task.kind != "choose":
         value = 0 if example.label is None else example.label
@@ -127,11 +130,12 @@ def _readings(task: Task, example: Example) -> list[tuple[str, str, Any]]:
 
 
 def _cut(texts: Sequence[np.ndarray], shortened: Sequence[np.ndarray]) -> bool:
+    """Return True if any token was cut off."""
     return sum(map(len, shortened)) < sum(map(len, texts))
 
 
 class _Rows:
-    """Pairs, collected one by one."""
+    """Collects pairs one by one."""
 
     def __init__(self) -> None:
         self.ids: list[np.ndarray] = []
@@ -142,7 +146,7 @@ class _Rows:
         self.truncated: set[int] = set()
 
     def add(self, example: int, ids: list, types: list, value: Any, truncated: bool) -> None:
-        """One more pair, in parts."""
+        """Add one pair, given in parts."""
         self.ids.append(np.concatenate(ids).astype(np.int32))
         if types:
             self.types.append(np.concatenate(types).astype(np.int32))
@@ -152,7 +156,9 @@ class _Rows:
             self.truncated.add(example)
 
     def formatted(self, position_of: Callable[[int], int], on_targets: bool = False) -> Formatted:
-        """All pairs; the head reads position_of(length of the pair)."""
+        """Return all pairs. The head reads position_of(length of the pair). The ids are inputs, or
+        with on_targets targets.
+        """
         read, nothing = Ragged.from_rows(self.ids), Ragged.empty(len(self.ids))
         example_of_pair = np.array(self.examples)
         labels = SegmentLabels(
@@ -163,7 +169,7 @@ class _Rows:
         )
         if on_targets:
             weights = np.ones(len(read.values), np.float32)
-            weights[read.ends - 1] = 0  # what stands after the extract token
+            weights[read.ends - 1] = 0  # EOS after the extract token
             pairs = Pairs(
                 nothing, read, weights=Ragged(weights, read.lengths), segment_labels=labels
             )
@@ -173,15 +179,15 @@ class _Rows:
         return Formatted(pairs, example_of_pair, tuple(self.words), len(self.truncated))
 
 
-# BERT, a span of the text.
+# BERT: a span of the text.
 
 
 def bert_span(task: Task, examples: Sequence[Example], tokenizer: Tokenizer, shape: RowShape):
-    """`[CLS] question [SEP] text [SEP]`, with the first and last position of the answer (Devlin et
-    al., 2019, §4.2).
+    """Format examples as `[CLS] question [SEP] text [SEP]`, with the first and last position of the
+    answer (Devlin et al., 2019, §4.2).
 
-    A text that is too long is read in windows that overlap by half; where the answer is not in the
-    window, both positions are that of [CLS]. The question keeps half of the row.
+    A text that is too long is read in windows that overlap by half. If a window does not contain
+    the answer, both positions are the position of [CLS]. The question gets at most half of the row.
     """
     vocabulary = tokenizer.vocabulary
     cls, sep = vocabulary["[CLS]"], vocabulary["[SEP]"]
@@ -195,6 +201,7 @@ def bert_span(task: Task, examples: Sequence[Example], tokenizer: Tokenizer, sha
         room = shape.encoder - 3 - len(cut_question)
         offset = len(cut_question) + 2  # [CLS] question [SEP]
 
+        # Make a pair of each window of the text.
         start = 0
         while True:
             window = words.window(start, room)
@@ -212,7 +219,7 @@ def bert_span(task: Task, examples: Sequence[Example], tokenizer: Tokenizer, sha
 
 
 def _answer_words(task: Task, example: Example, words: Words) -> tuple[int, int]:
-    """The first and the last word of the first right answer; −1 where there is none."""
+    """Return the first and last word of the first right answer; −1, −1 if there is none."""
     if example.label is None:
         return -1, -1
     assert isinstance(example.label, tuple)
@@ -227,8 +234,8 @@ def _answer_words(task: Task, example: Example, words: Words) -> tuple[int, int]
 
 
 def with_prompt(formatted: Formatted, length: int) -> Formatted:
-    """The same pairs with the embeddings of a prompt before the text, after [CLS] where there is
-    one: the ids −1, −2, … (Lester et al., 2021).
+    """Insert a soft prompt of `length` embeddings before each text, after [CLS] if there is one, as
+    ids −1, −2, … (Lester et al., 2021).
     """
     pairs, labels = formatted.pairs, formatted.pairs.segment_labels
     prompt = -1 - np.arange(length)
@@ -237,7 +244,7 @@ def with_prompt(formatted: Formatted, length: int) -> Formatted:
         rows = [np.insert(row, place, values) for row in column.arrays()]
         return Ragged.from_rows(rows, column.values.dtype)
 
-    if not len(pairs.inputs.values):  # GPT: all is on the targets' side, and none of it is learned
+    if not len(pairs.inputs.values):  # GPT: all ids are targets; the prompt is not scored
         if labels is not None:
             labels = labels._replace(positions=labels.positions + length)
         pairs = replace(
@@ -250,7 +257,7 @@ def with_prompt(formatted: Formatted, length: int) -> Formatted:
 
     has_cls = pairs.types is not None
     types = None if pairs.types is None else insert(pairs.types, np.zeros(length), 1)
-    if labels is not None and formatted.words_of_pair:  # spans, whose (0, 0) is [CLS]
+    if labels is not None and formatted.words_of_pair:  # spans, where (0, 0) is [CLS]
         values = np.where(labels.values > 0, labels.values + length, 0)
         labels = labels._replace(values=values)
     words = tuple(words.behind(length) for words in formatted.words_of_pair)
@@ -263,7 +270,9 @@ def with_prompt(formatted: Formatted, length: int) -> Formatted:
 
 
 def text_to_text(task: Task, examples: Sequence[Example], tokenizer: Tokenizer, shape: RowShape):
-    """`prompt </s>` → `answer </s>`. A prompt that is too long loses its end, then the answer."""
+    """Format examples as `prompt </s>` → `answer </s>`. A prompt or answer that is too long loses
+    its end.
+    """
     eos = tokenizer.vocabulary.eos
     room = answer_room(task, tokenizer, shape)
     input_room = (shape.encoder or shape.decoder - room) - 1
@@ -280,8 +289,9 @@ def text_to_text(task: Task, examples: Sequence[Example], tokenizer: Tokenizer, 
 
 
 def answer_room(task: Task, tokenizer: Tokenizer, shape: RowShape) -> int:
-    """The tokens that an answer may have, its EOS counted: those of the longest label; of a free
-    text the decoder's positions, or half of the one stack. The same for all splits.
+    """Return the most tokens of an answer, EOS included: the length of the longest label; for a
+    free text all decoder positions, or half of them if there is no encoder. It is the same for all
+    splits.
     """
     most = shape.decoder if shape.encoder else shape.decoder // 2
     if task.kind == "classify":
@@ -296,8 +306,8 @@ def answer_room(task: Task, tokenizer: Tokenizer, shape: RowShape) -> int:
 
 
 def prompt_of(task: Task, example: Example) -> str:
-    """What a text-to-text model reads: task.prompt, or the name of the task and each field by its
-    name, as T5 has them.
+    """Return what a text-to-text model reads: task.prompt, or as in T5 the name of the task, and
+    each field after its name.
 
     >>> task = Task(name="rte", source="rte.csv", text="sentence1", text_pair="sentence2")
     >>> prompt_of(task, Example(0, "A", "B", 0, (), None, {"sentence1": "A", "sentence2": "B"}))
@@ -316,7 +326,7 @@ def prompt_of(task: Task, example: Example) -> str:
 
 
 def answer_of(task: Task, label: Label) -> str:
-    """What a text-to-text model writes; of several right texts the first.
+    """Return what a text-to-text model writes; if several texts are right, the first one.
 
     >>> task = Task(name="stsb", kind="regress", source="stsb.tsv")
     >>> answer_of(task, 3.75)
@@ -327,8 +337,8 @@ def answer_of(task: Task, label: Label) -> str:
     if isinstance(label, tuple):
         return label[0]
     if isinstance(label, float):
-        # T5's: to the nearest fifth, so that few different texts have to be learned; in float32,
-        # which decides where a number is halfway between two.
+        # Round to the nearest step (a fifth in T5), so that there are few different texts to learn.
+        # Use float32 as T5 does: that decides numbers halfway between two steps.
         steps = np.round(np.float32(label) * np.float32(round(1 / task.number_step, 9)))
         return f"{float(steps) * task.number_step:.{_decimals(task)}f}"
     if task.kind == "choose":
@@ -337,12 +347,12 @@ def answer_of(task: Task, label: Label) -> str:
 
 
 def words_of_labels(task: Task) -> tuple[str, ...]:
-    """What is written for each label."""
+    """Return the text that is written for each label."""
     return tuple(map(str, task.label_words or task.labels))
 
 
 def label_of(task: Task, text: str, example: Example) -> Label:
-    """The label that a text stands for; None where it is none."""
+    """Return the label that a text stands for; None if there is no such label."""
     text = text.strip()
     if task.kind == "regress":
         try:
@@ -360,7 +370,7 @@ def label_of(task: Task, text: str, example: Example) -> Label:
 
 
 def _decimals(task: Task) -> int:
-    """Digits after the point that task.number_step needs."""
+    """Return the number of decimal places that task.number_step needs."""
     shown = f"{task.number_step:.6f}".rstrip("0")
     return len(shown.partition(".")[2])
 
@@ -387,10 +397,10 @@ for _architecture in ("prefix_decoder", "encoder_decoder"):
 
 
 def find_format(task: Task, architecture: str) -> Format:
-    """How the architecture reads the task.
+    """Return how the architecture reads the task.
 
     Raises:
-        UserError: where it has no way, naming the kinds that it has.
+        UserError: if it cannot; the error names the kinds that it can read.
     """
     known = FORMATS[architecture]
     if task.kind not in known:

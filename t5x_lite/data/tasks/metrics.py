@@ -1,4 +1,4 @@
-"""How the predictions of a task are judged, by the libraries that the benchmarks use."""
+"""Metrics of a task's predictions, computed with the libraries that the benchmarks use."""
 
 import re
 import string
@@ -13,8 +13,8 @@ from t5x_lite.config import Task
 from t5x_lite.data.tasks.examples import Example, Label
 from t5x_lite.errors import BAD_CONFIG, UserError, nearest, optional_import
 
-# (task, examples, predictions) → a number; higher is better. A prediction is None where a model
-# that answers in text wrote something that is no label.
+# (task, examples, predictions) → a number; higher is better. A prediction is None if a model that
+# answers in text wrote something that is not a label.
 Judgement = Callable[[Task, Sequence[Example], Sequence[Label]], float]
 
 
@@ -22,14 +22,14 @@ class Metric(NamedTuple):
     """One way to judge predictions."""
 
     score: Judgement
-    kinds: tuple[str, ...]  # of tasks that it judges
-    library: str = ""  # that it needs, of the extra [tasks]
+    kinds: tuple[str, ...]  # kinds of tasks that it judges
+    library: str = ""  # library that it needs, in the extra [tasks]
 
 
 def judge(
     task: Task, examples: Sequence[Example], predictions: Sequence[Label]
 ) -> dict[str, float]:
-    """The metrics of a task, by name."""
+    """Compute the metrics of a task, by name."""
     return {
         name: find_metric(name).score(task, examples, predictions)
         for name in map(str, task.metrics)
@@ -37,15 +37,15 @@ def judge(
 
 
 def find_metric(name: str) -> Metric:
-    """The metric of that name. Raises UserError where there is none."""
+    """Return the metric with this name, or raise UserError if there is none."""
     if name not in METRICS:
         raise UserError(BAD_CONFIG, f"task.metrics: got {name!r}; {nearest(name, METRICS)}")
     return METRICS[name]
 
 
 def check_metrics(task: Task) -> None:
-    """Refuse, before anything is trained, metrics that do not exist, that judge another kind of
-    task, or whose library is not installed.
+    """Reject, before any training, metrics that do not exist, that judge another kind of task, or
+    whose library is not installed.
     """
     for name in map(str, task.metrics):
         metric = find_metric(name)
@@ -59,11 +59,13 @@ def check_metrics(task: Task) -> None:
             optional_import(metric.library, "tasks", f"task.metrics={name}")
 
 
-# Of classes.
+# Metrics of classes.
 
 
 def accuracy(task: Task, examples: Sequence[Example], predictions: Sequence[Label]) -> float:
-    """The share of predictions that are the label. A prediction that is no label is wrong."""
+    """Return the fraction of predictions that equal the label. A prediction that is not a label is
+    wrong.
+    """
     right = [
         predicted == example.label for example, predicted in zip(examples, predictions, strict=True)
     ]
@@ -73,8 +75,8 @@ def accuracy(task: Task, examples: Sequence[Example], predictions: Sequence[Labe
 def _classes(
     task: Task, examples: Sequence[Example], predictions: Sequence[Label]
 ) -> tuple[list, list]:
-    """Labels and predictions as numbers; what is no label becomes a wrong one (as in t5's
-    f1_score_with_invalid).
+    """Return labels and predictions as numbers. A prediction that is not a label becomes a wrong
+    one (as in t5's f1_score_with_invalid).
     """
     labels, predicted = [], []
     for example, prediction in zip(examples, predictions, strict=True):
@@ -87,14 +89,14 @@ def _classes(
 
 
 def f1(task: Task, examples: Sequence[Example], predictions: Sequence[Label]) -> float:
-    """F1 of the class with number 1 (MRPC, QQP; MultiRC's F1a)."""
+    """Return F1 of class 1 (MRPC, QQP; MultiRC's F1a)."""
     metrics = optional_import("sklearn.metrics", "tasks", "task.metrics=f1")
     labels, predicted = _classes(task, examples, predictions)
     return float(metrics.f1_score(labels, predicted, zero_division=0))
 
 
 def macro_f1(task: Task, examples: Sequence[Example], predictions: Sequence[Label]) -> float:
-    """The mean of the F1 of all classes (CB)."""
+    """Return the mean F1 over all classes (CB)."""
     metrics = optional_import("sklearn.metrics", "tasks", "task.metrics=macro_f1")
     labels, predicted = _classes(task, examples, predictions)
     numbers = list(range(len(task.labels)))
@@ -104,7 +106,7 @@ def macro_f1(task: Task, examples: Sequence[Example], predictions: Sequence[Labe
 
 
 def matthews(task: Task, examples: Sequence[Example], predictions: Sequence[Label]) -> float:
-    """Matthews correlation (CoLA): 0 for chance, 1 at best."""
+    """Return Matthews correlation (CoLA): 0 for chance, 1 at best."""
     metrics = optional_import("sklearn.metrics", "tasks", "task.metrics=matthews")
     return float(metrics.matthews_corrcoef(*_classes(task, examples, predictions)))
 
@@ -112,7 +114,7 @@ def matthews(task: Task, examples: Sequence[Example], predictions: Sequence[Labe
 def grouped_exact_match(
     task: Task, examples: Sequence[Example], predictions: Sequence[Label]
 ) -> float:
-    """The share of groups in which every prediction is right (MultiRC: questions)."""
+    """Return the fraction of groups in which every prediction is right (MultiRC: questions)."""
     right: dict[Any, bool] = {}
     for example, predicted in zip(examples, predictions, strict=True):
         right[example.group] = right.get(example.group, True) and predicted == example.label
@@ -122,31 +124,33 @@ def grouped_exact_match(
 def grouped_accuracy(
     task: Task, examples: Sequence[Example], predictions: Sequence[Label]
 ) -> float:
-    """The mean of the accuracies of the groups (BLiMP: of 67 paradigms)."""
+    """Return the mean accuracy over groups (BLiMP: 67 paradigms)."""
     of_group: dict[Any, list[bool]] = {}
     for example, predicted in zip(examples, predictions, strict=True):
         of_group.setdefault(example.group, []).append(predicted == example.label)
     return float(np.mean([np.mean(right) for right in of_group.values()]))
 
 
-# Of numbers.
+# Metrics of numbers.
 
 
 def _numbers(
     examples: Sequence[Example], predictions: Sequence[Label]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Labels and predictions; what is no number counts as −1, as in t5."""
+    """Return labels and predictions as arrays. A prediction that is not a number counts as −1, as
+    in t5.
+    """
     labels = np.array([example.label for example in examples], float)
     return labels, np.array([-1.0 if value is None else value for value in predictions], float)
 
 
 def pearson(task: Task, examples: Sequence[Example], predictions: Sequence[Label]) -> float:
-    """Pearson's correlation (STS-B); 0 where all predictions are alike."""
+    """Return Pearson's correlation (STS-B); 0 if all predictions or all labels are equal."""
     return _correlation("pearsonr", examples, predictions)
 
 
 def spearman(task: Task, examples: Sequence[Example], predictions: Sequence[Label]) -> float:
-    """Spearman's rank correlation (STS-B); 0 where all predictions are alike."""
+    """Return Spearman's rank correlation (STS-B); 0 if all predictions or all labels are equal."""
     return _correlation("spearmanr", examples, predictions)
 
 
@@ -158,14 +162,14 @@ def _correlation(name: str, examples: Sequence[Example], predictions: Sequence[L
     return float(getattr(stats, name)(labels, predicted)[0])
 
 
-# Of texts.
+# Metrics of texts.
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def normalise_answer(text: str) -> str:
-    """Lower case, without punctuation, articles and extra blanks: the normalisation of SQuAD's
+    """Make the text lower case and remove punctuation, articles and extra blanks, as in SQuAD's
     released evaluation.
 
     >>> normalise_answer("The  U.S. Army!")
@@ -176,14 +180,14 @@ def normalise_answer(text: str) -> str:
 
 
 def exact_match(task: Task, examples: Sequence[Example], predictions: Sequence[Label]) -> float:
-    """The share of predictions that are one of the right texts, both normalised (SQuAD, closed-book
-    questions).
+    """Return the fraction of predictions that equal one of the right texts, both normalised (SQuAD,
+    closed-book questions).
     """
     return _over_answers(examples, predictions, lambda a, b: float(a == b))
 
 
 def token_f1(task: Task, examples: Sequence[Example], predictions: Sequence[Label]) -> float:
-    """The mean F1 of the words of a prediction and those of the best right text, both normalised
+    """Return the mean word F1 of predictions against the best of the right texts, both normalised
     (SQuAD).
     """
     return _over_answers(examples, predictions, _word_f1)
@@ -203,6 +207,7 @@ def _over_answers(
     predictions: Sequence[Label],
     compare: Callable[[str, str], float],
 ) -> float:
+    """Compare each prediction with every right text, and return the mean of the best scores."""
     scores = []
     for example, predicted in zip(examples, predictions, strict=True):
         answers: Any = example.label
@@ -216,13 +221,15 @@ def _text(prediction: Label) -> str:
 
 
 def _rouge(kind: str) -> Judgement:
+    """Return the ROUGE metric of this kind."""
+
     def metric(task: Task, examples: Sequence[Example], predictions: Sequence[Label]) -> float:
         module = optional_import("rouge_score.rouge_scorer", "tasks", f"task.metrics={kind}")
         scorer = module.RougeScorer([kind], use_stemmer=True)
         scores = []
         for example, predicted in zip(examples, predictions, strict=True):
             (reference, *_), text = _answers(example), _text(predicted)
-            if kind == "rougeLsum":  # sentences are lines there
+            if kind == "rougeLsum":  # which expects one sentence per line
                 reference, text = _sentence_lines(reference), _sentence_lines(text)
             scores.append(scorer.score(reference, text)[kind].fmeasure)
         return float(np.mean(scores))
@@ -232,6 +239,7 @@ def _rouge(kind: str) -> Judgement:
 
 
 def _sentence_lines(text: str) -> str:
+    """Put each sentence on a line of its own."""
     return re.sub(r"(?<=[.?!])\s+", "\n", text.strip())
 
 
@@ -241,7 +249,7 @@ def _answers(example: Example) -> tuple[str, ...]:
 
 
 def bleu(task: Task, examples: Sequence[Example], predictions: Sequence[Label]) -> float:
-    """Corpus BLEU by sacrebleu, its default tokenisation (WMT); between 0 and 100."""
+    """Return corpus BLEU from 0 to 100, by sacrebleu with its default tokenisation (WMT)."""
     sacrebleu = optional_import("sacrebleu", "tasks", "task.metrics=bleu")
     references = [[_answers(example)[0] for example in examples]]
     return float(sacrebleu.corpus_bleu([_text(p) for p in predictions], references).score)
@@ -271,7 +279,7 @@ METRICS: dict[str, Metric] = {
 def by_group(
     task: Task, examples: Sequence[Example], predictions: Sequence[Label]
 ) -> dict[str, float]:
-    """The first metric for each group of the examples, by name; empty where they have none."""
+    """Compute the first metric for each group of examples, by name; empty without groups."""
     if not task.group:
         return {}
     numbered = sorted(range(len(examples)), key=lambda number: str(examples[number].group))

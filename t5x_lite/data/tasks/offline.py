@@ -1,8 +1,8 @@
-"""Tasks that every Python installation can make, from the text that it carries: for tests, the tour
-and the quickstart. They are small and easy; what is learned from them is that everything works.
+"""Tasks that every Python installation can make from the text it carries: for tests, the tour and
+the quickstart. They are small and easy; a good score only shows that everything works.
 
-A passage is a paragraph of a docstring of the standard library. Which split it is in follows from a
-hash of its text: 80 % train, 10 % validation, 10 % test.
+A passage is a paragraph of a docstring in the standard library. A hash of its text decides its
+split: 80 % train, 10 % validation, 10 % test.
 """
 
 import hashlib
@@ -14,14 +14,14 @@ from typing import Any
 
 from t5x_lite.data.text.sources import library_modules, module_docstrings
 
-# The packages of the standard library with the most text, that every installation has.
+# The packages of the standard library with the most text, which every installation has.
 MODULES = ("asyncio", "email", "http", "importlib", "logging", "typing", "unittest", "xml")
 
-_SHORTEST, _LONGEST = 80, 400  # characters of a passage
+_SHORTEST, _LONGEST = 80, 400  # characters in a passage
 
 
 def which_module(split: str) -> Iterator[dict[str, Any]]:
-    """Which module does this passage come from? One of MODULES."""
+    """Yield passages to classify: which module does this passage come from? One of MODULES."""
     for path in library_modules():
         module = _module_name(path)
         if module in MODULES:
@@ -31,8 +31,8 @@ def which_module(split: str) -> Iterator[dict[str, Any]]:
 
 
 def next_passage(split: str) -> Iterator[dict[str, Any]]:
-    """Do these two passages follow each other? The second is the next one, or one from another
-    module, in turn.
+    """Yield pairs of passages: do they follow each other? The second is the next passage, or one
+    from another file. A hash of the first decides which.
     """
     passages_of_files = [_passages(path) for path in library_modules()]
     by_file = [passages for passages in passages_of_files if len(passages) > 1]
@@ -41,7 +41,7 @@ def next_passage(split: str) -> Iterator[dict[str, Any]]:
             digest = _hash(first)
             follows = digest % 2 == 0
             if not follows:
-                shift = 1 + digest // 2 % (len(by_file) - 1)  # to any file but this one
+                shift = 1 + digest // 2 % (len(by_file) - 1)  # to any other file
                 others = by_file[(number + shift) % len(by_file)]
                 second = others[digest % len(others)]
             if _split_of(first) == split:
@@ -49,7 +49,9 @@ def next_passage(split: str) -> Iterator[dict[str, Any]]:
 
 
 def prose_or_code(split: str) -> Iterator[dict[str, Any]]:
-    """Is this text prose, or code? Passages, and runs of lines between them in the same files."""
+    """Yield texts to classify: is this prose or code? Prose is a passage; code is a block of lines
+    from the same files.
+    """
     for path in library_modules():
         passages = _passages(path)
         texts = [(passage, "prose") for passage in passages]
@@ -65,13 +67,16 @@ OFFLINE: dict[str, Callable[[str], Iterator[dict[str, Any]]]] = {
 
 
 def _module_name(path: Path) -> str:
+    """Return the module or package of the standard library that a file belongs to."""
     root = Path(sysconfig.get_path("stdlib"))
     return path.relative_to(root).parts[0].removesuffix(".py")
 
 
 @cache
 def _passages(path: Path) -> list[str]:
-    """The paragraphs of a file's docstrings that are neither short nor long, each once."""
+    """Return the paragraphs of a file's docstrings, without doctests and those too short or too
+    long, each once.
+    """
     passages = {}
     for docstring in module_docstrings(path):
         for paragraph in docstring.split("\n\n"):
@@ -82,7 +87,9 @@ def _passages(path: Path) -> list[str]:
 
 
 def _code(path: Path) -> list[str]:
-    """The blocks of a file between blank lines that hold no text of their own."""
+    """Return the blocks of a file between blank lines that contain an equals sign, and no
+    docstrings, comments or doctests.
+    """
     blocks = path.read_text("utf-8", errors="replace").split("\n\n")
     kept = []
     for block in blocks:
@@ -98,5 +105,6 @@ def _hash(text: str) -> int:
 
 
 def _split_of(text: str) -> str:
+    """Return the split of a text, by its hash."""
     share = _hash(text) // 2 % 10
     return {0: "validation", 1: "test"}.get(share, "train")

@@ -1,5 +1,5 @@
-"""Changes that the records of some data sets need before their fields can be named: from one record
-to the records it stands for.
+"""Functions for task.prepare: changes that the records of some data sets need before the task can
+name their fields. Each turns one record into the records it stands for.
 """
 
 import re
@@ -10,8 +10,8 @@ Record = dict[str, Any]
 
 
 def wsc(record: Record) -> Iterable[Record]:
-    """WSC: the noun marked by *, the pronoun by #, as preprocessors.wsc of t5 has them. The text
-    without marks stays as "unmarked".
+    """Prepare WSC: mark the noun with * and the pronoun with #, as preprocessors.wsc of t5 does.
+    The text without marks is kept as "unmarked".
 
     >>> record = {"text": "This is a test sentence .", "span1_text": "test", "span1_index": 3,
     ...           "span2_text": "This", "span2_index": 0}
@@ -19,20 +19,21 @@ def wsc(record: Record) -> Iterable[Record]:
     ['# This # is a * test * sentence .']
     """
     text = _mark(record["text"], record["span1_text"], record["span1_index"], "*")
-    # The two marks count as words.
+    # The two marks of the first span count as words.
     shift = 2 if record["span1_index"] < record["span2_index"] else 0
     text = _mark(text, record["span2_text"], record["span2_index"] + shift, "#")
     return [record | {"unmarked": record["text"], "text": text}]
 
 
 def _mark(text: str, span: str, index: int, mark: str) -> str:
+    """Put a mark before and after the span that begins at word `index`."""
     pattern = rf"^((?:\S+\s){{{index}}})({re.escape(span)})"
     return re.sub(pattern, lambda found: f"{found[1]}{mark} {found[2]} {mark}", text)
 
 
 def record(record: Record) -> Iterable[Record]:
-    """ReCoRD: the highlights of the passage as sentences, as t5 has them; and the query with each
-    entity put in. Of several right entities the first alone is among those.
+    """Prepare ReCoRD: turn the highlights of the passage into sentences, as in t5, and put each
+    entity into the query. If several entities are right, only the first is put in.
 
     >>> [changed] = record({"passage": "A cat.\\n@highlight\\nIt sat", "query": "@placeholder sat",
     ...     "entities": ["Tom", "Ann", "Thomas"], "answers": ["Tom", "Thomas"],
@@ -63,8 +64,8 @@ def record(record: Record) -> Iterable[Record]:
 
 
 def multirc(record: Record) -> Iterable[Record]:
-    """MultiRC: the texts without their mark-up, as t5 has them; questions and answers by their
-    numbers.
+    """Prepare MultiRC: remove the mark-up of the texts, as in t5, and make ids of questions and
+    answers from their numbers.
 
     >>> [changed] = multirc({"paragraph": "<b>Sent 1: </b>Joey ran.<br>", "question": "Who ran?",
     ...     "answer": "Joey", "idx": {"paragraph": 5, "question": 1, "answer": 3}})
@@ -82,7 +83,7 @@ def multirc(record: Record) -> Iterable[Record]:
 
 
 def last_word(record: Record) -> Iterable[Record]:
-    """LAMBADA: a passage, and its last word with the blank before it.
+    """Prepare LAMBADA: split a passage into its context and its last word with the blank before it.
 
     >>> [(r["context"], r["word"]) for r in last_word({"text": "and then he left"})]
     [('and then he', ' left')]
@@ -92,13 +93,13 @@ def last_word(record: Record) -> Iterable[Record]:
 
 
 def sentences(record: Record) -> Iterable[Record]:
-    """BLiMP: the pair as a list, the acceptable sentence first."""
+    """Prepare BLiMP: make a list of the two sentences, the acceptable one first."""
     return [record | {"pair": [record["sentence_good"], record["sentence_bad"]]}]
 
 
 def hellaswag(record: Record) -> Iterable[Record]:
-    """HellaSwag: the context and its endings without WikiHow's mark-up, such as "[step]"; as
-    "question" the context with its topic before it.
+    """Prepare HellaSwag: remove WikiHow's mark-up, such as "[step]", from the context and its
+    endings. "question" becomes the context with its topic before it.
 
     >>> [changed] = hellaswag({"activity_label": "Tea", "ctx_a": "How to brew [title] Boil water.",
     ...     "ctx_b": "then", "endings": ["[step] Pour it.", "Sing."]})
@@ -118,8 +119,8 @@ def hellaswag(record: Record) -> Iterable[Record]:
 
 
 def copa(record: Record) -> Iterable[Record]:
-    """COPA: the premise with the word that asks for its cause or its effect, and the two ways in
-    which the sentence can go on.
+    """Prepare COPA: append to the premise the word that asks for its cause or effect, and list the
+    two ways to continue the sentence.
 
     >>> [changed] = copa({"premise": "I fell.", "question": "cause", "choice1": "I slipped.",
     ...     "choice2": "The sun rose."})
@@ -136,7 +137,7 @@ def copa(record: Record) -> Iterable[Record]:
 
 
 def arc(record: Record) -> Iterable[Record]:
-    """ARC: the number of the right answer, whose key is a letter or a number.
+    """Prepare ARC: find the number of the right answer, whose key is a letter or a number.
 
     >>> [changed] = arc({"choices": {"text": ["2", "1"], "label": ["1", "2"]}, "answerKey": "2"})
     >>> changed["answer"]
@@ -148,7 +149,7 @@ def arc(record: Record) -> Iterable[Record]:
 
 
 def trivia_qa(record: Record) -> Iterable[Record]:
-    """TriviaQA: all that counts as right, the answer before its aliases.
+    """Prepare TriviaQA: list all answers that count as right, the answer itself before its aliases.
 
     >>> [changed] = trivia_qa({"answer": {"value": "Mars", "aliases": ["The red planet", "Mars"]}})
     >>> changed["answers"]

@@ -1,5 +1,5 @@
-"""Records: what the lines of a table, the objects of JSON lines, and the examples of data sets are
-read as, one dict of columns each.
+"""Records: the lines of a table, the objects of JSON lines, or the examples of a data set, each
+read as a dict of columns.
 """
 
 import csv
@@ -28,13 +28,13 @@ SUFFIXES = (".tsv", ".csv", ".jsonl", ".json", ".parquet", ".txt")
 
 @dataclass
 class BadLines:
-    """Lines that hold no record: skipped and counted, or refused, as task.bad_lines has it."""
+    """Lines that hold no record: skipped and counted, or rejected, as task.bad_lines says."""
 
     policy: str
     skipped: int = 0
 
     def meet(self, reason: str) -> None:
-        """One more."""
+        """Count a bad line, or raise UserError."""
         if self.policy == "stop":
             fix = "fix or remove it, or set task.bad_lines=skip"
             raise UserError(BAD_DATA, f"{reason}; {fix}")
@@ -44,11 +44,11 @@ class BadLines:
 def read_split(
     task: Task, split: str, bad_lines: BadLines, allowed: AllowedCode = None
 ) -> Iterator[Record]:
-    """The records of one split of a task, as they stand in its source.
+    """Yield the records of one split of a task, as they are in its source.
 
     Args:
-        split: its name in the source.
-        allowed: the modules that may be imported for a function of the user's own; None: any.
+        split: name of the split in the source.
+        allowed: modules that may be imported for the user's own functions; None: any.
 
     Raises:
         UserError: for a source that cannot be read.
@@ -58,7 +58,7 @@ def read_split(
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON has it: bytes as text, numbers and lists of Python."""
+    """Convert a value to a type that JSON has: bytes to text, numpy values to numbers and lists."""
     if isinstance(value, bytes):
         return value.decode("utf-8", errors="replace")
     if isinstance(value, np.generic | np.ndarray):
@@ -89,7 +89,7 @@ def _read_source(
 
 
 def source_of_split(source: str, split: str) -> str:
-    """The source of one split.
+    """Return the source of one split.
 
     >>> source_of_split("hf:nyu-mll/glue?name=sst2", "validation")
     'hf:nyu-mll/glue?name=sst2&split=validation'
@@ -106,7 +106,7 @@ def source_of_split(source: str, split: str) -> str:
 
 
 def has_splits(source: str) -> bool:
-    """Whether a source holds several splits, and is not one file of all examples."""
+    """Return True if a source holds several splits, False if it is one file with all examples."""
     is_named = source.startswith(("hf:", "tfds:", "offline:", "python:")) or "{split}" in source
     return is_named or Path(source).is_dir()
 
@@ -132,7 +132,7 @@ def _read_file(
             for batch in table.iter_batches(256):
                 yield from batch.to_pylist()
             return
-        # A byte order mark is no part of the first column's name.
+        # utf-8-sig removes a byte order mark, which is not part of the first column's name.
         text = io.TextIOWrapper(stream, "utf-8-sig", newline="")
         yield from _READERS[suffix](text, columns, f"{where}: {file.path}", bad_lines)
 
@@ -140,7 +140,7 @@ def _read_file(
 def _read_table(
     text: TextIO, columns: tuple, where: str, bad_lines: BadLines, **dialect: Any
 ) -> Iterator[Record]:
-    """Lines of cells; the first holds the names of the columns, unless they are given."""
+    """Read lines of cells. The first line holds the names of the columns, unless they are given."""
     lines = csv.reader(text, **dialect)
     names = list(columns) or next(lines, [])
     with user_errors(BAD_DATA, f"{where}: cannot be read"):
@@ -153,7 +153,7 @@ def _read_table(
 
 
 def _read_tsv(text: TextIO, columns: tuple, where: str, bad_lines: BadLines) -> Iterator[Record]:
-    """Cells between tabs, in which a quote is a character like any other (GLUE)."""
+    """Read cells between tabs, in which a quote is an ordinary character (GLUE)."""
     return _read_table(text, columns, where, bad_lines, delimiter="\t", quoting=csv.QUOTE_NONE)
 
 
@@ -162,7 +162,7 @@ def _read_csv(text: TextIO, columns: tuple, where: str, bad_lines: BadLines) -> 
 
 
 def _read_json(text: TextIO, columns: tuple, where: str, bad_lines: BadLines) -> Iterator[Record]:
-    """An object a line, or one list of them in the whole file."""
+    """Read one object per line, or one list of objects in the whole file."""
     first = text.read(1)
     if first == "[":
         with user_errors(BAD_DATA, f"{where}: no JSON"):
@@ -189,7 +189,7 @@ def _read_json(text: TextIO, columns: tuple, where: str, bad_lines: BadLines) ->
 
 
 def _read_text(text: TextIO, columns: tuple, where: str, bad_lines: BadLines) -> Iterator[Record]:
-    """Each line as the column "text"; blank ones are none."""
+    """Read each line as the column "text", and skip blank lines."""
     for line in text:
         if line.strip():
             yield {"text": line.rstrip("\r\n")}
@@ -211,7 +211,7 @@ def _read_offline(name: str, split: str, where: str) -> Iterator[Record]:
 
 
 def _read_function(address: str, split: str, where: str, allowed: AllowedCode) -> Iterator[Record]:
-    """The records that `function(split)` of the user's own returns."""
+    """Yield the records that the user's own `function(split)` returns."""
     function = import_function(address, where, allowed)
     with user_errors(BAD_DATA, f"{where}: failed"):
         for record in function(split):
@@ -221,7 +221,7 @@ def _read_function(address: str, split: str, where: str, allowed: AllowedCode) -
 
 
 def lookup(record: Record, field: str, where: str) -> Any:
-    """A field of a record: a column, one within a nested column, or a template of several.
+    """Return a field of a record: a column, a column within a nested one, or a template of several.
 
     >>> record = {"a": "x", "b": {"c": ["y"]}}
     >>> lookup(record, "b.c", "here"), lookup(record, "{a}: {b.c}", "here")

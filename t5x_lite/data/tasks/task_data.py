@@ -1,4 +1,4 @@
-"""The rows of a task: what a run learns instead of an objective."""
+"""The rows of a task, which a run learns in place of an objective."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,23 +17,23 @@ from t5x_lite.data.tasks.metrics import check_metrics
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import BAD_CONFIG, BAD_DATA, UserError, nearest
 
-# A row has a slot for a label every so many positions: few examples are shorter.
+# A row has one label slot per this many positions, since few examples are shorter.
 _POSITIONS_PER_LABEL = 8
-_SHORTEST = 8  # positions for a text
-_MOST_ANSWERS = 32  # to a question
+_SHORTEST = 8  # positions for a text, at least
+_MOST_ANSWERS = 32  # label slots for the answers to a question, at least
 
 
 @dataclass(frozen=True)
 class TaskPlan:
-    """What the rows of a run on a task are: the counterpart of plan.RowPlan."""
+    """The rows of a run on a task: the counterpart of rows.row_plan.RowPlan."""
 
     task: Task
     format: Format
     shape: RowShape
-    examples_per_row: int  # at most; 0: as many as there is room for
-    prompt_length: int = 0  # embeddings before each text that are no token's
+    examples_per_row: int  # at most; 0: as many as fit
+    prompt_length: int = 0  # embeddings of the soft prompt before each text
 
-    # As RowPlan has them.
+    # The same properties as RowPlan's.
     packed = True
     aligned = False
     masked = False
@@ -45,7 +45,7 @@ class TaskPlan:
 
     @property
     def modules(self) -> set[str]:
-        """The module of a source of the user's own."""
+        """Module of the source, if it is the user's own function."""
         scheme, _, function = self.task.source.partition(":")
         return {function.rpartition(".")[0]} if scheme == "python" else set()
 
@@ -60,10 +60,11 @@ def plan_task(
     examples_per_row: int = 0,
     prompt_length: int = 0,
 ) -> TaskPlan:
-    """Plan the rows of a task; needs no data and no tokenizer.
+    """Plan the rows of a task. This needs no data and no tokenizer.
 
     Raises:
-        UserError: for a task that the architecture has no way to learn.
+        UserError: for a task that the architecture cannot learn, a metric that does not apply, or
+            rows that are too short.
     """
     way = find_format(task, architecture)
     length = lengths.sequence_length
@@ -78,6 +79,7 @@ def plan_task(
     else:
         prefix = architecture == "prefix_decoder"
         shape = RowShape(decoder=length, bidirectional_prefix=prefix, labels=labels)
+    # A soft prompt takes positions away from the text.
     room = (shape.encoder or shape.decoder) - prompt_length
     if room < _SHORTEST:
         reason = f"have {room} positions for a text, expected at least {_SHORTEST}"
@@ -87,19 +89,19 @@ def plan_task(
 
 @dataclass(frozen=True)
 class TaskSplit:
-    """The examples of a split, as an architecture reads them."""
+    """Examples of a split, as an architecture reads them."""
 
     examples: Examples
     formatted: Formatted
     rows: PackedExamples
 
     def batches(self, batch_size: int) -> Batches:
-        """Its rows as batches."""
+        """Return the rows in batches."""
         return Batches((self.rows,), np.zeros(1, np.int64), batch_size)
 
     @property
     def manifest(self) -> dict[str, Any]:
-        """What is recorded of it."""
+        """What a run records about this split."""
         return {
             "split": self.examples.split,
             "examples": len(self.examples),
@@ -119,7 +121,7 @@ class TaskSplit:
 
 @dataclass(frozen=True)
 class TaskData:
-    """The examples of a task, as a run reads them: a RunData like text under its objectives."""
+    """Examples of a task, as a run reads them: a RunData, like text under its objectives."""
 
     plan: TaskPlan
     tokenizer: Tokenizer
@@ -129,23 +131,23 @@ class TaskData:
 
     @cached_property
     def train(self) -> TaskSplit:
-        """The training examples, each epoch in another order."""
+        """Training examples, in another order each epoch."""
         return self.split("train")
 
     @cached_property
     def validation(self) -> TaskSplit:
-        """The examples that checkpoints and settings are chosen by."""
+        """Examples that checkpoints and settings are chosen by."""
         return self.split("validation")
 
     def split(self, name: str, limit: int = 0) -> TaskSplit:
-        """The examples of a split: "train", "validation" or "test".
+        """Load the examples of a split: "train", "validation" or "test".
 
         Args:
-            limit: the first so many alone; 0: all.
+            limit: load only this many examples, the first ones; 0: all.
 
         Raises:
-            UserError: where it is missing or empty; where training or validation examples have no
-                labels.
+            UserError: if the split is missing or empty, or if a training or validation example has
+                no label.
         """
         plan, task = self.plan, self.plan.task
         examples = load_split(task, name, self.allowed, limit)
@@ -157,6 +159,7 @@ class TaskData:
                 hint = "only a test split may lack labels"
             raise UserError(BAD_DATA, f"task {task.name}: {reason}; {hint}")
         shape, prompt = plan.shape, plan.prompt_length
+        # The text gets the positions that the soft prompt leaves.
         text_shape = replace(
             shape,
             encoder=max(shape.encoder - prompt, 0),
@@ -177,7 +180,7 @@ class TaskData:
 
     @property
     def manifest(self) -> dict[str, Any]:
-        """What the run directory records: corpus.json."""
+        """What the run directory records, in corpus.json."""
         return {
             "task": self.plan.task.name,
             "tokenizer": self.tokenizer.fingerprint,
@@ -186,6 +189,6 @@ class TaskData:
         }
 
     def batches(self, split: str) -> Batches:
-        """The batches of "train" or "validation"."""
+        """Return the batches of "train" or "validation"."""
         of_split = self.train if split == "train" else self.validation
         return of_split.batches(self.batch_size)

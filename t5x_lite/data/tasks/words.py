@@ -1,4 +1,6 @@
-"""Texts as words with their ids, so that a span of ids can be read back as a span of the text."""
+"""Split texts into words with their ids, so that a span of ids can be read back as a span of the
+text.
+"""
 
 import re
 from bisect import bisect_right
@@ -14,13 +16,13 @@ _WORD = re.compile(r"\s*(?:\w+|[^\w\s])|\s+$")
 
 @dataclass(frozen=True)
 class Words:
-    """The ids of a text, or of a window of it.
+    """The ids of a text, or of a window of it, and the words that they belong to.
 
     Attributes:
-        text: all of it.
-        ids: [n] of the window.
-        word_of_id: [n] the number of the word that each id is of; −1: of none.
-        starts, ends: where in the text each word starts (blanks left out) and ends.
+        text: the whole text.
+        ids: [n] ids of the window.
+        word_of_id: [n] index of the word that each id belongs to; −1: none.
+        starts, ends: place in the text where each word starts (without blanks) and ends.
     """
 
     text: str
@@ -30,12 +32,12 @@ class Words:
     ends: tuple[int, ...]
 
     def at(self, character: int) -> int:
-        """The word at a place of the text."""
+        """Return the index of the word at a place in the text."""
         return max(bisect_right(self.starts, character) - 1, 0)
 
     def window(self, start: int, room: int) -> "Words":
-        """The ids from `start` on, as many as there is room for; those of words that are cut are of
-        no word.
+        """Return `room` ids from `start` on, or fewer at the end. Ids of words that are cut belong
+        to no word.
         """
         part = slice(start, start + room)
         word_of_id = self.word_of_id[part].copy()
@@ -46,13 +48,15 @@ class Words:
         return Words(self.text, self.ids[part], word_of_id, self.starts, self.ends)
 
     def behind(self, offset: int) -> "Words":
-        """The same ids behind so many others, which are of no word."""
+        """Return the same ids after `offset` other ids, which belong to no word."""
         none = np.full(offset, -1)
         word_of_id = np.concatenate([none, self.word_of_id])
         return Words(self.text, self.ids, word_of_id, self.starts, self.ends)
 
     def positions_of(self, first_word: int, last_word: int) -> tuple[int, int]:
-        """The first id of one word and the last id of another; −1 where they are not here."""
+        """Return the position of the first id of one word and of the last id of another; −1, −1 if
+        one of them is not in this window.
+        """
         firsts = np.flatnonzero(self.word_of_id == first_word)
         lasts = np.flatnonzero(self.word_of_id == last_word)
         if first_word < 0 or not len(firsts) or not len(lasts):
@@ -60,12 +64,12 @@ class Words:
         return int(firsts[0]), int(lasts[-1])
 
     def text_of(self, first: int, last: int) -> str:
-        """The text from one position to another, in whole words."""
+        """Return the text from one position to another, in whole words."""
         return self.text[self.starts[self.word_of_id[first]] : self.ends[self.word_of_id[last]]]
 
 
 def split_words(text: str, tokenizer: Tokenizer) -> Words:
-    """A text as words with their ids.
+    """Split a text into words with their ids.
 
     >>> words = split_words("He left in 1876.", Tokenizer())
     >>> words.text_of(*words.positions_of(words.at(11), words.at(14)))
