@@ -1,8 +1,9 @@
-"""Directories in a bucket: gs://BUCKET/RUN, and whatever else fsspec reaches.
+"""Directories in a bucket, such as gs://BUCKET/RUN, or on any other file system that fsspec
+supports.
 
-A directory there has a mirror here. What is small is read and written in the mirror, by the same
-code as anywhere else, and copied: before each checkpoint, every half minute, and at the end. What
-is large is written there at once and is never here.
+A remote directory has a local mirror. Small files are read and written in the mirror, by the same
+code as anywhere else, and copied to the bucket: before each checkpoint, every half minute, and at
+the end. Large files are written to the bucket directly and are never in the mirror.
 
     gs://bucket/run                        a temporary directory
     config.json  metrics.jsonl …  ◄─ push ── config.json  metrics.jsonl …
@@ -32,13 +33,13 @@ from typing import Any
 from t5x_lite.errors import IO_ERROR, USAGE, UserError, optional_import, user_errors
 
 _LARGE = {"checkpoints", "best", "profile"}  # directories that are not fetched
-_PUSH_EVERY, _PUSH_EVERY_AT_MOST = 30.0, 600.0  # seconds
-_PUSH_SHARE = 0.05  # of the time, where metrics are many
+_PUSH_EVERY, _PUSH_EVERY_AT_MOST = 30.0, 600.0  # seconds between pushes, at least and at most
+_PUSH_SHARE = 0.05  # fraction of the time that pushes may take, if there are many metrics
 _PACKAGES = {"gs": ("gcsfs", "gcs"), "s3": ("s3fs", "s3")}
 
 
 def is_remote(address: str | Path) -> bool:
-    """Whether an address is in a bucket, and not a path.
+    """Return True if an address is in a bucket, False for a path.
 
     >>> is_remote("gs://bucket/run"), is_remote("runs/gpt")
     (True, False)
@@ -47,17 +48,17 @@ def is_remote(address: str | Path) -> bool:
 
 
 def file_system(address: str) -> tuple[Any, str]:
-    """The file system of an address, and the path in it.
+    """Return the file system of an address, and the path in it.
 
     Raises:
-        UserError: where a package is missing, or the scheme is not known.
+        UserError: if a package is missing, or the scheme is unknown.
     """
     scheme = address.partition("://")[0]
     if scheme in _PACKAGES:
         optional_import(*_PACKAGES[scheme], address)
     import fsspec
 
-    # What it warns of, and what it tries again, is no user's business; what fails is raised.
+    # Hide its warnings and retries from users. Failures are still raised.
     logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
     with user_errors(USAGE, f"{address}: cannot be reached"):
         return fsspec.core.url_to_fs(address)
@@ -65,21 +66,22 @@ def file_system(address: str) -> tuple[Any, str]:
 
 @dataclass
 class Mirror:
-    """A directory in a bucket, and its mirror here."""
+    """A directory in a bucket, and its local mirror."""
 
     address: str
     here: Path
-    copied: dict[str, tuple[int, int]] = field(default_factory=dict)  # name → time and size
-    next_push: float = 0.0  # not before, beside other work
+    # Name → time and size of the copied file
+    copied: dict[str, tuple[int, int]] = field(default_factory=dict)
+    next_push: float = 0.0  # earliest time of the next push in the background
     pushing: threading.Lock = field(default_factory=threading.Lock)
 
     def address_of(self, path: Path) -> str:
-        """Of something in the directory here."""
+        """Return the remote address of a path inside the mirror."""
         name = path.relative_to(self.here).as_posix()
         return self.address if name == "." else f"{self.address}/{name}"
 
     def fetch(self) -> None:
-        """Bring what is small here."""
+        """Copy the small files of the bucket into the mirror."""
         files, root = file_system(self.address)
         with user_errors(IO_ERROR, f"{self.address}: cannot be read"):
             files.invalidate_cache()
@@ -92,7 +94,7 @@ class Mirror:
         self.copied = self._state()
 
     def push(self) -> None:
-        """Copy what has changed here."""
+        """Copy the changed files of the mirror to the bucket."""
         files, root = file_system(self.address)
         with self.pushing, user_errors(IO_ERROR, f"{self.address}: cannot be written"):
             began = time.monotonic()
@@ -105,8 +107,8 @@ class Mirror:
             self.next_push = began + min(max(wait, _PUSH_EVERY), _PUSH_EVERY_AT_MOST)
 
     def push_in_background(self) -> None:
-        """The same beside whatever else is done, now and then. What fails is tried again the next
-        time.
+        """Push in a background thread, at most every 30 s. A push that fails is tried again the
+        next time.
         """
         if time.monotonic() < self.next_push or self.pushing.locked():
             return
@@ -118,13 +120,14 @@ class Mirror:
         threading.Thread(target=push, daemon=True, name="push").start()
 
     def discard(self) -> None:
-        """Remove what is here, unless some of it could not be copied."""
+        """Remove the mirror, unless some of its files could not be copied."""
         if any(self.copied.get(name) != version for name, version in self._state().items()):
             print(f"t5x_lite: {self.address} lacks what is in {self.here}", file=sys.stderr)
             return
         shutil.rmtree(self.here.parent, ignore_errors=True)
 
     def _state(self) -> dict[str, tuple[int, int]]:
+        """Return the time and size of each file in the mirror, by name."""
         state = {}
         for path in sorted(self.here.rglob("*")):
             if path.is_file() and not path.name.endswith((".lock", ".partial")):
@@ -138,14 +141,15 @@ _MIRRORS: dict[Path, Mirror] = {}
 
 
 def local_path(address: str | Path) -> Path:
-    """The directory to work in: that of the address, or, in a bucket, its mirror.
+    """Return the directory to work in: the path itself, or the mirror of an address in a bucket.
 
     Raises:
-        UserError: where it cannot be reached.
+        UserError: if the address cannot be reached.
     """
     if not is_remote(address):
         return Path(address)
     address = str(address).rstrip("/")
+    # A mirror of this directory, or of one above it, may exist already.
     for mirror in _MIRRORS.values():
         if f"{address}/".startswith(f"{mirror.address}/"):
             mirror.push()
@@ -161,12 +165,16 @@ def local_path(address: str | Path) -> Path:
 
 
 def _mirror_of(path: Path) -> Mirror | None:
+    """Return the mirror that a path is in, or None."""
     return next((_MIRRORS[here] for here in (path, *path.parents) if here in _MIRRORS), None)
 
 
 def durable_path(path: Path) -> Any:
-    """Where what is large is read and written: the path itself, or, in a mirror, the address that
-    it stands for, as an etils.epath, which has the methods of a Path.
+    """Return where to read and write large files: the path itself, or for a path in a mirror its
+    remote address, as an etils.epath, which has the methods of a Path.
+
+    Raises:
+        UserError: if runs cannot be written to that kind of address.
     """
     mirror = _mirror_of(path)
     if mirror is None:
@@ -181,16 +189,16 @@ def durable_path(path: Path) -> Any:
 
 
 def push_all() -> None:
-    """Copy all that was written in mirrors."""
+    """Push all mirrors."""
     for mirror in _MIRRORS.values():
         mirror.push()
 
 
 def push(directory: Path, now: bool = True) -> None:
-    """Copy what was written in a mirror to where it belongs; of any other directory nothing.
+    """Push the mirror that a directory is in. Do nothing for any other directory.
 
     Args:
-        now: not only now and then.
+        now: push at once, and wait for it; otherwise push in the background, at most every 30 s.
     """
     mirror = _mirror_of(directory)
     if mirror is None:
@@ -202,7 +210,7 @@ def push(directory: Path, now: bool = True) -> None:
 
 
 def remove_tree(directory: Path) -> None:
-    """Remove a directory, and what it is a mirror of; nothing where there is none."""
+    """Remove a directory, and its remote copy if it is in a mirror. Do nothing if there is none."""
     shutil.rmtree(directory, ignore_errors=True)
     mirror = _mirror_of(directory)
     if mirror is not None:
@@ -210,14 +218,14 @@ def remove_tree(directory: Path) -> None:
 
 
 def with_addresses(message: str) -> str:
-    """A message that names the address where it named a mirror."""
+    """Replace the paths of mirrors in a message by their remote addresses."""
     for here, mirror in _MIRRORS.items():
         message = message.replace(str(here), mirror.address)
     return message
 
 
 def contents(directory: Any) -> Iterator[tuple[str, bytes]]:
-    """Name and bytes of all files below a directory, here or in a bucket, sorted by name."""
+    """Yield name and bytes of each file below a directory, local or remote, sorted by name."""
     if isinstance(directory, Path):
         for path in sorted(directory.rglob("*")):
             if path.is_file():
@@ -229,7 +237,7 @@ def contents(directory: Any) -> Iterator[tuple[str, bytes]]:
 
 
 def exists(address: str) -> bool:
-    """Whether a file is there."""
+    """Return True if there is a file at the address."""
     files, path = file_system(address)
     with user_errors(IO_ERROR, f"{address}: cannot be read"):
         files.invalidate_cache()
@@ -237,7 +245,7 @@ def exists(address: str) -> bool:
 
 
 def read(address: str) -> bytes:
-    """The content of a file."""
+    """Return the contents of a file."""
     files, path = file_system(address)
     with user_errors(IO_ERROR, f"{address}: cannot be read"):
         return files.cat_file(path)
@@ -252,7 +260,7 @@ def write(address: str, content: bytes) -> None:
 
 
 def remove(address: str) -> None:
-    """Remove a file, or a directory with all that is in it; nothing where there is none."""
+    """Remove a file, or a directory with everything in it. Do nothing if there is none."""
     files, path = file_system(address)
     with user_errors(IO_ERROR, f"{address}: cannot be removed"), suppress(FileNotFoundError):
         files.invalidate_cache()
@@ -260,7 +268,7 @@ def remove(address: str) -> None:
 
 
 def upload(directory: Path, address: str, last: str) -> None:
-    """Copy all files of a directory, `last` last."""
+    """Copy all files of a directory to an address, with `last` as the last one."""
     files, root = file_system(address)
     names = [path.relative_to(directory).as_posix() for path in directory.rglob("*")]
     names = [name for name in names if (directory / name).is_file() and name != last]
@@ -271,16 +279,17 @@ def upload(directory: Path, address: str, last: str) -> None:
 
 
 def _make_parent(files: Any, path: str) -> None:
-    """Make the directory that a file will be in, where there are directories."""
+    """Make the directory of a file, on file systems that have directories."""
     if "file" in files.protocol:
         os.makedirs(os.path.dirname(path), exist_ok=True)
 
 
 def download(address: str, directory: Path, last: str, leave: str = "") -> None:
-    """Copy all files here, unless they are here already: `last`, which tells, is copied last.
+    """Copy all files from an address, unless they are already here. They are if the file `last` is
+    the same, since it is copied last.
 
     Args:
-        leave: a pattern, as of fnmatch, of names that are not copied.
+        leave: pattern of names that are not copied, as in fnmatch.
     """
     files, root = file_system(address)
     with user_errors(IO_ERROR, f"{address}: cannot be read"):
@@ -298,24 +307,24 @@ def download(address: str, directory: Path, last: str, leave: str = "") -> None:
         (directory / last).write_bytes(found)
 
 
-# Who may write.
+# Locks and leases: which process may write.
 
-_HELD: dict[str, dict[str, Any]] = {}  # leases of this process: address → what it says
-_SETTLING_SECONDS = 2.0  # after which of two that take a lease over one has it
-_RENEWED_EVERY, _EXPIRES_AFTER = 60.0, 600.0  # seconds; of a lease that others wait for
-_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # of some network file systems
+_HELD: dict[str, dict[str, Any]] = {}  # leases that this process holds: address → contents
+_SETTLING_SECONDS = 2.0  # seconds until it is clear which of two processes has taken a lease over
+_RENEWED_EVERY, _EXPIRES_AFTER = 60.0, 600.0  # seconds; for leases that others wait for
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # errors of some network file systems
 
 
 @contextmanager
 def only_writer(directory: Path, what: str, take_over: bool = False) -> Iterator[None]:
-    """Be the only process that writes a directory.
+    """Make sure that no other process writes the directory.
 
     Args:
-        what: to write it means, for errors.
-        take_over: from a process that may have ended, where that cannot be told.
+        what: setting that names the directory, for errors.
+        take_over: take the lease from a process that may have ended, where there is no way to tell.
 
     Raises:
-        UserError: where another process does.
+        UserError: if another process writes the directory.
     """
     if _mirror_of(directory) is not None:
         with lease(_lease_of(directory), what, take_over):
@@ -341,8 +350,8 @@ _LEASE = ".lock.json"
 
 @contextmanager
 def wait_for_lock(address: str) -> Iterator[None]:
-    """Hold a lock, a file of that name, as soon as no other process has it. Where locks do not end
-    with their process, say who has it.
+    """Hold a lock, which is a file at this address, as soon as no other process holds it. Where a
+    lock can outlive its process, print who holds it while waiting.
     """
     if not is_remote(address):
         with open(address, "w") as file:
@@ -354,6 +363,7 @@ def wait_for_lock(address: str) -> Iterator[None]:
             else:
                 yield
                 return
+        # Without working locks, take a lease as soon as it is free or has expired.
         address += ".json"
     waits = False
     while True:
@@ -382,14 +392,14 @@ _POLL_EVERY = 1.0  # seconds
 
 @contextmanager
 def _renewed(address: str) -> Iterator[None]:
-    """Write into a lease, now and then, that its holder lives."""
+    """Write into a lease regularly that its holder is alive."""
     over = threading.Event()
     files, path = file_system(address)
 
     def renew() -> None:
         while not over.wait(_RENEWED_EVERY):
             mine = _HELD[address]
-            with suppress(Exception):  # of any file system; the next time it is tried again
+            with suppress(Exception):  # errors of any file system; the next time it is tried again
                 if _is_same(_holder(files, path), mine):
                     renewed = {**mine, "seen": time.time()}
                     files.pipe_file(path, json.dumps(renewed).encode())
@@ -404,23 +414,23 @@ def _renewed(address: str) -> Iterator[None]:
 
 
 def _has_expired(address: str) -> bool:
-    """Whether the holder of a lease that is renewed has not done so for long."""
+    """Return True if the holder of a lease has not renewed it for a long time."""
     holder = _holder(*file_system(address))
     return time.time() - holder.get("seen", holder["since"]) > _EXPIRES_AFTER
 
 
 @contextmanager
 def lease(address: str, what: str, take_over: bool = False) -> Iterator[None]:
-    """Hold a file that only one process can create, for file systems whose locks do not work, and
-    for buckets.
+    """Hold a file that only one process can create, for buckets and for file systems without
+    working locks.
 
     Args:
-        address: of the file.
-        what: is held, for errors.
-        take_over: from whoever has it.
+        address: address of the file.
+        what: what is held, for errors.
+        take_over: take the lease from its holder.
 
     Raises:
-        UserError: where another process has it, with its host and when it began.
+        UserError: if another process holds it; the error names its host and when it began.
     """
     files, path = file_system(address)
     mine = {**_machine(), "pid": os.getpid(), "since": time.time()}
@@ -432,7 +442,7 @@ def lease(address: str, what: str, take_over: bool = False) -> Iterator[None]:
         if address in _HELD or (not take_over and not _is_gone(holder)):
             fix = "if it has ended, add --take-over"
             raise UserError(USAGE, f"{what}: {_who(holder)}; {fix}") from error
-        # Another process may do the same at this moment: the last one to write has it.
+        # Another process may take it over at the same moment. The last one to write has it.
         files.pipe_file(path, content)
         time.sleep(_SETTLING_SECONDS)
         holder = _holder(files, path)
@@ -444,13 +454,13 @@ def lease(address: str, what: str, take_over: bool = False) -> Iterator[None]:
         yield
     finally:
         del _HELD[address]
-        with suppress(Exception):  # of any file system; whoever took it over keeps it
+        with suppress(Exception):  # errors of any file system; a process that took it over keeps it
             if _is_same(_holder(files, path), mine):
                 files.rm_file(path)
 
 
 def check_only_writer(directory: Path) -> None:
-    """Raise UserError where another process has taken the directory over, with --take-over."""
+    """Raise UserError if another process has taken the directory over, with --take-over."""
     address = _lease_of(directory)
     mine = _HELD.get(address)
     if mine is None:
@@ -462,6 +472,7 @@ def check_only_writer(directory: Path) -> None:
 
 
 def _lease_of(directory: Path) -> str:
+    """Return the address of a directory's lease."""
     mirror = _mirror_of(directory)
     if mirror is not None:
         return f"{mirror.address_of(directory)}/{_LEASE}"
@@ -469,7 +480,7 @@ def _lease_of(directory: Path) -> str:
 
 
 def _machine() -> dict[str, str]:
-    """Its name, and what tells machines and containers apart that share one."""
+    """Return the host name, and what tells apart machines and containers of the same name."""
     facts = {"host": socket.gethostname(), "boot": "", "namespace": ""}
     with suppress(OSError):
         facts["boot"] = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -478,7 +489,7 @@ def _machine() -> dict[str, str]:
 
 
 def _create(files: Any, path: str, content: bytes) -> None:
-    """Create a file, or raise FileExistsError."""
+    """Create a file, or raise FileExistsError if it exists."""
     if "file" in files.protocol:
         _make_parent(files, path)
         with open(path, "xb") as file:
@@ -488,6 +499,7 @@ def _create(files: Any, path: str, content: bytes) -> None:
 
 
 def _holder(files: Any, path: str) -> dict[str, Any]:
+    """Return who holds a lease; without a host name if the file is being written or was removed."""
     try:
         holder = json.loads(files.cat_file(path))
         known = {"host": str(holder["host"]), "pid": int(holder["pid"])}
@@ -497,12 +509,12 @@ def _holder(files: Any, path: str) -> dict[str, Any]:
 
 
 def _is_same(holder: dict[str, Any], mine: dict[str, Any]) -> bool:
-    """Whether a lease is this process's, renewed or not."""
+    """Return True if a lease is held by this process, whether renewed or not."""
     return holder | mine == holder
 
 
 def _is_gone(holder: dict[str, Any]) -> bool:
-    """Whether it was a process of this machine that has ended."""
+    """Return True if the holder was a process of this machine that has ended."""
     if any(holder.get(key) != value for key, value in _machine().items()):
         return False
     try:
@@ -511,10 +523,11 @@ def _is_gone(holder: dict[str, Any]) -> bool:
         return True
     except PermissionError:
         return False
-    return holder["pid"] == os.getpid()  # of another program, before this one: see _HELD
+    return holder["pid"] == os.getpid()  # an earlier process with our pid: see _HELD
 
 
 def _who(holder: dict[str, Any]) -> str:
+    """Describe the holder of a lease, for errors."""
     since = time.strftime("%Y-%m-%d %H:%M", time.localtime(holder["since"]))
     return (
         f"another run is going on there, process {holder['pid']} of {holder['host']} since {since}"
