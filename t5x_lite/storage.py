@@ -439,6 +439,8 @@ def lease(address: str, what: str, take_over: bool = False) -> Iterator[None]:
         _create(files, path, content)
     except FileExistsError as error:
         holder = _holder(files, path)
+        # A lease of this process is never taken over. Another one is, if its holder has ended or if
+        # `take_over` asks for it.
         if address in _HELD or (not take_over and not _is_gone(holder)):
             fix = "if it has ended, add --take-over"
             raise UserError(USAGE, f"{what}: {_who(holder)}; {fix}") from error

@@ -43,6 +43,7 @@ class Ragged(NamedTuple):
     @classmethod
     def join(cls, *parts: "Ragged") -> "Ragged":
         """Concatenate the parts row by row."""
+        # Find the part that each value of the result comes from, and fill in the parts one by one.
         lengths = np.stack([part.lengths for part in parts], 1)
         part_of_value = np.repeat(np.arange(lengths.size) % len(parts), lengths.reshape(-1))
         values = np.empty(len(part_of_value), np.result_type(*(part.values for part in parts)))
@@ -101,6 +102,7 @@ class Ragged(NamedTuple):
     def take(self, order: np.ndarray) -> "Ragged":
         """Select rows by index, in the given order."""
         lengths = self.lengths[order]
+        # The position of a value in `values` is its new position, shifted by the move of its row.
         new_starts = np.cumsum(lengths) - lengths
         shift = self.starts[order] - new_starts
         sources = np.repeat(shift, lengths) + np.arange(lengths.sum())

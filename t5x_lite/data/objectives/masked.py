@@ -197,6 +197,7 @@ def _framed_pairs(
         cut, lengths: [rows] index where B begins, and length of A and B together.
     """
     rows, n = tokens.shape
+    # A moves right by one for [CLS], and B by two for [CLS] and the first [SEP].
     positions = np.arange(n) + 1 + (np.arange(n) >= cut[:, None])
     inputs = np.full((rows, n + 3), vocabulary["[SEP]"], np.int32)
     inputs[:, 0] = vocabulary["[CLS]"]

@@ -152,7 +152,7 @@ def _terms(node: ast.expr, rate: float) -> list[tuple[float, str]]:
 
 
 def check_vocabulary(objective: Objective, window: int, vocabulary: Vocabulary) -> None:
-    """Reject a tokenizer that lacks special ids which the objective needs for a window of `window`
+    """Reject a tokenizer without the special ids that the objective needs for a window of `window`
     tokens.
     """
     needed = objective.bound(window).sentinels
@@ -170,8 +170,8 @@ def check_vocabulary(objective: Objective, window: int, vocabulary: Vocabulary) 
 
 
 def dry_run(objective: Objective, window: int, vocabulary: Vocabulary) -> None:
-    """Make one row of ordinary tokens, so that special ids that the tokenizer lacks, and mistakes
-    in a user's function, are found before training.
+    """Make one row of ordinary tokens, so that missing special ids and mistakes in a user's
+    function are found before training.
     """
     windows = objective.traits.windows_per_row
     shape = (1, window) if windows == 1 else (1, windows, window)

@@ -1,8 +1,9 @@
 """Pairs of texts A and B: BERT's next sentence (Devlin et al., 2019, §3.1 and released code) and
 ALBERT's sentence order (Lan et al., 2020, §3.1).
 
-A and B are a stretch of one document, cut where a sentence or a line begins. "Sentence" has BERT's
-meaning: an arbitrary run of text, often longer than a linguistic sentence.
+A and B are a stretch of one document, cut where a sentence or a line begins. For next sentence, B
+comes from another document in half of the rows. "Sentence" has BERT's meaning: an arbitrary run of
+text, often longer than a linguistic sentence.
 """
 
 from typing import Literal, NamedTuple
@@ -170,6 +171,7 @@ def _side_by_side(
     """Return A, then B, then EOS up to the width of the windows [rows, n]; the index where B
     begins; and the length of both.
     """
+    # Read both texts from where they begin; B's first token comes right after A's last.
     n = a.shape[1]
     place = np.arange(n)
     from_a = np.take_along_axis(a, np.minimum(a_begin[:, None] + place, n - 1), 1)

@@ -96,6 +96,7 @@ class Batches:
             return steps
         ends = []  # rows of the mixture before each stream would start another epoch
         for number, stream in enumerate(self.streams):
+            # Find the place in the pattern of this stream's first row after `epochs` epochs.
             places = np.flatnonzero(self.pattern == number)
             cycles, rest = divmod(stream.rows(epochs), len(places))
             ends.append(cycles * len(self.pattern) + int(places[rest]))

@@ -177,6 +177,7 @@ class ShuffledWindows:
         """Return the windows available in `epochs` epochs, counting the tokens that other
         objectives consume.
         """
+        # The last window has to end within the tokens of these epochs.
         cycles, rest = divmod(epochs * self.order.epoch_tokens - self.size, self.cycle)
         return cycles * len(self.starts) + int(np.searchsorted(self.starts, rest, side="right"))
 

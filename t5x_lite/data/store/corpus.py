@@ -101,6 +101,7 @@ def open_store(place: str | Path, check_again: bool = False) -> Corpus:
         store.parent.mkdir(parents=True, exist_ok=True)
         with storage.wait_for_lock(f"{store}.lock"):  # several processes of a host share the cache
             storage.download(address, store, last=MANIFEST, leave=_TOKENS)
+    # Take the stamps first, so that a change while the files are read is noticed.
     stamps = _stamps(store)
     manifest = read_json(store / MANIFEST, "run prepare")
     try:
@@ -212,8 +213,8 @@ def _is_verified(store: Path, stamps: list[list[Any]]) -> bool:
 
 
 def _remember_verified(store: Path, stamps: list[list[Any]]) -> None:
-    """Save the stamps, unless a file has changed meanwhile, or so recently that another change
-    could go unnoticed.
+    """Save the stamps, unless a file has changed since they were taken, or so recently that another
+    change could go unnoticed.
     """
     newest = max(time_ns for *_, modified, changed in stamps for time_ns in (modified, changed))
     if stamps != _stamps(store) or time.time() - newest / 1e9 < _SETTLED_AFTER:

@@ -2,7 +2,7 @@
 
 Text of any size takes bounded memory. It is cut into shards as it is read, a pool of processes
 encodes them, and their ids are appended in order. A journal records each shard that is written.
-After a kill, the next run cuts off whatever follows the last recorded shard, and continues with the
+After a kill, the next run cuts off what follows the last recorded shard, and continues with the
 next one. The manifest is written last: a directory with a manifest is a store.
 """
 

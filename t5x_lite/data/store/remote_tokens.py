@@ -71,6 +71,7 @@ class RemoteTokens:
             return found
         first, last = self._shard_of(np.array([begin, end - 1])).tolist()
         needed = [n for n in range(first, last + 1) if self._begin(n) < self._ends[n]]
+        # Copy the part of each shard that falls into the slice.
         for number, shard in self._read(needed):
             at = self._begin(number) - begin  # position of the shard's first id in `found`
             found[max(at, 0) : at + len(shard)] = shard[max(-at, 0) : len(found) - at]
@@ -88,6 +89,7 @@ class RemoteTokens:
         elif flat.size and (flat.min() < 0 or flat.max() >= len(self)):
             raise IndexError(f"a place outside {len(self)} tokens")
         found = np.empty(flat.shape, self.dtype)
+        # Group the places by shard, so that each shard is read once.
         numbers = self._shard_of(flat)
         by_shard = np.argsort(numbers, kind="stable")
         needed, counts = np.unique(numbers, return_counts=True)
