@@ -66,7 +66,8 @@ def masked_lm(
 
     Args:
         noise_density: fraction of the tokens to choose.
-        mask_rate, random_rate: fraction of the chosen tokens that become [MASK], or a random token.
+        mask_rate: fraction of the chosen tokens that become [MASK].
+        random_rate: fraction of the chosen tokens that become a random token.
         choice: how to choose. "token": single tokens, exactly that many. "word": whole words, at
             most that many tokens (BERT's later release). "span": spans of words, exactly that many
             tokens, each span replaced as a whole (SpanBERT: Joshi et al., 2020, §3.1, and released
