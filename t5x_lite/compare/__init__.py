@@ -1,1 +1,1 @@
-"""Comparisons: several runs under one budget, on the same text, and what came of them."""
+"""Comparisons: several runs under one budget on the same text, and a report of the results."""

@@ -1,5 +1,5 @@
-"""What each cell of a comparison costs, and how many steps its budget buys: all known before
-anything is trained.
+"""Cost of a training step of each cell in a comparison, and the number of steps that the budget
+buys. Both are known before anything is trained.
 """
 
 import dataclasses
@@ -24,31 +24,31 @@ from t5x_lite.resolve import Resolved
 from t5x_lite.training import loop, run_directory
 
 _TIMED_STEPS = 5
-_SAVES = 4  # of a run, at least: what a kill can lose
-_WRITTEN_RECORDS = 50  # of the training metrics of a run, about
+_SAVES = 4  # checkpoints per run: a kill loses about a quarter of it at most
+_WRITTEN_RECORDS = 50  # approximate number of training records per run in metrics.jsonl
 
 
 @dataclass(frozen=True)
 class StepCost:
-    """What one step of a cell costs."""
+    """Cost of one training step of a cell."""
 
-    rows: int  # sequences of a batch
+    rows: int  # sequences per batch
     parameters: int
-    raw_tokens: float
-    model_tokens: float
-    loss_tokens: float
+    raw_tokens: float  # tokens of the text that are read
+    model_tokens: float  # encoder and decoder positions, without padding
+    loss_tokens: float  # tokens that are predicted
     flops: float
-    padding: float  # share of the positions
-    state_bytes: int  # of a checkpoint
+    padding: float  # share of the positions that are padding
+    state_bytes: int  # size of a checkpoint: parameters and optimizer state
 
     @property
     def flops_per_sequence(self) -> float:
-        """M of Raffel et al. (2020), table 2, counted and not estimated."""
+        """FLOPs per sequence: M in table 2 of Raffel et al. (2020), but counted, not estimated."""
         return self.flops / self.rows
 
 
 def step_cost(resolved: Resolved, data: TextData) -> StepCost:
-    """Counted, without computing anything."""
+    """Count what one step costs, without running the model."""
     batches = data.batches("train")
     rows, row = batches.batch_size, ledger(batches)
     return StepCost(
@@ -64,7 +64,7 @@ def step_cost(resolved: Resolved, data: TextData) -> StepCost:
 
 
 def seconds_per_step(resolved: Resolved, data: TextData) -> float:
-    """Measured here and now: the median of some steps after the first, which compiles."""
+    """Measure the seconds per step: the median of a few steps after the first, which compiles."""
     loop.setup_jax(resolved.model.dtype)
     run = loop.Run(resolved, data)
     seconds = []
@@ -80,7 +80,10 @@ def seconds_per_step(resolved: Resolved, data: TextData) -> float:
 
 
 def matmul_rate(dtype: str) -> float:
-    """FLOP/s of matrix products on the devices here, measured in a fraction of a second."""
+    """Measure the FLOP/s of matrix products on one device, and multiply by the number of devices.
+
+    The measurement takes a fraction of a second.
+    """
     size = 1024 if jax.default_backend() == "cpu" else 8192
     x = jnp.ones((size, size), dtype)
     product = jax.jit(lambda x: x @ x)
@@ -94,8 +97,10 @@ def matmul_rate(dtype: str) -> float:
 
 
 class Timings:
-    """Seconds of a step of each cell, measured once and kept in a file: what a run that goes on
-    later must not measure anew, since its number of steps may follow from it.
+    """Seconds per step of each cell, measured once and kept in a file.
+
+    A run that continues later must not measure again, because its number of steps may depend on
+    the result.
     """
 
     def __init__(self, path: Path):
@@ -103,7 +108,12 @@ class Timings:
         self._seconds: dict[str, float] = read_json(path, "remove it") if path.is_file() else {}
 
     def of(self, resolved: Resolved, data: TextData, on_measuring: Callable[[], None]) -> float:
-        """Of a cell with these settings, on this kind of device."""
+        """Return the seconds per step of a cell with these settings on this kind of device.
+
+        Args:
+            on_measuring: called before a step is measured, which is skipped if the file has the
+                result.
+        """
         device = jax.devices()[0].device_kind
         settings = json.dumps([to_dict(resolved.config), device])
         key = hashlib.sha256(settings.encode()).hexdigest()[:16]
@@ -116,7 +126,7 @@ class Timings:
 
 
 def spent(cost: StepCost, seconds: float) -> dict[str, float]:
-    """What one step spends, in each unit that cells can be matched by."""
+    """Return what one step spends, in each unit that cells can be matched by."""
     return {
         "steps": 1.0,
         "raw_tokens": cost.raw_tokens,
@@ -127,8 +137,10 @@ def spent(cost: StepCost, seconds: float) -> dict[str, float]:
 
 
 def with_budget(cell: RunConfig, steps: int, evaluations: int) -> RunConfig:
-    """The cell with so many steps; its schedule, in steps or in tokens, is stretched to them. It
-    saves at least four times.
+    """Return the cell with this many steps, and its schedule (in steps or tokens) stretched to fit.
+
+    A checkpoint is saved at every evaluation, or about every quarter of the run if that is more
+    often.
 
     >>> from t5x_lite.config import Data, Lengths, Optimizer
     >>> schedule = Optimizer(warmup_steps=100, decay_steps=800)
@@ -143,7 +155,7 @@ def with_budget(cell: RunConfig, steps: int, evaluations: int) -> RunConfig:
     ratio = steps / cell.training.steps
     before = cell.optimizer
     warmup, decay = round(before.warmup_steps * ratio), round(before.decay_steps * ratio)
-    if before.decay_steps:  # 0 would be: with the run
+    if before.decay_steps:  # 0 must stay 0: the decay then ends with the run
         decay = max(decay, warmup + 1)
     optimizer = dataclasses.replace(before, warmup_steps=warmup, decay_steps=decay)
     every = math.ceil(steps / evaluations)
@@ -160,10 +172,14 @@ def with_budget(cell: RunConfig, steps: int, evaluations: int) -> RunConfig:
 def steps_of_cells(
     config: CompareConfig, budget: float, spent_by_cell: Mapping[str, Mapping[str, float]]
 ) -> dict[str, int]:
-    """How many steps each cell is trained, so that all spend the budget; 0: what the first spends.
+    """Return the number of steps with which each cell spends the budget.
+
+    Args:
+        budget: in units of config.match; 0: what the first cell spends in its own steps.
+        spent_by_cell: cell → unit → what one step spends.
 
     Raises:
-        UserError: where the budget does not buy a cell a single step.
+        UserError: if the budget does not buy some cell a single step.
     """
     first = next(iter(config.cells))
     budget = budget or (config.cells[first].training.steps * spent_by_cell[first][config.match])

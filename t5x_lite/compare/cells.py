@@ -1,5 +1,5 @@
-"""The cells of a comparison, planned: what a step of each costs, how many its budget buys, and the
-runs that are to be made. What cannot be run is refused here, before anything is trained.
+"""Plan the cells of a comparison: the cost of a step, the steps that the budget buys, and the runs
+to make. Anything that cannot be run is rejected here, before training starts.
 """
 
 import dataclasses
@@ -40,29 +40,29 @@ Say = Callable[[str], None]
 
 
 class Cell(NamedTuple):
-    """One cell of a comparison, planned."""
+    """One cell of a comparison, with its cost and the steps that the budget buys."""
 
     name: str
-    resolved: Resolved  # of its first seed, with the steps that the budget buys
+    resolved: Resolved  # settings of its first seed, with the steps that the budget buys
     data: TextData
-    cost: StepCost  # of a step
-    seconds: float  # that a step takes here, measured; or at least, if it is only to be told
-    baseline: str  # the cell that it is compared with: the first of the same budget
+    cost: StepCost  # of one step
+    seconds: float  # per step, measured here; or a lower bound if no step count depends on it
+    baseline: str  # name of the cell it is compared with: the first one under the same budget
 
     @property
     def corpus(self) -> Corpus:
-        """The text that it reads."""
+        """The text that the cell reads."""
         return self.data.corpus
 
     @property
     def total(self) -> dict[str, float]:
-        """What the whole run spends."""
+        """Total that one run of the cell spends, in each unit."""
         steps = self.resolved.config.training.steps
         return {unit: steps * amount for unit, amount in spent(self.cost, self.seconds).items()}
 
 
 class SeededRun(NamedTuple):
-    """A cell with one seed: an ordinary run."""
+    """A cell with one seed: an ordinary training run in its own directory."""
 
     cell: Cell
     seed: int
@@ -70,18 +70,18 @@ class SeededRun(NamedTuple):
 
     @property
     def name(self) -> str:
-        """That of its directory."""
+        """Name of the run's directory."""
         return self.directory.name
 
     @property
     def resolved(self) -> Resolved:
-        """Its config, with everything derived."""
+        """Resolved settings of the cell, with the seed of this run."""
         config = dataclasses.replace(self.cell.resolved.config, seed=self.seed)
         return dataclasses.replace(self.cell.resolved, config=config)
 
     @property
     def data(self) -> TextData:
-        """What it reads, in the order of its seed."""
+        """The cell's text, in the order that the seed of this run gives."""
         return dataclasses.replace(self.cell.data, seed=self.seed)
 
 
@@ -92,16 +92,22 @@ def plan_cells(
     allowed: AllowedCode = None,
     measured: bool = False,
 ) -> list[Cell]:
-    """Every cell with its steps; what cannot be run is refused before anything is trained.
+    """Return every cell with its cost and its number of steps, under each budget.
 
     Args:
-        measured: whether a step of each is timed, which compiles it, though no step depends on it.
+        measured: True to time a step of each cell, which compiles it, even if no number of steps
+            depends on the time.
+
+    Raises:
+        UserError: for anything that cannot be run.
     """
     cells = with_shared_block(config.cells, allowed)
     seeds = {cell.seed for cell in cells.values()}
     if len(seeds) > 1:
         reason = f"cells differ in it ({sorted(seeds)}), and so in the order of their text"
         raise UserError(BAD_CONFIG, f"seed: {reason}; set the base's, and seeds for several")
+
+    # Prepare the text of each cell and count what a step costs.
     resolved, data, costs = {}, {}, {}
     for name, cell in cells.items():
         if cell.task.name:
@@ -115,6 +121,8 @@ def plan_cells(
         costs[name] = step_cost(resolved[name], data[name])
     _check_texts(config, resolved, data)
 
+    # Measure a step where the number of steps depends on it. Otherwise the time of the matrix
+    # products is a lower bound, and quick to estimate.
     timings = Timings(workdir / "seconds_per_step.json")
     seconds = {}
     for name in cells:
@@ -123,6 +131,8 @@ def plan_cells(
             seconds[name] = timings.of(resolved[name], data[name], announce)
         else:
             seconds[name] = costs[name].flops / matmul_rate(resolved[name].model.dtype)
+
+    # Find the number of steps of each cell under each budget.
     spent_by_cell = {name: spent(costs[name], seconds[name]) for name in cells}
     planned = []
     for budget in config.budgets or (config.budget,):
@@ -140,12 +150,13 @@ def plan_cells(
 
 
 def names_of_cells(config: CompareConfig) -> list[str]:
-    """The names of all cells, each under each budget."""
+    """Return the name of every cell under every budget."""
     budgets = config.budgets or (config.budget,)
     return [name + _suffix(config, budget) for budget in budgets for name in config.cells]
 
 
 def _suffix(config: CompareConfig, budget: float) -> str:
+    """Return the end of a cell's name that tells its budget; empty if there is only one."""
     return f"-{short(budget).replace(' ', '')}" if config.budgets else ""
 
 
@@ -157,7 +168,13 @@ def plan_comparison(
     only: Sequence[str] = (),
     measured: bool = False,
 ) -> tuple[list[Cell], list["SeededRun"], Questions]:
-    """All that is planned and refused before anything is trained; see plan_cells and compare."""
+    """Return the cells, the runs and the extra evaluations of a comparison, after all checks.
+
+    Nothing is trained. For the arguments see plan_cells and compare.
+
+    Raises:
+        UserError: for anything that cannot be run, and for names in `only` that do not exist.
+    """
     cells = plan_cells(config, workdir, say, allowed, measured)
     runs = seeded_runs(config, cells, workdir)
     known = dict.fromkeys(name for run in runs for name in (run.cell.name, run.name))
@@ -172,7 +189,7 @@ def plan_comparison(
 
 
 def _check_same_budget(run: SeededRun) -> None:
-    """Refuse a run that was begun with another number of steps: its schedule was another."""
+    """Reject a run that was started with another number of steps, since its schedule differs."""
     path = run.directory / "config.json"
     if not path.exists():
         return
@@ -186,8 +203,10 @@ def _check_same_budget(run: SeededRun) -> None:
 def with_shared_block(
     cells: dict[str, RunConfig], allowed: AllowedCode = None
 ) -> dict[str, RunConfig]:
-    """The cells with one data.block, that of the longest window, so that all read the same text in
-    the same order, whatever their windows are.
+    """Give all cells the same data.block, so that they read the same text in the same order.
+
+    The block is as long as the longest window. Cells whose windows are all equal need none, and a
+    data.block that is set is kept.
     """
     plans = [plan_objective_checked(cell, allowed) for cell in cells.values()]
     windows = {member.window for plan in plans for member in plan.members}
@@ -202,7 +221,7 @@ def with_shared_block(
 def _check_texts(
     config: CompareConfig, resolved: dict[str, Resolved], data: dict[str, TextData]
 ) -> None:
-    """Refuse, before hours of training, texts that no model could answer."""
+    """Reject example texts that are too long or lack a blank, before hours of training."""
     for key in ("blanks", "spans", "prompts"):
         for text in getattr(config, key):
             needs_blank = key != "prompts"
@@ -218,7 +237,11 @@ def _check_texts(
 
 
 def seeded_runs(config: CompareConfig, cells: Sequence[Cell], workdir: Path) -> list[SeededRun]:
-    """Every cell with every seed: the first seed of all cells first."""
+    """Return a run for every cell and seed, beginning with the first seed of every cell.
+
+    Raises:
+        UserError: if two runs would have the same name.
+    """
     runs = []
     for number in range(config.seeds):
         for cell in cells:
@@ -233,8 +256,9 @@ def seeded_runs(config: CompareConfig, cells: Sequence[Cell], workdir: Path) -> 
 
 
 def order_of_text(cell: Cell) -> dict[str, Any]:
-    """What decides which tokens a cell reads, in which order: alike in all cells, unless their axes
-    are of the data.
+    """Return everything that determines the token order of a cell.
+
+    It is the same in all cells, unless they differ in settings of the data.
     """
     batches = cell.data.batches("train")
     shares: dict[str, float] = {}
@@ -253,10 +277,10 @@ def order_of_text(cell: Cell) -> dict[str, Any]:
 
 
 def plan_in_words(config: CompareConfig, cells: Sequence[Cell], at_least: bool = False) -> str:
-    """The parity sheet, with the time and the disk that all runs will take.
+    """Return the parity sheet as text, with the time and disk space that all runs need.
 
     Args:
-        at_least: whether the time is that of the matrix products alone.
+        at_least: True if the times are lower bounds, which count only the matrix products.
     """
     time = "time, at least" if at_least else "time"
     rows = [["cell", "parameters", "steps", "raw tokens", "model tokens", "FLOPs", "padding", time]]
@@ -273,13 +297,14 @@ def plan_in_words(config: CompareConfig, cells: Sequence[Cell], at_least: bool =
                 _duration(total["seconds"]),
             ]
         )
+    # Align the first column on the left and the others on the right.
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
         first, *others = (text.ljust(width) for text, width in zip(row, widths, strict=True))
         lines.append("  ".join([first, *(text.strip().rjust(len(text)) for text in others)]))
     seconds = config.seeds * sum(cell.total["seconds"] for cell in cells)
-    # A checkpoint is written beside the one before, which then goes.
+    # A run keeps one checkpoint: the previous one is deleted once the next is written.
     disk = config.seeds * sum(cell.cost.state_bytes for cell in cells)
     matched = f"matched by {config.match.replace('_', ' ')}"
     duration = f"at least {_duration(seconds)}" if at_least else _duration(seconds)
@@ -291,7 +316,7 @@ def plan_in_words(config: CompareConfig, cells: Sequence[Cell], at_least: bool =
 
 
 def _duration(seconds: float) -> str:
-    """Seconds as people say them.
+    """Return a duration in seconds, minutes or hours, as text.
 
     >>> _duration(42), _duration(600), _duration(9000)
     ('42 s', '10 min', '2.5 h')
@@ -302,7 +327,7 @@ def _duration(seconds: float) -> str:
 
 
 def questions_of(config: CompareConfig, cells: Sequence[Cell]) -> Questions:
-    """What all runs are asked."""
+    """Return the extra evaluations that every run gets."""
     objectives = dict.fromkeys(cell.resolved.config.objective for cell in cells)
     return Questions(
         spans=spans_of(config, cells),
@@ -314,8 +339,13 @@ def questions_of(config: CompareConfig, cells: Sequence[Cell]) -> Questions:
 
 
 def spans_of(config: CompareConfig, cells: Sequence[Cell]) -> list[Span]:
-    """The held-out spans that all models are asked for: of the validation text of the first cell,
-    with as much around them as the rows of all have room for.
+    """Return the held-out spans that all models are scored on.
+
+    They are drawn from the validation text of the first cell, with as much text around them as
+    fits the rows of every cell.
+
+    Raises:
+        UserError: if no span fits.
     """
     if not config.span_count:
         return []
@@ -323,7 +353,7 @@ def spans_of(config: CompareConfig, cells: Sequence[Cell]) -> list[Span]:
     spans = draw_spans(documents, config.span_count, config.span_context)
     rows = {
         (cell.data.tokenizer, cell.resolved.config.data.lengths): None for cell in cells
-    }  # most cells share theirs
+    }  # without repeats: most cells share their tokenizer and lengths
     fitting = shortened(spans, list(rows))
     if not fitting:
         reason = "no document has ten words of which a span fits the rows of all cells"

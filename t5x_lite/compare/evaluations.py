@@ -1,9 +1,10 @@
-"""What every trained run of a comparison is asked, beside its own validation loss. The answers are
-kept in its directory, since they take a while:
+"""Extra evaluations of every run in a comparison, besides its own validation loss. The results are
+kept in the run's directory, because computing them takes a while:
 
-    span_bits.json         bits of each held-out span, as in span_bits.py
-    other_objectives.json  its validation loss under the objectives of the other cells
-    tasks/NAME.json        what it reaches on a task, fine-tuned in tasks/NAME; and from scratch
+    span_bits.json                bits of each held-out span, see span_bits.py
+    other_objectives.json         validation loss under the objectives of the other cells
+    tasks/NAME.json               metrics on a task, after fine-tuning in tasks/NAME
+    tasks/NAME-from-scratch.json  metrics on a task, after training from fresh parameters
 """
 
 import dataclasses
@@ -41,13 +42,15 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Questions:
-    """What the runs of a comparison are asked.
+    """Extra evaluations of every run in a comparison.
 
     Attributes:
-        objectives: under which each is evaluated, where its architecture can learn them.
-        tasks: as `finetune --task` has them.
-        settings: of the fine-tuning, as "data.epochs=2".
-        from_scratch: whether the tasks are also learned with fresh parameters.
+        spans: held-out spans that every model is scored on.
+        objectives: objectives whose validation loss is measured, if the architecture can learn
+            them.
+        tasks: tasks to evaluate on, written as for `finetune --task`.
+        settings: settings for fine-tuning, such as "data.epochs=2".
+        from_scratch: True to also learn the tasks from fresh parameters.
     """
 
     spans: Sequence[Span] = ()
@@ -59,13 +62,13 @@ class Questions:
 
 @dataclass(frozen=True)
 class Answers:
-    """What one run answers.
+    """Results of the extra evaluations of one run.
 
     Attributes:
         span_bits: context → bits of each span.
-        losses: objective → validation loss, nats for each scored token.
-        tasks: task → metrics by name, the first that which it is judged by.
-        from_scratch: the same of fresh parameters.
+        losses: objective → validation loss in nats per scored token.
+        tasks: task → metrics by name, beginning with the task's main metric.
+        from_scratch: task → metrics by name, for models trained from fresh parameters.
     """
 
     span_bits: dict[str, list[float]]
@@ -77,7 +80,7 @@ class Answers:
 def measure(
     workdir: Path, questions: Questions, say: Say = print, allowed: AllowedCode = None
 ) -> Answers:
-    """Ask the run in a directory whatever it has not been asked yet."""
+    """Return the extra evaluations of a run, computing those that its directory does not have."""
     steps = [record["step"] for record in read_metrics(workdir / "metrics.jsonl")]
     step = max(steps, default=0)
     digest = hashlib.sha256(json.dumps(questions.spans).encode()).hexdigest()[:16]
@@ -89,6 +92,8 @@ def measure(
         for task in map(load_task, questions.tasks)
         if learns(resolved.config, task, questions.settings)
     ]
+
+    # Evaluate on each task and, if asked for, train on it from fresh parameters, too.
     reached: dict[bool, dict[str, dict[str, float]]] = {False: {}, True: {}}
     for task, from_scratch in itertools.product(tasks, reached):
         if from_scratch and not (questions.from_scratch and is_learned(task)):
@@ -118,13 +123,14 @@ def measure(
 
 
 def _kept(path: Path, key: dict[str, Any], compute: Callable[[], Any]) -> Any:
-    """What a file has for that key; else what is computed, then written there."""
+    """Return the result that the file holds for this key, or compute it and write it there."""
     key = json.loads(json.dumps(key))
     if path.is_file():
         written = read_json(path, "remove it")
         if written.get("of") == key:
             return written["answer"]
-        storage.remove_tree(path.with_suffix(""))  # it was of other parameters
+        # Fine-tuned under another key: from older parameters or with other settings.
+        storage.remove_tree(path.with_suffix(""))
     answer = compute()
     with user_errors(IO_ERROR, f"{path}: cannot be written"):
         path.parent.mkdir(exist_ok=True)
@@ -135,7 +141,7 @@ def _kept(path: Path, key: dict[str, Any], compute: Callable[[], Any]) -> Any:
 def _span_bits(
     workdir: Path, spans: Sequence[Span], allowed: AllowedCode
 ) -> dict[str, list[float]]:
-    """−log₂ p of each span under each context that the model can read."""
+    """Return −log₂ p of each span, for each context that the model can read."""
     if not spans:
         return {}
     loaded = run_directory.load(workdir, allowed=allowed)
@@ -144,8 +150,10 @@ def _span_bits(
 
 
 def _losses(workdir: Path, objectives: Sequence[str], allowed: AllowedCode) -> dict[str, float]:
-    """The validation loss under other objectives, of those that the model can express: that its
-    architecture can learn, with the parameters that it has, in rows as long as its own.
+    """Return the validation loss under each of the other objectives that the model can express.
+
+    The architecture must be able to learn the objective, with the parameters that the model has and
+    in rows as long as its own.
     """
     if not objectives:
         return {}
@@ -175,8 +183,9 @@ def _losses(workdir: Path, objectives: Sequence[str], allowed: AllowedCode) -> d
 def check_tasks(
     questions: Questions, cells: dict[str, RunConfig], say: Say, allowed: AllowedCode
 ) -> None:
-    """Refuse, before hours of training, tasks that cannot be read or that no cell can learn, and
-    say which cells are left out of which.
+    """Reject tasks that cannot be read or that no cell can learn, before hours of training.
+
+    Also report which cells cannot learn which tasks.
     """
     names = [load_task(spec).name for spec in questions.tasks]
     for name in names:
@@ -200,12 +209,12 @@ def check_tasks(
 
 
 def is_learned(task: Task) -> bool:
-    """Whether a task is fine-tuned for, or asked of the model as it is."""
+    """True if models are fine-tuned for the task, False if they are evaluated on it as they are."""
     return task.kind not in ("complete", "prefer")
 
 
 def learns(config: RunConfig, task: Task, settings: Sequence[str]) -> bool:
-    """Whether a model of that config can be asked for a task at all."""
+    """True if a model with this config can be evaluated on the task."""
     try:
         _plan(config, task, settings)
     except UserError:
@@ -214,6 +223,7 @@ def learns(config: RunConfig, task: Task, settings: Sequence[str]) -> bool:
 
 
 def _plan(config: RunConfig, task: Task, settings: Sequence[str]) -> None:
+    """Raise a UserError if a model with this config cannot be fine-tuned on the task."""
     if is_learned(task):
         plan_checked(finetuning.config_of(config, task, settings))
 
@@ -227,7 +237,7 @@ def _on_task(
     say: Say,
     allowed: AllowedCode,
 ) -> dict[str, float]:
-    """What a run reaches on a task that it learns in the directory."""
+    """Return a run's metrics on a task, fine-tuned in `directory` if the task has to be learned."""
     if not is_learned(task):
         loaded = run_directory.load(workdir, allowed=allowed)
         evaluated = evaluate_task(loaded, task, Asking(), allowed)["metrics"]

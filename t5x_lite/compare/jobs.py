@@ -1,4 +1,4 @@
-"""Several runs at once on one machine, each in a process of its own with its share of the cores."""
+"""Run several jobs at once on one machine, each in its own process with its share of the cores."""
 
 import multiprocessing
 import os
@@ -14,43 +14,46 @@ from typing import Any
 
 from t5x_lite.errors import IO_ERROR, TERMINATED, UserError
 
-_SECONDS_BETWEEN_LOOKS = 0.5  # at what the jobs have printed
+_SECONDS_BETWEEN_LOOKS = 0.5  # how often the output of the jobs is read
 
-Job = tuple[Callable[..., None], tuple]  # a function of a module, and its arguments
+Job = tuple[Callable[..., None], tuple]  # a module-level function, and its arguments
 
 
 def run_jobs(
     jobs: Mapping[str, Job], at_once: int, logs: Path, say: Callable[[str], None] = print
 ) -> dict[str, UserError]:
-    """Run all jobs, so many at once; what each prints goes to LOGS/NAME.txt, and is shown.
+    """Run all jobs, `at_once` at a time; write the output of each to LOGS/NAME.txt and show it.
 
-    A job that fails does not stop the others. When this process is interrupted, the jobs are told
-    to save what they have; when it is killed, they end.
+    A job that fails does not stop the others. If this process is interrupted, the jobs are told to
+    save their state; if it is killed, they end.
 
     Returns:
-        the errors of those that failed.
+        The errors of the jobs that failed, by name.
 
     Raises:
-        UserError: after Ctrl-C and SIGTERM, when all jobs have ended.
+        UserError: on SIGTERM, once all jobs have ended.
     """
     cores = _cores()
     free = [cores[number::at_once] or cores for number in range(at_once)]
     logs.mkdir(parents=True, exist_ok=True)
     waiting = list(jobs.items())
     running: dict[int, _Running] = {}
-    shares: dict[int, list[int]] = {}  # of the cores
+    shares: dict[int, list[int]] = {}  # cores of each running job, by its process sentinel
     failed: dict[str, UserError] = {}
     with _stopped_by_signals():
         try:
             while waiting or running:
+                # Start a job on each free share of the cores.
                 while waiting and free:
                     name, job = waiting.pop(0)
                     share = free.pop(0)
-                    # The last one soon has nobody to share with.
+                    # The last job gets all cores, because the others will end soon.
                     used = share if waiting or len(jobs) <= at_once else cores
                     started = _Running(name, job, used, logs / f"{name}.txt")
                     running[started.process.sentinel] = started
                     shares[started.process.sentinel] = share
+
+                # Show what the jobs have printed, and collect the errors of those that ended.
                 ended: list = connection.wait(list(running), timeout=_SECONDS_BETWEEN_LOOKS)
                 for one in running.values():
                     for line in one.new_lines():
@@ -71,12 +74,12 @@ def run_jobs(
 
 
 def _cores() -> list[int]:
-    """Those that this process may use; none where the system gives no process a share (macOS)."""
+    """Return the cores that this process may use; empty if the system cannot pin them (macOS)."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
 
 class _Running:
-    """A job in its process."""
+    """A job that runs in its own process."""
 
     def __init__(self, name: str, job: Job, cores: list[int], log: Path):
         context = multiprocessing.get_context("spawn")
@@ -90,7 +93,7 @@ class _Running:
         sender.close()
 
     def new_lines(self) -> list[str]:
-        """What it has printed since it was last asked, whole lines alone."""
+        """Return the complete lines that the job has printed since the last call."""
         with open(self._log, "rb") as file:
             file.seek(self._shown)
             text, newline, _ = file.read().rpartition(b"\n")
@@ -98,18 +101,18 @@ class _Running:
         return text.decode(errors="replace").splitlines()
 
     def error(self) -> UserError | None:
-        """Why it failed, once it has ended."""
+        """Wait for the process to end, and return why it failed; None if it did not."""
         self.process.join()
         try:
             return self._receiver.recv()
-        except EOFError:  # it was killed, or ended by something that nobody foresaw
+        except EOFError:  # the process was killed, or ended with an unexpected error
             reason = f"the process ended with {self.process.exitcode}"
             return UserError(IO_ERROR, f"{reason}; see {self._log}")
 
 
 @contextmanager
 def _stopped_by_signals() -> Iterator[None]:
-    """SIGTERM ends what is done here as Ctrl-C does."""
+    """Raise a UserError on SIGTERM, so that it ends the block as Ctrl-C does."""
 
     def stop(number: int, frame: Any) -> None:
         raise UserError(TERMINATED, "stopped; the same command continues")
@@ -126,8 +129,8 @@ def _stopped_by_signals() -> Iterator[None]:
 def _run_job(
     job: Job, cores: list[int], log: Path, parent: int, sender: connection.Connection
 ) -> None:
-    """In the process of the job."""
-    os.setpgid(0, 0)  # Ctrl-C is for the parent, which passes it on
+    """Run a job in this process, and send its error, or None, to the parent."""
+    os.setpgid(0, 0)  # Ctrl-C goes only to the parent, which then terminates the jobs
     if cores:
         os.sched_setaffinity(0, cores)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
@@ -144,7 +147,7 @@ def _run_job(
 
 
 def _end_with(parent: int) -> None:
-    """End this process soon after its parent."""
+    """End this process soon after its parent ends."""
     while os.getppid() == parent:
         time.sleep(0.2)
     os._exit(1)

@@ -1,9 +1,9 @@
-"""Scaling laws of a comparison: cells of several sizes, each trained for several lengths.
+"""Scaling laws of a comparison with cells of several sizes, each trained for several lengths.
 
     cells ─► points (N, D, score) of each objective ─► fit ─► best sizes, compute multipliers
 
-N: parameters, all of them. D: raw tokens that were read, repeated ones too. Compute is k · N^q · D,
-with k and q of what was counted for the cells, not 6 N D.
+N is the number of all parameters. D is the number of raw tokens read, counting repeats. Compute is
+k · N^q · D, with k and q fitted to the FLOPs that were counted for the cells, instead of 6 N D.
 """
 
 import dataclasses
@@ -23,27 +23,34 @@ from t5x_lite.compare.scaling import (
     interval,
 )
 
-# What falls with size and text
+# Scores that follow a scaling law: lower is better
 _SCORES = ("loss", "span_bits_left", "span_bits_both")
-# Settings of a size and of a budget
+# Settings that may differ between cells of one law: they follow from the size and the budget
 _OF_SIZE = (
     "objective", "data.lengths", "model.architecture", "model.num_", "model.d_", "model.head_dim",
     "training.", "optimizer.warmup_steps", "optimizer.decay_steps",
 )  # fmt: skip
-_AT_LEAST = 3  # sizes, and lengths of each
-_FURTHER = 10.0  # times the largest compute: where the law is asked for more
+_AT_LEAST = 3  # minimum number of sizes, and of training lengths per size
+_FURTHER = 10.0  # multiple of the largest budget to which the law is extrapolated
 
 Cells = Mapping[str, Mapping[str, Any]]
 
 
 def laws_of(cells: Cells, recipes: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """score → objective → its points, its law, and what follows; and multipliers.
+    """Fit a scaling law to each objective for each score, and compare the objectives.
+
+    Nothing is fitted to fewer than three sizes with three training lengths each.
 
     Args:
-        cells: those of report.json. Nothing is fitted to fewer than three sizes of three lengths.
-        recipes: setting → cell → value, of settings that differ. Cells of one law differ in their
-            size alone.
+        cells: cells as in report.json.
+        recipes: setting → cell → value, for the settings that differ. Cells of one law differ only
+            in size and budget.
+
+    Returns:
+        score → "objectives": objective → its points, law and best sizes; "multipliers": compute
+        that an objective needs relative to the first one.
     """
+    # Group the cells by objective, architecture and any other setting besides size and budget.
     ladders: dict[str, list[Mapping[str, Any]]] = {}
     for name, cell in cells.items():
         label = f"{cell['objective']}, {cell['architecture']}"
@@ -51,6 +58,7 @@ def laws_of(cells: Cells, recipes: Mapping[str, Mapping[str, Any]]) -> dict[str,
             if not key.startswith(_OF_SIZE):
                 label += f", {key}={values[name]}"
         ladders.setdefault(label, []).append({"cell": name, **cell})
+
     laws: dict[str, Any] = {}
     for score in _SCORES:
         scored = {
@@ -65,13 +73,14 @@ def laws_of(cells: Cells, recipes: Mapping[str, Mapping[str, Any]]) -> dict[str,
                 "objectives": {
                     label: _described(found, scored[label], score) for label, found in fits.items()
                 },
-                # The losses of different objectives are no common measure.
+                # Losses of different objectives cannot be compared.
                 "multipliers": _multipliers(fits, budget) if score != "loss" else [],
             }
     return laws
 
 
 def _can_be_fitted(rungs: Sequence[Mapping[str, Any]]) -> bool:
+    """True if there are at least three sizes with three training lengths each."""
     lengths: dict[int, set[float]] = {}
     for rung in rungs:
         lengths.setdefault(rung["parameters"], set()).add(rung["raw_tokens"])
@@ -79,7 +88,7 @@ def _can_be_fitted(rungs: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _points(rungs: Sequence[Mapping[str, Any]], score: str) -> list[Point]:
-    """One for each cell and seed."""
+    """Return one point per cell and seed."""
     return [
         Point(rung["parameters"], rung["raw_tokens"], value)
         for rung in rungs
@@ -88,6 +97,7 @@ def _points(rungs: Sequence[Mapping[str, Any]], score: str) -> list[Point]:
 
 
 def _fitted(rungs: Sequence[Mapping[str, Any]], score: str) -> Fit:
+    """Fit the law of one score, with k and q from the FLOPs per token of the cells."""
     parameters = [rung["parameters"] for rung in rungs]
     flops_per_token = [rung["flops"] / rung["raw_tokens"] for rung in rungs]
     q, log_k = np.polyfit(np.log(parameters), np.log(flops_per_token), 1)
@@ -95,7 +105,7 @@ def _fitted(rungs: Sequence[Mapping[str, Any]], score: str) -> Fit:
 
 
 def frontier(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Of (FLOPs, loss), those that nothing cheaper reaches.
+    """Return the pairs (FLOPs, loss) whose loss is lower than that of every cheaper pair.
 
     >>> frontier([(1e9, 5.0), (2e9, 5.1), (2e9, 4.5), (4e9, 4.6), (4e9, 4.0)])
     [(1000000000.0, 5.0), (2000000000.0, 4.5), (4000000000.0, 4.0)]
@@ -108,6 +118,7 @@ def frontier(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]
 
 
 def _described(found: Fit, rungs: Sequence[Mapping[str, Any]], score: str) -> dict[str, Any]:
+    """Return one objective's points, law and best sizes, as they are in report.json."""
     law = found.law
     budgets = sorted({float(f"{rung['flops']:.2g}") for rung in rungs})
 
@@ -150,8 +161,10 @@ def _described(found: Fit, rungs: Sequence[Mapping[str, Any]], score: str) -> di
 
 
 def _multipliers(fits: Mapping[str, Fit], budget: float) -> list[dict[str, Any]]:
-    """How many times the compute of the first objective each other needs, for what the worst of
-    all reaches with the largest budget.
+    """Return how many times the compute of the first objective each other objective needs.
+
+    All are asked for the same score: the one that the worst of them reaches with the largest
+    budget.
     """
     (first, of_first), *others = fits.items()
     reached = max(found.law.best_loss(budget) for found in fits.values())
@@ -173,5 +186,5 @@ def _multipliers(fits: Mapping[str, Fit], budget: float) -> list[dict[str, Any]]
 
 
 def _bounded(value: float, interval: tuple[float, float]) -> list[float | None]:
-    """[value, low, high]; None, where there is no bound."""
+    """Return [value, low, high], with None in place of numbers that are not finite."""
     return [number if math.isfinite(number) else None for number in (value, *interval)]

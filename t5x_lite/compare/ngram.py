@@ -1,24 +1,27 @@
-"""The classical baselines: a unigram and an interpolated Kneser-Ney trigram model of tokens."""
+"""Classical baselines: a unigram model and an interpolated Kneser-Ney trigram model of tokens."""
 
 import numpy as np
 
-# int64: an n-gram as one number in base `vocab_size`, its last id the lowest digit.
+# int64. Each n-gram is one number in base `vocab_size`; its last id is the lowest digit.
 _Ngrams = np.ndarray
 
 
 def unigram_bits(train: np.ndarray, held_out: np.ndarray, vocab_size: int) -> float:
-    """Bits that a unigram model of `train` needs for `held_out`."""
+    """Return the bits that a unigram model trained on `train` needs for `held_out`."""
     return float(-np.log2(unigram_probabilities(train, vocab_size)[held_out]).sum())
 
 
 def unigram_probabilities(train: np.ndarray, vocab_size: int) -> np.ndarray:
-    """The share of each id in `train`, with one added to every count: [vocab_size]."""
+    """Return the share of each id in `train`, with add-one smoothing: [vocab_size]."""
     counts = np.bincount(train, minlength=vocab_size) + 1
     return counts / counts.sum()
 
 
 def trigram_bits(train: np.ndarray, held_out: np.ndarray, vocab_size: int) -> float:
-    """Bits that a Kneser-Ney trigram model of `train` needs for `held_out`, which follows it."""
+    """Return the bits that a Kneser-Ney trigram model trained on `train` needs for `held_out`.
+
+    The history of the first two held-out tokens includes the end of `train`.
+    """
     tokens = np.concatenate((train[-2:], held_out))
     trigrams = np.lib.stride_tricks.sliding_window_view(tokens, 3)
     probabilities = kneser_ney(train, trigrams, vocab_size)
@@ -26,10 +29,10 @@ def trigram_bits(train: np.ndarray, held_out: np.ndarray, vocab_size: int) -> fl
 
 
 def kneser_ney(train: np.ndarray, grams: np.ndarray, vocab_size: int) -> np.ndarray:
-    """P(last id | the ids before it) for each row of `grams` [N, n]; ids lie in [0, vocab_size).
+    """Return P(last id | the ids before it) for each row of `grams` [N, n].
 
-    The interpolated model of Kneser and Ney (1995) in the form of Chen and Goodman (1999, §2.7),
-    with one discount per order.
+    This is the interpolated model of Kneser and Ney (1995) in the form of Chen and Goodman (1999,
+    §2.7), with one discount per order. Ids must be in [0, vocab_size).
 
     >>> grams = np.array([[0, 1, word] for word in range(3)])
     >>> probabilities = kneser_ney(np.array([0, 1, 2, 0, 1, 2, 0, 1, 0]), grams, vocab_size=3)
@@ -43,8 +46,9 @@ def kneser_ney(train: np.ndarray, grams: np.ndarray, vocab_size: int) -> np.ndar
 
 
 def _encode(grams: np.ndarray, vocab_size: int) -> _Ngrams:
-    """Rows of ids as single numbers: number % vocab_size is the last id, number // vocab_size the
-    history before it.
+    """Encode each row of ids as one number.
+
+    number % vocab_size is the last id, and number // vocab_size is the history before it.
     """
     numbers = np.zeros(len(grams), np.int64)
     for column in grams.T:
@@ -55,24 +59,26 @@ def _encode(grams: np.ndarray, vocab_size: int) -> _Ngrams:
 def _interpolated(
     ngrams: _Ngrams, counts: np.ndarray, queried: _Ngrams, n: int, vocab_size: int
 ) -> np.ndarray:
-    """max(c(h w) − D, 0) / c(h) + D · N₁₊(h ·) / c(h) · P(w | h without its first word).
+    """Return max(c(h w) − D, 0) / c(h) + D · N₁₊(h ·) / c(h) · P(w | h without its first word).
 
-    Below the highest order the count of an n-gram is the number of different words it follows.
+    Below the highest order, the count of an n-gram is the number of different words that it
+    follows.
     """
     if n == 0:
         return np.full(len(queried), 1 / vocab_size)
 
-    # The same model of one order less, of the n-grams without their first word.
+    # Lower order: the same model for the n-grams without their first word.
     shorter = vocab_size ** (n - 1)
     short_ngrams, continuations = np.unique(ngrams % shorter, return_counts=True)
     lower = _interpolated(short_ngrams, continuations, queried % shorter, n - 1, vocab_size)
 
-    # c(h): how often a history occurs; N₁₊(h ·): how many different words follow it.
+    # c(h) is how often a history occurs, N₁₊(h ·) how many different words follow it.
     histories, history_of = np.unique(ngrams // vocab_size, return_inverse=True)
     queried_histories = queried // vocab_size
     total = _look_up(histories, np.bincount(history_of, counts), queried_histories)
     followers = _look_up(histories, np.bincount(history_of), queried_histories)
 
+    # The discount is estimated from the n-grams that occur once and twice.
     once, twice = (counts == 1).sum(), (counts == 2).sum()
     discount = once / (once + 2 * twice) if once and twice else 0.5
     discounted = np.maximum(_look_up(ngrams, counts, queried) - discount, 0)
@@ -81,6 +87,6 @@ def _interpolated(
 
 
 def _look_up(keys: np.ndarray, values: np.ndarray, queried: np.ndarray) -> np.ndarray:
-    """The value of each queried key among sorted keys; 0 where it is not there."""
+    """Look up the value of each queried key in sorted keys; 0 if it is missing."""
     places = np.minimum(np.searchsorted(keys, queried), len(keys) - 1)
     return np.where(keys[places] == queried, values[places], 0)

@@ -1,5 +1,5 @@
-"""The report of a comparison, or of a single run: what was reached first, then what it cost, how it
-came about, and what is known of it.
+"""The report of a comparison or of a single run: first the scores and how certain they are, then
+the curves, the cost of each cell, and examples of what each model does.
 """
 
 import csv
@@ -14,14 +14,14 @@ from t5x_lite.errors import IO_ERROR, user_errors
 from t5x_lite.report import charts, page
 from t5x_lite.report.page import Best, Page, Part, Quote, Section, Table, short
 
-# Of each objective's own question
+# Scores on each objective's own targets, which cannot be compared between objectives
 _OWN = ("loss", "accuracy")
-FROM_SCRATCH = ", from scratch"  # ends the names of scores of fresh parameters
+FROM_SCRATCH = ", from scratch"  # suffix of the scores of models with fresh parameters
 Results = Mapping[str, Any]
 
-_EQUAL = 0.01  # what differs by less is called equal
+_EQUAL = 0.01  # relative difference below which two amounts count as equal
 
-# Score → heading, and whether lower is better
+# Score → heading, and True if lower is better
 SCORES = {
     "span_bits_left": ("span bits per byte, text before", True),
     "span_bits_both": ("span bits per byte, text on both sides", True),
@@ -41,7 +41,7 @@ UNITS = {
 
 
 def write(results: Results, directory: Path) -> None:
-    """Write report.json, .html, .md and .csv, and chart.svg, into the directory."""
+    """Write report.json, report.html, report.md, report.csv and chart.svg into the directory."""
     shown, table = report(results), as_csv(results)
     with user_errors(IO_ERROR, f"{directory}: the report cannot be written"):
         (directory / "report.json").write_text(json.dumps(results, indent=1), "utf-8")
@@ -50,7 +50,7 @@ def write(results: Results, directory: Path) -> None:
 
 
 def report(results: Results) -> Page:
-    """The results as a page."""
+    """Return the page of a comparison's results."""
     sections = [
         Section("What was reached", [score_table(results), *_reading_notes(results)]),
         Section("How it scales", scaling_report.parts(results["scaling"], _HEADINGS)),
@@ -66,13 +66,15 @@ def report(results: Results) -> Page:
     return Page(results["title"], _answer(results), kept)
 
 
-# The answer.
+# The main results.
 
 
 def _answer(results: Results) -> str:
-    """What the table says, in sentences."""
+    """Return the main results in a few sentences."""
     sentences = []
     cells = results["cells"]
+
+    # The best cell on spans, and what counting trigrams reaches on them.
     for name, where in (("span_bits_left", "the text before it"), ("span_bits_both", "both sides")):
         if two := _best_two(results, name):
             sentences.append(
@@ -82,12 +84,16 @@ def _answer(results: Results) -> str:
     counted = results["counting"].get("Kneser-Ney trigram", {}).get("span_bits_left")
     if counted and sentences:
         sentences.append(f"Counting trigrams needs {counted:.3f} from the text before it.")
+
+    # The best cell on each task, then what the scaling laws say.
     for name in filter(_is_of_task, _score_names(results)):
         two = _best_two(results, name)
         if two and not name.endswith(FROM_SCRATCH):
             task, metric = name.split(": ")
             sentences.append(f"On {task}, {two[0]} reaches the best {metric}, before {two[1]}.")
     sentences += scaling_report.sentences(results["scaling"])
+
+    # Without any of these: the validation losses.
     if not sentences:
         for cell, of in cells.items():
             if "loss" in of["scores"]:
@@ -99,8 +105,12 @@ def _answer(results: Results) -> str:
 
 
 def _best_two(results: Results, name: str) -> tuple[str, str] | None:
-    """The best cell in a score and the second, with what they reach and the verdict on both, with
-    the last of the budgets; None where fewer than two can be compared.
+    """Return the best and the second-best cell in a score, under the last budget.
+
+    Returns:
+        The best cell and the second one as text, each with its score, and the second one with the
+        verdict on their difference. None if fewer than two cells can be compared, or if some cells
+        measure something else by that score.
     """
     cells = results["cells"]
     last = [*cells.values()][-1]["baseline"]
@@ -111,7 +121,8 @@ def _best_two(results: Results, name: str) -> tuple[str, str] | None:
     }
     best = [cell for cell, score in scores.items() if score["is_best"]]
     others = {cell: score for cell, score in scores.items() if "behind_best" in score}
-    if not best or len(others) < len(scores) - 1:  # some are of another question
+    # Cells without a difference to the best measure something else by this score.
+    if not best or len(others) < len(scores) - 1:
         return None
     lowest_or_highest = min if is_lower_better(name) else max
     second = lowest_or_highest(others, key=lambda cell: others[cell]["mean"])
@@ -124,7 +135,7 @@ def _best_two(results: Results, name: str) -> tuple[str, str] | None:
 
 
 def _score_names(results: Results) -> list[str]:
-    """The scores of a report, those of each objective's own question last."""
+    """Return the names of all scores, with those on each objective's own targets last."""
     names = dict.fromkeys(name for of in results["cells"].values() for name in of["scores"])
     common = [name for name in SCORES if name in names and name not in _OWN]
     of_tasks = [name for name in names if _is_of_task(name)]
@@ -132,6 +143,7 @@ def _score_names(results: Results) -> list[str]:
 
 
 def _is_of_task(name: str) -> bool:
+    """True if the score is a metric of a task."""
     return name not in SCORES
 
 
@@ -140,20 +152,24 @@ def _heading(name: str) -> str:
 
 
 def is_lower_better(name: str) -> bool:
-    """Of a score."""
+    """True if a lower value of the score is better."""
     return not _is_of_task(name) and SCORES[name][1]
 
 
 def _shown(name: str, value: float) -> str:
+    """Return a score as text: a percentage for accuracies, else three decimals."""
     return f"{value:.1%}" if "accuracy" in name else f"{value:.3f}"
 
 
 def score_table(results: Results) -> Table:
-    """Every cell and every score. Of those that compare the best is marked, and what is within the
-    noise of it.
+    """Return the table of all scores of all cells.
+
+    Among the cells that can be compared, the best one and those within the noise of it are marked.
     """
     cells = results["cells"]
     names = _score_names(results)
+
+    # One row per cell, then one for each model that only counts n-grams.
     rows: list[list[str | Best]] = []
     for cell, of in cells.items():
         row: list[str | Best] = [cell]
@@ -165,6 +181,7 @@ def score_table(results: Results) -> Table:
         for name in names:
             row.append(f"{counted[name]:.3f}" if name in counted else "–")
         rows.append([*row, "counting"])
+
     heading = ["model", *map(_heading, names), "objective"]
     seeds = results["seeds"]
     captions = []
@@ -179,6 +196,7 @@ def score_table(results: Results) -> Table:
 
 
 def _score_cell(results: Results, cell: str, name: str) -> str | Best:
+    """Return a score with half of its interval, marked if it is the best or within its noise."""
     score = results["cells"][cell]["scores"][name]
     text = _shown(name, score["mean"])
     if score["high"] is not None:
@@ -188,6 +206,7 @@ def _score_cell(results: Results, cell: str, name: str) -> str | Best:
 
 
 def _reading_notes(results: Results) -> list[Part]:
+    """Return the paragraphs that explain the scores, and the errors of runs that failed."""
     spans, held_out = results["spans"], results["corpus"]["validation"]
     notes: list[Part] = []
     if spans["count"]:
@@ -211,6 +230,7 @@ def _reading_notes(results: Results) -> list[Part]:
 
 
 def _interval_charts(results: Results) -> list[Part]:
+    """Return charts of the span bits of each cell with their intervals."""
     parts: list[Part] = []
     for name in ("span_bits_left", "span_bits_both"):
         cells = {
@@ -228,7 +248,7 @@ def _interval_charts(results: Results) -> list[Part]:
 
 
 def _differences(results: Results) -> list[Part]:
-    """Each cell against its baseline, score by score."""
+    """Return the table of each cell's difference to its baseline in each score."""
     rows: list[list[str | Best]] = []
     for cell, of in results["cells"].items():
         for name, score in of["scores"].items():
@@ -257,12 +277,17 @@ def _interval(difference: Mapping[str, Any]) -> str:
 
 
 def _is_noise(difference: Mapping[str, Any]) -> bool:
+    """True if the interval of the difference is known and contains 0."""
     low, high = difference["low"], difference["high"]
     return low is not None and low <= 0 <= high
 
 
 def _verdict(difference: Mapping[str, Any] | None) -> str:
-    """What can be said of a difference; None, where the cells share no seed."""
+    """Return in words what can be concluded from a difference.
+
+    Args:
+        difference: None if the two cells have no seed in common.
+    """
     if difference is None:
         return "not comparable, no seed is of both"
     seeds, needed = len(difference["seeds"]), difference["seeds_to_resolve"]
@@ -278,7 +303,7 @@ def _verdict(difference: Mapping[str, Any] | None) -> str:
 
 
 def _other_objectives(results: Results) -> list[Part]:
-    """The validation loss of each model under each objective that it can express."""
+    """Return the table of each model's validation loss under each objective it can express."""
     others, cells = results["other_objectives"], results["cells"]
     if not any(others.values()):
         return []
@@ -304,9 +329,11 @@ def _other_objectives(results: Results) -> list[Part]:
 
 
 def _learning_curves(results: Results) -> list[Part]:
-    """The loss of each objective by itself, by what the cells are matched by or another unit; then
-    learning rates and gradient norms.
+    """Return charts of the loss, one per objective, and of learning rates and gradient norms.
+
+    The x-axis is the unit that the cells are matched by; others can be chosen in a browser.
     """
+    # For each unit and run, how much one step spends: it scales steps to that unit.
     units = dict.fromkeys([results["match"], *UNITS])
     axes: dict[str, dict[str, float]] = {UNITS[unit]: {} for unit in units}
     groups = {}
@@ -348,7 +375,7 @@ def _learning_curves(results: Results) -> list[Part]:
 
 
 def parity_sheet(results: Results) -> Table:
-    """What every cell is and spends, each against its baseline."""
+    """Return the table of each cell's size and spending, compared with its baseline."""
     cells = results["cells"]
     rows: list[list[str | Best]] = []
     for cell, of in cells.items():
@@ -367,6 +394,7 @@ def parity_sheet(results: Results) -> Table:
 
 
 def _parity_notes(results: Results) -> list[Part]:
+    """Return the paragraphs that define the units, and say if the cells read different text."""
     notes: list[Part] = [
         "Raw tokens: of the text that was read. Model tokens: positions of encoder and decoder. "
         "Loss tokens: those predicted. FLOPs: of the matrix products that the mathematics needs, "
@@ -386,6 +414,7 @@ def _parity_notes(results: Results) -> list[Part]:
 
 
 def _recipes(results: Results) -> list[Part]:
+    """Return the table of the settings that differ between cells."""
     recipes, cells = results["recipes"], list(results["cells"])
     if not recipes:
         return []
@@ -397,6 +426,7 @@ def _recipes(results: Results) -> list[Part]:
 
 
 def _samples(results: Results) -> list[Part]:
+    """Return quotes of what each model fills in or writes."""
     parts: list[Part] = []
     for cell, examples in results["examples"].items():
         for example in examples:
@@ -421,11 +451,11 @@ def _environment(results: Results) -> list[Part]:
     return [Table(["", ""], rows)] if rows else []
 
 
-# Other forms.
+# Other formats.
 
 
 def as_csv(results: Results) -> str:
-    """A line for each run: its cell, its seed, and its scores."""
+    """Return CSV with one line per run: its cell, seed, spending and scores."""
     names = _score_names(results)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -442,6 +472,6 @@ def as_csv(results: Results) -> str:
 
 
 def summary(results: Results) -> str:
-    """The answer and the first table, for a terminal."""
+    """Return the main results and the table of scores as Markdown, for a terminal."""
     first = Page(results["title"], _answer(results), [Section("Scores", [score_table(results)])])
     return page.markdown(first)

@@ -1,4 +1,4 @@
-"""What came of a comparison, as data: everything that its report shows."""
+"""Results of a comparison as data: everything that its report shows."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ from t5x_lite.report.environment import environment
 from t5x_lite.training import run_directory
 from t5x_lite.training.log import read_metrics
 
-# How the report's prompts are continued; the likeliest text of a small model repeats itself
+# Sampling for the prompts in a report: the likeliest text of a small model repeats itself
 SAMPLED = {"max_new_tokens": 48, "temperature": 0.8, "top_p": 0.9}
 
 
@@ -41,11 +41,19 @@ def results_of(
     questions: Questions,
     allowed: AllowedCode = None,
 ) -> dict[str, Any]:
-    """Everything that the report shows, as data."""
+    """Return everything that the report shows, evaluating the runs where needed.
+
+    Args:
+        runs: the runs that finished.
+        failed: the errors of the others, by run.
+        questions: extra evaluations of every run.
+    """
     corpus = cells[0].corpus
     spans = questions.spans
     sample = Sample(num_bytes(spans), np.array([span.passage for span in spans], int))
     summaries = {run.name: summarise(run) for run in runs}
+
+    # Collect the scores of every run: cell → seed → score → value.
     values: dict[str, dict[int, Values]] = {cell.name: {} for cell in cells}
     losses: dict[str, list[dict[str, float]]] = {cell.name: [] for cell in cells}
     for run in runs:
@@ -62,6 +70,8 @@ def results_of(
             **of_tasks(answers),
             **of_validation,
         }
+
+    # Compare them between cells, and list the settings in which the cells differ.
     recipes = differing({cell.name: flatten(to_dict(cell.resolved.config)) for cell in cells})
     asked = {cell.name: questions_behind(cell) for cell in cells}
     baselines = {cell.name: cell.baseline for cell in cells}
@@ -101,7 +111,7 @@ def results_of(
 
 
 def _spent_by(cell: Cell, summaries: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """What a cell is and costs, with the seconds that its runs took."""
+    """Return the description and cost of a cell, with the mean seconds that its runs took."""
     config = cell.resolved.config
     seconds = [summary["seconds"] for summary in summaries.values()]
     return {
@@ -119,7 +129,7 @@ def _spent_by(cell: Cell, summaries: Mapping[str, Mapping[str, Any]]) -> dict[st
 
 
 def of_tasks(answers: Answers) -> dict[str, float]:
-    """What a run reached on tasks, by the first metric of each: the scores of a report.
+    """Return a run's scores on tasks for the report: the first metric of each task.
 
     >>> learned, fresh = {"cb": {"accuracy": 0.7, "f1": 0.5}}, {"cb": {"accuracy": 0.6, "f1": 0.4}}
     >>> of_tasks(Answers({}, {}, learned, fresh))
@@ -134,7 +144,7 @@ def of_tasks(answers: Answers) -> dict[str, float]:
 
 
 def differing(of_cells: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """What is not the same in all cells: key → cell → value.
+    """Return the entries that are not the same in all cells: key → cell → value.
 
     >>> differing({"a": {"x": 1, "y": 2}, "b": {"x": 1, "y": 3}})
     {'y': {'a': 2, 'b': 3}}
@@ -149,8 +159,10 @@ def differing(of_cells: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def questions_behind(cell: Cell) -> dict[str, str]:
-    """Score → what it is of, where that may differ from cell to cell: losses of another objective,
-    of other tokens or of another text do not compare.
+    """Return what each score measures, where cells may differ in it: score → key.
+
+    Scores with different keys cannot be compared: losses depend on the objective, the tokenizer
+    and the text, and bits per byte on the text.
     """
     text = cell.corpus.manifest["validation"]["sha256"]
     own = f"{cell.resolved.rows}, tokenizer {cell.corpus.manifest['tokenizer']}, text {text}"
@@ -158,7 +170,11 @@ def questions_behind(cell: Cell) -> dict[str, str]:
 
 
 def summarise(run: SeededRun) -> dict[str, Any]:
-    """What a run recorded: its last evaluation, its curves, how fast it was."""
+    """Return what a run recorded: its last evaluation, its curves and its speed.
+
+    Raises:
+        UserError: if the run has not been evaluated yet.
+    """
     records = read_metrics(run.directory / "metrics.jsonl")
     trained = [record for record in records if record["split"] == "train"]
     evaluated = [record for record in records if record["split"] == "validation"]
@@ -186,12 +202,15 @@ def summarise(run: SeededRun) -> dict[str, Any]:
 
 
 def _curve(records: list[dict], name: str) -> list[list[float]]:
+    """Return a metric as pairs [step, value]."""
     return [[record["step"], record[name]] for record in records if name in record]
 
 
 def bits_per_byte(evaluated: dict, corpus: Corpus) -> float:
-    """Of a causal model's validation metrics: bits for all tokens, EOS counted, by bytes of the
-    text.
+    """Return the bits per byte of a causal model: bits of all tokens, with EOS, per byte of text.
+
+    Args:
+        evaluated: the model's validation metrics.
     """
     bits = evaluated["loss"] * evaluated["loss_tokens"] / math.log(2)
     return bits / corpus.manifest["validation"]["bytes"]
@@ -200,8 +219,11 @@ def bits_per_byte(evaluated: dict, corpus: Corpus) -> float:
 def counting(
     config: CompareConfig, corpus: Corpus, spans: Sequence[Span]
 ) -> dict[str, dict[str, float]]:
-    """Bits per byte by the classical models of the same tokens: of the whole validation text, EOS
-    counted, and of the spans.
+    """Return the bits per byte of n-gram models that are trained on the same tokens.
+
+    Returns:
+        model → score → bits per byte, on the whole validation text (with EOS) and on the spans.
+        Empty if config.ngram is False.
     """
     if not config.ngram:
         return {}
@@ -225,7 +247,7 @@ def examples(
     runs: Sequence[SeededRun],
     allowed: AllowedCode = NO_CODE,
 ) -> dict[str, list[dict]]:
-    """What each cell, with its first seed, does with the config's texts."""
+    """Return how each cell, with its first seed, fills or continues the texts of the config."""
     answers = {}
     for run in runs:
         if run.cell.name in answers:

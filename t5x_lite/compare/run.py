@@ -1,11 +1,11 @@
-"""Several runs under one budget, on the same text, and what came of them.
+"""Train several runs under one budget on the same text, and report the results.
 
-    config ─► cells: what a step of each costs, how many its budget buys
+    config ─► cells: the cost of a step, and how many steps the budget buys
            ─► runs: each cell with each seed, an ordinary run in WORKDIR/NAME
-           ─► results: span bits per byte, validation loss, tasks, each with its interval
+           ─► results: span bits per byte, validation loss and tasks, each with its interval
            ─► report.json, report.html, report.md, report.csv
 
-The same command goes on where it was stopped, and finds finished what is finished.
+The same command continues where it was stopped, and does not repeat what is finished.
 """
 
 import dataclasses
@@ -57,18 +57,19 @@ def compare(
     only: Sequence[str] = (),
     jobs: int = 1,
 ) -> dict[str, Any]:
-    """Train every cell with every seed, on from where it is, and write the report.
+    """Train every cell with every seed and write the report; unfinished runs continue.
 
     Args:
-        only: cells, or single runs, that are trained here; empty: all.
-        jobs: how many runs are trained at once, each on its share of a CPU's cores.
+        only: names of the cells or runs to train; empty: all.
+        jobs: number of runs to train at once, each on its share of the CPU's cores.
 
     Returns:
-        what the report shows; nothing, where only some cells are trained.
+        What the report shows. Empty if no report is written, because `only` is given or several
+        processes train together.
 
     Raises:
-        UserError: for what cannot be run, before anything is trained; and at the end where a run
-            failed, which the others do not wait for.
+        UserError: before anything is trained, for what cannot be run; and at the end, if a run
+            failed. The other runs are trained all the same.
     """
     if jobs > 1 and jax.default_backend() != "cpu":
         reason = f"runs at once share the cores of a CPU, and here is a {jax.default_backend()}"
@@ -82,6 +83,7 @@ def compare(
         raise UserError(USAGE, f"{option}: is for one process, here are {jax.process_count()}")
     cells, runs, questions = plan_comparison(config, workdir, say, allowed, only)
     say(plan_in_words(config, cells, at_least=config.match != "seconds"))
+
     chosen = [run for run in runs if not only or {run.name, run.cell.name} & set(only)]
     if jobs > 1:
         failed = run_jobs(
@@ -95,6 +97,8 @@ def compare(
         )
     else:
         failed = train_in_turn(chosen, None if is_shared else questions, say, allowed)
+
+    # Write the report from the runs that finished, if this process has trained all of them.
     finished = [run for run in chosen if run.name not in failed]
     results: dict[str, Any] = {}
     if only:
@@ -113,10 +117,10 @@ def compare(
 def train_in_turn(
     runs: Sequence[SeededRun], questions: Questions | None, say: Say, allowed: AllowedCode
 ) -> dict[str, UserError]:
-    """Train one run after another; the errors of those that failed.
+    """Train one run after another, and return the errors of those that failed, by name.
 
     Args:
-        questions: that each is asked when it is trained; None: they are asked later.
+        questions: extra evaluations of each run once it is trained; None: they are made later.
     """
     failed = {}
     for run in runs:
@@ -137,7 +141,7 @@ def train_in_turn(
 def train_run(
     config: RunConfig, directory: Path, questions: Questions, allowed: AllowedCode
 ) -> None:
-    """The same of one run in a process of its own."""
+    """Train and evaluate one run; run_jobs calls this in a process of its own."""
     corpus = prepare(config.data, print, allowed)
     resolved = resolve(config, corpus.tokenizer.vocabulary, allowed=allowed)
     with foreseen_errors():
@@ -145,15 +149,22 @@ def train_run(
         measure(directory, questions, print, allowed)
 
 
-# Reports of what is there already.
+# Reports of existing runs.
 
 
 def write_report(
     workdir: Path, runs: Sequence[Path] = (), say: Say = print, allowed: AllowedCode = NO_CODE
 ) -> None:
-    """Write a report into `workdir`: of runs side by side; or, where none are named, what a
-    comparison or fine-tuning left there once more, or of the one run that it holds.
+    """Write a report into `workdir` without training anything.
+
+    Args:
+        runs: directories of the runs to show side by side. Empty: report on what `workdir` holds,
+            which is a comparison, a fine-tuning or a single run.
+
+    Raises:
+        UserError: if there is nothing to report, or its report.json cannot be used.
     """
+    # A comparison or fine-tuning has left its results: write the pages from them again.
     path = workdir / "report.json"
     if path.is_file() and not runs:
         results = read_json(path, "run the command that wrote it again")
@@ -176,7 +187,11 @@ def write_report(
 def existing_runs(
     directories: Sequence[Path], say: Say = print, allowed: AllowedCode = NO_CODE
 ) -> tuple[CompareConfig, list[SeededRun]]:
-    """Trained runs as the cells of a comparison, whatever they were trained for."""
+    """Return runs that are already trained as the cells of a comparison, one cell per run.
+
+    Raises:
+        UserError: for fine-tuned runs, and for two runs with the same name.
+    """
     runs = []
     for directory in directories:
         resolved, _ = run_directory.read(directory, allowed)
@@ -185,6 +200,8 @@ def existing_runs(
             raise UserError(USAGE, f"{directory}: {reason}: name that, or run the same again")
         data = text_data(resolved, prepare(resolved.config.data, say, allowed))
         run_directory.check_same_text(directory, data)
+
+        # The run's steps and seconds are those that it has recorded so far.
         trained = [
             record
             for record in read_metrics(directory / "metrics.jsonl")
@@ -195,6 +212,7 @@ def existing_runs(
         training = dataclasses.replace(resolved.config.training, steps=steps)
         config = dataclasses.replace(resolved.config, training=training)
         resolved = dataclasses.replace(resolved, config=config)
+
         name = directory.resolve().name
         first = runs[0].cell.name if runs else name
         cell = Cell(name, resolved, data, step_cost(resolved, data), seconds, first)
@@ -204,6 +222,6 @@ def existing_runs(
         runs.append(SeededRun(cell, config.seed, directory))
     title = ", ".join(run.name for run in runs)
     cells = {run.name: run.cell.resolved.config for run in runs}
-    # One run alone has nothing that its spans would be compared with.
+    # A single run is scored on no spans, since there is nothing to compare them with.
     span_count = CompareConfig.span_count if len(runs) > 1 else 0
     return CompareConfig(title, cells, span_count=span_count), runs

@@ -1,10 +1,11 @@
-"""Scaling laws: how the loss falls with parameters N and training tokens D, fitted to points.
+"""Scaling laws: fit how the loss falls with the number of parameters N and training tokens D.
 
     Kaplan et al. (2020), §4          L(N) = (Nc / N)^αN,  L(D) = (Dc / D)^αD
     Hoffmann et al. (2022), §3.3      L(N, D) = E + A / N^α + B / D^β
 
-Both are fitted as Hoffmann et al. do: by the Huber loss of differences of log L, minimised with
-L-BFGS from many starts. Compute is 6 N D, or k N^q D with k and q of the models at hand.
+Both fits minimise a Huber loss of differences in log L. For L(N, D) this is done as in Hoffmann et
+al., with L-BFGS from many starts, and then refined. Compute is 6 N D, or k N^q D with k and q
+fitted to the models at hand.
 """
 
 import itertools
@@ -17,15 +18,18 @@ import numpy as np
 from scipy import stats
 from scipy.optimize import least_squares, minimize
 
-_HUBER = 1e-3  # where squares become absolute values (Hoffmann et al., 2022, §D.2), at the least
-_EFFICIENT = 1.345  # standard deviations of normal noise, for 95 % of the efficiency of squares
+# Smallest error at which the Huber loss turns from squares to absolute values (Hoffmann et al.,
+# 2022, §D.2)
+_HUBER = 1e-3
+# That error in standard deviations of normal noise, for 95 % of the efficiency of least squares
+_EFFICIENT = 1.345
 _RESAMPLES = 200
-# Starts: shares of the mean loss that are E, and exponents
+# Starting points: E as a share of the mean loss, and the exponents
 _SHARES, _EXPONENTS = (0.1, 0.4, 0.7, 0.9), (0.1, 0.3, 0.6, 1.0)
-_CLOSE = 1e-12
-_STEEPNESS = (0.01, 3.0)  # exponents that are sought
-_DEPTH = 12.0  # how far below the loss a term is sought, in logarithms
-_UNKNOWNS = 5  # of L(N, D)
+_CLOSE = 1e-12  # tolerance of the least-squares fits
+_STEEPNESS = (0.01, 3.0)  # range of the exponents
+_DEPTH = 12.0  # how far a term's logarithm may lie below the mean log loss
+_UNKNOWNS = 5  # unknowns of L(N, D)
 
 
 class Point(NamedTuple):
@@ -33,18 +37,18 @@ class Point(NamedTuple):
 
     parameters: float
     tokens: float
-    loss: float  # nats
+    loss: float  # in nats; or another score that falls like a loss, such as bits per byte
 
 
 @dataclass(frozen=True)
 class PowerLaw:
-    """L(x) = (scale / x)^exponent, of parameters or of tokens alone."""
+    """L(x) = (scale / x)^exponent, where x is the parameters, the tokens or the compute."""
 
     scale: float
     exponent: float
 
     def loss(self, x: float) -> float:
-        """In nats."""
+        """Return the loss that the law predicts for x."""
         return (self.scale / x) ** self.exponent
 
 
@@ -69,26 +73,26 @@ class ScalingLaw:
     q: float = 1.0
 
     def loss(self, parameters: float, tokens: float) -> float:
-        """In nats."""
+        """Return the predicted loss."""
         return self.E + self.A / parameters**self.alpha + self.B / tokens**self.beta
 
     def optimum(self, flops: float) -> tuple[float, float]:
-        """The parameters and tokens with the lowest loss that so much compute buys (eq. 4)."""
+        """Return the parameters and tokens with the lowest loss for this compute (eq. 4)."""
         beta = self.q * self.beta
         ratio = self.alpha * self.A / (beta * self.B)
         parameters = (ratio * (flops / self.k) ** self.beta) ** (1 / (self.alpha + beta))
         return parameters, self.tokens_for(flops, parameters)
 
     def tokens_for(self, flops: float, parameters: float) -> float:
-        """The tokens that so much compute buys a model of that size."""
+        """Return the tokens on which this compute trains a model of this size."""
         return flops / (self.k * parameters**self.q)
 
     def best_loss(self, flops: float) -> float:
-        """The lowest loss that so much compute buys."""
+        """Return the lowest loss that this compute can reach."""
         return self.loss(*self.optimum(flops))
 
     def flops_for(self, loss: float) -> float:
-        """The least compute that reaches a loss; infinite, where none does.
+        """Return the least compute that reaches a loss; infinite if none does.
 
         >>> law = ScalingLaw(E=1.69, A=406.4, alpha=0.34, B=410.7, beta=0.28)
         >>> round(law.flops_for(law.best_loss(1e20)) / 1e20, 6)
@@ -97,7 +101,7 @@ class ScalingLaw:
         return _exp(self.log_flops_for(loss))
 
     def log_flops_for(self, loss: float) -> float:
-        """Its logarithm, which is finite for laws of any steepness."""
+        """Return the logarithm of flops_for, which does not overflow where flops_for does."""
         if loss <= self.E:
             return math.inf
         both = self.alpha * self.beta / (self.alpha + self.q * self.beta)
@@ -105,7 +109,7 @@ class ScalingLaw:
         return math.log((self.best_loss(1.0) - self.E) / (loss - self.E)) / both
 
     def flops_of_size(self, parameters: float, loss: float) -> float:
-        """The compute with which a model of that size reaches a loss; infinite, where it cannot."""
+        """Return the compute with which a model of this size reaches a loss; infinite if never."""
         left = loss - self.E - self.A / parameters**self.alpha
         if left <= 0:
             return math.inf
@@ -114,7 +118,9 @@ class ScalingLaw:
 
 
 def compute_multiplier(law: ScalingLaw, other: ScalingLaw, loss: float) -> float:
-    """How many times the compute of `other` a law needs to reach the same loss, both at their best.
+    """Return how many times the compute of `other` a law needs for the same loss.
+
+    Both use the best model size for their compute.
 
     >>> law = ScalingLaw(E=1.69, A=406.4, alpha=0.34, B=410.7, beta=0.28)
     >>> compute_multiplier(law, law, 2.5)
@@ -124,7 +130,7 @@ def compute_multiplier(law: ScalingLaw, other: ScalingLaw, loss: float) -> float
 
 
 def _exp(x: float) -> float:
-    """e^x; infinite where that is no float any more."""
+    """Return e^x, or infinity where it overflows."""
     return math.exp(x) if x < 700 else x * math.inf
 
 
@@ -132,7 +138,7 @@ def _exp(x: float) -> float:
 
 
 def fit_power_law(xs: Sequence[float], losses: Sequence[float]) -> PowerLaw:
-    """L(x) = (scale / x)^exponent, a line in logarithms.
+    """Fit L(x) = (scale / x)^exponent, a straight line in logarithms.
 
     >>> law = fit_power_law([1e6, 1e7, 1e8], [(1e13 / x) ** 0.1 for x in (1e6, 1e7, 1e8)])
     >>> round(law.exponent, 6), f"{law.scale:.4e}"
@@ -149,23 +155,23 @@ def fit_power_law(xs: Sequence[float], losses: Sequence[float]) -> PowerLaw:
         xtol=_CLOSE,
         gtol=_CLOSE,
     ).x
-    # Of losses that do not fall, nothing is the scale.
+    # Losses that do not fall have no finite scale.
     scale = _exp(centre + height / exponent) if exponent else math.inf
     return PowerLaw(scale, float(exponent))
 
 
 @dataclass(frozen=True)
 class Fit:
-    """A law and how sure it is."""
+    """A fitted law, with laws fitted to resampled residuals that show how certain it is."""
 
     law: ScalingLaw
     resampled: tuple[ScalingLaw, ...]
-    freedom: int  # degrees: points beyond the five unknowns
+    freedom: int  # degrees of freedom: points beyond the five unknowns, at least 1
 
     def interval(
         self, quantity: Callable[[ScalingLaw], float], level: float = 0.95
     ) -> tuple[float, float]:
-        """Of a positive quantity that follows from the law."""
+        """Return the interval of a positive quantity that follows from the law."""
         resampled = [quantity(law) for law in self.resampled]
         return interval(quantity(self.law), resampled, self.freedom, level)
 
@@ -173,10 +179,13 @@ class Fit:
 def interval(
     value: float, resampled: Sequence[float], freedom: int, level: float = 0.95
 ) -> tuple[float, float]:
-    """Student's t times the standard deviation over the resampled values, in logarithms.
+    """Return an interval from Student's t and the spread of the resampled values, in logarithms.
 
-    Quantiles of the resampled values would be too narrow: on 60 points with noise of 1 % they hold
-    the truth in 84 to 93 % of cases, these intervals in 94 to 97 %.
+    Quantiles of the resampled values would be too narrow: for 60 points with 1 % noise they contain
+    the truth in 84 to 93 % of cases, and these intervals in 94 to 97 %.
+
+    Returns:
+        The low and high end; (0, inf) if a resampled value is zero, negative or not finite.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         logs = np.log(resampled)
@@ -193,9 +202,9 @@ def fit(
     resamples: int = _RESAMPLES,
     seed: int = 0,
 ) -> Fit:
-    """L(N, D) of points that differ in both; compute is k · N^q · D.
+    """Fit L(N, D) to points that differ in both N and D; compute is k · N^q · D.
 
-    Residuals are resampled, not points: every size and every budget stays in the fit.
+    Residuals are resampled, not points, so that every size and every budget stays in the fit.
 
     >>> truth = ScalingLaw(E=1.7, A=400.0, alpha=0.34, B=400.0, beta=0.28)
     >>> sizes = [(n, d) for n in (1e6, 1e7, 1e8) for d in (1e8, 1e9, 1e10)]
@@ -210,12 +219,14 @@ def fit(
     terms = _Terms(log_N - log_N.mean(), log_D - log_D.mean(), float(log_loss.mean()))
     unknown = terms.nearest(_from_many_starts(terms, log_loss), log_loss, _HUBER)
     freedom = max(len(points) - _UNKNOWNS, 1)
+    # A fit leaves residuals that are smaller than the noise, so they are scaled up.
     scale = math.sqrt(len(points) / freedom)
     residuals = (log_loss - terms.log_loss(unknown)) * scale
-    # 1.4826 times the median of absolute residuals is a robust standard deviation.
+    # 1.4826 times the median absolute residual is a robust standard deviation.
     threshold = max(_HUBER, _EFFICIENT * 1.4826 * float(np.median(np.abs(residuals))))
     unknown = terms.nearest(unknown, log_loss, threshold)
 
+    # Bootstrap: add residuals drawn at random to the predictions, and fit the law to them again.
     predicted = terms.log_loss(unknown)
     residuals = (log_loss - predicted) * scale
     random = np.random.default_rng(seed)
@@ -240,20 +251,23 @@ def fit(
 
 @dataclass(frozen=True)
 class _Terms:
-    """log L of five unknowns: log E, and of either power law its height at the points' centre,
-    on which the exponent hardly depends, and the exponent's logarithm.
+    """log L as a function of five unknowns, and its derivatives.
+
+    The unknowns are log E and, for each of the two power laws, its height at the centre of the
+    points and the logarithm of its exponent. There, height and exponent hardly depend on each
+    other.
     """
 
-    log_N: np.ndarray  # around their mean
-    log_D: np.ndarray
-    centre: float  # of log L
+    log_N: np.ndarray  # [points], minus their mean
+    log_D: np.ndarray  # [points], minus their mean
+    centre: float  # mean of log L
 
     def log_loss(self, unknown: np.ndarray) -> np.ndarray:
-        """[points]."""
+        """Return log L of each point: [points]."""
         return np.logaddexp.reduce(self._terms(unknown), axis=0)
 
     def jacobian(self, unknown: np.ndarray) -> np.ndarray:
-        """The slopes of log_loss. [points, 5]."""
+        """Return the derivatives of log_loss by the unknowns: [points, 5]."""
         terms = self._terms(unknown)
         share_E, share_N, share_D = np.exp(terms - np.logaddexp.reduce(terms, axis=0))
         alpha, beta = np.exp(unknown[[2, 4]])
@@ -263,15 +277,20 @@ class _Terms:
 
     @property
     def bounds(self) -> tuple[np.ndarray, np.ndarray]:
-        """The least and the largest unknowns: points that tell nothing of a term must not let it
-        run away.
+        """Lower and upper bounds of the unknowns.
+
+        Without them, a term that the points do not determine could run away.
         """
         low, high = self.centre - _DEPTH, self.centre + 1
         flat, steep = np.log(_STEEPNESS)
         return np.array([low, low, flat, low, flat]), np.array([high, high, steep, high, steep])
 
     def nearest(self, start: np.ndarray, log_loss: np.ndarray, threshold: float) -> np.ndarray:
-        """The minimum next to a start."""
+        """Return the minimum of the Huber loss next to a start.
+
+        Args:
+            threshold: error at which the loss turns from squares to absolute values.
+        """
         return least_squares(
             lambda unknown: self.log_loss(unknown) - log_loss,
             start,
@@ -285,6 +304,7 @@ class _Terms:
         ).x
 
     def _terms(self, unknown: np.ndarray) -> np.ndarray:
+        """Return the logarithms of the three terms of L: [3, points]."""
         log_E, height_N, log_alpha, height_D, log_beta = unknown
         alpha, beta = np.exp(log_alpha), np.exp(log_beta)
         flat = np.full_like(self.log_N, log_E)
@@ -292,7 +312,7 @@ class _Terms:
 
 
 def _from_many_starts(terms: _Terms, log_loss: np.ndarray) -> np.ndarray:
-    """Where the Huber loss is least, of the minima that L-BFGS reaches."""
+    """Return the unknowns with the least Huber loss among the minima that L-BFGS reaches."""
 
     def objective(unknown: np.ndarray) -> tuple[float, np.ndarray]:
         error = terms.log_loss(unknown) - log_loss
@@ -304,6 +324,7 @@ def _from_many_starts(terms: _Terms, log_loss: np.ndarray) -> np.ndarray:
     mean = math.log(np.exp(log_loss).mean())
     bounds = list(zip(*terms.bounds, strict=True))
     found = []
+    # E starts as a share of the mean loss; the other two terms divide the rest equally.
     for share, alpha, beta in itertools.product(_SHARES, _EXPONENTS, _EXPONENTS):
         rest = mean + math.log((1 - share) / 2)
         start = [mean + math.log(share), rest, math.log(alpha), rest, math.log(beta)]

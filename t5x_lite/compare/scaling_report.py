@@ -1,4 +1,4 @@
-"""What a report says of scaling laws."""
+"""Sentences, tables and charts about scaling laws, for the report of a comparison."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,13 +9,13 @@ from t5x_lite.compare.scaling import ScalingLaw
 from t5x_lite.report import charts
 from t5x_lite.report.page import Best, Part, Table, short
 
-_STEPS = 40  # of a drawn line
-_UNDETERMINED = 100.0  # bounds that far apart tell nothing
+_STEPS = 40  # points of a drawn line
+_UNDETERMINED = 100.0  # largest ratio of an interval's bounds at which the value is determined
 _COEFFICIENTS = ("E", "A", "alpha", "B", "beta")
 
 
 def sentences(scaling: Mapping[str, Any]) -> list[str]:
-    """What one objective costs against another, and the best size of each."""
+    """Return sentences that say how much compute an objective needs, relative to another one."""
     said = []
     for of_score in scaling.values():
         for one in of_score["multipliers"]:
@@ -28,10 +28,10 @@ def sentences(scaling: Mapping[str, Any]) -> list[str]:
 
 
 def parts(scaling: Mapping[str, Any], headings: Mapping[str, str]) -> list[Part]:
-    """Tables and charts of all scores that laws were fitted to.
+    """Return tables and charts for all scores that laws were fitted to.
 
     Args:
-        headings: score → its name.
+        headings: score → its name in the report.
     """
     made: list[Part] = []
     for score, of_score in scaling.items():
@@ -55,7 +55,7 @@ def parts(scaling: Mapping[str, Any], headings: Mapping[str, str]) -> list[Part]
 
 
 def _with_interval(bounded: Sequence[float | None]) -> str:
-    """A value with its bounds, where the runs bound it at all.
+    """Return a value and its interval as text, or mark it as undetermined.
 
     >>> _with_interval([0.3412, 0.32, 0.3639]), _with_interval([2e6, 1.2e-3, 3e12])
     ('0.3412 (0.32 to 0.3639)', '2 M (undetermined)')
@@ -69,12 +69,13 @@ def _with_interval(bounded: Sequence[float | None]) -> str:
 
 
 def _is_determined(bounded: Sequence[float | None]) -> bool:
-    """Whether the interval is narrower than a factor of a hundred."""
+    """True if the ends of the interval differ by a factor of a hundred at most."""
     _, low, high = bounded
     return bool(low and high and high / low <= _UNDETERMINED)
 
 
 def _coefficients(objectives: Mapping[str, Any], heading: str) -> Table:
+    """Return the table of each objective's coefficients."""
     rows: list[list[str | Best]] = []
     for label, of_one in objectives.items():
         law = of_one["law"]
@@ -86,6 +87,7 @@ def _coefficients(objectives: Mapping[str, Any], heading: str) -> Table:
 
 
 def _best_sizes(objectives: Mapping[str, Any], heading: str) -> Table:
+    """Return the table of the best size and its score for each objective and compute."""
     rows: list[list[str | Best]] = []
     for label, of_one in objectives.items():
         for best in of_one["best"]:
@@ -100,12 +102,12 @@ def _law(of_one: Mapping[str, Any]) -> ScalingLaw:
 
 
 def _compute(point: Mapping[str, Any]) -> str:
-    """Compute to two digits: runs of one budget differ by less than a step."""
+    """Return the compute to two digits, so that runs under one budget get the same name."""
     return f"{short(float(format(point['flops'], '.2g')))} FLOPs"
 
 
 def _same_compute(label: str, of_one: Mapping[str, Any], heading: str) -> list[charts.Chart]:
-    """IsoFLOP curves (Hoffmann et al., 2022, §3.2): dots are runs, lines the law."""
+    """Draw IsoFLOP curves (Hoffmann et al., 2022, §3.2): dots are runs, lines are the law."""
     law, points = _law(of_one), of_one["points"]
     sizes = [point["parameters"] for point in points]
     dots: dict[str, list[tuple[float, float]]] = {}
@@ -122,7 +124,7 @@ def _same_compute(label: str, of_one: Mapping[str, Any], heading: str) -> list[c
 
 
 def _frontier(objectives: Mapping[str, Any], heading: str) -> list[charts.Chart]:
-    """What each objective reaches at its best size, by compute."""
+    """Draw what each objective reaches at its best size, by compute."""
     dots, lines = {}, {}
     for label, of_one in objectives.items():
         law, points = _law(of_one), of_one["points"]

@@ -1,10 +1,10 @@
-"""Span bits per byte, the one number that every family answers: how many bits a model needs for
-each byte of spans of held-out text, given the text around them.
+"""Span bits per byte, a score that models of all families have in common: the number of bits that a
+model needs per byte of held-out spans, given the text around them.
 
-The spans are drawn by words and a seed, so that they are the same for every tokenizer. A model is
-asked for each in the way it was trained: a decoder by what stands before it, a denoiser by a
-sentinel in its place, an encoder by masks that are filled from left to right. What ends a span is
-never counted.
+Spans are drawn as words by a seed, so they are the same for every tokenizer. Each model is asked in
+the way it was trained: a decoder continues the text before the span, a denoiser reads a sentinel
+in its place, and an encoder fills masks from left to right. The token that ends a span is never
+counted.
 """
 
 import math
@@ -29,37 +29,39 @@ from t5x_lite.inference.score import (
 )
 from t5x_lite.training.run_directory import LoadedModel
 
-# What a model reads: the text before the span alone, or that on both sides.
+# What a model reads: only the text before the span, or the text on both sides.
 Context = Literal["left", "both"]
 
-_WORD = re.compile(r"\s*\S+")  # with the white space before it: words joined are the text
-# Lengths of spans are SpanBERT's: geometric, 3.8 words in the mean (Joshi et al., 2020, §3.1).
+_WORD = re.compile(r"\s*\S+")  # includes the white space before it, so that words join to the text
+# Span lengths are geometric as in SpanBERT, 3.8 words on average (Joshi et al., 2020, §3.1).
 _STOP, _LONGEST_SPAN = 0.2, 10
-_SHORTEST_LEFT = 4  # words
-_PASSAGE = 1000  # words, at most
-# Special ids around a span and its context, at most: in inputs or targets, and in a row of both
+_SHORTEST_LEFT = 4  # minimum number of words before a span
+_PASSAGE = 1000  # maximum number of words of a passage
+# Maximum number of special ids: in the inputs or targets of a row, and in a row that holds both
 _IN_ONE_STACK, _IN_BOTH = 4, 5
 
 
 class Span(NamedTuple):
-    """A span of a text; left + text + right is the text."""
+    """A span of held-out text with its context: left + text + right is a piece of the text."""
 
     left: str
     text: str
     right: str
-    passage: int = 0  # spans of one passage are more alike than others
+    passage: int = 0  # index of the passage it is drawn from: spans of one passage are more alike
 
 
 def draw_spans(documents: list[str], count: int, context: int, seed: int = 0) -> list[Span]:
-    """Spans of words, each with up to `context` words around it, at least four before it.
+    """Draw spans of words, each with up to `context` words around it and at least four before it.
 
-    They are drawn from passages, documents or a thousand words of one, in proportion to their
-    words; those of fewer than ten words give none. No more passages than spans are read.
+    Documents are cut into passages of up to a thousand words. A passage is drawn in proportion to
+    its words; passages of fewer than ten words are left out. Documents are read in random order
+    until there are at least as many passages as spans.
 
     >>> (span,) = draw_spans(["a b c d e f g h i j k l"], count=1, context=6)
     >>> span
     Span(left=' e f g h i j', text=' k', right='', passage=0)
     """
+    # Read documents in random order and cut them into passages.
     order = RowRng(philox_key(seed, Purpose.DOCUMENTS_OF_SPANS), [0]).permutation(len(documents))[0]
     passages: list[list[str]] = []
     for number in order.tolist():
@@ -71,10 +73,11 @@ def draw_spans(documents: list[str], count: int, context: int, seed: int = 0) ->
     if not passages:
         return []
 
+    # Draw the passage, the length and the place of every span.
     ends = np.cumsum([len(words) for words in passages])
     rng = RowRng(philox_key(seed, Purpose.SCORED_SPANS), range(count))
-    words_at = rng.integers(int(ends[-1]))[:, 0]  # a word anywhere says which passage it is
-    longer = (1 - _STOP) ** _LONGEST_SPAN  # the share of longer ones, which are left out
+    words_at = rng.integers(int(ends[-1]))[:, 0]  # a random word determines the passage
+    longer = (1 - _STOP) ** _LONGEST_SPAN  # share of lengths above the maximum, which are excluded
     lengths = 1 + np.log1p(-rng.uniform(1)[:, 0] * (1 - longer)) // math.log1p(-_STOP)
     places = rng.uniform(2)
     spans = []
@@ -83,7 +86,8 @@ def draw_spans(documents: list[str], count: int, context: int, seed: int = 0) ->
         words = passages[passage]
         length = int(min(lengths[number], len(words) - _SHORTEST_LEFT))
         around = min(max(context, _SHORTEST_LEFT), len(words) - length)
-        # The passage lies anywhere in the document, and the span anywhere in the passage.
+        # The context lies anywhere in the passage, and the span anywhere in the context, after at
+        # least four words.
         first = int(places[number, 0] * (len(words) - around - length + 1))
         start = first + _SHORTEST_LEFT + int(places[number, 1] * (around - _SHORTEST_LEFT + 1))
         end, last = start + length, first + around + length
@@ -93,7 +97,10 @@ def draw_spans(documents: list[str], count: int, context: int, seed: int = 0) ->
 
 
 def validation_documents(corpus: Corpus) -> list[str]:
-    """The texts of the validation split; of a lossy tokenizer as it writes them."""
+    """Return the texts of the validation split, decoded from its tokens.
+
+    With a lossy tokenizer they are not the original texts.
+    """
     eos = corpus.tokenizer.vocabulary.eos
     texts = []
     for source in corpus.sources:
@@ -104,9 +111,12 @@ def validation_documents(corpus: Corpus) -> list[str]:
 
 
 def shortened(spans: Sequence[Span], rows: Sequence[tuple[Tokenizer, Lengths]]) -> list[Span]:
-    """The spans with as many words around them as the rows of all models have room for: the
-    farthest words go first, then the last ones of the span. A span of which no word fits is left
-    out.
+    """Shorten the spans until they fit the rows of all models, and drop those that cannot fit.
+
+    The words farthest from the span are removed first, then words from the end of the span.
+
+    Args:
+        rows: the tokenizer and the row lengths of each model.
     """
     fitting = (_shortened(span, rows) for span in spans)
     return [span for span in fitting if all(_fits(span, *of_model) for of_model in rows)]
@@ -120,7 +130,7 @@ def _shortened(span: Span, rows: Sequence[tuple[Tokenizer, Lengths]]) -> Span:
             del longer[0 if longer is left else -1]
         elif len(text) > 1:
             del text[-1]
-            right = []  # which did not follow what is left
+            right = []  # it no longer follows the shortened span
         else:
             break
         span = Span("".join(left), "".join(text), "".join(right), span.passage)
@@ -128,6 +138,7 @@ def _shortened(span: Span, rows: Sequence[tuple[Tokenizer, Lengths]]) -> Span:
 
 
 def _fits(span: Span, tokenizer: Tokenizer, lengths: Lengths) -> bool:
+    """True if a row of these lengths has room for the span, its context and special ids."""
     left, text, right = (len(tokenizer.encode(part)) for part in span[:3])
     if lengths.inputs:
         return max(left + right - lengths.inputs, text - lengths.targets) + _IN_ONE_STACK <= 0
@@ -136,7 +147,10 @@ def _fits(span: Span, tokenizer: Tokenizer, lengths: Lengths) -> bool:
 
 
 def scored_contexts(loaded: LoadedModel) -> tuple[Context, ...]:
-    """What a model can read of a span's text; nothing, where it was trained on other questions."""
+    """Return the contexts in which a model can be asked for a span.
+
+    Empty if its objectives neither continue a text nor fill gaps in it.
+    """
     if loaded.rows.aligned or loaded.rows.uses_sentinels:
         return ("left", "both")
     assert isinstance(loaded.rows, RowPlan), "it was trained on text"
@@ -147,9 +161,9 @@ def scored_contexts(loaded: LoadedModel) -> tuple[Context, ...]:
 
 
 def span_bits(loaded: LoadedModel, spans: Sequence[Span], context: Context) -> np.ndarray:
-    """−log₂ p(span | context) of each span.
+    """Return −log₂ p(span | context) of each span: [spans].
 
-    Models of masks and of sentinels read nothing after the span where the context is "left".
+    With the context "left", models of masks and of sentinels read no text after the span.
     """
     encode = loaded.tokenizer.encode
     before = [encode(span.left) for span in spans]
@@ -161,6 +175,7 @@ def span_bits(loaded: LoadedModel, spans: Sequence[Span], context: Context) -> n
 
 
 def _method(loaded: LoadedModel, context: Context) -> Callable[..., list[TokenScores]]:
+    """Return the function that scores spans in the way that the model was trained."""
     if loaded.rows.uses_sentinels:
         return score_at_sentinels
     if loaded.rows.aligned:
@@ -171,10 +186,11 @@ def _method(loaded: LoadedModel, context: Context) -> Callable[..., list[TokenSc
 
 
 def counted_bits(corpus: Corpus, spans: Sequence[Span]) -> dict[str, np.ndarray]:
-    """−log₂ p(span | what stands before it) of each span, by the classical models of the training
-    text.
+    """Return −log₂ p(span | the text before it) of each span, for n-gram models of the training
+    text: model → [spans].
     """
     tokens, vocabulary = corpus.tokens("train"), corpus.tokenizer.vocabulary
+    # One trigram per token of each span; owners are the indices of the spans.
     trigrams, owners = [], []
     for number, span in enumerate(spans):
         before = corpus.tokenizer.encode(span.left)[-2:]
@@ -196,5 +212,5 @@ def counted_bits(corpus: Corpus, spans: Sequence[Span]) -> dict[str, np.ndarray]
 
 
 def num_bytes(spans: Sequence[Span]) -> np.ndarray:
-    """The bytes of each span, in UTF-8."""
+    """Return the size of each span in UTF-8 bytes: [spans]."""
     return np.array([len(span.text.encode()) for span in spans])

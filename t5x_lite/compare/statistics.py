@@ -1,8 +1,8 @@
-"""What runs reached, over seeds, and how sure it is: intervals over spans by the bootstrap of the
-passages that they are drawn from, over seeds by Student's t.
+"""Scores over seeds with confidence intervals. The variance over spans comes from a bootstrap of
+the passages that they are drawn from, the variance over seeds from Student's t.
 
-The bootstrap is right for many passages. Of three seeds its 95 % intervals would hold the truth
-in three cases of four, where t intervals hold it in 95 of a hundred (docs/concepts/certainty.md).
+The bootstrap works well for many passages. For three seeds, its 95 % intervals would contain the
+truth in only 75 % of cases, while t intervals contain it in 95 % (docs/concepts/certainty.md).
 """
 
 import math
@@ -12,19 +12,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import stats
 
-# What one run reached in each score: an amount for each span, or a single number.
+# Scores of one run by name: bits for each span, or a single number.
 Values = Mapping[str, np.ndarray | float]
 
 _RESAMPLES = 1000
-_MOST_SEEDS = 1000
+_MOST_SEEDS = 1000  # largest number of seeds that seeds_to_resolve tries
 _NORMAL = float(stats.norm.ppf(0.975))
 
 
 class Sample(NamedTuple):
-    """The spans that runs are asked for."""
+    """The spans that all runs are scored on."""
 
-    sizes: np.ndarray  # the bytes of each
-    passages: np.ndarray  # the number of that it is drawn from
+    sizes: np.ndarray  # [spans], bytes of each span
+    passages: np.ndarray  # [spans], index of the passage that each span is drawn from
 
 
 def scores_of(
@@ -34,15 +34,21 @@ def scores_of(
     baselines: Mapping[str, str],
     is_lower_better: Callable[[str], bool],
 ) -> dict[str, dict[str, Any]]:
-    """Of each cell and each score: the mean over seeds and its interval, and the same of its
-    differences, seed by seed, to the cell's baseline and to the best cell with that baseline.
+    """Return each cell's scores with their intervals, and its differences to other cells.
+
+    Differences are taken seed by seed: to the cell's baseline ("difference") and to the best cell
+    with the same baseline ("behind_best"), which has "is_best" set.
 
     Args:
-        values: cell → seed → what that run reached.
-        questions: cell → score → what it is of, where cells may differ in it: scores of different
-            questions do not compare, and have no difference.
-        baselines: cell → that which it is compared with.
-        is_lower_better: of a score.
+        values: cell → seed → scores of that run.
+        sample: the spans behind scores that have one amount per span.
+        questions: cell → score → key that says what the score measures, where cells may differ.
+            Scores with different keys are not compared.
+        baselines: cell → the cell that it is compared with.
+        is_lower_better: returns True for a score that is better when it is lower.
+
+    Returns:
+        cell → score → mean, interval and differences.
 
     >>> values = {"a": {0: {"loss": 3.0}}, "b": {0: {"loss": 2.5}}}
     >>> of_lm, none = {"loss": "lm"}, Sample(np.ones(0), np.ones(0))
@@ -61,6 +67,8 @@ def scores_of(
             name: _score([run[name] for run in of_seeds.values() if name in run], sample)
             for name in names
         }
+
+    # Compare each score between the cells that have the same baseline and measure the same by it.
     for cell, of_cell in scores.items():
         for name, score in of_cell.items():
             compared = {
@@ -81,8 +89,9 @@ def scores_of(
 def _difference(
     own: Mapping[int, Values], others: Mapping[int, Values], name: str, sample: Sample
 ) -> dict[str, Any] | None:
-    """What one cell has more of a score than another, seed by seed, on the same text in the same
-    order; None where they share no seed.
+    """Return the score of one cell minus that of another, seed by seed.
+
+    Runs with the same seed read the same text in the same order. None if the cells share no seed.
     """
     differences = [
         own[seed][name] - others[seed][name]
@@ -97,7 +106,7 @@ def _difference(
 
 
 def _score(values: Sequence[np.ndarray | float], sample: Sample) -> dict[str, Any]:
-    """One score, of an array or a number for each seed."""
+    """Return the mean and interval of one score, given an array or a number per seed."""
     amounts, error = np.array(values), 0.0  # [seeds, spans], or [seeds]
     of_seeds = amounts
     if amounts.ndim == 2:
@@ -116,15 +125,19 @@ def _score(values: Sequence[np.ndarray | float], sample: Sample) -> dict[str, An
 
 
 def ratio_error(amounts: np.ndarray, sample: Sample) -> float:
-    """The standard error of sum(amounts) / sum(sizes), by the bootstrap of passages: spans of one
-    are no independent sample. 0 of a single passage.
+    """Return the standard error of sum(amounts) / sum(sizes); 0 for a single passage.
+
+    It comes from a bootstrap of passages, because the spans of one passage are not independent.
+
+    Args:
+        amounts: [spans], such as the bits of each span.
     """
     _, passages = np.unique(sample.passages, return_inverse=True)
     amounts = np.bincount(passages, amounts)
     sizes = np.bincount(passages, sample.sizes)
     if len(amounts) == 1:
         return 0.0
-    # Words of PCG64 are the same in every version of numpy.
+    # Raw words of PCG64 are the same in every version of numpy; its methods may change.
     words = np.random.PCG64(0).random_raw(_RESAMPLES * len(amounts))
     drawn = (words % np.uint64(len(amounts))).astype(np.int64).reshape(_RESAMPLES, -1)
     ratios = amounts[drawn].sum(1) / sizes[drawn].sum(1)
@@ -132,11 +145,12 @@ def ratio_error(amounts: np.ndarray, sample: Sample) -> float:
 
 
 def half_width(of_seeds: np.ndarray, error: float = 0.0) -> float | None:
-    """Half of the 95 % interval of a mean over seeds; None, where nothing says how wide it is.
+    """Return half of the width of the 95 % interval of a mean over seeds; None if it is unknown.
 
     Args:
-        error: the standard error of what all seeds share, such as the spans. Of one seed the
-            interval is of that alone.
+        of_seeds: the score of each seed: [seeds].
+        error: standard error from what all seeds share, such as the spans. With one seed, the
+            interval covers only this error.
 
     >>> round(half_width(np.array([1.0, 2.0, 3.0])), 3)
     2.484
@@ -154,9 +168,14 @@ def _half_width(deviation: float, seeds: int, error: float) -> float:
 
 
 def seeds_to_resolve(differences: np.ndarray, error: float = 0.0) -> int | None:
-    """How many seeds it would take until the interval of a mean difference leaves 0 out, if it and
-    its spread stay what they are; None where no number would, or one seed says nothing of the
-    spread.
+    """Return how many seeds would make the interval of a mean difference exclude 0.
+
+    This assumes that the mean and the spread over seeds stay the same. None if a thousand seeds
+    would not be enough, or if one seed says nothing about the spread.
+
+    Args:
+        differences: the difference of each seed: [seeds].
+        error: standard error from what all seeds share.
 
     >>> seeds_to_resolve(np.array([0.1, 0.3, -0.1]))
     18
