@@ -1,1 +1,1 @@
-"""Pages, charts and tables."""
+"""Report pages, with their charts and tables."""

@@ -1,4 +1,4 @@
-"""The charts of reports, as specifications of vega-lite, made by altair."""
+"""The charts of reports, as Vega-Lite specifications made with Altair."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 from t5x_lite.errors import UserError, optional_import
 from t5x_lite.report.page import Chart
 
-# Wong (2011), "Color blindness", Nature Methods: to be told apart by everybody. In an order that
-# keeps neighbours apart on a white and on a dark page.
+# Colours that colour-blind readers can tell apart, after Wong (2011), "Color blindness", Nature
+# Methods. Neighbours in this order differ clearly on a white page and on a dark one.
 COLOURS = (
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#3d9fd3", "#7f6fc7", "#808080"
 )  # fmt: skip
@@ -32,6 +32,7 @@ def _altair() -> Any:
 
 
 def _finished(chart: Any) -> dict[str, Any]:
+    """Return the Vega-Lite specification of an Altair chart, in the style of the reports."""
     return chart.configure(**_CONFIG).to_dict()
 
 
@@ -44,14 +45,19 @@ def curves(
     log: bool = False,
     caption: str = "",
 ) -> list[Chart]:
-    """Lines by step: thin of the training batches, thick with dots of the validation split.
-    Nothing, where altair is not installed.
+    """Draw curves by step: thin lines for training, thick lines with dots for validation.
 
     Args:
-        axes: what they can be drawn against → name → what a step is of it. The first is drawn; in a
-            browser the others can be chosen. Left out: steps.
-        groups: name → what it shares its colour with; left out: each has its own.
-        log: whether y is logarithmic.
+        trained: name of a run → its training curve.
+        evaluated: name of a run → its validation curve.
+        y: title of the y-axis.
+        axes: unit of the x-axis → name of a run → amount per step. The first unit is drawn, and
+            the others can be chosen in a browser. None: steps.
+        groups: name of a run → group whose runs share a colour. None: each run has its own.
+        log: True for a logarithmic y-axis.
+
+    Returns:
+        One chart; none if there is nothing to draw or altair is not installed.
     """
     try:
         alt = _altair()
@@ -59,7 +65,8 @@ def curves(
         return []
     names = list(dict.fromkeys([*trained, *evaluated]))
     groups = groups or {name: name for name in names}
-    colours = list(dict.fromkeys(groups.values()))  # the same in all charts of a report
+    # Groups without a curve in this chart count, too: colours are the same throughout a report.
+    colours = list(dict.fromkeys(groups.values()))
     shown = list(dict.fromkeys(groups[name] for name in names))
     axes = axes or {"step": dict.fromkeys(names, 1)}
     x, scales = next(iter(axes.items()))
@@ -100,6 +107,7 @@ def curves(
             alt.Tooltip("y", type="quantitative", title=y, format=".4f"),
         ],
     }
+
     layers = []
     if rows(trained):
         data = alt.Data(values=rows(trained))
@@ -122,8 +130,16 @@ def dots_and_lines(
     y: str,
     caption: str,
 ) -> list[Chart]:
-    """Points and lines of the same names in the same colours; both axes are logarithmic. Nothing,
-    where altair is not installed.
+    """Draw dots and lines on two logarithmic axes, with one colour per name.
+
+    Args:
+        dots: name → points (x, y).
+        lines: name → points (x, y) that a line connects.
+        x: title of the x-axis.
+        y: title of the y-axis.
+
+    Returns:
+        One chart; none if altair is not installed.
     """
     try:
         alt = _altair()
@@ -160,6 +176,7 @@ def dots_and_lines(
 
 
 def _colours(names: Sequence[str]) -> list[str]:
+    """Return a colour for each name; with many names they repeat."""
     return [COLOURS[number % len(COLOURS)] for number in range(len(names))]
 
 
@@ -169,12 +186,15 @@ def intervals(
     title: str,
     caption: str,
 ) -> list[Chart]:
-    """A dot with its interval for each name, and dashed lines to compare with. Nothing, where
-    altair is not installed.
+    """Draw a dot with its interval for each name, and dashed lines for comparison.
 
     Args:
         values: name → mean, low and high.
-        lines: name → value.
+        lines: name → value at which a dashed line is drawn.
+        title: title of the x-axis.
+
+    Returns:
+        One chart; none if altair is not installed.
     """
     try:
         alt = _altair()
@@ -192,6 +212,8 @@ def intervals(
         alt.Tooltip("name", type="nominal"),
         *(alt.Tooltip(key, type="quantitative", format=".4f") for key in ("value", "low", "high")),
     ]
+
+    # The intervals, then the dots over them.
     layers = [
         alt.Chart(data).mark_rule(color=COLOURS[0], strokeWidth=2).encode(
             y=y,

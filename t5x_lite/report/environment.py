@@ -1,4 +1,4 @@
-"""What something was measured on: Python, libraries, devices."""
+"""The environment of a measurement: Python, libraries and devices."""
 
 import os
 import platform
@@ -11,7 +11,7 @@ _LIBRARIES = ("jax", "jaxlib", "flax", "optax", "numpy")
 
 
 def environment() -> dict[str, str]:
-    """What a figure may depend on, in words."""
+    """Return the versions and devices on which figures may depend, as text."""
     devices = jax.devices()
     return {
         "t5x_lite": version("t5x_lite"),
@@ -23,7 +23,7 @@ def environment() -> dict[str, str]:
 
 
 def _cpu_name() -> str:
-    """As the kernel names it, with the units that matrix products may use."""
+    """Return the name of the CPU, with its best unit for matrix products if it has one we know."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""A report as data, and its two forms: one HTML file that needs no network, and Markdown."""
+"""Report pages as data, and how they are written: as one offline HTML file and as Markdown."""
 
 import json
 import re
@@ -14,14 +14,15 @@ import markupsafe
 
 from t5x_lite.errors import IO_ERROR, UserError, optional_import, user_errors
 
-_NUMBER = re.compile(r"[+-]?\.?\d|–$|$")  # also with a unit, or that there is none
+# The beginning of a number, which a unit may follow; or a dash or nothing, in place of a number
+_NUMBER = re.compile(r"[+-]?\.?\d|–$|$")
 _TEMPLATE = Path(__file__).with_name("page.html.jinja")
 _UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
 NO_CHARTS = "Charts are drawn where the extra .[report] is installed."
 
 
 def short(number: float) -> str:
-    """A number as people read it.
+    """Return a number as short text with a unit prefix.
 
     >>> short(1234567), short(3.2e15), short(12345), short(812)
     ('1.23 M', '3.2 P', '12.3 k', '812')
@@ -36,7 +37,7 @@ def short(number: float) -> str:
 
 @dataclass(frozen=True)
 class Best:
-    """A cell of a table that is the best of its column."""
+    """A table cell that is set in bold: the best of its column, or within the noise of it."""
 
     text: str
 
@@ -46,7 +47,7 @@ class Best:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text or Best, all as long as the heading."""
+    """A table: rows of text or Best, each as long as the heading."""
 
     heading: Sequence[str]
     rows: Sequence[Sequence[str | Best]]
@@ -54,7 +55,7 @@ class Table:
 
     @property
     def is_of_words(self) -> list[bool]:
-        """Of each column, whether it holds more than numbers: it stands on the left, and may wrap.
+        """Per column, True if it holds more than numbers: it is left-aligned and may wrap.
 
         >>> Table(["run", "steps", "objective"], [["a", "1,000", "ul2"]]).is_of_words
         [True, False, True]
@@ -65,11 +66,11 @@ class Table:
 
 @dataclass(frozen=True)
 class Chart:
-    """A picture.
+    """A chart with its caption.
 
     Attributes:
-        spec: of vega-lite.
-        description: what it shows, for those who do not see it.
+        spec: the chart in Vega-Lite.
+        description: what the chart shows, for readers who cannot see it.
     """
 
     spec: dict[str, Any]
@@ -79,9 +80,9 @@ class Chart:
 
 @dataclass(frozen=True)
 class Quote:
-    """What a model made of a text."""
+    """Text that a model wrote."""
 
-    source: str  # which model, of which text
+    source: str  # the model, and the text that it was given
     text: str
 
 
@@ -90,7 +91,7 @@ Part = str | Table | Chart | Quote  # a str is a paragraph
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, and what stands below it."""
+    """A heading and the parts below it."""
 
     heading: str
     parts: Sequence[Part]
@@ -98,15 +99,18 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """A report."""
+    """A report page."""
 
     title: str
-    lead: str  # the answer, in a sentence or two
+    lead: str  # main results, in a sentence or two
     sections: Sequence[Section] = field(default_factory=list)
 
 
 def write(page: Page, directory: Path) -> None:
-    """Write report.html and report.md into the directory, and the first chart as chart.svg."""
+    """Write report.html and report.md into the directory, and the first chart as chart.svg.
+
+    There is no chart.svg if the page has no chart or charts cannot be drawn.
+    """
     with user_errors(IO_ERROR, f"{directory}: the report cannot be written"):
         (directory / "report.md").write_text(markdown(page), "utf-8")
         (directory / "report.html").write_text(html(page), "utf-8")
@@ -119,12 +123,15 @@ def write(page: Page, directory: Path) -> None:
 
 
 def html(page: Page) -> str:
-    """The page as one HTML file: readable without a network and without JavaScript, which adds
-    values where the mouse is.
+    """Return the page as one HTML file that can be read without a network.
+
+    JavaScript is optional: it shows values under the mouse and lets readers change the x-axis.
     """
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
+
+    # Tests and filters that the template uses.
     environment.tests["table"] = lambda part: isinstance(part, Table)
     environment.tests["chart"] = lambda part: isinstance(part, Chart)
     environment.tests["quote"] = lambda part: isinstance(part, Quote)
@@ -132,6 +139,8 @@ def html(page: Page) -> str:
     environment.filters["svg"] = _svg
     environment.filters["inline_json"] = _inline_json
     environment.filters["breakable"] = _breakable
+
+    # The script is large, so pages without charts leave it out.
     has_charts = any(isinstance(part, Chart) for part in _parts(page)) and _can_draw()
     return environment.from_string(_TEMPLATE.read_text("utf-8")).render(
         page=page, no_charts=NO_CHARTS, script=_vega() if has_charts else ""
@@ -143,6 +152,7 @@ def _parts(page: Page) -> list[Part]:
 
 
 def _can_draw() -> bool:
+    """True if the package that draws charts is installed."""
     try:
         _vl_convert()
     except UserError:
@@ -156,20 +166,20 @@ def _vl_convert() -> Any:
 
 @cache
 def _vega() -> str:
-    """Vega-embed with all that it needs, as one script."""
+    """Return vega-embed and its dependencies as one script."""
     snippet = "window.vegaEmbed = vegaEmbed; window.dispatchEvent(new Event('vega'));"
     return _vl_convert().javascript_bundle(snippet).replace("</script", "<\\/script")
 
 
 def _svg(chart: Chart) -> str:
-    """The picture as it stands in a page; empty where it cannot be drawn."""
+    """Return the chart as SVG; empty if charts cannot be drawn."""
     if not _can_draw():
         return ""
     return _vl_convert().vegalite_to_svg(chart.spec)
 
 
 def _breakable(text: str) -> markupsafe.Markup:
-    """Text that may wrap where a list of arguments or settings does.
+    """Let text wrap after an opening bracket or a comma, as in lists of arguments or settings.
 
     >>> _breakable("ul2(a=1,b<2)")
     Markup('ul2(<wbr>a=1,<wbr>b&lt;2)')
@@ -178,12 +188,12 @@ def _breakable(text: str) -> markupsafe.Markup:
 
 
 def _inline_json(value: Any) -> str:
-    """JSON that may stand within a script element."""
+    """Return JSON that is safe inside a script element."""
     return json.dumps(value).replace("<", "\\u003c")
 
 
 def markdown(page: Page) -> str:
-    """The page as Markdown, its charts left out."""
+    """Return the page as Markdown, without its charts."""
     lines = [f"# {_plain(page.title)}", "", _plain(page.lead), ""]
     for section in page.sections:
         parts = [part for part in section.parts if not isinstance(part, Chart)]
@@ -203,11 +213,12 @@ def markdown(page: Page) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text that Markdown does not take for tags."""
+    """Escape text so that Markdown does not read it as tags."""
     return text.replace("<", "&lt;")
 
 
 def _markdown_table(table: Table) -> list[str]:
+    """Return a table as lines of Markdown, with numbers aligned on the right."""
     rule = ["---" if is_of_words else "---:" for is_of_words in table.is_of_words]
     lines = [f"{_plain(table.caption)}", ""] if table.caption else []
     for row in (table.heading, rule, *table.rows):

@@ -1,5 +1,5 @@
-"""report.html and report.md of what finetune reached: every cell and seed, how they learned, and
-what the model takes for what.
+"""The report of finetune: the metrics of every run, the learning curves, the confusion matrix and
+examples of predictions.
 """
 
 from pathlib import Path
@@ -7,7 +7,7 @@ from pathlib import Path
 from t5x_lite.report import charts, page
 from t5x_lite.report.page import Page, Part, Quote, Section, Table
 
-_LONGEST = 400  # letters of an example that are shown
+_LONGEST = 400  # characters of an example that are shown
 
 
 def write(results: dict, directory: Path) -> None:
@@ -16,7 +16,7 @@ def write(results: dict, directory: Path) -> None:
 
 
 def report(results: dict) -> Page:
-    """The results as a page."""
+    """Return the page of fine-tuning results."""
     runs, metric = results["curves"], results["metric"].replace("_", " ")
     seed = f"seed {results['seeds'][0]}"
     by_step = charts.curves(
@@ -31,6 +31,8 @@ def report(results: dict) -> Page:
         y="loss",
         caption="Training thin, validation thick with dots",
     )
+
+    # Sections without any parts are left out below.
     sections = [
         Section("Every run", [_cells(results)]),
         Section("How it was learned", [*by_step, *losses]),
@@ -45,7 +47,7 @@ def report(results: dict) -> Page:
 
 
 def _cells(results: dict) -> Table:
-    """A row for each run."""
+    """Return the table of all runs, with the metrics of each."""
     names = list(results["reached"])
     rows = []
     for cell in results["cells"]:
@@ -60,7 +62,7 @@ def _cells(results: dict) -> Table:
 
 
 def _summary(results: dict) -> str:
-    """What was reached, in a sentence."""
+    """Return a sentence with the validation metrics, and one with the number of parameters."""
     parts = []
     for name, value in results["reached"].items():
         spread = value["standard_deviation"]
@@ -75,7 +77,7 @@ def _summary(results: dict) -> str:
 
 
 def _confusion(results: dict) -> list[Part]:
-    """How often each label was taken for each; nothing for tasks without labels."""
+    """Return the confusion matrix as a table; no part for tasks that have none."""
     confusion = results.get("confusion")
     if not confusion:
         return []
@@ -84,10 +86,11 @@ def _confusion(results: dict) -> list[Part]:
 
 
 def _question(record: dict) -> str:
-    """The text of an example, in short."""
+    """Return the text of an example, shortened if it is long."""
     text = record["text"]
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
 def _answer(record: dict) -> str:
+    """Return the prediction for an example next to its label."""
     return f"{record['prediction']}, labelled {record['label']}"
