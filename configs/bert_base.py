@@ -1,12 +1,13 @@
-"""BERT base, uncased size: 109,514,298 parameters with its masked-LM head and without pooler
-(Devlin et al., 2019, §3 and appendix A.2: Adam 1e-4, 10,000 steps of warm-up, linear decay over 1 M
-steps of 256 × 512, decay 0.01, dropout 0.1). Masks are drawn anew each time, as in RoBERTa; there
-is no next-sentence task, which masked_lm(second='next') has, and rows are of 512 from the start,
-where 90 % of the paper's steps have 128. Not trained here to its end.
+"""BERT base with the vocabulary size of the uncased model: 109,514,298 parameters with its
+masked-LM head and without the pooler (Devlin et al., 2019, §3 and appendix A.2: Adam 1e-4, 10,000
+steps of warm-up, linear decay over 1 M steps of 256 × 512, weight decay 0.01, dropout 0.1). Masks
+are dynamic, as in RoBERTa. There is no next-sentence task, which masked_lm(second='next') adds.
+Rows have 512 tokens from the start, whereas 90 % of the paper's steps have 128. Not trained to the
+end here.
 
-Their released code differs in three more things. It masks 15 % of all tokens, [CLS] and [SEP]
-counted; here it is 15 % of the ordinary ones. Its Adam corrects no bias. And its learning rate
-decays from step 0, so that it ends the warm-up 1 % below the peak, which is reached here.
+The paper's released code differs in three more ways. It masks 15 % of all tokens, including [CLS]
+and [SEP]; here it is 15 % of the ordinary tokens. Its Adam has no bias correction. And its learning
+rate decays from step 0, so that the warm-up ends 1 % below the peak, which is reached here.
 
 python -m t5x_lite train --config=configs/bert_base.py --config.data.source='text/*.txt'
 --workdir=DIR

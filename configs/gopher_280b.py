@@ -1,8 +1,8 @@
-"""Gopher 280B (Rae et al., 2021, §3.1 and appendix C): RMSNorm, relative positions of Transformer-
-XL, 32,000 pieces, Adam 4e-5 after 1,500 steps of warm-up, cosine to a tenth, clipped at 0.25. Its
-batch doubles from 3M to 6M tokens midway; here it is 6M from the start. That inputs and outputs
-share a table is not said; the printed sizes fit no other reading. Chinchilla is
-published:chinchilla_70b. Not trained here.
+"""Gopher 280B (Rae et al., 2021, §3.1 and appendix C): RMSNorm, the relative positions of
+Transformer-XL, a vocabulary of 32,000, Adam 4e-5 after 1,500 steps of warm-up, cosine decay to a
+tenth, gradients clipped at 0.25. The paper's batch doubles from 3M to 6M tokens midway; here it is
+6M from the start. The paper does not say that inputs and outputs share one table, but the printed
+sizes fit nothing else. Chinchilla is published:chinchilla_70b. Not trained here.
 
 python -m t5x_lite train --config=published:chinchilla_70b --config.data.source='text/*.txt'
 --workdir=DIR

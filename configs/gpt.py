@@ -1,6 +1,6 @@
-"""GPT: 116,534,784 parameters (Radford et al., 2018, §4.1): twelve blocks with norms after each
-part, 512 positions, Adam 2.5e-4 after 2,000 steps of warm-up, cosine to 0 over 100 epochs of
-batches of 64 × 512, decay 0.01, dropout 0.1. Not trained here to its end.
+"""GPT: 116,534,784 parameters (Radford et al., 2018, §4.1): twelve post-norm blocks, 512 positions,
+Adam 2.5e-4 after 2,000 steps of warm-up, cosine decay to 0 over 100 epochs in batches of 64 × 512,
+weight decay 0.01, dropout 0.1. Not trained to the end here.
 
 python -m t5x_lite train --config=gpt --config.data.source='text/*.txt' --workdir=DIR
 """
@@ -23,5 +23,5 @@ def get_config():
         warmup_steps=2000,
         weight_decay=0.01,
     )
-    config.training.steps = 10_000_000  # 100 epochs come first
+    config.training.steps = 10_000_000  # an upper bound: data.epochs ends the run first
     return config

@@ -1,7 +1,7 @@
-"""GPT-2 small: 124,439,808 parameters (Radford et al., 2019). The recipe is that of GPT-3's 125 M
-model (Brown et al., 2020, table 2.1 and appendix B: Adam 0.9/0.95, 6e-4, cosine to 10 %, 375 M
-tokens of warm-up, decay 0.1, clip 1), half a million tokens a step. Not trained here to its end;
-name your text with --config.data.source=….
+"""GPT-2 small: 124,439,808 parameters (Radford et al., 2019). The recipe comes from GPT-3's 125 M
+model (Brown et al., 2020, table 2.1 and appendix B: Adam 0.9/0.95, 6e-4, cosine decay to 10 %,
+375 M tokens of warm-up, weight decay 0.1, gradients clipped at 1), with half a million tokens per
+step. Not trained to the end here. Give your own text with --config.data.source=….
 
 python -m t5x_lite train --config=configs/gpt2_small.py --config.data.source='text/*.txt'
 --workdir=DIR

@@ -1,6 +1,6 @@
-"""LLaMA 7B: 6,738,415,616 parameters (Touvron et al., 2023, §2): RMSNorm before each part, SwiGLU,
-rotary positions, no biases; AdamW 0.9/0.95, 3e-4 after 2,000 steps of warm-up, cosine to a tenth,
-decay 0.1, four million tokens a step, 1 T tokens. Not trained here.
+"""LLaMA 7B: 6,738,415,616 parameters (Touvron et al., 2023, §2): pre-norm blocks with RMSNorm,
+SwiGLU, rotary positions, no biases; AdamW 0.9/0.95, 3e-4 after 2,000 steps of warm-up, cosine decay
+to a tenth, weight decay 0.1, four million tokens per step, 1 T tokens in all. Not trained here.
 
 python -m t5x_lite train --config=llama_7b --config.data.source='text/*.txt' --workdir=DIR
 """

@@ -1,10 +1,12 @@
 """The rows of Narang et al., 2021 ("Do Transformer Modifications Transfer Across Implementations
-and Applications?", table 1) that are settings of the model: --config=modifications:geglu, and so
-on. The recipe is that of T5 1.0 base with LayerNorm and its biases, as theirs; parameters within 1
-M of the printed ones (`pytest tests/configs/test_published.py`). None was trained here.
+and Applications?", table 1) that can be expressed as model settings: --config=modifications:geglu,
+and so on. As in the paper, the recipe is T5 1.0 base with LayerNorm and biases. The number of
+parameters is within 1 M of the printed one (`pytest tests/configs/test_published.py`). None was
+trained here.
 
-What is not a setting of one Transformer has no name here: mixtures of experts, Switch, Funnel,
-Evolved and Weighted Transformer, Synthesizers, convolutions, adaptive and mixed softmax, Fixup.
+The other rows are not included, because they are not settings of our Transformer: mixtures of
+experts, Switch, Funnel, Evolved and Weighted Transformer, Synthesizers, convolutions, adaptive and
+mixed softmax, Fixup.
 
 python -m t5x_lite train --config=modifications:swiglu --config.data.source='text/*.txt'
 --workdir=DIR
@@ -17,7 +19,7 @@ GATED = {"feed_forward": "gated_mlp", "d_ff": 2048}
 UNTIED = {"tie_embeddings": False, "scale_logits": False}
 FACTORISED = {"embedding_size": 128}
 
-# name: what differs from the vanilla Transformer, and the printed parameters in millions
+# Name: differences from the vanilla Transformer, and the printed number of parameters in millions
 MODIFICATIONS = {
     "vanilla": ({}, 223),
     "gelu": ({"activation": "gelu"}, 223),
@@ -53,7 +55,7 @@ MODIFICATIONS = {
 
 
 def get_config(name: str = "vanilla"):
-    """T5 1.0 base with what MODIFICATIONS[name] changes."""
+    """Return T5 1.0 base with the changes of MODIFICATIONS[name]."""
     if name not in MODIFICATIONS:
         raise UserError(
             BAD_CONFIG,

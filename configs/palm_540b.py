@@ -1,11 +1,12 @@
 """PaLM 540B (Chowdhery et al., 2022, §2 and §5): SwiGLU, attention and feed-forward in parallel,
-one head of keys and values, rotary positions, no biases, one table for inputs and outputs;
-Adafactor, 0.01 for 10⁴ steps and then the inverse square root, log²Z at 1e-4, no dropout. Not
-trained here.
+one K/V head, rotary positions, no biases, one table for inputs and outputs; Adafactor with 0.01 for
+10⁴ steps and then the inverse square root, a log²Z loss of weight 1e-4, no dropout. Not trained
+here.
 
 The paper's batch grows from 512 to 1,024 and 2,048 rows over 255,000 steps; here it is 2,048
-throughout, for as many tokens (776 billion). Its Adafactor is not factored and has momentum 0.9 and
-a weight decay of the squared learning rate; ours is factored and has neither.
+throughout, for the same number of tokens (776 billion). The paper's Adafactor is not factored, has
+momentum 0.9, and decays weights by the squared learning rate; ours is factored and has neither
+momentum nor weight decay.
 
 python -m t5x_lite train --config=published:palm_8b --config.data.source='text/*.txt' --workdir=DIR
 """

@@ -1,7 +1,7 @@
-"""The sizes of the literature: --config=published:gpt3_175b, and so on. Each row names the config
-that holds the recipe of its family, what this size has otherwise, the parameters printed for it,
-and where. `pytest tests/configs/test_published.py` counts each; where the count is not the printed
-one, the row says why. None was trained here.
+"""Published model sizes: --config=published:gpt3_175b, and so on. Each row names the config that
+holds the recipe of its family, the settings that differ for this size, the published number of
+parameters, and its source. `pytest tests/configs/test_published.py` counts the parameters of each;
+if the count differs from the published one, the row says why. None was trained here.
 
 python -m t5x_lite train --config=published:t5_small --config.data.source='text/*.txt' --workdir=DIR
 """
@@ -13,8 +13,8 @@ from t5x_lite.errors import BAD_CONFIG, UserError, nearest
 
 
 class Size(NamedTuple):
-    """One row: a recipe, differences from it, parameters as printed (with a unit, or exact), their
-    source.
+    """One published size: a recipe, the differences from it, and the printed number of parameters
+    (with a unit, or exact) with its source.
     """
 
     recipe: str
@@ -23,14 +23,14 @@ class Size(NamedTuple):
     source: str
     optimizer: dict = {}
     data: dict = {}
-    steps: int = 0  # 0: those of the recipe
-    why_not: str = ""  # the count is another one
+    steps: int = 0  # 0: as in the recipe
+    why_not: str = ""  # why our count differs from the printed number
 
 
 def shape(
     num_layers: int, d_model: int, num_heads: int, head_dim: int = 0, d_ff: int = 0, **more
 ) -> dict:
-    """Settings of a model of that shape."""
+    """Return the model settings for a shape."""
     return {
         "num_layers": num_layers,
         "d_model": d_model,
@@ -59,8 +59,15 @@ VOCABULARY = (
 def gpt3(
     num_layers: int, d_model: int, num_heads: int, printed: str, rate: float, rows: int
 ) -> Size:
-    """300 billion tokens in rows of 2,048, as many a step as table 2.1 rounds: 0.5M to 3.2M. Its
-    batch grows from 32,000 tokens over the first 4 to 12 billion; here it is whole from the start.
+    """Return a size of GPT-3, trained on 300 billion tokens in rows of 2,048.
+
+    A step reads 0.5M to 3.2M tokens, as rounded in table 2.1. In the paper, the batch grows from
+    32,000 tokens over the first 4 to 12 billion tokens; here it is full from the start.
+
+    Args:
+        printed: number of parameters in table D.1.
+        rate: peak learning rate.
+        rows: batch size.
     """
     return Size(
         "gpt2_small",
@@ -73,9 +80,10 @@ def gpt3(
     )
 
 
-# 10¹² tokens for the smaller two, 1.4 · 10¹² for these (table 2), in batches of 4M.
+# Steps of the two larger models, which read 1.4 · 10¹² tokens (table 2) in batches of 4M. The two
+# smaller ones read 10¹².
 LLAMA_LONG = 334_000
-# As the released models (§3.7): 10¹² tokens.
+# The training length of the released models (§3.7): 10¹² tokens
 T5_RELEASED = {"data": {"batch_size": 2048}, "steps": 1_000_000}
 
 SIZES = {
@@ -131,18 +139,18 @@ SIZES = {
         },
         steps=300_000,
     ),
-    # Every other layer of GPT-3 sees a band alone (§2.1), which changes no count; here all see
-    # everything.
+    # Every other layer of GPT-3 attends only to a local band (§2.1), which does not change the
+    # number of parameters. Here all layers attend to the whole context.
     "gpt3_125m": gpt3(12, 768, 12, "125M", 6e-4, rows=256),
     "gpt3_350m": gpt3(24, 1024, 16, "356M", 3e-4, rows=256),
     "gpt3_760m": gpt3(24, 1536, 16, "760M", 2.5e-4, rows=256),
-    # Table 2.1 prints 24 heads of 128, which would make 1.5 B, and for 13B a width of 5140; D.1
-    # counts 16 and 5120.
+    # For 1.3B, table 2.1 prints 24 heads of 128, which would make 1.5 B parameters, and for 13B a
+    # width of 5140. Table D.1 counts with 16 heads and 5120.
     "gpt3_1.3b": gpt3(24, 2048, 16, "1.32B", 2e-4, rows=512),
     "gpt3_2.7b": gpt3(32, 2560, 32, "2.65B", 1.6e-4, rows=512),
     "gpt3_6.7b": gpt3(32, 4096, 32, "6.66B", 1.2e-4, rows=1024),
     "gpt3_13b": gpt3(40, 5120, 40, "12.85B", 1e-4, rows=1024),
-    # 3.1M tokens, which many devices divide, for 3.2M.
+    # A step reads 3.1M tokens instead of 3.2M, so that its rows divide evenly over many devices.
     "gpt3_175b": gpt3(96, 12288, 96, "174.6B", 0.6e-4, rows=1536),
     "t5_small": Size("t5_base", shape(6, 512, 8, 64, 2048), "60,506,624", T5, **T5_RELEASED),
     "t5_base": Size("t5_base", {}, "222,903,552", T5, **T5_RELEASED),
@@ -181,8 +189,8 @@ SIZES = {
         shape(80, 8192, 64, 128),
         "70B",
         "Hoffmann et al., 2022, table 4",
-        # 1.4 · 10¹² tokens; 3M a step, which the paper reaches midway from 1.5M. It prints neither
-        # weight decay nor clipping; these are Gopher's.
+        # 1.4 · 10¹² tokens at 3M per step; the paper begins with 1.5M and doubles midway. It prints
+        # neither weight decay nor clipping, so these are Gopher's.
         {"learning_rate": 1e-4, "initial_lr_ratio": 1e-3},
         {"batch_size": 1536},
         steps=445_000,
@@ -209,7 +217,7 @@ SIZES = {
 
 
 def get_config(name: str = ""):
-    """The recipe of SIZES[name], at that size."""
+    """Return the recipe of SIZES[name] at that size."""
     if name not in SIZES:
         raise UserError(
             BAD_CONFIG, f"--config=published:{name}: no such size; {nearest(name, SIZES)}"
@@ -220,6 +228,7 @@ def get_config(name: str = ""):
     config.optimizer.update(size.optimizer)
     config.data.update(size.data)
     config.training.steps = size.steps or config.training.steps
+    # Rows cannot be longer than the table of positions.
     if config.data.lengths.sequence_length > config.model.max_length > 0:
         config.data.lengths.sequence_length = config.model.max_length
     return config

@@ -1,7 +1,7 @@
 """RoBERTa large: 355 M parameters (Liu et al., 2019, §5 and table 9): BERT large with a vocabulary
-of 50,265 pieces, dynamic masks and no next-sentence task; Adam 4e-4, 0.9/0.98, 30,000 steps of
-warm-up, linear decay over 500,000 steps of 8,192 × 512, decay 0.01. Its table of positions has two
-rows in front that are not used, as in the released model. Not trained here to its end.
+of 50,265, dynamic masks and no next-sentence task; Adam 4e-4, 0.9/0.98, 30,000 steps of warm-up,
+linear decay over 500,000 steps of 8,192 × 512, weight decay 0.01. Its position table begins with
+two unused rows, as in the released model. Not trained to the end here.
 
 python -m t5x_lite train --config=roberta_large --config.data.source='text/*.txt' --workdir=DIR
 """

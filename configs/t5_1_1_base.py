@@ -1,6 +1,6 @@
-"""T5 1.1 base: 247,577,856 parameters (the released checkpoints' notes: gated GELU, no dropout in
-pretraining, output layer of its own; Shazeer, 2020, for the gate). Optimizer and schedule as T5
-1.0; 2048 × 512 a step, 1 M steps. Not trained here to its end.
+"""T5 1.1 base: 247,577,856 parameters (from the notes on the released checkpoints: gated GELU, no
+dropout in pretraining, a separate output layer; Shazeer, 2020, for the gate). The optimizer and the
+schedule are as in T5 1.0; 2048 × 512 per step, 1 M steps. Not trained to the end here.
 
 python -m t5x_lite train --config=configs/t5_1_1_base.py --config.data.source='text/*.txt'
 --workdir=DIR

@@ -1,10 +1,11 @@
 """T5 1.0 base: 222,903,552 parameters (Raffel et al., 2020, §3.1.2 and the released models).
-Adafactor, learning rate 1/√max(n, 10⁴), that is 0.01 held for 10⁴ steps and then the inverse square
-root; 2¹⁹ steps of 128 × 512 as in the baseline, which denoised i.i.d. tokens where this has spans
-of 3, as the final models (published:t5_base has their length); no dropout while pretraining in the
-later recipe, 0.1 in this one. Not trained here to its end.
+Adafactor with learning rate 1/√max(n, 10⁴): 0.01 for 10⁴ steps, then the inverse square root. It
+trains for 2¹⁹ steps of 128 × 512, as in the paper's baseline. The baseline learned i.i.d.
+denoising; this config has span corruption with a mean span length of 3, as in the final models
+(published:t5_base has their training length). Dropout is 0.1 in this recipe; the later one
+pretrains without it. Not trained to the end here.
 
-A row reads 568 raw tokens: exactly 512 inputs and 114 targets with their EOS.
+A row reads 568 raw tokens, which give exactly 512 inputs and 114 targets, each with its EOS.
 
 python -m t5x_lite train --config=configs/t5_base.py --config.data.source='text/*.txt' --workdir=DIR
 """

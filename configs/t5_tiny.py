@@ -1,8 +1,9 @@
-"""T5, tiny: an encoder-decoder on span corruption (Raffel et al., 2020, in small, with T5 1.1's
-feed-forward).
+"""Tiny T5: an encoder-decoder trained on span corruption (a small version of Raffel et al., 2020,
+with the feed-forward layer of T5 1.1).
 
-A row reads 128 raw tokens: 19 of them in 6 spans go to the targets, 116 inputs and 26 targets with
-their EOS. Built-in text (Python 3.11.7), 700 steps: validation loss 5.20.
+A row reads 128 raw tokens, of which 19 in 6 spans go to the targets. That gives 116 inputs and 26
+targets, each with its EOS. After 700 steps on the built-in text (Python 3.11.7), the validation
+loss is 5.20.
 
 python -m t5x_lite train --config=configs/t5_tiny.py --workdir=/tmp/t5_tiny
 """

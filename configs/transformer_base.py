@@ -1,7 +1,7 @@
-"""The first Transformer, base (Vaswani et al., 2017, §3 and §5): norms after each part, sinusoids,
-one table for all, times √512; Adam 0.9/0.98 and 10⁻⁹, 4,000 steps of warm-up to 512^-½ · 4000^-½
-and then the inverse square root, dropout 0.1, labels smoothed by 0.1. It was trained to translate;
-here it learns span corruption. Not trained here to its end.
+"""The original Transformer, base size (Vaswani et al., 2017, §3 and §5): post-norm, sinusoidal
+positions, one embedding table for everything, scaled by √512; Adam 0.9/0.98 with ε = 10⁻⁹, 4,000
+steps of warm-up to 512^-½ · 4000^-½ and then the inverse square root, dropout 0.1, label smoothing
+0.1. The paper trained it to translate; here it learns span corruption. Not trained to the end here.
 
 python -m t5x_lite train --config=transformer_base --config.data.source='text/*.txt' --workdir=DIR
 """

@@ -1,10 +1,10 @@
-"""BERT's question, GPT's, or both? One decoder, one recipe, three objectives (Charpentier and
-Samuel, 2024, "GPT or BERT: why not both?", in small): language modelling, masked next-token
-prediction, and half of the rows each. All spend the same FLOPs.
+"""BERT's objective, GPT's, or both? One decoder and one recipe with three objectives (a small
+version of Charpentier and Samuel, 2024, "GPT or BERT: why not both?"): language modelling, masked
+next-token prediction, and a mixture with half of the rows each. All cells spend the same FLOPs.
 
-`:tiny` is for a laptop: docs/compared.md has its table. `:small` has GPT-2's size and recipe, for a
-GPU and 100 million words of yours, as the BabyLM challenge gives them; it was not trained here. On
-the built-in text:
+`:tiny` is for a laptop; docs/compared.md has its table. `:small` has GPT-2's size and recipe. It
+needs a GPU and 100 million words of your own, as in the BabyLM challenge, and was not trained here.
+On the built-in text:
 
 python -m t5x_lite compare --config=compare/bert_or_gpt --workdir=DIR --seeds=3
 """
@@ -22,7 +22,7 @@ OBJECTIVES = {
 
 
 def get_config(size: str = "tiny"):
-    """The three objectives with the recipe of RECIPES[size]."""
+    """Return the comparison of the three objectives with the recipe RECIPES[size]."""
     if size not in RECIPES:
         raise UserError(BAD_CONFIG, f"bert_or_gpt:{size}: no such size; {nearest(size, RECIPES)}")
     config = default(CompareConfig)

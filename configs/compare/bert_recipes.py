@@ -1,8 +1,9 @@
-"""What of BERT's recipe matters? Next sentence (Devlin et al., 2019), none (RoBERTa: Liu et al.,
-2019), whole words (BERT's later release), spans (SpanBERT: Joshi et al., 2020), sentence order
-(ALBERT: Lan et al., 2020), and masks that never change; the rest is bert_tiny.
+"""Which parts of BERT's recipe matter? Next-sentence prediction (Devlin et al., 2019), no sentence
+task (RoBERTa: Liu et al., 2019), whole-word masks (BERT's later release), span masks (SpanBERT:
+Joshi et al., 2020), sentence order (ALBERT: Lan et al., 2020), and static masks; all other settings
+are from bert_tiny, with Muon.
 
-Not trained to its end here. On the built-in text:
+Not trained to the end here. On the built-in text:
 
 python -m t5x_lite compare --config=compare/bert_recipes --workdir=DIR --seeds=3
 """

@@ -1,9 +1,10 @@
-"""Do Transformer modifications transfer? Table 1 of Narang et al. (2021), as one comparison: the
+"""Do Transformer modifications transfer? Table 1 of Narang et al. (2021) as one comparison: the
 rows of --config=modifications, each with as many steps and as much text as the vanilla Transformer.
 Their FLOPs differ, as in the paper, and the report says by how much.
 
-`modifications` is the paper's size, T5 1.0 base. `:tiny` has a sixth of each size, layers too, and
-the recipe of t5_tiny, for a laptop: 28 cells of about a minute each. Neither was trained here.
+`modifications` has the paper's size, T5 1.0 base. `:tiny` is for a laptop: it divides every size by
+six, including the number of layers, and has the recipe of t5_tiny with Muon. Its 28 cells take
+about a minute each. Neither was trained here.
 
 python -m t5x_lite compare --config=compare/modifications:tiny --workdir=DIR --seeds=3 --jobs=2
 """
@@ -17,16 +18,16 @@ from t5x_lite.errors import BAD_CONFIG, UserError, nearest
 
 MODIFICATIONS = runpy.run_path(str(find("modifications")))["MODIFICATIONS"]
 SHRUNK = ("num_layers", "d_model", "num_heads", "d_ff", "embedding_size")
-WHOLE = ("num_layers", "num_heads")  # what a sixth of must be a whole number
+WHOLE = ("num_layers", "num_heads")  # settings that must be divisible by six
 
 
 def sixth(model: dict) -> dict:
-    """The settings of a model with a sixth of its sizes."""
+    """Return the settings of a model with its sizes divided by six."""
     return {name: value // 6 if name in SHRUNK else value for name, value in model.items()}
 
 
 def get_config(size: str = "base"):
-    """The table at the paper's size, or tiny."""
+    """Return the comparison at the paper's size ("base") or at a sixth of it ("tiny")."""
     if size not in ("base", "tiny"):
         reason = f"no such size; {nearest(size, ('base', 'tiny'))}"
         raise UserError(BAD_CONFIG, f"modifications:{size}: {reason}")

@@ -1,9 +1,10 @@
-"""Which objective should an encoder-decoder learn? Those of Raffel et al. (2020, tables 4 to 7):
-prefix language modelling, BERT's and MASS's masks, replaced and dropped spans, deshuffling, and
-i.i.d. noise against spans; the rest is t5_tiny. Lengths follow the objective, so that a row reads
-about 128 tokens; raw tokens are matched.
+"""Which objective should an encoder-decoder learn? The objectives of Raffel et al. (2020, tables 4
+to 7): prefix language modelling, BERT's and MASS's masks, replaced spans and dropped tokens,
+deshuffling, and noise on single tokens (i.i.d.) or on spans. All other settings are from t5_tiny,
+with Muon. The lengths depend on the objective, so that a row reads about 128 tokens; raw tokens are
+matched.
 
-Not trained to its end here. On the built-in text:
+Not trained to the end here. On the built-in text:
 
 python -m t5x_lite compare --config=compare/objectives --workdir=DIR --seeds=3
 """
@@ -11,7 +12,7 @@ python -m t5x_lite compare --config=compare/objectives --workdir=DIR --seeds=3
 import t5x_lite
 from t5x_lite.config import CompareConfig, default
 
-# Where the targets are a whole text, rows of inputs and targets are of one length.
+# Objectives whose targets are the whole text need inputs and targets of the same length.
 WHOLE_TEXT = {"data": {"lengths": {"inputs": 128, "targets": 128}}}
 OBJECTIVES = {
     "span_corruption": {"objective": "span_corruption"},

@@ -1,6 +1,6 @@
-"""Which optimizer? GPT-2's shape in small, each optimizer at two rates a factor of three apart, on
-the built-in text or on yours. Muon stands for Shampoo (Gupta et al., 2018), of which it is what is
-left where nothing is accumulated (Bernstein and Newhouse, 2024); optax has no other.
+"""Which optimizer? A small version of GPT-2 with each optimizer at two learning rates, a factor of
+three apart, on the built-in text or on your own. Muon stands in for Shampoo (Gupta et al., 2018):
+it is Shampoo without accumulation (Bernstein and Newhouse, 2024), and optax has no other variant.
 
 python -m t5x_lite compare --config=compare/optimizers --workdir=DIR --seeds=3
 """
@@ -8,7 +8,7 @@ python -m t5x_lite compare --config=compare/optimizers --workdir=DIR --seeds=3
 import t5x_lite
 from t5x_lite.config import CompareConfig, default
 
-# Rates that are usual for models of this size; Muon's is of an update scaled like AdamW's.
+# Usual learning rates for models of this size. Muon's updates are scaled like AdamW's.
 RATES = {
     "adamw": (1e-3, 3e-3),
     "adafactor": (3e-3, 1e-2),

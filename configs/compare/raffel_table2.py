@@ -1,9 +1,9 @@
-"""Table 2 of Raffel et al. (2020): five architectures, each on denoising (their i.i.d. denoising,
-15 % of the tokens) and on language modelling, with as much text for all.
+"""Table 2 of Raffel et al. (2020): five architectures, each trained on denoising (the paper's
+i.i.d. denoising of 15 % of the tokens) and on language modelling, all with the same amount of text.
 
-`raffel_table2` is the paper's size: 12 layers, and as many tokens as t5_base reads. `:small` and
-`:tiny` have the same shape for one GPU and for a laptop: half the layers where the paper halves
-them, the same lengths in proportion. Tiny was trained: docs/compared.md has its table.
+`raffel_table2` has the paper's size: 12 layers and 2³⁵ raw tokens. `:small` and `:tiny` have the
+same structure for one GPU and for a laptop: they halve the layers where the paper does, and keep
+the proportions of the lengths. Only tiny was trained: docs/compared.md has its table.
 
 python -m t5x_lite compare --config=compare/raffel_table2:tiny --workdir=DIR --seeds=3 --jobs=2
 """
@@ -16,12 +16,12 @@ from t5x_lite.errors import BAD_CONFIG, UserError, nearest
 
 
 class Size(NamedTuple):
-    """A recipe, the layers of a stack, and the raw tokens of a row and of the run."""
+    """The recipe, the layers per stack, and the raw tokens of a row and of a run."""
 
     recipe: str
     layers: int
-    tokens: int
-    budget: float
+    tokens: int  # raw tokens of a row
+    budget: float  # raw tokens of a run
 
 
 SIZES = {
@@ -32,7 +32,10 @@ SIZES = {
 
 
 def architectures(layers: int) -> dict[str, dict[str, Any]]:
-    """The rows of the table; P parameters and M FLOPs are those of the decoder alone."""
+    """Return the model settings of the table's rows.
+
+    Comments give parameters and FLOPs relative to the decoder-only model, which has P and M.
+    """
     encoder_decoder = {"architecture": "encoder_decoder", "num_layers": layers}
     return {
         "encoder_decoder": encoder_decoder,  # 2P, M
@@ -44,7 +47,10 @@ def architectures(layers: int) -> dict[str, dict[str, Any]]:
 
 
 def lengths(architecture: str, objective: str, tokens: int) -> dict[str, int]:
-    """Rows that read about so many raw tokens; 15 % of noise makes up to 5/16 of them targets."""
+    """Return the lengths of rows that read about this many raw tokens.
+
+    With 15 % noise, the targets are up to 5/16 of the raw tokens.
+    """
     noise = tokens * 5 // 16
     if architecture != "encoder_decoder":
         return {"sequence_length": tokens + noise if objective == "denoising" else tokens}
@@ -54,7 +60,7 @@ def lengths(architecture: str, objective: str, tokens: int) -> dict[str, int]:
 
 
 def get_config(size: str = "base"):
-    """The table at SIZES[size]."""
+    """Return the comparison at SIZES[size]."""
     if size not in SIZES:
         raise UserError(BAD_CONFIG, f"raffel_table2:{size}: no such size; {nearest(size, SIZES)}")
     recipe, layers, tokens, budget = SIZES[size]
@@ -65,7 +71,7 @@ def get_config(size: str = "base"):
     cells = {}
     for name, model in architectures(layers).items():
         for objective in ("denoising", "lm"):
-            # A decoder reads no inputs: its language modelling is of the whole text.
+            # A decoder-only model has no inputs, so it models the whole text.
             lm = "causal_lm" if name == "decoder" else "prefix_lm"
             cells[f"{name}-{objective}"] = {
                 "objective": "iid_denoising" if objective == "denoising" else lm,
@@ -75,9 +81,9 @@ def get_config(size: str = "base"):
     config.cells = cells
     config.baseline = "encoder_decoder-denoising"
     config.budget = budget
-    if size == "tiny":  # AdamW would have learned little more than the words' frequencies
+    if size == "tiny":  # AdamW would learn little more than word frequencies
         config.base.optimizer.update(name="muon", learning_rate=5e-3)
-    # All cells the same way, as in the paper, §3.1.2, though an epoch has to do
+    # Fine-tune all cells in the same way, as in the paper (§3.1.2), but for only one epoch.
     config.finetune = (
         "data.epochs=1",
         "optimizer.name=adafactor",

@@ -1,7 +1,8 @@
 """From counting words to attention, all for the same FLOPs: an LSTM language model, two of them
-that read against each other (ELMo: Peters et al., 2018), GPT's decoder, and, where both sides of a
-word are read at once, an LSTM and a Transformer that learn BERT's masks. The report's unigram and
-Kneser-Ney trigram models, counted from the same tokens, are where it began.
+that read in opposite directions (ELMo: Peters et al., 2018), GPT's decoder, and an LSTM and a
+Transformer that learn BERT's masked language modelling, for which they read both sides of a word at
+once. The report also has the starting point: unigram and Kneser-Ney trigram models of the same
+tokens.
 
 docs/compared.md has its table. On the built-in text:
 
@@ -11,8 +12,9 @@ python -m t5x_lite compare --config=compare/rnn_to_transformer --workdir=DIR --s
 from t5x_lite.config import CompareConfig, default
 from t5x_lite.config.files import changes_of, merge
 
-# As many parameters in a block as attention and the feed-forward part of the tiny models have,
-# 12 × 128²: 9 × 128 × 170 of the gates' two matrices and the projection. Two ways: half each.
+# An LSTM block has as many parameters as attention and the feed-forward layer in the tiny models,
+# 12 × 128²: the two matrices of the gates and the projection have 9 × 128 × 170. A bidirectional
+# LSTM has half the cells in each direction.
 LSTM = {"mixer": "lstm(cells=170)", "positions": "none", "feed_forward": "none"}
 CELLS = {
     "lstm": ("gpt_tiny", LSTM),

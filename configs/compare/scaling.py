@@ -1,8 +1,10 @@
-"""How does the loss fall with size, text and compute? Sizes by budgets, for language modelling on a
-decoder and masked language modelling on an encoder of the same blocks; laws are fitted to each.
+"""How does the loss fall with size, text and compute? A grid of sizes and budgets, for language
+modelling on a decoder and masked language modelling on an encoder with the same blocks; a scaling
+law is fitted to each objective.
 
-The sizes are a factor of ten apart, the budgets of eight: enough to see the best size move, not to
-believe an exponent. `:small` has the same shape for one GPU and needs more text than the built-in.
+The sizes span a factor of ten and the budgets a factor of eight. That is enough to see the best
+size move, but not enough to trust an exponent. `:small` is a similar grid for one GPU and needs
+more than the built-in text.
 
 python -m t5x_lite compare --config=compare/scaling:tiny --workdir=DIR --jobs=2
 """
@@ -15,9 +17,9 @@ from t5x_lite.errors import BAD_CONFIG, UserError, nearest
 
 
 class Ladder(NamedTuple):
-    """Sizes as layers and width, and what they are trained with."""
+    """Sizes and budgets of a scaling experiment, with the settings that all cells share."""
 
-    sizes: tuple[tuple[int, int], ...]
+    sizes: tuple[tuple[int, int], ...]  # (layers, width)
     budgets: tuple[float, ...]  # FLOPs
     batch_size: int
     length: int
@@ -50,7 +52,7 @@ OBJECTIVES = {
 
 
 def get_config(size: str = "tiny"):
-    """The ladder LADDERS[size]."""
+    """Return the comparison of the sizes and budgets in LADDERS[size]."""
     if size not in LADDERS:
         raise UserError(BAD_CONFIG, f"scaling:{size}: no such size; {nearest(size, LADDERS)}")
     ladder = LADDERS[size]
@@ -58,13 +60,14 @@ def get_config(size: str = "tiny"):
     config.title = f"Scaling of language modelling and of masked language modelling, {size}"
     base = config.base
     base.data.batch_size = ladder.batch_size
-    base.data.lengths.sequence_length = ladder.length + 2  # [CLS] and [SEP]; a decoder reads all
+    # Two more tokens for [CLS] and [SEP] of the encoder; a decoder reads text there, too.
+    base.data.lengths.sequence_length = ladder.length + 2
     base.data.tokenizer = f"sentencepiece(vocab_size={ladder.vocab_size})"
     base.model.update(positions="rotary", activation="gelu_tanh", scan=False)
     base.optimizer.update(
         name="muon", learning_rate=1e-2, beta2=0.99, weight_decay=0.1, final_lr_ratio=0.1
     )
-    base.optimizer.warmup_steps = 100  # of 1,000; what a budget buys stretches both
+    base.optimizer.warmup_steps = 100  # of 1,000 steps; both are stretched to the budget
     base.training.update(steps=1000, loss_chunk=32)
     sizes = {
         f"{layers}x{width}": {

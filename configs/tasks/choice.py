@@ -1,10 +1,10 @@
-"""Questions with several answers: HellaSwag (Zellers et al., 2019), how a description goes on; PIQA
-(Bisk et al., 2020), how a goal is reached; ARC (Clark et al., 2018), science at school.
+"""Multiple-choice questions: HellaSwag (Zellers et al., 2019), how a description continues; PIQA
+(Bisk et al., 2020), how to reach a goal; ARC (Clark et al., 2018), school science.
 
-The sources are Rowan/hellaswag, ybisk/piqa and allenai/ai2_arc of Hugging Face; of the second the
-copy in parquet, as it was made by a script that datasets 4 does not run. The metric is accuracy.
-T5 was not trained on these; prompts have the form of its COPA. Labels of the test splits are
-withheld, but for ARC.
+The sources are Rowan/hellaswag, ybisk/piqa and allenai/ai2_arc on Hugging Face. PIQA is read from
+its Parquet copy, because the original needs a script that datasets 4 does not run. The metric is
+accuracy. T5 was not trained on these tasks, so the prompts follow its COPA prompt. Labels of the
+test splits are withheld, except for ARC.
 """
 
 _ARC = {

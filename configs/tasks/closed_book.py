@@ -1,13 +1,14 @@
-"""Questions that are answered from what the parameters hold (Roberts et al., 2020): Natural
+"""Closed-book questions, answered from what the parameters store (Roberts et al., 2020): Natural
 Questions (Kwiatkowski et al., 2019; the open form of Lee et al., 2019), TriviaQA (Joshi et al.,
 2017) and WebQuestions (Berant et al., 2013).
 
 The sources are google-research-datasets/nq_open, mandarjoshi/trivia_qa and
-stanfordnlp/web_questions of Hugging Face. As in the paper a tenth of the training examples is held
-out, and what has public labels is the test: the validation split of the first two.
+stanfordnlp/web_questions on Hugging Face. As in the paper, a tenth of the training examples is held
+out for validation, and the split with public labels is the test split: for the first two it is
+called validation.
 
-The metric is the share of answers that are one of the right ones, without case, punctuation and
-articles. Prompts and the answer that is learned are those of the paper's released code
+The metric is the share of answers that match one of the correct ones, ignoring case, punctuation
+and articles. The prompts and the answer to learn follow the paper's released code
 (t5_closed_book_qa); the question is GPT-3's (Brown et al., 2020, appendix G).
 """
 

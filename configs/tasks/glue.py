@@ -1,14 +1,14 @@
-"""GLUE (Wang et al., 2019): nine tasks of English sentences and pairs of them.
+"""GLUE (Wang et al., 2019): nine tasks on English sentences and sentence pairs.
 
-The source is nyu-mll/glue of Hugging Face. Classes are named as TensorFlow Datasets names them,
-which is what T5 writes. Prompts are those of preprocessors.glue and stsb in Google's t5, which
-sorts the fields by their names.
+The source is nyu-mll/glue on Hugging Face. Classes have their names from TensorFlow Datasets, which
+are the words that T5 writes. Prompts are as in preprocessors.glue and stsb of Google's t5, which
+sorts the fields by name.
 
-Metrics are GLUE's: Matthews correlation for CoLA, F1 and accuracy for MRPC and QQP, the two
-correlations for STS-B, accuracy for the others. Labels of the test splits are withheld, but for
-MRPC.
+The metrics are GLUE's: Matthews correlation for CoLA, F1 and accuracy for MRPC and QQP, both
+correlations for STS-B, and accuracy for the others. Labels of the test splits are withheld, except
+for MRPC.
 
-GLUE's own files have other columns and call validation dev:
+The files that GLUE itself distributes have other columns and call the validation split dev:
     --task='sst2(SST-2/{split}.tsv, validation=dev, id=)'
 """
 

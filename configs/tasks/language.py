@@ -1,14 +1,14 @@
-"""What a language model knows without being trained on a task: LAMBADA (Paperno et al., 2016), the
-last word of a passage, and BLiMP (Warstadt et al., 2020), which of two sentences is the better.
+"""Tasks for language models without fine-tuning: LAMBADA (Paperno et al., 2016), the last word of a
+passage, and BLiMP (Warstadt et al., 2020), the more acceptable of two sentences.
 
-LAMBADA is the text that GPT-2 and GPT-3 were tested on, EleutherAI/lambada_openai of Hugging Face,
-so that scores can be compared with theirs; cimec/lambada has the original, in words apart from
-their punctuation ("do n't"). It is a test split alone. The metric is the share of passages whose
-last word the model writes, each token the likeliest.
+LAMBADA is the text that GPT-2 and GPT-3 were tested on, EleutherAI/lambada_openai on Hugging Face,
+so that scores can be compared with theirs. The original, cimec/lambada, is tokenized, with
+punctuation split off ("do n't"). There is only a test split. The metric is the share of passages
+whose last word the model writes with greedy decoding.
 
-BLiMP is nyu-mll/blimp of Hugging Face, which has a directory for each of its 67 paradigms; all of
-them are read as one split. The metric is the mean of their accuracies. The .jsonl files of the
-authors serve too: --task='blimp(blimp/data/*.jsonl)'.
+BLiMP is nyu-mll/blimp on Hugging Face, which has a directory for each of its 67 paradigms; all of
+them are read as one split. The metric is the mean of their accuracies. The authors' .jsonl files
+work, too: --task='blimp(blimp/data/*.jsonl)'.
 """
 
 TASKS = {

@@ -1,5 +1,5 @@
-"""Tasks from the text that every Python carries: see t5x_lite/data/tasks/offline.py. For tests, the
-tour and the quickstart; easy, and no benchmark.
+"""Tasks made from the text that comes with every Python: see t5x_lite/data/tasks/offline.py. They
+are for tests, the tour and the quickstart; they are easy and not a benchmark.
 """
 
 TASKS = {

@@ -1,11 +1,11 @@
-"""SQuAD 1.1 (Rajpurkar et al., 2016): the span of a paragraph that answers a question.
+"""SQuAD 1.1 (Rajpurkar et al., 2016): find the span of a paragraph that answers a question.
 
-The source is rajpurkar/squad of Hugging Face; its test split is not public. Metrics are SQuAD's:
-the share of answers that are one of the right ones, and the F1 of their words, both without case,
-punctuation and articles.
+The source is rajpurkar/squad on Hugging Face; its test split is not public. The metrics are
+SQuAD's: the share of answers that match one of the correct ones, and the F1 of their words, both
+ignoring case, punctuation and articles.
 
-The prompt is that of preprocessors.squad in Google's t5, but for the blanks that t5 puts around
-punctuation, in the answer too.
+The prompt is as in preprocessors.squad of Google's t5, except that t5 puts blanks around
+punctuation, in the answer, too.
 """
 
 TASKS = {

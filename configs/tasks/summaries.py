@@ -1,10 +1,10 @@
-"""Summaries of news: CNN/DailyMail (Hermann et al., 2015; See et al., 2017), several sentences, and
-XSum (Narayan et al., 2018), one.
+"""News summaries: several sentences in CNN/DailyMail (Hermann et al., 2015; See et al., 2017), and
+one in XSum (Narayan et al., 2018).
 
-The sources are abisee/cnn_dailymail and EdinburghNLP/xsum of Hugging Face; of the second the copy
-in parquet, as it was made by a script that datasets 4 does not run. Metrics are the F1 of ROUGE;
-rougeLsum compares sentence by sentence. T5's prompt (preprocessors.summarize) serves both; the
-question is GPT-2's (Radford et al., 2019, §3.6).
+The sources are abisee/cnn_dailymail and EdinburghNLP/xsum on Hugging Face. XSum is read from its
+Parquet copy, because the original needs a script that datasets 4 does not run. The metrics are F1
+of ROUGE; rougeLsum compares sentence by sentence. Both use T5's prompt (preprocessors.summarize);
+the question is GPT-2's (Radford et al., 2019, §3.6).
 """
 
 TASKS = {

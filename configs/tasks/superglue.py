@@ -1,18 +1,18 @@
 """SuperGLUE (Wang et al., 2019): eight tasks of English understanding.
 
-The source is aps/super_glue of Hugging Face. Classes and prompts are those of Google's t5, as in
+The source is aps/super_glue on Hugging Face. Classes and prompts are as in Google's t5, see
 glue.py; the test splits have no labels.
 
-Metrics are SuperGLUE's: accuracy; for CB also the mean F1 of the classes; for MultiRC the F1 of all
-answers, and the share of questions with every answer right; for ReCoRD the F1 of words and exact
-match, the best over all entities that are right.
+The metrics are SuperGLUE's: accuracy; for CB also the mean F1 of the classes; for MultiRC the F1
+over all answers, and the share of questions with every answer right; for ReCoRD the F1 of words and
+exact match, with the best score over all correct entities.
 
-ReCoRD is here twice. "record" is T5's: the model writes the entity, or finds it in the passage.
-"record_cloze" is for models that rate sentences, such as GPT-3's reading of it: the query with the
-right entity among queries with wrong ones.
+There are two versions of ReCoRD. In "record", T5's version, the model writes the entity or finds it
+in the passage. "record_cloze" is for models that score sentences, as GPT-3 did: the query with the
+right entity competes with queries that have wrong ones.
 
-WSC has the noun and the pronoun marked (preprocessors.wsc of t5). What T5 was trained on is another
-form, which writes the noun.
+In WSC the noun and the pronoun are marked (preprocessors.wsc of t5). T5 was trained on another
+version, in which the model writes the noun.
 """
 
 _NO_YES = (" no", " yes")
@@ -117,7 +117,7 @@ TASKS = {
         "answer_words": _NO_YES,
     },
     "wsc": {
-        # Without the spans of the first release that are not in the text.
+        # The fixed release: some spans of the first one do not match the text.
         "source": "hf:aps/super_glue?name=wsc.fixed",
         "test": "test",
         "prepare": "wsc",

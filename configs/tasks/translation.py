@@ -1,7 +1,8 @@
-"""WMT 2014, English to German (Bojar et al., 2014): validation is newstest2013, test newstest2014.
+"""WMT 2014, English to German (Bojar et al., 2014), with newstest2013 for validation and
+newstest2014 for testing.
 
-The source is wmt/wmt14 of Hugging Face. The metric is the BLEU of the whole corpus by sacrebleu
-(Post, 2018), between 0 and 100. The prompt is that of preprocessors.translate in Google's t5.
+The source is wmt/wmt14 on Hugging Face. The metric is corpus BLEU from sacrebleu (Post, 2018),
+between 0 and 100. The prompt is as in preprocessors.translate of Google's t5.
 """
 
 TASKS = {
