@@ -1,1 +1,1 @@
-"""What a trained model does: continue a text, fill blanks."""
+"""Inference: generate, fill blanks, score, embed, run tasks."""

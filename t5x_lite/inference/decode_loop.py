@@ -1,8 +1,10 @@
-"""Generate tokens, one after another, in programs of fixed shape: reading the prompt (prefill), and
-a loop that is compiled once for each power of two of prompt and output lengths (decode).
+"""Generate tokens one at a time: `prefill` reads the prompt, `decode` is a compiled loop.
 
-Shapes: B rows (of a beam search: rows × beams), P prompt slots, N output slots, K beams, V
-vocabulary.
+Both have fixed shapes. The caller rounds prompt and output lengths up to powers of two, so that few
+programs are compiled.
+
+Shapes: B rows, P prompt slots, N output slots, K beams, V vocabulary. During a beam search the
+decoder has B · K rows.
 """
 
 from functools import partial
@@ -27,9 +29,13 @@ from t5x_lite.model.heads import Params
 
 
 class Sampling(NamedTuple):
-    """How the next token is chosen: temperature 0 takes the likeliest; top_k keeps the k likeliest
-    (0: all) and what ties with the last of them, top_p the likeliest that together hold that
-    probability (Holtzman et al., 2020).
+    """Options for choosing the next token.
+
+    Attributes:
+        temperature: divides the logits; 0 takes the likeliest token.
+        top_k: sample from the k likeliest tokens, and those that tie with the last; 0: all.
+        top_p: sample from the likeliest tokens that together hold this probability (nucleus
+            sampling; Holtzman et al., 2020).
     """
 
     temperature: float = 0.0
@@ -38,62 +44,73 @@ class Sampling(NamedTuple):
 
 
 class StopTokens(NamedTuple):
-    """What ends a text, and how many ids may be generated: those below vocab_size."""
+    """The id that ends a text, and the limit of ids that may be generated.
+
+    Attributes:
+        eos: the id that ends a text.
+        vocab_size: only ids below this are generated, since the model's vocabulary is padded.
+    """
 
     eos: int
     vocab_size: int
 
 
 class Prompt(struct.PyTreeNode):
-    """What is read first."""
+    """A batch of prompts."""
 
-    tokens: Int[Array | np.ndarray, "B P"]  # of the decoder
-    lengths: Int[Array | np.ndarray, "B"]  # how many of them are real
-    encoder: dict[str, Any] | None = None  # a Row
+    tokens: Int[Array | np.ndarray, "B P"]  # what the decoder reads, padded on the right
+    lengths: Int[Array | np.ndarray, "B"]  # number of real tokens in each row
+    encoder: dict[str, Any] | None = None  # the Row that an encoder reads
 
 
 class DecodeState(struct.PyTreeNode):
-    """Tokens generated so far: `count` in each row; the last one is not yet read."""
+    """The state of the decode loop after `count` tokens in each row.
+
+    The last generated token has not been read by the decoder yet.
+    """
 
     decoder: DecoderState
     ids: Int[Array, "B N"]
     prompt_lengths: Int[Array, "B"]
-    done: Bool[Array, "B"]  # ended
+    done: Bool[Array, "B"]  # True for rows that have ended
     count: Int[Array, ""]
     key: Array
 
 
 @partial(jax.jit, static_argnums=0)
 def prepare_weights(config: ModelDimensions, params: Params) -> DecodingWeights:
-    """The parameters as decoding wants them; made once for a model."""
+    """Rearrange the parameters for decoding, once per model."""
     return decoding_weights(config, params)
 
 
 def _read_prompt(config, weights, prompt: Prompt, slots: int) -> tuple[Array, DecoderState]:
-    """The logits [B, V] after each prompt, and the state, with room for so many tokens in all."""
+    """Read the prompts; return the logits [B, V] after each, and the decoder's state.
+
+    Args:
+        slots: number of tokens that the state has room for, the prompt included.
+    """
     tokens = jnp.asarray(prompt.tokens)
     rows, length = tokens.shape
     state = initial_state(config, weights, rows, slots, prompt.encoder)
 
-    # Prompts of a batch have different lengths: padding follows the shorter ones.
+    # Shorter prompts are padded on the right.
     index = jnp.broadcast_to(jnp.arange(length), tokens.shape)
     is_real = (index < prompt.lengths[:, None]).astype(jnp.int32)
-    positions = index * is_real  # padding may lie past the table of positions
+    positions = index * is_real  # padding could lie past the position table
     bidirectional = config.architecture == "prefix_decoder"
     hidden, state = read_tokens(
         config, weights, state, tokens, is_real, positions, 0, bidirectional
     )
 
-    # What comes next is predicted from the last real token of each.
+    # The last real token of each prompt predicts the next token.
     last = hidden[jnp.arange(rows), prompt.lengths - 1]
     return next_logits(config, weights, last), state
 
 
 def _read_next(config, weights, state: DecoderState, ids, prompt_lengths, count, output_slots: int):
-    """The logits [B, V] after ids [B], the generated token number `count`, and the state with
-    them.
-    """
-    # Slots are the same for all rows, after the longest prompt; positions follow on each row's own.
+    """Read the `count`-th generated token, ids [B]; return the next logits [B, V] and the state."""
+    # All rows write to the same slot, after the longest prompt. Positions continue each row's own
+    # prompt.
     prompt_slots = state.filled.shape[1] - output_slots
     positions = (prompt_lengths + count - 1)[:, None]
     is_real = jnp.ones_like(positions)
@@ -112,7 +129,7 @@ def prefill(
     prompt: Prompt,
     key: Array,
 ) -> DecodeState:
-    """Read the prompt, and generate the first token; there is room for `output_slots` of them."""
+    """Read the prompts and generate the first token, with room for `output_slots` tokens."""
     rows, length = prompt.tokens.shape
     logits, decoder = _read_prompt(config, weights, prompt, length + output_slots)
     ids = sample(_allowed(logits, stop), jax.random.fold_in(key, 0), sampling)
@@ -130,7 +147,7 @@ def decode(
     state: DecodeState,
     until: int,
 ) -> DecodeState:
-    """Generate until each row has `until` tokens or all have ended."""
+    """Generate until each row has `until` tokens, or all rows have ended."""
     output_slots = state.ids.shape[1]
 
     def goes_on(state: DecodeState):
@@ -142,7 +159,7 @@ def decode(
             config, weights, state.decoder, last, state.prompt_lengths, state.count, output_slots
         )
         ids = sample(_allowed(logits, stop), jax.random.fold_in(state.key, state.count), sampling)
-        ids = jnp.where(state.done, stop.eos, ids)  # a text that has ended stays so
+        ids = jnp.where(state.done, stop.eos, ids)  # a text that has ended stays ended
         return state.replace(
             decoder=decoder,
             ids=state.ids.at[:, state.count].set(ids),
@@ -154,12 +171,12 @@ def decode(
 
 
 def _allowed(logits, stop: StopTokens):
-    """−∞ for ids that no token has."""
+    """Set the logits of ids that the tokenizer lacks to −∞."""
     return jnp.where(jnp.arange(logits.shape[-1]) < stop.vocab_size, logits, -jnp.inf)
 
 
 def sample(logits: Float[Array, "B V"], key: Array, sampling: Sampling) -> Int[Array, "B"]:
-    """One id for each row: the likeliest at temperature 0, else a sample of those that are kept.
+    """Sample one id for each row; at temperature 0, take the likeliest.
 
     >>> sample(jnp.array([[0.0, 3.0, 1.0]]), jax.random.key(0), Sampling()).tolist()
     [1]
@@ -167,12 +184,13 @@ def sample(logits: Float[Array, "B V"], key: Array, sampling: Sampling) -> Int[A
     temperature, top_k, top_p = sampling
     if temperature == 0:
         return logits.argmax(-1)
-    # Shifted first, so that the largest is 0 however low the temperature is.
+    # Shift the largest logit to 0, so that a very low temperature cannot overflow.
     logits = (logits - logits.max(-1, keepdims=True)) / temperature
+    # Top-k: drop ids that are less likely than the k-th.
     if top_k:
         kth_best = jax.lax.top_k(logits, min(top_k, logits.shape[-1]))[0][:, -1:]
         logits = jnp.where(logits < kth_best, -jnp.inf, logits)
-    # Nucleus sampling: an id is kept if those that are likelier hold less than top_p.
+    # Nucleus sampling: keep an id if the likelier ids together hold less than top_p.
     if top_p < 1:
         sorted_logits = -jnp.sort(-logits, -1)
         probabilities = jax.nn.softmax(sorted_logits)
@@ -184,13 +202,13 @@ def sample(logits: Float[Array, "B V"], key: Array, sampling: Sampling) -> Int[A
 
 
 class Beams(struct.PyTreeNode):
-    """A beam search: K texts of each row that go on, and the K best that have ended."""
+    """The state of a beam search: in each row K live texts, and the K best that have ended."""
 
-    decoder: DecoderState  # of rows × K
+    decoder: DecoderState  # with B · K rows
     ids: Int[Array, "B K N"]
-    scores: Float[Array, "B K"]  # log probabilities
+    scores: Float[Array, "B K"]  # log probabilities of the live texts
     ended_ids: Int[Array, "B K N"]
-    # Log probabilities with the length penalty, −inf where there is none:
+    # Log probabilities with the length penalty; −inf where no text has ended yet:
     ended_scores: Float[Array, "B K"]
     count: Int[Array, ""]
 
@@ -206,12 +224,15 @@ def beam_search(
     prompt: Prompt,
     until: int,
 ) -> tuple[Int[Array, "B K N"], Float[Array, "B K"]]:
-    """The `num_beams` best texts of at most `until` tokens, best first: ids, eos from EOS on, and
-    scores.
+    """Search for the `num_beams` best texts of at most `until` tokens in each row.
 
-    A text that has ended scores log P / ((5 + length) / 6)^penalty, its EOS counted (Wu et al.,
-    2016, eq. 14); a row is done when no text that goes on can become better than its worst one that
-    has ended. Those cut off at `until` count as ended.
+    A text that has ended scores log P / ((5 + length) / 6)^penalty, where the length includes EOS
+    (Wu et al., 2016, eq. 14). A row is done when no live text can beat its worst ended text. Texts
+    that are cut off at `until` count as ended.
+
+    Returns:
+        the ids, filled up with EOS, and the scores, both best first; a score of −inf marks a
+        missing text.
     """
     rows, prompt_slots = prompt.tokens.shape
 
@@ -219,12 +240,14 @@ def beam_search(
         return scores / ((5 + length) / 6) ** length_penalty
 
     def take(texts, index):
-        """Of texts [B, K', N] those at index [B, K]."""
+        """Select texts [B, K', N] by index [B, K]."""
         return jnp.take_along_axis(texts, index[..., None], 1)
 
     def extend(beams: Beams, logits, decoder: DecoderState) -> Beams:
-        """Each text by its likeliest next ids: 2 K in all, of which at least K go on, since each
-        text can end in one way only.
+        """Extend the live texts by one token each.
+
+        The 2 K likeliest candidates are considered. At least K of them stay live, since each text
+        can end in only one way.
         """
         vocab = logits.shape[-1]
         log_probabilities = jax.nn.log_softmax(_allowed(logits, stop)).reshape(rows, -1, vocab)
@@ -234,14 +257,14 @@ def beam_search(
         parents, ids = flat // vocab, flat % vocab
         texts = take(beams.ids, parents).at[:, :, beams.count].set(ids)
 
-        # Those that end, with those that had ended before.
+        # Rank the candidates that end among the texts that ended before.
         ends = (ids == stop.eos) | (beams.count + 1 >= until)
         new_scores = jnp.where(ends, penalised(scores, beams.count + 1.0), -jnp.inf)
         all_ended = jnp.concatenate([beams.ended_ids, texts], 1)
         all_scores = jnp.concatenate([beams.ended_scores, new_scores], 1)
         ended_scores, best = jax.lax.top_k(all_scores, num_beams)
 
-        # Those that go on, with their parents' state.
+        # Keep the best candidates that do not end, with the decoder state of their parents.
         going_on, index = jax.lax.top_k(jnp.where(ids == stop.eos, -jnp.inf, scores), num_beams)
         parents = jnp.take_along_axis(parents, index, 1)
         flat_parents = parents + jnp.arange(rows)[:, None] * beams.scores.shape[1]
@@ -264,12 +287,12 @@ def beam_search(
         return extend(beams, logits, decoder)
 
     def can_improve(beams: Beams):
-        # A score can only fall as a text grows, but a longer text is penalised less.
+        # Log probabilities only fall as a text grows, but a longer text is penalised less.
         best_length = jnp.where(length_penalty > 0, until, beams.count + 1.0)
         best_possible = penalised(beams.scores[:, 0], best_length)
         return (best_possible > beams.ended_scores[:, -1]).any() & (beams.count < until)
 
-    # The first step is that of one text, empty so far: it branches into K.
+    # The search starts from one empty text in each row, which branches into K.
     logits, decoder = _read_prompt(config, weights, prompt, prompt_slots + output_slots)
     start = Beams(
         decoder=decoder,

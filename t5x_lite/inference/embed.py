@@ -1,4 +1,4 @@
-"""Texts as vectors: the hidden states of a model, pooled or not.
+"""Embed texts as vectors: the hidden states of a model, pooled or not.
 
 Shapes: N texts, T positions, D d_model.
 """
@@ -30,17 +30,20 @@ _ROWS_PER_BATCH = 8
 
 
 def embed(loaded: LoadedModel, texts: list[str], pooling: Pooling = "mean") -> list[np.ndarray]:
-    """Each text as a vector [D], or as its hidden states [T, D]; [2 D] of two decoders (ELMo).
+    """Embed each text as a vector [D], or return its hidden states [T, D].
 
-    An encoder reads `[CLS] text [SEP]`, or the text and EOS where its tokenizer has no [CLS] (T5).
-    A decoder reads the start token and the text, each position those before it.
+    An encoder-only model whose tokenizer has [CLS] reads `[CLS] text [SEP]`; other models with an
+    encoder read the text and EOS. A decoder reads the start token and the text, causally. A model
+    with two decoders (ELMo) gives vectors of width 2 D.
 
     Args:
-        pooling: "mean": the mean over all positions, those of special tokens included (as in
-            sentence-transformers); "cls": the first position of an encoder; "none": all of them.
+        pooling: "mean" averages all positions, special tokens included (as in
+            sentence-transformers); "cls" takes the first position of an encoder; "none" keeps all
+            positions.
 
     Raises:
-        UserError: for a text that the model has no positions for, or "cls" of a decoder.
+        UserError: if a text has more tokens than the position table, or for "cls" without an
+            encoder.
     """
     if pooling not in get_args(Pooling):
         raise UserError(USAGE, f"embed: pooling={pooling!r}: expected mean, cls or none")
@@ -60,7 +63,7 @@ def embed(loaded: LoadedModel, texts: list[str], pooling: Pooling = "mean") -> l
 
 
 def save(path: Path, vectors: list[np.ndarray]) -> None:
-    """Write one array [N, D]; of hidden states [N, T, D], with zeros behind the shorter texts."""
+    """Write the vectors as one array: [N, D], or [N, T, D] with zeros after shorter texts."""
     longest = max(len(vector) for vector in vectors)
     padded = []
     for vector in vectors:
@@ -71,7 +74,7 @@ def save(path: Path, vectors: list[np.ndarray]) -> None:
 
 
 def _hidden_states(loaded: LoadedModel, texts: list[str]) -> list[np.ndarray]:
-    """The hidden states [T, D] of each text, padding left out; float32."""
+    """Return the hidden states [T, D] of each text, without padding, in float32."""
     model, vocabulary = loaded.model, loaded.tokenizer.vocabulary
     ids = [_framed(loaded.tokenizer.encode(text), model, vocabulary) for text in texts]
     longest = max(map(len, ids))
@@ -79,8 +82,8 @@ def _hidden_states(loaded: LoadedModel, texts: list[str]) -> list[np.ndarray]:
         reason = f"a text has {longest} tokens, the model reads {model.max_length}"
         raise UserError(USAGE, f"embed: {reason}; shorten it")
 
-    # Rows as in training. A decoder reads its targets shifted right, behind the start token: what
-    # is its last target it does not read.
+    # Lay out rows as in training. A decoder reads its targets shifted right, after the start token,
+    # so it never reads the last one: EOS.
     length = bucket_length(longest)
     if position_limit(model) is not None:
         length = bucket_length(longest, model.max_length)
@@ -102,7 +105,7 @@ def _hidden_states(loaded: LoadedModel, texts: list[str]) -> list[np.ndarray]:
 
 
 def _framed(ids: np.ndarray, model: ModelDimensions, vocabulary: Vocabulary) -> np.ndarray:
-    """A text as models of its kind read it."""
+    """Add the special tokens that such a model reads around a text."""
     if model.architecture == "encoder" and "[CLS]" in vocabulary.specials:
         framed = [[vocabulary["[CLS]"]], ids, [vocabulary["[SEP]"]]]
     else:
@@ -112,7 +115,7 @@ def _framed(ids: np.ndarray, model: ModelDimensions, vocabulary: Vocabulary) -> 
 
 @partial(jax.jit, static_argnums=0)
 def _read(model: ModelDimensions, params: Params, row: Row) -> Float[Array, "N T D"]:
-    """The hidden states of the encoder, or of a decoder alone."""
+    """Return the hidden states of the encoder, or of the decoder where there is no encoder."""
     transformer: Any = Transformer(model, packed=False)
     method = Transformer.encode if model.is_encoder_decoder else Transformer.__call__
     return transformer.apply({"params": params}, row, method=method).both_ways

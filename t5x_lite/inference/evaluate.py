@@ -1,4 +1,4 @@
-"""What a model makes of a task, whether it has learned it or not."""
+"""Evaluate a model on a task, whether it was trained on it or not."""
 
 from dataclasses import replace
 from typing import Any
@@ -13,18 +13,24 @@ from t5x_lite.inference.predict import as_records, predict
 from t5x_lite.inference.zero_shot import Asking, Evaluated, ask
 from t5x_lite.training.run_directory import LoadedModel
 
-# What of a task a model has learned: its examples may be others.
+# Fields of a task that training has fixed. The examples may come from elsewhere.
 _LEARNED = ("kind", "labels", "prompt", "label_words", "number_step")
 
 
 def evaluate_task(
     loaded: LoadedModel, task: Task, asking: Asking, allowed: AllowedCode = None
 ) -> dict[str, Any]:
-    """Evaluate a model on a task: one that it has learned in the way that it learned it, any other
-    as inference.zero_shot has it.
+    """Evaluate a model on a task.
+
+    A task that the model was trained on is answered as in training, unless shots are asked for. Any
+    other task is answered as in inference.zero_shot.
 
     Returns:
-        task, split, method, examples (how many), metrics, groups, predictions (a record for each).
+        a dict with task, split, method, examples (their number), metrics, groups and predictions
+        (a record for each example).
+
+    Raises:
+        UserError: if the model was trained on another task and has no language model head.
     """
     learned = loaded.rows.task.name if isinstance(loaded.rows, TaskPlan) else ""
     if learned and learned != task.name and not loaded.model.lm_head:
@@ -48,14 +54,15 @@ def evaluate_task(
 def _evaluate_learned(
     loaded: LoadedModel, task: Task, asking: Asking, allowed: AllowedCode
 ) -> Evaluated:
-    """What it reads and answers is as it was learned; the examples are those that are asked for."""
+    """Answer the examples that are asked for, formatted as the model was trained to read them."""
     if asking.direction == "channel":
         raise UserError(USAGE, f"evaluate: this model has learned {task.name}; leave --channel out")
     rows = loaded.rows
     assert isinstance(rows, TaskPlan)
+    # Training fixed how examples are read and answered; `task` says where they are.
     learned = replace(task, **{name: getattr(rows.task, name) for name in _LEARNED})
     if not has_splits(task.source) and task.source != rows.task.source:
-        learned = replace(learned, train="")  # another file: none of it was learned
+        learned = replace(learned, train="")  # another file, none of which was trained on
     check_metrics(learned)
     config = loaded.config
     data = TaskData(

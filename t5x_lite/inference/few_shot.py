@@ -1,4 +1,4 @@
-"""Prompts of examples: a model is told what to do by text alone (in-context learning; Brown et al.,
+"""Few-shot prompts: solved examples show a model what to do (in-context learning; Brown et al.,
 2020, §2).
 """
 
@@ -14,14 +14,18 @@ TEMPLATE = "{input} => {target}\n"
 
 
 class Example(TypedDict):
-    """One solved case."""
+    """A solved example: an input and its target."""
 
     input: str
     target: str
 
 
 def read_examples(path: Path) -> list[Example]:
-    """Examples from JSON lines with "input" and "target"."""
+    """Read examples from JSON lines with "input" and "target".
+
+    Raises:
+        UserError: if the file cannot be read, holds no examples, or has a line that is not one.
+    """
     try:
         lines = path.read_text("utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -47,7 +51,10 @@ def read_examples(path: Path) -> list[Example]:
 def few_shot_prompt(
     examples: list[Example], query: str, shots: int, seed: int = 0, template: str = TEMPLATE
 ) -> str:
-    r"""`shots` examples, drawn without replacement, then the query, its target left open.
+    r"""Build a prompt from `shots` examples, drawn without replacement, and the open query.
+
+    Raises:
+        UserError: if the template lacks {input} before {target}, or there are too few examples.
 
     >>> few_shot_prompt([{"input": "sea", "target": "mer"}], "cheese", 1)
     'sea => mer\ncheese =>'

@@ -1,5 +1,5 @@
-"""Fill blanks, written ___: a word each by a masked language model, any number of words by a model
-of sentinels.
+"""Fill the blanks (___) of a text: a masked language model puts one token in each, a model trained
+with sentinels any number of words.
 """
 
 import re
@@ -22,11 +22,15 @@ from t5x_lite.model.parts.positions import position_limit
 from t5x_lite.parallel.placement import to_host
 from t5x_lite.training.run_directory import LoadedModel
 
-_BLANK = re.compile(r" ?_{3,}")  # a token holds the space before it, so the blank does too
+_BLANK = re.compile(r" ?_{3,}")  # tokens include the space before a word, so a blank does too
 
 
 def split_at_blanks(loaded: LoadedModel, text: str) -> list[np.ndarray]:
-    """The ids of the text before, between and after its blanks."""
+    """Split a text at its blanks; return the ids of each part.
+
+    Raises:
+        UserError: if the text has no blank.
+    """
     parts = _BLANK.split(text)
     if len(parts) < 2:
         raise UserError(USAGE, f"{text!r} has no blank; write one as ___")
@@ -34,10 +38,13 @@ def split_at_blanks(loaded: LoadedModel, text: str) -> list[np.ndarray]:
 
 
 def framed(loaded: LoadedModel, parts: Sequence[np.ndarray]) -> tuple[np.ndarray, int]:
-    """The ids of all parts, in an encoder between [CLS] and [SEP], and the position of the first.
+    """Join parts of ids, between [CLS] and [SEP] for an encoder.
+
+    Returns:
+        the ids, and the position of the first id of the parts.
 
     Raises:
-        UserError: where the model has fewer positions.
+        UserError: if there are more ids than the position table has rows.
     """
     vocabulary, config = loaded.tokenizer.vocabulary, loaded.model
     first = 0
@@ -53,11 +60,10 @@ def framed(loaded: LoadedModel, parts: Sequence[np.ndarray]) -> tuple[np.ndarray
 def masked_rows(
     loaded: LoadedModel, texts: Sequence[np.ndarray], length: int
 ) -> dict[str, np.ndarray]:
-    """Rows of texts with masks, for a model that reads both sides of them: each token is predicted
-    at its own position in the text.
+    """Lay out masked texts as rows, for a model that sees both sides of a mask.
 
-    A decoder of masked_next_token reads the text behind its start token, so that it predicts a
-    token at the position before it, as it was trained to.
+    The hidden state at position i predicts token i of the text. A decoder of masked_next_token
+    reads the text shifted right after its start token, as in training, so the same holds for it.
     """
     ids, nothing = Ragged.from_rows(texts), Ragged.empty(len(texts))
     if loaded.model.architecture == "encoder":
@@ -68,15 +74,18 @@ def masked_rows(
 
 
 def before_sentinels(loaded: LoadedModel) -> list[int]:
-    """What begins a text with sentinels: UL2's mode token, where the model was trained with one."""
+    """Return the ids that precede a text with sentinels: UL2's mode token, or none.
+
+    A model has a mode token if it was trained with one.
+    """
     mode = loaded.rows.mode_of_sentinels
     return [loaded.tokenizer.vocabulary[f"[{mode}]"]] if mode else []
 
 
 def fill_words(loaded: LoadedModel, text: str, top: int = 5) -> list[list[tuple[str, float]]]:
-    """For each blank, the likeliest tokens and their probabilities, by a masked language model."""
+    """Return the `top` likeliest tokens for each blank, with their probabilities."""
     vocabulary, config = loaded.tokenizer.vocabulary, loaded.model
-    # text [MASK] text
+    # The model reads: text [MASK] text.
     first, *rest = split_at_blanks(loaded, text)
     mask = vocabulary["[MASK]"]
     parts = [first]
@@ -103,17 +112,19 @@ def fill_words(loaded: LoadedModel, text: str, top: int = 5) -> list[list[tuple[
 def _blank_probabilities(
     config: ModelDimensions, params: Params, row: Row, blanks: Int[Array, "K"]
 ) -> Float[Array, "K V"]:
-    """Of every id at some positions of one row."""
+    """Return the probability of every id at the given positions of one row."""
     hidden = transformer.apply(config, params, row, packed=False).hidden_states[0, blanks]
     return jax.nn.softmax(logits(config, head_params(params), hidden))
 
 
 def fill_spans(loaded: LoadedModel, text: str, max_new_tokens: int = 32) -> list[str]:
-    """For each blank, what a model of span corruption (or i.i.d. denoising) writes after its
-    sentinel.
+    """Return what a model trained with sentinels writes for each blank, or an empty text.
+
+    Raises:
+        UserError: if there are more blanks than sentinels.
     """
     vocabulary = loaded.tokenizer.vocabulary
-    # text <extra_id_0> text <extra_id_1> text </s>
+    # The model reads: text <extra_id_0> text <extra_id_1> text </s>.
     first, *rest = split_at_blanks(loaded, text)
     if len(rest) > vocabulary.sentinels:
         reason = f"got {len(rest)} blanks, the tokenizer has {vocabulary.sentinels} sentinels"
@@ -124,7 +135,7 @@ def fill_spans(loaded: LoadedModel, text: str, max_new_tokens: int = 32) -> list
     ids = np.concatenate([before_sentinels(loaded), *parts, [vocabulary.eos]]).astype(np.int32)
     written = generate_ids(loaded, [ids], max_new_tokens)[0]
 
-    # What was written, cut before each sentinel: a span begins with the sentinel of its blank.
+    # Cut the output before each sentinel: every span follows the sentinel of its blank.
     sentinel_number = vocabulary.size - 1 - written
     cuts = np.flatnonzero(sentinel_number < vocabulary.sentinels)
     spans = [""] * len(rest)
@@ -138,8 +149,10 @@ def fill_spans(loaded: LoadedModel, text: str, max_new_tokens: int = 32) -> list
 
 
 def fill(loaded: LoadedModel, text: str, top: int = 5) -> list:
-    """Fill the blanks of a text by whatever the model was trained for; see fill_words and
-    fill_spans.
+    """Fill the blanks of a text by fill_words or fill_spans, as the model was trained.
+
+    Raises:
+        UserError: if the model was trained with neither masks nor sentinels.
     """
     loaded.check_predicts_tokens("fill")
     if loaded.rows.masked:

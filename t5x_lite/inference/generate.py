@@ -1,6 +1,7 @@
-"""Continue texts. A decoder reads the start token and the prompt, a prefix decoder the same
-bidirectionally; the encoder of an encoder-decoder reads the prompt, and its decoder begins with the
-start token.
+"""Continue texts: greedily, by sampling, or by beam search.
+
+A decoder reads the start token and the prompt; a prefix decoder reads both bidirectionally. In an
+encoder-decoder, the encoder reads the prompt and the decoder begins with the start token.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,15 +33,15 @@ from t5x_lite.parallel.placement import to_host
 from t5x_lite.training.run_directory import LoadedModel
 
 GREEDY = Sampling()
-# More are powers of two, so that prompts of similar length share one compiled program
+# Longer buckets are powers of two, so that prompts of similar length share one compiled program
 _MIN_BUCKET = 16
 _UNLIMITED = 1 << 62
-_TOKENS_BETWEEN_STOP_CHECKS = 16  # the loop itself knows no strings
+_TOKENS_BETWEEN_STOP_CHECKS = 16  # the compiled loop cannot see stop strings
 
 
 @dataclass(frozen=True)
 class Options(Checked):
-    """How texts are continued; see decode_loop.Sampling and decode_loop.beam_search."""
+    """Options for continuing texts; see decode_loop.Sampling and decode_loop.beam_search."""
 
     SECTION = "generate"
 
@@ -48,10 +49,10 @@ class Options(Checked):
     temperature: Annotated[float, Range(0.0)] = 0.0
     top_k: NonNegative = 0
     top_p: Annotated[float, Range(1e-6, 1.0)] = 1.0
-    seed: Seed = 0  # what is sampled depends on it and on the place among the prompts
-    num_beams: Positive = 1  # more: the best text of a beam search, without sampling
+    seed: Seed = 0  # samples depend on it and on the place among the prompts
+    num_beams: Positive = 1  # above 1: the best text of a beam search, without sampling
     length_penalty: Annotated[float, Range(0.0)] = 0.6
-    stop: tuple = ()  # a text ends before the first of these strings
+    stop: tuple = ()  # cut the text before the first of these strings
 
     def _contradictions(self) -> Iterator[str]:
         if not all(isinstance(word, str) and word for word in self.stop):
@@ -69,8 +70,9 @@ class Options(Checked):
 
 
 def bucket_length(length: int, longest: int = _UNLIMITED) -> int:
-    """The number of positions made for that length: a power of two, or `longest` where that is
-    less, never too few.
+    """Round a length up to a power of two, at least 16, but not above `longest`.
+
+    A length that is above `longest` itself is returned unchanged.
 
     >>> bucket_length(3), bucket_length(17), bucket_length(17, longest=20)
     (16, 32, 20)
@@ -80,12 +82,14 @@ def bucket_length(length: int, longest: int = _UNLIMITED) -> int:
 
 
 def _output_tokens(config: ModelDimensions, longest_prompt: int, max_new_tokens: int) -> int:
-    """How many tokens can be generated after the longest prompt. Raises UserError where that is
-    none.
+    """Return how many tokens can be generated after the longest prompt.
+
+    Raises:
+        UserError: for an encoder, or if the prompt is too long for the position table.
     """
     if config.architecture == "encoder":
         raise UserError(USAGE, "generate: an encoder writes no text; use fill")
-    # Only a table of positions has an end.
+    # Only a learned position table limits the length.
     if position_limit(config) is None:
         return max_new_tokens
     if config.is_encoder_decoder:
@@ -101,15 +105,17 @@ def _output_tokens(config: ModelDimensions, longest_prompt: int, max_new_tokens:
 
 @lru_cache(maxsize=1)
 def _weights(loaded: LoadedModel):
+    """Return the decoding weights, cached for the last model."""
     return prepare_weights(loaded.model, loaded.params)
 
 
 def forget_weights() -> None:
-    """Free what was prepared of the last model to generate with it."""
+    """Free the cached decoding weights of the last model."""
     _weights.cache_clear()
 
 
 def _prompt(loaded: LoadedModel, inputs: list[np.ndarray]) -> Prompt:
+    """Lay out the ids of prompts as a batch; an encoder's prompts must not be empty."""
     config, vocabulary = loaded.model, loaded.tokenizer.vocabulary
     longest = max(len(ids) for ids in inputs)
     # The encoder reads the prompt, and the decoder begins with the start token.
@@ -140,9 +146,9 @@ def _stop_tokens(loaded: LoadedModel) -> StopTokens:
 
 
 def _until_eos(rows, count: int, eos: int) -> list[np.ndarray]:
-    """The first `count` ids of each row up to its EOS, which is left out."""
+    """Return the first `count` ids of each row, cut before its EOS."""
     texts = []
-    for row in to_host(rows).copy()[:, :count]:  # the loop goes on in the same memory
+    for row in to_host(rows).copy()[:, :count]:  # a copy, since the loop reuses the memory
         ends = np.flatnonzero(row == eos)
         texts.append(row[: ends[0]] if len(ends) else row)
     return texts
@@ -155,7 +161,7 @@ def generate_ids(
     sampling: Sampling = GREEDY,
     seed: int = 0,
 ) -> list[np.ndarray]:
-    """The ids generated after each input (ids), up to EOS, which is left out."""
+    """Return the ids generated after each input, without EOS."""
     (last,) = stream_ids(loaded, inputs, max_new_tokens, sampling, seed)
     return last
 
@@ -168,11 +174,16 @@ def stream_ids(
     seed: int = 0,
     every: int = 0,
 ) -> Iterator[list[np.ndarray]]:
-    """The ids generated so far, after `every` further tokens of each row (0: once, at the end): up
-    to EOS, which is left out, or max_new_tokens (fewer where the model has no more positions).
+    """Yield the ids generated so far after each input, without EOS.
+
+    A text ends at EOS or after max_new_tokens (fewer if the model runs out of positions).
+
+    Args:
+        every: number of tokens between yields, the first of which follows the first token; 0:
+            yield once, at the end.
 
     Raises:
-        UserError: for models without a decoder, and prompts that fill all positions.
+        UserError: if the model has no decoder, or a prompt is too long, or empty for an encoder.
     """
     config, stop = loaded.model, _stop_tokens(loaded)
     most = _output_tokens(config, max(len(ids) for ids in inputs), max_new_tokens)
@@ -182,7 +193,7 @@ def stream_ids(
             config, sampling, stop, bucket_length(most), weights, prompt, jax.random.key(seed)
         )
 
-    # The loop stops every so many tokens, to show what there is.
+    # The compiled loop returns after every `every` tokens, to yield the text so far.
     until = 1
     while True:
         count = int(to_host(state.count))
@@ -203,8 +214,9 @@ def search_ids(
     max_new_tokens: int = 64,
     length_penalty: float = 0.6,
 ) -> list[list[tuple[np.ndarray, float]]]:
-    """Beam search: for each input a list of (ids, score), best first; see
-    decode_loop.beam_search.
+    """Run a beam search; return a list of (ids, score) for each input, best first.
+
+    See decode_loop.beam_search.
     """
     config, stop = loaded.model, _stop_tokens(loaded)
     most = _output_tokens(config, max(len(ids) for ids in inputs), max_new_tokens)
@@ -223,8 +235,9 @@ def search_ids(
 
 
 def encode_prompts(loaded: LoadedModel, prompts: Sequence[str]) -> list[np.ndarray]:
-    """The ids of prompts; with EOS where an encoder reads them and was trained with it, as on span
-    corruption.
+    """Encode prompts, ending in EOS if an encoder reads them and was trained with EOS.
+
+    That is so for span corruption and for tasks.
     """
     ends_in_eos = loaded.model.is_encoder_decoder and loaded.rows.inputs_end_in_eos
     eos = [loaded.tokenizer.vocabulary.eos] if ends_in_eos else []
@@ -235,6 +248,7 @@ def encode_prompts(loaded: LoadedModel, prompts: Sequence[str]) -> list[np.ndarr
 
 
 def _checked_options(loaded: LoadedModel, prompts: Sequence[str], options: dict) -> Options:
+    """Check that the model, the prompts and the options go together; return the options."""
     loaded.check_predicts_tokens("generate")
     checked = build(Options, options, "generate.")
     ids = loaded.tokenizer.vocabulary.size
@@ -247,7 +261,11 @@ def _checked_options(loaded: LoadedModel, prompts: Sequence[str], options: dict)
 
 
 def continue_texts(loaded: LoadedModel, prompts: Sequence[str], **options) -> list[str]:
-    """What the model writes after each prompt, as text. options: those of Options."""
+    """Return the text that the model writes after each prompt.
+
+    Args:
+        options: the fields of Options.
+    """
     *_, texts = stream_texts(loaded, prompts, 0, **options)
     return texts
 
@@ -255,8 +273,14 @@ def continue_texts(loaded: LoadedModel, prompts: Sequence[str], **options) -> li
 def stream_texts(
     loaded: LoadedModel, prompts: Sequence[str], every: int = 4, **options
 ) -> Iterator[list[str]]:
-    """The texts after `every` further tokens (0: at the end); each only grows, and the last are
-    what `continue_texts` returns.
+    """Yield the texts written so far after each prompt.
+
+    Each text only grows. The last yield is what `continue_texts` returns.
+
+    Args:
+        every: number of tokens between yields; 0: yield only at the end, unless there are stop
+            strings, which are checked every 16 tokens.
+        options: the fields of Options.
     """
     checked = _checked_options(loaded, prompts, options)
     if not prompts:
@@ -265,7 +289,7 @@ def stream_texts(
     inputs = encode_prompts(loaded, prompts)
     stop, decode_text = checked.stop, loaded.tokenizer.decode
 
-    # A beam search knows its text at the end alone.
+    # A beam search has no text before its end.
     if checked.num_beams > 1:
         beams = search_ids(
             loaded, inputs, checked.num_beams, checked.max_new_tokens, checked.length_penalty
@@ -287,7 +311,7 @@ def stream_texts(
 
 
 def _before_stop(text: str, stop: tuple[str, ...]) -> tuple[str, bool]:
-    """The text before the first of the stop strings, and whether there was one."""
+    """Cut a text before its first stop string; return it, and True if there was one."""
     starts = [text.find(word) for word in stop]
     starts = [start for start in starts if start >= 0]
     if not starts:
@@ -296,7 +320,7 @@ def _before_stop(text: str, stop: tuple[str, ...]) -> tuple[str, bool]:
 
 
 def _settled(text: str, stop: tuple[str, ...]) -> str:
-    """Without an end that may still change: half a character, or the beginning of a stop string."""
+    """Drop an end that may still change: a partial character, or the beginning of a stop string."""
     text = text.rstrip("\ufffd")
     longest = max((len(word) for word in stop), default=0)
     for size in range(min(longest, len(text)), 0, -1):

@@ -1,4 +1,4 @@
-"""What a model that has learned a task predicts: one label for each example, in order.
+"""Predict the labels of a task with a model that was trained on it.
 
 Shapes: B rows, S segments with a label, T positions, C classes.
 """
@@ -25,12 +25,16 @@ from t5x_lite.parallel.placement import to_host
 from t5x_lite.training.run_directory import LoadedModel
 
 _ROWS_PER_BATCH = 32
-_LONGEST_SPAN = 30  # tokens of an answer (BERT's released code)
+_LONGEST_SPAN = 30  # tokens in an answer (BERT's released code)
 
 
 def predict(loaded: LoadedModel, split: TaskSplit) -> list[Label]:
-    """The label that the model predicts for each example of a split; None where it writes something
-    that is no label.
+    """Predict the label of each example of a split, in order.
+
+    A prediction is None if the generated text is no label, or if two choices tie.
+
+    Raises:
+        UserError: if the model was not trained on a task.
     """
     plan = loaded.rows
     if not isinstance(plan, TaskPlan):
@@ -41,15 +45,15 @@ def predict(loaded: LoadedModel, split: TaskSplit) -> list[Label]:
 
 
 def judge_split(loaded: LoadedModel, split: TaskSplit) -> dict[str, float]:
-    """The metrics of a task over the examples of a split."""
+    """Compute the metrics of a task over the examples of a split."""
     return judge(split.examples.task, split.examples.examples, predict(loaded, split))
 
 
-# Heads.
+# Tasks that a head answers.
 
 
 def _outputs(loaded: LoadedModel, plan: TaskPlan, split: TaskSplit) -> list[np.ndarray]:
-    """What the head makes of each pair: its logits [C], or those of its positions [T, 2]."""
+    """Return the head's output for each pair: [C], or [T, 2] for spans."""
     rows = split.rows
     total = rows.rows(1)
     batches = split.batches(min(_ROWS_PER_BATCH, total))
@@ -61,6 +65,7 @@ def _outputs(loaded: LoadedModel, plan: TaskPlan, split: TaskSplit) -> list[np.n
         with loaded.within():
             outputs = _head_outputs(loaded.model, plan.format.head, loaded.params, row)
             outputs = to_host(outputs).astype(np.float32)
+        # A row holds several pairs, in the order of its segments.
         for place, index in enumerate(indices):
             if index >= total:
                 break
@@ -77,6 +82,7 @@ def _outputs(loaded: LoadedModel, plan: TaskPlan, split: TaskSplit) -> list[np.n
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _head_outputs(config: ModelDimensions, name: str, params: Params, row: Row) -> Array:
+    """Return the head's output for a batch of rows: [B, S, C], or [B, T, 2] for spans."""
     head = HEADS[name]
     hidden = head.read(transformer.apply(config, params, row), row)
     assert head.outputs is not None
@@ -84,15 +90,17 @@ def _head_outputs(config: ModelDimensions, name: str, params: Params, row: Row) 
 
 
 def _classes(split: TaskSplit, outputs: list[np.ndarray]) -> list[Label]:
+    """Return the likeliest class of each example."""
     return [int(logits.argmax()) for logits in outputs]
 
 
 def _numbers(split: TaskSplit, outputs: list[np.ndarray]) -> list[Label]:
+    """Return the predicted number of each example."""
     return [float(value[0]) for value in outputs]
 
 
 def _choices(split: TaskSplit, outputs: list[np.ndarray]) -> list[Label]:
-    """The answer with the highest score; None where two share it, so that a tie is wrong."""
+    """Return the best answer to each question; None for a tie, which then counts as wrong."""
     predictions = []
     pairs = zip(split.formatted.example_of_pair.tolist(), outputs, strict=True)
     for _, group in groupby(pairs, key=lambda pair: pair[0]):
@@ -101,7 +109,7 @@ def _choices(split: TaskSplit, outputs: list[np.ndarray]) -> list[Label]:
 
 
 def likeliest(scores: Sequence[float]) -> int | None:
-    """The place of the highest score; None where two share it.
+    """Return the index of the highest score; None if two scores share it.
 
     >>> likeliest([0.1, 0.7, 0.2]), likeliest([0.5, 0.5])
     (1, None)
@@ -111,8 +119,9 @@ def likeliest(scores: Sequence[float]) -> int | None:
 
 
 def _spans(split: TaskSplit, outputs: list[np.ndarray]) -> list[Label]:
-    """The text of the best span over all windows of each example: the sum of the logits of its
-    first and last position.
+    """Return the text of the best span of each example, over all of its windows.
+
+    A span's score is the sum of the logits at its first and its last position.
     """
     best: dict[int, tuple[float, str]] = {}
     formatted = split.formatted
@@ -125,11 +134,14 @@ def _spans(split: TaskSplit, outputs: list[np.ndarray]) -> list[Label]:
 
 
 def _best_span(words: Words, logits: np.ndarray) -> tuple[float, str]:
+    """Return the score and the text of the best span in one window."""
+    # The question and the special tokens belong to no word of the text.
     real = np.flatnonzero(words.word_of_id >= 0)
     if not len(real):
         return -np.inf, ""
     first, last = int(real[0]), int(real[-1]) + 1
     starts, ends = logits[first:last, 0], logits[first:last, 1]
+    # Score all pairs of a start and an end, up to the longest span.
     scores = starts[:, None] + ends[None, :]
     length = np.arange(len(ends))[None, :] - np.arange(len(starts))[:, None]
     scores = np.where((length >= 0) & (length < _LONGEST_SPAN), scores, -np.inf)
@@ -140,10 +152,11 @@ def _best_span(words: Words, logits: np.ndarray) -> tuple[float, str]:
 _DECODERS = {"class": _classes, "number": _numbers, "choice": _choices, "span": _spans}
 
 
-# In words.
+# Tasks that are answered in words.
 
 
 def _predict_in_words(loaded: LoadedModel, split: TaskSplit) -> list[Label]:
+    """Generate the answers, and read each as a label."""
     texts = generate_answers(loaded, split.formatted)
     task = split.examples.task
     return [
@@ -153,9 +166,10 @@ def _predict_in_words(loaded: LoadedModel, split: TaskSplit) -> list[Label]:
 
 
 def generate_answers(loaded: LoadedModel, formatted: Formatted) -> list[str]:
-    """What the model writes, greedily, after the inputs of each pair."""
+    """Return the text that the model generates greedily after the inputs of each pair."""
     inputs, room = formatted.pairs.inputs.arrays(), formatted.answer_room
-    # Inputs of like lengths together; all batches have as many rows, and are compiled once.
+    # Batches hold inputs of similar length. All have the same number of rows, the last one too, so
+    # that each length is compiled once.
     order = sorted(range(len(inputs)), key=lambda number: bucket_length(len(inputs[number])))
     texts = [""] * len(inputs)
     for start in range(0, len(order), _ROWS_PER_BATCH):
@@ -164,17 +178,15 @@ def generate_answers(loaded: LoadedModel, formatted: Formatted) -> list[str]:
         generated = generate_ids(loaded, [inputs[number] for number in filled], room)
         for number, ids in zip(numbers, generated, strict=False):
             texts[number] = loaded.tokenizer.decode(ids)
-    forget_weights()  # of a model that may be trained further
+    forget_weights()  # free the memory, since training may go on
     return texts
 
 
-# What is written of predictions.
+# Predictions as data.
 
 
 def as_records(examples: Examples, predictions: Sequence[Label]) -> list[dict]:
-    """One record for each example: its id, its text, the prediction, and the label where there is
-    one.
-    """
+    """Return a record of each example: its id, text, prediction and label (None if it has none)."""
     task = examples.task
 
     def text_of(example: Example) -> str:

@@ -1,4 +1,4 @@
-"""How likely texts are to a model: by the chain rule if it reads left to right, by masks if it
+"""Score how likely texts are: by the chain rule if the model reads left to right, by masks if it
 reads both sides.
 
 Shapes: B rows, D decoder positions, K scored positions, V vocabulary.
@@ -33,24 +33,30 @@ _ROWS_OF_LOGITS = 8
 
 
 class Score(NamedTuple):
-    """How likely one text is."""
+    """The likelihood of one text."""
 
     text: str
-    # Of the text, or of the text given its context:
+    # Log-probability of the text, given its context if there is one, or pseudo-log-likelihood:
     kind: Literal["log_probability", "pseudo_log_likelihood"]
-    nats: float  # the sum over its tokens; EOS does not count
-    tokens: int
-    bits_per_byte: float  # of its UTF-8; of a lossy tokenizer not comparable with others'
+    nats: float  # sum over the tokens, without EOS
+    tokens: int  # number of tokens
+    bits_per_byte: float  # bytes of UTF-8; not comparable if the tokenizer is lossy
 
 
 def score(loaded: LoadedModel, texts: list[str], context: str = "") -> list[Score]:
-    """Log-probability of each text, after the context if there is one.
+    """Compute the log-probability of each text, given the context if there is one.
 
-    A decoder scores the text, or the text given the context; longer ones than its rows in pieces,
-    each from the start. A prefix decoder and an encoder-decoder need a context, which they read
-    bidirectionally. A masked language model scores a text by its pseudo-log-likelihood (Salazar et
-    al., 2020: each token given all others), or what fills the one blank (___) of a context by the
-    chain rule: position after position from left to right, with what was filled in before.
+    A decoder scores a text with or without a context. A text that is longer than a row is scored in
+    pieces, each given the context but not the pieces before it. A prefix decoder and an
+    encoder-decoder need a context, which they read bidirectionally.
+
+    A masked language model without a context gives each text its pseudo-log-likelihood: each token
+    given all others (Salazar et al., 2020). With a context, the text fills its one blank (___) and
+    is scored by the chain rule: from left to right, each token given those filled in before.
+
+    Raises:
+        UserError: if a context is needed but missing, is too long, or does not have the one blank
+            that a masked language model fills.
     """
     loaded.check_predicts_tokens("score")
     if loaded.rows.masked:
@@ -79,47 +85,54 @@ def score(loaded: LoadedModel, texts: list[str], context: str = "") -> list[Scor
 
 
 def _make_score(text: str, kind, nats: np.ndarray) -> Score:
+    """Sum the log-probabilities [tokens] of a text."""
     total = float(np.sum(nats, dtype=np.float64))
     num_bytes = max(len(text.encode()), 1)
     return Score(text, kind, total, len(nats), -total / math.log(2) / num_bytes)
 
 
 class _Piece(NamedTuple):
-    """A text, or as much of it as fits a row."""
+    """A text, or a part of it that fits a row."""
 
-    text: int  # its number
+    text: int  # index of the text
     inputs: np.ndarray
     targets: np.ndarray
 
 
 class TokenScores(NamedTuple):
-    """How likely each token of a text is, given its inputs and the tokens before it."""
+    """The likelihood of each token of a text, given what the model reads besides it."""
 
-    nats: np.ndarray  # log-probabilities
-    is_likeliest: np.ndarray  # no other token has a higher one
+    nats: np.ndarray  # log-probability of each token
+    is_likeliest: np.ndarray  # True where no other token is likelier
 
 
 def target_log_probabilities(
     loaded: LoadedModel, inputs: list[np.ndarray], targets: list[np.ndarray]
 ) -> list[np.ndarray]:
-    """log P of each target token given the inputs and the targets before it, in nats."""
+    """Return log P of each target token, in nats, given the inputs and the targets before it."""
     return [scores.nats for scores in score_targets(loaded, inputs, targets)]
 
 
 def score_targets(
     loaded: LoadedModel, inputs: list[np.ndarray], targets: list[np.ndarray]
 ) -> list[TokenScores]:
-    """How likely the tokens of each target are given its inputs (ids)."""
+    """Score each token of a target, given its inputs and the targets before it; all are ids.
+
+    Raises:
+        UserError: if the inputs are too long.
+    """
     pieces = _pieces(loaded.model, inputs, targets)
     parts: list[list[np.ndarray]] = [[] for _ in pieces]
     lengths = [len(piece.inputs) + len(piece.targets) for piece in pieces]
     for numbers in like_lengths(lengths):
-        # Batches of one length have the same number of rows: one compiled program serves them.
+        # All batches of one length have the same number of rows, and share a compiled program.
         rows = _score_pieces(loaded, [pieces[number] for number in numbers])
         for number, row in zip(numbers, rows, strict=True):
+            # Where inputs and targets share a stack, the targets come after the inputs.
             first = 0 if loaded.model.is_encoder_decoder else len(pieces[number].inputs)
             parts[number] = row[:, first : first + len(pieces[number].targets)]
 
+    # Join the pieces of each text.
     of_text: list[list[np.ndarray]] = [[np.zeros((2, 0))] for _ in targets]
     for piece, part in zip(pieces, parts, strict=True):
         of_text[piece.text].append(np.asarray(part))
@@ -131,8 +144,9 @@ def score_targets(
 
 
 def _row_length(length: int, longest: int = 1 << 30) -> int:
-    """The positions of a row for a text of that length: 8, 12, 16, 24, 32, 48, and so on. Steps
-    between powers of two are worth their compilation where many texts are scored.
+    """Round a length up to the positions of a row: 8, 12, 16, 24, 32, 48, and so on.
+
+    Where many texts are scored, the steps between powers of two are worth their compilation.
 
     >>> [_row_length(length) for length in (3, 13, 17, 25)], _row_length(17, longest=20)
     ([8, 16, 24, 32], 20)
@@ -144,15 +158,16 @@ def _row_length(length: int, longest: int = 1 << 30) -> int:
 
 
 def like_lengths(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """The numbers of rows in batches, rows of like lengths together.
+    """Group row indices into batches of similar length.
 
-    All batches of one bucket have the same number of rows, the last too: its first is repeated.
-    Rows that are too few to fill a batch of the next longer bucket join it: that costs less than to
-    compile a program for them.
+    All batches of a bucket have the same number of rows; the last one repeats its first row. Rows
+    that are too few to fill a batch of the next longer bucket join that bucket, which costs less
+    than compiling a program for them.
 
     >>> [len(batch) for batch in like_lengths([5, 9, 10, 30])]
     [4]
     """
+    # Row length → indices, from short to long.
     buckets: dict[int, list[int]] = {}
     for number in sorted(range(len(lengths)), key=lambda number: _row_length(lengths[number])):
         buckets.setdefault(_row_length(lengths[number]), []).append(number)
@@ -173,9 +188,14 @@ def like_lengths(lengths: Sequence[int]) -> Iterator[list[int]]:
 def _pieces(
     model: ModelDimensions, inputs: list[np.ndarray], targets: list[np.ndarray]
 ) -> list[_Piece]:
-    """Texts in pieces that fit a row, each after its whole inputs."""
+    """Cut targets into pieces that fit a row, each after all of its inputs.
+
+    Raises:
+        UserError: if the inputs leave no room.
+    """
     pieces = []
     for number, (context, ids) in enumerate(zip(inputs, targets, strict=True)):
+        # On one stack, inputs and targets share the positions of a row.
         if model.is_encoder_decoder:
             room = model.max_length
             fits = position_limit(model) is None or len(context) <= model.max_length
@@ -191,8 +211,9 @@ def _pieces(
 
 
 def _score_pieces(loaded: LoadedModel, pieces: list[_Piece]) -> np.ndarray:
+    """Return what _decoder_scores gives for each piece, as one row: [B, 2, D]."""
     model = loaded.model
-    # The rows that such a model is trained on.
+    # Lay out rows as in training.
     pairs = Pairs(
         Ragged.from_rows([piece.inputs for piece in pieces]),
         Ragged.from_rows([piece.targets for piece in pieces]),
@@ -215,7 +236,7 @@ def _score_pieces(loaded: LoadedModel, pieces: list[_Piece]) -> np.ndarray:
 
 @partial(jax.jit, static_argnums=0)
 def _decoder_scores(model: ModelDimensions, params: Params, row: Row) -> Float[Array, "B 2 D"]:
-    """log P of the targets of each row, and whether each is the likeliest token (1 or 0)."""
+    """Return log P of the target at each position, and 1 if it is the likeliest token, else 0."""
     hidden = transformer.apply(model, params, row, packed=False).hidden_states
     head = head_params(params)
 
@@ -223,13 +244,14 @@ def _decoder_scores(model: ModelDimensions, params: Params, row: Row) -> Float[A
         hidden, targets = hidden_and_targets
         return jnp.stack(_scores_of(logits(model, head, hidden), targets))
 
-    # The logits of a few rows at a time.
+    # Compute the logits of a few rows at a time, to save memory.
     return jax.lax.map(of_row, (hidden, row["decoder_targets"]), batch_size=_ROWS_OF_LOGITS)
 
 
 def _scores_of(
     logits: Float[Array, "*rows V"], targets: Array
 ) -> tuple[Float[Array, "*rows"], Float[Array, "*rows"]]:
+    """Return log P of each target, and 1 if no token is likelier, else 0."""
     log_probabilities = jax.nn.log_softmax(logits)
     chosen = jnp.take_along_axis(log_probabilities, targets[..., None], -1)[..., 0]
     is_likeliest = chosen >= log_probabilities.max(-1)
@@ -239,8 +261,14 @@ def _scores_of(
 def score_masked(
     loaded: LoadedModel, rows: list[np.ndarray], positions: list[int], answers: list[int]
 ) -> TokenScores:
-    """How likely the answer is at one position of each row of ids, by a model that reads both sides
-    of a mask: an encoder, or a decoder of masked_next_token.
+    """Score the answer at one masked position of each row of ids.
+
+    The model sees both sides of a mask: it is an encoder, or a decoder of masked_next_token.
+
+    Args:
+        rows: the ids of each row, masks included.
+        positions: the position in each row that is scored.
+        answers: the id whose likelihood there is wanted.
     """
     scores = np.zeros((len(rows), 2))
     for numbers in like_lengths([len(row) for row in rows]):
@@ -262,13 +290,14 @@ def _scores_at(
     positions: Int[Array, "B"],
     answers: Int[Array, "B"],
 ) -> Float[Array, "B 2"]:
+    """Return what _scores_of gives for one position of each row."""
     hidden = transformer.apply(model, params, row, packed=False).hidden_states
     hidden = hidden[jnp.arange(len(hidden)), positions]
     return jnp.stack(_scores_of(logits(model, head_params(params), hidden), answers), -1)
 
 
 def pseudo_log_likelihoods(loaded: LoadedModel, texts: Sequence[str]) -> list[Score]:
-    """Of each text: each token masked in a row of its own (Salazar et al., 2020)."""
+    """Score each text with each of its tokens masked in a row of its own (Salazar et al., 2020)."""
     mask = loaded.tokenizer.vocabulary["[MASK]"]
     rows, positions, answers, lengths = [], [], [], []
     for text in texts:
@@ -295,8 +324,9 @@ def score_in_blanks(
     after: Sequence[np.ndarray],
     spans: Sequence[np.ndarray],
 ) -> list[TokenScores]:
-    """How likely each span of ids is between what stands before and after it, by the chain rule:
-    row k has the first k tokens of the span, and masks for the others.
+    """Score each span of ids between the ids before and after it, by the chain rule with masks.
+
+    Row k of a span holds its first k tokens, and masks for the others.
     """
     mask = loaded.tokenizer.vocabulary["[MASK]"]
     rows, positions, answers = [], [], []
@@ -319,8 +349,9 @@ def score_at_sentinels(
     after: Sequence[np.ndarray],
     spans: Sequence[np.ndarray],
 ) -> list[TokenScores]:
-    """How likely each span of ids is between what stands before and after it: the model reads a
-    sentinel in its place. What ends the span counts as a token of it, its last.
+    """Score each span of ids between the ids before and after it, with a sentinel in its place.
+
+    The id that ends the span (the next sentinel, or EOS) counts as its last token.
     """
     vocabulary = loaded.tokenizer.vocabulary
     first, second = [vocabulary.sentinel(0)], [vocabulary.sentinel(1)]
@@ -341,8 +372,9 @@ def score_in_the_middle(
     after: Sequence[np.ndarray],
     spans: Sequence[np.ndarray],
 ) -> list[TokenScores]:
-    """How likely each span of ids is between what stands before and after it, which the model reads
-    in the order prefix, suffix, middle (Bavarian et al., 2022, §3).
+    """Score each span of ids between the ids before and after it, as fill in the middle.
+
+    The model reads them in the order prefix, suffix, middle (Bavarian et al., 2022, §3).
     """
     vocabulary = loaded.tokenizer.vocabulary
     prefix, suffix, middle = (

@@ -1,13 +1,13 @@
-"""Tasks for models that were not trained on them: answers by likelihood or by generation, with or
+"""Ask models to do tasks that they were not trained on: by likelihood or by generation, with or
 without solved examples in the prompt (Brown et al., 2020, §2).
 
-What the likelihood of a text is depends on what the model has learned:
+How the likelihood of a text is computed depends on what the model has learned:
 
 decoder                 log P(text | prompt), by the chain rule
-encoder                 the text in a blank, token after token; of a sentence alone its
+masked LM               the text fills a blank, token by token; a sentence without a prompt gets its
                         pseudo-log-likelihood (Salazar et al., 2020)
-span corruption         the text in the place of a sentinel, given all around it
-prefix LM               log P(text | prompt), the prompt read both ways
+span corruption         the text in the place of a sentinel, given everything around it
+prefix LM               log P(text | prompt), with the prompt read bidirectionally
 """
 
 import random
@@ -36,22 +36,24 @@ from t5x_lite.inference.score import (
 )
 from t5x_lite.training.run_directory import LoadedModel
 
-# What the log-probability of an answer is divided by: nothing, its bytes, or its tokens.
+# The log-probability of an answer is divided by nothing, by its bytes, or by its tokens.
 Normalisation = Literal["sum", "byte", "token"]
 # Direct: P(answer | question). Channel: P(question | answer) (Min et al., 2022).
 Direction = Literal["direct", "channel"]
 
-_LONGEST_ANSWER = 64  # tokens that are generated at most
-_SHORTEST_PROMPT = 8  # tokens of it that are always read
+_LONGEST_ANSWER = 64  # most tokens to generate
+_SHORTEST_PROMPT = 8  # tokens of the prompt that are always kept
 
 
 @dataclass(frozen=True)
 class Asking:
-    """How a model is asked.
+    """Options for asking a model a task.
 
     Attributes:
-        shots: solved examples of the training split in the prompt, drawn by the seed.
-        limit: the first so many examples alone; 0: all.
+        split: the split whose examples are asked.
+        shots: number of solved training examples in the prompt, drawn by `seed`.
+        direction: which of question and answer is scored given the other.
+        limit: number of examples to ask, from the first; 0: all.
     """
 
     split: str = "validation"
@@ -63,13 +65,14 @@ class Asking:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What a model makes of a task.
+    """Result of evaluating a model on a task.
 
     Attributes:
-        method: what its answers were judged by, in words.
-        metrics: by name; of choices under each normalisation.
+        method: how the answers were obtained, in words.
+        metrics: values by name; for choices, one for each normalisation.
         groups: the first metric of each group of examples.
-        predictions: one for each example; None where two answers tie.
+        examples: the examples that were asked.
+        predictions: one for each example; None if two answers tie or an answer is no label.
     """
 
     method: str
@@ -85,11 +88,12 @@ def ask(
     """Ask a model for the answers to a task.
 
     Raises:
-        UserError: for kinds of tasks that such a model cannot be asked.
+        UserError: if the model predicts no tokens, a split is missing or has no labels, or the kind
+            of task cannot be asked without training.
     """
     loaded.check_predicts_tokens("evaluate")
     check_metrics(task)
-    if not has_splits(task.source):  # one file: all of it is asked
+    if not has_splits(task.source):  # one file without splits: ask all of it
         if asking.split != "validation":
             reason = f"{task.source} is one file, all of which is asked"
             raise UserError(USAGE, f"evaluate: --split={asking.split}: {reason}; leave --split out")
@@ -118,7 +122,7 @@ def ask(
 
 
 def _solved(task: Task, asking: Asking, allowed: AllowedCode) -> str:
-    """Solved examples, as they begin a prompt."""
+    """Return the solved examples that begin every prompt; empty without shots."""
     shots = asking.shots
     if not shots:
         return ""
@@ -135,8 +139,10 @@ def _solved(task: Task, asking: Asking, allowed: AllowedCode) -> str:
 
 
 def question_of(task: Task, example: Example) -> str:
-    """What a language model is asked: task.question; else the text that is to be completed with an
-    answer, or what text-to-text models read.
+    """Return what a language model is asked.
+
+    That is task.question. Without it, it is the text that an answer completes (choose, complete),
+    or the prompt of text-to-text models.
     """
     if task.question:
         return lookup(example.record, task.question, f"task {task.name}")
@@ -146,7 +152,7 @@ def question_of(task: Task, example: Example) -> str:
 
 
 def answers_of(task: Task, example: Example) -> list[str]:
-    """The answers of an example, each with the blank before it."""
+    """Return the possible answers to an example, each beginning with a space."""
     if task.kind == "choose":
         words: Sequence[Any] = example.choices
     else:
@@ -155,6 +161,7 @@ def answers_of(task: Task, example: Example) -> list[str]:
 
 
 def _right_answer(task: Task, example: Example) -> str:
+    """Return the right answer to an example, beginning with a space."""
     if isinstance(example.label, int) and task.kind in ("classify", "choose"):
         return answers_of(task, example)[example.label]
     text = answer_of(task, example.label)
@@ -165,7 +172,7 @@ def _right_answer(task: Task, example: Example) -> str:
 
 
 def method_of(loaded: LoadedModel) -> str:
-    """What the likelihood of an answer is to this model."""
+    """Describe in words how this model scores an answer."""
     if loaded.rows.masked:
         return "log-probability in a blank, token after token"
     if loaded.rows.uses_sentinels:
@@ -176,11 +183,11 @@ def method_of(loaded: LoadedModel) -> str:
 def score_answers(
     loaded: LoadedModel, prompts: Sequence[str], answers: Sequence[str]
 ) -> list[TokenScores]:
-    """How likely each answer is after its prompt."""
+    """Score each answer after its prompt."""
     encode = loaded.tokenizer.encode
     before, targets = [encode(prompt) for prompt in prompts], [encode(text) for text in answers]
     if isinstance(loaded.rows, TaskPlan) and loaded.rows.format.head == "lm":
-        # It has learned to read and to write whole texts.
+        # A model that learned a task in words reads and writes whole texts, which end in EOS.
         eos = [loaded.tokenizer.vocabulary.eos]
         before, targets = ([np.append(ids, eos) for ids in texts] for texts in (before, targets))
     return score_after(loaded, before, targets)
@@ -189,8 +196,10 @@ def score_answers(
 def score_after(
     loaded: LoadedModel, before: Sequence[np.ndarray], targets: Sequence[np.ndarray]
 ) -> list[TokenScores]:
-    """How likely each text of ids is after another. A text that alone fills the row loses its end;
-    else what stands before it its beginning.
+    """Score each target after the ids before it.
+
+    A target that is too long for a row is truncated on the right, which leaves room for a few ids
+    before it. The ids before a target are truncated on the left.
     """
     most = loaded.model.max_length - 2 - _SHORTEST_PROMPT
     targets = [target[:most] for target in targets]
@@ -206,8 +215,9 @@ def score_after(
 def _shortened(
     loaded: LoadedModel, inputs: Sequence[np.ndarray], targets: Sequence[np.ndarray]
 ) -> list[np.ndarray]:
-    """Prompts without their beginning where rows have no room for it, and for two special ids of
-    an encoder.
+    """Truncate prompts on the left, so that each fits a row.
+
+    An encoder also needs room for two special ids. On one stack, the target needs room too.
     """
     special = 0 if loaded.model.architecture in ("decoder", "prefix_decoder") else 2
     longest = loaded.model.max_length - special
@@ -224,8 +234,12 @@ def _shortened(
 def _choose(
     loaded: LoadedModel, examples: Examples, solved: str, direction: Direction
 ) -> Evaluated:
-    """The answer with the highest likelihood; a tie is wrong."""
+    """Choose the likeliest answer to each question; a tie counts as wrong.
+
+    The metrics cover every normalisation; the predictions are those without one.
+    """
     task = examples.task
+    # Make a prompt and a text to score for each answer to each question.
     prompts, scored, counts = [], [], []
     for example in examples.examples:
         question, of_example = question_of(task, example), answers_of(task, example)
@@ -239,6 +253,7 @@ def _choose(
                 scored.append(answer)
     scores = score_answers(loaded, prompts, scored)
 
+    # Choose by the scores under each normalisation.
     sums = np.array([one.nats.sum() for one in scores])
     divisors: dict[Normalisation, np.ndarray] = {
         "sum": np.ones(len(sums)),
@@ -260,7 +275,7 @@ def _choose(
 
 
 def _prefer(loaded: LoadedModel, examples: Examples) -> Evaluated:
-    """Whether the better of two sentences is likelier; a tie is wrong."""
+    """Test whether the better of two sentences is the likelier; a tie counts as wrong."""
     sentences = [text for example in examples.examples for text in example.choices]
     encode = loaded.tokenizer.encode
     if loaded.rows.masked:
@@ -288,7 +303,8 @@ def _prefer(loaded: LoadedModel, examples: Examples) -> Evaluated:
         sums = [one.nats.sum() for one in scores]
     predictions = _likelier(sums)
     metrics = judge(examples.task, examples.examples, predictions)
-    if loaded.rows.shape.looks_ahead and not loaded.rows.masked:  # it has learned both
+    # A decoder that also learned masked_next_token can score a sentence by masks, too.
+    if loaded.rows.shape.looks_ahead and not loaded.rows.masked:
         sums = [score.nats for score in pseudo_log_likelihoods(loaded, sentences)]
         masked = judge(examples.task, examples.examples, _likelier(sums))
         metrics |= {f"{name}_masked": value for name, value in masked.items()}
@@ -297,7 +313,7 @@ def _prefer(loaded: LoadedModel, examples: Examples) -> Evaluated:
 
 
 def _likelier(scores: Sequence[float]) -> list[Label]:
-    """Which of each two scores is the higher, 0 or 1; None of a tie."""
+    """Return which of each two scores is higher, 0 or 1; None for a tie."""
     pairs = zip(scores[::2], scores[1::2], strict=True)
     return [likeliest([float(first), float(second)]) for first, second in pairs]
 
@@ -305,7 +321,7 @@ def _likelier(scores: Sequence[float]) -> list[Label]:
 def differing_spans(
     texts: Sequence[np.ndarray],
 ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Of two texts: what both begin with, where they differ, what both end with.
+    """Split each of two texts into their common beginning, what differs, and their common end.
 
     >>> [[part.tolist() for part in text] for text in
     ...     differing_spans([np.array([1, 2, 3, 9]), np.array([1, 4, 9])])]
@@ -327,12 +343,12 @@ def differing_spans(
 
 
 def _complete(loaded: LoadedModel, examples: Examples) -> Evaluated:
-    """Whether each token of what follows is the likeliest, given those before it."""
+    """Test whether each token of the right continuation is the likeliest, given those before."""
     task = examples.task
     prompts = [question_of(task, example) for example in examples.examples]
     answers = [_right_answer(task, example) for example in examples.examples]
     scores = score_answers(loaded, prompts, answers)
-    if loaded.rows.uses_sentinels:  # what ends the span is not part of the word
+    if loaded.rows.uses_sentinels:  # the id that ends the span is not part of the word
         scores = [TokenScores(one.nats[:-1], one.is_likeliest[:-1]) for one in scores]
     predictions: list[Label] = [
         example.label if one.is_likeliest.all() else None
@@ -345,7 +361,7 @@ def _complete(loaded: LoadedModel, examples: Examples) -> Evaluated:
 
 
 def _generate(loaded: LoadedModel, examples: Examples, solved: str) -> Evaluated:
-    """The first line that the model writes."""
+    """Answer each question by the first line that the model generates."""
     task = examples.task
     prompts = [solved + question_of(task, example) for example in examples.examples]
     texts: list[str] = []
@@ -361,5 +377,6 @@ def _generate(loaded: LoadedModel, examples: Examples, solved: str) -> Evaluated
 def _evaluated(
     method: str, metrics: dict[str, float], examples: Examples, predictions: list[Label]
 ) -> Evaluated:
+    """Put the results together, with the first metric of each group."""
     groups = by_group(examples.task, examples.examples, predictions)
     return Evaluated(method, metrics, groups, examples, predictions)
