@@ -1,1 +1,1 @@
-"""Fine-tuning of a model on a task."""
+"""Fine-tuning a model on a task."""

@@ -1,4 +1,4 @@
-"""Recipes of fine-tuning: how the models of each family are trained on a task."""
+"""Fine-tuning recipes: how models of each family are trained on a task."""
 
 import dataclasses
 import math
@@ -13,18 +13,19 @@ from t5x_lite.data.tasks.task_data import TaskData
 from t5x_lite.parallel import exact
 from t5x_lite.training.adapt import parse_adaptation
 
-# The base models that the recipes below were published for have this width. Narrower ones are
-# trained with a rate that is higher by as much (Yang et al., 2022).
+# AdamW's learning rates below were published for base models of this width. For other widths they
+# scale with 1 / width (Yang et al., 2022).
 _PUBLISHED_WIDTH = 768
 _EXAMPLES_PER_BATCH = 32
 
 
 def recipe(config: RunConfig) -> dict[str, Any]:
-    """How models of a family are fine-tuned, unless the command says otherwise: settings by key.
+    """Return the default fine-tuning settings of a model's family, by key.
 
     BERT: AdamW, 10 % warm-up, linear decay, 3 epochs (Devlin et al., 2019, §A.3). GPT: the same
-    with 0.2 % (Radford et al., 2018, §4.1). T5 and prefix decoders: Adafactor at a constant 1e-3
-    (Raffel et al., 2020, §3.1.2). Dropout 0.1 on embeddings and the output of each part.
+    with 0.2 % warm-up (Radford et al., 2018, §4.1). T5 and prefix decoders: Adafactor at a constant
+    1e-3 (Raffel et al., 2020, §3.1.2), 10 epochs. All families: dropout 0.1 on embeddings and the
+    output of each part. Warm-up steps depend on the number of examples: see with_schedule.
     """
     shared = {
         "model.dropout": 0.1,
@@ -61,6 +62,7 @@ def recipe(config: RunConfig) -> dict[str, Any]:
     }
 
 
+# Share of the steps that the learning rate warms up for.
 _WARMUP = {"encoder": 0.1, "decoder": 0.002, "prefix_decoder": 0.0, "encoder_decoder": 0.0}
 
 
@@ -71,9 +73,15 @@ def config_of(
     adapt: str = "full",
     init_from: str = "",
 ) -> RunConfig:
-    """The config of one run: the model of the base, the recipe of its family, and what the command
-    sets.
+    """Build the config of one fine-tuning run from the config of the pretrained model.
+
+    Args:
+        base: the config of the pretrained model.
+        overrides: settings such as "data.epochs=2", which override the recipe.
+        adapt: which parameters are trained; see training.adapt.
+        init_from: the run directory to start from; empty: random parameters.
     """
+    # Keep the base model, and train it by the recipe of its family.
     settings = to_dict(base)
     written = recipe(base)
     if base.model.architecture == "encoder":
@@ -87,22 +95,29 @@ def config_of(
     settings["task"] = to_dict(task)
     settings["init_from"] = init_from
     settings["mesh"] = {}
-    settings["training"]["steps"] = 2**31 - 1  # as many as the epochs have
+    settings["training"]["steps"] = 2**31 - 1  # limited only by the epochs
     override(settings, overrides)
     return with_absolute_paths(build(RunConfig, settings))
 
 
 def with_schedule(config: RunConfig, data: TaskData, is_set: set[str]) -> RunConfig:
-    """The config with what follows from the number of examples: rows of a batch, steps, warm-up,
-    and when it is evaluated.
+    """Fill in the settings that depend on the number of examples.
+
+    These are the rows of a batch, the steps, the warm-up, and the steps between evaluations and
+    between checkpoints: one of each per epoch.
+
+    Args:
+        is_set: keys that the user has set, whose values are kept. The steps never go beyond the
+            epochs.
     """
     stream = data.train.rows
     rows = stream.rows(1)
     batch_size = config.data.batch_size
     if "data.batch_size" not in is_set:
+        # A row may hold several examples.
         examples_per_row = len(data.train.examples) / rows
         batch_size = max(1, min(rows, round(_EXAMPLES_PER_BATCH / examples_per_row)))
-        # Whole rows for each device and microbatch.
+        # Round up, so that every device gets whole rows in every microbatch.
         sharing_rows = config.mesh.sequence * config.mesh.tensor
         multiple = config.training.microbatches * max(jax.device_count() // sharing_rows, 1)
         if config.training.exact:

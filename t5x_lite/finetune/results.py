@@ -1,4 +1,4 @@
-"""What fine-tuning reached, as data: report.json."""
+"""Results of fine-tuning as data: report.json."""
 
 import json
 from collections import Counter
@@ -11,18 +11,18 @@ from t5x_lite.errors import IO_ERROR, NO_FILE, user_errors
 from t5x_lite.training.best import PREFIX
 from t5x_lite.training.log import read_metrics
 
-_EXAMPLES = 4  # that are shown, of right and of wrong predictions each
-_MOST_LABELS = 20  # of a table of what is taken for what
+_EXAMPLES = 4  # shown from the right and from the wrong predictions
+_MOST_LABELS = 20  # in a confusion matrix
 
 
 def write(results: dict[str, Any], directory: Path) -> None:
-    """Write report.json into the directory."""
+    """Write the results as report.json into a directory."""
     with user_errors(IO_ERROR, f"{directory}: the report cannot be written"):
         (directory / "report.json").write_text(json.dumps(results, indent=1), "utf-8")
 
 
 def curves_of(workdir: Path, metric: str) -> dict[str, list]:
-    """What a run recorded: the losses, and the metric of the validation examples, by step."""
+    """Read a run's training loss, validation loss and validation metric as [step, value] pairs."""
     records = read_metrics(workdir / "metrics.jsonl")
     trained = [record for record in records if record["split"] == "train"]
     evaluated = [record for record in records if record["split"] == "validation"]
@@ -34,8 +34,11 @@ def curves_of(workdir: Path, metric: str) -> dict[str, list]:
 
 
 def answers_of(workdir: Path, task: Task) -> dict[str, Any]:
-    """What a run predicted of the validation examples: some of them, and of labels how often each
-    was taken for each.
+    """Read a run's predictions for the validation examples.
+
+    Returns:
+        some of them under "shown", and for a few classes a "confusion" matrix: how often each label
+        was predicted as each.
     """
     path = workdir / "predictions/validation.jsonl"
     with user_errors(NO_FILE, f"{path}: cannot be read"):
@@ -53,7 +56,7 @@ def answers_of(workdir: Path, task: Task) -> dict[str, Any]:
 
 
 def _some(task: Task, records: list[dict]) -> dict[str, list[dict]]:
-    """Some of the predictions, by what they are."""
+    """Select some predictions to show, by heading."""
     if task.kind == "regress":
         errors = [abs((record["prediction"] or 0) - record["label"]) for record in records]
         order = sorted(range(len(records)), key=lambda number: -errors[number])
@@ -70,7 +73,7 @@ def _some(task: Task, records: list[dict]) -> dict[str, list[dict]]:
 
 
 def _is_right(record: dict) -> bool:
-    """Whether a prediction is the label, or one of the right texts as SQuAD compares them."""
+    """True if a prediction is the label, or one of the right texts under SQuAD's normalisation."""
     prediction, label = record["prediction"], record["label"]
     labels = label if isinstance(label, list) else [label]
     if prediction in labels or not isinstance(prediction, str):
@@ -79,7 +82,7 @@ def _is_right(record: dict) -> bool:
 
 
 def show(results: dict[str, Any]) -> str:
-    """Results in words: one line for each cell of a grid, and what was reached."""
+    """Show results as text: one line per cell of a grid, and the metrics of the chosen cell."""
     metric, lines = results["metric"], []
     if len(results["cells"]) > 1:
         for cell in results["cells"]:

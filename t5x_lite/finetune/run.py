@@ -1,8 +1,8 @@
-"""Fine-tuning: a task, a model to begin with, a recipe that fits its family, and, where they are
-asked for, several settings and seeds.
+"""Fine-tune a model on a task by the recipe of its family, with several settings and seeds if
+asked.
 
-With a grid, each of its cells is trained with the first seed, the best is chosen by the task's
-first metric on the validation examples, and the other seeds train the chosen cell alone.
+With a grid, each of its cells is trained with the first seed, the best cell is chosen by the task's
+first metric on the validation examples, and only that cell is trained with the other seeds.
 """
 
 import dataclasses
@@ -40,15 +40,15 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Cell:
-    """One combination of settings, with what its seeds reached."""
+    """One cell of a grid: a combination of settings, with the results of its seeds."""
 
     settings: dict[str, str]
     config: RunConfig
-    reached: dict[int, dict[str, float]]  # by seed: the best evaluation
+    reached: dict[int, dict[str, float]]  # seed → metrics of its best evaluation
 
     @property
     def name(self) -> str:
-        """As a directory is named; empty without a grid."""
+        """Name of the cell's directory; empty without a grid."""
         parts = [f"{key.rpartition('.')[2]}={value}" for key, value in self.settings.items()]
         return ",".join(parts)
 
@@ -67,19 +67,27 @@ def finetune(
     on_log: Callable[[dict], None] | None = None,
     name: str = "",
 ) -> dict[str, Any]:
-    """Train a model on a task; the same call continues where it was stopped.
+    """Train a model on a task; the same call continues a run that was stopped.
 
     Args:
-        init: the directory of the run that it begins with.
-        overrides: settings, as "optimizer.learning_rate=1e-4".
-        seeds: how many, from the config's on.
-        grid: settings with several values each, as "optimizer.learning_rate=1e-4,3e-4".
-        from_scratch: with the shape and the tokenizer of `init`, and parameters drawn at random.
-        adapt: which parameters are trained: see training.adapt.
-        name: of the model that it begins with, in the results; empty: that of its directory.
+        init: the directory of the run to start from.
+        task: what to train on.
+        workdir: where to write report.json and the run, or a directory for each cell and seed.
+        overrides: settings such as "optimizer.learning_rate=1e-4".
+        seeds: number of seeds, counting up from the config's seed.
+        grid: settings with several values each, such as "optimizer.learning_rate=1e-4,3e-4".
+        from_scratch: take only the shape and the tokenizer of `init`, and draw random parameters.
+        adapt: which parameters are trained; see training.adapt.
+        say: shows a line of progress.
+        allowed: modules that the user's own code may be imported from; None: any.
+        on_log: called with each record of metrics.jsonl.
+        name: the starting model's name in the results; empty: the name of its directory.
 
     Returns:
-        what was reached: report.json.
+        the results, as in report.json.
+
+    Raises:
+        UserError: for wrong settings, before anything is trained.
     """
     if from_scratch and adapt != "full":
         raise UserError(USAGE, f"finetune: --adapt={adapt} needs a model; leave out --from-scratch")
@@ -94,7 +102,7 @@ def finetune(
         values = [*overrides, *(f"{key}={value}" for key, value in settings.items())]
         config = config_of(base.config, task, values, adapt, init_from)
         cells.append(Cell(settings, config, {}))
-    # A setting that is wrong is refused before any cell is trained.
+    # Reject wrong settings before any cell is trained.
     for cell in cells:
         plan_checked(cell.config)
     first_seed, task = cells[0].config.seed, cells[0].config.task
@@ -111,6 +119,7 @@ def finetune(
         is_set = {text.partition("=")[0] for text in overrides} | set(cell.settings)
         cell.reached[seed] = _train(config, base, directory, is_set, say, allowed, on_log)
 
+    # Train every cell with the first seed, then the best cell with the other seeds.
     for cell in cells:
         train(cell, first_seed)
     metric = str(task.metrics[0])
@@ -130,7 +139,11 @@ def finetune(
 
 
 def _combinations(grid: Sequence[str], overrides: Sequence[str]) -> list[dict[str, str]]:
-    """All combinations of the values of a grid."""
+    """Return all combinations of the values of a grid, as settings by key.
+
+    Raises:
+        UserError: for a key that cannot be an axis, or that `overrides` sets too.
+    """
     axes = parse_grid(grid)
     given = {text.partition("=")[0] for text in overrides}
     for key in axes:
@@ -144,9 +157,9 @@ def _combinations(grid: Sequence[str], overrides: Sequence[str]) -> list[dict[st
 
 @dataclass(frozen=True)
 class _Base:
-    """What the fine-tuned model begins with."""
+    """The model that fine-tuning starts from."""
 
-    name: str  # as the user has it
+    name: str  # as the user calls it
     directory: Path
     config: RunConfig
     tokenizer: Tokenizer
@@ -161,7 +174,7 @@ def _train(
     allowed: AllowedCode,
     on_log: Callable[[dict], None] | None,
 ) -> dict[str, float]:
-    """One run, and what its best evaluation reached."""
+    """Train one run; return the metrics of its best evaluation."""
     rows = plan_checked(config)
     assert isinstance(rows, TaskPlan)
     if config.adapt == "probe" and rows.format.head == "lm":
@@ -181,7 +194,7 @@ def _train(
 
 
 def _test_split(data: TaskData, say: Say) -> TaskSplit | None:
-    """The test split, opened before anything is trained; None, and a line, where there is none."""
+    """Load the test split before anything is trained; return None if it does not exist."""
     task = data.plan.task
     if not task.test:
         return None
@@ -195,7 +208,7 @@ def _test_split(data: TaskData, say: Say) -> TaskSplit | None:
 
 
 def best_evaluation(workdir: Path, task: Task) -> dict[str, float]:
-    """The metrics of a run's best evaluation, by the first of them, and its step."""
+    """Return the step and the metrics of a run's best evaluation, by the task's first metric."""
     evaluated = [
         record
         for record in read_metrics(workdir / "metrics.jsonl")
@@ -206,8 +219,9 @@ def best_evaluation(workdir: Path, task: Task) -> dict[str, float]:
 
 
 def write_predictions(workdir: Path, data: TaskData, test: TaskSplit | None, say: Say) -> None:
-    """What the best parameters predict of the validation and the test split: JSON lines, and for
-    the test split of a benchmark the file that it wants.
+    """Write the best parameters' predictions on the validation and test splits as JSON lines.
+
+    For a benchmark, also write the test predictions in the file that it expects.
     """
     loaded = run_directory.load(workdir, allowed=data.plan.modules)
     task = data.plan.task
@@ -230,7 +244,7 @@ def write_predictions(workdir: Path, data: TaskData, test: TaskSplit | None, say
 
 
 def _submitted(task: Task, prediction: Any, example: Any) -> Any:
-    """A prediction as the benchmark wants it: names of labels, or their numbers."""
+    """Return a prediction as the benchmark expects it: the name or the number of a label."""
     if prediction is None:
         prediction = 0
     if task.kind == "classify" and not task.submission_names:
@@ -239,6 +253,7 @@ def _submitted(task: Task, prediction: Any, example: Any) -> Any:
 
 
 def _results(base: _Base, task: Task, cells: list[Cell], chosen: Cell) -> dict[str, Any]:
+    """Return what report.json says of the cells and the chosen one."""
     model = resolve(chosen.config, base.tokenizer.vocabulary).model
     adaptation = parse_adaptation(chosen.config.adapt)
     parameters = trained = count_parameters(model)
@@ -246,6 +261,7 @@ def _results(base: _Base, task: Task, cells: list[Cell], chosen: Cell) -> dict[s
         shapes, _ = adaptation.split_shapes(parameter_shapes(model))
         trained = sum(leaf.size for leaf in jax.tree.leaves(shapes))
     begins = f"from {base.name}" if chosen.config.init_from else "from scratch"
+    # Mean and standard deviation over seeds.
     summary = {}
     for name in map(str, task.metrics):
         values = [reached[name] for reached in chosen.reached.values()]
