@@ -1,1 +1,1 @@
-"""Models of others in, models of ours out."""
+"""Import from and export to other libraries."""

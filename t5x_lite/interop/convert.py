@@ -1,4 +1,4 @@
-"""Import and export: between the directories of Hugging Face's models and run directories."""
+"""Convert between Hugging Face's model directories and run directories: import and export."""
 
 import dataclasses
 import hashlib
@@ -27,11 +27,13 @@ Say = Callable[[str], None]
 
 
 def default_config(model: Model, tokenizer: str) -> RunConfig:
-    """Settings to train an imported model further: the objective that models of its architecture
-    are known for, rows of at most 512 positions, a low constant learning rate.
+    """Return settings to train an imported model further.
+
+    They are the usual objective of its architecture, rows of at most 512 positions, and a constant
+    learning rate.
 
     Args:
-        tokenizer: as data.tokenizer has it.
+        tokenizer: the value of data.tokenizer.
     """
     objectives = {"encoder": "masked_lm", "encoder_decoder": "span_corruption"}
     objective = objectives.get(model.architecture, "causal_lm")
@@ -52,12 +54,13 @@ def default_config(model: Model, tokenizer: str) -> RunConfig:
 def read(
     path: Path, tokenizer_files: str = "", say: Say = print, add_specials: bool = False
 ) -> LoadedModel:
-    """The model of Hugging Face in a directory, parameters in numpy.
+    """Read a Hugging Face model from a directory, with its parameters in numpy.
 
     Args:
-        tokenizer_files: where the tokenizer is, if elsewhere.
-        add_specials: append the special ids that the tokenizer lacks, such as [MASK]. What the
-            model has no embedding for gets the mean of the others (Hewitt, 2021).
+        tokenizer_files: the path of the tokenizer; empty: it is in `path`.
+        say: shows a line about whatever is added, changed or left out.
+        add_specials: append the special ids that the tokenizer lacks, such as [MASK]. Ids that the
+            model has no embedding for get the mean of the others (Hewitt, 2021).
     """
     model, params = huggingface.read(path, say)
     tokenizer = tokenizers.make(tokenizer_files or f"{path}/", (), add_specials)
@@ -78,8 +81,9 @@ def read(
 
 
 def _with_more_ids(model: Model, params: Params, vocab_size: int) -> tuple[Model, Params]:
-    """The model with more ids: to every parameter of the vocabulary the mean of its rows is
-    appended as often as needed.
+    """Enlarge the vocabulary: new rows of each parameter are the mean of the rows it has.
+
+    Rows of padding stay zero.
     """
     larger = dataclasses.replace(model, vocab_size=vocab_size)
     dimensions = resolve_model(larger, vocab_size, max_length=model.max_length or 1)
@@ -101,7 +105,7 @@ def _with_more_ids(model: Model, params: Params, vocab_size: int) -> tuple[Model
 def import_model(
     path: Path, workdir: Path, tokenizer_files: str, say: Say, add_specials: bool = False
 ) -> None:
-    """Make a run directory of the model of Hugging Face in a directory."""
+    """Make a run directory from a Hugging Face model."""
     loaded = read(path, tokenizer_files, say, add_specials)
     config = default_config(loaded.config.model, f"{workdir.resolve()}/tokenizer")
     run_directory.create(workdir, config, loaded.tokenizer, jax.device_put(loaded.params))
@@ -118,11 +122,17 @@ def export_model(
     allowed: AllowedCode = NO_CODE,
     lora: Literal["merge", "adapter"] | None = None,
 ) -> None:
-    """Write the model of a run directory as files of Hugging Face.
+    """Write the model of a run directory as Hugging Face files.
 
     Args:
-        lora: of a model with LoRA's updates, what is done with them: added to the weights, or
-            written alone, for `peft`.
+        dtype: the type of the tensors, a name in huggingface.DTYPES.
+        mesh: the mesh to load the parameters on; None: one device.
+        lora: for a model with LoRA updates: "merge" adds them to the weights, "adapter" writes only
+            them, for `peft`.
+
+    Raises:
+        UserError: if the model has LoRA updates and `lora` is None, or if it has none and `lora` is
+            "adapter".
     """
     loaded = run_directory.load(workdir, mesh, allowed)
     model, params, task_head = loaded.model, loaded.params, _task_head(loaded)
@@ -140,9 +150,7 @@ def export_model(
 
 
 def _task_head(loaded: LoadedModel) -> huggingface.TaskHead | None:
-    """The head of the task that a model has learned; None where it answers in words, or learned
-    none.
-    """
+    """Return the head of the task that a model has learned; None without a task or such a head."""
     rows = loaded.rows
     if not isinstance(rows, TaskPlan) or rows.format.head == "lm":
         return None
@@ -150,20 +158,23 @@ def _task_head(loaded: LoadedModel) -> huggingface.TaskHead | None:
 
 
 def as_run(path: Path, imported: Path, say: Say = print) -> Path:
-    """The run directory of a model: `path` itself, or, for a directory of Hugging Face's files, the
-    run that it is imported to, a directory of its own inside `imported`.
+    """Return the run directory of a model, importing it first if it is Hugging Face's.
+
+    Args:
+        path: a run directory, which is returned as it is, or a directory of Hugging Face files.
+        imported: where imported models are kept, one directory each.
     """
     if "model_type" not in read_json(path / "config.json", "expected the directory of a model"):
         return path
     directory = imported / _digest(path)
     if not (directory / "config.json").is_file():
-        storage.remove_tree(directory)  # what a killed import has left
+        storage.remove_tree(directory)  # remove what a killed import has left
         import_model(path, directory, "", say)
     return directory
 
 
 def _digest(path: Path) -> str:
-    """A hash that tells the models of Hugging Face apart that a run may begin with."""
+    """Hash config.json and the names and sizes of the weight files, to tell models apart."""
     weights = sorted(path.glob("*.safetensors"))
     content = [file.name + str(file.stat().st_size) for file in weights]
     digest = hashlib.sha256((path / "config.json").read_bytes() + "".join(content).encode())

@@ -1,7 +1,6 @@
-"""The models of Hugging Face's `transformers` that are settings of ours: BERT, RoBERTa, GPT-2, T5
-(1.0 and 1.1), LLaMA.
+"""The `transformers` models that ours can represent: BERT, RoBERTa, GPT-2, T5 (1.0, 1.1), LLaMA.
 
-Each is a Family: a table that says, for reading and for writing, what the settings of a config.json
+Each is a Family: a table, used for reading and for writing, of what the settings in config.json
 mean and which modules hold the tensors. To add a model, write its Family and name it in FAMILIES.
 """
 
@@ -20,7 +19,7 @@ from t5x_lite.resolve import resolve_model
 ConfigJson = dict[str, Any]  # the settings of a config.json, by Hugging Face's names
 ModelFields = dict[str, Any]  # fields of config.Model, by our names
 
-# What a config.json calls activations → what we call them.
+# Name of an activation in config.json → our name.
 _ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_python": "gelu",
@@ -35,7 +34,7 @@ _ACTIVATIONS = {
     "sigmoid": "sigmoid",
     "linear": "linear",
 }
-# What we call activations → what is written into a config.json.
+# Our name of an activation → the name that is written into config.json.
 _ACTIVATION_NAMES = {
     "gelu": "gelu",
     "gelu_tanh": "gelu_new",
@@ -45,88 +44,86 @@ _ACTIVATION_NAMES = {
     "linear": "linear",
 }
 
-# Our parameters → those of the modules of PyTorch.
+# Our name of a parameter → its name in a PyTorch module.
 _PARAMETER_NAMES = {"kernel": "weight", "scale": "weight", "bias": "bias"}
 
 
 @dataclass(frozen=True)
 class Conv1D:
-    """A module of GPT-2's dense layers: its kernel is [in, out], that of torch.nn.Linear [out, in].
+    """A dense layer of GPT-2, with a kernel [in, out] where torch.nn.Linear has [out, in].
 
-    Several modules of ours may lie side by side in one: its outputs are theirs, concatenated.
+    It may hold several of our modules side by side: its outputs are theirs, concatenated.
     """
 
     name: str
-    part: int = 0  # which of them is meant …
-    parts: int = 1  # … of how many
+    part: int = 0  # index of our module in it
+    parts: int = 1  # number of our modules in it
 
 
 @dataclass(frozen=True)
 class Location:
-    """Where a parameter of ours is stored: in a tensor, or in a part of one."""
+    """Where one of our parameters is stored: in a tensor, or in a part of one."""
 
     tensor: str  # * stands for the layer
-    part: int = 0
-    parts: int = 1
-    kernel_layout: Literal["out_in", "in_out"] = "out_in"  # of dense kernels; ours are in_out
+    part: int = 0  # index of the part of the tensor
+    parts: int = 1  # number of parts in the tensor
+    kernel_layout: Literal["out_in", "in_out"] = "out_in"  # of a dense kernel; ours are in_out
 
 
 class Difference(NamedTuple):
-    """A field in which a model is not one of a family."""
+    """A field of Model in which a model does not fit a family."""
 
     field: str
-    value: Any  # of the model
-    needed: Any  # by the family
+    value: Any  # what the model has
+    needed: Any  # what the family needs
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
     """One model_type of `transformers`: what its config.json means, and where its tensors lie."""
 
-    # The class of `transformers` that loads them …
+    # The class of `transformers` that loads a model with its language model head.
     class_name: str
-    # … the one that loads them with a sequence label head, where the family has one …
+    # The class that also loads a sequence label head, if the family has one.
     class_with_label_head: str = ""
-    # … the one that loads them without any head …
+    # The class that loads a model without any head.
     class_without_head: str
-    # … the one that loads an encoder alone, where the family has two stacks …
+    # The class that loads only the encoder, if the family has two stacks.
     encoder_class: str = ""
-    # … and those that load one with the head of a task, by its name in model.heads.HEADS.
+    # Name of a task's head in model.heads.HEADS → the class that loads a model with it.
     task_classes: dict[str, str] = field(default_factory=dict)
 
     # Setting of config.json → the field of Model that means the same.
     settings: dict[str, str]
-    # Settings that a config.json may leave out, and their values then.
+    # Default values of settings that config.json may leave out.
     defaults: ConfigJson = field(default_factory=dict)
     # Settings that we can read with one value only.
     supported: ConfigJson = field(default_factory=dict)
-    # Fields of Model that are the same in the whole family.
+    # Fields of Model that have the same value in the whole family.
     constants: ModelFields
-    # Fields of Model that are more than one setting under another name, computed from a
-    # config.json whose defaults are filled in …
+    # Compute further fields of Model from a config.json whose defaults are filled in.
     other_fields: Callable[[ConfigJson], ModelFields] = lambda config: {}
-    # … and the settings that say them.
+    # Compute the settings of config.json that `settings` does not cover.
     other_settings: Callable[[ModelDimensions], ConfigJson] = lambda model: {}
-    # Whether tensors, not settings, tell that the output layer is the embedding table.
+    # True if the tensors, not the settings, tell that the output layer is the embedding table.
     tied_by_tensors: bool = False
 
-    # Our module → the module of Hugging Face, whose tensors are called weight and bias; * stands
-    # for the layer …
+    # Our module → Hugging Face's module, which holds a weight and a bias; * stands for the layer.
     modules: dict[str, str | Conv1D]
-    # … what differs in that where feed_forward is mlp, without a gate …
+    # Entries that replace some of `modules` where feed_forward is mlp, without a gate.
     modules_without_gate: dict[str, str | Conv1D] = field(default_factory=dict)
-    # … and where the head is that of a task …
+    # Entries that are added to `modules`, or replace some, in a model with the head of a task.
     task_modules: dict[str, str] = field(default_factory=dict)
-    # … and our parameter → the tensor, for parameters in no such module.
+    # Our parameter → the tensor, for parameters that are in no such module.
     tensors: dict[str, str]
-    # What most names of tensors begin with; the files of a model without its head leave it out.
+    # The prefix of most tensor names, which the files of a model without its head leave out.
     prefix: str = ""
 
     def read_config(self, config: ConfigJson) -> ModelFields:
-        """The fields of Model that a config.json describes.
+        """Translate a config.json into fields of Model.
 
         Raises:
-            UserError: where a setting is missing, or has a value that we cannot compute.
+            UserError: if a setting is missing, or has a value that our model does not support.
         """
         for key, value in self.supported.items():
             if config.get(key) not in (value, None):
@@ -157,7 +154,7 @@ class Family:
         return fields
 
     def write_config(self, model: ModelDimensions) -> ConfigJson:
-        """The settings of config.json that describe a model of the family."""
+        """Translate a model of the family into settings of config.json."""
         config = {}
         for key, name in self.settings.items():
             config[key] = getattr(model, name)
@@ -167,10 +164,10 @@ class Family:
         return config
 
     def with_head(self, head: str) -> "Family":
-        """The family with the head of a task instead of those of pretraining.
+        """Return the family with the head of a task in place of its pretraining heads.
 
         Raises:
-            UserError: where it has no class with such a head.
+            UserError: if no class of the family has such a head.
         """
         if head not in self.task_classes:
             known = ", ".join(sorted(self.task_classes)) or "none"
@@ -186,14 +183,14 @@ class Family:
         )
 
     def locate(self, parameter: str, model: Model) -> Location:
-        """Where a parameter of ours is stored.
+        """Return where one of our parameters is stored.
 
         >>> model = resolve_model(Model(), vocab_size=10, max_length=4)
         >>> GPT2.locate("decoder/layers/attention_norm/scale", model).tensor
         'transformer.h.*.ln_1.weight'
 
         Raises:
-            UserError: where models of the family have no such parameter.
+            UserError: if models of the family have no such parameter.
         """
         if parameter in self.tensors:
             return Location(self.tensors[parameter])
@@ -211,7 +208,7 @@ class Family:
         return Location(f"{holder}.{suffix}")
 
 
-# The fields of the encoder of two stacks, by itself.
+# Fields that turn a two-stack model into its encoder only.
 ENCODER_ALONE: ModelFields = {
     "architecture": "encoder",
     "num_decoder_layers": 0,
@@ -219,7 +216,8 @@ ENCODER_ALONE: ModelFields = {
     "lm_head": False,
 }
 
-# Fields that say how a model is trained or computed, not what it computes.
+# Fields that do not decide whether a model belongs to a family: most say how it is trained or
+# computed, not what it computes.
 _NOT_COMPARED = {
     "init",
     "init_stddev",
@@ -234,19 +232,19 @@ _NOT_COMPARED = {
     "remat",
     "attention_kernel",
     "vocab_multiple",
-    "num_classes",  # whether there is a second head: the parameters tell
-    "lm_head",  # or a first, or another: they tell that, too
+    "num_classes",  # the parameters tell which heads there are
+    "lm_head",
     "span_head",
-    "lora_alpha",  # without a rank they say nothing
+    "lora_alpha",  # without a rank the LoRA settings have no effect
     "lora_targets",
 }
 
 
 def differences(family: Family, model: ModelDimensions) -> list[Difference]:
-    """The fields of a model that no config.json of the family describes; none: it is one of them.
+    """Return the fields in which a model differs from a family; empty if it belongs to it.
 
     Raises:
-        UserError: where the family has no model of such sizes.
+        UserError: if the family has no model of such sizes.
     """
     if model.activation not in _ACTIVATION_NAMES:
         return [Difference("activation", model.activation, "gelu")]
@@ -256,7 +254,7 @@ def differences(family: Family, model: ModelDimensions) -> list[Difference]:
     if family.tied_by_tensors:
         ignored.add("tie_embeddings")
 
-    # What is left of the model when it is written and read again.
+    # Write the model's config.json and read it back: what changes, the family cannot express.
     fields = family.read_config(family.write_config(model))
     if family.encoder_class and model.architecture == "encoder":
         fields |= ENCODER_ALONE
@@ -274,10 +272,10 @@ def differences(family: Family, model: ModelDimensions) -> list[Difference]:
 
 
 def find_family(model: ModelDimensions) -> str:
-    """The model_type of the family that a model belongs to.
+    """Return the model_type of the family that a model belongs to.
 
     Raises:
-        UserError: where it belongs to none, naming what differs from the nearest.
+        UserError: if it belongs to none; the message names the differences from the nearest family.
     """
     differing: dict[str, list[Difference]] = {}
     for name, family in FAMILIES.items():
@@ -300,7 +298,7 @@ def find_family(model: ModelDimensions) -> str:
 
 
 def _bert_tables(prefix: str) -> dict[str, str]:
-    """The lookup tables, which both have."""
+    """Return the lookup tables of both families."""
     return {
         "embedding": f"{prefix}embeddings.word_embeddings.weight",
         "position_embedding": f"{prefix}embeddings.position_embeddings.weight",
@@ -309,7 +307,7 @@ def _bert_tables(prefix: str) -> dict[str, str]:
 
 
 def _bert_modules(prefix: str) -> dict[str, str]:
-    """The modules that both have: all but the heads."""
+    """Return the modules of both families, except the heads."""
     return {
         "embedding_norm": f"{prefix}embeddings.LayerNorm",
         "encoder/layers/attention/query": f"{prefix}encoder.layer.*.attention.self.query",
@@ -384,7 +382,9 @@ BERT = Family(
 
 
 def _roberta_fields(config: ConfigJson) -> ModelFields:
-    # The table has rows for the ids up to that of padding, then one for each position.
+    """Read the size of the position table."""
+    # Positions are counted from the padding id on, so the table begins with pad_token_id + 1 rows
+    # that no position uses.
     offset = config["pad_token_id"] + 1
     return {
         "max_length": config["max_position_embeddings"] - offset,
@@ -393,6 +393,7 @@ def _roberta_fields(config: ConfigJson) -> ModelFields:
 
 
 def _roberta_settings(model: ModelDimensions) -> ConfigJson:
+    """Write the size of the position table, and the one activation."""
     offset = getattr(make_positions(model), "offset", 0)
     return {
         "hidden_act": "gelu",
@@ -415,7 +416,7 @@ ROBERTA = Family(
         "layer_norm_eps": 1e-5,
         "pad_token_id": 1,
     },
-    # The head of `transformers` applies gelu whatever hidden_act says; ours the activation.
+    # In `transformers` the head always applies gelu; ours applies hidden_act, so they must agree.
     supported={**BERT.supported, "hidden_act": "gelu"},
     constants={**BERT.constants, "activation": "gelu"},
     other_fields=_roberta_fields,
@@ -496,7 +497,8 @@ GPT2 = Family(
 
 
 def _t5_fields(config: ConfigJson) -> ModelFields:
-    # feed_forward_proj: relu, or gated-gelu, by which 1.1 means the approximation with tanh.
+    """Read the feed-forward part, the decoder's layers, the scaling of logits, and dropout."""
+    # feed_forward_proj is relu, or gated-gelu, which in T5 1.1 means the tanh approximation.
     gated, _, activation = config["feed_forward_proj"].rpartition("-")
     if gated and activation == "gelu":
         activation = "gelu_new"
@@ -518,6 +520,7 @@ def _t5_fields(config: ConfigJson) -> ModelFields:
 
 
 def _t5_settings(model: ModelDimensions) -> ConfigJson:
+    """Write the settings that _t5_fields reads."""
     feed_forward = _ACTIVATION_NAMES[model.activation]
     if model.feed_forward == "gated_mlp":
         if model.activation == "gelu_tanh":
@@ -529,7 +532,7 @@ def _t5_settings(model: ModelDimensions) -> ConfigJson:
         "relative_attention_num_buckets": getattr(positions, "buckets", 32),
         "relative_attention_max_distance": getattr(positions, "distance", 128),
         "num_decoder_layers": model.num_decoder_layers or model.num_layers,
-        # To `transformers` this says whether logits are scaled, too.
+        # In `transformers` this setting also decides whether logits are scaled.
         "tie_word_embeddings": model.scale_logits,
         "is_encoder_decoder": model.is_encoder_decoder,
     }
@@ -612,10 +615,11 @@ T5 = Family(
 )
 
 
-# LLaMA (Touvron et al., 2023), 1 and 2, and what is built like them.
+# LLaMA 1 and 2 (Touvron et al., 2023), and models built like them.
 
 
 def _llama_fields(config: ConfigJson) -> ModelFields:
+    """Read the rotary base and the sizes of heads; scaled rotary angles are rejected."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind != "default":
@@ -630,10 +634,11 @@ def _llama_fields(config: ConfigJson) -> ModelFields:
 
 
 def _llama_settings(model: ModelDimensions) -> ConfigJson:
+    """Write the settings that _llama_fields reads."""
     base = getattr(make_positions(model), "base", 10_000.0)
     return {
         "rope_parameters": {"rope_type": "default", "rope_theta": base},
-        "rope_theta": base,  # where transformers 4 looks
+        "rope_theta": base,  # transformers 4 reads it here
         "head_dim": model.head_dim,
         "num_key_value_heads": model.num_kv_heads,
     }
@@ -692,7 +697,7 @@ LLAMA = Family(
     prefix="model.",
 )
 
-# By model_type, as config.json has it.
+# model_type in config.json → family.
 FAMILIES = {
     "bert": BERT,
     "roberta": ROBERTA,

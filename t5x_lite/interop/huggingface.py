@@ -1,8 +1,8 @@
-"""Read and write models in the files of Hugging Face: config.json, safetensors, tokenizer.
+"""Read and write models as Hugging Face files: config.json, safetensors, tokenizer.
 
-Nothing of them is ever run: pickles are refused, and names, shapes and types are checked against
-config.json before an array is made. Here a *parameter* is an array of ours, a *tensor* one in
-Hugging Face's files; families.py says which belong together.
+Nothing in these files is ever run: pickles are refused, and names, shapes and types are checked
+against config.json before an array is made. Here a *parameter* is one of our arrays and a *tensor*
+is one in Hugging Face's files; families.py says which belong together.
 """
 
 import json
@@ -51,16 +51,16 @@ from t5x_lite.resolve import resolve_model
 
 Shape = tuple[int, ...]
 
-# What tensors may be written as.
+# Types that tensors can be written in.
 DTYPES: dict[str, Any] = {
     "float32": np.float32,
     "float16": np.float16,
     "bfloat16": ml_dtypes.bfloat16,
 }
-# What they may be read from, as safetensors calls it.
+# Types that tensors can be read in, by safetensors' names.
 _READABLE_DTYPES = ("F32", "F16", "BF16")
 
-# Tensors that hold no parameters: buffers, and what old versions of `transformers` wrote.
+# Tensors that hold no parameters: buffers, and leftovers of old versions of `transformers`.
 _BUFFERS = re.compile(
     r".*(position_ids"
     r"|\.attn\.bias"
@@ -68,7 +68,7 @@ _BUFFERS = re.compile(
     r"|rotary_emb\.inv_freq"
     r"|EncDecAttention\.relative_attention_bias\.weight)"
 )
-# Further names of tied tensors → the parameter that they are a copy of.
+# Name of a tensor that may be a copy → the parameter that it is tied to.
 _COPIES = {
     "lm_head.weight": "embedding",
     "encoder.embed_tokens.weight": "embedding",
@@ -78,9 +78,9 @@ _COPIES = {
     "lm_head.decoder.weight": "embedding",
     "lm_head.decoder.bias": "head/bias",
 }
-# Tensors of heads for a task: of sequences, tokens, or answers in a text.
+# Tensors of task heads: for sequences, tokens, or answers in a text.
 _TASK_HEADS = re.compile(r"(classifier|score|qa_outputs|classification_head)\..*")
-# What old versions of `transformers` called parameters → what they are called now.
+# Names in old versions of `transformers` → today's names.
 _RENAMED = {
     "LayerNorm.gamma": "LayerNorm.weight",
     "LayerNorm.beta": "LayerNorm.bias",
@@ -92,33 +92,34 @@ _RENAMED = {
 
 @dataclass(frozen=True)
 class StoredParameter:
-    """A parameter and the tensors that store it: one for each layer, where layers are stacked."""
+    """A parameter and the tensors that store it: one per layer if the parameter stacks layers."""
 
-    shape: Shape  # of the parameter, without embedding rows of padding
-    axes: tuple[str, ...]  # its logical axes
+    shape: Shape  # shape of the parameter, without padding of the vocabulary
+    axes: tuple[str, ...]  # logical axes of the parameter
     location: Location
-    # BERT's label 0 says that the second sentence is the next, ours that it is another.
+    # In BERT, label 0 means that the second sentence follows the first; in our models, that it does
+    # not.
     flips_labels: bool = False
 
     @property
     def is_stacked(self) -> bool:
-        """Whether the first axis of the parameter is that of layers."""
+        """True if the first axis of the parameter stacks layers."""
         return "layers" in self.axes
 
     @property
     def tensors(self) -> list[str]:
-        """The names of the tensors, one for each layer, or one."""
+        """Names of the tensors: one per layer, or a single one."""
         num_layers = self.shape[0] if self.is_stacked else 1
         return [self.location.tensor.replace("*", str(layer)) for layer in range(num_layers)]
 
     @property
     def layer_shape(self) -> Shape:
-        """The shape of the parameter in one layer."""
+        """Shape of the parameter in one layer."""
         return self.shape[1:] if self.is_stacked else self.shape
 
     @property
     def tensor_shape(self) -> Shape:
-        """The shape of each tensor."""
+        """Shape of each tensor."""
         *others, outputs = self.layer_shape
         shape = (*others, outputs * self.location.parts)
         return shape[::-1] if self._is_transposed else shape
@@ -128,27 +129,27 @@ class StoredParameter:
         return is_kernel(self.axes) and self.location.kernel_layout == "out_in"
 
     def to_tensor(self, layer: np.ndarray) -> np.ndarray:
-        """The parameter in one layer, as the tensor has it, or its part of the tensor."""
+        """Convert the parameter of one layer to a tensor, or to its part of one."""
         layer = np.flip(layer, axis=-1) if self.flips_labels else layer
         return layer.T if self._is_transposed else layer
 
     def from_tensor(self, tensor: np.ndarray) -> np.ndarray:
-        """The parameter in one layer; the inverse of `to_tensor`."""
+        """Extract the parameter of one layer from a whole tensor; the inverse of `to_tensor`."""
         layer = np.split(tensor, self.location.parts, axis=-1)[self.location.part]
         layer = layer.T if self._is_transposed else layer
         return np.flip(layer, axis=-1) if self.flips_labels else layer
 
 
 def by_path(tree: Params) -> dict[str, Any]:
-    """The leaves of a tree, by paths such as decoder/final_norm/scale."""
+    """Return the leaves of a tree, by paths such as decoder/final_norm/scale."""
     return flatten_dict(tree, sep="/")
 
 
 def stored_parameters(family: Family, model: ModelDimensions) -> dict[str, StoredParameter]:
-    """All parameters of a model, by path.
+    """Return where each parameter of a model is stored, by path.
 
     Raises:
-        UserError: where models of the family lack one of them.
+        UserError: if models of the family lack one of the parameters.
     """
     axes = by_path(parameter_axes(model))
     parameters = {}
@@ -163,18 +164,18 @@ def stored_parameters(family: Family, model: ModelDimensions) -> dict[str, Store
 
 
 class TensorFiles:
-    """The tensors of a directory, by name: contents are read only when they are asked for.
+    """The tensors in a directory, by name. Contents are read only when they are asked for.
 
     Args:
         path: a directory of safetensors.
-        prefix: Family.prefix, which is put before the names where the files leave it out.
+        prefix: Family.prefix, which is put before all names if the files leave it out.
 
     Attributes:
-        shapes: of all tensors.
-        dtypes: of all tensors, as safetensors calls them.
+        shapes: shape of each tensor, by name.
+        dtypes: type of each tensor, by name, as safetensors calls it.
 
     Raises:
-        UserError: where files are missing, elsewhere, pickled, or broken.
+        UserError: if files are missing, pickled, broken, or outside of the directory.
     """
 
     def __init__(self, path: Path, prefix: str):
@@ -203,14 +204,14 @@ class TensorFiles:
             return self._slices[name][:]
 
     def are_equal(self, name: str, other: str) -> bool:
-        """Whether two tensors are equal, bit by bit; false where there is no `other`."""
+        """True if two tensors are equal bit by bit; False if there is no `other`."""
         if self.shapes[name] != self.shapes.get(other):
             return False
         return self[name].tobytes() == self[other].tobytes()
 
 
 def _weight_files(path: Path) -> list[str]:
-    """The names of the safetensors in a directory: those of the index, if there is one."""
+    """Return the names of the safetensors in a directory: those in the index, if there is one."""
     index = path / "model.safetensors.index.json"
     names = {"model.safetensors"}
     if index.is_file():
@@ -218,7 +219,7 @@ def _weight_files(path: Path) -> list[str]:
         with user_errors(BAD_DATA, f"{index}: cannot be understood"):
             names = set(content.get("weight_map", {}).values())
     for name in names:
-        # An index from a stranger must not lead out of the directory.
+        # An untrusted index must not lead out of the directory.
         if not isinstance(name, str) or Path(name).name != name:
             raise UserError(
                 BAD_DATA, f"{index}: names the file {name!r}, expected one in the same directory"
@@ -232,13 +233,18 @@ def _weight_files(path: Path) -> list[str]:
 
 
 def read(path: Path, say: Callable[[str], None] = print) -> tuple[Model, Params]:
-    """The model in a directory, and its parameters: numpy, float32, embedding rows of padding zero.
+    """Read a model and its parameters from a directory.
 
     Args:
         say: shows a line for each tensor that is left out.
 
+    Returns:
+        the model's settings, and its parameters as float32 numpy arrays, whose padding of the
+        vocabulary is zero.
+
     Raises:
-        UserError: where it is of none of FAMILIES, or its files do not fit its config.json.
+        UserError: if the model belongs to none of FAMILIES, or its files do not fit its
+            config.json.
     """
     config = read_json(path / "config.json", "expected the directory of a model of Hugging Face")
     model_type = config.get("model_type")
@@ -262,7 +268,11 @@ def read(path: Path, say: Callable[[str], None] = print) -> tuple[Model, Params]
 
 
 def _read_model(path: Path, family: Family, config: ConfigJson, tensors: TensorFiles) -> Model:
-    """What config.json describes, with what only the presence of tensors tells."""
+    """Read the model's settings from config.json, and from which tensors there are.
+
+    Only the tensors tell whether there is a decoder (T5), tied embeddings (T5), a language model
+    head, or a sequence label head (BERT).
+    """
     with user_errors(BAD_DATA, f"{path}/config.json: cannot be understood"):
         fields = family.read_config(config)
     model = build(Model, fields, f"{path}/config.json: model.")
@@ -288,8 +298,10 @@ def _read_model(path: Path, family: Family, config: ConfigJson, tensors: TensorF
 
 
 def _has_lm_head(family: Family, model: Model, config: ConfigJson, tensors: TensorFiles) -> bool:
-    """Whether the files hold a head that predicts tokens. One that is the embedding table leaves no
-    trace in them: only config.json can say that there is none.
+    """True if the files hold a head that predicts tokens.
+
+    A head that is the embedding table has no tensor of its own. It is taken to be there, unless
+    config.json of a T5 names the class without a head.
     """
     dimensions = resolve_model(model, model.vocab_size, max_length=model.max_length or 1)
     names = [path for path in by_path(parameter_shapes(dimensions)) if path.startswith("head/")]
@@ -305,7 +317,10 @@ def _check_tensors(
     parameters: dict[str, StoredParameter],
     say: Callable[[str], None],
 ) -> None:
-    """Refuse tensors that are missing, of another shape or type, or no part of the model."""
+    """Reject tensors that are missing, have a wrong shape or type, or do not belong to the model.
+
+    Copies and buffers are ignored. Poolers and task heads are left out with a message.
+    """
     used = set()
     for parameter in parameters.values():
         expected = parameter.tensor_shape
@@ -333,7 +348,7 @@ def _check_tensors(
 
 
 def _is_copy(name: str, tensors: TensorFiles, parameters: dict[str, StoredParameter]) -> bool:
-    """Whether a tensor is a second copy of a tied parameter."""
+    """True if a tensor is a second copy of a tied parameter."""
     original = parameters.get(_COPIES.get(name, ""))
     return original is not None and tensors.are_equal(name, original.tensors[0])
 
@@ -341,7 +356,7 @@ def _is_copy(name: str, tensors: TensorFiles, parameters: dict[str, StoredParame
 def _read_parameter(
     tensors: TensorFiles, parameter: StoredParameter, padded_shape: Shape
 ) -> np.ndarray:
-    """The parameter of all layers, with rows of padding."""
+    """Read a parameter in all layers, and pad its vocabulary with zeros."""
     array = np.zeros(padded_shape, np.float32)
     layers = array if parameter.is_stacked else array[None]
     without_padding = tuple(slice(size) for size in parameter.layer_shape)
@@ -357,12 +372,12 @@ def _read_parameter(
 class TaskHead:
     """The head of a task."""
 
-    name: str  # in model.heads.HEADS
+    name: str  # its name in model.heads.HEADS
     labels: tuple[str, ...] = ()  # the names of the classes
 
     @property
     def settings(self) -> ConfigJson:
-        """What config.json says of it."""
+        """Settings of config.json that describe the head; empty for choices and spans."""
         if self.name not in ("class", "number"):
             return {}
         problem = "regression" if self.name == "number" else "single_label_classification"
@@ -386,16 +401,17 @@ def write(
 
     Args:
         path: a directory that does not exist yet, or is empty.
-        params: in numpy or jax; they may be sharded.
-        dtype: of the tensors, a name in DTYPES.
-        task_head: what the model predicts, if it has learned a task with a head of its own.
+        params: numpy or jax arrays, which may be sharded.
+        tokenizer: is written too.
+        dtype: type of the tensors, a name in DTYPES.
+        task_head: the head of the task that the model has learned, if it has one.
 
     Returns:
-        the name of its class in `transformers`.
+        the name of the model's class in `transformers`.
 
     Raises:
-        UserError: where the model is of none of FAMILIES, naming what differs from the nearest, or
-            the directory cannot be written.
+        UserError: if the model belongs to none of FAMILIES (the message names the differences from
+            the nearest), or the directory cannot be written.
     """
     if task_head is None and model.num_classes not in (0, 2):
         expected = "expected none, or 2 for sentence pairs"
@@ -425,7 +441,7 @@ def write(
 
 
 def _class_name(family: Family, model: ModelDimensions) -> str:
-    """The class of `transformers` that a model is."""
+    """Return the name of the `transformers` class that loads a model."""
     if model.lm_head:
         return family.class_with_label_head if model.num_classes else family.class_name
     is_encoder_alone = family.encoder_class and model.architecture == "encoder"
@@ -435,11 +451,11 @@ def _class_name(family: Family, model: ModelDimensions) -> str:
 def _make_tensors(
     parameters: dict[str, StoredParameter], params: Params, dtype: str
 ) -> dict[str, np.ndarray]:
-    """The tensors of all parameters, by name."""
+    """Convert all parameters to tensors, by name."""
     arrays = by_path(params)
     parts: dict[str, dict[int, np.ndarray]] = {}
     for path, parameter in parameters.items():
-        array = to_host(arrays[path])  # gathers what is sharded
+        array = to_host(arrays[path])  # gathers sharded arrays
         without_padding = tuple(slice(size) for size in parameter.shape)
         array = array[without_padding].astype(DTYPES[dtype])
         layers = array if parameter.is_stacked else array[None]
@@ -447,6 +463,7 @@ def _make_tensors(
             parts_of_tensor = parts.setdefault(name, {})
             parts_of_tensor[parameter.location.part] = parameter.to_tensor(layer)
 
+    # Join the parts of each tensor, side by side.
     tensors = {}
     for name, by_part in parts.items():
         ordered = [by_part[part] for part in sorted(by_part)]
@@ -455,6 +472,7 @@ def _make_tensors(
 
 
 def _special_ids(model: ModelDimensions, vocabulary: Vocabulary) -> ConfigJson:
+    """Return the settings of config.json that name special ids."""
     ids = {
         "pad_token_id": vocabulary.pad,
         "eos_token_id": vocabulary.eos,
@@ -466,7 +484,7 @@ def _special_ids(model: ModelDimensions, vocabulary: Vocabulary) -> ConfigJson:
 
 
 def check_free(path: Path) -> None:
-    """Refuse a directory that holds something already."""
+    """Reject a directory that is not empty."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise UserError(USAGE, f"export: {path.resolve()} exists; name another directory")
 
@@ -474,11 +492,12 @@ def check_free(path: Path) -> None:
 def write_directory(
     path: Path, files: dict[str, bytes], tensors: dict[str, np.ndarray], tensor_file: str
 ) -> None:
-    """Write a directory as a whole, or nothing: files and, in one of its own, tensors. Of several
-    processes the first one does.
+    """Write files and a file of tensors into a new directory, either completely or not at all.
+
+    If there are several processes, only the first one writes.
 
     Raises:
-        UserError: where it cannot be written.
+        UserError: if the directory cannot be written.
     """
     if jax.process_index() != 0:
         return
@@ -496,4 +515,4 @@ def write_directory(
             safetensors.save_file(tensors, partial / tensor_file, {"format": "pt"})
             os.replace(partial, path)
     finally:
-        shutil.rmtree(partial, ignore_errors=True)  # what a full disk or Ctrl-C has left
+        shutil.rmtree(partial, ignore_errors=True)  # remove what a full disk or Ctrl-C has left

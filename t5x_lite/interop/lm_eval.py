@@ -1,7 +1,7 @@
 """A model for EleutherAI's lm-evaluation-harness: lm_eval.simple_evaluate(HarnessModel(DIRECTORY)).
 
-Decoders are scored and continue texts as the harness has it. Of other models a likelihood is what
-inference.zero_shot says it is.
+A decoder scores and continues texts as the harness's own models do. For other models,
+inference.zero_shot defines the likelihood.
 """
 
 import json
@@ -25,17 +25,19 @@ from t5x_lite.training.run_directory import LoadedModel
 _LM: Any = optional_import("lm_eval.api.model", "lm-eval", "t5x_lite.interop.lm_eval").LM
 _utils: Any = optional_import("lm_eval.utils", "lm-eval", "t5x_lite.interop.lm_eval")
 
-_MAX_NEW_TOKENS = 256  # of texts whose task says nothing, as for the harness's own models
+_MAX_NEW_TOKENS = 256  # if the task sets no limit, as in the harness's own models
 
 
 class HarnessModel(_LM):
-    """The model of a run directory, or one that is loaded.
+    """A trained model with the methods that the harness calls.
 
     Args:
-        batch_size: prompts that are continued together.
+        model: a run directory, or a model that is already loaded.
+        batch_size: number of prompts to continue together.
+        allow_code: modules that the run's objective may be imported from.
 
     Raises:
-        UserError: where the model predicts no tokens.
+        UserError: if the model predicts no tokens.
     """
 
     def __init__(
@@ -52,8 +54,11 @@ class HarnessModel(_LM):
         self._batch_size = batch_size
 
     def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
-        """Of each (context, continuation): log P(continuation | context) in nats, and whether each
-        of its tokens is the likeliest.
+        """Score each (context, continuation).
+
+        Returns:
+            log P(continuation | context) in nats, and True if every token of the continuation is
+            the likeliest.
         """
         pairs = [request.args for request in requests]
         if self._model.model.architecture == "decoder":
@@ -66,8 +71,9 @@ class HarnessModel(_LM):
         return [(float(score.nats.sum()), bool(score.is_likeliest.all())) for score in scores]
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[np.ndarray, np.ndarray]:
-        """Ids of both, encoded as one text; blanks between them belong to the second, as for the
-        harness. A context that is too long loses its beginning.
+        """Encode both as one text; spaces between them go to the continuation, as in the harness.
+
+        A context that is too long is truncated on the left.
         """
         encode, longest = self._model.tokenizer.encode, self._model.model.max_length
         before = encode(context.rstrip())
@@ -79,9 +85,10 @@ class HarnessModel(_LM):
         return before[max(len(before) - room, 0) :], target
 
     def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
-        """Of each text: its log-probability in nats; of a masked language model the
-        pseudo-log-likelihood. Texts longer than the model's rows are read in windows that share one
-        token.
+        """Return the log-probability of each text in nats.
+
+        For a masked language model it is the pseudo-log-likelihood. Texts longer than a row are
+        read in windows that share one token.
         """
         texts = [request.args[0] for request in requests]
         architecture = self._model.model.architecture
@@ -94,7 +101,7 @@ class HarnessModel(_LM):
         before, targets, counts = [], [], []
         for text in texts:
             ids = self._model.tokenizer.encode(text).tolist()
-            # The start token, which stands before every row, is the first context.
+            # The context of the first window is the start token, which every row begins with.
             windows = list(_utils.get_rolling_token_windows(ids, -1, longest - 1, 1))
             for number, window in enumerate(windows):
                 context, target = _utils.make_disjoint_window(window)
@@ -109,10 +116,11 @@ class HarnessModel(_LM):
         ]
 
     def generate_until(self, requests: Sequence[Any]) -> list[str]:
-        """What is written after each context, up to one of the strings of "until"."""
+        """Continue each context up to one of the strings in its setting "until"."""
         contexts = [request.args[0] for request in requests]
         settings = [json.dumps(request.args[1], sort_keys=True) for request in requests]
         texts = [""] * len(contexts)
+        # Requests with the same settings are continued together, in batches.
         alike = sorted(range(len(contexts)), key=settings.__getitem__)
         for setting, group in groupby(alike, key=settings.__getitem__):
             numbers, options = list(group), _options(json.loads(setting))
@@ -125,8 +133,9 @@ class HarnessModel(_LM):
         return texts
 
     def _end_of(self, context: str, room: int) -> str:
-        """The end of a context that has to share a model's learned positions with what is written;
-        at least half of them.
+        """Truncate a context on the left, so that the position table has room for what is written.
+
+        The context keeps at least half of the positions.
         """
         model, tokenizer = self._model.model, self._model.tokenizer
         ids = tokenizer.encode(context)
@@ -138,7 +147,7 @@ class HarnessModel(_LM):
 
 
 def _options(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a task, as inference.generate.Options has them."""
+    """Translate the generation settings of a task into fields of inference.generate.Options."""
     stop = settings.get("until") or ()
     samples = settings.get("do_sample", settings.get("temperature", 0) > 0)
     options = {

@@ -1,4 +1,4 @@
-"""Write LoRA's updates for Hugging Face's `peft`, which puts them on the exported base."""
+"""Write LoRA updates for Hugging Face's `peft`, which adds them to the exported base model."""
 
 import json
 import re
@@ -22,7 +22,7 @@ from t5x_lite.model.heads import Params
 from t5x_lite.parallel.placement import to_host
 from t5x_lite.training.adapt import is_head, merge_low_rank
 
-# What `peft` calls what a model predicts, by the name of the head that does.
+# Name of a head → what `peft` calls its task.
 _TASK_TYPES = {
     "class": "SEQ_CLS",
     "number": "SEQ_CLS",
@@ -30,7 +30,7 @@ _TASK_TYPES = {
     "span": "QUESTION_ANS",
 }
 
-# T5's stacks have a module each, with the weights of the one that is stored.
+# T5's one stored table is a module of its own in each stack, and `peft` needs an update for each.
 _LOOKED_UP_IN = {"shared": ["encoder.embed_tokens", "decoder.embed_tokens"]}
 
 
@@ -45,13 +45,14 @@ def write(
 
     Args:
         path: a directory that does not exist yet, or is empty.
-        dtype: of the tensors, a name in huggingface.DTYPES.
+        dtype: type of the tensors, a name in huggingface.DTYPES.
+        task_head: the head of the task that the model has learned, if it has one.
 
     Returns:
-        the name of the class in `transformers` that the base is loaded as.
+        the name of the `transformers` class to load the base model with.
 
     Raises:
-        UserError: for a model without updates, or of no family that Hugging Face has.
+        UserError: if the model has no LoRA updates, or belongs to no family of Hugging Face.
     """
     if not model.lora_rank:
         reason = "this model has no updates of LoRA; leave --adapter out"
@@ -62,7 +63,7 @@ def write(
     if task_head is not None:
         family = family.with_head(task_head.name)
 
-    # The updates, by the module that they belong to.
+    # The updates of dense layers and embedding tables, by the module that they belong to.
     tensors: dict[str, np.ndarray] = {}
     ranks: dict[str, int] = {}
     kernel_layouts = set()
@@ -76,7 +77,7 @@ def write(
     for place, (down, up) in _updates_of_tables(family, model, params).items():
         ranks[re.escape(place)] = model.lora_rank
         tensors[f"{place}.lora_embedding_A"], tensors[f"{place}.lora_embedding_B"] = down, up
-    # The head of a task, with its updates.
+    # The head of a task is saved whole, with its updates added.
     leaves = by_path(merged)
     saved_modules = set()
     for name, parameter in stored_parameters(family, plain).items():
@@ -105,9 +106,9 @@ def write(
 
 
 class _Update(NamedTuple):
-    """One module of ours, in all layers, and where it lies."""
+    """The update of one of our modules, in all layers."""
 
-    location: Location
+    location: Location  # of the kernel in Hugging Face's files
     a: np.ndarray  # [layers, in, rank]
     b: np.ndarray  # [layers, rank, out]
 
@@ -115,7 +116,10 @@ class _Update(NamedTuple):
 def _updates_by_module(
     family: Family, model: ModelDimensions, params: Params
 ) -> dict[str, list[_Update]]:
-    """By the module of Hugging Face, in which several of ours may lie; * stands for the layer."""
+    """Group the updates by Hugging Face's module, in which several of ours may lie side by side.
+
+    In the name of a module, * stands for the layer.
+    """
     updates: dict[str, list[_Update]] = {}
     leaves = by_path(params)
     for name, a in leaves.items():
@@ -132,7 +136,7 @@ def _updates_by_module(
 def _updates_of_tables(
     family: Family, model: ModelDimensions, params: Params
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """A [rank, vocab] and B [out, rank] of each embedding table, by the module of Hugging Face."""
+    """Return A [rank, vocab] and B [out, rank] of each table, by Hugging Face's module."""
     leaves = by_path(params)
     updates = {}
     for name, a in leaves.items():
@@ -146,7 +150,7 @@ def _updates_of_tables(
 
 
 def _in_every_layer(place: str) -> str:
-    r"""A module, as the regular expression that `peft` finds it by.
+    r"""Return the regular expression by which `peft` finds a module in every layer.
 
     >>> print(_in_every_layer("h.*.attn"))
     h\.\d+\.attn
@@ -155,8 +159,12 @@ def _in_every_layer(place: str) -> str:
 
 
 def _side_by_side(updates: list[_Update], layer: int) -> tuple[np.ndarray, np.ndarray]:
-    """The update of a module as `peft` has it, W + B A: A [rank, in] and B [out, rank], from those
-    of the parts that lie side by side in it, each of which has its own rows of B.
+    """Join the updates of parts that lie side by side in a module into one, W + B A.
+
+    Each part has its own rows of A, and its own block of B.
+
+    Returns:
+        A [rank, in] and B [out, rank], where the rank is the sum of the ranks of the parts.
     """
     down = np.concatenate([update.a[layer].T for update in updates])
     *_, rank, outputs = updates[0].b.shape
@@ -168,8 +176,9 @@ def _side_by_side(updates: list[_Update], layer: int) -> tuple[np.ndarray, np.nd
 
 
 def _ranks_and_scales(model: ModelDimensions, ranks: dict[str, int]) -> dict[str, Any]:
-    """Which modules have updates, and of which rank: several side by side are one of a higher rank,
-    scaled by the same alpha / rank.
+    """Return the settings that say which modules have updates, and of which rank.
+
+    Several updates side by side make one of a higher rank, scaled by the same alpha / rank.
     """
     scale = model.lora_alpha / model.lora_rank
     higher = {module: rank for module, rank in ranks.items() if rank != model.lora_rank}
@@ -183,6 +192,7 @@ def _ranks_and_scales(model: ModelDimensions, ranks: dict[str, int]) -> dict[str
 
 
 def _task_type(model: ModelDimensions, task_head: TaskHead | None) -> str:
+    """Return what `peft` calls the task of a model."""
     if task_head is not None:
         return _TASK_TYPES[task_head.name]
     if model.architecture == "encoder":

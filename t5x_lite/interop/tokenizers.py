@@ -1,4 +1,4 @@
-"""A tokenizer of ours in the files that `transformers` reads."""
+"""Export a tokenizer to the files that `transformers` reads."""
 
 import json
 from typing import Any
@@ -16,7 +16,7 @@ from t5x_lite.errors import BAD_CONFIG, UserError
 
 Json = dict[str, Any]
 
-# What `transformers` calls the roles of special tokens → our names of these tokens.
+# The role of a special token in `transformers` → our name of the token.
 _ROLES = {
     "pad_token": "<pad>",
     "eos_token": "</s>",
@@ -28,11 +28,12 @@ _ROLES = {
 
 
 def pretrained_files(tokenizer: Tokenizer, architecture: Architecture) -> dict[str, bytes]:
-    """The content of tokenizer_config.json, and of tokenizer.json or a SentencePiece model, by
-    name.
+    """Return the content of the tokenizer's files, by file name.
+
+    They are tokenizer_config.json, and tokenizer.json or a SentencePiece model.
 
     Args:
-        architecture: of the model, on which depends what `transformers` puts around a text.
+        architecture: the model's architecture, which decides the special tokens around a text.
 
     Raises:
         UserError: for an existing SentencePiece model that special ids were appended to.
@@ -49,7 +50,7 @@ def pretrained_files(tokenizer: Tokenizer, architecture: Architecture) -> dict[s
 
 
 def _special_tokens(tokenizer: Tokenizer) -> dict[str, str]:
-    """The names of the special tokens that there are, by their roles."""
+    """Return the names of the tokenizer's special tokens, by their roles."""
     specials = tokenizer.vocabulary.specials
     names = {}
     for role, token in _ROLES.items():
@@ -66,6 +67,7 @@ def _dump(value: Json) -> bytes:
 
 
 def _sentencepiece_files(tokenizer: Tokenizer, model: SentencePiece) -> dict[str, bytes]:
+    """Return the SentencePiece model and its config; T5's class if there are sentinels."""
     vocabulary = tokenizer.vocabulary
     appended = set(vocabulary.specials) - {"<pad>", "</s>", "<s>"}
     if appended or vocabulary.sentinels not in (0, T5_SENTINELS):
@@ -87,6 +89,7 @@ def _sentencepiece_files(tokenizer: Tokenizer, model: SentencePiece) -> dict[str
 
 
 def _tokenizer_json(tokenizer: Tokenizer, architecture: Architecture) -> bytes:
+    """Return the content of tokenizer.json: an existing one as it is, unless ids were appended."""
     text_model = tokenizer.model
     if isinstance(text_model, HuggingFace):
         content = text_model.files()["tokenizer.json"]
@@ -104,7 +107,7 @@ def _tokenizer_json(tokenizer: Tokenizer, architecture: Architecture) -> bytes:
 
 
 def _append_special_tokens(description: Json, tokenizer: Tokenizer) -> bool:
-    """Add to a description the special tokens that the text model lacks; whether there are any."""
+    """Add the special tokens that the text model lacks; return True if there are any."""
     added_tokens = description.setdefault("added_tokens", [])
     known = {token["id"] for token in added_tokens}
     token_ids = range(tokenizer.model.size, tokenizer.vocabulary.size)
@@ -126,7 +129,7 @@ def _added_token(tokenizer: Tokenizer, token_id: int) -> Json:
 
 
 def _describe_bytes() -> Json:
-    """Our tokenizer of bytes: a byte-level BPE without merges."""
+    """Describe our byte tokenizer as a byte-level BPE without merges."""
     byte_level = {
         "type": "ByteLevel",
         "add_prefix_space": False,
@@ -146,7 +149,7 @@ def _describe_bytes() -> Json:
 
 
 def _describe_sentencepiece(model: SentencePiece) -> Json:
-    """Our lossless SentencePiece: a unigram model with byte fallback."""
+    """Describe our lossless SentencePiece as a unigram model with byte fallback."""
     space_to_mark = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE_MARK}
     mark_to_space = {"type": "Replace", "pattern": {"String": SPACE_MARK}, "content": " "}
     return {
@@ -170,7 +173,7 @@ def _describe_sentencepiece(model: SentencePiece) -> Json:
 
 
 def _template(tokenizer: Tokenizer, architecture: Architecture) -> Json:
-    """The special tokens around a text, as our layouts have it: [CLS] … [SEP], … </s>, or <s> …"""
+    """Describe the special tokens around a text: `[CLS] A [SEP]`, `A </s>`, or `<s> A`."""
     before = []
     after = []
     if architecture == "encoder":
