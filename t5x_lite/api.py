@@ -1,4 +1,4 @@
-"""The whole way in Python, as the commands have it: what `import t5x_lite` offers.
+"""The commands as Python functions: what `import t5x_lite` offers.
 
 config = t5x_lite.get_config("gpt_tiny", **{"training.steps": 100})
 print(t5x_lite.inspect(config))
@@ -80,8 +80,9 @@ ConfigLike = Any  # a RunConfig, a ConfigDict or dict of settings, or the name o
 
 
 def _checked(config: ConfigLike, allow_code: AllowedCode) -> tuple[RunConfig, AllowedCode]:
-    """The checked config, whatever form it is given in, and the modules that it may import. The
-    config.json of a run directory is data: it may import those named in `allow_code` alone.
+    """Check a config, and return it with the modules that it may import.
+
+    The config.json of a run directory is data: it may import only what `allow_code` names.
     """
     if isinstance(config, RunConfig):
         return with_absolute_paths(config), allow_code
@@ -99,16 +100,14 @@ def prepare(
     allow_code: AllowedCode = None,
     beam_options: Sequence[str] | None = None,
 ) -> Corpus:
-    """Text → tokenizer and token store, ahead of training; opened where they exist.
+    """Make the tokenizer and the token store before training, or open them if they exist.
 
     Args:
-        beam_options: of Apache Beam, whose workers read and encode the text, such as
-            ["--runner=DataflowRunner", …]; None: this machine does.
+        beam_options: options of Apache Beam, whose workers read and encode the text, such as
+            ["--runner=DataflowRunner", …]; None: do it on this machine.
     """
     run, allow_code = _checked(config, allow_code)
-    plan_objective_checked(
-        run, allow_code
-    )  # what cannot be laid out is refused before hours of tokenizing
+    plan_objective_checked(run, allow_code)  # reject wrong settings before hours of tokenizing
     return prepare_text(run.data, say, allow_code, beam_options)
 
 
@@ -119,12 +118,12 @@ def train(
     say: Say = print,
     allow_code: AllowedCode = None,
 ) -> "LanguageModel":
-    """Pretrain a model in `workdir`; the same call continues where it was stopped.
+    """Pretrain a model in `workdir`; the same call continues a run that was stopped.
 
     Args:
-        on_log: called with each record of metrics.jsonl: step, split, loss, ….
-        allow_code: modules that objectives and sources of your own may be imported from; None:
-            any.
+        on_log: called with each record of metrics.jsonl: its step, split, loss and other metrics.
+        allow_code: modules that your own objectives and sources may be imported from; None: any,
+            unless `config` is a run directory.
 
     Returns:
         the trained model.
@@ -148,18 +147,21 @@ def evaluate(
     say: Say = print,
     allow_code: AllowedCode = NO_CODE,
 ) -> dict[str, Any]:
-    """The metrics of a trained model on its whole validation split: loss in nats, perplexity,
-    accuracy, ….
+    """Evaluate a trained model on its whole validation split.
 
     Args:
-        mesh: over which devices; None: one.
+        mesh: the mesh of devices to use; None: one device.
+
+    Returns:
+        the step, the split and the metrics, such as loss in nats, accuracy and, for text,
+        perplexity. A run on a task also has the task's metrics.
     """
     workdir = storage.local_path(workdir)
     resolved, _ = run_directory.read(workdir, allow_code)
     loop.setup_jax(resolved.model.dtype)
     loaded = run_directory.load(workdir, mesh, allow_code)
     data = run_directory.open_data(workdir, resolved, loaded.tokenizer, say, allow_code)
-    training = dataclasses.replace(resolved.config.training, exact=False)  # of gradients alone
+    training = dataclasses.replace(resolved.config.training, exact=False)  # only for gradients
     config = dataclasses.replace(resolved.config, mesh=mesh or Mesh(), training=training)
     here = dataclasses.replace(resolved, config=config, model=loaded.model)
     evaluator = loop.Evaluator(here, data, None if mesh else jax.local_devices()[:1])
@@ -187,23 +189,24 @@ def finetune(
     on_log: Callable[[dict], None] | None = None,
     **overrides: Any,
 ) -> dict[str, Any]:
-    """Train a model on a task in `workdir`; the same call continues where it was stopped.
+    """Train a model on a task in `workdir`; the same call continues a run that was stopped.
 
     finetune("runs/bert", "which_module", "runs/modules")["reached"]
 
     Args:
-        init: the directory of a run, or of Hugging Face's files, that it begins with.
-        task: as --task has it: one that ships, `my_tasks.py:mine`, or
-            'classify(file.tsv, text=sentence)'.
-        seeds: how many to train.
-        grid: settings with several values each, of which the best is chosen.
-        from_scratch: with the shape and the tokenizer of `init`, and parameters drawn at random.
+        init: the directory of a run, or of Hugging Face files, to start from.
+        task: the task to learn, or a value of --task: the name of one that ships,
+            `my_tasks.py:mine`, or 'classify(file.tsv, text=sentence)'.
+        seeds: number of seeds to train.
+        grid: settings with several values each; the best combination is chosen.
+        from_scratch: take only the shape and the tokenizer of `init`, and draw random parameters.
         adapt: which parameters are trained: full, lora(8), prefix(20), prompt(20), adapter(64),
             bitfit, probe or last(2).
-        overrides: settings by their keys, {"optimizer.learning_rate": 1e-4}.
+        overrides: settings by their keys, such as {"optimizer.learning_rate": 1e-4}.
 
     Returns:
-        what was reached: the metrics' mean and standard deviation, the settings chosen, all cells.
+        the results, as in report.json. They hold the mean and standard deviation of each metric,
+        the settings chosen, and all cells.
     """
     if isinstance(task, str):
         task = load_task(task)
@@ -231,8 +234,10 @@ def finetune(
 def compare(
     config: ConfigLike, workdir: str | Path, say: Say = print, allow_code: AllowedCode = None
 ) -> dict[str, Any]:
-    """Train the cells of a comparison on the same text under one budget, and write report.html;
-    what it shows.
+    """Train the cells of a comparison on the same text under one budget, and write report.html.
+
+    Returns:
+        the results that the report shows.
     """
     if isinstance(config, str):
         config = load_comparison(config)
@@ -249,10 +254,10 @@ class Inspection:
     rows: str
     ledger: str
     parameters: int
-    state_bytes: int  # parameters and optimizer, over all devices
-    gradient_bytes: int
-    flops: float  # of the run
-    # Of the matrix products of a small test, made here and now: FLOP/s
+    state_bytes: int  # parameters and optimizer state, before sharding
+    gradient_bytes: int  # before sharding
+    flops: float  # of the whole run
+    # FLOP/s of matrix products on the devices here, measured by a short test
     matmul_rate: float = dataclasses.field(compare=False)
 
     def __str__(self) -> str:
@@ -274,8 +279,8 @@ class Inspection:
 def inspect(
     config: ConfigLike, examples: int = 3, say: Say = print, allow_code: AllowedCode = None
 ) -> Inspection:
-    """A preview of a run, without training: the first rows in words, the ledger, and what the run
-    will cost.
+    """Preview a run without training: its first rows as text, its ledger of tokens and FLOPs, and
+    what it will cost.
     """
     run, allow_code = _checked(config, allow_code)
     rows = plan_objective_checked(run, allow_code)
@@ -306,7 +311,7 @@ def inspect_task(
     say: Say = print,
     allow_code: AllowedCode = None,
 ) -> str:
-    """The first examples of a task as the model of a config reads them, in words."""
+    """Show the first examples of a task as text, the way the model of a config reads them."""
     run, allow_code = _checked(config, allow_code)
     task = load_task(task) if isinstance(task, str) else task
     run = dataclasses.replace(run, task=with_labels_of(task, allow_code))
@@ -314,7 +319,7 @@ def inspect_task(
     assert isinstance(rows, TaskPlan)
     if run.data.source:
         tokenizer = prepare_text(run.data, say, allow_code).tokenizer
-    else:  # an imported model, which has no text
+    else:  # an imported model has no text, only a tokenizer
         tokenizer = tokenizers.make(run.data.tokenizer, (), run.data.add_specials)
     data = TaskData(rows, tokenizer, run.data.batch_size, run.seed, allow_code)
     return inspection.show_task(data.split(split), tokenizer, examples)
@@ -334,22 +339,22 @@ class LanguageModel:
 
     @property
     def config(self) -> RunConfig:
-        """The config of the run that trained it."""
+        """The config of the run that trained the model."""
         return self._loaded.config
 
     @property
     def dimensions(self) -> ModelDimensions:
-        """The sizes of the model, all written out."""
+        """All sizes of the model, with defaults filled in."""
         return self._loaded.model
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Its tokenizer."""
+        """The tokenizer of the model."""
         return self._loaded.tokenizer
 
     @property
     def params(self) -> Params:
-        """Its parameters."""
+        """The parameters of the model."""
         return self._loaded.params
 
     @overload
@@ -357,26 +362,29 @@ class LanguageModel:
     @overload
     def generate(self, prompts: Sequence[str], **options: Any) -> list[str]: ...
     def generate(self, prompts, **options):
-        """What the model writes after a prompt, or after each of several.
+        """Return the text that the model writes after a prompt, or after each of several.
 
         Args:
-            options: those of inference.generate.Options: max_new_tokens, temperature, top_k, top_p,
-                num_beams, stop, ….
+            options: fields of inference.generate.Options, such as max_new_tokens, temperature,
+                top_k, top_p, num_beams and stop.
         """
         if isinstance(prompts, str):
             return continue_texts(self._loaded, [prompts], **options)[0]
         return continue_texts(self._loaded, prompts, **options)
 
     def stream(self, prompt: str, **options: Any) -> Iterator[str]:
-        """What it writes after one prompt, piece by piece."""
+        """Yield the text that the model writes after one prompt, piece by piece."""
         before = ""
         for (text,) in stream_texts(self._loaded, [prompt], **options):
             yield text[len(before) :]
             before = text
 
     def fill(self, text: str, top: int = 5) -> list:
-        """For each blank (___) of a text the likeliest words with their probabilities, or what T5
-        writes there.
+        """Fill each blank (___) of a text.
+
+        Returns:
+            for each blank, what a model trained with sentinels (T5) writes there, or the `top`
+            likeliest tokens of a masked language model with their probabilities.
         """
         return fill(self._loaded, text, top)
 
@@ -385,8 +393,9 @@ class LanguageModel:
     @overload
     def score(self, texts: Sequence[str], context: str = "") -> list[Score]: ...
     def score(self, texts, context=""):
-        """How likely a text is, or each of several, after the context; see
-        inference.score.score.
+        """Score how likely a text is, or each of several, given the context.
+
+        See inference.score.score.
         """
         if isinstance(texts, str):
             return score(self._loaded, [texts], context)[0]
@@ -402,11 +411,23 @@ class LanguageModel:
         limit: int = 0,
         allow_code: AllowedCode = None,
     ) -> dict[str, Any]:
-        """What the model makes of a task: one that it was trained on in the way it was trained, any
-        other by likelihood or by generation; see inference.zero_shot.
+        """Evaluate the model on a task.
+
+        A task that it was trained on is answered as in training, unless shots are asked for. Any
+        other task is answered by likelihood or by generation; see inference.zero_shot.
+
+        Args:
+            task: the task to evaluate, or a value of --task.
+            split: the split to evaluate.
+            shots: number of solved training examples in the prompt.
+            seed: draws those examples.
+            direction: "direct" scores an answer given the question, "channel" the question given
+                an answer.
+            limit: number of examples to evaluate, from the first; 0: all.
 
         Returns:
-            method, split, examples (how many), metrics, groups, predictions (a record for each).
+            a dict with task, split, method, examples (their number), metrics, groups and
+            predictions (a record for each example).
         """
         if isinstance(task, str):
             task = load_task(task)
@@ -418,8 +439,10 @@ class LanguageModel:
     @overload
     def embed(self, texts: Sequence[str], pooling: Pooling = "mean") -> list[np.ndarray]: ...
     def embed(self, texts, pooling: Pooling = "mean"):
-        """A text, or each of several, as a vector [d_model], or with pooling "none" as hidden
-        states [positions, d_model]; see inference.embed.embed.
+        """Embed a text, or each of several, as a vector [d_model].
+
+        With pooling "none", return its hidden states [positions, d_model]. See
+        inference.embed.embed.
         """
         if isinstance(texts, str):
             return embed(self._loaded, [texts], pooling)[0]
@@ -427,9 +450,10 @@ class LanguageModel:
 
     @cached_property
     def apply(self) -> Callable[[Params, Row], jax.Array]:
-        """The bare function (params, row) → logits over the padded vocabulary: of all positions of
-        a decoder [B, D, V], of the scored positions of an encoder [B, K, V]. Rows are those of
-        data/rows/layouts.py.
+        """The compiled function (params, row) → logits over the padded vocabulary.
+
+        It gives logits at all positions of a decoder [B, D, V], or at the scored positions of an
+        encoder [B, K, V]. See data/rows/layouts.py for the rows.
         """
         self._loaded.check_predicts_tokens("apply")
         model = self._loaded.model
@@ -451,12 +475,12 @@ class LanguageModel:
 def load_model(
     path: str | Path, mesh: Mesh | None = None, allow_code: Collection[str] = ()
 ) -> LanguageModel:
-    """The model in a run directory, or in a directory of Hugging Face's files.
+    """Load the model in a run directory, or in a directory of Hugging Face files.
 
     Args:
-        mesh: over which devices its parameters are sharded; None: on one device. A directory of
-            Hugging Face's files has to be imported first.
-        allow_code: modules of your own that the run's objective may be imported from.
+        mesh: the mesh to shard the parameters over; None: one device. Hugging Face files must be
+            imported before they can be sharded.
+        allow_code: your own modules that the run's objective may be imported from.
     """
     path = storage.local_path(path)
     check_is_run(path)
