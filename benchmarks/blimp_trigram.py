@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from t5x_lite.compare.ngram import kneser_ney
+from t5x_lite.comparison.ngram import kneser_ney
 from t5x_lite.config.files import load_task
 from t5x_lite.data.store.prepare import prepare
 from t5x_lite.data.tasks.examples import load_split

@@ -17,9 +17,9 @@ import jax
 import numpy as np
 
 from t5x_lite import storage
-from t5x_lite.compare import run as comparison
-from t5x_lite.compare.budget import matmul_rate
-from t5x_lite.compare.results import bits_per_byte
+from t5x_lite.comparison import run as comparison
+from t5x_lite.comparison.budget import matmul_rate
+from t5x_lite.comparison.results import bits_per_byte
 from t5x_lite.config import CompareConfig, Mesh, ModelDimensions, RunConfig, Task
 from t5x_lite.config.files import (
     build,
@@ -42,7 +42,7 @@ from t5x_lite.data.tasks.task_data import TaskData, TaskPlan
 from t5x_lite.data.tokenizers import tokenizer as tokenizers
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import USAGE, UserError, read_json
-from t5x_lite.finetune import run as tuning
+from t5x_lite.finetuning import run as tuning
 from t5x_lite.inference.embed import Pooling, embed
 from t5x_lite.inference.evaluate import evaluate_task
 from t5x_lite.inference.fill import fill

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
+import t5x_lite
+
 PACKAGE = ROOT / "t5x_lite"
 FLOORS = (
     {"errors", "config", "hardware", "machine", "progress", "storage", "version"},
@@ -22,16 +24,16 @@ FLOORS = (
     {"model"},
     {"training"},
     {"inference"},
-    {"finetune"},
+    {"finetuning"},
     {"interop"},
     {"report"},
-    {"compare", "planning"},
+    {"comparison", "planning"},
     {"api"},
     {"commands"},
     {"__main__", "__init__"},
 )
 # What a newcomer reads: none of it imports what is above it.
-CORE = ("config", "data", "resolve", "parallel", "model", "training", "inference", "finetune")
+CORE = ("config", "data", "resolve", "parallel", "model", "training", "inference", "finetuning")
 # A package of one file each, without a folder: they may import each other, without a circle.
 SINGLE_FILES = (FLOORS[0], FLOORS[-1])
 
@@ -116,7 +118,7 @@ def test_the_core_stands_alone():
     """The core imports no comparison, plan, page or interop."""
     highest = max(floor(f"t5x_lite.{part}") for part in CORE)
     above = set().union(*FLOORS[highest + 1 :])
-    assert {"compare", "planning", "interop", "report"} <= above
+    assert {"comparison", "planning", "interop", "report"} <= above
 
 
 SMALL_PACKAGE = {
@@ -219,3 +221,9 @@ def test_the_model_opens_no_files():
         used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
         used |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
         assert not used & readers, name
+
+
+def test_no_package_hides_a_function_of_the_same_name():
+    """A package t5x_lite.compare would replace the function t5x_lite.compare when imported."""
+    inside = {path.stem for path in PACKAGE.iterdir() if path.is_dir() or path.suffix == ".py"}
+    assert not inside & set(t5x_lite.__all__)

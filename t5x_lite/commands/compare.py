@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> None:
     workdir = read_workdir(args)
     config = comparison_of(args)
     allowed = allowed_code(args.config, args.overrides, args.allow_code)
-    from t5x_lite.compare import cells, report, run
+    from t5x_lite.comparison import cells, report, run
 
     only = split_at_commas(args.cells) if args.cells else ()
     if args.dry_run:

@@ -38,8 +38,8 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(USAGE, f"finetune: --{missing} is missing; such as {example}")
     task, init = load_task(args.task), storage.local_path(args.init)
     check_is_run(init)
-    from t5x_lite.finetune.results import show
-    from t5x_lite.finetune.run import finetune
+    from t5x_lite.finetuning.results import show
+    from t5x_lite.finetuning.run import finetune
     from t5x_lite.interop.convert import as_run
     from t5x_lite.report import task_report
 

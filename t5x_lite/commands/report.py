@@ -19,7 +19,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
     workdir = read_workdir(args)
-    from t5x_lite.compare import run
+    from t5x_lite.comparison import run
 
     runs = [storage.local_path(run) for run in args.runs]
     run.write_report(workdir, runs, say, args.allow_code)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from t5x_lite.config import Task
-from t5x_lite.finetune.results import answers_of
+from t5x_lite.finetuning.results import answers_of
 from t5x_lite.report import task_report
 
 LABELS = ("a|b", "<i>x</i>", "(no label)")

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from t5x_lite.compare.ngram import kneser_ney, unigram_probabilities
+from t5x_lite.comparison.ngram import kneser_ney, unigram_probabilities
 from t5x_lite.config import Lengths
 from t5x_lite.data.rng import Purpose, RowRng, philox_key
 from t5x_lite.data.rows.row_plan import RowPlan

@@ -24,8 +24,8 @@ from t5x_lite.data.tasks.examples import readable, with_labels_of
 from t5x_lite.data.tasks.task_data import TaskData, TaskPlan, TaskSplit
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import IO_ERROR, NO_FILE, USAGE, UserError, user_errors
-from t5x_lite.finetune.recipe import config_of, with_schedule
-from t5x_lite.finetune.results import answers_of, curves_of, write
+from t5x_lite.finetuning.recipe import config_of, with_schedule
+from t5x_lite.finetuning.results import answers_of, curves_of, write
 from t5x_lite.inference.predict import as_records, judge_split, predict
 from t5x_lite.model.check import plan_checked
 from t5x_lite.model.transformer import count_parameters, parameter_shapes

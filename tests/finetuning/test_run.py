@@ -15,7 +15,7 @@ from t5x_lite import api
 from t5x_lite.config.files import load_task
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import UserError
-from t5x_lite.finetune.results import show
+from t5x_lite.finetuning.results import show
 from t5x_lite.interop import huggingface
 from t5x_lite.interop.convert import as_run
 from t5x_lite.training.adapt import parse_adaptation

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from t5x_lite.compare.budget import (
+from t5x_lite.comparison.budget import (
     StepCost,
     Timings,
     matmul_rate,
@@ -17,8 +17,8 @@ from t5x_lite.compare.budget import (
     steps_of_cells,
     with_budget,
 )
-from t5x_lite.compare.evaluations import Questions, check_tasks
-from t5x_lite.compare.span_bits import (
+from t5x_lite.comparison.evaluations import Questions, check_tasks
+from t5x_lite.comparison.span_bits import (
     Span,
     draw_spans,
     shortened,

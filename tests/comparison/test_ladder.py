@@ -7,8 +7,8 @@ import math
 
 import pytest
 
-from t5x_lite.compare import ladder, scaling_report
-from t5x_lite.compare.scaling import ScalingLaw
+from t5x_lite.comparison import ladder, scaling_report
+from t5x_lite.comparison.scaling import ScalingLaw
 from t5x_lite.report.page import Chart, Table
 
 GPT = ScalingLaw(E=1.0, A=60.0, alpha=0.3, B=900.0, beta=0.5, k=7.0, q=0.9)

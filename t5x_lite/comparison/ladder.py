@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from t5x_lite.compare.scaling import (
+from t5x_lite.comparison.scaling import (
     Fit,
     Point,
     ScalingLaw,

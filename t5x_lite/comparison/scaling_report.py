@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from t5x_lite.compare.scaling import ScalingLaw
+from t5x_lite.comparison.scaling import ScalingLaw
 from t5x_lite.report import charts
 from t5x_lite.report.page import Best, Part, Table, short
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from t5x_lite.compare.statistics import Sample, ratio_error, scores_of
+from t5x_lite.comparison.statistics import Sample, ratio_error, scores_of
 
 SPANS = 400
 

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from conftest import run, settings, start
 
-from t5x_lite.compare import cells as study_cells
-from t5x_lite.compare import report
-from t5x_lite.compare import run as compare
-from t5x_lite.compare.budget import spent, steps_of_cells
+from t5x_lite.comparison import cells as study_cells
+from t5x_lite.comparison import report
+from t5x_lite.comparison import run as compare
+from t5x_lite.comparison.budget import spent, steps_of_cells
 from t5x_lite.config.files import build_comparison
 from t5x_lite.errors import UserError
 

@@ -3,7 +3,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from t5x_lite.compare import ngram
+from t5x_lite.comparison import ngram
 
 
 def brute_kneser_ney(train, history, word, size):

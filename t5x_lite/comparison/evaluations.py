@@ -20,14 +20,14 @@ from typing import Any
 import jax
 
 from t5x_lite import storage
-from t5x_lite.compare.span_bits import Span, scored_contexts, span_bits
+from t5x_lite.comparison.span_bits import Span, scored_contexts, span_bits
 from t5x_lite.config import RunConfig, Task
 from t5x_lite.config.files import load_task
 from t5x_lite.config.grammar import AllowedCode
 from t5x_lite.data.rows.batches import TextData
 from t5x_lite.data.tasks.examples import load_split, with_labels_of
 from t5x_lite.errors import BAD_CONFIG, IO_ERROR, UserError, read_json, user_errors
-from t5x_lite.finetune import run as finetuning
+from t5x_lite.finetuning import run as finetuning
 from t5x_lite.inference.evaluate import evaluate_task
 from t5x_lite.inference.zero_shot import Asking
 from t5x_lite.model.check import plan_checked

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from t5x_lite.compare import scaling_report
+from t5x_lite.comparison import scaling_report
 from t5x_lite.errors import IO_ERROR, user_errors
 from t5x_lite.report import charts, page
 from t5x_lite.report.page import Best, Page, Part, Quote, Section, Table, short

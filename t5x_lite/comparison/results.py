@@ -7,17 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from t5x_lite.compare import report
-from t5x_lite.compare.cells import Cell, SeededRun, order_of_text
-from t5x_lite.compare.evaluations import Answers, Questions, measure
-from t5x_lite.compare.ladder import laws_of
-from t5x_lite.compare.ngram import trigram_bits, unigram_bits
-from t5x_lite.compare.span_bits import (
+from t5x_lite.comparison import report
+from t5x_lite.comparison.cells import Cell, SeededRun, order_of_text
+from t5x_lite.comparison.evaluations import Answers, Questions, measure
+from t5x_lite.comparison.ladder import laws_of
+from t5x_lite.comparison.ngram import trigram_bits, unigram_bits
+from t5x_lite.comparison.span_bits import (
     Span,
     counted_bits,
     num_bytes,
 )
-from t5x_lite.compare.statistics import Sample, Values, scores_of
+from t5x_lite.comparison.statistics import Sample, Values, scores_of
 from t5x_lite.config import CompareConfig, to_dict
 from t5x_lite.config.files import flatten
 from t5x_lite.config.grammar import NO_CODE, AllowedCode

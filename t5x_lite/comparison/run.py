@@ -16,9 +16,9 @@ from typing import Any
 import jax
 
 from t5x_lite import storage
-from t5x_lite.compare import report
-from t5x_lite.compare.budget import step_cost
-from t5x_lite.compare.cells import (
+from t5x_lite.comparison import report
+from t5x_lite.comparison.budget import step_cost
+from t5x_lite.comparison.cells import (
     Cell,
     Say,
     SeededRun,
@@ -26,9 +26,9 @@ from t5x_lite.compare.cells import (
     plan_in_words,
     questions_of,
 )
-from t5x_lite.compare.evaluations import Questions, measure
-from t5x_lite.compare.jobs import run_jobs
-from t5x_lite.compare.results import results_of
+from t5x_lite.comparison.evaluations import Questions, measure
+from t5x_lite.comparison.jobs import run_jobs
+from t5x_lite.comparison.results import results_of
 from t5x_lite.config import CompareConfig, RunConfig
 from t5x_lite.config.grammar import NO_CODE, AllowedCode
 from t5x_lite.data.rows.row_plan import RowPlan

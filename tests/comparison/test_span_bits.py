@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from conftest import CELLS, MORE_CELLS
 
-from t5x_lite.compare.span_bits import (
+from t5x_lite.comparison.span_bits import (
     Span,
     counted_bits,
     draw_spans,

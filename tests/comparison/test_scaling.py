@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from t5x_lite.compare.scaling import (
+from t5x_lite.comparison.scaling import (
     Fit,
     Point,
     ScalingLaw,
