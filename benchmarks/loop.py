@@ -35,7 +35,7 @@ def main(rounds: int = 5, name: str = "gpt_tiny") -> None:
     runs = {}
     for way, every in (("loop", 0), ("checkpoints", 100)):
         config = load(name, [*overrides, f"training.checkpoint_every={every}"])
-        corpus = prepare(config.data, say=lambda _: None)
+        corpus = prepare(config.data)
         resolved = resolve(config, corpus.tokenizer.vocabulary)
         runs[way] = partial(seconds_of_loop, resolved, text_data(resolved, corpus))
     runs["bare"] = partial(seconds_of_steps, resolved, text_data(resolved, corpus))

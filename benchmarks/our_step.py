@@ -30,7 +30,7 @@ if size == "base":  # 4 rows of 512 positions, on text that every machine has
     )
 names = {"bert": "bert_base", "t5": "t5_base", "gpt": "gpt2_small"} if size == "base" else {}
 config = load(names.get(family, f"{family}_tiny"), more)
-corpus = prepare(config.data, say=lambda _: None)
+corpus = prepare(config.data)
 resolved = resolve(config, corpus.tokenizer.vocabulary)
 run = Run(resolved, text_data(resolved, corpus))
 with run.within():

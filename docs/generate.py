@@ -364,7 +364,11 @@ def python_page() -> str:
     import t5x_lite
 
     source = ast.parse((PACKAGE / "api.py").read_text())
-    config_source = ast.parse((PACKAGE / "config/files.py").read_text())
+    others = {
+        "get_config": PACKAGE / "config/files.py",
+        "messages_to": PACKAGE / "progress.py",
+        "user_code": PACKAGE / "config/grammar.py",
+    }
     names = sorted(t5x_lite.__all__, key=lambda name: (name == "LanguageModel", name))
     parts = [
         "# Python",
@@ -375,7 +379,7 @@ def python_page() -> str:
     for name in names:
         if name == "LanguageModel":
             continue
-        tree = config_source if name == "get_config" else source
+        tree = ast.parse(others[name].read_text()) if name in others else source
         node = _function(tree, "load_model" if name == "load" else name)
         parts.append(_function_markdown(node, f"t5x_lite.{name}", 2))
     parts += ["## LanguageModel", _class_doc(api.LanguageModel)]

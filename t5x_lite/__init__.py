@@ -21,8 +21,10 @@ if TYPE_CHECKING:
         finetune,
         get_config,
         inspect,
+        messages_to,
         prepare,
         train,
+        user_code,
     )
     from t5x_lite.api import load_model as load
 
@@ -34,8 +36,10 @@ __all__ = [
     "get_config",
     "inspect",
     "load",
+    "messages_to",
     "prepare",
     "train",
+    "user_code",
 ]
 
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from t5x_lite import storage
 from t5x_lite.commands import COMMANDS
-from t5x_lite.commands.common import allowed_modules, share
+from t5x_lite.commands.common import permitted_modules, share
 from t5x_lite.commands.line import parse
-from t5x_lite.config.grammar import allow_code
+from t5x_lite.config.grammar import user_code
 from t5x_lite.errors import INTERRUPTED, UserError, foreseen_errors
 from t5x_lite.machine import check_platforms
 
@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     print(f"t5x_lite: {unused}", file=sys.stderr)
             if hasattr(args, "mesh") or args.command == "compare":
                 share(args)
-            with allow_code(allowed_modules(args)):
+            with user_code(permitted_modules(args)):
                 COMMANDS[args.command].run(args)
             storage.push_all()
         return 0

@@ -7,9 +7,9 @@ model.generate("Return a new")
 """
 
 import dataclasses
-import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any, overload
 
@@ -32,7 +32,7 @@ from t5x_lite.config.files import (
     names_run,
     with_absolute_paths,
 )
-from t5x_lite.config.grammar import NO_CODE, AllowedCode
+from t5x_lite.config.grammar import is_code_decided, named_code, user_code
 from t5x_lite.data import inspection
 from t5x_lite.data.rows.batches import TextData, ledger, make_batches
 from t5x_lite.data.store.corpus import Corpus
@@ -56,6 +56,7 @@ from t5x_lite.model.check import plan_checked, plan_objective_checked
 from t5x_lite.model.flops import step_flops
 from t5x_lite.model.heads import HEADS, Params, Row, head_params, logits
 from t5x_lite.model.transformer import count_parameters
+from t5x_lite.progress import messages_to, to_stderr
 from t5x_lite.report import task_report
 from t5x_lite.report.page import short
 from t5x_lite.resolve import resolve, text_data
@@ -71,82 +72,70 @@ __all__ = [
     "get_config",
     "inspect",
     "load_model",
+    "messages_to",
     "prepare",
     "train",
+    "user_code",
 ]
 
-Say = Callable[[str], None]
 ConfigLike = Any  # a RunConfig, a ConfigDict or dict of settings, or the name of a config
 
 
-def _checked(config: ConfigLike, allow_code: AllowedCode) -> tuple[RunConfig, AllowedCode]:
-    """Check a config, and return it with the modules that it may import.
-
-    The config.json of a run directory is data: it may import only what `allow_code` names.
+@contextmanager
+def _opened(config: ConfigLike) -> Iterator[RunConfig]:
+    """Check a config. Within, what was written here may name any code, unless user_code has said
+    what may be; the config.json of a run directory is data, and names none that is not permitted.
     """
-    if isinstance(config, RunConfig):
-        return with_absolute_paths(config), allow_code
-    if isinstance(config, str):
-        if names_run(config) and allow_code is None:
-            allow_code = NO_CODE
-        return load(config), allow_code
-    settings = config.to_dict() if hasattr(config, "to_dict") else config
-    return with_absolute_paths(build(RunConfig, settings)), allow_code
+    is_data = isinstance(config, str) and names_run(config)
+    with user_code(() if is_data or is_code_decided() else None):
+        if isinstance(config, RunConfig):
+            yield with_absolute_paths(config)
+        elif isinstance(config, str):
+            yield load(config)
+        else:
+            settings = config.to_dict() if hasattr(config, "to_dict") else config
+            yield with_absolute_paths(build(RunConfig, settings))
 
 
-def prepare(
-    config: ConfigLike,
-    say: Say = print,
-    allow_code: AllowedCode = None,
-    beam_options: Sequence[str] | None = None,
-) -> Corpus:
+def prepare(config: ConfigLike, beam_options: Sequence[str] | None = None) -> Corpus:
     """Make the tokenizer and the token store before training, or open them if they exist.
 
     Args:
         beam_options: options of Apache Beam, whose workers read and encode the text, such as
             ["--runner=DataflowRunner", …]; None: do it on this machine.
     """
-    run, allow_code = _checked(config, allow_code)
-    plan_objective_checked(run, allow_code)  # reject wrong settings before hours of tokenizing
-    return prepare_text(run.data, say, allow_code, beam_options)
+    with _opened(config) as run:
+        plan_objective_checked(run)  # reject wrong settings before hours of tokenizing
+        return prepare_text(run.data, beam_options)
 
 
 def train(
-    config: ConfigLike,
-    workdir: str | Path,
-    on_log: Callable[[dict], None] | None = None,
-    say: Say = print,
-    allow_code: AllowedCode = None,
+    config: ConfigLike, workdir: str | Path, on_log: Callable[[dict], None] | None = None
 ) -> "LanguageModel":
     """Pretrain a model in `workdir`; the same call continues a run that was stopped.
 
     Args:
+        config: a RunConfig, a ConfigDict or dict of settings, or the name of a config. Unless it
+            names a run directory, it may name objectives and sources in any module of yours.
         on_log: called with each record of metrics.jsonl: its step, split, loss and other metrics.
-        allow_code: modules that your own objectives and sources may be imported from; None: any,
-            unless `config` is a run directory.
 
     Returns:
         the trained model.
     """
-    run, allow_code = _checked(config, allow_code)
-    workdir = storage.local_path(workdir)
-    if run.task.name:
-        raise UserError(
-            USAGE, f"train: learns an objective, not the task {run.task.name}; finetune does"
-        )
-    rows = plan_objective_checked(run, allow_code)
-    corpus = prepare_text(run.data, say, allow_code)
-    resolved = resolve(run, corpus.tokenizer.vocabulary, rows)
-    loop.train(resolved, text_data(resolved, corpus), workdir, on_log)
-    return LanguageModel(run_directory.load(workdir, allowed=rows.modules))
+    with _opened(config) as run:
+        workdir = storage.local_path(workdir)
+        if run.task.name:
+            raise UserError(
+                USAGE, f"train: learns an objective, not the task {run.task.name}; finetune does"
+            )
+        rows = plan_objective_checked(run)
+        corpus = prepare_text(run.data)
+        resolved = resolve(run, corpus.tokenizer.vocabulary, rows)
+        loop.train(resolved, text_data(resolved, corpus), workdir, on_log)
+        return LanguageModel(run_directory.load(workdir))
 
 
-def evaluate(
-    workdir: str | Path,
-    mesh: Mesh | None = None,
-    say: Say = print,
-    allow_code: AllowedCode = NO_CODE,
-) -> dict[str, Any]:
+def evaluate(workdir: str | Path, mesh: Mesh | None = None) -> dict[str, Any]:
     """Evaluate a trained model on its whole validation split.
 
     Args:
@@ -157,10 +146,10 @@ def evaluate(
         perplexity. A run on a task also has the task's metrics.
     """
     workdir = storage.local_path(workdir)
-    resolved, _ = run_directory.read(workdir, allow_code)
+    resolved, _ = run_directory.read(workdir)
     loop.setup_jax(resolved.model.dtype)
-    loaded = run_directory.load(workdir, mesh, allow_code)
-    data = run_directory.open_data(workdir, resolved, loaded.tokenizer, say, allow_code)
+    loaded = run_directory.load(workdir, mesh)
+    data = run_directory.open_data(workdir, resolved, loaded.tokenizer)
     training = dataclasses.replace(resolved.config.training, exact=False)  # only for gradients
     config = dataclasses.replace(resolved.config, mesh=mesh or Mesh(), training=training)
     here = dataclasses.replace(resolved, config=config, model=loaded.model)
@@ -184,8 +173,6 @@ def finetune(
     grid: Mapping[str, Sequence[Any]] | None = None,
     from_scratch: bool = False,
     adapt: str = "full",
-    say: Say = print,
-    allow_code: AllowedCode = None,
     on_log: Callable[[dict], None] | None = None,
     **overrides: Any,
 ) -> dict[str, Any]:
@@ -214,7 +201,7 @@ def finetune(
     settings = [f"{key}={value}" for key, value in overrides.items()]
     init, workdir = Path(init), Path(workdir)
     results = tuning.finetune(
-        convert.as_run(init, workdir / "imported", say),
+        convert.as_run(init, workdir / "imported"),
         task,
         workdir,
         settings,
@@ -222,8 +209,6 @@ def finetune(
         axes,
         from_scratch,
         adapt,
-        say,
-        allow_code,
         on_log,
         init.resolve().name,
     )
@@ -231,20 +216,19 @@ def finetune(
     return results
 
 
-def compare(
-    config: ConfigLike, workdir: str | Path, say: Say = print, allow_code: AllowedCode = None
-) -> dict[str, Any]:
+def compare(config: ConfigLike, workdir: str | Path) -> dict[str, Any]:
     """Train the cells of a comparison on the same text under one budget, and write report.html.
 
     Returns:
         the results that the report shows.
     """
-    if isinstance(config, str):
-        config = load_comparison(config)
-    elif not isinstance(config, CompareConfig):
-        settings = config.to_dict() if hasattr(config, "to_dict") else config
-        config = with_absolute_paths(build_comparison(settings))
-    return comparison.compare(config, Path(workdir), say, allow_code)
+    with user_code(() if is_code_decided() else None):
+        if isinstance(config, str):
+            config = load_comparison(config)
+        elif not isinstance(config, CompareConfig):
+            settings = config.to_dict() if hasattr(config, "to_dict") else config
+            config = with_absolute_paths(build_comparison(settings))
+        return comparison.compare(config, Path(workdir))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -276,53 +260,46 @@ class Inspection:
         return "\n".join(lines)
 
 
-def inspect(
-    config: ConfigLike, examples: int = 3, say: Say = print, allow_code: AllowedCode = None
-) -> Inspection:
+def inspect(config: ConfigLike, examples: int = 3) -> Inspection:
     """Preview a run without training: its first rows as text, its ledger of tokens and FLOPs, and
     what it will cost.
     """
-    run, allow_code = _checked(config, allow_code)
-    rows = plan_objective_checked(run, allow_code)
-    corpus = prepare_text(run.data, say, allow_code)
-    resolved = resolve(run, corpus.tokenizer.vocabulary, rows)
-    loop.setup_jax(resolved.model.dtype)
-    batches = make_batches(rows, run.data, run.seed, corpus, "train")
-    row = ledger(batches)
-    steps = batches.num_steps(resolved.steps, run.data.epochs)
-    flops = step_flops(resolved.model, batches.shape, row.loss_tokens)
-    state_bytes, gradient_bytes = loop.state_sizes(resolved)
-    return Inspection(
-        rows=inspection.show_rows(batches, corpus.tokenizer, examples),
-        ledger=inspection.show_ledger(batches, row, steps, flops),
-        parameters=count_parameters(resolved.model),
-        state_bytes=state_bytes,
-        gradient_bytes=gradient_bytes,
-        flops=flops * steps * run.data.batch_size,
-        matmul_rate=matmul_rate(resolved.model.dtype),
-    )
+    with _opened(config) as run:
+        rows = plan_objective_checked(run)
+        corpus = prepare_text(run.data)
+        resolved = resolve(run, corpus.tokenizer.vocabulary, rows)
+        loop.setup_jax(resolved.model.dtype)
+        batches = make_batches(rows, run.data, run.seed, corpus, "train")
+        row = ledger(batches)
+        steps = batches.num_steps(resolved.steps, run.data.epochs)
+        flops = step_flops(resolved.model, batches.shape, row.loss_tokens)
+        state_bytes, gradient_bytes = loop.state_sizes(resolved)
+        return Inspection(
+            rows=inspection.show_rows(batches, corpus.tokenizer, examples),
+            ledger=inspection.show_ledger(batches, row, steps, flops),
+            parameters=count_parameters(resolved.model),
+            state_bytes=state_bytes,
+            gradient_bytes=gradient_bytes,
+            flops=flops * steps * run.data.batch_size,
+            matmul_rate=matmul_rate(resolved.model.dtype),
+        )
 
 
 def inspect_task(
-    config: ConfigLike,
-    task: str | Task,
-    split: str = "train",
-    examples: int = 3,
-    say: Say = print,
-    allow_code: AllowedCode = None,
+    config: ConfigLike, task: str | Task, split: str = "train", examples: int = 3
 ) -> str:
     """Show the first examples of a task as text, the way the model of a config reads them."""
-    run, allow_code = _checked(config, allow_code)
     task = load_task(task) if isinstance(task, str) else task
-    run = dataclasses.replace(run, task=with_labels_of(task, allow_code))
-    rows = plan_checked(run, allow_code)
-    assert isinstance(rows, TaskPlan)
-    if run.data.source:
-        tokenizer = prepare_text(run.data, say, allow_code).tokenizer
-    else:  # an imported model has no text, only a tokenizer
-        tokenizer = tokenizers.make(run.data.tokenizer, (), run.data.add_specials)
-    data = TaskData(rows, tokenizer, run.data.batch_size, run.seed, allow_code)
-    return inspection.show_task(data.split(split), tokenizer, examples)
+    with _opened(config) as run, user_code(named_code(task.source)):
+        run = dataclasses.replace(run, task=with_labels_of(task))
+        rows = plan_checked(run)
+        assert isinstance(rows, TaskPlan)
+        if run.data.source:
+            tokenizer = prepare_text(run.data).tokenizer
+        else:  # an imported model has no text, only a tokenizer
+            tokenizer = tokenizers.make(run.data.tokenizer, (), run.data.add_specials)
+        data = TaskData(rows, tokenizer, run.data.batch_size, run.seed)
+        return inspection.show_task(data.split(split), tokenizer, examples)
 
 
 class LanguageModel:
@@ -333,7 +310,8 @@ class LanguageModel:
 
     def __repr__(self) -> str:
         loaded = self._loaded
-        size = short(count_parameters(loaded.model))
+        with loaded.within():
+            size = short(count_parameters(loaded.model))
         trained = f"{loaded.config.objective}, step {loaded.step}"
         return f"LanguageModel({loaded.model.architecture}, {size} parameters, {trained})"
 
@@ -409,7 +387,6 @@ class LanguageModel:
         seed: int = 0,
         direction: Direction = "direct",
         limit: int = 0,
-        allow_code: AllowedCode = None,
     ) -> dict[str, Any]:
         """Evaluate the model on a task.
 
@@ -432,7 +409,7 @@ class LanguageModel:
         if isinstance(task, str):
             task = load_task(task)
         asking = Asking(split, shots, seed, direction, limit)
-        return evaluate_task(self._loaded, task, asking, allow_code)
+        return evaluate_task(self._loaded, task, asking)
 
     @overload
     def embed(self, texts: str, pooling: Pooling = "mean") -> np.ndarray: ...
@@ -472,15 +449,17 @@ class LanguageModel:
         return apply_on_mesh
 
 
-def load_model(
-    path: str | Path, mesh: Mesh | None = None, allow_code: Collection[str] = ()
-) -> LanguageModel:
+def load_model(path: str | Path, mesh: Mesh | None = None) -> LanguageModel:
     """Load the model in a run directory, or in a directory of Hugging Face files.
+
+    A run whose objective or part is code of yours needs your permission for its modules:
+
+    with t5x_lite.user_code(["my_objectives"]):
+        model = t5x_lite.load("runs/mine")
 
     Args:
         mesh: the mesh to shard the parameters over; None: one device. Hugging Face files must be
             imported before they can be sharded.
-        allow_code: your own modules that the run's objective may be imported from.
     """
     path = storage.local_path(path)
     check_is_run(path)
@@ -489,8 +468,9 @@ def load_model(
     ):
         if mesh is not None:
             raise UserError(USAGE, f"{path}: a model that is to be sharded is imported first")
-        loaded = convert.read(path, say=partial(print, file=sys.stderr))
+        with messages_to(to_stderr):
+            loaded = convert.read(path)
         loaded = dataclasses.replace(loaded, params=jax.device_put(loaded.params))
     else:
-        loaded = run_directory.load(path, mesh, allow_code)
+        loaded = run_directory.load(path, mesh)
     return LanguageModel(loaded)

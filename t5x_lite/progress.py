@@ -1,10 +1,65 @@
-"""Progress bars for long operations, shown on terminals only."""
+"""Lines of progress, and bars on terminals."""
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from typing import TYPE_CHECKING
+
+from t5x_lite import storage
 
 if TYPE_CHECKING:
     from rich.progress import Progress
+
+Listener = Callable[[str], None]
+
+
+def _print(line: str) -> None:
+    """Print a line at once; a reader that went away ends no run."""
+    with suppress(BrokenPipeError):
+        print(line, flush=True)
+
+
+_listener: ContextVar[Listener] = ContextVar("listener", default=_print)
+
+
+def say(line: str) -> None:
+    """Show a line of progress: print it, unless messages_to says otherwise.
+
+    It names what lies in a bucket by its address.
+    """
+    _listener.get()(storage.with_addresses(line))
+
+
+@contextmanager
+def messages_to(listener: Listener) -> Iterator[None]:
+    """Hand all lines of progress to a function, within.
+
+    >>> lines = []
+    >>> with messages_to(lines.append):
+    ...     say("step 1")
+    >>> lines
+    ['step 1']
+    """
+    token = _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
+
+
+def current_listener() -> Listener:
+    """Return the function that lines of progress go to."""
+    return _listener.get()
+
+
+def to_stderr(line: str) -> None:
+    """Print a line to standard error, where what a command prints is its result."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def silent(line: str) -> None:
+    """Show nothing."""
 
 
 def bar(name: str, counted: bool = False) -> "Progress":

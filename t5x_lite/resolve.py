@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from t5x_lite.config import Model, ModelDimensions, RunConfig
-from t5x_lite.config.grammar import AllowedCode
 from t5x_lite.data.objectives.mixture import check_vocabulary
 from t5x_lite.data.rows.batches import Batches, TextData
 from t5x_lite.data.rows.row_plan import RowPlan, plan_rows
@@ -33,11 +32,10 @@ class Resolved:
         return replace(self.config, model=self.model)
 
 
-def plan(config: RunConfig, allowed: AllowedCode = None) -> RowPlan | TaskPlan:
+def plan(config: RunConfig) -> RowPlan | TaskPlan:
     """The rows of a config, known before its text is: what cannot be laid out is refused at once.
 
     Args:
-        allowed: modules of objectives of the user's own that may be imported; None: any.
     """
     if config.task.name:
         return plan_task(
@@ -47,17 +45,16 @@ def plan(config: RunConfig, allowed: AllowedCode = None) -> RowPlan | TaskPlan:
             config.data.examples_per_row,
             config.model.prompt_length,
         )
-    return plan_objective(config, allowed)
+    return plan_objective(config)
 
 
-def plan_objective(config: RunConfig, allowed: AllowedCode = None) -> RowPlan:
+def plan_objective(config: RunConfig) -> RowPlan:
     """The rows of a config's objective, whether it has a task or not."""
     rows = plan_rows(
         config.objective,
         config.model.architecture,
         config.data.lengths,
         config.data.split_documents,
-        allowed,
     )
     if config.model.backward_decoder and not rows.scores_whole_text:
         reason = f"predicts a text backward, but {config.objective} is no text as it stands"
@@ -82,19 +79,17 @@ def resolve(
     config: RunConfig,
     vocabulary: Vocabulary,
     rows: RowPlan | TaskPlan | None = None,
-    allowed: AllowedCode = None,
 ) -> Resolved:
     """Derive everything that follows from a config and the ids of its tokenizer.
 
     Args:
         rows: what `plan` made of the same config, if it was called already.
-        allowed: as `plan` has it.
 
     Raises:
         UserError: where the tokenizer lacks ids that an objective needs, or settings contradict it.
     """
     if rows is None:
-        rows = plan(config, allowed)
+        rows = plan(config)
     if isinstance(rows, TaskPlan):
         return _resolve_task(config, vocabulary, rows)
     if config.model.lm_head:  # without it no objective is learned
@@ -103,14 +98,14 @@ def resolve(
     return _resolve_objective(config, vocabulary.size, rows)
 
 
-def resolve_without_text(config: RunConfig, allowed: AllowedCode = None) -> Resolved:
+def resolve_without_text(config: RunConfig) -> Resolved:
     """The same for a config that learns an objective, before its text is there: for what is planned
     and compiled alone. A tokenizer that will be trained is taken to get all the ids it may have.
     """
     vocab_size = config.model.vocab_size or planned_size(
         config.data.tokenizer, config.data.add_specials
     )
-    return _resolve_objective(config, vocab_size, plan_objective(config, allowed))
+    return _resolve_objective(config, vocab_size, plan_objective(config))
 
 
 def _resolve_objective(config: RunConfig, vocab_size: int, rows: RowPlan) -> Resolved:

@@ -13,6 +13,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from t5x_lite.config.grammar import user_code
+
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # What the tests compute is compiled in half the time; only the manual's commands are compiled as
 # users have them.
@@ -177,7 +179,7 @@ def make(text_file):
 
     def make_run(*args, **more):
         config = build(RunConfig, settings(text_file, *args, **more))
-        corpus = prepare(config.data, say=lambda _: None)
+        corpus = prepare(config.data)
         return resolve(config, corpus.tokenizer.vocabulary), corpus
 
     return make_run
@@ -236,6 +238,13 @@ def write_module(tmp_path, monkeypatch):
         return mark
 
     return write
+
+
+@pytest.fixture
+def own_code():
+    """Settings may name code of any module, as they may in a file of the user's own."""
+    with user_code(None):
+        yield
 
 
 def start(*args, **more) -> subprocess.Popen:

@@ -18,7 +18,7 @@ import numpy as np
 
 from t5x_lite.config import RunConfig
 from t5x_lite.config import files as config_files
-from t5x_lite.config.grammar import allow_code
+from t5x_lite.config.grammar import user_code
 from t5x_lite.data.store.prepare import prepare
 from t5x_lite.resolve import resolve, text_data
 from t5x_lite.training.loop import Run
@@ -157,7 +157,7 @@ def applies(case: str, more: dict) -> bool:
 
 def prove(source: str, cases=(*CASES, *PARTS), steps: int = 20, variants=tuple(VARIANTS)) -> dict:
     """The figures: case → variant → relative differences."""
-    with tempfile.TemporaryDirectory() as directory, allow_code(["linear_attention"]):
+    with tempfile.TemporaryDirectory() as directory, user_code(["linear_attention"]):
         module_of_the_manual("own-block.md", "linear_attention.py", Path(directory))
         return {case: prove_case(source, case, steps, variants) for case in cases}
 
@@ -165,7 +165,7 @@ def prove(source: str, cases=(*CASES, *PARTS), steps: int = 20, variants=tuple(V
 def prove_case(source: str, case: str, steps: int, variants) -> dict:
     """The figures of one case."""
     one = build(case, source, {})
-    corpus = prepare(one.data, say=lambda _: None)
+    corpus = prepare(one.data)
     grads, loss, targets = gradients(one, corpus, 1)
     curve = losses(one, corpus, 1, steps)
     figures = {"unequal_targets": bool(targets.min() < targets.max())}

@@ -8,6 +8,7 @@ from conftest import ALL_CELLS, settings
 from t5x_lite import resolve as resolving
 from t5x_lite.config import Model, ModelDimensions, RunConfig, to_dict
 from t5x_lite.config.files import build
+from t5x_lite.config.grammar import user_code
 from t5x_lite.data.rows.batches import make_batches
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import BAD_CONFIG, UserError
@@ -175,9 +176,10 @@ def test_code_that_is_not_allowed_is_not_planned(write_module):
     objective = "from t5x_lite.data.objectives.language import causal_lm as mine"
     mark = write_module("planned_code", objective)
     config = config_of("planned_code.mine")
-    for refused in (lambda: plan(config, ()), lambda: resolve(config, VOCABULARY, allowed=())):
+    for refused in (lambda: plan(config), lambda: resolve(config, VOCABULARY)):
         with pytest.raises(UserError, match="--allow-code=planned_code"):
             refused()
         assert not mark.exists()
-    assert resolve(config, VOCABULARY, allowed={"planned_code"}).rows.members[0].window == 40
+    with user_code({"planned_code"}):
+        assert resolve(config, VOCABULARY).rows.members[0].window == 40
     assert mark.exists()

@@ -16,13 +16,8 @@ from t5x_lite.errors import USAGE, UserError, user_errors
 
 if TYPE_CHECKING:
     from t5x_lite.api import LanguageModel
-    from t5x_lite.config.grammar import AllowedCode
+    from t5x_lite.config.grammar import Modules
     from t5x_lite.data.rows.row_plan import RowPlan
-
-
-def say(text: str) -> None:
-    """Print a line at once, with the addresses of what lies in a bucket."""
-    print(storage.with_addresses(text), flush=True)
 
 
 # Options.
@@ -100,38 +95,37 @@ def config_name(args: argparse.Namespace) -> str:
     return args.config
 
 
-def allowed_modules(args: argparse.Namespace) -> "AllowedCode":
+def permitted_modules(args: argparse.Namespace) -> "Modules":
     """Return the modules that settings may name code of."""
-    from t5x_lite.config.files import allowed_code
+    from t5x_lite.config.files import code_of_command
 
-    allowed = getattr(args, "allow_code", [])
+    permitted = getattr(args, "allow_code", [])
     if not getattr(args, "config", None):
-        return allowed
-    return allowed_code(args.config, args.overrides, allowed)
+        return permitted
+    return code_of_command(args.config, args.overrides, permitted)
 
 
-def read_config(args: argparse.Namespace) -> tuple[RunConfig, "AllowedCode"]:
-    """Read the checked config, and which modules it may name code of."""
-    from t5x_lite.config.files import allowed_code, load
+def read_config(args: argparse.Namespace) -> RunConfig:
+    """Read the checked config."""
+    from t5x_lite.config.files import load
 
-    config = load(config_name(args), args.overrides)
-    return config, allowed_code(args.config, args.overrides, args.allow_code)
+    return load(config_name(args), args.overrides)
 
 
-def planned_config(args: argparse.Namespace) -> tuple[RunConfig, "RowPlan", "AllowedCode"]:
+def planned_config(args: argparse.Namespace) -> tuple[RunConfig, "RowPlan"]:
     """Read the config of a run on text, with the plan of its rows: what cannot be laid out is
     refused before jax is imported, what contradicts the model before anything is prepared.
     """
     from t5x_lite.resolve import plan_objective
 
-    config, allowed = read_config(args)
+    config = read_config(args)
     if config.task.name:
         raise UserError(USAGE, f"{args.command}: this run learned a task; finetune goes on with it")
-    rows = plan_objective(config, allowed)
+    rows = plan_objective(config)
     from t5x_lite.model.check import check_settings as check_model_settings
 
     check_model_settings(config.model, rows.shape)
-    return config, rows, allowed
+    return config, rows
 
 
 def check_settings(args: argparse.Namespace) -> None:
@@ -181,7 +175,7 @@ def load_model(args: argparse.Namespace) -> "LanguageModel":
     from t5x_lite.training.loop import setup_jax
 
     setup_jax()
-    return api.load_model(workdir, read_mesh(args), args.allow_code)
+    return api.load_model(workdir, read_mesh(args))
 
 
 # Several processes.

@@ -13,9 +13,9 @@ from t5x_lite.commands.common import (
     config_name,
     number_type,
     read_workdir,
-    say,
 )
 from t5x_lite.config import CompareConfig
+from t5x_lite.progress import say
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
@@ -38,18 +38,17 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
-    from t5x_lite.config.files import allowed_code, split_at_commas
+    from t5x_lite.config.files import split_at_commas
 
     workdir = read_workdir(args)
     config = comparison_of(args)
-    allowed = allowed_code(args.config, args.overrides, args.allow_code)
     from t5x_lite.comparison import cells, report, run
 
     only = split_at_commas(args.cells) if args.cells else ()
     if args.dry_run:
-        planned, *_ = cells.plan_comparison(config, workdir, say, allowed, only, measured=True)
+        planned, *_ = cells.plan_comparison(config, workdir, only, measured=True)
         return say(cells.plan_in_words(config, planned))
-    results = run.compare(config, workdir, say, allowed, only, args.jobs)
+    results = run.compare(config, workdir, only, args.jobs)
     storage.push_all()
     if results:
         say(report.summary(results))

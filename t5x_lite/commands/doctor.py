@@ -2,8 +2,9 @@
 
 import argparse
 
-from t5x_lite.commands.common import add_workdir, number_type, say
+from t5x_lite.commands.common import add_workdir, number_type
 from t5x_lite.errors import UNFIT, UserError
+from t5x_lite.progress import say
 
 
 def add_options(command: argparse.ArgumentParser) -> None:

@@ -10,9 +10,9 @@ from t5x_lite.commands.common import (
     add_texts,
     add_workdir,
     load_model,
-    say,
 )
 from t5x_lite.errors import USAGE, UserError
+from t5x_lite.progress import say
 
 
 def add_options(command: argparse.ArgumentParser) -> None:

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import sys
 from pathlib import Path
 
 from t5x_lite.commands.common import (
@@ -13,9 +12,9 @@ from t5x_lite.commands.common import (
     number_type,
     read_mesh,
     read_run_directory,
-    say,
 )
 from t5x_lite.errors import USAGE, UserError
+from t5x_lite.progress import messages_to, say, to_stderr
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
@@ -46,9 +45,8 @@ def run(args: argparse.Namespace) -> None:
         )
     from t5x_lite import api
 
-    metrics = api.evaluate(
-        workdir, read_mesh(args), lambda text: print(text, file=sys.stderr), args.allow_code
-    )
+    with messages_to(to_stderr):
+        metrics = api.evaluate(workdir, read_mesh(args))
     if args.json:
         return say(json.dumps(metrics))
     for name, value in metrics.items():

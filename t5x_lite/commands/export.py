@@ -9,7 +9,6 @@ from t5x_lite.commands.common import (
     add_workdir,
     read_mesh,
     read_run_directory,
-    say,
 )
 
 
@@ -34,6 +33,4 @@ def run(args: argparse.Namespace) -> None:
     workdir = read_run_directory(args)
     from t5x_lite.interop import convert
 
-    convert.export_model(
-        workdir, Path(args.path), args.dtype, say, read_mesh(args), args.allow_code, args.lora
-    )
+    convert.export_model(workdir, Path(args.path), args.dtype, read_mesh(args), args.lora)

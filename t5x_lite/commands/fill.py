@@ -11,8 +11,8 @@ from t5x_lite.commands.common import (
     add_workdir,
     load_model,
     number_type,
-    say,
 )
+from t5x_lite.progress import say
 
 
 def add_options(command: argparse.ArgumentParser) -> None:

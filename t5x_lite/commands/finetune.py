@@ -3,8 +3,9 @@
 import argparse
 
 from t5x_lite import storage
-from t5x_lite.commands.common import add_allow_code, add_workdir, number_type, read_workdir, say
+from t5x_lite.commands.common import add_allow_code, add_workdir, number_type, read_workdir
 from t5x_lite.errors import USAGE, UserError
+from t5x_lite.progress import say
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
@@ -44,7 +45,7 @@ def run(args: argparse.Namespace) -> None:
     from t5x_lite.report import task_report
 
     results = finetune(
-        as_run(init, workdir / "imported", say),
+        as_run(init, workdir / "imported"),
         task,
         workdir,
         args.overrides,
@@ -52,7 +53,6 @@ def run(args: argparse.Namespace) -> None:
         args.grid,
         args.from_scratch,
         args.adapt,
-        say,
         name=init.resolve().name,
     )
     task_report.write(results, workdir)

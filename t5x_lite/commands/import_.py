@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from t5x_lite.commands.common import add_workdir, read_workdir, say
+from t5x_lite.commands.common import add_workdir, read_workdir
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
@@ -21,4 +21,4 @@ def run(args: argparse.Namespace) -> None:
     from t5x_lite.interop import convert
 
     workdir = read_workdir(args)
-    convert.import_model(Path(args.path), workdir, args.tokenizer, say, args.add_specials)
+    convert.import_model(Path(args.path), workdir, args.tokenizer, args.add_specials)

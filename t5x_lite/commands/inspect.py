@@ -10,9 +10,9 @@ from t5x_lite.commands.common import (
     number_type,
     planned_config,
     read_config,
-    say,
 )
 from t5x_lite.errors import USAGE, UserError
+from t5x_lite.progress import say
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
@@ -33,15 +33,15 @@ def run(args: argparse.Namespace) -> None:
     if args.task:
         from t5x_lite import api
 
-        config, allowed = read_config(args)
-        shown = api.inspect_task(config, args.task, "train", args.examples, say, allowed)
+        config = read_config(args)
+        shown = api.inspect_task(config, args.task, "train", args.examples)
         return say(shown)
     if args.store:
         from t5x_lite.data.inspection import show_store
         from t5x_lite.data.store.corpus import open_store
 
         return say(show_store(open_store(args.store, check_again=True), args.examples))
-    config, _, allowed = planned_config(args)
+    config, _ = planned_config(args)
     from t5x_lite import api
 
-    say(str(api.inspect(config, args.examples, say, allowed)))
+    say(str(api.inspect(config, args.examples)))

@@ -4,7 +4,6 @@ import argparse
 import json
 import os
 import sys
-from functools import partial
 from typing import Any
 
 from t5x_lite.commands.common import (
@@ -14,9 +13,9 @@ from t5x_lite.commands.common import (
     number_type,
     planned_config,
     read_workdir,
-    say,
 )
 from t5x_lite.errors import USAGE, UserError
+from t5x_lite.progress import messages_to, say, to_stderr
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
@@ -46,7 +45,7 @@ def run(args: argparse.Namespace) -> None:
 
     # Nothing runs here on accelerators that the machine may have.
     os.environ["JAX_PLATFORMS"] = "cpu"
-    config, _, allowed = planned_config(args)
+    config, _ = planned_config(args)
     topology = parse_topology(args.topology)
     if args.scale and (args.search or args.splits):
         option = "--search" if args.search else "--splits"
@@ -60,7 +59,7 @@ def run(args: argparse.Namespace) -> None:
 
     assumed = Assumptions(args.mfu, args.dollars, args.watts, args.tflops)
     if args.scale:
-        plans = plan_search.weak_scaling(config, topology, assumed, allowed)
+        plans = plan_search.weak_scaling(config, topology, assumed)
         if args.workdir:
             from t5x_lite.report import page
 
@@ -70,14 +69,14 @@ def run(args: argparse.Namespace) -> None:
         shown: Any = [plan.as_json() for plan in plans] if args.json else None
         return say(json.dumps(shown) if shown else plan_report.show_scaling(plans))
     if args.search:
-        to_stderr = partial(print, file=sys.stderr)
-        found = plan_search.search(config, topology, assumed, allowed, to_stderr)
+        with messages_to(to_stderr):
+            found = plan_search.search(config, topology, assumed)
         if args.json:
             return say(json.dumps([plan.as_json() for plan in found]))
         say(plan_report.show_found(found) + "\n")
         planned = found[0]
     else:
-        planned = make_plan(config, topology, assumed, allowed)
+        planned = make_plan(config, topology, assumed)
 
     compiled = _compiled(args, planned)
     if compiled and compiled.fits:

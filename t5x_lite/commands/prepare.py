@@ -2,8 +2,9 @@
 
 import argparse
 
-from t5x_lite.commands.common import add_allow_code, add_config, planned_config, say
+from t5x_lite.commands.common import add_allow_code, add_config, planned_config
 from t5x_lite.errors import USAGE, UserError
+from t5x_lite.progress import say
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
@@ -16,7 +17,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
-    config, _, allowed = planned_config(args)
+    config, _ = planned_config(args)
     import shlex
 
     from t5x_lite.data.store.prepare import prepare
@@ -25,4 +26,4 @@ def run(args: argparse.Namespace) -> None:
         beam_options = None if args.beam is None else shlex.split(args.beam)
     except ValueError as error:
         raise UserError(USAGE, f"--beam={args.beam}: {str(error).lower()}; close it") from error
-    say(f"store: {prepare(config.data, say, allowed, beam_options).path}")
+    say(f"store: {prepare(config.data, beam_options).path}")

@@ -5,7 +5,8 @@ left.
 import argparse
 
 from t5x_lite import storage
-from t5x_lite.commands.common import add_allow_code, add_workdir, read_workdir, say
+from t5x_lite.commands.common import add_allow_code, add_workdir, read_workdir
+from t5x_lite.progress import say
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
@@ -22,6 +23,6 @@ def run(args: argparse.Namespace) -> None:
     from t5x_lite.comparison import run
 
     runs = [storage.local_path(run) for run in args.runs]
-    run.write_report(workdir, runs, say, args.allow_code)
+    run.write_report(workdir, runs)
     storage.push_all()
     say(f"written: {workdir / 'report.html'} and report.md")

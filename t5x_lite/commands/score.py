@@ -10,8 +10,8 @@ from t5x_lite.commands.common import (
     add_texts,
     add_workdir,
     load_model,
-    say,
 )
+from t5x_lite.progress import say
 
 
 def add_options(command: argparse.ArgumentParser) -> None:

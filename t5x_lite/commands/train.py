@@ -11,9 +11,9 @@ from t5x_lite.commands.common import (
     join_processes,
     planned_config,
     read_workdir,
-    say,
 )
 from t5x_lite.data.rows.row_plan import RowPlan
+from t5x_lite.progress import say
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
@@ -29,10 +29,10 @@ def add_options(command: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
     workdir = read_workdir(args)
-    config, rows, allowed = planned_config(args)
+    config, rows = planned_config(args)
     from t5x_lite.data.store.prepare import prepare
 
-    corpus = prepare(config.data, say, allowed)
+    corpus = prepare(config.data)
     join_processes(args)
     import jax
 

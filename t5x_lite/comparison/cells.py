@@ -3,7 +3,7 @@ to make. Anything that cannot be run is rejected here, before training starts.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,17 +26,15 @@ from t5x_lite.comparison.span_bits import (
 )
 from t5x_lite.config import CompareConfig, RunConfig
 from t5x_lite.config.files import load_run_config
-from t5x_lite.config.grammar import AllowedCode
 from t5x_lite.data.rows.batches import TextData
 from t5x_lite.data.rows.streams import TextStream
 from t5x_lite.data.store.corpus import Corpus
 from t5x_lite.data.store.prepare import prepare
 from t5x_lite.errors import BAD_CONFIG, USAGE, UserError, nearest
 from t5x_lite.model.check import plan_objective_checked
+from t5x_lite.progress import say
 from t5x_lite.report.page import short
 from t5x_lite.resolve import Resolved, resolve, text_data
-
-Say = Callable[[str], None]
 
 
 class Cell(NamedTuple):
@@ -88,8 +86,6 @@ class SeededRun(NamedTuple):
 def plan_cells(
     config: CompareConfig,
     workdir: Path,
-    say: Say = print,
-    allowed: AllowedCode = None,
     measured: bool = False,
 ) -> list[Cell]:
     """Return every cell with its cost and its number of steps, under each budget.
@@ -101,7 +97,7 @@ def plan_cells(
     Raises:
         UserError: for anything that cannot be run.
     """
-    cells = with_shared_block(config.cells, allowed)
+    cells = with_shared_block(config.cells)
     seeds = {cell.seed for cell in cells.values()}
     if len(seeds) > 1:
         reason = f"cells differ in it ({sorted(seeds)}), and so in the order of their text"
@@ -115,8 +111,8 @@ def plan_cells(
         if cell.data.epochs:
             reason = "the budget says how long a cell is trained; leave it out"
             raise UserError(BAD_CONFIG, f"cells.{name}.data.epochs: {reason}")
-        corpus = prepare(cell.data, say, allowed)
-        resolved[name] = resolve(cell, corpus.tokenizer.vocabulary, allowed=allowed)
+        corpus = prepare(cell.data)
+        resolved[name] = resolve(cell, corpus.tokenizer.vocabulary)
         data[name] = text_data(resolved[name], corpus)
         costs[name] = step_cost(resolved[name], data[name])
     _check_texts(config, resolved, data)
@@ -163,8 +159,6 @@ def _suffix(config: CompareConfig, budget: float) -> str:
 def plan_comparison(
     config: CompareConfig,
     workdir: Path,
-    say: Say = print,
-    allowed: AllowedCode = None,
     only: Sequence[str] = (),
     measured: bool = False,
 ) -> tuple[list[Cell], list["SeededRun"], Questions]:
@@ -175,7 +169,7 @@ def plan_comparison(
     Raises:
         UserError: for anything that cannot be run, and for names in `only` that do not exist.
     """
-    cells = plan_cells(config, workdir, say, allowed, measured)
+    cells = plan_cells(config, workdir, measured)
     runs = seeded_runs(config, cells, workdir)
     known = dict.fromkeys(name for run in runs for name in (run.cell.name, run.name))
     for name in only:
@@ -184,7 +178,7 @@ def plan_comparison(
     for run in runs:
         _check_same_budget(run)
     questions = questions_of(config, cells)
-    check_tasks(questions, {cell.name: cell.resolved.config for cell in cells}, say, allowed)
+    check_tasks(questions, {cell.name: cell.resolved.config for cell in cells})
     return cells, runs, questions
 
 
@@ -200,15 +194,13 @@ def _check_same_budget(run: SeededRun) -> None:
         raise UserError(BAD_CONFIG, f"budget: the run in {run.directory}: {reason}; {mend}")
 
 
-def with_shared_block(
-    cells: dict[str, RunConfig], allowed: AllowedCode = None
-) -> dict[str, RunConfig]:
+def with_shared_block(cells: dict[str, RunConfig]) -> dict[str, RunConfig]:
     """Give all cells the same data.block, so that they read the same text in the same order.
 
     The block is as long as the longest window. Cells whose windows are all equal need none, and a
     data.block that is set is kept.
     """
-    plans = [plan_objective_checked(cell, allowed) for cell in cells.values()]
+    plans = [plan_objective_checked(cell) for cell in cells.values()]
     windows = {member.window for plan in plans for member in plan.members}
     block = max(windows) if len(windows) > 1 else 0
     shared = {}

@@ -23,7 +23,6 @@ from t5x_lite import storage
 from t5x_lite.comparison.span_bits import Span, scored_contexts, span_bits
 from t5x_lite.config import RunConfig, Task
 from t5x_lite.config.files import load_task
-from t5x_lite.config.grammar import AllowedCode
 from t5x_lite.data.rows.batches import TextData
 from t5x_lite.data.tasks.examples import load_split, with_labels_of
 from t5x_lite.errors import BAD_CONFIG, IO_ERROR, UserError, read_json, user_errors
@@ -32,12 +31,11 @@ from t5x_lite.inference.evaluate import evaluate_task
 from t5x_lite.inference.zero_shot import Asking
 from t5x_lite.model.check import plan_checked
 from t5x_lite.model.transformer import parameter_shapes
+from t5x_lite.progress import messages_to, say, silent
 from t5x_lite.report import task_report
 from t5x_lite.resolve import resolve
 from t5x_lite.training import loop, run_directory
 from t5x_lite.training.log import read_metrics
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -77,14 +75,12 @@ class Answers:
     from_scratch: dict[str, dict[str, float]]
 
 
-def measure(
-    workdir: Path, questions: Questions, say: Say = print, allowed: AllowedCode = None
-) -> Answers:
+def measure(workdir: Path, questions: Questions) -> Answers:
     """Return the extra evaluations of a run, computing those that its directory does not have."""
     steps = [record["step"] for record in read_metrics(workdir / "metrics.jsonl")]
     step = max(steps, default=0)
     digest = hashlib.sha256(json.dumps(questions.spans).encode()).hexdigest()[:16]
-    resolved, _ = run_directory.read(workdir, allowed)
+    resolved, _ = run_directory.read(workdir)
     own = resolved.config.objective
     others = [objective for objective in questions.objectives if objective != own]
     tasks = [
@@ -102,20 +98,18 @@ def measure(
         reached[from_scratch][task.name] = _kept(
             directory.with_name(f"{directory.name}.json"),
             {"step": step, "task": dataclasses.asdict(task), "settings": questions.settings},
-            partial(
-                _on_task, task, workdir, directory, questions.settings, from_scratch, say, allowed
-            ),
+            partial(_on_task, task, workdir, directory, questions.settings, from_scratch),
         )
     return Answers(
         span_bits=_kept(
             workdir / "span_bits.json",
             {"step": step, "spans": digest},
-            lambda: _span_bits(workdir, questions.spans, allowed),
+            lambda: _span_bits(workdir, questions.spans),
         ),
         losses=_kept(
             workdir / "other_objectives.json",
             {"step": step, "objectives": others},
-            lambda: _losses(workdir, others, allowed),
+            lambda: _losses(workdir, others),
         ),
         tasks=reached[False],
         from_scratch=reached[True],
@@ -138,18 +132,16 @@ def _kept(path: Path, key: dict[str, Any], compute: Callable[[], Any]) -> Any:
     return answer
 
 
-def _span_bits(
-    workdir: Path, spans: Sequence[Span], allowed: AllowedCode
-) -> dict[str, list[float]]:
+def _span_bits(workdir: Path, spans: Sequence[Span]) -> dict[str, list[float]]:
     """Return −log₂ p of each span, for each context that the model can read."""
     if not spans:
         return {}
-    loaded = run_directory.load(workdir, allowed=allowed)
+    loaded = run_directory.load(workdir)
     contexts = scored_contexts(loaded)
     return {context: span_bits(loaded, spans, context).round(6).tolist() for context in contexts}
 
 
-def _losses(workdir: Path, objectives: Sequence[str], allowed: AllowedCode) -> dict[str, float]:
+def _losses(workdir: Path, objectives: Sequence[str]) -> dict[str, float]:
     """Return the validation loss under each of the other objectives that the model can express.
 
     The architecture must be able to learn the objective, with the parameters that the model has and
@@ -157,15 +149,16 @@ def _losses(workdir: Path, objectives: Sequence[str], allowed: AllowedCode) -> d
     """
     if not objectives:
         return {}
-    resolved, tokenizer = run_directory.read(workdir, allowed)
-    data = run_directory.open_data(workdir, resolved, tokenizer, lambda _: None, allowed)
+    resolved, tokenizer = run_directory.read(workdir)
+    with messages_to(silent):
+        data = run_directory.open_data(workdir, resolved, tokenizer)
     assert isinstance(data, TextData)
-    loaded = run_directory.load(workdir, allowed=allowed)
+    loaded = run_directory.load(workdir)
     losses = {}
     for objective in objectives:
         config = dataclasses.replace(resolved.config, objective=objective)
         try:
-            other = resolve(config, tokenizer.vocabulary, allowed=allowed)
+            other = resolve(config, tokenizer.vocabulary)
         except UserError:
             continue
         if parameter_shapes(other.model) != parameter_shapes(resolved.model):
@@ -180,9 +173,7 @@ def _losses(workdir: Path, objectives: Sequence[str], allowed: AllowedCode) -> d
 # Tasks.
 
 
-def check_tasks(
-    questions: Questions, cells: dict[str, RunConfig], say: Say, allowed: AllowedCode
-) -> None:
+def check_tasks(questions: Questions, cells: dict[str, RunConfig]) -> None:
     """Reject tasks that cannot be read or that no cell can learn, before hours of training.
 
     Also report which cells cannot learn which tasks.
@@ -192,10 +183,10 @@ def check_tasks(
         if names.count(name) > 1:
             raise UserError(BAD_CONFIG, f"tasks: two are called {name}; give one another name=")
     for spec in questions.tasks:
-        task = with_labels_of(load_task(spec), allowed)
+        task = with_labels_of(load_task(spec))
         for split in ("train", "validation"):
             if split == "validation" or is_learned(task):
-                load_split(task, split, allowed)
+                load_split(task, split)
         errors = {}
         for name, config in cells.items():
             try:
@@ -234,17 +225,13 @@ def _on_task(
     directory: Path,
     settings: Sequence[str],
     from_scratch: bool,
-    say: Say,
-    allowed: AllowedCode,
 ) -> dict[str, float]:
     """Return a run's metrics on a task, fine-tuned in `directory` if the task has to be learned."""
     if not is_learned(task):
-        loaded = run_directory.load(workdir, allowed=allowed)
-        evaluated = evaluate_task(loaded, task, Asking(), allowed)["metrics"]
+        loaded = run_directory.load(workdir)
+        evaluated = evaluate_task(loaded, task, Asking())["metrics"]
         return {str(name): evaluated[name] for name in task.metrics}
     say(f"{workdir.name}: {directory.name}")
-    results = finetuning.finetune(
-        workdir, task, directory, settings, from_scratch=from_scratch, say=say, allowed=allowed
-    )
+    results = finetuning.finetune(workdir, task, directory, settings, from_scratch=from_scratch)
     task_report.write(results, directory)
     return {str(name): results["reached"][name]["mean"] for name in task.metrics}

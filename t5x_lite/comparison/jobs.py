@@ -12,16 +12,16 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
+from t5x_lite.config.grammar import Modules, permitted_code, user_code
 from t5x_lite.errors import IO_ERROR, TERMINATED, UserError
+from t5x_lite.progress import say
 
 _SECONDS_BETWEEN_LOOKS = 0.5  # how often the output of the jobs is read
 
 Job = tuple[Callable[..., None], tuple]  # a module-level function, and its arguments
 
 
-def run_jobs(
-    jobs: Mapping[str, Job], at_once: int, logs: Path, say: Callable[[str], None] = print
-) -> dict[str, UserError]:
+def run_jobs(jobs: Mapping[str, Job], at_once: int, logs: Path) -> dict[str, UserError]:
     """Run all jobs, `at_once` at a time; write the output of each to LOGS/NAME.txt and show it.
 
     A job that fails does not stop the others. If this process is interrupted, the jobs are told to
@@ -87,7 +87,7 @@ class _Running:
         self.name = name
         self._log, self._shown = log, 0
         self._receiver, sender = context.Pipe(duplex=False)
-        arguments = (job, cores, log, os.getpid(), sender)
+        arguments = (job, cores, log, os.getpid(), sender, permitted_code())
         self.process = context.Process(target=_run_job, args=arguments)
         self.process.start()
         sender.close()
@@ -127,7 +127,12 @@ def _stopped_by_signals() -> Iterator[None]:
 
 
 def _run_job(
-    job: Job, cores: list[int], log: Path, parent: int, sender: connection.Connection
+    job: Job,
+    cores: list[int],
+    log: Path,
+    parent: int,
+    sender: connection.Connection,
+    permitted: Modules,
 ) -> None:
     """Run a job in this process, and send its error, or None, to the parent."""
     os.setpgid(0, 0)  # Ctrl-C goes only to the parent, which then terminates the jobs
@@ -139,7 +144,8 @@ def _run_job(
         os.dup2(file.fileno(), sys.stderr.fileno())
         function, arguments = job
         try:
-            function(*arguments)
+            with user_code(permitted):
+                function(*arguments)
             sender.send(None)
         except UserError as error:
             print(error)

@@ -20,7 +20,6 @@ from t5x_lite.comparison.span_bits import (
 from t5x_lite.comparison.statistics import Sample, Values, scores_of
 from t5x_lite.config import CompareConfig, to_dict
 from t5x_lite.config.files import flatten
-from t5x_lite.config.grammar import NO_CODE, AllowedCode
 from t5x_lite.data.store.corpus import Corpus
 from t5x_lite.errors import NO_FILE, UserError
 from t5x_lite.inference.fill import fill
@@ -39,7 +38,6 @@ def results_of(
     runs: Sequence[SeededRun],
     failed: dict[str, UserError],
     questions: Questions,
-    allowed: AllowedCode = None,
 ) -> dict[str, Any]:
     """Return everything that the report shows, evaluating the runs where needed.
 
@@ -57,7 +55,7 @@ def results_of(
     values: dict[str, dict[int, Values]] = {cell.name: {} for cell in cells}
     losses: dict[str, list[dict[str, float]]] = {cell.name: [] for cell in cells}
     for run in runs:
-        answers = measure(run.directory, questions, allowed=allowed)
+        answers = measure(run.directory, questions)
         losses[run.cell.name].append(answers.losses)
         of_spans = {f"span_bits_{context}": bits for context, bits in answers.span_bits.items()}
         of_validation = {
@@ -104,7 +102,7 @@ def results_of(
             for name in ("train", "validation")
         },
         "lossless": corpus.manifest["lossless"],
-        "examples": examples(config, runs, allowed),
+        "examples": examples(config, runs),
         "environment": environment(),
         "scaling": laws_of(of_cells, recipes),
     }
@@ -245,14 +243,13 @@ def counting(
 def examples(
     config: CompareConfig,
     runs: Sequence[SeededRun],
-    allowed: AllowedCode = NO_CODE,
 ) -> dict[str, list[dict]]:
     """Return how each cell, with its first seed, fills or continues the texts of the config."""
     answers = {}
     for run in runs:
         if run.cell.name in answers:
             continue
-        loaded = run_directory.load(run.directory, allowed=allowed)
+        loaded = run_directory.load(run.directory)
         if loaded.rows.masked:
             of_cell = [{"text": text, "words": fill(loaded, text)} for text in config.blanks]
         elif loaded.rows.uses_sentinels:

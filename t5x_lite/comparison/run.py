@@ -20,7 +20,6 @@ from t5x_lite.comparison import report
 from t5x_lite.comparison.budget import step_cost
 from t5x_lite.comparison.cells import (
     Cell,
-    Say,
     SeededRun,
     plan_comparison,
     plan_in_words,
@@ -30,7 +29,6 @@ from t5x_lite.comparison.evaluations import Questions, measure
 from t5x_lite.comparison.jobs import run_jobs
 from t5x_lite.comparison.results import results_of
 from t5x_lite.config import CompareConfig, RunConfig
-from t5x_lite.config.grammar import NO_CODE, AllowedCode
 from t5x_lite.data.rows.row_plan import RowPlan
 from t5x_lite.data.store.prepare import prepare
 from t5x_lite.errors import (
@@ -42,6 +40,7 @@ from t5x_lite.errors import (
     foreseen_errors,
     read_json,
 )
+from t5x_lite.progress import say
 from t5x_lite.report import task_report
 from t5x_lite.resolve import resolve, text_data
 from t5x_lite.training import run_directory
@@ -52,8 +51,6 @@ from t5x_lite.training.loop import train
 def compare(
     config: CompareConfig,
     workdir: Path,
-    say: Say = print,
-    allowed: AllowedCode = None,
     only: Sequence[str] = (),
     jobs: int = 1,
 ) -> dict[str, Any]:
@@ -81,22 +78,21 @@ def compare(
     if is_shared and (jobs > 1 or config.match == "seconds"):
         option = "--jobs" if jobs > 1 else "match=seconds"
         raise UserError(USAGE, f"{option}: is for one process, here are {jax.process_count()}")
-    cells, runs, questions = plan_comparison(config, workdir, say, allowed, only)
+    cells, runs, questions = plan_comparison(config, workdir, only)
     say(plan_in_words(config, cells, at_least=config.match != "seconds"))
 
     chosen = [run for run in runs if not only or {run.name, run.cell.name} & set(only)]
     if jobs > 1:
         failed = run_jobs(
             {
-                run.name: (train_run, (run.resolved.config, run.directory, questions, allowed))
+                run.name: (train_run, (run.resolved.config, run.directory, questions))
                 for run in chosen
             },
             jobs,
             workdir / "logs",
-            say,
         )
     else:
-        failed = train_in_turn(chosen, None if is_shared else questions, say, allowed)
+        failed = train_in_turn(chosen, None if is_shared else questions)
 
     # Write the report from the runs that finished, if this process has trained all of them.
     finished = [run for run in chosen if run.name not in failed]
@@ -106,7 +102,7 @@ def compare(
     elif is_shared:
         say("no report yet: the same command as one process writes it")
     elif finished:
-        results = results_of(config, cells, finished, failed, questions, allowed)
+        results = results_of(config, cells, finished, failed, questions)
         report.write(results, workdir)
     if failed:
         name, error = next(iter(failed.items()))
@@ -114,9 +110,7 @@ def compare(
     return results
 
 
-def train_in_turn(
-    runs: Sequence[SeededRun], questions: Questions | None, say: Say, allowed: AllowedCode
-) -> dict[str, UserError]:
+def train_in_turn(runs: Sequence[SeededRun], questions: Questions | None) -> dict[str, UserError]:
     """Train one run after another, and return the errors of those that failed, by name.
 
     Args:
@@ -129,7 +123,7 @@ def train_in_turn(
             with foreseen_errors():
                 train(run.resolved, run.data, run.directory)
                 if questions is not None:
-                    measure(run.directory, questions, say, allowed)
+                    measure(run.directory, questions)
         except UserError as error:
             if error.code in (INTERRUPTED, TERMINATED):
                 raise
@@ -138,23 +132,19 @@ def train_in_turn(
     return failed
 
 
-def train_run(
-    config: RunConfig, directory: Path, questions: Questions, allowed: AllowedCode
-) -> None:
+def train_run(config: RunConfig, directory: Path, questions: Questions) -> None:
     """Train and evaluate one run; run_jobs calls this in a process of its own."""
-    corpus = prepare(config.data, print, allowed)
-    resolved = resolve(config, corpus.tokenizer.vocabulary, allowed=allowed)
+    corpus = prepare(config.data)
+    resolved = resolve(config, corpus.tokenizer.vocabulary)
     with foreseen_errors():
         train(resolved, text_data(resolved, corpus), directory)
-        measure(directory, questions, print, allowed)
+        measure(directory, questions)
 
 
 # Reports of existing runs.
 
 
-def write_report(
-    workdir: Path, runs: Sequence[Path] = (), say: Say = print, allowed: AllowedCode = NO_CODE
-) -> None:
+def write_report(workdir: Path, runs: Sequence[Path] = ()) -> None:
     """Write a report into `workdir` without training anything.
 
     Args:
@@ -177,16 +167,14 @@ def write_report(
             reason = f"is not the report of {command}{lacks}"
             raise UserError(NO_FILE, f"{path}: {reason}; run {command} again") from error
         return
-    config, trained = existing_runs(runs or [workdir], say, allowed)
+    config, trained = existing_runs(runs or [workdir])
     cells = [run.cell for run in trained]
     questions = questions_of(config, cells)
     workdir.mkdir(parents=True, exist_ok=True)
-    report.write(results_of(config, cells, trained, {}, questions, allowed), workdir)
+    report.write(results_of(config, cells, trained, {}, questions), workdir)
 
 
-def existing_runs(
-    directories: Sequence[Path], say: Say = print, allowed: AllowedCode = NO_CODE
-) -> tuple[CompareConfig, list[SeededRun]]:
+def existing_runs(directories: Sequence[Path]) -> tuple[CompareConfig, list[SeededRun]]:
     """Return runs that are already trained as the cells of a comparison, one cell per run.
 
     Raises:
@@ -194,11 +182,11 @@ def existing_runs(
     """
     runs = []
     for directory in directories:
-        resolved, _ = run_directory.read(directory, allowed)
+        resolved, _ = run_directory.read(directory)
         if not isinstance(resolved.rows, RowPlan):
             reason = "has no report.json, which finetune leaves in its --workdir at the end"
             raise UserError(USAGE, f"{directory}: {reason}: name that, or run the same again")
-        data = text_data(resolved, prepare(resolved.config.data, say, allowed))
+        data = text_data(resolved, prepare(resolved.config.data))
         run_directory.check_same_text(directory, data)
 
         # The run's steps and seconds are those that it has recorded so far.

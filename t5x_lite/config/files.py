@@ -16,7 +16,14 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from t5x_lite.config import CompareConfig, Data, RunConfig, Task, default, type_hints
-from t5x_lite.config.grammar import AllowedCode, has_scheme, names_files, parse_sources, parse_task
+from t5x_lite.config.grammar import (
+    Modules,
+    has_scheme,
+    named_code,
+    names_files,
+    parse_sources,
+    parse_task,
+)
 from t5x_lite.config.ranges import check_value, parse_literal
 from t5x_lite.errors import (
     BAD_CONFIG,
@@ -704,23 +711,12 @@ def check_is_run(workdir: Path) -> None:
     raise UserError(NO_FILE, f"{workdir}: has no config.json; expected the directory of a run")
 
 
-def allowed_code(name: str, overrides: Sequence[str], allow_code: Sequence[str]) -> AllowedCode:
-    """Which modules a command may import for objectives and sources of the user's own.
+def code_of_command(name: str, overrides: Sequence[str], permitted: Sequence[str]) -> Modules:
+    """Return the modules that the settings of a command may name code of.
 
     Any, where its config is a file of Python; of a run directory, whose config.json is data, only
     those that the command line names: in a setting, or by --allow-code.
     """
     if not names_run(name):
         return None
-    values = [
-        text.partition("=")[2]
-        for text in overrides
-        if text.startswith(("objective=", "data.", "model.mixer=", "model.feed_forward="))
-        or text.startswith(("model.norm=", "model.positions="))
-    ]
-    named = [
-        module
-        for value in values
-        for module in re.findall(r"([A-Za-z_][\w.]*)\.[A-Za-z_]\w*", value)
-    ]
-    return {*named, *allow_code}
+    return {*named_code(*(text.partition("=")[2] for text in overrides)), *permitted}

@@ -7,36 +7,43 @@ import importlib
 import re
 import shlex
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
 from t5x_lite.errors import BAD_CONFIG, UserError, user_errors
 
-# Which modules a setting may name functions of: any where None, for settings that the user has just
-# written (a config file, the command line, Python). A config.json is data: nothing in it is run
-# unless the user allows the module.
-AllowedCode = Collection[str] | None
-NO_CODE: AllowedCode = ()
+# Modules that settings may name code of; None: any.
+Modules = Collection[str] | None
 
-# What may be imported now: see allow_code.
-_allowed_now: ContextVar[AllowedCode] = ContextVar("allowed_now", default=NO_CODE)
+_permitted: ContextVar[Modules] = ContextVar("permitted")  # unset: none
 
 
 @contextmanager
-def allow_code(modules: AllowedCode) -> Iterator[None]:
-    """Let settings name functions and classes of these modules, within; None: of any."""
-    token = _allowed_now.set(modules)
+def user_code(modules: Modules) -> Iterator[None]:
+    """Let settings name code of these modules, and of those that were permitted already.
+
+    Settings that the user has written, in a config file, on the command line or in Python, may name
+    any code. A config.json is data: it runs nothing that the user does not permit.
+    """
+    before = permitted_code()
+    both = None if modules is None or before is None else {*before, *modules}
+    token = _permitted.set(both)
     try:
         yield
     finally:
-        _allowed_now.reset(token)
+        _permitted.reset(token)
 
 
-def import_allowed(name: str, where: str) -> Any:
-    """Import what a setting names as `module.name`, if allow_code lets it: see import_function."""
-    return import_function(name, where, _allowed_now.get())
+def permitted_code() -> Modules:
+    """Return the modules that are permitted now: what another process has to be told."""
+    return _permitted.get(())
+
+
+def is_code_decided() -> bool:
+    """Return True within user_code: somebody has said what may be imported."""
+    return _permitted.get("unset") != "unset"
 
 
 def parse_call(text: str, key: str) -> tuple[str, dict]:
@@ -122,22 +129,32 @@ def parse_numbers(text: str, key: str, parameters: dict[str, float]) -> dict[str
     return parameters | given
 
 
-def import_function(name: str, where: str, allowed: AllowedCode = None) -> Callable:
-    """The function that a setting names as `module.function`.
+def named_code(*settings: str) -> set[str]:
+    """Return the modules of all `module.name` in settings.
+
+    >>> sorted(named_code("2 * mine.noise(rate=0.5) + causal_lm", "python:texts.read", "a/b.txt"))
+    ['mine', 'texts']
+    """
+    names = re.findall(r"(?<![\w./-])([A-Za-z_][\w.]*)\.[A-Za-z_]\w*", " ".join(settings))
+    return set(names)
+
+
+def import_code(name: str, where: str) -> Any:
+    """Import the function or class that a setting names as `module.name`.
 
     Args:
         where: names the setting in errors.
-        allowed: the modules that may be imported; None: any.
 
     Raises:
-        UserError: for a module that is not allowed, and for whatever importing it raises.
+        UserError: for a module that user_code does not permit, and for whatever importing it
+            raises.
     """
     module, _, function = name.rpartition(".")
-    if allowed is not None and module not in allowed:
+    permitted = permitted_code()
+    if permitted is not None and module not in permitted:
         reason = "the file that names it is data, which imports no module"
-        raise UserError(
-            BAD_CONFIG, f"{where}: {reason}; if you trust {module}, add --allow-code={module}"
-        )
+        fix = f"add --allow-code={module}, or in Python load it within user_code([{module!r}])"
+        raise UserError(BAD_CONFIG, f"{where}: {reason}; if you trust {module}, {fix}")
     if "" not in sys.path:
         sys.path.append("")  # like `python -m`: the directory that the command is given in
     with user_errors(BAD_CONFIG, f"{where}: expected module.function of your own"):

@@ -19,7 +19,7 @@ import jax
 from t5x_lite import storage
 from t5x_lite.config import RunConfig, Task
 from t5x_lite.config.files import parse_grid
-from t5x_lite.config.grammar import AllowedCode
+from t5x_lite.config.grammar import named_code, user_code
 from t5x_lite.data.tasks.examples import readable, with_labels_of
 from t5x_lite.data.tasks.task_data import TaskData, TaskPlan, TaskSplit
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
@@ -29,13 +29,12 @@ from t5x_lite.finetuning.results import answers_of, curves_of, write
 from t5x_lite.inference.predict import as_records, judge_split, predict
 from t5x_lite.model.check import plan_checked
 from t5x_lite.model.transformer import count_parameters, parameter_shapes
+from t5x_lite.progress import say
 from t5x_lite.resolve import resolve
 from t5x_lite.training import loop, run_directory
 from t5x_lite.training.adapt import parse_adaptation
 from t5x_lite.training.best import PREFIX
 from t5x_lite.training.log import read_metrics
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -62,8 +61,6 @@ def finetune(
     grid: Sequence[str] = (),
     from_scratch: bool = False,
     adapt: str = "full",
-    say: Say = print,
-    allowed: AllowedCode = None,
     on_log: Callable[[dict], None] | None = None,
     name: str = "",
 ) -> dict[str, Any]:
@@ -78,8 +75,6 @@ def finetune(
         grid: settings with several values each, such as "optimizer.learning_rate=1e-4,3e-4".
         from_scratch: take only the shape and the tokenizer of `init`, and draw random parameters.
         adapt: which parameters are trained; see training.adapt.
-        say: shows a line of progress.
-        allowed: modules that the user's own code may be imported from; None: any.
         on_log: called with each record of metrics.jsonl.
         name: the starting model's name in the results; empty: the name of its directory.
 
@@ -94,17 +89,41 @@ def finetune(
     if seeds < 1:
         raise UserError(USAGE, f"finetune: --seeds={seeds}: expected at least 1")
     combinations = _combinations(grid, overrides)
-    resolved, tokenizer = run_directory.read(init, allowed)
-    base = _Base(name or init.resolve().name, init.resolve(), resolved.config, tokenizer)
-    task = with_labels_of(task, allowed)
-    cells, init_from = [], "" if from_scratch else str(storage.durable_path(base.directory))
+    with user_code(named_code(task.source, *overrides, *grid)):
+        resolved, tokenizer = run_directory.read(init)
+        base = _Base(name or init.resolve().name, init.resolve(), resolved.config, tokenizer)
+        init_from = "" if from_scratch else str(storage.durable_path(base.directory))
+        cells = _cells(base, with_labels_of(task), combinations, overrides, adapt, init_from)
+        return _train_cells(base, cells, workdir, seeds, overrides, on_log)
+
+
+def _cells(
+    base: "_Base",
+    task: Task,
+    combinations: Sequence[dict[str, str]],
+    overrides: Sequence[str],
+    adapt: str,
+    init_from: str,
+) -> list[Cell]:
+    """Return the cells of a grid; reject wrong settings before any of them is trained."""
+    cells = []
     for settings in combinations:
         values = [*overrides, *(f"{key}={value}" for key, value in settings.items())]
         config = config_of(base.config, task, values, adapt, init_from)
+        plan_checked(config)
         cells.append(Cell(settings, config, {}))
-    # Reject wrong settings before any cell is trained.
-    for cell in cells:
-        plan_checked(cell.config)
+    return cells
+
+
+def _train_cells(
+    base: "_Base",
+    cells: list[Cell],
+    workdir: Path,
+    seeds: int,
+    overrides: Sequence[str],
+    on_log: Callable[[dict], None] | None,
+) -> dict[str, Any]:
+    """Train every cell with the first seed, then the best cell with the other seeds."""
     first_seed, task = cells[0].config.seed, cells[0].config.task
     is_single = len(cells) == 1 and seeds == 1
 
@@ -117,9 +136,8 @@ def finetune(
             say(f"training in {directory}")
         config = dataclasses.replace(cell.config, seed=seed)
         is_set = {text.partition("=")[0] for text in overrides} | set(cell.settings)
-        cell.reached[seed] = _train(config, base, directory, is_set, say, allowed, on_log)
+        cell.reached[seed] = _train(config, base, directory, is_set, on_log)
 
-    # Train every cell with the first seed, then the best cell with the other seeds.
     for cell in cells:
         train(cell, first_seed)
     metric = str(task.metrics[0])
@@ -170,8 +188,6 @@ def _train(
     base: _Base,
     workdir: Path,
     is_set: set[str],
-    say: Say,
-    allowed: AllowedCode,
     on_log: Callable[[dict], None] | None,
 ) -> dict[str, float]:
     """Train one run; return the metrics of its best evaluation."""
@@ -180,20 +196,20 @@ def _train(
     if config.adapt == "probe" and rows.format.head == "lm":
         reason = "a model that answers in words has no head to train"
         raise UserError(USAGE, f"finetune: --adapt=probe: {reason}; use lora, or last(1)")
-    data = TaskData(rows, base.tokenizer, config.data.batch_size, config.seed, allowed)
+    data = TaskData(rows, base.tokenizer, config.data.batch_size, config.seed)
     config = with_schedule(config, data, is_set)
     data = dataclasses.replace(data, batch_size=config.data.batch_size)
     say(f"train {data.train}; validation {data.validation}")
-    test = _test_split(data, say)
+    test = _test_split(data)
     resolved = resolve(config, base.tokenizer.vocabulary, rows)
     loop.train(
         resolved, data, workdir, on_log, judge=lambda loaded: judge_split(loaded, data.validation)
     )
-    write_predictions(workdir, data, test, say)
+    write_predictions(workdir, data, test)
     return best_evaluation(workdir, config.task)
 
 
-def _test_split(data: TaskData, say: Say) -> TaskSplit | None:
+def _test_split(data: TaskData) -> TaskSplit | None:
     """Load the test split before anything is trained; return None if it does not exist."""
     task = data.plan.task
     if not task.test:
@@ -218,12 +234,12 @@ def best_evaluation(workdir: Path, task: Task) -> dict[str, float]:
     return {"step": best["step"]} | {str(name): best[f"{PREFIX}{name}"] for name in task.metrics}
 
 
-def write_predictions(workdir: Path, data: TaskData, test: TaskSplit | None, say: Say) -> None:
+def write_predictions(workdir: Path, data: TaskData, test: TaskSplit | None) -> None:
     """Write the best parameters' predictions on the validation and test splits as JSON lines.
 
     For a benchmark, also write the test predictions in the file that it expects.
     """
-    loaded = run_directory.load(workdir, allowed=data.plan.modules)
+    loaded = run_directory.load(workdir)
     task = data.plan.task
     splits = {"validation": data.validation}
     if test is not None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from t5x_lite.config import Task
-from t5x_lite.config.grammar import AllowedCode
+from t5x_lite.config.grammar import named_code, user_code
 from t5x_lite.data.tasks.metrics import by_group, check_metrics, judge
 from t5x_lite.data.tasks.records import has_splits
 from t5x_lite.data.tasks.task_data import TaskData, TaskPlan
@@ -17,9 +17,7 @@ from t5x_lite.training.run_directory import LoadedModel
 _LEARNED = ("kind", "labels", "prompt", "label_words", "number_step")
 
 
-def evaluate_task(
-    loaded: LoadedModel, task: Task, asking: Asking, allowed: AllowedCode = None
-) -> dict[str, Any]:
+def evaluate_task(loaded: LoadedModel, task: Task, asking: Asking) -> dict[str, Any]:
     """Evaluate a model on a task.
 
     A task that the model was trained on is answered as in training, unless shots are asked for. Any
@@ -36,10 +34,11 @@ def evaluate_task(
     if learned and learned != task.name and not loaded.model.lm_head:
         reason = f"this model has learned {learned} alone, and not {task.name}"
         raise UserError(USAGE, f"evaluate: {reason}; of a file of yours --task='{learned}(FILE)'")
-    if learned == task.name and not asking.shots:
-        evaluated = _evaluate_learned(loaded, task, asking, allowed)
-    else:
-        evaluated = ask(loaded, task, asking, allowed)
+    with user_code(named_code(task.source)):
+        if learned == task.name and not asking.shots:
+            evaluated = _evaluate_learned(loaded, task, asking)
+        else:
+            evaluated = ask(loaded, task, asking)
     return {
         "task": task.name,
         "split": evaluated.examples.split,
@@ -51,9 +50,7 @@ def evaluate_task(
     }
 
 
-def _evaluate_learned(
-    loaded: LoadedModel, task: Task, asking: Asking, allowed: AllowedCode
-) -> Evaluated:
+def _evaluate_learned(loaded: LoadedModel, task: Task, asking: Asking) -> Evaluated:
     """Answer the examples that are asked for, formatted as the model was trained to read them."""
     if asking.direction == "channel":
         raise UserError(USAGE, f"evaluate: this model has learned {task.name}; leave --channel out")
@@ -66,7 +63,7 @@ def _evaluate_learned(
     check_metrics(learned)
     config = loaded.config
     data = TaskData(
-        replace(rows, task=learned), loaded.tokenizer, config.data.batch_size, config.seed, allowed
+        replace(rows, task=learned), loaded.tokenizer, config.data.batch_size, config.seed
     )
     split = data.split(asking.split, asking.limit)
     predictions = predict(loaded, split)

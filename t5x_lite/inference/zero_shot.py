@@ -18,7 +18,6 @@ from typing import Any, Literal
 import numpy as np
 
 from t5x_lite.config import Task
-from t5x_lite.config.grammar import AllowedCode
 from t5x_lite.data.tasks.examples import Example, Examples, Label, load_split, with_labels_of
 from t5x_lite.data.tasks.formats import answer_of, prompt_of
 from t5x_lite.data.tasks.metrics import by_group, check_metrics, judge
@@ -82,9 +81,7 @@ class Evaluated:
     predictions: list[Label]
 
 
-def ask(
-    loaded: LoadedModel, task: Task, asking: Asking = Asking(), allowed: AllowedCode = None
-) -> Evaluated:
+def ask(loaded: LoadedModel, task: Task, asking: Asking = Asking()) -> Evaluated:
     """Ask a model for the answers to a task.
 
     Raises:
@@ -98,13 +95,13 @@ def ask(
             reason = f"{task.source} is one file, all of which is asked"
             raise UserError(USAGE, f"evaluate: --split={asking.split}: {reason}; leave --split out")
         task = replace(task, train="")
-    task = with_labels_of(task, allowed)
-    examples = load_split(task, asking.split, allowed, asking.limit)
+    task = with_labels_of(task)
+    examples = load_split(task, asking.split, asking.limit)
     if not examples.has_labels:
         raise UserError(
             USAGE, f"evaluate: {task.name}'s {asking.split} split has no labels to judge by"
         )
-    solved = _solved(task, asking, allowed)
+    solved = _solved(task, asking)
     if task.kind == "prefer":
         return _prefer(loaded, examples)
     if task.kind == "complete":
@@ -121,12 +118,12 @@ def ask(
 # Prompts.
 
 
-def _solved(task: Task, asking: Asking, allowed: AllowedCode) -> str:
+def _solved(task: Task, asking: Asking) -> str:
     """Return the solved examples that begin every prompt; empty without shots."""
     shots = asking.shots
     if not shots:
         return ""
-    examples = load_split(task, "train", allowed).examples
+    examples = load_split(task, "train").examples
     if shots > len(examples):
         raise UserError(USAGE, f"--shots={shots}: the task has {len(examples)} training examples")
     drawn = random.Random(asking.seed).sample(examples, shots)

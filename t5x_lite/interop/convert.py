@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -11,19 +10,17 @@ import numpy as np
 
 from t5x_lite import storage
 from t5x_lite.config import Data, Lengths, Mesh, Model, Optimizer, RunConfig
-from t5x_lite.config.grammar import NO_CODE, AllowedCode
 from t5x_lite.data.tasks.task_data import TaskPlan
 from t5x_lite.data.tokenizers import tokenizer as tokenizers
 from t5x_lite.errors import USAGE, UserError, read_json
 from t5x_lite.interop import huggingface, peft
 from t5x_lite.model.heads import Params
 from t5x_lite.model.transformer import count_parameters, parameter_axes, parameter_shapes
+from t5x_lite.progress import say
 from t5x_lite.resolve import resolve, resolve_model
 from t5x_lite.training import run_directory
 from t5x_lite.training.adapt import merge_low_rank
 from t5x_lite.training.run_directory import LoadedModel
-
-Say = Callable[[str], None]
 
 
 def default_config(model: Model, tokenizer: str) -> RunConfig:
@@ -51,18 +48,15 @@ def default_config(model: Model, tokenizer: str) -> RunConfig:
     return RunConfig(objective=objective, data=data, model=model, optimizer=optimizer)
 
 
-def read(
-    path: Path, tokenizer_files: str = "", say: Say = print, add_specials: bool = False
-) -> LoadedModel:
+def read(path: Path, tokenizer_files: str = "", add_specials: bool = False) -> LoadedModel:
     """Read a Hugging Face model from a directory, with its parameters in numpy.
 
     Args:
         tokenizer_files: the path of the tokenizer; empty: it is in `path`.
-        say: shows a line about whatever is added, changed or left out.
         add_specials: append the special ids that the tokenizer lacks, such as [MASK]. Ids that the
             model has no embedding for get the mean of the others (Hewitt, 2021).
     """
-    model, params = huggingface.read(path, say)
+    model, params = huggingface.read(path)
     tokenizer = tokenizers.make(tokenizer_files or f"{path}/", (), add_specials)
     size = tokenizer.vocabulary.size
     if add_specials and size > model.vocab_size:
@@ -103,10 +97,10 @@ def _with_more_ids(model: Model, params: Params, vocab_size: int) -> tuple[Model
 
 
 def import_model(
-    path: Path, workdir: Path, tokenizer_files: str, say: Say, add_specials: bool = False
+    path: Path, workdir: Path, tokenizer_files: str, add_specials: bool = False
 ) -> None:
     """Make a run directory from a Hugging Face model."""
-    loaded = read(path, tokenizer_files, say, add_specials)
+    loaded = read(path, tokenizer_files, add_specials)
     config = default_config(loaded.config.model, f"{workdir.resolve()}/tokenizer")
     run_directory.create(workdir, config, loaded.tokenizer, jax.device_put(loaded.params))
     parameters = count_parameters(loaded.model)
@@ -117,9 +111,7 @@ def export_model(
     workdir: Path,
     path: Path,
     dtype: str,
-    say: Say,
     mesh: Mesh | None = None,
-    allowed: AllowedCode = NO_CODE,
     lora: Literal["merge", "adapter"] | None = None,
 ) -> None:
     """Write the model of a run directory as Hugging Face files.
@@ -134,7 +126,7 @@ def export_model(
         UserError: if the model has LoRA updates and `lora` is None, or if it has none and `lora` is
             "adapter".
     """
-    loaded = run_directory.load(workdir, mesh, allowed)
+    loaded = run_directory.load(workdir, mesh)
     model, params, task_head = loaded.model, loaded.params, _task_head(loaded)
     if model.lora_rank and not lora:
         reason = "this model has LoRA's updates beside its weights"
@@ -157,7 +149,7 @@ def _task_head(loaded: LoadedModel) -> huggingface.TaskHead | None:
     return huggingface.TaskHead(rows.format.head, tuple(map(str, rows.task.labels)))
 
 
-def as_run(path: Path, imported: Path, say: Say = print) -> Path:
+def as_run(path: Path, imported: Path) -> Path:
     """Return the run directory of a model, importing it first if it is Hugging Face's.
 
     Args:
@@ -169,7 +161,7 @@ def as_run(path: Path, imported: Path, say: Say = print) -> Path:
     directory = imported / _digest(path)
     if not (directory / "config.json").is_file():
         storage.remove_tree(directory)  # remove what a killed import has left
-        import_model(path, directory, "", say)
+        import_model(path, directory, "")
     return directory
 
 

@@ -9,7 +9,6 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -47,6 +46,7 @@ from t5x_lite.model.heads import Params
 from t5x_lite.model.transformer import parameter_axes, parameter_shapes, unpadded_shapes
 from t5x_lite.parallel.axes import is_kernel
 from t5x_lite.parallel.placement import to_host
+from t5x_lite.progress import say
 from t5x_lite.resolve import resolve_model
 
 Shape = tuple[int, ...]
@@ -232,11 +232,10 @@ def _weight_files(path: Path) -> list[str]:
     return sorted(names)
 
 
-def read(path: Path, say: Callable[[str], None] = print) -> tuple[Model, Params]:
+def read(path: Path) -> tuple[Model, Params]:
     """Read a model and its parameters from a directory.
 
     Args:
-        say: shows a line for each tensor that is left out.
 
     Returns:
         the model's settings, and its parameters as float32 numpy arrays, whose padding of the
@@ -258,7 +257,7 @@ def read(path: Path, say: Callable[[str], None] = print) -> tuple[Model, Params]
         say("it has no head that predicts tokens: it embeds texts, and generates none")
     dimensions = resolve_model(model, model.vocab_size, max_length=model.max_length or 1)
     parameters = stored_parameters(family, dimensions)
-    _check_tensors(path, tensors, parameters, say)
+    _check_tensors(path, tensors, parameters)
 
     shapes = by_path(parameter_shapes(dimensions))
     arrays = {}
@@ -315,7 +314,6 @@ def _check_tensors(
     path: Path,
     tensors: TensorFiles,
     parameters: dict[str, StoredParameter],
-    say: Callable[[str], None],
 ) -> None:
     """Reject tensors that are missing, have a wrong shape or type, or do not belong to the model.
 

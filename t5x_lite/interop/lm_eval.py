@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from t5x_lite import storage
-from t5x_lite.config.grammar import NO_CODE, AllowedCode
 from t5x_lite.errors import USAGE, UserError, optional_import
 from t5x_lite.inference.generate import continue_texts
 from t5x_lite.inference.score import pseudo_log_likelihoods, score_targets
@@ -34,7 +33,6 @@ class HarnessModel(_LM):
     Args:
         model: a run directory, or a model that is already loaded.
         batch_size: number of prompts to continue together.
-        allow_code: modules that the run's objective may be imported from.
 
     Raises:
         UserError: if the model predicts no tokens.
@@ -44,11 +42,10 @@ class HarnessModel(_LM):
         self,
         model: str | Path | LoadedModel,
         batch_size: int = 8,
-        allow_code: AllowedCode = NO_CODE,
     ):
         super().__init__()
         if not isinstance(model, LoadedModel):
-            model = run_directory.load(storage.local_path(model), allowed=allow_code)
+            model = run_directory.load(storage.local_path(model))
         model.check_predicts_tokens("lm_eval")
         self._model = model
         self._batch_size = batch_size

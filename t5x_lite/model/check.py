@@ -7,7 +7,6 @@ means to a part only the part knows, so it is asked here.
 from collections.abc import Iterator
 
 from t5x_lite.config import Mesh, Model, ModelDimensions, RunConfig
-from t5x_lite.config.grammar import AllowedCode
 from t5x_lite.data.rows.layouts import RowShape
 from t5x_lite.data.rows.row_plan import RowPlan
 from t5x_lite.data.tasks.task_data import TaskPlan
@@ -49,18 +48,18 @@ def check_model(
         raise UserError(BAD_CONFIG, f"model.attention_kernel={kernel}: {reason}")
 
 
-def plan_checked(config: RunConfig, allowed: AllowedCode = None) -> RowPlan | TaskPlan:
+def plan_checked(config: RunConfig) -> RowPlan | TaskPlan:
     """Plan the rows of a config as resolve.plan does, and refuse a model that cannot read them:
     before any text is prepared.
     """
-    rows = plan(config, allowed)
+    rows = plan(config)
     check_settings(config.model, rows.shape)
     return rows
 
 
-def plan_objective_checked(config: RunConfig, allowed: AllowedCode = None) -> RowPlan:
+def plan_objective_checked(config: RunConfig) -> RowPlan:
     """Do the same for a config's objective, whether it has a task or not."""
-    rows = plan_objective(config, allowed)
+    rows = plan_objective(config)
     check_settings(config.model, rows.shape)
     return rows
 

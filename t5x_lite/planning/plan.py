@@ -20,7 +20,7 @@ import numpy as np
 
 from t5x_lite import storage
 from t5x_lite.config import RunConfig
-from t5x_lite.config.grammar import AllowedCode, parse_sources
+from t5x_lite.config.grammar import parse_sources
 from t5x_lite.data.objectives.pairs import Pairs
 from t5x_lite.data.rng import RowRng
 from t5x_lite.data.rows.row_plan import Member, RowPlan
@@ -266,7 +266,6 @@ def make_plan(
     config: RunConfig,
     topology: Topology,
     assumed: Assumptions = Assumptions(),
-    allowed: AllowedCode = None,
 ) -> Plan:
     """Plan a pretraining run on the devices of a topology.
 
@@ -274,13 +273,12 @@ def make_plan(
         config: the config of the run.
         topology: the devices.
         assumed: values that override hardware.py, and the expected MFU.
-        allowed: modules of the user's own code that may be imported; None: any.
 
     Raises:
         UserError: if the objective does not suit the architecture, or sizes do not divide over the
             mesh.
     """
-    resolved = resolve_without_text(config, allowed)
+    resolved = resolve_without_text(config)
     rows = resolved.rows
     assert isinstance(rows, RowPlan)
     tokens = expected_tokens(rows)

@@ -3,15 +3,14 @@
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from t5x_lite.config import Mesh, RunConfig
-from t5x_lite.config.grammar import AllowedCode
 from t5x_lite.errors import BAD_CONFIG, UserError
 from t5x_lite.hardware import MOST_CHIPS, Topology
 from t5x_lite.model.check import undivided
 from t5x_lite.planning.plan import Assumptions, Plan, make_plan
-from t5x_lite.progress import bar
+from t5x_lite.progress import bar, say
 from t5x_lite.resolve import resolve_without_text
 
 _MOST_TENSOR = 16
@@ -21,8 +20,6 @@ def search(
     config: RunConfig,
     topology: Topology,
     assumed: Assumptions = Assumptions(),
-    allowed: AllowedCode = None,
-    say: Callable[[str], None] = print,
 ) -> list[Plan]:
     """Plan a run on every mesh that divides it, with remat and without, and return the plans that
     fit, the fastest first.
@@ -34,8 +31,6 @@ def search(
         config: the config of the run.
         topology: the devices.
         assumed: values that override hardware.py, and the expected MFU.
-        allowed: modules of the user's own code that may be imported; None: any.
-        say: prints a line where there is no terminal for a progress bar.
 
     Raises:
         UserError: if no plan fits, with the memory or the number of devices that is missing.
@@ -49,7 +44,7 @@ def search(
             say(f"plan: {len(ways)} ways to arrange {topology.count} devices")
         for mesh, remat in ways:
             progress.update(task, advance=1, line=_mesh_in_words(mesh))
-            for plan in _in_microbatches(config, topology, mesh, remat, assumed, allowed):
+            for plan in _in_microbatches(config, topology, mesh, remat, assumed):
                 if closest is None or plan.memory_in_all < closest.memory_in_all:
                     closest = plan
                 if plan.fits is not False:
@@ -105,7 +100,6 @@ def _in_microbatches(
     mesh: Mesh,
     remat: bool,
     assumed: Assumptions,
-    allowed: AllowedCode,
 ) -> Iterator[Plan]:
     """Yield plans with increasing numbers of microbatches, until the rows no longer divide or the
     state by itself does not fit.
@@ -117,7 +111,7 @@ def _in_microbatches(
         training = dataclasses.replace(config.training, microbatches=microbatches)
         varied = dataclasses.replace(config, mesh=mesh, model=model, training=training)
         try:
-            plan = make_plan(varied, topology, assumed, allowed)
+            plan = make_plan(varied, topology, assumed)
         except UserError:  # something does not divide, such as rows over the sequence axis
             return
         yield plan
@@ -134,7 +128,6 @@ def weak_scaling(
     config: RunConfig,
     topology: Topology,
     assumed: Assumptions = Assumptions(),
-    allowed: AllowedCode = None,
 ) -> list[Plan]:
     """Plan a run on 8, 16, …, 4,096 devices with a constant number of rows per device, so that the
     batch grows with the devices.
@@ -147,12 +140,11 @@ def weak_scaling(
         config: the config of the run.
         topology: the devices that the config's batch size is meant for.
         assumed: values that override hardware.py, and the expected MFU.
-        allowed: modules of the user's own code that may be imported; None: any.
 
     Raises:
         UserError: if rows or model do not divide.
     """
-    model = resolve_without_text(config, allowed).model
+    model = resolve_without_text(config).model
     rows_of_device = config.data.batch_size / topology.count
     plans = []
     for count in (2**power for power in range(3, 13)):
@@ -169,7 +161,7 @@ def weak_scaling(
         rows = max(round(rows_of_device * count), 1)
         data = dataclasses.replace(config.data, batch_size=rows)
         varied = dataclasses.replace(config, data=data, mesh=mesh)
-        plans.append(make_plan(varied, larger, assumed, allowed))
+        plans.append(make_plan(varied, larger, assumed))
     return plans
 
 

@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TextIO
 
@@ -15,7 +15,7 @@ from t5x_lite import storage
 from t5x_lite.config import RunConfig
 from t5x_lite.errors import IO_ERROR, NO_FILE, UserError, user_errors
 from t5x_lite.model.heads import HEADS
-from t5x_lite.progress import bar
+from t5x_lite.progress import bar, current_listener, messages_to
 from t5x_lite.training.loggers import LOGGERS, Logger
 
 
@@ -140,6 +140,7 @@ class Log:
         self._first, self._last = first, last
         self._active, self._on_log = active, on_log
         self._workdir = workdir
+        self._messages, self._listener = ExitStack(), current_listener()
         self._lap = first, 0.0  # step, and seconds of training until then
         self._bar = bar(workdir.name, counted=True)
         self._bar.disable |= not active
@@ -150,11 +151,13 @@ class Log:
             self._file = _cut_metrics(workdir / "metrics.jsonl", first)
 
     def __enter__(self):
+        self._messages.enter_context(messages_to(self._say))
         self._bar.start()
         return self
 
     def __exit__(self, *_):
         self._bar.stop()
+        self._messages.close()
         if self._active:
             self._file.close()
             self._of_each_logger(lambda logger: logger.close())
@@ -164,7 +167,7 @@ class Log:
         """What is going on, until something else is shown."""
         self._bar.update(self._task, line=text)
         if self._bar.disable:
-            self.say(text)
+            self._say(text)
 
     def at(self, step: int) -> None:
         """Move the bar."""
@@ -201,7 +204,7 @@ class Log:
         self._bar.update(self._task, line=text)
         if self._bar.disable:
             per_step = sum(seconds.values()) / max(step - self._first, 1)
-            self.say(f"step {step}/{self._last} {text} ETA {per_step * (self._last - step):.0f}s")
+            self._say(f"step {step}/{self._last} {text} ETA {per_step * (self._last - step):.0f}s")
 
     def _of_each_logger(self, call: Callable[[Logger], None]) -> None:
         """One that fails is left out from then on: a server that is down ends no run."""
@@ -211,7 +214,7 @@ class Log:
                     call(logger)
             except UserError as error:
                 del self._loggers[name]
-                self.say(str(error))
+                self._say(str(error))
 
     def sync(self) -> None:
         """What is written outlives the machine; called before a checkpoint that counts on it."""
@@ -221,15 +224,14 @@ class Log:
             try:
                 storage.push(self._workdir)
             except UserError as error:  # the checkpoint is worth more
-                self.say(f"{error}; it is tried again")
+                self._say(f"{error}; it is tried again")
 
-    def say(self, text: str) -> None:
-        """A line of its own."""
+    def _say(self, text: str) -> None:
+        """Show a line of its own, above the bar where there is one."""
         if not self._active:
             return
         if self._bar.disable:
-            with suppress(BrokenPipeError):  # a reader that went away must not end a run
-                print(text, flush=True)
+            self._listener(text)
         else:
             self._bar.console.print(text, markup=False)
 

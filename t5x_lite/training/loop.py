@@ -25,6 +25,7 @@ from t5x_lite.model.flops import peak_flops, step_flops
 from t5x_lite.model.heads import Row
 from t5x_lite.model.transformer import parameter_axes
 from t5x_lite.parallel.placement import place_batch
+from t5x_lite.progress import say
 from t5x_lite.resolve import Resolved, with_steps_of
 from t5x_lite.training import run_directory
 from t5x_lite.training.best import PREFIX, Best
@@ -120,13 +121,13 @@ class Run(Evaluator):
         program, seed = self.program, self.resolved.config.seed
         return create_state(self.resolved.model, seed, program.optimizer, program.shardings)
 
-    def start(self, checkpoints: Checkpoints, say: Callable[[str], None] = print) -> TrainState:
+    def start(self, checkpoints: Checkpoints) -> TrainState:
         """The newest saved state; else a fresh one, with the parameters of init_from where there
         are some.
         """
         step = checkpoints.latest()
         if not self.adaptation.is_full:
-            state = self._adapted(say)
+            state = self._adapted()
             if step is None:
                 return state
         if step is not None:
@@ -140,7 +141,7 @@ class Run(Evaluator):
         say(report)
         return state.replace(params=params)
 
-    def _adapted(self, say: Callable[[str], None]) -> TrainState:
+    def _adapted(self) -> TrainState:
         """A fresh state of what is trained, beside the frozen parameters of init_from."""
         model, program = self.resolved.model, self.program
         everything = parameter_shardings(model, program.mesh)
@@ -265,11 +266,11 @@ def _train_steps(
     heartbeat = Heartbeat(stacks, lambda: log.watch.now, config.training.stuck_after)
     with log, stop.listening(), profile, heartbeat:
         if run.program.arrangement:
-            log.say(run.program.arrangement)
+            say(run.program.arrangement)
         with log.watch("compile"):
             if first < last:
                 log.status("compiling the train step")
-            state = run.start(checkpoints, log.say)
+            state = run.start(checkpoints)
         batches = prefetch(partial(run.batch, run.batches), first, last, config.data.workers)
         pending = None  # the last step and its metrics, not read yet
         for step in range(first + 1, last + 1):
@@ -308,7 +309,7 @@ def _train_steps(
                     with log.watch("checkpoint"):
                         best.meet(step, validation, state.params)
                     if best.is_over and not is_last:
-                        log.say(f"nothing better since {config.training.patience} evaluations")
+                        say(f"nothing better since {config.training.patience} evaluations")
                         is_last = saving = True
                         last = step
             if saving:
@@ -320,7 +321,7 @@ def _train_steps(
                 break
         with log.watch("checkpoint"):
             checkpoints.wait()
-        log.say(log.watch.summary())
+        say(log.watch.summary())
     if exit_code and step < last:
         raise UserError(
             exit_code,

@@ -8,9 +8,9 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from t5x_lite import storage
 from t5x_lite.config import Mesh, ModelDimensions, RunConfig, to_dict
 from t5x_lite.config.files import flatten, load_run_config
-from t5x_lite.config.grammar import NO_CODE, AllowedCode
+from t5x_lite.config.grammar import Modules, permitted_code, user_code
 from t5x_lite.data.rows.batches import RunData, TextData
 from t5x_lite.data.rows.row_plan import RowPlan
 from t5x_lite.data.store.prepare import prepare
@@ -34,6 +34,7 @@ from t5x_lite.model.heads import HEAD_MODULES, Params
 from t5x_lite.model.parts.positions import position_limit
 from t5x_lite.model.transformer import parameter_axes, parameter_shapes
 from t5x_lite.parallel.mesh import DeviceMesh, make_mesh, padded_for, use_mesh
+from t5x_lite.progress import say
 from t5x_lite.resolve import Resolved, resolve
 from t5x_lite.training.adapt import is_added, parse_adaptation
 from t5x_lite.training.best import best_directory
@@ -234,10 +235,9 @@ def _check_same_run(workdir: Path, config: RunConfig, steps: int) -> None:
     ends_with_run = decays and not config.optimizer.decay_steps
     old_steps = before.training.steps
     if saved and ends_with_run and old_steps != config.training.steps and jax.process_index() == 0:
-        print(
+        say(
             f"training.steps: {old_steps} before, {config.training.steps} now: from here on the "
-            "learning rate decays to the new end; optimizer.decay_steps would have fixed it",
-            flush=True,
+            "learning rate decays to the new end; optimizer.decay_steps would have fixed it"
         )
 
 
@@ -299,6 +299,7 @@ class LoadedModel:
     params: Params
     step: int  # that it was trained for
     mesh: DeviceMesh | None = None  # over which the parameters are sharded; None: one device
+    permitted: Modules = field(default_factory=permitted_code)  # whose code its config may name
 
     def check_predicts_tokens(self, command: str) -> None:
         """Raise UserError where the model has no language model head, or reads a prompt that it
@@ -313,29 +314,25 @@ class LoadedModel:
 
     @contextmanager
     def within(self) -> Iterator[None]:
-        """The mesh and the rules under which the model is used."""
-        with use_mesh(self.mesh, self.model, split_rows=False):
+        """The mesh, the rules and the user's code that the model is used with."""
+        with user_code(self.permitted), use_mesh(self.mesh, self.model, split_rows=False):
             yield
 
 
-def read(workdir: Path, allowed: AllowedCode = NO_CODE) -> tuple[Resolved, Tokenizer]:
+def read(workdir: Path) -> tuple[Resolved, Tokenizer]:
     """What the run in a directory is, and its tokenizer.
 
-    Args:
-        allowed: modules that its objective may be imported from: config.json is data, and runs
-            nothing by itself.
+    Its config.json is data: it imports only what `config.grammar.user_code` permits.
     """
     config = load_run_config(workdir / "config.json")
     tokenizer = tokenizers.load(workdir / "tokenizer")
-    return resolve(config, tokenizer.vocabulary, allowed=allowed), tokenizer
+    return resolve(config, tokenizer.vocabulary), tokenizer
 
 
 def open_data(
     workdir: Path,
     resolved: Resolved,
     tokenizer: Tokenizer,
-    say: Callable[[str], None] = print,
-    allowed: AllowedCode = NO_CODE,
 ) -> RunData:
     """What the run in a directory was trained on: its text, prepared again where need be, or the
     examples of its task.
@@ -345,26 +342,25 @@ def open_data(
     """
     config, rows = resolved.config, resolved.rows
     if isinstance(rows, TaskPlan):
-        data: RunData = TaskData(rows, tokenizer, config.data.batch_size, config.seed, allowed)
+        data: RunData = TaskData(rows, tokenizer, config.data.batch_size, config.seed)
     else:
-        corpus = prepare(config.data, say, allowed)
+        corpus = prepare(config.data)
         data = TextData(rows, config.data, config.seed, corpus)
     check_same_text(workdir, data)
     return data
 
 
-def load(workdir: Path, mesh: Mesh | None = None, allowed: AllowedCode = NO_CODE) -> LoadedModel:
+def load(workdir: Path, mesh: Mesh | None = None) -> LoadedModel:
     """The newest checkpoint of a run directory; parameters of float64 in float32, unless jax has 64
     bits.
 
     Args:
         mesh: over which devices the parameters are sharded; None: on one device.
-        allowed: modules that its objective may be imported from.
 
     Raises:
         UserError: where there is no checkpoint.
     """
-    resolved, tokenizer = read(workdir, allowed)
+    resolved, tokenizer = read(workdir)
     device_mesh = None if mesh is None else make_mesh(mesh)
     model = padded_for(device_mesh, model_here(resolved.model))
     if mesh is not None and device_mesh is not None:
@@ -404,7 +400,7 @@ def _load_parameters(
         raise UserError(NO_FILE, f"{workdir}: was adapted from another model; {reason}")
     check_same_base(workdir, base)
     # Of the base, what is in the whole model; its own head is left out.
-    theirs, _ = read(base, resolved.rows.modules)
+    theirs, _ = read(base)
     of_base = _parameters_for(model, base, theirs, mesh)
     wanted: Any = flatten_dict(shapes)
     leaves: Any = flatten_dict(of_base)
@@ -487,7 +483,7 @@ def check_init_from(resolved: Resolved, tokenizer: Tokenizer) -> None:
     """
     directory = storage.local_path(resolved.config.init_from)
     # Whoever starts a run with objectives of their own may start it from a run with the same.
-    theirs, their_tokenizer = read(directory, resolved.rows.modules)
+    theirs, their_tokenizer = read(directory)
     free = _FREE_OF_INIT | {name for name in _ADAPTATIONS if not getattr(theirs.model, name)}
     if not theirs.model.lora_rank:
         free |= _FREE_OF_ADAPTATION
@@ -519,7 +515,7 @@ def merge_parameters(resolved: Resolved, fresh: Params, mesh: DeviceMesh) -> tup
         UserError: where something other than a head does not fit.
     """
     directory = storage.local_path(resolved.config.init_from)
-    theirs, _ = read(directory, resolved.rows.modules)
+    theirs, _ = read(directory)
     params = _parameters_for(resolved.model, directory, theirs, mesh)
     old: Any = flatten_dict(params, sep="/")
     new: Any = flatten_dict(fresh, sep="/")

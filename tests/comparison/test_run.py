@@ -285,7 +285,7 @@ def test_all_cells_spend_the_same(text_file, tmp_path, match, monkeypatch):
         lambda self, resolved, *rest: 0.5 if resolved.config.objective == "causal_lm" else 1.0,
     )
     config = build_comparison(comparison(text_file, match=match, budget=0.0))
-    cells = study_cells.plan_cells(config, tmp_path, say=lambda _: None)
+    cells = study_cells.plan_cells(config, tmp_path)
     first = cells[0]
     assert first.resolved.steps == config.cells["bert"].training.steps
     for cell in cells:
@@ -303,7 +303,7 @@ def test_the_batch_may_differ_and_steps_follow(text_file, tmp_path, monkeypatch)
     lengths = {"lengths": LENGTHS["gpt"]}
     cells = {"small": {"data": {**lengths, "batch_size": 4}}, "large": {"data": lengths}}
     config = build_comparison(comparison(text_file, cells=cells, blanks=(), spans=()))
-    small, large = study_cells.plan_cells(config, tmp_path, say=lambda _: None)
+    small, large = study_cells.plan_cells(config, tmp_path)
     assert (small.resolved.steps, large.resolved.steps) == (24, 12)
     assert small.resolved.config.optimizer.warmup_steps == round(100 * 24 / 6)
 
@@ -326,7 +326,7 @@ def test_each_cell_is_trained_under_each_budget(text_file, tmp_path):
     settings = comparison(text_file, blanks=(), spans=())
     settings = {key: value for key, value in settings.items() if key != "budget"}
     config = build_comparison(settings | {"budgets": (2400, 4800)})
-    cells = study_cells.plan_cells(config, tmp_path, say=lambda _: None)
+    cells = study_cells.plan_cells(config, tmp_path)
     names = list(config.cells)
     assert [cell.name for cell in cells] == [
         *(f"{name}-2400" for name in names), *(f"{name}-4800" for name in names)

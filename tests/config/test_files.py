@@ -12,9 +12,9 @@ from t5x_lite.config import RunConfig, default, to_dict
 from t5x_lite.config import files as config_files
 from t5x_lite.config.files import (
     RENAMED,
-    allowed_code,
     build,
     build_comparison,
+    code_of_command,
     find,
     flatten,
     get_config,
@@ -363,10 +363,10 @@ def test_a_bare_name_is_not_shadowed_by_a_run_of_that_name(tmp_path, monkeypatch
         Path(name).mkdir()
         Path(name, "config.json").write_text(json.dumps(to_dict(shipped) | {"seed": 5}))
     assert load("gpt_tiny") == shipped
-    assert allowed_code("gpt_tiny", [], []) is None
+    assert code_of_command("gpt_tiny", [], []) is None
     for run_directory in ("./gpt_tiny", "other"):
         assert load(run_directory).seed == 5
-        assert allowed_code(run_directory, [], []) == set()
+        assert code_of_command(run_directory, [], []) == set()
 
 
 @pytest.mark.parametrize(
@@ -400,10 +400,13 @@ def test_which_modules_a_command_may_import(tmp_path):
         "model.dtype=neither.f",
         "model.mixer=my.parts.Mixer(size=3)",
     ]
-    assert allowed_code("gpt_tiny", overrides, []) is None  # a file of Python runs anyway
-    assert allowed_code(str(tmp_path), [], []) == set()
-    assert allowed_code(str(tmp_path), overrides, []) == {"mine", "my.text", "my.parts"}
-    assert allowed_code(str(tmp_path), [], ["a", "b.c"]) == {"a", "b.c"}
+    assert code_of_command("gpt_tiny", overrides, []) is None  # a file of Python runs anyway
+    assert code_of_command(str(tmp_path), [], []) == set()
+    assert code_of_command(str(tmp_path), overrides, []) == {
+        *("mine", "my.text", "my.parts"),
+        *("not_mine", "neither"),  # settings that name no code
+    }
+    assert code_of_command(str(tmp_path), [], ["a", "b.c"]) == {"a", "b.c"}
 
 
 OWN_CODE = """

@@ -5,12 +5,13 @@ import sys
 import pytest
 
 from t5x_lite.config.grammar import (
-    NO_CODE,
     has_scheme,
-    import_function,
+    import_code,
     names_files,
     parse_call,
     parse_sources,
+    permitted_code,
+    user_code,
 )
 from t5x_lite.errors import BAD_CONFIG, UserError
 
@@ -102,17 +103,29 @@ def test_a_tokenizer_names_files_and_a_source_a_scheme():
 # Code of the user's own.
 
 
-def test_a_function_is_imported_only_from_a_module_that_is_allowed(write_module):
+def test_code_is_imported_only_from_a_module_that_is_permitted(write_module):
     mark = write_module("effects", "def f(): return 5")
-    for allowed in (NO_CODE, (), {"effect", "f", "effects.f"}):
-        message = refusal(import_function, "effects.f", "objective=effects.f", allowed)
+    for permitted in ((), {"effect", "f", "effects.f"}):
+        with user_code(permitted):
+            message = refusal(import_code, "effects.f", "objective=effects.f")
+        assert message == refusal(import_code, "effects.f", "objective=effects.f")
         assert message.startswith("objective=effects.f: the file that names it is data")
-        assert message.endswith("if you trust effects, add --allow-code=effects")
+        assert "if you trust effects, add --allow-code=effects, or in Python" in message
         assert "effects" not in sys.modules
         assert not mark.exists()
-    assert import_function("effects.f", "objective", {"effects"})() == 5
+    with user_code({"effects"}):
+        assert import_code("effects.f", "objective")() == 5
     assert mark.exists()
-    assert import_function("effects.f", "objective")() == 5
+    assert "if you trust effects" in refusal(import_code, "effects.f", "objective=effects.f")
+
+
+def test_what_is_permitted_adds_up():
+    assert permitted_code() == ()
+    with user_code(["a"]), user_code(["b"]):
+        assert set(permitted_code() or ()) == {"a", "b"}
+        with user_code(None), user_code(["c"]):
+            assert permitted_code() is None
+    assert permitted_code() == ()
 
 
 @pytest.mark.parametrize(
@@ -128,5 +141,6 @@ def test_a_function_is_imported_only_from_a_module_that_is_allowed(write_module)
 )
 def test_what_importing_raises_is_one_sentence(write_module, text, name):
     write_module("broken", text)
-    message = refusal(import_function, name, f"objective={name}")
+    with user_code(None):
+        message = refusal(import_code, name, f"objective={name}")
     assert message.startswith(f"objective={name}: expected module.function of your own (")

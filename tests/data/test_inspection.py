@@ -59,7 +59,7 @@ def records(tmp_path_factory):
 @pytest.mark.parametrize(("architecture", "task"), LINES)
 def test_what_is_read_and_answered(text_file, records, architecture, task):
     config = settings(text_file, OBJECTIVES[architecture], architecture)
-    shown = api.inspect_task(config, task.format(records), examples=1, say=lambda _: None)
+    shown = api.inspect_task(config, task.format(records), examples=1)
     heading, *lines, blank, count = shown.splitlines()
     assert heading.startswith("── example 0: ")
     assert lines == LINES[architecture, task]
@@ -78,7 +78,7 @@ def test_the_command_and_a_kind_that_an_architecture_lacks(config_file, records)
 
 def test_a_model_without_text_has_a_tokenizer(records):
     config = {**settings("", "masked_lm", "encoder")}
-    shown = api.inspect_task(config, REVIEW.format(records), examples=1, say=lambda _: None)
+    shown = api.inspect_task(config, REVIEW.format(records), examples=1)
     assert "'[CLS]a gem[SEP]'" in shown
 
 
@@ -87,9 +87,9 @@ def test_a_prompt_may_say_all_that_is_read(text_file, tmp_path):
     path.write_text("\n".join(json.dumps({"land": x, "city": x[::-1]}) for x in ("Peru", "Mali")))
     task = f"generate({path}, label=city, validation_fraction=0"
     config = settings(text_file, "span_corruption", "encoder_decoder")
-    shown = api.inspect_task(config, f'{task}, prompt="In {{land}}?")', 1, say=lambda _: None)
+    shown = api.inspect_task(config, f'{task}, prompt="In {{land}}?")', 1)
     with pytest.raises(UserError, match="has no field 'text'"):
-        api.inspect_task(config, f"{task})", say=lambda _: None)
+        api.inspect_task(config, f"{task})")
     assert "reads    'In Peru?</s>'" in shown
 
 

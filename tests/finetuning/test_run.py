@@ -18,6 +18,7 @@ from t5x_lite.errors import UserError
 from t5x_lite.finetuning.results import show
 from t5x_lite.interop import huggingface
 from t5x_lite.interop.convert import as_run
+from t5x_lite.progress import messages_to
 from t5x_lite.training.adapt import parse_adaptation
 from t5x_lite.training.log import read_metrics
 
@@ -27,7 +28,6 @@ OBJECTIVES = {
     "prefix_decoder": "prefix_lm",
     "encoder_decoder": "span_corruption",
 }
-QUIET = {"say": lambda _: None}
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def bases(make, tmp_path_factory):
             resolved, _ = make(
                 OBJECTIVES[architecture], architecture, **{"training.steps": 2, "model.d_model": 32}
             )
-            api.train(resolved.config, workdir, **QUIET)
+            api.train(resolved.config, workdir)
             made[architecture] = workdir
         return made[architecture]
 
@@ -76,7 +76,7 @@ SETTINGS = {
 
 
 def finetune(bases, task, workdir, architecture="encoder", **more):
-    return api.finetune(bases(architecture), task, workdir, **QUIET, **{**SETTINGS, **more})
+    return api.finetune(bases(architecture), task, workdir, **{**SETTINGS, **more})
 
 
 @pytest.mark.slow
@@ -120,7 +120,7 @@ def test_every_family_learns(bases, animals, tmp_path, architecture):
     assert evaluated["metrics"]["accuracy"] == results["reached"]["accuracy"]["mean"]
     with pytest.raises(UserError, match="exact_match does not judge what is to classify"):
         model.evaluate_task(animals[:-1] + ", metrics=exact_match)")
-    again = api.evaluate(tmp_path / "run", **QUIET)
+    again = api.evaluate(tmp_path / "run")
     assert again["accuracy"] == pytest.approx(results["reached"]["accuracy"]["mean"])
 
 
@@ -183,7 +183,6 @@ def test_a_grid_and_seeds(bases, animals, tmp_path):
         tmp_path / "runs",
         seeds=2,
         grid=grid,
-        **QUIET,
         **{**settings, **more},
     )
     assert results["chosen"] == {"optimizer.learning_rate": "0.01"}
@@ -247,7 +246,6 @@ def test_tasks_that_ship_make_their_rows(bases, tmp_path):
         bases("encoder"),
         task,
         tmp_path / "run",
-        **QUIET,
         **{"training.steps": 2, "training.eval_every": 2},
     )
     assert 0 <= results["reached"]["accuracy"]["mean"] <= 1
@@ -278,7 +276,6 @@ def test_what_cannot_be_learned(bases, animals, tmp_path):
             animals,
             tmp_path / "run",
             grid={"optimizer.learning_rate": ["1e-3", "1e-x"]},
-            **QUIET,
             **settings,
         )
     with pytest.raises(UserError, match="adapt=lora: this model has no such parameters"):
@@ -300,7 +297,8 @@ def test_a_model_of_hugging_face_is_imported_once_and_whole(tmp_path):
     said = []
 
     def base_of(name):
-        return as_run(tmp_path / name, tmp_path / "run/imported", said.append)
+        with messages_to(said.append):
+            return as_run(tmp_path / name, tmp_path / "run/imported")
 
     base = base_of("bert")
     imports = len(said)
@@ -317,7 +315,8 @@ def test_a_test_split_that_is_not_there_is_said(bases, animals, tmp_path):
     said = []
     task = animals.replace("test=test", "test=nowhere")
     more = {"training.steps": 1, **{key: SETTINGS[key] for key in ("data.batch_size",)}}
-    api.finetune(bases("encoder"), task, tmp_path / "run", say=said.append, **more)
+    with messages_to(said.append):
+        api.finetune(bases("encoder"), task, tmp_path / "run", **more)
     assert any(line.startswith("no predictions of a test split: ") for line in said)
     assert not (tmp_path / "run/predictions/test.jsonl").exists()
 
@@ -386,7 +385,7 @@ def saved_parameters(step):
 def test_an_adapted_run_goes_on_and_its_base_must_be_the_same(bases, animals, tmp_path):
     base = tmp_path / "base"
     shutil.copytree(bases("encoder"), base)
-    arguments = {"adapt": "lora(4)", **QUIET, **SETTINGS, "training.checkpoint_every": 5}
+    arguments = {"adapt": "lora(4)", **SETTINGS, "training.checkpoint_every": 5}
 
     def stop(record):
         if record["step"] >= 8 and record["split"] == "train":

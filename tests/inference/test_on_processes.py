@@ -30,7 +30,7 @@ architecture = model.config.model.architecture
 texts = ["The cat number 7 sat.", "A dog", ""]
 answers = {
     "embed": [vector.tolist() for vector in model.embed(texts[:2])],
-    "evaluate": api.evaluate(workdir, mesh, lambda _: None),
+    "evaluate": api.evaluate(workdir, mesh),
 }
 if architecture == "encoder":
     answers["score"] = [score.nats for score in model.score(texts[:2])]
@@ -44,7 +44,7 @@ else:
 if architecture != "decoder":
     answers["fill"] = model.fill("The cat number ___ sat.")
 else:
-    convert.export_model(pathlib.Path(workdir), pathlib.Path(written), "float32", print, mesh)
+    convert.export_model(pathlib.Path(workdir), pathlib.Path(written), "float32", mesh)
 pathlib.Path(f"{written}-{jax.process_index()}.json").write_text(json.dumps(answers))
 """
 # A GPT-2 is exported, too.

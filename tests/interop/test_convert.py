@@ -12,6 +12,7 @@ from interop_cases import change_config, make_dimensions, make_params
 from t5x_lite.config import Model
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.interop import convert, huggingface
+from t5x_lite.progress import messages_to
 from t5x_lite.training import run_directory
 
 pytest.importorskip("safetensors")
@@ -185,7 +186,8 @@ def test_special_ids_that_a_tokenizer_lacks_are_added(tmp_path):
     )
     plain = convert.read(path)
     said = []
-    loaded = convert.read(path, "", said.append, add_specials=True)
+    with messages_to(said.append):
+        loaded = convert.read(path, add_specials=True)
     size = loaded.tokenizer.vocabulary.size
     assert size > 530
     assert loaded.model.vocab_size == size
@@ -218,10 +220,11 @@ def test_where_decoders_begin(tmp_path):
     """A decoder_start_token_id that is not the tokenizer's is told, and not used."""
     path = write(tmp_path / "t5", "t5")
     lines: list[str] = []
-    convert.read(path, say=lines.append)
-    assert not lines
-    change_config(path, decoder_start_token_id=7)
-    convert.read(path, say=lines.append)
+    with messages_to(lines.append):
+        convert.read(path)
+        assert not lines
+        change_config(path, decoder_start_token_id=7)
+        convert.read(path)
     start = Tokenizer().vocabulary.start
     assert len(lines) == 1
     assert (

@@ -20,6 +20,7 @@ from t5x_lite.errors import BAD_CONFIG, NO_FILE, USAGE, UserError
 from t5x_lite.interop import huggingface, peft
 from t5x_lite.interop.huggingface import TaskHead
 from t5x_lite.model import transformer
+from t5x_lite.progress import messages_to
 from t5x_lite.resolve import resolve_model
 from t5x_lite.training.adapt import merge_low_rank
 
@@ -54,9 +55,9 @@ def add(path: Path, tensors: dict[str, np.ndarray]) -> None:
     save_file(present | tensors, path / "model.safetensors")
 
 
-def leaves(path: Path, say=print) -> dict[str, np.ndarray]:
+def leaves(path: Path) -> dict[str, np.ndarray]:
     """The parameters that are read from a directory, by path."""
-    return flatten_dict(huggingface.read(path, say)[1], sep="/")
+    return flatten_dict(huggingface.read(path)[1], sep="/")
 
 
 def assert_equal(left: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> None:
@@ -113,7 +114,8 @@ def test_models_without_a_head_are_said_to_be(tmp_path, name, class_name):
     path = write(tmp_path / "model", name)
     assert json.loads((path / "config.json").read_text())["architectures"] == [class_name]
     said = []
-    model, _ = huggingface.read(path, said.append)
+    with messages_to(said.append):
+        model, _ = huggingface.read(path)
     assert not model.lm_head
     assert said == ["it has no head that predicts tokens: it embeds texts, and generates none"]
     assert (model.architecture == "encoder") == (class_name not in ("T5Model", "LlamaModel"))
@@ -124,7 +126,8 @@ def test_heads_for_a_task_are_left_out(tmp_path):
     head = {"classifier.weight": np.zeros((3, 8), np.float32), "classifier.bias": np.zeros(3)}
     add(path, head)
     said = []
-    model, _ = huggingface.read(path, said.append)
+    with messages_to(said.append):
+        model, _ = huggingface.read(path)
     assert not model.lm_head
     assert said[1:] == [f"left out: {name}, of a head for a task" for name in sorted(head)]
 
@@ -215,7 +218,8 @@ def test_copies_of_tied_tensors_and_buffers_are_passed_over(tmp_path):
     buffer = np.ones((1, 1, 16, 16), np.uint8)
     add(path, {"lm_head.weight": table, "transformer.h.0.attn.bias": buffer})
     lines: list[str] = []
-    assert_equal(leaves(path, lines.append), expected)
+    with messages_to(lines.append):
+        assert_equal(leaves(path), expected)
     assert not lines
     add(path, {"lm_head.weight": table + 1})
     with pytest.raises(UserError, match=r"lm_head\.weight belongs to nothing"):
@@ -240,7 +244,8 @@ def test_a_pooler_that_no_head_reads_is_left_out_aloud(tmp_path):
     expected = leaves(path)
     add(path, {"bert.pooler.dense.bias": np.zeros(8, np.float32)})
     lines: list[str] = []
-    assert_equal(leaves(path, lines.append), expected)
+    with messages_to(lines.append):
+        assert_equal(leaves(path), expected)
     assert lines == ["left out: bert.pooler.dense.bias, a pooler that no head reads"]
 
 

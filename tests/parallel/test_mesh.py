@@ -168,7 +168,7 @@ from t5x_lite.data.store.prepare import prepare
 
 source, case, devices = sys.argv[1:]
 config = p.build(case, source, {"training": {"exact": True}, "model": {"dropout": 0.1}})
-run = p.make_run(config, prepare(config.data, say=lambda _: None), int(devices))
+run = p.make_run(config, prepare(config.data), int(devices))
 with run.within():
     state = run.fresh_state()
     for step in range(20):

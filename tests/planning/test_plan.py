@@ -131,7 +131,7 @@ def test_frozen_parameters_take_room_and_have_no_optimizer_state():
 @pytest.mark.slow
 def test_search_finds_what_fits_and_ranks_it():
     config = load("gpt2_small", ["data.batch_size=64"])
-    found = plan_search.search(config, parse_topology("v5e:2x2"), say=lambda _: None)
+    found = plan_search.search(config, parse_topology("v5e:2x2"))
     assert all(plan.fits for plan in found)
     times = [max(plan.seconds.values()) for plan in found]
     assert times == sorted(times)
@@ -144,16 +144,16 @@ def test_search_finds_what_fits_and_ranks_it():
 def test_search_says_what_the_least_is(monkeypatch):
     config = load("llama_7b", ["data.batch_size=4"])
     with pytest.raises(UserError, match=r"the state alone takes 25\.1 GiB of each; 7 hold it"):
-        plan_search.search(config, parse_topology("v5e:2x2"), say=lambda _: None)
+        plan_search.search(config, parse_topology("v5e:2x2"))
     # Room for the state and little else.
     small = dataclasses.replace(CHIPS["v5e"], memory=1.9)
     monkeypatch.setitem(CHIPS, "v5e", small)
     config = load("gpt2_small", ["data.batch_size=1"])
     with pytest.raises(UserError, match=r"nothing fits v5e:1x1: the least found is"):
-        plan_search.search(config, parse_topology("v5e:1x1"), say=lambda _: None)
+        plan_search.search(config, parse_topology("v5e:1x1"))
     odd = load("llama_7b", ["data.batch_size=1", "data.lengths.sequence_length=511"])
     with pytest.raises(UserError, match=r"no mesh of 64 devices divides this model and batch"):
-        plan_search.search(odd, parse_topology("v5e:8x8"), say=lambda _: None)
+        plan_search.search(odd, parse_topology("v5e:8x8"))
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from model.proofs import random_params
 from training.runs import figures
 
 from t5x_lite.errors import UserError
+from t5x_lite.progress import messages_to
 from t5x_lite.resolve import text_data
 from t5x_lite.training import run_directory
 from t5x_lite.training.checkpoint import Checkpoints
@@ -137,8 +138,8 @@ def start(resolved, corpus, directory):
     run = Run(resolved, text_data(resolved, corpus))
     checkpoints = Checkpoints(directory, {})
     try:
-        with run.within():
-            return run.start(checkpoints, said.append), run.fresh_state(), said
+        with run.within(), messages_to(said.append):
+            return run.start(checkpoints), run.fresh_state(), said
     finally:
         checkpoints.close()
 

@@ -11,7 +11,7 @@ from typing import Any, get_type_hints
 
 import numpy as np
 
-from t5x_lite.config.grammar import AllowedCode, import_function, parse_call
+from t5x_lite.config.grammar import import_code, parse_call
 from t5x_lite.config.ranges import check_value
 from t5x_lite.data.objectives import OBJECTIVES, UL2
 from t5x_lite.data.objectives.declaration import Bound, ObjectiveFunction, Traits
@@ -73,7 +73,7 @@ class Objective:
         return Objective(self.name, options, self.function)
 
 
-def find(name: str, allowed: AllowedCode = None) -> ObjectiveFunction:
+def find(name: str) -> ObjectiveFunction:
     """Return the objective function with this name: one of OBJECTIVES, or the user's own
     `module.function`.
     """
@@ -84,24 +84,23 @@ def find(name: str, allowed: AllowedCode = None) -> ObjectiveFunction:
             BAD_CONFIG,
             f"objective={name}: no such objective; {nearest(name, [*OBJECTIVES, 'ul2'])}",
         )
-    function: Any = import_function(name, f"objective={name}", allowed)
+    function: Any = import_code(name, f"objective={name}")
     if not hasattr(function, "bound"):
         fix = "put @objective(bound=…) before it, as in data/objectives/declaration.py"
         raise UserError(BAD_CONFIG, f"objective={name}: has no bound; {fix}")
     return function
 
 
-def parse_objective(spec: str, allowed: AllowedCode = None) -> Objective:
+def parse_objective(spec: str) -> Objective:
     """Parse one objective, such as "span_corruption(mean_span_length=2)".
 
     Args:
-        allowed: modules that may be imported for the user's own functions; None: any.
 
     Raises:
         UserError: for an unknown name or option, or a value that is out of range.
     """
     name, options = parse_call(spec, "objective")
-    function = find(name, allowed)
+    function = find(name)
     with user_errors(BAD_CONFIG, f"objective={name}: its options cannot be read"):
         parameters = inspect.signature(function).parameters.values()
         annotations = get_type_hints(function, include_extras=True)
@@ -117,7 +116,7 @@ def parse_objective(spec: str, allowed: AllowedCode = None) -> Objective:
     return Objective(name, options, function)
 
 
-def parse_mixture(spec: str, allowed: AllowedCode = None) -> list[tuple[float, Objective]]:
+def parse_mixture(spec: str) -> list[tuple[float, Objective]]:
     """Parse one objective, or a sum of several with rates. Return (fraction of the rows, objective)
     for each.
 
@@ -133,7 +132,7 @@ def parse_mixture(spec: str, allowed: AllowedCode = None) -> list[tuple[float, O
     except (SyntaxError, ValueError, TypeError, OverflowError, RecursionError):
         terms = [(1.0, spec)]
     total = math.fsum(rate for rate, _ in terms)
-    return [(rate / total, parse_objective(term, allowed)) for rate, term in terms]
+    return [(rate / total, parse_objective(term)) for rate, term in terms]
 
 
 def _terms(node: ast.expr, rate: float) -> list[tuple[float, str]]:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from t5x_lite.config import Architecture, Lengths
-from t5x_lite.config.grammar import AllowedCode
 from t5x_lite.data.objectives.mixture import Objective, parse_mixture
 from t5x_lite.data.rows.layouts import RowShape
 from t5x_lite.errors import BAD_CONFIG, UserError
@@ -58,12 +57,6 @@ class RowPlan:
         return len(self.members) == 1 and self.members[0].objective.traits.scores_whole_text
 
     @property
-    def modules(self) -> set[str]:
-        """Modules of the user's own objectives."""
-        names = [member.objective.name for member in self.members]
-        return {name.rpartition(".")[0] for name in names if "." in name}
-
-    @property
     def inputs_end_in_eos(self) -> bool:
         """True if an encoder reads EOS after a text."""
         return self.uses_sentinels
@@ -93,20 +86,18 @@ def plan_rows(
     architecture: Architecture,
     lengths: Lengths,
     split_documents: bool = False,
-    allowed: AllowedCode = None,
 ) -> RowPlan:
     """Plan the rows of a run. This needs no tokenizer, so incompatible objectives and architectures
     are rejected when the config is loaded.
 
     Args:
         objective: one objective or a mixture, as in the config.
-        allowed: modules that may be imported for the user's own objectives; None: any.
 
     Raises:
         UserError: if an objective cannot be laid out; the error says why.
     """
     members, shapes = [], []
-    for rate, parsed in parse_mixture(objective, allowed):
+    for rate, parsed in parse_mixture(objective):
         adapted = parsed.for_architecture(architecture)
         _check_architecture(adapted, architecture)
         window, shape = fit_window(adapted, architecture, lengths)

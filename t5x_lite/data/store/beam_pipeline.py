@@ -23,7 +23,7 @@ import numpy as np
 
 from t5x_lite import storage
 from t5x_lite.config import Data
-from t5x_lite.config.grammar import AllowedCode
+from t5x_lite.config.grammar import Modules, permitted_code, user_code
 from t5x_lite.data.store.corpus import SPLITS, Split
 from t5x_lite.data.store.encoding import EncodedShard, Progress, ShardEncoder, SingleTokenPolicy
 from t5x_lite.data.store.shards import (
@@ -68,20 +68,18 @@ class BeamEncoder:
         data: Data,
         tokenizer_directory: Path,
         dtype: np.dtype,
-        allowed: AllowedCode,
         pipeline: Pipeline,
     ):
         self.issues: Counter[str] = Counter()
         self._data = data
         self._dtype = dtype
-        self._allowed = allowed
         self._pipeline = pipeline
         storage.upload(tokenizer_directory, f"{pipeline.staging}/{_TOKENIZER}", last=_VOCABULARY)
 
     def __call__(
         self, source: SourceSetting, number: int, written: list[str], progress: Progress
     ) -> Iterator[tuple[str, EncodedShard | None]]:
-        rule = split_rule(self._data, source, self._allowed)
+        rule = split_rule(self._data, source)
         # Workers read the parts of the source, encode their shards, and write the results to
         # staging.
         parts_by_name = {
@@ -91,7 +89,7 @@ class BeamEncoder:
         single_token = self._data.text_cleaning.single_token
         self._run(
             parts_by_name,
-            _ReadPart(self._data, source, rule, self._allowed, staging),
+            _ReadPart(self._data, source, rule, permitted_code(), staging),
             _EncodeShard(single_token, self._dtype, staging),
         )
 
@@ -172,15 +170,15 @@ class _ReadPart:
     data: Data
     source: SourceSetting
     rule: SplitRule
-    allowed: AllowedCode
+    permitted: Modules
     staging: str
 
     def __call__(self, named_part: tuple[str, Part]) -> Iterator[tuple[str, Shard]]:
         name, part = named_part
         cleaner = Cleaner(self.data.text_cleaning, self.source.where)
         names = []
-        with _told(self.staging):
-            documents = clean_documents(self.data, self.source, cleaner, self.allowed, part)
+        with _told(self.staging), user_code(self.permitted):
+            documents = clean_documents(self.data, self.source, cleaner, part)
             for shard in make_shards(split_documents(documents, self.rule)):
                 names.append(f"{name}-{len(names):05}")
                 yield names[-1], shard

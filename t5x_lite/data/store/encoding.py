@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +15,13 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 
 from t5x_lite.config import Data
-from t5x_lite.config.grammar import AllowedCode
 from t5x_lite.data.store.corpus import SPLITS, Split
 from t5x_lite.data.store.shards import Shard, SourceSetting, read_shards, shard_hash
 from t5x_lite.data.text.cleaning import Cleaner
 from t5x_lite.data.tokenizers import tokenizer
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import BAD_DATA, UserError
-from t5x_lite.progress import bar
+from t5x_lite.progress import bar, say
 
 SingleTokenPolicy = Literal["keep", "skip", "stop"]  # what to do with documents of one token
 
@@ -183,11 +182,10 @@ class SourceEncoder(Protocol):
 class LocalEncoder:
     """Encodes a source on this machine; see `SourceEncoder`."""
 
-    def __init__(self, data: Data, pool: EncoderPool, allowed: AllowedCode):
+    def __init__(self, data: Data, pool: EncoderPool):
         self.issues: Counter[str] = Counter()
         self._data = data
         self._pool = pool
-        self._allowed = allowed
 
     def __call__(
         self, source: SourceSetting, number: int, written: list[str], progress: "Progress"
@@ -195,7 +193,7 @@ class LocalEncoder:
         cleaner = Cleaner(self._data.text_cleaning, source.where)
         self.issues = cleaner.counts
         pending: deque[tuple[str, Future[EncodedShard]]] = deque()  # oldest first
-        for index, shard in enumerate(read_shards(self._data, source, cleaner, self._allowed)):
+        for index, shard in enumerate(read_shards(self._data, source, cleaner)):
             text = shard_hash(shard)
             progress.add_read(sum(len(utf8) for _, utf8 in shard))
             if index < len(written):
@@ -218,10 +216,9 @@ class Progress:
         total: bytes of text; 0 if not known.
     """
 
-    def __init__(self, name: str, total: int, say: Callable[[str], None]):
+    def __init__(self, name: str, total: int):
         self._name = name
         self._total = total
-        self._say = say
         self._bytes_read = 0
         self._bytes_written = 0
         self._start_time = time.monotonic()
@@ -249,7 +246,7 @@ class Progress:
         is_terminal = not self._bar.disable
         if not is_terminal and now - self._last_line_time > 5:
             self._last_line_time = now
-            self._say(f"prepare: {self._name}: {line}")
+            say(f"prepare: {self._name}: {line}")
 
     def _line(self, now: float) -> str:
         """Format the bytes read, the speed, the size of the ids and, if known, the time left."""

@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -21,7 +21,7 @@ import numpy as np
 
 from t5x_lite import storage
 from t5x_lite.config import Data
-from t5x_lite.config.grammar import AllowedCode, names_files, parse_sources
+from t5x_lite.config.grammar import names_files, parse_sources
 from t5x_lite.data.store.beam_pipeline import BeamEncoder, Pipeline
 from t5x_lite.data.store.corpus import (
     MANIFEST,
@@ -44,18 +44,16 @@ from t5x_lite.data.text import sources
 from t5x_lite.data.tokenizers import tokenizer
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import BAD_DATA, IO_ERROR, NO_FILE, UserError
+from t5x_lite.progress import say
 
 VERSION = 5  # version of the store: raised when the same settings make other bytes
 JOURNAL = "journal.jsonl"
 
-Say = Callable[[str], None]
 Record = dict[str, Any]  # a JSON object
 
 
 def prepare(
     data: Data,
-    say: Say = print,
-    allowed: AllowedCode = None,
     beam_options: Sequence[str] | None = None,
 ) -> Corpus:
     """Open the store that the settings describe, and make it first if there is none.
@@ -65,25 +63,23 @@ def prepare(
     reached, and if a file was touched but still has the same contents.
 
     Args:
-        say: shows one line of progress.
-        allowed: modules that may be imported for sources; None: any.
         beam_options: options of Apache Beam, whose workers then read and encode the text; None: use
             this machine.
 
     Raises:
-        UserError: for text that cannot be used, code that is not allowed, or a store that was made
-            from something else.
+        UserError: for text that cannot be used, code that is not permitted, or a store that was
+            made from something else.
     """
     if storage.is_remote(data.store):
-        corpus = _store_in_bucket(data, say, allowed, beam_options)
-        _check_origin(corpus, data, allowed)
+        corpus = _store_in_bucket(data, beam_options)
+        _check_origin(corpus, data)
         return _with_rates(corpus, data)
     if data.store and (Path(data.store) / MANIFEST).exists():
         corpus = open_store(Path(data.store).resolve())
-        _check_origin(corpus, data, allowed)
+        _check_origin(corpus, data)
         return _with_rates(corpus, data)
 
-    origin = _describe_origin(data, allowed)
+    origin = _describe_origin(data)
     if data.store:
         store = Path(data.store).resolve()
     else:
@@ -98,14 +94,14 @@ def prepare(
             with storage.wait_for_lock(f"{store}.lock"):
                 if not (store / MANIFEST).exists():  # another process may have made it
                     pipeline = _pipeline(f"{store}.staging", origin, beam_options)
-                    _make_store(data, origin, store, say, allowed, pipeline)
+                    _make_store(data, origin, store, pipeline)
         except OSError as error:
             reason = f"the store could not be written: {error.strerror or error}"
             raise UserError(IO_ERROR, f"{store}: {reason}") from error
 
     corpus = open_store(store)
     if data.store:
-        _check_origin(corpus, data, allowed)
+        _check_origin(corpus, data)
     return _with_rates(corpus, data)
 
 
@@ -118,20 +114,18 @@ def _with_rates(corpus: Corpus, data: Data) -> Corpus:
     return replace(corpus, sources=tuple(rated))
 
 
-def _store_in_bucket(
-    data: Data, say: Say, allowed: AllowedCode, beam_options: Sequence[str] | None
-) -> Corpus:
+def _store_in_bucket(data: Data, beam_options: Sequence[str] | None) -> Corpus:
     """Open a store in a bucket. If there is none, make it in the cache and move it there."""
     address = data.store.rstrip("/")
     if not storage.exists(f"{address}/{MANIFEST}"):
-        origin = _describe_origin(data, allowed)
+        origin = _describe_origin(data)
         here = cache_of(f"{address} as it is made")
         here.parent.mkdir(parents=True, exist_ok=True)
         with storage.wait_for_lock(f"{address}.lock"):
             if not storage.exists(f"{address}/{MANIFEST}"):  # another process may have made it
                 if not _is_made(here, origin):  # else an earlier run failed to copy it
                     pipeline = _pipeline(f"{address}.staging", origin, beam_options)
-                    _make_store(data, origin, here, say, allowed, pipeline)
+                    _make_store(data, origin, here, pipeline)
                 storage.upload(here, address, last=MANIFEST)
                 shutil.rmtree(here)
     return open_store(address)
@@ -153,12 +147,12 @@ def _is_made(store: Path, origin: Record) -> bool:
 # What a store is made from, which the manifest records as `made_from`.
 
 
-def _describe_origin(data: Data, allowed: AllowedCode) -> Record:
+def _describe_origin(data: Data) -> Record:
     """Describe the settings, the tokenizer and the text of a store."""
     return {
         "settings": _describe_settings(data),
         "tokenizer": _describe_tokenizer(data),
-        "text": _describe_text(data, allowed),
+        "text": _describe_text(data),
     }
 
 
@@ -188,16 +182,16 @@ def _describe_tokenizer(data: Data) -> str:
     return hashlib.sha256(b"".join(contents)).hexdigest()[:16]
 
 
-def _describe_text(data: Data, allowed: AllowedCode) -> list[list[str]]:
+def _describe_text(data: Data) -> list[list[str]]:
     """Return for each source its setting, its name, and a line that changes when its text does."""
     lines = []
     for source in list_sources(data):
-        fingerprint = sources.fingerprint(source.name, source.key, allowed)
+        fingerprint = sources.fingerprint(source.name, source.key)
         lines.append([source.key, source.name, fingerprint])
     return lines
 
 
-def _check_origin(corpus: Corpus, data: Data, allowed: AllowedCode) -> None:
+def _check_origin(corpus: Corpus, data: Data) -> None:
     """Reject a store that was made with other settings, or from other text.
 
     A tokenizer or text that cannot be reached is not compared.
@@ -219,10 +213,10 @@ def _check_origin(corpus: Corpus, data: Data, allowed: AllowedCode) -> None:
         if description != origin["tokenizer"]:
             raise _origin_error(corpus, "tokenizer", origin["tokenizer"], description)
     with _if_reachable():
-        text = _describe_text(data, allowed)
+        text = _describe_text(data)
         if text != origin["text"]:
             # Files were touched or moved, or their text is different: compare its hash.
-            hashes = [text_hash(data, source, allowed) for source in list_sources(data)]
+            hashes = [text_hash(data, source) for source in list_sources(data)]
             if hashes != [record["text"] for record in corpus.manifest["sources"]]:
                 raise _origin_error(corpus, "the text", origin["text"], text)
 
@@ -261,8 +255,6 @@ def _make_store(
     data: Data,
     origin: Record,
     store: Path,
-    say: Say,
-    allowed: AllowedCode,
     pipeline: Pipeline | None,
 ) -> None:
     """Make the store, or continue to make it."""
@@ -277,8 +269,8 @@ def _make_store(
     store_tokenizer = journal.tokenizer()
     if store_tokenizer is None:
         say(f"prepare: tokenizer {data.tokenizer} on {data.source}")
-        texts = training_texts(data, allowed)
-        store_tokenizer = tokenizer.make(data.tokenizer, texts, data.add_specials, say)
+        texts = training_texts(data)
+        store_tokenizer = tokenizer.make(data.tokenizer, texts, data.add_specials)
         store_tokenizer.save(store / "tokenizer")
         journal.write({"tokenizer": store_tokenizer.fingerprint})
     dtype = np.dtype("<u2" if store_tokenizer.vocabulary.size <= 1 << 16 else "<u4")
@@ -288,17 +280,17 @@ def _make_store(
     with ExitStack() as stack:
         if pipeline is None:
             pool = EncoderPool(store / "tokenizer", store_tokenizer, data, dtype)
-            encode = LocalEncoder(data, stack.enter_context(pool), allowed)
+            encode = LocalEncoder(data, stack.enter_context(pool))
         else:
-            encode = BeamEncoder(data, store / "tokenizer", dtype, allowed, pipeline)
+            encode = BeamEncoder(data, store / "tokenizer", dtype, pipeline)
         for number, source in enumerate(list_sources(data)):
-            records.append(_write_source(source, number, journal, encode, say))
+            records.append(_write_source(source, number, journal, encode))
 
     # Write the manifest, which makes the directory a store.
     totals: dict[Split, Record] = {}
     for split in SPLITS:
         totals[split] = _total([record[split] for record in records])
-    _say_totals(data, totals, records, say)
+    _say_totals(data, totals, records)
     manifest = {
         "made_from": origin,
         "tokenizer": store_tokenizer.fingerprint,
@@ -328,7 +320,7 @@ def _sum(counts: list[Record]) -> Record:
     return {name: sum(count[name] for count in counts) for name in names}
 
 
-def _say_totals(data: Data, totals: dict[Split, Record], records: list[Record], say: Say) -> None:
+def _say_totals(data: Data, totals: dict[Split, Record], records: list[Record]) -> None:
     """Show what the store holds and which issues its text had. Reject an empty split."""
     for split, total in totals.items():
         if not total["documents"]:
@@ -399,7 +391,7 @@ class _Journal:
 
 
 def _write_source(
-    source: SourceSetting, number: int, journal: _Journal, encode: SourceEncoder, say: Say
+    source: SourceSetting, number: int, journal: _Journal, encode: SourceEncoder
 ) -> Record:
     """Append the shards of one source to its files, and return its record for the manifest.
 
@@ -419,7 +411,7 @@ def _write_source(
             file = _open_at(journal.store / f"{number}.{split}.bin", ends[split])
             files[split] = stack.enter_context(file)
         source_bytes = sources.size(source.name, source.key)
-        progress = stack.enter_context(Progress(source.name, source_bytes, say))
+        progress = stack.enter_context(Progress(source.name, source_bytes))
 
         for text, encoded in encode(source, number, earlier, progress):
             hashes.append(text)

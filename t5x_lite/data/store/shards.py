@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from t5x_lite.config import Data
-from t5x_lite.config.grammar import AllowedCode, parse_sources
+from t5x_lite.config.grammar import parse_sources
 from t5x_lite.data.store.corpus import Split
 from t5x_lite.data.text import files, sources
 from t5x_lite.data.text.cleaning import Cleaner
@@ -76,20 +76,18 @@ def clean_documents(
     data: Data,
     source: SourceSetting,
     cleaner: Cleaner | None = None,
-    allowed: AllowedCode = None,
     part: Part = None,
 ) -> Iterator[CleanDocument]:
     """Yield the documents of a source, cleaned.
 
     Args:
         cleaner: cleans documents and counts their issues; None: issues are not counted.
-        allowed: modules that may be imported for a source; None: any.
         part: part of the source to read; None: all of it.
     """
     if cleaner is None:
         cleaner = Cleaner(data.text_cleaning, source.where)
     started = False  # True if a piece of the same document was already kept
-    documents = sources.documents(source.name, data.document, data.field, source.key, allowed, part)
+    documents = sources.documents(source.name, data.document, data.field, source.key, part)
     for document in documents:
         if not isinstance(document, Continuation):
             started = False
@@ -113,7 +111,7 @@ class SplitRule:
     train_characters: int | None = None
 
 
-def split_rule(data: Data, source: SourceSetting, allowed: AllowedCode = None) -> SplitRule:
+def split_rule(data: Data, source: SourceSetting) -> SplitRule:
     """Return the rule that splits a source.
 
     Validation text is a source of its own, or a fraction of each source. In a fraction, documents
@@ -124,7 +122,7 @@ def split_rule(data: Data, source: SourceSetting, allowed: AllowedCode = None) -
     if data.validation_source:
         return SplitRule(2**64 if source.is_held_out else 0)
     fraction = data.validation_fraction
-    small = _read_small_source(data, source, allowed)
+    small = _read_small_source(data, source)
     if small is not None and len(small.hashes) == 1:
         return SplitRule(0, train_characters=int(small.characters * (1 - fraction)))
     if small is not None and len(set(small.hashes)) > 1:
@@ -154,13 +152,11 @@ class _SmallSource(NamedTuple):
     characters: int
 
 
-def _read_small_source(
-    data: Data, source: SourceSetting, allowed: AllowedCode
-) -> _SmallSource | None:
+def _read_small_source(data: Data, source: SourceSetting) -> _SmallSource | None:
     """Return the hashes and the size of all documents; None if there are many."""
     hashes = []
     characters = 0
-    for document in clean_documents(data, source, allowed=allowed):
+    for document in clean_documents(data, source):
         if not document.is_continuation:
             hashes.append(_hash(document.text))
         characters += len(document.text)
@@ -235,16 +231,15 @@ def read_shards(
     data: Data,
     source: SourceSetting,
     cleaner: Cleaner | None = None,
-    allowed: AllowedCode = None,
 ) -> Iterator[Shard]:
     """Yield the shards of all parts of a source.
 
     Args:
-        cleaner, allowed: as in `clean_documents`.
+        cleaner: as in `clean_documents`.
     """
-    rule = split_rule(data, source, allowed)
+    rule = split_rule(data, source)
     for part in parts(source, rule):
-        documents = clean_documents(data, source, cleaner, allowed, part)
+        documents = clean_documents(data, source, cleaner, part)
         yield from make_shards(split_documents(documents, rule))
 
 
@@ -264,18 +259,18 @@ def combined_hash(shard_hashes: Iterable[str]) -> str:
     return digest.hexdigest()
 
 
-def text_hash(data: Data, source: SourceSetting, allowed: AllowedCode = None) -> str:
+def text_hash(data: Data, source: SourceSetting) -> str:
     """Return the hash of a source's whole text, as in a manifest."""
-    return combined_hash(map(shard_hash, read_shards(data, source, allowed=allowed)))
+    return combined_hash(map(shard_hash, read_shards(data, source)))
 
 
-def training_texts(data: Data, allowed: AllowedCode = None) -> Iterator[str]:
+def training_texts(data: Data) -> Iterator[str]:
     """Yield the text to train a tokenizer on: one document of each training source in turn."""
     readers = []
     for source in list_sources(data):
         if not source.is_held_out:
-            documents = clean_documents(data, source, allowed=allowed)
-            readers.append(split_documents(documents, split_rule(data, source, allowed)))
+            documents = clean_documents(data, source)
+            readers.append(split_documents(documents, split_rule(data, source)))
     while readers:
         for reader in list(readers):
             document = next(reader, None)

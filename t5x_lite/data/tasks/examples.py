@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from t5x_lite.config import Task
-from t5x_lite.config.grammar import AllowedCode
 from t5x_lite.data.tasks.preprocess import PREPARE
 from t5x_lite.data.tasks.records import BadLines, Record, has_splits, lookup, read_split
 from t5x_lite.errors import BAD_DATA, UserError, nearest
@@ -78,14 +77,13 @@ def readable(task: Task, label: Label, example: Example) -> Any:
     return example.choices[int(label)]
 
 
-def load_split(task: Task, split: str, allowed: AllowedCode = None, limit: int = 0) -> Examples:
+def load_split(task: Task, split: str, limit: int = 0) -> Examples:
     """Load the examples of a split: "train", "validation" or "test".
 
     If the source has no validation split, a fraction of the training examples is held out, by a
     hash of each example.
 
     Args:
-        allowed: modules that may be imported for the user's own functions; None: any.
         limit: load only this many examples, the first ones; 0: all.
 
     Raises:
@@ -103,7 +101,7 @@ def load_split(task: Task, split: str, allowed: AllowedCode = None, limit: int =
     bad_lines = BadLines(task.bad_lines)
     labels = _LabelReader(task)
     examples = []
-    for number, record in enumerate(_records(task, name, bad_lines, allowed)):
+    for number, record in enumerate(_records(task, name, bad_lines)):
         if is_divided and _is_held_out(record, task.validation_fraction) != (split == "validation"):
             continue
         examples.append(_example(task, record, number, name, labels))
@@ -116,9 +114,9 @@ def load_split(task: Task, split: str, allowed: AllowedCode = None, limit: int =
     return Examples(task, name, tuple(examples), bad_lines.skipped)
 
 
-def _records(task: Task, split: str, bad_lines: BadLines, allowed: AllowedCode) -> Iterator[Record]:
+def _records(task: Task, split: str, bad_lines: BadLines) -> Iterator[Record]:
     """Yield the records of a split, as changed by task.prepare."""
-    records = read_split(task, split, bad_lines, allowed)
+    records = read_split(task, split, bad_lines)
     if not task.prepare:
         yield from records
         return
@@ -263,7 +261,7 @@ _READERS = {
 }
 
 
-def with_labels_of(task: Task, allowed: AllowedCode = None) -> Task:
+def with_labels_of(task: Task) -> Task:
     """Return the task with labels. If a classification task names none, they are the labels that
     occur in its training examples, sorted.
     """
@@ -271,7 +269,7 @@ def with_labels_of(task: Task, allowed: AllowedCode = None) -> Task:
         return task
     counts: Counter[str] = Counter()
     split = task.train or task.validation
-    records = _records(task, split, BadLines(task.bad_lines), allowed)
+    records = _records(task, split, BadLines(task.bad_lines))
     for number, record in enumerate(records):
         value = lookup(record, task.label, f"task {task.name}, example {number}")
         if not _is_withheld(value):

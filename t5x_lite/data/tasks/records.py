@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import numpy as np
 
 from t5x_lite.config import Task
-from t5x_lite.config.grammar import AllowedCode, has_scheme, import_function
+from t5x_lite.config.grammar import has_scheme, import_code
 from t5x_lite.data.tasks.offline import OFFLINE
 from t5x_lite.data.text import files, sources
 from t5x_lite.errors import BAD_DATA, NO_FILE, UserError, nearest, optional_import, user_errors
@@ -41,19 +41,16 @@ class BadLines:
         self.skipped += 1
 
 
-def read_split(
-    task: Task, split: str, bad_lines: BadLines, allowed: AllowedCode = None
-) -> Iterator[Record]:
+def read_split(task: Task, split: str, bad_lines: BadLines) -> Iterator[Record]:
     """Yield the records of one split of a task, as they are in its source.
 
     Args:
         split: name of the split in the source.
-        allowed: modules that may be imported for the user's own functions; None: any.
 
     Raises:
         UserError: for a source that cannot be read.
     """
-    for record in _read_source(task, split, bad_lines, allowed):
+    for record in _read_source(task, split, bad_lines):
         yield {str(name): _plain(value) for name, value in record.items()}
 
 
@@ -71,16 +68,14 @@ def _plain(value: Any) -> Any:
     return value if is_json else str(value)
 
 
-def _read_source(
-    task: Task, split: str, bad_lines: BadLines, allowed: AllowedCode
-) -> Iterator[Record]:
+def _read_source(task: Task, split: str, bad_lines: BadLines) -> Iterator[Record]:
     source = source_of_split(task.source, split)
     where = f"task.source={source}"
     scheme, _, address = source.partition(":")
     if scheme == "offline":
         yield from _read_offline(address, split, where)
     elif scheme == "python":
-        yield from _read_function(address, split, where, allowed)
+        yield from _read_function(address, split, where)
     elif scheme in ("hf", "tfds"):
         yield from sources.records(source, where)
     else:
@@ -210,9 +205,9 @@ def _read_offline(name: str, split: str, where: str) -> Iterator[Record]:
     return OFFLINE[name](split)
 
 
-def _read_function(address: str, split: str, where: str, allowed: AllowedCode) -> Iterator[Record]:
+def _read_function(address: str, split: str, where: str) -> Iterator[Record]:
     """Yield the records that the user's own `function(split)` returns."""
-    function = import_function(address, where, allowed)
+    function = import_code(address, where)
     with user_errors(BAD_DATA, f"{where}: failed"):
         for record in function(split):
             if not isinstance(record, dict):

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from t5x_lite.config import Architecture, Lengths, Task
-from t5x_lite.config.grammar import AllowedCode
 from t5x_lite.data.rows.batches import Batches
 from t5x_lite.data.rows.layouts import RowShape
 from t5x_lite.data.rows.packing import PackedExamples
@@ -42,12 +41,6 @@ class TaskPlan:
     uses_sentinels = False
     mode_of_sentinels = ""
     inputs_end_in_eos = True
-
-    @property
-    def modules(self) -> set[str]:
-        """Module of the source, if it is the user's own function."""
-        scheme, _, function = self.task.source.partition(":")
-        return {function.rpartition(".")[0]} if scheme == "python" else set()
 
     def __str__(self) -> str:
         return self.task.name
@@ -127,7 +120,6 @@ class TaskData:
     tokenizer: Tokenizer
     batch_size: int
     seed: int
-    allowed: AllowedCode = None
 
     @cached_property
     def train(self) -> TaskSplit:
@@ -150,7 +142,7 @@ class TaskData:
                 no label.
         """
         plan, task = self.plan, self.plan.task
-        examples = load_split(task, name, self.allowed, limit)
+        examples = load_split(task, name, limit)
         if not examples.has_labels and name != "test":
             columns = [str(column) for column in examples.examples[0].record]
             reason = f"an example of {examples.split} has no label in the field {task.label!r}"

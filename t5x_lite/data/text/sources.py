@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import parse_qsl
 
-from t5x_lite.config.grammar import AllowedCode, import_function
+from t5x_lite.config.grammar import import_code
 from t5x_lite.data.text import files
 from t5x_lite.data.text.files import Document, DocumentUnit
 from t5x_lite.errors import BAD_DATA, NO_FILE, UserError, optional_import, user_errors
@@ -33,16 +33,13 @@ if TYPE_CHECKING:
 class SourceReader(Protocol):
     """Reads the documents of one kind of source, in a fixed order."""
 
-    def __call__(
-        self, address: str, field: str, where: str, allowed: AllowedCode
-    ) -> Iterator[Document]:
+    def __call__(self, address: str, field: str, where: str) -> Iterator[Document]:
         """Yield the documents at an address.
 
         Args:
             address: what follows the scheme: `c4/en?split=train` in `tfds:c4/en?split=train`.
             field: column that holds the text.
             where: setting and its value, for errors.
-            allowed: modules that may be imported; None: any.
         """
         ...
 
@@ -52,7 +49,6 @@ def documents(
     document: DocumentUnit = "file",
     field: str = "text",
     key: str = "data.source",
-    allowed: AllowedCode = None,
     part: Sequence["OpenFile"] | None = None,
 ) -> Iterator[Document]:
     """Yield the documents of a source, in a fixed order: bytes, or str if it holds decoded text.
@@ -62,17 +58,16 @@ def documents(
             blank lines.
         field: column of JSON lines, parquet and data sets that holds the text.
         key: setting that names the source, for errors.
-        allowed: modules that may be imported for the user's own functions; None: any.
         part: files to read, if the source is files; None: all.
 
     Raises:
-        UserError: for a source that cannot be read, or code that is not allowed.
+        UserError: for a source that cannot be read, or code that is not permitted.
     """
     scheme, _, address = source.partition(":")
     if source == "python_docs":
         yield from python_docs()
     elif scheme in SCHEMES:
-        yield from SCHEMES[scheme](address, field, f"{key}={source}", allowed)
+        yield from SCHEMES[scheme](address, field, f"{key}={source}")
     else:
         for file in _find_files(source, key) if part is None else part:
             yield from files.read(file, document, field, key)
@@ -85,7 +80,7 @@ def find_files(source: str, key: str = "data.source") -> list["OpenFile"] | None
     return _find_files(source, key)
 
 
-def fingerprint(source: str, key: str = "data.source", allowed: AllowedCode = None) -> str:
+def fingerprint(source: str, key: str = "data.source") -> str:
     """Return a line that changes when the text does.
 
     It holds the Python version, or names, sizes and times of files. For a function it is the hash
@@ -95,7 +90,7 @@ def fingerprint(source: str, key: str = "data.source", allowed: AllowedCode = No
     if source == "python_docs":
         return "python_docs, each paragraph once, of " + sys.version.split()[0]
     if scheme == "python":
-        return _function_fingerprint(source, address, key, allowed)
+        return _function_fingerprint(source, address, key)
     if scheme in SCHEMES:
         parts = [source]
         for path in _data_set_files(scheme, address):
@@ -107,8 +102,8 @@ def fingerprint(source: str, key: str = "data.source", allowed: AllowedCode = No
     return line if len(line) < 1000 else _short_hash(os.fsencode(line))
 
 
-def _function_fingerprint(source: str, address: str, key: str, allowed: AllowedCode) -> str:
-    function = import_function(address, f"{key}={source}", allowed)
+def _function_fingerprint(source: str, address: str, key: str) -> str:
+    function = import_code(address, f"{key}={source}")
     module = sys.modules[function.__module__]
     path = getattr(module, "__file__", None)
     if not path:
@@ -174,7 +169,7 @@ def records(source: str, where: str) -> Iterator[dict]:
     yield from _DATA_SETS[scheme](address, where)
 
 
-def _read_tfds(address: str, field: str, where: str, allowed: AllowedCode) -> Iterator[Document]:
+def _read_tfds(address: str, field: str, where: str) -> Iterator[Document]:
     for record in _tfds_records(address, where):
         yield from files.text_of(record, field, where)
 
@@ -198,9 +193,7 @@ def _tfds_records(address: str, where: str) -> Iterator[dict]:
             yield from tfds.as_numpy(builder.as_dataset(split))
 
 
-def _read_huggingface(
-    address: str, field: str, where: str, allowed: AllowedCode
-) -> Iterator[Document]:
+def _read_huggingface(address: str, field: str, where: str) -> Iterator[Document]:
     for record in _huggingface_records(address, where):
         yield from files.text_of(record, field, where)
 
@@ -231,11 +224,9 @@ def _check_options(options: dict[str, str], known: Collection[str], where: str) 
         raise UserError(BAD_DATA, f"{where}: {reason}")
 
 
-def _read_function(
-    address: str, field: str, where: str, allowed: AllowedCode
-) -> Iterator[Document]:
+def _read_function(address: str, field: str, where: str) -> Iterator[Document]:
     """Yield the texts that the user's own function returns."""
-    function = import_function(address, where, allowed)
+    function = import_code(address, where)
     with user_errors(BAD_DATA, f"{where}: failed"):
         texts = function()
         if isinstance(texts, str | bytes):

@@ -8,7 +8,7 @@ import hashlib
 import io
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -28,6 +28,7 @@ from t5x_lite.data.tokenizers.text_models import (
 )
 from t5x_lite.data.tokenizers.vocabulary import SENTINELS, SPECIALS, Vocabulary, make_vocabulary
 from t5x_lite.errors import BAD_CONFIG, BAD_DATA, NO_FILE, UserError, nearest, user_errors
+from t5x_lite.progress import say
 
 
 class Tokenizer:
@@ -211,7 +212,6 @@ def make(
     spec: str,
     documents: Iterable[str],
     add_specials: bool = False,
-    say: Callable[[str], None] = print,
 ) -> Tokenizer:
     """Make the tokenizer that `data.tokenizer` describes.
 
@@ -219,7 +219,6 @@ def make(
         spec: "bytes", the path of an existing tokenizer, or "sentencepiece(vocab_size=…)".
         documents: text to train on.
         add_specials: append to an existing tokenizer the special ids and sentinels that it lacks.
-        say: shows a line if the text is too small for the requested vocabulary.
 
     Raises:
         UserError: for a tokenizer that does not exist, cannot be read, or cannot be trained.
@@ -234,7 +233,7 @@ def make(
     if name == "bytes" and not options:
         return Tokenizer()
     if name == "sentencepiece" and set(options) <= {"vocab_size"}:
-        return train(documents, options.get("vocab_size", _DEFAULT_VOCAB_SIZE), say)
+        return train(documents, options.get("vocab_size", _DEFAULT_VOCAB_SIZE))
     existing = "a path to .model, tokenizer.json, vocab.txt or vocab.bpe"
     kinds = ["bytes", "sentencepiece(vocab_size=8192)", existing]
     raise UserError(BAD_CONFIG, f"data.tokenizer={spec}: {nearest(spec, kinds)}")
@@ -263,9 +262,7 @@ _MIN_VOCAB_SIZE = _APPENDED_IDS + _OTHER_PIECES + 1
 _MAX_PIECES = 2_000_000  # SentencePiece chooses from a million candidates and all characters
 
 
-def train(
-    documents: Iterable[str], vocab_size: int, say: Callable[[str], None] = print
-) -> Tokenizer:
+def train(documents: Iterable[str], vocab_size: int) -> Tokenizer:
     """Train a lossless SentencePiece unigram model.
 
     It normalises nothing and keeps all white space. At most half of the pieces that are asked for
@@ -275,7 +272,6 @@ def train(
 
     Args:
         vocab_size: number of ids, special ones and sentinels included.
-        say: shows a line if the vocabulary is smaller than requested.
 
     Raises:
         UserError: if `vocab_size` has no room for any text, or the text has nothing to learn from.

@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any, get_type_hints
 
 from t5x_lite.config import ModelDimensions
-from t5x_lite.config.grammar import import_allowed, parse_call
+from t5x_lite.config.grammar import import_code, parse_call
 from t5x_lite.config.ranges import check_value
 from t5x_lite.errors import BAD_CONFIG, UserError, nearest
 
@@ -65,7 +65,7 @@ def find_part(key: str, spec: str, items: tuple[tuple[str, Any], ...]) -> tuple[
     if name in table:
         part = table[name]
     elif "." in name:
-        part = import_allowed(name, f"{key}={name}")
+        part = import_code(name, f"{key}={name}")
     else:
         raise UserError(BAD_CONFIG, f"{key}={name}: no such part; {nearest(name, table)}")
     if part is None:

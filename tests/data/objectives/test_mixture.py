@@ -7,6 +7,7 @@ import pytest
 from conftest import ROOT, run, run_apart
 from objective_cases import VOCABULARY
 
+from t5x_lite.config.grammar import user_code
 from t5x_lite.data.objectives import OBJECTIVES
 from t5x_lite.data.objectives.mixture import (
     check_vocabulary,
@@ -96,6 +97,7 @@ def test_an_objective_is_written_as_it_is_read(name):
         ("math.sqrt", "has no bound"),
     ],
 )
+@pytest.mark.usefixtures("own_code")
 def test_what_an_objective_cannot_mean_is_refused(spec, words):
     assert words in refusal(parse_mixture, spec)
 
@@ -219,6 +221,7 @@ def unchecked(tokens, rng, vocabulary, *, x: TypeVar("T") = 1): ...
         ("secnd='left'", "did you mean second?"),
     ],
 )
+@pytest.mark.usefixtures("own_code")
 def test_options_of_ones_own_have_the_ranges_of_their_annotations(
     write_module, head, options, words
 ):
@@ -229,6 +232,7 @@ def test_options_of_ones_own_have_the_ranges_of_their_annotations(
     assert words in refusal(parse_objective, f"annotated.annotated({options})")
 
 
+@pytest.mark.usefixtures("own_code")
 def test_an_annotation_that_cannot_be_read_is_named(write_module):
     write_module("annotated", HEAD + ANNOTATED)
     assert "'NoSuchType' is not defined" in refusal(parse_objective, "annotated.unreadable(x=2)")
@@ -238,13 +242,15 @@ def test_an_annotation_that_cannot_be_read_is_named(write_module):
 def test_an_objective_is_not_imported_from_a_module_that_is_not_allowed(write_module):
     mark = write_module("with_effect", HEAD + OWN)
     spec = "causal_lm + with_effect.from_the_start"
-    for allowed in ((), {"with_effects", "from_the_start"}):
-        message = refusal(parse_mixture, spec, allowed)
+    for permitted in ((), {"with_effects", "from_the_start"}):
+        with user_code(permitted):
+            message = refusal(parse_mixture, spec)
         assert "if you trust with_effect, add --allow-code=with_effect" in message
         assert "add --allow-code=with_effect" in message
         assert not mark.exists()
         assert "with_effect" not in sys.modules
-    _, (_, mine) = parse_mixture(spec, {"with_effect"})
+    with user_code({"with_effect"}):
+        _, (_, mine) = parse_mixture(spec)
     assert mine.name == "with_effect.from_the_start"
     assert mark.exists()
 

@@ -167,7 +167,7 @@ from t5x_lite.parallel.mesh import make_mesh
 from t5x_lite.parallel.placement import place_batch
 values = settings(Path(sys.argv[4]), "ul2", "encoder_decoder", **{"mesh.tensor": 2})
 config = build(RunConfig, values)
-corpus = prepare(config.data, say=lambda _: None)
+corpus = prepare(config.data)
 resolved = resolve(config, corpus.tokenizer.vocabulary)
 batches = make_batches(resolved.rows, config.data, config.seed, corpus, "train")
 mesh = make_mesh(config.mesh)

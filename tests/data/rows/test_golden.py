@@ -31,7 +31,7 @@ def name(objective, architecture, split_documents) -> str:
 def stream_hash(objective, architecture, split_documents) -> str:
     more = {"data.split_documents": split_documents}
     config = build(RunConfig, settings(GOLDEN / "corpus.txt", objective, architecture, **more))
-    corpus = prepare(config.data, say=lambda _: None)
+    corpus = prepare(config.data)
     resolved = resolve(config, corpus.tokenizer.vocabulary)
     batches = make_batches(resolved.rows, config.data, config.seed, corpus, "train")
     digest = hashlib.sha256()

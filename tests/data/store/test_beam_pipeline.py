@@ -16,7 +16,6 @@ from t5x_lite.data.store.prepare import prepare
 from t5x_lite.errors import BAD_DATA, IO_ERROR, NO_FILE, UserError
 
 pytest.importorskip("apache_beam")
-QUIET = {"say": lambda _: None}
 HERE = ("--runner=DirectRunner",)
 
 
@@ -69,6 +68,7 @@ _SLOW = ("files", "one document", "few documents", "skipped documents", "a learn
     "name",
     [pytest.param(name, marks=pytest.mark.slow if name in _SLOW else ()) for name in SETTINGS],
 )
+@pytest.mark.usefixtures("own_code")
 def test_the_same_bytes(text, tmp_path, monkeypatch, name):
     module = "def texts():\n    return [f'page {number} ' * 40 for number in range(300)]\n"
     (tmp_path / "pages.py").write_text(module)
@@ -79,8 +79,8 @@ def test_the_same_bytes(text, tmp_path, monkeypatch, name):
     }
     data = Data(**{"tokenizer": "bytes", **settings})
     stores = [tmp_path / "here", tmp_path / "beam"]
-    here = prepare(Data(**vars(data) | {"store": str(stores[0])}), **QUIET)
-    prepare(Data(**vars(data) | {"store": str(stores[1])}), beam_options=HERE, **QUIET)
+    here = prepare(Data(**vars(data) | {"store": str(stores[0])}))
+    prepare(Data(**vars(data) | {"store": str(stores[1])}), beam_options=HERE)
     assert files_of(stores[0]) == files_of(stores[1])
     assert not list(tmp_path.glob("*staging*"))
     if name in ("lines", "files"):
@@ -93,7 +93,7 @@ def test_worker_processes(tmp_path):
         (tmp_path / f"{number}.txt").write_text(sentences(50, seed=number))
     data = Data(source=str(tmp_path / "*.txt"), document="line", tokenizer="bytes")
     stores = [tmp_path / "here", tmp_path / "beam"]
-    prepare(Data(**vars(data) | {"store": str(stores[0])}), **QUIET)
+    prepare(Data(**vars(data) | {"store": str(stores[0])}))
     out, _ = run(
         "prepare", "--config=gpt_tiny", f"--config.data.source={tmp_path}/*.txt",
         "--config.data.document=line", "--config.data.tokenizer=bytes",
@@ -111,7 +111,7 @@ def test_options_that_are_not_closed_are_one_sentence(tmp_path):
 
 def test_a_pipeline_that_was_killed_goes_on(text, tmp_path, monkeypatch):
     data = Data(source=str(text), document="line", tokenizer="bytes", store=str(tmp_path / "a"))
-    prepare(data, **QUIET)
+    prepare(data)
     again = Data(**vars(data) | {"store": str(tmp_path / "b")})
     encode = beam_pipeline.ShardEncoder.__call__
     calls = []
@@ -124,9 +124,9 @@ def test_a_pipeline_that_was_killed_goes_on(text, tmp_path, monkeypatch):
 
     monkeypatch.setattr(beam_pipeline.ShardEncoder, "__call__", dies)
     with pytest.raises(UserError, match=r"the pipeline failed: .*the machine is gone") as error:
-        prepare(again, beam_options=HERE, **QUIET)
+        prepare(again, beam_options=HERE)
     assert error.value.code == IO_ERROR
-    prepare(again, beam_options=HERE, **QUIET)
+    prepare(again, beam_options=HERE)
     count = sum(len(split["shards"]) for split in _splits(tmp_path / "a"))
     assert files_of(tmp_path / "a") == files_of(tmp_path / "b")
     assert len({shards.shard_hash(shard) for shard in calls}) == len(calls) - 1 <= count
@@ -139,7 +139,7 @@ def _splits(store: Path) -> list[dict]:
 
 def test_what_this_machine_has_made_is_not_made_again(text, tmp_path, monkeypatch):
     data = Data(source=str(text), document="line", tokenizer="bytes", store=str(tmp_path / "a"))
-    prepare(data, **QUIET)
+    prepare(data)
     half = Data(**vars(data) | {"store": str(tmp_path / "b")})
     written = []
     write = preparing._Journal.write
@@ -153,8 +153,8 @@ def test_what_this_machine_has_made_is_not_made_again(text, tmp_path, monkeypatc
     with monkeypatch.context() as patched:
         patched.setattr(preparing._Journal, "write", stops)
         with pytest.raises(KeyboardInterrupt):
-            prepare(half, **QUIET)
-    prepare(half, beam_options=HERE, **QUIET)
+            prepare(half)
+    prepare(half, beam_options=HERE)
     assert files_of(tmp_path / "a") == files_of(tmp_path / "b")
 
 
@@ -163,7 +163,7 @@ def test_an_error_of_a_worker_is_its_sentence(text, tmp_path):
     store = str(tmp_path / "store")
     data = Data(source=str(text), document="line", tokenizer="bytes", text_cleaning=cleaning)
     with pytest.raises(UserError, match="has the issue invalid_utf8; fix it") as error:
-        prepare(Data(**vars(data) | {"store": store}), beam_options=HERE, **QUIET)
+        prepare(Data(**vars(data) | {"store": store}), beam_options=HERE)
     assert error.value.code == BAD_DATA
 
 
@@ -171,7 +171,7 @@ def test_workers_that_cannot_write_the_staging_directory(text, tmp_path, monkeyp
     monkeypatch.setattr(beam_pipeline.storage, "write", lambda *_: None)
     data = Data(source=str(text), tokenizer="bytes", store=str(tmp_path / "store"))
     with pytest.raises(UserError, match=r"no worker wrote .* name a data.store that all workers"):
-        prepare(data, beam_options=HERE, **QUIET)
+        prepare(data, beam_options=HERE)
 
 
 def test_without_beam(text, tmp_path, monkeypatch):
@@ -181,6 +181,6 @@ def test_without_beam(text, tmp_path, monkeypatch):
     monkeypatch.setattr(beam_pipeline, "optional_import", missing)
     data = Data(source=str(text), tokenizer="bytes", store=str(tmp_path / "store"))
     with pytest.raises(UserError, match=r"--beam: needs apache_beam: t5x_lite\[beam\]"):
-        prepare(data, beam_options=HERE, **QUIET)
+        prepare(data, beam_options=HERE)
     assert storage.exists(str(tmp_path / "store/journal.jsonl"))
     assert os.listdir(tmp_path / "store")

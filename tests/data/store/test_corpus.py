@@ -14,13 +14,11 @@ from t5x_lite.data.store.prepare import prepare
 from t5x_lite.errors import NO_FILE, UserError
 from t5x_lite.resolve import plan
 
-QUIET = {"say": lambda _: None}
-
 
 def test_changed_stores_are_refused_naming_what_changed(tmp_path):
     (tmp_path / "a.txt").write_text(sentences(50))
     data = Data(source=str(tmp_path / "a.txt"), tokenizer="bytes", store=str(tmp_path / "store"))
-    store = prepare(data, **QUIET).path
+    store = prepare(data).path
 
     tokens = (store / "0.train.bin").read_bytes()
     for changed in (b"xx" + tokens[2:], tokens[:-2] + b"xx"):
@@ -57,7 +55,7 @@ def test_changed_stores_are_refused_naming_what_changed(tmp_path):
 def test_what_was_found_right_is_not_read_again_until_it_is_written(tmp_path, monkeypatch):
     (tmp_path / "a.txt").write_text(sentences(50))
     data = Data(source=str(tmp_path / "a.txt"), tokenizer="bytes", store=str(tmp_path / "store"))
-    store = prepare(data, **QUIET).path
+    store = prepare(data).path
     read, sha256 = [], hashlib.sha256
     monkeypatch.setattr(corpus.hashlib, "sha256", lambda text: read.append(text) or sha256(text))
 
@@ -143,7 +141,7 @@ def two_sources(tmp_path) -> str:
 
 def test_the_tokens_of_several_sources_follow_each_other(tmp_path):
     data = Data(source=two_sources(tmp_path), document="block", tokenizer="bytes")
-    store = prepare(data, **QUIET)
+    store = prepare(data)
     small, large = store.sources
     for split in corpus.SPLITS:
         joined = [*small.tokens[split], *large.tokens[split]]
@@ -157,7 +155,7 @@ def test_sources_are_mixed_in_proportion_by_temperature_capped_or_as_given(tmp_p
 
     def rates(source=source, **more):
         data = Data(source=source, document="block", tokenizer="bytes", **more)
-        store = prepare(data, **QUIET)
+        store = prepare(data)
         sizes.append([len(source.tokens["train"]) for source in store.sources])
         return source_rates(list(store.sources), data)
 
@@ -175,7 +173,7 @@ def test_sources_are_mixed_in_proportion_by_temperature_capped_or_as_given(tmp_p
 def test_a_mixture_of_sources_reads_each_at_its_rate(tmp_path, config_file):
     path = config_file(**{"data.source": "3 * " + two_sources(tmp_path)})
     config = load(str(path))
-    store = prepare(config.data, **QUIET)
+    store = prepare(config.data)
     batches = make_batches(plan(config), config.data, config.seed, store, "train")
     streams, _ = batches.locate(np.arange(400))
     assert np.bincount(streams).tolist() == [300, 100]

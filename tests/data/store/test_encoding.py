@@ -10,6 +10,7 @@ from t5x_lite.data.store.encoding import EncoderPool, Progress, ShardEncoder
 from t5x_lite.data.store.prepare import prepare
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import BAD_DATA, UserError
+from t5x_lite.progress import messages_to
 
 SHARD = [("train", b"ab"), ("validation", b"c"), ("train", b"x")]
 
@@ -62,7 +63,7 @@ def test_an_error_comes_back_from_another_process(tmp_path, monkeypatch):
         text_cleaning=TextCleaning(single_token="stop"),
     )
     with pytest.raises(UserError, match=r"data.text_cleaning.single_token") as caught:
-        prepare(dataclasses.replace(data, processes=2), say=lambda _: None)
+        prepare(dataclasses.replace(data, processes=2))
     assert caught.value.code == BAD_DATA
 
 
@@ -71,10 +72,11 @@ def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(monkeypatch)
     seconds = iter([0.0, 1.0, 10.0, 11.0, 20.0])
     monkeypatch.setattr("time.monotonic", lambda: next(seconds, 20.0))
     monkeypatch.setattr("sys.stderr.isatty", lambda: False, raising=False)
-    progress = Progress("books", 8_000_000, lines.append)
-    for _ in range(4):
-        progress.add_read(2_000_000)
-        progress.add_written(1_000_000)
+    progress = Progress("books", 8_000_000)
+    with messages_to(lines.append):
+        for _ in range(4):
+            progress.add_read(2_000_000)
+            progress.add_written(1_000_000)
     first, last = lines
     assert first.startswith("prepare: books: ")
     assert "MB of tokens, ETA " in first

@@ -8,14 +8,13 @@ import pytest
 from conftest import run, sentences
 
 from t5x_lite.config import Data, TextCleaning
+from t5x_lite.config.grammar import user_code
 from t5x_lite.data.store import corpus, shards
 from t5x_lite.data.store import prepare as preparing
 from t5x_lite.data.store.prepare import prepare
 from t5x_lite.data.tokenizers import tokenizer
 from t5x_lite.errors import BAD_DATA, IO_ERROR, NO_FILE, UserError
-
-QUIET = {"say": lambda _: None}
-
+from t5x_lite.progress import messages_to
 
 # What is stored.
 
@@ -29,7 +28,7 @@ def test_every_document_is_stored_once_and_copies_in_one_split(tmp_path):
         validation_fraction=0.2,
         tokenizer="bytes",
     )
-    store = prepare(data, **QUIET)
+    store = prepare(data)
     eos = store.tokenizer.vocabulary.eos
     stored = {}
     for split in corpus.SPLITS:
@@ -47,7 +46,7 @@ def test_a_single_document_is_cut_in_two(tmp_path):
     text = sentences(50)
     (tmp_path / "a.txt").write_text(text)
     data = Data(source=str(tmp_path / "a.txt"), validation_fraction=0.1, tokenizer="bytes")
-    store = prepare(data, **QUIET)
+    store = prepare(data)
     cut = int(len(text) * 0.9)
     assert store.tokenizer.decode(store.tokens("train")[:-1]) == text[:cut]
     assert store.tokenizer.decode(store.tokens("validation")[:-1]) == text[cut:]
@@ -58,7 +57,7 @@ def test_a_validation_source_of_its_own(tmp_path):
     (tmp_path / "b.txt").write_text("other text")
     source, validation_source = str(tmp_path / "a.txt"), str(tmp_path / "b.txt")
     data = Data(source=source, validation_source=validation_source, tokenizer="bytes")
-    store = prepare(data, **QUIET)
+    store = prepare(data)
     assert store.tokenizer.decode(store.tokens("train")) == "some text</s>"
     assert store.tokenizer.decode(store.tokens("validation")) == "other text</s>"
 
@@ -72,7 +71,7 @@ def test_many_copies_first_hide_nothing_that_follows(tmp_path):
         validation_fraction=0.3,
         tokenizer="bytes",
     )
-    manifest = prepare(data, **QUIET).manifest
+    manifest = prepare(data).manifest
     assert manifest["train"]["documents"] + manifest["validation"]["documents"] == 350
 
 
@@ -80,11 +79,11 @@ def test_many_copies_first_hide_nothing_that_follows(tmp_path):
 def test_of_few_documents_at_least_one_is_held_out(tmp_path, count):
     for i in range(count):
         (tmp_path / f"{i}.txt").write_text(f"text number {i}")
-    manifest = prepare(Data(source=str(tmp_path), tokenizer="bytes"), **QUIET).manifest
+    manifest = prepare(Data(source=str(tmp_path), tokenizer="bytes")).manifest
     assert manifest["validation"]["documents"] == 1
     assert manifest["train"]["documents"] == count - 1
     data = Data(source=str(tmp_path), tokenizer="bytes", validation_fraction=0.9)
-    assert prepare(data, **QUIET).manifest["train"]["documents"] >= 1
+    assert prepare(data).manifest["train"]["documents"] >= 1
 
 
 def test_issues_of_the_text_are_in_the_manifest(tmp_path):
@@ -94,7 +93,8 @@ def test_issues_of_the_text_are_in_the_manifest(tmp_path):
     source = str(tmp_path / "a.jsonl")
     said = []
     data = Data(source=source, tokenizer="bytes", store=str(tmp_path / "store"))
-    manifest = prepare(data, said.append).manifest
+    with messages_to(said.append):
+        manifest = prepare(data).manifest
     issues = {"lone_surrogate": 1, "empty": 2, "carriage_return": 2, "single_token": 1}
     assert manifest["sources"][0]["text_cleaning"] == issues
     issues_line = f"prepare: {source}: 1 lone_surrogate, 2 empty, 2 carriage_return, 1 single_token"
@@ -103,12 +103,12 @@ def test_issues_of_the_text_are_in_the_manifest(tmp_path):
 
     cleaning = TextCleaning(single_token="skip")
     data = Data(source=source, tokenizer="bytes", text_cleaning=cleaning)
-    manifest = prepare(data, **QUIET).manifest
+    manifest = prepare(data).manifest
     assert manifest["train"]["documents"] + manifest["validation"]["documents"] == 2
     cleaning = TextCleaning(single_token="stop")
     data = Data(source=source, tokenizer="bytes", text_cleaning=cleaning)
     with pytest.raises(UserError, match=r"data.text_cleaning.single_token"):
-        prepare(data, **QUIET)
+        prepare(data)
 
     out, _ = run("inspect", "--store", tmp_path / "store")
     for words in ("tokens a document", "most frequent: ", "'d e f"):
@@ -126,7 +126,7 @@ def test_the_order_of_sources_is_theirs(tmp_path):
     (tmp_path / "b.txt").write_text(sentences(50, seed=1))
 
     def stores(one, other):
-        return [prepare(Data(**data, tokenizer="bytes"), **QUIET) for data in (one, other)]
+        return [prepare(Data(**data, tokenizer="bytes")) for data in (one, other)]
 
     first, second = stores(
         {"source": a, "validation_source": b}, {"source": b, "validation_source": a}
@@ -143,10 +143,10 @@ def test_the_order_of_sources_is_theirs(tmp_path):
     assert [(source.name, source.rate) for source in second.sources] == [(b, 9.0), (a, 1.0)]
 
     store = str(tmp_path / "store")
-    prepare(Data(source=a, tokenizer="bytes", store=store), **QUIET)
+    prepare(Data(source=a, tokenizer="bytes", store=store))
     for source in (b, f"{a} + {b}", str(tmp_path / "typo.txt")):
         with pytest.raises(UserError, match="made with the text"):
-            prepare(Data(source=source, tokenizer="bytes", store=store), **QUIET)
+            prepare(Data(source=source, tokenizer="bytes", store=store))
 
 
 # What is refused.
@@ -179,7 +179,7 @@ def test_the_setting_that_names_no_text_is_named(tmp_path):
     ]:
         data = {"source": str(tmp_path / "a.txt"), "tokenizer": "bytes", **more}
         with pytest.raises(UserError, match=words):
-            prepare(Data(**data), **QUIET)
+            prepare(Data(**data))
 
 
 @pytest.mark.parametrize("key", ["source", "validation_source"])
@@ -193,22 +193,25 @@ def test_code_is_imported_only_where_it_is_allowed(tmp_path, monkeypatch, key):
     named = Data(**{**vars(data), "store": str(tmp_path / "store")})
     for guarded in (data, named):
         with pytest.raises(UserError, match=f"data.{key}=.* --allow-code={module}"):
-            prepare(guarded, **QUIET, allowed=())
+            prepare(guarded)
     assert module not in sys.modules
 
     for guarded in (data, named):
-        assert prepare(guarded, **QUIET, allowed=[module]).manifest["validation"]["documents"]
-        # The store exists now; its source is compared all the same.
+        with user_code([module]):
+            assert prepare(guarded).manifest["validation"]["documents"]
+    # The stores exist now; their source is compared all the same.
+    del sys.modules[module]
+    for guarded in (data, named):
         with pytest.raises(UserError, match=f"--allow-code={module}"):
-            prepare(guarded, **QUIET, allowed=())
+            prepare(guarded)
 
 
 def test_a_store_made_with_other_settings_is_refused(tmp_path):
     (tmp_path / "a.txt").write_text(sentences(50))
     data = Data(source=str(tmp_path / "a.txt"), tokenizer="bytes", store=str(tmp_path / "store"))
-    prepare(data, **QUIET)
+    prepare(data)
     with pytest.raises(UserError, match="made with document 'file', now it is 'line'"):
-        prepare(Data(**{**vars(data), "document": "line"}), **QUIET)
+        prepare(Data(**{**vars(data), "document": "line"}))
 
 
 def test_a_directory_of_something_else_is_not_written_over(tmp_path):
@@ -218,7 +221,7 @@ def test_a_directory_of_something_else_is_not_written_over(tmp_path):
     for name in ("thesis.txt", "train.bin"):  # whatever its name
         (tmp_path / "mine" / name).write_text("years of work")
         with pytest.raises(UserError, match="is no token store"):
-            prepare(data, **QUIET)
+            prepare(data)
         assert (tmp_path / "mine" / name).read_text() == "years of work"
         (tmp_path / "mine" / name).unlink()
 
@@ -230,12 +233,13 @@ def test_a_small_text_gets_a_smaller_vocabulary_and_is_told_so(tmp_path):
     (tmp_path / "a.txt").write_text(sentences(50))
     said = []
     asked = "sentencepiece(vocab_size=8192)"
-    store = prepare(Data(source=str(tmp_path / "a.txt"), tokenizer=asked), said.append)
+    with messages_to(said.append):
+        store = prepare(Data(source=str(tmp_path / "a.txt"), tokenizer=asked))
     size = store.tokenizer.vocabulary.size
     assert size < 8192
     assert sum(f"asked for vocab_size=8192, made {size}" in line for line in said) == 1
     again = Data(source=str(tmp_path / "a.txt"), tokenizer=asked, store=str(tmp_path / "again"))
-    assert content(prepare(again, **QUIET).path / "tokenizer") == content(store.path / "tokenizer")
+    assert content(prepare(again).path / "tokenizer") == content(store.path / "tokenizer")
     text = sentences(50)
     assert store.tokenizer.decode(store.tokenizer.encode(text)) == text
 
@@ -258,8 +262,8 @@ def test_shards_by_several_processes_are_the_same_bytes(tmp_path, monkeypatch):
     settings = big(tmp_path)
     monkeypatch.setattr(shards, "SHARD_BYTES", 2000)
     one, three = tmp_path / "one", tmp_path / "three"
-    prepare(Data(**settings, store=str(one), processes=1), **QUIET)
-    prepare(Data(**settings, store=str(three), processes=3), **QUIET)
+    prepare(Data(**settings, store=str(one), processes=1))
+    prepare(Data(**settings, store=str(three), processes=3))
     assert content(one) == content(three)
     manifest = json.loads((one / "manifest.json").read_text())
     assert len(manifest["sources"][0]["train"]["shards"]) > 5
@@ -271,15 +275,15 @@ def test_a_store_left_half_made_is_made_again(tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(preparing, "_write_source", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            prepare(data, **QUIET)
-    assert prepare(data, **QUIET).manifest["train"]["documents"] == 1
+            prepare(data)
+    assert prepare(data).manifest["train"]["documents"] == 1
 
 
 def test_a_store_that_was_killed_goes_on_after_the_last_whole_shard(tmp_path, monkeypatch):
     settings = big(tmp_path)
     monkeypatch.setattr(shards, "SHARD_BYTES", 2000)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    prepare(Data(**settings, store=str(whole), processes=1), **QUIET)
+    prepare(Data(**settings, store=str(whole), processes=1))
     encode = preparing.EncoderPool.submit
     encoded = []
 
@@ -292,7 +296,7 @@ def test_a_store_that_was_killed_goes_on_after_the_last_whole_shard(tmp_path, mo
     monkeypatch.setattr(preparing.EncoderPool, "submit", submit)
     data = Data(**settings, store=str(killed), processes=1)
     with pytest.raises(KeyboardInterrupt):
-        prepare(data, **QUIET)
+        prepare(data)
     journal = killed / preparing.JOURNAL
     written = len(journal.read_text().splitlines()) - 2
     assert written >= 3
@@ -303,13 +307,14 @@ def test_a_store_that_was_killed_goes_on_after_the_last_whole_shard(tmp_path, mo
         file.write(b"xyz")
     before = [None] * 9
     encoded[:] = before
-    prepare(data, **QUIET)
+    prepare(data)
     manifest = json.loads((whole / "manifest.json").read_text())
     total = len(manifest["sources"][0]["train"]["shards"])
     assert len(encoded) - len(before) == total - written
     assert content(killed) == content(whole)
 
 
+@pytest.mark.usefixtures("own_code")
 def test_text_that_shrank_at_the_border_of_a_shard_is_noticed(tmp_path, monkeypatch):
     monkeypatch.setattr(shards, "SHARD_BYTES", 1000)
     monkeypatch.syspath_prepend(tmp_path)
@@ -326,11 +331,11 @@ def test_text_that_shrank_at_the_border_of_a_shard_is_noticed(tmp_path, monkeypa
     with monkeypatch.context() as stopped:
         stopped.setattr(preparing, "_total", lambda _: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            prepare(data, **QUIET)
+            prepare(data)
     shrinking.count = 250
     with pytest.raises(UserError, match="changed while its store was made; start again"):
-        prepare(data, **QUIET)
-    assert prepare(data, **QUIET).manifest["train"]["documents"] < 250
+        prepare(data)
+    assert prepare(data).manifest["train"]["documents"] < 250
 
 
 def test_a_store_goes_on_only_with_the_same_text_and_settings(tmp_path, monkeypatch):
@@ -342,7 +347,7 @@ def test_a_store_goes_on_only_with_the_same_text_and_settings(tmp_path, monkeypa
     def stopped(**more) -> list[str]:
         """The journal of a run that is stopped before its end."""
         with pytest.raises(ZeroDivisionError):
-            prepare(Data(**settings, **more, store=str(store), processes=1), **QUIET)
+            prepare(Data(**settings, **more, store=str(store), processes=1))
         return (store / preparing.JOURNAL).read_text().splitlines()
 
     first = stopped()
@@ -355,18 +360,18 @@ def test_a_named_store_does_not_need_its_text_any_more(tmp_path):
     settings = big(tmp_path)
     store = str(tmp_path / "store")
     data = Data(**settings, store=store)
-    prepare(data, **QUIET)
+    prepare(data)
     path = tmp_path / "big.txt"
     os.utime(path, ns=(1, 1))  # touched, but the same
-    prepare(data, **QUIET)
+    prepare(data)
     (tmp_path / "elsewhere").mkdir()
     moved = path.rename(tmp_path / "elsewhere/big.txt")
-    prepare(data, **QUIET)  # cannot be reached
+    prepare(data)  # cannot be reached
     data = Data(**{**settings, "source": str(moved)}, store=store)
-    prepare(data, **QUIET)
+    prepare(data)
     moved.write_text(moved.read_text() + "\nmore")
     with pytest.raises(UserError, match="made with the text"):
-        prepare(data, **QUIET)
+        prepare(data)
 
 
 def test_a_named_store_does_not_need_its_tokenizer_any_more(tmp_path):
@@ -374,13 +379,13 @@ def test_a_named_store_does_not_need_its_tokenizer_any_more(tmp_path):
     model = tmp_path / "spiece.model"
     settings = {**big(tmp_path), "tokenizer": str(model), "add_specials": True}
     data = Data(**settings, store=str(tmp_path / "store"))
-    prepare(data, **QUIET)
+    prepare(data)
     content = model.read_bytes()
     model.unlink()
-    prepare(data, **QUIET)
+    prepare(data)
     model.write_bytes(content + b" ")
     with pytest.raises(UserError, match="made with tokenizer"):
-        prepare(data, **QUIET)
+        prepare(data)
 
 
 # Commands.
@@ -398,12 +403,12 @@ def test_what_could_not_be_copied_to_a_bucket_is_not_made_again(tmp_path, monkey
     with monkeypatch.context() as patched:
         patched.setattr(preparing.storage, "upload", away)
         with pytest.raises(UserError, match="is away"):
-            prepare(data, **QUIET)
+            prepare(data)
     with monkeypatch.context() as patched:
         patched.setattr(preparing, "_make_store", None)
-        there = prepare(data, **QUIET)
+        there = prepare(data)
     assert not list((tmp_path / "cache/stores").glob("*/*.bin"))  # nor is it here twice
-    here = prepare(dataclasses.replace(data, store=""), **QUIET)
+    here = prepare(dataclasses.replace(data, store=""))
     assert there.tokens("train").tolist() == here.tokens("train").tolist()
 
 

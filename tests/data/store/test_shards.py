@@ -3,6 +3,7 @@ import sys
 import pytest
 
 from t5x_lite.config import Data, TextCleaning
+from t5x_lite.config.grammar import user_code
 from t5x_lite.data.store import shards
 from t5x_lite.data.text import files
 from t5x_lite.data.text.cleaning import Cleaner
@@ -114,12 +115,13 @@ def test_code_is_imported_only_where_it_is_allowed(tmp_path, monkeypatch):
     data = Data(source="python:guarded_shards.texts")
     (source,) = shards.list_sources(data)
     for read in (
-        lambda: list(shards.clean_documents(data, source, allowed=())),
-        lambda: list(shards.read_shards(data, source, allowed=())),
-        lambda: shards.text_hash(data, source, allowed=()),
-        lambda: list(shards.training_texts(data, allowed=())),
+        lambda: list(shards.clean_documents(data, source)),
+        lambda: list(shards.read_shards(data, source)),
+        lambda: shards.text_hash(data, source),
+        lambda: list(shards.training_texts(data)),
     ):
         with pytest.raises(UserError, match="--allow-code=guarded_shards"):
             read()
     assert "guarded_shards" not in sys.modules
-    assert shards.text_hash(data, source) == shards.text_hash(data, source, ["guarded_shards"])
+    with user_code(["guarded_shards"]):
+        assert shards.text_hash(data, source) == shards.text_hash(data, source)

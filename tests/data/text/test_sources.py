@@ -5,6 +5,7 @@ from itertools import islice
 import pytest
 
 from t5x_lite.config import files as config_files
+from t5x_lite.config.grammar import user_code
 from t5x_lite.data.text import sources
 from t5x_lite.errors import BAD_CONFIG, BAD_DATA, NO_FILE, UserError
 
@@ -89,6 +90,7 @@ def fails():
 """
 
 
+@pytest.mark.usefixtures("own_code")
 def test_a_function_of_the_users_own(tmp_path, monkeypatch):
     (tmp_path / "own_text.py").write_text(OWN_TEXT)
     (tmp_path / "broken_text.py").write_text("def f(:")
@@ -102,6 +104,7 @@ def test_a_function_of_the_users_own(tmp_path, monkeypatch):
         assert caught.value.code == (BAD_CONFIG if name in not_importable else BAD_DATA)
 
 
+@pytest.mark.usefixtures("own_code")
 def test_the_fingerprint_of_a_function_is_that_of_its_file(tmp_path, monkeypatch):
     (tmp_path / "fingerprinted_text.py").write_text(OWN_TEXT)
     monkeypatch.syspath_prepend(tmp_path)
@@ -115,10 +118,12 @@ def test_code_is_imported_only_where_it_is_allowed(tmp_path, monkeypatch):
     (tmp_path / "guarded_text.py").write_text(OWN_TEXT)
     monkeypatch.syspath_prepend(tmp_path)
     source = "python:guarded_text.some"
-    for allowed in ((), ["another_module"]):
-        with pytest.raises(UserError, match="--allow-code=guarded_text"):
-            list(sources.documents(source, allowed=allowed))
-        with pytest.raises(UserError, match="--allow-code=guarded_text"):
-            sources.fingerprint(source, allowed=allowed)
+    for permitted in ((), ["another_module"]):
+        with user_code(permitted):
+            with pytest.raises(UserError, match="--allow-code=guarded_text"):
+                list(sources.documents(source))
+            with pytest.raises(UserError, match="--allow-code=guarded_text"):
+                sources.fingerprint(source)
     assert "guarded_text" not in sys.modules
-    assert list(sources.documents(source, allowed=["guarded_text"])) == ["a b", b"c"]
+    with user_code(["guarded_text"]):
+        assert list(sources.documents(source)) == ["a b", b"c"]

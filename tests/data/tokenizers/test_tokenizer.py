@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from t5x_lite.data.text import sources
 from t5x_lite.data.tokenizers import text_models, tokenizer
 from t5x_lite.errors import BAD_CONFIG, BAD_DATA, UserError
+from t5x_lite.progress import messages_to
 
 TEXT = [*islice(sources.python_docs(), 40), sentences(50), "Größe\n\n\tdéjà vu\r\n  ▁ <s>"]
 
@@ -68,7 +69,8 @@ def test_training_is_deterministic_and_saving_keeps_the_fingerprint(trained, tmp
 
 def test_text_for_the_vocabulary_says_nothing():
     said = []
-    assert tokenizer.train(TEXT, 800, said.append).vocabulary.size == 800
+    with messages_to(said.append):
+        assert tokenizer.train(TEXT, 800).vocabulary.size == 800
     assert said == []
 
 
@@ -76,9 +78,8 @@ def test_text_for_the_vocabulary_says_nothing():
 def test_a_small_text_gets_the_largest_vocabulary_that_it_supports(vocab_size):
     said = []
     text = sentences(50)
-    trained = tokenizer.make(
-        f"sentencepiece(vocab_size={vocab_size})", iter([text]), say=said.append
-    )
+    with messages_to(said.append):
+        trained = tokenizer.make(f"sentencepiece(vocab_size={vocab_size})", iter([text]))
     size = trained.vocabulary.size
     appended = len(tokenizer.SPECIALS) + tokenizer.SENTINELS
     assert appended + 256 + len(set(text)) < size < vocab_size
@@ -90,7 +91,8 @@ def test_a_small_text_gets_the_largest_vocabulary_that_it_supports(vocab_size):
     for sample in (text, "Größe ▁ unseen\n"):
         assert trained.decode(trained.encode(sample)) == sample
     # The same text gives the same tokenizer, however much more was asked for.
-    again = tokenizer.train([text], 10_000, said.append)
+    with messages_to(said.append):
+        again = tokenizer.train([text], 10_000)
     assert again.fingerprint == trained.fingerprint
 
 
