@@ -4,9 +4,8 @@ and so on. As in the paper, the recipe is T5 1.0 base with LayerNorm and biases.
 parameters is within 1 M of the printed one (`pytest tests/configs/test_published.py`). None was
 trained here.
 
-The other rows are not included, because they are not settings of our Transformer: mixtures of
-experts, Switch, Funnel, Evolved and Weighted Transformer, Synthesizers, convolutions, adaptive and
-mixed softmax, Fixup.
+The other rows are not included, because they are not settings of our Transformer: Funnel, Evolved
+and Weighted Transformer, Synthesizers, convolutions, adaptive and mixed softmax, Fixup.
 
 python -m t5x_lite train --config=modifications:swiglu --config.data.source='text/*.txt'
 --workdir=DIR
@@ -51,6 +50,12 @@ MODIFICATIONS = {
     "tied_inputs": (UNTIED, 248),
     "tied_decoder": ({"shared_embeddings": False}, 248),
     "untied": ({"shared_embeddings": False, **UNTIED}, 273),
+    # Mesh TensorFlow's capacity of 2.0 is that of tokens, which choose two experts each.
+    "mixture_of_experts": (
+        {"feed_forward": "experts(num=32, top_k=2, capacity=1.0, every=4, d_ff=1536)"},
+        648,
+    ),
+    "switch": ({"feed_forward": "experts(num=32, top_k=1, capacity=1.25, every=4)"}, 1100),
 }
 
 

@@ -55,7 +55,7 @@ from t5x_lite.model import transformer
 from t5x_lite.model.check import plan_checked, plan_objective_checked
 from t5x_lite.model.flops import step_flops
 from t5x_lite.model.heads import HEADS, Params, Row, head_params, logits
-from t5x_lite.model.transformer import count_parameters
+from t5x_lite.model.transformer import count_active_parameters, count_parameters
 from t5x_lite.progress import messages_to, to_stderr
 from t5x_lite.report import task_report
 from t5x_lite.report.page import short
@@ -238,6 +238,7 @@ class Inspection:
     rows: str
     ledger: str
     parameters: int
+    active_parameters: int  # that one token is computed with: fewer in a mixture of experts
     state_bytes: int  # parameters and optimizer state, before sharding
     gradient_bytes: int  # before sharding
     flops: float  # of the whole run
@@ -247,6 +248,8 @@ class Inspection:
     def __str__(self) -> str:
         lines = [self.rows, "", self.ledger, ""]
         lines.append(f"{'parameters':<14}{self.parameters:>36,}")
+        if self.active_parameters < self.parameters:
+            lines.append(f"{'for a token':<14}{self.active_parameters:>36,}  of its own experts")
         memory = f"{(self.state_bytes + self.gradient_bytes) / 1e6:,.0f} MB"
         lines.append(
             f"{'memory':<14}{memory:>36}  parameters, optimizer and gradients; activations come "
@@ -278,6 +281,7 @@ def inspect(config: ConfigLike, examples: int = 3) -> Inspection:
             rows=inspection.show_rows(batches, corpus.tokenizer, examples),
             ledger=inspection.show_ledger(batches, row, steps, flops),
             parameters=count_parameters(resolved.model),
+            active_parameters=count_active_parameters(resolved.model),
             state_bytes=state_bytes,
             gradient_bytes=gradient_bytes,
             flops=flops * steps * run.data.batch_size,

@@ -19,7 +19,7 @@ from t5x_lite.config import CompareConfig, RunConfig, to_dict
 from t5x_lite.data.rows.batches import TextData, ledger
 from t5x_lite.errors import BAD_CONFIG, UserError, read_json
 from t5x_lite.model.flops import step_flops
-from t5x_lite.model.transformer import count_parameters
+from t5x_lite.model.transformer import count_active_parameters, count_parameters
 from t5x_lite.resolve import Resolved
 from t5x_lite.training import loop, run_directory
 
@@ -34,6 +34,7 @@ class StepCost:
 
     rows: int  # sequences per batch
     parameters: int
+    active_parameters: int  # that one token is computed with
     raw_tokens: float  # tokens of the text that are read
     model_tokens: float  # encoder and decoder positions, without padding
     loss_tokens: float  # tokens that are predicted
@@ -54,6 +55,7 @@ def step_cost(resolved: Resolved, data: TextData) -> StepCost:
     return StepCost(
         rows=rows,
         parameters=count_parameters(resolved.model),
+        active_parameters=count_active_parameters(resolved.model),
         raw_tokens=rows * row.raw_tokens,
         model_tokens=rows * row.model_tokens,
         loss_tokens=rows * row.loss_tokens,

@@ -379,7 +379,9 @@ def parity_sheet(results: Results) -> Table:
     cells = results["cells"]
     rows: list[list[str | Best]] = []
     for cell, of in cells.items():
-        row: list[str | Best] = [cell, short(of["parameters"]), short(of["flops_per_sequence"])]
+        size, active = of["parameters"], of.get("active_parameters", of["parameters"])
+        shown = short(size) if active == size else f"{short(size)} ({short(active)} for a token)"
+        row: list[str | Best] = [cell, shown, short(of["flops_per_sequence"])]
         for unit in UNITS:
             against = cells[of["baseline"]][unit]
             ratio = of[unit] / against if against else 1.0

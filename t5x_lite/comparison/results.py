@@ -118,6 +118,7 @@ def _spent_by(cell: Cell, summaries: Mapping[str, Mapping[str, Any]]) -> dict[st
         "question": questions_behind(cell),
         "baseline": cell.baseline,
         "parameters": cell.cost.parameters,
+        "active_parameters": cell.cost.active_parameters,
         "flops_per_sequence": cell.cost.flops_per_sequence,
         "padding": cell.cost.padding,
         "loss_tokens": config.training.steps * cell.cost.loss_tokens,

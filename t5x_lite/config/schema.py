@@ -265,11 +265,6 @@ class Model(Checked):
         """Whether LoRA updates the embeddings of tokens too."""
         return self.lora_rank > 0 and "embedding" in self.lora_targets
 
-    @property
-    def drops_out(self) -> bool:
-        """Whether training draws random numbers for dropout."""
-        return max(self.dropout, self.attention_dropout, self.ff_dropout) > 0
-
     def _contradictions(self) -> Iterator[str]:
         if not self.head_dim and self.d_model % self.num_heads:
             divides = (
@@ -333,7 +328,9 @@ class ModelDimensions(Model):
     factorised.
     """
 
-    tensor_parts: ClassVar[int] = 1  # devices that share these sizes: see DeviceDimensions
+    # Devices that share these sizes, and the experts of a mixture: see DeviceDimensions
+    tensor_parts: ClassVar[int] = 1
+    expert_parts: ClassVar[int] = 1
 
     def _contradictions(self) -> Iterator[str]:
         sizes = ("head_dim", "num_kv_heads", "d_ff", "embedding_size", "vocab_size", "max_length")
@@ -365,6 +362,7 @@ class DeviceDimensions(ModelDimensions):
     """
 
     tensor_parts: Positive = 1  # devices that share the model
+    expert_parts: Positive = 1  # devices that share the experts of a mixture
 
 
 @dataclass(frozen=True)

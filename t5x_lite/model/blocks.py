@@ -134,7 +134,7 @@ class Block(nn.Module):
 
         def feed(y: Array, context: StackContext) -> Written:
             nonlocal auxiliary
-            written, losses = _feed(feed_forward, y, context)
+            written, losses = _feed(feed_forward, y, context, drops=state is None)
             auxiliary = add_auxiliary(auxiliary, _shared(losses, feed_splits))
             return written
 
@@ -158,7 +158,8 @@ class Block(nn.Module):
         if whole is None:
             return None, ()
         splits = splits_of(whole)
-        own = own_dimensions(self.config) if "tensor" in splits else self.config
+        is_split = "tensor" in splits or "expert" in splits
+        own = own_dimensions(self.config) if is_split else self.config
         return make(own, name=name), splits
 
     def _residual_sum(
@@ -259,10 +260,13 @@ def _whole_memory(memory: Any) -> Any:
     return jax.tree.map(lambda x: whole_row(x, axis=2), memory)
 
 
-def _feed(feed_forward: Any, y: Array, context: StackContext) -> tuple[Written, Auxiliary]:
+def _feed(
+    feed_forward: Any, y: Array, context: StackContext, drops: bool
+) -> tuple[Written, Auxiliary]:
     if "expert" not in splits_of(feed_forward):
         return feed_forward(y, context)
     # Tokens travel to the devices that have their experts, and back.
-    routed = feed_forward.dispatch(y, context)
-    found = from_experts(feed_forward.compute(to_experts(routed.tokens)))
+    routed = feed_forward.dispatch(y, context, drops)
+    sent = jax.tree.map(to_experts, routed.sent)
+    found = from_experts(feed_forward.compute(sent, context))
     return feed_forward.combine(found, routed, sum_over_batch(routed.counts))

@@ -98,7 +98,7 @@ def contradictions(setting: Setting) -> Iterator[str]:
         yield f"model.max_length: {reason}; raise one or lower the other"
     yield from _of_mimetic_init(config)
     yield from _of_depth(config)
-    yield from _of_mesh(setting, parts)
+    yield from _of_mesh(setting)
 
 
 def _of_mimetic_init(config: ModelDimensions) -> Iterator[str]:
@@ -131,13 +131,13 @@ def _of_depth(config: ModelDimensions) -> Iterator[str]:
         yield f"model.shared_layers: layers differ (model.feed_forward={config.feed_forward})"
 
 
-def _of_mesh(setting: Setting, parts: list) -> Iterator[str]:
+def _of_mesh(setting: Setting) -> Iterator[str]:
     config, rows, mesh = setting
     for name in ("d_model", "embedding_size"):
         size = getattr(config, name)
         if size % mesh.fsdp:
             yield f"model.{name} is {size}, which mesh.fsdp = {mesh.fsdp} does not divide"
-    if mesh.expert > 1 and not any("expert" in splits_of(part) for part in parts):
+    if mesh.expert > 1 and not has_experts(config):
         yield f"mesh.expert: got {mesh.expert}, but no part of this model has experts; set it to 1"
     if mesh.sequence == 1:
         return
@@ -148,6 +148,12 @@ def _of_mesh(setting: Setting, parts: list) -> Iterator[str]:
     if config.backward_decoder:
         reason = f"cannot be split over mesh.sequence = {mesh.sequence}"
         yield f"model.backward_decoder=True: {reason}; set mesh.sequence to 1"
+
+
+def has_experts(config: ModelDimensions) -> bool:
+    """True if some layer has a mixture of experts."""
+    parts = (make_feed_forward(of_layer, parent=None) for of_layer in layers_of_period(config))
+    return any("expert" in splits_of(part) for part in parts)
 
 
 def undivided(config: ModelDimensions, fsdp: int = 1, tensor: int = 1) -> str:

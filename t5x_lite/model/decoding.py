@@ -20,7 +20,7 @@ from t5x_lite.model.masks import AttentionMask
 from t5x_lite.model.parts.attention import CrossAttention
 from t5x_lite.model.parts.table import layers_of_period, make_mixer
 from t5x_lite.model.transformer import Stack, Transformer, parameter_axes
-from t5x_lite.parallel.axes import is_kernel
+from t5x_lite.parallel.axes import is_kernel, stays_wide
 
 
 class DecodingWeights(struct.PyTreeNode):
@@ -39,7 +39,7 @@ def _transpose_kernels(config: ModelDimensions, params: Params, axes: Params) ->
     leaves: Any = flatten_dict(params)
     kept, transposed = {}, {}
     for path, leaf in leaves.items():
-        if is_kernel(names[path]) and leaf.ndim == 2:  # of a Dense layer
+        if is_kernel(names[path]) and leaf.ndim == 2 and not stays_wide(names[path]):
             transposed[path] = leaf.astype(config.dtype).T
         else:
             kept[path] = leaf

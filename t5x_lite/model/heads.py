@@ -54,12 +54,12 @@ class ModelOutput(NamedTuple):
 
     Attributes:
         hidden_states: of the decoder, or of an encoder that has none.
-        auxiliary: losses by name, summed over the positions that are no padding.
+        auxiliary: of each stack, losses by name, summed over its positions that are no padding.
         backward_states: of a backward decoder: at each position, what comes after it.
     """
 
     hidden_states: Float[Array, "B T D"]
-    auxiliary: Auxiliary
+    auxiliary: dict[str, Auxiliary]
     backward_states: Float[Array, "B T D"] | None = None
 
     @property

@@ -29,10 +29,10 @@ from t5x_lite.model.dropout import Dropout, Noise
 from t5x_lite.model.heads import HEAD_MODULES, ModelOutput, Params, Row
 from t5x_lite.model.masks import AttentionMask
 from t5x_lite.model.matmul import matmul
-from t5x_lite.model.parts.contract import add_auxiliary
+from t5x_lite.model.parts.contract import Auxiliary, add_auxiliary
 from t5x_lite.model.parts.norms import make_norm
 from t5x_lite.model.parts.positions import NoPositions, make_positions
-from t5x_lite.model.parts.table import layers_of_period, runs_whole, splits_of_parameter
+from t5x_lite.model.parts.table import layers_of_period, part_of_parameter, runs_whole, splits_of
 from t5x_lite.model.remat import keep_what_is_dear
 from t5x_lite.parallel.axes import AXES, Names
 from t5x_lite.parallel.collectives import (
@@ -50,6 +50,8 @@ from t5x_lite.parallel.collectives import (
     sum_over_sequence,
     sum_to_stream,
 )
+
+STACKS = ("encoder", "decoder", "backward_decoder")
 
 # (name of a stack, the parameters of a layer that are here) → those that this device computes with
 ReadyLayer = Callable[[str, Params], Params]
@@ -172,7 +174,9 @@ class Stack(nn.Module):
             x_BPD = self.dropout(x_BPD, noise, places)
         return x_BPD
 
-    def __call__(self, x_BPD: Float[Array, "B P D"], context: StackContext) -> ModelOutput:
+    def __call__(
+        self, x_BPD: Float[Array, "B P D"], context: StackContext
+    ) -> tuple[Float[Array, "B C D"], Auxiliary]:
         blocks = self.block if self.share_layers else self.layers
         depths = jnp.arange(self.depth)
         if self.period > 1:
@@ -181,7 +185,7 @@ class Stack(nn.Module):
         auxiliary = jax.tree.map(lambda losses: sum_over_sequence(losses.sum(0)), auxiliary)
         length = context.segments.shape[1]
         x_BPD = self.finish(x_BPD, context.noise, stream_places(length))
-        return ModelOutput(gather_stream(x_BPD, length), auxiliary)
+        return gather_stream(x_BPD, length), auxiliary
 
 
 class Period(nn.Module):
@@ -191,7 +195,7 @@ class Period(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array, depths: Int[Array, " period"], context: StackContext):
-        auxiliary: dict[str, Array] = {}
+        auxiliary: Auxiliary = {}
         for place, of_layer in enumerate(layers_of_period(self.config)):
             block: Any = Block(of_layer, name=f"block_{place}")
             x, losses = block(x, depths[place], context)
@@ -376,7 +380,8 @@ class Transformer(nn.Module):
         noise = _noise(row["encoder_tokens"], deterministic)
         encoder = self.stack if self.config.shared_stacks else self.encoder
         context = self._context(encoder, row, "encoder", noise)
-        return encoder(self.embed(row, "encoder", noise), context)
+        states, auxiliary = encoder(self.embed(row, "encoder", noise), context)
+        return ModelOutput(states, {"encoder": auxiliary})
 
     def decode(
         self, row: Row, encoded: Array | None = None, deterministic: bool = True
@@ -387,7 +392,8 @@ class Transformer(nn.Module):
         noise = _noise(row["decoder_tokens"], deterministic)
         decoder = self.stack if self.config.shared_stacks else self.decoder
         context = self._context(decoder, row, "decoder", noise, encoded)
-        return decoder(self.embed(row, "decoder", noise), context)
+        states, auxiliary = decoder(self.embed(row, "decoder", noise), context)
+        return ModelOutput(states, {"decoder": auxiliary})
 
     def decode_backward(self, row: Row, deterministic: bool = True) -> ModelOutput:
         """The hidden states [B, D, W] of the backward decoder: where the decoder has read
@@ -399,8 +405,8 @@ class Transformer(nn.Module):
         # What was padding after the text is now before it: only `packed` masks it.
         mask = AttentionMask(segments, segments, causal=True, packed=True)
         context = self.backward_decoder.context(mask, False, row["decoder_positions"], noise)
-        output = self.backward_decoder(self.embed(row, "decoder", noise), context)
-        return output._replace(hidden_states=jnp.flip(output.hidden_states, 1))
+        states, auxiliary = self.backward_decoder(self.embed(row, "decoder", noise), context)
+        return ModelOutput(jnp.flip(states, 1), {"backward_decoder": auxiliary})
 
     def __call__(self, row: Row, deterministic: bool = True) -> ModelOutput:
         if self.config.architecture == "encoder":
@@ -408,14 +414,13 @@ class Transformer(nn.Module):
         if self.config.backward_decoder:
             forward = self.decode(row, None, deterministic)
             backward = self.decode_backward(row, deterministic)
-            auxiliary = add_auxiliary(forward.auxiliary, backward.auxiliary)
+            auxiliary = forward.auxiliary | backward.auxiliary
             return ModelOutput(forward.hidden_states, auxiliary, backward.hidden_states)
         if not self.config.is_encoder_decoder:
             return self.decode(row, None, deterministic)
         encoded = self.encode(row, deterministic)
         decoded = self.decode(row, encoded.hidden_states, deterministic)
-        auxiliary = add_auxiliary(encoded.auxiliary, decoded.auxiliary)
-        return ModelOutput(decoded.hidden_states, auxiliary)
+        return ModelOutput(decoded.hidden_states, encoded.auxiliary | decoded.auxiliary)
 
     def touch_all_parameters(self, row: Row) -> None:
         """Call every module once, for initialisation."""
@@ -529,9 +534,10 @@ def split_axes(config: ModelDimensions) -> Params:
 
 
 def _split_names(config: ModelDimensions, path: tuple[str, ...], names: Names) -> tuple:
-    splits = splits_of_parameter(config, path)
-    if splits is None:  # of no part of a block
+    part = part_of_parameter(config, path)
+    if part is None:
         return names
+    splits = splits_of(part)
     return tuple(
         None
         if AXES[name].split_by in ("tensor", "expert") and AXES[name].split_by not in splits
@@ -561,3 +567,24 @@ def count_parameters(config: ModelDimensions) -> int:
     904
     """
     return sum(leaf.size for leaf in jax.tree.leaves(unpadded_shapes(config)))
+
+
+def count_active_parameters(config: ModelDimensions) -> int:
+    """Parameters that one token is computed with: all but those of experts that it is not sent to.
+
+    >>> from t5x_lite.config import Model
+    >>> from t5x_lite.resolve import resolve_model
+    >>> sizes = {"num_layers": 1, "d_model": 8, "num_heads": 2, "bias": False}
+    >>> model = Model(feed_forward="experts(num=4, top_k=1)", **sizes)
+    >>> config = resolve_model(model, vocab_size=10, max_length=4)
+    >>> count_parameters(config), count_active_parameters(config)
+    (2472, 936)
+    """
+    shapes: Any = flatten_dict(unpadded_shapes(config))
+    axes: Any = flatten_dict(parameter_axes(config))
+    count = 0.0
+    for path, leaf in shapes.items():
+        is_of_experts = "experts" in axes[path]
+        share = part_of_parameter(config, path).share_in_use if is_of_experts else 1
+        count += leaf.size * share
+    return round(count)

@@ -59,7 +59,7 @@ AXES = {
     "distance": Axis(None, "other", "relative distances"),
     "head_dim": Axis(None, "other", "features of one head"),
     "norm": Axis(None, "other", "features of a norm"),
-    "classes": Axis(None, "other", "labels"),
+    "classes": Axis(None, "other", "labels, and the experts that a router chooses from"),
     "adapter": Axis(None, "other", "ranks, prompts and bottlenecks that adapt a frozen model"),
 }
 
@@ -74,13 +74,32 @@ def check_names(names: Sequence[str | None]) -> None:
         raise ValueError(f"unknown axis names {unknown}, expected some of {list(AXES)}")
 
 
+def _of_one(names: Sequence[str | None]) -> list[str | None]:
+    """The axes of one parameter, of several that are stacked."""
+    return [name for name in names if name is None or AXES[name].kind != "stack"]
+
+
+def stays_wide(names: Sequence[str | None]) -> bool:
+    """True for what is never rounded to the type of the computation: biases, the weights of norms,
+    and what maps to a few classes.
+
+    >>> stays_wide(("layers", "experts", "mlp")), stays_wide(("embed", "classes"))
+    (True, True)
+    >>> stays_wide(("layers", "embed", "mlp"))
+    False
+    """
+    return len(_of_one(names)) < 2 or names[-1] == "classes"
+
+
 def is_kernel(names: Names) -> bool:
     """True for a dense kernel [in, out], or several of them stacked.
 
     >>> is_kernel(("layers", "embed", "heads")), is_kernel(("vocab", "embedding"))
     (True, False)
+    >>> is_kernel(("layers", "experts", "mlp", "embed"))
+    True
     """
-    inner = [name for name in names if AXES[name].kind != "stack"]
+    inner = [str(name) for name in _of_one(names)]
     if len(inner) != 2:
         return False
     inputs, outputs = inner

@@ -70,18 +70,19 @@ def part_number(mesh_axis: str) -> int | Array:
 
 
 def own_dimensions(config: ModelDimensions) -> ModelDimensions:
-    """The sizes of the model as this device of `tensor` has them: its own heads and its own part of
-    d_ff. If there are fewer K/V heads than devices, several devices have the same one.
+    """The sizes of the model as this device has them: its own heads and its own part of d_ff of
+    `tensor`, its own experts of `expert`. If there are fewer K/V heads than devices, several
+    devices have the same one.
     """
-    devices = parts("tensor")
-    if devices == 1:
+    devices, expert_parts = parts("tensor"), parts("expert")
+    if devices == expert_parts == 1:
         return config
     sizes: dict[str, Any] = asdict(config) | {
         "num_heads": config.num_heads // devices,
         "num_kv_heads": max(config.num_kv_heads // devices, 1),
         "d_ff": config.d_ff // devices,
     }
-    return DeviceDimensions(**sizes, tensor_parts=devices)
+    return DeviceDimensions(**sizes, tensor_parts=devices, expert_parts=expert_parts)
 
 
 @contextmanager
@@ -221,13 +222,13 @@ _gather_sum.defvjp(_gather_sum_forward, _gather_sum_backward)
 # Experts.
 
 
-def to_experts(tokens_ESD: Array) -> Array:
-    """Send each expert's tokens to the device that has it: [E, S, D] of all experts → those of this
+def to_experts(x: Array) -> Array:
+    """Send what each expert reads to the device that has it: [E, S, …] of all experts → of this
     device's experts, from all devices of `expert`.
     """
     if parts("expert") == 1:
-        return tokens_ESD
-    return jax.lax.all_to_all(tokens_ESD, "expert", split_axis=0, concat_axis=1, tiled=True)
+        return x
+    return jax.lax.all_to_all(x, "expert", split_axis=0, concat_axis=1, tiled=True)
 
 
 def from_experts(tokens_ESD: Array) -> Array:

@@ -26,7 +26,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
 from t5x_lite.parallel import exact
-from t5x_lite.parallel.axes import BATCH, Names, device_rules, parameter_rules
+from t5x_lite.parallel.axes import BATCH, Names, device_rules, parameter_rules, stays_wide
 from t5x_lite.parallel.collectives import part_number, parts, sums_in
 
 Path = tuple[str, ...]
@@ -144,10 +144,9 @@ class Parallelism:
         """A parameter as this device computes with it: what fsdp splits is gathered, what tensor
         and expert split stays split.
         """
-        # Vectors are added to sums in float32.
-        dtype = self.dtype if leaf.ndim > 1 else leaf.dtype
+        dtype = leaf.dtype if stays_wide(self.names[path]) else self.dtype
         if "fsdp" in mesh_axes and parts("fsdp") > 1:
-            axis, sum_dtype = mesh_axes.index("fsdp"), self._sum_dtype(leaf)
+            axis, sum_dtype = mesh_axes.index("fsdp"), self._sum_dtype(leaf, path)
             leaf = _gather(leaf, axis, jnp.dtype(dtype), sum_dtype, self.line)
         if self._repeats_kv_heads and self.names[path][-1] == "kv_heads":
             leaf = self._own_kv_head(leaf)
@@ -180,13 +179,13 @@ class Parallelism:
             ]
             added_up[path] = leaf
             if axes:
-                dtype = self._sum_dtype(leaf)
+                dtype = self._sum_dtype(leaf, path)
                 added_up[path] = jax.lax.psum(leaf.astype(dtype), axes).astype(leaf.dtype)
         return unflatten_dict(added_up)
 
-    def _sum_dtype(self, gradient: Array) -> Any:
-        """The type of a gradient's sum; vectors and float64 are never rounded."""
-        if gradient.ndim < 2 or gradient.dtype == jnp.float64:
+    def _sum_dtype(self, gradient: Array, path: Path) -> Any:
+        """The type of a gradient's sum; float64 is never rounded."""
+        if stays_wide(self.names[path]) or gradient.dtype == jnp.float64:
             return gradient.dtype
         return jnp.dtype(self.reduce_dtype)
 

@@ -28,7 +28,7 @@ from t5x_lite.data.store.corpus import MANIFEST
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.hardware import PRICES_AS_OF, Topology, axis_bandwidth
 from t5x_lite.model.flops import forward_flops, peak_flops
-from t5x_lite.model.transformer import count_parameters
+from t5x_lite.model.transformer import count_active_parameters, count_parameters
 from t5x_lite.planning import trace
 from t5x_lite.resolve import resolve_without_text
 from t5x_lite.training.program import Program
@@ -84,6 +84,7 @@ class Plan:
         mesh: size of each mesh axis.
         arrangement: how mesh.preset was interpreted; empty without a preset.
         parameters: number of parameters of the model.
+        active_parameters: those that one token is computed with; fewer in a mixture of experts.
         modules: number of parameters in each module.
         splits: how each parameter is sharded.
         memory: bytes per device by purpose.
@@ -104,6 +105,7 @@ class Plan:
     mesh: dict[str, int]
     arrangement: str
     parameters: int
+    active_parameters: int
     modules: dict[str, int]
     splits: tuple[Split, ...]
     memory: dict[str, int]
@@ -239,7 +241,8 @@ class Plan:
 
     def as_json(self) -> dict[str, Any]:
         """Return the plan as plain data, in bytes, seconds and dollars."""
-        known = ("mesh", "arrangement", "parameters", "modules", "memory", "flops", "sent")
+        known = ("mesh", "arrangement", "parameters", "active_parameters", "modules", "memory")
+        known = (*known, "flops", "sent")
         derived = ("memory_in_all", "room", "fits", "seconds", "unknown", "bound_by", "max_mfu")
         of_run = ("step_seconds", "days", "pf_days", "dollars", "kilowatt_hours")
         return {
@@ -323,6 +326,7 @@ def make_plan(
         mesh=mesh,
         arrangement=program.arrangement,
         parameters=count_parameters(model),
+        active_parameters=count_active_parameters(model),
         modules=_modules(program),
         splits=splits,
         memory=memory,

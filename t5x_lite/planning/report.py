@@ -41,6 +41,11 @@ def _heading(name: str, plan: Plan) -> list[str]:
 def _parameters(plan: Plan) -> list[str]:
     """Format the number of parameters, in all and per module, the largest first."""
     lines = [f"{'parameters':<34}{plan.parameters:>20,}"]
+    if plan.active_parameters < plan.parameters:
+        share = plan.active_parameters / plan.parameters
+        lines.append(
+            f"  {'that a token is computed with':<32}{plan.active_parameters:>20,}{share:>8.1%}"
+        )
     for name, count in sorted(plan.modules.items(), key=lambda item: -item[1]):
         lines.append(f"  {name:<32}{count:>20,}{count / plan.parameters:>8.1%}")
     return lines

@@ -12,7 +12,7 @@ last(2)       the last layers of each stack, its final norm, and the head
 The head of a task is trained with all of them. A run saves what is trained alone.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -69,7 +69,12 @@ class Adaptation:
             if getattr(model, name) != value:
                 reason = f"got {getattr(model, name)}, which does not go with adapt={self.name}"
                 raise UserError(BAD_CONFIG, f"model.{name}: {reason}; set it to {value}")
-        trained: Any = flatten_dict(self.trained_part(parameter_axes(model)))
+        axes = parameter_axes(model)
+        period = _period(flatten_dict(axes))  # pyright: ignore[reportArgumentType]
+        if self.layers % period:
+            reason = f"got {self.layers}, but layers repeat after {period}"
+            raise UserError(BAD_CONFIG, f"adapt={self.name}: {reason}; take a multiple of that")
+        trained: Any = flatten_dict(self.trained_part(axes))
         if self.name != "probe" and all(is_head(path) for path in trained):
             reason = "this model has no such parameters"
             fix = "model.lora_targets names others" if self.name == "lora" else "choose another"
@@ -79,11 +84,12 @@ class Adaptation:
         """What is trained, and what stays as it is."""
         trained, frozen = {}, {}
         leaves: Any = flatten_dict(params)
+        turns = self.layers // _period(leaves)
         for path, leaf in leaves.items():
             if not self.is_trained(path):
                 frozen[path] = leaf
-            elif self._is_sliced(path, leaf):
-                trained[path], frozen[path] = leaf[-self.layers :], leaf[: -self.layers]
+            elif turns and "layers" in path and len(leaf) > turns:
+                trained[path], frozen[path] = leaf[-turns:], leaf[:-turns]
             else:
                 trained[path] = leaf
         return unflatten_dict(trained), unflatten_dict(frozen)
@@ -101,8 +107,11 @@ class Adaptation:
                 leaves[path] = leaf
         return unflatten_dict(leaves)
 
-    def _is_sliced(self, path: Path, leaf: Any) -> bool:
-        return bool(self.layers) and "layers" in path and leaf.shape[0] > self.layers
+
+def _period(paths: Iterable[Path]) -> int:
+    """Number of layers that are stacked together, because they differ."""
+    places = [name for path in paths for name in path if name.startswith("block_")]
+    return max((int(name.removeprefix("block_")) + 1 for name in places), default=1)
 
 
 FULL = Adaptation("full", {}, lambda path: True)
@@ -155,7 +164,7 @@ _ADAPTATIONS: dict[str, tuple[dict[str, float], Callable[..., Adaptation]]] = {
     ),
     "bitfit": (
         {},
-        lambda: Adaptation("bitfit", {}, lambda path: is_head(path) or path[-1] == "bias"),
+        lambda: Adaptation("bitfit", {}, lambda path: is_head(path) or path[-1].endswith("bias")),
     ),
     "probe": ({}, lambda: Adaptation("probe", {}, is_head)),
     "last": ({"layers": 2}, _last),

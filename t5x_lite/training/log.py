@@ -87,17 +87,16 @@ def mean_metrics(sums: dict[str, dict]) -> dict[str, float]:
     loss: nats per scored token. accuracy. total_loss: what is minimised, of all heads and auxiliary
     losses. loss_tokens, or loss_labels of a task: what the loss was divided by. label_loss and
     label_accuracy: of sequence labels. lm_loss and lm_accuracy: of the language model beside a
-    task. An auxiliary loss: by its name.
+    task. Auxiliary losses, and what parts measure: by stack and name, such as decoder_balance.
     """
     metrics = {}
     total_loss = 0.0
     for name, term in sums.items():
         values = {key: float(value) for key, value in term.items()}
         weight = max(values["weight"], 1.0)
-        total_loss += values["total_loss"] / weight
-        # An auxiliary loss has nothing but its sum.
-        if name not in HEADS:
-            metrics[name] = values["total_loss"] / weight
+        total_loss += values.get("total_loss", 0.0) / weight
+        if name not in HEADS:  # an auxiliary loss, or what a part has measured
+            metrics[name] = values.get("total_loss", values.get("measured", 0.0)) / weight
             continue
         prefix = HEADS[name].metric_prefix
         metrics[f"{prefix}loss"] = values["nll"] / weight

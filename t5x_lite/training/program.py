@@ -14,7 +14,8 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import NamedSharding, PartitionSpec
 
 from t5x_lite.data.rows.layouts import row_types
-from t5x_lite.model.check import check_model, shares_rows, undivided
+from t5x_lite.errors import BAD_CONFIG, UserError
+from t5x_lite.model.check import check_model, has_experts, shares_rows, undivided
 from t5x_lite.model.transformer import parameter_axes, parameter_shapes
 from t5x_lite.parallel import exact
 from t5x_lite.parallel.axes import BATCH
@@ -78,6 +79,9 @@ class Program:
         check_batch(config.data.batch_size, config.training.microbatches, self.mesh)
         if config.training.exact:
             exact.check(config.data.batch_size, dict(self.mesh.shape))
+            if has_experts(model):
+                reason = "experts are balanced over the rows of all devices at once"
+                raise UserError(BAD_CONFIG, f"training.exact: {reason}; set it to False")
         line = line_of_devices(self.mesh)
         parallel = make_parallelism(model, config.mesh.reduce_dtype, line, config.training.exact)
         packed, heads = resolved.rows.packed, resolved.heads

@@ -17,7 +17,8 @@ from t5x_lite.model import transformer
 from t5x_lite.model.dropout import Noise
 from t5x_lite.model.heads import HEADS, HeadInput, ModelOutput, Params, Row
 from t5x_lite.model.losses import LossSettings, Sums, Vocabulary
-from t5x_lite.model.transformer import initialise, parameter_shapes, split_axes
+from t5x_lite.model.parts.contract import Measured
+from t5x_lite.model.transformer import STACKS, initialise, parameter_shapes, split_axes
 from t5x_lite.parallel import placement
 from t5x_lite.parallel.collectives import (
     max_over_vocabulary,
@@ -36,8 +37,7 @@ from t5x_lite.parallel.mesh import DeviceMesh
 from t5x_lite.training.adapt import FULL, Adaptation
 from t5x_lite.training.optimizer import Schedule
 
-AllSums = dict[str, Sums]  # by head, and by auxiliary loss
-_AUXILIARY = "auxiliary losses"  # key of their divisor
+AllSums = dict[str, Sums]  # by head, and by auxiliary loss, such as decoder_balance
 _HEADS = 1  # what the key of a step's dropout is folded with, for that of its heads
 
 
@@ -168,19 +168,25 @@ class Loss:
                 )
             )
             sums[name] = sum_over_sequence(head_sums) if head.splits_rows else head_sums
-        # What the blocks themselves ask for, such as the balance of a mixture of experts.
-        for name, total in output.auxiliary.items():
-            if name in HEADS:
-                raise ValueError(f"the auxiliary loss {name} has the name of a head; rename it")
-            sums[name] = {"total_loss": total, "weight": real_positions(rows)}
+        # What the blocks themselves ask for, such as the balance of a mixture of experts, and what
+        # they have measured.
+        for stack, found in output.auxiliary.items():
+            for name, total in found.items():
+                figure = f"{stack}_{name}"
+                if isinstance(total, Measured):
+                    sums[figure] = {"measured": total.total, "weight": total.weight}
+                else:
+                    sums[figure] = {"total_loss": total, "weight": real_positions(rows, stack)}
         return sums
 
     def divisors(self, batch: Row) -> dict[str, Array]:
-        """What the losses are divided by: for each head its weight, for auxiliary losses the number
-        of positions that are no padding.
+        """What the losses are divided by: for each head its weight, for the auxiliary losses of a
+        stack the number of its positions that are no padding.
         """
         weights = {name: head.weight(batch) for name, head in self.heads.items()}
-        weights[_AUXILIARY] = real_positions(batch)
+        for stack in STACKS:
+            if _segments_key(stack) in batch:
+                weights[stack] = real_positions(batch, stack)
         return jax.tree.map(lambda weight: jnp.maximum(weight, 1), weights)
 
     def mean(self, sums: AllSums, divisors: dict[str, Array]) -> Array:
@@ -192,8 +198,9 @@ class Loss:
         targets.
         """
         terms = [
-            term["total_loss"] / divisors.get(name, divisors[_AUXILIARY])
+            term["total_loss"] / divisors[name if name in self.heads else _stack_of(name)]
             for name, term in sums.items()
+            if "total_loss" in term
         ]
         return sum(terms[1:], terms[0])
 
@@ -262,11 +269,23 @@ def _own_vocabulary(model: ModelDimensions) -> Vocabulary:
     return Vocabulary(model.vocab_size, ids, sum_over_vocabulary, max_over_vocabulary)
 
 
-def real_positions(rows: Row) -> Array:
-    """Positions of all stacks that are no padding."""
-    segments = [value for key, value in rows.items() if key.endswith("_segments")]
-    first, *others = [(value > 0).sum() for value in segments]
-    return sum(others, first)
+def real_positions(rows: Row, stack: str) -> Array:
+    """Positions of a stack that are no padding."""
+    return (rows[_segments_key(stack)] > 0).sum()
+
+
+def _segments_key(stack: str) -> str:
+    """A backward decoder reads the rows of a decoder."""
+    return f"{stack.removeprefix('backward_')}_segments"
+
+
+def _stack_of(name: str) -> str:
+    """The stack of an auxiliary loss.
+
+    >>> _stack_of("decoder_balance"), _stack_of("backward_decoder_balance")
+    ('decoder', 'backward_decoder')
+    """
+    return next(stack for stack in STACKS if name.startswith(f"{stack}_"))
 
 
 def _over_microbatches(compute: Callable, batch: Row, key: Array | None, parts: int) -> Any:
@@ -304,10 +323,8 @@ def make_train_step(
     def train_step(
         state: TrainState, batch: Row, frozen: Params | None = None
     ) -> tuple[TrainState, dict]:
-        # Dropout is a function of (seed, step): a run that continues draws the same.
-        key = None
-        if loss.model.drops_out:
-            key = jax.random.fold_in(jax.random.key(seed), state.step)
+        # All that is drawn is a function of (seed, step): a run that continues draws the same.
+        key = jax.random.fold_in(jax.random.key(seed), state.step)
         grads, sums = loss.gradient(state.params, batch, key, frozen, adaptation.merge)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)

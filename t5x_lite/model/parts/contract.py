@@ -16,13 +16,28 @@ several devices share a model, the block gathers what the part reads and scatter
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import jax
+import jax.numpy as jnp
 from jaxtyping import Array
 
 from t5x_lite.config import Mesh, ModelDimensions
 from t5x_lite.data.rows.layouts import RowShape
 from t5x_lite.model.dense import Written
 
-Auxiliary = dict[str, Array]  # losses by name, each summed over the positions that are no padding
+
+class Measured(NamedTuple):
+    """A mean that a part measures: it is logged, and not minimised.
+
+    Attributes:
+        weight: by which the total of all layers, devices and batches is divided.
+    """
+
+    total: Array
+    weight: Array
+
+
+# Losses by name, each summed over the positions that are no padding, and what is measured.
+Auxiliary = dict[str, Array | Measured]
 
 
 def add_auxiliary(a: Auxiliary, b: Auxiliary) -> Auxiliary:
@@ -36,7 +51,7 @@ def add_auxiliary(a: Auxiliary, b: Auxiliary) -> Auxiliary:
     """
     total = dict(a)
     for name, loss in b.items():
-        total[name] = total[name] + loss if name in total else loss
+        total[name] = jax.tree.map(jnp.add, total[name], loss) if name in total else loss
     return total
 
 
@@ -128,4 +143,25 @@ class FeedForward(Part, Protocol):
 
     def __call__(self, x_BTD: Array, context: Any) -> tuple[Written, Auxiliary]:
         """[B, T, D] → [B, T, D], and auxiliary losses; context: blocks.StackContext."""
+        ...
+
+
+class ExpertFeedForward(Part, Protocol):
+    """A feed-forward part that splits over "expert". The block sends the tokens that `dispatch`
+    has sorted to the devices that have their experts, and what `compute` returns back.
+    """
+
+    def dispatch(self, x_BTD: Array, context: Any, drops: bool) -> Any:
+        """Return a tuple with what is `sent` to experts, arrays [E, S, …], and with `counts`, which
+        are added up over the batch; drops: False where text is generated, and no token may be left
+        out.
+        """
+        ...
+
+    def compute(self, sent: Any, context: Any) -> Array:
+        """Apply the experts of this device to what they were sent: [E, S, D]."""
+        ...
+
+    def combine(self, found_ESD: Array, routed: Any, counts: Any) -> tuple[Written, Auxiliary]:
+        """Return what FeedForward does."""
         ...

@@ -11,12 +11,13 @@ from typing import Any
 from t5x_lite.config import ModelDimensions
 from t5x_lite.errors import BAD_CONFIG, UserError
 from t5x_lite.model.parts.attention import SelfAttention
+from t5x_lite.model.parts.experts import Experts
 from t5x_lite.model.parts.feed_forward import MLP, GatedMLP
 from t5x_lite.model.parts.lstm import LSTM
 from t5x_lite.model.parts.options import make_part, part_name
 
 MIXERS = {"attention": SelfAttention, "lstm": LSTM}
-FEED_FORWARDS = {"mlp": MLP, "gated_mlp": GatedMLP, "none": None}
+FEED_FORWARDS = {"mlp": MLP, "gated_mlp": GatedMLP, "experts": Experts, "none": None}
 
 
 def make_mixer(config: ModelDimensions, **more: Any) -> Any:
@@ -65,15 +66,13 @@ def runs_whole(config: ModelDimensions) -> bool:
     return any(part is not None and "sequence" not in splits_of(part) for part in made)
 
 
-def splits_of_parameter(config: ModelDimensions, path: tuple[str, ...]) -> tuple[str, ...] | None:
-    """The axes of the mesh that the part may be split over which a parameter belongs to; None for
-    parameters of no mixer or feed-forward part.
-    """
+def part_of_parameter(config: ModelDimensions, path: tuple[str, ...]) -> Any:
+    """The mixer or feed-forward part that a parameter belongs to; None if it is of neither."""
     of_layers = layers_of_period(config)
     places = [int(name.removeprefix("block_")) for name in path if name.startswith("block_")]
     of_layer = of_layers[places[0]] if places else of_layers[0]
     if part_name(config.mixer) in path:
-        return splits_of(make_mixer(of_layer, parent=None))
+        return make_mixer(of_layer, parent=None)
     if "feed_forward" in path:
-        return splits_of(make_feed_forward(of_layer, parent=None))
+        return make_feed_forward(of_layer, parent=None)
     return None
