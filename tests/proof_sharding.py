@@ -21,6 +21,7 @@ from t5x_lite.config import files as config_files
 from t5x_lite.config.grammar import user_code
 from t5x_lite.data.store.prepare import prepare
 from t5x_lite.resolve import resolve, text_data
+from t5x_lite.training.log import mean_metrics
 from t5x_lite.training.loop import Run
 
 ROOT = Path(__file__).parent.parent
@@ -48,6 +49,14 @@ PARTS = {
     "grouped queries, dropout": ("decoder", {"num_kv_heads": 2, "dropout": 0.1}),
     "LSTM": ("decoder", {"mixer": "lstm", "positions": "none"}),
     "factorised": ("encoder", {"embedding_size": 16, "positions": "alibi", "rezero": True}),
+    "experts": (
+        "decoder",
+        {"num_layers": 4, "feed_forward": "experts(num=4, top_k=2, capacity=1.0, every=2)"},
+    ),
+    "Switch": (
+        "encoder_decoder",
+        {"feed_forward": "experts(num=4, top_k=1, d_ff=32, kind='gated_mlp')", "bias": False},
+    ),
     # Written for one device, as in docs/how-to/own-block.md: it says nothing of a mesh.
     "the manual's mixer": (
         "decoder",
@@ -65,6 +74,11 @@ VARIANTS = {
     "tensor 2": ({"mesh": {"tensor": 2}}, 2),
     "sequence 2": ({"mesh": {"sequence": 2}}, 2),
     "fsdp 2 and tensor 2": ({"mesh": {"fsdp": 2, "tensor": 2}}, 4),
+    "data 2": ({"mesh": {"data": 2}}, 2),
+    "expert 4": ({"mesh": {"expert": 4}}, 4),
+    "expert 2 and fsdp 2": ({"mesh": {"expert": 2, "fsdp": 2}}, 4),
+    "expert 2 and tensor 2": ({"mesh": {"expert": 2, "tensor": 2}}, 4),
+    "expert 2 and sequence 2": ({"mesh": {"expert": 2, "sequence": 2}}, 4),
 }
 
 
@@ -119,9 +133,8 @@ def gradients(config, corpus, devices):
             state = run.fresh_state()
             batch = run.batch(run.batches, 0)
             grads, sums = jax.jit(run.program.loss.gradient)(state.params, batch, None)
-            (sums,) = sums.values()  # of one head
             weights = next(np.asarray(v) for k, v in batch.items() if k.endswith("_weights"))
-            loss = float(sums["total_loss"] / sums["weight"])
+            loss = mean_metrics(jax.device_get(sums))["total_loss"]
             return jax.device_get(grads), loss, weights.sum(1)
 
 
@@ -133,8 +146,7 @@ def losses(config, corpus, devices, steps):
         state = run.fresh_state()
         for step in range(steps):
             state, figures = run.train_step(state, run.batch(run.batches, step))
-            (sums,) = figures["sums"].values()  # of one head
-            made.append(float(sums["nll"]) / float(sums["weight"]))
+            made.append(mean_metrics(jax.device_get(figures["sums"]))["total_loss"])
     return np.array(made)
 
 
@@ -151,8 +163,13 @@ def relative(a, b) -> float:
 
 
 def applies(case: str, more: dict) -> bool:
-    """Each microbatch draws its own dropout."""
-    return "dropout" not in case or "training" not in more
+    """Whether a variant computes the same: each microbatch draws its own dropout, and balances its
+    own experts.
+    """
+    has_experts = case in ("experts", "Switch")
+    if "training" in more and ("dropout" in case or has_experts):
+        return False
+    return "expert" not in more.get("mesh", {}) or has_experts
 
 
 def prove(source: str, cases=(*CASES, *PARTS), steps: int = 20, variants=tuple(VARIANTS)) -> dict:

@@ -83,7 +83,8 @@ def test_dense_kernels_and_tables_are_known_by_their_axes_not_by_their_names(nam
     decayed = flatten_dict(is_decayed(parameter_axes(model)), sep="/")
     shapes = parameter_shapes(model)
     tables = leaves_named(shapes, "embedding") - leaves_named(shapes, "relative_bias/embedding")
-    expected = leaves_named(shapes, "kernel", "output") | tables
+    experts = {path for path in leaves_named(shapes, "/wi", "/wo") if "feed_forward" in path}
+    expected = leaves_named(shapes, "kernel", "output") | tables | experts
     assert {path for path, is_in in decayed.items() if is_in} == expected
 
     if model.architecture == "encoder":
@@ -91,16 +92,19 @@ def test_dense_kernels_and_tables_are_known_by_their_axes_not_by_their_names(nam
     weights = jax.eval_shape(lambda params: decoding.decoding_weights(model, params), shapes)
     stack = shapes["stack" if model.shared_stacks else "decoder"]
     (layers,) = set(stack) & {"layers", "block"}
-    kernels = leaves_named(stack[layers], "kernel")
     assert len(weights.layers) == model.num_decoder_layers
-    for variables in (weights.layers[0], weights.layers[-1]):
+    places = sorted(stack[layers]) if "block_0" in stack[layers] else [""]
+    for place, variables in ((places[0], weights.layers[0]), (places[-1], weights.layers[-1])):
+        of_layer = stack[layers][place] if place else stack[layers]
+        routers = leaves_named(of_layer, "router/kernel")
+        kernels = leaves_named(of_layer, "kernel") - routers
         found = flatten_dict(variables["transposed"], sep="/")
         assert set(found) == kernels
         assert set(flatten_dict(variables["params"], sep="/")) == (
-            leaves_named(stack[layers], "") - kernels
+            leaves_named(of_layer, "") - kernels
         )
         for path in kernels:
-            kernel = flatten_dict(stack[layers], sep="/")[path]
+            kernel = flatten_dict(of_layer, sep="/")[path]
             assert found[path].shape == kernel.shape[:-3:-1]
             assert found[path].dtype == model.dtype
     head = shapes.get("head", {})

@@ -55,7 +55,7 @@ def positions_of_layers(config) -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_auxiliary_losses_are_summed_over_real_positions_layers_and_stacks(exchange, way):
+def test_auxiliary_losses_are_summed_over_the_real_positions_and_layers_of_a_stack(exchange, way):
     """By their closed forms, and so are their gradients."""
     exchange(FEED_FORWARDS, "mlp", CountingMLP)
     with jax.enable_x64(True):
@@ -67,21 +67,24 @@ def test_auxiliary_losses_are_summed_over_real_positions_layers_and_stacks(excha
             return Transformer(config).apply({"params": params}, BOTH).auxiliary
 
         losses = jax.jit(auxiliary)(params)
-        assert set(losses) == {"tax", "toll", "size"}
-        assert float(losses["tax"]) == 3 * sum(map(sum, stacks.values()))
+        assert set(losses) == set(stacks)
 
         # The parameter of each layer, of shape [layers, 1]; of a shared block [1].
-        slopes = jax.jit(jax.grad(lambda params: auxiliary(params)["toll"]))(params)
-        expected = 0.0
+        def tolls(params):
+            return sum(found["toll"] for found in auxiliary(params).values())
+
+        slopes = jax.jit(jax.grad(tolls))(params)
         for stack, counts in stacks.items():
+            assert set(losses[stack]) == {"tax", "toll", "size"}
+            assert float(losses[stack]["tax"]) == 3 * sum(counts)
             (name,) = set(params[stack]) & {"layers", "block"}
             toll = params[stack][name]["feed_forward"]["toll"]
             slope = slopes[stack][name]["feed_forward"]["toll"]
-            expected += (np.broadcast_to(toll.reshape(-1), len(counts)) * counts).sum()
+            expected = (np.broadcast_to(toll.reshape(-1), len(counts)) * counts).sum()
+            assert float(losses[stack]["toll"]) == pytest.approx(expected, rel=1e-12)
             if name == "block":
                 counts = [sum(counts)]
             np.testing.assert_array_equal(slope.reshape(-1), counts)
-        assert float(losses["toll"]) == pytest.approx(expected, rel=1e-12)
 
 
 def test_how_auxiliary_losses_are_computed_changes_nothing(exchange):
@@ -94,7 +97,8 @@ def test_how_auxiliary_losses_are_computed_changes_nothing(exchange):
             config = small(**ENCODER_DECODER, **way)
 
             def loss(params, config=config):
-                return Transformer(config).apply({"params": params}, BOTH).auxiliary["size"]
+                found = Transformer(config).apply({"params": params}, BOTH).auxiliary
+                return found["encoder"]["size"] + found["decoder"]["size"]
 
             found.append(jax.jit(jax.value_and_grad(loss))(params))
         for other in found[1:]:
@@ -121,9 +125,10 @@ def test_losses_of_one_name_are_added_within_a_block(exchange):
     exchange(MIXERS, "attention", TaxedAttention)
     config = small(dtype="float32")
     output = Transformer(config).apply({"params": random_params(config)}, ROW)
-    assert float(output.auxiliary["tax"]) == (3 + 10) * 9 * config.num_layers
+    assert float(output.auxiliary["decoder"]["tax"]) == (3 + 10) * 9 * config.num_layers
 
 
 def test_parts_without_auxiliary_losses_have_none():
     config = small(dtype="float32")
-    assert Transformer(config).apply({"params": random_params(config)}, ROW).auxiliary == {}
+    output = Transformer(config).apply({"params": random_params(config)}, ROW)
+    assert output.auxiliary == {"decoder": {}}

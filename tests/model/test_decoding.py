@@ -49,6 +49,7 @@ MODELS = {
         "positions": "alibi",
     },
     "LSTM": {"mixer": "lstm", "positions": "none"},
+    "experts": {"feed_forward": "experts(num=3, capacity=3.0)"},
     "LSTM after an encoder": {
         "architecture": "encoder_decoder",
         "mixer": "lstm(cells=5)",

@@ -56,6 +56,35 @@ def test_devices_and_microbatches_change_nothing(text_file, case, variant):
         assert differences["float32 losses"] < 1e-5
 
 
+@pytest.mark.parametrize(
+    ("case", "variant"),
+    [
+        ("experts", "expert 2 and fsdp 2"),
+        *(
+            slow(case, variant)
+            for case in ("experts", "Switch")
+            for variant in (
+                "expert 4",
+                "expert 2 and tensor 2",
+                "expert 2 and sequence 2",
+                "8 devices",
+            )
+        ),
+    ],
+)
+def test_experts_on_several_devices_are_the_same(text_file, case, variant):
+    command = [sys.executable, "-c", PROVE, text_file, case, "6", variant]
+    out = subprocess.run(
+        command, cwd=ROOT, check=True, capture_output=True, text=True, env=with_devices(8)
+    ).stdout
+    figures = json.loads(out.split("FIGURES ")[1])[case]
+    figures.pop("unequal_targets")
+    for differences in figures.values():
+        assert differences["float64 loss"] < 1e-10
+        assert differences["float64 gradients"] < 1e-10
+        assert differences["float32 losses"] < 1e-5
+
+
 def test_a_mixer_written_for_one_device_is_the_same_on_any_mesh(text_file):
     """That of docs/how-to/own-block.md, as the page has it."""
     variants = ["fsdp 2", "tensor 2", "sequence 2", "fsdp 2 and tensor 2"]

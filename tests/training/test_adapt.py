@@ -92,10 +92,18 @@ def test_a_prefix_is_seen_by_every_segment_and_a_prompt_by_none_without_its_ids(
             assert np.abs(seen - hidden).max() > 1e-6
 
 
-def test_last_layers_are_slices(make):
-    model, _ = first_row(make, "causal_lm", "decoder")
-    params = random_params(model, seed=1)
-    adaptation = parse_adaptation("last(1)")
+@pytest.mark.parametrize(
+    ("adapt", "more"),
+    [
+        ("last(1)", {}),
+        ("last(2)", {"model.num_layers": 4, "model.feed_forward": "experts(num=2, every=2)"}),
+    ],
+)
+def test_last_layers_are_slices(make, adapt, more):
+    resolved, _ = make("causal_lm", "decoder", **more)
+    params = random_params(resolved.model, seed=1)
+    adaptation = parse_adaptation(adapt)
+    adaptation.check(resolved.model)
     trained, frozen = adaptation.split(params)
     for path, leaf in jax.tree_util.tree_leaves_with_path(trained["decoder"]["layers"]):
         assert leaf.shape[0] == 1, path
@@ -117,6 +125,13 @@ def test_last_layers_are_slices(make):
 def test_what_is_no_adaptation(text, words):
     with pytest.raises(UserError, match=words):
         parse_adaptation(text)
+
+
+def test_layers_that_repeat_are_trained_together(make):
+    experts = {"model.num_layers": 4, "model.feed_forward": "experts(num=2, every=2)"}
+    resolved, _ = make("causal_lm", "decoder", **experts)
+    with pytest.raises(UserError, match="adapt=last: got 3, but layers repeat after 2"):
+        parse_adaptation("last(3)").check(resolved.model)
 
 
 def test_a_model_is_adapted_as_it_says_and_from_another(make, tmp_path):

@@ -1,7 +1,10 @@
+"""What devices compute, before any of them does."""
+
 import jax
 import numpy as np
 import pytest
 
+from t5x_lite.errors import UserError
 from t5x_lite.resolve import text_data
 from t5x_lite.training.loop import Run
 from t5x_lite.training.program import Program
@@ -24,3 +27,10 @@ def test_what_is_lowered_without_data_is_the_step_of_a_run(make, objective, arch
         expected = run.train_step(run.fresh_state(), batch)
         found = compiled(run.fresh_state(), batch, {})
     jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def test_experts_cannot_be_balanced_exactly(make):
+    more = {"training.exact": True, "data.batch_size": 16, "model.feed_forward": "experts(num=2)"}
+    resolved, _ = make("causal_lm", "decoder", **more)
+    with pytest.raises(UserError, match="experts are balanced over the rows of all devices"):
+        Program(resolved)

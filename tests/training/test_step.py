@@ -10,6 +10,7 @@ from model.auxiliary import CountingMLP
 from model.proofs import random_params
 
 from t5x_lite.data.rows.batches import make_batches
+from t5x_lite.model.parts.contract import Measured
 from t5x_lite.model.parts.table import FEED_FORWARDS
 from t5x_lite.training.log import mean_metrics
 from t5x_lite.training.step import Loss, fresh_state, make_train_step
@@ -151,33 +152,29 @@ def test_auxiliary_losses_join_what_is_minimised(exchange, make, case):
             if f"{stack}_segments" in batch
         }
         layers = {"encoder": loss.model.num_layers, "decoder": loss.model.num_decoder_layers}
-        positions = sum(real.values())
-        seen = sum(count * layers[stack] for stack, count in real.items())
-        tolls = {
-            stack: params[stack]["layers"]["feed_forward"]["toll"][:, 0] * real[stack]
-            for stack in real
-        }
-        toll = sum(float(values.sum()) for values in tolls.values())
-        assert set(sums) == {*loss.heads, "tax", "toll", "size"}
-        for name in ("tax", "toll", "size"):
-            assert sums[name].keys() == {"total_loss", "weight"}
-            assert int(sums[name]["weight"]) == positions
-        assert float(sums["tax"]["total_loss"]) == 3 * seen
-        assert float(sums["toll"]["total_loss"]) == pytest.approx(toll, rel=1e-12)
-
-        # The gradient of the mean over the positions of all stacks.
-        for stack, count in real.items():
-            slope = gradient[stack]["layers"]["feed_forward"]["toll"]
-            np.testing.assert_allclose(slope, np.full_like(slope, count / positions), rtol=1e-12)
-
         figures = mean_metrics(jax.device_get(sums))
+        names = {f"{stack}_{name}" for stack in real for name in ("tax", "toll", "size")}
+        assert set(sums) == {*loss.heads, *names}
+        for name in names:
+            assert sums[name].keys() == {"total_loss", "weight"}
+        for stack, count in real.items():
+            tax, toll = sums[f"{stack}_tax"], sums[f"{stack}_toll"]
+            expected = params[stack]["layers"]["feed_forward"]["toll"].sum()
+            assert int(tax["weight"]) == int(toll["weight"]) == count
+            assert float(tax["total_loss"]) == 3 * count * layers[stack]
+            assert float(toll["total_loss"]) == pytest.approx(count * float(expected), rel=1e-12)
+            assert figures[f"{stack}_tax"] == pytest.approx(3 * layers[stack])
+            assert figures[f"{stack}_toll"] == pytest.approx(float(expected))
+
+            # The gradient of the mean over the positions of its stack.
+            slope = gradient[stack]["layers"]["feed_forward"]["toll"]
+            np.testing.assert_allclose(slope, np.ones_like(slope), rtol=1e-12)
+
         (head,) = loss.heads
-        assert figures["tax"] == pytest.approx(3 * seen / positions)
-        assert figures["toll"] == pytest.approx(toll / positions)
         assert figures["loss"] == pytest.approx(
             float(sums[head]["nll"]) / batch[f"{architecture.split('_')[-1]}_weights"].sum()
         )
-        parts = figures["loss"] + figures["tax"] + figures["toll"] + figures["size"]
+        parts = figures["loss"] + sum(figures[name] for name in names)
         assert figures["total_loss"] == pytest.approx(parts, rel=1e-12)
         assert float(loss.mean(sums, loss.divisors(batch))) == pytest.approx(parts, rel=1e-12)
 
@@ -195,7 +192,9 @@ def test_the_gradient_of_an_auxiliary_loss_is_that_of_the_whole(exchange, make):
             return loss.mean({name: sums[name] for name in names}, loss.divisors(batch))
 
         whole, _ = jax.jit(loss.gradient)(params, batch, None)
-        alone = jax.jit(jax.grad(partial(mean_of, ("size", "tax", "toll"))))(params)
+        alone = jax.jit(
+            jax.grad(partial(mean_of, ("decoder_size", "decoder_tax", "decoder_toll")))
+        )(params)
         head = jax.jit(jax.grad(partial(mean_of, ("lm",))))(params)
         for path, slope in jax.tree_util.tree_leaves_with_path(alone["decoder"]["layers"]):
             assert (slope != 0).any(), path
@@ -203,17 +202,23 @@ def test_the_gradient_of_an_auxiliary_loss_is_that_of_the_whole(exchange, make):
         jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-13), whole, added)
 
 
-def test_an_auxiliary_loss_with_the_name_of_a_head_is_refused(exchange, make):
-    class Misnamed(CountingMLP):
+def test_what_a_part_measures_is_logged_and_not_minimised(exchange, make):
+    class Counting(CountingMLP):
         def __call__(self, x, context):
             y, losses = super().__call__(x, context)
-            return y, {"lm": losses["tax"]}
+            return y, {"tax": losses["tax"], "paid": Measured(losses["toll"], losses["tax"])}
 
-    exchange(FEED_FORWARDS, "mlp", Misnamed)
+    exchange(FEED_FORWARDS, "mlp", Counting)
     loss, batch = loss_and_batch(make)
     params = random_params(loss.model)
-    with pytest.raises(ValueError, match="auxiliary loss lm has the name of a head"):
-        jax.eval_shape(loss.sums, params, batch)
+    gradient, sums = jax.jit(loss.gradient)(params, batch, None)
+    of_layers = gradient["decoder"]["layers"]["feed_forward"]
+    assert (of_layers["toll"] == 0).all()
+    figures = mean_metrics(jax.device_get(sums))
+    toll = float(params["decoder"]["layers"]["feed_forward"]["toll"].sum())
+    layers = loss.model.num_decoder_layers
+    assert figures["decoder_paid"] == pytest.approx(toll / (3 * layers), rel=1e-6)
+    assert figures["total_loss"] == pytest.approx(figures["loss"] + 3 * layers)
 
 
 @pytest.mark.parametrize("parts", [1, 4])
