@@ -32,6 +32,7 @@ from t5x_lite import api, errors  # noqa: E402
 from t5x_lite import config as schema  # noqa: E402
 from t5x_lite.commands import line as command_line  # noqa: E402
 from t5x_lite.config.ranges import Range  # noqa: E402
+from t5x_lite.config.roles import LOCAL, RESUMABLE, settings_with  # noqa: E402
 from t5x_lite.data import rng  # noqa: E402
 from t5x_lite.data.objectives import OBJECTIVES  # noqa: E402
 from t5x_lite.data.objectives.mixture import parse_objective  # noqa: E402
@@ -41,7 +42,6 @@ from t5x_lite.data.rows.row_plan import plan_rows  # noqa: E402
 from t5x_lite.inference import generate as generation  # noqa: E402
 from t5x_lite.model.masks import AttentionMask  # noqa: E402
 from t5x_lite.parallel.axes import AXES  # noqa: E402
-from t5x_lite.training import run_directory  # noqa: E402
 
 # What mkdocs calls.
 
@@ -230,16 +230,17 @@ def _class(source: str, name: str) -> ast.ClassDef:
 def describe_values(default: Any, kind: Any) -> str:
     """A default and what else a value may be, as a person reads it."""
     shown = code(default if isinstance(default, str) and default else repr(default))
+    metadata = ()
+    if get_origin(kind) is Annotated:
+        kind, *metadata = get_args(kind)
     if get_origin(kind) is Literal:
         others = [choice for choice in get_args(kind) if choice != default]
         listed = " ".join(code(choice or "''") for choice in others)
         return f"= {shown}, or {listed}" if others else f"= {shown}"
-    if get_origin(kind) is Annotated:
-        ranges = [_plain_numbers(str(part)) for part in get_args(kind) if isinstance(part, Range)]
-        return " · ".join([f"= {shown}", *ranges])
     if kind is bool:
         return f"= {shown}, or {code(not default)}"
-    return f"= {shown}"
+    ranges = [_plain_numbers(str(part)) for part in metadata if isinstance(part, Range)]
+    return " · ".join([f"= {shown}", *ranges])
 
 
 def _plain_numbers(text: str) -> str:
@@ -706,7 +707,8 @@ def _indented(docstring: str | None) -> str:
 
 def free_settings() -> str:
     """The settings that may differ when a run continues."""
-    names = ["mesh.*", *sorted(run_directory._FREE_SETTINGS)]
+    free = settings_with(schema.RunConfig, RESUMABLE, LOCAL)
+    names = ["mesh.*", *sorted(name for name in free if not name.startswith("mesh."))]
     return ", ".join(map(code, names))
 
 

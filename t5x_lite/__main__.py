@@ -10,7 +10,7 @@ from t5x_lite import storage
 from t5x_lite.commands import COMMANDS
 from t5x_lite.commands.common import permitted_modules, share
 from t5x_lite.commands.line import parse
-from t5x_lite.config.grammar import user_code
+from t5x_lite.config.permission import user_code
 from t5x_lite.errors import INTERRUPTED, UserError, foreseen_errors
 from t5x_lite.machine import check_platforms
 

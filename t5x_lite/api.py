@@ -32,7 +32,7 @@ from t5x_lite.config.files import (
     names_run,
     with_absolute_paths,
 )
-from t5x_lite.config.grammar import is_code_decided, named_code, user_code
+from t5x_lite.config.permission import is_code_decided, named_code, user_code
 from t5x_lite.data import inspection
 from t5x_lite.data.rows.batches import TextData, ledger, make_batches
 from t5x_lite.data.store.corpus import Corpus

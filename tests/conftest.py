@@ -13,7 +13,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from t5x_lite.config.grammar import user_code
+from t5x_lite.config.permission import user_code
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # What the tests compute is compiled in half the time; only the manual's commands are compiled as

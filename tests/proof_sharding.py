@@ -18,7 +18,7 @@ import numpy as np
 
 from t5x_lite.config import RunConfig
 from t5x_lite.config import files as config_files
-from t5x_lite.config.grammar import user_code
+from t5x_lite.config.permission import user_code
 from t5x_lite.data.store.prepare import prepare
 from t5x_lite.resolve import resolve, text_data
 from t5x_lite.training.log import mean_metrics

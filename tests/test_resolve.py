@@ -8,7 +8,7 @@ from conftest import ALL_CELLS, settings
 from t5x_lite import resolve as resolving
 from t5x_lite.config import Model, ModelDimensions, RunConfig, to_dict
 from t5x_lite.config.files import build
-from t5x_lite.config.grammar import user_code
+from t5x_lite.config.permission import user_code
 from t5x_lite.data.rows.batches import make_batches
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import BAD_CONFIG, UserError

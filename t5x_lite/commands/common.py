@@ -16,7 +16,7 @@ from t5x_lite.errors import USAGE, UserError, user_errors
 
 if TYPE_CHECKING:
     from t5x_lite.api import LanguageModel
-    from t5x_lite.config.grammar import Modules
+    from t5x_lite.config.permission import Modules
     from t5x_lite.data.rows.row_plan import RowPlan
 
 

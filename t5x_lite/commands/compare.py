@@ -38,13 +38,13 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
-    from t5x_lite.config.files import split_at_commas
+    from t5x_lite.config.grammar import parse_list
 
     workdir = read_workdir(args)
     config = comparison_of(args)
     from t5x_lite.comparison import cells, report, run
 
-    only = split_at_commas(args.cells) if args.cells else ()
+    only = parse_list(args.cells, "--cells") if args.cells else ()
     if args.dry_run:
         planned, *_ = cells.plan_comparison(config, workdir, only, measured=True)
         return say(cells.plan_in_words(config, planned))

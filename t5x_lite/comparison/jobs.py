@@ -12,7 +12,7 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
-from t5x_lite.config.grammar import Modules, permitted_code, user_code
+from t5x_lite.config.permission import Modules, permitted_code, user_code
 from t5x_lite.errors import IO_ERROR, TERMINATED, UserError
 from t5x_lite.progress import say
 

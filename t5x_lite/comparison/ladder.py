@@ -22,14 +22,11 @@ from t5x_lite.comparison.scaling import (
     fit_power_law,
     interval,
 )
+from t5x_lite.config import RunConfig
+from t5x_lite.config.roles import SIZE, settings_with
 
 # Scores that follow a scaling law: lower is better
 _SCORES = ("loss", "span_bits_left", "span_bits_both")
-# Settings that may differ between cells of one law: they follow from the size and the budget
-_OF_SIZE = (
-    "objective", "data.lengths", "model.architecture", "model.num_", "model.d_", "model.head_dim",
-    "training.", "optimizer.warmup_steps", "optimizer.decay_steps",
-)  # fmt: skip
 _AT_LEAST = 3  # minimum number of sizes, and of training lengths per size
 _FURTHER = 10.0  # multiple of the largest budget to which the law is extrapolated
 
@@ -51,11 +48,12 @@ def laws_of(cells: Cells, recipes: Mapping[str, Mapping[str, Any]]) -> dict[str,
         that an objective needs relative to the first one.
     """
     # Group the cells by objective, architecture and any other setting besides size and budget.
+    of_size = settings_with(RunConfig, SIZE)
     ladders: dict[str, list[Mapping[str, Any]]] = {}
     for name, cell in cells.items():
         label = f"{cell['objective']}, {cell['architecture']}"
         for key, values in recipes.items():
-            if not key.startswith(_OF_SIZE):
+            if key not in of_size and key not in ("objective", "model.architecture"):
                 label += f", {key}={values[name]}"
         ladders.setdefault(label, []).append({"cell": name, **cell})
 

@@ -15,16 +15,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
-from t5x_lite.config import CompareConfig, Data, RunConfig, Task, default, type_hints
+from t5x_lite.config import CompareConfig, RunConfig, Task, default, type_hints
 from t5x_lite.config.grammar import (
-    Modules,
     has_scheme,
-    named_code,
     names_files,
+    parse_call,
+    parse_list,
     parse_sources,
-    parse_task,
+    read_value,
+    wants_text,
 )
-from t5x_lite.config.ranges import check_value, parse_literal
+from t5x_lite.config.permission import Modules, named_code
+from t5x_lite.config.ranges import check_value
+from t5x_lite.config.roles import BUDGET, PATH, SOURCES, TOKENIZER, settings_with
 from t5x_lite.errors import (
     BAD_CONFIG,
     NO_FILE,
@@ -38,30 +41,7 @@ from t5x_lite.errors import (
 Schema = TypeVar("Schema")
 Settings = dict[str, Any]  # nested, as a config file or a config.json holds them
 
-# What settings were called before, and what others call them.
-RENAMED = {
-    "data.dirt": "data.text_cleaning",
-    "data.dirt.one_token": "data.text_cleaning.single_token",
-    "data.lengths.row": "data.lengths.sequence_length",
-    "model.layers": "model.num_layers",
-    "model.decoder_layers": "model.num_decoder_layers",
-    "model.width": "model.d_model",
-    "model.heads": "model.num_heads",
-    "model.head_size": "model.head_dim",
-    "model.kv_heads": "model.num_kv_heads",
-    "model.ff_width": "model.d_ff",
-    "model.gated": "model.feed_forward=gated_mlp",
-    "model.parallel": "model.parallel_residual",
-    "model.classes": "model.num_classes",
-    "model.tied": "model.tie_embeddings",
-    "model.attention": "model.attention_kernel",
-    "optimizer.unit": "optimizer.schedule_unit",
-    "optimizer.warmup": "optimizer.warmup_steps",
-    "optimizer.warmup_from": "optimizer.initial_lr_ratio",
-    "optimizer.decay": "optimizer.decay_steps",
-    "optimizer.final": "optimizer.final_lr_ratio",
-    "optimizer.clip": "optimizer.grad_clip_norm",
-}
+# What other code bases call a setting.
 _ALIASES = {
     "lr": "optimizer.learning_rate",
     "max_steps": "training.steps",
@@ -207,7 +187,7 @@ def parse_grid(axes: Sequence[str]) -> dict[str, list[str]]:
         key, equals, values = text.partition("=")
         if key in grid:
             raise UserError(USAGE, f"--grid={text}: {key} is given twice; give it once")
-        grid[key] = split_at_commas(values)
+        grid[key] = parse_list(values, f"--grid={key}")
         if not equals or not key or not all(grid[key]):
             raise UserError(USAGE, f"--grid={text}: expected KEY=VALUE,VALUE,…")
         if len(set(grid[key])) < len(grid[key]):
@@ -215,50 +195,18 @@ def parse_grid(axes: Sequence[str]) -> dict[str, list[str]]:
     return grid
 
 
-def split_at_commas(text: str) -> list[str]:
-    """The parts of a list; commas in brackets and in quotes part nothing.
-
-    >>> split_at_commas("f(a=1, b=g(2)), h('x,y'), '('")
-    ['f(a=1, b=g(2))', "h('x,y')", "'('"]
-    """
-    parts, depth, quote = [""], 0, ""
-    for letter in text:
-        if quote:
-            quote = "" if letter == quote else quote
-        elif letter in "'\"":
-            quote = letter
-        elif letter in "([{":
-            depth += 1
-        elif letter in ")]}":
-            depth -= 1
-        elif letter == "," and not depth:
-            parts.append("")
-            continue
-        parts[-1] += letter
-    return [part.strip() for part in parts]
-
-
 def _from_text(value: Any, kind: Any) -> Any:
-    """Text where a number, a list or a truth value is expected, read as a literal; text that is
-    none stays.
+    """Read text as a literal where a number, a list or a truth value is expected; text that is no
+    literal stays.
     """
-    base = get_args(kind)[0] if get_args(kind) else kind
-    wants_text = base is str or isinstance(base, str)  # str, or a Literal of words
-    if wants_text or not isinstance(value, str):
+    if wants_text(kind) or not isinstance(value, str):
         return value
-    try:
-        return parse_literal(value)
-    except ValueError:
-        return value
+    return read_value(value, kind)
 
 
 def _suggest(key: str, siblings: Iterable[str]) -> str:
-    """What was meant by a key that does not exist: its new name, the same name elsewhere, or the
-    nearest.
-    """
+    """Say what was meant by a key that does not exist: the same name elsewhere, or the nearest."""
     prefix, inside = _split_cell(key)
-    if inside in RENAMED:
-        return f"it is called {prefix}{RENAMED[inside]}"
     leaf = inside.rpartition(".")[2]
     elsewhere = find_setting(leaf)
     if elsewhere:
@@ -458,20 +406,24 @@ def load_task(spec: str) -> Task:
     >>> load_task("classify(file.tsv, text=sentence, label=label)").text
     'sentence'
     """
-    name, source, options = parse_task(spec, "--task")
-    kinds = get_args(type_hints(Task)["kind"])
+    name, arguments, options = parse_call(spec, "--task")
+    kinds = get_args(get_args(type_hints(Task)["kind"])[0])
     if name in kinds:
-        settings: Settings = {"kind": name, "name": _name_of_source(source) or name}
+        settings: Settings = {"kind": name, "name": _name_of_source(*arguments) or name}
     else:
         settings = _named_task(name)
-    if source:
-        settings["source"] = source
-    options = {key: _listed(value, key) for key, value in options.items()}
-    task = build(Task, settings | options, "task.")
+    if len(arguments) > 1:
+        reason = f"got {len(arguments)} sources without a name"
+        raise UserError(BAD_CONFIG, f"--task={spec}: {reason}; give one, and options as text=NAME")
+    for source in arguments:
+        settings["source"] = read_value(source, str)
+    for key, value in options.items():
+        settings[key] = _listed(value, key)
+    task = build(Task, settings, "task.")
     return dataclasses.replace(task, source=_absolute(task.source))
 
 
-def _name_of_source(source: str) -> str:
+def _name_of_source(source: str = "") -> str:
     """What a task of a file is called: the file, or its directory where each split has one.
 
     >>> _name_of_source("data/reviews.tsv"), _name_of_source("glue/SST-2/{split}.tsv")
@@ -481,11 +433,11 @@ def _name_of_source(source: str) -> str:
     return path.parent.name if "{split}" in path.name else path.stem
 
 
-def _listed(value: str, key: str) -> Any:
-    """Text with bars as a list where a list is expected: labels=no|yes."""
-    if type_hints(Task).get(key) is tuple:
-        return tuple(value.split("|"))
-    return value
+def _listed(value: str, key: str) -> str | tuple[str, ...]:
+    """Read an option of a task; with bars, a list where a list is expected: labels=no|yes."""
+    text: str = read_value(value, str)
+    kind = type_hints(Task).get(key)
+    return tuple(text.split("|")) if tuple in (kind, *get_args(kind)) else text
 
 
 def _named_task(name: str) -> Settings:
@@ -590,16 +542,10 @@ def load_comparison(
     return with_absolute_paths(build_comparison(settings))
 
 
-# What a comparison sets itself
-_OF_BUDGET = {
-    f"training.{key}" for key in ("steps", "log_every", "eval_every", "checkpoint_every")
-} | {"data.epochs"}
-
-
 def _axes_of_grid(axes: Sequence[str]) -> list[dict[str, Settings]]:
     """A grid of the command line as axes of `grid`, with values for names."""
     values_by_key = parse_grid(axes)
-    for key in _OF_BUDGET & set(values_by_key):
+    for key in settings_with(RunConfig, BUDGET) & set(values_by_key):
         raise UserError(USAGE, f"--grid={key}=…: the budget decides it; set budgets=A,B instead")
     return [
         {_cell_name(key, value): override({}, [f"{key}={value}"]) for value in values}
@@ -634,29 +580,18 @@ def load_run_config(path: Path) -> RunConfig:
 
 
 def with_absolute_paths(config: Any) -> Any:
-    """The config with absolute paths: a run finds its text whatever directory it is read from."""
-    if isinstance(config, CompareConfig):
-        cells = {name: with_absolute_paths(cell) for name, cell in config.cells.items()}
-        return dataclasses.replace(config, cells=cells)
-    data: Data = config.data
-    paths = {}
-    for name in ("source", "validation_source"):
-        sources = parse_sources(getattr(data, name), f"data.{name}")
-        terms = [
-            f"{rate!r} * {_absolute(source)}" if rate else _absolute(source)
-            for rate, source in sources
-        ]
-        paths[name] = " + ".join(terms)
-    if data.store:
-        paths["store"] = _absolute(data.store)
-    if names_files(data.tokenizer):
-        paths["tokenizer"] = os.path.abspath(data.tokenizer)
-    return dataclasses.replace(
-        config,
-        init_from=_absolute(config.init_from),
-        task=dataclasses.replace(config.task, source=_absolute(config.task.source)),
-        data=dataclasses.replace(data, **paths),
-    )
+    """Return a config whose paths are absolute, so that they hold in any working directory."""
+    changed: dict[str, Any] = {}
+    for name, kind in type_hints(type(config)).items():
+        value = getattr(config, name)
+        if dataclasses.is_dataclass(value):
+            changed[name] = with_absolute_paths(value)
+        elif isinstance(value, dict):  # the cells of a comparison
+            changed[name] = {cell: with_absolute_paths(inner) for cell, inner in value.items()}
+        for role, make_absolute in _ABSOLUTE.items():
+            if role in get_args(kind):
+                changed[name] = make_absolute(value)
+    return dataclasses.replace(config, **changed)
 
 
 def _absolute(source: str) -> str:
@@ -675,6 +610,25 @@ def _absolute(source: str) -> str:
     if source in ("", "python_docs") or has_scheme(source):
         return source
     return os.path.abspath(os.path.expanduser(source))
+
+
+def _absolute_terms(sources: str) -> str:
+    """Return a sum of sources with each made absolute.
+
+    >>> _absolute_terms("3 * /text/a.txt + /text/../b.txt")
+    '3.0 * /text/a.txt + 1.0 * /b.txt'
+    """
+    terms = []
+    for rate, source in parse_sources(sources, "data.source"):
+        terms.append(f"{rate!r} * {_absolute(source)}" if rate else _absolute(source))
+    return " + ".join(terms)
+
+
+def _absolute_tokenizer(tokenizer: str) -> str:
+    return os.path.abspath(tokenizer) if names_files(tokenizer) else tokenizer
+
+
+_ABSOLUTE = {PATH: _absolute, SOURCES: _absolute_terms, TOKENIZER: _absolute_tokenizer}
 
 
 def flatten(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:

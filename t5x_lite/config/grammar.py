@@ -1,164 +1,209 @@
-"""Short specifications inside settings: `name(option=value, …)`, sums of sources, and functions of
-the user's own.
+"""The one grammar of texts inside settings: calls, sums with rates, and lists.
+
+    span_corruption(noise_density=0.2)      a call: a name with options
+    sst2(my/file.tsv, text=sentence)        an argument before the options
+    3 * (causal_lm + prefix_lm) + ul2       a sum with rates
+    1e-3, prefix_lm(split=0.5, mode='S')    a list
+
+Nothing between brackets or quotes separates. Names and values are taken as they stand, and nothing
+is run: the type of what a value is for decides whether it is read as a literal (see `read_value`).
 """
 
-import ast
-import importlib
 import re
-import shlex
-import sys
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple, get_args
 
-from t5x_lite.errors import BAD_CONFIG, UserError, user_errors
+from t5x_lite.config.ranges import parse_literal
+from t5x_lite.errors import BAD_CONFIG, UserError
 
-# Modules that settings may name code of; None: any.
-Modules = Collection[str] | None
-
-_permitted: ContextVar[Modules] = ContextVar("permitted")  # unset: none
+_OPENING, _CLOSING = "([{", ")]}"
 
 
-@contextmanager
-def user_code(modules: Modules) -> Iterator[None]:
-    """Let settings name code of these modules, and of those that were permitted already.
+class Call(NamedTuple):
+    """A name with arguments and options, all of them texts."""
 
-    Settings that the user has written, in a config file, on the command line or in Python, may name
-    any code. A config.json is data: it runs nothing that the user does not permit.
-    """
-    before = permitted_code()
-    both = None if modules is None or before is None else {*before, *modules}
-    token = _permitted.set(both)
-    try:
-        yield
-    finally:
-        _permitted.reset(token)
+    name: str
+    arguments: list[str]
+    options: dict[str, str]
 
 
-def permitted_code() -> Modules:
-    """Return the modules that are permitted now: what another process has to be told."""
-    return _permitted.get(())
+def split(text: str, separator: str = ",") -> list[str]:
+    """Split a text at a pattern, except within brackets and quotes.
 
-
-def is_code_decided() -> bool:
-    """Return True within user_code: somebody has said what may be imported."""
-    return _permitted.get("unset") != "unset"
-
-
-def parse_call(text: str, key: str) -> tuple[str, dict]:
-    """Read `name` or `name(option=value, …)`; a name may be dotted, values are literals.
-
-    >>> parse_call("span_corruption(noise_density=0.2)", "objective")
-    ('span_corruption', {'noise_density': 0.2})
-    """
-    try:
-        return _parse_call(ast.parse(text.strip(), mode="eval").body)
-    except (SyntaxError, ValueError, TypeError, RecursionError) as error:
-        shown = text if len(text) < 200 else text[:200] + "…"
-        expected = "expected a name or name(option=value, …), each option once"
-        raise UserError(BAD_CONFIG, f"{key}={shown!r}: {expected}") from error
-
-
-def _parse_call(node: ast.expr) -> tuple[str, dict]:
-    called = node.func if isinstance(node, ast.Call) else node
-    name = ast.unparse(called)
-    if not all(part.isidentifier() for part in name.split(".")):
-        raise ValueError(f"{name} is no name")
-    if not isinstance(node, ast.Call):
-        return name, {}
-    if node.args:
-        raise ValueError("options are given by name")
-    options = {}
-    for option in node.keywords:
-        if option.arg is None or option.arg in options:
-            raise ValueError("**options, or a name given twice")
-        options[option.arg] = ast.literal_eval(option.value)
-    return name, options
-
-
-def parse_task(text: str, key: str) -> tuple[str, str, dict[str, str]]:
-    """Read `name` or `name(source, option=value, …)`: what is between the commas is taken as it
-    stands, or from between quotes.
-
-    >>> parse_task("classify(my/file.tsv, text=sentence, prompt='a, b')", "--task")
-    ('classify', 'my/file.tsv', {'text': 'sentence', 'prompt': 'a, b'})
-    """
-    expected = "expected a name, or name(source, option=value, …), each option once"
-    name, bracket, inside = text.strip().partition("(")
-    if bracket and not inside.endswith(")"):
-        raise UserError(BAD_CONFIG, f"{key}={text}: {expected}")
-    words = shlex.shlex(inside[:-1], posix=True, punctuation_chars=False)
-    words.whitespace, words.whitespace_split, words.commenters = ",", True, ""
-    source, options = "", {}
-    try:
-        for number, word in enumerate(words):
-            option, equals, value = word.partition("=")
-            if number == 0 and not option.strip().isidentifier():
-                source = word.strip()
-            elif equals and option.strip() not in options:
-                options[option.strip()] = value.strip()
-            elif number == 0:
-                source = word.strip()
-            else:
-                raise ValueError(word)
-    except ValueError as error:
-        raise UserError(BAD_CONFIG, f"{key}={text}: {expected}") from error
-    return name.strip(), source, options
-
-
-def parse_numbers(text: str, key: str, parameters: dict[str, float]) -> dict[str, float]:
-    """Read `name` or `name(number, option=number)` for a function of those parameters.
-
-    >>> parse_numbers("lora(4, alpha=8)", "adapt", {"rank": 8, "alpha": 16})
-    {'rank': 4, 'alpha': 8}
-    """
-    names = list(parameters)
-    expected = f"expected numbers for {', '.join(names) or 'nothing'}, each once"
-    inside = text.partition("(")[2].rstrip(")")
-    given: dict[str, float] = {}
-    for place, word in enumerate(filter(None, inside.split(","))):
-        name, equals, value = word.partition("=")
-        if not equals:
-            name, value = names[place] if place < len(names) else "", word
-        name = name.strip()
-        number = value.strip().replace(".", "", 1)
-        if name not in parameters or name in given or not number.isdecimal():
-            raise UserError(BAD_CONFIG, f"{key}={text}: {expected}")
-        given[name] = float(value) if "." in value else int(value)
-    return parameters | given
-
-
-def named_code(*settings: str) -> set[str]:
-    """Return the modules of all `module.name` in settings.
-
-    >>> sorted(named_code("2 * mine.noise(rate=0.5) + causal_lm", "python:texts.read", "a/b.txt"))
-    ['mine', 'texts']
-    """
-    names = re.findall(r"(?<![\w./-])([A-Za-z_][\w.]*)\.[A-Za-z_]\w*", " ".join(settings))
-    return set(names)
-
-
-def import_code(name: str, where: str) -> Any:
-    """Import the function or class that a setting names as `module.name`.
-
-    Args:
-        where: names the setting in errors.
+    >>> split("f(a=1, b=g(2)), h('x,y'), '('")
+    ['f(a=1, b=g(2))', "h('x,y')", "'('"]
 
     Raises:
-        UserError: for a module that user_code does not permit, and for whatever importing it
-            raises.
+        ValueError: where a bracket or a quote has no partner.
     """
-    module, _, function = name.rpartition(".")
-    permitted = permitted_code()
-    if permitted is not None and module not in permitted:
-        reason = "the file that names it is data, which imports no module"
-        fix = f"add --allow-code={module}, or in Python load it within user_code([{module!r}])"
-        raise UserError(BAD_CONFIG, f"{where}: {reason}; if you trust {module}, {fix}")
-    if "" not in sys.path:
-        sys.path.append("")  # like `python -m`: the directory that the command is given in
-    with user_errors(BAD_CONFIG, f"{where}: expected module.function of your own"):
-        return getattr(importlib.import_module(module), function)
+    pattern = re.compile(separator)
+    parts: list[str] = []
+    open_brackets: list[str] = []
+    quote = ""
+    start = place = 0
+    while place < len(text):
+        letter = text[place]
+        if quote:
+            if letter == quote:
+                quote = ""
+        elif letter in "'\"" and not text[place - 1 : place].isalnum():  # not an apostrophe
+            quote = letter
+        elif letter in _OPENING:
+            open_brackets.append(_CLOSING[_OPENING.index(letter)])
+        elif letter in _CLOSING:
+            if not open_brackets or open_brackets.pop() != letter:
+                raise ValueError(f"{letter} has no partner")
+        elif not open_brackets and (found := pattern.match(text, place)) and found[0]:
+            parts.append(text[start:place])
+            start = place = found.end()
+            continue
+        place += 1
+    if quote or open_brackets:
+        raise ValueError(f"{quote or open_brackets[-1]} is missing")
+    return [part.strip() for part in (*parts, text[start:])]
+
+
+def parse_list(text: str, key: str) -> list[str]:
+    """Return the parts of `a, f(b, c), d`.
+
+    Raises:
+        UserError: where a bracket or a quote has no partner.
+    """
+    try:
+        return split(text)
+    except ValueError as error:
+        raise UserError(BAD_CONFIG, f"{key}={_shown(text)}: {error}") from error
+
+
+def parse_call(text: str, key: str) -> Call:
+    """Parse `name` or `name(argument, option=value, …)`.
+
+    >>> parse_call("classify(my/file.tsv, text=sentence, label=1)", "--task")
+    Call(name='classify', arguments=['my/file.tsv'], options={'text': 'sentence', 'label': '1'})
+    """
+    try:
+        return _parse_call(text.strip())
+    except ValueError as error:
+        expected = "expected name or name(option=value, …), each option once"
+        raise UserError(BAD_CONFIG, f"{key}={_shown(text)}: {expected} ({error})") from error
+
+
+def _parse_call(text: str) -> Call:
+    name, bracket, inside = text.partition("(")
+    if not name.strip() or set(name) & set("\0\n'\"[]{})"):
+        raise ValueError("no name")
+    if not bracket:
+        return Call(name, [], {})
+    if not inside.endswith(")"):
+        raise ValueError(") is missing")
+    arguments: list[str] = []
+    options: dict[str, str] = {}
+    for part in split(inside[:-1]) if inside[:-1].strip() else ():
+        option, equals, value = (word.strip() for word in part.partition("="))
+        if not equals or not option.isidentifier():
+            if options or not part:
+                raise ValueError(f"{part!r} has no name")
+            arguments.append(part)
+        elif option in options:
+            raise ValueError(f"{option} is given twice")
+        else:
+            options[option] = value
+    return Call(name.strip(), arguments, options)
+
+
+def parse_sum(text: str, key: str, spaced: bool = False) -> list[tuple[float | None, str]]:
+    """Parse `a + 3 * b + 2 * (c + d)`: the terms with their rates, None for one without.
+
+    As in algebra, a rate before brackets applies to each term inside them.
+
+    >>> parse_sum("3 * causal_lm + 2 * (ul2 + prefix_lm(split=0.5))", "objective")
+    [(3.0, 'causal_lm'), (2.0, 'ul2'), (2.0, 'prefix_lm(split=0.5)')]
+    >>> parse_sum("c++/*.txt + web.jsonl", "data.source", spaced=True)
+    [(None, 'c++/*.txt'), (None, 'web.jsonl')]
+
+    Args:
+        spaced: True where + and * count only between spaces, because they may be part of a path.
+    """
+    blank = r"\s+" if spaced else r"\s*"
+    terms: list[tuple[float | None, str]] = []
+    try:
+        for part in split(text, rf"{blank}\+{blank}") if text.strip() else ():
+            factor, *others = split(part, rf"{blank}\*{blank}")
+            if not others:
+                rate, term = None, factor
+            else:
+                rate, term = _rate(factor, key), " * ".join(others)
+            if len(others) > 1 or (term.startswith("(") and term.endswith(")")):
+                inner = parse_sum(term.removeprefix("(").removesuffix(")"), key, spaced)
+                if rate is None:
+                    terms += inner
+                else:
+                    terms += [(rate * (other or 1.0), name) for other, name in inner]
+            elif not term:
+                raise ValueError("a term is missing")
+            else:
+                terms.append((rate, term))
+    except ValueError as error:
+        expected = "expected a sum such as 3 * a + b"
+        raise UserError(BAD_CONFIG, f"{key}={_shown(text)}: {expected} ({error})") from error
+    return terms
+
+
+def _rate(text: str, key: str) -> float:
+    try:
+        rate = float(text)
+    except ValueError as error:
+        raise UserError(
+            BAD_CONFIG, f"{key}: got the rate {text[:50]!r}, expected a number, as in 3 * a + b"
+        ) from error
+    if not 1e-9 <= rate <= 1e9:
+        expected = "expected a number above 0, between 1e-9 and 1e9"
+        raise UserError(BAD_CONFIG, f"{key}: got the rate {text[:50]}, {expected}")
+    return rate
+
+
+def parse_sources(text: str, key: str) -> list[tuple[float, str]]:
+    """Parse a sum of sources: their rates, 0 where none of them has one, and their names.
+
+    >>> parse_sources("3 * books/*.txt + web.jsonl", "data.source")
+    [(3.0, 'books/*.txt'), (1.0, 'web.jsonl')]
+    >>> parse_sources("books/*.txt + web.jsonl", "data.source")
+    [(0.0, 'books/*.txt'), (0.0, 'web.jsonl')]
+    """
+    terms = parse_sum(text, key, spaced=True)
+    missing = 1.0 if any(rate for rate, _ in terms) else 0.0
+    return [(missing if rate is None else rate, source) for rate, source in terms]
+
+
+def read_value(text: str, kind: Any = Any) -> Any:
+    """Read a value of a type: where text is wanted, what stands there, or stands between quotes;
+    elsewhere a literal, or else the text.
+
+    >>> read_value("8192", int), read_value("8192", str), read_value("'a, b'", str)
+    (8192, '8192', 'a, b')
+    """
+    if wants_text(kind) and text[:1] not in ("'", '"'):
+        return text
+    try:
+        return parse_literal(text)
+    except ValueError:
+        return text
+
+
+def wants_text(kind: Any) -> bool:
+    """True for the types of texts: str, and Literals of words.
+
+    >>> from typing import Annotated, Literal
+    >>> wants_text(Annotated[str, "a role"]), wants_text(Literal["a", "b"]), wants_text(int | str)
+    (True, True, False)
+    """
+    while get_args(kind):
+        kind = get_args(kind)[0]
+    return kind is str or isinstance(kind, str)
+
+
+def _shown(text: str) -> str:
+    """Return a text for an error, shortened."""
+    return repr(text if len(text) < 200 else text[:200] + "…")
 
 
 def names_files(tokenizer: str) -> bool:
@@ -168,41 +213,6 @@ def names_files(tokenizer: str) -> bool:
     (True, False)
     """
     return "/" in tokenizer or tokenizer.endswith((".model", ".json", ".txt", ".bpe"))
-
-
-def parse_sources(text: str, key: str) -> list[tuple[float, str]]:
-    """The sources of a sum, with their rates; 0 where none of them has one.
-
-    >>> parse_sources("3 * books/*.txt + web.jsonl", "data.source")
-    [(3.0, 'books/*.txt'), (1.0, 'web.jsonl')]
-    >>> parse_sources("books/*.txt + web.jsonl", "data.source")
-    [(0.0, 'books/*.txt'), (0.0, 'web.jsonl')]
-    """
-    sources = []
-    for term in text.split(" + ") if text else ():
-        rate, star, source = term.partition(" * ")
-        if star:
-            sources.append((_parse_rate(rate, key), source.strip()))
-        else:
-            sources.append((0.0, term.strip()))
-    if any(rate for rate, _ in sources):  # one without a rate counts once, as in a sum
-        sources = [(rate or 1.0, source) for rate, source in sources]
-    return sources
-
-
-def _parse_rate(text: str, key: str) -> float:
-    try:
-        rate = float(text)
-    except ValueError as error:
-        raise UserError(
-            BAD_CONFIG, f"{key}: got the rate {text!r}, expected a number, as in 3 * a + b"
-        ) from error
-    if not 1e-9 <= rate <= 1e9:
-        raise UserError(
-            BAD_CONFIG,
-            f"{key}: got the rate {text}, expected a number above 0, between 1e-9 and 1e9",
-        )
-    return rate
 
 
 def has_scheme(source: str) -> bool:

@@ -11,10 +11,27 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal
 
 from t5x_lite.config.grammar import parse_sources
 from t5x_lite.config.ranges import NonNegative, Positive, Range, Share, check_value
+from t5x_lite.config.roles import (
+    ADAPTATION,
+    BUDGET,
+    COMPUTATION,
+    FORMAT,
+    HEADS,
+    LOCAL,
+    OUTPUT,
+    PATH,
+    RESUMABLE,
+    SIZE,
+    SOURCES,
+    TOKENIZER,
+    OnlyWith,
+    Role,
+    type_hints,
+)
 from t5x_lite.errors import BAD_CONFIG, UserError, nearest
 
 Architecture = Literal["encoder", "decoder", "prefix_decoder", "encoder_decoder"]
@@ -31,6 +48,7 @@ class Checked:
     """
 
     SECTION = ""  # where its settings stand in a RunConfig, named in errors
+    ROLES: ClassVar[tuple[Role, ...]] = ()  # of all its settings
 
     def __post_init__(self):
         for name, kind in type_hints(type(self)).items():
@@ -44,17 +62,12 @@ class Checked:
         yield from ()
 
 
-def type_hints(schema: type) -> dict[str, Any]:
-    """The type of each field of a dataclass, ranges included."""
-    hints = get_type_hints(schema, include_extras=True)
-    return {field.name: hints[field.name] for field in dataclasses.fields(schema)}
-
-
 @dataclass(frozen=True)
 class Lengths(Checked):
     """Positions of a row, by the stack that reads them; 0: the architecture has no such stack."""
 
     SECTION = "data.lengths"
+    ROLES = (SIZE,)
 
     sequence_length: SequenceLength = 0  # of the one stack of an encoder, decoder or prefix_decoder
     inputs: SequenceLength = 0  # of the encoder of an encoder_decoder
@@ -94,7 +107,7 @@ class Data(Checked):
     # python_docs (built in); text files, .jsonl, .parquet, also compressed, as a path, directory,
     # glob or gs://…; tfds:NAME; hf:NAME; python:module.function (see data/text/sources.py).
     # Several: "a + b", or with rates "3 * a + b".
-    source: str = "python_docs"
+    source: Annotated[str, LOCAL, SOURCES] = "python_docs"
     # What one document of a text file is; a block ends at a blank line
     document: Literal["file", "line", "block"] = "file"
     field: str = "text"  # the column that holds the text, in JSON lines, parquet and data sets
@@ -103,25 +116,27 @@ class Data(Checked):
     # (Raffel et al., 2020, §3.5.2); higher: more evenly.
     temperature: Annotated[float, Range(1.0)] = 1.0
     cap: NonNegative = 0  # tokens that a source counts for at most; 0: all it has
-    validation_source: str = ""  # held-out text; empty: a share of each source
+    # Held-out text; empty: a share of each source
+    validation_source: Annotated[str, LOCAL, SOURCES] = ""
     # Share of documents held out, by a hash of their text
     validation_fraction: Annotated[float, Range(0.0, 0.9)] = 0.05
 
     # Trained on the source; or bytes; or existing files: a .model, tokenizer.json, vocab.txt (BERT)
     # or vocab.bpe.
-    tokenizer: str = "sentencepiece(vocab_size=8192)"
+    tokenizer: Annotated[str, LOCAL, TOKENIZER] = "sentencepiece(vocab_size=8192)"
     # Append to an existing tokenizer the special ids and sentinels that it lacks
     add_specials: bool = False
     # Where the tokens are kept; empty: in the cache, named by a hash of what they were made from
-    store: str = ""
-    processes: Annotated[int, Range(0, 256)] = 0  # that tokenize a large text; 0: one per core
+    store: Annotated[str, LOCAL, PATH] = ""
+    # That tokenize a large text; 0: one per core
+    processes: Annotated[int, Range(0, 256), LOCAL] = 0
 
     batch_size: Positive = 32  # rows of a step, over all devices
     # Of a task that share a row; 0: as many as there is room for
     examples_per_row: NonNegative = 0
     lengths: Lengths = Lengths()
     # The run ends when any text has been read this often; 0: only after training.steps
-    epochs: NonNegative = 0
+    epochs: Annotated[NonNegative, RESUMABLE, BUDGET] = 0
     # Tokens that stay together in shuffling; 0: the longest window of the objectives. Runs with the
     # same block and seed read the same text in the same order. Where a window crosses into another
     # block, an EOS is put between.
@@ -130,7 +145,7 @@ class Data(Checked):
     # row is left out (`inspect` says how much).
     split_documents: bool = False
     # Threads that make batches ahead; 0: each is made when it is needed
-    workers: Annotated[int, Range(0, 64)] = 1
+    workers: Annotated[int, Range(0, 64), LOCAL] = 1
 
     def _contradictions(self) -> Iterator[str]:
         if not self.validation_source and not self.validation_fraction:
@@ -138,6 +153,7 @@ class Data(Checked):
                 "data.validation_fraction: got 0; hold a share out, or name data.validation_source"
             )
         trained_on = [source for _, source in parse_sources(self.source, "data.source")]
+        parse_sources(self.validation_source, "data.validation_source")  # raises where it is wrong
         if self.validation_source and self.validation_source in trained_on:
             yield (
                 f"data.validation_source={self.validation_source}: it is trained on too; name "
@@ -152,25 +168,25 @@ class Model(Checked):
     SECTION = "model"
 
     architecture: Architecture = "decoder"  # which attention masks the stacks have
-    num_layers: Positive = 4  # blocks in each stack
+    num_layers: Annotated[Positive, SIZE] = 4  # blocks in each stack
     # Blocks in the decoder of an encoder_decoder; 0: num_layers
-    num_decoder_layers: NonNegative = 0
-    d_model: Positive = 128  # width of the residual stream
+    num_decoder_layers: Annotated[NonNegative, SIZE] = 0
+    d_model: Annotated[Positive, SIZE] = 128  # width of the residual stream
 
     # Parts are named as `name`, `name(option=value)`, or `my_module.MyPart` of your own: see
     # model/parts/table.py. What mixes positions in a block: attention, lstm(cells=0)
     mixer: str = "attention"
-    num_heads: Positive = 4  # of attention
-    head_dim: NonNegative = 0  # width of a head; 0: d_model / num_heads
+    num_heads: Annotated[Positive, SIZE] = 4  # of attention
+    head_dim: Annotated[NonNegative, SIZE] = 0  # width of a head; 0: d_model / num_heads
     # Heads of keys and values, each for a group of query heads; 1: multi-query; 0: num_heads
-    num_kv_heads: NonNegative = 0
+    num_kv_heads: Annotated[NonNegative, SIZE] = 0
     # A second decoder that reads each text from its end and predicts what comes before: a
     # bidirectional language model (ELMo: Peters et al., 2018, §3.1)
     backward_decoder: bool = False
 
     # mlp: act(x U) V; gated_mlp: (act(x U) * x W) V (Shazeer, 2020); none
     feed_forward: str = "mlp"
-    d_ff: NonNegative = 0  # inner width of the feed-forward part; 0: 4 × d_model
+    d_ff: Annotated[NonNegative, SIZE] = 0  # inner width of the feed-forward part; 0: 4 × d_model
     # act in the feed-forward part, and in BERT's mlm_head: see model/parts/activations.py
     activation: str = "gelu"
 
@@ -203,57 +219,64 @@ class Model(Checked):
     scale_embeddings: bool = False  # times the root of their width (Vaswani et al., 2017, §3.4)
     token_types: NonNegative = 0  # rows of the token type table (BERT: 2)
     # Of the sequence label head; 0: as many as the task has, 2 for sentence pairs, else none
-    num_classes: NonNegative = 0
+    num_classes: Annotated[NonNegative, HEADS] = 0
     # Whether the first and the last position of an answer are predicted (SQuAD)
-    span_head: bool = False
+    span_head: Annotated[bool, HEADS] = False
     vocab_size: NonNegative = 0  # 0: the tokenizer's size
     # Embedding rows are padded to a multiple of this and of mesh.tensor, which splits them
-    vocab_multiple: Positive = 128
+    vocab_multiple: Annotated[Positive, RESUMABLE, COMPUTATION] = 128
     shared_embeddings: bool = True  # encoder and decoder read the same table
-    tie_embeddings: bool = True  # the output layer is the (decoder's) embedding table
-    scale_logits: bool = False  # hidden states times d_model^-½ before the output layer (T5 1.0)
+    # The output layer is the (decoder's) embedding table
+    tie_embeddings: Annotated[bool, OUTPUT] = True
+    # Hidden states times d_model^-½ before the output layer (T5 1.0)
+    scale_logits: Annotated[bool, OUTPUT] = False
     # Attention logits times head_dim^-½; T5 has it in the initialisation
     scale_attention: bool = True
     # BERT's transform before the output layer: dense, activation, norm; and a bias after it
-    mlm_head: bool = False
+    mlm_head: Annotated[bool, OUTPUT] = False
     # Whether tokens are predicted; False: hidden states alone (an imported BertModel)
-    lm_head: bool = True
+    lm_head: Annotated[bool, HEADS] = True
 
     # What adapts a trained model to a task, its own parameters frozen: see training/adapt.py, which
     # sets these.
     # LoRA: x W + x A B · alpha / rank, in the dense layers named, and of the embedding tables where
     # "embedding" is (Hu et al., 2022)
-    lora_rank: NonNegative = 0
-    lora_alpha: Annotated[float, Range(0.0)] = 16.0
-    lora_targets: tuple = ("query", "value")
+    lora_rank: Annotated[NonNegative, ADAPTATION] = 0
+    lora_alpha: Annotated[float, Range(0.0), OnlyWith("lora_rank")] = 16.0
+    lora_targets: Annotated[tuple, OnlyWith("lora_rank")] = ("query", "value")
     # Width of the bottleneck after each part of a block (Houlsby et al., 2019)
-    adapter_size: NonNegative = 0
+    adapter_size: Annotated[NonNegative, ADAPTATION] = 0
     # Keys and values of each layer's self-attention that are no token's (Li and Liang, 2021)
-    prefix_length: NonNegative = 0
+    prefix_length: Annotated[NonNegative, ADAPTATION] = 0
     # Embeddings before the text that are no token's (Lester et al., 2021)
-    prompt_length: NonNegative = 0
+    prompt_length: Annotated[NonNegative, ADAPTATION] = 0
 
     # Of dense kernels: normal, or truncated at 2 σ, with init_stddev; or normal with fan_in^-½ (T5)
-    init: Literal["normal", "truncated", "fan_in"] = "normal"
-    init_stddev: Stddev = 0.02  # of dense kernels, unless init is fan_in
-    embedding_stddev: Stddev = 0.02  # of embedding tables
+    init: Annotated[Literal["normal", "truncated", "fan_in"], COMPUTATION] = "normal"
+    init_stddev: Annotated[Stddev, COMPUTATION] = 0.02  # of dense kernels, unless init is fan_in
+    embedding_stddev: Annotated[Stddev, COMPUTATION] = 0.02  # of embedding tables
     # Kernels that write to the residual stream: times (2 × num_layers)^-½ (GPT-2)
-    depth_scaled_init: bool = False
+    depth_scaled_init: Annotated[bool, COMPUTATION] = False
     # T5: attention begins as it often ends. In cross-attention a token attends to itself (Trockman
     # and Kolter, 2023), and two heads of the encoder to the tokens before and after (d'Ascoli et
     # al., 2021): a sentinel finds its place in the text from the first step on
-    mimetic_init: bool = False
+    mimetic_init: Annotated[bool, COMPUTATION] = False
 
-    dropout: Dropout = 0.0  # on embeddings and the output of each part
-    attention_dropout: Dropout = 0.0  # on attention weights; no fused kernel has it
-    ff_dropout: Dropout = 0.0  # inside the feed-forward part
+    dropout: Annotated[Dropout, COMPUTATION] = 0.0  # on embeddings and the output of each part
+    # On attention weights; no fused kernel has it
+    attention_dropout: Annotated[Dropout, COMPUTATION] = 0.0
+    ff_dropout: Annotated[Dropout, COMPUTATION] = 0.0  # inside the feed-forward part
 
     # Auto: the best for the device
-    attention_kernel: Literal["auto", "plain", "cudnn", "splash", "flash"] = "auto"
+    attention_kernel: Annotated[
+        Literal["auto", "plain", "cudnn", "splash", "flash"], RESUMABLE, COMPUTATION
+    ] = "auto"
     # Of the computation; parameters are float32. float64, of parameters too: for numerical tests
-    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
-    scan: bool = True  # one compiled block for all layers; False unrolls them
-    remat: bool = False  # recompute each block in the backward pass
+    dtype: Annotated[Literal["float32", "bfloat16", "float64"], COMPUTATION] = "float32"
+    # One compiled block for all layers; False unrolls them
+    scan: Annotated[bool, RESUMABLE, COMPUTATION] = True
+    # Recompute each block in the backward pass
+    remat: Annotated[bool, RESUMABLE, COMPUTATION] = False
 
     @property
     def is_encoder_decoder(self) -> bool:
@@ -370,6 +393,7 @@ class Mesh(Checked):
     """How the devices are arranged."""
 
     SECTION = "mesh"
+    ROLES = (RESUMABLE,)
 
     # Sizes that follow from the devices, the model and the rows (see training/arrangement.py), in
     # place of those below; auto: the fewest parts of the parameters that fit
@@ -410,10 +434,11 @@ class Optimizer(Checked):
     schedule: Literal["cosine", "linear", "inverse_square_root", "constant"] = "cosine"
     # What warmup_steps and decay_steps count; tokens: raw tokens read
     schedule_unit: Literal["steps", "tokens"] = "steps"
-    warmup_steps: NonNegative = 100  # linear, from initial_lr_ratio × peak to the peak
+    # Linear, from initial_lr_ratio × peak to the peak
+    warmup_steps: Annotated[NonNegative, SIZE] = 100
     initial_lr_ratio: Share = 0.0  # 1: held at the peak during the warm-up (T5)
     # Where cosine and linear end, counted from the first step; 0: with the run
-    decay_steps: NonNegative = 0
+    decay_steps: Annotated[NonNegative, SIZE] = 0
     final_lr_ratio: Share = 0.0  # share of the peak that cosine and linear end at
 
     # AdamW, and what Muon leaves to it
@@ -442,13 +467,18 @@ class Training(Checked):
 
     SECTION = "training"
 
-    steps: Positive = 1000  # of the whole run; data.epochs may end it earlier
-    log_every: Positive = 50  # write the metrics of every n-th step
+    # Of the whole run; data.epochs may end it earlier
+    steps: Annotated[Positive, RESUMABLE, BUDGET, SIZE] = 1000
+    # Write the metrics of every n-th step
+    log_every: Annotated[Positive, RESUMABLE, BUDGET, SIZE] = 50
     # Evaluate the whole validation split every n steps; 0: at the end only
-    eval_every: NonNegative = 0
-    checkpoint_every: NonNegative = 0  # save every n steps; 0: at the end only
-    keep_every: NonNegative = 0  # save every n steps, and keep these besides the newest; 0: none
-    microbatches: Positive = 1  # the batch in n parts, gradients summed: same result, less memory
+    eval_every: Annotated[NonNegative, RESUMABLE, BUDGET, SIZE] = 0
+    # Save every n steps; 0: at the end only
+    checkpoint_every: Annotated[NonNegative, RESUMABLE, BUDGET, SIZE] = 0
+    # Save every n steps, and keep these besides the newest; 0: none
+    keep_every: Annotated[NonNegative, RESUMABLE, SIZE] = 0
+    # The batch in n parts, gradients summed: same result, less memory
+    microbatches: Annotated[Positive, RESUMABLE, SIZE] = 1
     # The same parameters to the last bit on 1, 2, 4 or 8 devices: the batch in 16 parts, one after
     # the other, whose gradients are summed in one fixed order. Over mesh.data alone
     exact: bool = False
@@ -457,17 +487,19 @@ class Training(Checked):
     label_smoothing: Annotated[float, Range(0.0, 0.99)] = 0.0
     # Positions of each row whose logits exist at a time; 0: so many that these take about as much
     # room as the gradient of the head, but at least 128
-    loss_chunk: NonNegative = 0
+    loss_chunk: Annotated[NonNegative, RESUMABLE, SIZE] = 0
     # Weight of the language model's loss beside that of a task's head on a decoder (Radford et al.,
     # 2018)
     auxiliary_lm: Share = 0.5
     # End after so many evaluations of a task that brought nothing better; 0: never
-    patience: NonNegative = 0
+    patience: Annotated[NonNegative, RESUMABLE] = 0
     # Seconds without a finished step, or 20 times the median step if that is longer, after which a
     # run of several processes ends with exit code 142 and says which does not move; 0: never
-    stuck_after: Annotated[float, Range(0.0)] = 60.0
-    profile: tuple = ()  # (first, last) step written as a jax.profiler trace to WORKDIR/profile
-    loggers: tuple = LOGGERS[:1]  # where curves go besides metrics.jsonl: names of LOGGERS
+    stuck_after: Annotated[float, Range(0.0), RESUMABLE, SIZE] = 60.0
+    # (first, last) step written as a jax.profiler trace to WORKDIR/profile
+    profile: Annotated[tuple, RESUMABLE, SIZE] = ()
+    # Where curves go besides metrics.jsonl: names of LOGGERS
+    loggers: Annotated[tuple, RESUMABLE, SIZE] = LOGGERS[:1]
 
     def _contradictions(self) -> Iterator[str]:
         if self.exact and self.microbatches > 1:
@@ -499,24 +531,27 @@ class Task(Checked):
     SECTION = "task"
 
     name: str = ""  # in reports and prompts; empty: the run has no task, it learns its objective
-    kind: Literal[
-        "classify",  # which of the labels
-        "regress",  # which number
-        "choose",  # which of several answers
-        "generate",  # which text
-        "extract",  # which span of the text
-        "complete",  # how the text goes on, word for word (LAMBADA); evaluated only
-        "prefer",  # which of two sentences is the better (BLiMP); evaluated only
+    kind: Annotated[
+        Literal[
+            "classify",  # which of the labels
+            "regress",  # which number
+            "choose",  # which of several answers
+            "generate",  # which text
+            "extract",  # which span of the text
+            "complete",  # how the text goes on, word for word (LAMBADA); evaluated only
+            "prefer",  # which of two sentences is the better (BLiMP); evaluated only
+        ],
+        FORMAT,
     ] = "classify"
 
     # Where the examples are: hf:NAME, tfds:NAME, python:module.function, offline:NAME (see
     # data/tasks/offline.py); or files (.tsv .csv .jsonl .json .parquet .txt, also compressed): one,
     # a directory, or a glob. {split} stands for the split.
-    source: str = ""
+    source: Annotated[str, RESUMABLE, PATH] = ""
     # Names of the splits in the source; empty: there is none
     train: str = "train"
     validation: str = "validation"
-    test: str = ""
+    test: Annotated[str, RESUMABLE] = ""
     # Share of the training examples that is held out, by a hash of each, where the source has no
     # split for validation
     validation_fraction: Annotated[float, Range(0.0, 0.9)] = 0.1
@@ -533,14 +568,14 @@ class Task(Checked):
     # Classify: a name or number of labels; choose: the number of the right answer, or its text;
     # generate, extract: the text, or a list of all that count as right
     label: str = "label"
-    labels: tuple = ()  # names of the classes, in the order of their numbers
+    labels: Annotated[tuple, FORMAT] = ()  # names of the classes, in the order of their numbers
     first_label: Annotated[int, Range(-1)] = 0  # the number of the first label, or answer
     choices: tuple = ()  # choose: the fields of the answers, or one that holds a list
     group: str = ""  # of examples that are scored together, and shown as one
 
     # In words, for models that read and write text. Empty: "name field: text …", as T5 has it.
-    prompt: str = ""
-    label_words: tuple = ()  # what is written for each label; empty: its name
+    prompt: Annotated[str, FORMAT] = ""
+    label_words: Annotated[tuple, FORMAT] = ()  # what is written for each label; empty: its name
     # What a language model that was not trained on the task is asked: a template that the answer
     # follows. Empty: the prompt. And its words for each label.
     question: str = ""
@@ -548,15 +583,15 @@ class Task(Checked):
 
     answer_start: str = ""  # extract: the field with the place of each answer in the text
     # Regress, in words: numbers are written to the nearest multiple, 0.2 as T5 has them
-    number_step: Annotated[float, Range(0.0, open=True)] = 0.2
+    number_step: Annotated[float, Range(0.0, open=True), FORMAT] = 0.2
 
     # How predictions are judged: names in data/tasks/metrics.py. The first is what checkpoints and
     # settings are chosen by. Empty: those usual for the kind
     metrics: tuple = ()
     # The file that the benchmark wants of the test split, such as RTE.tsv; whether it has the names
     # of the labels, or their numbers
-    submission: str = ""
-    submission_names: bool = False
+    submission: Annotated[str, RESUMABLE] = ""
+    submission_names: Annotated[bool, RESUMABLE] = False
 
     def __post_init__(self):
         super().__post_init__()
@@ -587,7 +622,7 @@ class RunConfig(Checked):
 
     seed: Seed = 0  # of parameters, order, masks and dropout
     # The directory of a run whose parameters this one starts from; empty: drawn at random
-    init_from: str = ""
+    init_from: Annotated[str, RESUMABLE, PATH] = ""
     objective: str = "causal_lm"  # inputs and targets, e.g. span_corruption(mean_span_length=2)
     task: Task = Task()  # learned instead of the objective, where it has a name
     # Which parameters are trained, those of init_from or new ones: full, lora(rank=8, alpha=16),

@@ -19,7 +19,7 @@ import jax
 from t5x_lite import storage
 from t5x_lite.config import RunConfig, Task
 from t5x_lite.config.files import parse_grid
-from t5x_lite.config.grammar import named_code, user_code
+from t5x_lite.config.permission import named_code, user_code
 from t5x_lite.data.tasks.examples import readable, with_labels_of
 from t5x_lite.data.tasks.task_data import TaskData, TaskPlan, TaskSplit
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer

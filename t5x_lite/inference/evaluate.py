@@ -4,7 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 from t5x_lite.config import Task
-from t5x_lite.config.grammar import named_code, user_code
+from t5x_lite.config.permission import named_code, user_code
+from t5x_lite.config.roles import FORMAT, settings_with
 from t5x_lite.data.tasks.metrics import by_group, check_metrics, judge
 from t5x_lite.data.tasks.records import has_splits
 from t5x_lite.data.tasks.task_data import TaskData, TaskPlan
@@ -12,9 +13,6 @@ from t5x_lite.errors import USAGE, UserError
 from t5x_lite.inference.predict import as_records, predict
 from t5x_lite.inference.zero_shot import Asking, Evaluated, ask
 from t5x_lite.training.run_directory import LoadedModel
-
-# Fields of a task that training has fixed. The examples may come from elsewhere.
-_LEARNED = ("kind", "labels", "prompt", "label_words", "number_step")
 
 
 def evaluate_task(loaded: LoadedModel, task: Task, asking: Asking) -> dict[str, Any]:
@@ -57,7 +55,8 @@ def _evaluate_learned(loaded: LoadedModel, task: Task, asking: Asking) -> Evalua
     rows = loaded.rows
     assert isinstance(rows, TaskPlan)
     # Training fixed how examples are read and answered; `task` says where they are.
-    learned = replace(task, **{name: getattr(rows.task, name) for name in _LEARNED})
+    fixed = {name: getattr(rows.task, name) for name in settings_with(Task, FORMAT)}
+    learned = replace(task, **fixed)
     if not has_splits(task.source) and task.source != rows.task.source:
         learned = replace(learned, train="")  # another file, none of which was trained on
     check_metrics(learned)

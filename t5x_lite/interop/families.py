@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from t5x_lite.config import Model, ModelDimensions
+from t5x_lite.config.roles import COMPUTATION, HEADS, settings_with, without_effect
 from t5x_lite.errors import BAD_CONFIG, BAD_DATA, UserError
 from t5x_lite.model.parts.options import canonical, write_part
 from t5x_lite.model.parts.positions import POSITIONS, make_positions, position_limit
@@ -216,29 +217,6 @@ ENCODER_ALONE: ModelFields = {
     "lm_head": False,
 }
 
-# Fields that do not decide whether a model belongs to a family: most say how it is trained or
-# computed, not what it computes.
-_NOT_COMPARED = {
-    "init",
-    "init_stddev",
-    "embedding_stddev",
-    "depth_scaled_init",
-    "mimetic_init",
-    "dropout",
-    "attention_dropout",
-    "ff_dropout",
-    "dtype",
-    "scan",
-    "remat",
-    "attention_kernel",
-    "vocab_multiple",
-    "num_classes",  # the parameters tell which heads there are
-    "lm_head",
-    "span_head",
-    "lora_alpha",  # without a rank the LoRA settings have no effect
-    "lora_targets",
-}
-
 
 def differences(family: Family, model: ModelDimensions) -> list[Difference]:
     """Return the fields in which a model differs from a family; empty if it belongs to it.
@@ -248,7 +226,9 @@ def differences(family: Family, model: ModelDimensions) -> list[Difference]:
     """
     if model.activation not in _ACTIVATION_NAMES:
         return [Difference("activation", model.activation, "gelu")]
-    ignored = set(_NOT_COMPARED)
+    # The parameters, and not the settings, tell which heads there are.
+    ignored = settings_with(ModelDimensions, COMPUTATION, HEADS)
+    ignored.update(without_effect(model))
     if position_limit(model) is None:
         ignored.add("max_length")
     if family.tied_by_tensors:

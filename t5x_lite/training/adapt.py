@@ -1,28 +1,20 @@
 """Which parameters of a model are trained on a task, and which stay as they were.
 
-full          all of them
-lora(8)       low-rank updates of dense layers and embeddings (Hu et al., 2022)
-prefix(20)    keys and values before the text, in every layer (Li and Liang, 2021)
-prompt(20)    embeddings before the text (Lester et al., 2021)
-adapter(64)   bottlenecks after each part of a block, and the norms (Houlsby et al., 2019)
-bitfit        biases (Ben Zaken et al., 2022)
-probe         the head of the task
-last(2)       the last layers of each stack, its final norm, and the head
-
-The head of a task is trained with all of them. A run saves what is trained alone.
+The head of a task is trained in each of ADAPTATIONS. A run saves only what is trained.
 """
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from t5x_lite.config import ModelDimensions
-from t5x_lite.config.grammar import parse_numbers
-from t5x_lite.errors import BAD_CONFIG, UserError, nearest
+from t5x_lite.config.named import find_named
+from t5x_lite.config.ranges import Positive, Range
+from t5x_lite.errors import BAD_CONFIG, UserError
 from t5x_lite.model.heads import HEAD_MODULES, Params
 from t5x_lite.model.transformer import parameter_axes
 
@@ -114,6 +106,8 @@ def _period(paths: Iterable[Path]) -> int:
     return max((int(name.removeprefix("block_")) + 1 for name in places), default=1)
 
 
+PositiveFloat = Annotated[float, Range(0.0, open=True)]
+
 FULL = Adaptation("full", {}, lambda path: True)
 
 # Parameters that no model has unless it is adapted, by a part of their name.
@@ -135,57 +129,69 @@ def _named(*names: str) -> Callable[[Path], bool]:
     return lambda path: is_head(path) or any(name in part for part in path for name in names)
 
 
-def _lora(rank: int, alpha: float) -> Adaptation:
-    settings = {"lora_rank": rank, "lora_alpha": float(alpha)}
-    return Adaptation("lora", settings, _named("lora_"))
+def full() -> Adaptation:
+    """Train everything."""
+    return FULL
 
 
-def _last(layers: int) -> Adaptation:
+def lora(rank: Positive = 8, alpha: PositiveFloat = 16.0) -> Adaptation:
+    """Train low-rank updates of dense kernels (Hu et al., 2022)."""
+    return Adaptation("lora", {"lora_rank": rank, "lora_alpha": alpha}, _named("lora_"))
+
+
+def prefix(length: Positive = 20) -> Adaptation:
+    """Train keys and values before those of each layer (Li and Liang, 2021)."""
+    return Adaptation("prefix", {"prefix_length": length}, _named("prefix_"))
+
+
+def prompt(length: Positive = 20) -> Adaptation:
+    """Train embeddings before the text (Lester et al., 2021)."""
+    return Adaptation("prompt", {"prompt_length": length}, _named("prompt"))
+
+
+def adapter(size: Positive = 64) -> Adaptation:
+    """Train a bottleneck after each part of a block, and the norms (Houlsby et al., 2019)."""
+    return Adaptation("adapter", {"adapter_size": size}, _named("_adapter", "norm"))
+
+
+def bitfit() -> Adaptation:
+    """Train the biases (Ben Zaken et al., 2022)."""
+    return Adaptation("bitfit", {}, lambda path: is_head(path) or path[-1].endswith("bias"))
+
+
+def probe() -> Adaptation:
+    """Train the head of the task only."""
+    return Adaptation("probe", {}, is_head)
+
+
+def last(layers: Positive = 2) -> Adaptation:
+    """Train the last layers of each stack."""
+
     def is_trained(path: Path) -> bool:
         return is_head(path) or "layers" in path or "final_norm" in path
 
     return Adaptation("last", {}, is_trained, layers)
 
 
-_ADAPTATIONS: dict[str, tuple[dict[str, float], Callable[..., Adaptation]]] = {
-    "full": ({}, lambda: FULL),
-    "lora": ({"rank": 8, "alpha": 16}, _lora),
-    "prefix": (
-        {"length": 20},
-        lambda length: Adaptation("prefix", {"prefix_length": length}, _named("prefix_")),
-    ),
-    "prompt": (
-        {"length": 20},
-        lambda length: Adaptation("prompt", {"prompt_length": length}, _named("prompt")),
-    ),
-    "adapter": (
-        {"size": 64},
-        lambda size: Adaptation("adapter", {"adapter_size": size}, _named("_adapter", "norm")),
-    ),
-    "bitfit": (
-        {},
-        lambda: Adaptation("bitfit", {}, lambda path: is_head(path) or path[-1].endswith("bias")),
-    ),
-    "probe": ({}, lambda: Adaptation("probe", {}, is_head)),
-    "last": ({"layers": 2}, _last),
+ADAPTATIONS: dict[str, Callable[..., Adaptation]] = {
+    "full": full,
+    "lora": lora,
+    "prefix": prefix,
+    "prompt": prompt,
+    "adapter": adapter,
+    "bitfit": bitfit,
+    "probe": probe,
+    "last": last,
 }
 
 
 def parse_adaptation(text: str) -> Adaptation:
-    """Read the setting `adapt`.
+    """Parse the setting `adapt`.
 
     Raises:
-        UserError: for a way that does not exist, and numbers that make no sense.
+        UserError: for an unknown adaptation or option, or a value that is out of range.
     """
-    name = text.partition("(")[0].strip()
-    if name not in _ADAPTATIONS:
-        raise UserError(BAD_CONFIG, f"adapt={text}: no such way; {nearest(name, _ADAPTATIONS)}")
-    parameters, make = _ADAPTATIONS[name]
-    numbers = parse_numbers(text, "adapt", parameters)
-    for key, value in numbers.items():
-        if value <= 0 or (key != "alpha" and value != int(value)):
-            raise UserError(BAD_CONFIG, f"adapt={text}: {key}: got {value}, expected at least 1")
-    return make(**numbers)
+    return find_named(text, ADAPTATIONS, "adapt", "adaptation")()
 
 
 def merge_low_rank(model: ModelDimensions, params: Params) -> tuple[ModelDimensions, Params]:

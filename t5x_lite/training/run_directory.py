@@ -21,7 +21,17 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from t5x_lite import storage
 from t5x_lite.config import Mesh, ModelDimensions, RunConfig, to_dict
 from t5x_lite.config.files import flatten, load_run_config
-from t5x_lite.config.grammar import Modules, permitted_code, user_code
+from t5x_lite.config.permission import Modules, permitted_code, user_code
+from t5x_lite.config.roles import (
+    ADAPTATION,
+    COMPUTATION,
+    HEADS,
+    LOCAL,
+    OUTPUT,
+    RESUMABLE,
+    settings_with,
+    without_effect,
+)
 from t5x_lite.data.rows.batches import RunData, TextData
 from t5x_lite.data.rows.row_plan import RowPlan
 from t5x_lite.data.store.prepare import prepare
@@ -41,80 +51,13 @@ from t5x_lite.training.best import best_directory
 from t5x_lite.training.checkpoint import Checkpoints, is_whole
 from t5x_lite.training.step import parameter_shardings
 
-# Where the text lies may differ from host to host; which it is may not.
-_OF_A_HOST = {
-    "data.source",
-    "data.validation_source",
-    "data.tokenizer",
-    "data.store",
-    "data.workers",
-    "data.processes",
-}
-
-# What may differ when a run continues: how long, how often, on what machine, and where the text
-# lies, not what it is.
-_FREE_SETTINGS = _OF_A_HOST | {
-    "init_from",
-    "data.epochs",
-    "task.source",
-    "task.test",
-    "task.submission",
-    "task.submission_names",
-    "model.remat",
-    "model.scan",
-    "model.attention_kernel",
-    "model.vocab_multiple",
-    "training.steps",
-    "training.microbatches",
-    "training.loss_chunk",
-    "training.profile",
-    "training.log_every",
-    "training.loggers",
-    "training.eval_every",
-    "training.checkpoint_every",
-    "training.keep_every",
-    "training.patience",
-    "training.stuck_after",
-}
-
-# What of a model may differ from that whose parameters it starts from: how it is computed and
-# trained, and its heads.
-_FREE_OF_INIT = {
-    "dtype",
-    "scan",
-    "remat",
-    "attention_kernel",
-    "vocab_multiple",
-    "dropout",
-    "attention_dropout",
-    "ff_dropout",
-    "init",
-    "init_stddev",
-    "embedding_stddev",
-    "depth_scaled_init",
-    "mimetic_init",
-    "num_classes",
-    "span_head",
-    "lm_head",
-    "mlm_head",
-    "tie_embeddings",
-    "scale_logits",
-}
-# What adapts a model may be new, but what a model was adapted by may not be left out.
-_ADAPTATIONS = {"lora_rank", "adapter_size", "prefix_length", "prompt_length"}
-_FREE_OF_ADAPTATION = {"lora_alpha", "lora_targets"}
-
 _OUTPUTS_OF_TASKS = ("classifier/output", "span_head/output")
 
 
 def fixed_settings(config: RunConfig) -> dict[str, Any]:
     """The settings, flat, that may not differ when a run continues."""
-    flat = flatten(to_dict(config))
-    return {
-        key: value
-        for key, value in flat.items()
-        if key not in _FREE_SETTINGS and not key.startswith("mesh.")
-    }
+    free = settings_with(RunConfig, RESUMABLE, LOCAL)
+    return {key: value for key, value in flatten(to_dict(config)).items() if key not in free}
 
 
 # Writing.
@@ -171,8 +114,9 @@ def facts(config: RunConfig, workdir: Path, data: RunData) -> dict[str, str]:
     """What all processes of a run must have in common: settings, directory, text, tokenizer, code
     and libraries.
     """
+    local = settings_with(RunConfig, LOCAL)
     settings = flatten(to_dict(config))
-    shared = {key: str(value) for key, value in settings.items() if key not in _OF_A_HOST}
+    shared = {key: str(value) for key, value in settings.items() if key not in local}
     text = {key: str(data.manifest[key]) for key in ("tokenizer", "train", "validation")}
     code = hashlib.sha256()
     for path in sorted(Path(__file__).parent.parent.rglob("*.py")):
@@ -322,7 +266,7 @@ class LoadedModel:
 def read(workdir: Path) -> tuple[Resolved, Tokenizer]:
     """What the run in a directory is, and its tokenizer.
 
-    Its config.json is data: it imports only what `config.grammar.user_code` permits.
+    Its config.json is data: it imports only what `config.permission.user_code` permits.
     """
     config = load_run_config(workdir / "config.json")
     tokenizer = tokenizers.load(workdir / "tokenizer")
@@ -484,9 +428,12 @@ def check_init_from(resolved: Resolved, tokenizer: Tokenizer) -> None:
     directory = storage.local_path(resolved.config.init_from)
     # Whoever starts a run with objectives of their own may start it from a run with the same.
     theirs, their_tokenizer = read(directory)
-    free = _FREE_OF_INIT | {name for name in _ADAPTATIONS if not getattr(theirs.model, name)}
-    if not theirs.model.lora_rank:
-        free |= _FREE_OF_ADAPTATION
+    free = settings_with(ModelDimensions, COMPUTATION, HEADS, OUTPUT)
+    # What adapts a model may be new, but what it was adapted by may not be left out.
+    for name in settings_with(ModelDimensions, ADAPTATION):
+        if not getattr(theirs.model, name):
+            free.add(name)
+    free.update(without_effect(theirs.model))
     if position_limit(resolved.model) is None:
         free.add("max_length")
     old, new = to_dict(theirs.model), to_dict(resolved.model)

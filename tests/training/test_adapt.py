@@ -114,12 +114,12 @@ def test_last_layers_are_slices(make, adapt, more):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("lore", "adapt=lore: no such way; did you mean lora"),
+        ("lore", "adapt=lore: no such adaptation; did you mean lora"),
         ("lora(0)", "rank: got 0, expected at least 1"),
-        ("lora(1.5)", "rank: got 1.5, expected at least 1"),
-        ("lora(8, 16, 3)", "expected numbers for rank, alpha, each once"),
-        ("lora(size=8)", "expected numbers for rank, alpha"),
-        ("probe(3)", "expected numbers for nothing"),
+        ("lora(1.5)", "rank: got 1.5, expected a whole number"),
+        ("lora(8, 16, 3)", "got 3; expected options by name"),
+        ("lora(size=8)", "lora has no option size; expected one of rank, alpha"),
+        ("probe(3)", "got 3; it has no options"),
     ],
 )
 def test_what_is_no_adaptation(text, words):

@@ -2,23 +2,20 @@
 rates.
 """
 
-import ast
-import inspect
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, get_type_hints
 
 import numpy as np
 
-from t5x_lite.config.grammar import import_code, parse_call
-from t5x_lite.config.ranges import check_value
+from t5x_lite.config.grammar import parse_sum
+from t5x_lite.config.named import find_named, write_call
 from t5x_lite.data.objectives import OBJECTIVES, UL2
 from t5x_lite.data.objectives.declaration import Bound, ObjectiveFunction, Traits
 from t5x_lite.data.objectives.pairs import Pairs
 from t5x_lite.data.rng import RowRng
 from t5x_lite.data.tokenizers.vocabulary import Vocabulary
-from t5x_lite.errors import BAD_CONFIG, UserError, nearest, user_errors
+from t5x_lite.errors import BAD_CONFIG, UserError, user_errors
 
 _MANY = 1000  # raw tokens; enough for the bound to show whether an objective makes sentinels
 
@@ -39,8 +36,7 @@ class Objective:
         >>> str(parse_objective("span_corruption(noise_density=0.2)"))
         'span_corruption(noise_density=0.2)'
         """
-        options = ", ".join(f"{key}={value!r}" for key, value in self.options.items())
-        return f"{self.name}({options})" if options else self.name
+        return write_call(self.name, self.options)
 
     def __call__(
         self, tokens: np.ndarray, rng: RowRng, vocabulary: Vocabulary
@@ -73,47 +69,17 @@ class Objective:
         return Objective(self.name, options, self.function)
 
 
-def find(name: str) -> ObjectiveFunction:
-    """Return the objective function with this name: one of OBJECTIVES, or the user's own
-    `module.function`.
-    """
-    if name in OBJECTIVES:
-        return OBJECTIVES[name]
-    if "." not in name:
-        raise UserError(
-            BAD_CONFIG,
-            f"objective={name}: no such objective; {nearest(name, [*OBJECTIVES, 'ul2'])}",
-        )
-    function: Any = import_code(name, f"objective={name}")
-    if not hasattr(function, "bound"):
-        fix = "put @objective(bound=…) before it, as in data/objectives/declaration.py"
-        raise UserError(BAD_CONFIG, f"objective={name}: has no bound; {fix}")
-    return function
-
-
 def parse_objective(spec: str) -> Objective:
     """Parse one objective, such as "span_corruption(mean_span_length=2)".
-
-    Args:
 
     Raises:
         UserError: for an unknown name or option, or a value that is out of range.
     """
-    name, options = parse_call(spec, "objective")
-    function = find(name)
-    with user_errors(BAD_CONFIG, f"objective={name}: its options cannot be read"):
-        parameters = inspect.signature(function).parameters.values()
-        annotations = get_type_hints(function, include_extras=True)
-    known = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
-    for option, value in options.items():
-        if option not in known:
-            hint = nearest(option, known) if known else "it has none"
-            raise UserError(BAD_CONFIG, f"objective={spec}: {name} has no option {option}; {hint}")
-        if option in annotations:
-            key = f"objective={spec}: {option}"
-            with user_errors(BAD_CONFIG, f"{key}: its annotation cannot be checked"):
-                options[option] = check_value(value, annotations[option], key)
-    return Objective(name, options, function)
+    named = find_named(spec, OBJECTIVES, "objective", "objective")
+    if not hasattr(named.target, "bound"):
+        fix = "put @objective(bound=…) before it, as in data/objectives/declaration.py"
+        raise UserError(BAD_CONFIG, f"objective={named.name}: has no bound; {fix}")
+    return Objective(named.name, named.options, named.target)
 
 
 def parse_mixture(spec: str) -> list[tuple[float, Objective]]:
@@ -127,27 +93,13 @@ def parse_mixture(spec: str) -> list[tuple[float, Objective]]:
     >>> [(rate, objective.name) for rate, objective in mixture]
     [(0.75, 'causal_lm'), (0.25, 'prefix_lm')]
     """
-    try:
-        terms = _terms(ast.parse(spec.strip(), mode="eval").body, 1.0)
-    except (SyntaxError, ValueError, TypeError, OverflowError, RecursionError):
-        terms = [(1.0, spec)]
+    terms = []
+    for rate, term in parse_sum(spec, "objective"):
+        members = UL2 if term == "ul2" else [term]
+        for member in members:
+            terms.append(((1.0 if rate is None else rate) / len(members), member))
     total = math.fsum(rate for rate, _ in terms)
     return [(rate / total, parse_objective(term)) for rate, term in terms]
-
-
-def _terms(node: ast.expr, rate: float) -> list[tuple[float, str]]:
-    """Return the terms of a sum with their rates."""
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return _terms(node.left, rate) + _terms(node.right, rate)
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
-        factor = ast.literal_eval(node.left)
-        if not isinstance(factor, int | float) or not 1e-9 <= factor * rate <= 1e9:
-            raise ValueError(f"{factor} is no rate")
-        return _terms(node.right, rate * factor)
-    term = ast.unparse(node)
-    if term == "ul2":
-        return [(rate / len(UL2), denoiser) for denoiser in UL2]
-    return [(rate, term)]
 
 
 def check_vocabulary(objective: Objective, window: int, vocabulary: Vocabulary) -> None:

@@ -23,7 +23,7 @@ import numpy as np
 
 from t5x_lite import storage
 from t5x_lite.config import Data
-from t5x_lite.config.grammar import Modules, permitted_code, user_code
+from t5x_lite.config.permission import Modules, permitted_code, user_code
 from t5x_lite.data.store.corpus import SPLITS, Split
 from t5x_lite.data.store.encoding import EncodedShard, Progress, ShardEncoder, SingleTokenPolicy
 from t5x_lite.data.store.shards import (

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 import numpy as np
 
 from t5x_lite.config import Task
-from t5x_lite.config.grammar import has_scheme, import_code
+from t5x_lite.config.grammar import has_scheme
+from t5x_lite.config.permission import import_code
 from t5x_lite.data.tasks.offline import OFFLINE
 from t5x_lite.data.text import files, sources
 from t5x_lite.errors import BAD_DATA, NO_FILE, UserError, nearest, optional_import, user_errors

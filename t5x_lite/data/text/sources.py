@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import parse_qsl
 
-from t5x_lite.config.grammar import import_code
+from t5x_lite.config.permission import import_code
 from t5x_lite.data.text import files
 from t5x_lite.data.text.files import Document, DocumentUnit
 from t5x_lite.errors import BAD_DATA, NO_FILE, UserError, optional_import, user_errors

@@ -8,7 +8,7 @@ import hashlib
 import io
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from t5x_lite.config.grammar import names_files, parse_call
+from t5x_lite.config.named import find_named
 from t5x_lite.data.tokenizers.text_models import (
     LONE_SURROGATE,
     Bytes,
@@ -229,14 +230,11 @@ def make(
             return load(Path(spec))
         with user_errors(NO_FILE, f"data.tokenizer={spec}: no usable tokenizer"):
             return Tokenizer(_model_of_files(contents), add_specials)
-    name, options = parse_call(spec, "data.tokenizer")
-    if name == "bytes" and not options:
-        return Tokenizer()
-    if name == "sentencepiece" and set(options) <= {"vocab_size"}:
-        return train(documents, options.get("vocab_size", _DEFAULT_VOCAB_SIZE))
-    existing = "a path to .model, tokenizer.json, vocab.txt or vocab.bpe"
-    kinds = ["bytes", "sentencepiece(vocab_size=8192)", existing]
-    raise UserError(BAD_CONFIG, f"data.tokenizer={spec}: {nearest(spec, kinds)}")
+    if parse_call(spec, "data.tokenizer").name not in _KINDS:
+        existing = "a path to .model, tokenizer.json, vocab.txt or vocab.bpe"
+        kinds = ["bytes", "sentencepiece(vocab_size=8192)", existing]
+        raise UserError(BAD_CONFIG, f"data.tokenizer={spec}: {nearest(spec, kinds)}")
+    return find_named(spec, _KINDS, "data.tokenizer", "tokenizer")(documents)
 
 
 def planned_size(spec: str, add_specials: bool = False) -> int:
@@ -245,8 +243,10 @@ def planned_size(spec: str, add_specials: bool = False) -> int:
     >>> planned_size("sentencepiece(vocab_size=32000)"), planned_size("bytes")
     (32000, 524)
     """
-    if spec.startswith("sentencepiece") and not names_files(spec):
-        return parse_call(spec, "data.tokenizer")[1].get("vocab_size", _DEFAULT_VOCAB_SIZE)
+    if not names_files(spec):
+        kind = find_named(spec, _KINDS, "data.tokenizer", "tokenizer")
+        if kind.target is train:
+            return kind.options.get("vocab_size", _DEFAULT_VOCAB_SIZE)
     return make(spec, (), add_specials).vocabulary.size
 
 
@@ -262,7 +262,12 @@ _MIN_VOCAB_SIZE = _APPENDED_IDS + _OTHER_PIECES + 1
 _MAX_PIECES = 2_000_000  # SentencePiece chooses from a million candidates and all characters
 
 
-def train(documents: Iterable[str], vocab_size: int) -> Tokenizer:
+def of_bytes(documents: Iterable[str]) -> Tokenizer:
+    """Return the tokenizer whose ids are bytes; it is not trained."""
+    return Tokenizer()
+
+
+def train(documents: Iterable[str], vocab_size: int = _DEFAULT_VOCAB_SIZE) -> Tokenizer:
     """Train a lossless SentencePiece unigram model.
 
     It normalises nothing and keeps all white space. At most half of the pieces that are asked for
@@ -303,6 +308,9 @@ def train(documents: Iterable[str], vocab_size: int) -> Tokenizer:
             "this text is too small for more ids"
         )
     return tokenizer
+
+
+_KINDS: dict[str, Callable[..., Tokenizer]] = {"bytes": of_bytes, "sentencepiece": train}
 
 
 def _training_texts(documents: Iterable[str]) -> Iterator[str]:

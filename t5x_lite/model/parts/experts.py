@@ -27,7 +27,7 @@ from t5x_lite.model.dense import Dense, kernel_init, parameter_dtype, with_axes
 from t5x_lite.model.matmul import matmul, rounded, wide_dtype
 from t5x_lite.model.parts.activations import activate
 from t5x_lite.model.parts.contract import Auxiliary, Measured, Setting, Stack
-from t5x_lite.model.parts.options import write_part
+from t5x_lite.model.parts.options import own_options, write_part
 
 _FEWEST_SLOTS = 4  # of an expert for a row, as in Mesh TensorFlow: short rows are rarely even
 
@@ -61,6 +61,15 @@ class Routed(NamedTuple):
     probabilities: Float[Array, "B T E"]
     counts: Float[Array, " E"]
     dropped: Float[Array, "B T"]
+
+
+def slots_per_row(length: int, share: float) -> int:
+    """Return how many tokens of a row an expert has room for: a share of them, but at least 4.
+
+    >>> slots_per_row(512, 1.25 * 2 / 8), slots_per_row(8, 1.25 * 2 / 8), slots_per_row(2, 1.0)
+    (160, 4, 2)
+    """
+    return min(length, max(math.ceil(share * length), _FEWEST_SLOTS))
 
 
 class Experts(nn.Module):
@@ -117,14 +126,8 @@ class Experts(nn.Module):
 
     @nn.nowrap
     def slots(self, length: int) -> int:
-        """Return the slots of an expert for a row of this length.
-
-        >>> experts = Experts(None, num=8, top_k=2, capacity=1.25, parent=None)
-        >>> experts.slots(512), experts.slots(8), experts.slots(2)
-        (160, 4, 2)
-        """
-        fair = math.ceil(self.capacity * self.top_k * length / self.num)
-        return min(length, max(fair, _FEWEST_SLOTS))
+        """Return the slots of an expert for a row of this length."""
+        return slots_per_row(length, self.capacity * self.top_k / self.num)
 
     def dispatch(self, x_BTD: Float[Array, "B T D"], context: Any, drops: bool) -> Routed:
         """Choose the experts of each token, and put the tokens in order for them.
@@ -245,8 +248,8 @@ class Experts(nn.Module):
         """Return the feed-forward part of a layer, by its place among those that repeat."""
         if place < self.every - 1:
             return self.kind
-        name, options = parse_call(self.config.feed_forward, "model.feed_forward")
-        return write_part({name: type(self)}, name, **(options | {"every": 1}))
+        name = parse_call(self.config.feed_forward, "model.feed_forward").name
+        return write_part({name: type(self)}, name, **(own_options(self) | {"every": 1}))
 
     @property
     @nn.nowrap

@@ -3,14 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
-from typing import Any, get_type_hints
+from typing import Any
 
 from t5x_lite.config import ModelDimensions
-from t5x_lite.config.grammar import import_code, parse_call
-from t5x_lite.config.ranges import check_value
-from t5x_lite.errors import BAD_CONFIG, UserError, nearest
-
-_NO_OPTIONS = {"config", "parent", "name"}  # what every part is made with
+from t5x_lite.config.named import Named, find_named, option_types, write_call
+from t5x_lite.errors import BAD_CONFIG, UserError
 
 
 def make_part(table: Mapping[str, Any], setting: str, config: ModelDimensions, **more: Any) -> Any:
@@ -24,8 +21,8 @@ def make_part(table: Mapping[str, Any], setting: str, config: ModelDimensions, *
     Raises:
         UserError: for a name, an option or a value that does not exist.
     """
-    part, options = find_part(f"model.{setting}", getattr(config, setting), tuple(table.items()))
-    return None if part is None else part(config, **options, **more)
+    part = find_part(f"model.{setting}", getattr(config, setting), tuple(table.items()))
+    return None if part.target is None else part(config, **more)
 
 
 def part_name(spec: str) -> str:
@@ -46,37 +43,24 @@ def write_part(table: Mapping[str, Any], name: str, **options: Any) -> str:
     """
     defaults = {} if table.get(name) is None else {f.name: f.default for f in fields(table[name])}
     given = {key: value for key, value in sorted(options.items()) if value != defaults.get(key)}
-    inside = ", ".join(f"{key}={value!r}" for key, value in given.items())
-    return f"{name}({inside})" if inside else name
+    return write_call(name, given)
+
+
+def own_options(part: Any) -> dict[str, Any]:
+    """Return all options of a part that is made."""
+    return {name: getattr(part, name) for name in option_types(type(part))}
 
 
 def canonical(table: Mapping[str, Any], spec: str) -> str:
     """Write a setting in the one way in which equal parts are equal texts."""
-    name, options = parse_call(spec, "part")
-    return write_part(table, name, **options)
+    part = find_named(spec, table, "part", "part")
+    return write_part(table, part.name, **part.options)
 
 
 @cache
-def find_part(key: str, spec: str, items: tuple[tuple[str, Any], ...]) -> tuple[Any, dict]:
-    """Return the class of a part and its options, checked."""
-    part: Any = None
-    table = dict(items)
-    name, options = parse_call(spec, key)
-    if name in table:
-        part = table[name]
-    elif "." in name:
-        part = import_code(name, f"{key}={name}")
-    else:
-        raise UserError(BAD_CONFIG, f"{key}={name}: no such part; {nearest(name, table)}")
-    if part is None:
-        return None, {}
-    if not is_dataclass(part):
-        raise UserError(BAD_CONFIG, f"{key}={name}: got {part!r}, expected a flax module")
-    hints = get_type_hints(part, include_extras=True)
-    known = [field.name for field in fields(part) if field.name not in _NO_OPTIONS]
-    for option, value in options.items():
-        if option not in known:
-            hint = nearest(option, known) if known else "it has none"
-            raise UserError(BAD_CONFIG, f"{key}={spec}: {name} has no option {option}; {hint}")
-        options[option] = check_value(value, hints[option], f"{key}={spec}: {option}")
-    return part, options
+def find_part(key: str, spec: str, items: tuple[tuple[str, Any], ...]) -> Named:
+    """Find a part that a setting names, with its options checked."""
+    part = find_named(spec, dict(items), key, "part")
+    if part.target is not None and not is_dataclass(part.target):
+        raise UserError(BAD_CONFIG, f"{key}={spec}: got {part.target!r}, expected a flax module")
+    return part

@@ -7,7 +7,7 @@ import pytest
 from conftest import ROOT, run, run_apart
 from objective_cases import VOCABULARY
 
-from t5x_lite.config.grammar import user_code
+from t5x_lite.config.permission import user_code
 from t5x_lite.data.objectives import OBJECTIVES
 from t5x_lite.data.objectives.mixture import (
     check_vocabulary,
@@ -81,18 +81,18 @@ def test_an_objective_is_written_as_it_is_read(name):
         ("span_corruption(mode='Q')", "expected one of ('', 'R', 'S', 'X')"),
         ("prefix_lm(score_prefix=1)", "True or False"),
         ("masked_lm(choice='words')", "did you mean word?"),
-        ("masked_lm(choice=1)", "got 1; expected one of token"),
+        ("masked_lm(choice=1)", "got '1'; expected one of token"),
         ("causal_lm(x=1)", "it has none"),
-        ("causal_lm(", "expected a name"),
-        ("causal_lm(x={[]: 1})", "expected a name"),
-        ("{[]: 1} * causal_lm", "expected a name"),
-        ("prefix_lm(**{'score_prefix': True})", "expected a name"),
+        ("causal_lm(", "expected a sum such as 3 * a + b"),
+        ("causal_lm(x={[]: 1})", "causal_lm has no option x"),
+        ("{[]: 1} * causal_lm", "got the rate '{[]: 1}'"),
+        ("prefix_lm(**{'score_prefix': True})", "expected options by name"),
         ("prefix_lm(score_prefix=True, score_prefix=False)", "each option once"),
-        ("0 * causal_lm + prefix_lm", "expected a name"),
-        ("1e308 * causal_lm + 1e308 * prefix_lm", "expected a name"),
-        (f"{10**400} * causal_lm + prefix_lm", "expected a name"),
-        (" + ".join(["causal_lm"] * 5000), "expected a name"),
-        ("causal_lm + 3", "expected a name"),
+        ("0 * causal_lm + prefix_lm", "got the rate 0"),
+        ("1e308 * causal_lm + 1e308 * prefix_lm", "got the rate 1e308"),
+        (f"{10**400} * causal_lm + prefix_lm", "got the rate 1000"),
+        ("causal_lm + ", "a term is missing"),
+        ("causal_lm + 3", "objective=3: no such objective"),
         ("no_such_module.objective", "No module named"),
         ("math.sqrt", "has no bound"),
     ],

@@ -8,7 +8,7 @@ import pytest
 from conftest import run, sentences
 
 from t5x_lite.config import Data, TextCleaning
-from t5x_lite.config.grammar import user_code
+from t5x_lite.config.permission import user_code
 from t5x_lite.data.store import corpus, shards
 from t5x_lite.data.store import prepare as preparing
 from t5x_lite.data.store.prepare import prepare

@@ -3,7 +3,7 @@ import sys
 import pytest
 
 from t5x_lite.config import Data, TextCleaning
-from t5x_lite.config.grammar import user_code
+from t5x_lite.config.permission import user_code
 from t5x_lite.data.store import shards
 from t5x_lite.data.text import files
 from t5x_lite.data.text.cleaning import Cleaner

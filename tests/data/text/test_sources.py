@@ -5,7 +5,7 @@ from itertools import islice
 import pytest
 
 from t5x_lite.config import files as config_files
-from t5x_lite.config.grammar import user_code
+from t5x_lite.config.permission import user_code
 from t5x_lite.data.text import sources
 from t5x_lite.errors import BAD_CONFIG, BAD_DATA, NO_FILE, UserError
 

@@ -1,0 +1,132 @@
+"""Functions and classes that settings name, with their options: those of a table, or of a module of
+the user's own, as `my_module.name(option=value)`.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, get_type_hints
+
+from t5x_lite.config.grammar import parse_call, read_value
+from t5x_lite.config.permission import import_code
+from t5x_lite.config.ranges import check_value
+from t5x_lite.errors import BAD_CONFIG, UserError, nearest, user_errors
+
+# What flax gives every module
+_NO_OPTIONS = ("parent", "name")
+
+
+@dataclass(frozen=True)
+class Named:
+    """What a setting names.
+
+    Attributes:
+        options: the options that the setting gives, checked.
+    """
+
+    name: str
+    options: dict[str, Any]
+    target: Any = field(repr=False)
+
+    def __str__(self) -> str:
+        """Write it as in a config."""
+        return write_call(self.name, self.options)
+
+    def __call__(self, *arguments: Any, **more: Any) -> Any:
+        """Call it with its options."""
+        return self.target(*arguments, **self.options, **more)
+
+
+def write_call(name: str, options: Mapping[str, Any]) -> str:
+    """Write a name with its options.
+
+    >>> write_call("span_corruption", {"noise_density": 0.2}), write_call("causal_lm", {})
+    ('span_corruption(noise_density=0.2)', 'causal_lm')
+    """
+    inside = ", ".join(f"{key}={value!r}" for key, value in options.items())
+    return f"{name}({inside})" if inside else name
+
+
+def find_named(text: str, table: Mapping[str, Any], key: str, what: str) -> Named:
+    """Find what a setting names, and check its options.
+
+    A function's options are its keyword-only parameters and those with a default; a dataclass's are
+    its fields with a default.
+
+    Args:
+        text: `name`, `name(option=value, …)`, or with `module.name` of the user's own.
+        table: name → function or class. None has no options.
+        key: the setting, for errors.
+        what: what the table holds, for errors, such as "objective".
+
+    Raises:
+        UserError: for an unknown name or option, or a value that is out of range.
+    """
+    call = parse_call(text, key)
+    if call.name in table:
+        target = table[call.name]
+    elif "." in call.name:
+        target = import_code(call.name, f"{key}={call.name}")
+    else:
+        hint = nearest(call.name, table)
+        raise UserError(BAD_CONFIG, f"{key}={call.name}: no such {what}; {hint}")
+
+    with user_errors(BAD_CONFIG, f"{key}={call.name}: its options cannot be read"):
+        kinds = option_types(target)
+        by_place = _places(target)
+    given: dict[str, str] = {}
+    for place, value in enumerate(call.arguments):
+        if place >= len(by_place):
+            expected = "expected options by name" if kinds else "it has no options"
+            raise UserError(BAD_CONFIG, f"{key}={text}: got {value}; {expected}")
+        given[by_place[place]] = value
+    for option, value in call.options.items():
+        if option in given:
+            raise UserError(BAD_CONFIG, f"{key}={text}: {option} is given twice; give it once")
+        given[option] = value
+
+    options = {}
+    for option, value in given.items():
+        if option not in kinds:
+            hint = nearest(option, kinds) if kinds else "it has none"
+            reason = f"{call.name} has no option {option}"
+            raise UserError(BAD_CONFIG, f"{key}={text}: {reason}; {hint}")
+        kind = kinds[option]
+        where = f"{key}={text}: {option}"
+        with user_errors(BAD_CONFIG, f"{where}: its annotation cannot be checked"):
+            options[option] = check_value(read_value(value, kind), kind, where)
+    return Named(call.name, options, target)
+
+
+def option_types(target: Any) -> dict[str, Any]:
+    """Return the type of each option of a function or a dataclass."""
+    if target is None:
+        return {}
+    hints = get_type_hints(target, include_extras=True)
+    if dataclasses.is_dataclass(target):
+        names = [entry.name for entry in dataclasses.fields(target) if _has_default(entry)]
+        return {name: hints[name] for name in names if name not in _NO_OPTIONS}
+    kinds = {}
+    for parameter in inspect.signature(target).parameters.values():
+        has_default = parameter.default is not parameter.empty
+        if parameter.kind is parameter.KEYWORD_ONLY or has_default:
+            kinds[parameter.name] = hints.get(parameter.name, Any)
+    return kinds
+
+
+def _places(target: Any) -> list[str]:
+    """Return the options of a function that may be given without their names."""
+    if target is None or dataclasses.is_dataclass(target):
+        return []
+    places = []
+    for parameter in inspect.signature(target).parameters.values():
+        has_default = parameter.default is not parameter.empty
+        if has_default and parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
+            places.append(parameter.name)
+    return places
+
+
+def _has_default(entry: dataclasses.Field) -> bool:
+    missing = dataclasses.MISSING
+    return entry.default is not missing or entry.default_factory is not missing

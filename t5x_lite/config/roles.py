@@ -1,0 +1,80 @@
+"""The roles of settings: what each may do besides deciding what a run learns.
+
+A setting carries its roles in its type, and a section those of all its settings in `ROLES`:
+
+    workers: Annotated[int, Range(0, 64), LOCAL] = 1
+
+A setting without a role decides what is learned: it may not change when a run continues, and a
+model that starts from another has it in common with that one.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, get_args, get_type_hints
+
+
+@dataclass(frozen=True)
+class Role:
+    """Something that a setting may do besides deciding what is learned."""
+
+    meaning: str
+
+
+RESUMABLE = Role("may change when a run continues")
+LOCAL = Role("may change when a run continues, and differ between the hosts of a run")
+PATH = Role("names a file or directory, relative to where the command is called")
+SOURCES = Role("names files in a sum with rates, relative to where the command is called")
+TOKENIZER = Role("names files, relative to where the command is called, or a kind of tokenizer")
+BUDGET = Role("follows from the budget of a comparison")
+SIZE = Role("may differ between the runs of one scaling law")
+COMPUTATION = Role("says how a model is trained or computed, not which function it is")
+HEADS = Role("says which heads a model has")
+OUTPUT = Role("says how the output layer computes")
+ADAPTATION = Role("adds parameters to a trained model, none where it is 0")
+FORMAT = Role("says how a task is put to a model; fixed once the model has learned the task")
+
+
+@dataclass(frozen=True)
+class OnlyWith:
+    """Metadata of a setting that has no effect while another setting of its section is 0."""
+
+    other: str
+
+
+def type_hints(schema: type) -> dict[str, Any]:
+    """Return the type of each field of a dataclass, with its metadata: ranges and roles."""
+    hints = get_type_hints(schema, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(schema)}
+
+
+def roles(schema: type) -> dict[str, set[Role]]:
+    """Return the roles of each setting by its dotted name, those of nested sections included."""
+    found = {}
+    for name, kind in type_hints(schema).items():
+        if dataclasses.is_dataclass(kind):
+            assert isinstance(kind, type)
+            found |= {f"{name}.{inner}": of_inner for inner, of_inner in roles(kind).items()}
+            continue
+        of_section = getattr(schema, "ROLES", ())
+        found[name] = {part for part in (*get_args(kind), *of_section) if isinstance(part, Role)}
+    return found
+
+
+def settings_with(schema: type, *wanted: Role) -> set[str]:
+    """Return the dotted names of the settings that have one of the roles.
+
+    >>> from t5x_lite.config import Task
+    >>> from t5x_lite.config.roles import FORMAT
+    >>> sorted(settings_with(Task, FORMAT))
+    ['kind', 'label_words', 'labels', 'number_step', 'prompt']
+    """
+    return {name for name, having in roles(schema).items() if having & set(wanted)}
+
+
+def without_effect(section: Any) -> Iterator[str]:
+    """Yield the names of the settings of a section that have no effect, for want of another."""
+    for name, kind in type_hints(type(section)).items():
+        for part in get_args(kind):
+            if isinstance(part, OnlyWith) and not getattr(section, part.other):
+                yield name
