@@ -364,12 +364,6 @@ def python_page() -> str:
     """What `import t5x_lite` offers."""
     import t5x_lite
 
-    source = ast.parse((PACKAGE / "api.py").read_text())
-    others = {
-        "get_config": PACKAGE / "config/files.py",
-        "messages_to": PACKAGE / "progress.py",
-        "user_code": PACKAGE / "config/grammar.py",
-    }
     names = sorted(t5x_lite.__all__, key=lambda name: (name == "LanguageModel", name))
     parts = [
         "# Python",
@@ -380,8 +374,9 @@ def python_page() -> str:
     for name in names:
         if name == "LanguageModel":
             continue
-        tree = ast.parse(others[name].read_text()) if name in others else source
-        node = _function(tree, "load_model" if name == "load" else name)
+        function = inspect.unwrap(getattr(t5x_lite, name))
+        tree = ast.parse(Path(inspect.getsourcefile(function)).read_text())
+        node = _function(tree, function.__name__)
         parts.append(_function_markdown(node, f"t5x_lite.{name}", 2))
     parts += ["## LanguageModel", _class_doc(api.LanguageModel)]
     for node in _class((PACKAGE / "api.py").read_text(), "LanguageModel").body:

@@ -63,6 +63,11 @@ PARTS = {
         {"mixer": "linear_attention.LinearAttention", "positions": "none"},
     ),
 }
+# Optimizers whose state has other shapes than the parameters.
+OPTIMIZERS = {
+    "the manual's Shampoo": ("decoder", "my_shampoo.shampoo"),
+    "Adafactor": ("encoder_decoder", "adafactor"),
+}
 VARIANTS = {
     "8 devices": ({"mesh": {"data": 2, "fsdp": 2, "tensor": 2}}, 8),
     "4 microbatches": ({"training": {"microbatches": 4}}, 1),
@@ -103,6 +108,9 @@ def build(case: str, source: str, more: dict) -> RunConfig:
     targets.
     """
     architecture, parts = PARTS.get(case, (case, {}))
+    optimizer = {"warmup_steps": 0}
+    if case in OPTIMIZERS:
+        architecture, optimizer["name"] = OPTIMIZERS[case]
     name, objective, lengths = CASES[architecture]
     base = config_files.read_settings(name)
     base["data"]["lengths"] = lengths
@@ -114,7 +122,7 @@ def build(case: str, source: str, more: dict) -> RunConfig:
         "split_documents": True,
     }
     model = {"architecture": architecture, "d_model": 32, "d_ff": 64, "scan": True} | parts
-    ours = {"objective": objective, "data": data, "model": model, "optimizer": {"warmup_steps": 0}}
+    ours = {"objective": objective, "data": data, "model": model, "optimizer": optimizer}
     return config_files.build(RunConfig, merged(merged(base, ours), more))
 
 
@@ -172,10 +180,13 @@ def applies(case: str, more: dict) -> bool:
     return "expert" not in more.get("mesh", {}) or has_experts
 
 
-def prove(source: str, cases=(*CASES, *PARTS), steps: int = 20, variants=tuple(VARIANTS)) -> dict:
+def prove(
+    source: str, cases=(*CASES, *PARTS, *OPTIMIZERS), steps: int = 20, variants=tuple(VARIANTS)
+) -> dict:
     """The figures: case → variant → relative differences."""
-    with tempfile.TemporaryDirectory() as directory, user_code(["linear_attention"]):
+    with tempfile.TemporaryDirectory() as directory, user_code(["linear_attention", "my_shampoo"]):
         module_of_the_manual("own-block.md", "linear_attention.py", Path(directory))
+        module_of_the_manual("own-optimizer.md", "my_shampoo.py", Path(directory))
         return {case: prove_case(source, case, steps, variants) for case in cases}
 
 

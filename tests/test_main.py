@@ -8,7 +8,7 @@ from conftest import ROOT, run
 
 BAD_COMMANDS = [
     ("train --config=gpt_tiny --config.model.d_modl=5 --workdir={}", 78, "did you mean d_model?"),
-    ("train --config=gpt_tiny --config.model.width=5 --workdir={}", 78, "called model.d_model"),
+    ("train --config=gpt_tiny --config.model.width=5 --workdir={}", 78, "no such setting"),
     ("train --config=no_such --workdir={}", 66, "no such file"),
     ("train --config=gpt_tiny", 2, "--workdir=DIR is missing"),
     ("train --workdir={}", 2, "--config=FILE is missing"),

@@ -51,14 +51,14 @@ def split(text: str, separator: str = ",") -> list[str]:
             open_brackets.append(_CLOSING[_OPENING.index(letter)])
         elif letter in _CLOSING:
             if not open_brackets or open_brackets.pop() != letter:
-                raise ValueError(f"{letter} has no partner")
+                raise ValueError(f"{letter!r} has no partner")
         elif not open_brackets and (found := pattern.match(text, place)) and found[0]:
             parts.append(text[start:place])
             start = place = found.end()
             continue
         place += 1
     if quote or open_brackets:
-        raise ValueError(f"{quote or open_brackets[-1]} is missing")
+        raise ValueError(f"{quote or open_brackets[-1]!r} is missing")
     return [part.strip() for part in (*parts, text[start:])]
 
 
@@ -94,7 +94,7 @@ def _parse_call(text: str) -> Call:
     if not bracket:
         return Call(name, [], {})
     if not inside.endswith(")"):
-        raise ValueError(") is missing")
+        raise ValueError("')' is missing")
     arguments: list[str] = []
     options: dict[str, str] = {}
     for part in split(inside[:-1]) if inside[:-1].strip() else ():

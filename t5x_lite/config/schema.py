@@ -426,12 +426,14 @@ class Optimizer(Checked):
 
     SECTION = "optimizer"
 
-    # The update rule: see training/optimizer.py
-    name: Literal["adamw", "adafactor", "lion", "muon"] = "adamw"
+    # The update rule: adamw, adafactor, lion, muon, or one of your own, my_module.my_rule: see
+    # training/optimizer.py
+    name: str = "adamw"
     learning_rate: Annotated[float, Range(0.0, 100.0)] = 1e-3  # the peak
 
-    # How the learning rate falls after the warm-up
-    schedule: Literal["cosine", "linear", "inverse_square_root", "constant"] = "cosine"
+    # How the learning rate falls after the warm-up: cosine, linear, inverse_square_root, constant,
+    # or one of your own, my_module.my_schedule: see training/schedules.py
+    schedule: str = "cosine"
     # What warmup_steps and decay_steps count; tokens: raw tokens read
     schedule_unit: Literal["steps", "tokens"] = "steps"
     # Linear, from initial_lr_ratio × peak to the peak
@@ -451,11 +453,6 @@ class Optimizer(Checked):
     grad_clip_norm: Annotated[float, Range(0.0)] = 1.0
 
     def _contradictions(self) -> Iterator[str]:
-        if self.weight_decay and self.name == "adafactor":
-            yield (
-                "optimizer.weight_decay: adafactor is used without; set it to 0, or optimizer.name "
-                "to adamw"
-            )
         if 0 < self.decay_steps <= self.warmup_steps:
             expected = f"expected more than optimizer.warmup_steps {self.warmup_steps}, or 0"
             yield f"optimizer.decay_steps: got {self.decay_steps}, {expected}"

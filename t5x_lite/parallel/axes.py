@@ -42,6 +42,7 @@ AXES = {
     "embedding": Axis(
         "fsdp", "other", "the width of the tables of tokens, positions and token types"
     ),
+    "preconditioner": Axis("fsdp", "other", "rows of a matrix in the state of an optimizer"),
     # `tensor` splits heads, the feed-forward part and the vocabulary.
     "heads": Axis("tensor", "feature", "query heads × head_dim"),
     "kv_heads": Axis("tensor", "feature", "key and value heads × head_dim"),

@@ -1,6 +1,7 @@
 """Which device holds what: parameters, the optimizer's state, and the rows of a batch."""
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -8,7 +9,6 @@ import numpy as np
 from flax.linen.spmd import logical_to_mesh_axes
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
-from jax.tree_util import keystr
 
 from t5x_lite.parallel.axes import BATCH, Names, check_names, parameter_rules
 from t5x_lite.parallel.mesh import DeviceMesh
@@ -26,39 +26,50 @@ def parameter_shardings(names: Any, kv_heads: int, mesh: DeviceMesh) -> Any:
         names: the tree of parameters as tuples of axis names.
         kv_heads: number of key and value heads.
     """
-    rules = parameter_rules(kv_heads, mesh.shape["tensor"])
 
     def place(axes: Names) -> NamedSharding:
-        check_names(axes)
-        return NamedSharding(mesh, logical_to_mesh_axes(axes, rules) or PartitionSpec())
+        return _sharding(axes, kv_heads, mesh)
 
     return jax.tree.map(place, names, is_leaf=lambda leaf: isinstance(leaf, tuple))
 
 
-def optimizer_shardings(state: Any, parameters: Any, shardings: Any, mesh: DeviceMesh) -> Any:
-    """Optimizer state with a parameter's name and shape lies where the parameter does; the rest,
-    small, everywhere.
+def _sharding(axes: Sequence[str | None], kv_heads: int, mesh: DeviceMesh) -> NamedSharding:
+    check_names(axes)
+    rules = parameter_rules(kv_heads, mesh.shape["tensor"])
+    return NamedSharding(mesh, logical_to_mesh_axes(axes, rules) or PartitionSpec())
+
+
+def optimizer_shardings(
+    state: Any,
+    names_of: Callable[[Any, Any], Sequence[str | None]],
+    kv_heads: int,
+    mesh: DeviceMesh,
+) -> Any:
+    """Return where each array of an optimizer's state lies.
+
+    An axis whose length the devices do not divide is whole on each of them.
 
     Args:
-        state, parameters: trees of shapes.
-        shardings: those of the parameters.
+        state: a tree of shapes.
+        names_of: from the path and shape of an array to the names of its axes.
+        kv_heads: number of key and value heads.
     """
-    # Optax keeps moments as trees of the parameters' own structure, somewhere within its state: the
-    # path of a moment ends with that of its parameter.
-    leaves = jax.tree_util.tree_leaves_with_path(parameters)
-    known = {}
-    for (path, leaf), sharding in zip(leaves, jax.tree.leaves(shardings), strict=True):
-        known[keystr(path)] = leaf.shape, sharding
-    everywhere = replicated(mesh)
 
-    def place_like_parameter(path, leaf):
-        for start in range(len(path)):
-            shape, sharding = known.get(keystr(path[start:]), (None, None))
-            if shape == leaf.shape:
-                return sharding
-        return everywhere
+    def place(path: Any, leaf: Any) -> NamedSharding:
+        spec = _sharding(names_of(path, leaf), kv_heads, mesh).spec
+        split = []
+        for length, axis in zip(leaf.shape, spec, strict=False):
+            devices = math.prod(mesh.shape[name] for name in _as_tuple(axis))
+            split.append(axis if length % devices == 0 else None)
+        return NamedSharding(mesh, PartitionSpec(*split))
 
-    return jax.tree_util.tree_map_with_path(place_like_parameter, state)
+    return jax.tree_util.tree_map_with_path(place, state)
+
+
+def _as_tuple(axis: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    if axis is None:
+        return ()
+    return (axis,) if isinstance(axis, str) else axis
 
 
 def to_host(array: Any) -> np.ndarray:

@@ -1,67 +1,44 @@
-"""Learning rate schedules and optimizers, all from optax."""
+"""Optimizers: update rules from optax, and where their state lies.
 
-from collections.abc import Callable
-from typing import Any
+An optimizer of your own needs no place here, only a config that names it by its module:
+`optimizer.name=my_module.my_rule`. It is a function like those below.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import optax
+from jax.tree_util import keystr
 from optax import contrib
 
 from t5x_lite.config import Optimizer
-from t5x_lite.parallel.axes import is_kernel, is_table
+from t5x_lite.config.named import find_named
+from t5x_lite.errors import BAD_CONFIG, UserError
+from t5x_lite.parallel.axes import Names, is_kernel, is_table
+from t5x_lite.training.schedules import Schedule, find_schedule
 
-Schedule = Callable[[Any], jax.Array]  # step (from 0) → learning rate
+# (axis names of a parameter, shape of a state array of it) → axis names of that array
+StateAxes = Callable[[Names, tuple[int, ...]], Sequence[str | None]]
 
 
-def make_schedule(config: Optimizer, steps: int, raw_tokens_per_step: float) -> Schedule:
-    """The learning rate of each step: a linear warm-up, then the schedule.
+class UpdateRule(NamedTuple):
+    """An optax transformation that says how its state lies on the mesh.
 
-    The first step already has a rate just above initial_lr_ratio × peak, the last step of a decay
-    exactly final_lr_ratio × peak.
-
-    Args:
-        steps: of the whole run; the decay ends with them where decay_steps is 0.
-        raw_tokens_per_step: converts warm-up and decay that are given in tokens.
+    Attributes:
+        init, update: as in optax.GradientTransformation.
+        state_axes: names the axes of the state arrays that have another shape than their
+            parameter. Arrays of its shape lie where it does.
     """
-    # All in steps.
-    unit = raw_tokens_per_step if config.schedule_unit == "tokens" else 1
-    warmup = config.warmup_steps / unit
-    decay = config.decay_steps / unit if config.decay_steps else steps
-    warmup_or_one = max(warmup, 1.0)
-    final = config.final_lr_ratio
 
-    # The learning rate after the warm-up, as a share of the peak. n: the step, from 1; progress: 0
-    # at the end of the warm-up, 1 at the end of the decay.
-    def constant(n, progress):
-        return jnp.ones(())
+    init: Callable[[Any], Any]
+    update: Callable[..., tuple[Any, Any]]
+    state_axes: StateAxes | None = None
 
-    def linear(n, progress):
-        return 1 - (1 - final) * progress
 
-    def cosine(n, progress):
-        return final + (1 - final) * 0.5 * (1 + jnp.cos(jnp.pi * progress))
-
-    def inverse_square_root(n, progress):
-        return jnp.sqrt(warmup_or_one / jnp.maximum(n, warmup_or_one))
-
-    shares = {
-        "constant": constant,
-        "linear": linear,
-        "cosine": cosine,
-        "inverse_square_root": inverse_square_root,
-    }
-    after_warmup = shares[config.schedule]
-
-    def schedule(step):
-        n = step + 1.0
-        progress = jnp.clip((n - warmup) / max(decay - warmup, 1.0), 0.0, 1.0)
-        warming = jnp.minimum(n / warmup_or_one, 1.0)
-        during_warmup = config.initial_lr_ratio + (1 - config.initial_lr_ratio) * warming
-        ratio = jnp.where(n < warmup, during_warmup, after_warmup(n, progress))
-        return config.learning_rate * ratio
-
-    return schedule
+def whole_on_each_device(names: Names, shape: tuple[int, ...]) -> Sequence[str | None]:
+    """Name no axis, for state that is small: a StateAxes."""
+    return [None] * len(shape)
 
 
 def _is_axes(leaf: Any) -> bool:
@@ -100,7 +77,7 @@ def _lion(config: Optimizer, schedule: Schedule, axes: Any) -> optax.GradientTra
     )
 
 
-def _by_label(
+def by_label(
     rules: dict[str, optax.GradientTransformation], label: Callable[[Any], str], axes: Any
 ) -> optax.GradientTransformation:
     """One rule for each parameter, by what `label` makes of its axis names."""
@@ -110,16 +87,21 @@ def _by_label(
     return optax.partition(present, labels)
 
 
-def _adafactor(config: Optimizer, schedule: Schedule, axes: Any) -> optax.GradientTransformation:
+def _adafactor(config: Optimizer, schedule: Schedule, axes: Any) -> UpdateRule:
     """Adafactor (Shazeer and Stern, 2018): factored second moments, updates scaled by the root mean
     square of each parameter. The statistics of scanned layers are kept layer by layer.
     """
+    if config.weight_decay:
+        fix = "set it to 0, or optimizer.name to adamw"
+        raise UserError(BAD_CONFIG, f"optimizer.weight_decay: adafactor is used without; {fix}")
     rule = optax.adafactor(schedule, multiply_by_parameter_scale=True, clipping_threshold=1.0)
 
     def label(names):
         return "layers" if "layers" in names else "single"
 
-    return _by_label({"layers": _over_layers(rule), "single": rule}, label, axes)
+    rule = by_label({"layers": _over_layers(rule), "single": rule}, label, axes)
+    # The statistics of the rows and columns of a kernel are small.
+    return UpdateRule(rule.init, rule.update, whole_on_each_device)
 
 
 def _over_layers(rule: optax.GradientTransformation) -> optax.GradientTransformation:
@@ -131,7 +113,7 @@ def _over_layers(rule: optax.GradientTransformation) -> optax.GradientTransforma
     return optax.GradientTransformation(jax.vmap(rule.init), update)
 
 
-def _muon(config: Optimizer, schedule: Schedule, axes: Any) -> optax.GradientTransformation:
+def _muon(config: Optimizer, schedule: Schedule, axes: Any) -> UpdateRule:
     """Muon (Jordan et al., 2024): the momentum of each kernel [in, out], made orthogonal. Tables,
     vectors and the kernels of heads, which predict words and labels, have AdamW.
 
@@ -156,25 +138,80 @@ def _muon(config: Optimizer, schedule: Schedule, axes: Any) -> optax.GradientTra
         ),
         "adam": optax.scale_by_adam(config.beta1, config.beta2, config.epsilon),
     }
-    return optax.chain(
-        _by_label(rules, label, axes),
+    rule = optax.chain(
+        by_label(rules, label, axes),
         optax.add_decayed_weights(config.weight_decay, is_decayed(axes)),
         optax.scale_by_learning_rate(schedule),
     )
+    # Beside the momentum it keeps the three coefficients of its iteration.
+    return UpdateRule(rule.init, rule.update, whole_on_each_device)
 
 
 OPTIMIZERS = {"adamw": _adamw, "adafactor": _adafactor, "lion": _lion, "muon": _muon}
 
 
-def make_optimizer(
-    config: Optimizer, schedule: Schedule, axes: Any
-) -> optax.GradientTransformation:
-    """Clipping by global norm, then the rule of OPTIMIZERS.
+def make_optimizer(config: Optimizer, schedule: Schedule, axes: Any) -> UpdateRule:
+    """Return the rule that `optimizer.name` names, after clipping by the global norm.
 
     Args:
         axes: the parameter tree as tuples of logical axis names: see transformer.parameter_axes.
+
+    Raises:
+        UserError: for an unknown name or option.
     """
-    rule = OPTIMIZERS[config.name](config, schedule, axes)
-    if not config.grad_clip_norm:
-        return rule
-    return optax.chain(optax.clip_by_global_norm(config.grad_clip_norm), rule)
+    named = find_named(config.name, OPTIMIZERS, "optimizer.name", "optimizer")
+    rule = named(config, schedule, axes)
+    transformation = optax.GradientTransformation(rule.init, rule.update)
+    if config.grad_clip_norm:
+        clip = optax.clip_by_global_norm(config.grad_clip_norm)
+        transformation = optax.chain(clip, transformation)
+    return UpdateRule(*transformation, state_axes=getattr(rule, "state_axes", None))
+
+
+def check_optimizer(config: Optimizer) -> None:
+    """Refuse an optimizer or schedule that does not exist, before anything is prepared."""
+    find_schedule(config)
+    make_optimizer(config, lambda step: 0.0 * step, {"kernel": ("embed", "mlp")})
+
+
+def names_of_state(
+    rule: UpdateRule, parameters: Any, names: Any
+) -> Callable[[Any, Any], Sequence[str | None]]:
+    """Return a function from the path and shape of an array in an optimizer's state to the names of
+    its axes.
+
+    Args:
+        parameters: the tree of parameters as shapes.
+        names: the same tree as tuples of axis names.
+    """
+    # Optax keeps moments as trees of the parameters' own structure, somewhere within its state: the
+    # path of a moment contains that of its parameter.
+    known: dict[str, tuple[tuple[int, ...], Names]] = {}
+    leaves = jax.tree_util.tree_leaves_with_path(parameters)
+    for (path, leaf), axes in zip(leaves, jax.tree.leaves(names, is_leaf=_is_axes), strict=True):
+        known[keystr(path)] = leaf.shape, axes
+
+    def names_of(path: Any, leaf: Any) -> Sequence[str | None]:
+        shape, axes = _find_parameter(path, known)
+        if leaf.shape == shape:
+            return axes
+        if leaf.size <= 1:  # such as the number of steps
+            return [None] * len(leaf.shape)
+        if rule.state_axes is None:
+            reason = f"its state {keystr(path)} has shape {list(leaf.shape)}, unlike a parameter"
+            fix = "return an UpdateRule whose state_axes names its axes"
+            raise UserError(BAD_CONFIG, f"optimizer.name: {reason}; {fix}")
+        return rule.state_axes(axes, leaf.shape)
+
+    return names_of
+
+
+def _find_parameter(path: Any, known: dict[str, Any]) -> tuple[tuple[int, ...] | None, Names]:
+    """Return the shape and the axis names of the parameter that a path of the state goes through,
+    or None and no names.
+    """
+    for start in range(len(path)):
+        for end in range(len(path), start, -1):
+            if found := known.get(keystr(path[start:end])):
+                return found
+    return None, ()

@@ -24,7 +24,8 @@ from t5x_lite.parallel.placement import replicated
 from t5x_lite.parallel.presets import Workload, arrange
 from t5x_lite.resolve import Resolved
 from t5x_lite.training.adapt import Adaptation, parse_adaptation
-from t5x_lite.training.optimizer import Schedule, make_optimizer, make_schedule
+from t5x_lite.training.optimizer import UpdateRule, make_optimizer
+from t5x_lite.training.schedules import Schedule, make_schedule
 from t5x_lite.training.step import (
     Loss,
     TrainState,
@@ -120,7 +121,7 @@ class Program:
         return adaptation
 
     @cached_property
-    def optimizer(self) -> Any:
+    def optimizer(self) -> UpdateRule:
         """The update rule, for the parameters that are trained."""
         axes = self.adaptation.trained_part(parameter_axes(self.resolved.model))
         return make_optimizer(self.resolved.config.optimizer, self.schedule, axes)

@@ -49,6 +49,7 @@ from t5x_lite.resolve import Resolved, resolve
 from t5x_lite.training.adapt import is_added, parse_adaptation
 from t5x_lite.training.best import best_directory
 from t5x_lite.training.checkpoint import Checkpoints, is_whole
+from t5x_lite.training.schedules import depends_on_end
 from t5x_lite.training.step import parameter_shardings
 
 _OUTPUTS_OF_TASKS = ("classifier/output", "span_head/output")
@@ -175,8 +176,7 @@ def _check_same_run(workdir: Path, config: RunConfig, steps: int) -> None:
             )
 
     # More steps are allowed, but a schedule that ends with the run then has another end.
-    decays = config.optimizer.schedule in ("cosine", "linear")
-    ends_with_run = decays and not config.optimizer.decay_steps
+    ends_with_run = depends_on_end(config.optimizer)
     old_steps = before.training.steps
     if saved and ends_with_run and old_steps != config.training.steps and jax.process_index() == 0:
         say(

@@ -35,7 +35,8 @@ from t5x_lite.parallel.exact import sum_of_parts
 from t5x_lite.parallel.gradient import Parallelism
 from t5x_lite.parallel.mesh import DeviceMesh
 from t5x_lite.training.adapt import FULL, Adaptation
-from t5x_lite.training.optimizer import Schedule
+from t5x_lite.training.optimizer import UpdateRule, names_of_state
+from t5x_lite.training.schedules import Schedule
 
 AllSums = dict[str, Sums]  # by head, and by auxiliary loss, such as decoder_balance
 _HEADS = 1  # what the key of a step's dropout is folded with, for that of its heads
@@ -54,14 +55,12 @@ def fresh_parameters(model: ModelDimensions, seed: int) -> Params:
     return nn.meta.unbox(initialise(model, jax.random.key(seed)))
 
 
-def first_state(trained: Params, optimizer: optax.GradientTransformation) -> TrainState:
+def first_state(trained: Params, optimizer: UpdateRule) -> TrainState:
     """The state before the first step."""
     return TrainState(jnp.zeros((), jnp.int32), trained, optimizer.init(trained))
 
 
-def fresh_state(
-    model: ModelDimensions, seed: int, optimizer: optax.GradientTransformation
-) -> TrainState:
+def fresh_state(model: ModelDimensions, seed: int, optimizer: UpdateRule) -> TrainState:
     """The same, of parameters that are drawn."""
     return first_state(fresh_parameters(model, seed), optimizer)
 
@@ -69,7 +68,7 @@ def fresh_state(
 def create_state(
     model: ModelDimensions,
     seed: int,
-    optimizer: optax.GradientTransformation,
+    optimizer: UpdateRule,
     shardings: TrainState,
 ) -> TrainState:
     """A fresh state, every array made where it is to lie."""
@@ -79,7 +78,7 @@ def create_state(
 
 def state_shapes(
     model: ModelDimensions,
-    optimizer: optax.GradientTransformation,
+    optimizer: UpdateRule,
     adaptation: Adaptation = FULL,
 ) -> TrainState:
     """The state as shapes; nothing is allocated."""
@@ -89,15 +88,16 @@ def state_shapes(
 
 def state_shardings(
     model: ModelDimensions,
-    optimizer: optax.GradientTransformation,
+    optimizer: UpdateRule,
     mesh: DeviceMesh,
     adaptation: Adaptation = FULL,
 ) -> tuple[TrainState, TrainState]:
     """The state's shapes, and where each of its arrays lies; nothing is allocated."""
     shapes = state_shapes(model, optimizer, adaptation)
-    params = parameter_shardings(model, mesh)
-    params = adaptation.trained_part(params)
-    opt_state = placement.optimizer_shardings(shapes.opt_state, shapes.params, params, mesh)
+    params = adaptation.trained_part(parameter_shardings(model, mesh))
+    axes = adaptation.trained_part(split_axes(model))
+    names_of = names_of_state(optimizer, shapes.params, axes)
+    opt_state = placement.optimizer_shardings(shapes.opt_state, names_of, model.num_kv_heads, mesh)
     return shapes, TrainState(placement.replicated(mesh), params, opt_state)
 
 
@@ -312,7 +312,7 @@ def _over_microbatches(compute: Callable, batch: Row, key: Array | None, parts: 
 def make_train_step(
     loss: Loss,
     seed: int,
-    optimizer: optax.GradientTransformation,
+    optimizer: UpdateRule,
     schedule: Schedule,
     adaptation: Adaptation = FULL,
 ) -> Callable[..., tuple[TrainState, dict]]:

@@ -33,7 +33,7 @@ LSTM = {"mixer": "lstm", "positions": "none"}
         ({"feed_forward": "mlp(size=3)"}, DECODER, "mlp has no option size; it has none"),
         ({"positions": "rotary(bas=3)"}, DECODER, "has no option bas; did you mean base?"),
         ({"positions": "rotary(base=0.5)"}, DECODER, "base: got 0.5, expected between 1.0 and"),
-        ({"positions": "rotary("}, DECODER, "expected a name or name"),
+        ({"positions": "rotary("}, DECODER, "expected name or name"),
         (
             {"positions": "rotary", "head_dim": 7},
             DECODER,

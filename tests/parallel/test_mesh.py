@@ -124,6 +124,47 @@ for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(state.params), jax.t
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, env=with_devices(8))
 
 
+@pytest.mark.parametrize("case", ["the manual's Shampoo", slow("Adafactor")])
+def test_optimizers_whose_state_has_other_shapes_are_the_same_on_any_mesh(text_file, case):
+    variants = ["fsdp 2", "fsdp 2 and tensor 2"]
+    command = [sys.executable, "-c", PROVE, text_file, case, "3", *variants]
+    out = subprocess.run(
+        command, cwd=ROOT, check=True, capture_output=True, text=True, env=with_devices(4)
+    ).stdout
+    figures = json.loads(out.split("FIGURES ")[1])[case]
+    for name in variants:
+        assert figures[name]["float32 losses"] < 1e-5
+
+
+SHAMPOO = """
+import sys; sys.path.insert(0, "tests")
+import math, tempfile
+from pathlib import Path
+import jax
+import proof_sharding as p
+from t5x_lite.config.permission import user_code
+from t5x_lite.data.store.prepare import prepare
+p.module_of_the_manual("own-optimizer.md", "my_shampoo.py", Path(tempfile.mkdtemp()))
+config = p.build("the manual's Shampoo", sys.argv[1], {"mesh": {"fsdp": 4}})
+with user_code(["my_shampoo"]):
+    program = p.make_run(config, prepare(config.data), 4).program
+    shapes, shardings = program.shapes.opt_state, program.shardings.opt_state
+split = []
+for (path, leaf), where in zip(
+    jax.tree_util.tree_leaves_with_path(shapes), jax.tree.leaves(shardings), strict=True
+):
+    name = jax.tree_util.keystr(path)
+    if ".left" in name or ".right" in name:
+        split.append(leaf.size // math.prod(where.shard_shape(leaf.shape)))
+assert len(split) >= 12 and set(split) == {4}, split
+"""
+
+
+def test_fsdp_splits_each_preconditioner(text_file):
+    command = [sys.executable, "-c", SHAMPOO, str(text_file)]
+    subprocess.run(command, cwd=ROOT, check=True, env=with_devices(4))
+
+
 @pytest.mark.parametrize(
     ("more", "words"),
     [

@@ -9,7 +9,14 @@ import optax
 import pytest
 
 from t5x_lite.config import Optimizer
-from t5x_lite.training.optimizer import make_optimizer, make_schedule
+from t5x_lite.errors import UserError
+from t5x_lite.training.optimizer import (
+    OPTIMIZERS,
+    check_optimizer,
+    make_optimizer,
+    names_of_state,
+)
+from t5x_lite.training.schedules import SCHEDULES, depends_on_end, make_schedule
 
 
 def rate(step, **settings):
@@ -160,3 +167,110 @@ def test_where_no_kernel_and_no_layer_is_trained(name):
     rule = make_optimizer(Optimizer(name=name), lambda step: 0.1, axes)
     updates, _ = rule.update(params, rule.init(params), params)
     assert (updates["bias"] < 0).all()
+
+
+MINE = """
+import jax.numpy as jnp
+import optax
+from t5x_lite.training.optimizer import UpdateRule
+
+
+def heavy(config, schedule, axes, *, decay=0.9):
+    return optax.chain(optax.trace(decay), optax.scale_by_learning_rate(schedule))
+
+
+def wide(config, schedule, axes):
+    init = lambda params: {"kernel": jnp.zeros((3, 3))}
+    return optax.GradientTransformation(init, lambda updates, state, params: (updates, state))
+
+
+def named(config, schedule, axes):
+    return UpdateRule(*wide(config, schedule, axes), lambda names, shape: ("preconditioner", None))
+
+
+def last_tenth(place, config, *, tail=0.1):
+    return jnp.minimum(1.0, (1.0 - place.decayed) / tail)
+"""
+AXES = {"kernel": ("embed", "mlp")}
+SHAPES = {"kernel": jax.ShapeDtypeStruct((3, 5), jnp.float32)}
+
+
+@pytest.mark.usefixtures("own_code")
+def test_an_optimizer_of_ones_own_is_found_with_its_options(write_module):
+    write_module("mine", MINE)
+    config = Optimizer(name="mine.heavy(decay=0.5)", grad_clip_norm=0.0)
+    rule = make_optimizer(config, lambda step: 0.1, AXES)
+    params = {"kernel": jnp.ones((3, 5))}
+    state = rule.init(params)
+    for expected in (-0.1, -0.15):
+        updates, state = rule.update(params, state, params)
+        np.testing.assert_allclose(updates["kernel"], expected, rtol=1e-6)
+
+
+@pytest.mark.usefixtures("own_code")
+def test_state_of_another_shape_is_refused_unless_its_axes_are_named(write_module):
+    write_module("mine", MINE)
+    for name, clip in (("wide", 0.0), ("wide", 1.0), ("named", 0.0), ("named", 1.0)):
+        config = Optimizer(name=f"mine.{name}", grad_clip_norm=clip)
+        rule = make_optimizer(config, lambda step: 0.1, AXES)
+        names_of = names_of_state(rule, SHAPES, AXES)
+        ((path, leaf),) = jax.tree_util.tree_leaves_with_path(jax.eval_shape(rule.init, SHAPES))
+        if name == "named":
+            assert names_of(path, leaf) == ("preconditioner", None)
+        else:
+            with pytest.raises(UserError, match="has shape \\[3, 3\\], unlike a parameter; return"):
+                names_of(path, leaf)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_each_optimizer_names_the_axes_of_all_its_state(name):
+    axes = {
+        "embedding": ("vocab", "embedding"),
+        "layers": {"kernel": ("layers", "embed", "mlp"), "scale": ("layers", "norm")},
+    }
+    shapes = {
+        "embedding": jax.ShapeDtypeStruct((256, 128), jnp.float32),
+        "layers": {
+            "kernel": jax.ShapeDtypeStruct((4, 128, 256), jnp.float32),
+            "scale": jax.ShapeDtypeStruct((4, 128), jnp.float32),
+        },
+    }
+    rule = make_optimizer(Optimizer(name=name), lambda step: 0.1, axes)
+    names_of = names_of_state(rule, shapes, axes)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(jax.eval_shape(rule.init, shapes)):
+        names = names_of(path, leaf)
+        assert len(names) == len(leaf.shape)
+        if leaf.shape == (4, 128, 256):
+            assert names == ("layers", "embed", "mlp")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"name": "adamm"}, "optimizer.name=adamm: no such optimizer; did you mean adamw?"),
+        ({"name": "adamw(x=1)"}, "adamw has no option x; it has none"),
+        ({"schedule": "cosin"}, "optimizer.schedule=cosin: no such schedule; did you mean cosine?"),
+        ({"name": "adafactor", "weight_decay": 0.1}, "adafactor is used without"),
+    ],
+)
+def test_what_is_no_optimizer_and_no_schedule(settings, words):
+    with pytest.raises(UserError) as caught:
+        check_optimizer(Optimizer(**settings))
+    assert words in str(caught.value)
+
+
+@pytest.mark.usefixtures("own_code")
+def test_a_schedule_of_ones_own(write_module):
+    write_module("mine", MINE)
+    config = Optimizer(schedule="mine.last_tenth(tail=0.5)", warmup_steps=0, learning_rate=1.0)
+    rates = [float(make_schedule(config, 100, 1)(step)) for step in (0, 49, 74, 99)]
+    assert rates == pytest.approx([1.0, 1.0, 0.5, 0.0])
+    assert depends_on_end(config)
+    assert not depends_on_end(dataclasses.replace(config, decay_steps=50))
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_only_schedules_that_decay_to_the_end_depend_on_it(name):
+    config = Optimizer(schedule=name, warmup_steps=10)
+    rates = [float(make_schedule(config, steps, 1)(40)) for steps in (60, 90)]
+    assert depends_on_end(config) == (rates[0] != rates[1])

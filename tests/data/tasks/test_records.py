@@ -125,7 +125,7 @@ def test_labels_are_found_where_none_are_named(tmp_path):
         ("sst3", "--task=sst3: no such task; did you mean sst2?"),
         ("classify(a.tsv, txt=b)", "task.txt: no such setting; did you mean text?"),
         ("classify(a.tsv, text=a, text=b)", "each option once"),
-        ("classify(a.tsv", "expected a name, or name"),
+        ("classify(a.tsv", "expected name or name"),
         ("mine.py", "--task=mine.py: no such file"),
     ],
 )

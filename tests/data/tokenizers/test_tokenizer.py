@@ -120,7 +120,7 @@ def test_the_least_vocabulary_has_room_for_one_character():
         ("byte", "did you mean bytes"),
         ("sentencepiece(size=5)", "sentencepiece"),
         ("sentencepiece(vocab_size=10)", "expected a number from 526"),
-        ("sentencepiece(vocab_size='many')", "expected a number from 526"),
+        ("sentencepiece(vocab_size='many')", "expected a whole number"),
         ("missing.model", "cannot read"),
     ],
 )
