@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 
 from t5x_lite.comparison.ngram import kneser_ney
-from t5x_lite.config.files import load_task
 from t5x_lite.data.store.prepare import prepare
 from t5x_lite.data.tasks.examples import load_split
+from t5x_lite.data.tasks.load import load_task
 from t5x_lite.data.tasks.metrics import judge
 from t5x_lite.training import run_directory
 

@@ -15,7 +15,7 @@ from typing import Any
 from record import keep
 
 from t5x_lite.config import Lengths, Task
-from t5x_lite.config.files import load_task
+from t5x_lite.data.tasks.load import load_task
 from t5x_lite.data.tasks.task_data import TaskData, plan_task
 from t5x_lite.data.tokenizers import tokenizer as tokenizers
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer

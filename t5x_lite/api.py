@@ -28,7 +28,6 @@ from t5x_lite.config.files import (
     get_config,
     load,
     load_comparison,
-    load_task,
     names_run,
     with_absolute_paths,
 )
@@ -38,6 +37,7 @@ from t5x_lite.data.rows.batches import TextData, ledger, make_batches
 from t5x_lite.data.store.corpus import Corpus
 from t5x_lite.data.store.prepare import prepare as prepare_text
 from t5x_lite.data.tasks.examples import with_labels_of
+from t5x_lite.data.tasks.load import load_task
 from t5x_lite.data.tasks.task_data import TaskData, TaskPlan
 from t5x_lite.data.tokenizers import tokenizer as tokenizers
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer

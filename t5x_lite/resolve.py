@@ -10,6 +10,7 @@ from t5x_lite.data.objectives.mixture import check_vocabulary
 from t5x_lite.data.rows.batches import Batches, TextData
 from t5x_lite.data.rows.row_plan import RowPlan, plan_rows
 from t5x_lite.data.store.corpus import Corpus
+from t5x_lite.data.tasks.kinds.table import kind_of
 from t5x_lite.data.tasks.task_data import TaskPlan, plan_task
 from t5x_lite.data.tokenizers.tokenizer import planned_size
 from t5x_lite.data.tokenizers.vocabulary import Vocabulary
@@ -126,11 +127,8 @@ def _resolve_objective(config: RunConfig, vocab_size: int, rows: RowPlan) -> Res
 def _resolve_task(config: RunConfig, vocabulary: Vocabulary, rows: TaskPlan) -> Resolved:
     """The same for a run that learns a task: its head, and how many classes that has."""
     task, head = rows.task, rows.format.head
-    num_classes = {"class": len(task.labels), "number": 1, "choice": 1}.get(head, 0)
-    if head == "class" and num_classes < 2:
-        reason = f"task {task.name} has {num_classes} labels, expected at least two"
-        raise UserError(BAD_CONFIG, f"task.labels: {reason}; name them")
-    written = replace(config.model, num_classes=num_classes, span_head=head == "span")
+    of_head = {} if head == "lm" else kind_of(task).model_settings(task)
+    written = replace(config.model, **({"num_classes": 0, "token_classes": 0} | of_head))
     model = resolve_model(written, vocabulary.size, rows.shape.longest)
     heads = (head,)
     # GPT's: the texts are also predicted, where the model still can.

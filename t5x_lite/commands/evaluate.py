@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> None:
 
 def _evaluate_task(args: argparse.Namespace, workdir: Path) -> None:
     """The same of a task, that the model was trained on or not."""
-    from t5x_lite.config.files import load_task
+    from t5x_lite.data.tasks.load import load_task
 
     task = load_task(args.task)
     model = load_model(args)
@@ -77,4 +77,7 @@ def _evaluate_task(args: argparse.Namespace, workdir: Path) -> None:
     for name, value in results["groups"].items():
         say(f"  {name:<56}{value:>8.4f}")
     for name, value in results["metrics"].items():
-        say(f"{name.replace('_', ' '):<28}{value:>8.4f}")
+        of_chance = ""
+        if name == "accuracy" and results["chance"] is not None:
+            of_chance = f"  (guessing: {results['chance']:.4f})"
+        say(f"{name.replace('_', ' '):<28}{value:>8.4f}{of_chance}")

@@ -30,7 +30,8 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
-    from t5x_lite.config.files import check_is_run, load_task
+    from t5x_lite.config.files import check_is_run
+    from t5x_lite.data.tasks.load import load_task
 
     workdir = read_workdir(args)
     if not args.init or not args.task:

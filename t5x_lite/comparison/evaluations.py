@@ -22,9 +22,10 @@ import jax
 from t5x_lite import storage
 from t5x_lite.comparison.span_bits import Span, scored_contexts, span_bits
 from t5x_lite.config import RunConfig, Task
-from t5x_lite.config.files import load_task
 from t5x_lite.data.rows.batches import TextData
 from t5x_lite.data.tasks.examples import load_split, with_labels_of
+from t5x_lite.data.tasks.kinds.table import kind_of, metrics_of
+from t5x_lite.data.tasks.load import load_task
 from t5x_lite.errors import BAD_CONFIG, IO_ERROR, UserError, read_json, user_errors
 from t5x_lite.finetuning import run as finetuning
 from t5x_lite.inference.evaluate import evaluate_task
@@ -201,7 +202,7 @@ def check_tasks(questions: Questions, cells: dict[str, RunConfig]) -> None:
 
 def is_learned(task: Task) -> bool:
     """True if models are fine-tuned for the task, False if they are evaluated on it as they are."""
-    return task.kind not in ("complete", "prefer")
+    return kind_of(task).is_learned
 
 
 def learns(config: RunConfig, task: Task, settings: Sequence[str]) -> bool:
@@ -230,8 +231,8 @@ def _on_task(
     if not is_learned(task):
         loaded = run_directory.load(workdir)
         evaluated = evaluate_task(loaded, task, Asking())["metrics"]
-        return {str(name): evaluated[name] for name in task.metrics}
+        return {str(name): evaluated[name] for name in metrics_of(task)}
     say(f"{workdir.name}: {directory.name}")
     results = finetuning.finetune(workdir, task, directory, settings, from_scratch=from_scratch)
     task_report.write(results, directory)
-    return {str(name): results["reached"][name]["mean"] for name in task.metrics}
+    return {str(name): results["reached"][name]["mean"] for name in metrics_of(task)}

@@ -15,11 +15,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
-from t5x_lite.config import CompareConfig, RunConfig, Task, default, type_hints
+from t5x_lite.config import CompareConfig, RunConfig, default, type_hints
 from t5x_lite.config.grammar import (
     has_scheme,
     names_files,
-    parse_call,
     parse_list,
     parse_sources,
     read_value,
@@ -35,7 +34,6 @@ from t5x_lite.errors import (
     UserError,
     nearest,
     read_json,
-    user_errors,
 )
 
 Schema = TypeVar("Schema")
@@ -237,7 +235,7 @@ def _split_cell(key: str) -> tuple[str, str]:
 # Config files.
 
 # Where configs/ lies: installed, or checked out.
-_ROOTS = (Path(__file__).parents[1], Path(__file__).parents[2])
+ROOTS = (Path(__file__).parents[1], Path(__file__).parents[2])
 
 
 def find(name: str) -> Path:
@@ -249,7 +247,7 @@ def find(name: str) -> Path:
     """
     path = Path(name if name.endswith(".py") else name + ".py")
     inside = path.relative_to("configs") if path.parts[0] == "configs" else path
-    shipped = [root / "configs" / inside for root in _ROOTS]
+    shipped = [root / "configs" / inside for root in ROOTS]
     is_bare = "/" not in name and not name.endswith(".py")
     candidates = [*shipped, path] if is_bare else [path, *shipped]
     for candidate in candidates:
@@ -263,13 +261,13 @@ def names_run(name: str) -> bool:
 
     A directory in the current one does not hide a config that ships, either.
     """
-    shipped = [root / "configs" / f"{name}.py" for root in _ROOTS]
+    shipped = [root / "configs" / f"{name}.py" for root in ROOTS]
     is_shipped = "/" not in name and any(path.is_file() for path in shipped)
     return not is_shipped and (Path(name) / "config.json").is_file()
 
 
 def _nearest_config(name: str) -> str:
-    files = [path for root in _ROOTS for path in root.glob("configs/**/*.py")]
+    files = [path for root in ROOTS for path in root.glob("configs/**/*.py")]
     files = [path for path in files if path.parent.name != "tasks"]
     names = sorted({path.with_suffix("").as_posix().rpartition("/configs/")[2] for path in files})
     stem = Path(name).stem
@@ -383,85 +381,6 @@ def _check_keys(settings: Settings, known_settings: Settings) -> None:
         if key not in known and not any(name.startswith(f"{key}.") for name in known):
             leaves = [name.rpartition(".")[2] for name in siblings] or list(known_settings)
             raise UserError(BAD_CONFIG, f"{key}: no such setting; {_suggest(key, leaves)}")
-
-
-# Tasks.
-
-
-def shipped_tasks() -> dict[str, Settings]:
-    """The settings of all tasks that ship, by name: TASKS of each file in configs/tasks."""
-    directory = next((root for root in _ROOTS if (root / "configs/tasks").is_dir()), None)
-    tasks: dict[str, Settings] = {}
-    for path in sorted(directory.glob("configs/tasks/*.py")) if directory else ():
-        tasks |= runpy.run_path(str(path))["TASKS"]
-    return tasks
-
-
-def load_task(spec: str) -> Task:
-    """The task that --task names: one that ships, one of a file of yours, or a kind of task with
-    its settings.
-
-    sst2 · 'sst2(DIR/{split}.tsv)' · my_tasks.py:mine · 'classify(file.tsv, text=sentence)'
-
-    >>> load_task("classify(file.tsv, text=sentence, label=label)").text
-    'sentence'
-    """
-    name, arguments, options = parse_call(spec, "--task")
-    kinds = get_args(get_args(type_hints(Task)["kind"])[0])
-    if name in kinds:
-        settings: Settings = {"kind": name, "name": _name_of_source(*arguments) or name}
-    else:
-        settings = _named_task(name)
-    if len(arguments) > 1:
-        reason = f"got {len(arguments)} sources without a name"
-        raise UserError(BAD_CONFIG, f"--task={spec}: {reason}; give one, and options as text=NAME")
-    for source in arguments:
-        settings["source"] = read_value(source, str)
-    for key, value in options.items():
-        settings[key] = _listed(value, key)
-    task = build(Task, settings, "task.")
-    return dataclasses.replace(task, source=_absolute(task.source))
-
-
-def _name_of_source(source: str = "") -> str:
-    """What a task of a file is called: the file, or its directory where each split has one.
-
-    >>> _name_of_source("data/reviews.tsv"), _name_of_source("glue/SST-2/{split}.tsv")
-    ('reviews', 'SST-2')
-    """
-    path = Path(source.partition("?")[0])
-    return path.parent.name if "{split}" in path.name else path.stem
-
-
-def _listed(value: str, key: str) -> str | tuple[str, ...]:
-    """Read an option of a task; with bars, a list where a list is expected: labels=no|yes."""
-    text: str = read_value(value, str)
-    kind = type_hints(Task).get(key)
-    return tuple(text.split("|")) if tuple in (kind, *get_args(kind)) else text
-
-
-def _named_task(name: str) -> Settings:
-    file, _, inside = name.partition(":")
-    if file.endswith(".py"):
-        tasks = _tasks_of_file(Path(file), name)
-        inside = inside or next(iter(tasks), "")
-    else:
-        tasks, inside = shipped_tasks(), name
-    if inside not in tasks:
-        raise UserError(BAD_CONFIG, f"--task={name}: no such task; {nearest(inside, tasks)}")
-    return {"name": inside, **tasks[inside]}
-
-
-def _tasks_of_file(path: Path, name: str) -> dict[str, Settings]:
-    if not path.is_file():
-        raise UserError(NO_FILE, f"--task={name}: no such file; expected one that defines TASKS")
-    with user_errors(BAD_CONFIG, f"--task={name}: cannot be read"):
-        tasks = runpy.run_path(str(path)).get("TASKS")
-    if not isinstance(tasks, dict):
-        raise UserError(
-            BAD_CONFIG, f"--task={name}: expected TASKS = {{name: {{setting: value, …}}, …}} in it"
-        )
-    return tasks
 
 
 # Command lines.

@@ -220,8 +220,9 @@ class Model(Checked):
     token_types: NonNegative = 0  # rows of the token type table (BERT: 2)
     # Of the sequence label head; 0: as many as the task has, 2 for sentence pairs, else none
     num_classes: Annotated[NonNegative, HEADS] = 0
-    # Whether the first and the last position of an answer are predicted (SQuAD)
-    span_head: Annotated[bool, HEADS] = False
+    # Of the head that reads each position: 2 for the first and the last position of an answer
+    # (SQuAD), the labels of a word (named entities); 0: none. A task sets it
+    token_classes: Annotated[NonNegative, HEADS] = 0
     vocab_size: NonNegative = 0  # 0: the tokenizer's size
     # Embedding rows are padded to a multiple of this and of mesh.tensor, which splits them
     vocab_multiple: Annotated[Positive, RESUMABLE, COMPUTATION] = 128
@@ -528,18 +529,9 @@ class Task(Checked):
     SECTION = "task"
 
     name: str = ""  # in reports and prompts; empty: the run has no task, it learns its objective
-    kind: Annotated[
-        Literal[
-            "classify",  # which of the labels
-            "regress",  # which number
-            "choose",  # which of several answers
-            "generate",  # which text
-            "extract",  # which span of the text
-            "complete",  # how the text goes on, word for word (LAMBADA); evaluated only
-            "prefer",  # which of two sentences is the better (BLiMP); evaluated only
-        ],
-        FORMAT,
-    ] = "classify"
+    # What is predicted: classify, regress, choose, generate, extract, label, complete, prefer: see
+    # data/tasks/kinds
+    kind: Annotated[str, FORMAT] = "classify"
 
     # Where the examples are: hf:NAME, tfds:NAME, python:module.function, offline:NAME (see
     # data/tasks/offline.py); or files (.tsv .csv .jsonl .json .parquet .txt, also compressed): one,
@@ -590,23 +582,11 @@ class Task(Checked):
     submission: Annotated[str, RESUMABLE] = ""
     submission_names: Annotated[bool, RESUMABLE] = False
 
-    def __post_init__(self):
-        super().__post_init__()
-        usual = {
-            "regress": ("pearson", "spearman"),
-            "generate": ("exact_match", "token_f1"),
-            "extract": ("exact_match", "token_f1"),
-        }
-        if self.name and not self.metrics:
-            object.__setattr__(self, "metrics", usual.get(self.kind, ("accuracy",)))
-
     def _contradictions(self) -> Iterator[str]:
         if not self.name:
             return
         if not self.source:
             yield f"task.source: task {self.name} has none; say where its examples are"
-        if self.kind in ("choose", "prefer") and not self.choices:
-            yield f"task.choices: task {self.name} has none; name the fields that hold the answers"
         for name in ("label_words", "answer_words"):
             words = getattr(self, name)
             if words and self.labels and len(words) != len(self.labels):

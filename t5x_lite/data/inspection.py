@@ -11,7 +11,7 @@ from t5x_lite.data.rows.batches import Batches, Ledger
 from t5x_lite.data.rows.layouts import Row, lay_out
 from t5x_lite.data.rows.streams import TextStream
 from t5x_lite.data.store.corpus import Corpus, Tokens
-from t5x_lite.data.tasks.examples import readable
+from t5x_lite.data.tasks.kinds.table import kind_of
 from t5x_lite.data.tasks.task_data import TaskSplit
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 
@@ -94,7 +94,7 @@ def show_task(split: TaskSplit, tokenizer: Tokenizer, examples: int = 3) -> str:
     task, labels = split.examples.task, formatted.pairs.segment_labels
     lines = []
     for number, example in enumerate(split.examples.examples[:examples]):
-        label = readable(task, example.label, example)
+        label = kind_of(task).readable(task, example.label, example)
         lines.append(f"── example {example.id}: {label} ──")
         for pair in np.flatnonzero(formatted.example_of_pair == number).tolist():
             (inputs,) = formatted.pairs.inputs.take(np.array([pair])).arrays()
@@ -102,6 +102,12 @@ def show_task(split: TaskSplit, tokenizer: Tokenizer, examples: int = 3) -> str:
             # A decoder reads the start token, then all of its targets except the last one.
             read = inputs if len(inputs) else np.array([tokenizer.vocabulary.start, *targets[:-1]])
             lines.append(f"reads    {tokenizer.decode(read)!r}")
+            if formatted.pairs.scored is not None:
+                (scored,) = formatted.pairs.scored.take(np.array([pair])).arrays()
+                names = [str(task.labels[number]) for number in targets.tolist()]
+                shown = [f"{name}@{place}" for name, place in zip(names, scored, strict=True)]
+                lines.append(f"labels   {' '.join(shown)}")
+                continue
             if labels is None:
                 lines.append(f"writes   {tokenizer.decode(targets)!r}")
                 continue

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from t5x_lite.config import Task
+from t5x_lite.data.tasks.kinds.table import kind_of, metrics_of
 from t5x_lite.data.tasks.metrics import normalise_answer
 from t5x_lite.errors import IO_ERROR, NO_FILE, user_errors
 from t5x_lite.training.best import PREFIX
@@ -44,7 +45,7 @@ def answers_of(workdir: Path, task: Task) -> dict[str, Any]:
     with user_errors(NO_FILE, f"{path}: cannot be read"):
         records = [json.loads(line) for line in path.read_text().splitlines()]
     answers: dict[str, Any] = {"shown": _some(task, records)}
-    if task.kind == "classify" and len(task.labels) <= _MOST_LABELS:
+    if kind_of(task).asked_by == "options" and 0 < len(task.labels) <= _MOST_LABELS:
         names = [str(label) for label in task.labels]
         counts = Counter((record["label"], record["prediction"]) for record in records)
         columns = names + [None] * any(predicted is None for _, predicted in counts)
@@ -57,19 +58,19 @@ def answers_of(workdir: Path, task: Task) -> dict[str, Any]:
 
 def _some(task: Task, records: list[dict]) -> dict[str, list[dict]]:
     """Select some predictions to show, by heading."""
-    if task.kind == "regress":
+    shown = kind_of(task).shown
+    if shown == "largest errors":
         errors = [abs((record["prediction"] or 0) - record["label"]) for record in records]
         order = sorted(range(len(records)), key=lambda number: -errors[number])
         return {"The largest errors": [records[number] for number in order[:_EXAMPLES]]}
-    is_free = task.kind == "generate" and task.metrics[0] != "exact_match"
-    if is_free:
+    if shown == "any" and metrics_of(task)[0] != "exact_match":
         return {"Some of what it writes": records[:_EXAMPLES]}
     is_right = [_is_right(record) for record in records]
-    shown = {}
+    by_heading = {}
     for name, value in (("wrong", False), ("right", True)):
         of_name = [r for r, right in zip(records, is_right, strict=True) if right == value]
-        shown[f"Some that are {name}"] = of_name[:_EXAMPLES]
-    return {heading: of_heading for heading, of_heading in shown.items() if of_heading}
+        by_heading[f"Some that are {name}"] = of_name[:_EXAMPLES]
+    return {heading: of_heading for heading, of_heading in by_heading.items() if of_heading}
 
 
 def _is_right(record: dict) -> bool:

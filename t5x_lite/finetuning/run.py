@@ -20,7 +20,8 @@ from t5x_lite import storage
 from t5x_lite.config import RunConfig, Task
 from t5x_lite.config.files import parse_grid
 from t5x_lite.config.permission import named_code, user_code
-from t5x_lite.data.tasks.examples import readable, with_labels_of
+from t5x_lite.data.tasks.examples import with_labels_of
+from t5x_lite.data.tasks.kinds.table import kind_of, metrics_of
 from t5x_lite.data.tasks.task_data import TaskData, TaskPlan, TaskSplit
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import IO_ERROR, NO_FILE, USAGE, UserError, user_errors
@@ -140,7 +141,7 @@ def _train_cells(
 
     for cell in cells:
         train(cell, first_seed)
-    metric = str(task.metrics[0])
+    metric = metrics_of(task)[0]
     chosen = max(cells, key=lambda cell: cell.reached[first_seed][metric])
     for seed in range(first_seed + 1, first_seed + seeds):
         train(chosen, seed)
@@ -230,8 +231,9 @@ def best_evaluation(workdir: Path, task: Task) -> dict[str, float]:
         for record in read_metrics(workdir / "metrics.jsonl")
         if record["split"] == "validation"
     ]
-    best = max(evaluated, key=lambda record: record[f"{PREFIX}{task.metrics[0]}"])
-    return {"step": best["step"]} | {str(name): best[f"{PREFIX}{name}"] for name in task.metrics}
+    names = metrics_of(task)
+    best = max(evaluated, key=lambda record: record[f"{PREFIX}{names[0]}"])
+    return {"step": best["step"]} | {name: best[f"{PREFIX}{name}"] for name in names}
 
 
 def write_predictions(workdir: Path, data: TaskData, test: TaskSplit | None) -> None:
@@ -241,6 +243,7 @@ def write_predictions(workdir: Path, data: TaskData, test: TaskSplit | None) -> 
     """
     loaded = run_directory.load(workdir)
     task = data.plan.task
+    kind = kind_of(task)
     splits = {"validation": data.validation}
     if test is not None:
         splits["test"] = test
@@ -254,18 +257,9 @@ def write_predictions(workdir: Path, data: TaskData, test: TaskSplit | None) -> 
             if name == "test" and task.submission:
                 rows = ["index\tprediction"]
                 for example, prediction in zip(split.examples.examples, predictions, strict=True):
-                    rows.append(f"{example.id}\t{_submitted(task, prediction, example)}")
+                    rows.append(f"{example.id}\t{kind.submitted(task, prediction, example)}")
                 (directory / task.submission).write_text("\n".join(rows) + "\n")
     say(f"written: {directory}")
-
-
-def _submitted(task: Task, prediction: Any, example: Any) -> Any:
-    """Return a prediction as the benchmark expects it: the name or the number of a label."""
-    if prediction is None:
-        prediction = 0
-    if task.kind == "classify" and not task.submission_names:
-        return int(prediction) + task.first_label
-    return readable(task, prediction, example)
 
 
 def _results(base: _Base, task: Task, cells: list[Cell], chosen: Cell) -> dict[str, Any]:
@@ -279,14 +273,14 @@ def _results(base: _Base, task: Task, cells: list[Cell], chosen: Cell) -> dict[s
     begins = f"from {base.name}" if chosen.config.init_from else "from scratch"
     # Mean and standard deviation over seeds.
     summary = {}
-    for name in map(str, task.metrics):
+    for name in metrics_of(task):
         values = [reached[name] for reached in chosen.reached.values()]
         spread = stdev(values) if len(values) > 1 else None
         summary[name] = {"mean": mean(values), "standard_deviation": spread}
     return {
         "title": f"{task.name}, {begins}: {chosen.config.adapt}",
         "task": task.name,
-        "metric": task.metrics[0],
+        "metric": metrics_of(task)[0],
         "parameters": parameters,
         "trained_parameters": trained,
         "chosen": chosen.settings,

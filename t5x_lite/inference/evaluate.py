@@ -6,6 +6,7 @@ from typing import Any
 from t5x_lite.config import Task
 from t5x_lite.config.permission import named_code, user_code
 from t5x_lite.config.roles import FORMAT, settings_with
+from t5x_lite.data.tasks.kinds.table import kind_of
 from t5x_lite.data.tasks.metrics import by_group, check_metrics, judge
 from t5x_lite.data.tasks.records import has_splits
 from t5x_lite.data.tasks.task_data import TaskData, TaskPlan
@@ -22,8 +23,8 @@ def evaluate_task(loaded: LoadedModel, task: Task, asking: Asking) -> dict[str, 
     other task is answered as in inference.zero_shot.
 
     Returns:
-        a dict with task, split, method, examples (their number), metrics, groups and predictions
-        (a record for each example).
+        a dict with task, split, method, examples (their number), metrics, chance (the accuracy of
+        guessing, or None), groups and predictions (a record for each example).
 
     Raises:
         UserError: if the model was trained on another task and has no language model head.
@@ -43,6 +44,7 @@ def evaluate_task(loaded: LoadedModel, task: Task, asking: Asking) -> dict[str, 
         "method": evaluated.method,
         "examples": len(evaluated.examples),
         "metrics": evaluated.metrics,
+        "chance": kind_of(task).chance(evaluated.examples.task, evaluated.examples.examples),
         "groups": evaluated.groups,
         "predictions": as_records(evaluated.examples, evaluated.predictions),
     }

@@ -13,19 +13,21 @@ prefix LM               log P(text | prompt), with the prompt read bidirectional
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from t5x_lite.config import Task
-from t5x_lite.data.tasks.examples import Example, Examples, Label, load_split, with_labels_of
-from t5x_lite.data.tasks.formats import answer_of, prompt_of
+from t5x_lite.data.tasks.examples import Examples, load_split, with_labels_of
+from t5x_lite.data.tasks.formats import prompt_of
+from t5x_lite.data.tasks.kinds.choose import likeliest
+from t5x_lite.data.tasks.kinds.kind import Example, Label
+from t5x_lite.data.tasks.kinds.table import kind_of
 from t5x_lite.data.tasks.metrics import by_group, check_metrics, judge
 from t5x_lite.data.tasks.records import has_splits, lookup
 from t5x_lite.data.tasks.task_data import TaskPlan
 from t5x_lite.errors import USAGE, UserError
 from t5x_lite.inference.generate import continue_texts
-from t5x_lite.inference.predict import likeliest
 from t5x_lite.inference.score import (
     TokenScores,
     pseudo_log_likelihoods,
@@ -102,13 +104,14 @@ def ask(loaded: LoadedModel, task: Task, asking: Asking = Asking()) -> Evaluated
             USAGE, f"evaluate: {task.name}'s {asking.split} split has no labels to judge by"
         )
     solved = _solved(task, asking)
-    if task.kind == "prefer":
+    asked_by = kind_of(task).asked_by
+    if asked_by == "sentences":
         return _prefer(loaded, examples)
-    if task.kind == "complete":
+    if asked_by == "tokens":
         return _complete(loaded, examples)
-    if task.kind in ("classify", "choose"):
+    if asked_by == "options":
         return _choose(loaded, examples, solved, asking.direction)
-    if task.kind in ("generate", "extract"):
+    if asked_by == "text":
         return _generate(loaded, examples, solved)
     raise UserError(
         USAGE, f"evaluate: a model that was not trained on it cannot {task.kind}; use finetune"
@@ -143,25 +146,25 @@ def question_of(task: Task, example: Example) -> str:
     """
     if task.question:
         return lookup(example.record, task.question, f"task {task.name}")
-    if task.kind in ("choose", "complete"):
+    if kind_of(task).completes:
         return f"{example.text} {example.text_pair}".strip()
     return prompt_of(task, example)
 
 
 def answers_of(task: Task, example: Example) -> list[str]:
     """Return the possible answers to an example, each beginning with a space."""
-    if task.kind == "choose":
-        words: Sequence[Any] = example.choices
-    else:
-        words = task.answer_words or task.label_words or task.labels
-    return [word if str(word)[:1].isspace() else f" {word}" for word in map(str, words)]
+    return [_spaced(str(option)) for option in kind_of(task).options(task, example)]
 
 
 def _right_answer(task: Task, example: Example) -> str:
     """Return the right answer to an example, beginning with a space."""
-    if isinstance(example.label, int) and task.kind in ("classify", "choose"):
-        return answers_of(task, example)[example.label]
-    text = answer_of(task, example.label)
+    options = answers_of(task, example)
+    if options and isinstance(example.label, int):
+        return options[example.label]
+    return _spaced(kind_of(task).answer(task, example))
+
+
+def _spaced(text: str) -> str:
     return text if text[:1].isspace() else f" {text}"
 
 

@@ -351,7 +351,7 @@ BERT = Family(
     },
     task_modules={
         "classifier/output": "classifier",
-        "span_head/output": "qa_outputs",
+        "token_head/output": "qa_outputs",
     },
     tensors={
         **_bert_tables("bert."),
@@ -409,7 +409,7 @@ ROBERTA = Family(
     task_modules={
         "classifier/pooler": "classifier.dense",
         "classifier/output": "classifier.out_proj",
-        "span_head/output": "qa_outputs",
+        "token_head/output": "qa_outputs",
     },
     tensors={
         **_bert_tables("roberta."),

@@ -13,7 +13,7 @@ rows, C classes.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -162,17 +162,17 @@ class SequenceLabelHead(nn.Module):
         return output(state).astype(parameter_dtype(config))
 
 
-class SpanHead(nn.Module):
-    """Hidden states [..., D] to logits [..., 2], float32: whether an answer begins at a position,
-    and whether it ends there (Devlin et al., 2019, §4.2).
+class TokenHead(nn.Module):
+    """Hidden states [..., D] to logits [..., C] of each position, float32: whether an answer begins
+    and whether it ends there (Devlin et al., 2019, §4.2), or the labels of a word (§5.3).
     """
 
     config: ModelDimensions
 
     @nn.compact
-    def __call__(self, hidden: Float[Array, "*rows D"]) -> Float[Array, "*rows two"]:
-        logits = Dense(self.config, 2, ("embed", "classes"), name="output")(hidden)
-        return logits.astype(parameter_dtype(self.config))
+    def __call__(self, hidden: Float[Array, "*rows D"]) -> Float[Array, "*rows C"]:
+        output = Dense(self.config, self.config.token_classes, ("embed", "classes"), name="output")
+        return output(hidden).astype(parameter_dtype(self.config))
 
 
 class HeadModule(NamedTuple):
@@ -221,11 +221,13 @@ HEAD_MODULES = {
             2.0 * config.d_model * (config.d_model + config.num_classes)
         ),
     ),
-    "span_head": HeadModule(
-        SpanHead,
-        wanted=lambda config: config.span_head,
+    "token_head": HeadModule(
+        TokenHead,
+        wanted=lambda config: config.token_classes > 0,
         call=lambda head, output, table: head(output.both_ways),
-        flops=lambda config, positions, scored: 2.0 * config.d_model * 2 * positions,
+        flops=lambda config, positions, scored: (
+            2.0 * config.d_model * config.token_classes * positions
+        ),
     ),
 }
 
@@ -271,8 +273,9 @@ class Head:
         sums: the loss of what `read` returns.
         weight: by which the sums of a batch are divided.
         metric_prefix: of loss and accuracy.
-        outputs: what a task's predictions are made of, logits [B, S, …] of each label or [B, T, 2]
-            of each position; None: the head predicts tokens.
+        outputs: what a task's predictions are made of, logits [B, n, …]; None: the head predicts
+            tokens.
+        outputs_per: what n counts: labels, positions, or scored positions.
         splits_rows: True if it treats each position of a decoder alone.
     """
 
@@ -283,6 +286,7 @@ class Head:
     weight: Callable[[Row], Array]
     metric_prefix: str = ""
     outputs: Callable[[ModelDimensions, Params, Array, Row], Array] | None = None
+    outputs_per: Literal["label", "position", "scored"] = "label"
     splits_rows: bool = False
 
 
@@ -383,17 +387,25 @@ def _choice_sums(given: HeadInput) -> Sums:
     return choice_sums(scores, row["label_values"][..., 0], weights, row["label_groups"])
 
 
-def _span_logits(config: ModelDimensions, params: Params, hidden: Array) -> Array:
-    head: Any = SpanHead(config)
-    return head.apply({"params": params["span_head"]}, hidden)
+def _token_logits(
+    config: ModelDimensions, params: Params, hidden: Array, row: Row | None = None
+) -> Array:
+    head: Any = TokenHead(config)
+    return head.apply({"params": params["token_head"]}, hidden)
 
 
 def _span_sums(given: HeadInput) -> Sums:
-    predicted, row = _span_logits(given.config, given.params, given.states), given.row
+    predicted, row = _token_logits(given.config, given.params, given.states), given.row
     weights = row["label_weights"].astype(predicted.dtype)
     starts = row["label_positions"]  # of the segments
     spans = row["label_values"].astype(jnp.int32) + starts[..., None]
     return span_sums(predicted, spans, weights, row["encoder_segments"])
+
+
+def _token_class_sums(given: HeadInput) -> Sums:
+    predicted, row = _token_logits(given.config, given.params, given.states), given.row
+    weights = row["encoder_weights"].astype(predicted.dtype)
+    return class_sums(predicted, row["encoder_targets"], weights)
 
 
 def _real_rows(row: Row) -> Array:
@@ -474,11 +486,22 @@ HEADS = {
     ),
     # All positions of each segment: where does the answer begin and end?
     "span": Head(
-        params_key="span_head",
+        params_key="token_head",
         row_keys=("label_values", "label_positions", "label_weights", "encoder_segments"),
         read=lambda output, row: output.hidden_states,
         sums=_span_sums,
         weight=lambda row: row["label_weights"].sum(),
-        outputs=lambda config, params, hidden, row: _span_logits(config, params, hidden),
+        outputs=_token_logits,
+        outputs_per="position",
+    ),
+    # The scored positions of an encoder: the first piece of each word.
+    "token_class": Head(
+        params_key="token_head",
+        row_keys=("encoder_scored", "encoder_targets", "encoder_weights"),
+        read=scored_positions,
+        sums=_token_class_sums,
+        weight=lambda row: row["encoder_weights"].sum(),
+        outputs=_token_logits,
+        outputs_per="scored",
     ),
 }

@@ -19,6 +19,7 @@ from t5x_lite import storage
 from t5x_lite.data.rows.batches import Batches, RunData, ledger
 from t5x_lite.data.rows.streams import VERSION as STREAM_VERSION
 from t5x_lite.data.store.corpus import cache_directory
+from t5x_lite.data.tasks.kinds.table import metrics_of
 from t5x_lite.data.tasks.task_data import TaskPlan
 from t5x_lite.errors import BAD_CONFIG, BAD_DATA, NOT_FINITE, UserError
 from t5x_lite.model.flops import peak_flops, step_flops
@@ -235,7 +236,7 @@ def train(
         checkpoints = Checkpoints(workdir / "checkpoints", settings, config.training.keep_every)
         best = None
         if isinstance(resolved.rows, TaskPlan) and judge:
-            metric = f"{PREFIX}{resolved.rows.task.metrics[0]}"
+            metric = f"{PREFIX}{metrics_of(resolved.rows.task)[0]}"
             first = checkpoints.latest() or 0
             best = Best(workdir, settings, metric, first, config.training.patience)
         try:

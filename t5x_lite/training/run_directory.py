@@ -52,7 +52,7 @@ from t5x_lite.training.checkpoint import Checkpoints, is_whole
 from t5x_lite.training.schedules import depends_on_end
 from t5x_lite.training.step import parameter_shardings
 
-_OUTPUTS_OF_TASKS = ("classifier/output", "span_head/output")
+_OUTPUTS_OF_TASKS = ("classifier/output", "token_head/output")
 
 
 def fixed_settings(config: RunConfig) -> dict[str, Any]:

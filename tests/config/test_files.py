@@ -106,7 +106,7 @@ def test_get_config_takes_overrides_and_stays_locked():
     [
         ("optimizer.lerning_rate=1", "did you mean learning_rate?"),
         ("model.archtecture=decoder", "did you mean architecture?"),
-        ("optimizer.schedule=cosin", "did you mean cosine?"),
+        ("optimizer.schedule_unit=step", "did you mean steps?"),
         ("training.steps=-5", "expected at least 1"),
         ("training.steps=many", "expected a whole number"),
         ("training.steps=1.5", "expected a whole number"),

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from t5x_lite.config import Task
-from t5x_lite.config.files import load_task, shipped_tasks
 from t5x_lite.data.tasks.examples import Examples, load_split
-from t5x_lite.data.tasks.formats import answer_of, label_of, prompt_of, words_of_labels
+from t5x_lite.data.tasks.formats import prompt_of
+from t5x_lite.data.tasks.kinds.kind import Example, words_of_labels
+from t5x_lite.data.tasks.kinds.table import kind_of, metrics_of
+from t5x_lite.data.tasks.load import load_task, shipped_tasks
 from t5x_lite.data.tasks.metrics import METRICS, judge
 from t5x_lite.data.tasks.preprocess import PREPARE
 from t5x_lite.data.tasks.records import lookup, source_of_split
@@ -1032,7 +1034,7 @@ def test_settings(name):
     task = load_task(name)
     assert isinstance(task, Task)
     assert task.name == name
-    assert set(task.metrics) <= set(METRICS)
+    assert set(metrics_of(task)) <= set(METRICS)
     assert task.prepare in ("", *PREPARE)
     assert task.answer_words == () or len(task.answer_words) == len(task.labels)
     assert len(words_of_labels(task)) == len(task.labels)
@@ -1076,14 +1078,14 @@ def test_answers(name, tmp_path):
     examples, expected = load_case(name, tmp_path)
     task = examples.task
     for example, read in zip(examples.examples, expected, strict=True):
-        answer = answer_of(task, example.label)
+        answer = kind_of(task).answer(task, example)
         assert answer == read.answer
         if isinstance(example.label, tuple):  # the first of those that are right
-            assert label_of(task, answer, example) == (example.label[0].strip(),)
+            assert kind_of(task).label_of(task, answer, example) == (example.label[0].strip(),)
         elif example.label is not None:
-            assert label_of(task, answer, example) == example.label
+            assert kind_of(task).label_of(task, answer, example) == example.label
     if task.kind in ("classify", "choose", "regress"):
-        assert label_of(task, "no such answer", examples.examples[0]) is None
+        assert kind_of(task).label_of(task, "no such answer", examples.examples[0]) is None
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -1095,7 +1097,7 @@ def test_metrics(name, tmp_path):
     labelled = [example for example in examples.examples if example.label is not None]
 
     labels = [example.label for example in labelled]
-    best = {metric: 100.0 if metric == "bleu" else 1.0 for metric in task.metrics}
+    best = {metric: 100.0 if metric == "bleu" else 1.0 for metric in metrics_of(task)}
     assert judge(task, labelled, labels) == pytest.approx(best)
 
     case = CASES[name]
@@ -1120,7 +1122,9 @@ def test_sources_of_splits():
     ("label", "answer"), [(3.75, "3.8"), (2.5, "2.4"), (0.0, "0.0"), (4.8, "4.8")]
 )
 def test_numbers_are_written_to_the_nearest_fifth(label, answer):
-    assert answer_of(load_task("stsb"), label) == answer
+    task = load_task("stsb")
+    example = Example(0, "", "", label, (), None, {})
+    assert kind_of(task).answer(task, example) == answer
 
 
 @pytest.mark.parametrize("name", ["natural_questions", "trivia_qa", "web_questions"])

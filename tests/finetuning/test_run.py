@@ -12,7 +12,7 @@ from flax.traverse_util import flatten_dict
 from interop_cases import make_dimensions, make_params
 
 from t5x_lite import api
-from t5x_lite.config.files import load_task
+from t5x_lite.data.tasks.load import load_task
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import UserError
 from t5x_lite.finetuning.results import show

@@ -7,7 +7,7 @@ from model.proofs import QUIET, check_gradients, random_params, small
 
 from t5x_lite.config import Model
 from t5x_lite.data.rows.batches import make_batches
-from t5x_lite.data.tasks.formats import FORMATS
+from t5x_lite.data.tasks.kinds.table import KINDS
 from t5x_lite.model.heads import (
     HEADS,
     LanguageModelHead,
@@ -75,6 +75,6 @@ def test_every_head_is_that_of_some_rows(make):
         for objective, architecture in ALL_CELLS
         for head in make(objective, architecture)[0].heads
     }
-    of_tasks = {way.head for ways in FORMATS.values() for way in ways.values()}
+    of_tasks = {way.head for kind in KINDS.values() for way in kind.formats.values()}
     of_two_decoders = make("causal_lm", "decoder", **{"model.backward_decoder": True})[0].heads
     assert used | of_tasks | {"auxiliary_lm", *of_two_decoders} == set(HEADS)

@@ -33,7 +33,7 @@ HEAD_SETTINGS = {
     "class": {"num_classes": 3},
     "number": {"num_classes": 1},
     "choice": {"num_classes": 1},
-    "span": {"span_head": True},
+    "span": {"token_classes": 2},
 }
 
 

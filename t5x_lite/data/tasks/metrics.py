@@ -10,19 +10,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from t5x_lite.config import Task
-from t5x_lite.data.tasks.examples import Example, Label
+from t5x_lite.config.named import find_named
+from t5x_lite.data.tasks.kinds.kind import Example, Judgement, Label
+from t5x_lite.data.tasks.kinds.table import kind_of, metrics_of
 from t5x_lite.errors import BAD_CONFIG, UserError, nearest, optional_import
-
-# (task, examples, predictions) → a number; higher is better. A prediction is None if a model that
-# answers in text wrote something that is not a label.
-Judgement = Callable[[Task, Sequence[Example], Sequence[Label]], float]
 
 
 class Metric(NamedTuple):
     """One way to judge predictions."""
 
     score: Judgement
-    kinds: tuple[str, ...]  # kinds of tasks that it judges
+    kinds: tuple[str, ...] = ()  # kinds of tasks that it judges; none: any
     library: str = ""  # library that it needs, in the extra [tasks]
 
 
@@ -31,27 +29,38 @@ def judge(
 ) -> dict[str, float]:
     """Compute the metrics of a task, by name."""
     return {
-        name: find_metric(name).score(task, examples, predictions)
-        for name in map(str, task.metrics)
+        name: find_metric(task, name).score(task, examples, predictions)
+        for name in metrics_of(task)
     }
 
 
-def find_metric(name: str) -> Metric:
-    """Return the metric with this name, or raise UserError if there is none."""
-    if name not in METRICS:
-        raise UserError(BAD_CONFIG, f"task.metrics: got {name!r}; {nearest(name, METRICS)}")
-    return METRICS[name]
+def find_metric(task: Task, name: str) -> Metric:
+    """Return the metric with this name: of the kind of task, of METRICS, or a function of the
+    user's own, `my_module.my_metric`.
+
+    Raises:
+        UserError: if there is none.
+    """
+    own = {of_kind: Metric(score) for of_kind, score in kind_of(task).own_metrics.items()}
+    known = METRICS | own
+    if name in known:
+        return known[name]
+    if "." not in name:
+        raise UserError(BAD_CONFIG, f"task.metrics: got {name!r}; {nearest(name, known)}")
+    return Metric(find_named(name, {}, "task.metrics", "metric"))
 
 
 def check_metrics(task: Task) -> None:
     """Reject, before any training, metrics that do not exist, that judge another kind of task, or
     whose library is not installed.
     """
-    for name in map(str, task.metrics):
-        metric = find_metric(name)
-        if task.kind not in metric.kinds:
+    own = kind_of(task).own_metrics
+    for name in metrics_of(task):
+        metric = find_metric(task, name)
+        if metric.kinds and task.kind not in metric.kinds:
             known = [known for known in METRICS if task.kind in METRICS[known].kinds]
-            reason = f"{name} does not judge what is to {task.kind}; expected {', '.join(known)}"
+            expected = ", ".join([*own, *known])
+            reason = f"{name} does not judge what is to {task.kind}; expected {expected}"
             raise UserError(BAD_CONFIG, f"task.metrics: {reason}")
         if name == "f1" and len(task.labels) > 2:
             raise UserError(BAD_CONFIG, "task.metrics: f1 is of two labels; use macro_f1")
@@ -217,7 +226,7 @@ def _over_answers(
 
 
 def _text(prediction: Label) -> str:
-    return prediction[0] if isinstance(prediction, tuple) else ""
+    return str(prediction[0]) if isinstance(prediction, tuple) else ""
 
 
 def _rouge(kind: str) -> Judgement:
@@ -245,7 +254,7 @@ def _sentence_lines(text: str) -> str:
 
 def _answers(example: Example) -> tuple[str, ...]:
     assert isinstance(example.label, tuple)
-    return example.label
+    return tuple(map(str, example.label))
 
 
 def bleu(task: Task, examples: Sequence[Example], predictions: Sequence[Label]) -> float:
@@ -283,10 +292,11 @@ def by_group(
     if not task.group:
         return {}
     numbered = sorted(range(len(examples)), key=lambda number: str(examples[number].group))
+    first, *_ = metrics_of(task)
     scores = {}
     for group, numbers in groupby(numbered, key=lambda number: str(examples[number].group)):
         chosen = list(numbers)
         of_group = [examples[number] for number in chosen]
         predicted = [predictions[number] for number in chosen]
-        scores[group] = find_metric(str(task.metrics[0])).score(task, of_group, predicted)
+        scores[group] = find_metric(task, first).score(task, of_group, predicted)
     return scores

@@ -11,15 +11,14 @@ from t5x_lite.data.rows.batches import Batches
 from t5x_lite.data.rows.layouts import RowShape
 from t5x_lite.data.rows.packing import PackedExamples
 from t5x_lite.data.tasks.examples import Examples, load_split
-from t5x_lite.data.tasks.formats import Format, Formatted, find_format, with_prompt
+from t5x_lite.data.tasks.formats import with_prompt
+from t5x_lite.data.tasks.kinds.kind import Format, Formatted
+from t5x_lite.data.tasks.kinds.table import find_format, kind_of
 from t5x_lite.data.tasks.metrics import check_metrics
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import BAD_CONFIG, BAD_DATA, UserError, nearest
 
-# A row has one label slot per this many positions, since few examples are shorter.
-_POSITIONS_PER_LABEL = 8
 _SHORTEST = 8  # positions for a text, at least
-_MOST_ANSWERS = 32  # label slots for the answers to a question, at least
 
 
 @dataclass(frozen=True)
@@ -62,16 +61,14 @@ def plan_task(
     way = find_format(task, architecture)
     length = lengths.sequence_length
     check_metrics(task)
-    labels = max(length // _POSITIONS_PER_LABEL, 1) if way.head != "lm" else 0
-    if way.head == "choice":
-        labels = max(labels, _MOST_ANSWERS)
+    slots = kind_of(task).slots(length) if way.head != "lm" else {}
     if architecture == "encoder":
-        shape = RowShape(encoder=length, labels=labels)
+        shape = RowShape(encoder=length, **slots)
     elif architecture == "encoder_decoder":
         shape = RowShape(encoder=lengths.inputs, decoder=lengths.targets)
     else:
         prefix = architecture == "prefix_decoder"
-        shape = RowShape(decoder=length, bidirectional_prefix=prefix, labels=labels)
+        shape = RowShape(decoder=length, bidirectional_prefix=prefix, **slots)
     # A soft prompt takes positions away from the text.
     room = (shape.encoder or shape.decoder) - prompt_length
     if room < _SHORTEST:
@@ -157,7 +154,9 @@ class TaskData:
             encoder=max(shape.encoder - prompt, 0),
             decoder=shape.decoder if shape.encoder else shape.decoder - prompt,
         )
-        formatted = plan.format.function(task, examples.examples, self.tokenizer, text_shape)
+        formatted = plan.format.function(
+            kind_of(task), task, examples.examples, self.tokenizer, text_shape
+        )
         if prompt:
             formatted = with_prompt(formatted, prompt)
         rows = PackedExamples(

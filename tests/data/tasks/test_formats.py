@@ -11,8 +11,9 @@ from t5x_lite.config import Lengths, Task
 from t5x_lite.data.rows.batches import ledger
 from t5x_lite.data.rows.layouts import RowShape
 from t5x_lite.data.tasks import formats
-from t5x_lite.data.tasks.examples import Example
-from t5x_lite.data.tasks.formats import find_format, truncate
+from t5x_lite.data.tasks.formats import truncate
+from t5x_lite.data.tasks.kinds.kind import Example
+from t5x_lite.data.tasks.kinds.table import find_format, kind_of
 from t5x_lite.data.tasks.task_data import TaskData, plan_task
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import UserError
@@ -28,7 +29,9 @@ CHOOSE = Task(name="copa", kind="choose", source="x", choices=("a", "b"))
 
 def written(task, example, architecture, shape):
     """Inputs, targets and types of the pairs of one example, in words."""
-    formatted = find_format(task, architecture).function(task, [example], TOKENIZER, shape)
+    formatted = find_format(task, architecture).function(
+        kind_of(task), task, [example], TOKENIZER, shape
+    )
     pairs = []
     for pair in formatted.pairs.each():
         types = None if pair.types is None else "".join(map(str, pair.types.tolist()))
@@ -90,10 +93,12 @@ def test_the_answers_to_a_long_question_still_share_a_row():
 def test_answers_have_the_same_room_whatever_the_split_holds():
     shape = RowShape(encoder=60, decoder=40)
     for examples in ([PAIR], [replace(PAIR, label=None)]):
-        formatted = find_format(TASK, "encoder_decoder").function(TASK, examples, TOKENIZER, shape)
+        formatted = find_format(TASK, "encoder_decoder").function(
+            kind_of(TASK), TASK, examples, TOKENIZER, shape
+        )
         assert formatted.answer_room == len("False") + 1
     free = Task(name="xsum", kind="generate", source="x")
-    assert formats.answer_room(free, TOKENIZER, shape) == 40
+    assert formats.answer_room(kind_of(free), free, TOKENIZER, shape) == 40
 
 
 def test_a_span_of_a_text_that_is_read_in_windows():
@@ -101,7 +106,9 @@ def test_a_span_of_a_text_that_is_read_in_windows():
     example = Example(0, "which?", text, ("nine ten",), (), None, {})
     task = Task(name="squad", kind="extract", source="x", text_pair="context")
     shape = RowShape(encoder=40, labels=1)
-    formatted = find_format(task, "encoder").function(task, [example], TOKENIZER, shape)
+    formatted = find_format(task, "encoder").function(
+        kind_of(task), task, [example], TOKENIZER, shape
+    )
     seen = set()
     spans = formatted.pairs.segment_labels.values
     for pair, span, words in zip(
@@ -149,18 +156,19 @@ def test_what_is_truncated_is_counted():
 @given(st.sampled_from([0.1 * i for i in range(51)]))
 def test_numbers_are_written_to_the_nearest_fifth(number):
     task = Task(name="stsb", kind="regress", source="x")
-    text = formats.answer_of(task, number)
+    kind = kind_of(task)
+    text = kind.answer(task, replace(PAIR, label=number))
     assert abs(float(text) - number) < 0.1001
     assert text in {f"{i / 5:.1f}" for i in range(26)}
-    assert formats.label_of(task, text, PAIR) == float(text)
-    assert formats.label_of(task, "3.x", PAIR) is None
+    assert kind.label_of(task, text, PAIR) == float(text)
+    assert kind.label_of(task, "3.x", PAIR) is None
 
 
 def test_a_prediction_that_is_no_label_is_none():
-    assert formats.label_of(TASK, " True ", PAIR) == 1
-    assert formats.label_of(TASK, "Truely", PAIR) is None
-    assert formats.label_of(CHOOSE, "choice2", CHOICE) == 1
-    assert formats.label_of(CHOOSE, "choice3", CHOICE) is None
+    assert kind_of(TASK).label_of(TASK, " True ", PAIR) == 1
+    assert kind_of(TASK).label_of(TASK, "Truely", PAIR) is None
+    assert kind_of(CHOOSE).label_of(CHOOSE, "choice2", CHOICE) == 1
+    assert kind_of(CHOOSE).label_of(CHOOSE, "choice3", CHOICE) is None
 
 
 def test_kinds_that_an_architecture_has_no_way_for():

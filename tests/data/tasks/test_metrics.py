@@ -3,7 +3,7 @@
 import pytest
 
 from t5x_lite.config import Task
-from t5x_lite.data.tasks.examples import Example
+from t5x_lite.data.tasks.kinds.kind import Example
 from t5x_lite.data.tasks.metrics import METRICS, by_group, judge
 from t5x_lite.errors import UserError
 

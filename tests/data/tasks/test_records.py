@@ -8,8 +8,8 @@ import pyarrow.parquet
 import pytest
 
 from t5x_lite.config import Task
-from t5x_lite.config.files import load_task
 from t5x_lite.data.tasks.examples import load_split, with_labels_of
+from t5x_lite.data.tasks.load import load_task
 from t5x_lite.data.tasks.records import BadLines, read_split
 from t5x_lite.errors import UserError
 

@@ -1,0 +1,113 @@
+"""Choose: which of several answers?"""
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from t5x_lite.config import Task
+from t5x_lite.data.tasks.formats import bert, gpt, text_to_text
+from t5x_lite.data.tasks.kinds.kind import (
+    Example,
+    Format,
+    Formatted,
+    Kind,
+    Label,
+    is_withheld,
+    number_of_label,
+)
+from t5x_lite.errors import BAD_DATA, UserError
+
+_MOST_ANSWERS = 32  # label slots for the answers to a question, at least
+
+
+class Choose(Kind):
+    """The label is the number of the right answer, from 0."""
+
+    meaning = "which of several answers"
+    asked_by = "options"
+    needs_choices = True
+    completes = True
+    formats = {
+        "encoder": Format(bert, "choice"),
+        "decoder": Format(gpt, "choice"),
+        "prefix_decoder": Format(text_to_text, "lm"),
+        "encoder_decoder": Format(text_to_text, "lm"),
+    }
+
+    def parse_label(self, task: Task, value: Any, choices: Sequence[str], where: str) -> Label:
+        """Return the number of the right answer, from a label name (a letter), its number, or its
+        text.
+        """
+        # Some answers are numbers. So a text is first looked up among the answers, unless it is a
+        # label name.
+        is_name = str(value) in [str(name) for name in task.labels]
+        if isinstance(value, str) and value in choices and not is_name:
+            return list(choices).index(value)
+        number = number_of_label(task, value, len(choices))
+        if number is None and not is_withheld(value):
+            expected = f"expected the number or the text of one of its {len(choices)} answers"
+            raise UserError(BAD_DATA, f"{where}: got the answer {value!r}, {expected}")
+        return number
+
+    def readable(self, task: Task, label: Label, example: Example) -> Any:
+        """See Kind."""
+        return example.choices[label] if isinstance(label, int) else None
+
+    def slots(self, length: int) -> dict[str, Any]:
+        """See Kind."""
+        return {"labels": max(super().slots(length)["labels"], _MOST_ANSWERS)}
+
+    def model_settings(self, task: Task) -> dict[str, int]:
+        """See Kind."""
+        return {"num_classes": 1}
+
+    def readings(self, task: Task, example: Example) -> list[tuple[str, str, Any]]:
+        """One reading per answer, labelled 1 for the right one."""
+        context = f"{example.text} {example.text_pair}".strip()
+        return [
+            (context, choice, float(number == example.label))
+            for number, choice in enumerate(example.choices)
+        ]
+
+    def predict(
+        self, examples: Sequence[Example], formatted: Formatted, outputs: Sequence[np.ndarray]
+    ) -> list[Label]:
+        """The best answer to each question; None for a tie, which then counts as wrong."""
+        predictions: list[Label] = []
+        pairs = zip(formatted.example_of_pair.tolist(), outputs, strict=True)
+        for _, group in groupby(pairs, key=lambda pair: pair[0]):
+            predictions.append(likeliest([float(score[0]) for _, score in group]))
+        return predictions
+
+    def answer(self, task: Task, example: Example) -> str:
+        """See Kind."""
+        return f"choice{example.label + 1}" if isinstance(example.label, int) else ""
+
+    def longest_answers(self, task: Task) -> Sequence[str]:
+        """See Kind."""
+        return ("choice99",)
+
+    def label_of(self, task: Task, text: str, example: Example) -> Label:
+        """See Kind."""
+        names = [f"choice{number}" for number in range(1, len(example.choices) + 1)]
+        return names.index(text.strip()) if text.strip() in names else None
+
+    def options(self, task: Task, example: Example) -> Sequence[Any]:
+        """See Kind."""
+        return example.choices
+
+    def chance(self, task: Task, examples: Sequence[Example]) -> float | None:
+        """See Kind."""
+        return float(np.mean([1 / len(example.choices) for example in examples]))
+
+
+def likeliest(scores: Sequence[float]) -> int | None:
+    """Return the index of the highest score; None if two scores share it.
+
+    >>> likeliest([0.1, 0.7, 0.2]), likeliest([0.5, 0.5])
+    (1, None)
+    """
+    best = max(scores)
+    return None if list(scores).count(best) > 1 else list(scores).index(best)

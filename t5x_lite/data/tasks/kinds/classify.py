@@ -1,0 +1,90 @@
+"""Classify: which of the labels?"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from t5x_lite.config import Task
+from t5x_lite.data.tasks.formats import bert, gpt, text_to_text
+from t5x_lite.data.tasks.kinds.kind import (
+    Example,
+    Format,
+    Formatted,
+    Kind,
+    Label,
+    is_withheld,
+    number_of_class,
+    words_of_labels,
+)
+from t5x_lite.errors import BAD_CONFIG, UserError
+
+
+class Classify(Kind):
+    """The label is the number of a class, from 0."""
+
+    meaning = "which of the labels"
+    asked_by = "options"
+    names_labels = True
+    formats = {
+        "encoder": Format(bert, "class"),
+        "decoder": Format(gpt, "class"),
+        "prefix_decoder": Format(text_to_text, "lm"),
+        "encoder_decoder": Format(text_to_text, "lm"),
+    }
+
+    def parse_label(self, task: Task, value: Any, choices: Sequence[str], where: str) -> Label:
+        """See Kind."""
+        return number_of_class(task, value, where)
+
+    def label_names(self, value: Any) -> Sequence[str]:
+        """See Kind."""
+        return () if is_withheld(value) else (str(value),)
+
+    def readable(self, task: Task, label: Label, example: Example) -> Any:
+        """See Kind."""
+        return None if label is None else str(task.labels[_number(label)])
+
+    def submitted(self, task: Task, label: Label, example: Example) -> Any:
+        """See Kind."""
+        number = 0 if label is None else _number(label)
+        return str(task.labels[number]) if task.submission_names else number + task.first_label
+
+    def model_settings(self, task: Task) -> dict[str, int]:
+        """See Kind."""
+        if len(task.labels) < 2:
+            reason = f"task {task.name} has {len(task.labels)} labels, expected at least two"
+            raise UserError(BAD_CONFIG, f"task.labels: {reason}; name them")
+        return {"num_classes": len(task.labels)}
+
+    def predict(
+        self, examples: Sequence[Example], formatted: Formatted, outputs: Sequence[np.ndarray]
+    ) -> list[Label]:
+        """The likeliest class of each example."""
+        return [int(logits.argmax()) for logits in outputs]
+
+    def answer(self, task: Task, example: Example) -> str:
+        """See Kind."""
+        return "" if example.label is None else words_of_labels(task)[_number(example.label)]
+
+    def longest_answers(self, task: Task) -> Sequence[str]:
+        """See Kind."""
+        return words_of_labels(task)
+
+    def label_of(self, task: Task, text: str, example: Example) -> Label:
+        """See Kind."""
+        words = words_of_labels(task)
+        return words.index(text.strip()) if text.strip() in words else None
+
+    def options(self, task: Task, example: Example) -> Sequence[Any]:
+        """See Kind."""
+        return task.answer_words or task.label_words or task.labels
+
+    def chance(self, task: Task, examples: Sequence[Example]) -> float | None:
+        """See Kind."""
+        return 1 / len(task.labels)
+
+
+def _number(label: Label) -> int:
+    assert isinstance(label, int)
+    return label

@@ -1,0 +1,246 @@
+"""What a kind of task says of itself: what its labels are, and how each family learns and answers
+them. A kind is a class derived from Kind, in a file of its own, and an entry of table.KINDS.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import numpy as np
+
+from t5x_lite.config import Task
+from t5x_lite.data.objectives.pairs import Pairs
+from t5x_lite.data.tasks.records import Record, lookup
+from t5x_lite.data.tasks.words import Words
+from t5x_lite.errors import BAD_DATA, UserError
+
+Label = int | float | str | tuple[str, ...] | tuple[int, ...] | None
+# (task, examples, predictions) → a number; higher is better. A prediction is None if a model that
+# answers in text wrote something that is not a label.
+Judgement = Callable[[Task, Sequence["Example"], Sequence[Label]], float]
+
+_POSITIONS_PER_LABEL = 8  # of a row, for one label slot: few examples are shorter
+
+
+@dataclass(frozen=True)
+class Example:
+    """One example of a task.
+
+    Attributes:
+        id: names the example in predictions.
+        label: as its kind has it; None: no label, as in a test split.
+        choices: the answers (choose), or the better and the worse sentence (prefer).
+        group: examples of one group are scored together.
+        record: all columns, for prompts.
+    """
+
+    id: Any
+    text: str
+    text_pair: str
+    label: Label
+    choices: tuple[str, ...]
+    group: Any
+    record: Record
+
+
+class Formatted(NamedTuple):
+    """Examples of a split as pairs."""
+
+    pairs: Pairs
+    example_of_pair: np.ndarray  # index of the example that each pair belongs to
+    words_of_pair: tuple[Words, ...]  # of each pair, where a label is of words
+    truncated: int  # number of examples that were cut
+    # Most tokens of an answer in words, EOS included; 0 if answers are not words
+    answer_room: int = 0
+
+
+class Format(NamedTuple):
+    """How an architecture reads a kind of task.
+
+    Attributes:
+        function: (kind, task, examples, tokenizer, shape of a row) → the examples as pairs.
+        head: the head that predicts, a name in model.heads.HEADS.
+    """
+
+    function: Callable[..., Formatted]
+    head: str
+
+
+class Kind:
+    """A kind of task. What it does not say, it has from here.
+
+    Attributes:
+        meaning: which question it answers.
+        formats: architecture → how it reads the task; those that are missing cannot learn it.
+        metrics: names of the metrics that judge it, unless task.metrics says so.
+        own_metrics: metrics of this kind only, by name.
+        asked_by: how a model that was not trained on it is asked: by the likelihood of its options,
+            by generating a text, token by token, or which of two sentences is likelier; "": it is
+            not.
+        is_learned: False if models are only evaluated on it.
+        names_labels: True if labels have names, which `label_names` finds.
+        needs_choices: True if task.choices has to name columns.
+        completes: True if an answer continues the text.
+        shown: which predictions a report shows.
+    """
+
+    meaning: ClassVar[str]
+    formats: ClassVar[Mapping[str, Format]] = {}
+    metrics: ClassVar[tuple[str, ...]] = ("accuracy",)
+    own_metrics: ClassVar[Mapping[str, Judgement]] = {}
+    asked_by: ClassVar[Literal["options", "text", "tokens", "sentences", ""]] = ""
+    is_learned: ClassVar[bool] = True
+    names_labels: ClassVar[bool] = False
+    needs_choices: ClassVar[bool] = False
+    completes: ClassVar[bool] = False
+    shown: ClassVar[Literal["right and wrong", "largest errors", "any"]] = "right and wrong"
+
+    # Reading examples.
+
+    def check(self, task: Task) -> Iterator[str]:
+        """Yield what contradicts the kind in the settings of a task."""
+        if self.needs_choices and not task.choices:
+            yield f"task.choices: task {task.name} has none; name the fields that hold the answers"
+
+    def read_text(self, value: Any) -> str:
+        """Return the text in a column."""
+        return "" if value is None else str(value)
+
+    def read_label(self, task: Task, record: Record, choices: Sequence[str], where: str) -> Label:
+        """Return the label of an example; None if there is none.
+
+        Raises:
+            UserError: for what is no label of the task.
+        """
+        if task.label not in record and not {".", "{"} & set(task.label):
+            return None
+        return self.parse_label(task, lookup(record, task.label, where), choices, where)
+
+    def parse_label(self, task: Task, value: Any, choices: Sequence[str], where: str) -> Label:
+        """Return the label that stands in the column of labels."""
+        raise NotImplementedError
+
+    def label_names(self, value: Any) -> Sequence[str]:
+        """Return the names of labels that occur in a value of the column of labels."""
+        return ()
+
+    def check_example(self, example: Example, where: str) -> None:
+        """Raise UserError for an example whose fields contradict each other."""
+
+    def readable(self, task: Task, label: Label, example: Example) -> Any:
+        """Return a label as people and files read it."""
+        if isinstance(label, tuple):
+            return label[0] if len(label) == 1 else list(label)
+        return label
+
+    def submitted(self, task: Task, label: Label, example: Example) -> Any:
+        """Return a prediction as a benchmark's file has it."""
+        return self.readable(task, 0 if label is None else label, example)
+
+    # Learning with a head.
+
+    def slots(self, length: int) -> dict[str, Any]:
+        """Return the fields of RowShape that hold labels, for rows of this length."""
+        return {"labels": max(length // _POSITIONS_PER_LABEL, 1)}
+
+    def model_settings(self, task: Task) -> dict[str, int]:
+        """Return the settings of the model that make the head of the task."""
+        return {}
+
+    def readings(self, task: Task, example: Example) -> list[tuple[str, str, Any]]:
+        """Return (text, text_pair, value of the label) of each pair that an example becomes."""
+        return [(example.text, example.text_pair, 0 if example.label is None else example.label)]
+
+    def predict(
+        self, examples: Sequence[Example], formatted: Formatted, outputs: Sequence[np.ndarray]
+    ) -> list[Label]:
+        """Return a prediction for each example, from what the head has put out for each pair."""
+        raise NotImplementedError
+
+    # Learning in words.
+
+    def answer(self, task: Task, example: Example) -> str:
+        """Return what a text-to-text model writes; if several texts are right, the first one."""
+        return "" if example.label is None else str(self.readable(task, example.label, example))
+
+    def longest_answers(self, task: Task) -> Sequence[str]:
+        """Return texts that are as long as any answer; none: an answer may have any length."""
+        return ()
+
+    def label_of(self, task: Task, text: str, example: Example) -> Label:
+        """Return the label that a text stands for; None if there is no such label."""
+        raise NotImplementedError
+
+    # Judging.
+
+    def options(self, task: Task, example: Example) -> Sequence[Any]:
+        """Return the texts that a model chooses between, for kinds asked by options."""
+        return ()
+
+    def chance(self, task: Task, examples: Sequence[Example]) -> float | None:
+        """Return the accuracy of guessing; None where there is nothing to guess."""
+        return None
+
+
+class OfTexts(Kind):
+    """A kind whose label is a tuple of the texts that count as right; the first is learned."""
+
+    metrics = ("exact_match", "token_f1")
+    asked_by = "text"
+
+    def parse_label(self, task: Task, value: Any, choices: Sequence[str], where: str) -> Label:
+        """See Kind."""
+        if value is None:
+            return None
+        texts = value if isinstance(value, list) else [value]
+        return tuple(map(str, texts)) or None
+
+    def answer(self, task: Task, example: Example) -> str:
+        """See Kind."""
+        return str(example.label[0]) if isinstance(example.label, tuple) else ""
+
+    def label_of(self, task: Task, text: str, example: Example) -> Label:
+        """See Kind."""
+        return (text.strip(),)
+
+
+def is_withheld(value: Any) -> bool:
+    """Return True for the placeholders that data sets use for hidden labels."""
+    return value is None or str(value) in ("", "-1", "-1.0")
+
+
+def number_of_label(task: Task, value: Any, count: int) -> int | None:
+    """Return the number, from 0, that a label's name or number stands for, such as 1 or "1"; None
+    if there is no such label.
+    """
+    names = [str(name) for name in task.labels]
+    if str(value) in names:
+        return names.index(str(value))
+    try:
+        number = int(value) - task.first_label
+    except (TypeError, ValueError):
+        return None
+    if float(value) != int(value):
+        return None
+    return number if 0 <= number < count else None
+
+
+def number_of_class(task: Task, value: Any, where: str) -> int | None:
+    """Return the number of a class, from its name or number; None if the label is withheld.
+
+    Raises:
+        UserError: for what is neither.
+    """
+    names = [str(name) for name in task.labels]
+    if is_withheld(value) and str(value) not in names:
+        return None
+    number = number_of_label(task, value, len(names))
+    if number is None and not is_withheld(value):
+        expected = f"expected one of {', '.join(names)}"
+        raise UserError(BAD_DATA, f"{where}: got the label {value!r}, {expected}")
+    return number
+
+
+def words_of_labels(task: Task) -> tuple[str, ...]:
+    """Return the text that is written for each label."""
+    return tuple(map(str, task.label_words or task.labels))

@@ -1,0 +1,84 @@
+"""Regress: which number?"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from t5x_lite.config import Task
+from t5x_lite.data.tasks.formats import bert, gpt, text_to_text
+from t5x_lite.data.tasks.kinds.kind import Example, Format, Formatted, Kind, Label, is_withheld
+from t5x_lite.errors import BAD_DATA, UserError
+
+
+class Regress(Kind):
+    """The label is a finite number."""
+
+    meaning = "which number"
+    metrics = ("pearson", "spearman")
+    shown = "largest errors"
+    formats = {
+        "encoder": Format(bert, "number"),
+        "decoder": Format(gpt, "number"),
+        "prefix_decoder": Format(text_to_text, "lm"),
+        "encoder_decoder": Format(text_to_text, "lm"),
+    }
+
+    def parse_label(self, task: Task, value: Any, choices: Sequence[str], where: str) -> Label:
+        """See Kind."""
+        if is_withheld(value):
+            return None
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not math.isfinite(number):
+            raise UserError(BAD_DATA, f"{where}: got the label {value!r}, expected a number")
+        return number
+
+    def submitted(self, task: Task, label: Label, example: Example) -> Any:
+        """See Kind."""
+        return 0 if label is None else label
+
+    def model_settings(self, task: Task) -> dict[str, int]:
+        """See Kind."""
+        return {"num_classes": 1}
+
+    def predict(
+        self, examples: Sequence[Example], formatted: Formatted, outputs: Sequence[np.ndarray]
+    ) -> list[Label]:
+        """The predicted number of each example."""
+        return [float(value[0]) for value in outputs]
+
+    def answer(self, task: Task, example: Example) -> str:
+        """Round to the nearest step (a fifth in T5): there are few different texts to learn.
+
+        >>> task = Task(name="stsb", kind="regress", source="stsb.tsv")
+        >>> Regress().answer(task, Example(0, "", "", 3.75, (), None, {}))
+        '3.8'
+        """
+        if example.label is None:
+            return ""
+        # Use float32 as T5 does: that decides numbers halfway between two steps.
+        label = np.float32(float(example.label))  # type: ignore[arg-type]
+        steps = np.round(label * np.float32(round(1 / task.number_step, 9)))
+        return f"{float(steps) * task.number_step:.{_decimals(task)}f}"
+
+    def longest_answers(self, task: Task) -> Sequence[str]:
+        """See Kind."""
+        return ("-9999.9999",)
+
+    def label_of(self, task: Task, text: str, example: Example) -> Label:
+        """See Kind."""
+        try:
+            number = float(text)
+        except ValueError:
+            return None
+        return number if math.isfinite(number) else None
+
+
+def _decimals(task: Task) -> int:
+    """Return the number of decimal places that task.number_step needs."""
+    shown = f"{task.number_step:.6f}".rstrip("0")
+    return len(shown.partition(".")[2])

@@ -1,0 +1,58 @@
+"""The kinds of tasks, by the names that `task.kind` has for them.
+
+To add one: a file beside this one with a class derived from kind.Kind, and its name here.
+"""
+
+from t5x_lite.config import Task
+from t5x_lite.data.tasks.kinds.choose import Choose
+from t5x_lite.data.tasks.kinds.classify import Classify
+from t5x_lite.data.tasks.kinds.extract import Extract
+from t5x_lite.data.tasks.kinds.kind import Format, Kind
+from t5x_lite.data.tasks.kinds.regress import Regress
+from t5x_lite.data.tasks.kinds.texts import Complete, Generate, Prefer
+from t5x_lite.errors import BAD_CONFIG, UserError, nearest
+
+KINDS: dict[str, Kind] = {
+    "classify": Classify(),
+    "regress": Regress(),
+    "choose": Choose(),
+    "generate": Generate(),
+    "extract": Extract(),
+    "complete": Complete(),
+    "prefer": Prefer(),
+}
+
+
+def kind_of(task: Task) -> Kind:
+    """Return the kind of a task, which it has been checked against.
+
+    Raises:
+        UserError: for an unknown kind, or settings that contradict it.
+    """
+    if task.kind not in KINDS:
+        raise UserError(BAD_CONFIG, f"task.kind: got {task.kind!r}; {nearest(task.kind, KINDS)}")
+    kind = KINDS[task.kind]
+    for contradiction in kind.check(task):
+        raise UserError(BAD_CONFIG, contradiction)
+    return kind
+
+
+def metrics_of(task: Task) -> tuple[str, ...]:
+    """Return the names of the metrics that judge a task: task.metrics, or those of its kind."""
+    return tuple(map(str, task.metrics)) or kind_of(task).metrics
+
+
+def find_format(task: Task, architecture: str) -> Format:
+    """Return how the architecture reads the task.
+
+    Raises:
+        UserError: if it cannot; the error names the kinds that it can read.
+    """
+    kind = kind_of(task)
+    if architecture not in kind.formats:
+        reason = f"an {architecture}" if architecture[0] == "e" else f"a {architecture}"
+        kinds = ", ".join(name for name in KINDS if architecture in KINDS[name].formats)
+        raise UserError(
+            BAD_CONFIG, f"task {task.name}: {reason} cannot learn to {task.kind}; it can {kinds}"
+        )
+    return kind.formats[architecture]
