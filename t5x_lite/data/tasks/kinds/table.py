@@ -8,6 +8,7 @@ from t5x_lite.data.tasks.kinds.choose import Choose
 from t5x_lite.data.tasks.kinds.classify import Classify
 from t5x_lite.data.tasks.kinds.extract import Extract
 from t5x_lite.data.tasks.kinds.kind import Format, Kind
+from t5x_lite.data.tasks.kinds.label import LabelWords
 from t5x_lite.data.tasks.kinds.regress import Regress
 from t5x_lite.data.tasks.kinds.texts import Complete, Generate, Prefer
 from t5x_lite.errors import BAD_CONFIG, UserError, nearest
@@ -18,6 +19,7 @@ KINDS: dict[str, Kind] = {
     "choose": Choose(),
     "generate": Generate(),
     "extract": Extract(),
+    "label": LabelWords(),
     "complete": Complete(),
     "prefer": Prefer(),
 }

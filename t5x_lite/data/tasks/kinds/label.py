@@ -1,0 +1,233 @@
+"""Label: which label has each word? Named entities, parts of speech.
+
+The text is a column of words, or a text whose words stand between blanks; its labels likewise. An
+encoder labels the first piece of each word (Devlin et al., 2019, §5.3), a text-to-text model writes
+the labels in order.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from t5x_lite.config import Task
+from t5x_lite.data.objectives.pairs import Pairs
+from t5x_lite.data.ragged import Ragged
+from t5x_lite.data.rows.layouts import RowShape
+from t5x_lite.data.tasks.formats import text_to_text
+from t5x_lite.data.tasks.kinds.kind import (
+    Example,
+    Format,
+    Formatted,
+    Kind,
+    Label,
+    is_withheld,
+    number_of_class,
+    words_of_labels,
+)
+from t5x_lite.data.tokenizers.tokenizer import Tokenizer
+from t5x_lite.errors import BAD_CONFIG, BAD_DATA, UserError
+
+Entity = tuple[str, int, int]  # its type, its first word, and the word after its last
+
+
+def bert_words(
+    kind: Kind, task: Task, examples: Sequence[Example], tokenizer: Tokenizer, shape: RowShape
+) -> Formatted:
+    """Format examples as aligned pairs `[CLS] words [SEP]`, scored at the first piece of each word.
+
+    A text that is too long becomes several pairs; only a word that alone fills a row is cut.
+    """
+    vocabulary = tokenizer.vocabulary
+    cls, sep = vocabulary["[CLS]"], vocabulary["[SEP]"]
+    room = shape.encoder - 2
+    inputs, targets, weights, scored, example_of_pair = [], [], [], [], []
+    truncated = 0
+    for number, example in enumerate(examples):
+        words = example.text.split(" ")
+        pieces = [tokenizer.encode(words[0]), *(tokenizer.encode(f" {word}") for word in words[1:])]
+        truncated += any(len(of_word) > room for of_word in pieces)
+        pieces = [of_word[:room] if len(of_word) else np.array([sep]) for of_word in pieces]
+        labels = example.label if isinstance(example.label, tuple) else (0,) * len(words)
+        for first, end in _windows([len(of_word) for of_word in pieces], room):
+            lengths = [len(of_word) for of_word in pieces[first:end]]
+            inputs.append(np.concatenate([[cls], *pieces[first:end], [sep]]))
+            scored.append(1 + np.cumsum([0, *lengths[:-1]]))
+            targets.append(np.array(labels[first:end], np.int32))
+            weights.append(np.full(end - first, example.label is not None, np.float32))
+            example_of_pair.append(number)
+    pairs = Pairs(
+        Ragged.from_rows(inputs),
+        Ragged.from_rows(targets),
+        weights=Ragged.from_rows(weights, np.float32),
+        scored=Ragged.from_rows(scored),
+        types=Ragged.from_rows([np.zeros(len(ids), np.int32) for ids in inputs]),
+    )
+    return Formatted(pairs, np.array(example_of_pair), (), truncated)
+
+
+def _windows(lengths: Sequence[int], room: int) -> Iterator[tuple[int, int]]:
+    """Yield (first word, word after the last) of as many words at a time as have room.
+
+    >>> list(_windows([2, 3, 1, 4], room=5))
+    [(0, 2), (2, 4)]
+    """
+    first, used = 0, 0
+    for word, length in enumerate(lengths):
+        if used + length > room:
+            yield first, word
+            first, used = word, 0
+        used += length
+    yield first, len(lengths)
+
+
+# Metrics.
+
+
+def _tags(
+    task: Task, examples: Sequence[Example], predictions: Sequence[Label]
+) -> Iterator[tuple[list[str], list[str]]]:
+    """Yield the right and the predicted labels of each example; O for those that are missing."""
+    for example, predicted in zip(examples, predictions, strict=True):
+        assert isinstance(example.label, tuple)
+        right = [str(task.labels[int(number)]) for number in example.label]
+        given = predicted if isinstance(predicted, tuple) else ()
+        found = [str(task.labels[int(number)]) for number in given]
+        yield right, found + ["O"] * (len(right) - len(found))
+
+
+def entities(tags: Sequence[str]) -> set[Entity]:
+    """Return the entities in labels such as B-PER I-PER O, as CoNLL's conlleval reads them: I- may
+    begin one, too. A label without a prefix is an entity of one word.
+
+    >>> sorted(entities(["B-PER", "I-PER", "O", "I-LOC", "B-LOC"]))
+    [('LOC', 3, 4), ('LOC', 4, 5), ('PER', 0, 2)]
+    """
+    found = set()
+    kind, start = "", 0
+    for place, tag in enumerate([*tags, "O"]):
+        prefix, dash, rest = tag.partition("-")
+        if prefix not in ("B", "I") or not dash:
+            prefix, rest = ("O", "") if tag == "O" else ("B", tag)
+        if kind and (prefix != "I" or rest != kind):
+            found.add((kind, start, place))
+            kind = ""
+        if rest and not kind:
+            kind, start = rest, place
+    return found
+
+
+def entity_f1(task: Task, examples: Sequence[Example], predictions: Sequence[Label]) -> float:
+    """Return the F1 of whole entities, over all of them (CoNLL-2003): type and both ends count."""
+    right = predicted = common = 0
+    for labels, found in _tags(task, examples, predictions):
+        these, those = entities(labels), entities(found)
+        right += len(these)
+        predicted += len(those)
+        common += len(these & those)
+    return 2 * common / max(right + predicted, 1)
+
+
+def token_accuracy(task: Task, examples: Sequence[Example], predictions: Sequence[Label]) -> float:
+    """Return the fraction of words whose label is right (parts of speech)."""
+    right = total = 0
+    for labels, found in _tags(task, examples, predictions):
+        total += len(labels)
+        right += sum(one == other for one, other in zip(labels, found, strict=False))
+    return right / max(total, 1)
+
+
+# The kind.
+
+
+class LabelWords(Kind):
+    """The label is a tuple of the numbers of the labels of all words."""
+
+    meaning = "which label of each word"
+    metrics = ("entity_f1", "token_accuracy")
+    names_labels = True
+    own_metrics = {"entity_f1": entity_f1, "token_accuracy": token_accuracy}
+    formats = {
+        "encoder": Format(bert_words, "token_class"),
+        "prefix_decoder": Format(text_to_text, "lm"),
+        "encoder_decoder": Format(text_to_text, "lm"),
+    }
+
+    def read_text(self, value: Any) -> str:
+        """Put one blank between words."""
+        words = value if isinstance(value, list) else str(value or "").split()
+        return " ".join("\N{NO-BREAK SPACE}".join(str(word).split()) for word in words)
+
+    def parse_label(self, task: Task, value: Any, choices: Sequence[str], where: str) -> Label:
+        """See Kind."""
+        names = self.label_names(value)
+        if not names:
+            return None
+        numbers: list[int] = []
+        for name in names:
+            number = number_of_class(task, name, where)
+            if number is None:
+                return None
+            numbers.append(number)
+        return tuple(numbers)
+
+    def check_example(self, example: Example, where: str) -> None:
+        """See Kind."""
+        if example.label is None:
+            return
+        words, labels = len(example.text.split(" ")), len(example.label)  # type: ignore[arg-type]
+        if not example.text or words != labels:
+            words = words if example.text else 0
+            raise UserError(
+                BAD_DATA, f"{where}: has {words} words and {labels} labels; give as many"
+            )
+
+    def label_names(self, value: Any) -> Sequence[str]:
+        """See Kind."""
+        if is_withheld(value):
+            return ()
+        return [str(name) for name in value] if isinstance(value, list) else str(value).split()
+
+    def readable(self, task: Task, label: Label, example: Example) -> Any:
+        """See Kind."""
+        if not isinstance(label, tuple):
+            return None
+        return " ".join(str(task.labels[int(number)]) for number in label)
+
+    def submitted(self, task: Task, label: Label, example: Example) -> Any:
+        """See Kind."""
+        return self.readable(task, label, example) or ""
+
+    def slots(self, length: int) -> dict[str, Any]:
+        """As many words as a row may hold."""
+        return {"scored": max(length - 2, 1)}
+
+    def model_settings(self, task: Task) -> dict[str, int]:
+        """See Kind."""
+        if len(task.labels) < 2:
+            reason = f"task {task.name} has {len(task.labels)} labels, expected at least two"
+            raise UserError(BAD_CONFIG, f"task.labels: {reason}; name them")
+        return {"token_classes": len(task.labels)}
+
+    def predict(
+        self, examples: Sequence[Example], formatted: Formatted, outputs: Sequence[np.ndarray]
+    ) -> list[Label]:
+        """The likeliest label of each word, over all windows of an example."""
+        numbers: list[list[int]] = [[] for _ in examples]
+        for number, logits in zip(formatted.example_of_pair.tolist(), outputs, strict=True):
+            numbers[number] += logits.argmax(-1).tolist()
+        return [tuple(of_example) for of_example in numbers]
+
+    def answer(self, task: Task, example: Example) -> str:
+        """See Kind."""
+        words = words_of_labels(task)
+        if not isinstance(example.label, tuple):
+            return ""
+        return " ".join(words[int(number)] for number in example.label)
+
+    def label_of(self, task: Task, text: str, example: Example) -> Label:
+        """See Kind."""
+        words, written = words_of_labels(task), text.split()
+        if len(written) != len(example.text.split(" ")) or not set(written) <= set(words):
+            return None
+        return tuple(words.index(word) for word in written)
