@@ -31,13 +31,13 @@ from t5x_lite.config.files import (
     names_run,
     with_absolute_paths,
 )
-from t5x_lite.config.permission import is_code_decided, named_code, user_code
+from t5x_lite.config.permission import is_code_decided, user_code
 from t5x_lite.data import inspection
 from t5x_lite.data.rows.batches import TextData, ledger, make_batches
 from t5x_lite.data.store.corpus import Corpus
 from t5x_lite.data.store.prepare import prepare as prepare_text
 from t5x_lite.data.tasks.examples import with_labels_of
-from t5x_lite.data.tasks.load import load_task
+from t5x_lite.data.tasks.load import code_of_task, load_task
 from t5x_lite.data.tasks.task_data import TaskData, TaskPlan
 from t5x_lite.data.tokenizers import tokenizer as tokenizers
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
@@ -294,7 +294,7 @@ def inspect_task(
 ) -> str:
     """Show the first examples of a task as text, the way the model of a config reads them."""
     task = load_task(task) if isinstance(task, str) else task
-    with _opened(config) as run, user_code(named_code(task.source)):
+    with _opened(config) as run, user_code(code_of_task(task)):
         run = dataclasses.replace(run, task=with_labels_of(task))
         rows = plan_checked(run)
         assert isinstance(rows, TaskPlan)

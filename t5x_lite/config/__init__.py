@@ -6,7 +6,6 @@ A config file needs `default` and, for comparisons, CompareConfig:
 """
 
 from t5x_lite.config.schema import (
-    LOGGERS,
     Architecture,
     Checked,
     CompareConfig,
@@ -28,7 +27,6 @@ from t5x_lite.config.schema import (
 )
 
 __all__ = [
-    "LOGGERS",
     "Architecture",
     "Checked",
     "CompareConfig",

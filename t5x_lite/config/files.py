@@ -195,11 +195,14 @@ def parse_grid(axes: Sequence[str]) -> dict[str, list[str]]:
 
 def _from_text(value: Any, kind: Any) -> Any:
     """Read text as a literal where a number, a list or a truth value is expected; text that is no
-    literal stays.
+    literal stays. A list may also be given as `a, b`.
     """
     if wants_text(kind) or not isinstance(value, str):
         return value
-    return read_value(value, kind)
+    read = read_value(value, kind)
+    if isinstance(read, str) and tuple in (kind, *get_args(kind)):
+        return tuple(parse_list(read, "")) if read else ()
+    return read
 
 
 def _suggest(key: str, siblings: Iterable[str]) -> str:

@@ -99,6 +99,24 @@ def find_named(text: str, table: Mapping[str, Any], key: str, what: str) -> Name
     return Named(call.name, options, target)
 
 
+@dataclass(frozen=True)
+class OneOf:
+    """Metadata of a type whose values name an entry of a table, or code of the user's own:
+    `choice: Annotated[str, OneOf("choice", CHOICES)] = "token"`.
+    """
+
+    what: str
+    table: Mapping[str, Any] = field(hash=False)
+
+    def find(self, text: str, key: str) -> Named:
+        """Find what a value names; see find_named."""
+        return find_named(text, self.table, key, self.what)
+
+    def check(self, value: str, key: str) -> None:
+        """See ranges.Check."""
+        self.find(value, key)
+
+
 def option_types(target: Any) -> dict[str, Any]:
     """Return the type of each option of a function or a dataclass."""
     if target is None:

@@ -10,7 +10,7 @@ import math
 import sys
 from dataclasses import dataclass
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Protocol, Union, get_args, get_origin, runtime_checkable
 
 from t5x_lite.errors import BAD_CONFIG, UserError, nearest
 
@@ -40,6 +40,15 @@ class Range:
         if self.low == -math.inf:
             return f"{'below' if self.open else 'at most'} {self.high}"
         return f"between {self.low} and {self.high}" + (", neither included" if self.open else "")
+
+
+@runtime_checkable
+class Check(Protocol):
+    """Metadata of a type that checks its values itself, such as named.OneOf."""
+
+    def check(self, value: Any, key: str) -> None:
+        """Raise UserError for a value that the type does not admit."""
+        ...
 
 
 Positive = Annotated[int, Range(1)]
@@ -96,9 +105,11 @@ def check_value(value: Any, kind: Any, key: str) -> Any:
     if get_origin(kind) is Annotated:
         base, *metadata = get_args(kind)
         value = check_value(value, base, key)
-        for allowed in metadata:
-            if isinstance(allowed, Range) and value not in allowed:
-                raise UserError(BAD_CONFIG, f"{key}: got {value}, expected {allowed}")
+        for part in metadata:
+            if isinstance(part, Range) and value not in part:
+                raise UserError(BAD_CONFIG, f"{key}: got {value}, expected {part}")
+            if isinstance(part, Check):
+                part.check(value, key)
         return value
     if get_origin(kind) in (Union, UnionType):
         return _check_union(value, kind, key)

@@ -32,10 +32,9 @@ from t5x_lite.config.roles import (
     Role,
     type_hints,
 )
-from t5x_lite.errors import BAD_CONFIG, UserError, nearest
+from t5x_lite.errors import BAD_CONFIG, UserError
 
 Architecture = Literal["encoder", "decoder", "prefix_decoder", "encoder_decoder"]
-LOGGERS = ("tensorboard", "wandb", "mlflow")
 Dropout = Annotated[float, Range(0.0, 0.9)]
 Stddev = Annotated[float, Range(0.0, 10.0)]
 Seed = Annotated[int, Range(0, 2**31 - 1)]
@@ -496,8 +495,12 @@ class Training(Checked):
     stuck_after: Annotated[float, Range(0.0), RESUMABLE, SIZE] = 60.0
     # (first, last) step written as a jax.profiler trace to WORKDIR/profile
     profile: Annotated[tuple, RESUMABLE, SIZE] = ()
-    # Where curves go besides metrics.jsonl: names of LOGGERS
-    loggers: Annotated[tuple, RESUMABLE, SIZE] = LOGGERS[:1]
+    # Where curves go besides metrics.jsonl: tensorboard, wandb, mlflow, or my_module.MyLogger of
+    # your own: see training/loggers.py
+    loggers: Annotated[tuple, RESUMABLE, SIZE] = ("tensorboard",)
+    # What of your own is called after steps, records and checkpoints: my_module.MyCallback, see
+    # training/callbacks.py
+    callbacks: Annotated[tuple, RESUMABLE, SIZE] = ()
 
     def _contradictions(self) -> Iterator[str]:
         if self.exact and self.microbatches > 1:
@@ -507,9 +510,6 @@ class Training(Checked):
                 f"training.profile: got {list(self.profile)}, expected [first, last] with 1 <= "
                 "first <= last"
             )
-        for name in self.loggers:
-            if name not in LOGGERS:
-                yield f"training.loggers: got {name!r}; {nearest(name, LOGGERS)}"
 
 
 def _is_step_range(steps: tuple) -> bool:

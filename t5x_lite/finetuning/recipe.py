@@ -41,6 +41,7 @@ def recipe(config: RunConfig) -> dict[str, Any]:
         "training.keep_every": 0,
         "training.log_every": 20,
         "training.profile": (),
+        "training.callbacks": (),
     }
     if config.model.architecture in ("encoder", "decoder"):
         is_encoder = config.model.architecture == "encoder"

@@ -22,6 +22,7 @@ from t5x_lite.config.files import parse_grid
 from t5x_lite.config.permission import named_code, user_code
 from t5x_lite.data.tasks.examples import with_labels_of
 from t5x_lite.data.tasks.kinds.table import kind_of, metrics_of
+from t5x_lite.data.tasks.load import code_of_task
 from t5x_lite.data.tasks.task_data import TaskData, TaskPlan, TaskSplit
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import IO_ERROR, NO_FILE, USAGE, UserError, user_errors
@@ -90,7 +91,7 @@ def finetune(
     if seeds < 1:
         raise UserError(USAGE, f"finetune: --seeds={seeds}: expected at least 1")
     combinations = _combinations(grid, overrides)
-    with user_code(named_code(task.source, *overrides, *grid)):
+    with user_code(code_of_task(task) | named_code(*overrides, *grid)):
         resolved, tokenizer = run_directory.read(init)
         base = _Base(name or init.resolve().name, init.resolve(), resolved.config, tokenizer)
         init_from = "" if from_scratch else str(storage.durable_path(base.directory))

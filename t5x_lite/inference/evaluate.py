@@ -4,9 +4,10 @@ from dataclasses import replace
 from typing import Any
 
 from t5x_lite.config import Task
-from t5x_lite.config.permission import named_code, user_code
+from t5x_lite.config.permission import user_code
 from t5x_lite.config.roles import FORMAT, settings_with
 from t5x_lite.data.tasks.kinds.table import kind_of
+from t5x_lite.data.tasks.load import code_of_task
 from t5x_lite.data.tasks.metrics import by_group, check_metrics, judge
 from t5x_lite.data.tasks.records import has_splits
 from t5x_lite.data.tasks.task_data import TaskData, TaskPlan
@@ -33,7 +34,7 @@ def evaluate_task(loaded: LoadedModel, task: Task, asking: Asking) -> dict[str, 
     if learned and learned != task.name and not loaded.model.lm_head:
         reason = f"this model has learned {learned} alone, and not {task.name}"
         raise UserError(USAGE, f"evaluate: {reason}; of a file of yours --task='{learned}(FILE)'")
-    with user_code(named_code(task.source)):
+    with user_code(code_of_task(task)):
         if learned == task.name and not asking.shots:
             evaluated = _evaluate_learned(loaded, task, asking)
         else:

@@ -16,7 +16,7 @@ from t5x_lite.config import RunConfig
 from t5x_lite.errors import IO_ERROR, NO_FILE, UserError, user_errors
 from t5x_lite.model.heads import HEADS
 from t5x_lite.progress import bar, current_listener, messages_to
-from t5x_lite.training.loggers import LOGGERS, Logger
+from t5x_lite.training.loggers import Logger, find_loggers
 
 
 class Stopwatch:
@@ -145,8 +145,9 @@ class Log:
         self._bar.disable |= not active
         self._task = self._bar.add_task("", total=last, completed=first, line="")
         if active:
-            names = config.training.loggers
-            self._loggers = {name: LOGGERS[name](workdir, config, first) for name in names}
+            self._loggers: dict[str, Logger] = {
+                name: named(workdir, config, first) for name, named in find_loggers(config).items()
+            }
             self._file = _cut_metrics(workdir / "metrics.jsonl", first)
 
     def __enter__(self):

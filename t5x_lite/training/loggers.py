@@ -1,6 +1,7 @@
 """Where the curves of a run go besides metrics.jsonl: TensorBoard, Weights & Biases, MLflow.
 
-To add one: write the class, name it in LOGGERS and in config.LOGGERS.
+To add one: write the class and name it in LOGGERS. One of your own needs no place here, only a
+config that names it by its module: `training.loggers=my_module.MyLogger`.
 """
 
 import logging
@@ -13,6 +14,7 @@ from uuid import uuid4
 
 from t5x_lite.config import RunConfig, to_dict
 from t5x_lite.config.files import flatten
+from t5x_lite.config.named import Named, find_named
 from t5x_lite.errors import IO_ERROR, optional_import, user_errors
 
 PROJECT = "t5x_lite"  # what runs are filed under, unless the environment says otherwise
@@ -123,6 +125,16 @@ LOGGERS: dict[str, Callable[[Path, RunConfig, int], Logger]] = {
     "wandb": WeightsAndBiases,
     "mlflow": MLflow,
 }
+
+
+def find_loggers(config: RunConfig) -> dict[str, Named]:
+    """Find what `training.loggers` names.
+
+    Raises:
+        UserError: for an unknown name or option.
+    """
+    names = map(str, config.training.loggers)
+    return {name: find_named(name, LOGGERS, "training.loggers", "logger") for name in names}
 
 
 def _kept(path: Path, make: Callable[[], Any]) -> str:

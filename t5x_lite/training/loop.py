@@ -30,6 +30,7 @@ from t5x_lite.progress import say
 from t5x_lite.resolve import Resolved, with_steps_of
 from t5x_lite.training import run_directory
 from t5x_lite.training.best import PREFIX, Best
+from t5x_lite.training.callbacks import Callbacks
 from t5x_lite.training.checkpoint import Checkpoints
 from t5x_lite.training.log import Log, first_not_finite, mean_metrics
 from t5x_lite.training.optimizer import make_optimizer
@@ -261,7 +262,15 @@ def _train_steps(
     first, last = checkpoints.latest() or 0, run.resolved.steps
     if best and best.is_over:
         last = first
-    log = Log(workdir, config, first, last, active=jax.process_index() == 0, on_log=on_log)
+    is_main = jax.process_index() == 0
+    callbacks = Callbacks(workdir, config, active=is_main)
+
+    def tell(record: dict) -> None:
+        callbacks.call("on_log", record)
+        if on_log:
+            on_log(record)
+
+    log = Log(workdir, config, first, last, active=is_main, on_log=tell)
     profile = Profile(config.training.profile, workdir)
     stacks = workdir / f"stacks-{jax.process_index()}.txt"
     heartbeat = Heartbeat(stacks, lambda: log.watch.now, config.training.stuck_after)
@@ -282,7 +291,7 @@ def _train_steps(
             with log.watch("compile" if step == first + 1 else "step"), profile.around(step):
                 state, step_metrics = run.train_step(state, batch)
             # The step before is read while this one computes, so that the device never waits.
-            _read_metrics(run, log, heartbeat, pending)
+            _read_metrics(run, log, heartbeat, callbacks, pending)
             pending = step, step_metrics
 
             exit_code = stop.exit_code(step)
@@ -295,7 +304,7 @@ def _train_steps(
             )
             # Nothing is evaluated or saved before the metrics of this step are known to be finite.
             if evaluating or saving:
-                _read_metrics(run, log, heartbeat, pending)
+                _read_metrics(run, log, heartbeat, callbacks, pending)
                 pending = None
             if evaluating:
                 with log.watch("evaluation"):
@@ -317,6 +326,7 @@ def _train_steps(
                 with log.watch("checkpoint"):
                     log.sync()
                     checkpoints.save(step, state)
+                    callbacks.call("on_checkpoint", step, workdir / f"checkpoints/{step}")
             checkpoints.check()
             if is_last:
                 break
@@ -331,7 +341,11 @@ def _train_steps(
 
 
 def _read_metrics(
-    run: Run, log: Log, heartbeat: Heartbeat, pending: tuple[int, dict] | None
+    run: Run,
+    log: Log,
+    heartbeat: Heartbeat,
+    callbacks: Callbacks,
+    pending: tuple[int, dict] | None,
 ) -> None:
     """Wait for a step's metrics; stop the run if one is not finite; log them when they are due."""
     if pending is None:
@@ -343,6 +357,7 @@ def _read_metrics(
     _check_finite(step, values)
     heartbeat.finished(step)
     log.at(step)
+    callbacks.call("on_step", step, values)
     if is_due(step, run.resolved.config.training.log_every) or step == run.resolved.steps:
         values["raw_tokens"] = round(step * run.batches.raw_tokens)
         log.write(step, "train", values | run.rates(*log.lap(step)))

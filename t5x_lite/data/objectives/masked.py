@@ -1,9 +1,12 @@
 """Masked language modelling: predict masked tokens from the text on both sides."""
 
-from typing import Literal
+from collections.abc import Callable
+from functools import cache
+from typing import Annotated
 
 import numpy as np
 
+from t5x_lite.config.named import Named, OneOf
 from t5x_lite.config.ranges import ProperShare, Share
 from t5x_lite.data.objectives import noise
 from t5x_lite.data.objectives.declaration import Bound, Traits, objective
@@ -16,13 +19,23 @@ from t5x_lite.errors import BAD_CONFIG, UserError
 
 __all__ = ["example"]  # for the doctests
 
-Choice = Literal["token", "word", "span", "salient"]
-CHOICES = {
+# (tokens [rows, n], how many of each row [rows], rng, vocabulary) → mask of the chosen [rows, n]
+Choice = Callable[[Tokens, np.ndarray, RowRng, Vocabulary], Mask]
+CHOICES: dict[str, Choice] = {
     "token": noise.random_tokens,
     "word": noise.whole_words,
     "span": noise.spans_of_words,
     "salient": noise.salient_spans,
 }
+
+
+ONE_OF_CHOICES = OneOf("choice", CHOICES)
+ChoiceName = Annotated[str, ONE_OF_CHOICES]
+
+
+@cache
+def _find_choice(name: str) -> Named:
+    return ONE_OF_CHOICES.find(name, "choice")
 
 
 def _masked_bound(
@@ -56,7 +69,7 @@ def masked_lm(
     noise_density: ProperShare = 0.15,
     mask_rate: Share = 0.8,
     random_rate: Share = 0.1,
-    choice: Choice = "token",
+    choice: ChoiceName = "token",
     second: Second = "",
     static: bool = False,
 ) -> Pairs:
@@ -71,7 +84,8 @@ def masked_lm(
         choice: how to choose. "token": single tokens, exactly that many. "word": whole words, at
             most that many tokens (BERT's later release). "span": spans of words, exactly that many
             tokens, each span replaced as a whole (SpanBERT: Joshi et al., 2020, §3.1, and released
-            code). "salient": names, numbers and dates, at most that many tokens.
+            code). "salient": names, numbers and dates, at most that many tokens. A function of your
+            own: "my_module.my_choice", see docs/how-to/own-objective.md.
         second: read a sentence pair `[CLS] A [SEP] B [SEP]` from one document, with token types 0
             and 1 and a label. It is cut where a sentence or a line begins, if there is such a
             place. "next": in half of the rows B comes from another document; the label is 1 if B
@@ -119,7 +133,7 @@ def masked_next_token(
     noise_density: ProperShare = 0.15,
     mask_rate: Share = 0.8,
     random_rate: Share = 0.1,
-    choice: Choice = "token",
+    choice: ChoiceName = "token",
 ) -> Pairs:
     """Mask tokens as BERT does; predict each at the position before it, as a language model does,
     but from the text on both sides (Charpentier and Samuel, 2024). A decoder can learn it together
@@ -144,7 +158,7 @@ def _masked(
     noise_density: float,
     mask_rate: float,
     random_rate: float,
-    choice: Choice,
+    choice: str,
 ) -> tuple[Mask, Tokens]:
     """Choose tokens and replace them. Return the mask of chosen tokens, and the tokens with the
     chosen ones replaced.
@@ -153,14 +167,15 @@ def _masked(
     ordinary = np.count_nonzero(vocabulary.is_ordinary(tokens), axis=1)
     count = np.rint(ordinary * noise_density).astype(np.int64)
     count = np.minimum(np.maximum(count, 1), ordinary)
-    mask = CHOICES[choice](tokens, count, rng, vocabulary)
+    choose = _find_choice(choice)
+    mask = choose(tokens, count, rng, vocabulary)
     chosen = Ragged.from_mask(tokens, mask)
 
     # Replace 80 % by [MASK] and 10 % by a random token, and keep 10 %. Each token draws for itself,
     # except that all tokens of a span share one draw; adjacent spans count as one.
     row, draw = chosen.row_ids, chosen.positions
     slots = _masked_bound(tokens.shape[1], noise_density=noise_density).targets
-    shared_draw = _span_ids(mask)[mask] if choice == "span" else draw
+    shared_draw = _span_ids(mask)[mask] if choose.target is noise.spans_of_words else draw
     uniform = rng.uniform(slots)[row, shared_draw]
     low, high = vocabulary.ordinary
     random = low + rng.integers(high - low, slots)[row, draw]

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from t5x_lite.config import Task
+from t5x_lite.config.named import find_named
 from t5x_lite.data.tasks.kinds.kind import Example
 from t5x_lite.data.tasks.kinds.table import kind_of
 from t5x_lite.data.tasks.preprocess import PREPARE
 from t5x_lite.data.tasks.records import BadLines, Record, has_splits, lookup, read_split
-from t5x_lite.errors import BAD_DATA, UserError, nearest
+from t5x_lite.errors import BAD_DATA, UserError
 
 
 @dataclass(frozen=True)
@@ -83,10 +84,7 @@ def _records(task: Task, split: str, bad_lines: BadLines) -> Iterator[Record]:
     if not task.prepare:
         yield from records
         return
-    if task.prepare not in PREPARE:
-        hint = nearest(task.prepare, PREPARE)
-        raise UserError(BAD_DATA, f"task.prepare={task.prepare}: no such function; {hint}")
-    prepare = PREPARE[task.prepare]
+    prepare = find_named(task.prepare, PREPARE, "task.prepare", "function")
     for number, record in enumerate(records):
         try:
             yield from prepare(record)

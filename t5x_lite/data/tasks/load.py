@@ -9,6 +9,7 @@ from typing import get_args
 from t5x_lite.config import Task, type_hints
 from t5x_lite.config.files import ROOTS, Settings, build, with_absolute_paths
 from t5x_lite.config.grammar import parse_call, read_value
+from t5x_lite.config.permission import named_code
 from t5x_lite.data.tasks.kinds.table import KINDS
 from t5x_lite.errors import BAD_CONFIG, NO_FILE, UserError, nearest, user_errors
 
@@ -36,6 +37,11 @@ def load_task(spec: str) -> Task:
     for key, value in options.items():
         settings[key] = _listed(value, key)
     return with_absolute_paths(build(Task, settings, "task."))
+
+
+def code_of_task(task: Task) -> set[str]:
+    """Return the modules of the user's own that a task names."""
+    return named_code(task.source, task.prepare, *map(str, task.metrics))
 
 
 def shipped_tasks() -> dict[str, Settings]:

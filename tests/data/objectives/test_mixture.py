@@ -81,7 +81,7 @@ def test_an_objective_is_written_as_it_is_read(name):
         ("span_corruption(mode='Q')", "expected one of ('', 'R', 'S', 'X')"),
         ("prefix_lm(score_prefix=1)", "True or False"),
         ("masked_lm(choice='words')", "did you mean word?"),
-        ("masked_lm(choice=1)", "got '1'; expected one of token"),
+        ("masked_lm(choice=1)", "no such choice; expected one of token"),
         ("causal_lm(x=1)", "it has none"),
         ("causal_lm(", "expected a sum such as 3 * a + b"),
         ("causal_lm(x={[]: 1})", "causal_lm has no option x"),
