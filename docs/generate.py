@@ -613,7 +613,7 @@ def _first_sentence(docstring: str) -> str:
     for index, letter in enumerate(text):
         depth += {"(": 1, ")": -1}.get(letter, 0)
         is_end = letter == "." and not depth and text[index + 1 : index + 2] in ("", " ")
-        if is_end and not text[:index].endswith(" al"):
+        if is_end and not text[:index].endswith((" al", "i.i.d")):
             return text[: index + 1]
     return text
 

@@ -76,6 +76,8 @@ def check_platforms(
             raise UserError(USAGE, f"JAX_PLATFORMS={name}: no such platform; expected {known}")
         if not can_use(name):
             raise UserError(NO_FILE, f"JAX_PLATFORMS={name}: jax cannot use it; {_INSTALL[name]}")
+        if name == "gpu" and not can_use("cuda"):
+            continue  # a GPU of another maker
         if platform == "cuda" and not count_accelerators("cuda", dev):
             raise UserError(NO_FILE, f"JAX_PLATFORMS={name}: no GPU is here; unset it, or set cpu")
     if named:

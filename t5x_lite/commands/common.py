@@ -30,7 +30,7 @@ def number_type(low: float, high: float = float("inf")) -> Callable[[str], float
         value = type(low)(text)
         if not low <= value <= high or value == float("inf"):
             expected = f"at least {low}" if high == float("inf") else f"from {low} to {high}"
-            raise argparse.ArgumentTypeError(f"got {text}, expected a number_type, {expected}")
+            raise argparse.ArgumentTypeError(f"got {text}, expected a number {expected}")
         return value
 
     convert.__name__ = type(low).__name__  # argparse names it where the text is no number

@@ -463,11 +463,12 @@ def as_csv(results: Results) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["cell", "run", "seed", *UNITS, "parameters", *names])
     for cell, of in results["cells"].items():
-        for number, (run, summary) in enumerate(of["runs"].items()):
-            scores = [
-                of["scores"][name]["seeds"][number] if name in of["scores"] else ""
-                for name in names
-            ]
+        for run, summary in of["runs"].items():
+            scores = []
+            for name in names:
+                score = of["scores"].get(name, {"seed_numbers": [], "seeds": []})
+                of_seed = dict(zip(score["seed_numbers"], score["seeds"], strict=True))
+                scores.append(of_seed.get(summary["seed"], ""))
             spent = [of[unit] for unit in UNITS]
             writer.writerow([cell, run, summary["seed"], *spent, of["parameters"], *scores])
     return text.getvalue()

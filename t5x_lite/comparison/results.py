@@ -143,13 +143,14 @@ def of_tasks(answers: Answers) -> dict[str, float]:
 
 
 def differing(of_cells: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the entries that are not the same in all cells: key → cell → value.
+    """Return the entries that are not the same in all cells: key → cell → value, None for a cell
+    without such an entry.
 
-    >>> differing({"a": {"x": 1, "y": 2}, "b": {"x": 1, "y": 3}})
-    {'y': {'a': 2, 'b': 3}}
+    >>> differing({"a": {"x": 1, "y": 2}, "b": {"x": 1, "y": 3, "z": 4}})
+    {'y': {'a': 2, 'b': 3}, 'z': {'a': None, 'b': 4}}
     """
-    keys = next(iter(of_cells.values()))
-    rows = {key: {name: values[key] for name, values in of_cells.items()} for key in keys}
+    keys = dict.fromkeys(key for values in of_cells.values() for key in values)
+    rows = {key: {name: values.get(key) for name, values in of_cells.items()} for key in keys}
     return {
         key: row
         for key, row in rows.items()

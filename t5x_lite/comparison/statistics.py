@@ -63,10 +63,11 @@ def scores_of(
     scores: dict[str, dict[str, Any]] = {}
     for cell, of_seeds in values.items():
         names = dict.fromkeys(name for of_run in of_seeds.values() for name in of_run)
-        scores[cell] = {
-            name: _score([run[name] for run in of_seeds.values() if name in run], sample)
-            for name in names
-        }
+        scores[cell] = {}
+        for name in names:
+            having = {seed: run[name] for seed, run in of_seeds.items() if name in run}
+            score = _score(list(having.values()), sample)
+            scores[cell][name] = score | {"seed_numbers": list(having)}
 
     # Compare each score between the cells that have the same baseline and measure the same by it.
     for cell, of_cell in scores.items():

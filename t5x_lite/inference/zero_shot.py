@@ -105,6 +105,12 @@ def ask(loaded: LoadedModel, task: Task, asking: Asking = Asking()) -> Evaluated
         )
     solved = _solved(task, asking)
     asked_by = kind_of(task).asked_by
+    if asking.shots and asked_by in ("sentences", "tokens"):
+        reason = f"what is to {task.kind} is asked without solved examples"
+        raise UserError(USAGE, f"evaluate: --shots={asking.shots}: {reason}; leave --shots out")
+    if asking.direction == "channel" and asked_by != "options":
+        reason = f"what is to {task.kind} has no options to condition on"
+        raise UserError(USAGE, f"evaluate: --channel: {reason}; leave --channel out")
     if asked_by == "sentences":
         return _prefer(loaded, examples)
     if asked_by == "tokens":
@@ -217,9 +223,12 @@ def _shortened(
 ) -> list[np.ndarray]:
     """Truncate prompts on the left, so that each fits a row.
 
-    An encoder also needs room for two special ids. On one stack, the target needs room too.
+    An encoder needs room for two special ids, and so do sentinels around a gap, with a mode token
+    before them. On one stack, the target needs room too.
     """
-    special = 0 if loaded.model.architecture in ("decoder", "prefix_decoder") else 2
+    is_decoder = loaded.model.architecture in ("decoder", "prefix_decoder")
+    special = 0 if is_decoder and not loaded.rows.uses_sentinels else 2
+    special += bool(loaded.rows.mode_of_sentinels)
     longest = loaded.model.max_length - special
     shortened = []
     for ids, target in zip(inputs, targets, strict=True):
@@ -281,7 +290,7 @@ def _prefer(loaded: LoadedModel, examples: Examples) -> Evaluated:
     if loaded.rows.masked:
         method = "pseudo-log-likelihood of the sentence"
         sums = [score.nats for score in pseudo_log_likelihoods(loaded, sentences)]
-    elif loaded.model.architecture == "decoder":
+    elif loaded.model.architecture == "decoder" and loaded.rows.continues_text:
         method = "log-probability of the sentence"
         ids = [encode(sentence) for sentence in sentences]
         nothing = [np.zeros(0, np.int32)] * len(ids)

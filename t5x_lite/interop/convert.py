@@ -166,8 +166,10 @@ def as_run(path: Path, imported: Path) -> Path:
 
 
 def _digest(path: Path) -> str:
-    """Hash config.json and the names and sizes of the weight files, to tell models apart."""
-    weights = sorted(path.glob("*.safetensors"))
-    content = [file.name + str(file.stat().st_size) for file in weights]
-    digest = hashlib.sha256((path / "config.json").read_bytes() + "".join(content).encode())
+    """Hash config.json and the weights, to tell models apart."""
+    digest = hashlib.sha256((path / "config.json").read_bytes())
+    for file in sorted(path.glob("*.safetensors")):
+        digest.update(file.name.encode())
+        with open(file, "rb") as opened:
+            digest.update(hashlib.file_digest(opened, "sha256").digest())
     return digest.hexdigest()[:8]

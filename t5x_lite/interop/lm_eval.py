@@ -58,7 +58,7 @@ class HarnessModel(_LM):
             the likeliest.
         """
         pairs = [request.args for request in requests]
-        if self._model.model.architecture == "decoder":
+        if self._model.model.architecture == "decoder" and self._model.rows.continues_text:
             encoded = [self._encode_pair(*pair) for pair in pairs]
             before, targets = [pair[0] for pair in encoded], [pair[1] for pair in encoded]
             scores = score_targets(self._model, before, targets)
@@ -146,10 +146,11 @@ class HarnessModel(_LM):
 def _options(settings: dict[str, Any]) -> dict[str, Any]:
     """Translate the generation settings of a task into fields of inference.generate.Options."""
     stop = settings.get("until") or ()
-    samples = settings.get("do_sample", settings.get("temperature", 0) > 0)
+    temperature = float(settings.get("temperature", 1.0 if settings.get("do_sample") else 0.0))
+    samples = settings.get("do_sample", True) and temperature > 0
     options = {
         "max_new_tokens": settings.get("max_gen_toks", _MAX_NEW_TOKENS),
-        "temperature": float(settings.get("temperature", 1.0)) if samples else 0.0,
+        "temperature": temperature if samples else 0.0,
         "stop": (stop,) if isinstance(stop, str) else tuple(stop),
     }
     if samples:

@@ -187,7 +187,9 @@ def _template(tokenizer: Tokenizer, architecture: Architecture) -> Json:
     first_text = {"Sequence": {"id": "A", "type_id": 0}}
     second_text = {"Sequence": {"id": "B", "type_id": 1}}
     prefix = [{"SpecialToken": {"id": name, "type_id": 0}} for name in before]
-    suffix = [{"SpecialToken": {"id": name, "type_id": 0}} for name in after]
+    suffix, last = (
+        [{"SpecialToken": {"id": name, "type_id": number}} for name in after] for number in (0, 1)
+    )
     special_tokens = {}
     for name in before + after:
         token_id = tokenizer.vocabulary[name]
@@ -195,6 +197,6 @@ def _template(tokenizer: Tokenizer, architecture: Architecture) -> Json:
     return {
         "type": "TemplateProcessing",
         "single": [*prefix, first_text, *suffix],
-        "pair": [*prefix, first_text, *suffix, second_text, *suffix],
+        "pair": [*prefix, first_text, *suffix, second_text, *last],
         "special_tokens": special_tokens,
     }

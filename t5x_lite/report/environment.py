@@ -18,8 +18,15 @@ def environment() -> dict[str, str]:
         "Python": platform.python_version(),
         "libraries": ", ".join(f"{library} {version(library)}" for library in _LIBRARIES),
         "devices": f"{len(devices)} × {devices[0].device_kind}",
-        "CPU": f"{_cpu_name()}, {len(os.sched_getaffinity(0))} cores",
+        "CPU": f"{_cpu_name()}, {_cores()} cores",
     }
+
+
+def _cores() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _cpu_name() -> str:

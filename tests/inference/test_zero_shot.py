@@ -166,6 +166,13 @@ def test_shots_and_the_other_direction(make, write):
     assert shots.predictions == again.predictions
     channel = ask(loaded, task, Asking(direction="channel"))
     assert channel.method.endswith("of the question given the answer")
+    for kind, asking, words in (
+        ("complete", Asking(shots=1), "is asked without solved examples"),
+        ("generate", Asking(direction="channel"), "has no options to condition on"),
+    ):
+        other = replace(task, kind=kind, metrics=())
+        with pytest.raises(UserError, match=words):
+            ask(loaded, other, asking)
     example = channel.examples.examples[0]
     scores = [score(loaded, [f"{example.text}?"], word)[0].nats for word in WORDS]
     assert channel.predictions[0] == int(np.argmax(scores))

@@ -68,7 +68,7 @@ def test_what_stands_around_a_text(architecture, one_text, two_texts):
     assert pair.tokens == two_texts.split()
     second = pair.tokens.index("b")
     assert pair.type_ids[:second] == [0] * second
-    assert pair.type_ids[second] == 1
+    assert pair.type_ids[second:] == [1] * (len(pair.tokens) - second)
 
 
 # Existing tokenizers.

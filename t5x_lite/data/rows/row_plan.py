@@ -57,6 +57,11 @@ class RowPlan:
         return len(self.members) == 1 and self.members[0].objective.traits.scores_whole_text
 
     @property
+    def continues_text(self) -> bool:
+        """True if any objective predicts text from what stands before it in the text."""
+        return any(member.objective.traits.continues_text for member in self.members)
+
+    @property
     def inputs_end_in_eos(self) -> bool:
         """True if an encoder reads EOS after a text."""
         return self.uses_sentinels
