@@ -335,8 +335,10 @@ def commands_page() -> str:
         parts.append(f"```text\n{textwrap.fill(usage, 76, subsequent_indent='    ')}\n```")
         entries = [_option(action, name) for action in command._actions if action.dest != "help"]
         parts.append(entries_block(entries))
-        if command.epilog:
-            parts.append(prose(command.epilog) + " See [settings](settings.md).")
+        note, _, example = (command.epilog or "").rpartition("example:\n")
+        if note:
+            parts.append(prose(" ".join(note.split())) + " See [settings](settings.md).")
+        parts.append(f"```text\n{example.strip()}\n```")
     return "\n\n".join(parts)
 
 

@@ -1,10 +1,14 @@
 """The command line: what it refuses, at once and in one sentence."""
 
+import shlex
 import subprocess
 import sys
 
 import pytest
 from conftest import ROOT, run
+
+from t5x_lite.commands import COMMANDS
+from t5x_lite.commands.line import parse
 
 BAD_COMMANDS = [
     ("train --config=gpt_tiny --config.model.d_modl=5 --workdir={}", 78, "did you mean d_model?"),
@@ -21,7 +25,7 @@ BAD_COMMANDS = [
     ("compare --config=gpt_tiny --workdir={}", 78, "command train"),
     ("evaluate --workdir={}/none", 66, "no such directory"),
     ("evaluate --workdir={}", 66, "has no config.json"),
-    ("nothing", 2, "invalid choice"),
+    ("trian", 2, "trian: no such command; did you mean train?"),
     ("inspect --config=gpt_tiny --store=here", 2, "give one of them"),
     ("prepare --config=gpt_tiny --config.data.validation_fraction=0", 78, "hold a share out"),
     (
@@ -31,6 +35,20 @@ BAD_COMMANDS = [
     ),
     ("train --config=gpt_tiny --config.seed --workdir={}", 2, "--config.seed: got no value"),
 ]
+
+
+def test_each_command_has_an_example_that_can_be_parsed():
+    for name, module in COMMANDS.items():
+        program, *words = shlex.split(module.EXAMPLE)
+        assert program == "t5x_lite"
+        assert parse(words).command == name
+
+
+@pytest.mark.parametrize("what", ["configs", "compare", "objectives", "tasks", ""])
+def test_what_ships_is_listed(what):
+    out, _ = run("list", *filter(None, [what]))
+    expected = {"configs": "gpt_tiny", "compare": "compare/quickstart", "objectives": "causal_lm"}
+    assert expected.get(what, "label(FILE, …)") in out
 
 
 @pytest.mark.parametrize(("command", "code", "words"), BAD_COMMANDS)
@@ -69,4 +87,4 @@ for command in sys.argv[1:]:
 def test_options_out_of_range_are_refused(tmp_path, option):
     _, err = run("generate", option, f"--workdir={tmp_path}", "text", code=2)
     assert "expected a number" in err
-    assert ", at least " in err or ", from " in err
+    assert "number at least " in err or "number from " in err

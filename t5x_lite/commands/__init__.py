@@ -1,5 +1,5 @@
-"""The commands. To add one: a file with a docstring, which is its help, `add_options(command)` and
-`run(args)`, and its name in COMMANDS.
+"""The commands. To add one: a file with a docstring, which is its help, an EXAMPLE,
+`add_options(command)` and `run(args)`, and its name in COMMANDS.
 """
 
 from t5x_lite.commands import (
@@ -13,6 +13,7 @@ from t5x_lite.commands import (
     generate,
     import_,
     inspect,
+    list_,
     plan,
     prepare,
     report,
@@ -35,6 +36,7 @@ _MODULES = (
     inspect,
     import_,
     export,
+    list_,
     doctor,
 )
 COMMANDS = {module.__name__.rpartition(".")[2].rstrip("_"): module for module in _MODULES}

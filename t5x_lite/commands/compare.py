@@ -17,6 +17,8 @@ from t5x_lite.commands.common import (
 from t5x_lite.config import CompareConfig
 from t5x_lite.progress import say
 
+EXAMPLE = "t5x_lite compare --config=compare/quickstart --workdir=runs/quickstart --jobs=2"
+
 
 def add_options(command: argparse.ArgumentParser) -> None:
     """Add the options of this command to its parser."""

@@ -6,6 +6,8 @@ from t5x_lite.commands.common import add_workdir, number_type
 from t5x_lite.errors import UNFIT, UserError
 from t5x_lite.progress import say
 
+EXAMPLE = "t5x_lite doctor"
+
 
 def add_options(command: argparse.ArgumentParser) -> None:
     """Add the options of this command to its parser."""

@@ -16,6 +16,8 @@ from t5x_lite.commands.common import (
 from t5x_lite.errors import USAGE, UserError
 from t5x_lite.progress import messages_to, say, to_stderr
 
+EXAMPLE = "t5x_lite evaluate --workdir=runs/gpt"
+
 
 def add_options(command: argparse.ArgumentParser) -> None:
     """Add the options of this command to its parser."""

@@ -11,6 +11,8 @@ from t5x_lite.commands.common import (
     read_run_directory,
 )
 
+EXAMPLE = "t5x_lite export --workdir=runs/gpt exported/gpt"
+
 
 def add_options(command: argparse.ArgumentParser) -> None:
     """Add the options of this command to its parser."""

@@ -14,6 +14,8 @@ from t5x_lite.commands.common import (
 )
 from t5x_lite.progress import say
 
+EXAMPLE = 't5x_lite fill --workdir=runs/bert "The ___ is in the house."'
+
 
 def add_options(command: argparse.ArgumentParser) -> None:
     """Add the options of this command to its parser."""

@@ -7,6 +7,8 @@ from t5x_lite.commands.common import add_allow_code, add_workdir, number_type, r
 from t5x_lite.errors import USAGE, UserError
 from t5x_lite.progress import say
 
+EXAMPLE = "t5x_lite finetune --init=runs/bert --task=which_module --workdir=runs/modules"
+
 
 def add_options(command: argparse.ArgumentParser) -> None:
     """Add the options of this command to its parser."""

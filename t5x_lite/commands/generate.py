@@ -17,6 +17,8 @@ from t5x_lite.commands.common import (
 from t5x_lite.errors import USAGE, UserError
 from t5x_lite.progress import say
 
+EXAMPLE = 't5x_lite generate --workdir=runs/gpt "The cat"'
+
 
 def add_options(command: argparse.ArgumentParser) -> None:
     """Add the options of this command to its parser."""

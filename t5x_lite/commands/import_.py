@@ -5,6 +5,8 @@ from pathlib import Path
 
 from t5x_lite.commands.common import add_workdir, read_workdir
 
+EXAMPLE = "t5x_lite import hf/bert-base-uncased --workdir=runs/bert_base"
+
 
 def add_options(command: argparse.ArgumentParser) -> None:
     """Add the options of this command to its parser."""

@@ -1,10 +1,11 @@
 """The command line: its options, the settings among them, and what was meant by a typo."""
 
 import argparse
+import textwrap
 from collections.abc import Sequence
 
 from t5x_lite.commands import COMMANDS
-from t5x_lite.errors import USAGE, UserError
+from t5x_lite.errors import USAGE, UserError, nearest
 from t5x_lite.version import VERSION
 
 
@@ -16,8 +17,16 @@ def parser() -> argparse.ArgumentParser:
     commands = main.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, module in COMMANDS.items():
         help = " ".join((module.__doc__ or "").split()).rstrip(".")
-        command = commands.add_parser(name, help=help, description=help, allow_abbrev=False)
+        command = commands.add_parser(
+            name,
+            help=help,
+            description=textwrap.fill(help, 79),
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
         module.add_options(command)
+        note = f"{textwrap.fill(command.epilog, 79)}\n\n" if command.epilog else ""
+        command.epilog = f"{note}example:\n  {module.EXAMPLE}"
     return main
 
 
@@ -36,6 +45,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
                 raise UserError(USAGE, f"{word}: got no value, expected {word}=VALUE")
             override += f"={value}"
         overrides.append(override)
+    if rest and not rest[0].startswith("-") and rest[0] not in COMMANDS:
+        raise UserError(USAGE, f"{rest[0]}: no such command; {nearest(rest[0], COMMANDS)}")
     args, unknown = parser().parse_known_args(rest)
     if unknown:
         raise UserError(
@@ -50,7 +61,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def _suggest_option(args: argparse.Namespace, option: str) -> str:
     """What was meant: a setting written without --config and its section, or an option like it."""
     from t5x_lite.config.files import find_setting
-    from t5x_lite.errors import nearest
 
     name, equals, value = option.partition("=")
     setting = find_setting(name.lstrip("-").replace("-", "_"))

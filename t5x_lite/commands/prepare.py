@@ -6,6 +6,8 @@ from t5x_lite.commands.common import add_allow_code, add_config, planned_config
 from t5x_lite.errors import USAGE, UserError
 from t5x_lite.progress import say
 
+EXAMPLE = "t5x_lite prepare --config=gpt_tiny"
+
 
 def add_options(command: argparse.ArgumentParser) -> None:
     """Add the options of this command to its parser."""

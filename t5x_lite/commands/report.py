@@ -8,6 +8,8 @@ from t5x_lite import storage
 from t5x_lite.commands.common import add_allow_code, add_workdir, read_workdir
 from t5x_lite.progress import say
 
+EXAMPLE = "t5x_lite report runs/gpt"
+
 
 def add_options(command: argparse.ArgumentParser) -> None:
     """Add the options of this command to its parser."""

@@ -13,6 +13,8 @@ from t5x_lite.commands.common import (
 )
 from t5x_lite.progress import say
 
+EXAMPLE = 't5x_lite score --workdir=runs/gpt "The cat sat."'
+
 
 def add_options(command: argparse.ArgumentParser) -> None:
     """Add the options of this command to its parser."""

@@ -15,6 +15,8 @@ from t5x_lite.commands.common import (
 from t5x_lite.data.rows.row_plan import RowPlan
 from t5x_lite.progress import say
 
+EXAMPLE = "t5x_lite train --config=gpt_tiny --workdir=runs/gpt"
+
 
 def add_options(command: argparse.ArgumentParser) -> None:
     """Add the options of this command to its parser."""

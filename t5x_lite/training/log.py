@@ -18,6 +18,8 @@ from t5x_lite.model.heads import HEADS
 from t5x_lite.progress import bar, current_listener, messages_to
 from t5x_lite.training.loggers import Logger, find_loggers
 
+_SHOWN_EVERY = 10.0  # seconds after which a line is left above the bar
+
 
 class Stopwatch:
     """Splits wall time into named parts; the first one is the time that is in no other.
@@ -140,6 +142,7 @@ class Log:
         self._active, self._on_log = active, on_log
         self._workdir = workdir
         self._messages, self._listener = ExitStack(), current_listener()
+        self._shown = time.monotonic()  # when a line was last left above the bar
         self._lap = first, 0.0  # step, and seconds of training until then
         self._bar = bar(workdir.name, counted=True)
         self._bar.disable |= not active
@@ -202,6 +205,10 @@ class Log:
         # For the eye: the bar, or a line where there is none.
         text = _line(split, metrics)
         self._bar.update(self._task, line=text)
+        is_old = time.monotonic() - self._shown > _SHOWN_EVERY
+        if not self._bar.disable and (is_old or split != "train"):  # what scrolls back
+            self._shown = time.monotonic()
+            self._say(f"step {step} {text}")
         if self._bar.disable:
             per_step = sum(seconds.values()) / max(step - self._first, 1)
             self._say(f"step {step}/{self._last} {text} ETA {per_step * (self._last - step):.0f}s")

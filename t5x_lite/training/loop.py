@@ -90,9 +90,12 @@ class Evaluator:
         return place_batch(rows_at, batches.batch_size, self.program.mesh)
 
     def evaluate(self, params: Any) -> dict[str, float]:
-        """The metrics over every row of the validation split: summed, then divided once."""
+        """The metrics over the validation split, or the first training.eval_steps batches of it:
+        summed, then divided once.
+        """
         total: dict = {}
-        for step in range(self.validation.validation_batches):
+        batches = self.validation.validation_batches
+        for step in range(min(batches, self.resolved.config.training.eval_steps or batches)):
             sums = jax.device_get(self.program.eval_step(params, self.batch(self.validation, step)))
             sums = jax.tree.map(float, sums)
             total = jax.tree.map(lambda a, b: a + b, total, sums) if total else sums
@@ -170,13 +173,18 @@ class Run(Evaluator):
         )
 
     def rates(self, seconds: float, steps: int) -> dict[str, Any]:
-        """Model tokens (encoder and decoder, no padding) a second, and MFU, over so many steps."""
+        """Model tokens (encoder and decoder, no padding) a second, seconds a step, and MFU over so
+        many steps; the peak of the memory of the first device, in bytes, where it tells.
+        """
         model = self.resolved.model
         rows_per_second = self.batches.batch_size * steps / max(seconds, 1e-9)
         flops = step_flops(model, self.batches.shape, self.ledger.loss_tokens)
         peak = peak_flops(jax.devices()[0].device_kind, model.dtype)
+        stats = jax.local_devices()[0].memory_stats() or {}
         return {
             "tokens_per_second": rows_per_second * self.ledger.model_tokens,
+            "step_seconds": seconds / max(steps, 1),
+            "device_memory": stats.get("peak_bytes_in_use"),
             "mfu": rows_per_second * flops / (peak * self.program.mesh.size) if peak else None,
             "train_seconds": seconds,
         }
@@ -275,6 +283,7 @@ def _train_steps(
     stacks = workdir / f"stacks-{jax.process_index()}.txt"
     heartbeat = Heartbeat(stacks, lambda: log.watch.now, config.training.stuck_after)
     with log, stop.listening(), profile, heartbeat:
+        say(_setting_of(run, first, last))
         if run.program.arrangement:
             say(run.program.arrangement)
         with log.watch("compile"):
@@ -338,6 +347,19 @@ def _train_steps(
             exit_code,
             f"stopped after step {step} of {last}, which is saved; the same command continues",
         )
+
+
+def _setting_of(run: Run, first: int, last: int) -> str:
+    """Say which devices train, and from which step on."""
+    mesh = run.program.mesh
+    sizes = [f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1]
+    text = f"{mesh.size} × {jax.local_devices()[0].device_kind}"
+    if sizes:
+        text += f", mesh {' × '.join(sizes)}"
+    text += f", {run.resolved.model.dtype}"
+    if first >= last:
+        return f"{text}; already at step {first} of {last}"
+    return f"{text}; continuing from step {first} of {last}" if first else text
 
 
 def _read_metrics(

@@ -7,7 +7,14 @@ import numpy as np
 
 from t5x_lite.training.log import read_metrics
 
-TIMES = ("tokens_per_second", "seconds", "train_seconds", "mfu")
+TIMES = (
+    "tokens_per_second",
+    "step_seconds",
+    "device_memory",
+    "seconds",
+    "train_seconds",
+    "mfu",
+)
 
 
 def figures(workdir) -> list[dict]:

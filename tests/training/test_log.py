@@ -11,7 +11,15 @@ def test_profiles_tensorboard_and_records(tmp_path, config_file):
     assert list((tmp_path / "run/tensorboard").glob("events*"))
     record = read_metrics(tmp_path / "run/metrics.jsonl")[0]
     expected = {"step", "split", "loss", "accuracy", "total_loss", "learning_rate"}
-    expected |= {"tokens_per_second", "mfu", "gradient_norm", "parameter_norm", "raw_tokens"}
+    expected |= {
+        "tokens_per_second",
+        "step_seconds",
+        "device_memory",
+        "mfu",
+        "gradient_norm",
+        "parameter_norm",
+        "raw_tokens",
+    }
     assert expected <= set(record)
     assert set(record["seconds"]) == {"step", "compile", "data", "evaluation", "checkpoint"}
 
@@ -64,3 +72,28 @@ def test_means_divide_each_sum_once():
     }
     nothing = mean_metrics({"lm": dict.fromkeys(words, 0.0)})
     assert nothing == {"loss": 0.0, "accuracy": 0.0, "loss_tokens": 1.0, "total_loss": 0.0}
+
+
+def test_a_run_says_where_it_trains_and_from_where_it_goes_on(tmp_path, config_file):
+    def train(steps):
+        config = config_file(**{"training.steps": steps, "training.eval_steps": 1})
+        return run("train", f"--config={config}", f"--workdir={tmp_path / 'run'}")[0]
+
+    assert "1 × cpu, float32\n" in train(2)
+    assert "1 × cpu, float32; continuing from step 2 of 4" in train(4)
+    assert "1 × cpu, float32; already at step 4 of 4" in train(4)
+
+
+def test_an_evaluation_may_read_some_batches_only(tmp_path, config_file):
+    losses = {}
+    for steps in (0, 1, 1000):
+        config = config_file(**{"training.steps": 1, "training.eval_steps": steps})
+        run("train", f"--config={config}", f"--workdir={tmp_path / str(steps)}")
+        records = read_metrics(tmp_path / str(steps) / "metrics.jsonl")
+        (losses[steps],) = (
+            (record["loss"], record["loss_tokens"])
+            for record in records
+            if record["split"] == "validation"
+        )
+    assert losses[0] == losses[1000]
+    assert losses[1][1] < losses[0][1]

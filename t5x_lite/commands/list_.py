@@ -1,0 +1,80 @@
+"""List what ships: configs, comparisons, objectives and tasks."""
+
+import argparse
+import ast
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from t5x_lite.progress import say
+
+EXAMPLE = "t5x_lite list objectives"
+_WIDTH = 88  # of a line on a terminal
+
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    """Add the options of this command to its parser."""
+    help = "what to list; everything unless one is named"
+    command.add_argument("what", nargs="?", choices=list(_LISTS), help=help)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run the command."""
+    for what in [args.what] if args.what else _LISTS:
+        entries = list(_LISTS[what]())
+        say(f"{what} ({len(entries)})")
+        width = max(len(name) for name, _ in entries)
+        for name, meaning in entries:
+            room = max(_WIDTH - width - 4, 20)
+            shown = meaning if len(meaning) <= room else meaning[: room - 1].rstrip() + "…"
+            say(f"  {name:<{width}}  {shown}".rstrip())
+
+
+def _first_sentence(docstring: str | None) -> str:
+    paragraph = " ".join((docstring or "").strip().partition("\n\n")[0].split())
+    return re.split(r"(?<! al)\. ", paragraph)[0].rstrip(".")
+
+
+def _config_files(directory: str) -> Iterator[tuple[str, str]]:
+    from t5x_lite.config.files import ROOTS
+
+    root = next((root / "configs" for root in ROOTS if (root / "configs").is_dir()), Path())
+    for path in sorted((root / directory).glob("*.py")):
+        tree = ast.parse(path.read_text())
+        functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+        if "get_config" in functions:
+            name = path.relative_to(root).with_suffix("").as_posix()
+            yield name, _first_sentence(ast.get_docstring(tree))
+
+
+def _configs() -> Iterator[tuple[str, str]]:
+    return _config_files(".")
+
+
+def _comparisons() -> Iterator[tuple[str, str]]:
+    return _config_files("compare")
+
+
+def _objectives() -> Iterator[tuple[str, str]]:
+    from t5x_lite.data.objectives import OBJECTIVES
+
+    for name, objective in OBJECTIVES.items():
+        yield name, _first_sentence(objective.__doc__)
+
+
+def _tasks() -> Iterator[tuple[str, str]]:
+    from t5x_lite.data.tasks.kinds.table import KINDS
+    from t5x_lite.data.tasks.load import shipped_tasks
+
+    for name, settings in shipped_tasks().items():
+        yield name, f"{settings.get('kind', 'classify')}: {settings['source']}"
+    for name, kind in KINDS.items():
+        yield f"{name}(FILE, …)", kind.meaning
+
+
+_LISTS: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
+    "configs": _configs,
+    "compare": _comparisons,
+    "objectives": _objectives,
+    "tasks": _tasks,
+}
