@@ -103,9 +103,9 @@ class Data(Checked):
 
     SECTION = "data"
 
-    # python_docs (built in); text files, .jsonl, .parquet, also compressed, as a path, directory,
-    # glob or gs://…; tfds:NAME; hf:NAME; python:module.function (see data/text/sources.py).
-    # Several: "a + b", or with rates "3 * a + b".
+    # python_docs (built in); .txt, .jsonl, .parquet, .csv, .tsv, also compressed, as a path,
+    # directory, glob or gs://…; tfds:NAME; hf:NAME; python:module.function (see
+    # data/text/sources.py). Several: "a + b", or with rates "3 * a + b".
     source: Annotated[str, LOCAL, SOURCES] = "python_docs"
     # What one document of a text file is; a block ends at a blank line
     document: Literal["file", "line", "block"] = "file"

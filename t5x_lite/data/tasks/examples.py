@@ -11,7 +11,8 @@ from t5x_lite.config.named import find_named
 from t5x_lite.data.tasks.kinds.kind import Example
 from t5x_lite.data.tasks.kinds.table import kind_of
 from t5x_lite.data.tasks.preprocess import PREPARE
-from t5x_lite.data.tasks.records import BadLines, Record, has_splits, lookup, read_split
+from t5x_lite.data.tasks.records import bad_lines_of, has_splits, lookup, read_split
+from t5x_lite.data.text.records import BadLines, Record
 from t5x_lite.errors import BAD_DATA, UserError
 
 
@@ -63,7 +64,7 @@ def load_split(task: Task, split: str, limit: int = 0) -> Examples:
             BAD_DATA, f"task {task.name}: has no {split} split; set task.{split} to its name"
         )
 
-    bad_lines = BadLines(task.bad_lines)
+    bad_lines = bad_lines_of(task)
     examples = []
     for number, record in enumerate(_records(task, name, bad_lines)):
         if is_divided and _is_held_out(record, task.validation_fraction) != (split == "validation"):
@@ -141,7 +142,7 @@ def with_labels_of(task: Task) -> Task:
         return task
     counts: Counter[str] = Counter()
     split = task.train or task.validation
-    records = _records(task, split, BadLines(task.bad_lines))
+    records = _records(task, split, bad_lines_of(task))
     for number, record in enumerate(records):
         value = lookup(record, task.label, f"task {task.name}, example {number}")
         counts.update(kind.label_names(value))

@@ -1,12 +1,9 @@
-"""Records: the lines of a table, the objects of JSON lines, or the examples of a data set, each
-read as a dict of columns.
+"""Records of a task: those of its files, of a data set, or of a function of the user's own, each a
+dict of columns.
 """
 
-import csv
 import io
-import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -17,29 +14,16 @@ from t5x_lite.config.grammar import has_scheme
 from t5x_lite.config.permission import import_code
 from t5x_lite.data.tasks.offline import OFFLINE
 from t5x_lite.data.text import files, sources
-from t5x_lite.errors import BAD_DATA, NO_FILE, UserError, nearest, optional_import, user_errors
+from t5x_lite.data.text.records import READERS, BadLines, Reading, Record, read_records
+from t5x_lite.errors import BAD_DATA, NO_FILE, UserError, nearest, user_errors
 
 if TYPE_CHECKING:
     from fsspec.core import OpenFile
 
-Record = dict[str, Any]
 
-SUFFIXES = (".tsv", ".csv", ".jsonl", ".json", ".parquet", ".txt")
-
-
-@dataclass
-class BadLines:
-    """Lines that hold no record: skipped and counted, or rejected, as task.bad_lines says."""
-
-    policy: str
-    skipped: int = 0
-
-    def meet(self, reason: str) -> None:
-        """Count a bad line, or raise UserError."""
-        if self.policy == "stop":
-            fix = "fix or remove it, or set task.bad_lines=skip"
-            raise UserError(BAD_DATA, f"{reason}; {fix}")
-        self.skipped += 1
+def bad_lines_of(task: Task) -> BadLines:
+    """Return what is to be done with lines of a task's files that hold no record."""
+    return BadLines(task.bad_lines, "fix or remove it, or set task.bad_lines=skip")
 
 
 def read_split(task: Task, split: str, bad_lines: BadLines) -> Iterator[Record]:
@@ -108,10 +92,10 @@ def has_splits(source: str) -> bool:
 
 
 def _find_files(source: str, where: str) -> list["OpenFile"]:
-    found = files.find(source, where, SUFFIXES)
-    found = [file for file in found if files.suffix(file) in SUFFIXES]
+    found = files.find(source, where)
+    found = [file for file in found if files.suffix(file) in files.SUFFIXES]
     if not found:
-        expected = f"expected a file, directory or glob with {' '.join(SUFFIXES)} files"
+        expected = f"expected a file, directory or glob with {' '.join(files.SUFFIXES)} files"
         raise UserError(
             NO_FILE, f"{where}: no such examples; {expected}, or one of hf:… tfds:… python:…"
         )
@@ -121,83 +105,22 @@ def _find_files(source: str, where: str) -> list["OpenFile"]:
 def _read_file(
     file: "OpenFile", columns: tuple, where: str, bad_lines: BadLines
 ) -> Iterator[Record]:
-    suffix = files.suffix(file)
     with files.opened(file, where) as stream:
-        if suffix == ".parquet":
-            table = optional_import("pyarrow.parquet", "hf", where).ParquetFile(stream)
-            for batch in table.iter_batches(256):
-                yield from batch.to_pylist()
-            return
-        # utf-8-sig removes a byte order mark, which is not part of the first column's name.
-        text = io.TextIOWrapper(stream, "utf-8-sig", newline="")
-        yield from _READERS[suffix](text, columns, f"{where}: {file.path}", bad_lines)
-
-
-def _read_table(
-    text: TextIO, columns: tuple, where: str, bad_lines: BadLines, **dialect: Any
-) -> Iterator[Record]:
-    """Read lines of cells. The first line holds the names of the columns, unless they are given."""
-    lines = csv.reader(text, **dialect)
-    names = list(columns) or next(lines, [])
-    with user_errors(BAD_DATA, f"{where}: cannot be read"):
-        for cells in lines:
-            if len(cells) == len(names):
-                yield dict(zip(names, cells, strict=True))
-            elif cells:
-                got = f"has {len(cells)} cells, expected {len(names)}"
-                bad_lines.meet(f"{where}, line {lines.line_num}: {got} ({', '.join(names)})")
-
-
-def _read_tsv(text: TextIO, columns: tuple, where: str, bad_lines: BadLines) -> Iterator[Record]:
-    """Read cells between tabs, in which a quote is an ordinary character (GLUE)."""
-    return _read_table(text, columns, where, bad_lines, delimiter="\t", quoting=csv.QUOTE_NONE)
-
-
-def _read_csv(text: TextIO, columns: tuple, where: str, bad_lines: BadLines) -> Iterator[Record]:
-    return _read_table(text, columns, where, bad_lines)
-
-
-def _read_json(text: TextIO, columns: tuple, where: str, bad_lines: BadLines) -> Iterator[Record]:
-    """Read one object per line, or one list of objects in the whole file."""
-    first = text.read(1)
-    if first == "[":
-        with user_errors(BAD_DATA, f"{where}: no JSON"):
-            records = json.loads(first + text.read())
-        for number, record in enumerate(records):
-            if isinstance(record, dict):
+        here = f"{where}: {file.path}"
+        if files.suffix(file) in READERS:
+            reading = Reading(bad_lines, columns)
+            for record, _ in read_records(stream, files.suffix(file), reading, here):
                 yield record
-            else:
-                bad_lines.meet(f"{where}, number {number}: is {type(record).__name__}, no object")
-        return
-    for number, line in enumerate(text, 1):
-        line = first + line if number == 1 else line
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except ValueError as error:
-            bad_lines.meet(f"{where}, line {number}: no JSON ({error})")
-            continue
-        if isinstance(record, dict):
-            yield record
         else:
-            bad_lines.meet(f"{where}, line {number}: is {type(record).__name__}, no object")
+            with io.TextIOWrapper(stream, "utf-8-sig") as text:
+                yield from _read_lines(text)
 
 
-def _read_text(text: TextIO, columns: tuple, where: str, bad_lines: BadLines) -> Iterator[Record]:
+def _read_lines(text: TextIO) -> Iterator[Record]:
     """Read each line as the column "text", and skip blank lines."""
     for line in text:
         if line.strip():
             yield {"text": line.rstrip("\r\n")}
-
-
-_READERS: dict[str, Callable[[TextIO, tuple, str, BadLines], Iterator[Record]]] = {
-    ".tsv": _read_tsv,
-    ".csv": _read_csv,
-    ".jsonl": _read_json,
-    ".json": _read_json,
-    ".txt": _read_text,
-}
 
 
 def _read_offline(name: str, split: str, where: str) -> Iterator[Record]:

@@ -1,18 +1,18 @@
 """Documents in files, compressed or not, on any file system that fsspec supports.
 
-A text file is one document, or one per line, or one per block between blank lines. JSON lines and
-parquet files hold one document per record.
+A text file is one document, or one per line, or one per block between blank lines. JSON lines,
+parquet files and tables hold one document per record.
 """
 
 import io
-import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
-from t5x_lite.errors import BAD_DATA, NO_FILE, UserError, optional_import, user_errors
+from t5x_lite.data.text.records import READERS, BadLines, Reading, read_records
+from t5x_lite.errors import BAD_DATA, NO_FILE, UserError, user_errors
 
 if TYPE_CHECKING:
     from fsspec.core import OpenFile
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Document = bytes | str  # str if the file holds decoded text
 DocumentUnit = Literal["file", "line", "block"]  # what one document of a text file is
 
-SUFFIXES = (".txt", ".jsonl", ".json", ".parquet")
+SUFFIXES = (".txt", *READERS)
 # Endings of compressed files, and fsspec's name for the compression; .zst is read by _ZstdReader.
 _COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": None}
 _ARCHIVES = (".zip", ".tar", ".tgz", *(".tar" + ending for ending in _COMPRESSIONS))
@@ -117,7 +117,7 @@ def read(file: "OpenFile", document: DocumentUnit, field: str, key: str) -> Iter
 
     Args:
         document: what one document of a text file is.
-        field: column of JSON lines and parquet that holds the text.
+        field: column of records that holds the text.
         key: setting that names the source, for errors.
 
     Raises:
@@ -125,10 +125,11 @@ def read(file: "OpenFile", document: DocumentUnit, field: str, key: str) -> Iter
     """
     where = f"{key}: {file.path}"
     with opened(file, key) as stream:
-        if suffix(file) == ".parquet":
-            yield from _parquet_records(stream, field, where)
-        elif suffix(file) in (".jsonl", ".json"):
-            yield from _json_lines(stream, field, where)
+        if suffix(file) in READERS:
+            # Invalid UTF-8 becomes lone surrogates, which text cleaning counts.
+            reading = Reading(BadLines(), invalid_utf8="surrogateescape", wanted=field)
+            for record, here in read_records(stream, suffix(file), reading, where):
+                yield from text_of(record, field, here)
         else:
             yield from _CUTTERS[document](_lines(stream))
 
@@ -287,31 +288,7 @@ _CUTTERS: dict[DocumentUnit, Callable[[Iterable[bytes]], Iterator[bytes]]] = {
 }
 
 
-# Records of JSON lines, parquet and data sets.
-
-
-def _json_lines(stream: BinaryIO, field: str, where: str) -> Iterator[Document]:
-    for number, line in enumerate(stream, 1):
-        if not line.strip():
-            continue
-        # Invalid UTF-8 becomes lone surrogates, which text cleaning counts.
-        text = line.removeprefix(b"\xef\xbb\xbf").decode(errors="surrogateescape")
-        try:
-            record = json.loads(text)
-        except ValueError as error:
-            reason = f"line {number} is no JSON ({error}); fix or remove it"
-            raise UserError(BAD_DATA, f"{where}, {reason}") from error
-        yield from text_of(record, field, f"{where}, line {number}")
-
-
-def _parquet_records(stream: BinaryIO, field: str, where: str) -> Iterator[Document]:
-    file = optional_import("pyarrow.parquet", "hf", where).ParquetFile(stream)
-    columns = file.schema_arrow.names
-    if field in columns:
-        columns = [field]  # the others need not be read
-    for batch in file.iter_batches(256, columns=columns):
-        for record in batch.to_pylist():
-            yield from text_of(record, field, where)
+# Records.
 
 
 def text_of(record: object, field: str, where: str) -> Iterator[Document]:

@@ -1,7 +1,7 @@
 """Where text comes from: a source is one line of a config, and yields documents in a fixed order.
 
 python_docs                      the text that every Python installation carries
-PATH, a glob, or a directory     .txt .jsonl .json .parquet, also .gz .bz2 .xz .zst;
+PATH, a glob, or a directory     .txt .jsonl .json .parquet .csv .tsv, also .gz .bz2 .xz .zst;
                                  any address that fsspec supports (gs://…, s3://…)
 tfds:NAME?split=…&data_dir=…     a data set of TensorFlow Datasets
 hf:NAME_OR_PATH?name=…&split=…   a data set of Hugging Face, on disk or by name

@@ -10,7 +10,7 @@ import pytest
 from t5x_lite.config import Task
 from t5x_lite.data.tasks.examples import load_split, with_labels_of
 from t5x_lite.data.tasks.load import load_task
-from t5x_lite.data.tasks.records import BadLines, read_split
+from t5x_lite.data.tasks.records import bad_lines_of, read_split
 from t5x_lite.errors import UserError
 
 ROWS = [{"sentence": f'a "quoted, {i}', "label": str(i % 2)} for i in range(4)]
@@ -40,7 +40,7 @@ def write(path, rows=ROWS):
 @pytest.mark.parametrize("name", ["a.tsv", "a.csv", "a.jsonl", "a.json", "a.parquet", "a.tsv.gz"])
 def test_the_same_rows_from_every_format(tmp_path, name):
     task = Task(name="a", source=str(write(tmp_path / name)))
-    assert list(read_split(task, "train", BadLines("stop"))) == ROWS
+    assert list(read_split(task, "train", bad_lines_of(task))) == ROWS
 
 
 def test_splits_of_a_directory_and_of_a_pattern(tmp_path):

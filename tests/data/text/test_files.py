@@ -169,15 +169,35 @@ def test_long_documents_come_in_several_and_lose_nothing(text, longest, document
     assert cleaner.counts["too_long_and_read_as_several"] == len(pieces) - len(joined)
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("a.csv", b'id,text\n1,"a, ""b"""\n2,"two\nlines"\n', ['a, "b"', "two\nlines"]),
+        ("a.csv", b"\xef\xbb\xbftext\r\na\r\nb\r\n", ["a", "b"]),
+        ("a.tsv", b'text\tn\nsay "a"\t1\n', ['say "a"']),
+        ("a.csv", b"text\n\xff\n", ["\udcff"]),
+        ("a.csv", b"text\n" + b"x" * 200_000 + b"\n", ["x" * 200_000]),
+        ("a.json", b'[{"text": "a"}, {"text": "b"}]', ["a", "b"]),
+        ("a.jsonl", b'\xef\xbb\xbf{"text": "a"}\n\n{"text": "b"}', ["a", "b"]),
+    ],
+)
+def test_tables_and_lists_of_objects_are_text(tmp_path, name, content, expected):
+    path = tmp_path / name
+    path.write_bytes(content)
+    assert list(sources.documents(str(path))) == expected
+
+
 # Damaged files.
 
 
 @pytest.mark.parametrize(
     ("name", "content", "code", "words"),
     [
-        ("a.jsonl", b'{"text": "a"}\n{"text": \n', BAD_DATA, "line 2 is no JSON"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": \n', BAD_DATA, "line 2: is no JSON"),
         ("a.jsonl", b'{"body": "a"}\n', BAD_DATA, "no text 'text'; set data.field to one of body"),
-        ("a.jsonl", b"[1]\n", BAD_DATA, "line 1: is a list, expected an object with 'text'"),
+        ("a.jsonl", b"[1]\n", BAD_DATA, "number 0: is of type int, expected an object"),
+        ("a.csv", b"text,b\na,b,c\n", BAD_DATA, "line 2: has 3 cells, expected 2"),
+        ("a.csv", b"body\na\n", BAD_DATA, "no text 'text'; set data.field to one of body"),
         ("a.zip", b"PK", BAD_DATA, "is an archive of several files"),
         ("a.tar.xz", lzma.compress(b"x"), BAD_DATA, "is an archive of several files"),
         (

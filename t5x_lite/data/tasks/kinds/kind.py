@@ -10,8 +10,9 @@ import numpy as np
 
 from t5x_lite.config import Task
 from t5x_lite.data.objectives.pairs import Pairs
-from t5x_lite.data.tasks.records import Record, lookup
+from t5x_lite.data.tasks.records import lookup
 from t5x_lite.data.tasks.words import Words
+from t5x_lite.data.text.records import Record
 from t5x_lite.errors import BAD_DATA, UserError
 
 Label = int | float | str | tuple[str, ...] | tuple[int, ...] | None

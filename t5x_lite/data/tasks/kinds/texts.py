@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from t5x_lite.config import Task
 from t5x_lite.data.tasks.formats import text_to_text
 from t5x_lite.data.tasks.kinds.kind import Example, Format, Kind, Label, OfTexts
-from t5x_lite.data.tasks.records import Record
+from t5x_lite.data.text.records import Record
 
 
 class Generate(OfTexts):
