@@ -11,11 +11,11 @@ import numpy as np
 
 from t5x_lite.config import Task
 from t5x_lite.config.grammar import has_scheme
-from t5x_lite.config.permission import import_code
 from t5x_lite.data.tasks.offline import OFFLINE
-from t5x_lite.data.text import files, sources
+from t5x_lite.data.text import files
 from t5x_lite.data.text.records import READERS, BadLines, Reading, Record, read_records
-from t5x_lite.errors import BAD_DATA, NO_FILE, UserError, nearest, user_errors
+from t5x_lite.data.text.schemes import SCHEMES, Scheme
+from t5x_lite.errors import BAD_DATA, NO_FILE, UserError, nearest
 
 if TYPE_CHECKING:
     from fsspec.core import OpenFile
@@ -53,16 +53,25 @@ def _plain(value: Any) -> Any:
     return value if is_json else str(value)
 
 
+class Offline(Scheme):
+    """offline:NAME, a task of the text that comes with Python: see offline.py."""
+
+    def records(self, address: str, split: str, where: str) -> Iterator[Record]:
+        """See Scheme."""
+        if address not in OFFLINE:
+            raise UserError(NO_FILE, f"{where}: no such task; {nearest(address, OFFLINE)}")
+        return OFFLINE[address](split)
+
+
+_SCHEMES = {**SCHEMES, "offline": Offline()}
+
+
 def _read_source(task: Task, split: str, bad_lines: BadLines) -> Iterator[Record]:
     source = source_of_split(task.source, split)
     where = f"task.source={source}"
     scheme, _, address = source.partition(":")
-    if scheme == "offline":
-        yield from _read_offline(address, split, where)
-    elif scheme == "python":
-        yield from _read_function(address, split, where)
-    elif scheme in ("hf", "tfds"):
-        yield from sources.records(source, where)
+    if scheme in _SCHEMES:
+        yield from _SCHEMES[scheme].records(address, split, where)
     else:
         for file in _find_files(source, where):
             yield from _read_file(file, task.columns, where, bad_lines)
@@ -76,10 +85,11 @@ def source_of_split(source: str, split: str) -> str:
     >>> source_of_split("glue/SST-2/{split}.tsv", "dev")
     'glue/SST-2/dev.tsv'
     """
+    scheme, _, address = source.partition(":")
     if "{split}" in source:
         return source.replace("{split}", split)
-    if source.startswith(("hf:", "tfds:")):
-        return f"{source}{'&' if '?' in source else '?'}split={split}"
+    if scheme in _SCHEMES:
+        return f"{scheme}:{_SCHEMES[scheme].with_split(address, split)}"
     if not has_scheme(source) and Path(source).is_dir():
         return f"{source.rstrip('/')}/{split}.*"
     return source
@@ -87,7 +97,7 @@ def source_of_split(source: str, split: str) -> str:
 
 def has_splits(source: str) -> bool:
     """Return True if a source holds several splits, False if it is one file with all examples."""
-    is_named = source.startswith(("hf:", "tfds:", "offline:", "python:")) or "{split}" in source
+    is_named = source.partition(":")[0] in _SCHEMES or "{split}" in source
     return is_named or Path(source).is_dir()
 
 
@@ -96,9 +106,8 @@ def _find_files(source: str, where: str) -> list["OpenFile"]:
     found = [file for file in found if files.suffix(file) in files.SUFFIXES]
     if not found:
         expected = f"expected a file, directory or glob with {' '.join(files.SUFFIXES)} files"
-        raise UserError(
-            NO_FILE, f"{where}: no such examples; {expected}, or one of hf:… tfds:… python:…"
-        )
+        schemes = " ".join(f"{scheme}:…" for scheme in _SCHEMES)
+        raise UserError(NO_FILE, f"{where}: no such examples; {expected}, or one of {schemes}")
     return found
 
 
@@ -121,22 +130,6 @@ def _read_lines(text: TextIO) -> Iterator[Record]:
     for line in text:
         if line.strip():
             yield {"text": line.rstrip("\r\n")}
-
-
-def _read_offline(name: str, split: str, where: str) -> Iterator[Record]:
-    if name not in OFFLINE:
-        raise UserError(NO_FILE, f"{where}: no such task; {nearest(name, OFFLINE)}")
-    return OFFLINE[name](split)
-
-
-def _read_function(address: str, split: str, where: str) -> Iterator[Record]:
-    """Yield the records that the user's own `function(split)` returns."""
-    function = import_code(address, where)
-    with user_errors(BAD_DATA, f"{where}: failed"):
-        for record in function(split):
-            if not isinstance(record, dict):
-                raise TypeError(f"yielded {type(record).__name__}, expected a dict of columns")
-            yield record
 
 
 def lookup(record: Record, field: str, where: str) -> Any:

@@ -14,34 +14,18 @@ import os
 import sys
 import sysconfig
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
-from urllib.parse import parse_qsl
+from typing import TYPE_CHECKING
 
-from t5x_lite.config.permission import import_code
 from t5x_lite.data.text import files
 from t5x_lite.data.text.files import Document, DocumentUnit
-from t5x_lite.errors import BAD_DATA, NO_FILE, UserError, optional_import, user_errors
+from t5x_lite.data.text.schemes import SCHEMES
+from t5x_lite.errors import BAD_DATA, NO_FILE, UserError
 
 if TYPE_CHECKING:
     from fsspec.core import OpenFile
-
-
-class SourceReader(Protocol):
-    """Reads the documents of one kind of source, in a fixed order."""
-
-    def __call__(self, address: str, field: str, where: str) -> Iterator[Document]:
-        """Yield the documents at an address.
-
-        Args:
-            address: what follows the scheme: `c4/en?split=train` in `tfds:c4/en?split=train`.
-            field: column that holds the text.
-            where: setting and its value, for errors.
-        """
-        ...
 
 
 def documents(
@@ -67,7 +51,7 @@ def documents(
     if source == "python_docs":
         yield from python_docs()
     elif scheme in SCHEMES:
-        yield from SCHEMES[scheme](address, field, f"{key}={source}")
+        yield from SCHEMES[scheme].documents(address, field, f"{key}={source}")
     else:
         for file in _find_files(source, key) if part is None else part:
             yield from files.read(file, document, field, key)
@@ -89,43 +73,17 @@ def fingerprint(source: str, key: str = "data.source") -> str:
     scheme, _, address = source.partition(":")
     if source == "python_docs":
         return "python_docs, each paragraph once, of " + sys.version.split()[0]
-    if scheme == "python":
-        return _function_fingerprint(source, address, key)
     if scheme in SCHEMES:
-        parts = [source]
-        for path in _data_set_files(scheme, address):
-            status = path.stat()
-            parts.append(f"{path.name} {status.st_size} {status.st_mtime}")
+        changing = SCHEMES[scheme].fingerprint(address, f"{key}={source}")
+        parts = [source, changing] if changing else [source]
     else:
         parts = [files.fingerprint(file, key) for file in _find_files(source, key)]
     line = "; ".join(parts)
     return line if len(line) < 1000 else _short_hash(os.fsencode(line))
 
 
-def _function_fingerprint(source: str, address: str, key: str) -> str:
-    function = import_code(address, f"{key}={source}")
-    module = sys.modules[function.__module__]
-    path = getattr(module, "__file__", None)
-    if not path:
-        return source
-    return f"{path} {_short_hash(Path(path).read_bytes())}"
-
-
 def _short_hash(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
-
-
-def _data_set_files(scheme: str, address: str) -> list[Path]:
-    """Return the files of a data set, if it is on this machine and its address says where."""
-    name, options = _parse_query(address)
-    if scheme == "tfds":
-        data_dir = Path(options.get("data_dir", os.devnull))
-        directory = data_dir / name.replace(":", "/")
-    else:
-        directory = Path(name)
-    if not directory.is_dir():
-        return []
-    return [path for path in sorted(directory.rglob("*")) if path.is_file()]
 
 
 def size(source: str, key: str = "data.source") -> int:
@@ -146,103 +104,6 @@ def _find_files(source: str, key: str) -> list["OpenFile"]:
             f"or directory with {suffixes} files, or one of {schemes}",
         )
     return existing
-
-
-def _parse_query(address: str) -> tuple[str, dict[str, str]]:
-    """Split an address into its name and its options.
-
-    >>> _parse_query("c4/en?split=train+validation")
-    ('c4/en', {'split': 'train+validation'})
-    """
-    name, _, query = address.partition("?")
-    escaped = query.replace("+", "%2B")  # a plus would be read as a space
-    return name, dict(parse_qsl(escaped))
-
-
-def records(source: str, where: str) -> Iterator[dict]:
-    """Yield the records of a data set, tfds:… or hf:….
-
-    Raises:
-        UserError: for a data set that cannot be read.
-    """
-    scheme, _, address = source.partition(":")
-    yield from _DATA_SETS[scheme](address, where)
-
-
-def _read_tfds(address: str, field: str, where: str) -> Iterator[Document]:
-    for record in _tfds_records(address, where):
-        yield from files.text_of(record, field, where)
-
-
-def _tfds_records(address: str, where: str) -> Iterator[dict]:
-    """Yield the records of a TensorFlow data set. Only tfrecord files need TensorFlow, array_record
-    files do not.
-    """
-    name, options = _parse_query(address)
-    split = options.pop("split", "train")
-    # TensorFlow is missing on purpose. Hide the message that this import prints about it.
-    with redirect_stdout(None), redirect_stderr(None):
-        tfds = optional_import("tensorflow_datasets", "tfds", where)
-        # c4, glue and others are registered only by this import.
-        optional_import("tensorflow_datasets.text", "tfds", where)
-    with user_errors(NO_FILE, f"{where}: cannot be read"):
-        builder = tfds.builder(name, **options)
-        if builder.info.file_format.value == "array_record":
-            yield from builder.as_data_source(split)
-        else:
-            yield from tfds.as_numpy(builder.as_dataset(split))
-
-
-def _read_huggingface(address: str, field: str, where: str) -> Iterator[Document]:
-    for record in _huggingface_records(address, where):
-        yield from files.text_of(record, field, where)
-
-
-def _huggingface_records(address: str, where: str) -> Iterator[dict]:
-    """Yield the records of a Hugging Face data set, saved to disk with or without splits, or loaded
-    by its name.
-    """
-    name, options = _parse_query(address)
-    datasets = optional_import("datasets", "hf", where)
-    with user_errors(NO_FILE, f"{where}: cannot be read"):
-        if (Path(name) / "dataset_info.json").exists():
-            _check_options(options, (), where)
-            data_set = datasets.load_from_disk(name)
-        elif (Path(name) / "dataset_dict.json").exists():
-            _check_options(options, ("split",), where)
-            data_set = datasets.load_from_disk(name)[options.get("split", "train")]
-        else:
-            options.setdefault("split", "train")
-            data_set = datasets.load_dataset(name, streaming=True, **options)
-        yield from data_set
-
-
-def _check_options(options: dict[str, str], known: Collection[str], where: str) -> None:
-    unknown = sorted(set(options) - set(known))
-    if unknown:
-        reason = f"a data set on disk, it takes no {', '.join(unknown)}; leave that out"
-        raise UserError(BAD_DATA, f"{where}: {reason}")
-
-
-def _read_function(address: str, field: str, where: str) -> Iterator[Document]:
-    """Yield the texts that the user's own function returns."""
-    function = import_code(address, where)
-    with user_errors(BAD_DATA, f"{where}: failed"):
-        texts = function()
-        if isinstance(texts, str | bytes):
-            raise TypeError("returned one text, expected an iterable of texts")
-        for text in texts:
-            if not isinstance(text, str | bytes):
-                raise TypeError(f"yielded {type(text).__name__}, expected str or bytes")
-            yield text
-
-
-_DATA_SETS = {"tfds": _tfds_records, "hf": _huggingface_records}
-SCHEMES: dict[str, SourceReader] = {
-    "tfds": _read_tfds,
-    "hf": _read_huggingface,
-    "python": _read_function,
-}
 
 
 # Directories in the standard library that are not part of its documentation.

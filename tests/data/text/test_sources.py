@@ -6,7 +6,7 @@ import pytest
 
 from t5x_lite.config import files as config_files
 from t5x_lite.config.permission import user_code
-from t5x_lite.data.text import sources
+from t5x_lite.data.text import schemes, sources
 from t5x_lite.errors import BAD_CONFIG, BAD_DATA, NO_FILE, UserError
 
 
@@ -58,7 +58,7 @@ def test_a_data_set_on_this_machine_is_known_by_its_files(tmp_path, monkeypatch,
 
 
 def test_splits_of_a_data_set_may_be_added():
-    name, options = sources._parse_query("c4?split=train+validation&name=en")
+    name, options = schemes._parse_query("c4?split=train+validation&name=en")
     assert name == "c4"
     assert options == {"split": "train+validation", "name": "en"}
 
@@ -109,7 +109,7 @@ def test_the_fingerprint_of_a_function_is_that_of_its_file(tmp_path, monkeypatch
     (tmp_path / "fingerprinted_text.py").write_text(OWN_TEXT)
     monkeypatch.syspath_prepend(tmp_path)
     before = sources.fingerprint("python:fingerprinted_text.some")
-    assert before.startswith(f"{tmp_path}/fingerprinted_text.py ")
+    assert f"; {tmp_path}/fingerprinted_text.py " in before
     (tmp_path / "fingerprinted_text.py").write_text(OWN_TEXT + "# changed")
     assert sources.fingerprint("python:fingerprinted_text.some") != before
 

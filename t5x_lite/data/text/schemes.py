@@ -1,0 +1,182 @@
+"""Schemes of sources: what stands before the colon in tfds:…, hf:… and python:…. Each is one
+object, which text and tasks use alike.
+"""
+
+import hashlib
+import os
+import sys
+from collections.abc import Collection, Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from urllib.parse import parse_qsl
+
+from t5x_lite.config.permission import import_code
+from t5x_lite.data.text import files
+from t5x_lite.data.text.files import Document
+from t5x_lite.data.text.records import Record
+from t5x_lite.errors import BAD_DATA, NO_FILE, UserError, optional_import, user_errors
+
+
+class Scheme:
+    """How one kind of source is read. The address is what follows the colon."""
+
+    def documents(self, address: str, field: str, where: str) -> Iterator[Document]:
+        """Yield the documents of a source, in a fixed order.
+
+        Args:
+            field: column that holds the text.
+            where: setting and its value, for errors.
+        """
+        for record in self.records(address, "", where):
+            yield from files.text_of(record, field, where)
+
+    def records(self, address: str, split: str, where: str) -> Iterator[Record]:
+        """Yield the records of a split, which `with_split` has also put into the address.
+
+        Raises:
+            UserError: for a source that cannot be read.
+        """
+        raise NotImplementedError
+
+    def with_split(self, address: str, split: str) -> str:
+        """Return the address of a split."""
+        return address
+
+    def fingerprint(self, address: str, where: str) -> str:
+        """Return what changes when the text does, beside its address, as far as this machine can
+        tell.
+        """
+        return ""
+
+
+class _DataSet(Scheme):
+    """A data set with named splits, `NAME?split=…&option=…`."""
+
+    def with_split(self, address: str, split: str) -> str:
+        """See Scheme."""
+        return f"{address}{'&' if '?' in address else '?'}split={split}"
+
+    def directory(self, address: str) -> Path:
+        """Return where the data set lies, if its address says so."""
+        raise NotImplementedError
+
+    def fingerprint(self, address: str, where: str) -> str:
+        """Names, sizes and times of its files, if it is on this machine and its address says
+        where.
+        """
+        parts = []
+        directory = self.directory(address)
+        for path in sorted(directory.rglob("*")) if directory.is_dir() else ():
+            if path.is_file():
+                status = path.stat()
+                parts.append(f"{path.name} {status.st_size} {status.st_mtime}")
+        return "; ".join(parts)
+
+
+class TensorFlowDataSet(_DataSet):
+    """tfds:NAME?split=…&data_dir=…"""
+
+    def directory(self, address: str) -> Path:
+        """See _DataSet."""
+        name, options = _parse_query(address)
+        return Path(options.get("data_dir", os.devnull)) / name.replace(":", "/")
+
+    def records(self, address: str, split: str, where: str) -> Iterator[Record]:
+        """See Scheme. Only tfrecord files need TensorFlow, array_record files do not."""
+        name, options = _parse_query(address)
+        named = options.pop("split", "train")
+        # TensorFlow is missing on purpose. Hide the message that this import prints about it.
+        with redirect_stdout(None), redirect_stderr(None):
+            tfds = optional_import("tensorflow_datasets", "tfds", where)
+            # c4, glue and others are registered only by this import.
+            optional_import("tensorflow_datasets.text", "tfds", where)
+        with user_errors(NO_FILE, f"{where}: cannot be read"):
+            builder = tfds.builder(name, **options)
+            if builder.info.file_format.value == "array_record":
+                yield from builder.as_data_source(named)
+            else:
+                yield from tfds.as_numpy(builder.as_dataset(named))
+
+
+class HuggingFaceDataSet(_DataSet):
+    """hf:NAME_OR_PATH?name=…&split=…: saved to disk, with or without splits, or loaded by name."""
+
+    def directory(self, address: str) -> Path:
+        """See _DataSet."""
+        return Path(_parse_query(address)[0])
+
+    def records(self, address: str, split: str, where: str) -> Iterator[Record]:
+        """See Scheme."""
+        name, options = _parse_query(address)
+        datasets = optional_import("datasets", "hf", where)
+        with user_errors(NO_FILE, f"{where}: cannot be read"):
+            if (Path(name) / "dataset_info.json").exists():
+                _check_options(options, (), where)
+                data_set = datasets.load_from_disk(name)
+            elif (Path(name) / "dataset_dict.json").exists():
+                _check_options(options, ("split",), where)
+                data_set = datasets.load_from_disk(name)[options.get("split", "train")]
+            else:
+                options.setdefault("split", "train")
+                data_set = datasets.load_dataset(name, streaming=True, **options)
+            yield from data_set
+
+
+class Function(Scheme):
+    """python:module.function of the user's own. Without arguments it returns texts, with the name
+    of a split the records of a task.
+    """
+
+    def documents(self, address: str, field: str, where: str) -> Iterator[Document]:
+        """See Scheme."""
+        function = import_code(address, where)
+        with user_errors(BAD_DATA, f"{where}: failed"):
+            texts = function()
+            if isinstance(texts, str | bytes):
+                raise TypeError("returned one text, expected an iterable of texts")
+            for text in texts:
+                if not isinstance(text, str | bytes):
+                    raise TypeError(f"yielded {type(text).__name__}, expected str or bytes")
+                yield text
+
+    def records(self, address: str, split: str, where: str) -> Iterator[Record]:
+        """See Scheme."""
+        function = import_code(address, where)
+        with user_errors(BAD_DATA, f"{where}: failed"):
+            for record in function(split):
+                if not isinstance(record, dict):
+                    raise TypeError(f"yielded {type(record).__name__}, expected a dict of columns")
+                yield record
+
+    def fingerprint(self, address: str, where: str) -> str:
+        """A hash of the file that holds the function."""
+        module = sys.modules[import_code(address, where).__module__]
+        path = getattr(module, "__file__", None)
+        if not path:
+            return ""
+        return f"{path} {hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]}"
+
+
+SCHEMES: dict[str, Scheme] = {
+    "tfds": TensorFlowDataSet(),
+    "hf": HuggingFaceDataSet(),
+    "python": Function(),
+}
+
+
+def _parse_query(address: str) -> tuple[str, dict[str, str]]:
+    """Split an address into its name and its options.
+
+    >>> _parse_query("c4/en?split=train+validation")
+    ('c4/en', {'split': 'train+validation'})
+    """
+    name, _, query = address.partition("?")
+    escaped = query.replace("+", "%2B")  # a plus would be read as a space
+    return name, dict(parse_qsl(escaped))
+
+
+def _check_options(options: dict[str, str], known: Collection[str], where: str) -> None:
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        reason = f"a data set on disk, it takes no {', '.join(unknown)}; leave that out"
+        raise UserError(BAD_DATA, f"{where}: {reason}")
