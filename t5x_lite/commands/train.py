@@ -12,6 +12,7 @@ from t5x_lite.commands.common import (
     planned_config,
     read_workdir,
 )
+from t5x_lite.config.permission import options_that_allow
 from t5x_lite.data.rows.row_plan import RowPlan
 from t5x_lite.progress import say
 
@@ -49,6 +50,7 @@ def run(args: argparse.Namespace) -> None:
 
 def _next_command(rows: RowPlan, workdir: Path) -> str:
     """What one does with a trained model first."""
+    allowed = options_that_allow()
     if rows.masked or rows.uses_sentinels:
-        return f't5x_lite fill --workdir={workdir} "The ___ is in the house."'
-    return f't5x_lite generate --workdir={workdir} "The"'
+        return f't5x_lite fill --workdir={workdir}{allowed} "The ___ is in the house."'
+    return f't5x_lite generate --workdir={workdir}{allowed} "The"'

@@ -13,6 +13,7 @@ from t5x_lite.errors import BAD_CONFIG, UserError, user_errors
 # Modules that settings may name code of; None: any.
 Modules = Collection[str] | None
 
+_imported: set[str] = set()  # by this process
 _permitted: ContextVar[Modules] = ContextVar("permitted")  # unset: none
 
 
@@ -71,4 +72,11 @@ def import_code(name: str, where: str) -> Any:
     if "" not in sys.path:
         sys.path.append("")  # like `python -m`: the directory that the command is given in
     with user_errors(BAD_CONFIG, f"{where}: expected module.function of your own"):
-        return getattr(importlib.import_module(module), function)
+        found = getattr(importlib.import_module(module), function)
+    _imported.add(module)
+    return found
+
+
+def options_that_allow() -> str:
+    """Return the options with which a later command may import what this process has imported."""
+    return "".join(f" --allow-code={module}" for module in sorted(_imported))
