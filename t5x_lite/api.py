@@ -61,6 +61,7 @@ from t5x_lite.report import task_report
 from t5x_lite.report.page import short
 from t5x_lite.resolve import resolve, text_data
 from t5x_lite.training import loop, run_directory
+from t5x_lite.training.check import check_training
 from t5x_lite.training.log import perplexity
 from t5x_lite.training.run_directory import LoadedModel
 
@@ -129,6 +130,7 @@ def train(
                 USAGE, f"train: learns an objective, not the task {run.task.name}; finetune does"
             )
         rows = plan_objective_checked(run)
+        check_training(run)
         corpus = prepare_text(run.data)
         resolved = resolve(run, corpus.tokenizer.vocabulary, rows)
         loop.train(resolved, text_data(resolved, corpus), workdir, on_log)

@@ -123,14 +123,10 @@ def planned_config(args: argparse.Namespace) -> tuple[RunConfig, "RowPlan"]:
         raise UserError(USAGE, f"{args.command}: this run learned a task; finetune goes on with it")
     rows = plan_objective(config)
     from t5x_lite.model.check import check_settings as check_model_settings
-    from t5x_lite.training.callbacks import find_callbacks
-    from t5x_lite.training.loggers import find_loggers
-    from t5x_lite.training.optimizer import check_optimizer
+    from t5x_lite.training.check import check_training
 
     check_model_settings(config.model, rows.shape)
-    check_optimizer(config.optimizer)
-    find_loggers(config)
-    find_callbacks(config)
+    check_training(config)
     return config, rows
 
 

@@ -4,7 +4,6 @@ import argparse
 import ast
 import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from t5x_lite.progress import say
 
@@ -23,7 +22,7 @@ def run(args: argparse.Namespace) -> None:
     for what in [args.what] if args.what else _LISTS:
         entries = list(_LISTS[what]())
         say(f"{what} ({len(entries)})")
-        width = max(len(name) for name, _ in entries)
+        width = max((len(name) for name, _ in entries), default=0)
         for name, meaning in entries:
             room = max(_WIDTH - width - 4, 20)
             shown = meaning if len(meaning) <= room else meaning[: room - 1].rstrip() + "…"
@@ -32,13 +31,15 @@ def run(args: argparse.Namespace) -> None:
 
 def _first_sentence(docstring: str | None) -> str:
     paragraph = " ".join((docstring or "").strip().partition("\n\n")[0].split())
-    return re.split(r"(?<! al)\. ", paragraph)[0].rstrip(".")
+    return re.split(r"(?<! al)(?<!i\.i\.d)\. ", paragraph)[0].rstrip(".")
 
 
 def _config_files(directory: str) -> Iterator[tuple[str, str]]:
     from t5x_lite.config.files import ROOTS
 
-    root = next((root / "configs" for root in ROOTS if (root / "configs").is_dir()), Path())
+    root = next((root / "configs" for root in ROOTS if (root / "configs").is_dir()), None)
+    if root is None:
+        return
     for path in sorted((root / directory).glob("*.py")):
         tree = ast.parse(path.read_text())
         functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]

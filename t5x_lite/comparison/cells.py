@@ -35,6 +35,7 @@ from t5x_lite.model.check import plan_objective_checked
 from t5x_lite.progress import say
 from t5x_lite.report.page import short
 from t5x_lite.resolve import Resolved, resolve, text_data
+from t5x_lite.training.check import check_training
 
 
 class Cell(NamedTuple):
@@ -200,6 +201,8 @@ def with_shared_block(cells: dict[str, RunConfig]) -> dict[str, RunConfig]:
     The block is as long as the longest window. Cells whose windows are all equal need none, and a
     data.block that is set is kept.
     """
+    for cell in cells.values():
+        check_training(cell)
     plans = [plan_objective_checked(cell) for cell in cells.values()]
     windows = {member.window for plan in plans for member in plan.members}
     block = max(windows) if len(windows) > 1 else 0

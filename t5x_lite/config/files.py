@@ -201,7 +201,7 @@ def _from_text(value: Any, kind: Any) -> Any:
         return value
     read = read_value(value, kind)
     if isinstance(read, str) and tuple in (kind, *get_args(kind)):
-        return tuple(parse_list(read, "")) if read else ()
+        return tuple(parse_list(read, "a list")) if read else ()
     return read
 
 

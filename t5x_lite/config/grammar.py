@@ -10,7 +10,8 @@ is run: the type of what a value is for decides whether it is read as a literal 
 """
 
 import re
-from typing import Any, NamedTuple, get_args
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from t5x_lite.config.ranges import parse_literal
 from t5x_lite.errors import BAD_CONFIG, UserError
@@ -97,7 +98,7 @@ def _parse_call(text: str) -> Call:
         raise ValueError("')' is missing")
     arguments: list[str] = []
     options: dict[str, str] = {}
-    for part in split(inside[:-1]) if inside[:-1].strip() else ():
+    for part in split(inside[:-1].rstrip().removesuffix(",")) if inside[:-1].strip() else ():
         option, equals, value = (word.strip() for word in part.partition("="))
         if not equals or not option.isidentifier():
             if options or not part:
@@ -126,26 +127,40 @@ def parse_sum(text: str, key: str, spaced: bool = False) -> list[tuple[float | N
     blank = r"\s+" if spaced else r"\s*"
     terms: list[tuple[float | None, str]] = []
     try:
-        for part in split(text, rf"{blank}\+{blank}") if text.strip() else ():
+        for part in split(text, rf"{blank}\+{blank}"):
             factor, *others = split(part, rf"{blank}\*{blank}")
-            if not others:
-                rate, term = None, factor
-            else:
-                rate, term = _rate(factor, key), " * ".join(others)
-            if len(others) > 1 or (term.startswith("(") and term.endswith(")")):
-                inner = parse_sum(term.removeprefix("(").removesuffix(")"), key, spaced)
-                if rate is None:
-                    terms += inner
-                else:
-                    terms += [(rate * (other or 1.0), name) for other, name in inner]
-            elif not term:
+            rate = None
+            for other in others:  # 2 * 3 * a
+                rate = (rate or 1.0) * _rate(factor, key)
+                factor = other
+            inner = _in_brackets(factor)
+            if inner is not None:
+                of_terms = parse_sum(inner, key, spaced)
+                if rate is not None:
+                    of_terms = [(rate * (other or 1.0), name) for other, name in of_terms]
+                terms += of_terms
+            elif not factor:
                 raise ValueError("a term is missing")
             else:
-                terms.append((rate, term))
+                terms.append((rate, factor))
+        if not terms:
+            raise ValueError("a term is missing")
     except ValueError as error:
         expected = "expected a sum such as 3 * a + b"
         raise UserError(BAD_CONFIG, f"{key}={_shown(text)}: {expected} ({error})") from error
     return terms
+
+
+def _in_brackets(text: str) -> str | None:
+    """Return what stands between brackets, if the whole text does."""
+    if not (text.startswith("(") and text.endswith(")")):
+        return None
+    inside = text[1:-1]
+    try:
+        split(inside)
+    except ValueError:  # (a) / (b)
+        return None
+    return inside
 
 
 def _rate(text: str, key: str) -> float:
@@ -169,6 +184,10 @@ def parse_sources(text: str, key: str) -> list[tuple[float, str]]:
     >>> parse_sources("books/*.txt + web.jsonl", "data.source")
     [(0.0, 'books/*.txt'), (0.0, 'web.jsonl')]
     """
+    if not text.strip():
+        return []
+    if not re.search(r"\s[+*]\s", text):  # one path, whatever stands in it
+        return [(0.0, text)]
     terms = parse_sum(text, key, spaced=True)
     missing = 1.0 if any(rate for rate, _ in terms) else 0.0
     return [(missing if rate is None else rate, source) for rate, source in terms]
@@ -196,9 +215,12 @@ def wants_text(kind: Any) -> bool:
     >>> wants_text(Annotated[str, "a role"]), wants_text(Literal["a", "b"]), wants_text(int | str)
     (True, True, False)
     """
-    while get_args(kind):
+    if get_origin(kind) in (Annotated, Literal):
         kind = get_args(kind)[0]
-    return kind is str or isinstance(kind, str)
+        return wants_text(kind) or isinstance(kind, str)
+    if get_origin(kind) in (Union, UnionType):
+        return wants_text(get_args(kind)[0]) and NoneType not in get_args(kind)
+    return kind is str
 
 
 def _shown(text: str) -> str:

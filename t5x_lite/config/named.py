@@ -13,8 +13,8 @@ from t5x_lite.config.permission import import_code
 from t5x_lite.config.ranges import check_value
 from t5x_lite.errors import BAD_CONFIG, UserError, nearest, user_errors
 
-# What flax gives every module
-_NO_OPTIONS = ("parent", "name")
+# What every module of flax is made with here
+_NO_OPTIONS = ("config", "parent", "name")
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ def write_call(name: str, options: Mapping[str, Any]) -> str:
 def find_named(text: str, table: Mapping[str, Any], key: str, what: str) -> Named:
     """Find what a setting names, and check its options.
 
-    A function's options are its keyword-only parameters and those with a default; a dataclass's are
-    its fields with a default.
+    The options of a function or class are its keyword-only parameters and those with a default;
+    those of a dataclass are its fields.
 
     Args:
         text: `name`, `name(option=value, …)`, or with `module.name` of the user's own.
@@ -121,9 +121,11 @@ def option_types(target: Any) -> dict[str, Any]:
     """Return the type of each option of a function or a dataclass."""
     if target is None:
         return {}
-    hints = get_type_hints(target, include_extras=True)
+    is_plain_class = inspect.isclass(target) and not dataclasses.is_dataclass(target)
+    annotated: Any = target.__init__ if is_plain_class else target
+    hints = get_type_hints(annotated, include_extras=True)
     if dataclasses.is_dataclass(target):
-        names = [entry.name for entry in dataclasses.fields(target) if _has_default(entry)]
+        names = [entry.name for entry in dataclasses.fields(target)]
         return {name: hints[name] for name in names if name not in _NO_OPTIONS}
     kinds = {}
     for parameter in inspect.signature(target).parameters.values():
@@ -143,8 +145,3 @@ def _places(target: Any) -> list[str]:
         if has_default and parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
             places.append(parameter.name)
     return places
-
-
-def _has_default(entry: dataclasses.Field) -> bool:
-    missing = dataclasses.MISSING
-    return entry.default is not missing or entry.default_factory is not missing

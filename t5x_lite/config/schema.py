@@ -470,7 +470,8 @@ class Training(Checked):
     log_every: Annotated[Positive, RESUMABLE, BUDGET, SIZE] = 50
     # Evaluate the whole validation split every n steps; 0: at the end only
     eval_every: Annotated[NonNegative, RESUMABLE, BUDGET, SIZE] = 0
-    # Batches of the validation split that an evaluation reads, the first ones; 0: all of them
+    # Batches of the validation split that evaluations on the way read, the first ones; 0: all. The
+    # evaluation after the last step reads the whole split
     eval_steps: Annotated[NonNegative, RESUMABLE] = 0
     # Save every n steps; 0: at the end only
     checkpoint_every: Annotated[NonNegative, RESUMABLE, BUDGET, SIZE] = 0

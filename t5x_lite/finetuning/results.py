@@ -45,7 +45,9 @@ def answers_of(workdir: Path, task: Task) -> dict[str, Any]:
     with user_errors(NO_FILE, f"{path}: cannot be read"):
         records = [json.loads(line) for line in path.read_text().splitlines()]
     answers: dict[str, Any] = {"shown": _some(task, records)}
-    if kind_of(task).asked_by == "options" and 0 < len(task.labels) <= _MOST_LABELS:
+    kind = kind_of(task)
+    is_of_classes = kind.asked_by == "options" and kind.names_labels
+    if is_of_classes and len(task.labels) <= _MOST_LABELS:
         names = [str(label) for label in task.labels]
         counts = Counter((record["label"], record["prediction"]) for record in records)
         columns = names + [None] * any(predicted is None for _, predicted in counts)

@@ -36,6 +36,7 @@ from t5x_lite.resolve import resolve
 from t5x_lite.training import loop, run_directory
 from t5x_lite.training.adapt import parse_adaptation
 from t5x_lite.training.best import PREFIX
+from t5x_lite.training.check import check_training
 from t5x_lite.training.log import read_metrics
 
 
@@ -113,6 +114,7 @@ def _cells(
         values = [*overrides, *(f"{key}={value}" for key, value in settings.items())]
         config = config_of(base.config, task, values, adapt, init_from)
         plan_checked(config)
+        check_training(config)
         cells.append(Cell(settings, config, {}))
     return cells
 

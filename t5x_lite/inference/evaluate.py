@@ -45,7 +45,9 @@ def evaluate_task(loaded: LoadedModel, task: Task, asking: Asking) -> dict[str, 
         "method": evaluated.method,
         "examples": len(evaluated.examples),
         "metrics": evaluated.metrics,
-        "chance": kind_of(task).chance(evaluated.examples.task, evaluated.examples.examples),
+        "chance": kind_of(evaluated.examples.task).chance(
+            evaluated.examples.task, evaluated.examples.examples
+        ),
         "groups": evaluated.groups,
         "predictions": as_records(evaluated.examples, evaluated.predictions),
     }

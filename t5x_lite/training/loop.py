@@ -89,13 +89,15 @@ class Evaluator:
         rows_at = partial(batches.batch_at, step)
         return place_batch(rows_at, batches.batch_size, self.program.mesh)
 
-    def evaluate(self, params: Any) -> dict[str, float]:
-        """The metrics over the validation split, or the first training.eval_steps batches of it:
-        summed, then divided once.
+    def evaluate(self, params: Any, most: int = 0) -> dict[str, float]:
+        """The metrics over every row of the validation split: summed, then divided once.
+
+        Args:
+            most: batches to read, the first ones; 0: all.
         """
         total: dict = {}
         batches = self.validation.validation_batches
-        for step in range(min(batches, self.resolved.config.training.eval_steps or batches)):
+        for step in range(min(batches, most or batches)):
             sums = jax.device_get(self.program.eval_step(params, self.batch(self.validation, step)))
             sums = jax.tree.map(float, sums)
             total = jax.tree.map(lambda a, b: a + b, total, sums) if total else sums
@@ -318,7 +320,8 @@ def _train_steps(
             if evaluating:
                 with log.watch("evaluation"):
                     params = run.whole(state)
-                    validation = run.evaluate(params)
+                    most = 0 if step == last else config.training.eval_steps
+                    validation = run.evaluate(params, most)
                     if judge:
                         judged = judge(run.loaded(params, step))
                         validation |= {f"{PREFIX}{name}": value for name, value in judged.items()}

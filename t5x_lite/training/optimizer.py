@@ -15,7 +15,7 @@ from optax import contrib
 from t5x_lite.config import Optimizer
 from t5x_lite.config.named import find_named
 from t5x_lite.errors import BAD_CONFIG, UserError
-from t5x_lite.parallel.axes import Names, is_kernel, is_table
+from t5x_lite.parallel.axes import AXES, Names, is_kernel, is_table
 from t5x_lite.training.schedules import Schedule, find_schedule
 
 # (axis names of a parameter, shape of a state array of it) → axis names of that array
@@ -28,7 +28,8 @@ class UpdateRule(NamedTuple):
     Attributes:
         init, update: as in optax.GradientTransformation.
         state_axes: names the axes of the state arrays that have another shape than their
-            parameter. Arrays of its shape lie where it does.
+            parameter; for those that belong to no parameter it gets no names, (). Arrays of its
+            shape lie where it does.
     """
 
     init: Callable[[Any], Any]
@@ -201,7 +202,12 @@ def names_of_state(
             reason = f"its state {keystr(path)} has shape {list(leaf.shape)}, unlike a parameter"
             fix = "return an UpdateRule whose state_axes names its axes"
             raise UserError(BAD_CONFIG, f"optimizer.name: {reason}; {fix}")
-        return rule.state_axes(axes, leaf.shape)
+        named = list(rule.state_axes(axes, leaf.shape))
+        if len(named) != len(leaf.shape) or set(named) - {*AXES, None}:
+            expected = f"expected {len(leaf.shape)} of {', '.join(AXES)} or None"
+            reason = f"its state_axes name {named} for {keystr(path)}, {expected}"
+            raise UserError(BAD_CONFIG, f"optimizer.name: {reason}")
+        return named
 
     return names_of
 

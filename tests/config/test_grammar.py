@@ -14,6 +14,7 @@ from t5x_lite.config.grammar import (
     parse_list,
     parse_sources,
     parse_sum,
+    read_value,
 )
 from t5x_lite.config.named import find_named
 from t5x_lite.config.permission import import_code, permitted_code, user_code
@@ -100,7 +101,12 @@ def noise(tokens, *, mode: Literal["", "S"] = "", split: float | None = None, fr
     return mode, split, free
 
 
-TABLE = {"scale": scale, "noise": noise, "none": None}
+class Watch:
+    def __init__(self, workdir, config, evaluations: Positive = 2, name: str = "a"):
+        self.options = evaluations, name
+
+
+TABLE = {"scale": scale, "noise": noise, "none": None, "watch": Watch}
 
 
 @pytest.mark.parametrize(
@@ -112,6 +118,8 @@ TABLE = {"scale": scale, "noise": noise, "none": None}
         ("noise(mode=S, split=None)", "noise", {"mode": "S", "split": None}),
         ("noise(mode='S', free=[1, 2])", "noise", {"mode": "S", "free": [1, 2]}),
         ("noise(free=word)", "noise", {"free": "word"}),
+        ("scale(rate=4,)", "scale", {"rate": 4}),
+        ("watch(evaluations=3, name=8192)", "watch", {"evaluations": 3, "name": "8192"}),
         ("none", "none", {}),
     ],
 )
@@ -134,6 +142,7 @@ def test_names_with_options_are_found(text, name, options):
         ("noise(mod=1)", "noise has no option mod; did you mean mode?"),
         ("noise(mode=T)", "mode: got 'T'"),
         ("none(1)", "got 1; it has no options"),
+        ("watch(evaluations=two)", "evaluations: got 'two', expected a whole number"),
         ("none(a=1)", "none has no option a; it has none"),
     ],
 )
@@ -153,10 +162,45 @@ def test_names_and_options_that_are_none_are_refused(text, words):
         ("3 * a.txt + b.txt", [(3.0, "a.txt"), (1.0, "b.txt")]),
         ("0.5 * my text*.txt", [(0.5, "my text*.txt")]),
         ("a+b.txt", [(0.0, "a+b.txt")]),
+        ("/data/smile :)/a.txt", [(0.0, "/data/smile :)/a.txt")]),
+        ("(old)/texts/(new) + b", [(0.0, "(old)/texts/(new)"), (0.0, "b")]),
     ],
 )
 def test_sums_of_sources_are_read(text, sources):
     assert parse_sources(text, "data.source") == sources
+
+
+@pytest.mark.parametrize(
+    ("text", "terms"),
+    [
+        ("2 * 3 * prefix_lm(split=0.5)", [(6.0, "prefix_lm(split=0.5)")]),
+        ("2*3*(a + 2*b)", [(6.0, "a"), (12.0, "b")]),
+        ("(a)", [(None, "a")]),
+    ],
+)
+def test_sums_are_read(text, terms):
+    assert parse_sum(text, "objective") == terms
+
+
+@pytest.mark.parametrize("text", ["", "a + ()", "2 * ()", "a +", "2 *", "(a) (b"])
+def test_sums_without_a_term_are_refused(text):
+    assert "expected a sum such as 3 * a + b" in refusal(parse_sum, text, "objective")
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "value"),
+    [
+        ("('a', 'b')", tuple[str, ...], ("a", "b")),
+        ("None", str | None, None),
+        ("word", str | None, "word"),
+        ("8192", str, "8192"),
+        ("8192", int, 8192),
+        ("single_span", bool | Literal["single_span"], "single_span"),
+        ("true", bool | Literal["single_span"], True),
+    ],
+)
+def test_values_are_read_by_their_type(text, kind, value):
+    assert read_value(text, kind) == value
 
 
 @pytest.mark.parametrize("rate", ["x", "0", "-1", "nan", "1e99"])

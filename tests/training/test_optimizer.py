@@ -184,6 +184,10 @@ def wide(config, schedule, axes):
     return optax.GradientTransformation(init, lambda updates, state, params: (updates, state))
 
 
+def wrong(config, schedule, axes):
+    return UpdateRule(*wide(config, schedule, axes), lambda names, shape: ("precondition",))
+
+
 def named(config, schedule, axes):
     return UpdateRule(*wide(config, schedule, axes), lambda names, shape: ("preconditioner", None))
 
@@ -210,13 +214,22 @@ def test_an_optimizer_of_ones_own_is_found_with_its_options(write_module):
 @pytest.mark.usefixtures("own_code")
 def test_state_of_another_shape_is_refused_unless_its_axes_are_named(write_module):
     write_module("mine", MINE)
-    for name, clip in (("wide", 0.0), ("wide", 1.0), ("named", 0.0), ("named", 1.0)):
+    for name, clip in (
+        ("wide", 0.0),
+        ("wide", 1.0),
+        ("named", 0.0),
+        ("named", 1.0),
+        ("wrong", 0.0),
+    ):
         config = Optimizer(name=f"mine.{name}", grad_clip_norm=clip)
         rule = make_optimizer(config, lambda step: 0.1, AXES)
         names_of = names_of_state(rule, SHAPES, AXES)
         ((path, leaf),) = jax.tree_util.tree_leaves_with_path(jax.eval_shape(rule.init, SHAPES))
         if name == "named":
-            assert names_of(path, leaf) == ("preconditioner", None)
+            assert list(names_of(path, leaf)) == ["preconditioner", None]
+        elif name == "wrong":
+            with pytest.raises(UserError, match=r"its state_axes name \['precondition'\] for"):
+                names_of(path, leaf)
         else:
             with pytest.raises(UserError, match="has shape \\[3, 3\\], unlike a parameter; return"):
                 names_of(path, leaf)
@@ -265,8 +278,10 @@ def test_a_schedule_of_ones_own(write_module):
     config = Optimizer(schedule="mine.last_tenth(tail=0.5)", warmup_steps=0, learning_rate=1.0)
     rates = [float(make_schedule(config, 100, 1)(step)) for step in (0, 49, 74, 99)]
     assert rates == pytest.approx([1.0, 1.0, 0.5, 0.0])
-    assert depends_on_end(config)
-    assert not depends_on_end(dataclasses.replace(config, decay_steps=50))
+    for tail in (0.1, 0.5):
+        config = dataclasses.replace(config, schedule=f"mine.last_tenth(tail={tail})")
+        assert depends_on_end(config)
+        assert not depends_on_end(dataclasses.replace(config, decay_steps=50))
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

@@ -8,7 +8,7 @@ from typing import get_args
 
 from t5x_lite.config import Task, type_hints
 from t5x_lite.config.files import ROOTS, Settings, build, with_absolute_paths
-from t5x_lite.config.grammar import parse_call, read_value
+from t5x_lite.config.grammar import parse_call, read_value, split
 from t5x_lite.config.permission import named_code
 from t5x_lite.data.tasks.kinds.table import KINDS
 from t5x_lite.errors import BAD_CONFIG, NO_FILE, UserError, nearest, user_errors
@@ -23,6 +23,8 @@ def load_task(spec: str) -> Task:
     >>> load_task("classify(file.tsv, text=sentence, label=label)").text
     'sentence'
     """
+    if "(" not in spec and "{split}" in spec:
+        raise UserError(BAD_CONFIG, f"--task={spec}: no such task; {_needs_kind(spec)}")
     name, arguments, options = parse_call(spec, "--task")
     if len(arguments) > 1:
         reason = f"got {len(arguments)} sources without a name"
@@ -37,6 +39,10 @@ def load_task(spec: str) -> Task:
     for key, value in options.items():
         settings[key] = _listed(value, key)
     return with_absolute_paths(build(Task, settings, "task."))
+
+
+def _needs_kind(file: str) -> str:
+    return f"a file of yours needs its kind: --task='classify({file}, text=COLUMN)'"
 
 
 def code_of_task(task: Task) -> set[str]:
@@ -65,9 +71,12 @@ def _name_of_source(source: str = "") -> str:
 
 def _listed(value: str, key: str) -> str | tuple[str, ...]:
     """Read an option of a task; with bars, a list where a list is expected: labels=no|yes."""
-    text: str = read_value(value, str)
     kind = type_hints(Task).get(key)
-    return tuple(text.split("|")) if tuple in (kind, *get_args(kind)) else text
+    if tuple not in (kind, *get_args(kind)):
+        return str(read_value(value, str))
+    if value[:1] in ("'", '"') and value[-1:] == value[:1] and value[:1] not in value[1:-1]:
+        value = str(read_value(value, str))  # 'no, never|yes'
+    return tuple(str(read_value(part, str)) for part in split(value, r"\|"))
 
 
 def _named_task(name: str) -> Settings:
@@ -80,7 +89,7 @@ def _named_task(name: str) -> Settings:
     if inside not in tasks:
         hint = nearest(inside, tasks if file.endswith(".py") else [*tasks, *KINDS])
         if Path(name).suffix and not file.endswith(".py"):
-            hint = f"a file of yours needs its kind: --task='classify({name}, text=COLUMN)'"
+            hint = _needs_kind(name)
         raise UserError(BAD_CONFIG, f"--task={name}: no such task; {hint}")
     return {"name": inside, **tasks[inside]}
 

@@ -10,12 +10,9 @@ import io
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 from t5x_lite.errors import BAD_DATA, UserError, optional_import, user_errors
-
-if TYPE_CHECKING:
-    pass
 
 Record = dict[str, Any]
 csv.field_size_limit(2**31 - 1)  # a cell may hold a long document
@@ -105,9 +102,7 @@ def _json(stream: BinaryIO, reading: Reading, where: str) -> Iterator[tuple[Reco
         if isinstance(record, dict):
             yield record, here
         else:
-            reading.bad_lines.meet(
-                f"{here}: is of type {type(record).__name__}, expected an object"
-            )
+            reading.bad_lines.meet(f"{here}: {_no_object(record)}")
 
 
 def _json_list(content: bytes, reading: Reading, where: str) -> Iterator[tuple[Record, str]]:
@@ -118,9 +113,7 @@ def _json_list(content: bytes, reading: Reading, where: str) -> Iterator[tuple[R
         if isinstance(record, dict):
             yield record, here
         else:
-            reading.bad_lines.meet(
-                f"{here}: is of type {type(record).__name__}, expected an object"
-            )
+            reading.bad_lines.meet(f"{here}: {_no_object(record)}")
 
 
 def _no_object(value: Any) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from t5x_lite.config.grammar import names_files, parse_call
-from t5x_lite.config.named import find_named
+from t5x_lite.config.named import Named, find_named
 from t5x_lite.data.tokenizers.text_models import (
     LONE_SURROGATE,
     Bytes,
@@ -230,11 +230,16 @@ def make(
             return load(Path(spec))
         with user_errors(NO_FILE, f"data.tokenizer={spec}: no usable tokenizer"):
             return Tokenizer(_model_of_files(contents), add_specials)
+    return _find_kind(spec)(documents)
+
+
+def _find_kind(spec: str) -> Named:
+    """Find a kind of tokenizer by its name, with its options."""
     if parse_call(spec, "data.tokenizer").name not in _KINDS:
         existing = "a path to .model, tokenizer.json, vocab.txt or vocab.bpe"
         kinds = ["bytes", "sentencepiece(vocab_size=8192)", existing]
         raise UserError(BAD_CONFIG, f"data.tokenizer={spec}: {nearest(spec, kinds)}")
-    return find_named(spec, _KINDS, "data.tokenizer", "tokenizer")(documents)
+    return find_named(spec, _KINDS, "data.tokenizer", "tokenizer")
 
 
 def planned_size(spec: str, add_specials: bool = False) -> int:
@@ -244,7 +249,7 @@ def planned_size(spec: str, add_specials: bool = False) -> int:
     (32000, 524)
     """
     if not names_files(spec):
-        kind = find_named(spec, _KINDS, "data.tokenizer", "tokenizer")
+        kind = _find_kind(spec)
         if kind.target is train:
             return kind.options.get("vocab_size", _DEFAULT_VOCAB_SIZE)
     return make(spec, (), add_specials).vocabulary.size

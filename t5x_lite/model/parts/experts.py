@@ -63,13 +63,14 @@ class Routed(NamedTuple):
     dropped: Float[Array, "B T"]
 
 
-def slots_per_row(length: int, share: float) -> int:
-    """Return how many tokens of a row an expert has room for: a share of them, but at least 4.
+def slots_per_row(length: int, places: float, experts: int) -> int:
+    """Return how many tokens of a row each expert has room for, where there are so many places in
+    all for each token; at least 4.
 
-    >>> slots_per_row(512, 1.25 * 2 / 8), slots_per_row(8, 1.25 * 2 / 8), slots_per_row(2, 1.0)
+    >>> slots_per_row(512, 1.25 * 2, 8), slots_per_row(8, 1.25 * 2, 8), slots_per_row(2, 1.0, 1)
     (160, 4, 2)
     """
-    return min(length, max(math.ceil(share * length), _FEWEST_SLOTS))
+    return min(length, max(math.ceil(places * length / experts), _FEWEST_SLOTS))
 
 
 class Experts(nn.Module):
@@ -127,7 +128,7 @@ class Experts(nn.Module):
     @nn.nowrap
     def slots(self, length: int) -> int:
         """Return the slots of an expert for a row of this length."""
-        return slots_per_row(length, self.capacity * self.top_k / self.num)
+        return slots_per_row(length, self.capacity * self.top_k, self.num)
 
     def dispatch(self, x_BTD: Float[Array, "B T D"], context: Any, drops: bool) -> Routed:
         """Choose the experts of each token, and put the tokens in order for them.

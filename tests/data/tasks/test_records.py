@@ -127,11 +127,26 @@ def test_labels_are_found_where_none_are_named(tmp_path):
         ("classify(a.tsv, text=a, text=b)", "each option once"),
         ("classify(a.tsv", "expected name or name"),
         ("mine.py", "--task=mine.py: no such file"),
+        ("reviews.csv", "a file of yours needs its kind: --task='classify.reviews.csv, text="),
+        ("data/{split}.tsv", "a file of yours needs its kind"),
     ],
 )
 def test_misspelt_tasks(spec, words):
     with pytest.raises(UserError, match=words):
         load_task(spec)
+
+
+def test_lists_of_a_task():
+    for labels in ("no|yes", "'no'|'yes'", "'no|yes'"):
+        assert load_task(f"classify(a.tsv, labels={labels})").labels == ("no", "yes")
+
+
+def test_a_label_that_is_no_answer_is_refused(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "q", "choices": ["x", "y"], "label": "D"}')
+    task = load_task(f"choose({path}, choices=choices, labels=A|B|C|D, train=)")
+    with pytest.raises(UserError, match="got the answer 'D', expected the number or the text"):
+        load_split(task, "validation")
 
 
 def test_a_task_of_the_users_own_file(tmp_path):

@@ -216,13 +216,14 @@ def number_of_label(task: Task, value: Any, count: int) -> int | None:
     """
     names = [str(name) for name in task.labels]
     if str(value) in names:
-        return names.index(str(value))
-    try:
-        number = int(value) - task.first_label
-    except (TypeError, ValueError):
-        return None
-    if float(value) != int(value):
-        return None
+        number = names.index(str(value))
+    else:
+        try:
+            number = int(value) - task.first_label
+        except (TypeError, ValueError):
+            return None
+        if float(value) != int(value):
+            return None
     return number if 0 <= number < count else None
 
 

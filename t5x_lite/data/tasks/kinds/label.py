@@ -153,6 +153,13 @@ class LabelWords(Kind):
         "encoder_decoder": Format(text_to_text, "lm"),
     }
 
+    def check(self, task: Task) -> Iterator[str]:
+        """See Kind."""
+        yield from super().check(task)
+        for word in (*task.labels, *task.label_words):
+            if str(word).split() != [str(word)]:
+                yield f"task.labels: {word!r} has blanks, which separate labels; leave them out"
+
     def read_text(self, value: Any) -> str:
         """Put one blank between words."""
         words = value if isinstance(value, list) else str(value or "").split()
