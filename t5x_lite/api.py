@@ -328,7 +328,7 @@ class LanguageModel:
 
     @property
     def dimensions(self) -> ModelDimensions:
-        """All sizes of the model, with defaults filled in."""
+        """Sizes of the model, with defaults filled in."""
         return self._loaded.model
 
     @property

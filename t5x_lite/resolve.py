@@ -100,8 +100,8 @@ def resolve(
 
 
 def resolve_without_text(config: RunConfig) -> Resolved:
-    """The same for a config that learns an objective, before its text is there: for what is planned
-    and compiled alone. A tokenizer that will be trained is taken to get all the ids it may have.
+    """Resolve a config that learns an objective before its text exists: for plans and compilation.
+    A tokenizer that will be trained is taken to get all the ids it may have.
     """
     vocab_size = config.model.vocab_size or planned_size(
         config.data.tokenizer, config.data.add_specials
@@ -125,7 +125,7 @@ def _resolve_objective(config: RunConfig, vocab_size: int, rows: RowPlan) -> Res
 
 
 def _resolve_task(config: RunConfig, vocabulary: Vocabulary, rows: TaskPlan) -> Resolved:
-    """The same for a run that learns a task: its head, and how many classes that has."""
+    """Resolve a run that learns a task: its head, and the number of classes."""
     task, head = rows.task, rows.format.head
     of_head = {} if head == "lm" else kind_of(task).model_settings(task)
     written = replace(config.model, **({"num_classes": 0, "token_classes": 0} | of_head))
@@ -144,7 +144,7 @@ def _resolve_task(config: RunConfig, vocabulary: Vocabulary, rows: TaskPlan) -> 
 
 
 def text_data(resolved: Resolved, corpus: Corpus) -> TextData:
-    """What a run reads that learns an objective."""
+    """Return the data of a run that learns an objective."""
     assert isinstance(resolved.rows, RowPlan), "a run on a task reads its examples"
     return TextData(resolved.rows, resolved.config.data, resolved.config.seed, corpus)
 

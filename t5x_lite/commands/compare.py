@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def comparison_of(args: argparse.Namespace) -> CompareConfig:
-    """What `compare` is asked to train."""
+    """Read the comparison that the command asks for."""
     from t5x_lite.config.files import load_comparison
 
     seeds = [] if args.seeds is None else [f"seeds={args.seeds}"]

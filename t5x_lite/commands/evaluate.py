@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _evaluate_task(args: argparse.Namespace, workdir: Path) -> None:
-    """The same of a task, that the model was trained on or not."""
+    """Evaluate a model on a task, whether it was trained on it or not."""
     from t5x_lite.data.tasks.load import load_task
 
     task = load_task(args.task)

@@ -59,7 +59,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _suggest_option(args: argparse.Namespace, option: str) -> str:
-    """What was meant: a setting written without --config and its section, or an option like it."""
+    """Suggest a setting that lacks --config and its section, or a similar option."""
     from t5x_lite.config.files import find_setting
 
     name, equals, value = option.partition("=")

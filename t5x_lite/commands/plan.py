@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _compiled(args: argparse.Namespace, planned: Any) -> Any:
-    """What the compiler of TPUs makes of a plan, where it is here and wanted."""
+    """Compile a plan for TPUs, if libtpu is installed and the user wants it."""
     from t5x_lite.planning import compiler as tpu_compiler
 
     if args.no_compile or not planned.topology.chip.is_tpu:

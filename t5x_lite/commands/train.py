@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _next_command(rows: RowPlan, workdir: Path) -> str:
-    """What one does with a trained model first."""
+    """Return a command that tries the trained model."""
     allowed = options_that_allow()
     if rows.masked or rows.uses_sentinels:
         return f't5x_lite fill --workdir={workdir}{allowed} "The ___ is in the house."'

@@ -63,7 +63,7 @@ class Conv1D:
 
 @dataclass(frozen=True)
 class Location:
-    """Where one of our parameters is stored: in a tensor, or in a part of one."""
+    """The place of one of our parameters: a tensor, or a part of one."""
 
     tensor: str  # * stands for the layer
     part: int = 0  # index of the part of the tensor

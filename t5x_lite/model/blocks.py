@@ -44,7 +44,7 @@ from t5x_lite.parallel.collectives import (
 
 
 class StackContext(struct.PyTreeNode):
-    """What all blocks of a stack share, for the positions that a part sees.
+    """Inputs that all blocks of a stack share, for the positions that a part sees.
 
     Attributes:
         segments: 0 is padding.
@@ -73,7 +73,7 @@ class StackContext(struct.PyTreeNode):
 
 
 class BlockState(struct.PyTreeNode):
-    """What one block keeps while text is generated.
+    """Decoding state of one block.
 
     Attributes:
         mixer: the mixer's own decoding state.
@@ -206,7 +206,7 @@ class Block(nn.Module):
 
 
 class _Reading:
-    """What parts read, gathered once for all parts that read the same positions."""
+    """Inputs of parts, gathered once for all parts that read the same positions."""
 
     def __init__(self, own_BPD: Float[Array, "B P D"], length: int):
         self._own = own_BPD
@@ -223,7 +223,7 @@ class _Reading:
 
 
 def _to_stream(y: Written, splits: Splits, config: ModelDimensions) -> Float[Array, "B P D"]:
-    """What a part writes, at this device's positions of the residual stream."""
+    """Bring a part's output to this device's positions of the residual stream."""
     if isinstance(y, Unsummed):
         summed = _to_stream_wide(y.terms, splits, config)
         return (summed + y.bias).astype(config.dtype)
@@ -256,7 +256,7 @@ def _mix(mixer: Any, y: Array, context: StackContext) -> tuple[Written, Auxiliar
 
 
 def _whole_memory(memory: Any) -> Any:
-    """What a mixer remembers of all positions: arrays [B, heads, positions, …]."""
+    """Gather a mixer's memory over all positions: arrays [B, heads, positions, …]."""
     return jax.tree.map(lambda x: whole_row(x, axis=2), memory)
 
 

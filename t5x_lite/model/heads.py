@@ -50,7 +50,7 @@ Params = dict[str, Any]
 
 
 class ModelOutput(NamedTuple):
-    """What the Transformer returns, and heads read.
+    """Output of the Transformer, which heads read.
 
     Attributes:
         hidden_states: of the decoder, or of an encoder that has none.
@@ -64,14 +64,14 @@ class ModelOutput(NamedTuple):
 
     @property
     def both_ways(self) -> Float[Array, "B T F"]:
-        """All that is known at each position: the states of two decoders, side by side."""
+        """States of both decoders at each position, concatenated; of one, if there is one."""
         if self.backward_states is None:
             return self.hidden_states
         return jnp.concatenate([self.hidden_states, self.backward_states], -1)
 
 
 class HeadInput(NamedTuple):
-    """What the loss of a head is computed from.
+    """Inputs of a head's loss.
 
     Attributes:
         params: of the whole model.
@@ -191,7 +191,7 @@ class HeadModule(NamedTuple):
 
 
 def _language_model_flops(config: ModelDimensions, positions: int, scored: float | int) -> float:
-    """What maps hidden states to the table's width, then the table."""
+    """FLOPs of the layers before the output table, and of the table."""
     width = config.embedding_size if config.tie_embeddings else config.d_model
     products = config.vocab_size * width
     if config.mlm_head or width != config.d_model:

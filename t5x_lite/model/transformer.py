@@ -58,7 +58,7 @@ ReadyLayer = Callable[[str, Params], Params]
 
 
 class Stack(nn.Module):
-    """All blocks of an encoder or decoder, as one scan: parameters have a leading axis of layers,
+    """The blocks of an encoder or decoder, as one scan: parameters have a leading axis of layers,
     unless all layers share one block.
     """
 
@@ -158,7 +158,7 @@ class Stack(nn.Module):
     @property
     @nn.nowrap
     def config_positions(self) -> NoPositions:
-        """How the model knows order."""
+        """The positions of the model."""
         return make_positions(self.config)
 
     def finish(self, x_BPD: Float[Array, "B P D"], noise: Noise, places: Any = None) -> Array:
@@ -341,8 +341,8 @@ class Transformer(nn.Module):
         noise: Noise,
         encoded: Float[Array, "B E W"] | None = None,
     ) -> StackContext:
-        """What the blocks of a stack share: for this device's positions, and, where a part runs
-        whole while devices share rows, for whole rows, too.
+        """Return the shared inputs of a stack's blocks: for this device's positions and, if a part
+        runs whole while devices share rows, for whole rows, too.
         """
         segments, positions = row[f"{name}_segments"], row[f"{name}_positions"]
         is_decoder = name == "decoder"
@@ -435,7 +435,7 @@ class Transformer(nn.Module):
 
 
 def _noise(tokens: Array, deterministic: bool) -> Noise:
-    """What dropout draws its random numbers for."""
+    """Coordinates for the random numbers of dropout."""
     return Noise(row_numbers(len(tokens)), part_number("tensor"), not deterministic)
 
 

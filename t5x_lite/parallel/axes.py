@@ -20,7 +20,7 @@ Kind = Literal[
 
 
 class Axis(NamedTuple):
-    """What an axis is.
+    """One named axis.
 
     Attributes:
         split_by: axis of the mesh that splits it; None: every device holds all of it.

@@ -36,7 +36,7 @@ MeshAxes = tuple[str | None, ...]
 
 @dataclass(frozen=True)
 class Parallelism:
-    """How a model's gradient is computed by all devices of the mesh in use.
+    """Computation of a model's gradient by all devices of the mesh in use.
 
     Attributes:
         names: of the axes of each parameter.

@@ -23,7 +23,7 @@ Path = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Adaptation:
-    """What of a model is trained.
+    """A choice of the parameters that are trained.
 
     Attributes:
         name: as the setting `adapt` has it.
@@ -38,8 +38,8 @@ class Adaptation:
     layers: int = 0
 
     def trained_part(self, tree: Any) -> Any:
-        """Of a tree like the parameters (of axis names, of shardings), what belongs to those that
-        are trained; for shapes see split_shapes.
+        """Select the trained leaves of a parameter-shaped tree, of axis names or shardings; for
+        shapes see split_shapes.
         """
         leaves: Any = flatten_dict(tree)
         return unflatten_dict({p: leaf for p, leaf in leaves.items() if self.is_trained(p)})
@@ -50,7 +50,7 @@ class Adaptation:
 
     @property
     def is_full(self) -> bool:
-        """Whether all parameters are trained."""
+        """True if all parameters are trained."""
         return self.name == "full"
 
     def check(self, model: ModelDimensions) -> None:
@@ -73,7 +73,7 @@ class Adaptation:
             raise UserError(BAD_CONFIG, f"adapt={self.name}: {reason}; {fix}")
 
     def split(self, params: Params) -> tuple[Params, Params]:
-        """What is trained, and what stays as it is."""
+        """Split parameters into those that are trained and those that are frozen."""
         trained, frozen = {}, {}
         leaves: Any = flatten_dict(params)
         turns = self.layers // _period(leaves)
@@ -115,12 +115,12 @@ _ADDED = ("lora_", "prefix_", "prompt", "_adapter")
 
 
 def is_added(path: Path) -> bool:
-    """Whether a parameter is one that an adaptation adds."""
+    """True for a parameter that an adaptation adds."""
     return any(name in part for part in path for name in _ADDED)
 
 
 def is_head(path: Path) -> bool:
-    """Whether a parameter is of the head of a task."""
+    """True for a parameter of a task's head."""
     return path[0] in HEAD_MODULES and path[0] != "head"
 
 

@@ -30,7 +30,7 @@ class Logger(Protocol):
         ...
 
     def close(self) -> None:
-        """All that was written is kept."""
+        """Finish: everything written is kept."""
         ...
 
 

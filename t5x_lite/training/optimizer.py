@@ -47,8 +47,8 @@ def _is_axes(leaf: Any) -> bool:
 
 
 def is_decayed(axes: Any) -> Any:
-    """Whether weight decay applies: to dense kernels and lookup tables, not to norms, biases (T5's
-    relative bias is one) and Shaw's relative vectors.
+    """Mark the parameters with weight decay: dense kernels and lookup tables, not norms, biases
+    (T5's relative bias is one) or Shaw's relative vectors.
     """
     return jax.tree.map(lambda names: is_kernel(names) or is_table(names), axes, is_leaf=_is_axes)
 

@@ -89,7 +89,7 @@ class Program:
         self.loss = Loss(model, packed, heads, config.training, parallel)
 
     def _state_bytes(self) -> int:
-        """Of what is trained with gradients and optimizer state, and of what is not."""
+        """Bytes of parameters, gradients and optimizer state."""
         model = self.resolved.model
         state = state_shapes(model, self.optimizer, self.adaptation)
         _, untrained = self.adaptation.split_shapes(parameter_shapes(model))
@@ -133,12 +133,12 @@ class Program:
 
     @property
     def shapes(self) -> TrainState:
-        """Of the state; nothing is allocated."""
+        """The state as shapes; nothing is allocated."""
         return self._state[0]
 
     @property
     def shardings(self) -> TrainState:
-        """Where each array of the state lies."""
+        """The sharding of each array of the state."""
         return self._state[1]
 
     @cached_property
@@ -180,7 +180,7 @@ class Program:
 
     @cached_property
     def parameters(self) -> dict[tuple[str, ...], jax.ShapeDtypeStruct]:
-        """All parameters by their path, as shapes, and where they lie."""
+        """Shape and sharding of each parameter, by path."""
         model = self.resolved.model
         shapes = parameter_shapes(model)
         placed = jax.tree.map(_placed, shapes, parameter_shardings(model, self.mesh))

@@ -107,13 +107,13 @@ def owned(
 
 
 def is_same(a: Path, b: Path) -> bool:
-    """Whether two directories are one."""
+    """True if both paths name one directory."""
     return str(storage.durable_path(a.resolve())) == str(storage.durable_path(b.resolve()))
 
 
 def facts(config: RunConfig, workdir: Path, data: RunData) -> dict[str, str]:
-    """What all processes of a run must have in common: settings, directory, text, tokenizer, code
-    and libraries.
+    """Return the facts that all processes of a run must share: settings, directory, text,
+    tokenizer, code and libraries.
     """
     local = settings_with(RunConfig, LOCAL)
     settings = flatten(to_dict(config))
@@ -264,7 +264,7 @@ class LoadedModel:
 
 
 def read(workdir: Path) -> tuple[Resolved, Tokenizer]:
-    """What the run in a directory is, and its tokenizer.
+    """Read the config of the run in a directory, resolved, and its tokenizer.
 
     Its config.json is data: it imports only what `config.permission.user_code` permits.
     """
@@ -278,8 +278,8 @@ def open_data(
     resolved: Resolved,
     tokenizer: Tokenizer,
 ) -> RunData:
-    """What the run in a directory was trained on: its text, prepared again where need be, or the
-    examples of its task.
+    """Open the training data of a run: its text, prepared again if needed, or the examples of its
+    task.
 
     Raises:
         UserError: where they are no longer the same.
@@ -325,7 +325,7 @@ def model_here(model: ModelDimensions) -> ModelDimensions:
 def _load_parameters(
     workdir: Path, resolved: Resolved, model: ModelDimensions, mesh: DeviceMesh | None
 ) -> tuple[Params, int]:
-    """All parameters: those that were trained, and, of an adapted model, those of its base."""
+    """Load all parameters: the trained ones and, for an adapted model, those of its base."""
     adaptation = parse_adaptation(resolved.config.adapt)
     shapes = parameter_shapes(model)
     if mesh is None:
@@ -357,7 +357,7 @@ def _load_parameters(
 def _parameters_for(
     model: ModelDimensions, base: Path, of_base: Resolved, mesh: DeviceMesh | None
 ) -> Params:
-    """All parameters of the run in `base`, its vocabulary padded as that of a model."""
+    """Load the parameters of the run in `base`, with its vocabulary padded like the model's."""
     padded = replace(model_here(of_base.model), vocab_multiple=model.vocab_multiple)
     params, _ = _load_parameters(base, of_base, padded, mesh)
     return params
@@ -381,7 +381,7 @@ def _restore(
 
 
 def _checkpoints_of(workdir: Path) -> Path:
-    """Where a model is read from: its best evaluation on a task, else its newest checkpoint."""
+    """Return the directory to load from: the best evaluation on a task, or the checkpoints."""
     best = best_directory(workdir)
     return best if saved_steps(best) else workdir / "checkpoints"
 

@@ -17,7 +17,7 @@ Schedule = Callable[[Any], jax.Array]  # step (from 0) → learning rate
 
 
 class Place(NamedTuple):
-    """Where a step stands in a run.
+    """The place of a step in a run.
 
     Attributes:
         step: counted from 1.

@@ -51,7 +51,7 @@ class TrainState(struct.PyTreeNode):
 
 
 def fresh_parameters(model: ModelDimensions, seed: int) -> Params:
-    """All parameters as they are drawn, a function of the seed alone."""
+    """Draw all parameters: a function of the seed only."""
     return nn.meta.unbox(initialise(model, jax.random.key(seed)))
 
 
@@ -61,7 +61,7 @@ def first_state(trained: Params, optimizer: UpdateRule) -> TrainState:
 
 
 def fresh_state(model: ModelDimensions, seed: int, optimizer: UpdateRule) -> TrainState:
-    """The same, of parameters that are drawn."""
+    """Return the state before the first step, with fresh parameters."""
     return first_state(fresh_parameters(model, seed), optimizer)
 
 
@@ -180,8 +180,8 @@ class Loss:
         return sums
 
     def divisors(self, batch: Row) -> dict[str, Array]:
-        """What the losses are divided by: for each head its weight, for the auxiliary losses of a
-        stack the number of its positions that are no padding.
+        """Return the divisor of each loss: a head's weight; for auxiliary losses of a stack, the
+        number of its positions that are no padding.
         """
         weights = {name: head.weight(batch) for name, head in self.heads.items()}
         for stack in STACKS:

@@ -92,7 +92,7 @@ class TaskSplit:
 
     @property
     def manifest(self) -> dict[str, Any]:
-        """What a run records about this split."""
+        """Facts about this split that a run records."""
         return {
             "split": self.examples.split,
             "examples": len(self.examples),
@@ -172,7 +172,7 @@ class TaskData:
 
     @property
     def manifest(self) -> dict[str, Any]:
-        """What the run directory records, in corpus.json."""
+        """Facts that the run directory keeps in corpus.json."""
         return {
             "task": self.plan.task.name,
             "tokenizer": self.tokenizer.fingerprint,

@@ -40,7 +40,7 @@ class BadLines:
 
 
 class Reading(NamedTuple):
-    """How records are read.
+    """Options for reading records.
 
     Attributes:
         columns: names of the columns of a table whose first line does not name them.

@@ -85,7 +85,7 @@ class Setting(NamedTuple):
 
 @runtime_checkable
 class Part(Protocol):
-    """What every part states."""
+    """Interface of every part."""
 
     splits: tuple[str, ...]
 

@@ -33,7 +33,7 @@ _FEWEST_SLOTS = 4  # of an expert for a row, as in Mesh TensorFlow: short rows a
 
 
 class Sent(NamedTuple):
-    """What experts are sent, row by row.
+    """Inputs of the experts, row by row.
 
     Attributes:
         tokens: 0 in slots that nobody takes.
@@ -45,7 +45,7 @@ class Sent(NamedTuple):
 
 
 class Routed(NamedTuple):
-    """What the router has decided for the tokens of a device.
+    """Decisions of the router for the tokens of a device.
 
     Attributes:
         slots: of the choices of each token, among the E · C of its row; E · C: it was dropped.
