@@ -31,6 +31,7 @@ from mkdocs.structure.files import File  # noqa: E402
 from t5x_lite import api, errors  # noqa: E402
 from t5x_lite import config as schema  # noqa: E402
 from t5x_lite.commands import line as command_line  # noqa: E402
+from t5x_lite.commands.list_ import first_sentence  # noqa: E402
 from t5x_lite.config.ranges import Range  # noqa: E402
 from t5x_lite.config.roles import LOCAL, RESUMABLE, settings_with  # noqa: E402
 from t5x_lite.data import rng  # noqa: E402
@@ -103,7 +104,7 @@ class Docstring(NamedTuple):
         return cls(text.strip(), parsed, examples.strip())
 
     def markdown(self, skip: tuple[str, ...] = ()) -> str:
-        """Of everything but those sections."""
+        """Return everything else as Markdown."""
         parts = [_paragraphs(self.text)]
         for title, entries in self.sections.items():
             if title in skip:
@@ -185,7 +186,7 @@ def comments_by_line(source: str) -> dict[int, str]:
 
 
 def field_comments(source: str, class_name: str) -> dict[str, str]:
-    """What the comments after and above each field of a dataclass say."""
+    """Return the comments after and above each field of a dataclass."""
     comments, lines = comments_by_line(source), source.splitlines()
     fields = {}
     for node in _class(source, class_name).body:
@@ -201,7 +202,7 @@ def field_comments(source: str, class_name: str) -> dict[str, str]:
 
 
 def choice_comments(source: str) -> dict[str, dict[str, str]]:
-    """What the comments after the choices of a Literal say: {"Positions": {"rotary": …}}."""
+    """Return the comments after the choices of a Literal: {"Positions": {"rotary": …}}."""
     comments = comments_by_line(source)
     found = {}
     for node in ast.parse(source).body:
@@ -363,7 +364,7 @@ def _option(action: argparse.Action, command: str) -> str:
 
 
 def python_page() -> str:
-    """What `import t5x_lite` offers."""
+    """Return the page on what `import t5x_lite` offers."""
     import t5x_lite
 
     names = sorted(t5x_lite.__all__, key=lambda name: (name == "LanguageModel", name))
@@ -514,7 +515,7 @@ def _objective_options(function: Any, docstring: Docstring) -> list[str]:
 
 
 def _windows_table(name: str) -> str:
-    """What a row of 512 positions (a stack) reads and holds, for each architecture."""
+    """Return the table of what a row of 512 positions a stack holds, for each architecture."""
     rows = []
     for architecture in ARCHITECTURES:
         reason = refusal(name, architecture)
@@ -529,7 +530,7 @@ def _windows_table(name: str) -> str:
 
 
 def refusal(objective: str, architecture: str) -> str:
-    """Why an objective cannot be laid out on an architecture; empty where it can."""
+    """Return why an objective cannot be laid out on an architecture; empty if it can."""
     try:
         plan_rows(objective, architecture, _LENGTHS[architecture])
     except errors.UserError as error:
@@ -553,7 +554,7 @@ def layout_table() -> str:
 
 
 def traits_table() -> str:
-    """What each objective declares besides its bound, where it is not the default."""
+    """Return the table of the traits that objectives declare, without defaults."""
     rows = []
     for name in OBJECTIVES:
         objective = parse_objective(name)
@@ -600,24 +601,12 @@ def _configs() -> Iterator[list[str]]:
         name = path.relative_to(ROOT / "configs").with_suffix("").as_posix()
         if name not in ("published", "modifications"):
             docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
-            yield [f"`{name}`", prose(_first_sentence(docstring))]
+            yield [f"`{name}`", prose(first_sentence(docstring))]
 
 
 def _first_paragraphs(docstring: str) -> str:
     """Without the command at the end."""
     return _paragraphs(docstring.partition("\n\npython -m")[0])
-
-
-def _first_sentence(docstring: str) -> str:
-    """Up to the first full stop or colon outside of brackets that a new sentence follows."""
-    text = " ".join(docstring.partition("\n\n")[0].split())
-    depth = 0
-    for index, letter in enumerate(text):
-        depth += {"(": 1, ")": -1}.get(letter, 0)
-        is_end = letter == "." and not depth and text[index + 1 : index + 2] in ("", " ")
-        if is_end and not text[:index].endswith((" al", "i.i.d")):
-            return text[: index + 1]
-    return text
 
 
 # reference/exit-codes.md
@@ -697,7 +686,7 @@ def row_keys() -> str:
 
 
 def _indented(docstring: str | None) -> str:
-    """What a docstring shows indented, as code."""
+    """Return the indented lines of a docstring as a block of code."""
     lines = re.findall(r"^    .*$|^$", inspect.cleandoc(docstring or ""), re.M)
     return f"```text\n{textwrap.dedent(chr(10).join(lines)).strip()}\n```"
 

@@ -17,7 +17,7 @@ import t5x_lite
 
 PACKAGE = ROOT / "t5x_lite"
 FLOORS = (
-    {"errors", "config", "hardware", "machine", "progress", "storage", "version"},
+    {"errors", "config", "hardware", "machine", "progress", "storage", "version", "workers"},
     {"data"},
     {"resolve"},
     {"parallel"},

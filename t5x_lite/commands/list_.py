@@ -2,7 +2,6 @@
 
 import argparse
 import ast
-import re
 from collections.abc import Callable, Iterator
 
 from t5x_lite.progress import say
@@ -25,13 +24,25 @@ def run(args: argparse.Namespace) -> None:
         width = max((len(name) for name, _ in entries), default=0)
         for name, meaning in entries:
             room = max(_WIDTH - width - 4, 20)
+            meaning = meaning.rstrip(".")
             shown = meaning if len(meaning) <= room else meaning[: room - 1].rstrip() + "…"
             say(f"  {name:<{width}}  {shown}".rstrip())
 
 
-def _first_sentence(docstring: str | None) -> str:
-    paragraph = " ".join((docstring or "").strip().partition("\n\n")[0].split())
-    return re.split(r"(?<! al)(?<!i\.i\.d)\. ", paragraph)[0].rstrip(".")
+def first_sentence(docstring: str | None) -> str:
+    """Return a docstring up to the first full stop outside of brackets that ends a sentence.
+
+    >>> first_sentence("Like Raffel et al. (2020, §3. Objectives). More.")
+    'Like Raffel et al. (2020, §3. Objectives).'
+    """
+    text = " ".join((docstring or "").strip().partition("\n\n")[0].split())
+    depth = 0
+    for index, letter in enumerate(text):
+        depth += {"(": 1, ")": -1}.get(letter, 0)
+        is_end = letter == "." and not depth and text[index + 1 : index + 2] in ("", " ")
+        if is_end and not text[:index].endswith((" al", "i.i.d")):
+            return text[: index + 1]
+    return text
 
 
 def _config_files(directory: str) -> Iterator[tuple[str, str]]:
@@ -45,7 +56,7 @@ def _config_files(directory: str) -> Iterator[tuple[str, str]]:
         functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
         if "get_config" in functions:
             name = path.relative_to(root).with_suffix("").as_posix()
-            yield name, _first_sentence(ast.get_docstring(tree))
+            yield name, first_sentence(ast.get_docstring(tree))
 
 
 def _configs() -> Iterator[tuple[str, str]]:
@@ -60,7 +71,7 @@ def _objectives() -> Iterator[tuple[str, str]]:
     from t5x_lite.data.objectives import OBJECTIVES
 
     for name, objective in OBJECTIVES.items():
-        yield name, _first_sentence(objective.__doc__)
+        yield name, first_sentence(objective.__doc__)
 
 
 def _tasks() -> Iterator[tuple[str, str]]:

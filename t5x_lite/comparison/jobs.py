@@ -5,7 +5,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing import connection
@@ -15,6 +14,7 @@ from typing import Any
 from t5x_lite.config.permission import Modules, permitted_code, user_code
 from t5x_lite.errors import IO_ERROR, TERMINATED, UserError
 from t5x_lite.progress import say
+from t5x_lite.workers import end_with_parent
 
 _SECONDS_BETWEEN_LOOKS = 0.5  # how often the output of the jobs is read
 
@@ -87,7 +87,7 @@ class _Running:
         self.name = name
         self._log, self._shown = log, 0
         self._receiver, sender = context.Pipe(duplex=False)
-        arguments = (job, cores, log, os.getpid(), sender, permitted_code())
+        arguments = (job, cores, log, sender, permitted_code())
         self.process = context.Process(target=_run_job, args=arguments)
         self.process.start()
         sender.close()
@@ -130,7 +130,6 @@ def _run_job(
     job: Job,
     cores: list[int],
     log: Path,
-    parent: int,
     sender: connection.Connection,
     permitted: Modules,
 ) -> None:
@@ -138,7 +137,7 @@ def _run_job(
     os.setpgid(0, 0)  # Ctrl-C goes only to the parent, which then terminates the jobs
     if cores:
         os.sched_setaffinity(0, cores)
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    end_with_parent()
     with open(log, "w") as file:
         os.dup2(file.fileno(), sys.stdout.fileno())
         os.dup2(file.fileno(), sys.stderr.fileno())
@@ -150,10 +149,3 @@ def _run_job(
         except UserError as error:
             print(error)
             sender.send(error)
-
-
-def _end_with(parent: int) -> None:
-    """End this process soon after its parent ends."""
-    while os.getppid() == parent:
-        time.sleep(0.2)
-    os._exit(1)

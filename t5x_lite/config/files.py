@@ -82,7 +82,7 @@ def build(schema: type[Schema], values: Any, path: str = "") -> Schema:
         if isinstance(kind, type) and dataclasses.is_dataclass(kind):
             made[name] = build(hints[name], value, f"{key}.")
         else:
-            made[name] = check_value(_from_text(value, kind), kind, key)
+            made[name] = check_value(_from_text(value, kind, key), kind, key)
     built: Any = schema(**made)
     return built
 
@@ -157,7 +157,7 @@ def grid(*axes: Mapping[str, Settings]) -> dict[str, Settings]:
 
 
 def changes_of(name: str) -> Settings:
-    """What a config sets otherwise than the defaults: a recipe, as a cell of a comparison has it.
+    """Return the settings of a config that differ from the defaults, as a cell of a comparison.
 
     >>> changes_of("gpt_tiny")["data"]
     {'batch_size': 8, 'lengths': {'sequence_length': 128}}
@@ -193,7 +193,7 @@ def parse_grid(axes: Sequence[str]) -> dict[str, list[str]]:
     return grid
 
 
-def _from_text(value: Any, kind: Any) -> Any:
+def _from_text(value: Any, kind: Any, key: str) -> Any:
     """Read text as a literal where a number, a list or a truth value is expected; text that is no
     literal stays. A list may also be given as `a, b`.
     """
@@ -201,7 +201,7 @@ def _from_text(value: Any, kind: Any) -> Any:
         return value
     read = read_value(value, kind)
     if isinstance(read, str) and tuple in (kind, *get_args(kind)):
-        return tuple(parse_list(read, "a list")) if read else ()
+        return tuple(parse_list(read, key)) if read else ()
     return read
 
 
@@ -260,7 +260,7 @@ def find(name: str) -> Path:
 
 
 def names_run(name: str) -> bool:
-    """Whether a config is the config.json of a run directory, which is data, and no file of Python.
+    """True for a run directory, whose config.json is data, and False for a Python file.
 
     A directory in the current one does not hide a config that ships, either.
     """
@@ -335,7 +335,7 @@ def _run_config_file(path: Path, arguments: tuple[str, ...], name: str) -> Any:
 
 
 def _short_reason(error: BaseException) -> str:
-    """What a ConfigDict says of a key that it does not have, without the list of all it has."""
+    """Shorten a ConfigDict's message about an unknown key: drop its list of known keys."""
     text = str(error).replace('\\"', '"').strip("'")
     reason, cut, rest = text.partition(" Other fields present")
     meant = re.search(r'Did you mean "(\w+)"', rest) if cut else None
@@ -345,8 +345,8 @@ def _short_reason(error: BaseException) -> str:
 
 
 def get_config(name: str = "", **overrides: Any) -> Any:
-    """All settings of a config, as a locked ConfigDict: the defaults, with what the config named by
-    `name` changes.
+    """Return all settings of a config as a locked ConfigDict: the defaults, and what the named
+    config changes.
 
     Args:
         name: as --config has it; empty: the defaults alone.
@@ -476,7 +476,7 @@ def _axes_of_grid(axes: Sequence[str]) -> list[dict[str, Settings]]:
 
 
 def _cell_name(key: str, value: str) -> str:
-    """What a cell is called that has this value.
+    """Return the name of the cell with this value.
 
     >>> _cell_name("optimizer.learning_rate", "1e-3"), _cell_name("data.source", "text/*.txt")
     ('learning_rate=1e-3', 'source=text_*.txt')

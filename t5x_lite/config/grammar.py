@@ -98,7 +98,8 @@ def _parse_call(text: str) -> Call:
         raise ValueError("')' is missing")
     arguments: list[str] = []
     options: dict[str, str] = {}
-    for part in split(inside[:-1].rstrip().removesuffix(",")) if inside[:-1].strip() else ():
+    inside = inside.removesuffix(")").strip().removesuffix(",")
+    for part in split(inside) if inside else ():
         option, equals, value = (word.strip() for word in part.partition("="))
         if not equals or not option.isidentifier():
             if options or not part:
@@ -229,7 +230,7 @@ def _shown(text: str) -> str:
 
 
 def names_files(tokenizer: str) -> bool:
-    """Whether `data.tokenizer` names files rather than a kind of tokenizer.
+    """True if `data.tokenizer` names files rather than a kind of tokenizer.
 
     >>> names_files("vocab.txt"), names_files("sentencepiece(vocab_size=8192)")
     (True, False)
@@ -238,5 +239,5 @@ def names_files(tokenizer: str) -> bool:
 
 
 def has_scheme(source: str) -> bool:
-    """Whether a source names a place other than a path: tfds:…, hf:…, python:…, gs://…"""
+    """True for a source with a scheme: tfds:…, hf:…, python:…, gs://…"""
     return re.match(r"[a-z0-9]+:", source) is not None

@@ -19,7 +19,7 @@ _NO_OPTIONS = ("config", "parent", "name")
 
 @dataclass(frozen=True)
 class Named:
-    """What a setting names.
+    """A function or class that a setting names.
 
     Attributes:
         options: the options that the setting gives, checked.

@@ -75,7 +75,7 @@ class Lengths(Checked):
 
 @dataclass(frozen=True)
 class TextCleaning(Checked):
-    """What to do with a document that is not clean text: replace what is wrong, keep it, skip the
+    """Policy for each kind of unclean text: replace the problem, keep it, skip the
     document, or stop.
 
     The store's manifest counts each case, and `inspect` shows the counts.
@@ -183,7 +183,8 @@ class Model(Checked):
     # bidirectional language model (ELMo: Peters et al., 2018, §3.1)
     backward_decoder: bool = False
 
-    # mlp: act(x U) V; gated_mlp: (act(x U) * x W) V (Shazeer, 2020); none
+    # mlp: act(x U) V; gated_mlp: (act(x U) * x W) V (Shazeer, 2020); experts(num=8, top_k=2, …): a
+    # mixture of them, see model/parts/experts.py; none
     feed_forward: str = "mlp"
     d_ff: Annotated[NonNegative, SIZE] = 0  # inner width of the feed-forward part; 0: 4 × d_model
     # act in the feed-forward part, and in BERT's mlm_head: see model/parts/activations.py
@@ -280,12 +281,12 @@ class Model(Checked):
 
     @property
     def is_encoder_decoder(self) -> bool:
-        """Whether there are two stacks."""
+        """True if there are two stacks."""
         return self.architecture == "encoder_decoder"
 
     @property
     def has_low_rank_embeddings(self) -> bool:
-        """Whether LoRA updates the embeddings of tokens too."""
+        """True if LoRA updates the token embeddings, too."""
         return self.lora_rank > 0 and "embedding" in self.lora_targets
 
     def _contradictions(self) -> Iterator[str]:
@@ -374,7 +375,7 @@ class ModelDimensions(Model):
 
     @property
     def is_factorised(self) -> bool:
-        """Whether embeddings are narrower (or wider) than the residual stream."""
+        """True if embeddings are narrower (or wider) than the residual stream."""
         return self.embedding_size != self.d_model
 
 
@@ -390,7 +391,7 @@ class DeviceDimensions(ModelDimensions):
 
 @dataclass(frozen=True)
 class Mesh(Checked):
-    """How the devices are arranged."""
+    """Arrangement of the devices."""
 
     SECTION = "mesh"
     ROLES = (RESUMABLE,)
@@ -460,7 +461,7 @@ class Optimizer(Checked):
 
 @dataclass(frozen=True)
 class Training(Checked):
-    """How long, how often, and what exactly is minimised."""
+    """Length of a run, its intervals, and the loss that it minimises."""
 
     SECTION = "training"
 
@@ -709,7 +710,7 @@ class CompareConfig(Checked):
 
 
 def _is_file_name(name: str) -> bool:
-    """Whether a directory can be called that."""
+    """True if a directory can have this name."""
     return name.isprintable() and Path(name).name == name != ".." and 0 < len(name.encode()) <= 200
 
 
@@ -719,7 +720,7 @@ def to_dict(config: Any) -> dict:
 
 
 def default(schema: type = RunConfig) -> Any:
-    """All settings with their defaults as a locked ConfigDict, for a config file to start from: a
+    """Return all defaults as a locked ConfigDict, for a config file to start from: a
     typo fails there, at its line.
 
     >>> config = default()

@@ -26,17 +26,23 @@ def parameter_shardings(names: Any, kv_heads: int, mesh: DeviceMesh) -> Any:
         names: the tree of parameters as tuples of axis names.
         kv_heads: number of key and value heads.
     """
+    spec_of = _specs(kv_heads, mesh)
 
     def place(axes: Names) -> NamedSharding:
-        return _sharding(axes, kv_heads, mesh)
+        return NamedSharding(mesh, spec_of(axes))
 
     return jax.tree.map(place, names, is_leaf=lambda leaf: isinstance(leaf, tuple))
 
 
-def _sharding(axes: Sequence[str | None], kv_heads: int, mesh: DeviceMesh) -> NamedSharding:
-    check_names(axes)
+def _specs(kv_heads: int, mesh: DeviceMesh) -> Callable[[Sequence[str | None]], PartitionSpec]:
+    """Return a function from axis names to the axes of the mesh that split them."""
     rules = parameter_rules(kv_heads, mesh.shape["tensor"])
-    return NamedSharding(mesh, logical_to_mesh_axes(axes, rules) or PartitionSpec())
+
+    def spec_of(axes: Sequence[str | None]) -> PartitionSpec:
+        check_names(axes)
+        return logical_to_mesh_axes(axes, rules) or PartitionSpec()
+
+    return spec_of
 
 
 def optimizer_shardings(
@@ -55,10 +61,12 @@ def optimizer_shardings(
         kv_heads: number of key and value heads.
     """
 
+    spec_of = _specs(kv_heads, mesh)
+
     def place(path: Any, leaf: Any) -> NamedSharding:
-        spec = _sharding(names_of(path, leaf), kv_heads, mesh).spec
         split = []
-        for length, axis in zip(leaf.shape, spec, strict=False):
+        # A spec leaves out axes at the end that nothing splits.
+        for length, axis in zip(leaf.shape, spec_of(names_of(path, leaf)), strict=False):
             devices = math.prod(mesh.shape[name] for name in _as_tuple(axis))
             split.append(axis if length % devices == 0 else None)
         return NamedSharding(mesh, PartitionSpec(*split))

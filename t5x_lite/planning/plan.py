@@ -40,7 +40,7 @@ _PF_DAY = 1e15 * 24 * 3600
 
 @dataclass(frozen=True)
 class Assumptions:
-    """What the user knows of a run or its devices; None means the default in hardware.py.
+    """Facts that the user supplies; None means the default in hardware.py.
 
     Attributes:
         mfu: the MFU that the run is expected to reach; None: the roofline's.
@@ -241,15 +241,14 @@ class Plan:
 
     def as_json(self) -> dict[str, Any]:
         """Return the plan as plain data, in bytes, seconds and dollars."""
-        known = ("mesh", "arrangement", "parameters", "active_parameters", "modules", "memory")
-        known = (*known, "flops", "sent")
-        derived = ("memory_in_all", "room", "fits", "seconds", "unknown", "bound_by", "max_mfu")
-        of_run = ("step_seconds", "days", "pf_days", "dollars", "kilowatt_hours")
+        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        del given["config"]
+        properties = [name for name, value in vars(Plan).items() if isinstance(value, property)]
         return {
+            **given,
+            **{name: getattr(self, name) for name in properties},
             "topology": str(self.topology),
             "devices": self.topology.count,
-            **{name: getattr(self, name) for name in (*known, *derived, *of_run)},
-            "computed_again": self.computed_again,
             "tokens": dataclasses.asdict(self.tokens),
             "tokens_of_sources": self.tokens_of_sources(),
             "epochs_of_sources": self.epochs_of_sources(),

@@ -16,6 +16,7 @@ from t5x_lite.config import RunConfig
 from t5x_lite.errors import IO_ERROR, NO_FILE, UserError, user_errors
 from t5x_lite.model.heads import HEADS
 from t5x_lite.progress import bar, current_listener, messages_to
+from t5x_lite.training.callbacks import Callbacks
 from t5x_lite.training.loggers import Logger, find_loggers
 
 _SHOWN_EVERY = 10.0  # seconds after which a line is left above the bar
@@ -126,6 +127,7 @@ class Log:
 
     Attributes:
         watch: where the time went.
+        callbacks: those of training.callbacks.
     """
 
     def __init__(
@@ -140,6 +142,7 @@ class Log:
         self.watch = Stopwatch("step", "compile", "data", "evaluation", "checkpoint")
         self._first, self._last = first, last
         self._active, self._on_log = active, on_log
+        self.callbacks = Callbacks(workdir, config, active)
         self._workdir = workdir
         self._messages, self._listener = ExitStack(), current_listener()
         self._shown = time.monotonic()  # when a line was last left above the bar
@@ -167,7 +170,7 @@ class Log:
             storage.push(self._workdir)
 
     def status(self, text: str) -> None:
-        """What is going on, until something else is shown."""
+        """Show what is going on, until something else is shown."""
         self._bar.update(self._task, line=text)
         if self._bar.disable:
             self._say(text)
@@ -199,6 +202,7 @@ class Log:
         values = {f"{split}/{name}": value for name, value in metrics.items() if value is not None}
         self._of_each_logger(lambda logger: logger.write(step, values))
         storage.push(self._workdir, now=False)
+        self.callbacks.call("on_log", record)
         if self._on_log:
             self._on_log(record)
 
@@ -224,7 +228,7 @@ class Log:
                 self._say(str(error))
 
     def sync(self) -> None:
-        """What is written outlives the machine; called before a checkpoint that counts on it."""
+        """Flush everything to durable storage, before a checkpoint that relies on it."""
         if self._active:
             os.fsync(self._file.fileno())
             storage.check_only_writer(self._workdir)

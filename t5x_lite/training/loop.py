@@ -6,8 +6,9 @@ batches → mesh → state (fresh or restored) → steps → metrics, evaluation
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
+from contextvars import copy_context
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from t5x_lite import storage
+from t5x_lite.config import RunConfig
 from t5x_lite.data.rows.batches import Batches, RunData, ledger
 from t5x_lite.data.rows.streams import VERSION as STREAM_VERSION
 from t5x_lite.data.store.corpus import cache_directory
@@ -30,7 +32,6 @@ from t5x_lite.progress import say
 from t5x_lite.resolve import Resolved, with_steps_of
 from t5x_lite.training import run_directory
 from t5x_lite.training.best import PREFIX, Best
-from t5x_lite.training.callbacks import Callbacks
 from t5x_lite.training.checkpoint import Checkpoints
 from t5x_lite.training.log import Log, first_not_finite, mean_metrics
 from t5x_lite.training.optimizer import make_optimizer
@@ -162,7 +163,7 @@ class Run(Evaluator):
         return jax.jit(first, out_shardings=program.shardings)(trained)
 
     def whole(self, state: TrainState) -> Any:
-        """All parameters: those that are trained, and those that are not."""
+        """Merge trained and frozen parameters."""
         return self.adaptation.merge(state.params, self.frozen)
 
     def loaded(self, params: Any, step: int) -> LoadedModel:
@@ -272,15 +273,7 @@ def _train_steps(
     first, last = checkpoints.latest() or 0, run.resolved.steps
     if best and best.is_over:
         last = first
-    is_main = jax.process_index() == 0
-    callbacks = Callbacks(workdir, config, active=is_main)
-
-    def tell(record: dict) -> None:
-        callbacks.call("on_log", record)
-        if on_log:
-            on_log(record)
-
-    log = Log(workdir, config, first, last, active=is_main, on_log=tell)
+    log = Log(workdir, config, first, last, active=jax.process_index() == 0, on_log=on_log)
     profile = Profile(config.training.profile, workdir)
     stacks = workdir / f"stacks-{jax.process_index()}.txt"
     heartbeat = Heartbeat(stacks, lambda: log.watch.now, config.training.stuck_after)
@@ -302,29 +295,21 @@ def _train_steps(
             with log.watch("compile" if step == first + 1 else "step"), profile.around(step):
                 state, step_metrics = run.train_step(state, batch)
             # The step before is read while this one computes, so that the device never waits.
-            _read_metrics(run, log, heartbeat, callbacks, pending)
+            _read_metrics(run, log, heartbeat, pending)
             pending = step, step_metrics
 
             exit_code = stop.exit_code(step)
             is_last = step == last or exit_code
             evaluating = is_due(step, config.training.eval_every) or step == last
-            saving = (
-                is_due(step, config.training.checkpoint_every)
-                or is_due(step, config.training.keep_every)
-                or is_last
-            )
+            saving = _is_saved(step, config) or is_last
             # Nothing is evaluated or saved before the metrics of this step are known to be finite.
             if evaluating or saving:
-                _read_metrics(run, log, heartbeat, callbacks, pending)
+                _read_metrics(run, log, heartbeat, pending)
                 pending = None
             if evaluating:
+                most = 0 if step == last else config.training.eval_steps
                 with log.watch("evaluation"):
-                    params = run.whole(state)
-                    most = 0 if step == last else config.training.eval_steps
-                    validation = run.evaluate(params, most)
-                    if judge:
-                        judged = judge(run.loaded(params, step))
-                        validation |= {f"{PREFIX}{name}": value for name, value in judged.items()}
+                    validation = _evaluate(run, state, step, judge, most)
                 _check_finite(step, validation)
                 log.write(step, "validation", validation)
                 if best:
@@ -338,7 +323,7 @@ def _train_steps(
                 with log.watch("checkpoint"):
                     log.sync()
                     checkpoints.save(step, state)
-                    callbacks.call("on_checkpoint", step, workdir / f"checkpoints/{step}")
+                    log.callbacks.call("on_checkpoint", step, workdir / f"checkpoints/{step}")
             checkpoints.check()
             if is_last:
                 break
@@ -350,6 +335,26 @@ def _train_steps(
             exit_code,
             f"stopped after step {step} of {last}, which is saved; the same command continues",
         )
+
+
+def _evaluate(
+    run: Run, state: TrainState, step: int, judge: Judge | None, most: int
+) -> dict[str, float]:
+    """Return the metrics of the validation split, or of its first `most` batches, and of the
+    predictions of a task.
+    """
+    params = run.whole(state)
+    validation = run.evaluate(params, most)
+    if judge:
+        judged = judge(run.loaded(params, step))
+        validation |= {f"{PREFIX}{name}": value for name, value in judged.items()}
+    return validation
+
+
+def _is_saved(step: int, config: RunConfig) -> bool:
+    """Return True for a step after which a checkpoint is due."""
+    training = config.training
+    return is_due(step, training.checkpoint_every) or is_due(step, training.keep_every)
 
 
 def _setting_of(run: Run, first: int, last: int) -> str:
@@ -366,11 +371,7 @@ def _setting_of(run: Run, first: int, last: int) -> str:
 
 
 def _read_metrics(
-    run: Run,
-    log: Log,
-    heartbeat: Heartbeat,
-    callbacks: Callbacks,
-    pending: tuple[int, dict] | None,
+    run: Run, log: Log, heartbeat: Heartbeat, pending: tuple[int, dict] | None
 ) -> None:
     """Wait for a step's metrics; stop the run if one is not finite; log them when they are due."""
     if pending is None:
@@ -382,14 +383,14 @@ def _read_metrics(
     _check_finite(step, values)
     heartbeat.finished(step)
     log.at(step)
-    callbacks.call("on_step", step, values)
+    log.callbacks.call("on_step", step, values)
     if is_due(step, run.resolved.config.training.log_every) or step == run.resolved.steps:
         values["raw_tokens"] = round(step * run.batches.raw_tokens)
         log.write(step, "train", values | run.rates(*log.lap(step)))
 
 
 def _is_done(pending: tuple[int, dict] | None) -> bool:
-    """Whether no step is being computed."""
+    """True if no step is being computed."""
     return pending is None or all(value.is_ready() for value in jax.tree.leaves(pending[1]))
 
 
@@ -402,22 +403,21 @@ def _check_finite(step: int, step_metrics: dict) -> None:
 
 
 def prefetch(batch_at: Callable[[int], Any], first: int, last: int, workers: int) -> Iterator[Any]:
-    """batch_at(first), …, batch_at(last − 1), made ahead by a pool of threads; without workers,
-    when asked for.
+    """Yield batch_at(first), …, batch_at(last − 1), made ahead by a pool of threads; without
+    workers, each is made when it is asked for.
     """
     if not workers:
         yield from map(batch_at, range(first, last))
         return
     with ThreadPoolExecutor(workers) as pool:
         ahead = workers + 1
-        pending = deque(
-            pool.submit(batch_at, step) for step in range(first, min(first + ahead, last))
-        )
-        for step in range(first, last):
-            batch = pending.popleft().result()
-            if step + ahead < last:
-                pending.append(pool.submit(batch_at, step + ahead))
-            yield batch
+        pending: deque[Future] = deque()
+        for step in range(first, last + ahead):
+            if step < last:
+                # A thread has the permissions of the run that it works for: see config/permission.
+                pending.append(pool.submit(copy_context().run, batch_at, step))
+            if step >= first + ahead:
+                yield pending.popleft().result()
 
 
 class Profile:
@@ -454,5 +454,5 @@ class Profile:
 
 
 def is_due(step: int, every: int) -> bool:
-    """Whether something that happens every so many steps (0: never) happens at this one."""
+    """True if something that happens every `every` steps (0: never) happens at this one."""
     return every > 0 and step % every == 0

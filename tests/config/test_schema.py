@@ -1,7 +1,9 @@
 """The schema: dataclasses refuse bad values and contradictions however they are built."""
 
 import dataclasses
+import inspect
 import math
+import re
 
 import pytest
 
@@ -16,11 +18,20 @@ from t5x_lite.config import (
     TextCleaning,
     Training,
     default,
+    schema,
     to_dict,
     type_hints,
 )
 from t5x_lite.config.files import build, build_comparison
+from t5x_lite.data.tasks.kinds.table import KINDS
 from t5x_lite.errors import BAD_CONFIG, UserError
+from t5x_lite.model.parts.norms import NORMS
+from t5x_lite.model.parts.positions import POSITIONS
+from t5x_lite.model.parts.table import FEED_FORWARDS, MIXERS
+from t5x_lite.training.adapt import ADAPTATIONS
+from t5x_lite.training.loggers import LOGGERS
+from t5x_lite.training.optimizer import OPTIMIZERS
+from t5x_lite.training.schedules import SCHEDULES
 
 LM = RunConfig(data=Data(lengths=Lengths(sequence_length=40)))
 SECTIONS = (Lengths, TextCleaning, Data, Model, Mesh, Optimizer, Training)
@@ -193,3 +204,36 @@ def test_a_typo_fails_where_it_is_written():
         config.model.num_layer = 2
     with pytest.raises(KeyError, match="btach_size"):
         config.data.update(btach_size=3)
+
+
+# Settings whose values name entries of a table.
+TABLES = {
+    "kind": KINDS,
+    "loggers": LOGGERS,
+    "name: str": OPTIMIZERS,
+    "schedule": SCHEDULES,
+    "mixer": MIXERS,
+    "feed_forward": FEED_FORWARDS,
+    "norm": NORMS,
+    "positions": POSITIONS,
+    "adapt": ADAPTATIONS,
+}
+
+
+@pytest.mark.parametrize("setting", TABLES)
+def test_the_comment_of_a_setting_lists_its_table(setting):
+    """People read the choices there, and in the manual, which is made from it."""
+    lines = inspect.getsource(schema).splitlines()
+    comments = []
+    for number, line in enumerate(lines):
+        if not re.match(rf"    {setting}\b.* = ", line):
+            continue
+        first = number
+        while lines[first - 1].strip().startswith("#"):
+            first -= 1
+        comments.append(" ".join(lines[first : number + 1]))
+    missing = [
+        [name for name in TABLES[setting] if not re.search(rf"\b{name}\b", comment)]
+        for comment in comments
+    ]
+    assert [] in missing, missing

@@ -10,6 +10,8 @@ import pytest
 
 from t5x_lite.config import Optimizer
 from t5x_lite.errors import UserError
+from t5x_lite.model.transformer import parameter_axes, parameter_shapes
+from t5x_lite.training.adapt import ADAPTATIONS, parse_adaptation
 from t5x_lite.training.optimizer import (
     OPTIMIZERS,
     check_optimizer,
@@ -289,3 +291,19 @@ def test_only_schedules_that_decay_to_the_end_depend_on_it(name):
     config = Optimizer(schedule=name, warmup_steps=10)
     rates = [float(make_schedule(config, steps, 1)(40)) for steps in (60, 90)]
     assert depends_on_end(config) == (rates[0] != rates[1])
+
+
+@pytest.mark.parametrize("adapt", sorted({*ADAPTATIONS} - {"probe"}))  # here no task has a head
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_state_of_what_is_trained_has_its_axes(name, adapt, make):
+    """Each optimizer × each part of the parameters that may be trained."""
+    adaptation = parse_adaptation(adapt if adapt != "last" else "last(1)")
+    settings = {f"model.{key}": value for key, value in adaptation.settings.items()}
+    model = make("causal_lm", "decoder", **{"model.num_layers": 2}, **settings)[0].model
+    axes = adaptation.trained_part(parameter_axes(model))
+    shapes, _ = adaptation.split_shapes(parameter_shapes(model))
+    rule = make_optimizer(Optimizer(name=name), lambda step: 0.1, axes)
+    names_of = names_of_state(rule, shapes, axes)
+    state = jax.eval_shape(rule.init, shapes)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+        assert len(names_of(path, leaf)) == len(leaf.shape)

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from t5x_lite.config.grammar import parse_sum
-from t5x_lite.config.named import find_named, write_call
+from t5x_lite.config.named import Named, find_named
 from t5x_lite.data.objectives import OBJECTIVES, UL2
 from t5x_lite.data.objectives.declaration import Bound, ObjectiveFunction, Traits
 from t5x_lite.data.objectives.pairs import Pairs
@@ -21,22 +21,15 @@ _MANY = 1000  # raw tokens; enough for the bound to show whether an objective ma
 
 
 @dataclass(frozen=True)
-class Objective:
+class Objective(Named):
     """An objective with its options: `objective(tokens, rng, vocabulary)` returns a tuple of Pairs,
     and `bound(n)` a Bound.
+
+    >>> str(parse_objective("span_corruption(noise_density=0.2)"))
+    'span_corruption(noise_density=0.2)'
     """
 
-    name: str
-    options: dict  # only the options that were given
-    function: ObjectiveFunction = field(repr=False)
-
-    def __str__(self) -> str:
-        """Write the objective as in a config.
-
-        >>> str(parse_objective("span_corruption(noise_density=0.2)"))
-        'span_corruption(noise_density=0.2)'
-        """
-        return write_call(self.name, self.options)
+    target: ObjectiveFunction = field(repr=False)
 
     def __call__(
         self, tokens: np.ndarray, rng: RowRng, vocabulary: Vocabulary
@@ -44,19 +37,19 @@ class Objective:
         """Turn windows [rows, n], or [rows, 2, n] for an objective that reads two windows, into a
         tuple of one or two Pairs.
         """
-        pairs = self.function(tokens, rng, vocabulary, **self.options)
+        pairs = self.target(tokens, rng, vocabulary, **self.options)
         return pairs if isinstance(pairs, tuple) else (pairs,)
 
     def bound(self, n: int) -> Bound:
         """Return upper bounds on what n raw tokens become."""
         with user_errors(BAD_CONFIG, f"objective={self.name}: its bound failed on {n} tokens"):
-            return Bound(*self.function.bound(n, **self.options))
+            return Bound(*self.target.bound(n, **self.options))
 
     @cached_property
     def traits(self) -> Traits:
         """Traits that the objective declares for these options."""
         with user_errors(BAD_CONFIG, f"objective={self.name}: its traits failed"):
-            return self.function.traits(**self.options)
+            return self.target.traits(**self.options)
 
     @cached_property
     def uses_sentinels(self) -> bool:
@@ -65,8 +58,8 @@ class Objective:
 
     def for_architecture(self, architecture: str) -> "Objective":
         """Return this objective with the options that the architecture needs."""
-        options = self.function.adapt(architecture, self.options)
-        return Objective(self.name, options, self.function)
+        options = self.target.adapt(architecture, self.options)
+        return Objective(self.name, options, self.target)
 
 
 def parse_objective(spec: str) -> Objective:

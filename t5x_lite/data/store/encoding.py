@@ -3,7 +3,6 @@
 import hashlib
 import multiprocessing
 import os
-import threading
 import time
 from collections import Counter, deque
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from t5x_lite.data.tokenizers import tokenizer
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import BAD_DATA, UserError
 from t5x_lite.progress import bar, say
+from t5x_lite.workers import end_with_parent
 
 SingleTokenPolicy = Literal["keep", "skip", "stop"]  # what to do with documents of one token
 
@@ -92,16 +92,8 @@ def _start_worker(
 ) -> None:
     """Load the tokenizer when a worker process starts."""
     global _worker_encoder
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    end_with_parent()
     _worker_encoder = ShardEncoder(tokenizer.load(tokenizer_directory), single_token, dtype)
-
-
-def _exit_with_parent() -> None:
-    """Exit when the parent process ends, even if it was killed."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
 
 
 def _encode_in_worker(shard: Shard) -> EncodedShard:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from t5x_lite.config import Task
 from t5x_lite.config.named import find_named
-from t5x_lite.data.tasks.kinds.kind import Example
+from t5x_lite.data.tasks.kinds.kind import Example, Kind
 from t5x_lite.data.tasks.kinds.table import kind_of
 from t5x_lite.data.tasks.preprocess import PREPARE
 from t5x_lite.data.tasks.records import bad_lines_of, has_splits, lookup, read_split
@@ -65,11 +65,12 @@ def load_split(task: Task, split: str, limit: int = 0) -> Examples:
         )
 
     bad_lines = bad_lines_of(task)
+    kind = kind_of(task)
     examples = []
     for number, record in enumerate(_records(task, name, bad_lines)):
         if is_divided and _is_held_out(record, task.validation_fraction) != (split == "validation"):
             continue
-        examples.append(_example(task, record, number, name))
+        examples.append(_example(task, kind, record, number, name))
         if limit and len(examples) == limit:
             break
     if not examples:
@@ -101,9 +102,8 @@ def _is_held_out(record: Record, share: float) -> bool:
     return number < share * 2**64
 
 
-def _example(task: Task, record: Record, number: int, split: str) -> Example:
+def _example(task: Task, kind: Kind, record: Record, number: int, split: str) -> Example:
     """Make an example from a record, with its fields as named by the task."""
-    kind = kind_of(task)
     where = f"task {task.name}, example {number} of {split}"
 
     def text_of(field: str) -> str:

@@ -18,7 +18,7 @@ from t5x_lite.config import Task
 from t5x_lite.data.objectives.pairs import Pairs, SegmentLabels
 from t5x_lite.data.ragged import Ragged
 from t5x_lite.data.rows.layouts import RowShape
-from t5x_lite.data.tasks.kinds.kind import Example, Formatted, Kind
+from t5x_lite.data.tasks.kinds.kind import Example, Format, Formatted, Kind
 from t5x_lite.data.tasks.records import lookup
 from t5x_lite.data.tasks.words import Words
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
@@ -208,6 +208,13 @@ def text_to_text(
         targets.append([*answer[: room - 1], eos])
     pairs = Pairs(Ragged.from_rows(inputs), Ragged.from_rows(targets))
     return Formatted(pairs, np.arange(len(examples)), (), truncated, room)
+
+
+# Architectures that read a prompt and write an answer, whatever the kind of task.
+IN_WORDS = {
+    architecture: Format(text_to_text, "lm")
+    for architecture in ("prefix_decoder", "encoder_decoder")
+}
 
 
 def answer_room(kind: Kind, task: Task, tokenizer: Tokenizer, shape: RowShape) -> int:

@@ -8,7 +8,7 @@ from typing import get_args
 
 from t5x_lite.config import Task, type_hints
 from t5x_lite.config.files import ROOTS, Settings, build, with_absolute_paths
-from t5x_lite.config.grammar import parse_call, read_value, split
+from t5x_lite.config.grammar import parse_call, read_value
 from t5x_lite.config.permission import named_code
 from t5x_lite.data.tasks.kinds.table import KINDS
 from t5x_lite.errors import BAD_CONFIG, NO_FILE, UserError, nearest, user_errors
@@ -71,12 +71,11 @@ def _name_of_source(source: str = "") -> str:
 
 def _listed(value: str, key: str) -> str | tuple[str, ...]:
     """Read an option of a task; with bars, a list where a list is expected: labels=no|yes."""
+    text = str(read_value(value, str))
     kind = type_hints(Task).get(key)
     if tuple not in (kind, *get_args(kind)):
-        return str(read_value(value, str))
-    if value[:1] in ("'", '"') and value[-1:] == value[:1] and value[:1] not in value[1:-1]:
-        value = str(read_value(value, str))  # 'no, never|yes'
-    return tuple(str(read_value(part, str)) for part in split(value, r"\|"))
+        return text
+    return tuple(str(read_value(part, str)) for part in text.split("|"))
 
 
 def _named_task(name: str) -> Settings:

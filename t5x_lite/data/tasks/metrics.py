@@ -292,11 +292,11 @@ def by_group(
     if not task.group:
         return {}
     numbered = sorted(range(len(examples)), key=lambda number: str(examples[number].group))
-    first, *_ = metrics_of(task)
+    metric = find_metric(task, metrics_of(task)[0])
     scores = {}
     for group, numbers in groupby(numbered, key=lambda number: str(examples[number].group)):
         chosen = list(numbers)
         of_group = [examples[number] for number in chosen]
         predicted = [predictions[number] for number in chosen]
-        scores[group] = find_metric(task, first).score(task, of_group, predicted)
+        scores[group] = metric.score(task, of_group, predicted)
     return scores

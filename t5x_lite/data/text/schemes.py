@@ -5,6 +5,7 @@ object, which text and tasks use alike.
 import hashlib
 import os
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -17,8 +18,8 @@ from t5x_lite.data.text.records import Record
 from t5x_lite.errors import BAD_DATA, NO_FILE, UserError, optional_import, user_errors
 
 
-class Scheme:
-    """How one kind of source is read. The address is what follows the colon."""
+class Scheme(ABC):
+    """A kind of source. Its address is what follows the colon."""
 
     def documents(self, address: str, field: str, where: str) -> Iterator[Document]:
         """Yield the documents of a source, in a fixed order.
@@ -30,13 +31,13 @@ class Scheme:
         for record in self.records(address, "", where):
             yield from files.text_of(record, field, where)
 
+    @abstractmethod
     def records(self, address: str, split: str, where: str) -> Iterator[Record]:
         """Yield the records of a split, which `with_split` has also put into the address.
 
         Raises:
             UserError: for a source that cannot be read.
         """
-        raise NotImplementedError
 
     def with_split(self, address: str, split: str) -> str:
         """Return the address of a split."""
@@ -56,9 +57,9 @@ class _DataSet(Scheme):
         """See Scheme."""
         return f"{address}{'&' if '?' in address else '?'}split={split}"
 
+    @abstractmethod
     def directory(self, address: str) -> Path:
         """Return where the data set lies, if its address says so."""
-        raise NotImplementedError
 
     def fingerprint(self, address: str, where: str) -> str:
         """Names, sizes and times of its files, if it is on this machine and its address says

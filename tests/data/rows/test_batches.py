@@ -15,6 +15,7 @@ from conftest import ALL_CELLS, CELLS, ROOT, run, with_devices
 from hypothesis import given
 from hypothesis import strategies as st
 
+from t5x_lite.config.permission import permitted_code, user_code
 from t5x_lite.data.objectives.pairs import Pairs
 from t5x_lite.data.ragged import Ragged
 from t5x_lite.data.rng import Purpose, RowRng, philox_key
@@ -144,6 +145,13 @@ def test_workers_and_restarts_change_nothing(batches_of, workers):
     expected = [row_hashes(batch_at(step)) for step in range(12)]
     assert [row_hashes(batch) for batch in prefetch(batch_at, 0, 12, workers)] == expected
     assert [row_hashes(batch) for batch in prefetch(batch_at, 7, 12, workers)] == expected[7:]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_threads_that_make_batches_have_the_permissions_of_the_run(workers):
+    with user_code(["mine"]):
+        permitted = list(prefetch(lambda step: permitted_code(), 0, 9, workers))
+    assert permitted == [{"mine"}] * 9
 
 
 PLACED = """

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from data.tokenizers.test_text_models import WRITE
 
 from t5x_lite.config import Task
 from t5x_lite.data.rows.layouts import RowShape
@@ -15,7 +16,7 @@ from t5x_lite.data.tasks.kinds.kind import Example
 from t5x_lite.data.tasks.kinds.label import entities, entity_f1, token_accuracy
 from t5x_lite.data.tasks.kinds.table import find_format, kind_of
 from t5x_lite.data.tasks.load import load_task
-from t5x_lite.data.tokenizers.tokenizer import Tokenizer
+from t5x_lite.data.tokenizers.tokenizer import Tokenizer, make, train
 from t5x_lite.errors import UserError
 
 LABELS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
@@ -51,6 +52,27 @@ def test_each_word_is_scored_once_at_its_first_piece(room):
     if room >= 11:  # no word is cut
         assert read == words
     assert formatted.truncated == (room < 11)
+
+
+@pytest.mark.parametrize("kind", ["bytes", "sentencepiece", *WRITE])
+def test_the_pieces_of_words_are_those_of_the_text(kind, tmp_path):
+    """A label is that of the right piece, whatever a vocabulary does with blanks."""
+    if kind == "sentencepiece":
+        tokenizer = train(["Ada Lovelace saw London, and returned the cat."] * 50, 600)
+    elif kind == "bytes":
+        tokenizer = Tokenizer()
+    else:
+        tokenizer = make(str(WRITE[kind](tmp_path)), [], add_specials=True)
+    words, label = "ada saw the cat return , twice", (1, 0, 0, 3, 0, 0, 4)
+    way = find_format(TASK, "encoder")
+    shape = RowShape(encoder=64, scored=62)
+    formatted = way.function(KIND, TASK, [example_of(words, label)], tokenizer, shape)
+    (pair,) = formatted.pairs.each()
+    assert tuple(pair.targets) == label
+    np.testing.assert_array_equal(pair.inputs[1:-1], tokenizer.encode(words))
+    ends = [*pair.scored[1:], len(pair.inputs) - 1]
+    for word, start, end in zip(words.split(), pair.scored, ends, strict=True):
+        assert tokenizer.decode(pair.inputs[start:end]).strip() == word
 
 
 def test_what_the_head_puts_out_is_read_over_all_windows():

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from t5x_lite.config import Task
-from t5x_lite.data.tasks.formats import bert, gpt, text_to_text
+from t5x_lite.data.tasks.formats import IN_WORDS, bert, gpt
 from t5x_lite.data.tasks.kinds.kind import (
     Example,
     Format,
@@ -32,8 +32,7 @@ class Choose(Kind):
     formats = {
         "encoder": Format(bert, "choice"),
         "decoder": Format(gpt, "choice"),
-        "prefix_decoder": Format(text_to_text, "lm"),
-        "encoder_decoder": Format(text_to_text, "lm"),
+        **IN_WORDS,
     }
 
     def parse_label(self, task: Task, value: Any, choices: Sequence[str], where: str) -> Label:

@@ -6,18 +6,18 @@ from typing import Any
 import numpy as np
 
 from t5x_lite.config import Task
-from t5x_lite.data.tasks.formats import bert, gpt, text_to_text
+from t5x_lite.data.tasks.formats import IN_WORDS, bert, gpt
 from t5x_lite.data.tasks.kinds.kind import (
     Example,
     Format,
     Formatted,
     Kind,
     Label,
+    count_labels,
     is_withheld,
     number_of_class,
     words_of_labels,
 )
-from t5x_lite.errors import BAD_CONFIG, UserError
 
 
 class Classify(Kind):
@@ -29,8 +29,7 @@ class Classify(Kind):
     formats = {
         "encoder": Format(bert, "class"),
         "decoder": Format(gpt, "class"),
-        "prefix_decoder": Format(text_to_text, "lm"),
-        "encoder_decoder": Format(text_to_text, "lm"),
+        **IN_WORDS,
     }
 
     def parse_label(self, task: Task, value: Any, choices: Sequence[str], where: str) -> Label:
@@ -52,10 +51,7 @@ class Classify(Kind):
 
     def model_settings(self, task: Task) -> dict[str, int]:
         """See Kind."""
-        if len(task.labels) < 2:
-            reason = f"task {task.name} has {len(task.labels)} labels, expected at least two"
-            raise UserError(BAD_CONFIG, f"task.labels: {reason}; name them")
-        return {"num_classes": len(task.labels)}
+        return {"num_classes": count_labels(task)}
 
     def predict(
         self, examples: Sequence[Example], formatted: Formatted, outputs: Sequence[np.ndarray]

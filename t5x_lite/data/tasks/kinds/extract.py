@@ -6,7 +6,7 @@ import numpy as np
 
 from t5x_lite.config import Task
 from t5x_lite.data.rows.layouts import RowShape
-from t5x_lite.data.tasks.formats import PairsOfTask, text_to_text
+from t5x_lite.data.tasks.formats import IN_WORDS, PairsOfTask
 from t5x_lite.data.tasks.kinds.kind import Example, Format, Formatted, Kind, Label, OfTexts
 from t5x_lite.data.tasks.records import lookup
 from t5x_lite.data.tasks.words import Words, split_words
@@ -74,8 +74,7 @@ class Extract(OfTexts):
     meaning = "which span of the text"
     formats = {
         "encoder": Format(bert_span, "span"),
-        "prefix_decoder": Format(text_to_text, "lm"),
-        "encoder_decoder": Format(text_to_text, "lm"),
+        **IN_WORDS,
     }
 
     def model_settings(self, task: Task) -> dict[str, int]:

@@ -13,7 +13,7 @@ from t5x_lite.data.objectives.pairs import Pairs
 from t5x_lite.data.tasks.records import lookup
 from t5x_lite.data.tasks.words import Words
 from t5x_lite.data.text.records import Record
-from t5x_lite.errors import BAD_DATA, UserError
+from t5x_lite.errors import BAD_CONFIG, BAD_DATA, UserError
 
 Label = int | float | str | tuple[str, ...] | tuple[int, ...] | None
 # (task, examples, predictions) → a number; higher is better. A prediction is None if a model that
@@ -56,7 +56,7 @@ class Formatted(NamedTuple):
 
 
 class Format(NamedTuple):
-    """How an architecture reads a kind of task.
+    """The way in which an architecture reads a kind of task.
 
     Attributes:
         function: (kind, task, examples, tokenizer, shape of a row) → the examples as pairs.
@@ -241,6 +241,18 @@ def number_of_class(task: Task, value: Any, where: str) -> int | None:
         expected = f"expected one of {', '.join(names)}"
         raise UserError(BAD_DATA, f"{where}: got the label {value!r}, {expected}")
     return number
+
+
+def count_labels(task: Task) -> int:
+    """Return the number of labels of a task.
+
+    Raises:
+        UserError: for fewer than two.
+    """
+    if len(task.labels) < 2:
+        reason = f"task {task.name} has {len(task.labels)} labels, expected at least two"
+        raise UserError(BAD_CONFIG, f"task.labels: {reason}; name them")
+    return len(task.labels)
 
 
 def words_of_labels(task: Task) -> tuple[str, ...]:

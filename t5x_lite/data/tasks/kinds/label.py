@@ -14,19 +14,20 @@ from t5x_lite.config import Task
 from t5x_lite.data.objectives.pairs import Pairs
 from t5x_lite.data.ragged import Ragged
 from t5x_lite.data.rows.layouts import RowShape
-from t5x_lite.data.tasks.formats import text_to_text
+from t5x_lite.data.tasks.formats import IN_WORDS
 from t5x_lite.data.tasks.kinds.kind import (
     Example,
     Format,
     Formatted,
     Kind,
     Label,
+    count_labels,
     is_withheld,
     number_of_class,
     words_of_labels,
 )
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
-from t5x_lite.errors import BAD_CONFIG, BAD_DATA, UserError
+from t5x_lite.errors import BAD_DATA, UserError
 
 Entity = tuple[str, int, int]  # its type, its first word, and the word after its last
 
@@ -149,8 +150,7 @@ class LabelWords(Kind):
     own_metrics = {"entity_f1": entity_f1, "token_accuracy": token_accuracy}
     formats = {
         "encoder": Format(bert_words, "token_class"),
-        "prefix_decoder": Format(text_to_text, "lm"),
-        "encoder_decoder": Format(text_to_text, "lm"),
+        **IN_WORDS,
     }
 
     def check(self, task: Task) -> Iterator[str]:
@@ -206,15 +206,12 @@ class LabelWords(Kind):
         return self.readable(task, label, example) or ""
 
     def slots(self, length: int) -> dict[str, Any]:
-        """As many words as a row may hold."""
+        """Reserve a slot for each word that a row may hold."""
         return {"scored": max(length - 2, 1)}
 
     def model_settings(self, task: Task) -> dict[str, int]:
         """See Kind."""
-        if len(task.labels) < 2:
-            reason = f"task {task.name} has {len(task.labels)} labels, expected at least two"
-            raise UserError(BAD_CONFIG, f"task.labels: {reason}; name them")
-        return {"token_classes": len(task.labels)}
+        return {"token_classes": count_labels(task)}
 
     def predict(
         self, examples: Sequence[Example], formatted: Formatted, outputs: Sequence[np.ndarray]

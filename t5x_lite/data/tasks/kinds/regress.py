@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from t5x_lite.config import Task
-from t5x_lite.data.tasks.formats import bert, gpt, text_to_text
+from t5x_lite.data.tasks.formats import IN_WORDS, bert, gpt
 from t5x_lite.data.tasks.kinds.kind import Example, Format, Formatted, Kind, Label, is_withheld
 from t5x_lite.errors import BAD_DATA, UserError
 
@@ -21,8 +21,7 @@ class Regress(Kind):
     formats = {
         "encoder": Format(bert, "number"),
         "decoder": Format(gpt, "number"),
-        "prefix_decoder": Format(text_to_text, "lm"),
-        "encoder_decoder": Format(text_to_text, "lm"),
+        **IN_WORDS,
     }
 
     def parse_label(self, task: Task, value: Any, choices: Sequence[str], where: str) -> Label:

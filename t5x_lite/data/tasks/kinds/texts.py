@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from t5x_lite.config import Task
-from t5x_lite.data.tasks.formats import text_to_text
+from t5x_lite.data.tasks.formats import IN_WORDS, text_to_text
 from t5x_lite.data.tasks.kinds.kind import Example, Format, Kind, Label, OfTexts
 from t5x_lite.data.text.records import Record
 
@@ -15,8 +15,7 @@ class Generate(OfTexts):
     shown = "any"
     formats = {
         "decoder": Format(text_to_text, "lm"),
-        "prefix_decoder": Format(text_to_text, "lm"),
-        "encoder_decoder": Format(text_to_text, "lm"),
+        **IN_WORDS,
     }
 
 
