@@ -53,7 +53,6 @@ from t5x_lite.inference.zero_shot import Asking, Direction
 from t5x_lite.interop import convert
 from t5x_lite.model import transformer
 from t5x_lite.model.check import plan_checked, plan_objective_checked
-from t5x_lite.model.flops import step_flops
 from t5x_lite.model.heads import HEADS, Params, Row, head_params, logits
 from t5x_lite.model.transformer import count_active_parameters, count_parameters
 from t5x_lite.progress import messages_to, to_stderr
@@ -63,6 +62,7 @@ from t5x_lite.resolve import resolve, text_data
 from t5x_lite.training import loop, run_directory
 from t5x_lite.training.check import check_training
 from t5x_lite.training.log import perplexity
+from t5x_lite.training.loss import step_flops
 from t5x_lite.training.run_directory import LoadedModel
 
 __all__ = [
@@ -277,7 +277,7 @@ def inspect(config: ConfigLike, examples: int = 3) -> Inspection:
         batches = make_batches(rows, run.data, run.seed, corpus, "train")
         row = ledger(batches)
         steps = batches.num_steps(resolved.steps, run.data.epochs)
-        flops = step_flops(resolved.model, batches.shape, row.loss_tokens)
+        flops = step_flops(resolved, batches.shape, row.loss_tokens)
         state_bytes, gradient_bytes = loop.state_sizes(resolved)
         return Inspection(
             rows=inspection.show_rows(batches, corpus.tokenizer, examples),

@@ -5,7 +5,7 @@ sizes of the model, the heads. What is below is handed its part.
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from t5x_lite.config import Model, ModelDimensions, RunConfig
+from t5x_lite.config import Model, ModelDimensions, RunConfig, to_dict
 from t5x_lite.data.objectives.mixture import check_vocabulary
 from t5x_lite.data.rows.batches import Batches, TextData
 from t5x_lite.data.rows.row_plan import RowPlan, plan_rows
@@ -14,7 +14,7 @@ from t5x_lite.data.tasks.kinds.table import kind_of
 from t5x_lite.data.tasks.task_data import TaskPlan, plan_task
 from t5x_lite.data.tokenizers.tokenizer import planned_size
 from t5x_lite.data.tokenizers.vocabulary import Vocabulary
-from t5x_lite.errors import BAD_CONFIG, UserError
+from t5x_lite.errors import BAD_CONFIG, UserError, user_errors
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,13 @@ class Resolved:
     steps: int  # training.steps, or fewer where data.epochs are over
 
     @property
-    def written_out(self) -> RunConfig:
-        """The config with all sizes of the model filled in: what two runs are compared by."""
-        return replace(self.config, model=self.model)
+    def written_out(self) -> dict[str, Any]:
+        """The config as data, all sizes of the model filled in: what two runs are compared by. What
+        follows from the objective, such as companions, is left out.
+        """
+        written = to_dict(self.config)
+        sizes = to_dict(self.model)
+        return written | {"model": {name: sizes[name] for name in written["model"]}}
 
 
 def plan(config: RunConfig) -> RowPlan | TaskPlan:
@@ -116,7 +120,10 @@ def _resolve_objective(config: RunConfig, vocab_size: int, rows: RowPlan) -> Res
         max_length=rows.shape.longest,
         num_classes=2 if rows.has_sentence_pairs else 0,
     )
+    with user_errors(BAD_CONFIG, f"objective={config.objective}: the model of its traits failed"):
+        model = rows.members[0].objective.traits.model(model)
     heads = ("mlm",) if rows.aligned else ("lm",)
+    heads += model.heads
     if model.backward_decoder:
         heads += ("backward_lm",)
     if rows.has_sentence_pairs:

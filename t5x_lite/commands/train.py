@@ -51,6 +51,8 @@ def run(args: argparse.Namespace) -> None:
 def _next_command(rows: RowPlan, workdir: Path) -> str:
     """Return a command that tries the trained model."""
     allowed = options_that_allow()
+    if rows.loss != "heads":  # who may not predict tokens
+        return f't5x_lite embed --workdir={workdir}{allowed} "The house."'
     if rows.masked or rows.uses_sentinels:
         return f't5x_lite fill --workdir={workdir}{allowed} "The ___ is in the house."'
     return f't5x_lite generate --workdir={workdir}{allowed} "The"'

@@ -18,10 +18,10 @@ import jax.numpy as jnp
 from t5x_lite.config import CompareConfig, RunConfig, to_dict
 from t5x_lite.data.rows.batches import TextData, ledger
 from t5x_lite.errors import BAD_CONFIG, UserError, read_json
-from t5x_lite.model.flops import step_flops
 from t5x_lite.model.transformer import count_active_parameters, count_parameters
 from t5x_lite.resolve import Resolved
 from t5x_lite.training import loop, run_directory
+from t5x_lite.training.loss import step_flops
 
 _TIMED_STEPS = 5
 _SAVES = 4  # checkpoints per run: a kill loses about a quarter of it at most
@@ -59,7 +59,7 @@ def step_cost(resolved: Resolved, data: TextData) -> StepCost:
         raw_tokens=rows * row.raw_tokens,
         model_tokens=rows * row.model_tokens,
         loss_tokens=rows * row.loss_tokens,
-        flops=rows * step_flops(resolved.model, batches.shape, row.loss_tokens),
+        flops=rows * step_flops(resolved, batches.shape, row.loss_tokens),
         padding=row.padding,
         state_bytes=loop.state_sizes(resolved)[0],
     )

@@ -8,6 +8,7 @@ A config file needs `default` and, for comparisons, CompareConfig:
 from t5x_lite.config.schema import (
     Architecture,
     Checked,
+    Companion,
     CompareConfig,
     Data,
     DeviceDimensions,
@@ -29,6 +30,7 @@ from t5x_lite.config.schema import (
 __all__ = [
     "Architecture",
     "Checked",
+    "Companion",
     "CompareConfig",
     "Data",
     "DeviceDimensions",

@@ -210,6 +210,10 @@ class Model(Checked):
     # longest stack of a row
     max_length: NonNegative = 0
 
+    # Rules of self-attention beside those of the architecture, all of which must hold:
+    # window(size=128), or my_module.MyRule(option=value) of your own, see model/masks.py
+    attention_rules: tuple = ()
+
     # Stacks of one repeated layer (ALBERT)
     shared_layers: Literal["none", "all", "encoder", "decoder"] = "none"
     shared_stacks: bool = False  # encoder and decoder share their parameters, cross-attention aside
@@ -237,6 +241,9 @@ class Model(Checked):
     mlm_head: Annotated[bool, OUTPUT] = False
     # Whether tokens are predicted; False: hidden states alone (an imported BertModel)
     lm_head: Annotated[bool, HEADS] = True
+    # Heads of your own beside those of the objective, my_module.my_head(option=value): see
+    # model/heads.py
+    heads: Annotated[tuple, HEADS] = ()
 
     # What adapts a trained model to a task, its own parameters frozen: see training/adapt.py, which
     # sets these.
@@ -352,9 +359,16 @@ class ModelDimensions(Model):
     factorised.
     """
 
+    # Further Transformers that an objective trains beside this one: see Traits.model
+    companions: "Annotated[tuple[Companion, ...], HEADS]" = ()
+
     # Devices that share these sizes, and the experts of a mixture: see DeviceDimensions
     tensor_parts: ClassVar[int] = 1
     expert_parts: ClassVar[int] = 1
+
+    def companion(self, name: str) -> "Companion | None":
+        """Find a companion by its name, which its parameters lie under."""
+        return next((found for found in self.companions if found.name == name), None)
 
     def _contradictions(self) -> Iterator[str]:
         sizes = ("head_dim", "num_kv_heads", "d_ff", "embedding_size", "vocab_size", "max_length")
@@ -377,6 +391,21 @@ class ModelDimensions(Model):
     def is_factorised(self) -> bool:
         """True if embeddings are narrower (or wider) than the residual stream."""
         return self.embedding_size != self.d_model
+
+
+@dataclass(frozen=True)
+class Companion:
+    """A Transformer that is trained beside the model of a run, such as ELECTRA's generator.
+
+    Attributes:
+        name: which its parameters lie under, those of the run's model beside it.
+        shares: names of parameters, such as "embedding", that it does not have where the run's
+            model has them, but reads those.
+    """
+
+    name: str
+    model: ModelDimensions
+    shares: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -419,7 +420,11 @@ def write(
     family = FAMILIES[model_type]
     if task_head is not None:
         family = family.with_head(task_head.name)
-    tensors = _make_tensors(stored_parameters(family, model), params, dtype)
+    stored = stored_parameters(family, model)
+    left_out = sorted(_tops(by_path(params)) - _tops(stored))
+    if left_out:
+        say(f"left out, since {family.class_name} has none: {', '.join(left_out)}")
+    tensors = _make_tensors(stored, params, dtype)
 
     class_name = _class_name(family, model)
     config: ConfigJson = {
@@ -444,6 +449,11 @@ def _class_name(family: Family, model: ModelDimensions) -> str:
         return family.class_with_label_head if model.num_classes else family.class_name
     is_encoder_alone = family.encoder_class and model.architecture == "encoder"
     return family.encoder_class if is_encoder_alone else family.class_without_head
+
+
+def _tops(paths: Iterable[str]) -> set[str]:
+    """The first names of paths."""
+    return {path.split("/")[0] for path in paths}
 
 
 def _make_tensors(

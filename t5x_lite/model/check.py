@@ -5,13 +5,16 @@ means to a part only the part knows, so it is asked here.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
-from t5x_lite.config import Mesh, Model, ModelDimensions, RunConfig
+from t5x_lite.config import Companion, Mesh, Model, ModelDimensions, RunConfig
 from t5x_lite.data.rows.layouts import RowShape
 from t5x_lite.data.rows.row_plan import RowPlan
 from t5x_lite.data.tasks.task_data import TaskPlan
 from t5x_lite.errors import BAD_CONFIG, UserError, nearest
 from t5x_lite.model.kernels import TPU_KERNELS
+from t5x_lite.model.masks import rules_of
 from t5x_lite.model.parts.activations import ACTIVATIONS
 from t5x_lite.model.parts.attention import CrossAttention
 from t5x_lite.model.parts.contract import Setting
@@ -24,6 +27,7 @@ from t5x_lite.model.parts.table import (
     runs_whole,
     splits_of,
 )
+from t5x_lite.model.transformer import parameter_shapes, shared_params
 from t5x_lite.resolve import plan, plan_objective, resolve_model
 
 
@@ -93,12 +97,17 @@ def contradictions(setting: Setting) -> Iterator[str]:
     if positions.in_attention and not getattr(mixer, "takes_positions", False):
         reason = f"is a part of attention, which mixer {config.mixer} is not"
         yield f"model.positions={config.positions}: {reason}; set none"
+    if rules_of(config) and not getattr(mixer, "takes_positions", False):
+        reason = f"are rules of attention, which mixer {config.mixer} is not"
+        yield f"model.attention_rules={config.attention_rules}: {reason}; leave them out"
     if positions.limit is not None and positions.limit < rows.longest:
         reason = f"got {positions.limit}, but data.lengths go up to {rows.longest}"
         yield f"model.max_length: {reason}; raise one or lower the other"
     yield from _of_mimetic_init(config)
     yield from _of_depth(config)
     yield from _of_mesh(setting)
+    for companion in config.companions:
+        yield from _of_companion(setting, companion)
 
 
 def _of_mimetic_init(config: ModelDimensions) -> Iterator[str]:
@@ -148,6 +157,22 @@ def _of_mesh(setting: Setting) -> Iterator[str]:
     if config.backward_decoder:
         reason = f"cannot be split over mesh.sequence = {mesh.sequence}"
         yield f"model.backward_decoder=True: {reason}; set mesh.sequence to 1"
+
+
+def _of_companion(setting: Setting, companion: Companion) -> Iterator[str]:
+    name, model = companion.name, companion.model
+    for contradiction in contradictions(setting._replace(config=model)):
+        yield f"{name}: {contradiction}"
+    tensor = setting.mesh.tensor
+    if setting.config.num_kv_heads % tensor or model.num_kv_heads % tensor:
+        yield f"mesh.tensor = {tensor}: does not divide the num_kv_heads of a model and its {name}"
+    params = parameter_shapes(replace(setting.config, companions=()))
+    own: Any = parameter_shapes(model)
+    if name in params:
+        yield f"{name}: the model has parameters of that name; give its companion another"
+    for shared, theirs in shared_params(companion, params).items():
+        if own.get(shared) != theirs:
+            yield f"{name}: cannot share {shared}, which has another shape there"
 
 
 def has_experts(config: ModelDimensions) -> bool:

@@ -10,14 +10,15 @@ as if they were. Each part of a block and each head states its own cost.
 from t5x_lite.config import ModelDimensions
 from t5x_lite.data.rows.layouts import RowShape
 from t5x_lite.hardware import chip_of
-from t5x_lite.model.heads import HEAD_MODULES
+from t5x_lite.model.heads import head_layers
+from t5x_lite.model.masks import visible_keys
 from t5x_lite.model.parts.attention import CrossAttention
 from t5x_lite.model.parts.contract import Stack
 from t5x_lite.model.parts.table import layers_of_period, make_feed_forward, make_mixer
 
 
 def forward_flops(config: ModelDimensions, shape: RowShape, scored: float | int) -> float:
-    """Return the FLOPs of one row's forward pass.
+    """Return the FLOPs of one row's forward pass, its companions left out.
 
     Args:
         scored: positions at which the output layer is computed, a mean over rows.
@@ -26,19 +27,19 @@ def forward_flops(config: ModelDimensions, shape: RowShape, scored: float | int)
     if config.is_factorised:
         total += 2 * config.embedding_size * config.d_model * (shape.encoder + shape.decoder)
     if shape.encoder:
-        stack = Stack(shape.encoder, shape.encoder, bidirectional=True)
+        visible = visible_keys(config, shape.encoder, bidirectional=True)
+        stack = Stack(shape.encoder, visible, bidirectional=True)
         total += _stack_flops(config, config.num_layers, stack)
     if shape.decoder:
         layers = config.num_decoder_layers * (2 if config.backward_decoder else 1)
         sees_ahead = shape.bidirectional_prefix or shape.looks_ahead
-        visible = shape.decoder if sees_ahead else (shape.decoder + 1) / 2
+        visible = visible_keys(config, shape.decoder, bidirectional=sees_ahead)
         total += _stack_flops(config, layers, Stack(shape.decoder, visible, bidirectional=False))
         if shape.encoder:
             cross = CrossAttention(config).cost(shape.decoder, shape.encoder, shape.encoder)
             total += layers * cross
-    for head in HEAD_MODULES.values():
-        if head.wanted(config):
-            total += head.flops(config, shape.longest, scored)
+    for head in head_layers(config).values():
+        total += head.flops(config, shape.longest, scored)
     return total
 
 
@@ -51,11 +52,6 @@ def _stack_flops(config: ModelDimensions, layers: int, stack: Stack) -> float:
         if feed_forward is not None:
             total += layers / len(of_layers) * feed_forward.flops(stack)
     return total
-
-
-def step_flops(config: ModelDimensions, shape: RowShape, scored: float | int) -> float:
-    """Return the FLOPs of forward and backward for one row."""
-    return 3 * forward_flops(config, shape, scored)
 
 
 def peak_flops(device_kind: str, dtype: str) -> float | None:

@@ -1,6 +1,9 @@
 """Heads: what is predicted from the hidden states. HEAD_MODULES holds the layers, by the name of
-their parameters; each entry of HEADS says which hidden states a head reads, its loss as sums, the
-row keys it needs, and what it costs.
+their parameters, and what they cost; each entry of HEADS says which hidden states a head reads, its
+loss as sums, and the row keys it needs.
+
+A head of your own is a function that returns a Head, with layers of its own if it needs some, and
+is named in the settings of the model: model.heads=("my_module.my_head",).
 
 A head is written for one device. Where several devices share rows, it gets whole rows, unless it
 `splits_rows`: then it gets this device's positions of hidden states and row keys, and its sums are
@@ -11,7 +14,7 @@ rows, C classes.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -20,6 +23,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from t5x_lite.config import ModelDimensions
+from t5x_lite.config.named import find_named
+from t5x_lite.errors import BAD_CONFIG, UserError
 from t5x_lite.model.dense import (
     Dense,
     constrain,
@@ -43,6 +48,7 @@ from t5x_lite.model.matmul import matmul, matmul_transposed
 from t5x_lite.model.parts.activations import activate
 from t5x_lite.model.parts.contract import Auxiliary
 from t5x_lite.model.parts.norms import make_norm
+from t5x_lite.model.parts.options import part_name
 
 # A batch of rows, [B, …] each, by the keys of data/rows/layouts.py.
 Row = dict[str, Array]
@@ -179,15 +185,15 @@ class HeadModule(NamedTuple):
     """The layers of a head.
 
     Attributes:
-        wanted: True for a model that has them.
         call: (layers, output of the Transformer, embedding table) → theirs, for initialisation.
         flops: (config, positions of a row, scored positions) → FLOPs of a row's forward pass.
+        wanted: True for a model that has them.
     """
 
     make: Callable[[ModelDimensions], Any]
-    wanted: Callable[[ModelDimensions], bool]
     call: Callable[[Any, ModelOutput, Array], Array]
     flops: Callable[[ModelDimensions, int, float], float]
+    wanted: Callable[[ModelDimensions], bool] = lambda config: True
 
 
 def _language_model_flops(config: ModelDimensions, positions: int, scored: float | int) -> float:
@@ -204,6 +210,8 @@ def _language_model_flops(config: ModelDimensions, positions: int, scored: float
 def _quiet(rows: int) -> Noise:
     return Noise(jnp.arange(rows))
 
+
+_OWN = "head_"  # begins the names that parameters of your own heads lie under
 
 # By the key of the model's parameters.
 HEAD_MODULES = {
@@ -267,7 +275,6 @@ class Head:
     """One head and its loss.
 
     Attributes:
-        params_key: of the model's parameters, those that it predicts with.
         row_keys: that rows must have.
         read: output of the Transformer → the hidden states that it predicts from.
         sums: the loss of what `read` returns.
@@ -277,9 +284,9 @@ class Head:
             tokens.
         outputs_per: what n counts: labels, positions, or scored positions.
         splits_rows: True if it treats each position of a decoder alone.
+        layers: of a head of your own; the parameters of my_module.my_head lie under head_my_head.
     """
 
-    params_key: str
     row_keys: tuple[str, ...]
     read: Callable[[ModelOutput, Row], Array]
     sums: Callable[[HeadInput], Sums]
@@ -288,6 +295,7 @@ class Head:
     outputs: Callable[[ModelDimensions, Params, Array, Row], Array] | None = None
     outputs_per: Literal["label", "position", "scored"] = "label"
     splits_rows: bool = False
+    layers: HeadModule | None = None
 
 
 def _vocabulary_sums(given: HeadInput, targets: Array, weights: Array) -> Sums:
@@ -420,7 +428,6 @@ def _label_head(
 ) -> Head:
     """A head that reads one position of each segment."""
     return Head(
-        params_key="classifier",
         row_keys=("label_values", "label_positions", "label_weights", *row_keys),
         read=_label_states,
         sums=sums,
@@ -432,7 +439,6 @@ def _label_head(
 HEADS = {
     # Every position of a decoder: GPT, T5.
     "lm": Head(
-        params_key="head",
         row_keys=("decoder_targets", "decoder_weights"),
         read=lambda output, row: output.hidden_states,
         sums=_decoder_sums,
@@ -441,7 +447,6 @@ HEADS = {
     ),
     # Every position of a backward decoder: ELMo (Peters et al., 2018, §3.1).
     "backward_lm": Head(
-        params_key="head",
         row_keys=("decoder_tokens", "decoder_segments", "decoder_positions", "decoder_weights"),
         read=_backward_states,
         sums=_backward_sums,
@@ -450,7 +455,6 @@ HEADS = {
     ),
     # The scored positions of an encoder: BERT.
     "mlm": Head(
-        params_key="head",
         row_keys=("encoder_scored", "encoder_targets", "encoder_weights"),
         read=scored_positions,
         sums=_encoder_sums,
@@ -458,7 +462,6 @@ HEADS = {
     ),
     # The first position of an encoder: next sentence, sentence order.
     "sequence_label": Head(
-        params_key="classifier",
         row_keys=("encoder_labels", "encoder_segments"),
         read=lambda output, row: output.hidden_states[:, 0],
         sums=_sequence_label_sums,
@@ -467,7 +470,6 @@ HEADS = {
     ),
     # A decoder's texts beside their labels (Radford et al., 2018).
     "auxiliary_lm": Head(
-        params_key="head",
         row_keys=("decoder_targets", "decoder_weights"),
         read=lambda output, row: output.hidden_states,
         sums=_auxiliary_lm_sums,
@@ -486,7 +488,6 @@ HEADS = {
     ),
     # All positions of each segment: where does the answer begin and end?
     "span": Head(
-        params_key="token_head",
         row_keys=("label_values", "label_positions", "label_weights", "encoder_segments"),
         read=lambda output, row: output.hidden_states,
         sums=_span_sums,
@@ -496,7 +497,6 @@ HEADS = {
     ),
     # The scored positions of an encoder: the first piece of each word.
     "token_class": Head(
-        params_key="token_head",
         row_keys=("encoder_scored", "encoder_targets", "encoder_weights"),
         read=scored_positions,
         sums=_token_class_sums,
@@ -505,3 +505,35 @@ HEADS = {
         outputs_per="scored",
     ),
 }
+
+
+def find_head(text: str) -> Head:
+    """Find a head by its name in HEADS, or one of your own by that of its module.
+
+    Raises:
+        UserError: for a name or an option that does not exist.
+    """
+    if text in HEADS:
+        return HEADS[text]
+    head = find_named(text, {}, "model.heads", "head")()
+    if not isinstance(head, Head):
+        reason = f"got {head!r}, expected a function that returns a model.heads.Head"
+        raise UserError(BAD_CONFIG, f"model.heads={text}: {reason}")
+    if head.metric_prefix:
+        return head
+    return replace(head, metric_prefix=f"{part_name(text)}_")
+
+
+def head_layers(config: ModelDimensions) -> dict[str, HeadModule]:
+    """Find the layers of all heads of a model, by the names that their parameters lie under."""
+    found = {name: layers for name, layers in HEAD_MODULES.items() if layers.wanted(config)}
+    for text in config.heads:
+        layers = find_head(text).layers
+        if layers is not None:
+            found[f"{_OWN}{part_name(text)}"] = layers
+    return found
+
+
+def is_of_head(name: str) -> bool:
+    """Return True for the name that the parameters of a head lie under."""
+    return name in HEAD_MODULES or name.startswith(_OWN)

@@ -1,20 +1,104 @@
 """Attention masks: which keys each query may attend to.
 
+A rule of your own is a frozen dataclass with the methods of `Rule`, whose fields are its options.
+It is named in the settings of the model: model.attention_rules=("my_module.MyRule",).
+
 Shapes: B rows, T queries, S keys, H heads.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Protocol, runtime_checkable
 
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
+from t5x_lite.config import ModelDimensions
+from t5x_lite.config.named import find_named
+from t5x_lite.config.ranges import Positive
+from t5x_lite.errors import BAD_CONFIG, UserError
+
 MASKED = -1e9  # added to the logits of keys that are masked
 
-# (what is known of each query [B, T], what is known of each key [B, S]) → bool [B, T, S], True
-# where the query may attend to the key
-Rule = Callable[[Mapping[str, Array], Mapping[str, Array]], Array]
+# Arrays of a stack, [B, T] each, by the row's names for them: positions, segments, tokens, and
+# whatever a loss function adds to a row, such as a rank in the order of prediction (XLNet)
+Known = Mapping[str, Array]
+
+
+@runtime_checkable
+class Rule(Protocol):
+    """Decides which keys a query may attend to."""
+
+    def __call__(self, queries: Known, keys: Known) -> Bool[Array, "B T S"]:
+        """Return True where the query may attend to the key, of what is known of both. While text
+        is generated that is positions and segments.
+        """
+        ...
+
+    def visible(self, positions: int, bidirectional: bool) -> float:
+        """Return the mean number of keys that the rule lets a query of so many positions see, for
+        FLOPs; without bidirectional, of the keys up to its own.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Window:
+    """A query attends to the `size` positions up to its own, and in an encoder to as many from its
+    own on (Beltagy et al., 2020, §3.1).
+
+    >>> Window(2).visible(4, bidirectional=False), Window(2).visible(4, bidirectional=True)
+    (1.75, 2.5)
+    """
+
+    size: Positive = 128
+
+    def __call__(self, queries: Known, keys: Known) -> Bool[Array, "B T S"]:
+        """See Rule."""
+        distance = queries["positions"][:, :, None] - keys["positions"][:, None, :]
+        return jnp.abs(distance) < self.size
+
+    def visible(self, positions: int, bidirectional: bool) -> float:
+        """See Rule."""
+        size = min(self.size, positions)
+        before = size - size * (size - 1) / 2 / positions  # itself counts
+        return 2 * before - 1 if bidirectional else before
+
+
+RULES = {"window": Window}
+
+
+@cache
+def find_rules(texts: tuple[str, ...]) -> tuple[Rule, ...]:
+    """Find the rules that model.attention_rules names.
+
+    Raises:
+        UserError: for a rule that does not exist, or does not say what it costs.
+    """
+    rules = []
+    for text in texts:
+        rule = find_named(text, RULES, "model.attention_rules", "rule")()
+        if not hasattr(rule, "visible"):
+            reason = "states no visible(positions, bidirectional), which FLOPs rest on"
+            fix = "add it, as in model/masks.py"
+            raise UserError(BAD_CONFIG, f"model.attention_rules={text}: {reason}; {fix}")
+        rules.append(rule)
+    return tuple(rules)
+
+
+def visible_keys(config: ModelDimensions, positions: int, bidirectional: bool) -> float | int:
+    """Return the mean number of keys that a query of self-attention may see."""
+    most = positions if bidirectional else (positions + 1) / 2
+    of_rules = (rule.visible(positions, bidirectional) for rule in rules_of(config))
+    return min(most, *of_rules) if config.attention_rules else most
+
+
+def rules_of(config: ModelDimensions) -> tuple[Rule, ...]:
+    """Return the rules of a model."""
+    return find_rules(tuple(config.attention_rules))
 
 
 class AttentionMask(struct.PyTreeNode):
@@ -37,10 +121,9 @@ class AttentionMask(struct.PyTreeNode):
     # The number of each query among the keys, where they are not the same tokens: the slots of the
     # KV cache in decoding, and this device's positions where several share a row.
     query_places: Int[Array, " T"] | None = None
-    # Further rules, all of which must hold, and what they read by name: a rank in the order of
-    # prediction (XLNet), a window. No fused kernel has them.
-    query_keys: Mapping[str, Int[Array, "B T"]] = struct.field(default_factory=dict)
-    key_keys: Mapping[str, Int[Array, "B S"]] = struct.field(default_factory=dict)
+    # Further rules, all of which must hold, and what they read. No fused kernel has them.
+    of_queries: Known = struct.field(default_factory=dict)
+    of_keys: Known = struct.field(default_factory=dict)
     rules: tuple[Rule, ...] = struct.field(pytree_node=False, default=())
     # If several devices share a row: which of them this is, and how many there are.
     shard: int | Int[Array, ""] = 0
@@ -70,7 +153,13 @@ class AttentionMask(struct.PyTreeNode):
             mask &= past
 
         for rule in self.rules:
-            mask &= rule(self.query_keys, self.key_keys)[:, None]
+            try:
+                mask &= rule(self.of_queries, self.of_keys)[:, None]
+            except KeyError as error:
+                has = f"what is known here are {', '.join(sorted(self.of_keys))}"
+                raise UserError(
+                    BAD_CONFIG, f"model.attention_rules: {rule} reads {error}; {has}"
+                ) from error
         return jnp.broadcast_to(mask, (*mask.shape[:2], T, S))
 
     def bias(

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Array, Float, Int
 
-from t5x_lite.config import ModelDimensions
+from t5x_lite.config import Companion, ModelDimensions
 from t5x_lite.model.blocks import Block, StackContext
 from t5x_lite.model.dense import (
     Dense,
@@ -26,8 +26,8 @@ from t5x_lite.model.dense import (
     with_axes,
 )
 from t5x_lite.model.dropout import Dropout, Noise
-from t5x_lite.model.heads import HEAD_MODULES, ModelOutput, Params, Row
-from t5x_lite.model.masks import AttentionMask
+from t5x_lite.model.heads import ModelOutput, Params, Row, head_layers
+from t5x_lite.model.masks import AttentionMask, Known, rules_of
 from t5x_lite.model.matmul import matmul
 from t5x_lite.model.parts.contract import Auxiliary, add_auxiliary
 from t5x_lite.model.parts.norms import make_norm
@@ -277,9 +277,8 @@ class Transformer(nn.Module):
 
         # Dropout of the embeddings, and what is predicted.
         self.dropout = Dropout(config.dropout)
-        for name, head in HEAD_MODULES.items():
-            if head.wanted(config):
-                setattr(self, name, head.make(config))
+        for name, head in head_layers(config).items():
+            setattr(self, name, head.make(config))
 
     def embed(
         self, row: Row, stack: Literal["encoder", "decoder"], noise: Noise | None = None
@@ -347,6 +346,8 @@ class Transformer(nn.Module):
         segments, positions = row[f"{name}_segments"], row[f"{name}_positions"]
         is_decoder = name == "decoder"
         bidirectional = not is_decoder or self.config.architecture == "prefix_decoder"
+        rules = rules_of(self.config)
+        known = _known(row, name) if rules else {}
 
         def context(own: Callable[[Array], Array], **of_mask: Any) -> StackContext:
             mask = AttentionMask(
@@ -355,6 +356,9 @@ class Transformer(nn.Module):
                 row.get(f"{name}_prefix"),
                 causal=is_decoder,
                 packed=self.packed,
+                rules=rules,
+                of_queries={key: own(value) for key, value in known.items()},
+                of_keys=known,
                 **of_mask,
             )
             cross_mask = None
@@ -403,7 +407,16 @@ class Transformer(nn.Module):
         segments = row["decoder_segments"]
         noise = _noise(segments, deterministic)
         # What was padding after the text is now before it: only `packed` masks it.
-        mask = AttentionMask(segments, segments, causal=True, packed=True)
+        known = _known(row, "decoder")
+        mask = AttentionMask(
+            segments,
+            segments,
+            causal=True,
+            packed=True,
+            rules=rules_of(self.config),
+            of_queries=known,
+            of_keys=known,
+        )
         context = self.backward_decoder.context(mask, False, row["decoder_positions"], noise)
         states, auxiliary = self.backward_decoder(self.embed(row, "decoder", noise), context)
         return ModelOutput(jnp.flip(states, 1), {"backward_decoder": auxiliary})
@@ -429,9 +442,19 @@ class Transformer(nn.Module):
             self.decode(row, self.embed(row, "encoder"))
         output = self(row)
         table = self.embedding if self.config.shared_embeddings else self.decoder_embedding
-        for name, head in HEAD_MODULES.items():
-            if head.wanted(self.config):
-                head.call(getattr(self, name), output, table)
+        for name, head in head_layers(self.config).items():
+            head.call(getattr(self, name), output, table)
+
+
+def _known(row: Row, stack: str) -> Known:
+    """What is known of each position of a stack, by its name in the row without the stack's."""
+    shape = row[f"{stack}_segments"].shape
+    prefix = f"{stack}_"
+    return {
+        key.removeprefix(prefix): value
+        for key, value in row.items()
+        if key.startswith(prefix) and value.shape == shape
+    }
 
 
 def _noise(tokens: Array, deterministic: bool) -> Noise:
@@ -500,9 +523,24 @@ def initialise(config: ModelDimensions, key: Array) -> Params:
     """Fresh parameters, boxed with their axis names. They are the same whatever kernel is
     wanted.
     """
-    model = Transformer(replace(config, attention_kernel="plain"))
+    model = Transformer(replace(config, attention_kernel="plain", attention_rules=()))
     variables: Any = model.init(key, blank_row(config), method=Transformer.touch_all_parameters)
-    return variables["params"]
+    params = dict(variables["params"])
+    for number, companion in enumerate(config.companions, 1):
+        drawn = initialise(companion.model, jax.random.fold_in(key, number))
+        shared = shared_params(companion, params)
+        params[companion.name] = {name: leaf for name, leaf in drawn.items() if name not in shared}
+    return params
+
+
+def shared_params(companion: Companion, params: Params) -> Params:
+    """The parameters of a model that its companion reads."""
+    return {name: params[name] for name in companion.shares if name in params}
+
+
+def companion_params(companion: Companion, params: Params) -> Params:
+    """The parameters of a companion, of those of a whole run."""
+    return params[companion.name] | shared_params(companion, params)
 
 
 @cache

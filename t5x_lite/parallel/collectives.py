@@ -28,7 +28,7 @@ device of `tensor`, D d_model, V vocabulary, W width of its table, E experts, S 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import asdict
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -77,7 +77,8 @@ def own_dimensions(config: ModelDimensions) -> ModelDimensions:
     devices, expert_parts = parts("tensor"), parts("expert")
     if devices == expert_parts == 1:
         return config
-    sizes: dict[str, Any] = asdict(config) | {
+    sizes = {field.name: getattr(config, field.name) for field in fields(config)}
+    sizes |= {
         "num_heads": config.num_heads // devices,
         "num_kv_heads": max(config.num_kv_heads // devices, 1),
         "d_ff": config.d_ff // devices,

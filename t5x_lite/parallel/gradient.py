@@ -12,7 +12,7 @@ the same way, summed and split:
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -109,6 +109,11 @@ class Parallelism:
     def _specs(self, params: Params) -> Params:
         leaves: Any = flatten_dict(params)
         return unflatten_dict({path: PartitionSpec(*self._mesh_axes[path]) for path in leaves})
+
+    def part(self, name: str) -> "Parallelism":
+        """That of the parameters under a name."""
+        own = {path[1:]: names for path, names in self.names.items() if path[0] == name}
+        return replace(self, names=own)
 
     # Parameters, made whole where they are needed.
 

@@ -73,7 +73,11 @@ def padded_for(mesh: DeviceMesh | None, model: ModelDimensions) -> ModelDimensio
     if mesh is None:
         return model
     multiple = math.lcm(model.vocab_multiple, mesh.shape["tensor"])
-    return replace(model, vocab_multiple=multiple)
+    companions = tuple(
+        replace(companion, model=padded_for(mesh, companion.model))
+        for companion in model.companions
+    )
+    return replace(model, vocab_multiple=multiple, companions=companions)
 
 
 def count_slices(devices: Iterable[Any]) -> int:

@@ -27,10 +27,11 @@ from t5x_lite.data.rows.row_plan import Member, RowPlan
 from t5x_lite.data.store.corpus import MANIFEST
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.hardware import PRICES_AS_OF, Topology, axis_bandwidth
-from t5x_lite.model.flops import forward_flops, peak_flops
+from t5x_lite.model.flops import peak_flops
 from t5x_lite.model.transformer import count_active_parameters, count_parameters
 from t5x_lite.planning import trace
 from t5x_lite.resolve import resolve_without_text
+from t5x_lite.training.loss import forward_flops_of, step_flops
 from t5x_lite.training.program import Program
 
 GiB = 2**30
@@ -302,8 +303,8 @@ def make_plan(
 
     # FLOPs, the backward pass being twice the forward; traffic over axes of more than one device.
     batch_size, model, shape = config.data.batch_size, resolved.model, rows.shape
-    flops = batch_size * 3 * forward_flops(model, shape, tokens.loss)
-    computed_again = batch_size * forward_flops(model, shape, 0) if model.remat else 0.0
+    flops = batch_size * step_flops(resolved, shape, tokens.loss)
+    computed_again = batch_size * forward_flops_of(resolved, shape, 0) if model.remat else 0.0
     mesh = dict(program.mesh.shape)
     sent = defaultdict(int)
     for axes, size in step.sent.items():

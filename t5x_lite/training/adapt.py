@@ -15,7 +15,7 @@ from t5x_lite.config import ModelDimensions
 from t5x_lite.config.named import find_named
 from t5x_lite.config.ranges import Positive, Range
 from t5x_lite.errors import BAD_CONFIG, UserError
-from t5x_lite.model.heads import HEAD_MODULES, Params
+from t5x_lite.model.heads import Params, is_of_head
 from t5x_lite.model.transformer import parameter_axes
 
 Path = tuple[str, ...]
@@ -121,7 +121,7 @@ def is_added(path: Path) -> bool:
 
 def is_head(path: Path) -> bool:
     """True for a parameter of a task's head."""
-    return path[0] in HEAD_MODULES and path[0] != "head"
+    return is_of_head(path[0]) and path[0] != "head"
 
 
 def _named(*names: str) -> Callable[[Path], bool]:

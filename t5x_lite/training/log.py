@@ -14,7 +14,7 @@ from typing import TextIO
 from t5x_lite import storage
 from t5x_lite.config import RunConfig
 from t5x_lite.errors import IO_ERROR, NO_FILE, UserError, user_errors
-from t5x_lite.model.heads import HEADS
+from t5x_lite.model.heads import find_head
 from t5x_lite.progress import bar, current_listener, messages_to
 from t5x_lite.training.callbacks import Callbacks
 from t5x_lite.training.loggers import Logger, find_loggers
@@ -98,14 +98,15 @@ def mean_metrics(sums: dict[str, dict]) -> dict[str, float]:
         values = {key: float(value) for key, value in term.items()}
         weight = max(values["weight"], 1.0)
         total_loss += values.get("total_loss", 0.0) / weight
-        if name not in HEADS:  # an auxiliary loss, or what a part has measured
+        if "nll" not in values:  # an auxiliary loss, or what a part has measured
             metrics[name] = values.get("total_loss", values.get("measured", 0.0)) / weight
             continue
-        prefix = HEADS[name].metric_prefix
+        head = find_head(name)
+        prefix = head.metric_prefix
         metrics[f"{prefix}loss"] = values["nll"] / weight
         metrics[f"{prefix}accuracy"] = values["correct"] / weight
         if not prefix:
-            metrics["loss_tokens" if HEADS[name].outputs is None else "loss_labels"] = weight
+            metrics["loss_tokens" if head.outputs is None else "loss_labels"] = weight
     return metrics | {"total_loss": total_loss}
 
 

@@ -24,7 +24,7 @@ from t5x_lite.data.store.corpus import cache_directory
 from t5x_lite.data.tasks.kinds.table import metrics_of
 from t5x_lite.data.tasks.task_data import TaskPlan
 from t5x_lite.errors import BAD_CONFIG, BAD_DATA, NOT_FINITE, UserError
-from t5x_lite.model.flops import peak_flops, step_flops
+from t5x_lite.model.flops import peak_flops
 from t5x_lite.model.heads import Row
 from t5x_lite.model.transformer import parameter_axes
 from t5x_lite.parallel.placement import place_batch
@@ -34,6 +34,7 @@ from t5x_lite.training import run_directory
 from t5x_lite.training.best import PREFIX, Best
 from t5x_lite.training.checkpoint import Checkpoints
 from t5x_lite.training.log import Log, first_not_finite, mean_metrics
+from t5x_lite.training.loss import step_flops
 from t5x_lite.training.optimizer import make_optimizer
 from t5x_lite.training.processes import Heartbeat, check_same
 from t5x_lite.training.program import Program
@@ -72,7 +73,8 @@ class Evaluator:
         raw_tokens: float = 0.0,
     ):
         config = resolved.config
-        if not resolved.model.lm_head and not config.task.name:
+        is_plain = resolved.rows.loss == "heads"
+        if resolved.heads[0] in ("lm", "mlm") and not resolved.model.lm_head and is_plain:
             reason = f"got False, but {config.objective} predicts tokens"
             fix = "set it to True, and a fresh head is drawn"
             raise UserError(BAD_CONFIG, f"model.lm_head: {reason}; {fix}")
@@ -181,7 +183,7 @@ class Run(Evaluator):
         """
         model = self.resolved.model
         rows_per_second = self.batches.batch_size * steps / max(seconds, 1e-9)
-        flops = step_flops(model, self.batches.shape, self.ledger.loss_tokens)
+        flops = step_flops(self.resolved, self.batches.shape, self.ledger.loss_tokens)
         peak = peak_flops(jax.devices()[0].device_kind, model.dtype)
         stats = jax.local_devices()[0].memory_stats() or {}
         return {

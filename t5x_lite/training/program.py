@@ -24,12 +24,11 @@ from t5x_lite.parallel.placement import replicated
 from t5x_lite.parallel.presets import Workload, arrange
 from t5x_lite.resolve import Resolved
 from t5x_lite.training.adapt import Adaptation, parse_adaptation
+from t5x_lite.training.loss import Loss, make_parallelism
 from t5x_lite.training.optimizer import UpdateRule, make_optimizer
 from t5x_lite.training.schedules import Schedule, make_schedule
 from t5x_lite.training.step import (
-    Loss,
     TrainState,
-    make_parallelism,
     make_train_step,
     parameter_shardings,
     state_shapes,
@@ -86,7 +85,7 @@ class Program:
         line = line_of_devices(self.mesh)
         parallel = make_parallelism(model, config.mesh.reduce_dtype, line, config.training.exact)
         packed, heads = resolved.rows.packed, resolved.heads
-        self.loss = Loss(model, packed, heads, config.training, parallel)
+        self.loss = Loss(model, packed, heads, config.training, parallel, resolved.rows.loss)
 
     def _state_bytes(self) -> int:
         """Bytes of parameters, gradients and optimizer state."""

@@ -40,7 +40,7 @@ from t5x_lite.data.tokenizers import tokenizer as tokenizers
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import BAD_CONFIG, BAD_DATA, IO_ERROR, NO_FILE, USAGE, UserError, read_json
 from t5x_lite.model.check import check_model
-from t5x_lite.model.heads import HEAD_MODULES, Params
+from t5x_lite.model.heads import Params, is_of_head
 from t5x_lite.model.parts.positions import position_limit
 from t5x_lite.model.transformer import parameter_axes, parameter_shapes
 from t5x_lite.parallel.mesh import DeviceMesh, make_mesh, padded_for, use_mesh
@@ -55,10 +55,10 @@ from t5x_lite.training.step import parameter_shardings
 _OUTPUTS_OF_TASKS = ("classifier/output", "token_head/output")
 
 
-def fixed_settings(config: RunConfig) -> dict[str, Any]:
-    """The settings, flat, that may not differ when a run continues."""
+def fixed_settings(config: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a config as data, flat, that may not differ when a run continues."""
     free = settings_with(RunConfig, RESUMABLE, LOCAL)
-    return {key: value for key, value in flatten(to_dict(config)).items() if key not in free}
+    return {key: value for key, value in flatten(config).items() if key not in free}
 
 
 # Writing.
@@ -166,7 +166,7 @@ def _check_same_run(workdir: Path, config: RunConfig, steps: int) -> None:
     if not (workdir / "config.json").exists():
         return
     before = load_run_config(workdir / "config.json")
-    old, new = fixed_settings(before), fixed_settings(config)
+    old, new = fixed_settings(to_dict(before)), fixed_settings(to_dict(config))
     for key in old:
         if old[key] != new[key]:
             reason = f"the run in {workdir} has {old[key]!r}, now it is {new[key]!r}"
@@ -475,7 +475,7 @@ def merge_parameters(resolved: Resolved, fresh: Params, mesh: DeviceMesh) -> tup
         is_new = is_new_task and path.startswith(_OUTPUTS_OF_TASKS)
         if path in old and old[path].shape == leaf.shape and not is_new:
             merged[path] = old[path].astype(leaf.dtype)
-        elif path.split("/")[0] in HEAD_MODULES or is_added(tuple(path.split("/"))):
+        elif _may_be_new(resolved.model, tuple(path.split("/"))):
             merged[path] = leaf
             drawn.append(path)
         else:
@@ -492,3 +492,9 @@ def merge_parameters(resolved: Resolved, fresh: Params, mesh: DeviceMesh) -> tup
     if drawn:
         report += f"; newly drawn: {', '.join(drawn)}"
     return unflatten_dict(merged, sep="/"), report
+
+
+def _may_be_new(model: ModelDimensions, path: tuple[str, ...]) -> bool:
+    """Return True for a parameter that is drawn where init_from does not have it."""
+    of_companion = model.companion(path[0]) is not None
+    return of_companion or is_of_head(path[0]) or is_added(path)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import numpy as np
 
+from t5x_lite.config import ModelDimensions
 from t5x_lite.data.objectives.pairs import Pairs
 from t5x_lite.data.rng import RowRng
 from t5x_lite.data.tokenizers.vocabulary import Vocabulary
@@ -54,6 +55,11 @@ class Traits:
     looks_ahead: bool = False
     # The inputs are the text before and after the targets, separated by marks
     fills_middle: bool = False
+    # What is minimised: heads, the losses of all heads, or my_module.MyLoss(option=value) of your
+    # own, see training/loss.py
+    loss: str = "heads"
+    # What it trains, of what the config says: another Transformer, with heads and companions
+    model: Callable[[ModelDimensions], ModelDimensions] = lambda model: model
 
 
 @runtime_checkable

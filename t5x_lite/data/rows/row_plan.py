@@ -52,6 +52,11 @@ class RowPlan:
         return all(of_objective.aligned or of_objective.looks_ahead for of_objective in traits)
 
     @property
+    def loss(self) -> str:
+        """What is minimised: see Traits."""
+        return self.members[0].objective.traits.loss
+
+    @property
     def scores_whole_text(self) -> bool:
         """True if every token of the text is predicted exactly once, from the tokens before it."""
         return len(self.members) == 1 and self.members[0].objective.traits.scores_whole_text
@@ -117,6 +122,9 @@ def plan_rows(
     if True in has_pairs and split_documents:
         reason = "a row is one sentence pair; set it to False"
         raise UserError(BAD_CONFIG, f"data.split_documents: {reason} (objective {objective})")
+    if len({member.objective.traits.loss for member in members}) > 1:
+        reason = "each has a loss of its own; train them in separate runs"
+        raise UserError(BAD_CONFIG, f"objective={objective}: {reason}")
     scored = max(shape.scored for shape in shapes)
     looks_ahead = any(member.objective.traits.looks_ahead for member in members)
     shape = replace(shapes[0], scored=scored, looks_ahead=looks_ahead)

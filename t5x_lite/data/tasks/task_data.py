@@ -41,6 +41,7 @@ class TaskPlan:
     uses_sentinels = False
     mode_of_sentinels = ""
     inputs_end_in_eos = True
+    loss = "heads"
 
     def __str__(self) -> str:
         return self.task.name

@@ -68,6 +68,9 @@ def runs_whole(config: ModelDimensions) -> bool:
 
 def part_of_parameter(config: ModelDimensions, path: tuple[str, ...]) -> Any:
     """The mixer or feed-forward part that a parameter belongs to; None if it is of neither."""
+    companion = config.companion(path[0])
+    if companion is not None:
+        return part_of_parameter(companion.model, path[1:])
     of_layers = layers_of_period(config)
     places = [int(name.removeprefix("block_")) for name in path if name.startswith("block_")]
     of_layer = of_layers[places[0]] if places else of_layers[0]
