@@ -62,7 +62,10 @@ PARTS = {
         "decoder",
         {"mixer": "linear_attention.LinearAttention", "positions": "none"},
     ),
+    "window": ("decoder", {"attention_rules": ("window(size=9)",)}),
 }
+# Objectives with a loss of their own: name → architecture, objective
+OBJECTIVES = {"the manual's ELECTRA": ("encoder", "electra.replaced_tokens")}
 # Optimizers whose state has other shapes than the parameters.
 OPTIMIZERS = {
     "the manual's Shampoo": ("decoder", "my_shampoo.shampoo"),
@@ -108,10 +111,16 @@ def build(case: str, source: str, more: dict) -> RunConfig:
     targets.
     """
     architecture, parts = PARTS.get(case, (case, {}))
+    if case in OBJECTIVES:  # its generator has a quarter of the heads
+        parts = {"num_heads": 8}
     optimizer = {"warmup_steps": 0}
     if case in OPTIMIZERS:
         architecture, optimizer["name"] = OPTIMIZERS[case]
+    if case in OBJECTIVES:
+        architecture, _ = OBJECTIVES[case]
     name, objective, lengths = CASES[architecture]
+    if case in OBJECTIVES:
+        _, objective = OBJECTIVES[case]
     base = config_files.read_settings(name)
     base["data"]["lengths"] = lengths
     data = {
@@ -171,21 +180,27 @@ def relative(a, b) -> float:
 
 
 def applies(case: str, more: dict) -> bool:
-    """Whether a variant computes the same: each microbatch draws its own dropout, and balances its
-    own experts.
+    """Whether a variant computes the same: each microbatch draws its own dropout and samples, and
+    balances its own experts.
     """
     has_experts = case in ("experts", "Switch")
-    if "training" in more and ("dropout" in case or has_experts):
+    samples = case in OBJECTIVES
+    if "training" in more and ("dropout" in case or has_experts or samples):
         return False
     return "expert" not in more.get("mesh", {}) or has_experts
 
 
 def prove(
-    source: str, cases=(*CASES, *PARTS, *OPTIMIZERS), steps: int = 20, variants=tuple(VARIANTS)
+    source: str,
+    cases=(*CASES, *PARTS, *OBJECTIVES, *OPTIMIZERS),
+    steps: int = 20,
+    variants=tuple(VARIANTS),
 ) -> dict:
     """The figures: case → variant → relative differences."""
-    with tempfile.TemporaryDirectory() as directory, user_code(["linear_attention", "my_shampoo"]):
+    modules = ["linear_attention", "electra", "my_shampoo"]
+    with tempfile.TemporaryDirectory() as directory, user_code(modules):
         module_of_the_manual("own-block.md", "linear_attention.py", Path(directory))
+        module_of_the_manual("own-loss.md", "electra.py", Path(directory))
         module_of_the_manual("own-optimizer.md", "my_shampoo.py", Path(directory))
         return {case: prove_case(source, case, steps, variants) for case in cases}
 

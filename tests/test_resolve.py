@@ -6,7 +6,7 @@ import pytest
 from conftest import ALL_CELLS, settings
 
 from t5x_lite import resolve as resolving
-from t5x_lite.config import Model, ModelDimensions, RunConfig, to_dict
+from t5x_lite.config import Model, ModelDimensions, RunConfig
 from t5x_lite.config.files import build
 from t5x_lite.config.permission import user_code
 from t5x_lite.data.rows.batches import make_batches
@@ -58,7 +58,7 @@ def test_sizes_that_are_given_stay():
 
 def test_the_config_with_its_sizes_written_out_resolves_to_itself():
     resolved = resolve(config_of("span_corruption", "encoder_decoder"), VOCABULARY)
-    written_out = build(RunConfig, to_dict(resolved.written_out))
+    written_out = build(RunConfig, resolved.written_out)
     again = resolve(written_out, VOCABULARY)
     assert again.model == resolved.model
     assert again.rows == resolved.rows

@@ -48,6 +48,7 @@ MODELS = {
         "shared_stacks": True,
         "positions": "alibi",
     },
+    "window": {"attention_rules": ("window(size=2)",), "positions": "learned"},
     "LSTM": {"mixer": "lstm", "positions": "none"},
     "experts": {"feed_forward": "experts(num=3, capacity=3.0)"},
     "LSTM after an encoder": {

@@ -2,7 +2,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from t5x_lite.model.masks import MASKED, AttentionMask
+from t5x_lite.model.masks import MASKED, AttentionMask, Window
 
 rng = np.random.default_rng(0)
 SEGMENTS = np.array([[1, 1, 2, 2, 2, 3, 0, 0], [1, 1, 1, 1, 1, 1, 1, 2]])
@@ -60,3 +60,25 @@ def test_queries_after_the_first_key_see_what_was_read_before_them():
         [[[1, 1, 1, 0, 0], [1, 1, 1, 1, 0]]],
         [[[1, 0, 1, 0, 0], [1, 0, 1, 1, 0]]],
     ]
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 8, 20])
+def test_a_window_is_what_its_docstring_says(size, causal):
+    """In each segment by itself, and its mean number of keys, counted."""
+    places = np.arange(8)
+    positions = jnp.array([[0, 1, 0, 1, 2, 0, 0, 0], [0, 1, 2, 3, 4, 5, 6, 0]])
+    ids, known = jnp.asarray(SEGMENTS), {"positions": positions}
+    options = {"causal": causal, "rules": (Window(size),), "of_queries": known, "of_keys": known}
+    found = np.asarray(AttentionMask(ids, ids, packed=True, **options).mask())[:, 0]
+    near = np.abs(places[:, None] - places) < size
+    allowed = SEGMENTS[:, :, None] == SEGMENTS[:, None, :]
+    if causal:
+        allowed &= places <= places[:, None]
+    real = SEGMENTS > 0
+    assert (found[real] == (allowed & near)[real]).all()
+
+    whole, known = jnp.ones((1, 8), int), {"positions": jnp.arange(8)[None]}
+    options |= {"of_queries": known, "of_keys": known}
+    counted = AttentionMask(whole, whole, **options).mask().sum() / 8
+    assert Window(size).visible(8, bidirectional=not causal) == pytest.approx(float(counted))

@@ -85,6 +85,20 @@ def test_experts_on_several_devices_are_the_same(text_file, case, variant):
         assert differences["float32 losses"] < 1e-5
 
 
+@pytest.mark.parametrize("case", ["the manual's ELECTRA", slow("window")])
+def test_losses_and_rules_of_the_users_are_the_same_on_any_mesh(text_file, case):
+    variants = ["fsdp 2 and tensor 2", "sequence 2"]
+    command = [sys.executable, "-c", PROVE, text_file, case, "3", *variants]
+    out = subprocess.run(
+        command, cwd=ROOT, check=True, capture_output=True, text=True, env=with_devices(4)
+    ).stdout
+    figures = json.loads(out.split("FIGURES ")[1])[case]
+    for name in variants:
+        assert figures[name]["float64 loss"] < 1e-10
+        assert figures[name]["float64 gradients"] < 1e-8
+        assert figures[name]["float32 losses"] < 1e-5
+
+
 def test_a_mixer_written_for_one_device_is_the_same_on_any_mesh(text_file):
     """That of docs/how-to/own-block.md, as the page has it."""
     variants = ["fsdp 2", "tensor 2", "sequence 2", "fsdp 2 and tensor 2"]

@@ -13,7 +13,8 @@ from t5x_lite.data.rows.batches import make_batches
 from t5x_lite.model.parts.contract import Measured
 from t5x_lite.model.parts.table import FEED_FORWARDS
 from t5x_lite.training.log import mean_metrics
-from t5x_lite.training.step import Loss, fresh_state, make_train_step
+from t5x_lite.training.loss import Loss
+from t5x_lite.training.step import fresh_state, make_train_step
 
 
 def loss_and_batch(make, *args, **settings):
