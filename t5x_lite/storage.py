@@ -12,19 +12,15 @@ the end. Large files are written to the bucket directly and are never in the mir
 """
 
 import atexit
-import errno
-import fcntl
-import json
 import logging
 import os
 import shutil
-import socket
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -32,6 +28,7 @@ from typing import Any
 
 from t5x_lite.errors import IO_ERROR, USAGE, UserError, optional_import, user_errors
 
+LOCK = ".lock.json"  # the file of a lock in a bucket: see locks.py
 _LARGE = {"checkpoints", "best", "profile"}  # directories that are not fetched
 _PUSH_EVERY, _PUSH_EVERY_AT_MOST = 30.0, 600.0  # seconds between pushes, at least and at most
 _PUSH_SHARE = 0.05  # fraction of the time that pushes may take, if there are many metrics
@@ -87,7 +84,7 @@ class Mirror:
             files.invalidate_cache()
             for path in files.find(root):
                 name = path.removeprefix(root).lstrip("/")
-                if _LARGE.isdisjoint(name.split("/")) and not name.endswith(_LEASE):
+                if _LARGE.isdisjoint(name.split("/")) and not name.endswith(LOCK):
                     target = self.here / name
                     target.parent.mkdir(parents=True, exist_ok=True)
                     files.get_file(path, str(target))
@@ -167,6 +164,17 @@ def local_path(address: str | Path) -> Path:
 def _mirror_of(path: Path) -> Mirror | None:
     """Return the mirror that a path is in, or None."""
     return next((_MIRRORS[here] for here in (path, *path.parents) if here in _MIRRORS), None)
+
+
+def is_mirrored(path: Path) -> bool:
+    """Return True if a path is in the mirror of a bucket."""
+    return _mirror_of(path) is not None
+
+
+def address_of(path: Path) -> str:
+    """Return the remote address of a path in a mirror, or the absolute path."""
+    mirror = _mirror_of(path)
+    return str(path.absolute()) if mirror is None else mirror.address_of(path)
 
 
 def durable_path(path: Path) -> Any:
@@ -259,6 +267,21 @@ def write(address: str, content: bytes) -> None:
         files.pipe_file(path, content)
 
 
+def create(address: str, content: bytes) -> None:
+    """Write a file that does not exist yet.
+
+    Raises:
+        FileExistsError: if it does; of all that try at once, one succeeds.
+    """
+    files, path = file_system(address)
+    if "file" in files.protocol:
+        _make_parent(files, path)
+        with open(path, "xb") as file:
+            file.write(content)
+        return
+    files.pipe_file(path, content, mode="create")
+
+
 def remove(address: str) -> None:
     """Remove a file, or a directory with everything in it. Do nothing if there is none."""
     files, path = file_system(address)
@@ -305,232 +328,3 @@ def download(address: str, directory: Path, last: str, leave: str = "") -> None:
                 files.get_file(path, str(directory / name))
         directory.mkdir(parents=True, exist_ok=True)
         (directory / last).write_bytes(found)
-
-
-# Locks and leases: which process may write.
-
-_HELD: dict[str, dict[str, Any]] = {}  # leases that this process holds: address → contents
-_SETTLING_SECONDS = 2.0  # seconds until it is clear which of two processes has taken a lease over
-_RENEWED_EVERY, _EXPIRES_AFTER = 60.0, 600.0  # seconds; for leases that others wait for
-_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # errors of some network file systems
-
-
-@contextmanager
-def only_writer(directory: Path, what: str, take_over: bool = False) -> Iterator[None]:
-    """Make sure that no other process writes the directory.
-
-    Args:
-        what: setting that names the directory, for errors.
-        take_over: take the lease from a process that may have ended, where there is no way to tell.
-
-    Raises:
-        UserError: if another process writes the directory.
-    """
-    if _mirror_of(directory) is not None:
-        with lease(_lease_of(directory), what, take_over):
-            yield
-        return
-    with open(directory / ".lock", "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            reason = "another run is going on there; wait or name another"
-            raise UserError(USAGE, f"{what}: {reason}") from error
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise
-            with lease(_lease_of(directory), what, take_over):
-                yield
-            return
-        yield
-
-
-_LEASE = ".lock.json"
-
-
-@contextmanager
-def wait_for_lock(address: str) -> Iterator[None]:
-    """Hold a lock, which is a file at this address, as soon as no other process holds it. Where a
-    lock can outlive its process, print who holds it while waiting.
-    """
-    if not is_remote(address):
-        with open(address, "w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX)
-            except OSError as error:
-                if error.errno not in _NO_LOCKS:
-                    raise
-            else:
-                yield
-                return
-        # Without working locks, take a lease as soon as it is free or has expired.
-        address += ".json"
-    waits = False
-    while True:
-        with ExitStack() as stack:
-            try:
-                stack.enter_context(lease(address, address, take_over=_has_expired(address)))
-            except UserError as error:
-                if not waits:
-                    reason = str(error).partition(";")[0]
-                    minutes = _EXPIRES_AFTER / 60
-                    print(
-                        f"{reason}: waiting, until it has ended or {minutes:.0f} minutes after its "
-                        "machine has vanished",
-                        file=sys.stderr,
-                    )
-                waits = True
-                time.sleep(_POLL_EVERY)
-                continue
-            stack.enter_context(_renewed(address))
-            yield
-            return
-
-
-_POLL_EVERY = 1.0  # seconds
-
-
-@contextmanager
-def _renewed(address: str) -> Iterator[None]:
-    """Write into a lease regularly that its holder is alive."""
-    over = threading.Event()
-    files, path = file_system(address)
-
-    def renew() -> None:
-        while not over.wait(_RENEWED_EVERY):
-            mine = _HELD[address]
-            with suppress(Exception):  # errors of any file system; the next time it is tried again
-                if _is_same(_holder(files, path), mine):
-                    renewed = {**mine, "seen": time.time()}
-                    files.pipe_file(path, json.dumps(renewed).encode())
-
-    thread = threading.Thread(target=renew, daemon=True, name="renew")
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-
-
-def _has_expired(address: str) -> bool:
-    """Return True if the holder of a lease has not renewed it for a long time."""
-    holder = _holder(*file_system(address))
-    return time.time() - holder.get("seen", holder["since"]) > _EXPIRES_AFTER
-
-
-@contextmanager
-def lease(address: str, what: str, take_over: bool = False) -> Iterator[None]:
-    """Hold a file that only one process can create, for buckets and for file systems without
-    working locks.
-
-    Args:
-        address: address of the file.
-        what: what is held, for errors.
-        take_over: take the lease from its holder.
-
-    Raises:
-        UserError: if another process holds it; the error names its host and when it began.
-    """
-    files, path = file_system(address)
-    mine = {**_machine(), "pid": os.getpid(), "since": time.time()}
-    content = json.dumps(mine).encode()
-    try:
-        _create(files, path, content)
-    except FileExistsError as error:
-        holder = _holder(files, path)
-        # A lease of this process is never taken over. Another one is, if its holder has ended or if
-        # `take_over` asks for it.
-        if address in _HELD or (not take_over and not _is_gone(holder)):
-            fix = "if it has ended, add --take-over"
-            raise UserError(USAGE, f"{what}: {_who(holder)}; {fix}") from error
-        # Another process may take it over at the same moment. The last one to write has it.
-        files.pipe_file(path, content)
-        time.sleep(_SETTLING_SECONDS)
-        holder = _holder(files, path)
-        if not _is_same(holder, mine):
-            reason = f"{_who(holder)}; it took the directory over at the same moment"
-            raise UserError(USAGE, f"{what}: {reason}") from error
-    _HELD[address] = mine
-    try:
-        yield
-    finally:
-        del _HELD[address]
-        with suppress(Exception):  # errors of any file system; a process that took it over keeps it
-            if _is_same(_holder(files, path), mine):
-                files.rm_file(path)
-
-
-def check_only_writer(directory: Path) -> None:
-    """Raise UserError if another process has taken the directory over, with --take-over."""
-    address = _lease_of(directory)
-    mine = _HELD.get(address)
-    if mine is None:
-        return
-    holder = _holder(*file_system(address))
-    if holder["host"] and not _is_same(holder, mine):
-        who = _who(holder).replace("is going on there", "has taken it over")
-        raise UserError(IO_ERROR, f"--workdir={directory}: {who}; this one ends")
-
-
-def _lease_of(directory: Path) -> str:
-    """Return the address of a directory's lease."""
-    mirror = _mirror_of(directory)
-    if mirror is not None:
-        return f"{mirror.address_of(directory)}/{_LEASE}"
-    return str(directory.resolve() / _LEASE)
-
-
-def _machine() -> dict[str, str]:
-    """Return the host name, and what tells apart machines and containers of the same name."""
-    facts = {"host": socket.gethostname(), "boot": "", "namespace": ""}
-    with suppress(OSError):
-        facts["boot"] = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        facts["namespace"] = os.readlink("/proc/self/ns/pid")
-    return facts
-
-
-def _create(files: Any, path: str, content: bytes) -> None:
-    """Create a file, or raise FileExistsError if it exists."""
-    if "file" in files.protocol:
-        _make_parent(files, path)
-        with open(path, "xb") as file:
-            file.write(content)
-        return
-    files.pipe_file(path, content, mode="create")
-
-
-def _holder(files: Any, path: str) -> dict[str, Any]:
-    """Return who holds a lease; without a host name if the file is being written or was removed."""
-    try:
-        holder = json.loads(files.cat_file(path))
-        known = {"host": str(holder["host"]), "pid": int(holder["pid"])}
-        return {**holder, **known, "since": float(holder["since"])}
-    except (OSError, ValueError, KeyError, TypeError):  # being written, or removed
-        return {"host": "", "pid": 0, "since": time.time()}
-
-
-def _is_same(holder: dict[str, Any], mine: dict[str, Any]) -> bool:
-    """Return True if a lease is held by this process, whether renewed or not."""
-    return holder | mine == holder
-
-
-def _is_gone(holder: dict[str, Any]) -> bool:
-    """Return True if the holder was a process of this machine that has ended."""
-    if any(holder.get(key) != value for key, value in _machine().items()):
-        return False
-    try:
-        os.kill(holder["pid"], 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False
-    return holder["pid"] == os.getpid()  # an earlier process with our pid: see _HELD
-
-
-def _who(holder: dict[str, Any]) -> str:
-    """Describe the holder of a lease, for errors."""
-    since = time.strftime("%Y-%m-%d %H:%M", time.localtime(holder["since"]))
-    return (
-        f"another run is going on there, process {holder['pid']} of {holder['host']} since {since}"
-    )

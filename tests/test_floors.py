@@ -17,7 +17,17 @@ import t5x_lite
 
 PACKAGE = ROOT / "t5x_lite"
 FLOORS = (
-    {"errors", "config", "hardware", "machine", "progress", "storage", "version", "workers"},
+    {
+        "errors",
+        "config",
+        "hardware",
+        "machine",
+        "locks",
+        "progress",
+        "storage",
+        "version",
+        "workers",
+    },
     {"data"},
     {"resolve"},
     {"parallel"},

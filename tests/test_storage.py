@@ -10,12 +10,13 @@ import threading
 import time
 import urllib.request
 from collections import deque
+from dataclasses import asdict
 
 import pytest
 from conftest import run, run_apart, settings, start
 from training.runs import figures
 
-from t5x_lite import storage
+from t5x_lite import locks, storage
 from t5x_lite.data.store import shards
 from t5x_lite.errors import UserError
 from t5x_lite.training import run_directory
@@ -125,7 +126,6 @@ def test_prepared_trained_killed_and_used_in_a_bucket(bucket, config_file, tmp_p
 
 
 def test_a_second_run_in_a_bucket_is_refused_and_may_take_over(bucket, config_file, monkeypatch):
-    monkeypatch.setattr(storage, "_SETTLING_SECONDS", 0.0)
     workdir = f"{bucket}/runs/held"
     holder = {"host": "elsewhere", "pid": 17, "since": 1.7e9}
     files, path = storage.file_system(f"{workdir}/.lock.json")
@@ -154,12 +154,12 @@ def test_runs_within_a_directory_share_its_mirror(monkeypatch):
     storage.write(f"{address}/one/checkpoints/3/large", b"large")
     storage.write(f"{address}/two/config.json", b"{}")
     with (
-        storage.only_writer(run_of_one, "one"),
+        locks.only_writer(run_of_one, "one"),
         pytest.raises(UserError, match="another run is going on there"),
-        storage.only_writer(run_of_one, "one"),
+        locks.only_writer(run_of_one, "one"),
     ):
         raise AssertionError
-    with storage.only_writer(run_of_one, "one"), storage.only_writer(root / "two", "two"):
+    with locks.only_writer(run_of_one, "one"), locks.only_writer(root / "two", "two"):
         assert "one/.lock.json" in names(address)
 
     # On another machine.
@@ -181,92 +181,62 @@ HOLDER = {"host": "elsewhere", "pid": 17, "since": 1.7e9}
 def in_memory(monkeypatch):
     """An address in a bucket of its own, which is empty."""
     monkeypatch.setattr(storage, "_MIRRORS", {})
-    monkeypatch.setattr(storage, "_HELD", {})
-    monkeypatch.setattr(storage, "_SETTLING_SECONDS", 0.2)
+    monkeypatch.setattr(locks, "_held", {})
     storage.remove(MEMORY)
     return MEMORY
 
 
-def test_of_two_that_take_a_directory_over_one_has_it(in_memory, monkeypatch):
-    """Both have found that its holder is gone before either writes."""
-    place = f"{in_memory}/run/.lock.json"
-    storage.write(place, json.dumps(HOLDER).encode())
-    barrier = threading.Barrier(2)
-    create = storage._create
-
-    def both_find_it(files, path, content):
-        try:
-            create(files, path, content)
-        finally:
-            barrier.wait(5)
-
-    monkeypatch.setattr(storage, "_create", both_find_it)
-    monkeypatch.setattr(
-        storage, "_machine", lambda: {"host": "here", "boot": threading.current_thread().name}
-    )
-    got, refused, over = [], [], threading.Barrier(2)
-
-    def take():
-        try:
-            with storage.lease(place, "run", take_over=True):
-                got.append(threading.current_thread().name)
-                over.wait(5)
-        except UserError as error:
-            refused.append(str(error))
-            over.wait(5)
-
-    threads = [threading.Thread(target=take, name=name) for name in "ab"]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(got) == len(refused) == 1
-    assert "it took the directory over at the same moment" in refused[0]
+def test_of_two_that_take_a_directory_over_one_goes_on(in_memory, monkeypatch):
+    """Both have found that its owner is gone before either writes: the last one to write has it."""
+    directory = storage.local_path(f"{in_memory}/run")
+    storage.write(f"{in_memory}/run/.lock.json", json.dumps(HOLDER).encode())
+    with locks.only_writer(directory, "run", take_over=True):
+        with monkeypatch.context() as other:
+            other.setattr(locks, "_held", {})
+            theirs = locks.only_writer(directory, "run", take_over=True)
+            with theirs:
+                locks.check_only_writer(directory)
+                content = storage.read(f"{in_memory}/run/.lock.json")
+        storage.write(f"{in_memory}/run/.lock.json", content)
+        with pytest.raises(UserError, match="has taken it over, process"):
+            locks.check_only_writer(directory)
 
 
 def test_whose_directory_was_taken_over_ends(in_memory):
     directory = storage.local_path(f"{in_memory}/run")
-    with storage.only_writer(directory, "run"):
-        storage.check_only_writer(directory)
+    with locks.only_writer(directory, "run"):
+        locks.check_only_writer(directory)
         storage.write(f"{in_memory}/run/.lock.json", json.dumps(HOLDER).encode())
         with pytest.raises(UserError, match="process 17 of elsewhere"):
-            storage.check_only_writer(directory)
+            locks.check_only_writer(directory)
     # It leaves the lock of the other.
     assert json.loads(storage.read(f"{in_memory}/run/.lock.json")) == HOLDER
 
 
-def test_a_lock_that_is_waited_for_expires_with_its_machine(in_memory, monkeypatch, capsys):
+def test_who_waits_for_a_lock_says_whose_it_is(in_memory, monkeypatch, capsys):
     place = f"{in_memory}/store.lock"
-    storage.write(place, json.dumps({**HOLDER, "seen": time.time() - 599.5}).encode())
-    monkeypatch.setattr(storage, "_POLL_EVERY", 0.1)
-    monkeypatch.setattr(storage, "_RENEWED_EVERY", 0.1)
+    storage.write(f"{place}.json", json.dumps(HOLDER).encode())
+    monkeypatch.setattr(locks, "_POLL_EVERY", 0.01)
+    timer = threading.Timer(0.3, storage.remove, [f"{place}.json"])
+    timer.start()
     began = time.monotonic()
-    with storage.wait_for_lock(place):
-        assert time.monotonic() - began > 0.4
-        time.sleep(0.5)
-        holder = json.loads(storage.read(place))
-        assert holder["pid"] == os.getpid()
-        assert holder["seen"] > holder["since"]  # it lives
-        assert not storage._has_expired(place)
-        # A renewal that fails once is no reason to give it up.
-        files, _ = storage.file_system(place)
-        with monkeypatch.context() as patched:
-            patched.setattr(files, "pipe_file", lambda *_: 1 / 0)
-            time.sleep(0.3)
-        time.sleep(0.3)
-        assert json.loads(storage.read(place))["seen"] > holder["seen"]
-    assert not storage.exists(place)
-    assert "waiting, until it has ended or 10 minutes after" in capsys.readouterr().err
+    with locks.wait_for_lock(place):
+        assert time.monotonic() - began > 0.2
+        assert json.loads(storage.read(f"{place}.json"))["pid"] == os.getpid()
+    assert not storage.exists(f"{place}.json")
+    said = capsys.readouterr().err
+    assert said.count("process 17 of elsewhere since 2023-11-1") == 1
+    assert f"waiting; if it has ended, remove {place}.json" in said
 
 
 def test_containers_of_one_name_are_told_apart(in_memory, monkeypatch):
     place = f"{in_memory}/run/.lock.json"
     gone = {"host": socket.gethostname(), "pid": 2**22 + 1, "since": 1.7e9}
-    storage.write(place, json.dumps({**gone, "boot": "another", "namespace": "x"}).encode())
-    with pytest.raises(UserError, match="another run is going on"), storage.lease(place, "run"):
+    storage.write(place, json.dumps({**gone, "machine": "another"}).encode())
+    with pytest.raises(UserError, match="another run is going on"), locks.lock_file(place, "run"):
         pass
-    storage.write(place, json.dumps({**gone, **storage._machine()}).encode())
-    with storage.lease(place, "run"):
+    storage.write(place, json.dumps({**asdict(locks.Owner()), **gone}).encode())
+    with locks.lock_file(place, "run"):
         pass
 
 
@@ -421,8 +391,7 @@ def test_without_locks_a_file_says_who_writes(tmp_path, config_file, monkeypatch
     def no_locks(*_):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr(storage.fcntl, "flock", no_locks)
-    monkeypatch.setattr(storage, "_SETTLING_SECONDS", 0.0)
+    monkeypatch.setattr(locks.fcntl, "flock", no_locks)
     monkeypatch.setenv("T5X_LITE_CACHE", str(tmp_path / "cache"))
     workdir = tmp_path / "run"
     more = {"training.steps": 4, "training.checkpoint_every": 1, "training.log_every": 1}
@@ -431,7 +400,7 @@ def test_without_locks_a_file_says_who_writes(tmp_path, config_file, monkeypatch
     assert not (workdir / ".lock.json").exists()
 
     # Of another host it cannot be known whether it has ended; of this one it can.
-    mine = {**storage._machine(), "pid": os.getppid(), "since": time.time()}
+    mine = asdict(locks.Owner(pid=os.getppid()))
     (workdir / ".lock.json").write_text(json.dumps(mine | {"host": "elsewhere"}))
     _, err = run(*command, "--config.training.steps=5", code=2)
     assert "of elsewhere" in err
@@ -451,14 +420,14 @@ def test_one_at_a_time_without_locks(tmp_path, monkeypatch):
     def no_locks(*_):
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
-    monkeypatch.setattr(storage.fcntl, "flock", no_locks)
-    monkeypatch.setattr(storage, "_POLL_EVERY", 0.01)
+    monkeypatch.setattr(locks.fcntl, "flock", no_locks)
+    monkeypatch.setattr(locks, "_POLL_EVERY", 0.01)
     place = str(tmp_path / "store.lock")
-    with storage.wait_for_lock(place):
+    with locks.wait_for_lock(place):
         assert os.path.exists(f"{place}.json")
         with pytest.raises(UserError, match="another run"):
-            storage.lease(f"{place}.json", "it").__enter__()
-    with storage.wait_for_lock(place):
+            locks.lock_file(f"{place}.json", "it").__enter__()
+    with locks.wait_for_lock(place):
         pass
     assert not os.path.exists(f"{place}.json")
 

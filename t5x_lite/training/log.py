@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from t5x_lite import storage
+from t5x_lite import locks, storage
 from t5x_lite.config import RunConfig
 from t5x_lite.errors import IO_ERROR, NO_FILE, UserError, user_errors
 from t5x_lite.model.heads import find_head
@@ -232,7 +232,7 @@ class Log:
         """Flush everything to durable storage, before a checkpoint that relies on it."""
         if self._active:
             os.fsync(self._file.fileno())
-            storage.check_only_writer(self._workdir)
+            locks.check_only_writer(self._workdir)
             try:
                 storage.push(self._workdir)
             except UserError as error:  # the checkpoint is worth more

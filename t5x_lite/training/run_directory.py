@@ -18,7 +18,7 @@ from typing import Any
 import jax
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from t5x_lite import storage
+from t5x_lite import locks, storage
 from t5x_lite.config import Mesh, ModelDimensions, RunConfig, to_dict
 from t5x_lite.config.files import flatten, load_run_config
 from t5x_lite.config.permission import Modules, permitted_code, user_code
@@ -71,7 +71,7 @@ def owned(
     """Hold the directory for this run alone and record its config, data and tokenizer there.
 
     Args:
-        take_over: see storage.only_writer.
+        take_over: see locks.only_writer.
 
     Raises:
         UserError: where another run is going on, or the directory's run had other settings or other
@@ -83,7 +83,7 @@ def owned(
             workdir.mkdir(parents=True, exist_ok=True)
             if is_main:  # the other processes may already see what this one writes
                 where = f"--workdir={workdir}"
-                stack.enter_context(storage.only_writer(workdir, where, take_over))
+                stack.enter_context(locks.only_writer(workdir, where, take_over))
         except OSError as error:
             raise _cannot_write(workdir, error) from error
         if is_main:

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from t5x_lite import storage
+from t5x_lite import locks, storage
 from t5x_lite.data.store.remote_tokens import RemoteTokens
 from t5x_lite.data.tokenizers import tokenizer
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
@@ -99,7 +99,7 @@ def open_store(place: str | Path, check_again: bool = False) -> Corpus:
         if not storage.exists(f"{address}/{MANIFEST}"):
             raise UserError(NO_FILE, f"{address}: no token store; run prepare")
         store.parent.mkdir(parents=True, exist_ok=True)
-        with storage.wait_for_lock(f"{store}.lock"):  # several processes of a host share the cache
+        with locks.wait_for_lock(f"{store}.lock"):  # several processes of a host share the cache
             storage.download(address, store, last=MANIFEST, leave=_TOKENS)
     # Take the stamps first, so that a change while the files are read is noticed.
     stamps = _stamps(store)

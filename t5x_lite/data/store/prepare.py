@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from t5x_lite import storage
+from t5x_lite import locks, storage
 from t5x_lite.config import Data
 from t5x_lite.config.grammar import names_files, parse_sources
 from t5x_lite.data.store.beam_pipeline import BeamEncoder, Pipeline
@@ -91,7 +91,7 @@ def prepare(
     if not (store / MANIFEST).exists():
         try:
             store.parent.mkdir(parents=True, exist_ok=True)
-            with storage.wait_for_lock(f"{store}.lock"):
+            with locks.wait_for_lock(f"{store}.lock"):
                 if not (store / MANIFEST).exists():  # another process may have made it
                     pipeline = _pipeline(f"{store}.staging", origin, beam_options)
                     _make_store(data, origin, store, pipeline)
@@ -121,7 +121,7 @@ def _store_in_bucket(data: Data, beam_options: Sequence[str] | None) -> Corpus:
         origin = _describe_origin(data)
         here = cache_of(f"{address} as it is made")
         here.parent.mkdir(parents=True, exist_ok=True)
-        with storage.wait_for_lock(f"{address}.lock"):
+        with locks.wait_for_lock(f"{address}.lock"):
             if not storage.exists(f"{address}/{MANIFEST}"):  # another process may have made it
                 if not _is_made(here, origin):  # else an earlier run failed to copy it
                     pipeline = _pipeline(f"{address}.staging", origin, beam_options)

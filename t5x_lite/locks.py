@@ -1,0 +1,170 @@
+"""Locks: which process may write a directory.
+
+On a disk the operating system holds the lock, and frees it when the process ends. In a bucket, and
+on network disks without locks, the lock is a file that only one process can create and that says
+whose it is. If its process is killed the file stays, until the same machine finds that the process
+has ended, or somebody asks to take the lock over.
+"""
+
+import errno
+import fcntl
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from t5x_lite import storage
+from t5x_lite.errors import IO_ERROR, USAGE, UserError
+
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # errors of some network file systems
+_POLL_EVERY = 1.0  # seconds
+_held: dict[str, "Owner"] = {}  # the lock files of this process, by address
+
+
+def _machine() -> str:
+    """Return what tells apart machines, and containers of one machine, that have the same name."""
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    return ""
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The process that holds a lock file."""
+
+    host: str = field(default_factory=socket.gethostname)
+    machine: str = field(default_factory=_machine)
+    pid: int = field(default_factory=os.getpid)
+    since: float = field(default_factory=time.time)
+
+    def is_gone(self) -> bool:
+        """Return True if it was a process of this machine that has ended."""
+        here = Owner()
+        if (self.host, self.machine) != (here.host, here.machine):
+            return False
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:
+            return False
+        return self.pid == here.pid  # an earlier process with our pid: see _held
+
+    def __str__(self) -> str:
+        since = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.since))
+        return f"process {self.pid} of {self.host} since {since}"
+
+
+@contextmanager
+def only_writer(directory: Path, what: str, take_over: bool = False) -> Iterator[None]:
+    """Make sure that no other process writes the directory.
+
+    Args:
+        what: setting that names the directory, for errors.
+        take_over: take the lock from a process that may have ended, where there is no way to tell.
+
+    Raises:
+        UserError: if another process writes the directory.
+    """
+    with ExitStack() as stack:
+        if storage.is_mirrored(directory) or not _flock(stack, directory / ".lock", what):
+            stack.enter_context(lock_file(_file_of(directory), what, take_over))
+        yield
+
+
+@contextmanager
+def wait_for_lock(address: str) -> Iterator[None]:
+    """Hold a lock, which is a file at this address, as soon as no other process holds it."""
+    with ExitStack() as stack:
+        if storage.is_remote(address) or not _flock(stack, Path(address)):
+            said = False
+            while True:
+                try:
+                    stack.enter_context(lock_file(f"{address}.json", address))
+                    break
+                except UserError as error:
+                    if not said:
+                        reason = str(error).partition(";")[0]
+                        fix = f"waiting; if it has ended, remove {address}.json"
+                        print(f"{reason}: {fix}", file=sys.stderr)
+                    said = True
+                    time.sleep(_POLL_EVERY)
+        yield
+
+
+@contextmanager
+def lock_file(address: str, what: str, take_over: bool = False) -> Iterator[None]:
+    """Hold a file that only one process can create.
+
+    Raises:
+        UserError: if another process holds it; the error names its host and when it began.
+    """
+    mine = Owner()
+    content = json.dumps(asdict(mine)).encode()
+    try:
+        storage.create(address, content)
+    except FileExistsError as error:
+        owner = _owner(address)
+        if address in _held or not (take_over or (owner and owner.is_gone())):
+            reason = f"another run is going on there, {owner or 'which has just begun'}"
+            raise UserError(USAGE, f"{what}: {reason}; if it has ended, add --take-over") from error
+        storage.write(address, content)
+    _held[address] = mine
+    try:
+        yield
+    finally:
+        del _held[address]
+        with suppress(Exception):  # errors of any file system; a process that took it over keeps it
+            if _owner(address) == mine:
+                storage.remove(address)
+
+
+def check_only_writer(directory: Path) -> None:
+    """Raise UserError if another process has taken the directory over."""
+    mine = _held.get(_file_of(directory))
+    if mine is None:
+        return
+    owner = _owner(_file_of(directory))
+    if owner not in (None, mine):
+        reason = f"another run has taken it over, {owner}; this one ends"
+        raise UserError(IO_ERROR, f"--workdir={directory}: {reason}")
+
+
+def _flock(stack: ExitStack, path: Path, what: str = "") -> bool:
+    """Hold the lock of the operating system until the stack is closed; return False where there is
+    none.
+
+    Args:
+        what: refuse, naming this, if another process holds it; empty: wait.
+    """
+    file: Any = stack.enter_context(open(path, "w"))
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (fcntl.LOCK_NB if what else 0))
+    except BlockingIOError as error:
+        reason = "another run is going on there; wait or name another"
+        raise UserError(USAGE, f"{what}: {reason}") from error
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        return False
+    return True
+
+
+def _file_of(directory: Path) -> str:
+    """Return the address of a directory's lock file."""
+    return storage.address_of(directory / storage.LOCK)
+
+
+def _owner(address: str) -> Owner | None:
+    """Return who holds a lock file; None while it is written, or after it was removed."""
+    try:
+        return Owner(**{"machine": "", **json.loads(storage.read(address))})
+    except (UserError, ValueError, TypeError):
+        return None
