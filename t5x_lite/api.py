@@ -55,7 +55,7 @@ from t5x_lite.model import transformer
 from t5x_lite.model.check import plan_checked, plan_objective_checked
 from t5x_lite.model.heads import HEADS, Params, Row, head_params, logits
 from t5x_lite.model.transformer import count_active_parameters, count_parameters
-from t5x_lite.progress import messages_to, to_stderr
+from t5x_lite.progress import columns, messages_to, to_stderr
 from t5x_lite.report import task_report
 from t5x_lite.report.page import short
 from t5x_lite.resolve import resolve, text_data
@@ -248,21 +248,16 @@ class Inspection:
     matmul_rate: float = dataclasses.field(compare=False)
 
     def __str__(self) -> str:
-        lines = [self.rows, "", self.ledger, ""]
-        lines.append(f"{'parameters':<14}{self.parameters:>36,}")
+        lines = [("parameters", f"{self.parameters:,}", "")]
         if self.active_parameters < self.parameters:
-            lines.append(f"{'for a token':<14}{self.active_parameters:>36,}  of its own experts")
+            lines.append(("for a token", f"{self.active_parameters:,}", "of its own experts"))
         memory = f"{(self.state_bytes + self.gradient_bytes) / 1e6:,.0f} MB"
-        lines.append(
-            f"{'memory':<14}{memory:>36}  parameters, optimizer and gradients; activations come "
-            "on top"
-        )
+        what = "parameters, optimizer and gradients; activations come on top"
+        lines.append(("memory", memory, what))
         minutes = f"{self.flops / self.matmul_rate / 60:,.1f} min"
-        lines.append(
-            f"{'time, at least':<14}{minutes:>36}  at the {self.matmul_rate / 1e9:,.0f} GFLOP/s of "
-            "matrix products here"
-        )
-        return "\n".join(lines)
+        rate = f"at the {self.matmul_rate / 1e9:,.0f} GFLOP/s of matrix products here"
+        lines.append(("time, at least", minutes, rate))
+        return "\n".join([self.rows, "", self.ledger, "", columns(lines, "<><")])
 
 
 def inspect(config: ConfigLike, examples: int = 3) -> Inspection:

@@ -1,7 +1,7 @@
 """Lines of progress, and bars on terminals."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
@@ -60,6 +60,35 @@ def to_stderr(line: str) -> None:
 
 def silent(line: str) -> None:
     """Show nothing."""
+
+
+def columns(rows: Iterable[Sequence[str] | str], align: str) -> str:
+    """Align rows of cells in columns; a row that is a text is a line of its own.
+
+    Args:
+        align: < or > for each column.
+
+    >>> print(columns([("tokens", "1,024", "of each"), "all of them:", ("bytes", "96")], "<><"))
+    tokens  1,024  of each
+    all of them:
+    bytes      96
+    """
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    rows = list(rows)
+    table = Table.grid(padding=(0, 2))
+    for side in align:
+        table.add_column(justify="left" if side == "<" else "right", no_wrap=True)
+    for row in rows:
+        if not isinstance(row, str):
+            table.add_row(*map(Text, row))
+    console = Console(width=100_000, color_system=None, force_terminal=False)
+    with console.capture() as capture:
+        console.print(table)
+    aligned = iter(capture.get().splitlines())
+    return "\n".join(row if isinstance(row, str) else next(aligned).rstrip() for row in rows)
 
 
 def bar(name: str, counted: bool = False) -> "Progress":

@@ -14,7 +14,7 @@ from t5x_lite.commands.common import (
     read_run_directory,
 )
 from t5x_lite.errors import USAGE, UserError
-from t5x_lite.progress import messages_to, say, to_stderr
+from t5x_lite.progress import columns, messages_to, say, to_stderr
 
 EXAMPLE = "t5x_lite evaluate --workdir=runs/gpt"
 
@@ -51,12 +51,14 @@ def run(args: argparse.Namespace) -> None:
         metrics = api.evaluate(workdir, read_mesh(args))
     if args.json:
         return say(json.dumps(metrics))
+    rows = []
     for name, value in metrics.items():
         if isinstance(value, float):
             shown = f"{value:,.0f}" if value.is_integer() else f"{value:,.4f}"
         else:
             shown = str(value)
-        say(f"{name.replace('_', ' '):<18}{shown:>16}")
+        rows.append((name.replace("_", " "), shown))
+    say(columns(rows, "<>"))
 
 
 def _evaluate_task(args: argparse.Namespace, workdir: Path) -> None:
@@ -76,10 +78,10 @@ def _evaluate_task(args: argparse.Namespace, workdir: Path) -> None:
         return say(json.dumps(results))
     say(f"{task.name}, {results['split']}: {results['examples']:,} examples")
     say(f"by {results['method']}")
-    for name, value in results["groups"].items():
-        say(f"  {name:<56}{value:>8.4f}")
+    rows = [(f"  {name}", f"{value:.4f}", "") for name, value in results["groups"].items()]
     for name, value in results["metrics"].items():
         of_chance = ""
         if name == "accuracy" and results["chance"] is not None:
-            of_chance = f"  (guessing: {results['chance']:.4f})"
-        say(f"{name.replace('_', ' '):<28}{value:>8.4f}{of_chance}")
+            of_chance = f"(guessing: {results['chance']:.4f})"
+        rows.append((name.replace("_", " "), f"{value:.4f}", of_chance))
+    say(columns(rows, "<><"))

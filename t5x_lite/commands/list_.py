@@ -3,8 +3,9 @@
 import argparse
 import ast
 from collections.abc import Callable, Iterator
+from textwrap import shorten
 
-from t5x_lite.progress import say
+from t5x_lite.progress import columns, say
 
 EXAMPLE = "t5x_lite list objectives"
 _WIDTH = 88  # of a line on a terminal
@@ -22,11 +23,12 @@ def run(args: argparse.Namespace) -> None:
         entries = list(_LISTS[what]())
         say(f"{what} ({len(entries)})")
         width = max((len(name) for name, _ in entries), default=0)
-        for name, meaning in entries:
-            room = max(_WIDTH - width - 4, 20)
-            meaning = meaning.rstrip(".")
-            shown = meaning if len(meaning) <= room else meaning[: room - 1].rstrip() + "…"
-            say(f"  {name:<{width}}  {shown}".rstrip())
+        room = max(_WIDTH - width - 4, 20)
+        shown = (
+            (f"  {name}", shorten(meaning.rstrip("."), room, placeholder="…"))
+            for name, meaning in entries
+        )
+        say(columns(shown, "<<"))
 
 
 def first_sentence(docstring: str | None) -> str:

@@ -32,7 +32,7 @@ from t5x_lite.data.store.corpus import Corpus
 from t5x_lite.data.store.prepare import prepare
 from t5x_lite.errors import BAD_CONFIG, USAGE, UserError, nearest
 from t5x_lite.model.check import plan_objective_checked
-from t5x_lite.progress import say
+from t5x_lite.progress import columns, say
 from t5x_lite.report.page import short
 from t5x_lite.resolve import Resolved, resolve, text_data
 from t5x_lite.training.check import check_training
@@ -292,12 +292,7 @@ def plan_in_words(config: CompareConfig, cells: Sequence[Cell], at_least: bool =
                 _duration(total["seconds"]),
             ]
         )
-    # Align the first column on the left and the others on the right.
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        first, *others = (text.ljust(width) for text, width in zip(row, widths, strict=True))
-        lines.append("  ".join([first, *(text.strip().rjust(len(text)) for text in others)]))
+    lines = [columns(rows, "<" + ">" * (len(rows[0]) - 1))]
     seconds = config.seeds * sum(cell.total["seconds"] for cell in cells)
     # A run keeps one checkpoint: the previous one is deleted once the next is written.
     disk = config.seeds * sum(cell.cost.state_bytes for cell in cells)

@@ -14,6 +14,7 @@ from t5x_lite.data.store.corpus import Corpus, Tokens
 from t5x_lite.data.tasks.kinds.table import kind_of
 from t5x_lite.data.tasks.task_data import TaskSplit
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
+from t5x_lite.progress import columns
 
 _COUNTED_AT_A_TIME = 1 << 24  # tokens; a store may be larger than memory
 
@@ -126,37 +127,34 @@ def show_ledger(batches: Batches, row: Ledger, steps: int, flops_per_row: float)
     each of its members.
     """
     rows = batches.batch_size * steps
-    lines = [f"{'ledger':<14}{'a row':>14}{'the run':>22}"]
     counts = {
         "raw tokens": row.raw_tokens,
         "model tokens": row.model_tokens,
         "loss tokens": row.loss_tokens,
     }
-    for name, count in counts.items():
-        lines.append(f"{name:<14}{count:>14,.1f}{count * rows:>22,.0f}")
-    lines.append(f"{'FLOPs':<14}{flops_per_row:>14.3g}{flops_per_row * rows:>22.3g}")
-    lines.append(f"{'padding':<14}{row.padding:>14.2%}")
+    lines = [("ledger", "a row", "the run")]
+    lines += [(name, f"{n:,.1f}", f"{n * rows:,.0f}") for name, n in counts.items()]
+    lines.append(("FLOPs", f"{flops_per_row:.3g}", f"{flops_per_row * rows:.3g}"))
+    lines.append(("padding", f"{row.padding:.2%}", ""))
     if row.left_out:
-        lines.append(f"{'left out':<14}{row.left_out:>14.2%}")
-    if len(batches.streams) == 1:
-        lines.append(f"{'epochs':<14}{batches.streams[0].epochs(rows):>36.2f}")
-        return "\n".join(lines)
-    return "\n".join([*lines, "", *_show_members(batches, row, rows)])
+        lines.append(("left out", f"{row.left_out:.2%}", ""))
+    is_mixture = len(batches.streams) > 1
+    if not is_mixture:
+        lines.append(("epochs", "", f"{batches.streams[0].epochs(rows):.2f}"))
+    ledger = columns(lines, "<>>")
+    return f"{ledger}\n\n{_show_members(batches, row, rows)}" if is_mixture else ledger
 
 
-def _show_members(batches: Batches, row: Ledger, rows: int) -> list[str]:
+def _show_members(batches: Batches, row: Ledger, rows: int) -> str:
     """Show for each member of a mixture its tokens, its share of the rows and of the text, its
     epochs and its padding.
     """
-    width = max(len(str(stream)) for stream in batches.streams) + 2
-    columns = ("tokens", "rows", "of all read", "epochs", "raw", "loss", "padding")
-    widths = (14, 8, 13, 8, 8, 8, 9)
-    heading = "".join(f"{name:>{size}}" for name, size in zip(columns, widths, strict=True))
-    lines = [f"{'member':<{width}}{heading}"]
+    lines = [("member", "tokens", "rows", "of all read", "epochs", "raw", "loss", "padding")]
     for stream, share, member in zip(batches.streams, batches.shares, row.members, strict=True):
         assert isinstance(stream, TextStream)
         read = share * member.raw_tokens / row.raw_tokens
-        cells = [
+        cells = (
+            str(stream),
             f"{len(stream.windows.tokens):,}",
             f"{share:.1%}",
             f"{read:.1%}",
@@ -164,10 +162,9 @@ def _show_members(batches: Batches, row: Ledger, rows: int) -> list[str]:
             f"{member.raw_tokens}",
             f"{member.loss_tokens:.1f}",
             f"{member.padding:.2%}",
-        ]
-        line = "".join(f"{cell:>{size}}" for cell, size in zip(cells, widths, strict=True))
-        lines.append(f"{stream!s:<{width}}{line}")
-    return lines
+        )
+        lines.append(cells)
+    return columns(lines, "<>>>>>>>")
 
 
 def show_store(corpus: Corpus, examples: int = 3, most_frequent: int = 20) -> str:
@@ -184,8 +181,9 @@ def show_store(corpus: Corpus, examples: int = 3, most_frequent: int = 20) -> st
         zip(corpus.sources, manifest["sources"], strict=True)
     ):
         lines += ["", f"── source {number}: {source.name} ──"]
-        for issue, documents in counts["text_cleaning"].items():
-            lines.append(f"{issue:<18}{documents:>14,} documents")
+        issues = counts["text_cleaning"].items()
+        if issues:
+            lines.append(columns(((name, f"{n:,}", "documents") for name, n in issues), "<><"))
         for split, tokens in source.tokens.items():
             if len(tokens):
                 lines += _show_split(
@@ -206,10 +204,10 @@ def _show_split(
     documents.
     """
     lines = ["", split]
-    for name in ("documents", "tokens", "bytes"):
-        lines.append(f"  {name:<12}{counts[name]:>16,}")
-    lines.append(f"  {'shards':<12}{len(counts['shards']):>16,}")
-    lines.append(f"  {'bytes/token':<12}{counts['bytes'] / counts['tokens']:>16.2f}")
+    figures = {f"  {name}": f"{counts[name]:,}" for name in ("documents", "tokens", "bytes")}
+    figures["  shards"] = f"{len(counts['shards']):,}"
+    figures["  bytes/token"] = f"{counts['bytes'] / counts['tokens']:.2f}"
+    lines.append(columns(figures.items(), "<>"))
 
     frequencies, ends = _count_tokens(tokens, tokenizer)
     lengths = np.diff(ends, prepend=-1)  # EOS included
@@ -240,10 +238,12 @@ def _length_histogram(lengths: np.ndarray) -> list[str]:
     """Draw a histogram of document lengths, by powers of two."""
     lines = ["  tokens a document (EOS counted)"]
     powers = np.bincount(np.int64(np.log2(lengths)))
+    rows = []
     for power in np.flatnonzero(powers):
         bar = "█" * round(40 * powers[power] / powers.max())
-        lines.append(f"  {2**power:>9,} – {2 ** (power + 1) - 1:<9,}{powers[power]:>10,} {bar}")
-    return lines
+        least, most = 2**power, 2 ** (power + 1) - 1
+        rows.append((f"  {least:,}", f"– {most:,}", f"{powers[power]:,}", bar))
+    return [*lines, columns(rows, "><><")]
 
 
 def _token_namer(tokenizer: Tokenizer) -> Callable[[int], str]:

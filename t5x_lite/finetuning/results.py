@@ -9,6 +9,7 @@ from t5x_lite.config import Task
 from t5x_lite.data.tasks.kinds.table import kind_of, metrics_of
 from t5x_lite.data.tasks.metrics import normalise_answer
 from t5x_lite.errors import IO_ERROR, NO_FILE, user_errors
+from t5x_lite.progress import columns
 from t5x_lite.training.best import PREFIX
 from t5x_lite.training.log import read_metrics
 
@@ -86,13 +87,14 @@ def _is_right(record: dict) -> bool:
 
 def show(results: dict[str, Any]) -> str:
     """Show results as text: one line per cell of a grid, and the metrics of the chosen cell."""
-    metric, lines = results["metric"], []
+    metric, cells, lines = results["metric"], [], []
     if len(results["cells"]) > 1:
         for cell in results["cells"]:
             settings = ", ".join(f"{key}={value}" for key, value in cell["settings"].items())
             first = next(iter(cell["seeds"].values()))
             mark = "  chosen" if cell["settings"] == results["chosen"] else ""
-            lines.append(f"{settings:<40} {metric} {first[metric]:.4f}{mark}")
+            cells.append((settings, f"{metric} {first[metric]:.4f}{mark}"))
+        lines.append(columns(cells, "<<"))
     seeds = len(results["seeds"])
     for name, value in results["reached"].items():
         spread = value["standard_deviation"]

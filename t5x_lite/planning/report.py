@@ -9,12 +9,17 @@ from t5x_lite.planning.collectives import by_axis
 from t5x_lite.planning.compiler import Compiled
 from t5x_lite.planning.plan import Plan
 from t5x_lite.planning.search import arranged
+from t5x_lite.progress import columns
 from t5x_lite.report import charts
 from t5x_lite.report.page import Page, Section, Table
 
 _GiB = 2**30
 _CLOSE = 0.85  # share of the memory up to which an estimate is trusted: it has been 18 % too low
 _SHOWN = 10  # plans of a search that are listed
+
+
+# A line of a plan: a name, a figure, and what is said of it; or a text.
+Line = tuple[str, str] | tuple[str, str, str] | str
 
 
 def show(name: str, plan: Plan, compiled: Compiled | None = None) -> str:
@@ -26,53 +31,54 @@ def show(name: str, plan: Plan, compiled: Compiled | None = None) -> str:
         _step(plan, compiled),
         _run(plan),
     ]
-    return "\n\n".join("\n".join(section) for section in sections)
+    lines = [line for section in sections for line in ("", *section)]
+    return columns(lines[1:], "<><")
 
 
-def _heading(name: str, plan: Plan) -> list[str]:
-    """Format the devices, the mesh and the batch size."""
+def _heading(name: str, plan: Plan) -> list[Line]:
+    """The devices, the mesh and the batch size."""
     shown = [f"{axis} {size}" for axis, size in plan.mesh.items() if size > 1]
     devices = "device" if plan.topology.count == 1 else "devices"
     mesh = ", ".join([f"{plan.topology.count} {devices}", *shown])
-    lines = [f"{name} on {plan.topology}: {mesh}; batches of {plan.rows:,} rows"]
-    return [*lines, plan.arrangement] if plan.arrangement else lines
+    line = f"{name} on {plan.topology}: {mesh}; batches of {plan.rows:,} rows"
+    return [line, plan.arrangement] if plan.arrangement else [line]
 
 
-def _parameters(plan: Plan) -> list[str]:
-    """Format the number of parameters, in all and per module, the largest first."""
-    lines = [f"{'parameters':<34}{plan.parameters:>20,}"]
+def _parameters(plan: Plan) -> list[Line]:
+    """The number of parameters, in all and per module, the largest first."""
+    counts = {"parameters": plan.parameters}
     if plan.active_parameters < plan.parameters:
-        share = plan.active_parameters / plan.parameters
-        lines.append(
-            f"  {'that a token is computed with':<32}{plan.active_parameters:>20,}{share:>8.1%}"
-        )
+        counts["  that a token is computed with"] = plan.active_parameters
     for name, count in sorted(plan.modules.items(), key=lambda item: -item[1]):
-        lines.append(f"  {name:<32}{count:>20,}{count / plan.parameters:>8.1%}")
-    return lines
+        counts[f"  {name}"] = count
+    first, *others = (
+        (name, f"{count:,}", f"{count / plan.parameters:.1%}") for name, count in counts.items()
+    )
+    return [first[:2], *others]
 
 
-def _memory(plan: Plan, compiled: Compiled | None) -> list[str]:
-    """Format the memory per device, whether it fits, and the largest arrays."""
-    lines = [f"{'memory of a device':<34}{'GiB':>20}"]
+def _memory(plan: Plan, compiled: Compiled | None) -> list[Line]:
+    """The memory per device, whether it fits, and the largest arrays."""
+    lines: list[Line] = [("memory of a device", "GiB")]
     for name, size in plan.memory.items():
-        lines.append(f"  {name:<32}{_gib(size):>20}")
-    lines.append(f"  {'in use at a time, an estimate':<32}{_gib(plan.memory_in_all):>20}")
+        lines.append((f"  {name}", _gib(size)))
+    lines.append(("  in use at a time, an estimate", _gib(plan.memory_in_all)))
     if compiled:
-        lines.append(f"  {'the compiler':<32}{_gib(compiled.peak):>20}")
+        lines.append(("  the compiler", _gib(compiled.peak)))
         if compiled.arguments is not None and compiled.temporaries is not None:
             both = compiled.arguments + compiled.temporaries
-            lines.append(f"  {'  its arguments + temporaries':<32}{_gib(both):>20}")
+            lines.append(("    its arguments + temporaries", _gib(both)))
     # The compiler knows if it fits. Without it, an estimate close to the limit is not trusted.
     fits = plan.fits if compiled is None else compiled.fits
     if plan.room is not None:
         verdict = "it fits" if fits else "it does not fit: " + _what_would_help(plan)
         if fits and compiled is None and plan.memory_in_all > _CLOSE * plan.room:
             verdict = "it may fit; the compiler knows"
-        lines.append(f"  {'of':<32}{_gib(plan.room):>20}  {verdict}")
+        lines.append(("  of", _gib(plan.room), verdict))
     lines.append("  the largest besides the state:")
     for value in plan.largest:
         place = _place(value.place) or value.operation.replace("_", " ")
-        lines.append(f"  {value.shape:<42}{_gib(value.size):>10}  {place}")
+        lines.append((f"  {value.shape}", _gib(value.size), place))
     return lines
 
 
@@ -107,66 +113,63 @@ def _place(place: str) -> str:
     return f"backward: {shown}" if "transpose(" in place and shown else shown
 
 
-def _step(plan: Plan, compiled: Compiled | None) -> list[str]:
-    """Format the tokens, FLOPs, traffic and time of a step."""
-    lines = [f"{'a step':<34}"]
-    for name, count in (
-        ("raw tokens", plan.tokens.raw),
-        ("model tokens", plan.tokens.model),
-        ("loss tokens", plan.tokens.loss),
-    ):
-        lines.append(f"  {name:<32}{count * plan.rows:>20,.0f}")
-    lines.append(f"  {'FLOPs':<32}{plan.flops:>20.3e}")
+def _step(plan: Plan, compiled: Compiled | None) -> list[Line]:
+    """The tokens, FLOPs, traffic and time of a step."""
+    tokens = plan.tokens
+    lines: list[Line] = [
+        "a step",
+        ("  raw tokens", f"{tokens.raw * plan.rows:,.0f}"),
+        ("  model tokens", f"{tokens.model * plan.rows:,.0f}"),
+        ("  loss tokens", f"{tokens.loss * plan.rows:,.0f}"),
+        ("  FLOPs", f"{plan.flops:.3e}"),
+    ]
     if plan.computed_again:
-        lines.append(f"  {'  computed again, besides':<32}{plan.computed_again:>20.3e}")
+        lines.append(("    computed again, besides", f"{plan.computed_again:.3e}"))
     for axes, size in plan.sent.items():
-        lines.append(f"  {'sent over ' + axes + ', GB a device':<32}{size / 1e9:>20.2f}")
+        lines.append((f"  sent over {axes}, GB a device", f"{size / 1e9:.2f}"))
     if compiled and compiled.fits:
         for axes, size in by_axis(list(compiled.sent)).items():
-            lines.append(f"  {'  the compiler, over ' + axes:<32}{size / 1e9:>20.2f}")
+            lines.append((f"    the compiler, over {axes}", f"{size / 1e9:.2f}"))
     # The roofline, and the time that the compiler expects.
     if not plan.seconds:
         reason = f"how fast {plan.topology.name} computes in {plan.config.model.dtype}"
         return [*lines, f"  {reason} is not known: no time, no price"]
     for name, seconds in plan.seconds.items():
         over = name if name in ("compute", "memory") else f"over {name}"
-        lines.append(f"  {'roofline, ' + over + ', s':<32}{seconds:>20.4f}")
+        lines.append((f"  roofline, {over}, s", f"{seconds:.4f}"))
     for axes in plan.unknown:
-        lines.append(f"  {'roofline, over ' + axes + ', s':<32}{'not known':>20}")
+        lines.append((f"  roofline, over {axes}, s", "not known"))
     but = f", if what is sent over {', '.join(plan.unknown)} takes less" if plan.unknown else ""
     lines.append(f"  bound by {plan.bound_by}: an MFU of {plan.max_mfu:.0%} at best{but}")
     seconds = compiled.seconds(plan.topology) if compiled else None
     if seconds and plan.peak:
         mfu = plan.flops / (plan.peak * plan.topology.count * seconds)
-        lines.append(
-            f"  {'the compiler expects, s':<32}{seconds:>20.4f}  an MFU of {mfu:.0%}, without what "
-            "is sent and kernels written by hand"
-        )
+        note = f"an MFU of {mfu:.0%}, without what is sent and kernels written by hand"
+        lines.append(("  the compiler expects, s", f"{seconds:.4f}", note))
     return lines
 
 
-def _run(plan: Plan) -> list[str]:
-    """Format the tokens, days, dollars and energy of the whole run."""
-    steps = plan.config.training.steps
-    lines = [f"{'the run':<34}{steps:>20,} steps"]
+def _run(plan: Plan) -> list[Line]:
+    """The tokens, days, dollars and energy of the whole run."""
+    lines: list[Line] = [("the run", f"{plan.config.training.steps:,}", "steps")]
     epochs = plan.epochs_of_sources()
     for source, tokens in plan.tokens_of_sources().items():
-        often = f"  {epochs[source]:,.2f} epochs" if source in epochs else ""
-        lines.append(f"  {'raw tokens of ' + (source or 'the text'):<32}{tokens:>20,.0f}{often}")
-    lines.append(f"  {'PF-days':<32}{plan.pf_days:>20,.4g}")
+        often = f"{epochs[source]:,.2f} epochs" if source in epochs else ""
+        lines.append((f"  raw tokens of {source or 'the text'}", f"{tokens:,.0f}", often))
+    lines.append(("  PF-days", f"{plan.pf_days:,.4g}"))
     if plan.days is None:
         return lines
     mfu = plan.assumed.mfu
     name = f"days, at an MFU of {mfu:.0%}" if mfu else "days, by the roofline"
-    too_much = "  more than the roofline has" if mfu and mfu > (plan.max_mfu or 1) else ""
-    lines.append(f"  {name:<32}{plan.days:>20,.2f}{too_much}")
+    too_much = "more than the roofline has" if mfu and mfu > (plan.max_mfu or 1) else ""
+    lines.append((f"  {name}", f"{plan.days:,.2f}", too_much))
     if plan.dollars is not None:
         is_given = plan.assumed.dollars is not None
         source = "as given" if is_given else f"list price, {PRICES_AS_OF}"
         price = f"{plan.price:.2f} for a device and hour, {source}"
-        lines.append(f"  {'dollars':<32}{plan.dollars:>20,.0f}  {price}")
+        lines.append(("  dollars", f"{plan.dollars:,.0f}", price))
     if plan.kilowatt_hours is not None:
-        lines.append(f"  {'kWh':<32}{plan.kilowatt_hours:>20,.0f}  of the devices alone")
+        lines.append(("  kWh", f"{plan.kilowatt_hours:,.0f}", "of the devices alone"))
     return lines
 
 
@@ -177,28 +180,24 @@ def _gib(size: float) -> str:
 
 def show_splits(plan: Plan) -> str:
     """Format a table of the parameters: their shapes, sizes per device, and sharding."""
-    width = max(len(split.path) for split in plan.splits) + 2
-    lines = [f"{'parameter':<{width}}{'shape':<24}{'MB a device':>12}  split by"]
+    rows = [("parameter", "shape", "MB a device", "split by")]
     for split in plan.splits:
         shape = " × ".join(map(str, split.shape))
         by = ", ".join(axis or "–" for axis in split.by)
-        lines.append(f"{split.path:<{width}}{shape:<24}{split.bytes / 1e6:>12,.2f}  {by}")
-    return "\n".join(lines)
+        rows.append((split.path, shape, f"{split.bytes / 1e6:,.2f}", by))
+    return columns(rows, "<<><")
 
 
 def show_found(plans: Sequence[Plan]) -> str:
     """Format the best plans of a search, one per line."""
-    lines = [f"{'s a step':>10}{'MFU ≤':>8}{'bound by':>10}{'GiB':>8}  settings"]
+    rows: list[Sequence[str]] = [("s a step", "MFU ≤", "bound by", "GiB", "settings")]
     for plan in plans[:_SHOWN]:
-        bound, mfu = plan.bound_by or "–", plan.max_mfu
         seconds = f"{plan.step_seconds:.4f}" if plan.step_seconds else "–"
-        shown = f"{mfu:.0%}" if mfu else "–"
-        lines.append(
-            f"{seconds:>10}{shown:>8}{bound:>10}{_gib(plan.memory_in_all):>8}  {arranged(plan)}"
-        )
-    if len(plans) > _SHOWN:
-        lines.append(f"and {len(plans) - _SHOWN} more that fit")
-    return "\n".join(lines)
+        mfu = f"{plan.max_mfu:.0%}" if plan.max_mfu else "–"
+        memory = _gib(plan.memory_in_all)
+        rows.append((seconds, mfu, plan.bound_by or "–", memory, arranged(plan)))
+    more = [f"and {len(plans) - _SHOWN} more that fit"] if len(plans) > _SHOWN else []
+    return columns([*rows, *more], ">>>><")
 
 
 _COLUMNS = (
@@ -233,11 +232,7 @@ def _scaled(plan: Plan) -> list[str]:
 
 def show_scaling(plans: Iterable[Plan]) -> str:
     """Format plans on increasing numbers of devices as a table, one per line."""
-    widths = (9, 15, 30, 10, 9, 11, 16, 8, 16)
-    rows = [_COLUMNS, *map(_scaled, plans)]
-    return "\n".join(
-        "".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows
-    )
+    return columns([_COLUMNS, *map(_scaled, plans)], ">" * len(_COLUMNS))
 
 
 def scaling_page(name: str, plans: Sequence[Plan]) -> Page:
