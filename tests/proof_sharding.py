@@ -116,6 +116,7 @@ def build(case: str, source: str, more: dict) -> RunConfig:
     optimizer = {"warmup_steps": 0}
     if case in OPTIMIZERS:
         architecture, optimizer["name"] = OPTIMIZERS[case]
+        optimizer["weight_decay"] = 0.0  # Adafactor has none
     if case in OBJECTIVES:
         architecture, _ = OBJECTIVES[case]
     name, objective, lengths = CASES[architecture]
