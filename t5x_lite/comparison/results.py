@@ -57,17 +57,7 @@ def results_of(
     for run in runs:
         answers = measure(run.directory, questions)
         losses[run.cell.name].append(answers.losses)
-        of_spans = {f"span_bits_{context}": bits for context, bits in answers.span_bits.items()}
-        of_validation = {
-            key: summaries[run.name][key]
-            for key in ("loss", "accuracy", "bits_per_byte")
-            if key in summaries[run.name]
-        }
-        values[run.cell.name][run.seed] = {
-            **{name: np.array(bits) for name, bits in of_spans.items()},
-            **of_tasks(answers),
-            **of_validation,
-        }
+        values[run.cell.name][run.seed] = _values_of(answers, summaries[run.name])
 
     # Compare them between cells, and list the settings in which the cells differ.
     recipes = differing({cell.name: flatten(to_dict(cell.resolved.config)) for cell in cells})
@@ -105,6 +95,17 @@ def results_of(
         "examples": examples(config, runs),
         "environment": environment(),
         "scaling": laws_of(of_cells, recipes),
+    }
+
+
+def _values_of(answers: Answers, summary: Mapping[str, Any]) -> Values:
+    """Collect the scores of one run: of spans, of tasks, and of its validation split."""
+    of_spans = {f"span_bits_{context}": bits for context, bits in answers.span_bits.items()}
+    of_validation = ("loss", "accuracy", "bits_per_byte")
+    return {
+        **{name: np.array(bits) for name, bits in of_spans.items()},
+        **of_tasks(answers),
+        **{key: summary[key] for key in of_validation if key in summary},
     }
 
 

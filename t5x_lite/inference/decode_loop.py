@@ -7,6 +7,7 @@ Shapes: B rows, P prompt slots, N output slots, K beams, V vocabulary. During a 
 decoder has B · K rows.
 """
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -213,6 +214,72 @@ class Beams(struct.PyTreeNode):
     count: Int[Array, ""]
 
 
+@dataclass(frozen=True)
+class _BeamSearch:
+    """The rules of one beam search: see beam_search.
+
+    Shapes: K' texts before a step, K after it.
+    """
+
+    stop: StopTokens
+    num_beams: int
+    length_penalty: float
+    until: int | Int[Array, ""]
+
+    def penalised(self, scores: Array, length: Array | float) -> Array:
+        """Score texts of this length (Wu et al., 2016, eq. 14)."""
+        return scores / ((5 + length) / 6) ** self.length_penalty
+
+    def extend(self, beams: Beams, logits: Float[Array, "BK V"], decoder: DecoderState) -> Beams:
+        """Extend the live texts by one token each.
+
+        The 2 K likeliest candidates are considered. At least K of them stay live, since each text
+        can end in only one way.
+        """
+        rows, vocab = len(beams.ids), logits.shape[-1]
+        log_probabilities = jax.nn.log_softmax(_allowed(logits, self.stop))
+        candidates = log_probabilities.reshape(rows, -1, vocab) + beams.scores[..., None]
+        count = min(2 * self.num_beams, candidates[0].size)
+        scores, flat = jax.lax.top_k(candidates.reshape(rows, -1), count)
+        parents, ids = flat // vocab, flat % vocab
+        texts = _take(beams.ids, parents).at[:, :, beams.count].set(ids)
+
+        # Rank the candidates that end among the texts that ended before.
+        ends = (ids == self.stop.eos) | (beams.count + 1 >= self.until)
+        new_scores = jnp.where(ends, self.penalised(scores, beams.count + 1.0), -jnp.inf)
+        all_ended = jnp.concatenate([beams.ended_ids, texts], 1)
+        all_scores = jnp.concatenate([beams.ended_scores, new_scores], 1)
+        ended_scores, best = jax.lax.top_k(all_scores, self.num_beams)
+
+        # Keep the best candidates that do not end, with the decoder state of their parents.
+        live = jnp.where(ids == self.stop.eos, -jnp.inf, scores)
+        going_on, index = jax.lax.top_k(live, self.num_beams)
+        parents = jnp.take_along_axis(parents, index, 1)
+        flat_parents = parents + jnp.arange(rows)[:, None] * beams.scores.shape[1]
+        decoder = jax.tree.map(lambda x: x[flat_parents.reshape(-1)], decoder)
+        return Beams(
+            decoder=decoder,
+            ids=_take(texts, index),
+            scores=going_on,
+            ended_ids=_take(all_ended, best),
+            ended_scores=ended_scores,
+            count=beams.count + 1,
+        )
+
+    def can_improve(self, beams: Beams) -> Array:
+        """True while some live text can beat the worst ended text of its row."""
+        # Log probabilities only fall as a text grows, but a longer text is penalised less.
+        best_length = jnp.where(self.length_penalty > 0, self.until, beams.count + 1.0)
+        best_possible = self.penalised(beams.scores[:, 0], best_length)
+        is_better = best_possible > beams.ended_scores[:, -1]
+        return is_better.any() & (beams.count < self.until)
+
+
+def _take(texts: Int[Array, "B K1 N"], index: Int[Array, "B K2"]) -> Int[Array, "B K2 N"]:
+    """Select texts of each row."""
+    return jnp.take_along_axis(texts, index[..., None], 1)
+
+
 @partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
 def beam_search(
     config: ModelDimensions,
@@ -235,48 +302,7 @@ def beam_search(
         missing text.
     """
     rows, prompt_slots = prompt.tokens.shape
-
-    def penalised(scores, length):
-        return scores / ((5 + length) / 6) ** length_penalty
-
-    def take(texts, index):
-        """Select texts [B, K', N] by index [B, K]."""
-        return jnp.take_along_axis(texts, index[..., None], 1)
-
-    def extend(beams: Beams, logits, decoder: DecoderState) -> Beams:
-        """Extend the live texts by one token each.
-
-        The 2 K likeliest candidates are considered. At least K of them stay live, since each text
-        can end in only one way.
-        """
-        vocab = logits.shape[-1]
-        log_probabilities = jax.nn.log_softmax(_allowed(logits, stop)).reshape(rows, -1, vocab)
-        candidates = log_probabilities + beams.scores[..., None]
-        count = min(2 * num_beams, candidates[0].size)
-        scores, flat = jax.lax.top_k(candidates.reshape(rows, -1), count)
-        parents, ids = flat // vocab, flat % vocab
-        texts = take(beams.ids, parents).at[:, :, beams.count].set(ids)
-
-        # Rank the candidates that end among the texts that ended before.
-        ends = (ids == stop.eos) | (beams.count + 1 >= until)
-        new_scores = jnp.where(ends, penalised(scores, beams.count + 1.0), -jnp.inf)
-        all_ended = jnp.concatenate([beams.ended_ids, texts], 1)
-        all_scores = jnp.concatenate([beams.ended_scores, new_scores], 1)
-        ended_scores, best = jax.lax.top_k(all_scores, num_beams)
-
-        # Keep the best candidates that do not end, with the decoder state of their parents.
-        going_on, index = jax.lax.top_k(jnp.where(ids == stop.eos, -jnp.inf, scores), num_beams)
-        parents = jnp.take_along_axis(parents, index, 1)
-        flat_parents = parents + jnp.arange(rows)[:, None] * beams.scores.shape[1]
-        decoder = jax.tree.map(lambda x: x[flat_parents.reshape(-1)], decoder)
-        return Beams(
-            decoder=decoder,
-            ids=take(texts, index),
-            scores=going_on,
-            ended_ids=take(all_ended, best),
-            ended_scores=ended_scores,
-            count=beams.count + 1,
-        )
+    search = _BeamSearch(stop, num_beams, length_penalty, until)
 
     def step(beams: Beams) -> Beams:
         lengths = jnp.repeat(prompt.lengths, num_beams)
@@ -284,13 +310,7 @@ def beam_search(
         logits, decoder = _read_next(
             config, weights, beams.decoder, last, lengths, beams.count, output_slots
         )
-        return extend(beams, logits, decoder)
-
-    def can_improve(beams: Beams):
-        # Log probabilities only fall as a text grows, but a longer text is penalised less.
-        best_length = jnp.where(length_penalty > 0, until, beams.count + 1.0)
-        best_possible = penalised(beams.scores[:, 0], best_length)
-        return (best_possible > beams.ended_scores[:, -1]).any() & (beams.count < until)
+        return search.extend(beams, logits, decoder)
 
     # The search starts from one empty text in each row, which branches into K.
     logits, decoder = _read_prompt(config, weights, prompt, prompt_slots + output_slots)
@@ -302,5 +322,5 @@ def beam_search(
         ended_scores=jnp.full((rows, num_beams), -jnp.inf),
         count=jnp.array(0),
     )
-    beams = jax.lax.while_loop(can_improve, step, extend(start, logits, decoder))
+    beams = jax.lax.while_loop(search.can_improve, step, search.extend(start, logits, decoder))
     return beams.ended_ids, beams.ended_scores

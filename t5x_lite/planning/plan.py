@@ -306,16 +306,11 @@ def make_plan(
     flops = batch_size * step_flops(resolved, shape, tokens.loss)
     computed_again = batch_size * forward_flops_of(resolved, shape, 0) if model.remat else 0.0
     mesh = dict(program.mesh.shape)
-    sent = defaultdict(int)
-    for axes, size in step.sent.items():
-        axes = tuple(axis for axis in axes if mesh[axis] > 1)
-        sent[" × ".join(axes)] += size
-    sent.pop("", None)
+    sent = _sent(step, mesh)
 
     # What the roofline and the advice need: peak FLOP/s, the whole state, the bytes moved.
-    peak = peak_flops(topology.chip.kinds[0], model.dtype)
-    if assumed.tflops is not None:
-        peak = assumed.tflops * 1e12
+    known = peak_flops(topology.chip.kinds[0], model.dtype)
+    peak = known if assumed.tflops is None else assumed.tflops * 1e12
     state = 2 * sum(map(_bytes_in_all, program.parameters.values()))
     state += sum(map(_bytes_in_all, jax.tree.leaves(of_optimizer)))
     # The optimizer reads and writes its whole state and the parameters, and reads the gradient.
@@ -336,10 +331,19 @@ def make_plan(
         flops=flops,
         computed_again=computed_again,
         peak=peak,
-        sent=dict(sent),
+        sent=sent,
         seconds=_roofline(topology, mesh, flops + computed_again, moved, sent, peak),
         assumed=assumed,
     )
+
+
+def _sent(step: trace.Step, mesh: dict[str, int]) -> dict[str, int]:
+    """Add up the bytes that a step sends, by the axes of the mesh that have several devices."""
+    sent: dict[str, int] = defaultdict(int)
+    for axes, size in step.sent.items():
+        sent[" × ".join(axis for axis in axes if mesh[axis] > 1)] += size
+    sent.pop("", None)
+    return dict(sent)
 
 
 _LARGEST = 8

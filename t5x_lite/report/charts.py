@@ -78,7 +78,33 @@ def curves(
             for step, value in curve
         ]
 
-    encoding = {
+    encoding = _encoding_of_curves(x, y, log)
+    encoding["color"] = alt.Color(
+        "group",
+        type="nominal",
+        title=None,
+        scale=alt.Scale(domain=colours, range=_colours(colours)),
+        legend=alt.Legend(values=shown),
+    )
+    layers = []
+    if rows(trained):
+        data = alt.Data(values=rows(trained))
+        layers.append(alt.Chart(data).mark_line(strokeWidth=1, opacity=0.55).encode(**encoding))
+    if rows(evaluated):
+        data = alt.Data(values=rows(evaluated))
+        thick = alt.Chart(data).mark_line(strokeWidth=2.5, point={"size": 40})
+        layers.append(thick.encode(**encoding))
+    if not layers:
+        return []
+    chart = alt.layer(*layers).properties(width=_WIDTH, height=_HEIGHT, usermeta={"axes": axes})
+    described = f"{y} by {x} of {', '.join(names)}"
+    return [Chart(_finished(chart), caption or f"{y} by {x}", described)]
+
+
+def _encoding_of_curves(x: str, y: str, log: bool) -> dict[str, Any]:
+    """Return the axes and the tooltip of `curves`, whose rows have run, group, x and y."""
+    alt = _altair()
+    return {
         "x": alt.X(
             "x",
             type="quantitative",
@@ -93,13 +119,6 @@ def curves(
             axis=alt.Axis(tickCount=6, grid=not log),
             scale=alt.Scale(zero=False, type="log" if log else "linear"),
         ),
-        "color": alt.Color(
-            "group",
-            type="nominal",
-            title=None,
-            scale=alt.Scale(domain=colours, range=_colours(colours)),
-            legend=alt.Legend(values=shown),
-        ),
         "detail": alt.Detail("run", type="nominal"),
         "tooltip": [
             alt.Tooltip("run", type="nominal"),
@@ -107,20 +126,6 @@ def curves(
             alt.Tooltip("y", type="quantitative", title=y, format=".4f"),
         ],
     }
-
-    layers = []
-    if rows(trained):
-        data = alt.Data(values=rows(trained))
-        layers.append(alt.Chart(data).mark_line(strokeWidth=1, opacity=0.55).encode(**encoding))
-    if rows(evaluated):
-        data = alt.Data(values=rows(evaluated))
-        thick = alt.Chart(data).mark_line(strokeWidth=2.5, point={"size": 40})
-        layers.append(thick.encode(**encoding))
-    if not layers:
-        return []
-    chart = alt.layer(*layers).properties(width=_WIDTH, height=_HEIGHT, usermeta={"axes": axes})
-    described = f"{y} by {x} of {', '.join(names)}"
-    return [Chart(_finished(chart), caption or f"{y} by {x}", described)]
 
 
 def dots_and_lines(

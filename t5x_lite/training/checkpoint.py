@@ -37,6 +37,7 @@ class Checkpoints:
         self, directory: Path, settings: dict, keep_every: int = 0, read_only: bool = False
     ):
         logging.set_verbosity(logging.ERROR)  # orbax warns of what is meant
+        self.directory = directory
         self._directory = storage.durable_path(directory.resolve())
         self._is_local = isinstance(self._directory, Path)
         self._settings = settings

@@ -281,8 +281,6 @@ def _train_steps(
     heartbeat = Heartbeat(stacks, lambda: log.watch.now, config.training.stuck_after)
     with log, stop.listening(), profile, heartbeat:
         say(_setting_of(run, first, last))
-        if run.program.arrangement:
-            say(run.program.arrangement)
         with log.watch("compile"):
             if first < last:
                 log.status("compiling the train step")
@@ -322,10 +320,7 @@ def _train_steps(
                         is_last = saving = True
                         last = step
             if saving:
-                with log.watch("checkpoint"):
-                    log.sync()
-                    checkpoints.save(step, state)
-                    log.callbacks.call("on_checkpoint", step, workdir / f"checkpoints/{step}")
+                _save(checkpoints, log, step, state)
             checkpoints.check()
             if is_last:
                 break
@@ -353,6 +348,14 @@ def _evaluate(
     return validation
 
 
+def _save(checkpoints: Checkpoints, log: Log, step: int, state: TrainState) -> None:
+    """Start to save a checkpoint, after the metrics up to its step."""
+    with log.watch("checkpoint"):
+        log.sync()
+        checkpoints.save(step, state)
+        log.callbacks.call("on_checkpoint", step, checkpoints.directory / f"{step}")
+
+
 def _is_saved(step: int, config: RunConfig) -> bool:
     """Return True for a step after which a checkpoint is due."""
     training = config.training
@@ -368,8 +371,10 @@ def _setting_of(run: Run, first: int, last: int) -> str:
         text += f", mesh {' × '.join(sizes)}"
     text += f", {run.resolved.model.dtype}"
     if first >= last:
-        return f"{text}; already at step {first} of {last}"
-    return f"{text}; continuing from step {first} of {last}" if first else text
+        text += f"; already at step {first} of {last}"
+    elif first:
+        text += f"; continuing from step {first} of {last}"
+    return "\n".join(filter(None, (text, run.program.arrangement)))
 
 
 def _read_metrics(
