@@ -208,7 +208,7 @@ class Block(nn.Module):
 class _Reading:
     """Inputs of parts, gathered once for all parts that read the same positions."""
 
-    def __init__(self, own_BPD: Float[Array, "B P D"], length: int):
+    def __init__(self, own_BPD: Float[Array, "B P D"], length: int) -> None:
         self._own = own_BPD
         self._length = length
         self._gathered: dict[bool, Array] = {}

@@ -1,6 +1,6 @@
 """Dense layers and lookup tables, with the names of their axes.
 
-Shapes: B rows, T positions, H heads, K head_dim.
+Shapes: B rows, T positions, H heads, K head_dim, V rows of a table, W its width.
 """
 
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax.linen.spmd import with_logical_constraint
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from t5x_lite.config import ModelDimensions
 from t5x_lite.model.matmul import (
@@ -203,10 +203,10 @@ def look_up(table_VW: Any, ids: Any) -> Array:
 
     # In bfloat16 the gradient of a frequent token would end where one more changes nothing.
     @jax.custom_vjp
-    def take(table):
+    def take(table: Float[Array, "V W"]) -> Array:
         return jnp.take(table, ids, 0)
 
-    def backward(_, gradient):
+    def backward(_: None, gradient: Array) -> tuple[Float[Array, "V W"]]:
         total = jnp.zeros(table_VW.shape, wide_dtype(table_VW.dtype))
         total = total.at[ids].add(gradient.astype(total.dtype))
         return (total.astype(table_VW.dtype),)

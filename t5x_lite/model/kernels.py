@@ -13,7 +13,7 @@ import numpy as np
 from flax.linen.spmd import logical_to_mesh_axes
 from jax.custom_derivatives import linear_call
 from jax.sharding import NamedSharding, PartitionSpec
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from t5x_lite.config import ModelDimensions
 from t5x_lite.errors import BAD_CONFIG, UserError
@@ -54,7 +54,7 @@ def reference(
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(1,))
-def _rounded_softmax(logits, dtype):
+def _rounded_softmax(logits: Weights, dtype: np.dtype) -> Weights:
     """Computed in the type of the logits and rounded to `dtype`; only the rounded weights are kept
     for the gradient.
     """
@@ -62,11 +62,13 @@ def _rounded_softmax(logits, dtype):
 
 
 @_rounded_softmax.defjvp
-def _rounded_softmax_jvp(dtype, primals, tangents):
+def _rounded_softmax_jvp(
+    dtype: np.dtype, primals: tuple[Weights], tangents: tuple[Weights]
+) -> tuple[Weights, Weights]:
     (logits,), (dlogits,) = primals, tangents
     weights = _rounded_softmax(logits, dtype)
 
-    def jacobian(weights, tangent):
+    def jacobian(weights: Weights, tangent: Weights) -> Weights:
         weights, tangent = weights.astype(logits.dtype), tangent.astype(logits.dtype)
         return weights * (tangent - (weights * tangent).sum(-1, keepdims=True))
 
@@ -191,7 +193,13 @@ def splash(
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
-    def attend(q, k, v, query_segments, key_segments) -> Any:
+    def attend(
+        q: Queries,
+        k: Keys,
+        v: Keys,
+        query_segments: Int[Array, "B T"],
+        key_segments: Int[Array, "B S"],
+    ) -> Queries:
         T, S = q.shape[2], k.shape[2]
         block = next(size for size in (512, 256, 128) if T % size == 0 and S % size == 0)
         # Several devices may share a row, each with its own queries.
@@ -207,7 +215,7 @@ def splash(
             "block_q_dq",
             "block_kv_dq",
         )
-        kernel = splash_attention_kernel.make_splash_mha(
+        kernel: Any = splash_attention_kernel.make_splash_mha(
             masks.MultiHeadMask([pattern] * q.shape[1]),
             block_sizes=splash_attention_kernel.BlockSizes(
                 block, block, **dict.fromkeys(backward_blocks, block)
@@ -241,7 +249,7 @@ def _own_queries(kernel: Any, mask: AttentionMask) -> Any:
     queries = PartitionSpec(None, "sequence")
     specs = kernel.manual_sharding_spec(NamedSharding(mesh, queries))
 
-    def own(leaf, spec):
+    def own(leaf: Array | np.ndarray, spec: PartitionSpec) -> Array | np.ndarray:
         if "sequence" not in spec:
             return leaf
         axis = spec.index("sequence")

@@ -3,6 +3,8 @@
 Shapes: B rows, G key and value heads, S slots, T tokens read now, K head_dim.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import struct
@@ -18,7 +20,7 @@ class KVCache(struct.PyTreeNode):
     values: Float[Array, "B G S K"]
 
     @classmethod
-    def empty(cls, shape: tuple[int, int, int, int], dtype) -> "KVCache":
+    def empty(cls, shape: tuple[int, int, int, int], dtype: Any) -> "KVCache":
         """Of that shape [B, G, S, K], all zeros."""
         return cls(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
 
@@ -36,7 +38,7 @@ class KVCache(struct.PyTreeNode):
         )
 
 
-def cache_dtype(dtype: str):
+def cache_dtype(dtype: str) -> Any:
     """The type of keys and values: that of the computation, but float32 for bfloat16 on a CPU,
     where attention of few queries is four times slower in bfloat16.
     """

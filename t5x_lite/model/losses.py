@@ -10,12 +10,16 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
+from jaxtyping import Array, Float, Int, Shaped
 
 from t5x_lite.model.matmul import compiler_splits, wide_dtype
 
 # total_loss, which is minimised; nll and correct, which are reported; weight, the divisor of all.
 Sums = dict[str, Array]
+
+Labels = tuple[Int[Array, "..."], Float[Array, "..."]]  # targets and weights
+SumsOf = Callable[[Any, Float[Array, "*rows D"], Labels], Sums]  # of head_params, hidden, labels
 
 
 @dataclass(frozen=True)
@@ -119,7 +123,7 @@ def cross_entropy(
     rows, length, width = hidden_BTD.shape
     chunk = min(settings.chunk or default_chunk(rows, length, width), length)
 
-    def split(x):
+    def split(x: Shaped[Array, "B T *rest"]) -> Shaped[Array, "chunks *rows"]:
         """[B, T, …] → [chunks, B, chunk, …]."""
         # All at once, as rows of one matrix: TPU's compiler then copies no head. (Where it splits
         # the sequence, flattening would gather it.)
@@ -130,7 +134,7 @@ def cross_entropy(
         chunks = x.reshape(x.shape[0], -1, chunk, *x.shape[2:])
         return jnp.moveaxis(chunks, 1, 0)
 
-    def sums(head_params, hidden, labels):
+    def sums(head_params: Any, hidden: Float[Array, "*rows D"], labels: Labels) -> Sums:
         targets, weights = labels
         return token_sums(logits_of(head_params, hidden), targets, weights, vocabulary, settings)
 
@@ -138,10 +142,12 @@ def cross_entropy(
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _chunked(sums, head_params, hidden, labels):
+def _chunked(
+    sums: SumsOf, head_params: Any, hidden: Float[Array, "chunks *rows D"], labels: Labels
+) -> Sums:
     """The sums over all chunks, the leading axis of hidden and labels."""
 
-    def add(total, chunk):
+    def add(total: Sums, chunk: tuple[Array, Labels]) -> tuple[Sums, None]:
         hidden, labels = chunk
         return jax.tree.map(jnp.add, total, sums(head_params, hidden, labels)), None
 
@@ -149,26 +155,37 @@ def _chunked(sums, head_params, hidden, labels):
     return jax.lax.scan(add, zeros, (hidden, labels))[0]
 
 
-def _zero_sums(sums, head_params, hidden, labels):
+def _zero_sums(
+    sums: SumsOf, head_params: Any, hidden: Float[Array, "chunks *rows D"], labels: Labels
+) -> Sums:
     first_hidden, first_labels = jax.tree.map(lambda x: x[0], (hidden, labels))
     shapes = jax.eval_shape(sums, head_params, first_hidden, first_labels)
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
 
-def _chunked_forward(sums, head_params, hidden, labels):
-    """The sums, and with each chunk the gradient of its total_loss."""
+def _chunked_forward(
+    sums: SumsOf,
+    wrapped_params: Any,
+    wrapped_hidden: CustomVJPPrimal,
+    wrapped_labels: tuple[CustomVJPPrimal, CustomVJPPrimal],
+) -> tuple[Sums, tuple[Any, Array]]:
+    """Return the sums, and the gradients of total_loss, computed chunk by chunk."""
     # With symbolic_zeros=True, jax wraps each argument in an object with .value and .perturbed.
-    head_params, hidden, labels = jax.tree.map(
-        lambda x: x.value, (head_params, hidden, labels), is_leaf=lambda x: hasattr(x, "perturbed")
+    wrapped = wrapped_params, wrapped_hidden, wrapped_labels
+    arguments: Any = jax.tree.map(
+        lambda x: x.value, wrapped, is_leaf=lambda x: hasattr(x, "perturbed")
     )
+    head_params, hidden, labels = arguments
 
-    def total_loss(head_params, hidden, labels):
+    def total_loss(
+        head_params: Any, hidden: Float[Array, "*rows D"], labels: Labels
+    ) -> tuple[Float[Array, ""], Sums]:
         chunk_sums = sums(head_params, hidden, labels)
         return chunk_sums["total_loss"], chunk_sums
 
     gradient = jax.grad(total_loss, argnums=(0, 1), has_aux=True)
 
-    def add(total, chunk):
+    def add(total: tuple[Sums, Any], chunk: tuple[Array, Labels]) -> tuple[tuple[Sums, Any], Array]:
         (for_params, for_hidden), chunk_sums = gradient(head_params, *chunk)
         return jax.tree.map(jnp.add, total, (chunk_sums, for_params)), for_hidden
 
@@ -180,11 +197,13 @@ def _chunked_forward(sums, head_params, hidden, labels):
     return total, (for_params, for_hidden)
 
 
-def _chunked_backward(sums, gradients, cotangents):
+def _chunked_backward(
+    sums: SumsOf, gradients: tuple[Any, Array], cotangents: dict[str, Array | SymbolicZero]
+) -> tuple[Any, Array, None]:
     wanted = {
         name: cotangent
         for name, cotangent in cotangents.items()
-        if not isinstance(cotangent, jax.custom_derivatives.SymbolicZero)
+        if not isinstance(cotangent, SymbolicZero)
     }
     # The weight is a constant of the batch: its gradient is zero. No gradient of nll or correct is
     # stored: raise, instead of silently returning zero.
@@ -195,7 +214,7 @@ def _chunked_backward(sums, gradients, cotangents):
         return (*jax.tree.map(jnp.zeros_like, gradients), None)
     scale = wanted["total_loss"]
 
-    def scaled(g):
+    def scaled(g: Array) -> Array:
         return (g.astype(scale.dtype) * scale).astype(g.dtype)
 
     for_params, for_hidden = jax.tree.map(scaled, gradients)
@@ -221,7 +240,7 @@ def _label_sums(nll: Array, correct: Array, weights: Array) -> Sums:
     """Weighted sums; what has weight 0 counts nothing, whatever it is."""
     of_each = {"total_loss": nll, "nll": nll, "correct": correct, "weight": jnp.ones_like(nll)}
 
-    def weighted(value):
+    def weighted(value: Array) -> Float[Array, ""]:
         return jnp.where(weights > 0, value * weights, 0).sum()
 
     return {name: weighted(value) for name, value in of_each.items()}

@@ -3,7 +3,7 @@ in float32, so that bfloat16 rounds the operands and nothing else. Gradients of 
 are summed in float32, too. (The terms of relative positions in attention are einsums.)
 
 What makes it fast on a CPU is here and nowhere else. Shapes: *B batch axes of both operands, *L
-leading axes of x alone (rows and positions), N rows, D in, F out.
+leading axes of x alone (rows and positions), N rows, D in, F out, T positions, H heads, K head_dim.
 """
 
 from functools import partial
@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import linear_call
 from jax.experimental.layout import Layout, with_layout_constraint
+from jaxtyping import Array, Float
 
 _FEW_ROWS = 32  # up to which text being generated takes the path of `_few_rows`
 
@@ -36,7 +37,7 @@ def target_kind() -> str:
     return device.device_kind if device else jax.devices()[0].device_kind
 
 
-def rounded(y: jax.Array, dtype: Any) -> jax.Array:
+def rounded(y: Array, dtype: Any) -> Array:
     """y in the type of the computation, and in no other: where both are read, TPU's compiler would
     keep what has not been rounded beside what has.
     """
@@ -44,7 +45,7 @@ def rounded(y: jax.Array, dtype: Any) -> jax.Array:
     return jax.lax.optimization_barrier(y) if target_platform() == "tpu" else y
 
 
-def matmul(x: jax.Array, w: jax.Array) -> jax.Array:
+def matmul(x: Array, w: Array) -> Array:
     """x [*L, D] times w [D, F], or x [*B, N, D] times w [*B, D, F]: [..., F] in float32 (float64
     for float64).
 
@@ -57,7 +58,7 @@ def matmul(x: jax.Array, w: jax.Array) -> jax.Array:
     return _with_flat_rows(x, w, "plain")
 
 
-def heads_in_product(rows: jax.Array, head_dim: int) -> bool:
+def heads_in_product(rows: Float[Array, "B T F"], head_dim: int) -> bool:
     """Whether the product of attention's projections with rows [B, T, D or H · K] should have heads
     as an axis of its own.
 
@@ -69,18 +70,20 @@ def heads_in_product(rows: jax.Array, head_dim: int) -> bool:
     return target_platform() == "tpu" and head_dim % 128 == 0 and width <= 2 * B * T
 
 
-def matmul_to_heads(x: jax.Array, w: jax.Array, head_dim: int) -> jax.Array:
+def matmul_to_heads(
+    x: Float[Array, "B T D"], w: Float[Array, "D F"], head_dim: int
+) -> Float[Array, "B T H K"]:
     """x [B, T, D] times w [D, H · K], as `matmul`, with an axis of heads: [B, T, H, K]."""
     return _contracted(x, w.reshape(len(w), -1, head_dim), "btd,dhk->bthk")
 
 
-def matmul_from_heads(x: jax.Array, w: jax.Array) -> jax.Array:
+def matmul_from_heads(x: Float[Array, "B H T K"], w: Float[Array, "F D"]) -> Float[Array, "B T D"]:
     """x [B, H, T, K] times w [H · K, D], as `matmul`, summed over heads: [B, T, D]."""
     H, K = x.shape[1], x.shape[3]
     return _contracted(x, w.reshape(H, K, -1), "bhtk,hkd->btd")
 
 
-def matmul_transposed(x: jax.Array, w: jax.Array) -> jax.Array:
+def matmul_transposed(x: Array, w: Array) -> Array:
     """x [*L, D] times the transpose of w [F, D], or x [*B, N, D] times that of w [*B, F, D], as
     `matmul`; w is not moved in memory.
     """
@@ -89,7 +92,7 @@ def matmul_transposed(x: jax.Array, w: jax.Array) -> jax.Array:
     return _with_flat_rows(x, w, "transposed")
 
 
-def _with_flat_rows(x, w, form: "Form"):
+def _with_flat_rows(x: Array, w: Array, form: "Form") -> Array:
     """Dense layers are faster with all positions of a batch as rows of one matrix: on a CPU by a
     third. TPU's compiler lays them out itself, and better. Where it splits x over devices x stays
     as it is, too: flattened, a sharded sequence would be gathered.
@@ -107,7 +110,7 @@ def compiler_splits() -> bool:
     return mesh.size > 1 and not mesh.manual_axes
 
 
-def _few_rows(x, w):
+def _few_rows(x: Float[Array, "*L D"], w: Float[Array, "F D"]) -> Float[Array, "*L F"]:
     """Few rows, as when text is generated, are up to twice as fast the other way round on a CPU."""
     rows = x.reshape(-1, x.shape[-1])
     count = len(rows)
@@ -122,8 +125,10 @@ def _few_rows(x, w):
 # How w is laid out: see _dot.
 Form = Literal["plain", "transposed"]
 
+Pair = tuple[Array, Array]  # x and w, or a value and its tangent
 
-def _matmul(x, w, form: Form):
+
+def _matmul(x: Array, w: Array, form: Form) -> Array:
     # float64 is for numerical tests: XLA's own derivatives, of any order.
     if x.dtype == jnp.float64:
         return _dot(x, w.astype(x.dtype), form)
@@ -131,30 +136,30 @@ def _matmul(x, w, form: Form):
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(2,))
-def _matmul_fast(x, w, form: Form):
+def _matmul_fast(x: Array, w: Array, form: Form) -> Array:
     return _dot(x, w.astype(x.dtype), form)
 
 
 @_matmul_fast.defjvp
-def _matmul_fast_jvp(form: Form, primals, tangents):
+def _matmul_fast_jvp(form: Form, primals: Pair, tangents: Pair) -> Pair:
     x, w = primals
     dx, dw = tangents
 
     # The product rule: d(x w) = dx w + x dw.
-    def linear_in_x(w, dx):
+    def linear_in_x(w: Array, dx: Array) -> Array:
         return _dot(dx, w.astype(dx.dtype), form)
 
-    def linear_in_w(x, dw):
+    def linear_in_w(x: Array, dw: Array) -> Array:
         return _dot(x, dw.astype(x.dtype), form)
 
     # The transposes of these two are what reverse mode computes: operands in the type of the
     # computation, so that they run on the matrix units, and laid out as the device wants them.
-    def gradient_of_x(w, dy):
+    def gradient_of_x(w: Array, dy: Array) -> Array:
         dy, w = dy.astype(x.dtype), w.astype(x.dtype)
         dx = _dot(dy, w, "plain" if form == "transposed" else "transposed")
         return dx.astype(x.dtype)
 
-    def gradient_of_w(x, dy):
+    def gradient_of_w(x: Array, dy: Array) -> Array:
         dy = dy.astype(x.dtype)
         a, b = (dy, x) if form == "transposed" else (x, dy)
         return _sum_over_rows(a, b, is_batched=w.ndim > 2).astype(w.dtype)
@@ -166,28 +171,28 @@ def _matmul_fast_jvp(form: Form, primals, tangents):
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(2,))
-def _contracted(x, w, equation: str):
+def _contracted(x: Array, w: Array, equation: str) -> Array:
     """einsum(equation, x, w), with the types of `matmul`."""
     return _einsum(equation, x, w.astype(x.dtype))
 
 
 @_contracted.defjvp
-def _contracted_jvp(equation, primals, tangents):
+def _contracted_jvp(equation: str, primals: Pair, tangents: Pair) -> Pair:
     (x, w), (dx, dw) = primals, tangents
     of_x, of_w, of_y = equation.replace("->", ",").split(",")
 
     # As above.
-    def linear_in_x(w, dx):
+    def linear_in_x(w: Array, dx: Array) -> Array:
         return _einsum(equation, dx, w.astype(dx.dtype))
 
-    def linear_in_w(x, dw):
+    def linear_in_w(x: Array, dw: Array) -> Array:
         return _einsum(equation, x, dw.astype(x.dtype))
 
-    def gradient_of_x(w, dy):
+    def gradient_of_x(w: Array, dy: Array) -> Array:
         operands = dy.astype(x.dtype), w.astype(x.dtype)
         return _einsum(f"{of_y},{of_w}->{of_x}", *operands).astype(x.dtype)
 
-    def gradient_of_w(x, dy):
+    def gradient_of_w(x: Array, dy: Array) -> Array:
         return _einsum(f"{of_x},{of_y}->{of_w}", x, dy.astype(x.dtype)).astype(w.dtype)
 
     tangent = linear_call(linear_in_x, gradient_of_x, w, dx)
@@ -195,11 +200,11 @@ def _contracted_jvp(equation, primals, tangents):
     return _contracted(x, w, equation), tangent
 
 
-def _einsum(equation: str, a: jax.Array, b: jax.Array) -> jax.Array:
+def _einsum(equation: str, a: Array, b: Array) -> Array:
     return jnp.einsum(equation, a, b, preferred_element_type=wide_dtype(a.dtype))
 
 
-def _dot(x, w, form: Form):
+def _dot(x: Array, w: Array, form: Form) -> Array:
     """In float32 or better: x [..., D] times w [*B, D, F], or transposed [*B, F, D]."""
     contracted = w.ndim - 1 if form == "transposed" else w.ndim - 2
     batch = tuple(range(w.ndim - 2))
@@ -207,7 +212,7 @@ def _dot(x, w, form: Form):
     return jax.lax.dot_general(x, w, dimensions, preferred_element_type=wide_dtype(x.dtype))
 
 
-def _sum_over_rows(a, b, is_batched: bool):
+def _sum_over_rows(a: Array, b: Array, is_batched: bool) -> Array:
     """aᵀ b, summed over all rows: [*B, A, B]."""
     # Rows of a dense layer that were not flattened: all leading axes are summed over.
     if not is_batched and a.ndim > 2:
@@ -220,13 +225,15 @@ def _sum_over_rows(a, b, is_batched: bool):
     return jax.lax.platform_dependent(a, b, cpu=on_cpu, default=_transposed_dot)
 
 
-def _transposed_dot(a, b):
+def _transposed_dot(a: Float[Array, "*B N A"], b: Float[Array, "*B N F"]) -> Float[Array, "*B A F"]:
     batch = tuple(range(a.ndim - 2))
     dimensions = (((a.ndim - 2,), (b.ndim - 2,)), (batch, batch))
     return jax.lax.dot_general(a, b, dimensions, preferred_element_type=jnp.float32)
 
 
-def _transposed_dot_on_cpu(a, b):
+def _transposed_dot_on_cpu(
+    a: Float[Array, "*B N A"], b: Float[Array, "*B N F"]
+) -> Float[Array, "*B A F"]:
     """The same with the narrower operand transposed in memory first. XLA for CPU does not transpose
     a itself, and a product with a transposed left operand misses the fast path (AMX): a fifth of
     the speed.
@@ -237,9 +244,9 @@ def _transposed_dot_on_cpu(a, b):
     return _row_major(_dot(_transpose_in_memory(a), b, "plain"))
 
 
-def _transpose_in_memory(x):
+def _transpose_in_memory(x: Float[Array, "*B N D"]) -> Float[Array, "*B D N"]:
     return _row_major(x.swapaxes(-1, -2))
 
 
-def _row_major(x):
+def _row_major(x: Array) -> Array:
     return with_layout_constraint(x, Layout(tuple(range(x.ndim))))

@@ -67,7 +67,7 @@ class Stack(nn.Module):
     share_layers: bool = False
     ready_layer: ReadyLayer | None = None
 
-    def setup(self):
+    def setup(self) -> None:
         config = self.config
         self.bias_splits = ()
         bias = make_positions(config).bias_module()
@@ -194,7 +194,9 @@ class Period(nn.Module):
     config: ModelDimensions
 
     @nn.compact
-    def __call__(self, x: Array, depths: Int[Array, " period"], context: StackContext):
+    def __call__(
+        self, x: Float[Array, "B P W"], depths: Int[Array, " period"], context: StackContext
+    ) -> tuple[Float[Array, "B P W"], Auxiliary]:
         auxiliary: Auxiliary = {}
         for place, of_layer in enumerate(layers_of_period(self.config)):
             block: Any = Block(of_layer, name=f"block_{place}")
@@ -216,7 +218,7 @@ class Transformer(nn.Module):
     packed: bool = True
     ready_layer: ReadyLayer | None = None
 
-    def setup(self):
+    def setup(self) -> None:
         config, dtype = self.config, parameter_dtype(self.config)
 
         # Embeddings: tokens, learned positions, types.
@@ -226,13 +228,13 @@ class Transformer(nn.Module):
 
         embedding_rows = own_dimensions(config).embedding_rows
 
-        def table(name: str, rows: int, axis: str):
+        def table(name: str, rows: int, axis: str) -> Array:
             shape = (rows, config.embedding_size)
             size = config.vocab_size if axis == "vocab" else rows
             draw = with_axes(padded_with_zeros(init, size, 0), axis, "embedding")
             return self.param(name, draw, shape, dtype)
 
-        def low_rank_update(of: str):
+        def low_rank_update(of: str) -> tuple[Array, Array]:
             a_init = with_axes(nn.initializers.zeros, "vocab", "adapter")
             b_init = with_axes(nn.initializers.normal(1.0), "adapter", "embedding")
             rows, rank = embedding_rows, config.lora_rank
@@ -587,7 +589,7 @@ def _split_names(config: ModelDimensions, path: tuple[str, ...], names: Names) -
 def unpadded_shapes(config: ModelDimensions) -> Params:
     """The parameter tree as shapes, embedding rows of padding left out."""
 
-    def unpad(box):
+    def unpad(box: nn.LogicallyPartitioned) -> jax.ShapeDtypeStruct:
         axes = zip(box.value.shape, box.names, strict=True)
         shape = [config.vocab_size if name == "vocab" else size for size, name in axes]
         return jax.ShapeDtypeStruct(shape, box.value.dtype)

@@ -197,16 +197,18 @@ def sum_to_stream(y: Array, dtype: Any) -> Array:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
-def _gather_sum(x, mesh_axis, axis, sum_dtype):
+def _gather_sum(x: Array, mesh_axis: str, axis: int, sum_dtype: Any) -> Array:
     """Gather the parts of all devices; their gradients are summed in sum_dtype."""
     return jax.lax.all_gather(x, mesh_axis, axis=axis, tiled=True)
 
 
-def _gather_sum_forward(x, mesh_axis, axis, sum_dtype):
+def _gather_sum_forward(x: Array, mesh_axis: str, axis: int, sum_dtype: Any) -> tuple[Array, None]:
     return _gather_sum(x, mesh_axis, axis, sum_dtype), None
 
 
-def _gather_sum_backward(mesh_axis, axis, sum_dtype, _, gradient):
+def _gather_sum_backward(
+    mesh_axis: str, axis: int, sum_dtype: Any, _: None, gradient: Array
+) -> tuple[Array]:
     dtype = gradient.dtype
     total = gradient.astype(sum_dtype or dtype)
     # With all axes before it as one: the first of several, TPUs would send the whole.

@@ -51,10 +51,10 @@ def sum_of_parts(compute: Callable[..., Any], rows: Any, key: Array | None) -> A
     count = PARTS // devices
     first = part_number("data") * count
 
-    def split(x):
+    def split(x: Array) -> Array:
         return x.reshape(count, -1, *x.shape[1:])
 
-    def of_part(part):
+    def of_part(part: tuple[Array, Any]) -> Any:
         number, rows = part
         size = jax.tree.leaves(rows)[0].shape[0]
         # Dropout follows from the number of a row in the batch.

@@ -71,7 +71,9 @@ class Parallelism:
         if mesh.size <= 1:
             return compute(trained, frozen, batch, *constants)
 
-        def on_one_device(trained, frozen, rows, *constants):
+        def on_one_device(
+            trained: Params, frozen: Params, rows: dict[str, Array], *constants: Any
+        ) -> tuple[Params, Any]:
             own_rules = device_rules(self.kv_heads, mesh.shape["tensor"])
             with nn.logical_axis_rules(own_rules), sums_in(self._activation_sums):
                 gradient, sums = compute(trained, frozen, rows, *constants)
@@ -206,12 +208,16 @@ def _gather(shard: Array, axis: int, dtype: Any, reduce_dtype: Any, line: int) -
     return whole.astype(jnp.promote_types(dtype, reduce_dtype))
 
 
-def _gather_forward(shard, axis, dtype, reduce_dtype, line):
+def _gather_forward(
+    shard: Array, axis: int, dtype: Any, reduce_dtype: Any, line: int
+) -> tuple[Array, Array]:
     # The residual only carries the type.
     return _gather(shard, axis, dtype, reduce_dtype, line), jnp.zeros((0,), shard.dtype)
 
 
-def _gather_backward(axis, dtype, reduce_dtype, line, shard, gradient):
+def _gather_backward(
+    axis: int, dtype: Any, reduce_dtype: Any, line: int, shard: Array, gradient: Array
+) -> tuple[Array]:
     """The sum over all devices, each with its part."""
     scatter = partial(jax.lax.psum_scatter, axis_name="fsdp", tiled=True)
     # The first axis: of parts along the last, TPUs would send the whole.

@@ -26,7 +26,7 @@ def activate(name: str, x: Array, gate: Array | float = 1.0) -> Array:
     backward pass.
     """
 
-    def activated(x, gate):
+    def activated(x: Array, gate: Array | float) -> Array:
         dtype = wide_dtype(x.dtype)
         y = ACTIVATIONS[name](x.astype(dtype)) * jnp.asarray(gate, dtype)
         return y.astype(x.dtype)

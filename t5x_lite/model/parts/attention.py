@@ -2,10 +2,10 @@
 config says so: multi-query (Shazeer, 2019) and grouped-query attention (Ainslie et al., 2023).
 
 Shapes: B rows, T queries, S keys, L positions of a source, E encoder positions, H heads, G key and
-value heads, K head_dim, D d_model.
+value heads, K head_dim, D d_model, P positions of a learned prefix, F features of all G heads.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -49,7 +49,7 @@ class Attention(nn.Module):
     splits = ("tensor", "sequence")
     takes_positions = True
 
-    def setup(self):
+    def setup(self) -> None:
         config = self.config
         # All heads of a projection are one kernel. With mimetic_init cross-attention begins with
         # q kᵀ near 4 x xᵀ: a token of the decoder attends to the same token of the encoder.
@@ -141,7 +141,14 @@ class Attention(nn.Module):
         return self.out(y)
 
     def _attend_relatively(
-        self, q, keys, values, mask: AttentionMask, mask_bias, dropout, scale: float
+        self,
+        q: Float[Array, "B H T K"],
+        keys: Float[Array, "B G S K"],
+        values: Float[Array, "B G S K"],
+        mask: AttentionMask,
+        mask_bias: Float[Array, "#B #H T S"],
+        dropout: Callable[[Array], Array],
+        scale: float,
     ) -> Float[Array, "B H T K"]:
         """Attention whose logits, and maybe values, depend on the distance of query and key."""
         relative, distances = self._relative, mask.distances()
@@ -153,11 +160,16 @@ class Attention(nn.Module):
         weights = dropout(attention_weights(q, keys, bias))
         return weighted_sum(weights, values) + relative.weighted_sum(weights, distances)
 
-    def _after_prefix(self, keys, values, mask_bias) -> tuple[Array, Array, Array]:
+    def _after_prefix(
+        self,
+        keys: Float[Array, "B G S K"],
+        values: Float[Array, "B G S K"],
+        mask_bias: Float[Array, "#B #H T S"],
+    ) -> tuple[Array, Array, Array]:
         """Keys and values after the learned prefix, which every query attends to."""
         rows = keys.shape[0]
 
-        def join(prefix, after):
+        def join(prefix: Float[Array, "P F"], after: Float[Array, "B G S K"]) -> Array:
             split = split_heads(prefix[None].astype(after.dtype), self.config.head_dim)
             before = jnp.broadcast_to(split, (rows, *split.shape[1:]))
             return jnp.concatenate([before, after], 2)
@@ -229,7 +241,7 @@ class SelfAttention(Attention):
 
     step = prefill  # one token is read like many
 
-    def _attend(self, x_BTD, memory: KeysAndValues, context) -> Written:
+    def _attend(self, x_BTD: Float[Array, "B T D"], memory: KeysAndValues, context: Any) -> Written:
         return self.attend(
             x_BTD,
             memory,

@@ -103,7 +103,7 @@ class Experts(nn.Module):
     kind: Literal["mlp", "gated_mlp"] = "mlp"
     splits = ("tensor", "expert")
 
-    def setup(self):
+    def setup(self) -> None:
         config, dtype = self.config, parameter_dtype(self.config)
         here, D, F = self.num // config.expert_parts, config.d_model, self._own_d_ff
 

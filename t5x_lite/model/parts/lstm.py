@@ -38,7 +38,7 @@ class Direction(nn.Module):
     config: ModelDimensions
     cells: int
 
-    def setup(self):
+    def setup(self) -> None:
         config = self.config
         gates = 4 * self.cells
         self.inputs = Dense(config, gates, ("embed", "cells"), use_bias=False)
@@ -114,7 +114,7 @@ class LSTM(nn.Module):
     cells: NonNegative = 0
     splits = ()
 
-    def setup(self):
+    def setup(self) -> None:
         self.forward = Direction(self.config, self._cells)
         self.backward = Direction(self.config, self._cells)
 

@@ -51,7 +51,9 @@ class LayerNorm(nn.Module):
             init = with_axes(nn.initializers.zeros, "norm")
             biases.append(self.param("bias", init, shape, dtype))
 
-        def normalise(x, scale, *biases):
+        def normalise(
+            x: Float[Array, "*rows D"], scale: Float[Array, " D"], *biases: Float[Array, " D"]
+        ) -> Float[Array, "*rows D"]:
             y = _divided_by_rms(x - x.mean(-1, keepdims=True), config.norm_epsilon) * scale
             return y + biases[0] if biases else y
 
@@ -68,7 +70,9 @@ class RMSNorm(nn.Module):
         config, dtype, shape = self.config, parameter_dtype(self.config), (x.shape[-1],)
         scale = self.param("scale", with_axes(nn.initializers.ones, "norm"), shape, dtype)
 
-        def normalise(x, scale):
+        def normalise(
+            x: Float[Array, "*rows D"], scale: Float[Array, " D"]
+        ) -> Float[Array, "*rows D"]:
             return _divided_by_rms(x, config.norm_epsilon) * scale
 
         return _normalised(config, normalise, x, scale)

@@ -8,7 +8,8 @@ overrides what it needs, and its name in POSITIONS below.
 
 A distance is the position of a key − that of a query, [T, S], or [B, T, S] where rows differ.
 
-Shapes: B rows, T queries, S keys, H heads, K head_dim, D d_model, R distances.
+Shapes: B rows, T queries, S keys, H heads, K head_dim, D d_model, W width of the embeddings, R
+distances.
 """
 
 from collections.abc import Iterator
@@ -117,7 +118,7 @@ class Learned(NoPositions):
         """See NoPositions."""
         return self.offset + self.config.max_length
 
-    def embed(self, positions, table):
+    def embed(self, positions: Int[Array, "B T"], table: Array | None) -> Float[Array, "B T W"]:
         """The rows of the table."""
         assert table is not None, "learned positions have a table"
         return jnp.take(table, positions + self.offset, 0)
@@ -127,7 +128,7 @@ class Learned(NoPositions):
 class Sinusoidal(NoPositions):
     """Sinusoids added to the embeddings (Vaswani et al., 2017, §3.5)."""
 
-    def embed(self, positions, table):
+    def embed(self, positions: Int[Array, "B T"], table: Array | None) -> Float[Array, "B T W"]:
         """The sinusoids of the positions."""
         return sinusoidal(positions, self.config.embedding_size)
 
@@ -136,7 +137,9 @@ class Sinusoidal(NoPositions):
 class Universal(NoPositions):
     """Sinusoids of position and depth before every layer (Dehghani et al., 2019, §2.1)."""
 
-    def before_layer(self, positions, depth):
+    def before_layer(
+        self, positions: Int[Array, "B T"], depth: int | Int[Array, ""]
+    ) -> Float[Array, "B T D"]:
         """The sinusoids of both, added up."""
         width = self.config.d_model
         return sinusoidal(positions, width) + sinusoidal(jnp.asarray(depth), width)
@@ -154,7 +157,9 @@ class Rotary(NoPositions):
 
     in_attention = True
 
-    def rotate(self, x, positions):
+    def rotate(
+        self, x: Float[Array, "B H T K"], positions: Int[Array, "B T"]
+    ) -> Float[Array, "B H T K"]:
         """Rotate pairs of features."""
         return rotate(x, positions, self.base)
 
@@ -171,7 +176,7 @@ class Alibi(NoPositions):
     in_attention = True
     is_bias = True
 
-    def bias_module(self):
+    def bias_module(self) -> "AlibiBias":
         """The biases, which have no parameters."""
         return AlibiBias(self.config)
 
@@ -193,7 +198,7 @@ class Relative(NoPositions):
     has_mimetic_init = True
     drops_out_at_end = True
 
-    def bias_module(self):
+    def bias_module(self) -> "RelativeBias":
         """The table of biases."""
         return RelativeBias(self.config, self.buckets, self.distance)
 
@@ -223,7 +228,7 @@ class Shaw(NoPositions):
     needs_logits = True
     logits_cost = 2.0
 
-    def attention_module(self):
+    def attention_module(self) -> tuple[str, "ShawRelative"]:
         """The vectors."""
         return "shaw", ShawRelative(self.config, self.distance)
 
@@ -241,7 +246,7 @@ class XL(NoPositions):
     needs_logits = True
     logits_cost = 1.5
 
-    def attention_module(self):
+    def attention_module(self) -> tuple[str, "TransformerXL"]:
         """The projection of the distances, and the biases u and v."""
         return "relative", TransformerXL(self.config)
 
@@ -344,7 +349,7 @@ def _looking_at_neighbours(init: Any) -> Any:
     d'Ascoli et al., 2021, §3).
     """
 
-    def looking(key, shape, dtype):
+    def looking(key: Array, shape: tuple[int, int], dtype: Any) -> Array:
         num_buckets = shape[0]
         before, after = relative_buckets(np.array([-1, 1]), True, num_buckets, num_buckets)
         # e⁶ times as much as to any other
@@ -429,7 +434,7 @@ class ShawRelative(nn.Module):
     distance: int
     adds_to_values = True
 
-    def setup(self):
+    def setup(self) -> None:
         config = self.config
         shape = (2 * self.distance + 1, config.head_dim)
         init = with_axes(kernel_init(config, config.head_dim), "distance", "head_dim")
@@ -467,7 +472,7 @@ class TransformerXL(nn.Module):
     config: ModelDimensions
     adds_to_values = False
 
-    def setup(self):
+    def setup(self) -> None:
         config = self.config
         shape, dtype = (config.num_heads, config.head_dim), parameter_dtype(config)
         zeros = with_axes(nn.initializers.zeros, "heads", "head_dim")
