@@ -68,7 +68,7 @@ class StackContext(struct.PyTreeNode):
     whole: "StackContext | None" = None
 
     def seen_by(self, splits: tuple[str, ...]) -> "StackContext":
-        """The context of a part that may be split over these axes of the mesh."""
+        """Return the context for a part that may be split over these axes of the mesh."""
         return self if self.whole is None or "sequence" in splits else self.whole
 
 
@@ -154,6 +154,7 @@ class Block(nn.Module):
 
     def _own(self, make: Callable, name: str) -> tuple[Any, Splits]:
         """Make a part as this device has it, and say what it may be split over."""
+        # parent=None: this one is only asked how it splits, and adds nothing to the block.
         whole = make(self.config, parent=None)
         if whole is None:
             return None, ()
@@ -214,7 +215,9 @@ class _Reading:
         self._gathered: dict[bool, Array] = {}
 
     def for_part(self, splits: Splits) -> Array:
-        """The positions that a part reads: whole rows, or this device's part of `sequence`."""
+        """Return the positions that a part reads: whole rows, or this device's part of
+        `sequence`.
+        """
         is_whole = "sequence" not in splits
         if is_whole not in self._gathered:
             x_BCD = gather_stream(self._own, self._length)
@@ -241,8 +244,8 @@ def _to_stream_wide(y: Array, splits: Splits, config: ModelDimensions) -> Float[
 
 
 def _shared(losses: Auxiliary, splits: Splits) -> Auxiliary:
-    """Auxiliary losses as one device's share of them: those of all devices of `sequence` are added
-    up, and a part that runs whole computes all of them on each.
+    """Return one device's share of auxiliary losses. They are added up over `sequence`, where a
+    part that runs whole computes all of them on each device.
     """
     if "sequence" in splits:
         return losses

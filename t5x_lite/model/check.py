@@ -34,7 +34,7 @@ from t5x_lite.resolve import plan, plan_objective, resolve_model
 def check_model(
     config: ModelDimensions, rows: RowShape, mesh: Mesh | None = None, platform: str = ""
 ) -> None:
-    """Refuse a model that its parts contradict, or that cannot read rows of this shape, or cannot
+    """Refuse a model that its parts contradict, that cannot read rows of this shape, or that cannot
     be split over the devices.
 
     Args:

@@ -34,7 +34,9 @@ class DecodingWeights(struct.PyTreeNode):
 
 
 def _transpose_kernels(config: ModelDimensions, params: Params, axes: Params) -> Params:
-    """Parameters as variables, dense kernels in a collection of their own."""
+    """Return parameters as flax variables, with dense kernels transposed, in a collection of their
+    own.
+    """
     names: Any = flatten_dict(axes)
     leaves: Any = flatten_dict(params)
     kept, transposed = {}, {}
@@ -47,7 +49,7 @@ def _transpose_kernels(config: ModelDimensions, params: Params, axes: Params) ->
 
 
 def decoding_weights(config: ModelDimensions, params: Params) -> DecodingWeights:
-    """The parameters of a model with a decoder, rearranged."""
+    """Rearrange the parameters of a model with a decoder for decoding."""
     # The decoder's layers, each by itself.
     axes = parameter_axes(config)
     name = "stack" if config.shared_stacks else "decoder"
@@ -88,7 +90,7 @@ class DecoderState(struct.PyTreeNode):
 def initial_state(
     config: ModelDimensions, weights: DecodingWeights, rows: int, slots: int, row: Row | None = None
 ) -> DecoderState:
-    """The state before the first token, with room for `slots` tokens.
+    """Return the decoding state before the first token, with room for `slots` tokens.
 
     Args:
         row: the encoder's input, if there is an encoder.
@@ -122,8 +124,8 @@ def read_tokens(
     slot: int | Int[Array, ""],
     bidirectional: bool = False,
 ) -> tuple[Float[Array, "B T W"], DecoderState]:
-    """Read T tokens per row into the slots from `slot` on; the hidden states of these tokens, and
-    the updated state.
+    """Read T tokens per row into the slots from `slot` on, and return the hidden states of these
+    tokens and the updated state.
 
     They attend to all tokens read before, and causally to each other.
 
@@ -186,5 +188,5 @@ def read_tokens(
 def next_logits(
     config: ModelDimensions, weights: DecodingWeights, hidden: Float[Array, "B W"]
 ) -> Float[Array, "B V"]:
-    """Logits of the token after each hidden state."""
+    """Return the logits of the token after each hidden state."""
     return logits(config, weights.head, hidden)

@@ -25,7 +25,9 @@ from t5x_lite.parallel.axes import check_names
 
 
 def parameter_dtype(config: ModelDimensions) -> Any:
-    """float32, whatever the compute dtype; float64 where that is float64."""
+    """Return the type of parameters: float32, whatever the compute dtype, or float64 if that is
+    float64.
+    """
     return jnp.float64 if config.dtype == "float64" else jnp.float32
 
 
@@ -36,8 +38,8 @@ def with_axes(init: Any, *axes: str) -> Any:
 
 
 def padded_with_zeros(init: Any, size: int, axis: int) -> Any:
-    """An initialiser that draws `size` entries along an axis, however many pad them: what is drawn
-    for an id does not depend on the padding.
+    """Return an initialiser that draws `size` entries along an axis and pads them with zeros, so
+    that the numbers drawn for an id do not depend on the padding.
     """
 
     def draw_and_pad(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
@@ -64,8 +66,8 @@ def constrain(x: Array, *axes: str | None) -> Array:
 def kernel_init(
     config: ModelDimensions, fan_in: int, writes_to_stream: bool = False, is_query: bool = False
 ) -> Any:
-    """The initialiser of a dense kernel: normal or truncated normal with init_stddev, or fan_in^-½
-    as T5 has it.
+    """Return the initialiser of a dense kernel: normal or truncated normal, with init_stddev or, as
+    in T5, with fan_in^-½.
 
     Args:
         writes_to_stream: its output is added to the residual stream, which GPT-2 scales by depth.
@@ -88,25 +90,25 @@ def kernel_init(
 
 
 def split_heads(x: Array, head_dim: int) -> Array:
-    """[B, T, H · K] or [B, T, H, K] → [B, H, T, K]."""
+    """Move heads before positions: [B, T, H · K] or [B, T, H, K] → [B, H, T, K]."""
     B, T = x.shape[:2]
     return x.reshape(B, T, -1, head_dim).swapaxes(1, 2)
 
 
 def join_heads(x_BHTK: Array) -> Array:
-    """[B, H, T, K] → [B, T, H · K]."""
+    """Join heads into one axis of features: [B, H, T, K] → [B, T, H · K]."""
     B, _, T, _ = x_BHTK.shape
     return x_BHTK.swapaxes(1, 2).reshape(B, T, -1)
 
 
 def _plus_identity(init: Any, scale: float) -> Any:
-    """The initialiser of kernels, with scale · I added."""
+    """Return the initialiser of a kernel, with scale · I added to what it draws."""
     return lambda key, shape, dtype: init(key, shape, dtype) + scale * jnp.eye(*shape, dtype=dtype)
 
 
 class Unsummed(NamedTuple):
-    """What a part writes to the residual stream where devices share it: terms of a sum over them,
-    and the bias that is added to the sum.
+    """Output of a part that several devices share: terms of a sum over them, and the bias that is
+    added to the sum.
     """
 
     terms: Array

@@ -15,8 +15,8 @@ from jaxtyping import Array, Float, Int
 
 
 class Noise(struct.PyTreeNode):
-    """What the random numbers of dropout are drawn for: places in the whole batch, so that they are
-    the same on any mesh.
+    """Coordinates of a device's entries in the whole batch, from which dropout draws its random
+    numbers: they are then the same on any mesh.
     """
 
     rows: Int[Array, " B"]  # numbers of the rows in the batch
@@ -24,7 +24,7 @@ class Noise(struct.PyTreeNode):
     is_on: bool = struct.field(pytree_node=False, default=False)
 
     def own_places(self, size: int) -> Int[Array, " size"]:
-        """The numbers, in the whole, of this device's `size` heads or features."""
+        """Return the indices of this device's `size` heads or features among those of all."""
         return jnp.arange(size) + self.part * size
 
 

@@ -44,7 +44,7 @@ def forward_flops(config: ModelDimensions, shape: RowShape, scored: float | int)
 
 
 def _stack_flops(config: ModelDimensions, layers: int, stack: Stack) -> float:
-    """FLOPs of the mixers and feed-forward parts of a stack."""
+    """Return the FLOPs of the mixers and feed-forward parts of a stack."""
     total = layers * make_mixer(config).flops(stack)
     of_layers = layers_of_period(config)
     for of_layer in of_layers:

@@ -197,7 +197,7 @@ class HeadModule(NamedTuple):
 
 
 def _language_model_flops(config: ModelDimensions, positions: int, scored: float | int) -> float:
-    """FLOPs of the layers before the output table, and of the table."""
+    """Return the FLOPs of the layers before the output table, and of the table."""
     width = config.embedding_size if config.tie_embeddings else config.d_model
     products = config.vocab_size * width
     if config.mlm_head or width != config.d_model:
@@ -241,7 +241,7 @@ HEAD_MODULES = {
 
 
 def head_params(params: Params) -> Params:
-    """The part of a model's parameters that `logits` reads."""
+    """Select the part of a model's parameters that `logits` reads."""
     head = params.get("head", {})
     table = params.get("decoder_embedding", params["embedding"])
     kernel = None if "output" in head else table.T
@@ -266,7 +266,7 @@ def logits(
 
 
 def scored_positions(output: ModelOutput, row: Row) -> Float[Array, "B K D"]:
-    """The hidden states at the scored positions of an encoder."""
+    """Select the hidden states at the scored positions of an encoder."""
     return jnp.take_along_axis(output.hidden_states, row["encoder_scored"][..., None], 1)
 
 
@@ -326,7 +326,7 @@ def _backward_states(output: ModelOutput, row: Row) -> Float[Array, "B T D"]:
 
 
 def _backward_weights(row: Row) -> Float[Array, "B T"]:
-    """1 where a token is predicted from those after it: all but the start token."""
+    """Return 1 where a token is predicted from those after it: all but the start token."""
     is_text = (row["decoder_segments"] > 0) & (row["decoder_positions"] > 0)
     return is_text.astype(row["decoder_weights"].dtype)
 
@@ -336,7 +336,7 @@ def _backward_sums(given: HeadInput) -> Sums:
 
 
 def _auxiliary_lm_sums(given: HeadInput) -> Sums:
-    """The language model's sums, its share of the loss scaled (Radford et al., 2018, eq. 5)."""
+    """Return the language model's sums, with its loss scaled (Radford et al., 2018, eq. 5)."""
     sums = _decoder_sums(given)
     return sums | {"total_loss": given.settings.auxiliary_lm * sums["total_loss"]}
 
@@ -365,8 +365,8 @@ def _sequence_label_sums(given: HeadInput) -> Sums:
 
 
 def _label_states(output: ModelOutput, row: Row) -> Float[Array, "B S F"]:
-    """The hidden state that the label of each segment is read from; of a backward decoder also the
-    one that has read all of the segment, its first.
+    """Select the hidden state that the label of each segment is read from, and of a backward
+    decoder also the one that has read all of the segment, its first.
     """
     places = row["label_positions"]
     states = jnp.take_along_axis(output.hidden_states, places[..., None], 1)
@@ -426,7 +426,7 @@ def _label_head(
     row_keys: tuple[str, ...] = (),
     weight: Callable[[Row], Array] = lambda row: row["label_weights"].sum(),
 ) -> Head:
-    """A head that reads one position of each segment."""
+    """Return a head that reads one position of each segment."""
     return Head(
         row_keys=("label_values", "label_positions", "label_weights", *row_keys),
         read=_label_states,

@@ -36,8 +36,8 @@ Weights = Float[Array, "B H T S"]
 def reference(
     q: Queries, k: Keys, v: Keys, mask: AttentionMask, bias: Array | None = None
 ) -> Queries:
-    """softmax(q kᵀ + bias) v over the keys that are not masked (Vaswani et al., 2017, eq. 1), as
-    one reads it.
+    """Return softmax(q kᵀ + bias) v over the keys that are not masked, written as in the paper
+    (Vaswani et al., 2017, eq. 1).
 
     q is scaled already; bias: [1 or B, H, T, S].
     """
@@ -55,8 +55,8 @@ def reference(
 
 @partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _rounded_softmax(logits: Weights, dtype: np.dtype) -> Weights:
-    """Computed in the type of the logits and rounded to `dtype`; only the rounded weights are kept
-    for the gradient.
+    """Softmax in the type of the logits, rounded to `dtype`; only the rounded weights are kept for
+    the gradient.
     """
     return jax.nn.softmax(logits).astype(dtype)
 
@@ -82,7 +82,7 @@ def _rounded_softmax_jvp(
 
 
 def attention_weights(q: Queries, k: Keys, mask_bias: Array) -> Weights:
-    """softmax(q kᵀ + mask_bias), the sums in float32; mask_bias from AttentionMask.bias."""
+    """Return softmax(q kᵀ + mask_bias), with sums in float32; mask_bias: AttentionMask.bias."""
     B, H, T, K = q.shape
     G = k.shape[1]
     # Fold the query heads of a group into the query axis, so that no key is repeated.
@@ -96,7 +96,7 @@ def attention_weights(q: Queries, k: Keys, mask_bias: Array) -> Weights:
 
 
 def weighted_sum(weights: Weights, v: Keys) -> Queries:
-    """Weights times values."""
+    """Multiply attention weights by values."""
     B, H, T, S = weights.shape
     G, K = v.shape[1], v.shape[3]
     grouped_weights = weights.reshape(B, G, -1, S)
@@ -159,7 +159,7 @@ def cudnn(q: Queries, k: Keys, v: Keys, mask: AttentionMask, bias: Array | None 
 
 @jax.custom_vjp
 def _planned(*operands: Array) -> Array:
-    """What reads and writes what cuDNN's attention would: it can be traced, and nothing more."""
+    """Stand-in that reads and writes the arrays of cuDNN's attention: it can be traced, not run."""
     return _planned_forward(*operands)[0]
 
 
@@ -244,7 +244,7 @@ def splash(
 
 
 def _own_queries(kernel: Any, mask: AttentionMask) -> Any:
-    """This device's shard of a Splash kernel built for the whole sequence."""
+    """Return this device's shard of a Splash kernel that was built for the whole sequence."""
     mesh = jax.sharding.AbstractMesh((mask.shards,), ("sequence",))
     queries = PartitionSpec(None, "sequence")
     specs = kernel.manual_sharding_spec(NamedSharding(mesh, queries))
@@ -260,8 +260,8 @@ def _own_queries(kernel: Any, mask: AttentionMask) -> Any:
 
 
 def flash(q: Queries, k: Keys, v: Keys, mask: AttentionMask, bias: Array | None = None) -> Queries:
-    """Flash attention with a bias (TPU): relative positions of T5, ALiBi, prefixes. One row at a
-    time, so that what is added to the logits, and its gradient, are there for one row alone.
+    """Flash attention with a bias (TPU): relative positions of T5, ALiBi, prefixes. It computes one
+    row at a time, so that the bias of all logits, and its gradient, exist for one row only.
 
     bias: [1, H, T, S].
     """
@@ -302,7 +302,7 @@ _LEAST_FOR_FLASH = 1024 * 1024
 def reason_against(
     kernel: str, config: ModelDimensions, mask: AttentionMask, kind: NoPositions, dropout: bool
 ) -> str:
-    """Why a kernel cannot compute this attention; empty if it can.
+    """Say why a kernel cannot compute this attention; empty if it can.
 
     Args:
         kind: of positions that act in this attention.

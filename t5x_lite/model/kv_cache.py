@@ -21,7 +21,7 @@ class KVCache(struct.PyTreeNode):
 
     @classmethod
     def empty(cls, shape: tuple[int, int, int, int], dtype: Any) -> "KVCache":
-        """Of that shape [B, G, S, K], all zeros."""
+        """Return a cache of this shape [B, G, S, K], all zeros."""
         return cls(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
 
     def write(
@@ -30,7 +30,7 @@ class KVCache(struct.PyTreeNode):
         values: Float[Array, "B G T K"],
         slot: int | Int[Array, ""],
     ) -> "KVCache":
-        """With the keys and values of T tokens in the slots from `slot` on."""
+        """Return the cache with the keys and values of T tokens in the slots from `slot` on."""
         update = jax.lax.dynamic_update_slice_in_dim
         return KVCache(
             update(self.keys, keys.astype(self.keys.dtype), slot, 2),
@@ -39,8 +39,8 @@ class KVCache(struct.PyTreeNode):
 
 
 def cache_dtype(dtype: str) -> Any:
-    """The type of keys and values: that of the computation, but float32 for bfloat16 on a CPU,
-    where attention of few queries is four times slower in bfloat16.
+    """Return the type in which keys and values are kept: the computation's, but float32 for
+    bfloat16 on a CPU, where attention of few queries is four times slower in bfloat16.
     """
     if jax.default_backend() == "cpu":
         return wide_dtype(dtype)

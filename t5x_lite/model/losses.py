@@ -33,12 +33,12 @@ class LossSettings:
 
 
 class Vocabulary(NamedTuple):
-    """The part of the vocabulary that logits are of, if several devices share it.
+    """The part of the vocabulary that the logits cover, since several devices may share it.
 
     Attributes:
         size: of the whole vocabulary, padding left out.
         ids: [V] of the columns of the logits.
-        sum, max: of what each device has found, over all devices.
+        sum, max: over all devices, of what each has computed from its own columns.
     """
 
     size: int
@@ -54,7 +54,7 @@ def token_sums(
     vocabulary: Vocabulary,
     settings: LossSettings,
 ) -> Sums:
-    """Weighted sums over all positions.
+    """Return weighted sums over all positions.
 
     nll: nats. correct: no logit is larger than the target's. total_loss, which is minimised: nll,
     label-smoothed (Szegedy et al., 2016, §7), plus z_loss · log²Z (Mesh TensorFlow, T5).
@@ -93,8 +93,9 @@ def token_sums(
 
 
 def default_chunk(rows: int, length: int, width: int) -> int:
-    """So many positions that their logits [rows · chunk, V] take about as much room as the gradient
-    of a head [width, V], which has to be there, but at least 128; chunks of even length.
+    """Return the number of positions of each row in a chunk: as many as make the logits
+    [rows · chunk, V] about as large as the gradient of a head [width, V], which exists anyway, but
+    at least 128. Chunks are of even length.
 
     >>> default_chunk(rows=8, length=1024, width=768), default_chunk(rows=2, length=512, width=4096)
     (128, 512)
@@ -113,9 +114,9 @@ def cross_entropy(
     vocabulary: Vocabulary,
     settings: LossSettings = LossSettings(),
 ) -> Sums:
-    """`token_sums` of a head's logits, in chunks: logits are computed for `settings.chunk`
-    positions of each row at a time, and the gradient of a chunk is computed in the forward pass, so
-    the logits of all positions never exist at once and none are computed twice.
+    """Return `token_sums` of a head's logits, computed in chunks: logits are computed for
+    `settings.chunk` positions of each row at a time, and the gradient of a chunk is computed in the
+    forward pass, so the logits of all positions never exist at once and none are computed twice.
 
     Only total_loss can be differentiated, by head_params and hidden; nll and correct raise
     TypeError.
@@ -145,7 +146,7 @@ def cross_entropy(
 def _chunked(
     sums: SumsOf, head_params: Any, hidden: Float[Array, "chunks *rows D"], labels: Labels
 ) -> Sums:
-    """The sums over all chunks, the leading axis of hidden and labels."""
+    """Add up the sums of all chunks, the leading axis of hidden and labels."""
 
     def add(total: Sums, chunk: tuple[Array, Labels]) -> tuple[Sums, None]:
         hidden, labels = chunk
@@ -200,6 +201,7 @@ def _chunked_forward(
 def _chunked_backward(
     sums: SumsOf, gradients: tuple[Any, Array], cotangents: dict[str, Array | SymbolicZero]
 ) -> tuple[Any, Array, None]:
+    """Scale the gradients that the forward pass has computed by the cotangent of total_loss."""
     wanted = {
         name: cotangent
         for name, cotangent in cotangents.items()
@@ -227,8 +229,8 @@ _chunked.defvjp(_chunked_forward, _chunked_backward, symbolic_zeros=True)
 def class_sums(
     logits: Float[Array, "*rows C"], labels: Int[Array, "*rows"], weights: Float[Array, "*rows"]
 ) -> Sums:
-    """Sums over rows, or over the segments of rows: nll in nats, which is minimised, correct and
-    weight.
+    """Return sums over rows, or over the segments of rows: nll in nats, which is minimised, correct
+    and weight.
     """
     log_probabilities = jax.nn.log_softmax(logits)
     nll = -jnp.take_along_axis(log_probabilities, labels[..., None], -1)[..., 0]
@@ -237,7 +239,7 @@ def class_sums(
 
 
 def _label_sums(nll: Array, correct: Array, weights: Array) -> Sums:
-    """Weighted sums; what has weight 0 counts nothing, whatever it is."""
+    """Return weighted sums. An entry of weight 0 adds 0, even if it is inf or NaN."""
     of_each = {"total_loss": nll, "nll": nll, "correct": correct, "weight": jnp.ones_like(nll)}
 
     def weighted(value: Array) -> Float[Array, ""]:
@@ -251,7 +253,7 @@ def number_sums(
     labels_BS: Float[Array, "B S"],
     weights_BS: Float[Array, "B S"],
 ) -> Sums:
-    """Sums over segments: the squared error stands for nll, and nothing is correct."""
+    """Return sums over segments: the squared error stands for nll, and nothing is correct."""
     error = jnp.square(predicted_BS - labels_BS.astype(predicted_BS.dtype))
     return _label_sums(error, jnp.zeros_like(error), weights_BS)
 
@@ -262,9 +264,10 @@ def choice_sums(
     weights_BS: Float[Array, "B S"],
     groups_BS: Int[Array, "B S"],
 ) -> Sums:
-    """Sums over groups of segments, the answers to one question: nll of the right one, by a softmax
-    over the group. A tie is not correct.
+    """Return sums over groups of segments, the answers to one question: nll of the right one, by a
+    softmax over the group. A tie is not correct.
     """
+    # Each segment against the others of its group; −∞ keeps those of other groups out.
     same_group = groups_BS[:, :, None] == groups_BS[:, None, :]
     is_other = same_group & ~jnp.eye(scores_BS.shape[1], dtype=bool)
     others = jnp.where(is_other, scores_BS[:, None, :], -jnp.inf)
@@ -279,9 +282,10 @@ def span_sums(
     weights_BS: Float[Array, "B S"],
     segments_BT: Int[Array, "B T"],
 ) -> Sums:
-    """Sums over segments: nll is the mean of those of the first and of the last position, each by a
-    softmax over the segment (Devlin et al., 2019, §4.2). Correct: both are the likeliest.
+    """Return sums over segments: nll is the mean of the first position's and the last position's,
+    each by a softmax over the segment (Devlin et al., 2019, §4.2). Correct: both are the likeliest.
     """
+    # Segments are numbered from 1; 0 is padding.
     segment_numbers = jnp.arange(spans_BS2.shape[1]) + 1
     of_segment_BST = segments_BT[:, None, :] == segment_numbers[None, :, None]
     nll, correct = [], []

@@ -33,8 +33,8 @@ class Rule(Protocol):
     """Decides which keys a query may attend to."""
 
     def __call__(self, queries: Known, keys: Known) -> Bool[Array, "B T S"]:
-        """Return True where the query may attend to the key, of what is known of both. While text
-        is generated that is positions and segments.
+        """Return True where the query may attend to the key, from what is known of both. While text
+        is generated, positions and segments are known.
         """
         ...
 
@@ -132,7 +132,7 @@ class AttentionMask(struct.PyTreeNode):
     packed: bool = struct.field(pytree_node=False, default=False)
 
     def mask(self) -> Bool[Array, "B 1 T S"]:
-        """True where a query may attend to a key; B is 1 where all rows are alike."""
+        """Return True where a query may attend to a key; B is 1 where all rows are alike."""
         T, S = self.query_segments.shape[1], self.key_segments.shape[1]
         mask = jnp.ones((1, 1, T, S), bool)
 
@@ -165,14 +165,15 @@ class AttentionMask(struct.PyTreeNode):
     def bias(
         self, position_bias: Float[Array, "#B #H T S"] | None = None
     ) -> Float[Array, "#B #H T S"]:
-        """What is added to the logits: the position bias (or 0), −10⁹ where masked; B and H are 1
-        where alike.
+        """Return what is added to the logits: the position bias (or 0), or −10⁹ where masked; B and
+        H are 1 where all rows or heads are alike.
         """
         visible = 0.0 if position_bias is None else position_bias
         return jnp.where(self.mask(), visible, MASKED)
 
     def distances(self) -> Int[Array, "T S"] | Int[Array, "B T S"] | np.ndarray:
-        """The position of each key − that of each query."""
+        """Return the position of each key minus the position of each query."""
+        # Decoding: keys lie in the slots of a cache, whose positions differ from row to row.
         if self.query_positions is not None and self.key_positions is not None:
             return self.key_positions[:, None, :] - self.query_positions[:, :, None]
         if self.query_places is not None:

@@ -19,34 +19,35 @@ _FEW_ROWS = 32  # up to which text being generated takes the path of `_few_rows`
 
 
 def wide_dtype(dtype: Any) -> Any:
-    """The type that sums are made in: float32, or float64 for float64."""
+    """Return the type in which sums are computed: float32, or float64 for float64."""
     return jnp.float64 if jnp.dtype(dtype) == jnp.float64 else jnp.float32
 
 
 def target_platform() -> str:
-    """Of the devices that a program is for, which may be others than those of this machine: cpu,
-    gpu or tpu.
+    """Return the platform of the devices that a program is for: cpu, gpu or tpu. They may be others
+    than those of this machine.
     """
+    # A planned mesh names the devices that it is for; without one they are those at hand.
     device = jax.sharding.get_abstract_mesh().abstract_device
     return device.platform if device else jax.default_backend()
 
 
 def target_kind() -> str:
-    """Their kind, as jax names it."""
+    """Return the kind of the devices that a program is for, as jax names it."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     return device.device_kind if device else jax.devices()[0].device_kind
 
 
 def rounded(y: Array, dtype: Any) -> Array:
-    """y in the type of the computation, and in no other: where both are read, TPU's compiler would
-    keep what has not been rounded beside what has.
+    """Cast y to the type of the computation, and stop XLA:TPU from also keeping the unrounded
+    copy.
     """
     y = y.astype(dtype)
     return jax.lax.optimization_barrier(y) if target_platform() == "tpu" else y
 
 
 def matmul(x: Array, w: Array) -> Array:
-    """x [*L, D] times w [D, F], or x [*B, N, D] times w [*B, D, F]: [..., F] in float32 (float64
+    """Multiply x [*L, D] by w [D, F], or x [*B, N, D] by w [*B, D, F]: [..., F] in float32 (float64
     for float64).
 
     w is taken in the type of x. It can be differentiated forward and in reverse; more than once in
@@ -59,8 +60,8 @@ def matmul(x: Array, w: Array) -> Array:
 
 
 def heads_in_product(rows: Float[Array, "B T F"], head_dim: int) -> bool:
-    """Whether the product of attention's projections with rows [B, T, D or H · K] should have heads
-    as an axis of its own.
+    """True if attention's projection of rows [B, T, D or H · K] should be computed with heads as an
+    axis of its own.
 
     TPU's compiler writes such a product in the order that attention reads it in, for one copy of
     the kernel; split into heads afterwards it is copied twice, which is less where there are few
@@ -73,19 +74,19 @@ def heads_in_product(rows: Float[Array, "B T F"], head_dim: int) -> bool:
 def matmul_to_heads(
     x: Float[Array, "B T D"], w: Float[Array, "D F"], head_dim: int
 ) -> Float[Array, "B T H K"]:
-    """x [B, T, D] times w [D, H · K], as `matmul`, with an axis of heads: [B, T, H, K]."""
+    """Multiply x [B, T, D] by w [D, H · K], as `matmul`, with an axis of heads: [B, T, H, K]."""
     return _contracted(x, w.reshape(len(w), -1, head_dim), "btd,dhk->bthk")
 
 
 def matmul_from_heads(x: Float[Array, "B H T K"], w: Float[Array, "F D"]) -> Float[Array, "B T D"]:
-    """x [B, H, T, K] times w [H · K, D], as `matmul`, summed over heads: [B, T, D]."""
+    """Multiply x [B, H, T, K] by w [H · K, D], as `matmul`, and sum over heads: [B, T, D]."""
     H, K = x.shape[1], x.shape[3]
     return _contracted(x, w.reshape(H, K, -1), "bhtk,hkd->btd")
 
 
 def matmul_transposed(x: Array, w: Array) -> Array:
-    """x [*L, D] times the transpose of w [F, D], or x [*B, N, D] times that of w [*B, F, D], as
-    `matmul`; w is not moved in memory.
+    """Multiply x [*L, D] by the transpose of w [F, D], or x [*B, N, D] by the transpose of
+    w [*B, F, D], as `matmul`; w is not moved in memory.
     """
     if w.ndim == 2 and x.size // x.shape[-1] <= _FEW_ROWS:
         return _few_rows(x, w)
@@ -93,10 +94,11 @@ def matmul_transposed(x: Array, w: Array) -> Array:
 
 
 def _with_flat_rows(x: Array, w: Array, form: "Form") -> Array:
-    """Dense layers are faster with all positions of a batch as rows of one matrix: on a CPU by a
-    third. TPU's compiler lays them out itself, and better. Where it splits x over devices x stays
-    as it is, too: flattened, a sharded sequence would be gathered.
+    """Multiply with all positions of a batch as rows of one matrix, where that makes dense layers
+    faster: on a CPU by a third.
     """
+    # TPU's compiler lays rows out itself, and better. Where the compiler splits x over devices, x
+    # stays as it is, too: flattened, a sharded sequence would be gathered.
     stays = x.ndim > 2 and (compiler_splits() or target_platform() == "tpu")
     if w.ndim > 2 or x.ndim == 2 or stays:
         return _matmul(x, w, form)
@@ -105,13 +107,15 @@ def _with_flat_rows(x: Array, w: Array, form: "Form") -> Array:
 
 
 def compiler_splits() -> bool:
-    """Whether the compiler may split arrays over several devices."""
+    """True if the compiler may split arrays over several devices."""
     mesh = jax.sharding.get_abstract_mesh()
     return mesh.size > 1 and not mesh.manual_axes
 
 
 def _few_rows(x: Float[Array, "*L D"], w: Float[Array, "F D"]) -> Float[Array, "*L F"]:
-    """Few rows, as when text is generated, are up to twice as fast the other way round on a CPU."""
+    """Compute x wᵀ as (w xᵀ)ᵀ: for few rows, as when text is generated, up to twice as fast on a
+    CPU.
+    """
     rows = x.reshape(-1, x.shape[-1])
     count = len(rows)
     # The matrix units for bfloat16 are not reached with fewer than eight rows.
@@ -205,7 +209,9 @@ def _einsum(equation: str, a: Array, b: Array) -> Array:
 
 
 def _dot(x: Array, w: Array, form: Form) -> Array:
-    """In float32 or better: x [..., D] times w [*B, D, F], or transposed [*B, F, D]."""
+    """Multiply x [..., D] by w [*B, D, F], or by the transpose of w [*B, F, D], in float32 or
+    better.
+    """
     contracted = w.ndim - 1 if form == "transposed" else w.ndim - 2
     batch = tuple(range(w.ndim - 2))
     dimensions = (((x.ndim - 1,), (contracted,)), (batch, batch))
@@ -213,7 +219,7 @@ def _dot(x: Array, w: Array, form: Form) -> Array:
 
 
 def _sum_over_rows(a: Array, b: Array, is_batched: bool) -> Array:
-    """aᵀ b, summed over all rows: [*B, A, B]."""
+    """Compute aᵀ b, the gradient of w: [*B, A, F], summed over all rows."""
     # Rows of a dense layer that were not flattened: all leading axes are summed over.
     if not is_batched and a.ndim > 2:
         rows = tuple(range(a.ndim - 1))
@@ -234,10 +240,11 @@ def _transposed_dot(a: Float[Array, "*B N A"], b: Float[Array, "*B N F"]) -> Flo
 def _transposed_dot_on_cpu(
     a: Float[Array, "*B N A"], b: Float[Array, "*B N F"]
 ) -> Float[Array, "*B A F"]:
-    """The same with the narrower operand transposed in memory first. XLA for CPU does not transpose
-    a itself, and a product with a transposed left operand misses the fast path (AMX): a fifth of
-    the speed.
+    """Compute `_transposed_dot` with the narrower operand transposed in memory first. XLA for CPU
+    does not transpose a itself, and a product with a transposed left operand misses the fast path
+    (AMX): a fifth of the speed.
     """
+    # The transpose of bᵀ a is aᵀ b.
     if b.shape[-1] < a.shape[-1]:
         swapped = _row_major(_dot(_transpose_in_memory(b), a, "plain"))
         return swapped.swapaxes(-1, -2)

@@ -109,8 +109,8 @@ class Stack(nn.Module):
         return len(layers_of_period(self.config))
 
     def _blocks(self) -> Any:
-        """The module that is scanned. Of what it computes, and of parameters gathered for it, as
-        little is kept for the backward pass as the config says.
+        """Return the module that is scanned. In the backward pass it computes again what the config
+        says, and gathers its parameters again.
         """
         remat: Any = partial(nn.remat, prevent_cse=False)
         blocks: Any = Block if self.period == 1 else Period
@@ -382,7 +382,7 @@ class Transformer(nn.Module):
         return shared
 
     def encode(self, row: Row, deterministic: bool = True) -> ModelOutput:
-        """The encoder's hidden states [B, C, W]."""
+        """Compute the encoder's hidden states [B, C, W]."""
         noise = _noise(row["encoder_tokens"], deterministic)
         encoder = self.stack if self.config.shared_stacks else self.encoder
         context = self._context(encoder, row, "encoder", noise)
@@ -392,8 +392,8 @@ class Transformer(nn.Module):
     def decode(
         self, row: Row, encoded: Array | None = None, deterministic: bool = True
     ) -> ModelOutput:
-        """The decoder's hidden states [B, C, W]; it attends to those of an encoder if there is
-        one.
+        """Compute the decoder's hidden states [B, C, W]. It attends to the encoder's, if there is
+        an encoder.
         """
         noise = _noise(row["decoder_tokens"], deterministic)
         decoder = self.stack if self.config.shared_stacks else self.decoder
@@ -402,7 +402,7 @@ class Transformer(nn.Module):
         return ModelOutput(states, {"decoder": auxiliary})
 
     def decode_backward(self, row: Row, deterministic: bool = True) -> ModelOutput:
-        """The hidden states [B, D, W] of the backward decoder: where the decoder has read
+        """Compute the hidden states [B, D, W] of the backward decoder: where the decoder has read
         decoder_tokens[: t + 1], it has read decoder_targets[t:], from the last on.
         """
         row = reversed_row(row)
@@ -449,7 +449,7 @@ class Transformer(nn.Module):
 
 
 def _known(row: Row, stack: str) -> Known:
-    """What is known of each position of a stack, by its name in the row without the stack's."""
+    """Select the arrays with a value for each position of a stack, by name without the stack's."""
     shape = row[f"{stack}_segments"].shape
     prefix = f"{stack}_"
     return {
@@ -460,12 +460,12 @@ def _known(row: Row, stack: str) -> Known:
 
 
 def _noise(tokens: Array, deterministic: bool) -> Noise:
-    """Coordinates for the random numbers of dropout."""
+    """Return the coordinates from which dropout draws its random numbers."""
     return Noise(row_numbers(len(tokens)), part_number("tensor"), not deterministic)
 
 
 def reversed_row(row: Row) -> Row:
-    """A decoder's row read from its end: what was predicted is read, and what was read predicted.
+    """Reverse a decoder's row: what was predicted is read, and what was read is predicted.
 
     >>> row = {"tokens": [[0, 7, 8, 0, 4, 0]], "targets": [[7, 8, 9, 4, 5, 0]]}
     >>> row |= {"segments": [[1, 1, 1, 2, 2, 0]], "positions": [[0, 1, 2, 0, 1, 0]]}
@@ -497,7 +497,7 @@ def apply(
     dropout_key: Array | None = None,
     ready_layer: ReadyLayer | None = None,
 ) -> ModelOutput:
-    """The Transformer as a pure function.
+    """Apply the Transformer to a batch of rows, as a pure function.
 
     Args:
         packed: whether a row may hold several segments.
@@ -510,7 +510,7 @@ def apply(
 
 
 def blank_row(config: ModelDimensions, length: int = 8) -> Row:
-    """A batch of one row of zeros, for shapes."""
+    """Return a batch of one row of zeros, for shapes."""
     stacks = {"encoder": ["encoder"], "encoder_decoder": ["encoder", "decoder"]}
     row = {}
     for stack in stacks.get(config.architecture, ["decoder"]):
@@ -522,8 +522,8 @@ def blank_row(config: ModelDimensions, length: int = 8) -> Row:
 
 
 def initialise(config: ModelDimensions, key: Array) -> Params:
-    """Fresh parameters, boxed with their axis names. They are the same whatever kernel is
-    wanted.
+    """Draw fresh parameters, boxed with their axis names. They do not depend on the attention
+    kernel.
     """
     model = Transformer(replace(config, attention_kernel="plain", attention_rules=()))
     variables: Any = model.init(key, blank_row(config), method=Transformer.touch_all_parameters)
@@ -536,23 +536,23 @@ def initialise(config: ModelDimensions, key: Array) -> Params:
 
 
 def shared_params(companion: Companion, params: Params) -> Params:
-    """The parameters of a model that its companion reads."""
+    """Select the parameters of a model that its companion reads, too."""
     return {name: params[name] for name in companion.shares if name in params}
 
 
 def companion_params(companion: Companion, params: Params) -> Params:
-    """The parameters of a companion, of those of a whole run."""
+    """Select the parameters of a companion, its own and shared ones, from those of a whole run."""
     return params[companion.name] | shared_params(companion, params)
 
 
 @cache
 def boxed_shapes(config: ModelDimensions) -> Params:
-    """The parameter tree as shapes, boxed with their axis names; nothing is allocated."""
+    """Return the parameter tree as shapes, boxed with their axis names; nothing is allocated."""
     return jax.eval_shape(lambda: initialise(config, jax.random.key(0)))
 
 
 def parameter_shapes(config: ModelDimensions) -> Params:
-    """The parameter tree as shapes; nothing is allocated."""
+    """Return the parameter tree as shapes; nothing is allocated."""
     return jax.tree.map(lambda box: box.value, boxed_shapes(config), is_leaf=_is_box)
 
 
@@ -561,12 +561,12 @@ def _is_box(leaf: Any) -> bool:
 
 
 def parameter_axes(config: ModelDimensions) -> Params:
-    """The parameter tree as tuples of logical axis names."""
+    """Return the parameter tree as tuples of logical axis names."""
     return jax.tree.map(lambda box: tuple(box.names), boxed_shapes(config), is_leaf=_is_box)
 
 
 def split_axes(config: ModelDimensions) -> Params:
-    """The parameter tree as tuples of axis names that the mesh may split: None for the heads or
+    """Return the parameter tree as tuples of axis names that the mesh may split: None for heads or
     features of a part that does not say that it can be split by them, and so runs whole.
     """
     axes: Any = flatten_dict(parameter_axes(config))
@@ -587,7 +587,7 @@ def _split_names(config: ModelDimensions, path: tuple[str, ...], names: Names) -
 
 
 def unpadded_shapes(config: ModelDimensions) -> Params:
-    """The parameter tree as shapes, embedding rows of padding left out."""
+    """Return the parameter tree as shapes, without the embedding rows that are padding."""
 
     def unpad(box: nn.LogicallyPartitioned) -> jax.ShapeDtypeStruct:
         axes = zip(box.value.shape, box.names, strict=True)
@@ -598,7 +598,7 @@ def unpadded_shapes(config: ModelDimensions) -> Params:
 
 
 def count_parameters(config: ModelDimensions) -> int:
-    """Parameters of a model, embedding rows of padding left out.
+    """Count the parameters of a model, without the embedding rows that are padding.
 
     >>> from t5x_lite.config import Model
     >>> from t5x_lite.resolve import resolve_model
@@ -610,7 +610,8 @@ def count_parameters(config: ModelDimensions) -> int:
 
 
 def count_active_parameters(config: ModelDimensions) -> int:
-    """Parameters that one token is computed with: all but those of experts that it is not sent to.
+    """Count the parameters that one token is computed with: all but those of experts that it is not
+    sent to.
 
     >>> from t5x_lite.config import Model
     >>> from t5x_lite.resolve import resolve_model

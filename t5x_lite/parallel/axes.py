@@ -76,7 +76,7 @@ def check_names(names: Sequence[str | None]) -> None:
 
 
 def _of_one(names: Sequence[str | None]) -> list[str | None]:
-    """The axes of one parameter, of several that are stacked."""
+    """Return the axes of one parameter, without those along which several are stacked."""
     return [name for name in names if name is None or AXES[name].kind != "stack"]
 
 

@@ -60,19 +60,20 @@ def sums_in(dtype: Any) -> Iterator[None]:
 
 def parts(mesh_axis: str) -> int:
     """Number of devices along an axis of the mesh that run this program, each on its own part."""
+    # Manual axes are those of a training step; all others the compiler splits, unseen from here.
     mesh = jax.sharding.get_abstract_mesh()
     return mesh.shape[mesh_axis] if mesh_axis in mesh.manual_axes else 1
 
 
 def part_number(mesh_axis: str) -> int | Array:
-    """This device's number along an axis of the mesh."""
+    """Return this device's index along an axis of the mesh."""
     return jax.lax.axis_index(mesh_axis) if parts(mesh_axis) > 1 else 0
 
 
 def own_dimensions(config: ModelDimensions) -> ModelDimensions:
-    """The sizes of the model as this device has them: its own heads and its own part of d_ff of
-    `tensor`, its own experts of `expert`. If there are fewer K/V heads than devices, several
-    devices have the same one.
+    """Return the sizes of the model as this device has them: its own heads and its own part of d_ff
+    under `tensor`, its own experts under `expert`. If there are fewer K/V heads than devices,
+    several devices have the same one.
     """
     devices, expert_parts = parts("tensor"), parts("expert")
     if devices == expert_parts == 1:
@@ -88,7 +89,7 @@ def own_dimensions(config: ModelDimensions) -> ModelDimensions:
 
 @contextmanager
 def rows_from(first: int | Array) -> Iterator[None]:
-    """Compute rows that begin with this one of the batch."""
+    """Set the index in the batch of the first row that is computed inside, for dropout."""
     token = _first_row.set(first)
     try:
         yield
@@ -97,7 +98,7 @@ def rows_from(first: int | Array) -> Iterator[None]:
 
 
 def row_numbers(count: int) -> Int[Array, " B"]:
-    """The numbers in the batch of this device's rows."""
+    """Return the indices in the batch of this device's rows."""
     first = _first_row.get()
     if first is None:
         axes = tuple(axis for axis in BATCH if parts(axis) > 1)
@@ -106,13 +107,13 @@ def row_numbers(count: int) -> Int[Array, " B"]:
 
 
 def sum_over_batch(x: Any) -> Any:
-    """The sums over all rows of the batch, from each device's sums over its own."""
+    """Sum over all rows of the batch, from each device's sum over its own."""
     axes = tuple(axis for axis in BATCH if parts(axis) > 1)
     return jax.lax.psum(x, axes) if axes else x
 
 
 def own_part(x: Any, mesh_axis: str, axis: int) -> Array:
-    """This device's part of an array that it has whole."""
+    """Select this device's part of an array that it has whole."""
     if parts(mesh_axis) == 1:
         return x
     size = x.shape[axis] // parts(mesh_axis)
@@ -131,7 +132,7 @@ def own_positions(x: Any) -> Any:
 
 
 def own_places(length: int) -> Int[Array, " C"] | None:
-    """The places in a row of this device's positions; None if it has all of them."""
+    """Return the indices in a row of this device's positions; None if it has all of them."""
     return None if parts("sequence") == 1 else own_positions(np.arange(length)[None])[0]
 
 
@@ -145,7 +146,7 @@ def whole_row(x: Array, axis: int = 1) -> Array:
 
 
 def sum_over_sequence(x: Any) -> Any:
-    """The sums over all positions, from each device's sums over its own."""
+    """Sum over all positions, from each device's sum over its own."""
     return jax.lax.psum(x, "sequence") if parts("sequence") > 1 else x
 
 
@@ -163,7 +164,7 @@ def own_stream(x: Any) -> Any:
 
 
 def stream_places(length: int) -> Int[Array, " P"] | np.ndarray:
-    """The places in the row of this device's positions of the residual stream.
+    """Return the indices in the row of this device's positions of the residual stream.
 
     Args:
         length: positions that all devices of `tensor` have together.
@@ -178,8 +179,8 @@ def gather_stream(x: Array, length: int) -> Array:
 
 
 def sum_to_stream(y: Array, dtype: Any) -> Array:
-    """Sum what the devices of `tensor` have found, each with its own heads or features, and keep
-    this device's positions: [B, C, D] → [B, P, D], or [B, D] → [B, D].
+    """Sum the partial results of the devices of `tensor`, each of its own heads or features, and
+    keep this device's positions: [B, C, D] → [B, P, D], or [B, D] → [B, D].
 
     Args:
         y: terms of a sum, in float32 or better.
@@ -245,18 +246,18 @@ def from_experts(tokens_ESD: Array) -> Array:
 
 
 def sum_over_vocabulary(x: Array) -> Array:
-    """The sum over the whole vocabulary, from each device's sum over its own part."""
+    """Sum over the whole vocabulary, from each device's sum over its own part."""
     return jax.lax.psum(x, "tensor") if parts("tensor") > 1 else x
 
 
 def max_over_vocabulary(x: Array) -> Array:
-    """The maximum over the whole vocabulary; it has no gradient."""
+    """Return the maximum over the whole vocabulary; it has no gradient."""
     x = jax.lax.stop_gradient(x)
     return jax.lax.pmax(x, "tensor") if parts("tensor") > 1 else x
 
 
 def own_ids(ids: Any, rows: int) -> tuple[Any, Any]:
-    """Ids as rows of this device's part of a table, and True for those that it has.
+    """Return ids as rows of this device's part of a table, and True for those that it has.
 
     Args:
         rows: of this device's part.

@@ -31,7 +31,7 @@ _MOST_DEVICES = PARTS // 2
 
 
 def check(batch_size: int, mesh: dict[str, int]) -> None:
-    """Refuse a batch or a mesh that cannot be computed so."""
+    """Refuse a batch or a mesh that training.exact does not work with."""
     others = [axis for axis, size in mesh.items() if axis != "data" and size > 1]
     if others:
         reason = f"goes over mesh.data alone, got a mesh of {others[0]} {mesh[others[0]]}"
@@ -46,7 +46,7 @@ def check(batch_size: int, mesh: dict[str, int]) -> None:
 
 
 def sum_of_parts(compute: Callable[..., Any], rows: Any, key: Array | None) -> Any:
-    """compute(rows of a part, key), summed over the parts of this device."""
+    """Sum compute(rows of a part, key) over the parts of this device."""
     devices = parts("data")
     count = PARTS // devices
     first = part_number("data") * count
@@ -66,7 +66,7 @@ def sum_of_parts(compute: Callable[..., Any], rows: Any, key: Array | None) -> A
 
 
 def _tree_sum(of_leaf: Callable[[Any], Any], leaves: Any, count: int) -> Any:
-    """Of so many leaves, the sum of the sums of both halves."""
+    """Sum over `count` leaves in a fixed order: the sums of both halves, added up."""
     if count == 1:
         return of_leaf(jax.tree.map(lambda x: x[0], leaves))
     halves = jax.tree.map(lambda x: x.reshape(2, count // 2, *x.shape[1:]), leaves)
@@ -75,9 +75,9 @@ def _tree_sum(of_leaf: Callable[[Any], Any], leaves: Any, count: int) -> Any:
 
 
 def sum_over_devices(found: Any) -> Any:
-    """What all devices have found, added up by the upper part of the tree. It ends in the same
-    addition of two results of a loop as on one device, which the compiler makes part of what reads
-    it.
+    """Sum over all devices, by the upper part of the tree. It ends, as on one device, in adding two
+    results of a loop, which the compiler fuses with what reads the sum.
     """
+    # Every device has all branches, and adds them in the same order.
     gathered = jax.tree.map(lambda x: jax.lax.all_gather(x, "data"), found)
     return _tree_sum(lambda leaf: leaf, gathered, parts("data"))

@@ -94,13 +94,13 @@ class Parallelism:
 
     @property
     def _activation_sums(self) -> Any:
-        """The type of sums over `tensor`; None: that of the computation."""
+        """Type of the sums over `tensor`; None: that of the computation."""
         is_wider = self.dtype == "bfloat16" and self.reduce_dtype == "float32"
         return jnp.float32 if is_wider else None
 
     @cached_property
     def _mesh_axes(self) -> dict[Path, MeshAxes]:
-        """The axis of the mesh that splits each axis of a parameter."""
+        """Axis of the mesh that splits each axis of a parameter."""
         tensor = jax.sharding.get_abstract_mesh().shape.get("tensor", 1)
         rules = parameter_rules(self.kv_heads, tensor)
         return {
@@ -113,7 +113,7 @@ class Parallelism:
         return unflatten_dict({path: PartitionSpec(*self._mesh_axes[path]) for path in leaves})
 
     def part(self, name: str) -> "Parallelism":
-        """That of the parameters under a name."""
+        """Return the same for the parameters under a name."""
         own = {path[1:]: names for path, names in self.names.items() if path[0] == name}
         return replace(self, names=own)
 
@@ -148,8 +148,8 @@ class Parallelism:
         return ready_layer
 
     def _ready(self, leaf: Array, path: Path, mesh_axes: MeshAxes) -> Array:
-        """A parameter as this device computes with it: what fsdp splits is gathered, what tensor
-        and expert split stays split.
+        """Return a parameter as this device computes with it: what fsdp splits is gathered, what
+        tensor and expert split stays split.
         """
         dtype = leaf.dtype if stays_wide(self.names[path]) else self.dtype
         if "fsdp" in mesh_axes and parts("fsdp") > 1:
@@ -165,7 +165,10 @@ class Parallelism:
         return self.kv_heads % parts("tensor") != 0
 
     def _own_kv_head(self, parameter: Array) -> Array:
-        """The K/V head that this device's query heads attend to, of a parameter of all of them."""
+        """Select the K/V head that this device's query heads attend to, from a parameter of all of
+        them.
+        """
+        # Neighbouring devices share a head.
         head_dim = parameter.shape[-1] // self.kv_heads
         head = part_number("tensor") // (parts("tensor") // self.kv_heads)
         return jax.lax.dynamic_slice_in_dim(parameter, head * head_dim, head_dim, -1)
@@ -173,8 +176,8 @@ class Parallelism:
     # Gradients, added up.
 
     def _added_up(self, gradient: Params) -> Params:
-        """The gradient that each device has found, summed over the devices that do not split the
-        parameter. (Over fsdp it is summed already where fsdp splits it.)
+        """Sum each device's gradient over the devices that do not split the parameter. (Over fsdp
+        it is summed already where fsdp splits it.)
         """
         leaves: Any = flatten_dict(gradient)
         added_up = {}
@@ -191,7 +194,7 @@ class Parallelism:
         return unflatten_dict(added_up)
 
     def _sum_dtype(self, gradient: Array, path: Path) -> Any:
-        """The type of a gradient's sum; float64 is never rounded."""
+        """Return the type of a gradient's sum; float64 is never rounded."""
         if stays_wide(self.names[path]) or gradient.dtype == jnp.float64:
             return gradient.dtype
         return jnp.dtype(self.reduce_dtype)
@@ -218,7 +221,7 @@ def _gather_forward(
 def _gather_backward(
     axis: int, dtype: Any, reduce_dtype: Any, line: int, shard: Array, gradient: Array
 ) -> tuple[Array]:
-    """The sum over all devices, each with its part."""
+    """Sum the gradient over all devices, of which each keeps its part."""
     scatter = partial(jax.lax.psum_scatter, axis_name="fsdp", tiled=True)
     # The first axis: of parts along the last, TPUs would send the whole.
     part = jnp.moveaxis(gradient.astype(reduce_dtype), axis, 0)

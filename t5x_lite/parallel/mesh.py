@@ -43,8 +43,8 @@ def make_mesh(mesh: Mesh, devices: Sequence[Any] | None = None) -> DeviceMesh:
 
 
 def _arranged(sizes: dict[str, int], devices: Sequence[Any]) -> DeviceMesh:
-    """The devices as a mesh. Those of several slices, which a slower network connects, are told
-    apart by `data` alone.
+    """Arrange devices as a mesh. Slices, which a slower network connects, differ along `data`
+    only.
     """
     axis_types = (AxisType.Auto,) * len(sizes)
     slices = count_slices(devices)
@@ -81,7 +81,7 @@ def padded_for(mesh: DeviceMesh | None, model: ModelDimensions) -> ModelDimensio
 
 
 def count_slices(devices: Iterable[Any]) -> int:
-    """Of TPUs; 1 for all other devices."""
+    """Count the slices of a TPU that devices belong to; 1 for all other devices."""
     return len({getattr(device, "slice_index", 0) for device in devices})
 
 
@@ -90,8 +90,8 @@ _MIN_PART_IN_LINES = 128  # chips of a part of one
 
 
 def line_of_devices(mesh: DeviceMesh) -> int:
-    """How many successive devices of `fsdp` lie on one line of a TPU's torus, where gradients are
-    to be summed across such lines first and then along each; 0: at once.
+    """Return how many successive devices of `fsdp` lie on one line of a TPU's torus, if gradients
+    are to be summed across such lines first and then along each; 0: sum them at once.
 
     Summed over a whole slice at once, TPUs make all of a gradient on every chip, and then drop what
     is another's: twice the bytes. In two steps they send every byte once. Among fewer chips one
@@ -126,7 +126,7 @@ def check_batch(batch_size: int, microbatches: int, mesh: DeviceMesh) -> None:
 def use_mesh(
     mesh: DeviceMesh | None, model: ModelDimensions, split_rows: bool = True
 ) -> Iterator[None]:
-    """The mesh and the rules under which everything is traced; None: one device.
+    """Trace everything inside under a mesh and its rules; None: one device.
 
     Args:
         split_rows: see axes.all_rules.

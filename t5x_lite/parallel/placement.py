@@ -15,7 +15,7 @@ from t5x_lite.parallel.mesh import DeviceMesh
 
 
 def replicated(mesh: DeviceMesh) -> NamedSharding:
-    """Every device holds all of it."""
+    """Return the sharding of an array that every device holds whole."""
     return NamedSharding(mesh, PartitionSpec())
 
 
@@ -81,7 +81,9 @@ def _as_tuple(axis: str | tuple[str, ...] | None) -> tuple[str, ...]:
 
 
 def to_host(array: Any) -> np.ndarray:
-    """A whole array, in every process, though its parts may lie on devices of others."""
+    """Return a whole array in every process, even if parts of it lie on devices of other
+    processes.
+    """
     if isinstance(array, jax.Array) and not (
         array.is_fully_addressable or array.is_fully_replicated
     ):
@@ -94,8 +96,8 @@ def place_batch(
     batch_size: int,
     mesh: DeviceMesh,
 ) -> dict[str, jax.Array]:
-    """The global batch as arrays split over the mesh; this process makes only the rows its own
-    devices need.
+    """Return the global batch as arrays split over the mesh; this process makes only the rows that
+    its own devices need.
 
     Args:
         rows_at: from row numbers of the batch to their arrays.

@@ -19,7 +19,7 @@ _SHARE_OF_STATE = 0.5
 
 
 def memory_of(device: Any) -> float | None:
-    """Bytes that a device has; None where that is not known, as of every CPU."""
+    """Return the bytes of memory of a device; None if it is not known, as for every CPU."""
     try:
         limit = (device.memory_stats() or {}).get("bytes_limit")
     except jax.errors.JaxRuntimeError:  # of a device that is not here
@@ -32,7 +32,7 @@ def memory_of(device: Any) -> float | None:
 
 @dataclass(frozen=True)
 class Workload:
-    """What is to be arranged.
+    """The model and batch that devices are arranged for.
 
     Attributes:
         rows: of a microbatch.
@@ -50,7 +50,7 @@ class Workload:
 
 
 def arrange(mesh: Mesh, work: Workload, devices: Sequence[Any]) -> tuple[Mesh, str]:
-    """The mesh with its sizes, and a sentence that says how a preset was understood.
+    """Return the mesh with its sizes, and a sentence that says how a preset was understood.
 
     Raises:
         UserError: where the devices cannot be arranged so.
@@ -130,7 +130,9 @@ def _auto(work: Workload, devices: Sequence[Any]) -> Sizes:
 
 
 def _sequence_for(work: Workload, count: int, least: int = 1) -> int | None:
-    """Among how many of so many devices a row has to be shared, so that each group has one."""
+    """Return the least number of devices that must share a row, so that every such group of the
+    `count` devices has whole rows; None if there is none.
+    """
     for sequence in _divisors(count) if work.shares_rows else [1]:
         is_whole = all(length % (2 * sequence) == 0 for length in work.lengths)
         has_rows = work.rows % (count // sequence) == 0

@@ -22,8 +22,8 @@ ACTIVATIONS = {
 
 
 def activate(name: str, x: Array, gate: Array | float = 1.0) -> Array:
-    """act(x) times a gate, computed in float32 or better, rounded once, and recomputed in the
-    backward pass.
+    """Compute act(x) times a gate in float32 or better, rounded once, and again in the backward
+    pass.
     """
 
     def activated(x: Array, gate: Array | float) -> Array:

@@ -150,7 +150,7 @@ class Attention(nn.Module):
         dropout: Callable[[Array], Array],
         scale: float,
     ) -> Float[Array, "B H T K"]:
-        """Attention whose logits, and maybe values, depend on the distance of query and key."""
+        """Attend with logits, and maybe values, that depend on the distance of query and key."""
         relative, distances = self._relative, mask.distances()
         longest = max(q.shape[2], keys.shape[2])
         bias = mask_bias + relative.logits(q, distances, longest, scale)
@@ -166,7 +166,7 @@ class Attention(nn.Module):
         values: Float[Array, "B G S K"],
         mask_bias: Float[Array, "#B #H T S"],
     ) -> tuple[Array, Array, Array]:
-        """Keys and values after the learned prefix, which every query attends to."""
+        """Put keys and values after the learned prefix, which every query attends to."""
         rows = keys.shape[0]
 
         def join(prefix: Float[Array, "P F"], after: Float[Array, "B G S K"]) -> Array:
@@ -180,7 +180,7 @@ class Attention(nn.Module):
 
     @nn.nowrap
     def cost(self, queries: int, keys: int, visible: float | int) -> float:
-        """FLOPs of the projections, and of the products for logits and values.
+        """Return the FLOPs of the projections, and of the products for logits and values.
 
         Args:
             visible: keys that a query may see, a mean.
@@ -216,7 +216,7 @@ class SelfAttention(Attention):
     """Attention within a stack: a mixer (see contract.py), whose decoding state is a KVCache."""
 
     def memory(self, x_BTD: Float[Array, "B T D"], context: Any) -> KeysAndValues:
-        """Keys and values: all that other positions read of these."""
+        """Return keys and values: all that other positions read of these."""
         return self.keys_and_values(x_BTD, context.positions)
 
     def __call__(
@@ -226,7 +226,7 @@ class SelfAttention(Attention):
         return self._attend(x_BTD, memory or self.memory(x_BTD, context), context), {}
 
     def initial_state(self, rows: int, slots: int) -> KVCache:
-        """Room for the keys and values of `slots` tokens."""
+        """Return a cache with room for the keys and values of `slots` tokens."""
         config = self.config
         return KVCache.empty(
             (rows, config.num_kv_heads, slots, config.head_dim), cache_dtype(config.dtype)
@@ -264,7 +264,7 @@ class CrossAttention(Attention):
     is_cross: bool = True
 
     def memory(self, encoded_BED: Float[Array, "B E D"]) -> KeysAndValues:
-        """The encoder's keys and values."""
+        """Return the encoder's keys and values."""
         return self.keys_and_values(encoded_BED)
 
     def __call__(
@@ -277,7 +277,7 @@ class CrossAttention(Attention):
         )
 
     def encoder_state(self, encoded_BED: Float[Array, "B E D"]) -> KVCache:
-        """The encoder's keys and values, to be kept while text is generated."""
+        """Return the encoder's keys and values, to be kept while text is generated."""
         dtype = cache_dtype(self.config.dtype)
         keys, values = self.memory(encoded_BED)
         return jax.tree.map(lambda x: x.astype(dtype), KVCache(keys, values))

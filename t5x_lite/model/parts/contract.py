@@ -5,8 +5,7 @@ A part is a flax module, made with the config and its own options, and written f
 several devices share a model, the block gathers what the part reads and scatters what it writes:
 
     splits = ()                       the part runs whole, on each device: it sees all positions,
-    and
-                                      the config as it is
+                                      and the config as it is
     splits = ("tensor", …)            its config has this device's own heads and own part of d_ff;
                                       what it returns is a term of a sum over these devices
     splits = ("sequence", …)          it sees this device's own positions (see Mixer.memory)
@@ -90,8 +89,8 @@ class Part(Protocol):
     splits: tuple[str, ...]
 
     def flops(self, stack: Stack) -> float:
-        """FLOPs of the matrix products of one layer's forward pass on one row: multiply and add
-        count as two.
+        """Return the FLOPs of the matrix products of one layer's forward pass on one row: multiply
+        and add count as two.
         """
         ...
 

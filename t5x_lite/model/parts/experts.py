@@ -122,7 +122,7 @@ class Experts(nn.Module):
     @property
     @nn.nowrap
     def _own_d_ff(self) -> int:
-        """The part of an expert's width that this device has."""
+        """Width of an expert that this device has."""
         return self.d_ff // self.config.tensor_parts or self.config.d_ff
 
     @nn.nowrap
@@ -188,7 +188,7 @@ class Experts(nn.Module):
         return rounded(matmul(x_ESF, self.wo), config.dtype)
 
     def _dropped_out(self, x_ESF: Array, numbers_ES: Int[Array, "E S"], noise: Any) -> Array:
-        """Dropout of the features of each token, as Dropout has it, by the number of its slot."""
+        """Drop out features of each token, as Dropout does, by the number of its slot."""
         rate, F = self.config.ff_dropout, x_ESF.shape[-1]
         if not rate or not noise.is_on:
             return x_ESF
@@ -255,12 +255,12 @@ class Experts(nn.Module):
     @property
     @nn.nowrap
     def share_in_use(self) -> float:
-        """The share of the experts' parameters that one token uses."""
+        """Share of the experts' parameters that one token uses."""
         return self.top_k / self.num
 
     @nn.nowrap
     def flops(self, stack: Stack) -> float:
-        """The router, and the matrices of a token's experts; see contract.Part."""
+        """Count the router, and the matrices of a token's experts; see contract.Part."""
         D, F = self.config.d_model, self._own_d_ff
         matrices = 3 if self.kind == "gated_mlp" else 2
         return 2.0 * stack.positions * D * (self.num + self.top_k * matrices * F)
@@ -280,5 +280,5 @@ class Experts(nn.Module):
 
 
 def _rows_at(x_BND: Array, places_BM: Int[Array, "B M"]) -> Array:
-    """Rows of x by their places: [B, M, D]; 0 for a place past the last."""
+    """Return rows of x by their places: [B, M, D]; 0 for a place past the last."""
     return jnp.take_along_axis(x_BND, places_BM[..., None], 1, mode="fill", fill_value=0)

@@ -32,7 +32,7 @@ class MLP(nn.Module):
 
     @nn.nowrap
     def flops(self, stack: Stack) -> float:
-        """Two matrices; see contract.Part."""
+        """Count the matrices; see contract.Part."""
         config = self.config
         return 2.0 * self.matrices * stack.positions * config.d_model * config.d_ff
 
@@ -59,9 +59,10 @@ class GatedMLP(MLP):
 
 
 def project_back(config: ModelDimensions, x_BTF: Float[Array, "B T F"], context: Any) -> Written:
-    """Dropout and the second matrix, which writes to the residual stream. Called within a compact
-    module.
+    """Apply dropout and the second matrix, which writes to the residual stream. Call it within a
+    compact module.
     """
+    # Places among all features, since devices of `tensor` each have a part of them.
     places = context.noise.own_places(x_BTF.shape[2])
     x_BTF = Dropout(config.ff_dropout, axis=2)(x_BTF, context.noise, places)
     write = Dense(
@@ -71,7 +72,7 @@ def project_back(config: ModelDimensions, x_BTF: Float[Array, "B T F"], context:
 
 
 def undivided_d_ff(setting: Setting) -> Iterator[str]:
-    """What contradicts a part whose features are split over `tensor`."""
+    """Yield what contradicts a part whose features are split over `tensor`."""
     config, mesh = setting.config, setting.mesh
     if config.d_ff % mesh.tensor:
         yield f"model.d_ff is {config.d_ff}, which mesh.tensor = {mesh.tensor} does not divide"

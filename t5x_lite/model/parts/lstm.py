@@ -61,7 +61,7 @@ class Direction(nn.Module):
         is_real: Bool[Array, "B T"],
         backward: bool = False,
     ) -> tuple[Float[Array, "B T D"], LSTMState]:
-        """Read T tokens: the outputs, and the state after the last.
+        """Read T tokens, and return the outputs and the state after the last.
 
         Args:
             is_start: where a segment begins, in the direction that is read: nothing of what was
@@ -85,8 +85,9 @@ class Direction(nn.Module):
         return outputs_BTD, state
 
     def read_one(self, state: LSTMState, token: Any) -> tuple[LSTMState, Float[Array, "B D"]]:
-        """One token of each row: the updated state, and its output."""
+        """Read one token of each row, and return the updated state and the output."""
         gates_BG, is_start, is_real = token
+        # A segment begins with nothing: neither cells nor an output before it.
         before = jax.tree.map(lambda x: jnp.where(is_start[:, None], 0, x), state)
         gates_BG += self.recurrent_norm(self.recurrent(before.output))
 
@@ -125,7 +126,7 @@ class LSTM(nn.Module):
     def __call__(
         self, x_BTD: Float[Array, "B T D"], context: Any
     ) -> tuple[Float[Array, "B T D"], Auxiliary]:
-        """Whole rows; context: blocks.StackContext."""
+        """Read whole rows; context: blocks.StackContext."""
         nothing = self.initial_state(len(x_BTD), 0)
         outputs_BTD, _ = self.prefill(x_BTD, nothing, context)
         if not context.mask.causal:
@@ -136,7 +137,7 @@ class LSTM(nn.Module):
         return outputs_BTD, {}
 
     def initial_state(self, rows: int, slots: int) -> LSTMState:
-        """Zeros, as many for any number of tokens."""
+        """Return a state of zeros, of the same size for any number of tokens."""
         config = self.config
         cells = jnp.zeros((rows, self._cells), parameter_dtype(config))
         return LSTMState(cells, jnp.zeros((rows, config.d_model), config.dtype))
@@ -152,7 +153,9 @@ class LSTM(nn.Module):
 
     @nn.nowrap
     def flops(self, stack: Stack) -> float:
-        """Four gates of the token and of the last output, and the projection; see contract.Part."""
+        """Count the gates' products with token and last output, and the projection; see
+        contract.Part.
+        """
         directions = 2 if stack.bidirectional else 1
         products = (2 * 4 + 1) * self.config.d_model * self._cells
         return 2.0 * directions * stack.positions * products

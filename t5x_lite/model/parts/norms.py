@@ -21,12 +21,12 @@ from t5x_lite.model.parts.options import make_part
 def _normalised(
     config: ModelDimensions, normalise: Callable[..., Array], x: Array, *parameters: Any
 ) -> Array:
-    """normalise(x, *parameters) in float32 or better, rounded to the type of the computation.
-
-    All but x is computed again in the backward pass: it would be kept in float32, three times over,
-    and is cheap.
+    """Return normalise(x, *parameters), computed in float32 or better and rounded to the type of
+    the computation.
     """
 
+    # Only x is kept for the backward pass. The rest is cheap to compute again, and would be kept
+    # three times over in float32.
     def rounded(x: Array, *parameters: Any) -> Array:
         return normalise(x.astype(parameter_dtype(config)), *parameters).astype(config.dtype)
 

@@ -52,7 +52,7 @@ def own_options(part: Any) -> dict[str, Any]:
 
 
 def canonical(table: Mapping[str, Any], spec: str) -> str:
-    """Write a setting in the one way in which equal parts are equal texts."""
+    """Write a setting in canonical form: equal parts are equal texts."""
     part = find_named(spec, table, "part", "part")
     return write_part(table, part.name, **part.options)
 

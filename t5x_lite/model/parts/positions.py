@@ -39,7 +39,7 @@ class NoPositions:
         needs_logits: True if it changes attention in a way that only plain attention can compute.
         is_bias: True if it adds a bias to attention's logits.
         logits_cost: FLOPs of the products for logits and values, as a multiple of plain
-        attention's.
+            attention's.
         has_mimetic_init: True if two heads can begin by attending to the tokens beside theirs.
         drops_out_at_end: True if the stack drops out once more after its last norm, as T5 does.
     """
@@ -55,7 +55,7 @@ class NoPositions:
 
     @property
     def limit(self) -> int | None:
-        """The number of positions that there are; None: any number."""
+        """Number of positions that there are; None: any number."""
         return None
 
     @property
@@ -110,7 +110,7 @@ class Learned(NoPositions):
 
     @property
     def limit(self) -> int:
-        """Positions end with the table."""
+        """Number of positions that the table has."""
         return self.config.max_length
 
     @property
@@ -119,7 +119,7 @@ class Learned(NoPositions):
         return self.offset + self.config.max_length
 
     def embed(self, positions: Int[Array, "B T"], table: Array | None) -> Float[Array, "B T W"]:
-        """The rows of the table."""
+        """Return the rows of the table."""
         assert table is not None, "learned positions have a table"
         return jnp.take(table, positions + self.offset, 0)
 
@@ -129,7 +129,7 @@ class Sinusoidal(NoPositions):
     """Sinusoids added to the embeddings (Vaswani et al., 2017, §3.5)."""
 
     def embed(self, positions: Int[Array, "B T"], table: Array | None) -> Float[Array, "B T W"]:
-        """The sinusoids of the positions."""
+        """Return the sinusoids of the positions."""
         return sinusoidal(positions, self.config.embedding_size)
 
 
@@ -140,7 +140,7 @@ class Universal(NoPositions):
     def before_layer(
         self, positions: Int[Array, "B T"], depth: int | Int[Array, ""]
     ) -> Float[Array, "B T D"]:
-        """The sinusoids of both, added up."""
+        """Return the sum of the sinusoids of positions and depth."""
         width = self.config.d_model
         return sinusoidal(positions, width) + sinusoidal(jnp.asarray(depth), width)
 
@@ -177,7 +177,7 @@ class Alibi(NoPositions):
     is_bias = True
 
     def bias_module(self) -> "AlibiBias":
-        """The biases, which have no parameters."""
+        """Return the biases, which have no parameters."""
         return AlibiBias(self.config)
 
 
@@ -199,7 +199,7 @@ class Relative(NoPositions):
     drops_out_at_end = True
 
     def bias_module(self) -> "RelativeBias":
-        """The table of biases."""
+        """Return the table of biases."""
         return RelativeBias(self.config, self.buckets, self.distance)
 
     def contradictions(self, setting: Setting) -> Iterator[str]:
@@ -229,7 +229,7 @@ class Shaw(NoPositions):
     logits_cost = 2.0
 
     def attention_module(self) -> tuple[str, "ShawRelative"]:
-        """The vectors."""
+        """Return the vectors of the distances."""
         return "shaw", ShawRelative(self.config, self.distance)
 
     def contradictions(self, setting: Setting) -> Iterator[str]:
@@ -247,7 +247,7 @@ class XL(NoPositions):
     logits_cost = 1.5
 
     def attention_module(self) -> tuple[str, "TransformerXL"]:
-        """The projection of the distances, and the biases u and v."""
+        """Return the projection of the distances, and the biases u and v."""
         return "relative", TransformerXL(self.config)
 
     def contradictions(self, setting: Setting) -> Iterator[str]:
@@ -344,9 +344,9 @@ def relative_buckets(
 
 
 def _looking_at_neighbours(init: Any) -> Any:
-    """The initialiser of a table [buckets, heads] of a bidirectional stack, with which the first
-    head attends to the token before, and the second to the one after (in the manner of ConViT:
-    d'Ascoli et al., 2021, §3).
+    """Return the initialiser of a table [buckets, heads] of a bidirectional stack, with which the
+    first head attends to the token before, and the second to the one after (in the manner of
+    ConViT: d'Ascoli et al., 2021, §3).
     """
 
     def looking(key: Array, shape: tuple[int, int], dtype: Any) -> Array:
@@ -398,8 +398,8 @@ class RelativeBias(nn.Module):
 def gather_distances(
     scores: Float[Array, "B H T R"], offset: int, distances: Distances
 ) -> Float[Array, "B H T S"]:
-    """For each query and key the score of their distance; that of distance d is in column
-    offset + d.
+    """Return the score of the distance of each query and key, for scores that have distance d in
+    column offset + d. Distances past the first and the last column share that column.
     """
     columns = jnp.clip(jnp.asarray(distances) + offset, 0, scores.shape[-1] - 1)
     if columns.ndim == 2:
@@ -410,9 +410,9 @@ def gather_distances(
 
 
 def shift_distances(scores: Float[Array, "B H T R"]) -> Float[Array, "B H T S"]:
-    """The same where columns are the distances from 1 − T to S − 1 (Dai et al., 2019, appendix B):
-    each row begins one column before the row above, so that reading on as if rows were one column
-    shorter gives the keys of every query, without an index for each.
+    """Do the same as gather_distances where columns are the distances from 1 − T to S − 1 (Dai et
+    al., 2019, appendix B): each row begins one column before the row above, so that reading on as
+    if rows were one column shorter gives the keys of every query, without an index for each.
 
     >>> shift_distances(jnp.array([[[[-1.0, 0, 1, 2], [-1, 0, 1, 2]]]]))[0, 0].tolist()
     [[0.0, 1.0, 2.0], [-1.0, 0.0, 1.0]]
@@ -442,20 +442,20 @@ class ShawRelative(nn.Module):
         self.values = self.param("values", init, shape, parameter_dtype(config))
 
     def query(self, q: Float[Array, "B H T K"], scale: float) -> Float[Array, "B H T K"]:
-        """The queries of the contents: as they are."""
+        """Return the queries for keys, unchanged."""
         return q
 
     def logits(
         self, q: Float[Array, "B H T K"], distances: Distances, longest: int, scale: float
     ) -> Float[Array, "B H T S"]:
-        """Queries times the vectors of the distances."""
+        """Multiply queries by the vectors of the distances."""
         scores = jnp.einsum("bhtk,rk->bhtr", q, self.keys.astype(q.dtype))
         return gather_distances(scores, self.distance, distances)
 
     def weighted_sum(
         self, weights: Float[Array, "B H T S"], distances: Distances
     ) -> Float[Array, "B H T K"]:
-        """The vectors that are added to the values, weighted."""
+        """Sum the vectors that are added to the values, by their weights."""
         furthest = self.distance
         rows = jnp.clip(jnp.asarray(distances), -furthest, furthest) + furthest
         vectors = self.values.astype(weights.dtype)[rows]
@@ -482,13 +482,13 @@ class TransformerXL(nn.Module):
         self.project = Dense(config, features, ("embed", "heads"), use_bias=False)
 
     def query(self, q: Float[Array, "B H T K"], scale: float) -> Float[Array, "B H T K"]:
-        """The queries of the contents: q + u."""
+        """Return the queries for keys: q + u."""
         return q + self.u[:, None].astype(q.dtype) * scale
 
     def logits(
         self, q: Float[Array, "B H T K"], distances: Distances, longest: int, scale: float
     ) -> Float[Array, "B H T S"]:
-        """(q + v) W r, for q scaled already and distances up to `longest` either way."""
+        """Compute (q + v) W r, for q scaled already and distances up to `longest` either way."""
         # Where positions follow from the order of the arrays, each row of distances is known.
         in_order = isinstance(distances, np.ndarray)
         if in_order:
@@ -523,5 +523,5 @@ def position_limit(config: ModelDimensions) -> int | None:
 
 
 def make_positions(config: ModelDimensions) -> NoPositions:
-    """Make what a model knows order by."""
+    """Make the positions of a model."""
     return make_part(POSITIONS, "positions", config)

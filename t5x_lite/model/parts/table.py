@@ -32,7 +32,7 @@ def make_feed_forward(config: ModelDimensions, **more: Any) -> Any:
 
 
 def _checked(part: Any, key: str, spec: str) -> Any:
-    """The part, if it says what it costs: guessed FLOPs would be wrong in every figure."""
+    """Return the part, if it says what it costs: guessed FLOPs would be wrong in every figure."""
     if not hasattr(part, "flops"):
         reason = "states no FLOPs, which comparisons, MFU and scaling laws rest on"
         fix = f"give {part_name(spec)} a method flops(stack), as in model/parts/contract.py"
@@ -41,12 +41,14 @@ def _checked(part: Any, key: str, spec: str) -> Any:
 
 
 def splits_of(part: Any) -> tuple[str, ...]:
-    """The axes of the mesh that a part may be split over; one that does not say runs whole."""
+    """Return the axes of the mesh that a part may be split over; one that does not say runs
+    whole.
+    """
     return tuple(getattr(part, "splits", ()))
 
 
 def layers_of_period(config: ModelDimensions) -> list[ModelDimensions]:
-    """The configs of the layers of a stack, up to where they repeat.
+    """Return the configs of the layers of a stack, up to where they repeat.
 
     A feed-forward part that is not in every layer has `period`, the number of layers after which
     they repeat, and `in_layer(place)`, the feed-forward part of each of them.
@@ -67,7 +69,10 @@ def runs_whole(config: ModelDimensions) -> bool:
 
 
 def part_of_parameter(config: ModelDimensions, path: tuple[str, ...]) -> Any:
-    """The mixer or feed-forward part that a parameter belongs to; None if it is of neither."""
+    """Return the mixer or feed-forward part that a parameter belongs to; None if it is of
+    neither.
+    """
+    # A companion's parameters lie under its name.
     companion = config.companion(path[0])
     if companion is not None:
         return part_of_parameter(companion.model, path[1:])
