@@ -119,6 +119,7 @@ class Block(nn.Module):
                 written, losses = _mix(mixer, y, context)
                 auxiliary = add_auxiliary(auxiliary, _shared(losses, mixer_splits))
                 return written
+            # Text is generated: the mixer reads the new tokens after those in its state.
             read = mixer.step if y.shape[1] == 1 else mixer.prefill
             y, mixer_state = read(y, state.mixer, context)
             new_state = state.replace(mixer=mixer_state)
@@ -126,6 +127,7 @@ class Block(nn.Module):
 
         def cross_attend(y: Array, context: StackContext) -> Written:
             attention = CrossAttention(own_dimensions(config), name="cross_attention")
+            # Once text is generated, the encoder's keys and values are in the state.
             if state is not None and state.encoder is not None:
                 kept = state.encoder
                 return attention(y, context, KeysAndValues(kept.keys, kept.values))
@@ -134,6 +136,7 @@ class Block(nn.Module):
 
         def feed(y: Array, context: StackContext) -> Written:
             nonlocal auxiliary
+            # While text is generated, experts drop no token.
             written, losses = _feed(feed_forward, y, context, drops=state is None)
             auxiliary = add_auxiliary(auxiliary, _shared(losses, feed_splits))
             return written
@@ -185,6 +188,7 @@ class Block(nn.Module):
                 reading = _Reading(make_norm(config, name=f"{name}_norm")(x_BPD), length)
             else:
                 reading = _Reading(x_BPD, length)
+            # The part reads the positions that it needs; its output goes back to this device's.
             y = part(reading.for_part(splits), context.seen_by(splits))
             y = _to_stream(y, splits, config)
 
@@ -227,6 +231,7 @@ class _Reading:
 
 def _to_stream(y: Written, splits: Splits, config: ModelDimensions) -> Float[Array, "B P D"]:
     """Bring a part's output to this device's positions of the residual stream."""
+    # The bias is added once, after the sum over devices.
     if isinstance(y, Unsummed):
         summed = _to_stream_wide(y.terms, splits, config)
         return (summed + y.bias).astype(config.dtype)
@@ -234,6 +239,7 @@ def _to_stream(y: Written, splits: Splits, config: ModelDimensions) -> Float[Arr
 
 
 def _to_stream_wide(y: Array, splits: Splits, config: ModelDimensions) -> Float[Array, "B P D"]:
+    # A part that runs whole has written every position, and the same on every device.
     if "sequence" not in splits:
         y = own_positions(y)
     if "tensor" in splits:
@@ -255,6 +261,7 @@ def _shared(losses: Auxiliary, splits: Splits) -> Auxiliary:
 def _mix(mixer: Any, y: Array, context: StackContext) -> tuple[Written, Auxiliary]:
     if parts("sequence") == 1 or "sequence" not in splits_of(mixer):
         return mixer(y, context)
+    # Devices that share rows send each other keys and values, and keep their own queries.
     return mixer(y, context, _whole_memory(mixer.memory(y, context)))
 
 

@@ -150,6 +150,7 @@ def _of_mesh(setting: Setting) -> Iterator[str]:
         yield f"mesh.expert: got {mesh.expert}, but no part of this model has experts; set it to 1"
     if mesh.sequence == 1:
         return
+    # Each device holds two pieces of every row: see parallel/sequence.py.
     for length in (rows.encoder, rows.decoder):
         if length % (2 * mesh.sequence):
             reason = f"{length} positions are no multiple of 2 × mesh.sequence {mesh.sequence}"
@@ -183,6 +184,7 @@ def has_experts(config: ModelDimensions) -> bool:
 
 def undivided(config: ModelDimensions, fsdp: int = 1, tensor: int = 1) -> str:
     """Say what of a model cannot be split over so many devices; empty if it can."""
+    # Contradictions that are there on one device, too, do not count.
     mesh = Mesh(data=1, fsdp=fsdp, tensor=tensor)
     before = set(contradictions(Setting(config)))
     found = (text for text in contradictions(Setting(config, mesh=mesh)) if text not in before)

@@ -63,6 +63,7 @@ def decoding_weights(config: ModelDimensions, params: Params) -> DecodingWeights
         period = len(layers_of_period(config))
         layers = []
         for i in range(config.num_decoder_layers):
+            # The scan's turn, and the layer's place among the blocks of one turn.
             turn, place = divmod(i, period)
             layer, layer_axes = jax.tree.map(lambda x, i=turn: x[i], scanned), axes[name]["layers"]
             if period > 1:
@@ -140,6 +141,8 @@ def read_tokens(
         filled=update(state.filled, is_real, slot, 1),
         positions=update(state.positions, positions, slot, 1),
     )
+    # A beginning at slot 0 needs no places: query t then lies in slot t. One token by itself is the
+    # last of those that are filled, and needs no causal mask.
     is_beginning = isinstance(slot, int) and slot == 0
     mask = AttentionMask(
         is_real,

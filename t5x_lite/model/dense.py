@@ -158,6 +158,7 @@ class Dense(nn.Module):
             if self.plus_identity:
                 init = _plus_identity(init, self.plus_identity)
             shape = (inputs, self.features)
+            # Kernels are stored as [in, out] whether or not the product has an axis of heads.
             kernel = self.param("kernel", with_axes(init, *self.axes), shape, dtype)
             if self.to_heads and heads_in_product(rows, config.head_dim):
                 y = matmul_to_heads(x, kernel, config.head_dim)
@@ -165,6 +166,7 @@ class Dense(nn.Module):
                 y = matmul_from_heads(x, kernel)
             else:
                 y = matmul(rows, kernel)
+        # LoRA's update, in the layers that it adapts.
         if config.lora_rank and self.name in config.lora_targets:
             y += self._low_rank(rows).reshape(y.shape)
 
@@ -172,6 +174,7 @@ class Dense(nn.Module):
         if config.bias and self.use_bias:
             zeros = with_axes(nn.initializers.zeros, self.axes[-1])
             bias = self.param("bias", zeros, (self.features,), dtype)
+            # y is one device's term of a sum: a bias added to every term would count repeatedly.
             if self.writes_to_stream and config.tensor_parts > 1:
                 if self.is_last:
                     return Unsummed(y, bias)
@@ -203,7 +206,8 @@ def look_up(table_VW: Any, ids: Any) -> Array:
     if table_VW.dtype == wide_dtype(table_VW.dtype):
         return jnp.take(table_VW, ids, 0)
 
-    # In bfloat16 the gradient of a frequent token would end where one more changes nothing.
+    # A sum in bfloat16 stops growing once one term is smaller than its rounding: the gradient of a
+    # frequent token would be cut short.
     @jax.custom_vjp
     def take(table: Float[Array, "V W"]) -> Array:
         return jnp.take(table, ids, 0)

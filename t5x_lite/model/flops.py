@@ -26,6 +26,7 @@ def forward_flops(config: ModelDimensions, shape: RowShape, scored: float | int)
     total = 0.0
     if config.is_factorised:
         total += 2 * config.embedding_size * config.d_model * (shape.encoder + shape.decoder)
+    # The layers of each stack.
     if shape.encoder:
         visible = visible_keys(config, shape.encoder, bidirectional=True)
         stack = Stack(shape.encoder, visible, bidirectional=True)
@@ -35,6 +36,7 @@ def forward_flops(config: ModelDimensions, shape: RowShape, scored: float | int)
         sees_ahead = shape.bidirectional_prefix or shape.looks_ahead
         visible = visible_keys(config, shape.decoder, bidirectional=sees_ahead)
         total += _stack_flops(config, layers, Stack(shape.decoder, visible, bidirectional=False))
+        # Cross-attention: every decoder position sees the whole encoder.
         if shape.encoder:
             cross = CrossAttention(config).cost(shape.decoder, shape.encoder, shape.encoder)
             total += layers * cross

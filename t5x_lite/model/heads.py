@@ -120,6 +120,7 @@ class LanguageModelHead(nn.Module):
             hidden = make_norm(config, name="norm")(activate(config.activation, hidden))
         elif width != config.d_model:
             hidden = Dense(config, width, ("embed", width_axis), name="dense")(hidden)
+        # T5 1.0, whose output layer is the embedding table.
         if config.scale_logits:
             hidden = hidden * config.d_model**-0.5
         hidden = hidden.astype(config.dtype)
@@ -202,6 +203,7 @@ def _language_model_flops(config: ModelDimensions, positions: int, scored: float
     products = config.vocab_size * width
     if config.mlm_head or width != config.d_model:
         products += config.d_model * width
+    # Both decoders predict every token, with the same head.
     if config.backward_decoder:
         scored *= 2
     return 2.0 * scored * products
@@ -244,6 +246,7 @@ def head_params(params: Params) -> Params:
     """Select the part of a model's parameters that `logits` reads."""
     head = params.get("head", {})
     table = params.get("decoder_embedding", params["embedding"])
+    # Tied embeddings: the decoder's table, transposed, unless the head has a kernel of its own.
     kernel = None if "output" in head else table.T
     return {"head": head, "kernel": kernel}
 
@@ -350,6 +353,7 @@ def _class_logits(
 ) -> Array:
     head: Any = SequenceLabelHead(config)
     rngs = {} if key is None else {"dropout": key}
+    # Without a key there is no dropout: evaluation and inference.
     noise = _quiet(len(states)) if noise is None or key is None else noise
     return head.apply({"params": params["classifier"]}, states, noise, rngs=rngs)
 
@@ -372,6 +376,7 @@ def _label_states(output: ModelOutput, row: Row) -> Float[Array, "B S F"]:
     states = jnp.take_along_axis(output.hidden_states, places[..., None], 1)
     if output.backward_states is None:
         return states
+    # Positions count from 0 in each segment, so place less position is its first place.
     firsts = places - jnp.take_along_axis(row["decoder_positions"], places, 1)
     backward = jnp.take_along_axis(output.backward_states, firsts[..., None], 1)
     return jnp.concatenate([states, backward], -1)
@@ -405,6 +410,7 @@ def _token_logits(
 def _span_sums(given: HeadInput) -> Sums:
     predicted, row = _token_logits(given.config, given.params, given.states), given.row
     weights = row["label_weights"].astype(predicted.dtype)
+    # Answers are given by their places within a segment, logits by places in the row.
     starts = row["label_positions"]  # of the segments
     spans = row["label_values"].astype(jnp.int32) + starts[..., None]
     return span_sums(predicted, spans, weights, row["encoder_segments"])
@@ -519,6 +525,7 @@ def find_head(text: str) -> Head:
     if not isinstance(head, Head):
         reason = f"got {head!r}, expected a function that returns a model.heads.Head"
         raise UserError(BAD_CONFIG, f"model.heads={text}: {reason}")
+    # Without a prefix of its own, its metrics would be mistaken for the language model's.
     if head.metric_prefix:
         return head
     return replace(head, metric_prefix=f"{part_name(text)}_")

@@ -68,10 +68,13 @@ def _rounded_softmax_jvp(
     (logits,), (dlogits,) = primals, tangents
     weights = _rounded_softmax(logits, dtype)
 
+    # With p = softmax(z): dp = p ⊙ (dz − Σ p dz), for which p is enough.
     def jacobian(weights: Weights, tangent: Weights) -> Weights:
         weights, tangent = weights.astype(logits.dtype), tangent.astype(logits.dtype)
         return weights * (tangent - (weights * tangent).sum(-1, keepdims=True))
 
+    # linear_call keeps its argument `weights` as it is; jax's own transpose of the Jacobian would
+    # keep the copy that is cast to the wider type.
     tangent = linear_call(
         lambda weights, dlogits: jacobian(weights, dlogits).astype(dtype),
         jacobian,  # it is symmetric
@@ -148,7 +151,8 @@ def cudnn(q: Queries, k: Keys, v: Keys, mask: AttentionMask, bias: Array | None 
         options["is_causal"] = True
     else:
         options["key_value_seq_lengths"] = (mask.key_segments > 0).sum(-1, dtype=jnp.int32)
-    if jax.default_backend() != "gpu":  # the step is planned, for devices that are not here
+    # The step is only planned, for devices that are not here.
+    if jax.default_backend() != "gpu":
         shown = [x for x in (bias, options.get("mask")) if x is not None]
         return _planned(q, k, v, *shown)
     # cuDNN wants [B, T, H, K].
@@ -165,6 +169,7 @@ def _planned(*operands: Array) -> Array:
 
 def _planned_forward(*operands: Array) -> tuple[Array, tuple]:
     q = operands[0]
+    # The output, and log Z of each query, which flash attention keeps for the backward pass.
     results = jax.ShapeDtypeStruct(q.shape, q.dtype), jax.ShapeDtypeStruct(q.shape[:3], jnp.float32)
     y, log_z = jax.ffi.ffi_call("planned_attention", results)(*operands)
     return y, (operands, y, log_z)
@@ -172,6 +177,7 @@ def _planned_forward(*operands: Array) -> tuple[Array, tuple]:
 
 def _planned_backward(kept: tuple, gradient: Array) -> tuple:
     operands, y, log_z = kept
+    # Queries, keys, values and a bias have gradients; a mask has none.
     differentiable = [x for x in operands if jnp.issubdtype(x.dtype, jnp.floating)]
     results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in differentiable]
     found = jax.ffi.ffi_call("planned_attention_backward", results)(*operands, y, log_z, gradient)
@@ -201,8 +207,10 @@ def splash(
         key_segments: Int[Array, "B S"],
     ) -> Queries:
         T, S = q.shape[2], k.shape[2]
+        # The largest block that divides both lengths, for the forward and the backward pass.
         block = next(size for size in (512, 256, 128) if T % size == 0 and S % size == 0)
-        # Several devices may share a row, each with its own queries.
+        # Several devices may share a row, each with its own queries. The causal mask is then made
+        # for the whole row, with its queries in the order in which the devices hold them.
         devices = mask.shards if mask.causal else 1
         pattern: Any = masks.FullMask((T, S))
         if mask.causal:
@@ -232,9 +240,11 @@ def splash(
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.size > 1 and not mesh.manual_axes:
         # The compiler splits no kernel: each device computes its own rows and heads.
+        # Several K/V heads, but too few for `tensor` to split, are repeated: one per query head.
         if 1 < k.shape[1] < mesh.shape["tensor"]:
             k, v = (jnp.repeat(x, q.shape[1] // k.shape[1], 1) for x in (k, v))
         heads = logical_to_mesh_axes(("batch", "heads", None, None))
+        # K/V heads that `tensor` does not divide are whole on each device.
         is_split = k.shape[1] % mesh.shape["tensor"] == 0
         kv_heads = heads if is_split else logical_to_mesh_axes(("batch", None, None, None))
         rows = logical_to_mesh_axes(("batch", None))
@@ -245,6 +255,7 @@ def splash(
 
 def _own_queries(kernel: Any, mask: AttentionMask) -> Any:
     """Return this device's shard of a Splash kernel that was built for the whole sequence."""
+    # The kernel says how a mesh splits its arrays: what it holds of each block of queries.
     mesh = jax.sharding.AbstractMesh((mask.shards,), ("sequence",))
     queries = PartitionSpec(None, "sequence")
     specs = kernel.manual_sharding_spec(NamedSharding(mesh, queries))
@@ -290,10 +301,10 @@ def flash(q: Queries, k: Keys, v: Keys, mask: AttentionMask, bias: Array | None 
     return jax.lax.map(attend, rows)
 
 
-# Take the mask; plain takes its bias.
+# Fused kernels take the mask itself; `plain` takes the bias that is made of it.
 FUSED_KERNELS = {"cudnn": cudnn, "splash": splash, "flash": flash}
 TPU_KERNELS = ("splash", "flash")
-# By platform, those that are better than plain, best first.
+# The kernels that are better than plain on a platform, best first.
 _BEST = {"gpu": ("cudnn",), "tpu": TPU_KERNELS}
 # Below so many logits of a head, plain is no slower than flash.
 _LEAST_FOR_FLASH = 1024 * 1024
@@ -311,6 +322,7 @@ def reason_against(
     T, S = mask.query_segments.shape[1], mask.key_segments.shape[1]
     if kernel == "plain":
         return ""
+    # No fused kernel has these.
     if dropout:
         return "it has no dropout on attention weights"
     if kind.needs_logits:
@@ -323,6 +335,7 @@ def reason_against(
         if config.head_dim % 8 or config.head_dim > 128:
             return f"it has no head_dim {config.head_dim}"
         return ""
+    # The kernels for TPUs, whose smallest blocks are 128 positions.
     if T % 128 or S % 128:
         return f"{T} × {S} are no multiples of 128"
     if config.dtype == "bfloat16" and target_kind().startswith(("TPU v2", "TPU v3")):
@@ -352,6 +365,7 @@ def choose_kernel(
     Raises:
         UserError: if the named kernel cannot compute it.
     """
+    # Queries of text that is being generated are few, and keys lie in the slots of a cache.
     is_decoding = mask.query_segments.shape[1] == 1 or mask.query_positions is not None
     if is_decoding:
         return "plain"
@@ -363,6 +377,7 @@ def choose_kernel(
             if is_worth_it and not reason_against(kernel, config, mask, kind, dropout):
                 return kernel
         return "plain"
+    # A kernel that the config names is used or refused, never replaced.
     kernel = config.attention_kernel
     reason = reason_against(kernel, config, mask, kind, dropout)
     if kernel == "cudnn" and platform != "gpu":

@@ -184,6 +184,8 @@ def _chunked_forward(
         chunk_sums = sums(head_params, hidden, labels)
         return chunk_sums["total_loss"], chunk_sums
 
+    # The gradient of a chunk is computed while its logits exist: they are neither kept nor computed
+    # again.
     gradient = jax.grad(total_loss, argnums=(0, 1), has_aux=True)
 
     def add(total: tuple[Sums, Any], chunk: tuple[Array, Labels]) -> tuple[tuple[Sums, Any], Array]:

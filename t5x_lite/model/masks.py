@@ -152,6 +152,7 @@ class AttentionMask(struct.PyTreeNode):
                 past |= self.prefix[:, None, None, :]
             mask &= past
 
+        # Further rules. One that reads an array that rows do not have is a mistake in the config.
         for rule in self.rules:
             try:
                 mask &= rule(self.of_queries, self.of_keys)[:, None]
@@ -176,8 +177,9 @@ class AttentionMask(struct.PyTreeNode):
         # Decoding: keys lie in the slots of a cache, whose positions differ from row to row.
         if self.query_positions is not None and self.key_positions is not None:
             return self.key_positions[:, None, :] - self.query_positions[:, :, None]
+        # Devices share a row: these queries are only some of its positions.
         if self.query_places is not None:
             return jnp.arange(self.key_segments.shape[1]) - self.query_places[:, None]
-        # Constants of numpy: whatever is computed from them is computed once, by the compiler.
+        # numpy makes them constants: what follows from them is computed once, by the compiler.
         T, S = self.query_segments.shape[1], self.key_segments.shape[1]
         return np.arange(S)[None, :] - np.arange(T)[:, None]

@@ -27,7 +27,7 @@ def target_platform() -> str:
     """Return the platform of the devices that a program is for: cpu, gpu or tpu. They may be others
     than those of this machine.
     """
-    # A planned mesh names the devices that it is for; without one they are those at hand.
+    # A mesh names its devices, which may only be planned; without one they are those at hand.
     device = jax.sharding.get_abstract_mesh().abstract_device
     return device.platform if device else jax.default_backend()
 
@@ -149,7 +149,8 @@ def _matmul_fast_jvp(form: Form, primals: Pair, tangents: Pair) -> Pair:
     x, w = primals
     dx, dw = tangents
 
-    # The product rule: d(x w) = dx w + x dw.
+    # The product rule: d(x w) = dx w + x dw. linear_call runs the first function of each pair
+    # forward and the second in reverse mode, where jax would otherwise derive it from the first.
     def linear_in_x(w: Array, dx: Array) -> Array:
         return _dot(dx, w.astype(dx.dtype), form)
 
@@ -183,9 +184,10 @@ def _contracted(x: Array, w: Array, equation: str) -> Array:
 @_contracted.defjvp
 def _contracted_jvp(equation: str, primals: Pair, tangents: Pair) -> Pair:
     (x, w), (dx, dw) = primals, tangents
+    # The letters of each operand's axes: in other orders they make the equations of the gradients.
     of_x, of_w, of_y = equation.replace("->", ",").split(",")
 
-    # As above.
+    # The product rule and its transposes, as in _matmul_fast_jvp.
     def linear_in_x(w: Array, dx: Array) -> Array:
         return _einsum(equation, dx, w.astype(dx.dtype))
 
@@ -226,12 +228,14 @@ def _sum_over_rows(a: Array, b: Array, is_batched: bool) -> Array:
         return jax.lax.dot_general(
             a, b, ((rows, rows), ((), ())), preferred_element_type=jnp.float32
         )
-    # Several devices would each be sent the whole array to lay it out anew.
+    # The path for CPUs asks for a layout, for which several devices would each be sent the whole
+    # array.
     on_cpu = _transposed_dot if compiler_splits() else _transposed_dot_on_cpu
     return jax.lax.platform_dependent(a, b, cpu=on_cpu, default=_transposed_dot)
 
 
 def _transposed_dot(a: Float[Array, "*B N A"], b: Float[Array, "*B N F"]) -> Float[Array, "*B A F"]:
+    # Contract the rows, the last axis but one of both.
     batch = tuple(range(a.ndim - 2))
     dimensions = (((a.ndim - 2,), (b.ndim - 2,)), (batch, batch))
     return jax.lax.dot_general(a, b, dimensions, preferred_element_type=jnp.float32)

@@ -22,8 +22,10 @@ def keep_what_is_dear(computed_in: Any, primitive: Any, *inputs: Any, **params: 
         computed_in: the type of the computation.
     """
     name = str(primitive)
+    # Of functions with a gradient of their own, only the gathering of parameters is done again.
     if name == "custom_vjp_call":
         return not _gathers_parameters(params["call_jaxpr"].jaxpr)
+    # A wider copy holds no more than what it was cast from.
     if name == "convert_element_type":
         return inputs[0].dtype.itemsize >= params["new_dtype"].itemsize
     is_wider = any(x.dtype.itemsize > jnp.dtype(computed_in).itemsize for x in inputs)

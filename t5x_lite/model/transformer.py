@@ -69,6 +69,7 @@ class Stack(nn.Module):
 
     def setup(self) -> None:
         config = self.config
+        # A position bias is made once for all layers, for this device's heads if it can be split.
         self.bias_splits = ()
         bias = make_positions(config).bias_module()
         if bias is not None:
@@ -98,6 +99,7 @@ class Stack(nn.Module):
             self.block = blocks
         else:
             self.layers = blocks
+        # Blocks with pre-norm leave their sum unnormalised: one more norm comes after the last.
         if config.norm_position == "pre":
             self.final_norm = make_norm(config)
         self.dropout = Dropout(config.dropout)
@@ -114,11 +116,13 @@ class Stack(nn.Module):
         """
         remat: Any = partial(nn.remat, prevent_cse=False)
         blocks: Any = Block if self.period == 1 else Period
+        # Parameters are made ready, gathered for example, for one turn of the scan at a time.
         if self.ready_layer is not None and not self.share_layers:
             ready = partial(self.ready_layer, self.name or "")
             blocks = nn.map_variables(
                 blocks, "params", lambda shards: {"params": ready(shards["params"])}
             )
+            # Kept for the backward pass, gathered parameters would be there for all layers at once.
             if parts("fsdp") > 1 and not self.config.remat:
                 blocks = remat(blocks, policy=partial(keep_what_is_dear, self.config.dtype))
         return remat(blocks) if self.config.remat else blocks
@@ -141,8 +145,10 @@ class Stack(nn.Module):
         position_bias = None
         if self.config_positions.is_bias:
             position_bias = self.relative_bias(mask.distances(), bidirectional)
+            # A bias that was computed for all heads: keep those of this device.
             if "tensor" not in self.bias_splits:
                 position_bias = own_part(position_bias, "tensor", 1)
+        # Masks become biases here, once for all layers.
         cross_mask = fields.get("cross_mask")
         return StackContext(
             segments=mask.query_segments,
@@ -178,10 +184,12 @@ class Stack(nn.Module):
         self, x_BPD: Float[Array, "B P D"], context: StackContext
     ) -> tuple[Float[Array, "B C D"], Auxiliary]:
         blocks = self.block if self.share_layers else self.layers
+        # The scan reads one depth a turn, or those of one period.
         depths = jnp.arange(self.depth)
         if self.period > 1:
             depths = depths.reshape(-1, self.period)
         x_BPD, auxiliary = blocks(x_BPD, depths, context)
+        # Auxiliary losses are summed over layers, and over the devices that share rows.
         auxiliary = jax.tree.map(lambda losses: sum_over_sequence(losses.sum(0)), auxiliary)
         length = context.segments.shape[1]
         x_BPD = self.finish(x_BPD, context.noise, stream_places(length))
@@ -242,6 +250,7 @@ class Transformer(nn.Module):
             b = self.param(f"{of}_lora_b", b_init, (rank, config.embedding_size), dtype)
             return a, b
 
+        # Encoder and decoder read one table of tokens, or each its own.
         self.embedding = table("embedding", embedding_rows, "vocab")
         if config.has_low_rank_embeddings:
             self.embedding_update = low_rank_update("embedding")
@@ -255,6 +264,7 @@ class Transformer(nn.Module):
             self.position_embedding = table("position_embedding", rows, "positions")
         if config.token_types:
             self.type_embedding = table("type_embedding", config.token_types, "types")
+        # A learned prompt, and what becomes of the sum of all embeddings.
         if config.prompt_length:
             axes = with_axes(init, "adapter", "embedding")
             shape = (config.prompt_length, config.embedding_size)
@@ -326,6 +336,7 @@ class Transformer(nn.Module):
             x += jnp.take(self.type_embedding, types, 0)
 
         x = x.astype(config.dtype)
+        # Norm, dropout, and the projection of embeddings that are narrower than the model.
         if config.embedding_norm:
             x = self.embedding_norm(x)
         x = constrain(x, "batch", "sequence", None)
@@ -347,10 +358,12 @@ class Transformer(nn.Module):
         """
         segments, positions = row[f"{name}_segments"], row[f"{name}_positions"]
         is_decoder = name == "decoder"
+        # Queries in the prefix of a prefix decoder see keys after them, too.
         bidirectional = not is_decoder or self.config.architecture == "prefix_decoder"
         rules = rules_of(self.config)
         known = _known(row, name) if rules else {}
 
+        # `own` picks the positions of the queries; the keys are those of the whole row.
         def context(own: Callable[[Array], Array], **of_mask: Any) -> StackContext:
             mask = AttentionMask(
                 own(segments),
@@ -375,6 +388,7 @@ class Transformer(nn.Module):
         shards = parts("sequence")
         if shards == 1:
             return context(lambda x: x)
+        # Queries know their places in the whole row, since the causal mask depends on them.
         places, shard = own_places(segments.shape[1]), part_number("sequence")
         shared = context(own_positions, query_places=places, shard=shard, shards=shards)
         if runs_whole(self.config):
@@ -421,11 +435,13 @@ class Transformer(nn.Module):
         )
         context = self.backward_decoder.context(mask, False, row["decoder_positions"], noise)
         states, auxiliary = self.backward_decoder(self.embed(row, "decoder", noise), context)
+        # Back in the order of the row.
         return ModelOutput(jnp.flip(states, 1), {"backward_decoder": auxiliary})
 
     def __call__(self, row: Row, deterministic: bool = True) -> ModelOutput:
         if self.config.architecture == "encoder":
             return self.encode(row, deterministic)
+        # ELMo: two decoders read the same row, one from each end.
         if self.config.backward_decoder:
             forward = self.decode(row, None, deterministic)
             backward = self.decode_backward(row, deterministic)
@@ -442,6 +458,7 @@ class Transformer(nn.Module):
         # Shared stacks are called through the decoder first, so that they have cross-attention.
         if self.config.shared_stacks:
             self.decode(row, self.embed(row, "encoder"))
+        # Heads are no part of `__call__`: each is called on its output.
         output = self(row)
         table = self.embedding if self.config.shared_embeddings else self.decoder_embedding
         for name, head in head_layers(self.config).items():
@@ -477,6 +494,7 @@ def reversed_row(row: Row) -> Row:
     segments [0 2 2 1 1 1]
     positions [0 0 1 0 1 2]
     """
+    # Positions begin anew in each segment: a place minus the place where its segment starts.
     segments = jnp.flip(row["decoder_segments"], 1)
     place = jnp.arange(segments.shape[1])
     is_start = jnp.diff(segments, prepend=-1) != 0
@@ -528,6 +546,7 @@ def initialise(config: ModelDimensions, key: Array) -> Params:
     model = Transformer(replace(config, attention_kernel="plain", attention_rules=()))
     variables: Any = model.init(key, blank_row(config), method=Transformer.touch_all_parameters)
     params = dict(variables["params"])
+    # Companions lie beside the model's parameters, without those that they share with it.
     for number, companion in enumerate(config.companions, 1):
         drawn = initialise(companion.model, jax.random.fold_in(key, number))
         shared = shared_params(companion, params)
@@ -623,6 +642,7 @@ def count_active_parameters(config: ModelDimensions) -> int:
     """
     shapes: Any = flatten_dict(unpadded_shapes(config))
     axes: Any = flatten_dict(parameter_axes(config))
+    # Of the experts' parameters a token uses a share, such as top_k / num.
     count = 0.0
     for path, leaf in shapes.items():
         is_of_experts = "experts" in axes[path]

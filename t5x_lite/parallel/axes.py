@@ -103,6 +103,7 @@ def is_kernel(names: Names) -> bool:
     inner = [str(name) for name in _of_one(names)]
     if len(inner) != 2:
         return False
+    # A kernel maps features to features or to logits.
     inputs, outputs = inner
     return AXES[inputs].kind == "feature" and (
         AXES[outputs].kind == "feature" or outputs in ("vocab", "classes")
@@ -136,6 +137,7 @@ def device_rules(kv_heads: int, tensor: int) -> Rules:
         if axis.kind == "activation":
             continue
         is_split = axis.split_by in ("tensor", "expert")
+        # K/V heads that `tensor` does not divide are whole on each device.
         if name == "kv_heads" and kv_heads % tensor:
             is_split = False
         rules.append((name, str(axis.split_by) if is_split else None))

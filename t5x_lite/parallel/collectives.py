@@ -100,6 +100,7 @@ def rows_from(first: int | Array) -> Iterator[None]:
 def row_numbers(count: int) -> Int[Array, " B"]:
     """Return the indices in the batch of this device's rows."""
     first = _first_row.get()
+    # Devices hold the rows of a batch in order, `count` each.
     if first is None:
         axes = tuple(axis for axis in BATCH if parts(axis) > 1)
         first = jax.lax.axis_index(axes) * count if axes else 0
@@ -127,6 +128,7 @@ def own_positions(x: Any) -> Any:
     """Select the positions of this device of `sequence`: [B, T, …] → [B, C, …]."""
     if parts("sequence") == 1:
         return x
+    # In the devices' order, each device's positions are one slice.
     order = sequence_order(x.shape[1], parts("sequence"))
     return own_part(jnp.asarray(x)[:, order], "sequence", 1)
 
@@ -141,6 +143,8 @@ def whole_row(x: Array, axis: int = 1) -> Array:
     if parts("sequence") == 1:
         return x
     x = _gather_sum(x, "sequence", axis, _sum_dtype.get())
+    # Devices hold two pieces each, one from the front and its mirror image from the end: even
+    # pieces are the front half in order, odd ones the back half in reverse.
     pieces = jnp.split(x, 2 * parts("sequence"), axis)
     return jnp.concatenate([*pieces[::2], *pieces[::-2]], axis)
 
@@ -190,6 +194,7 @@ def sum_to_stream(y: Array, dtype: Any) -> Array:
         return y
     wide = y.dtype
     y = y.astype(_sum_dtype.get() or dtype)
+    # A reduce-scatter, unless every device keeps all positions.
     if y.ndim == 3 and splits_stream(y.shape[1]):
         y = jax.lax.psum_scatter(y, "tensor", scatter_dimension=1, tiled=True)
     else:
@@ -212,7 +217,7 @@ def _gather_sum_backward(
 ) -> tuple[Array]:
     dtype = gradient.dtype
     total = gradient.astype(sum_dtype or dtype)
-    # With all axes before it as one: the first of several, TPUs would send the whole.
+    # The axes before it become one: along the first of several axes, TPUs would send the whole.
     shape = total.shape
     total = total.reshape(-1, *shape[axis:])
     total = jax.lax.psum_scatter(total, mesh_axis, scatter_dimension=1, tiled=True)
@@ -265,5 +270,6 @@ def own_ids(ids: Any, rows: int) -> tuple[Any, Any]:
     if parts("tensor") == 1:
         return ids, None
     ids = ids - part_number("tensor") * rows
+    # An id of another device reads row 0 here; the caller replaces what it finds by zeros.
     is_here = (ids >= 0) & (ids < rows)
     return jnp.where(is_here, ids, 0), is_here

@@ -74,6 +74,7 @@ class Parallelism:
         def on_one_device(
             trained: Params, frozen: Params, rows: dict[str, Array], *constants: Any
         ) -> tuple[Params, Any]:
+            # The rules within a step, where what `fsdp` splits is gathered before it is used.
             own_rules = device_rules(self.kv_heads, mesh.shape["tensor"])
             with nn.logical_axis_rules(own_rules), sums_in(self._activation_sums):
                 gradient, sums = compute(trained, frozen, rows, *constants)
@@ -81,6 +82,8 @@ class Parallelism:
                 return exact.sum_over_devices((gradient, sums))
             return self._added_up(gradient), jax.lax.psum(sums, BATCH)
 
+        # Parameters and their gradient stay where they lie, rows are split, and all else, sums
+        # included, is the same on every device.
         shards = self._specs(trained), self._specs(frozen)
         everywhere = PartitionSpec()
         on_all_devices = jax.shard_map(
@@ -140,6 +143,7 @@ class Parallelism:
             leaves: Any = flatten_dict(params)
             ready = {}
             for path, leaf in leaves.items():
+                # In the model layers are stacked along a first axis, which the scan has taken off.
                 path_in_model = (stack, "layers", *path)
                 _, *mesh_axes = self._mesh_axes[path_in_model]
                 ready[path] = self._ready(leaf, path_in_model, tuple(mesh_axes))
@@ -223,7 +227,7 @@ def _gather_backward(
 ) -> tuple[Array]:
     """Sum the gradient over all devices, of which each keeps its part."""
     scatter = partial(jax.lax.psum_scatter, axis_name="fsdp", tiled=True)
-    # The first axis: of parts along the last, TPUs would send the whole.
+    # Scatter along the first axis: along the last, TPUs would send the whole.
     part = jnp.moveaxis(gradient.astype(reduce_dtype), axis, 0)
     part = with_layout_constraint(part, Layout(tuple(range(part.ndim))))
     if not line:

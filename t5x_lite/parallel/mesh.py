@@ -51,6 +51,7 @@ def _arranged(sizes: dict[str, int], devices: Sequence[Any]) -> DeviceMesh:
     if sizes["data"] % slices:
         reason = f"got {sizes['data']}, but the devices are of {slices} slices"
         raise UserError(BAD_CONFIG, f"mesh.data: {reason}; make it a multiple, or -1")
+    # Planned devices have no places on a torus: only their kind and number count.
     if isinstance(devices[0], PlannedDevice):
         kind, platform, _ = devices[0]
         device = jax.sharding.AbstractDevice(device_kind=kind, num_cores=1, platform=platform)
@@ -58,7 +59,7 @@ def _arranged(sizes: dict[str, int], devices: Sequence[Any]) -> DeviceMesh:
             tuple(sizes.values()), tuple(sizes), axis_types, abstract_device=device
         )
     within = tuple((sizes | {"data": sizes["data"] // slices}).values())
-    # An axis of the mesh may be a part of one of the torus.
+    # An axis of the mesh may be only a part of an axis of the torus.
     options: dict[str, Any] = {"devices": devices, "allow_split_physical_axes": True}
     if slices == 1:
         arranged = mesh_utils.create_device_mesh(within, **options)
@@ -107,6 +108,7 @@ def line_of_devices(mesh: DeviceMesh) -> int:
     places = np.array([getattr(device, "coords", ()) for device in devices])
     if not places.size:
         return 0
+    # A line ends before the first device with which a second coordinate varies.
     on_a_line = [(np.ptp(places[: end + 1], axis=0) > 0).sum() <= 1 for end in range(len(devices))]
     line = int(np.argmin([*on_a_line, False]))
     return line if 1 < line < len(devices) and len(devices) % line == 0 else 0

@@ -118,6 +118,7 @@ def place_batch(
     def global_array(local: np.ndarray) -> jax.Array:
         shape = (batch_size, *local.shape[1:])
 
+        # jax asks for the rows of each device by their slice of the global batch.
         def rows_of_device(index: Any) -> np.ndarray:
             return local[place_of_row[index[0]]]
 

@@ -26,6 +26,7 @@ def memory_of(device: Any) -> float | None:
         limit = None
     if limit or device.platform == "cpu":
         return limit
+    # A planned device, or one that does not say: the data sheet.
     chip = chip_of(device.device_kind)
     return chip.memory * 2**30 if chip and chip.memory else None
 
@@ -64,10 +65,11 @@ def arrange(mesh: Mesh, work: Workload, devices: Sequence[Any]) -> tuple[Mesh, s
     }
     if not mesh.preset:
         return mesh, ""
-    # Slices differ along `data` alone: what is arranged is one of them, with its share of the rows.
+    # Slices differ along `data` only: one slice is arranged, with its share of the rows.
     slices = count_slices(devices)
     of_slice = replace(work, rows=work.rows // slices), devices[: len(devices) // slices]
     sizes, reason = presets[mesh.preset](*of_slice)
+    # What the preset leaves over goes to `data`, which also tells slices apart.
     sizes["data"] = len(devices) // math.prod(sizes.values())
     shown = " × ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1) or "one device"
     return replace(mesh, preset="", **sizes), f"mesh.preset={mesh.preset}: {shown}; {reason}"
@@ -113,6 +115,7 @@ def _long_context(work: Workload, devices: Sequence[Any]) -> Sizes:
 
 def _auto(work: Workload, devices: Sequence[Any]) -> Sizes:
     count, memory = len(devices), memory_of(devices[0])
+    # As few devices share a row as can.
     sizes = {"sequence": _sequence_for(work, count) or 1}
     over_rows = count // sizes["sequence"]
     size = f"parameters, gradients and optimizer take {work.state_bytes / 2**30:.2f} GiB"
@@ -134,6 +137,7 @@ def _sequence_for(work: Workload, count: int, least: int = 1) -> int | None:
     `count` devices has whole rows; None if there is none.
     """
     for sequence in _divisors(count) if work.shares_rows else [1]:
+        # Each device takes two pieces of a row: see sequence.py.
         is_whole = all(length % (2 * sequence) == 0 for length in work.lengths)
         has_rows = work.rows % (count // sequence) == 0
         if sequence >= least and has_rows and (sequence == 1 or is_whole):

@@ -31,6 +31,6 @@ def activate(name: str, x: Array, gate: Array | float = 1.0) -> Array:
         y = ACTIVATIONS[name](x.astype(dtype)) * jnp.asarray(gate, dtype)
         return y.astype(x.dtype)
 
-    # TPU's compiler makes what is computed again a part of the products beside it, a CPU's would
-    # rather keep it.
+    # TPU's compiler fuses what is computed again with the products beside it. A CPU's, left to
+    # choose, would keep it instead.
     return jax.checkpoint(activated, prevent_cse=target_platform() != "tpu")(x, gate)

@@ -151,12 +151,15 @@ class Attention(nn.Module):
         scale: float,
     ) -> Float[Array, "B H T K"]:
         """Attend with logits, and maybe values, that depend on the distance of query and key."""
+        # Terms of query and distance join the logits as a bias. Those of query and key come from
+        # the product below, to whose queries Transformer-XL adds a vector u.
         relative, distances = self._relative, mask.distances()
         longest = max(q.shape[2], keys.shape[2])
         bias = mask_bias + relative.logits(q, distances, longest, scale)
         q = relative.query(q, scale)
         if not relative.adds_to_values:
             return plain(q, keys, values, mask, bias, dropout)
+        # Shaw: the same weights also sum the vectors of the distances.
         weights = dropout(attention_weights(q, keys, bias))
         return weighted_sum(weights, values) + relative.weighted_sum(weights, distances)
 
@@ -174,6 +177,7 @@ class Attention(nn.Module):
             before = jnp.broadcast_to(split, (rows, *split.shape[1:]))
             return jnp.concatenate([before, after], 2)
 
+        # A bias of 0 for the prefix: it is never masked.
         sides = [(0, 0), (0, 0), (0, 0), (self.config.prefix_length, 0)]
         bias = jnp.pad(mask_bias, sides)
         return join(self.prefix_keys, keys), join(self.prefix_values, values), bias
@@ -188,6 +192,7 @@ class Attention(nn.Module):
         config = self.config
         query_features = config.num_heads * config.head_dim
         kv_features = config.num_kv_heads * config.head_dim
+        # 2 FLOPs an entry, of two kernels each: query and output, key and value.
         projections = 4.0 * config.d_model * (query_features * queries + kv_features * keys)
         return projections + 4.0 * queries * visible * query_features * self.kind.logits_cost
 
@@ -236,6 +241,7 @@ class SelfAttention(Attention):
         self, x_BTD: Float[Array, "B T D"], state: KVCache, context: Any
     ) -> tuple[Written, KVCache]:
         """Read T tokens into the slots from context.slot on."""
+        # The new tokens are written first, so that they attend to each other, too.
         state = state.write(*self.memory(x_BTD, context), context.slot)
         return self._attend(x_BTD, KeysAndValues(state.keys, state.values), context), state
 

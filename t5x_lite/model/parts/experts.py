@@ -148,20 +148,23 @@ class Experts(nn.Module):
         if K > 1:
             gates /= jnp.where(is_real[..., None], gates.sum(-1, keepdims=True), 1)
 
-        # Each choice has the place in its expert's queue that so many choices before it say.
+        # The place of a choice in its expert's queue is the number of choices of this expert before
+        # it in the row. From place C on, choices are dropped: they get slot E · C.
         chosen_BTKE = jax.nn.one_hot(choices, E, dtype=jnp.int32) * is_real[..., None, None]
         queue = chosen_BTKE.reshape(B, T * K, E)
         places = ((queue.cumsum(1) - queue) * queue).sum(-1).reshape(B, T, K)
         fits = (places < C) & is_real[..., None]
         slots = jnp.where(fits, choices * C + places, E * C)
 
-        # From the slots of a row to its tokens; what is in none of them is 0.
+        # The token in each slot of a row: slot E · C does not exist and is not written. T stands
+        # for no token, which _rows_at reads as 0.
         token_of_slot = jnp.full((B, E * C), T, jnp.int32)
         tokens = jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32)[None, :, None], (B, T, K))
         rows = jnp.arange(B)[:, None]
         token_of_slot = token_of_slot.at[rows, slots.reshape(B, -1)].set(
             tokens.reshape(B, -1), mode="drop"
         )
+        # Sort by expert. Numbers in the whole batch tell dropout which slot is which on any mesh.
         in_slots = _rows_at(x_BTD, token_of_slot).reshape(B, E, C, D)
         numbers = (context.noise.rows[None, :, None] * E + jnp.arange(E)[:, None, None]) * C
         return Routed(
@@ -195,6 +198,7 @@ class Experts(nn.Module):
         key = self.make_rng("dropout")
 
         def keep(number: Array) -> Array:
+            # Draw for the features of all devices of `tensor`, and keep this device's.
             whole = (F * self.config.tensor_parts,)
             drawn = jax.random.bernoulli(jax.random.fold_in(key, number), 1 - rate, whole)
             return jax.lax.dynamic_slice_in_dim(drawn, noise.part * F, F)
@@ -212,11 +216,13 @@ class Experts(nn.Module):
         """
         B, T, K = routed.slots.shape
         E, _, D = found_ESD.shape
+        # Back from experts to rows, and from slots to tokens; a dropped choice reads 0.
         by_row = found_ESD.reshape(E, B, -1, D).swapaxes(0, 1).reshape(B, -1, D)
         found = _rows_at(by_row, routed.slots.reshape(B, T * K)).reshape(B, T, K, D)
         y = (found.astype(routed.gates.dtype) * routed.gates[..., None]).sum(2)
 
-        # Busy experts are to become less likely.
+        # Busy experts are to become less likely (Fedus et al., 2022, eq. 4): the gradient reaches
+        # their probabilities, and counts are constants.
         busy = jax.lax.stop_gradient(counts / jnp.maximum(counts.sum(), 1))
         balance = self.balance * self.num * (routed.probabilities * busy).sum()
         dropped = Measured(routed.dropped.sum(), routed.counts.sum() / K)
@@ -225,6 +231,7 @@ class Experts(nn.Module):
     def _jittered(self, x_BTD: Float[Array, "B T D"], noise: Any) -> Float[Array, "B T D"]:
         if not self.jitter or not noise.is_on:
             return x_BTD
+        # One key per row, so that the noise does not depend on how devices share the batch.
         draw = jax.vmap(
             lambda row: jax.random.uniform(
                 jax.random.fold_in(key, row),
@@ -249,6 +256,7 @@ class Experts(nn.Module):
         """Return the feed-forward part of a layer, by its place among those that repeat."""
         if place < self.every - 1:
             return self.kind
+        # The setting of one layer, which is its own period.
         name = parse_call(self.config.feed_forward, "model.feed_forward").name
         return write_part({name: type(self)}, name, **(own_options(self) | {"every": 1}))
 

@@ -91,7 +91,7 @@ class Direction(nn.Module):
         before = jax.tree.map(lambda x: jnp.where(is_start[:, None], 0, x), state)
         gates_BG += self.recurrent_norm(self.recurrent(before.output))
 
-        # The gates of a cell lie side by side.
+        # The four gates of a cell lie side by side: input, forget, candidate and output gate.
         gates_BC4 = gates_BG.reshape(len(gates_BG), -1, 4).astype(state.cells.dtype)
         write_BC, forget_BC, new_BC, read_BC = jnp.moveaxis(gates_BC4, -1, 0)
         cells_BC = nn.sigmoid(forget_BC + FORGET_BIAS) * before.cells
@@ -99,6 +99,7 @@ class Direction(nn.Module):
         hidden_BC = nn.sigmoid(read_BC) * jnp.tanh(self.cells_norm(cells_BC))
         after = LSTMState(cells_BC, self.projection(hidden_BC).astype(self.config.dtype))
 
+        # Padding leaves the state as it was.
         state = jax.tree.map(lambda new, old: jnp.where(is_real[:, None], new, old), after, state)
         return state, after.output
 
@@ -129,6 +130,7 @@ class LSTM(nn.Module):
         """Read whole rows; context: blocks.StackContext."""
         nothing = self.initial_state(len(x_BTD), 0)
         outputs_BTD, _ = self.prefill(x_BTD, nothing, context)
+        # An encoder also reads from the end, where a segment starts with its last token.
         if not context.mask.causal:
             segments = context.segments
             is_last = jnp.diff(segments, append=0) != 0

@@ -303,6 +303,7 @@ def alibi(distances: Distances, num_heads: int) -> Any:
     [[[-0.125, -0.0, -0.0625]], [[-0.0078125, -0.0, -0.00390625]]]
     """
     power_of_two = 2 ** int(np.log2(num_heads))
+    # Slopes of the power of two below H, and from the power above those that it lacks.
     slopes = [2.0 ** (-8 * (i + 1) / power_of_two) for i in range(power_of_two)]
     more = range(0, 2 * (num_heads - power_of_two), 2)
     slopes += [2.0 ** (-4 * (i + 1) / power_of_two) for i in more]
@@ -352,7 +353,7 @@ def _looking_at_neighbours(init: Any) -> Any:
     def looking(key: Array, shape: tuple[int, int], dtype: Any) -> Array:
         num_buckets = shape[0]
         before, after = relative_buckets(np.array([-1, 1]), True, num_buckets, num_buckets)
-        # e⁶ times as much as to any other
+        # Each of the two heads attends e⁶ times as much to this neighbour as to any other token.
         return init(key, shape, dtype).at[np.array([before, after]), np.array([0, 1])].add(6.0)
 
     return looking
@@ -384,6 +385,7 @@ class RelativeBias(nn.Module):
         config = self.config
         stddev = config.d_model**-0.5 if config.init == "fan_in" else config.init_stddev
         init = nn.initializers.normal(stddev)
+        # A causal stack cannot look at the token after.
         if config.mimetic_init and bidirectional:
             init = _looking_at_neighbours(init)
         init = with_axes(init, "buckets", "heads")
@@ -421,6 +423,7 @@ def shift_distances(scores: Float[Array, "B H T R"]) -> Float[Array, "B H T S"]:
     S = R - T + 1
     if T == 1:
         return scores
+    # Start at the first query's distance to the first key: 0, in column T − 1.
     rows = scores.reshape(B, H, T * R)[..., T - 1 : T - 1 + T * (R - 1)]
     return rows.reshape(B, H, T, R - 1)[..., :S]
 

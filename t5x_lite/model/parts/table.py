@@ -76,6 +76,7 @@ def part_of_parameter(config: ModelDimensions, path: tuple[str, ...]) -> Any:
     companion = config.companion(path[0])
     if companion is not None:
         return part_of_parameter(companion.model, path[1:])
+    # Layers that differ are numbered within their period: see transformer.Period.
     of_layers = layers_of_period(config)
     places = [int(name.removeprefix("block_")) for name in path if name.startswith("block_")]
     of_layer = of_layers[places[0]] if places else of_layers[0]
