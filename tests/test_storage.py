@@ -279,7 +279,7 @@ def test_a_bucket_that_is_away_for_a_moment_costs_no_checkpoint(
 
     monkeypatch.setattr(files, "put_file", fails_at_first)
     out, _ = run("train", f"--config={config}", f"--workdir={workdir}")
-    assert "no route to host); it is tried again" in out
+    assert "no route to host); it will be tried again" in out
     assert [record["step"] for record in records(workdir)][-1] == 4
 
     # What was not saved to its end does not count, and is removed.

@@ -1,6 +1,6 @@
-"""Which parameters of a model are trained on a task, and which stay as they were.
+"""Choose which parameters of a model are trained on a task, and which are frozen.
 
-The head of a task is trained in each of ADAPTATIONS. A run saves only what is trained.
+Every entry of ADAPTATIONS trains the head of the task. A run saves only trained parameters.
 """
 
 from collections.abc import Callable, Iterable
@@ -26,10 +26,10 @@ class Adaptation:
     """A choice of the parameters that are trained.
 
     Attributes:
-        name: as the setting `adapt` has it.
-        settings: of the model, for the parameters that it adds.
-        is_trained: whether a parameter is, by its path.
-        layers: of stacked layers only the last so many; 0: all.
+        name: name in the setting `adapt`.
+        settings: settings of the model that add its parameters.
+        is_trained: returns True for the path of a trained parameter.
+        layers: number of layers, from the last, of a stack that are trained; 0: all.
     """
 
     name: str
@@ -38,14 +38,14 @@ class Adaptation:
     layers: int = 0
 
     def trained_part(self, tree: Any) -> Any:
-        """Select the trained leaves of a parameter-shaped tree, of axis names or shardings; for
-        shapes see split_shapes.
+        """Select the trained leaves of a tree of axis names or shardings. For shapes, see
+        split_shapes.
         """
         leaves: Any = flatten_dict(tree)
         return unflatten_dict({p: leaf for p, leaf in leaves.items() if self.is_trained(p)})
 
     def split_shapes(self, shapes: Params) -> tuple[Params, Params]:
-        """As `split`, of parameters that are shapes."""
+        """Split parameters that are given as shapes: see split."""
         return jax.eval_shape(self.split, shapes)
 
     @property
@@ -54,32 +54,39 @@ class Adaptation:
         return self.name == "full"
 
     def check(self, model: ModelDimensions) -> None:
-        """Refuse a model that is adapted otherwise, and to train nothing but the head of a task,
-        unless that is what is meant.
+        """Reject a model with the settings of another adaptation, and an adaptation other than
+        probe that would train only the head of a task.
         """
         for name, value in self.settings.items():
             if getattr(model, name) != value:
-                reason = f"got {getattr(model, name)}, which does not go with adapt={self.name}"
+                reason = f"got {getattr(model, name)}, but adapt={self.name} needs {value}"
                 raise UserError(BAD_CONFIG, f"model.{name}: {reason}; set it to {value}")
+        # Layers that differ are scanned in groups, which cannot be split.
         axes = parameter_axes(model)
         period = _period(flatten_dict(axes))  # pyright: ignore[reportArgumentType]
         if self.layers % period:
-            reason = f"got {self.layers}, but layers repeat after {period}"
-            raise UserError(BAD_CONFIG, f"adapt={self.name}: {reason}; take a multiple of that")
+            reason = f"got {self.layers}, but layers repeat every {period}"
+            fix = f"choose a multiple of {period}"
+            raise UserError(BAD_CONFIG, f"adapt={self.name}: {reason}; {fix}")
+        # A model without biases, for example, has nothing for bitfit to train.
         trained: Any = flatten_dict(self.trained_part(axes))
         if self.name != "probe" and all(is_head(path) for path in trained):
             reason = "this model has no such parameters"
-            fix = "model.lora_targets names others" if self.name == "lora" else "choose another"
+            fix = "choose another adaptation"
+            if self.name == "lora":
+                fix = "name others in model.lora_targets"
             raise UserError(BAD_CONFIG, f"adapt={self.name}: {reason}; {fix}")
 
     def split(self, params: Params) -> tuple[Params, Params]:
         """Split parameters into those that are trained and those that are frozen."""
         trained, frozen = {}, {}
         leaves: Any = flatten_dict(params)
+        # Layers are stacked in groups of one period: `turns` groups are trained.
         turns = self.layers // _period(leaves)
         for path, leaf in leaves.items():
             if not self.is_trained(path):
                 frozen[path] = leaf
+            # A stacked parameter has an axis of layers first: train only the last of them.
             elif turns and "layers" in path and len(leaf) > turns:
                 trained[path], frozen[path] = leaf[-turns:], leaf[:-turns]
             else:
@@ -87,12 +94,13 @@ class Adaptation:
         return unflatten_dict(trained), unflatten_dict(frozen)
 
     def merge(self, trained: Params, frozen: Params) -> Params:
-        """The whole again."""
+        """Merge trained and frozen parameters: the inverse of split."""
         if self.is_full:
             return trained
         leaves: Any = dict(flatten_dict(frozen))
         of_trained: Any = flatten_dict(trained)
         for path, leaf in of_trained.items():
+            # A stack that was split by layers: the frozen layers come first.
             if path in leaves:
                 leaves[path] = jnp.concatenate([leaves[path], leaf])
             else:
@@ -101,7 +109,8 @@ class Adaptation:
 
 
 def _period(paths: Iterable[Path]) -> int:
-    """Number of layers that are stacked together, because they differ."""
+    """Return after how many layers the kinds of layers repeat; such a group is scanned together."""
+    # The layers of a group are named block_0, block_1, …
     places = [name for path in paths for name in path if name.startswith("block_")]
     return max((int(name.removeprefix("block_")) + 1 for name in places), default=1)
 
@@ -110,22 +119,22 @@ PositiveFloat = Annotated[float, Range(0.0, open=True)]
 
 FULL = Adaptation("full", {}, lambda path: True)
 
-# Parameters that no model has unless it is adapted, by a part of their name.
+# Parts of the names of parameters that only an adapted model has.
 _ADDED = ("lora_", "prefix_", "prompt", "_adapter")
 
 
 def is_added(path: Path) -> bool:
-    """True for a parameter that an adaptation adds."""
+    """Return True for a parameter that an adaptation adds."""
     return any(name in part for part in path for name in _ADDED)
 
 
 def is_head(path: Path) -> bool:
-    """True for a parameter of a task's head."""
+    """Return True for a parameter of a task's head."""
     return is_of_head(path[0]) and path[0] != "head"
 
 
 def _named(*names: str) -> Callable[[Path], bool]:
-    """Parameters with one of these names somewhere in their path, and heads."""
+    """Select the parameters with one of these names somewhere in their path, and heads."""
     return lambda path: is_head(path) or any(name in part for part in path for name in names)
 
 
@@ -140,12 +149,12 @@ def lora(rank: Positive = 8, alpha: PositiveFloat = 16.0) -> Adaptation:
 
 
 def prefix(length: Positive = 20) -> Adaptation:
-    """Train keys and values before those of each layer (Li and Liang, 2021)."""
+    """Train extra keys and values in front of each layer's own (Li and Liang, 2021)."""
     return Adaptation("prefix", {"prefix_length": length}, _named("prefix_"))
 
 
 def prompt(length: Positive = 20) -> Adaptation:
-    """Train embeddings before the text (Lester et al., 2021)."""
+    """Train extra embeddings in front of the text (Lester et al., 2021)."""
     return Adaptation("prompt", {"prompt_length": length}, _named("prompt"))
 
 
@@ -160,7 +169,7 @@ def bitfit() -> Adaptation:
 
 
 def probe() -> Adaptation:
-    """Train the head of the task only."""
+    """Train only the head of the task."""
     return Adaptation("probe", {}, is_head)
 
 
@@ -189,14 +198,14 @@ def parse_adaptation(text: str) -> Adaptation:
     """Parse the setting `adapt`.
 
     Raises:
-        UserError: for an unknown adaptation or option, or a value that is out of range.
+        UserError: for an unknown adaptation or option, or a value out of range.
     """
     return find_named(text, ADAPTATIONS, "adapt", "adaptation")()
 
 
 def merge_low_rank(model: ModelDimensions, params: Params) -> tuple[ModelDimensions, Params]:
-    """The model with LoRA's updates added to its kernels and tables, and none left:
-    W + A B · alpha / rank.
+    """Add LoRA's updates to the kernels and tables, W + A B · alpha / rank. Return the model
+    without LoRA, and its parameters.
     """
     if not model.lora_rank:
         return model, params
@@ -207,6 +216,7 @@ def merge_low_rank(model: ModelDimensions, params: Params) -> tuple[ModelDimensi
         *parents, name = path
         if "lora_" in name:
             continue
+        # The factors of a table are named after it, those of a kernel just lora_a and lora_b.
         prefix = "" if name == "kernel" else f"{name}_"
         a, b = (leaves.get((*parents, f"{prefix}lora_{factor}")) for factor in "ab")
         merged[path] = leaf if a is None else leaf + a @ b * scale

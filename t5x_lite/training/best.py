@@ -1,5 +1,5 @@
-"""The best evaluation of a task so far: its parameters are kept beside the newest checkpoint, and
-a run ends when nothing better has come for a while.
+"""Keep the parameters of the best evaluation of a task beside the newest checkpoint, and end a run
+that has stopped improving.
 """
 
 from pathlib import Path
@@ -8,21 +8,21 @@ from typing import Any
 from t5x_lite.training.checkpoint import Checkpoints
 from t5x_lite.training.log import read_metrics
 
-PREFIX = "task_"  # of a task's metrics among those of a run
+PREFIX = "task_"  # marks a task's metrics among the metrics of a run
 
 
 def best_directory(workdir: Path) -> Path:
-    """Where the parameters of the best evaluation are."""
+    """Return the directory that holds the parameters of the best evaluation."""
     return workdir / "best"
 
 
 class Best:
-    """The parameters of the best evaluation, by a metric of which more is better.
+    """The parameters of the best evaluation, by a metric where higher is better.
 
     Args:
-        metric: its name in metrics.jsonl.
-        first: the step that the run goes on from; what was evaluated later is forgotten.
-        patience: evaluations without anything better after which the run is over; 0: it goes on.
+        metric: name of the metric in metrics.jsonl.
+        first: step that the run continues from; later evaluations are forgotten.
+        patience: evaluations without improvement after which the run ends; 0: no limit.
     """
 
     def __init__(self, workdir: Path, settings: dict, metric: str, first: int, patience: int):
@@ -30,6 +30,7 @@ class Best:
         self._patience = patience
         self._checkpoints = Checkpoints(best_directory(workdir), settings)
         self._checkpoints.remove_after(first)
+        # Read back the earlier evaluations, so that a continued run counts its patience from them.
         self._values = []  # one for each evaluation
         for record in read_metrics(workdir / "metrics.jsonl"):
             if record["split"] == "validation" and record["step"] <= first:
@@ -37,23 +38,23 @@ class Best:
 
     @property
     def is_over(self) -> bool:
-        """Whether the last evaluations brought nothing better."""
+        """True if the last `patience` evaluations did not improve on the best one."""
         if not self._patience or not self._values:
             return False
         best = self._values.index(max(self._values))
         return len(self._values) - 1 - best >= self._patience
 
     def meet(self, step: int, evaluated: dict[str, float], params: Any) -> None:
-        """One more evaluation: where it is the best so far, its parameters are kept."""
+        """Record an evaluation. If it is the best so far, save its parameters."""
         value = evaluated[self._metric]
         if not self._values or value > max(self._values):
             self._checkpoints.save(step, {"params": params})
-            # On disk before the state that a run would go on from.
+            # This must be on disk before the checkpoint that a run would continue from.
             self._checkpoints.wait()
         self._values.append(value)
 
     def close(self) -> None:
-        """Until what was begun is on disk."""
+        """Wait until everything is on disk, then stop the background threads."""
         try:
             self._checkpoints.wait()
         finally:

@@ -1,4 +1,4 @@
-"""What of the user's own is called while a run goes on: `training.callbacks`."""
+"""Callbacks: code of the user's that a run calls, named by `training.callbacks`."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,10 +10,10 @@ from t5x_lite.errors import BAD_CONFIG, user_errors
 
 
 class Callback:
-    """Derive from this class and name yours by its module: `training.callbacks=my_module.Mine`.
+    """Base class of callbacks. Name yours by its module: `training.callbacks=my_module.Mine`.
 
-    It is made with the run's directory and config, in the first process of a run only. An error in
-    it ends the run.
+    A callback is made with the run's directory and config, only in the first process of a run. An
+    error in it ends the run.
     """
 
     def __init__(self, workdir: Path, config: RunConfig):
@@ -26,37 +26,39 @@ class Callback:
         """Called with each record of metrics.jsonl."""
 
     def on_checkpoint(self, step: int, directory: Path) -> None:
-        """Called when the saving of a checkpoint has begun; it is whole once the next one begins,
-        or the run ends.
+        """Called when a checkpoint starts to be saved. It is complete when the next one starts, or
+        when the run ends.
         """
 
 
 class Callbacks:
-    """The callbacks of a run, called one after the other."""
+    """The callbacks of a run, called one after another."""
 
     def __init__(self, workdir: Path, config: RunConfig, active: bool = True):
+        # Only the process that writes the run directory calls them.
         self._made: list[tuple[str, Callback]] = []
         for name, named in find_callbacks(config).items() if active else ():
             with user_errors(BAD_CONFIG, f"training.callbacks: {name} cannot be made"):
                 self._made.append((name, named(workdir, config)))
 
     def call(self, method: str, *arguments: Any) -> None:
-        """Call a method of each.
+        """Call a method of each callback.
 
         Raises:
-            UserError: for whatever one of them raises.
+            UserError: for any error that a callback raises.
         """
         for name, callback in self._made:
+            # Name the callback, so that the error is not taken for one of the run.
             with user_errors(BAD_CONFIG, f"training.callbacks: {name}.{method} failed"):
                 of_callback: Callable[..., None] = getattr(callback, method)
                 of_callback(*arguments)
 
 
 def find_callbacks(config: RunConfig) -> dict[str, Named]:
-    """Find what `training.callbacks` names.
+    """Find the classes that `training.callbacks` names.
 
     Raises:
-        UserError: for what cannot be imported.
+        UserError: if one cannot be imported.
     """
     names = map(str, config.training.callbacks)
     return {name: find_named(name, {}, "training.callbacks", "callback") for name in names}

@@ -1,4 +1,4 @@
-"""What a config names for training, checked before anything is prepared."""
+"""Check the names that a config uses for training, before anything is prepared."""
 
 from t5x_lite.config import RunConfig
 from t5x_lite.training.callbacks import find_callbacks

@@ -1,6 +1,6 @@
-"""Checkpoints: orbax, asynchronous and atomic. The newest is kept, and one of every `keep_every`
-steps. Each names the settings it was made with, since many another model has parameters of the same
-shapes.
+"""Checkpoints: orbax, asynchronous and atomic. The newest one is kept, and one every `keep_every`
+steps. Each records the settings it was made with, since different models can have parameters of the
+same shapes.
 """
 
 import dataclasses
@@ -30,20 +30,21 @@ class Checkpoints:
     """The checkpoints of one run, in WORKDIR/checkpoints/STEP.
 
     Args:
-        settings: the flat dict {key: value} that they were, or will be, made with.
+        settings: flat dict {key: value} of the settings that the checkpoints are made with.
     """
 
     def __init__(
         self, directory: Path, settings: dict, keep_every: int = 0, read_only: bool = False
     ):
-        logging.set_verbosity(logging.ERROR)  # orbax warns of what is meant
+        logging.set_verbosity(logging.ERROR)  # orbax warns about things that are intended
         self.directory = directory
         self._directory = storage.durable_path(directory.resolve())
         self._is_local = isinstance(self._directory, Path)
         self._settings = settings
         if not read_only and jax.process_index() == 0:
-            # Orbax would do it in a thread, which a run that ends early cuts off.
+            # Orbax would do this in a thread, which a run that ends early would cut off.
             self._remove_leftovers()
+        # What is kept when a newer checkpoint is complete.
         policies: list[Any] = [LatestN(1)]
         if keep_every:
             policies.append(EveryNSteps(keep_every))
@@ -55,9 +56,10 @@ class Checkpoints:
         self._manager = ocp.CheckpointManager(self._directory, options=options)
 
     def _remove_leftovers(self) -> None:
-        """Remove what a run that was killed was saving."""
+        """Remove checkpoints that a killed run did not finish."""
         if not self._directory.is_dir():
             return
+        # On a disk orbax saves under a temporary name, in a bucket under the final one.
         for path in list(self._directory.iterdir()):
             if "orbax-checkpoint-tmp" in path.name and self._is_local:
                 shutil.rmtree(path)
@@ -65,33 +67,34 @@ class Checkpoints:
                 path.rmtree()
 
     def latest(self) -> int | None:
-        """The newest step that was saved whole."""
+        """Return the newest step with a complete checkpoint, or None."""
         return self._manager.latest_step()
 
     def remove_after(self, step: int) -> None:
-        """Remove what was saved after a step that a run goes back to."""
+        """Remove checkpoints after a step that a run goes back to."""
         for later in self._manager.all_steps():
             if later > step:
                 self._manager.delete(later)
 
     def restore(self, step: int, shapes: Any, shardings: Any, axes: Params) -> Any:
-        """The state of a step, on today's mesh, with as many rows of padding as it needs.
+        """Restore the state of a step onto the given shardings. The padding of the vocabulary may
+        differ from when it was saved.
 
         Args:
-            axes: the names of the parameters' axes.
+            axes: axis names of the parameters.
 
         Raises:
-            UserError: for a checkpoint of another model or other settings.
+            UserError: if the checkpoint is of another model or other settings.
         """
         abstract = _abstract(shapes, shardings)
         with self._readable(step):
             self._check_shapes(step, abstract, axes)
-            # Not strict: what pads the vocabulary is cut off, or filled with zeros.
+            # Not strict: padding rows of the vocabulary are cut off, or filled with zeros.
             args = ocp.args.StandardRestore(abstract, strict=False)
             return self._manager.restore(step, args=args)
 
     def restore_parameters(self, step: int, shapes: Any, shardings: Any, axes: Params) -> Any:
-        """The parameters of a step alone, whatever else was saved with them."""
+        """Restore only the parameters of a step, without the rest of its state."""
         abstract = {"params": _abstract(shapes, shardings)}
         restore_args = jax.tree.map(
             lambda args: dataclasses.replace(args, strict=False),  # as above
@@ -103,11 +106,12 @@ class Checkpoints:
             return self._manager.restore(step, args=args)["params"]
 
     def _check_shapes(self, step: int, abstract: Any, axes: Params) -> None:
-        """Refuse arrays that differ from those saved in more than the padding of the vocabulary.
+        """Reject arrays that differ from the saved ones in more than the padding of the vocabulary.
 
-        The averages that Adafactor keeps of a table's rows and columns are of its padding, too:
-        they have fewer axes than the table and may not change.
+        Adafactor's averages over the rows and columns of a table include its padding. They have
+        fewer axes than the table, and their shapes must not change.
         """
+        # Read the saved shapes from the checkpoint's metadata, which takes no array.
         where = self._directory / str(step)
         metadata: Any = ocp.StandardCheckpointHandler().metadata(where / "default")
         saved = ocp.tree.to_flat_dict(metadata.tree, sep="/")
@@ -115,19 +119,20 @@ class Checkpoints:
         vocab_size = self._settings["model.vocab_size"]
 
         for path, leaf in ocp.tree.to_flat_dict(abstract, sep="/").items():
+            # Restoring fails for an array that is missing, so check only shapes here.
             if path not in saved or saved[path].shape == leaf.shape:
                 continue
-            # The path of a moment ends with that of its parameter.
+            # The path of a moment ends with the path of its parameter.
             names = (name for name in names_of_axes if path.endswith(f"/{name}"))
             of_leaf = names_of_axes.get(max(names, key=len, default=""), ())
             if _differ_in_padding(saved[path].shape, leaf.shape, of_leaf, vocab_size):
                 continue
-            reason = f"got shape {list(leaf.shape)}, in {where} it is {list(saved[path].shape)}"
-            fix = "bring the old model, or model.vocab_multiple and mesh.tensor, back"
+            reason = f"got shape {list(leaf.shape)}, but {where} has {list(saved[path].shape)}"
+            fix = "restore the old model, or the old model.vocab_multiple and mesh.tensor"
             raise UserError(BAD_CONFIG, f"{path}: {reason}; {fix}")
 
     def save(self, step: int, state: Any) -> None:
-        """Begin to save; the state may be used, and given away, as soon as this returns."""
+        """Begin to save a state. It may be changed or donated as soon as this returns."""
         if self._is_local:
             self._check_room(step, state)
         with self._writable():
@@ -135,8 +140,8 @@ class Checkpoints:
             self._manager.save(step, args=ocp.args.StandardSave(state), custom_metadata=metadata)
 
     def _check_room(self, step: int, state: Any) -> None:
-        """Refuse, before anything is written, what the disk has no room for."""
-        # This process's part of the state, copies left out.
+        """Reject a checkpoint that does not fit the disk, before anything is written."""
+        # Count what this process writes: its own shards, without replicas.
         needed = sum(
             shard.data.nbytes
             for leaf in jax.tree.leaves(state)
@@ -145,11 +150,11 @@ class Checkpoints:
         )
         free = shutil.disk_usage(self._directory).free
         if free < needed:
-            sizes = f"takes {needed / 1e6:,.1f} MB where {free / 1e6:,.1f} MB are free"
+            sizes = f"{needed / 1e6:,.1f} MB needed, {free / 1e6:,.1f} MB free"
             raise UserError(
                 IO_ERROR,
-                f"{self._directory}: no room for the checkpoint of step {step}, which {sizes}; "
-                "make room, and the same command continues",
+                f"{self._directory}: no room for the checkpoint of step {step} ({sizes}); make "
+                "room, and the same command continues",
             )
 
     def check(self) -> None:
@@ -158,7 +163,7 @@ class Checkpoints:
             self._manager.check_for_errors()
 
     def wait(self) -> None:
-        """Until what was begun is on disk."""
+        """Wait until everything that is being saved is on disk."""
         with self._writable():
             self._manager.wait_until_finished()
         self.check()
@@ -169,34 +174,36 @@ class Checkpoints:
 
     @contextmanager
     def _readable(self, step: int) -> Iterator[None]:
-        """Refuse a checkpoint of other settings, and whatever orbax raises of a broken one."""
+        """Reject a checkpoint of other settings, and turn orbax's errors about a broken one into a
+        UserError.
+        """
         where = f"{self._directory}/{step}"
         with user_errors(NO_FILE, f"{where}: no usable checkpoint of this model; remove it"):
             saved = self._manager.metadata(step).custom_metadata["settings"]
             for key, value in self._settings.items():
-                # A setting that did not exist yet was what its default is now.
+                # A setting that is newer than the checkpoint had the effect of today's default.
                 before = saved.get(key, _DEFAULTS.get(key))
                 if before != value:
                     reason = f"now {value!r}, but {where} was made with {before!r}"
-                    raise UserError(BAD_CONFIG, f"{key}: {reason}; bring the old value back")
+                    raise UserError(BAD_CONFIG, f"{key}: {reason}; restore the old value")
             yield
 
     @contextmanager
     def _writable(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # orbax hands on whatever the background raised
+        except Exception as error:  # orbax passes on any error of its background threads
+            # Orbax nests messages; show the innermost one, without its error code.
             last_line = (str(error).strip().splitlines() or [type(error).__name__])[-1]
             innermost = last_line.rsplit(": ", 1)[-1].split(" [os_error_code")[0][:200]
             reason = f"a checkpoint could not be saved ({innermost})"
-            raise UserError(
-                IO_ERROR, f"{self._directory}: {reason}; make room and go on"
-            ) from error
+            fix = "check the disk's space and permissions, and the same command continues"
+            raise UserError(IO_ERROR, f"{self._directory}: {reason}; {fix}") from error
 
 
 def is_whole(path: Any) -> bool:
-    """Whether the checkpoint of a step was written to its end. On a disk it has its name only then,
-    in a bucket it has a file that says so.
+    """Return True if a checkpoint was written completely. On a disk, it only gets its name then; in
+    a bucket, a file marks it as complete.
     """
     return isinstance(path, Path) or ocp.utils.is_checkpoint_finalized(path)
 
@@ -204,7 +211,7 @@ def is_whole(path: Any) -> bool:
 def _differ_in_padding(
     before: tuple[int, ...], now: tuple[int, ...], axes: tuple[str, ...], vocab_size: int
 ) -> bool:
-    """Whether two shapes differ in nothing but what pads a vocabulary.
+    """Return True if two shapes differ only in the padding of the vocabulary.
 
     >>> _differ_in_padding((640, 16), (768, 16), ("vocab", "embedding"), vocab_size=524)
     True
@@ -216,7 +223,7 @@ def _differ_in_padding(
 
 
 def _abstract(shapes: Any, shardings: Any) -> Any:
-    """Shapes with their shardings, for orbax to restore onto."""
+    """Combine shapes and shardings, as the target of orbax's restore."""
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         shapes,

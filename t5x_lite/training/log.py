@@ -1,5 +1,5 @@
-"""What a run records: metrics.jsonl, the curves of its loggers, lines or a progress bar, and where
-its time went.
+"""Record a run: metrics.jsonl, loggers, a progress bar or plain lines, and a breakdown of its wall
+time.
 """
 
 import json
@@ -19,11 +19,11 @@ from t5x_lite.progress import bar, current_listener, messages_to
 from t5x_lite.training.callbacks import Callbacks
 from t5x_lite.training.loggers import Logger, find_loggers
 
-_SHOWN_EVERY = 10.0  # seconds after which a line is left above the bar
+_SHOWN_EVERY = 10.0  # seconds between the lines that stay above the bar
 
 
 class Stopwatch:
-    """Splits wall time into named parts; the first one is the time that is in no other.
+    """Split wall time into named parts. The first part gets the time that no other part has.
 
     >>> watch = Stopwatch("step", "evaluation")
     >>> with watch("evaluation"):
@@ -32,7 +32,7 @@ class Stopwatch:
     ['evaluation', 'step']
 
     Attributes:
-        now: the part that time goes to.
+        now: the part that the current time counts for.
     """
 
     def __init__(self, rest: str, *names: str):
@@ -42,8 +42,8 @@ class Stopwatch:
 
     @contextmanager
     def __call__(self, name: str, counts: Callable[[], bool] = lambda: True) -> Iterator[None]:
-        """Time spent within counts for that part; for the rest, where `counts()` is false at its
-        end.
+        """Count the time inside the block for this part. If `counts()` is false at the end of the
+        block, it counts for the first part.
         """
         start, self.now = time.perf_counter(), name
         try:
@@ -54,21 +54,24 @@ class Stopwatch:
                 self._spent[name] += time.perf_counter() - start
 
     def seconds(self) -> dict[str, float]:
-        """Seconds of each part so far."""
+        """Return the seconds of each part so far."""
         total = time.perf_counter() - self._start
         return {self._rest: total - sum(self._spent.values()), **self._spent}
 
     def summary(self) -> str:
-        """The parts in one line."""
+        """Write the seconds of all parts as one line."""
         parts = [f"{name} {seconds:.1f}s" for name, seconds in self.seconds().items()]
         return "wall time: " + ", ".join(parts)
 
 
 def read_metrics(path: Path) -> list[dict]:
-    """The records of a metrics.jsonl; a last line that a kill cut short is skipped, any other is
-    refused.
+    """Read the records of a metrics.jsonl. A last line without a line end is skipped: the run was
+    killed while writing it.
+
+    Raises:
+        UserError: for any other line that is not a record.
     """
-    # What follows the last line end was cut short.
+    # Split at line ends; the last piece is empty, or a line that was cut short.
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     records = []
     for number, line in enumerate(lines, 1):
@@ -85,12 +88,13 @@ def read_metrics(path: Path) -> list[dict]:
 
 
 def mean_metrics(sums: dict[str, dict]) -> dict[str, float]:
-    """The metrics of a loss's sums, each divided once.
+    """Compute the metrics from the sums of a loss. Each sum is divided once.
 
-    loss: nats per scored token. accuracy. total_loss: what is minimised, of all heads and auxiliary
-    losses. loss_tokens, or loss_labels of a task: what the loss was divided by. label_loss and
-    label_accuracy: of sequence labels. lm_loss and lm_accuracy: of the language model beside a
-    task. Auxiliary losses, and what parts measure: by stack and name, such as decoder_balance.
+    loss: nats per scored token. accuracy: fraction of scored tokens predicted correctly.
+    total_loss: the value minimised, summed over heads and auxiliary losses. loss_tokens, or
+    loss_labels for a task: the divisor of the loss. label_loss, label_accuracy: for sequence
+    labels. lm_loss, lm_accuracy: for the language model trained beside a task. Auxiliary losses and
+    values that parts measure are named by stack and name, such as decoder_balance.
     """
     metrics = {}
     total_loss = 0.0
@@ -98,9 +102,10 @@ def mean_metrics(sums: dict[str, dict]) -> dict[str, float]:
         values = {key: float(value) for key, value in term.items()}
         weight = max(values["weight"], 1.0)
         total_loss += values.get("total_loss", 0.0) / weight
-        if "nll" not in values:  # an auxiliary loss, or what a part has measured
+        if "nll" not in values:  # an auxiliary loss, or a value that a part has measured
             metrics[name] = values.get("total_loss", values.get("measured", 0.0)) / weight
             continue
+        # The language model head has no prefix, so its loss is just `loss`.
         head = find_head(name)
         prefix = head.metric_prefix
         metrics[f"{prefix}loss"] = values["nll"] / weight
@@ -111,7 +116,7 @@ def mean_metrics(sums: dict[str, dict]) -> dict[str, float]:
 
 
 def first_not_finite(metrics: dict) -> str | None:
-    """The name of the first metric that is not finite, None where all are.
+    """Return the name of the first metric that is not finite, or None.
 
     >>> first_not_finite({"loss": 1.0, "gradient_norm": float("inf")})
     'gradient_norm'
@@ -120,15 +125,15 @@ def first_not_finite(metrics: dict) -> str | None:
 
 
 class Log:
-    """Writes metrics.jsonl and to the loggers, and shows a bar with the time left on a terminal,
-    plain lines elsewhere. On resume the records past `first` are cut, so that each (step,
-    split) occurs once.
+    """Write metrics to metrics.jsonl and the loggers, and show progress: a bar with the time left
+    on a terminal, plain lines elsewhere. On resume, records after step `first` are cut, so that
+    each (step, split) occurs once.
 
-    Only the active process of a run writes and shows.
+    Only the active process of a run writes and shows anything.
 
     Attributes:
-        watch: where the time went.
-        callbacks: those of training.callbacks.
+        watch: the wall time by part of the run.
+        callbacks: the callbacks that training.callbacks names.
     """
 
     def __init__(
@@ -140,17 +145,19 @@ class Log:
         active: bool = True,
         on_log: Callable[[dict], None] | None = None,
     ):
+        # Time that no part claims is spent on steps: the host waits for the device.
         self.watch = Stopwatch("step", "compile", "data", "evaluation", "checkpoint")
         self._first, self._last = first, last
         self._active, self._on_log = active, on_log
         self.callbacks = Callbacks(workdir, config, active)
         self._workdir = workdir
         self._messages, self._listener = ExitStack(), current_listener()
-        self._shown = time.monotonic()  # when a line was last left above the bar
-        self._lap = first, 0.0  # step, and seconds of training until then
+        self._shown = time.monotonic()  # time of the last line above the bar
+        self._lap = first, 0.0  # step of the last lap, and seconds of training until then
         self._bar = bar(workdir.name, counted=True)
         self._bar.disable |= not active
         self._task = self._bar.add_task("", total=last, completed=first, line="")
+        # Other processes compute the same metrics, and write none of them.
         if active:
             self._loggers: dict[str, Logger] = {
                 name: named(workdir, config, first) for name, named in find_loggers(config).items()
@@ -171,18 +178,18 @@ class Log:
             storage.push(self._workdir)
 
     def status(self, text: str) -> None:
-        """Show what is going on, until something else is shown."""
+        """Show what the run is doing, until something else is shown."""
         self._bar.update(self._task, line=text)
         if self._bar.disable:
             self._say(text)
 
     def at(self, step: int) -> None:
-        """Move the bar."""
+        """Move the bar to a step."""
         self._bar.update(self._task, completed=step)
 
     def lap(self, step: int) -> tuple[float, int]:
-        """Seconds of training (data and step) and steps since the last call."""
-        # What is evaluated, saved and compiled does not count.
+        """Return the seconds of training (data and step) and the steps since the last call."""
+        # Evaluation, saving and compilation do not count as training.
         spent = self.watch.seconds()
         now = spent["step"] + spent["data"]
         last_step, last_seconds = self._lap
@@ -190,13 +197,12 @@ class Log:
         return now - last_seconds, step - last_step
 
     def write(self, step: int, split: str, metrics: dict) -> None:
-        """One line of metrics.jsonl, the same to the loggers and the callback, and what matters to
-        the eye.
-        """
+        """Write metrics to metrics.jsonl, the loggers and the callbacks, and show a short line."""
         if not self._active:
             return
         # For programs: the file, the loggers, the callback.
         seconds = {name: round(value, 3) for name, value in self.watch.seconds().items()}
+        # first_not_finite has ruled out NaN and infinity, which are not JSON.
         record = {"step": step, "split": split, **metrics, "seconds": seconds}
         self._file.write(json.dumps(record, allow_nan=False) + "\n")
         self._file.flush()
@@ -211,15 +217,17 @@ class Log:
         text = _line(split, metrics)
         self._bar.update(self._task, line=text)
         is_old = time.monotonic() - self._shown > _SHOWN_EVERY
-        if not self._bar.disable and (is_old or split != "train"):  # what scrolls back
+        # On a terminal, keep a line now and then, and every evaluation, to scroll back to.
+        if not self._bar.disable and (is_old or split != "train"):
             self._shown = time.monotonic()
             self._say(f"step {step} {text}")
+        # Without a bar to show it, estimate the time left from the mean over all steps so far.
         if self._bar.disable:
             per_step = sum(seconds.values()) / max(step - self._first, 1)
             self._say(f"step {step}/{self._last} {text} ETA {per_step * (self._last - step):.0f}s")
 
     def _of_each_logger(self, call: Callable[[Logger], None]) -> None:
-        """One that fails is left out from then on: a server that is down ends no run."""
+        """Call each logger. One that fails is dropped: a server that is down must not end a run."""
         for name, logger in list(self._loggers.items()):
             try:
                 with user_errors(IO_ERROR, f"training.loggers: {name}: nothing more is written"):
@@ -232,14 +240,15 @@ class Log:
         """Flush everything to durable storage, before a checkpoint that relies on it."""
         if self._active:
             os.fsync(self._file.fileno())
+            # Another process that took the directory over must not get a second checkpoint.
             locks.check_only_writer(self._workdir)
             try:
                 storage.push(self._workdir)
-            except UserError as error:  # the checkpoint is worth more
-                self._say(f"{error}; it is tried again")
+            except UserError as error:  # saving the checkpoint matters more than this copy
+                self._say(f"{error}; it will be tried again")
 
     def _say(self, text: str) -> None:
-        """Show a line of its own, above the bar where there is one."""
+        """Show a line, above the bar if there is one."""
         if not self._active:
             return
         if self._bar.disable:
@@ -249,7 +258,8 @@ class Log:
 
 
 def _cut_metrics(path: Path, first: int) -> TextIO:
-    """The file, without the records past a step, opened to append."""
+    """Remove the records after step `first` from the file, and open it to append."""
+    # Replace the file in one step, so that a kill leaves either the old or the new one.
     kept = [record for record in read_metrics(path) if record["step"] <= first]
     partial = path.with_suffix(".partial")
     partial.write_text("".join(json.dumps(record) + "\n" for record in kept))
@@ -258,9 +268,10 @@ def _cut_metrics(path: Path, first: int) -> TextIO:
 
 
 def _line(split: str, metrics: dict) -> str:
-    """The metrics that matter to the eye."""
+    """Write the most important metrics as one line."""
     loss = metrics["loss"]
     text = f"{split} loss {loss:.4f}"
+    # A task shows its own metrics in place of perplexity and accuracy per token.
     of_task = {name: value for name, value in metrics.items() if name.startswith("task_")}
     if of_task:
         for name, value in of_task.items():
@@ -277,7 +288,7 @@ def _line(split: str, metrics: dict) -> str:
 
 
 def perplexity(loss: float) -> float:
-    """e^loss; infinite where that is no float any more.
+    """Return e^loss, or infinity if it is too large for a float.
 
     >>> perplexity(0.0), perplexity(1e9)
     (1.0, inf)

@@ -21,16 +21,16 @@ PROJECT = "t5x_lite"  # what runs are filed under, unless the environment says o
 
 
 class Logger(Protocol):
-    """An entry of LOGGERS, made with the run's directory, its config, and the step that it goes on
-    from.
+    """An entry of LOGGERS. It is made with the run's directory, its config, and the step that the
+    run continues from.
     """
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """The metrics of a step by "SPLIT/NAME"."""
+        """Write the metrics of a step, named "SPLIT/NAME"."""
         ...
 
     def close(self) -> None:
-        """Finish: everything written is kept."""
+        """Write what is left, and release resources."""
         ...
 
 
@@ -40,7 +40,7 @@ class TensorBoard:
     def __init__(self, workdir: Path, config: RunConfig, first: int):
         from tensorboardX import SummaryWriter
 
-        # What was written past the checkpoint is written again.
+        # The run repeats the steps after its checkpoint, so drop what was written for them.
         purge = first + 1 if first else None
         self._writer = SummaryWriter(str(workdir / "tensorboard"), purge_step=purge)
 
@@ -55,7 +55,7 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A run of Weights & Biases, which stays the same one when it is continued.
+    """A run of Weights & Biases. A continued run keeps its id.
 
     WANDB_PROJECT, WANDB_ENTITY, WANDB_MODE=offline and wandb's other variables say where it goes.
     """
@@ -84,10 +84,11 @@ class WeightsAndBiases:
 
 
 class MLflow:
-    """A run of MLflow: at MLFLOW_TRACKING_URI, else in WORKDIR/mlflow.db."""
+    """A run of MLflow, at MLFLOW_TRACKING_URI or else in WORKDIR/mlflow.db."""
 
     def __init__(self, workdir: Path, config: RunConfig, first: int):
         self._mlflow = mlflow = optional_import("mlflow", "mlflow", "training.loggers: mlflow")
+        # Hide MLflow's messages about its own setup.
         logging.getLogger("mlflow").setLevel(logging.WARNING)
         address = os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{workdir.resolve()}/mlflow.db")
         with user_errors(IO_ERROR, f"training.loggers: mlflow: {address} does not answer"):
@@ -96,20 +97,21 @@ class MLflow:
             found = self._client.get_experiment_by_name(name)
             experiment = found.experiment_id if found else self._client.create_experiment(name)
             self._id = _kept(workdir / "mlflow_id", lambda: self._new(experiment, workdir, config))
+            # A continued run was marked as ended by its last process.
             self._client.update_run(self._id, "RUNNING")
 
     def _new(self, experiment: str, workdir: Path, config: RunConfig) -> str:
-        """The id of a run that holds its config."""
+        """Create a run with its config as parameters. Return its id."""
         run_id = self._client.create_run(experiment, run_name=workdir.name).info.run_id
         settings = flatten(to_dict(config)).items()
         params = [self._mlflow.entities.Param(name, str(value)) for name, value in settings]
-        for start in range(0, len(params), 100):  # at most, in one request
+        for start in range(0, len(params), 100):  # MLflow's limit per request
             self._client.log_batch(run_id, params=params[start : start + 100])
         return run_id
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """See Logger."""
-        now = int(1000 * time.time())
+        now = int(1000 * time.time())  # MLflow's timestamps are in milliseconds
         metrics = [
             self._mlflow.entities.Metric(name, value, now, step) for name, value in values.items()
         ]
@@ -138,7 +140,7 @@ def find_loggers(config: RunConfig) -> dict[str, Named]:
 
 
 def _kept(path: Path, make: Callable[[], Any]) -> str:
-    """The name that a run got at first."""
+    """Return the id stored in a file. The first time, make one and store it."""
     if not path.exists():
         path.write_text(make())
     return path.read_text()

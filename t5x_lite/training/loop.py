@@ -1,4 +1,4 @@
-"""The training loop: it reads like the picture of the data flow.
+"""The training loop.
 
 batches → mesh → state (fresh or restored) → steps → metrics, evaluation, checkpoints
 """
@@ -51,8 +51,8 @@ from t5x_lite.training.stopping import StopSignal
 
 
 def setup_jax(dtype: str = "float32") -> None:
-    """64 bits for float64 alone. Compiled programs are kept in the private cache: a second start
-    need not compile.
+    """Enable 64 bits only for float64, and keep compiled programs in the private cache, so that a
+    second start need not compile.
     """
     jax.config.update("jax_enable_x64", dtype == "float64")
     if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
@@ -61,8 +61,8 @@ def setup_jax(dtype: str = "float32") -> None:
 
 
 class Evaluator:
-    """A run as far as evaluation needs it: its validation split, and its program, over all devices
-    unless some are given.
+    """The parts of a run that evaluation needs: its validation split, and its program, compiled for
+    the given devices or else for all.
     """
 
     def __init__(
@@ -73,10 +73,11 @@ class Evaluator:
         raw_tokens: float = 0.0,
     ):
         config = resolved.config
+        # A model without a language model head cannot learn an objective that predicts tokens.
         is_plain = resolved.rows.loss == "heads"
         if resolved.heads[0] in ("lm", "mlm") and not resolved.model.lm_head and is_plain:
             reason = f"got False, but {config.objective} predicts tokens"
-            fix = "set it to True, and a fresh head is drawn"
+            fix = "set it to True, which draws a fresh head"
             raise UserError(BAD_CONFIG, f"model.lm_head: {reason}; {fix}")
         self.tokenizer = data.tokenizer
         self.validation = data.batches("validation")
@@ -84,20 +85,22 @@ class Evaluator:
         self.resolved = self.program.resolved
 
     def within(self) -> AbstractContextManager[None]:
-        """The mesh and the rules under which everything is traced."""
+        """Use the mesh and the sharding rules under which everything is traced."""
         return self.program.within()
 
     def batch(self, batches: Batches, step: int) -> dict[str, jax.Array]:
-        """Batch number `step` (from 0) on the mesh."""
+        """Return batch number `step` (from 0), sharded over the mesh."""
+        # Each process makes only the rows that its own devices hold.
         rows_at = partial(batches.batch_at, step)
         return place_batch(rows_at, batches.batch_size, self.program.mesh)
 
     def evaluate(self, params: Any, most: int = 0) -> dict[str, float]:
-        """The metrics over every row of the validation split: summed, then divided once.
+        """Compute the metrics over all rows of the validation split.
 
         Args:
-            most: batches to read, the first ones; 0: all.
+            most: number of batches to read, from the first; 0: all.
         """
+        # Add up sums and weights over all batches, and divide once at the end.
         total: dict = {}
         batches = self.validation.validation_batches
         for step in range(min(batches, most or batches)):
@@ -108,34 +111,41 @@ class Evaluator:
 
 
 class Run(Evaluator):
-    """Everything of a run that does not change: what evaluation needs, and its training batches."""
+    """The parts of a run that do not change: those that evaluation needs, its training batches, and
+    the parameters that are not trained.
+    """
 
     def __init__(self, resolved: Resolved, data: RunData, devices: Sequence[Any] | None = None):
         config = resolved.config
         self.batches = data.batches("train")
+        # Read a few rows before anything is compiled: they must contain something to learn.
         self.ledger = ledger(self.batches)
         if not self.ledger.loss_tokens:
             reason = f"objective={config.objective}: scores nothing in the first rows"
-            raise UserError(BAD_DATA, f"{reason}; inspect shows them")
+            raise UserError(BAD_DATA, f"{reason}; use inspect to see them")
+        # data.epochs may end the run before training.steps.
         resolved = with_steps_of(resolved, self.batches)
         super().__init__(resolved, data, devices, self.batches.raw_tokens)
         self.adaptation = self.program.adaptation
         self.frozen: Any = {}  # parameters that are not trained
 
     def train_step(self, state: TrainState, batch: Row) -> tuple[TrainState, dict]:
-        """(state, batch) → (state, metrics), compiled at the first call. `state` is used up."""
+        """Do one step: (state, batch) → (state, metrics). The first call compiles. The memory of
+        `state` is reused, so it must not be read again.
+        """
         return self.program.train_step(state, batch, self.frozen)
 
     def fresh_state(self) -> TrainState:
-        """The state before the first step."""
+        """Return the state before the first step."""
         program, seed = self.program, self.resolved.config.seed
         return create_state(self.resolved.model, seed, program.optimizer, program.shardings)
 
     def start(self, checkpoints: Checkpoints) -> TrainState:
-        """The newest saved state; else a fresh one, with the parameters of init_from where there
-        are some.
+        """Return the newest saved state or, if there is none, a fresh state, with the parameters of
+        init_from if that is set.
         """
         step = checkpoints.latest()
+        # Frozen parameters are not in the checkpoints, so load them from init_from in any case.
         if not self.adaptation.is_full:
             state = self._adapted()
             if step is None:
@@ -146,13 +156,16 @@ class Run(Evaluator):
         state = self.fresh_state()
         if not self.resolved.config.init_from:
             return state
+        # Take the parameters of init_from, but not its optimizer state or its step.
         mesh = self.program.mesh
         params, report = run_directory.merge_parameters(self.resolved, state.params, mesh)
         say(report)
         return state.replace(params=params)
 
     def _adapted(self) -> TrainState:
-        """A fresh state of what is trained, beside the frozen parameters of init_from."""
+        """Load the parameters of init_from, keep those that are frozen, and return a fresh state of
+        those that are trained.
+        """
         model, program = self.resolved.model, self.program
         everything = parameter_shardings(model, program.mesh)
         draw = jax.jit(
@@ -169,7 +182,7 @@ class Run(Evaluator):
         return self.adaptation.merge(state.params, self.frozen)
 
     def loaded(self, params: Any, step: int) -> LoadedModel:
-        """The model as inference has it."""
+        """Return the model as inference uses it."""
         resolved = self.resolved
         model = run_directory.model_here(resolved.model)
         mesh = self.program.mesh
@@ -178,11 +191,13 @@ class Run(Evaluator):
         )
 
     def rates(self, seconds: float, steps: int) -> dict[str, Any]:
-        """Model tokens (encoder and decoder, no padding) a second, seconds a step, and MFU over so
-        many steps; the peak of the memory of the first device, in bytes, where it tells.
+        """Return the speed of training: tokens per second (encoder and decoder, without padding),
+        seconds per step and MFU. `device_memory` is the peak of the first device in bytes, or None
+        if the device does not report it.
         """
         model = self.resolved.model
         rows_per_second = self.batches.batch_size * steps / max(seconds, 1e-9)
+        # MFU counts the FLOPs that the mathematics needs, without recomputation.
         flops = step_flops(self.resolved, self.batches.shape, self.ledger.loss_tokens)
         peak = peak_flops(jax.devices()[0].device_kind, model.dtype)
         stats = jax.local_devices()[0].memory_stats() or {}
@@ -196,9 +211,10 @@ class Run(Evaluator):
 
 
 def state_sizes(resolved: Resolved) -> tuple[int, int]:
-    """Bytes of the parameters and the optimizer's state, and of the gradients; nothing is
-    allocated.
+    """Return the bytes of parameters and optimizer state together, and the bytes of the gradients,
+    without allocating anything.
     """
+    # The learning rate does not change any shape, so any schedule will do.
     optimizer = make_optimizer(
         resolved.config.optimizer, lambda step: jnp.zeros(()), parameter_axes(resolved.model)
     )
@@ -210,7 +226,7 @@ def state_sizes(resolved: Resolved) -> tuple[int, int]:
     return size(state), size(state.params)
 
 
-# The metrics of a task: what a model predicts is judged by them.
+# Returns the metrics of a task, computed from a model's predictions.
 Judge = Callable[[LoadedModel], dict[str, float]]
 
 
@@ -222,22 +238,26 @@ def train(
     judge: Judge | None = None,
     take_over: bool = False,
 ) -> None:
-    """Train in `workdir`, from its newest checkpoint on if there is one.
+    """Train in `workdir`, starting from its newest checkpoint if there is one.
 
     Args:
-        take_over: the directory from a process that may have ended, where that cannot be told.
+        take_over: take the directory over from an earlier process, if it is unclear whether that
+            has ended.
         on_log: called with each record of metrics.jsonl.
-        judge: of a run on a task, called at each evaluation.
+        judge: computes the metrics of a task at each evaluation; only for runs on a task.
 
     Raises:
-        UserError: exit code 130 and 143 after Ctrl-C and SIGTERM, all saved; 76 where a metric is
-            not finite, nothing of that step saved; 74 where a checkpoint could not be written.
+        UserError: exit code 130 or 143 after Ctrl-C or SIGTERM, with everything saved; 76 if a
+            metric is not finite, with nothing of that step saved; 74 if a checkpoint could not be
+            written.
     """
     setup_jax(resolved.model.dtype)
-    run = Run(resolved, data)  # what cannot be run is refused before anything is written
+    run = Run(resolved, data)  # rejects a run that cannot work before anything is written
     config = run.resolved.config
     if not (run.adaptation.is_full or config.init_from):
-        raise UserError(BAD_CONFIG, f"adapt={config.adapt}: name what is adapted with init_from")
+        fix = "set init_from to the run directory of the model to adapt"
+        raise UserError(BAD_CONFIG, f"adapt={config.adapt}: {fix}")
+    # Processes that differ in their settings or text would hang or learn different things.
     if jax.process_count() > 1:
         check_same(run_directory.facts(config, workdir, data))
     if config.init_from and not storage.durable_path(workdir / "checkpoints").is_dir():
@@ -245,9 +265,11 @@ def train(
     with run_directory.owned(workdir, config, run.resolved.steps, data, take_over):
         if not run.adaptation.is_full:
             run_directory.record_base(workdir, storage.local_path(config.init_from))
+        # A checkpoint is only restored with the settings and the row order it was made with.
         settings = run_directory.fixed_settings(run.resolved.written_out)
         settings["version of the stream"] = STREAM_VERSION
         checkpoints = Checkpoints(workdir / "checkpoints", settings, config.training.keep_every)
+        # Runs on a task keep the best parameters, and may stop early.
         best = None
         if isinstance(resolved.rows, TaskPlan) and judge:
             metric = f"{PREFIX}{metrics_of(resolved.rows.task)[0]}"
@@ -273,6 +295,7 @@ def _train_steps(
     config = run.resolved.config
     stop, exit_code = StopSignal(), 0
     first, last = checkpoints.latest() or 0, run.resolved.steps
+    # A run that has already stopped early does no further step.
     if best and best.is_over:
         last = first
     log = Log(workdir, config, first, last, active=jax.process_index() == 0, on_log=on_log)
@@ -294,19 +317,21 @@ def _train_steps(
             # The first call compiles; every call returns before the step is computed.
             with log.watch("compile" if step == first + 1 else "step"), profile.around(step):
                 state, step_metrics = run.train_step(state, batch)
-            # The step before is read while this one computes, so that the device never waits.
+            # Read the step before while this one computes, so that the device never waits.
             _read_metrics(run, log, heartbeat, pending)
             pending = step, step_metrics
 
+            # All processes decide alike here, since evaluating and saving involve all of them.
             exit_code = stop.exit_code(step)
             is_last = step == last or exit_code
             evaluating = is_due(step, config.training.eval_every) or step == last
             saving = _is_saved(step, config) or is_last
-            # Nothing is evaluated or saved before the metrics of this step are known to be finite.
+            # Evaluate and save only after the metrics of this step are known to be finite.
             if evaluating or saving:
                 _read_metrics(run, log, heartbeat, pending)
                 pending = None
             if evaluating:
+                # The last evaluation reads the whole split, whatever training.eval_steps is.
                 most = 0 if step == last else config.training.eval_steps
                 with log.watch("evaluation"):
                     validation = _evaluate(run, state, step, judge, most)
@@ -316,11 +341,13 @@ def _train_steps(
                     with log.watch("checkpoint"):
                         best.meet(step, validation, state.params)
                     if best.is_over and not is_last:
-                        say(f"nothing better since {config.training.patience} evaluations")
+                        patience = config.training.patience
+                        say(f"stopping early: no improvement in {patience} evaluations")
                         is_last = saving = True
                         last = step
             if saving:
                 _save(checkpoints, log, step, state)
+            # Saving goes on in the background; an error in it ends the run at the next step.
             checkpoints.check()
             if is_last:
                 break
@@ -337,8 +364,8 @@ def _train_steps(
 def _evaluate(
     run: Run, state: TrainState, step: int, judge: Judge | None, most: int
 ) -> dict[str, float]:
-    """Return the metrics of the validation split, or of its first `most` batches, and of the
-    predictions of a task.
+    """Return the metrics of the validation split, or of its first `most` batches, and those of a
+    task.
     """
     params = run.whole(state)
     validation = run.evaluate(params, most)
@@ -351,19 +378,20 @@ def _evaluate(
 def _save(checkpoints: Checkpoints, log: Log, step: int, state: TrainState) -> None:
     """Start to save a checkpoint, after the metrics up to its step."""
     with log.watch("checkpoint"):
+        # Metrics go to disk first: a checkpoint never lacks those before it.
         log.sync()
         checkpoints.save(step, state)
         log.callbacks.call("on_checkpoint", step, checkpoints.directory / f"{step}")
 
 
 def _is_saved(step: int, config: RunConfig) -> bool:
-    """Return True for a step after which a checkpoint is due."""
+    """Return True if a checkpoint is due after this step."""
     training = config.training
     return is_due(step, training.checkpoint_every) or is_due(step, training.keep_every)
 
 
 def _setting_of(run: Run, first: int, last: int) -> str:
-    """Say which devices train, and from which step on."""
+    """Describe in one line which devices train, and from which step on."""
     mesh = run.program.mesh
     sizes = [f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1]
     text = f"{mesh.size} × {jax.local_devices()[0].device_kind}"
@@ -380,10 +408,11 @@ def _setting_of(run: Run, first: int, last: int) -> str:
 def _read_metrics(
     run: Run, log: Log, heartbeat: Heartbeat, pending: tuple[int, dict] | None
 ) -> None:
-    """Wait for a step's metrics; stop the run if one is not finite; log them when they are due."""
+    """Wait for a step's metrics, end the run if one is not finite, and log them when due."""
     if pending is None:
         return
     step, step_metrics = pending
+    # This blocks until the device has computed the step.
     step_metrics = jax.device_get(step_metrics)
     values = mean_metrics(step_metrics.pop("sums"))
     values |= {name: float(value) for name, value in step_metrics.items()}
@@ -405,31 +434,32 @@ def _check_finite(step: int, step_metrics: dict) -> None:
     bad = first_not_finite(step_metrics)
     if bad:
         fix = "lower optimizer.learning_rate, or set optimizer.grad_clip_norm"
-        reason = f"{bad} is {step_metrics[bad]}; nothing of this step is saved"
+        reason = f"{bad} is {step_metrics[bad]}; this step is not saved"
         raise UserError(NOT_FINITE, f"step {step}: {reason}; {fix}")
 
 
 def prefetch(batch_at: Callable[[int], Any], first: int, last: int, workers: int) -> Iterator[Any]:
-    """Yield batch_at(first), …, batch_at(last − 1), made ahead by a pool of threads; without
-    workers, each is made when it is asked for.
+    """Yield batch_at(first), …, batch_at(last − 1), made ahead by a pool of threads. Without
+    workers, each batch is made when it is needed.
     """
     if not workers:
         yield from map(batch_at, range(first, last))
         return
     with ThreadPoolExecutor(workers) as pool:
+        # Keep one batch ready while each worker makes another.
         ahead = workers + 1
         pending: deque[Future] = deque()
         for step in range(first, last + ahead):
             if step < last:
-                # A thread has the permissions of the run that it works for: see config/permission.
+                # The thread inherits the permissions of the run: see config/permission.
                 pending.append(pool.submit(copy_context().run, batch_at, step))
             if step >= first + ahead:
                 yield pending.popleft().result()
 
 
 class Profile:
-    """Records a jax.profiler trace of steps (first, last), as far as this process runs them, in
-    WORKDIR/profile.
+    """Record a jax.profiler trace of steps (first, last) in WORKDIR/profile, or of those that this
+    process runs.
     """
 
     def __init__(self, steps: tuple, workdir: Path):
@@ -439,12 +469,13 @@ class Profile:
 
     @contextmanager
     def around(self, step: int) -> Iterator[None]:
-        """That step is part of the trace, if it lies within."""
+        """Trace the step inside the block if it is one of the steps to record."""
         if self._steps and not self._is_on and self._steps[0] <= step <= self._steps[1]:
             jax.profiler.start_trace(self._directory)
             self._is_on = True
         yield
         if self._is_on and step == self._steps[1]:
+            # Wait for the step, since calls return before the device is done.
             jax.effects_barrier()
             self._stop()
 
@@ -461,5 +492,5 @@ class Profile:
 
 
 def is_due(step: int, every: int) -> bool:
-    """True if something that happens every `every` steps (0: never) happens at this one."""
+    """Return True if something done every `every` steps (0: never) is due at this step."""
     return every > 0 and step % every == 0

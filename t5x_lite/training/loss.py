@@ -52,40 +52,40 @@ from t5x_lite.training.adapt import FULL
 
 AllSums = dict[str, Sums]  # by head, and by auxiliary loss, such as decoder_balance
 
-# What the key of a step's dropout is folded with, for that of its heads, for what is sampled, and,
-# plus its number, for a companion.
+# Numbers folded into the key of a step, for the dropout of heads, for sampling, and (plus the index
+# of the companion) for the dropout of companions.
 _HEADS, _SAMPLES, _COMPANIONS = 1, 2, 3
 
 
 def make_parallelism(
     model: ModelDimensions, reduce_dtype: str = "float32", line: int = 0, exact: bool = False
 ) -> Parallelism:
-    """Say how all devices of the mesh in use compute a model's gradient."""
+    """Describe how the devices of the mesh in use compute a model's gradient together."""
     names: Any = flatten_dict(split_axes(model))
     return Parallelism(names, model.num_kv_heads, model.dtype, reduce_dtype, line, exact)
 
 
 @runtime_checkable
 class LossFunction(Protocol):
-    """What a run minimises, as far as it is not the same for all objectives."""
+    """The part of a run's loss that an objective may choose."""
 
     def __call__(self, models: "Models", rows: Row, keys: Array) -> AllSums:
-        """Return the sums by the names of the run's heads, and of auxiliary losses.
+        """Return the sums of each head and each auxiliary loss, by name.
 
         Args:
-            rows: those of one device, whose sums are added up.
-            keys: [B], a key for each row, for what is sampled: the same on any mesh.
+            rows: the rows of one device. The sums of all devices are added up.
+            keys: [B] a key for each row, for sampling; the same on any mesh.
         """
         ...
 
     def flops(self, model: ModelDimensions, shape: RowShape, scored: float) -> float:
-        """Return the FLOPs of the forward passes on one row: see model.flops.forward_flops."""
+        """Return the FLOPs of all forward passes on one row: see model.flops.forward_flops."""
         ...
 
 
 class OfHeads:
-    """The losses of all heads of one Transformer that reads the rows as they are, and what its
-    blocks ask for.
+    """The losses of all heads of one Transformer, which reads the rows unchanged, and the auxiliary
+    losses of its blocks.
     """
 
     def __call__(self, models: "Models", rows: Row, keys: Array) -> AllSums:
@@ -106,7 +106,7 @@ def find_loss(text: str) -> LossFunction:
     """Find the loss that an objective names.
 
     Raises:
-        UserError: for one that does not exist, or does not say what it costs.
+        UserError: if it does not exist, or lacks a method of LossFunction.
     """
     found = find_named(text, LOSSES, "loss", "loss")()
     for method in ("__call__", "flops"):
@@ -117,25 +117,26 @@ def find_loss(text: str) -> LossFunction:
 
 
 def step_flops(resolved: Resolved, shape: RowShape, scored: float) -> float:
-    """Return the FLOPs of forward and backward for one row.
+    """Return the FLOPs of forward and backward pass for one row.
 
     Args:
-        scored: positions at which the output layer is computed, a mean over rows.
+        scored: mean number of positions per row at which the output layer is computed.
     """
+    # The backward pass takes two matrix products for each one of the forward pass.
     return 3 * forward_flops_of(resolved, shape, scored)
 
 
 def forward_flops_of(resolved: Resolved, shape: RowShape, scored: float) -> float:
-    """Return the FLOPs of what a run's loss computes forward for one row."""
+    """Return the FLOPs of the forward passes of a run's loss for one row."""
     return find_loss(resolved.rows.loss).flops(resolved.model, shape, scored)
 
 
 class Models:
-    """The Transformer of a run and its companions, with their parameters on this device: what a
-    loss function computes with.
+    """The Transformer of a run and its companions, with their parameters on this device. A loss
+    function is called with them.
 
     Attributes:
-        heads: the names of the run's heads.
+        heads: names of the run's heads.
     """
 
     def __init__(self, loss: "Loss", params: Params, key: Array | None):
@@ -145,7 +146,7 @@ class Models:
         self._key = key
 
     def model(self, of: str = "") -> ModelDimensions:
-        """Return the sizes of a companion, or of the run's own model, as this device has them."""
+        """Return the dimensions of this device's part of a companion, or of the run's own model."""
         return own_dimensions(self._whole_model(of))
 
     def params(self, of: str = "") -> Params:
@@ -155,6 +156,7 @@ class Models:
 
     def output(self, rows: Row, of: str = "") -> ModelOutput:
         """Apply a companion, or the run's own model, to rows."""
+        # Parameters of a layer are gathered just before that layer, by `of_layer`.
         parallel = self._loss.parallel_of(of)
         return transformer.apply(
             self._whole_model(of),
@@ -166,12 +168,12 @@ class Models:
         )
 
     def head_sums(self, name: str, output: ModelOutput, rows: Row, of: str = "") -> Sums:
-        """Return the sums of one head of a model: what is predicted from the hidden states that it
-        reads.
-        """
+        """Return the sums of one head, which predicts from a model's hidden states."""
         head = self._loss.heads[name]
+        # Under sequence parallelism, a head reads this device's positions or the gathered rows.
         head_output, head_rows = (_shared_rows if head.splits_rows else _whole_rows)(output, rows)
         key = self._key_of(of)
+        # Without a key there is no dropout; heads have a key of their own, apart from the body's.
         sums = head.sums(
             HeadInput(
                 self.model(of),
@@ -189,25 +191,27 @@ class Models:
     def sample(
         self, output: ModelOutput, rows: Row, keys: Array, of: str = ""
     ) -> Int[Array, "B K"]:
-        """Draw a token at each scored position of an encoder from what a model predicts there, the
-        same on any mesh: the largest logit after Gumbel noise is added to each.
+        """Sample a token at each scored position of an encoder from a model's predictions, the same
+        on any mesh: the token with the largest sum of logit and Gumbel noise.
         """
         vocabulary = _own_vocabulary(self._whole_model(of))
         states = scored_positions(_whole_rows(output, rows)[0], rows)
         found = logits(self.model(of), head_params(self.params(of)), states, vocabulary.ids)
         columns = self._whole_model(of).embedding_rows
 
+        # Draw the noise of the whole vocabulary and keep this device's columns of it.
         def noise(key: Array) -> Array:
             return jax.random.gumbel(key, (states.shape[1], columns))[:, vocabulary.ids]
 
+        # The device that has the largest logit knows its id; the others add 0.
         noisy = jax.lax.stop_gradient(found + jax.vmap(noise)(keys))
         is_largest = noisy >= vocabulary.max(noisy.max(-1))[..., None]
         ids = vocabulary.sum(jnp.where(is_largest, vocabulary.ids, 0).sum(-1))
         return ids.astype(rows["encoder_tokens"].dtype)
 
     def auxiliary_sums(self, output: ModelOutput, rows: Row) -> AllSums:
-        """Return what the blocks themselves ask for, such as the balance of a mixture of experts,
-        and what they have measured.
+        """Return the auxiliary losses of the blocks, such as the balance of a mixture of experts,
+        and the values they have measured.
         """
         sums: AllSums = {}
         for stack, found in output.auxiliary.items():
@@ -224,7 +228,7 @@ class Models:
         return self._loss.model if companion is None else companion.model
 
     def _key_of(self, of: str) -> Array | None:
-        """The key of a model's dropout."""
+        """Return the key for the dropout of a companion, or of the run's own model."""
         if self._key is None or not of:
             return self._key
         names = [companion.name for companion in self._loss.model.companions]
@@ -235,10 +239,10 @@ class Loss:
     """The loss of a run, its gradient and its evaluation.
 
     Args:
-        packed: whether a row may hold several segments.
-        heads: names in HEADS, or of heads of your own.
-        parallel: how several devices share the work; None: by what the mesh in use says.
-        function: of the objective, see Traits.loss.
+        packed: True if a row may hold several segments.
+        heads: names in HEADS, or names of heads of your own.
+        parallel: how devices share the work; None: as the mesh in use says.
+        function: the loss that the objective names: see Traits.loss.
     """
 
     def __init__(
@@ -265,22 +269,24 @@ class Loss:
         self._function = find_loss(function)
 
     def parallel_of(self, name: str) -> Parallelism:
-        """How devices share a companion, or the run's own model."""
+        """Return how devices share a companion, or the run's own model."""
         companion = self.model.companion(name)
         return self._parallel if companion is None else self._parallel.part(name)
 
     def sums(self, params: Params, rows: Row, key: Array | None = None) -> AllSums:
-        """The sums over these rows.
+        """Compute the sums over these rows.
 
         Args:
-            key: for dropout, and for what is sampled; None: no dropout, and samples that are always
-                the same.
+            key: key of dropout and sampling; None: no dropout, and the same samples each time.
         """
+        # Gather the parameters outside of layers, such as embeddings, once for the whole model.
         params = self._parallel.outside_of_layers(params)
+        # A key per row of the global batch: samples do not depend on the mesh.
         of_samples = jax.random.fold_in(jax.random.key(0) if key is None else key, _SAMPLES)
         fold_in = jax.vmap(jax.random.fold_in, (None, 0))
         keys = fold_in(of_samples, row_numbers(_count_rows(rows)))
         sums = self._function(Models(self, params, key), rows, keys)
+        # Every sum needs a divisor, which only heads and stacks have.
         for name in sums:
             if name not in self.heads and not name.startswith(STACKS):
                 reason = f"got sums of {name!r}, expected those of heads: {', '.join(self.heads)}"
@@ -288,8 +294,8 @@ class Loss:
         return sums
 
     def divisors(self, batch: Row) -> dict[str, Array]:
-        """Return the divisor of each loss: a head's weight; for auxiliary losses of a stack, the
-        number of its positions that are no padding.
+        """Return the divisor of each loss: the weight of a head, or the number of positions of a
+        stack that are not padding, for its auxiliary losses.
         """
         weights = {name: head.weight(batch) for name, head in self.heads.items()}
         for stack in STACKS:
@@ -298,11 +304,11 @@ class Loss:
         return jax.tree.map(lambda weight: jnp.maximum(weight, 1), weights)
 
     def mean(self, sums: AllSums, divisors: dict[str, Array]) -> Array:
-        """The scalar to minimise: the sum over heads (BERT: Devlin et al., 2019, §A.2) and
-        auxiliary losses of total_loss by its divisor.
+        """Return the scalar to minimise: total_loss by its divisor, summed over heads (as in BERT:
+        Devlin et al., 2019, §A.2) and auxiliary losses.
 
-        `sums` may be those of some rows. The divisors are those of the whole batch, so the losses
-        of devices and of microbatches add up to that of the batch, however unequal their numbers of
+        `sums` may be of only some rows, but the divisors are of the whole batch. So the losses of
+        devices and microbatches add up to the loss of the batch, even with unequal numbers of
         targets.
         """
         terms = [
@@ -320,20 +326,27 @@ class Loss:
         frozen: Params | None = None,
         merge: Callable[[Params, Params], Params] = FULL.merge,
     ) -> tuple[Params, AllSums]:
-        """The gradient of the mean over the batch, and the sums.
+        """Return the gradient of the mean over the batch, and the sums.
 
         Args:
-            merge: from the parameters that are trained, and those that are not, to all.
+            merge: merges trained and frozen parameters.
         """
 
-        def of_rows(trained, frozen, rows, key, divisors):
-            def minimised(trained, rows, key):
+        def of_rows(
+            trained: Params,
+            frozen: Params,
+            rows: Row,
+            key: Array | None,
+            divisors: dict[str, Array],
+        ) -> tuple[Params, AllSums]:
+            def minimised(trained: Params, rows: Row, key: Array | None) -> tuple[Array, AllSums]:
                 sums = self.sums(merge(trained, frozen), rows, key)
-                # Devices that share rows find the same loss: each counts for a part.
+                # Devices that share rows compute the same loss, so each counts for a part of it.
                 sharing = parts("sequence") * parts("tensor")
                 return self.mean(sums, divisors) / sharing, sums
 
             gradient = partial(jax.grad(minimised, has_aux=True), trained)
+            # Exact: rows are summed in a fixed tree, whatever the mesh and the microbatches.
             if self._exact:
                 return sum_of_parts(gradient, rows, key)
             return _over_microbatches(gradient, rows, key, self.microbatches)
@@ -341,11 +354,12 @@ class Loss:
         return self._parallel(of_rows, trained, frozen or {}, batch, key, self.divisors(batch))
 
     def evaluate(self, params: Params, batch: Row) -> AllSums:
-        """The sums over the batch, in microbatches as in training, so that evaluation needs no more
-        memory.
+        """Compute the sums over the batch, in microbatches as in training, so that evaluation needs
+        no more memory than training.
         """
 
-        def of_rows(nothing, params, rows):
+        # `nothing` takes the place of the trained parameters: no gradient is computed.
+        def of_rows(nothing: Params, params: Params, rows: Row) -> tuple[Params, AllSums]:
             sums = partial(self.sums, params)
             return nothing, _over_microbatches(sums, rows, None, self.microbatches)
 
@@ -357,12 +371,14 @@ def _count_rows(rows: Row) -> int:
 
 
 def _whole_rows(output: ModelOutput, rows: Row) -> tuple[ModelOutput, Row]:
-    """Output and rows for a head that needs whole rows, however many devices share them."""
+    """Return output and rows for a head that needs whole rows, gathered if devices share them."""
     return output._replace(hidden_states=whole_row(output.hidden_states)), rows
 
 
 def _shared_rows(output: ModelOutput, rows: Row) -> tuple[ModelOutput, Row]:
-    """Output and rows for a head that treats each position of a decoder alone."""
+    """Return this device's part of output and rows, for a head that treats each position of a
+    decoder separately.
+    """
     own = {
         name: own_positions(value) if name.startswith("decoder_") else value
         for name, value in rows.items()
@@ -371,24 +387,24 @@ def _shared_rows(output: ModelOutput, rows: Row) -> tuple[ModelOutput, Row]:
 
 
 def _own_vocabulary(model: ModelDimensions) -> Vocabulary:
-    """The part of the vocabulary that this device has the logits of."""
+    """Return the part of the vocabulary for which this device has logits."""
     rows = own_dimensions(model).embedding_rows
     ids = jnp.arange(rows) + part_number("tensor") * rows
     return Vocabulary(model.vocab_size, ids, sum_over_vocabulary, max_over_vocabulary)
 
 
 def real_positions(rows: Row, stack: str) -> Array:
-    """Positions of a stack that are no padding."""
+    """Count the positions of a stack that are not padding."""
     return (rows[_segments_key(stack)] > 0).sum()
 
 
 def _segments_key(stack: str) -> str:
-    """A backward decoder reads the rows of a decoder."""
+    """Return the key of a stack's segments. A backward decoder reads the rows of a decoder."""
     return f"{stack.removeprefix('backward_')}_segments"
 
 
 def _stack_of(name: str) -> str:
-    """The stack of an auxiliary loss.
+    """Return the stack that an auxiliary loss is of.
 
     >>> _stack_of("decoder_balance"), _stack_of("backward_decoder_balance")
     ('decoder', 'backward_decoder')
@@ -397,21 +413,22 @@ def _stack_of(name: str) -> str:
 
 
 def _over_microbatches(compute: Callable, batch: Row, key: Array | None, parts: int) -> Any:
-    """compute(rows, key), summed over microbatches one after the other."""
+    """Sum compute(rows, key) over microbatches, one after another."""
     if parts == 1:
         return compute(batch, key)
 
-    # Row r goes to microbatch r mod parts: each device splits its own rows, nothing moves.
-    def split(x):
+    # Row r goes to microbatch r mod parts. Each device splits its own rows, so no row moves.
+    def split(x: Array) -> Array:
         return x.reshape(-1, parts, *x.shape[1:]).swapaxes(0, 1)
 
     microbatches = jax.tree.map(split, batch)
     keys = None if key is None else jax.random.split(key, parts)
+    # The sum starts from zeros of the shapes that compute returns.
     first = jax.tree.map(lambda x: x[0], (microbatches, keys))
     shapes = jax.eval_shape(compute, *first)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
-    def add(total, microbatch):
+    def add(total: Any, microbatch: tuple[Row, Array | None]) -> tuple[Any, None]:
         return jax.tree.map(jnp.add, total, compute(*microbatch)), None
 
     return jax.lax.scan(add, zeros, (microbatches, keys))[0]

@@ -1,4 +1,4 @@
-"""Optimizers: update rules from optax, and where their state lies.
+"""Optimizers: update rules from optax, and the sharding of their state.
 
 An optimizer of your own needs no place here, only a config that names it by its module:
 `optimizer.name=my_module.my_rule`. It is a function like those below.
@@ -23,13 +23,13 @@ StateAxes = Callable[[Names, tuple[int, ...]], Sequence[str | None]]
 
 
 class UpdateRule(NamedTuple):
-    """An optax transformation that says how its state lies on the mesh.
+    """An optax transformation that says how its state is sharded.
 
     Attributes:
         init, update: as in optax.GradientTransformation.
-        state_axes: names the axes of the state arrays that have another shape than their
-            parameter; for those that belong to no parameter it gets no names, (). Arrays of its
-            shape lie where it does.
+        state_axes: names the axes of state arrays whose shape differs from their parameter's. For
+            arrays that belong to no parameter, it is called with no names, (). Arrays of the same
+            shape as their parameter are sharded like it.
     """
 
     init: Callable[[Any], Any]
@@ -38,7 +38,7 @@ class UpdateRule(NamedTuple):
 
 
 def whole_on_each_device(names: Names, shape: tuple[int, ...]) -> Sequence[str | None]:
-    """Name no axis, for state that is small: a StateAxes."""
+    """Name no axis, for small state that each device keeps whole: a StateAxes."""
     return [None] * len(shape)
 
 
@@ -47,8 +47,8 @@ def _is_axes(leaf: Any) -> bool:
 
 
 def is_decayed(axes: Any) -> Any:
-    """Mark the parameters with weight decay: dense kernels and lookup tables, not norms, biases
-    (T5's relative bias is one) or Shaw's relative vectors.
+    """Mark the parameters with weight decay: dense kernels and lookup tables, but not norms, biases
+    (including T5's relative bias) or Shaw's relative vectors.
     """
     return jax.tree.map(lambda names: is_kernel(names) or is_table(names), axes, is_leaf=_is_axes)
 
@@ -67,7 +67,7 @@ def _adamw(config: Optimizer, schedule: Schedule, axes: Any) -> optax.GradientTr
 
 def _lion(config: Optimizer, schedule: Schedule, axes: Any) -> optax.GradientTransformation:
     """Lion (Chen et al., 2023): the sign of the momentum. Every parameter moves by the learning
-    rate, so that a third to a tenth of AdamW's is enough, and its weight decay as much larger (§5).
+    rate, so use a third to a tenth of AdamW's, and a weight decay larger by the same factor (§5).
     """
     return optax.lion(
         schedule,
@@ -81,34 +81,38 @@ def _lion(config: Optimizer, schedule: Schedule, axes: Any) -> optax.GradientTra
 def by_label(
     rules: dict[str, optax.GradientTransformation], label: Callable[[Any], str], axes: Any
 ) -> optax.GradientTransformation:
-    """One rule for each parameter, by what `label` makes of its axis names."""
+    """Apply to each parameter the rule that `label` chooses from its axis names."""
     labels = jax.tree.map(label, axes, is_leaf=_is_axes)
-    # Optax refuses a rule that no parameter has.
+    # Optax rejects a rule that no parameter uses.
     present: Any = {name: rules[name] for name in jax.tree.leaves(labels)}
     return optax.partition(present, labels)
 
 
 def _adafactor(config: Optimizer, schedule: Schedule, axes: Any) -> UpdateRule:
     """Adafactor (Shazeer and Stern, 2018): factored second moments, updates scaled by the root mean
-    square of each parameter. The statistics of scanned layers are kept layer by layer.
+    square of each parameter. Each layer of a scanned stack has its own statistics.
     """
     if config.weight_decay:
-        fix = "set it to 0, or optimizer.name to adamw"
-        raise UserError(BAD_CONFIG, f"optimizer.weight_decay: adafactor is used without; {fix}")
+        reason = f"got {config.weight_decay}, but adafactor has no weight decay"
+        fix = "set it to 0, or set optimizer.name to adamw"
+        raise UserError(BAD_CONFIG, f"optimizer.weight_decay: {reason}; {fix}")
     rule = optax.adafactor(schedule, multiply_by_parameter_scale=True, clipping_threshold=1.0)
 
-    def label(names):
+    def label(names: Names) -> str:
         return "layers" if "layers" in names else "single"
 
+    # Scanned layers are stacked in one array; treat each layer as a parameter of its own.
     rule = by_label({"layers": _over_layers(rule), "single": rule}, label, axes)
-    # The statistics of the rows and columns of a kernel are small.
+    # Statistics of rows and columns are small, so each device keeps all of them.
     return UpdateRule(rule.init, rule.update, whole_on_each_device)
 
 
 def _over_layers(rule: optax.GradientTransformation) -> optax.GradientTransformation:
-    """The rule of one layer, mapped over the leading axis of scanned layers."""
+    """Map the rule of one layer over the leading axis of scanned layers."""
 
-    def update(updates, state, params=None):
+    def update(
+        updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, optax.OptState]:
         return jax.vmap(rule.update)(updates, state, params)
 
     return optax.GradientTransformation(jax.vmap(rule.init), update)
@@ -116,20 +120,22 @@ def _over_layers(rule: optax.GradientTransformation) -> optax.GradientTransforma
 
 def _muon(config: Optimizer, schedule: Schedule, axes: Any) -> UpdateRule:
     """Muon (Jordan et al., 2024): the momentum of each kernel [in, out], made orthogonal. Tables,
-    vectors and the kernels of heads, which predict words and labels, have AdamW.
+    vectors and the kernels of heads, which predict words and labels, use AdamW.
 
-    An orthogonal matrix is scaled to a root mean square of 0.2, about that of AdamW's updates, so
-    that one learning rate and weight decay fit both (Liu et al., 2025, §2.2).
+    The orthogonal matrix is scaled to a root mean square of 0.2, about as large as AdamW's updates,
+    so that one learning rate and weight decay suit both (Liu et al., 2025, §2.2).
     """
 
-    def label(names):
+    def label(names: Names) -> str:
         is_head = names[-1] in ("vocab", "classes")
         return "muon" if is_kernel(names) and not is_head else "adam"
 
-    def in_and_out(updates):
+    # The last two axes are a matrix; an axis of layers before them is a batch of matrices.
+    def in_and_out(updates: optax.Updates) -> optax.Updates:
         return jax.tree.map(lambda _: contrib.MuonDimensionNumbers(-2, -1), updates)
 
-    def as_large_as_adam(updates, params):
+    # An orthogonal [m, n] matrix has a root mean square of 1/√max(m, n).
+    def as_large_as_adam(updates: optax.Updates, params: optax.Params | None) -> optax.Updates:
         return jax.tree.map(lambda x: 0.2 * max(x.shape[-2:]) ** 0.5 * x, updates)
 
     rules = {
@@ -139,12 +145,13 @@ def _muon(config: Optimizer, schedule: Schedule, axes: Any) -> UpdateRule:
         ),
         "adam": optax.scale_by_adam(config.beta1, config.beta2, config.epsilon),
     }
+    # Decay and learning rate come after both rules, so they apply to all parameters alike.
     rule = optax.chain(
         by_label(rules, label, axes),
         optax.add_decayed_weights(config.weight_decay, is_decayed(axes)),
         optax.scale_by_learning_rate(schedule),
     )
-    # Beside the momentum it keeps the three coefficients of its iteration.
+    # Besides the momentum, Muon's state holds the three coefficients of its iteration.
     return UpdateRule(rule.init, rule.update, whole_on_each_device)
 
 
@@ -152,10 +159,10 @@ OPTIMIZERS = {"adamw": _adamw, "adafactor": _adafactor, "lion": _lion, "muon": _
 
 
 def make_optimizer(config: Optimizer, schedule: Schedule, axes: Any) -> UpdateRule:
-    """Return the rule that `optimizer.name` names, after clipping by the global norm.
+    """Return the rule that `optimizer.name` names, with clipping by the global norm before it.
 
     Args:
-        axes: the parameter tree as tuples of logical axis names: see transformer.parameter_axes.
+        axes: the parameter tree with tuples of logical axis names: see transformer.parameter_axes.
 
     Raises:
         UserError: for an unknown name or option.
@@ -170,23 +177,23 @@ def make_optimizer(config: Optimizer, schedule: Schedule, axes: Any) -> UpdateRu
 
 
 def check_optimizer(config: Optimizer) -> None:
-    """Refuse an optimizer or schedule that does not exist, before anything is prepared."""
+    """Reject an optimizer or schedule that does not exist, before anything is prepared."""
     find_schedule(config)
+    # Build the rule for a single kernel: this also checks its options.
     make_optimizer(config, lambda step: 0.0 * step, {"kernel": ("embed", "mlp")})
 
 
 def names_of_state(
     rule: UpdateRule, parameters: Any, names: Any
 ) -> Callable[[Any, Any], Sequence[str | None]]:
-    """Return a function from the path and shape of an array in an optimizer's state to the names of
-    its axes.
+    """Return a function (path, array) → axis names, for the arrays of an optimizer's state.
 
     Args:
-        parameters: the tree of parameters as shapes.
-        names: the same tree as tuples of axis names.
+        parameters: the parameter tree, as shapes.
+        names: the parameter tree, as tuples of axis names.
     """
-    # Optax keeps moments as trees of the parameters' own structure, somewhere within its state: the
-    # path of a moment contains that of its parameter.
+    # Optax keeps moments as trees with the structure of the parameters, somewhere in its state. So
+    # the path of a moment contains the path of its parameter.
     known: dict[str, tuple[tuple[int, ...], Names]] = {}
     leaves = jax.tree_util.tree_leaves_with_path(parameters)
     for (path, leaf), axes in zip(leaves, jax.tree.leaves(names, is_leaf=_is_axes), strict=True):
@@ -198,9 +205,10 @@ def names_of_state(
             return axes
         if leaf.size <= 1:  # such as the number of steps
             return [None] * len(leaf.shape)
+        # Only the rule itself knows the axes of an array of any other shape.
         if rule.state_axes is None:
             reason = f"its state {keystr(path)} has shape {list(leaf.shape)}, unlike a parameter"
-            fix = "return an UpdateRule whose state_axes names its axes"
+            fix = "return an UpdateRule with state_axes"
             raise UserError(BAD_CONFIG, f"optimizer.name: {reason}; {fix}")
         named = list(rule.state_axes(axes, leaf.shape))
         if len(named) != len(leaf.shape) or set(named) - {*AXES, None}:
@@ -213,9 +221,10 @@ def names_of_state(
 
 
 def _find_parameter(path: Any, known: dict[str, Any]) -> tuple[tuple[int, ...] | None, Names]:
-    """Return the shape and the axis names of the parameter that a path of the state goes through,
-    or None and no names.
+    """Return the shape and axis names of the parameter whose path is part of a path in the state;
+    None and no names if there is no such parameter.
     """
+    # Try longer pieces first, since a short piece may name another parameter.
     for start in range(len(path)):
         for end in range(len(path), start, -1):
             if found := known.get(keystr(path[start:end])):

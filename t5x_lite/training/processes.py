@@ -1,6 +1,5 @@
-"""What the processes of a run tell each other beside what their devices compute: that all run the
-same thing, and that each is still at work. It goes through the coordination service of jax, which
-knows of every process, and needs no devices.
+"""Check that all processes of a run do the same thing, and that each is still at work. They talk
+through jax's coordination service, which knows all processes and needs no devices.
 """
 
 import faulthandler
@@ -24,26 +23,26 @@ from t5x_lite import storage
 from t5x_lite.errors import BAD_CONFIG, STUCK, UserError
 
 _ARRIVE_WITHIN = 600  # seconds, from the first process to the last
-_BEATS_BEFORE_THE_END = 10  # in the time that a run is given to finish a step
-_STEPS = ("step", "data")  # what is timed; compiling, evaluating and saving may take long
-_rounds = itertools.count()  # of check_same: every process counts the same
+_BEATS_BEFORE_THE_END = 10  # heartbeats in the time that a step may take
+_STEPS = ("step", "data")  # phases with a time limit; compiling, evaluating, saving have none
+_rounds = itertools.count()  # calls of check_same, which every process counts alike
 
 
 def _client() -> Any:
-    """Of the coordination service; None: there is one process."""
+    """Return the client of the coordination service; None if there is only one process."""
     from jax._src import distributed  # as orbax does: it has no public name
 
     return distributed.global_state.client
 
 
 def check_same(facts: dict[str, str]) -> None:
-    """Refuse to start unless all processes of the run, of which there are several, have the same
-    facts.
+    """Check that all processes of a run with several processes have the same facts.
 
     Raises:
-        UserError: in every process, naming a fact and two processes that differ in it, or the
-            processes that did not arrive.
+        UserError: in every process; it names a fact and two processes that differ in it, or a
+            process that did not arrive.
     """
+    # Each process publishes its facts, then compares those of all with those of process 0.
     client, where = _client(), f"t5x_lite/facts/{next(_rounds)}"
     client.key_value_set(f"{where}/{jax.process_index()}", json.dumps(facts))
     of_first: dict[str, str] = {}
@@ -55,31 +54,32 @@ def check_same(facts: dict[str, str]) -> None:
             reason = f"process {process} did not arrive within {_ARRIVE_WITHIN} s"
             if "DEADLINE_EXCEEDED" not in str(error):
                 reason = "process 0, which coordinates the others, has ended"
-            raise UserError(BAD_CONFIG, f"{reason}; see what it says, and start again") from error
+            raise UserError(BAD_CONFIG, f"{reason}; read its output and start again") from error
         of_first = of_first or theirs
         for name in sorted({*theirs, *of_first}):
-            one, other = of_first.get(name, "not there"), theirs.get(name, "not there")
+            one, other = of_first.get(name, "missing"), theirs.get(name, "missing")
             if one != other:
-                reason = f"{name} is {one} in process 0, and {other} in process {process}"
+                reason = f"{name} is {one} in process 0, but {other} in process {process}"
                 raise UserError(BAD_CONFIG, f"{reason}; start all with the same command")
 
 
 class Heartbeat:
-    """Ends a run of several processes that has stopped: where no step is finished for long, each
-    that still lives says which does not move, writes where its own threads are, and exits with 142.
+    """End a run of several processes that is stuck. If no step finishes for too long, each process
+    that is still alive says which process does not move, writes the stacks of its own threads to a
+    file, and exits with 142.
 
     Args:
-        stacks: the file that these are written to.
-        phase: what the run does now, a name of its Stopwatch. What is no step may take long.
-        patience: seconds that a step may take, or 20 times the median step if that is longer; 0:
-            any time.
+        stacks: the file for the stacks.
+        phase: returns what the run does now, a name of its Stopwatch. Only steps are limited.
+        patience: seconds that a step may take, or 20 times the median step if that is longer; 0: no
+            limit.
     """
 
     def __init__(self, stacks: Path, phase: Callable[[], str], patience: float):
         self._stacks, self._phase, self._patience = stacks, phase, patience
         self._period = min(patience / _BEATS_BEFORE_THE_END, 5.0)
-        self._seconds: deque[float] = deque(maxlen=50)  # that the last steps took
-        self._step, self._moved = 0, time.monotonic()
+        self._seconds: deque[float] = deque(maxlen=50)  # durations of the last steps
+        self._step, self._moved = 0, time.monotonic()  # last finished step, and when it finished
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True, name="heartbeat")
 
@@ -92,15 +92,15 @@ class Heartbeat:
         self._over.set()
 
     def finished(self, step: int) -> None:
-        """A step is done."""
+        """Record that a step has finished."""
         now = time.monotonic()
         self._seconds.append(now - self._moved)
         self._step, self._moved = step, now
 
     @property
     def limit(self) -> float:
-        """Seconds that may pass from one finished step to the next; how long a step takes is known
-        after two.
+        """Seconds that may pass from one finished step to the next; infinite until two steps have
+        been timed.
         """
         if len(self._seconds) < 2:
             return math.inf
@@ -108,6 +108,7 @@ class Heartbeat:
 
     def _watch(self) -> None:
         while not self._over.wait(self._period):
+            # Time spent compiling, evaluating or saving does not count.
             if self._phase() not in _STEPS:
                 self._moved = time.monotonic()
             self._tell()
@@ -115,13 +116,15 @@ class Heartbeat:
                 self._end_unless_it_moves()
 
     def _tell(self) -> None:
-        """The others where this process is, and that it lives."""
+        """Tell the other processes where this one is, and that it is alive."""
         beat = json.dumps([self._step, self._phase(), time.monotonic()])
         key = f"t5x_lite/beats/{jax.process_index()}"
         _answer(lambda: _client().key_value_set(key, beat, allow_overwrite=True), self._period)
 
     def _others(self) -> dict[int, list] | None:
-        """What the others told last; None where process 0, which keeps it, does not answer."""
+        """Return the last heartbeat of each other process; None if process 0, which stores them,
+        does not answer.
+        """
         beats = _answer(lambda: _client().key_value_dir_get("t5x_lite/beats/"), self._period)
         if beats is None:
             return None
@@ -130,38 +133,41 @@ class Heartbeat:
 
     def _end_unless_it_moves(self) -> None:
         moved, before = self._moved, self._others()
-        # Those that live beat again meanwhile, and so does this one.
+        # Wait for three beats: processes that are alive send another one meanwhile.
         for _ in range(3):
             if self._over.wait(self._period):
                 return
             self._tell()
         after = self._others()
+        # This process has moved after all.
         if self._moved != moved or self._phase() not in _STEPS:
             return
         said = [*_culprits(before, after, self._step)]
         said.append(f"this process is at step {self._step} ({self._phase()})")
+        # Write the stacks, and push them where the run directory is mirrored.
         with open(self._stacks, "w") as file:
             faulthandler.dump_traceback(file)
         _answer(lambda: storage.push(self._stacks.parent), 2 * self._period)
         idle = time.monotonic() - moved
-        late = f"no step was finished for {idle:.0f} s, where {self.limit:.0f} s are allowed"
-        fix = f"its threads are in {self._stacks}; the same command continues"
+        late = f"no step has finished for {idle:.0f} s (limit: {self.limit:.0f} s)"
+        fix = f"{self._stacks} shows where its threads are; the same command continues"
         print(f"t5x_lite: {late}: {'; '.join(said)}; {fix}", file=sys.stderr, flush=True)
-        # Without process 0 jax would abort the others before they have spoken.
+        # When process 0 ends, jax aborts the others: give them time to print their message.
         for _ in range(4 if jax.process_index() == 0 else 0):
             time.sleep(self._period)
             self._tell()
-        os._exit(STUCK)  # the main thread may never come back
+        os._exit(STUCK)  # the main thread may never return
 
 
 def _answer(call: Callable[[], Any], patience: float) -> Any:
-    """What a call returns; None where it fails or does not return in time."""
+    """Return the result of a call; None if it fails or does not return in time."""
     answers: list[Any] = []
 
     def ask() -> None:
         with suppress(Exception):
             answers.append(call())
 
+    # A thread that never returns must not keep the process alive.
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(patience)
@@ -171,12 +177,15 @@ def _answer(call: Callable[[], Any], patience: float) -> Any:
 def _culprits(
     before: dict[int, list] | None, after: dict[int, list] | None, step: int
 ) -> Iterator[str]:
-    """Which processes do not move, from what all told at two times, each [step, phase, time]."""
+    """Name the processes that do not move, from the heartbeats [step, phase, time] of all processes
+    at two times.
+    """
     if before is None or after is None:
-        yield "process 0, which coordinates the others, gives no sign of life"
+        yield "process 0, which coordinates the others, does not respond"
         return
     for process, beat in after.items():
         if beat == before.get(process):
-            yield f"process {process} gives no sign of life"
+            yield f"process {process} does not respond"
+        # A process that is behind, or waits for data, holds the others up.
         elif beat[0] < step or beat[1] == "data":
             yield f"process {process} is at step {beat[0]} ({beat[1]})"

@@ -1,6 +1,6 @@
-"""What the devices of a run compute, as far as it follows from its config and from the sizes of its
-vocabulary and rows. It needs no text, and none of the devices: `train` runs it, and what another
-machine's compiler makes of it can be looked at here.
+"""The compiled steps of a run. They follow from its config and the sizes of its vocabulary and
+rows, so they need neither text nor the devices: `train` runs them, and `plan` traces and compiles
+them for devices of another machine.
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,29 +40,32 @@ class Program:
     """The mesh of a run, its loss, and the steps that are compiled.
 
     Attributes:
-        resolved: the run, its vocabulary padded for the mesh.
-        arrangement: a sentence that says how mesh.preset was understood; empty without.
+        resolved: the run, with its vocabulary padded for the mesh.
+        arrangement: a sentence that says which mesh mesh.preset chose; empty without a preset.
 
     Args:
-        raw_tokens: that a batch reads, for schedules that count them.
-        devices: over which; None: all that are here. With those of a hardware.Topology it can be
-            traced, with those of a compiler, lowered.
+        raw_tokens: tokens that a batch reads, for schedules that count them.
+        devices: the devices to use; None: all devices here. Devices of a hardware.Topology allow
+            tracing, those of a compiler also lowering.
 
     Raises:
-        UserError: for what does not divide over the mesh.
+        UserError: if something does not divide over the mesh.
     """
 
     def __init__(
         self, resolved: Resolved, raw_tokens: float = 0.0, devices: Sequence[Any] | None = None
     ):
         config = resolved.config
-        self.resolved = resolved  # until the mesh is known, for which its vocabulary is padded
+        self.resolved = resolved  # replaced below, once the mesh is known
         self._raw_tokens = raw_tokens
         devices = jax.devices() if devices is None else devices
         shape = resolved.rows.shape
+
+        # Choose the mesh: the sizes of the config, or those that its preset finds for this model.
         lengths = [length for length in (shape.encoder, shape.decoder) if length]
         sizes, self.arrangement = config.mesh, ""
         if sizes.preset:
+            # Microbatches are computed one after another, so only one has to divide and to fit.
             rows = config.data.batch_size // config.training.microbatches
             work = Workload(
                 rows=rows,
@@ -74,54 +77,60 @@ class Program:
             sizes, self.arrangement = arrange(sizes, work, devices)
         self.mesh = make_mesh(sizes, devices)
         check_model(resolved.model, shape, replace(sizes, **self.mesh.shape), devices[0].platform)
+        # Pad the vocabulary, so that its rows divide over the devices that share it.
         model = padded_for(self.mesh, resolved.model)
         self.resolved = replace(resolved, model=model)
+
+        # Check that rows divide over the mesh, also in an exact sum over all of them.
         check_batch(config.data.batch_size, config.training.microbatches, self.mesh)
         if config.training.exact:
             exact.check(config.data.batch_size, dict(self.mesh.shape))
             if has_experts(model):
                 reason = "experts are balanced over the rows of all devices at once"
                 raise UserError(BAD_CONFIG, f"training.exact: {reason}; set it to False")
+
+        # The loss, whose gradient is computed on all devices of the mesh.
         line = line_of_devices(self.mesh)
         parallel = make_parallelism(model, config.mesh.reduce_dtype, line, config.training.exact)
         packed, heads = resolved.rows.packed, resolved.heads
         self.loss = Loss(model, packed, heads, config.training, parallel, resolved.rows.loss)
 
     def _state_bytes(self) -> int:
-        """Bytes of parameters, gradients and optimizer state."""
+        """Return the bytes of parameters, gradients and optimizer state."""
         model = self.resolved.model
         state = state_shapes(model, self.optimizer, self.adaptation)
         _, untrained = self.adaptation.split_shapes(parameter_shapes(model))
+        # Gradients have the shapes of the trained parameters.
         everything = (state.params, state, untrained)
         return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(everything))
 
     @contextmanager
     def within(self) -> Iterator[None]:
-        """The mesh and the rules under which everything is traced."""
+        """Use the mesh and the sharding rules under which everything is traced."""
         with use_mesh(self.mesh, self.resolved.model):
             yield
 
     @cached_property
     def eval_step(self) -> Any:
-        """(parameters, batch) → the sums of the loss."""
+        """Compiled function: (parameters, batch) → sums of the loss."""
         return jax.jit(self.loss.evaluate, out_shardings=replicated(self.mesh))
 
     @cached_property
     def schedule(self) -> Schedule:
-        """Step → learning rate."""
+        """Learning rate as a function of the step."""
         optimizer = self.resolved.config.optimizer
         return make_schedule(optimizer, self.resolved.steps, self._raw_tokens)
 
     @cached_property
     def adaptation(self) -> Adaptation:
-        """Which parameters are trained."""
+        """The choice of trained parameters, checked against the model."""
         adaptation = parse_adaptation(self.resolved.config.adapt)
         adaptation.check(self.resolved.model)
         return adaptation
 
     @cached_property
     def optimizer(self) -> UpdateRule:
-        """The update rule, for the parameters that are trained."""
+        """Update rule of the trained parameters."""
         axes = self.adaptation.trained_part(parameter_axes(self.resolved.model))
         return make_optimizer(self.resolved.config.optimizer, self.schedule, axes)
 
@@ -132,18 +141,18 @@ class Program:
 
     @property
     def shapes(self) -> TrainState:
-        """The state as shapes; nothing is allocated."""
+        """The state as shapes, without allocating anything."""
         return self._state[0]
 
     @property
     def shardings(self) -> TrainState:
-        """The sharding of each array of the state."""
+        """Sharding of each array of the state."""
         return self._state[1]
 
     @cached_property
     def train_step(self) -> Any:
-        """(state, batch, parameters that are not trained) → (state, metrics). It donates its input
-        state: the new one reuses its memory.
+        """Compiled function: (state, batch, frozen parameters) → (state, metrics). The input state
+        is donated: the new state reuses its memory.
         """
         seed = self.resolved.config.seed
         return jax.jit(
@@ -153,23 +162,25 @@ class Program:
         )
 
     def trace(self) -> jax.stages.Traced:
-        """The train step of a run on text: its `jaxpr`, and `lower()`, ready for the compiler of
-        its devices. Nothing is allocated.
+        """Trace the train step of a run on text, without allocating anything. The result has
+        `jaxpr`, and `lower()` for the compiler of the devices.
         """
         rows = self.resolved.rows
+        # A batch as shapes, with its rows sharded over the devices that share the batch.
         by_rows = NamedSharding(self.mesh, PartitionSpec(BATCH))
         batch_size = self.resolved.config.data.batch_size
         batch = {
             key: jax.ShapeDtypeStruct((batch_size, *shape), dtype, sharding=by_rows)
             for key, (shape, dtype) in row_types(rows.shape, rows.has_sentence_pairs).items()
         }
+        # The state is also given as shapes, each with its sharding.
         state = jax.tree.map(_placed, self.shapes, self.shardings)
         with self.within():
             return self.train_step.trace(state, batch, self.frozen)
 
     @property
     def frozen(self) -> Any:
-        """The parameters that are not trained, as shapes, and where they lie."""
+        """The frozen parameters as shapes, with their shardings."""
         _, shapes = self.adaptation.split_shapes(parameter_shapes(self.resolved.model))
         untrained: Any = flatten_dict(shapes)
         where = self.parameters
@@ -179,7 +190,7 @@ class Program:
 
     @cached_property
     def parameters(self) -> dict[tuple[str, ...], jax.ShapeDtypeStruct]:
-        """Shape and sharding of each parameter, by path."""
+        """Shape, type and sharding of each parameter, by path."""
         model = self.resolved.model
         shapes = parameter_shapes(model)
         placed = jax.tree.map(_placed, shapes, parameter_shardings(model, self.mesh))

@@ -56,7 +56,7 @@ _OUTPUTS_OF_TASKS = ("classifier/output", "token_head/output")
 
 
 def fixed_settings(config: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a config as data, flat, that may not differ when a run continues."""
+    """Return the settings, as a flat dict, that must not change when a run continues."""
     free = settings_with(RunConfig, RESUMABLE, LOCAL)
     return {key: value for key, value in flatten(config).items() if key not in free}
 
@@ -68,14 +68,13 @@ def fixed_settings(config: dict[str, Any]) -> dict[str, Any]:
 def owned(
     workdir: Path, config: RunConfig, steps: int, data: RunData, take_over: bool = False
 ) -> Iterator[None]:
-    """Hold the directory for this run alone and record its config, data and tokenizer there.
+    """Lock the directory for this run, and record its config, data and tokenizer there.
 
     Args:
         take_over: see locks.only_writer.
 
     Raises:
-        UserError: where another run is going on, or the directory's run had other settings or other
-            text.
+        UserError: if another run is using the directory, or its run had other settings or text.
     """
     is_main = jax.process_index() == 0
     with ExitStack() as stack:
@@ -107,7 +106,7 @@ def owned(
 
 
 def is_same(a: Path, b: Path) -> bool:
-    """True if both paths name one directory."""
+    """Return True if both paths name the same directory."""
     return str(storage.durable_path(a.resolve())) == str(storage.durable_path(b.resolve()))
 
 
@@ -119,6 +118,7 @@ def facts(config: RunConfig, workdir: Path, data: RunData) -> dict[str, str]:
     settings = flatten(to_dict(config))
     shared = {key: str(value) for key, value in settings.items() if key not in local}
     text = {key: str(data.manifest[key]) for key in ("tokenizer", "train", "validation")}
+    # Processes with different code or libraries may compile different programs, and hang.
     code = hashlib.sha256()
     for path in sorted(Path(__file__).parent.parent.rglob("*.py")):
         code.update(path.read_bytes())
@@ -137,7 +137,7 @@ def _cannot_write(workdir: Path, error: OSError) -> UserError:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a file that is whole, or as it was before."""
+    """Write a file in one step: it is complete, or unchanged."""
     partial = path.with_name(path.name + ".partial")
     partial.write_text(text)
     os.replace(partial, path)
@@ -153,8 +153,8 @@ def _check_nothing_foreign(workdir: Path) -> None:
 
 
 def _check_same_run(workdir: Path, config: RunConfig, steps: int) -> None:
-    """Refuse settings other than those that the directory's run was started with."""
-    # A run is not continued backwards.
+    """Reject settings that differ from those the directory's run was started with."""
+    # A run cannot go back to an earlier step.
     saved = max(saved_steps(workdir / "checkpoints"), default=0)
     if saved > steps:
         reason = f"got {steps}, but the run in {workdir} has done {saved}"
@@ -162,7 +162,7 @@ def _check_same_run(workdir: Path, config: RunConfig, steps: int) -> None:
             BAD_CONFIG,
             f"training.steps: {reason}; give at least that many, or name another --workdir",
         )
-    # Nothing that decides what is learned may change.
+    # Settings that affect what is learned must not change.
     if not (workdir / "config.json").exists():
         return
     before = load_run_config(workdir / "config.json")
@@ -186,7 +186,7 @@ def _check_same_run(workdir: Path, config: RunConfig, steps: int) -> None:
 
 
 def saved_steps(checkpoints: Path) -> list[int]:
-    """The steps of the checkpoints in a directory."""
+    """Return the steps of the complete checkpoints in a directory."""
     directory = storage.durable_path(checkpoints)
     if not directory.is_dir():
         return []
@@ -195,7 +195,7 @@ def saved_steps(checkpoints: Path) -> list[int]:
 
 
 def check_same_text(workdir: Path, data: RunData) -> None:
-    """Refuse text, or examples, that are not those the run in `workdir` was started on."""
+    """Reject text or examples other than those the run in `workdir` was started on."""
     if not (workdir / "corpus.json").exists():
         return
     recorded = read_json(workdir / "corpus.json", "bring it back")
@@ -210,8 +210,8 @@ def check_same_text(workdir: Path, data: RunData) -> None:
 
 
 def create(workdir: Path, config: RunConfig, tokenizer: Tokenizer, params: Params) -> None:
-    """A run directory of a model that was not trained here: its config, tokenizer, and parameters
-    as step 0. Runs with that config start from it.
+    """Create a run directory for a model that was not trained here: its config, its tokenizer, and
+    its parameters as step 0. Runs with this config start from these parameters.
     """
     if workdir.exists() and (not workdir.is_dir() or any(workdir.iterdir())):
         raise UserError(USAGE, f"--workdir={workdir}: exists; name another directory")
@@ -234,39 +234,40 @@ def create(workdir: Path, config: RunConfig, tokenizer: Tokenizer, params: Param
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """A model read back: what it is, its tokenizer, its parameters, and where they lie."""
+    """A model loaded from a run directory, with its tokenizer and parameters."""
 
-    config: RunConfig  # as written
-    rows: RowPlan | TaskPlan  # what it was trained on
+    config: RunConfig  # as written in the directory
+    rows: RowPlan | TaskPlan  # rows that it was trained on
     model: ModelDimensions
     tokenizer: Tokenizer
     params: Params
-    step: int  # that it was trained for
-    mesh: DeviceMesh | None = None  # over which the parameters are sharded; None: one device
-    permitted: Modules = field(default_factory=permitted_code)  # whose code its config may name
+    step: int  # number of steps that it was trained for
+    mesh: DeviceMesh | None = None  # mesh over which parameters are sharded; None: one device
+    permitted: Modules = field(default_factory=permitted_code)  # modules that its config may name
 
     def check_predicts_tokens(self, command: str) -> None:
-        """Raise UserError where the model has no language model head, or reads a prompt that it
+        """Raise UserError if the model has no language model head, or reads a prompt that it
         learned with a task.
         """
         if self.model.prompt_length:
             reason = f"this model reads a prompt that it learned with {self.rows}"
-            raise UserError(USAGE, f"{command}: {reason}; evaluate --task={self.rows} gives it")
+            raise UserError(USAGE, f"{command}: {reason}; use evaluate --task={self.rows}")
         if not self.model.lm_head:
-            reason = "this model has no head that predicts tokens; it can embed"
-            raise UserError(USAGE, f"{command}: {reason}, or be trained with model.lm_head=True")
+            reason = "this model has no head that predicts tokens"
+            fix = "use embed, or train it with model.lm_head=True"
+            raise UserError(USAGE, f"{command}: {reason}; {fix}")
 
     @contextmanager
     def within(self) -> Iterator[None]:
-        """The mesh, the rules and the user's code that the model is used with."""
+        """Use the model's mesh and sharding rules, and permit the user's code that it needs."""
         with user_code(self.permitted), use_mesh(self.mesh, self.model, split_rows=False):
             yield
 
 
 def read(workdir: Path) -> tuple[Resolved, Tokenizer]:
-    """Read the config of the run in a directory, resolved, and its tokenizer.
+    """Read the resolved config and the tokenizer of the run in a directory.
 
-    Its config.json is data: it imports only what `config.permission.user_code` permits.
+    config.json is data: only modules that `config.permission.user_code` permits are imported.
     """
     config = load_run_config(workdir / "config.json")
     tokenizer = tokenizers.load(workdir / "tokenizer")
@@ -282,7 +283,7 @@ def open_data(
     task.
 
     Raises:
-        UserError: where they are no longer the same.
+        UserError: if they have changed.
     """
     config, rows = resolved.config, resolved.rows
     if isinstance(rows, TaskPlan):
@@ -295,14 +296,14 @@ def open_data(
 
 
 def load(workdir: Path, mesh: Mesh | None = None) -> LoadedModel:
-    """The newest checkpoint of a run directory; parameters of float64 in float32, unless jax has 64
-    bits.
+    """Load the newest checkpoint of a run directory. float64 parameters are loaded as float32,
+    unless jax has 64 bits enabled.
 
     Args:
-        mesh: over which devices the parameters are sharded; None: on one device.
+        mesh: mesh to shard the parameters over; None: one device.
 
     Raises:
-        UserError: where there is no checkpoint.
+        UserError: if there is no checkpoint.
     """
     resolved, tokenizer = read(workdir)
     device_mesh = None if mesh is None else make_mesh(mesh)
@@ -315,7 +316,10 @@ def load(workdir: Path, mesh: Mesh | None = None) -> LoadedModel:
 
 
 def model_here(model: ModelDimensions) -> ModelDimensions:
-    """The model as this process computes it: this may be another device, or have no 64 bits."""
+    """Return the model as this process can compute it: on its own kind of device, and in float32 if
+    64 bits are not enabled.
+    """
+    # The kernel in the config may not exist on this device.
     here = replace(model, attention_kernel="auto")
     if model.dtype == "float64" and not jax.config.read("jax_enable_x64"):
         return replace(here, dtype="float32")
@@ -343,7 +347,7 @@ def _load_parameters(
         reason = f"its parameters are those of {base}, which is not there"
         raise UserError(NO_FILE, f"{workdir}: was adapted from another model; {reason}")
     check_same_base(workdir, base)
-    # Of the base, what is in the whole model; its own head is left out.
+    # Take from the base only parameters that the adapted model has, so not its own head.
     theirs, _ = read(base)
     of_base = _parameters_for(model, base, theirs, mesh)
     wanted: Any = flatten_dict(shapes)
@@ -366,7 +370,7 @@ def _parameters_for(
 def _restore(
     workdir: Path, resolved: Resolved, shapes: Params, shardings: Params, axes: Params
 ) -> tuple[Params, int]:
-    """The parameters in the newest checkpoint; of a run on a task in the best."""
+    """Restore the parameters from the newest checkpoint or, for a run on a task, the best one."""
     directory = _checkpoints_of(workdir)
     if not storage.durable_path(directory).is_dir():
         raise UserError(NO_FILE, f"{workdir}: no checkpoint yet; train first")
@@ -392,7 +396,7 @@ _BASE = "base.json"  # which model a run adapts
 
 
 def record_base(workdir: Path, base: Path) -> None:
-    """Record which model the run in a directory adapts, or refuse another one."""
+    """Record which model the run in a directory adapts. If one is recorded, reject another."""
     if (workdir / _BASE).exists():
         return check_same_base(workdir, base)
     record = {"base": str(base), "checkpoint": _checkpoint_hash(base)}
@@ -400,7 +404,7 @@ def record_base(workdir: Path, base: Path) -> None:
 
 
 def check_same_base(workdir: Path, base: Path) -> None:
-    """Refuse a base with other parameters than those that were adapted."""
+    """Reject a base whose parameters have changed since it was adapted."""
     recorded = read_json(workdir / _BASE, "bring it back")
     if recorded.get("checkpoint") != _checkpoint_hash(base):
         reason = f"{base} no longer holds the parameters that it was adapted from"
@@ -408,7 +412,7 @@ def check_same_base(workdir: Path, base: Path) -> None:
 
 
 def _checkpoint_hash(workdir: Path) -> str:
-    """A hash of the files that a model's parameters are read from."""
+    """Return a hash of the files that a model's parameters are read from."""
     directory = _checkpoints_of(workdir)
     newest = directory / str(max(saved_steps(directory), default=""))
     digest = hashlib.sha256()
@@ -422,14 +426,12 @@ def _checkpoint_hash(workdir: Path) -> str:
 
 
 def check_init_from(resolved: Resolved, tokenizer: Tokenizer) -> None:
-    """Refuse to start from the parameters of a model of another body, or of other tokens. Heads may
-    differ.
-    """
+    """Reject init_from if its model has another body or another tokenizer. Heads may differ."""
     directory = storage.local_path(resolved.config.init_from)
-    # Whoever starts a run with objectives of their own may start it from a run with the same.
     theirs, their_tokenizer = read(directory)
+    # Start from the settings that may differ.
     free = settings_with(ModelDimensions, COMPUTATION, HEADS, OUTPUT)
-    # What adapts a model may be new, but what it was adapted by may not be left out.
+    # An adaptation may be added, but one that init_from has must be kept.
     for name in settings_with(ModelDimensions, ADAPTATION):
         if not getattr(theirs.model, name):
             free.add(name)
@@ -452,14 +454,13 @@ def check_init_from(resolved: Resolved, tokenizer: Tokenizer) -> None:
 
 
 def merge_parameters(resolved: Resolved, fresh: Params, mesh: DeviceMesh) -> tuple[Params, str]:
-    """The parameters of init_from where they fit, fresh ones elsewhere: a head that it does not
-    have is new.
+    """Take the parameters of init_from where they fit, and fresh ones for heads that it lacks.
 
     Returns:
         the parameters, and a line that says what was loaded, left out and newly drawn.
 
     Raises:
-        UserError: where something other than a head does not fit.
+        UserError: if a parameter other than a head's does not fit.
     """
     directory = storage.local_path(resolved.config.init_from)
     theirs, _ = read(directory)
@@ -467,8 +468,8 @@ def merge_parameters(resolved: Resolved, fresh: Params, mesh: DeviceMesh) -> tup
     old: Any = flatten_dict(params, sep="/")
     new: Any = flatten_dict(fresh, sep="/")
 
-    # Each parameter of the new model: from there if it fits, as drawn if it is a head's. What tells
-    # the labels of a task apart is always new, unless it comes from the same task.
+    # Take each parameter from init_from if it fits, or as drawn if it is a head's. The layer that
+    # tells the labels of a task apart is always new, unless init_from was trained on that task.
     is_new_task = resolved.config.task.name != theirs.config.task.name
     merged, drawn = {}, []
     for path, leaf in new.items():
@@ -495,6 +496,6 @@ def merge_parameters(resolved: Resolved, fresh: Params, mesh: DeviceMesh) -> tup
 
 
 def _may_be_new(model: ModelDimensions, path: tuple[str, ...]) -> bool:
-    """Return True for a parameter that is drawn where init_from does not have it."""
+    """Return True for a parameter that may be drawn if init_from does not have it."""
     of_companion = model.companion(path[0]) is not None
     return of_companion or is_of_head(path[0]) or is_added(path)

@@ -22,8 +22,8 @@ class Place(NamedTuple):
     Attributes:
         step: counted from 1.
         warmup: length of the warm-up in steps, at least 1.
-        decayed: the share of the decay that is over: 0 at the end of the warm-up, 1 at
-            `optimizer.decay_steps`, or at the end of the run.
+        decayed: fraction of the decay that is done: 0 at the end of the warm-up, 1 at
+            `optimizer.decay_steps` or, without that, at the end of the run.
     """
 
     step: Any
@@ -31,27 +31,27 @@ class Place(NamedTuple):
     decayed: Any
 
 
-# Each returns the learning rate after the warm-up, as a share of the peak.
+# Each of these returns the learning rate after the warm-up, as a fraction of the peak.
 
 
 def constant(place: Place, config: Optimizer) -> jax.Array:
-    """The peak."""
+    """Stay at the peak."""
     return jnp.ones(())
 
 
 def linear(place: Place, config: Optimizer) -> jax.Array:
-    """A line down to final_lr_ratio."""
+    """Decay along a line to final_lr_ratio."""
     return 1 - (1 - config.final_lr_ratio) * place.decayed
 
 
 def cosine(place: Place, config: Optimizer) -> jax.Array:
-    """Half a cosine down to final_lr_ratio (Loshchilov and Hutter, 2017)."""
+    """Decay along half a cosine to final_lr_ratio (Loshchilov and Hutter, 2017)."""
     final = config.final_lr_ratio
     return final + (1 - final) * 0.5 * (1 + jnp.cos(jnp.pi * place.decayed))
 
 
 def inverse_square_root(place: Place, config: Optimizer) -> jax.Array:
-    """The peak at the end of the warm-up, half of it at four times as many steps (T5)."""
+    """Decay as 1/√step (T5): half the peak after four times as many steps as the warm-up."""
     return jnp.sqrt(place.warmup / jnp.maximum(place.step, place.warmup))
 
 
@@ -81,6 +81,7 @@ def depends_on_end(config: Optimizer) -> bool:
     if config.decay_steps:
         return False
     share = find_schedule(config)
+    # A schedule that does not change over the decay does not depend on where the decay ends.
     tenths = [share(Place(100, 10.0, tenth / 10), config) for tenth in range(11)]
     return len({float(value) for value in tenths}) > 1
 
@@ -88,20 +89,21 @@ def depends_on_end(config: Optimizer) -> bool:
 def make_schedule(config: Optimizer, steps: int, raw_tokens_per_step: float) -> Schedule:
     """Return the learning rate of each step: a linear warm-up, then the schedule.
 
-    The first step already has a rate just above initial_lr_ratio × peak, the last step of a decay
-    exactly final_lr_ratio × peak.
+    The rate of the first step is just above initial_lr_ratio × peak; the rate of the last step of a
+    decay is exactly final_lr_ratio × peak.
 
     Args:
-        steps: of the whole run; the decay ends with them where decay_steps is 0.
-        raw_tokens_per_step: converts a warm-up and a decay that are given in tokens.
+        steps: steps of the whole run, where the decay ends if decay_steps is 0.
+        raw_tokens_per_step: converts a warm-up and a decay in tokens to steps.
     """
     share = find_schedule(config)
+    # Convert tokens to steps; the result may be a fraction of a step.
     unit = raw_tokens_per_step if config.schedule_unit == "tokens" else 1
     warmup = config.warmup_steps / unit
     decay = config.decay_steps / unit if config.decay_steps else steps
 
-    def schedule(step):
-        n = step + 1.0
+    def schedule(step: Any) -> jax.Array:
+        n = step + 1.0  # counted from 1, so the first step of a warm-up from 0 has a rate above 0
         warmed = jnp.minimum(n / max(warmup, 1.0), 1.0)
         during_warmup = config.initial_lr_ratio + (1 - config.initial_lr_ratio) * warmed
         decayed = jnp.clip((n - warmup) / max(decay - warmup, 1.0), 0.0, 1.0)

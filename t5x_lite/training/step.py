@@ -22,7 +22,7 @@ from t5x_lite.training.schedules import Schedule
 
 
 class TrainState(struct.PyTreeNode):
-    """Data only: how many steps are done, the parameters, and the optimizer's state."""
+    """The state of a run, data only: number of steps done, parameters, optimizer state."""
 
     step: Any
     params: Any
@@ -30,12 +30,12 @@ class TrainState(struct.PyTreeNode):
 
 
 def fresh_parameters(model: ModelDimensions, seed: int) -> Params:
-    """Draw all parameters: a function of the seed only."""
+    """Draw all parameters, as a function of only the seed."""
     return nn.meta.unbox(initialise(model, jax.random.key(seed)))
 
 
 def first_state(trained: Params, optimizer: UpdateRule) -> TrainState:
-    """The state before the first step."""
+    """Return the state before the first step."""
     return TrainState(jnp.zeros((), jnp.int32), trained, optimizer.init(trained))
 
 
@@ -50,7 +50,7 @@ def create_state(
     optimizer: UpdateRule,
     shardings: TrainState,
 ) -> TrainState:
-    """A fresh state, every array made where it is to lie."""
+    """Return a fresh state, with each array made on the devices that hold it."""
     make = jax.jit(lambda: fresh_state(model, seed, optimizer), out_shardings=shardings)
     return make()
 
@@ -60,7 +60,7 @@ def state_shapes(
     optimizer: UpdateRule,
     adaptation: Adaptation = FULL,
 ) -> TrainState:
-    """The state as shapes; nothing is allocated."""
+    """Return the state as shapes, without allocating anything."""
     trained, _ = adaptation.split_shapes(parameter_shapes(model))
     return jax.eval_shape(partial(first_state, optimizer=optimizer), trained)
 
@@ -71,9 +71,10 @@ def state_shardings(
     mesh: DeviceMesh,
     adaptation: Adaptation = FULL,
 ) -> tuple[TrainState, TrainState]:
-    """The state's shapes, and where each of its arrays lies; nothing is allocated."""
+    """Return the state's shapes and shardings, without allocating anything."""
     shapes = state_shapes(model, optimizer, adaptation)
     params = adaptation.trained_part(parameter_shardings(model, mesh))
+    # Optimizer state is sharded by the axis names of the parameter it belongs to.
     axes = adaptation.trained_part(split_axes(model))
     names_of = names_of_state(optimizer, shapes.params, axes)
     opt_state = placement.optimizer_shardings(shapes.opt_state, names_of, model.num_kv_heads, mesh)
@@ -81,7 +82,7 @@ def state_shardings(
 
 
 def parameter_shardings(model: ModelDimensions, mesh: DeviceMesh) -> Any:
-    """Return where each parameter of a model lies."""
+    """Return the sharding of each parameter of a model."""
     return placement.parameter_shardings(split_axes(model), model.num_kv_heads, mesh)
 
 
@@ -92,16 +93,19 @@ def make_train_step(
     schedule: Schedule,
     adaptation: Adaptation = FULL,
 ) -> Callable[..., tuple[TrainState, dict]]:
-    """(state, batch, frozen) → (state, metrics): the sums of the loss, the learning rate, and the
-    norms of gradient and parameters. `frozen` are the parameters that are not trained.
+    """Return the train step, a function (state, batch, frozen) → (state, metrics).
+
+    The metrics are the sums of the loss, the learning rate, and the norms of gradient and
+    parameters. `frozen` holds the parameters that are not trained.
     """
 
     def train_step(
         state: TrainState, batch: Row, frozen: Params | None = None
     ) -> tuple[TrainState, dict]:
-        # All that is drawn is a function of (seed, step): a run that continues draws the same.
+        # The key is a function of (seed, step), so a continued run draws the same numbers.
         key = jax.random.fold_in(jax.random.key(seed), state.step)
         grads, sums = loss.gradient(state.params, batch, key, frozen, adaptation.merge)
+        # Frozen parameters have no gradient and no optimizer state.
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         step_metrics = {

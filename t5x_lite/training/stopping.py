@@ -1,10 +1,11 @@
-"""Ending a run early: Ctrl-C and SIGTERM save first, and all processes agree on the step."""
+"""End a run early: Ctrl-C and SIGTERM save first, and all processes stop after the same step."""
 
 import os
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 import jax
 from jax.experimental import multihost_utils
@@ -13,14 +14,15 @@ from t5x_lite.errors import INTERRUPTED, TERMINATED
 
 
 class StopSignal:
-    """Ctrl-C and SIGTERM ask the run to save and end after the current step."""
+    """Turn Ctrl-C and SIGTERM into a request to save and stop after the current step."""
 
     def __init__(self):
         self._code = 0
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Install the handlers while the run goes on. With several processes jax owns SIGTERM."""
+        """Install the handlers during a run. With several processes, jax handles SIGTERM."""
+        # Python allows signal handlers in the main thread only.
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -34,23 +36,24 @@ class StopSignal:
             for number, handler in previous.items():
                 signal.signal(number, handler)
 
-    def _handle(self, number, frame):
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGTERM:
             self._code = TERMINATED
             return
         self._code = INTERRUPTED
-        # A second Ctrl-C ends it at once.
+        # A second Ctrl-C ends the run at once.
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        # Jax listens for SIGTERM alone, and tells the other processes.
+        # Jax only listens for SIGTERM, and then tells the other processes.
         if jax.process_count() > 1:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def exit_code(self, step: int) -> int:
-        """The exit code to end with after this step, 0 to go on. Every process must ask at every
-        step.
+        """Return the exit code to end with after this step, or 0 to go on. Every process must ask
+        after every step.
         """
         if jax.process_count() == 1:
             return self._code
+        # True in all processes at the same step, after any of them got a signal.
         if multihost_utils.reached_preemption_sync_point(step):
             return self._code or TERMINATED
         return 0

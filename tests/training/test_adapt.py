@@ -130,16 +130,16 @@ def test_what_is_no_adaptation(text, words):
 def test_layers_that_repeat_are_trained_together(make):
     experts = {"model.num_layers": 4, "model.feed_forward": "experts(num=2, every=2)"}
     resolved, _ = make("causal_lm", "decoder", **experts)
-    with pytest.raises(UserError, match="adapt=last: got 3, but layers repeat after 2"):
+    with pytest.raises(UserError, match="adapt=last: got 3, but layers repeat every 2"):
         parse_adaptation("last(3)").check(resolved.model)
 
 
 def test_a_model_is_adapted_as_it_says_and_from_another(make, tmp_path):
     resolved, _ = make(adapt="lora(2)", **{"model.lora_rank": 8})
-    words = r"model.lora_rank: got 8, which does not go with adapt=lora; set it to 2"
+    words = r"model.lora_rank: got 8, but adapt=lora needs 2; set it to 2"
     with pytest.raises(UserError, match=words):
         parse_adaptation("lora(2)").check(resolved.model)
     resolved, corpus = make(adapt="last(1)")
-    with pytest.raises(UserError, match=r"adapt=last\(1\): name what is adapted with init_from"):
+    with pytest.raises(UserError, match=r"adapt=last\(1\): set init_from to the run directory"):
         loop.train(resolved, text_data(resolved, corpus), tmp_path / "run")
     assert not (tmp_path / "run").exists()

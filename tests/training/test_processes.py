@@ -134,7 +134,7 @@ def test_processes_that_differ_say_in_what(tmp_path, config_file, differs):
         assert process.returncode == 78, err
         (line,) = (line for line in err.splitlines() if line.startswith("t5x_lite: "))
         assert line.startswith(f"t5x_lite: {differs} is ")
-        assert "in process 0, and " in line
+        assert "in process 0, but " in line
         assert "in process 1; start all with the same command" in line
     assert not (tmp_path / "a").exists()
 
@@ -158,7 +158,7 @@ def test_a_process_that_has_stopped_is_named(tmp_path, config_file, number, word
         _, err = other.communicate(timeout=120)
         assert other.returncode == 142, err
         (line,) = (line for line in err.splitlines() if line.startswith("t5x_lite: "))
-        assert f"{words} gives no sign of life; this process is at step" in line
+        assert f"{words} does not respond; this process is at step" in line
         assert "_train_steps" in (workdir / f"stacks-{1 - number}.txt").read_text()
     finally:
         for process in (first, second):
