@@ -227,6 +227,7 @@ def make_batches(plan: RowPlan, data: Data, seed: int, corpus: Corpus, split: st
         share * member.rate for share in source_rates(sources, data) for member in plan.members
     ]
     pattern = mixture_pattern(rates)
+    # One stream for each source and member; windows come in the same order as the rates.
     if split == "train":
         windows = _training_windows(plan, data, seed, sources, pattern, vocabulary.eos)
     else:
@@ -246,9 +247,10 @@ def make_batches(plan: RowPlan, data: Data, seed: int, corpus: Corpus, split: st
             zip(product(sources, plan.members), windows, strict=True)
         )
     ]
+    # Sentence pairs take their negatives from another document.
     for stream in streams:
         if stream.objective.traits.windows_per_row == 2 and len(stream.documents) < 2:
-            reason = f"{split} has one document, but {stream.objective} reads of two"
+            reason = f"{split} has one document, but {stream.objective} needs two"
             fix = "give more text, or set data.document"
             raise UserError(BAD_DATA, f"data.source: {stream.source}: {reason}; {fix}")
     return Batches(tuple(streams), pattern, data.batch_size)

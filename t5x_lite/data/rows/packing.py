@@ -38,6 +38,7 @@ def pack(sizes: np.ndarray, room: np.ndarray, order: np.ndarray) -> np.ndarray:
     row_number = np.zeros(_OPEN_ROWS, np.int64)
     rows = 0
     for example in order:
+        # A row must have enough of every resource; how full it is counts all of them.
         fits = (free >= sizes[example]).all(1)
         total_free = free.sum(1)
         # Take the fullest row with enough room.
@@ -80,6 +81,7 @@ class PackedExamples:
     def __post_init__(self):
         if not len(self.examples):
             raise UserError(BAD_DATA, "there is no example to train on; give some")
+        # Reject oversized examples here, by index, before any epoch is planned.
         too_long = np.flatnonzero((self._sizes > self._room).any(1))
         if len(too_long):
             size, room = self._sizes[too_long[0]].tolist(), self._room.tolist()
@@ -105,6 +107,7 @@ class PackedExamples:
             sizes = sizes.sum(1, keepdims=True)
         if self.shape.labels:
             sizes = np.append(sizes, np.ones((len(sizes), 1), np.int64), 1)
+        # Sum over the pairs of each example, which stay together.
         sizes = np.add.reduceat(sizes, self._first_pairs[:-1])
         if self.examples_per_row:
             sizes = np.append(sizes, np.ones((len(sizes), 1), np.int64), 1)
@@ -193,6 +196,7 @@ class PackedExamples:
 
     def _examples_of_row(self, row: int) -> np.ndarray:
         """Return the examples of a row, counted over all epochs."""
+        # Epochs may have different numbers of rows, so walk through them.
         epoch = 0
         while row >= self._rows_of_epoch(epoch):
             row -= self._rows_of_epoch(epoch)

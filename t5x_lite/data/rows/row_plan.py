@@ -106,6 +106,7 @@ def plan_rows(
     Raises:
         UserError: if an objective cannot be laid out; the error says why.
     """
+    # Fit each member's window by itself: members may read different numbers of tokens.
     members, shapes = [], []
     for rate, parsed in parse_mixture(objective):
         adapted = parsed.for_architecture(architecture)
@@ -122,9 +123,11 @@ def plan_rows(
     if True in has_pairs and split_documents:
         reason = "a row is one sentence pair; set it to False"
         raise UserError(BAD_CONFIG, f"data.split_documents: {reason} (objective {objective})")
+    # A batch mixes rows of all members, and has one loss.
     if len({member.objective.traits.loss for member in members}) > 1:
         reason = "each has a loss of its own; train them in separate runs"
         raise UserError(BAD_CONFIG, f"objective={objective}: {reason}")
+    # All rows have the shape of the largest member.
     scored = max(shape.scored for shape in shapes)
     looks_ahead = any(member.objective.traits.looks_ahead for member in members)
     shape = replace(shapes[0], scored=scored, looks_ahead=looks_ahead)
@@ -168,6 +171,7 @@ def fit_window(
     objective: Objective, architecture: Architecture, lengths: Lengths
 ) -> tuple[int, RowShape]:
     """Return the largest window, in raw tokens, whose bound fits the row, and the row's shape."""
+    # Find the room of a row. An encoder may score any of its positions until its bound is known.
     if architecture == "encoder_decoder":
         room = RowShape(lengths.inputs, lengths.targets)
         setting = f"data.lengths={lengths.inputs}/{lengths.targets}"

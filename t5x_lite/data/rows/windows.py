@@ -149,6 +149,7 @@ class BlockOrder:
         for epoch in np.unique(epochs).tolist():
             offset_key = philox_key(self.seed, Purpose.BLOCK_OFFSET, self.source, epoch)
             offset = int(np.random.Philox(key=offset_key).random_raw() % self.block)
+            # Blocks are numbered from the offset, and permuted anew in each epoch.
             in_epoch = epochs == epoch
             order_key = philox_key(self.seed, Purpose.BLOCK_ORDER, self.source, epoch)
             shuffled = permute(numbers[in_epoch], self.blocks, order_key)

@@ -86,7 +86,7 @@ def prepare(
         key = json.dumps(origin, sort_keys=True).encode()
         store = cache_directory() / "stores" / hashlib.sha256(key).hexdigest()[:16]
     if not store.name:
-        reason = "is no directory that can be made; name another"
+        reason = "not a directory that can be created; name another"
         raise UserError(BAD_DATA, f"data.store={data.store}: {reason}")
     if not (store / MANIFEST).exists():
         try:
@@ -260,7 +260,7 @@ def _make_store(
     """Make the store, or continue to make it."""
     is_empty = not store.exists() or not any(store.iterdir())
     if not is_empty and not (store / JOURNAL).exists():
-        reason = "exists and is no token store; name another data.store"
+        reason = "exists, but is not a token store; name another data.store"
         raise UserError(BAD_DATA, f"{store}: {reason}")
     store.mkdir(exist_ok=True)
     journal = _Journal(store, origin)

@@ -183,10 +183,10 @@ class RemoteTokens:
             if partial is not None:
                 Path(partial).unlink(missing_ok=True)
             if not self._warned:
-                reason = f"nothing of {self._address} can be kept ({error.strerror})"
+                reason = f"cannot keep ids of {self._address} ({error.strerror})"
                 fix = "make room, or set T5X_LITE_CACHE"
                 print(
-                    f"t5x_lite: {self._cache}: {reason}, it is fetched each time; {fix}",
+                    f"t5x_lite: {self._cache}: {reason}, so they are fetched each time; {fix}",
                     file=sys.stderr,
                 )
             self._warned = True

@@ -117,7 +117,7 @@ class PairsOfTask:
         self.truncated: set[int] = set()
 
     def add(self, example: int, ids: list, types: list, value: Any, truncated: bool) -> None:
-        """Add one pair, given in parts."""
+        """Add one pair, as lists of ids and types that are joined."""
         self.ids.append(np.concatenate(ids).astype(np.int32))
         if types:
             self.types.append(np.concatenate(types).astype(np.int32))
@@ -218,9 +218,9 @@ IN_WORDS = {
 
 
 def answer_room(kind: Kind, task: Task, tokenizer: Tokenizer, shape: RowShape) -> int:
-    """Return the most tokens of an answer, EOS included: the length of the longest label; for a
-    free text all decoder positions, or half of them if there is no encoder. It is the same for all
-    splits.
+    """Return the largest number of tokens in an answer, including EOS: the length of the longest
+    label or, for free text, all decoder positions (half of them without an encoder). It is the same
+    for all splits.
     """
     most = shape.decoder if shape.encoder else shape.decoder // 2
     answers = kind.longest_answers(task)
@@ -230,8 +230,8 @@ def answer_room(kind: Kind, task: Task, tokenizer: Tokenizer, shape: RowShape) -
 
 
 def prompt_of(task: Task, example: Example) -> str:
-    """Return what a text-to-text model reads: task.prompt, or as in T5 the name of the task, and
-    each field after its name.
+    """Return the text that a text-to-text model reads: task.prompt or, as in T5, the name of the
+    task and each field after its name.
 
     >>> task = Task(name="rte", source="rte.csv", text="sentence1", text_pair="sentence2")
     >>> prompt_of(task, Example(0, "A", "B", 0, (), None, {"sentence1": "A", "sentence2": "B"}))

@@ -1,5 +1,5 @@
-"""Tasks by name: those that ship in configs/tasks, those of a file of the user's own, or a kind of
-task with its settings.
+"""Find a task by name: one that ships in configs/tasks, one defined in a file of the user's, or a
+kind of task with its settings.
 """
 
 import runpy
@@ -15,8 +15,8 @@ from t5x_lite.errors import BAD_CONFIG, NO_FILE, UserError, nearest, user_errors
 
 
 def load_task(spec: str) -> Task:
-    """Return the task that --task names: one that ships, one of a file, or a kind of task with its
-    settings.
+    """Return the task that --task names: one that ships, one defined in a file, or a kind of task
+    with its settings.
 
     sst2 · 'sst2(DIR/{split}.tsv)' · my_tasks.py:mine · 'classify(file.tsv, text=sentence)'
 
@@ -46,7 +46,7 @@ def _needs_kind(file: str) -> str:
 
 
 def code_of_task(task: Task) -> set[str]:
-    """Return the modules of the user's own that a task names."""
+    """Return the user's modules that a task names."""
     return named_code(task.source, task.prepare, *map(str, task.metrics))
 
 
@@ -60,7 +60,7 @@ def shipped_tasks() -> dict[str, Settings]:
 
 
 def _name_of_source(source: str = "") -> str:
-    """Return the name of a task of a file: the file, or its directory if each split has a file.
+    """Name a task after its file, or after the directory if each split has a file.
 
     >>> _name_of_source("data/reviews.tsv"), _name_of_source("glue/SST-2/{split}.tsv")
     ('reviews', 'SST-2')
@@ -70,7 +70,7 @@ def _name_of_source(source: str = "") -> str:
 
 
 def _listed(value: str, key: str) -> str | tuple[str, ...]:
-    """Read an option of a task; with bars, a list where a list is expected: labels=no|yes."""
+    """Read an option of a task. In a list, bars separate the items: labels=no|yes."""
     text = str(read_value(value, str))
     kind = type_hints(Task).get(key)
     if tuple not in (kind, *get_args(kind)):

@@ -35,8 +35,8 @@ def judge(
 
 
 def find_metric(task: Task, name: str) -> Metric:
-    """Return the metric with this name: of the kind of task, of METRICS, or a function of the
-    user's own, `my_module.my_metric`.
+    """Return the metric with this name: one of the kind of task, one of METRICS, or a function of
+    the user's, `my_module.my_metric`.
 
     Raises:
         UserError: if there is none.
@@ -60,10 +60,11 @@ def check_metrics(task: Task) -> None:
         if metric.kinds and task.kind not in metric.kinds:
             known = [known for known in METRICS if task.kind in METRICS[known].kinds]
             expected = ", ".join([*own, *known])
-            reason = f"{name} does not judge what is to {task.kind}; expected {expected}"
+            reason = f"{name} does not judge tasks of kind {task.kind}; expected {expected}"
             raise UserError(BAD_CONFIG, f"task.metrics: {reason}")
         if name == "f1" and len(task.labels) > 2:
-            raise UserError(BAD_CONFIG, "task.metrics: f1 is of two labels; use macro_f1")
+            reason = f"f1 needs two labels, the task has {len(task.labels)}; use macro_f1"
+            raise UserError(BAD_CONFIG, f"task.metrics: {reason}")
         if metric.library:
             optional_import(metric.library, "tasks", f"task.metrics={name}")
 

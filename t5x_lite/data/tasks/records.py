@@ -1,5 +1,5 @@
-"""Records of a task: those of its files, of a data set, or of a function of the user's own, each a
-dict of columns.
+"""Read the records of a task from its files, a data set, or a function of the user's. Each record
+is a dict of columns.
 """
 
 import io
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 def bad_lines_of(task: Task) -> BadLines:
-    """Return what is to be done with lines of a task's files that hold no record."""
+    """Return how to treat lines of a task's files that hold no record."""
     return BadLines(task.bad_lines, "fix or remove it, or set task.bad_lines=skip")
 
 
 def read_split(task: Task, split: str, bad_lines: BadLines) -> Iterator[Record]:
-    """Yield the records of one split of a task, as they are in its source.
+    """Yield the records of one split of a task, unchanged.
 
     Args:
         split: name of the split in the source.
@@ -54,7 +54,7 @@ def _plain(value: Any) -> Any:
 
 
 class Offline(Scheme):
-    """offline:NAME, a task of the text that comes with Python: see offline.py."""
+    """offline:NAME, a task made from the text that comes with Python: see offline.py."""
 
     def records(self, address: str, split: str, where: str) -> Iterator[Record]:
         """See Scheme."""

@@ -1,4 +1,4 @@
-"""The rows of a task, which a run learns in place of an objective."""
+"""Rows of a task, which a run learns in place of an objective."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -127,7 +127,7 @@ class TaskData:
 
     @cached_property
     def validation(self) -> TaskSplit:
-        """Examples that checkpoints and settings are chosen by."""
+        """Examples for choosing checkpoints and settings."""
         return self.split("validation")
 
     def split(self, name: str, limit: int = 0) -> TaskSplit:

@@ -22,7 +22,7 @@ class Words:
         text: the whole text.
         ids: [n] ids of the window.
         word_of_id: [n] index of the word that each id belongs to; −1: none.
-        starts, ends: place in the text where each word starts (without blanks) and ends.
+        starts, ends: where in the text each word starts (without blanks) and ends.
     """
 
     text: str
@@ -36,8 +36,8 @@ class Words:
         return max(bisect_right(self.starts, character) - 1, 0)
 
     def window(self, start: int, room: int) -> "Words":
-        """Return `room` ids from `start` on, or fewer at the end. Ids of words that are cut belong
-        to no word.
+        """Return `room` ids from `start` on, or fewer at the end. The ids of a word that is cut
+        belong to no word.
         """
         part = slice(start, start + room)
         word_of_id = self.word_of_id[part].copy()

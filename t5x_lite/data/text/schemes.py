@@ -1,5 +1,5 @@
-"""Schemes of sources: what stands before the colon in tfds:…, hf:… and python:…. Each is one
-object, which text and tasks use alike.
+"""Schemes of sources: the part before the colon in tfds:…, hf:… and python:…. Text and tasks use
+the same object for a scheme.
 """
 
 import hashlib
@@ -44,8 +44,8 @@ class Scheme(ABC):
         return address
 
     def fingerprint(self, address: str, where: str) -> str:
-        """Return what changes when the text does, beside its address, as far as this machine can
-        tell.
+        """Return a text that changes when the source's text does, as far as this machine can tell;
+        the address is not part of it.
         """
         return ""
 
@@ -59,11 +59,11 @@ class _DataSet(Scheme):
 
     @abstractmethod
     def directory(self, address: str) -> Path:
-        """Return where the data set lies, if its address says so."""
+        """Return the directory of the data set, if its address names one."""
 
     def fingerprint(self, address: str, where: str) -> str:
-        """Names, sizes and times of its files, if it is on this machine and its address says
-        where.
+        """Return names, sizes and times of the data set's files, if it is on this machine and its
+        address says where.
         """
         parts = []
         directory = self.directory(address)
@@ -100,7 +100,7 @@ class TensorFlowDataSet(_DataSet):
 
 
 class HuggingFaceDataSet(_DataSet):
-    """hf:NAME_OR_PATH?name=…&split=…: saved to disk, with or without splits, or loaded by name."""
+    """hf:NAME_OR_PATH?name=…&split=…, loaded by name or from disk, with or without splits."""
 
     def directory(self, address: str) -> Path:
         """See _DataSet."""
@@ -124,8 +124,8 @@ class HuggingFaceDataSet(_DataSet):
 
 
 class Function(Scheme):
-    """python:module.function of the user's own. Without arguments it returns texts, with the name
-    of a split the records of a task.
+    """python:module.function, a function of the user's. Without arguments it returns texts; with
+    the name of a split, it returns the records of a task.
     """
 
     def documents(self, address: str, field: str, where: str) -> Iterator[Document]:
@@ -150,7 +150,7 @@ class Function(Scheme):
                 yield record
 
     def fingerprint(self, address: str, where: str) -> str:
-        """A hash of the file that holds the function."""
+        """Return a hash of the file that holds the function."""
         module = sys.modules[import_code(address, where).__module__]
         path = getattr(module, "__file__", None)
         if not path:

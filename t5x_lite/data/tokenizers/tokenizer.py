@@ -137,7 +137,7 @@ def load(directory: Path) -> Tokenizer:
         raise UserError(
             BAD_DATA,
             f"{directory}: the tokenizer has fingerprint {tokenizer.fingerprint}, "
-            f"but was saved with {saved_fingerprint}; its file has changed, bring the old one back",
+            f"but was saved with {saved_fingerprint}; its file has changed, restore the old one",
         )
     return tokenizer
 
@@ -181,7 +181,7 @@ def files(spec: str) -> dict[str, bytes]:
             reason = f"cannot read {error.filename}: {error.strerror}"
             raise UserError(NO_FILE, f"data.tokenizer={spec}: {reason}") from error
         if not content:
-            reason = f"{name} is empty; bring back the file"
+            reason = f"{name} is empty; restore the file"
             raise UserError(NO_FILE, f"data.tokenizer={spec}: {reason}")
         contents[name] = content
     return contents

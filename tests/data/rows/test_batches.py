@@ -326,7 +326,7 @@ def test_other_sentences_need_another_document(make):
     tokens = {split: np.full(80, 7) for split in source.tokens}
     one = dataclasses.replace(corpus, sources=(dataclasses.replace(source, tokens=tokens),))
     for split in ("train", "validation"):
-        with pytest.raises(UserError, match=f"{split} has one document, but .* reads of two"):
+        with pytest.raises(UserError, match=f"{split} has one document, but .* needs two"):
             make_batches(resolved.rows, resolved.config.data, 0, one, split)
 
 

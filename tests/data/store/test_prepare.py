@@ -220,7 +220,7 @@ def test_a_directory_of_something_else_is_not_written_over(tmp_path):
     data = Data(source=str(tmp_path / "a.txt"), tokenizer="bytes", store=str(tmp_path / "mine"))
     for name in ("thesis.txt", "train.bin"):  # whatever its name
         (tmp_path / "mine" / name).write_text("years of work")
-        with pytest.raises(UserError, match="is no token store"):
+        with pytest.raises(UserError, match="is not a token store"):
             prepare(data)
         assert (tmp_path / "mine" / name).read_text() == "years of work"
         (tmp_path / "mine" / name).unlink()

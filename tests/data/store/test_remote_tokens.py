@@ -176,4 +176,4 @@ def test_where_nothing_can_be_kept_all_is_fetched(text, tmp_path, monkeypatch, c
         np.testing.assert_array_equal(np.asarray(tokens), text.ids)
     assert not list((tmp_path / "shards").iterdir())
     said = capsys.readouterr().err
-    assert said.count("can be kept (Disk quota exceeded), it is fetched each time; make room") == 1
+    assert said.count("(Disk quota exceeded), so they are fetched each time; make room") == 1

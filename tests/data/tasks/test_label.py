@@ -129,7 +129,7 @@ def test_words_and_labels_are_read_from_columns(tmp_path, as_list):
 @pytest.mark.parametrize(
     ("words", "label", "reason"),
     [
-        ("Ada saw", "O", "has 2 words and 1 labels; give as many"),
+        ("Ada saw", "O", "has 2 words and 1 labels; give one label per word"),
         ("", "O", "has 0 words and 1 labels"),
         ("Ada", "X", "got the label 'X', expected one of O, B-PER"),
     ],

@@ -63,7 +63,7 @@ class Choose(Kind):
         return {"num_classes": 1}
 
     def readings(self, task: Task, example: Example) -> list[tuple[str, str, Any]]:
-        """One reading per answer, labelled 1 for the right one."""
+        """Return one reading per answer, labelled 1 if the answer is right, else 0."""
         context = f"{example.text} {example.text_pair}".strip()
         return [
             (context, choice, float(number == example.label))
@@ -73,7 +73,7 @@ class Choose(Kind):
     def predict(
         self, examples: Sequence[Example], formatted: Formatted, outputs: Sequence[np.ndarray]
     ) -> list[Label]:
-        """The best answer to each question; None for a tie, which then counts as wrong."""
+        """Return the best answer to each question; None for a tie, which counts as wrong."""
         predictions: list[Label] = []
         pairs = zip(formatted.example_of_pair.tolist(), outputs, strict=True)
         for _, group in groupby(pairs, key=lambda pair: pair[0]):

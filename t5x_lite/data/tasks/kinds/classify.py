@@ -56,7 +56,7 @@ class Classify(Kind):
     def predict(
         self, examples: Sequence[Example], formatted: Formatted, outputs: Sequence[np.ndarray]
     ) -> list[Label]:
-        """The likeliest class of each example."""
+        """Return the likeliest class of each example."""
         return [int(logits.argmax()) for logits in outputs]
 
     def answer(self, task: Task, example: Example) -> str:

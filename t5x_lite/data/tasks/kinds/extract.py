@@ -78,14 +78,14 @@ class Extract(OfTexts):
     }
 
     def model_settings(self, task: Task) -> dict[str, int]:
-        """A span's first and its last position."""
+        """Ask for two outputs per position: for the first and the last position of a span."""
         return {"token_classes": 2}
 
     def predict(
         self, examples: Sequence[Example], formatted: Formatted, outputs: Sequence[np.ndarray]
     ) -> list[Label]:
-        """The text of the best span of each example, over all of its windows. A span's score is the
-        sum of the logits at its first and its last position.
+        """Return the text of the best span in any window of each example. The score of a span is
+        the sum of the logits at its first and last position.
         """
         best: dict[int, tuple[float, str]] = {}
         numbers = formatted.example_of_pair.tolist()

@@ -1,5 +1,5 @@
-"""What a kind of task says of itself: what its labels are, and how each family learns and answers
-them. A kind is a class derived from Kind, in a file of its own, and an entry of table.KINDS.
+"""A kind of task defines what its labels are, and how each family learns and predicts them. To add
+one, derive a class from Kind in a file of its own, and enter it in table.KINDS.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ class Example:
 
     Attributes:
         id: names the example in predictions.
-        label: as its kind has it; None: no label, as in a test split.
+        label: the label, in the form of the task's kind; None: no label, as in a test split.
         choices: the answers (choose), or the better and the worse sentence (prefer).
         group: examples of one group are scored together.
         record: all columns, for prompts.
@@ -68,16 +68,16 @@ class Format(NamedTuple):
 
 
 class Kind:
-    """A kind of task. What it does not say, it has from here.
+    """A kind of task, with the defaults of all kinds.
 
     Attributes:
-        meaning: which question it answers.
-        formats: architecture → how it reads the task; those that are missing cannot learn it.
-        metrics: names of the metrics that judge it, unless task.metrics says so.
+        meaning: the question that a task of this kind asks.
+        formats: architecture → how it reads the task; other architectures cannot learn it.
+        metrics: names of the metrics that judge it by default; task.metrics overrides them.
         own_metrics: metrics of this kind only, by name.
-        asked_by: how a model that was not trained on it is asked: by the likelihood of its options,
-            by generating a text, token by token, or which of two sentences is likelier; "": it is
-            not.
+        asked_by: how to evaluate a model that was not trained on the task: by the likelihood of its
+            options, by generating a text, token by token, or by which of two sentences is likelier;
+            "": it cannot be evaluated.
         is_learned: False if models are only evaluated on it.
         names_labels: True if labels have names, which `label_names` finds.
         needs_choices: True if task.choices has to name columns.
@@ -99,7 +99,7 @@ class Kind:
     # Reading examples.
 
     def check(self, task: Task) -> Iterator[str]:
-        """Yield what contradicts the kind in the settings of a task."""
+        """Yield a message for each setting of a task that contradicts its kind."""
         if self.needs_choices and not task.choices:
             yield f"task.choices: task {task.name} has none; name the fields that hold the answers"
 
@@ -111,31 +111,31 @@ class Kind:
         """Return the label of an example; None if there is none.
 
         Raises:
-            UserError: for what is no label of the task.
+            UserError: for a value that is not a label of the task.
         """
         if task.label not in record and not {".", "{"} & set(task.label):
             return None
         return self.parse_label(task, lookup(record, task.label, where), choices, where)
 
     def parse_label(self, task: Task, value: Any, choices: Sequence[str], where: str) -> Label:
-        """Return the label that stands in the column of labels."""
+        """Return the label for a value of the label column."""
         raise NotImplementedError
 
     def label_names(self, value: Any) -> Sequence[str]:
-        """Return the names of labels that occur in a value of the column of labels."""
+        """Return the names of labels that occur in a value of the label column."""
         return ()
 
     def check_example(self, example: Example, where: str) -> None:
         """Raise UserError for an example whose fields contradict each other."""
 
     def readable(self, task: Task, label: Label, example: Example) -> Any:
-        """Return a label as people and files read it."""
+        """Return a label in the form shown to people and written to files."""
         if isinstance(label, tuple):
             return label[0] if len(label) == 1 else list(label)
         return label
 
     def submitted(self, task: Task, label: Label, example: Example) -> Any:
-        """Return a prediction as a benchmark's file has it."""
+        """Return a prediction in the form of the benchmark's submission file."""
         return self.readable(task, 0 if label is None else label, example)
 
     # Learning with a head.
@@ -155,7 +155,7 @@ class Kind:
     def predict(
         self, examples: Sequence[Example], formatted: Formatted, outputs: Sequence[np.ndarray]
     ) -> list[Label]:
-        """Return a prediction for each example, from what the head has put out for each pair."""
+        """Return a prediction for each example, from the head's output for each pair."""
         raise NotImplementedError
 
     # Learning in words.
@@ -179,7 +179,7 @@ class Kind:
         return ()
 
     def chance(self, task: Task, examples: Sequence[Example]) -> float | None:
-        """Return the accuracy of guessing; None where there is nothing to guess."""
+        """Return the accuracy of guessing; None if guessing makes no sense for the kind."""
         return None
 
 
@@ -231,7 +231,7 @@ def number_of_class(task: Task, value: Any, where: str) -> int | None:
     """Return the number of a class, from its name or number; None if the label is withheld.
 
     Raises:
-        UserError: for what is neither.
+        UserError: for a value that is neither.
     """
     names = [str(name) for name in task.labels]
     if is_withheld(value) and str(value) not in names:

@@ -186,7 +186,7 @@ class LabelWords(Kind):
         if not example.text or words != labels:
             words = words if example.text else 0
             raise UserError(
-                BAD_DATA, f"{where}: has {words} words and {labels} labels; give as many"
+                BAD_DATA, f"{where}: has {words} words and {labels} labels; give one label per word"
             )
 
     def label_names(self, value: Any) -> Sequence[str]:
@@ -216,7 +216,7 @@ class LabelWords(Kind):
     def predict(
         self, examples: Sequence[Example], formatted: Formatted, outputs: Sequence[np.ndarray]
     ) -> list[Label]:
-        """The likeliest label of each word, over all windows of an example."""
+        """Return the likeliest label of each word, over all windows of an example."""
         numbers: list[list[int]] = [[] for _ in examples]
         for number, logits in zip(formatted.example_of_pair.tolist(), outputs, strict=True):
             numbers[number] += logits.argmax(-1).tolist()

@@ -47,7 +47,7 @@ class Regress(Kind):
     def predict(
         self, examples: Sequence[Example], formatted: Formatted, outputs: Sequence[np.ndarray]
     ) -> list[Label]:
-        """The predicted number of each example."""
+        """Return the predicted number of each example."""
         return [float(value[0]) for value in outputs]
 
     def answer(self, task: Task, example: Example) -> str:

@@ -1,4 +1,4 @@
-"""The kinds of tasks, by the names that `task.kind` has for them.
+"""The kinds of tasks, by their names in `task.kind`.
 
 To add one: a file beside this one with a class derived from kind.Kind, and its name here.
 """
@@ -26,7 +26,7 @@ KINDS: dict[str, Kind] = {
 
 
 def kind_of(task: Task) -> Kind:
-    """Return the kind of a task, which it has been checked against.
+    """Return the kind of a task, after checking the task's settings against it.
 
     Raises:
         UserError: for an unknown kind, or settings that contradict it.

@@ -1,4 +1,4 @@
-"""Kinds whose answers are texts, and which models write or complete."""
+"""Kinds of tasks whose answers are texts, which models write, complete or compare."""
 
 from collections.abc import Sequence
 
@@ -38,7 +38,7 @@ class Prefer(Kind):
     needs_choices = True
 
     def read_label(self, task: Task, record: Record, choices: Sequence[str], where: str) -> Label:
-        """The better sentence comes first."""
+        """Return 0, since the better sentence comes first."""
         return 0
 
     def readable(self, task: Task, label: Label, example: Example) -> str | None:
