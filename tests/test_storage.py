@@ -327,7 +327,7 @@ def test_a_comparison_and_fine_tuning_in_a_bucket(bucket, text_file, tmp_path, m
     for cell in ("one", "two"):
         assert results["cells"][cell]["scores"] == here["cells"][cell]["scores"]
     _, err = run(*words, "--jobs=2", code=2)
-    assert "--jobs=2: runs at once write to a file system" in err
+    assert "--jobs=2: parallel runs need a local --workdir" in err
 
     words = ("finetune", f"--init={bucket}/compared/one", f"--task={task}", "--seeds=2")
     words += (f"--workdir={bucket}/tuned", "--adapt=lora(2)", "--config.data.epochs=1")

@@ -101,8 +101,9 @@ def plan_cells(
     cells = with_shared_block(config.cells)
     seeds = {cell.seed for cell in cells.values()}
     if len(seeds) > 1:
-        reason = f"cells differ in it ({sorted(seeds)}), and so in the order of their text"
-        raise UserError(BAD_CONFIG, f"seed: {reason}; set the base's, and seeds for several")
+        reason = f"cells have different seeds ({sorted(seeds)}), so different orders of the text"
+        fix = "set one seed in the base; for several seeds per cell, set seeds"
+        raise UserError(BAD_CONFIG, f"seed: {reason}; {fix}")
 
     # Prepare the text of each cell and count what a step costs.
     resolved, data, costs = {}, {}, {}
@@ -191,7 +192,7 @@ def _check_same_budget(run: SeededRun) -> None:
     before, now = (config.training.steps for config in (load_run_config(path), run.resolved.config))
     if before != now:
         reason = f"it was planned for {before:,} steps, now for {now:,}"
-        mend = "give the budget that it was begun with, or name another --workdir"
+        mend = "give the budget that it was started with, or name another --workdir"
         raise UserError(BAD_CONFIG, f"budget: the run in {run.directory}: {reason}; {mend}")
 
 
@@ -298,8 +299,9 @@ def plan_in_words(config: CompareConfig, cells: Sequence[Cell], at_least: bool =
     disk = config.seeds * sum(cell.cost.state_bytes for cell in cells)
     matched = f"matched by {config.match.replace('_', ' ')}"
     duration = f"at least {_duration(seconds)}" if at_least else _duration(seconds)
+    seeds_in_words = "1 seed" if config.seeds == 1 else f"{config.seeds} seeds"
     lines.append(
-        f"{matched}; {len(cells)} cells × {config.seeds} seeds: {duration} of training, "
+        f"{matched}; {len(cells)} cells × {seeds_in_words}: {duration} of training, "
         f"{disk / 1e6:,.0f} MB of checkpoints"
     )
     return "\n".join(lines)
@@ -346,7 +348,7 @@ def spans_of(config: CompareConfig, cells: Sequence[Cell]) -> list[Span]:
     }  # without repeats: most cells share their tokenizer and lengths
     fitting = shortened(spans, list(rows))
     if not fitting:
-        reason = "no document has ten words of which a span fits the rows of all cells"
-        fix = "give longer ones or longer rows, or set it to 0"
+        reason = "no document is long enough (ten words) for a span that fits every cell's rows"
+        fix = "use longer documents or rows, or set it to 0"
         raise UserError(BAD_CONFIG, f"span_count: {reason}; {fix}")
     return fitting

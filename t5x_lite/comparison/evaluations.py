@@ -182,7 +182,8 @@ def check_tasks(questions: Questions, cells: dict[str, RunConfig]) -> None:
     names = [load_task(spec).name for spec in questions.tasks]
     for name in names:
         if names.count(name) > 1:
-            raise UserError(BAD_CONFIG, f"tasks: two are called {name}; give one another name=")
+            fix = "give one of them another name="
+            raise UserError(BAD_CONFIG, f"tasks: two tasks are called {name}; {fix}")
     for spec in questions.tasks:
         task = with_labels_of(load_task(spec))
         for split in ("train", "validation"):
@@ -197,16 +198,16 @@ def check_tasks(questions: Questions, cells: dict[str, RunConfig]) -> None:
         if len(errors) == len(cells):
             raise next(iter(errors.values()))
         for name, error in errors.items():
-            say(f"{name} does not learn {task.name}: {error}")
+            say(f"{name} cannot learn {task.name}, so it is left out there: {error}")
 
 
 def is_learned(task: Task) -> bool:
-    """True if models are fine-tuned for the task, False if they are evaluated on it as they are."""
+    """Return True if models are fine-tuned for the task, False if they are only evaluated on it."""
     return kind_of(task).is_learned
 
 
 def learns(config: RunConfig, task: Task, settings: Sequence[str]) -> bool:
-    """True if a model with this config can be evaluated on the task."""
+    """Return True if a model with this config can be evaluated on the task."""
     try:
         _plan(config, task, settings)
     except UserError:

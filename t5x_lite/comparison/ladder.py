@@ -78,7 +78,7 @@ def laws_of(cells: Cells, recipes: Mapping[str, Mapping[str, Any]]) -> dict[str,
 
 
 def _can_be_fitted(rungs: Sequence[Mapping[str, Any]]) -> bool:
-    """True if there are at least three sizes with three training lengths each."""
+    """Return True if there are at least three sizes with three training lengths each."""
     lengths: dict[int, set[float]] = {}
     for rung in rungs:
         lengths.setdefault(rung["parameters"], set()).add(rung["raw_tokens"])

@@ -52,15 +52,15 @@ def write(results: Results, directory: Path) -> None:
 def report(results: Results) -> Page:
     """Return the page of a comparison's results."""
     sections = [
-        Section("What was reached", [score_table(results), *_reading_notes(results)]),
-        Section("How it scales", scaling_report.parts(results["scaling"], _HEADINGS)),
-        Section("How sure that is", [*_interval_charts(results), *_differences(results)]),
+        Section("Scores", [score_table(results), *_reading_notes(results)]),
+        Section("Scaling laws", scaling_report.parts(results["scaling"], _HEADINGS)),
+        Section("How certain this is", [*_interval_charts(results), *_differences(results)]),
         Section("Each model under each objective", _other_objectives(results)),
-        Section("How it was learned", _learning_curves(results)),
-        Section("What was equal", [parity_sheet(results), *_parity_notes(results)]),
-        Section("What the cells have otherwise", _recipes(results)),
-        Section("What each model does", _samples(results)),
-        Section("What it was made with", _environment(results)),
+        Section("Learning curves", _learning_curves(results)),
+        Section("What each run cost", [parity_sheet(results), *_parity_notes(results)]),
+        Section("Settings that differ", _recipes(results)),
+        Section("What each model writes", _samples(results)),
+        Section("Hardware and software", _environment(results)),
     ]
     kept = [section for section in sections if section.parts]
     return Page(results["title"], _answer(results), kept)
@@ -74,23 +74,30 @@ def _answer(results: Results) -> str:
     sentences = []
     cells = results["cells"]
 
-    # The best cell on spans, and what counting trigrams reaches on them.
-    for name, where in (("span_bits_left", "the text before it"), ("span_bits_both", "both sides")):
-        if two := _best_two(results, name):
-            sentences.append(
-                f"Of a held-out span, given {where}, {two[0]} needs the fewest bits per byte, "
-                f"before {two[1]}."
-            )
+    # The best cell on spans, then a trigram model for comparison.
+    for name, given in (
+        ("span_bits_left", "only the text before a gap"),
+        ("span_bits_both", "the text on both sides of a gap"),
+    ):
+        if two := _best_two(results, name, " bits per byte"):
+            sentences.append(f"Given {given}, {two[0]} predicts it best {two[1]}.")
     counted = results["counting"].get("Kneser-Ney trigram", {}).get("span_bits_left")
     if counted and sentences:
-        sentences.append(f"Counting trigrams needs {counted:.3f} from the text before it.")
+        sentence = f"A trigram model, which only counts, needs {counted:.3f} given the text before"
+        scores = [of["scores"].get("span_bits_left") for of in cells.values()]
+        means = [score["mean"] for score in scores if score]
+        if means and counted < min(means):
+            sentence += ", fewer than any of these models"
+        sentences.append(f"{sentence}.")
 
-    # The best cell on each task, then what the scaling laws say.
+    # The best cell on each task.
     for name in filter(_is_of_task, _score_names(results)):
         two = _best_two(results, name)
         if two and not name.endswith(FROM_SCRATCH):
             task, metric = name.split(": ")
-            sentences.append(f"On {task}, {two[0]} reaches the best {metric}, before {two[1]}.")
+            sentences.append(f"On {task}, {two[0]} has the best {metric} {two[1]}.")
+    if sentences and results["seeds"] == 1:
+        sentences.append("This is one seed, so luck is not ruled out.")
     sentences += scaling_report.sentences(results["scaling"])
 
     # Without any of these: the validation losses.
@@ -98,19 +105,22 @@ def _answer(results: Results) -> str:
         for cell, of in cells.items():
             if "loss" in of["scores"]:
                 loss = of["scores"]["loss"]["mean"]
-                sentences.append(f"{cell} ended at a validation loss of {loss:.3f} nats.")
-    if results["failed"]:
-        sentences.append(f"{len(results['failed'])} of the runs failed: see below.")
+                sentences.append(f"{cell} reached a validation loss of {loss:.3f} nats.")
+    if failed := len(results["failed"]):
+        sentences.append(f"{failed} {'run' if failed == 1 else 'runs'} failed: see below.")
     return " ".join(sentences)
 
 
-def _best_two(results: Results, name: str) -> tuple[str, str] | None:
+def _best_two(results: Results, name: str, unit: str = "") -> tuple[str, str] | None:
     """Return the best and the second-best cell in a score, under the last budget.
 
+    Args:
+        unit: unit of the score, with a space before it.
+
     Returns:
-        The best cell and the second one as text, each with its score, and the second one with the
-        verdict on their difference. None if fewer than two cells can be compared, or if some cells
-        measure something else by that score.
+        The name of the best cell; and in brackets its score, the second cell with its score, and
+        the verdict on their difference unless it is resolved. None if fewer than two cells can be
+        compared, or if some cells measure something else by that score.
     """
     cells = results["cells"]
     last = [*cells.values()][-1]["baseline"]
@@ -126,9 +136,14 @@ def _best_two(results: Results, name: str) -> tuple[str, str] | None:
         return None
     lowest_or_highest = min if is_lower_better(name) else max
     second = lowest_or_highest(others, key=lambda cell: others[cell]["mean"])
-    verdict = _verdict(others[second]["behind_best"])
-    reached = {cell: f"{cell} ({_shown(name, scores[cell]['mean'])})" for cell in (*best, second)}
-    return reached[best[0]], f"{reached[second]}: {verdict}"
+    shown = {cell: _shown(name, scores[cell]["mean"]) for cell in (*best, second)}
+    in_brackets = [f"{shown[best[0]]}{unit}", f"{second} {shown[second]}"]
+    # If all runs have one seed, _answer says so once, for all scores.
+    difference = others[second]["behind_best"]
+    lacks_seeds = bool(difference) and len(difference["seeds"]) < min(2, results["seeds"])
+    if not difference or lacks_seeds or _is_noise(difference):
+        in_brackets.append(_verdict(difference))
+    return best[0], f"({'; '.join(in_brackets)})"
 
 
 # Scores.
@@ -143,7 +158,7 @@ def _score_names(results: Results) -> list[str]:
 
 
 def _is_of_task(name: str) -> bool:
-    """True if the score is a metric of a task."""
+    """Return True if the score is a metric of a task."""
     return name not in SCORES
 
 
@@ -152,7 +167,7 @@ def _heading(name: str) -> str:
 
 
 def is_lower_better(name: str) -> bool:
-    """True if a lower value of the score is better."""
+    """Return True if a lower value of the score is better."""
     return not _is_of_task(name) and SCORES[name][1]
 
 
@@ -186,11 +201,11 @@ def score_table(results: Results) -> Table:
     seeds = results["seeds"]
     captions = []
     if seeds > 1 or results["spans"]["count"]:
-        captions.append("mean ± half of the 95 % interval")
+        captions.append("mean ± half the width of the 95 % interval")
     if seeds > 1:
         captions.append(f"{seeds} seeds")
     if any(isinstance(cell, Best) for row in rows for cell in row):
-        captions.append("in bold the best and what is within the noise of it")
+        captions.append("bold: the best score, and scores within the noise of it")
     caption = "; ".join(captions)
     return Table(heading, rows, caption[:1].upper() + caption[1:])
 
@@ -211,19 +226,22 @@ def _reading_notes(results: Results) -> list[Part]:
     notes: list[Part] = []
     if spans["count"]:
         notes.append(
-            f"Span bits per byte: {spans['count']:,} spans of {spans['passages']:,} held-out "
-            f"passages, {spans['bytes']:,} bytes, the same for all. The two columns answer "
-            "different questions. A model of masks is told by them how many tokens a span has; the "
-            "others are not, and what ends a span is not counted."
+            "Span bits per byte: how many bits a model needs to predict a span of held-out text, "
+            f"per byte. All models are asked for the same {spans['count']:,} spans "
+            f"({spans['bytes']:,} bytes) of {spans['passages']:,} passages. The two columns ask "
+            "different questions, so do not compare them. A masked model sees from its masks how "
+            "many tokens a span has. Other models do not, but the end of a span is not counted."
         )
     notes.append(
-        "Validation loss: nats per scored token, each objective by its own question, so that "
-        "losses of different objectives do not compare. Whole validation text: "
-        f"{held_out['documents']:,} documents, {held_out['tokens']:,} tokens, "
-        f"{held_out['bytes']:,} bytes; in its bits per byte the end of each document counts."
+        "Validation loss: nats per scored token. Each objective scores other tokens, so losses of "
+        "different objectives cannot be compared. Bits per byte, whole text: all "
+        f"{held_out['documents']:,} validation documents ({held_out['tokens']:,} tokens, "
+        f"{held_out['bytes']:,} bytes), including the end of each document."
     )
     if not results["lossless"]:
-        notes.append("The tokenizer is lossy: bits per byte do not compare with other tokenizers'.")
+        notes.append(
+            "The tokenizer is lossy: bits per byte cannot be compared with other tokenizers'."
+        )
     for name, reason in results["failed"].items():
         notes.append(f"Failed: {name}: {reason}")
     return notes
@@ -242,7 +260,7 @@ def _interval_charts(results: Results) -> list[Part]:
             continue
         counted = {model: of[name] for model, of in results["counting"].items() if name in of}
         parts += charts.intervals(
-            cells, counted, SCORES[name][0], "Lower is better; the bars are 95 % intervals."
+            cells, counted, SCORES[name][0], "Lower is better; bars are 95 % intervals"
         )
     return parts
 
@@ -267,8 +285,9 @@ def _differences(results: Results) -> list[Part]:
             )
     if not rows:
         return []
-    heading = ["cell", "against", "score", "difference", "95 % interval", "verdict"]
-    return [Table(heading, rows, "Seed by seed, on the same text and the same spans")]
+    heading = ["cell", "baseline", "score", "difference", "95 % interval", "verdict"]
+    caption = "Differences to the baseline, seed by seed, on the same text and spans"
+    return [Table(heading, rows, caption)]
 
 
 def _interval(difference: Mapping[str, Any]) -> str:
@@ -277,7 +296,7 @@ def _interval(difference: Mapping[str, Any]) -> str:
 
 
 def _is_noise(difference: Mapping[str, Any]) -> bool:
-    """True if the interval of the difference is known and contains 0."""
+    """Return True if the interval of the difference is known and contains 0."""
     low, high = difference["low"], difference["high"]
     return low is not None and low <= 0 <= high
 
@@ -289,17 +308,17 @@ def _verdict(difference: Mapping[str, Any] | None) -> str:
         difference: None if the two cells have no seed in common.
     """
     if difference is None:
-        return "not comparable, no seed is of both"
+        return "not comparable: no seed in common"
     seeds, needed = len(difference["seeds"]), difference["seeds_to_resolve"]
     if difference["low"] is None:
-        return "one seed, so that its noise is not known"
+        return "one seed, so the noise is not known"
     if not _is_noise(difference):
-        return "resolved" if seeds > 1 else "resolved over spans; of one seed"
+        return "resolved" if seeds > 1 else "resolved over spans, but only one seed"
     if seeds == 1:
         return "within the noise"
     if needed:
         return f"within the noise; {needed} seeds would resolve it"
-    return "within the noise; more seeds alone would not resolve it"
+    return "within the noise; even 1,000 seeds would not resolve it"
 
 
 def _other_objectives(results: Results) -> list[Part]:
@@ -317,10 +336,10 @@ def _other_objectives(results: Results) -> list[Part]:
                 loss, remark = of["scores"].get("loss", {}).get("mean"), ", its own"
             row.append("–" if loss is None else f"{loss:.3f}{remark}")
         rows.append(row)
-    caption = "Validation loss in nats; – where the architecture, or its head, cannot express it"
+    caption = "Validation loss in nats; –: the model cannot be asked under this objective"
     note = (
-        "A column is one question as long as the rows of its models are. A model that has never "
-        "seen a sentinel or a mask does badly for that alone."
+        "Losses in a column can be compared if the models have rows of the same length. A model "
+        "that has never seen a sentinel or a mask does badly for that reason."
     )
     return [Table(["model", *objectives], rows, caption), note]
 
@@ -353,7 +372,7 @@ def _learning_curves(results: Results) -> list[Part]:
             y="loss, nats",
             axes=axes,
             groups=groups,
-            caption=f"{objective}: training thin, validation thick with dots",
+            caption=f"{objective}: thin lines for training, thick lines for validation",
         )
     for key in ("learning_rate", "gradient_norm"):
         parts += charts.curves(
@@ -380,7 +399,7 @@ def parity_sheet(results: Results) -> Table:
     rows: list[list[str | Best]] = []
     for cell, of in cells.items():
         size, active = of["parameters"], of.get("active_parameters", of["parameters"])
-        shown = short(size) if active == size else f"{short(size)} ({short(active)} for a token)"
+        shown = short(size) if active == size else f"{short(size)} ({short(active)} per token)"
         row: list[str | Best] = [cell, shown, short(of["flops_per_sequence"])]
         for unit in UNITS:
             against = cells[of["baseline"]][unit]
@@ -390,28 +409,28 @@ def parity_sheet(results: Results) -> Table:
         rows.append([*row, f"{of['padding']:.1%}"])
     matched = results["match"]
     names = [f"{name} (matched)" if unit == matched else name for unit, name in UNITS.items()]
-    heading = ["cell", "parameters", "FLOPs a sequence", *names, "padding"]
+    heading = ["cell", "parameters", "FLOPs per sequence", *names, "padding"]
     baselines = ", ".join(dict.fromkeys(of["baseline"] for of in cells.values()))
-    return Table(heading, rows, f"Of a run; × against {baselines} where it is not equal")
+    return Table(heading, rows, f"Per run; (×…) is the ratio to {baselines} where they differ")
 
 
 def _parity_notes(results: Results) -> list[Part]:
     """Return the paragraphs that define the units, and say if the cells read different text."""
     notes: list[Part] = [
-        "Raw tokens: of the text that was read. Model tokens: positions of encoder and decoder. "
-        "Loss tokens: those predicted. FLOPs: of the matrix products that the mathematics needs, "
-        "forward and backward."
+        "Raw tokens: tokens of the text that was read. Model tokens: positions of encoder and "
+        "decoder. Loss tokens: tokens that were predicted. FLOPs: matrix products that the "
+        "mathematics needs, forward and backward."
     ]
     if results["texts"]:
         listed = ", ".join(results["texts"])
-        notes.append(f"The cells do not read the same: they differ in {listed}.")
+        notes.append(f"The cells do not read the same text: they differ in {listed}.")
         if "validation text" in results["texts"]:
             notes.append(
-                "Spans are of the validation text of the first cell; another may have been trained "
-                "on some of it."
+                "Spans come from the validation text of the first cell. Another cell may have been "
+                "trained on some of it."
             )
     elif len(results["cells"]) > 1:
-        notes.append("All cells of a seed read the same text in the same order.")
+        notes.append("With the same seed, all cells read the same text in the same order.")
     return notes
 
 

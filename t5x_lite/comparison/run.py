@@ -69,11 +69,11 @@ def compare(
             failed. The other runs are trained all the same.
     """
     if jobs > 1 and jax.default_backend() != "cpu":
-        reason = f"runs at once share the cores of a CPU, and here is a {jax.default_backend()}"
-        raise UserError(USAGE, f"--jobs={jobs}: {reason}; leave it out, or see launch/cells")
+        reason = f"parallel runs need a CPU, but this backend is a {jax.default_backend()}"
+        raise UserError(USAGE, f"--jobs={jobs}: {reason}; remove --jobs, or use launch/cells")
     if jobs > 1 and storage.durable_path(workdir) != workdir:
-        reason = "runs at once write to a file system, and --workdir is in a bucket"
-        raise UserError(USAGE, f"--jobs={jobs}: {reason}; leave it out")
+        reason = "parallel runs need a local --workdir, but it is in a bucket"
+        raise UserError(USAGE, f"--jobs={jobs}: {reason}; remove --jobs")
     is_shared = jax.process_count() > 1
     if is_shared and (jobs > 1 or config.match == "seconds"):
         option = "--jobs" if jobs > 1 else "match=seconds"
@@ -98,9 +98,9 @@ def compare(
     finished = [run for run in chosen if run.name not in failed]
     results: dict[str, Any] = {}
     if only:
-        say("no report yet: the same command without --cells trains what is left, and writes it")
+        say("no report yet: run the same command without --cells to train the rest and write it")
     elif is_shared:
-        say("no report yet: the same command as one process writes it")
+        say("no report yet: run the same command as one process to write it")
     elif finished:
         results = results_of(config, cells, finished, failed, questions)
         report.write(results, workdir)
@@ -184,8 +184,8 @@ def existing_runs(directories: Sequence[Path]) -> tuple[CompareConfig, list[Seed
     for directory in directories:
         resolved, _ = run_directory.read(directory)
         if not isinstance(resolved.rows, RowPlan):
-            reason = "has no report.json, which finetune leaves in its --workdir at the end"
-            raise UserError(USAGE, f"{directory}: {reason}: name that, or run the same again")
+            reason = "has no report.json, which finetune writes to its --workdir at the end"
+            raise UserError(USAGE, f"{directory}: {reason}; name that, or run finetune again")
         data = text_data(resolved, prepare(resolved.config.data))
         run_directory.check_same_text(directory, data)
 
@@ -205,7 +205,7 @@ def existing_runs(directories: Sequence[Path]) -> tuple[CompareConfig, list[Seed
         first = runs[0].cell.name if runs else name
         cell = Cell(name, resolved, data, step_cost(resolved, data), seconds, first)
         if name in (run.cell.name for run in runs):
-            reason = f"two runs are called {name}, and would be one in the report; rename one"
+            reason = f"two runs are called {name}; rename one to tell them apart in the report"
             raise UserError(USAGE, f"{directory}: {reason}")
         runs.append(SeededRun(cell, config.seed, directory))
     title = ", ".join(run.name for run in runs)

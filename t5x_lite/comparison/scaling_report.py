@@ -43,13 +43,14 @@ def parts(scaling: Mapping[str, Any], headings: Mapping[str, str]) -> list[Part]
     if made:
         made += [
             "L(N, D) = E + A / N^α + B / D^β (Hoffmann et al., 2022), fitted to every run by a "
-            "Huber loss on logarithms; N: all parameters, D: raw tokens read, C = k · N^q · D. "
-            "With endless text L(N) = E + A / N^α, with an endless model L(D) = E + B / D^β. α_C: "
-            "L(C) = (C₀ / C)^α_C of the runs that nothing cheaper reaches (Kaplan et al., 2020). "
-            "Intervals: 95 %, of resampled residuals; undetermined where they are wider than a "
-            "factor of a hundred, as when the best size is at an end of the ladder. They know "
-            "nothing of what the form of the law leaves out. Best: with the lowest loss that the "
-            "compute buys; the last line of each objective is beyond what was trained.",
+            "Huber loss on logarithms. N: all parameters, D: raw tokens read, C = k · N^q · D. "
+            "With unlimited text, L(N) = E + A / N^α; with an unlimited model, L(D) = E + B / D^β. "
+            "α_C: L(C) = (C₀ / C)^α_C through the runs that no cheaper run beats (Kaplan et al., "
+            "2020). Intervals: 95 %, from resampled residuals. They are marked undetermined if "
+            "wider than a factor of a hundred, as when the best size is the smallest or largest "
+            "one that was trained. They assume that the form of the law is right. Best size: the "
+            "one with the lowest loss for the compute; the last line of each objective goes beyond "
+            "what was trained.",
         ]
     return made
 
@@ -69,7 +70,7 @@ def _with_interval(bounded: Sequence[float | None]) -> str:
 
 
 def _is_determined(bounded: Sequence[float | None]) -> bool:
-    """True if the ends of the interval differ by a factor of a hundred at most."""
+    """Return True if the ends of the interval differ by a factor of a hundred at most."""
     _, low, high = bounded
     return bool(low and high and high / low <= _UNDETERMINED)
 
@@ -83,7 +84,7 @@ def _coefficients(objectives: Mapping[str, Any], heading: str) -> Table:
         exponent = short(of_one["exponent_of_compute"])
         rows.append([label, *coefficients, short(law["k"][0]), short(law["q"][0]), exponent])
     columns = ["objective", "E", "A", "α", "B", "β", "k", "q", "α_C"]
-    return Table(columns, rows, f"The law of {heading}")
+    return Table(columns, rows, f"Scaling law of {heading}")
 
 
 def _best_sizes(objectives: Mapping[str, Any], heading: str) -> Table:
@@ -94,7 +95,7 @@ def _best_sizes(objectives: Mapping[str, Any], heading: str) -> Table:
             keys = ("parameters", "tokens", "value", "for_one_percent")
             rows.append([label, short(best["flops"]), *(_with_interval(best[key]) for key in keys)])
     columns = ["objective", "FLOPs", "parameters", "tokens", heading, "× FLOPs for 1 % less"]
-    return Table(columns, rows, f"The best size for a compute, by {heading}")
+    return Table(columns, rows, f"Best size for each amount of compute, by {heading}")
 
 
 def _law(of_one: Mapping[str, Any]) -> ScalingLaw:
@@ -119,7 +120,7 @@ def _same_compute(label: str, of_one: Mapping[str, Any], heading: str) -> list[c
             (size, law.loss(size, law.tokens_for(point["flops"], size)))
             for size in np.geomspace(min(sizes), max(sizes), _STEPS).tolist()
         ]
-    caption = f"{label}: the same compute for several sizes; dots are runs, lines the law"
+    caption = f"{label}: several sizes at the same compute; dots are runs, lines are the law"
     return charts.dots_and_lines(dots, lines, "parameters", heading, caption)
 
 
@@ -132,5 +133,5 @@ def _frontier(objectives: Mapping[str, Any], heading: str) -> list[charts.Chart]
         budgets = [best["flops"] for best in of_one["best"]]
         span = np.geomspace(budgets[0], budgets[-1], _STEPS).tolist()
         lines[label] = [(flops, law.best_loss(flops)) for flops in span]
-    caption = "By compute: dots are runs, lines what the law says of the best size"
+    caption = "By compute: dots are runs, lines are the law at the best size"
     return charts.dots_and_lines(dots, lines, "FLOPs", heading, caption)

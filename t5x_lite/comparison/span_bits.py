@@ -138,7 +138,7 @@ def _shortened(span: Span, rows: Sequence[tuple[Tokenizer, Lengths]]) -> Span:
 
 
 def _fits(span: Span, tokenizer: Tokenizer, lengths: Lengths) -> bool:
-    """True if a row of these lengths has room for the span, its context and special ids."""
+    """Return True if a row of these lengths has room for the span, its context and special ids."""
     left, text, right = (len(tokenizer.encode(part)) for part in span[:3])
     if lengths.inputs:
         return max(left + right - lengths.inputs, text - lengths.targets) + _IN_ONE_STACK <= 0

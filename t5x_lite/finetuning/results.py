@@ -13,8 +13,8 @@ from t5x_lite.progress import columns
 from t5x_lite.training.best import PREFIX
 from t5x_lite.training.log import read_metrics
 
-_EXAMPLES = 4  # shown from the right and from the wrong predictions
-_MOST_LABELS = 20  # in a confusion matrix
+_EXAMPLES = 4  # examples shown of the right and of the wrong predictions
+_MOST_LABELS = 20  # largest number of labels in a confusion matrix
 
 
 def write(results: dict[str, Any], directory: Path) -> None:
@@ -39,8 +39,8 @@ def answers_of(workdir: Path, task: Task) -> dict[str, Any]:
     """Read a run's predictions for the validation examples.
 
     Returns:
-        some of them under "shown", and for a few classes a "confusion" matrix: how often each label
-        was predicted as each.
+        some of them under "shown" and, if there are not too many classes, a "confusion" matrix: how
+        often each label was predicted as each.
     """
     path = workdir / "predictions/validation.jsonl"
     with user_errors(NO_FILE, f"{path}: cannot be read"):
@@ -65,19 +65,19 @@ def _some(task: Task, records: list[dict]) -> dict[str, list[dict]]:
     if shown == "largest errors":
         errors = [abs((record["prediction"] or 0) - record["label"]) for record in records]
         order = sorted(range(len(records)), key=lambda number: -errors[number])
-        return {"The largest errors": [records[number] for number in order[:_EXAMPLES]]}
+        return {"Largest errors": [records[number] for number in order[:_EXAMPLES]]}
     if shown == "any" and metrics_of(task)[0] != "exact_match":
-        return {"Some of what it writes": records[:_EXAMPLES]}
+        return {"Examples of predictions": records[:_EXAMPLES]}
     is_right = [_is_right(record) for record in records]
     by_heading = {}
     for name, value in (("wrong", False), ("right", True)):
         of_name = [r for r, right in zip(records, is_right, strict=True) if right == value]
-        by_heading[f"Some that are {name}"] = of_name[:_EXAMPLES]
+        by_heading[f"Examples of {name} predictions"] = of_name[:_EXAMPLES]
     return {heading: of_heading for heading, of_heading in by_heading.items() if of_heading}
 
 
 def _is_right(record: dict) -> bool:
-    """True if a prediction is the label, or one of the right texts under SQuAD's normalisation."""
+    """Return True if a prediction is the label, or a right text under SQuAD's normalisation."""
     prediction, label = record["prediction"], record["label"]
     labels = label if isinstance(label, list) else [label]
     if prediction in labels or not isinstance(prediction, str):

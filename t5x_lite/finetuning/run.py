@@ -170,10 +170,10 @@ def _combinations(grid: Sequence[str], overrides: Sequence[str]) -> list[dict[st
     given = {text.partition("=")[0] for text in overrides}
     for key in axes:
         if key in ("seed", "adapt", "init_from") or key.startswith("task."):
-            reason = "is no axis; --seeds, or a run of its own for each, is meant"
-            raise UserError(USAGE, f"--grid={key}=…: {key} {reason}")
+            fix = "use --seeds, or a separate run for each value"
+            raise UserError(USAGE, f"--grid={key}=…: {key} cannot be an axis of a grid; {fix}")
         if key in given:
-            raise UserError(USAGE, f"--grid={key}=…: {key} is given twice; give it once")
+            raise UserError(USAGE, f"--grid={key}=…: {key} is set twice; set it once")
     return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
 
@@ -198,7 +198,7 @@ def _train(
     rows = plan_checked(config)
     assert isinstance(rows, TaskPlan)
     if config.adapt == "probe" and rows.format.head == "lm":
-        reason = "a model that answers in words has no head to train"
+        reason = "a model that answers in words has no task head to train"
         raise UserError(USAGE, f"finetune: --adapt=probe: {reason}; use lora, or last(1)")
     data = TaskData(rows, base.tokenizer, config.data.batch_size, config.seed)
     config = with_schedule(config, data, is_set)
@@ -223,7 +223,7 @@ def _test_split(data: TaskData) -> TaskSplit | None:
     except UserError as error:
         if error.code != NO_FILE:
             raise
-        say(f"no predictions of a test split: {error}")
+        say(f"no predictions for a test split: {error}")
         return None
 
 

@@ -18,7 +18,7 @@ from t5x_lite.errors import IO_ERROR, UserError, optional_import, user_errors
 _NUMBER = re.compile(r"[+-]?\.?\d|–$|$")
 _TEMPLATE = Path(__file__).with_name("page.html.jinja")
 _UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
-NO_CHARTS = "Charts are drawn where the extra .[report] is installed."
+NO_CHARTS = "Install the extra .[report] to see charts here."
 
 
 def short(number: float) -> str:
@@ -152,7 +152,7 @@ def _parts(page: Page) -> list[Part]:
 
 
 def _can_draw() -> bool:
-    """True if the package that draws charts is installed."""
+    """Return True if the package that draws charts is installed."""
     try:
         _vl_convert()
     except UserError:

@@ -23,20 +23,20 @@ def report(results: dict) -> Page:
         {},
         {name: run["metric_curve"] for name, run in runs.items()},
         y=metric,
-        caption=f"{metric} of the validation examples",
+        caption=f"{metric} on the validation examples",
     )
     losses = charts.curves(
         {name: run["curve"] for name, run in runs.items()},
         {name: run["validation_curve"] for name, run in runs.items()},
         y="loss",
-        caption="Training thin, validation thick with dots",
+        caption="Thin lines for training, thick lines for validation",
     )
 
     # Sections without any parts are left out below.
     sections = [
-        Section("Every run", [_cells(results)]),
-        Section("How it was learned", [*by_step, *losses]),
-        Section(f"What it takes for what, {seed}", _confusion(results)),
+        Section("All runs", [_cells(results)]),
+        Section("Learning curves", [*by_step, *losses]),
+        Section(f"Confusion matrix, {seed}", _confusion(results)),
         *(
             Section(f"{heading}, {seed}", [Quote(_question(one), _answer(one)) for one in records])
             for heading, records in results["shown"].items()
@@ -55,7 +55,7 @@ def _cells(results: dict) -> Table:
         is_chosen = cell["settings"] == results["chosen"] and len(results["cells"]) > 1
         for seed, reached in cell["seeds"].items():
             shown = [f"{reached[name]:.4f}" for name in names]
-            mark = f"{settings} (chosen)" if is_chosen else settings or "as they are"
+            mark = f"{settings} (chosen)" if is_chosen else settings or "defaults"
             rows.append([mark, seed, *shown, f"{reached['step']:,}"])
     heading = ["settings", "seed", *(name.replace("_", " ") for name in names), "best step"]
     return Table(heading, rows)

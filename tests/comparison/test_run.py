@@ -69,7 +69,7 @@ def test_a_comparison_from_end_to_end(tmp_path, written):
     command, workdir = written(), tmp_path / "run"
     out, err = run(*command)
     assert "Traceback" not in out + err
-    assert "matched by raw tokens; 3 cells × 1 seeds" in out
+    assert "matched by raw tokens; 3 cells × 1 seed:" in out
 
     results = json.loads((workdir / "report.json").read_text())
     gpt = results["cells"]["gpt"]
@@ -124,7 +124,7 @@ def test_a_comparison_from_end_to_end(tmp_path, written):
     assert "step 1/12" not in out
     assert (workdir / "report.json").read_text() == before
     for setting, words in [
-        ("cells.gpt.seed=3", "seed: cells differ in it"),
+        ("cells.gpt.seed=3", "seed: cells have different seeds"),
         ("prompts=[5]", "expected a text"),
         ("blanks=['no blank']", "expected a text with ___"),
         (f"prompts=['{'x' * 90}']", "is longer than a row of bert, 42 tokens"),
@@ -152,7 +152,7 @@ def test_cells_are_trained_at_once_and_one_that_fails_does_not_lose_the_others(t
     cells = {"good": lengths, "bad": {**lengths, "optimizer": {"learning_rate": 0.1}}}
     command = written(cells=cells, blanks=[], spans=[], seeds=2)
     out, err = run(*command, "--cells=good")
-    assert "no report yet: the same command without --cells trains what is left" in out
+    assert "no report yet: run the same command without --cells to train the rest" in out
     assert not (tmp_path / "run/report.json").exists()
     # Where the bad cell would be trained, another run is.
     shutil.copytree(tmp_path / "run/good", tmp_path / "run/bad")
@@ -173,7 +173,7 @@ def test_runs_at_once_share_a_cpu_and_nothing_else(written, monkeypatch):
     monkeypatch.setattr(compare.jax, "default_backend", lambda: "gpu")
     cells = {"a": {"data": {"lengths": LENGTHS["gpt"]}}}
     _, err = run(*written(cells=cells, blanks=[], spans=[]), "--jobs=2", code=2)
-    assert "--jobs=2: runs at once share the cores of a CPU, and here is a gpu" in err
+    assert "--jobs=2: parallel runs need a CPU, but this backend is a gpu; remove --jobs" in err
 
 
 @pytest.mark.slow
@@ -227,7 +227,7 @@ def test_losses_of_other_texts_do_not_compare(tmp_path, text_file, written):
     ]
     assert marked == ["span_bits_left"]
     text = (tmp_path / "run/report.md").read_text()
-    assert "another may have been trained on some of it" in text
+    assert "Another cell may have been trained on some of it" in text
 
 
 @pytest.mark.slow
@@ -249,7 +249,7 @@ def test_what_the_runs_learn_of_tasks(tmp_path, written):
         **{"blanks": [], "spans": [], "prompts": []},
     )
     out, _ = run(*command)
-    assert "bert does not learn spelled" in out
+    assert "bert cannot learn spelled" in out
     results = json.loads((tmp_path / "run/report.json").read_text())
     scores = {name: list(cell["scores"]) for name, cell in results["cells"].items()}
     animals = ["animals: accuracy", "animals: accuracy, from scratch"]

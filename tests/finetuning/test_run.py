@@ -105,7 +105,7 @@ def test_every_family_learns(bases, animals, tmp_path, architecture):
         for record in shown:
             assert (record["label"] == record["prediction"]) == heading.endswith("right")
     assert (
-        f"| as they are | 0 | {results['reached']['accuracy']['mean']:.4f} |"
+        f"| defaults | 0 | {results['reached']['accuracy']['mean']:.4f} |"
         in (tmp_path / "run/report.md").read_text()
     )
     page = (tmp_path / "run/report.html").read_text()
@@ -118,7 +118,7 @@ def test_every_family_learns(bases, animals, tmp_path, architecture):
     model = api.load_model(tmp_path / "run")
     evaluated = model.evaluate_task(animals)
     assert evaluated["metrics"]["accuracy"] == results["reached"]["accuracy"]["mean"]
-    with pytest.raises(UserError, match="exact_match does not judge what is to classify"):
+    with pytest.raises(UserError, match="exact_match does not judge tasks of kind classify"):
         model.evaluate_task(animals[:-1] + ", metrics=exact_match)")
     again = api.evaluate(tmp_path / "run")
     assert again["accuracy"] == pytest.approx(results["reached"]["accuracy"]["mean"])
@@ -257,7 +257,7 @@ def test_what_cannot_be_learned(bases, animals, tmp_path):
     wrong = [
         (f"generate({ROOT / 'README.md'})", "an encoder cannot learn to generate"),
         (animals[:-1] + ", metrics=acuracy)", "got 'acuracy'; did you mean accuracy"),
-        (animals[:-1] + ", metrics=pearson)", "pearson does not judge what is to classify"),
+        (animals[:-1] + ", metrics=pearson)", "pearson does not judge tasks of kind classify"),
     ]
     for task, words in wrong:
         with pytest.raises(UserError, match=words):
@@ -267,7 +267,7 @@ def test_what_cannot_be_learned(bases, animals, tmp_path):
     with pytest.raises(UserError, match="a value is given twice"):
         finetune(bases, animals, tmp_path / "run", grid={"training.patience": [1, 1]})
     for key in ("seed", "task.name"):
-        with pytest.raises(UserError, match=f"{key} is no axis"):
+        with pytest.raises(UserError, match=f"{key} cannot be an axis"):
             finetune(bases, animals, tmp_path / "run", grid={key: [1, 2]})
     del (settings := dict(SETTINGS))["optimizer.learning_rate"]
     with pytest.raises(UserError, match="learning_rate: got '1e-x', expected a number"):
@@ -317,7 +317,7 @@ def test_a_test_split_that_is_not_there_is_said(bases, animals, tmp_path):
     more = {"training.steps": 1, **{key: SETTINGS[key] for key in ("data.batch_size",)}}
     with messages_to(said.append):
         api.finetune(bases("encoder"), task, tmp_path / "run", **more)
-    assert any(line.startswith("no predictions of a test split: ") for line in said)
+    assert any(line.startswith("no predictions for a test split: ") for line in said)
     assert not (tmp_path / "run/predictions/test.jsonl").exists()
 
 
@@ -338,7 +338,7 @@ def leaves_of(tree):
 @pytest.mark.parametrize(("adapt", "architecture"), CASES)
 def test_what_is_adapted_is_trained_and_saved_alone(bases, animals, tmp_path, adapt, architecture):
     if adapt == "probe" and architecture == "encoder_decoder":
-        with pytest.raises(UserError, match="answers in words has no head to train"):
+        with pytest.raises(UserError, match="answers in words has no task head to train"):
             finetune(bases, animals, tmp_path / "run", architecture, adapt=adapt)
         return
     more = {"training.steps": 3, "training.eval_every": 3, "training.log_every": 1}

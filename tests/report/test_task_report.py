@@ -73,16 +73,19 @@ def test_pages_hold_their_figures_and_no_foreign_markup(tmp_path):
             "extract",
             "exact_match",
             [record("The Play.", ["play"]), record("x", "y")],
-            {"Some that are wrong": ["x"], "Some that are right": ["The Play."]},
+            {
+                "Examples of wrong predictions": ["x"],
+                "Examples of right predictions": ["The Play."],
+            },
         ),
         (
             "regress",
             "pearson",
             [record(1.0, 1.5), record(1.0, 4.0), record(None, 0.1)],
-            {"The largest errors": [1.0, 1.0, None]},
+            {"Largest errors": [1.0, 1.0, None]},
         ),
-        ("generate", "rouge1", [record("a text", "b")], {"Some of what it writes": ["a text"]}),
-        ("choose", "accuracy", [record(None, "b")], {"Some that are wrong": [None]}),
+        ("generate", "rouge1", [record("a text", "b")], {"Examples of predictions": ["a text"]}),
+        ("choose", "accuracy", [record(None, "b")], {"Examples of wrong predictions": [None]}),
     ],
 )
 def test_what_is_shown_of_each_kind(tmp_path, kind, metric, records, expected):

@@ -68,7 +68,7 @@ def test_two_processes_train_the_cells_of_a_comparison(tmp_path, config_file):
     )
     words = ("compare", f"--config={question}", f"--workdir={tmp_path / 'shared'}")
     out, err = launched(*words).communicate(timeout=300)
-    assert out.count("no report yet: the same command as one process writes it") == 1, err
+    assert out.count("no report yet: run the same command as one process to write it") == 1, err
     assert not (tmp_path / "shared/report.json").exists()
     assert "report.html" in run(*words)[0]
     run("compare", f"--config={question}", f"--workdir={tmp_path / 'alone'}")
