@@ -86,7 +86,7 @@ def devices_of(topology: Topology) -> Any:
         options |= {"chips_per_host_bounds": (2, 2, 1), "wrap": topology.is_ring}
         if topology.name in ("v4", "v5p"):
             options["chip_config_name"] = "megacore"
-    unknown = "the compiler knows no such slice: add --no-compile"
+    unknown = "the compiler does not know such a slice: add --no-compile"
     with user_errors(NO_FILE, f"--topology={topology}: {unknown}"):
         described = topologies.get_topology_desc(f"{name}:{sides}", platform="tpu", **options)
     return described.devices

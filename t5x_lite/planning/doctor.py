@@ -116,7 +116,7 @@ def devices(
     try:
         platform, count = (seen or _devices_of_jax)()
     except RuntimeError as error:  # raised by jax when it cannot open a device
-        reason = (str(error).strip().splitlines() or ["it does not say why"])[0]
+        reason = (str(error).strip().splitlines() or ["no reason given"])[0]
         fix = "end the process that may hold it, or set JAX_PLATFORMS=cpu"
         yield Finding(f"devices: jax cannot open them ({reason[:160]})", fix, is_fatal=True)
         return
@@ -156,13 +156,13 @@ def libtpu_lock(
         with open(path, "a") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except PermissionError:
-        what = f"libtpu: {path} is another user's"
+        what = f"libtpu: {path} belongs to another user"
         yield Finding(what, f"if no process uses the TPU: sudo rm {path}", is_fatal=True)
     except BlockingIOError:
         what = f"libtpu: another process uses the TPU ({path})"
         yield Finding(what, f"end it: sudo lsof {path}", is_fatal=True)
     else:
-        yield Finding(f"libtpu: {path} is held by nobody", f"rm {path}")
+        yield Finding(f"libtpu: {path} is left over, no process holds it", f"rm {path}")
 
 
 def processes(
@@ -224,12 +224,12 @@ def place(
     except Exception as error:  # every file system has its own errors
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         what = f"{workdir}: cannot be written ({reason[:160]})"
-        fix = "see that it exists, its bucket too, and that you may write there"
+        fix = "check that it exists (its bucket too) and that you may write there"
         yield Finding(what, fix, is_fatal=True)
         return
     rate = _PROBE_BYTES / _MB / max(seconds, 1e-9)
     if rate < _SLOWEST:
-        fix = "use a disk or a bucket nearer to these machines, or save less often"
+        fix = "use a disk or a bucket closer to these machines, or save less often"
         yield Finding(f"{workdir}: {rate:.1f} MB/s", fix)
     else:
         yield Finding(f"{workdir}: can be written, {rate:,.0f} MB/s")
@@ -237,9 +237,9 @@ def place(
     skew = abs(_modified(info) - written_at - seconds / 2)
     if skew > _MOST_SKEW:
         fix = "set the clock of this machine: sudo chronyc makestep"
-        yield Finding(f"clock: {skew:,.0f} s from that of {workdir}", fix)
+        yield Finding(f"clock: differs from the clock of {workdir} by {skew:,.0f} s", fix)
     else:
-        yield Finding("clock: that of the place it writes to")
+        yield Finding("clock: agrees with the place it writes to")
 
 
 def _modified(info: dict[str, Any]) -> float:
@@ -268,7 +268,7 @@ def disk(workdir: str, free: Callable[[str], int] | None = None) -> Iterator[Fin
     gigabytes = (free or (lambda path: shutil.disk_usage(path).free))(str(existing)) / 1e9
     what = f"disk: {gigabytes:,.1f} GB free at {existing}"
     if gigabytes < _LEAST_FREE:
-        yield Finding(what, "make room: two checkpoints are there while one is written")
+        yield Finding(what, "make room: while one checkpoint is written, two are on the disk")
     else:
         yield Finding(what)
 

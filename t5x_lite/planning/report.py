@@ -48,7 +48,7 @@ def _parameters(plan: Plan) -> list[Line]:
     """The number of parameters, in all and per module, the largest first."""
     counts = {"parameters": plan.parameters}
     if plan.active_parameters < plan.parameters:
-        counts["  that a token is computed with"] = plan.active_parameters
+        counts["  active for one token"] = plan.active_parameters
     for name, count in sorted(plan.modules.items(), key=lambda item: -item[1]):
         counts[f"  {name}"] = count
     first, *others = (
@@ -59,12 +59,12 @@ def _parameters(plan: Plan) -> list[Line]:
 
 def _memory(plan: Plan, compiled: Compiled | None) -> list[Line]:
     """The memory per device, whether it fits, and the largest arrays."""
-    lines: list[Line] = [("memory of a device", "GiB")]
+    lines: list[Line] = [("memory per device", "GiB")]
     for name, size in plan.memory.items():
         lines.append((f"  {name}", _gib(size)))
-    lines.append(("  in use at a time, an estimate", _gib(plan.memory_in_all)))
+    lines.append(("  peak, estimated", _gib(plan.memory_in_all)))
     if compiled:
-        lines.append(("  the compiler", _gib(compiled.peak)))
+        lines.append(("  peak, by the compiler", _gib(compiled.peak)))
         if compiled.arguments is not None and compiled.temporaries is not None:
             both = compiled.arguments + compiled.temporaries
             lines.append(("    its arguments + temporaries", _gib(both)))
@@ -73,9 +73,9 @@ def _memory(plan: Plan, compiled: Compiled | None) -> list[Line]:
     if plan.room is not None:
         verdict = "it fits" if fits else "it does not fit: " + _what_would_help(plan)
         if fits and compiled is None and plan.memory_in_all > _CLOSE * plan.room:
-            verdict = "it may fit; the compiler knows"
+            verdict = "it may fit; ask the compiler"
         lines.append(("  of", _gib(plan.room), verdict))
-    lines.append("  the largest besides the state:")
+    lines.append("  largest arrays besides the state:")
     for value in plan.largest:
         place = _place(value.place) or value.operation.replace("_", " ")
         lines.append((f"  {value.shape}", _gib(value.size), place))
@@ -89,7 +89,7 @@ def _what_would_help(plan: Plan) -> str:
     if plan.room and plan.state_in_all / plan.topology.count > plan.room:
         devices = math.ceil(plan.state_in_all / plan.room)
         state = _gib(plan.state_in_all / plan.topology.count)
-        return f"the state alone takes {state} GiB of each device; take {devices} at least"
+        return f"the state alone takes {state} GiB per device; use at least {devices} devices"
     if plan.room and plan.state > plan.room / 2 and plan.mesh["fsdp"] < plan.topology.count:
         advice.append("split the state over more devices with mesh.fsdp")
     if not config.model.remat:
@@ -99,7 +99,7 @@ def _what_would_help(plan: Plan) -> str:
         advice.append("raise training.microbatches")
     elif not advice:
         advice.append("split rows with mesh.sequence, or layers with mesh.tensor")
-    return ", ".join([*advice, "or ask --search"])
+    return ", ".join([*advice, "or use --search"])
 
 
 def _place(place: str) -> str:
@@ -124,27 +124,27 @@ def _step(plan: Plan, compiled: Compiled | None) -> list[Line]:
         ("  FLOPs", f"{plan.flops:.3e}"),
     ]
     if plan.computed_again:
-        lines.append(("    computed again, besides", f"{plan.computed_again:.3e}"))
+        lines.append(("    plus recomputation", f"{plan.computed_again:.3e}"))
     for axes, size in plan.sent.items():
-        lines.append((f"  sent over {axes}, GB a device", f"{size / 1e9:.2f}"))
+        lines.append((f"  sent over {axes}, GB/device", f"{size / 1e9:.2f}"))
     if compiled and compiled.fits:
         for axes, size in by_axis(list(compiled.sent)).items():
             lines.append((f"    the compiler, over {axes}", f"{size / 1e9:.2f}"))
     # The roofline, and the time that the compiler expects.
     if not plan.seconds:
-        reason = f"how fast {plan.topology.name} computes in {plan.config.model.dtype}"
+        reason = f"the speed of {plan.topology.name} in {plan.config.model.dtype}"
         return [*lines, f"  {reason} is not known: no time, no price"]
     for name, seconds in plan.seconds.items():
         over = name if name in ("compute", "memory") else f"over {name}"
         lines.append((f"  roofline, {over}, s", f"{seconds:.4f}"))
     for axes in plan.unknown:
         lines.append((f"  roofline, over {axes}, s", "not known"))
-    but = f", if what is sent over {', '.join(plan.unknown)} takes less" if plan.unknown else ""
+    but = f", unless traffic over {', '.join(plan.unknown)} takes longer" if plan.unknown else ""
     lines.append(f"  bound by {plan.bound_by}: an MFU of {plan.max_mfu:.0%} at best{but}")
     seconds = compiled.seconds(plan.topology) if compiled else None
     if seconds and plan.peak:
         mfu = plan.flops / (plan.peak * plan.topology.count * seconds)
-        note = f"an MFU of {mfu:.0%}, without what is sent and kernels written by hand"
+        note = f"an MFU of {mfu:.0%}, not counting communication and hand-written kernels"
         lines.append(("  the compiler expects, s", f"{seconds:.4f}", note))
     return lines
 
@@ -161,15 +161,15 @@ def _run(plan: Plan) -> list[Line]:
         return lines
     mfu = plan.assumed.mfu
     name = f"days, at an MFU of {mfu:.0%}" if mfu else "days, by the roofline"
-    too_much = "more than the roofline has" if mfu and mfu > (plan.max_mfu or 1) else ""
+    too_much = "more than the roofline allows" if mfu and mfu > (plan.max_mfu or 1) else ""
     lines.append((f"  {name}", f"{plan.days:,.2f}", too_much))
     if plan.dollars is not None:
         is_given = plan.assumed.dollars is not None
         source = "as given" if is_given else f"list price, {PRICES_AS_OF}"
-        price = f"{plan.price:.2f} for a device and hour, {source}"
+        price = f"{plan.price:.2f} per device and hour, {source}"
         lines.append(("  dollars", f"{plan.dollars:,.0f}", price))
     if plan.kilowatt_hours is not None:
-        lines.append(("  kWh", f"{plan.kilowatt_hours:,.0f}", "of the devices alone"))
+        lines.append(("  kWh", f"{plan.kilowatt_hours:,.0f}", "devices only"))
     return lines
 
 
@@ -180,7 +180,7 @@ def _gib(size: float) -> str:
 
 def show_splits(plan: Plan) -> str:
     """Format a table of the parameters: their shapes, sizes per device, and sharding."""
-    rows = [("parameter", "shape", "MB a device", "split by")]
+    rows = [("parameter", "shape", "MB/device", "split by")]
     for split in plan.splits:
         shape = " × ".join(map(str, split.shape))
         by = ", ".join(axis or "–" for axis in split.by)
@@ -190,7 +190,7 @@ def show_splits(plan: Plan) -> str:
 
 def show_found(plans: Sequence[Plan]) -> str:
     """Format the best plans of a search, one per line."""
-    rows: list[Sequence[str]] = [("s a step", "MFU ≤", "bound by", "GiB", "settings")]
+    rows: list[Sequence[str]] = [("s/step", "MFU ≤", "bound by", "GiB", "settings")]
     for plan in plans[:_SHOWN]:
         seconds = f"{plan.step_seconds:.4f}" if plan.step_seconds else "–"
         mfu = f"{plan.max_mfu:.0%}" if plan.max_mfu else "–"
@@ -206,7 +206,7 @@ _COLUMNS = (
     "mesh",
     "rows",
     "GiB",
-    "s a step",
+    "s/step",
     "bound by",
     "MFU ≤",
     "tokens/s ≤",
@@ -249,11 +249,10 @@ def scaling_page(name: str, plans: Sequence[Plan]) -> Page:
         for bound, points in parts.items()
         if max(seconds for _, seconds in points) > longest / 1000
     }
-    caption = (
-        "What a step needs by a roofline; the longest bounds it. The batch grows with the devices."
-    )
-    drawn = charts.dots_and_lines(parts, parts, "devices", "seconds a step", caption)
+    caption = "Lower bounds of a step's time; the longest counts. The batch grows with the devices."
+    drawn = charts.dots_and_lines(parts, parts, "devices", "seconds/step", caption)
     table = Table(_COLUMNS, [_scaled(plan) for plan in plans])
     first, last = plans[0], plans[-1]
-    lead = f"{name} on {first.topology.count} to {last.topology.count:,} devices, on paper."
+    counts = f"{first.topology.count} to {last.topology.count:,} devices"
+    lead = f"{name} on {counts}, as estimated by a roofline."
     return Page(f"{name}: weak scaling", lead, [Section("", [*drawn, table])])

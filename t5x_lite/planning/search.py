@@ -56,11 +56,13 @@ def search(
             reason = f"no mesh of {topology.count} devices divides this model and batch"
             raise UserError(BAD_CONFIG, f"--search: {reason}; change data.batch_size")
         room, state = closest.room, closest.state_in_all / topology.count
-        reason = f"the least found is {closest.memory_in_all / 2**30:.1f} GiB, {arranged(closest)}"
+        least = f"{closest.memory_in_all / 2**30:.1f} GiB"
+        reason = f"the smallest plan takes {least} per device, {arranged(closest)}"
         if room is not None and state > room:
             devices = math.ceil(closest.state_in_all / room)
-            reason = f"the state alone takes {state / 2**30:.1f} GiB of each; {devices} hold it"
-        raise UserError(BAD_CONFIG, f"--search: nothing fits {topology}: {reason}; take more")
+            size = f"{state / 2**30:.1f} GiB"
+            reason = f"the state alone takes {size} per device; {devices} devices can hold it"
+        raise UserError(BAD_CONFIG, f"--search: nothing fits {topology}: {reason}; use more")
     return sorted(fitting, key=_time)
 
 
