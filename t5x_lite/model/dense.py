@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax.linen.spmd import with_logical_constraint
 from jaxtyping import Array, Float
 
@@ -22,6 +23,8 @@ from t5x_lite.model.matmul import (
     wide_dtype,
 )
 from t5x_lite.parallel.axes import check_names
+
+Parameter = Array | np.ndarray  # numpy, where a model is applied to arrays as they were imported
 
 
 def parameter_dtype(config: ModelDimensions) -> Any:
@@ -209,7 +212,7 @@ def look_up(table_VW: Any, ids: Any) -> Array:
     # A sum in bfloat16 stops growing once one term is smaller than its rounding: the gradient of a
     # frequent token would be cut short.
     @jax.custom_vjp
-    def take(table: Float[Array, "V W"]) -> Array:
+    def take(table: Parameter) -> Array:
         return jnp.take(table, ids, 0)
 
     def backward(_: None, gradient: Array) -> tuple[Float[Array, "V W"]]:

@@ -27,6 +27,7 @@ from t5x_lite.config.named import find_named
 from t5x_lite.errors import BAD_CONFIG, UserError
 from t5x_lite.model.dense import (
     Dense,
+    Parameter,
     constrain,
     padded_with_zeros,
     parameter_dtype,
@@ -192,7 +193,7 @@ class HeadModule(NamedTuple):
     """
 
     make: Callable[[ModelDimensions], Any]
-    call: Callable[[Any, ModelOutput, Array], Array]
+    call: Callable[[Any, ModelOutput, Parameter], Array]
     flops: Callable[[ModelDimensions, int, float], float]
     wanted: Callable[[ModelDimensions], bool] = lambda config: True
 

@@ -19,6 +19,7 @@ from t5x_lite.config import Companion, ModelDimensions
 from t5x_lite.model.blocks import Block, StackContext
 from t5x_lite.model.dense import (
     Dense,
+    Parameter,
     constrain,
     look_up,
     padded_with_zeros,
@@ -236,7 +237,7 @@ class Transformer(nn.Module):
 
         embedding_rows = own_dimensions(config).embedding_rows
 
-        def table(name: str, rows: int, axis: str) -> Array:
+        def table(name: str, rows: int, axis: str) -> Parameter:
             shape = (rows, config.embedding_size)
             size = config.vocab_size if axis == "vocab" else rows
             draw = with_axes(padded_with_zeros(init, size, 0), axis, "embedding")

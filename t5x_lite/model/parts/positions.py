@@ -23,7 +23,7 @@ from jaxtyping import Array, Float, Int
 
 from t5x_lite.config import ModelDimensions
 from t5x_lite.config.ranges import NonNegative, Positive, Range
-from t5x_lite.model.dense import Dense, kernel_init, parameter_dtype, with_axes
+from t5x_lite.model.dense import Dense, Parameter, kernel_init, parameter_dtype, with_axes
 from t5x_lite.model.parts.contract import Setting
 from t5x_lite.model.parts.options import make_part
 
@@ -64,7 +64,7 @@ class NoPositions:
         return 0
 
     def embed(
-        self, positions: Int[Array, "B T"], table: Array | None
+        self, positions: Int[Array, "B T"], table: Parameter | None
     ) -> Float[Array, "B T W"] | None:
         """Return what is added to the embeddings of tokens; None: nothing."""
         return None
@@ -118,7 +118,7 @@ class Learned(NoPositions):
         """See NoPositions."""
         return self.offset + self.config.max_length
 
-    def embed(self, positions: Int[Array, "B T"], table: Array | None) -> Float[Array, "B T W"]:
+    def embed(self, positions: Int[Array, "B T"], table: Parameter | None) -> Float[Array, "B T W"]:
         """Return the rows of the table."""
         assert table is not None, "learned positions have a table"
         return jnp.take(table, positions + self.offset, 0)
@@ -128,7 +128,7 @@ class Learned(NoPositions):
 class Sinusoidal(NoPositions):
     """Sinusoids added to the embeddings (Vaswani et al., 2017, §3.5)."""
 
-    def embed(self, positions: Int[Array, "B T"], table: Array | None) -> Float[Array, "B T W"]:
+    def embed(self, positions: Int[Array, "B T"], table: Parameter | None) -> Float[Array, "B T W"]:
         """Return the sinusoids of the positions."""
         return sinusoidal(positions, self.config.embedding_size)
 
