@@ -17,8 +17,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from t5x_lite.config.files import load
 from t5x_lite.hardware import parse_topology
-from t5x_lite.planning.collectives import by_axis, collectives, expected_cycles, least_bytes
 from t5x_lite.planning.compiler import devices_of
+from t5x_lite.planning.traffic import by_axis, collectives, expected_cycles, least_bytes
 from t5x_lite.resolve import resolve_without_text
 from t5x_lite.training.program import Program
 

@@ -56,8 +56,8 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(USAGE, "plan: --workdir is for the page of --scale; leave it out")
     from t5x_lite.planning import report as plan_report
     from t5x_lite.planning import search as plan_search
-    from t5x_lite.planning.collectives import by_axis
     from t5x_lite.planning.plan import Assumptions, make_plan
+    from t5x_lite.planning.traffic import by_axis
 
     assumed = Assumptions(args.mfu, args.dollars, args.watts, args.tflops)
     if args.scale:

@@ -12,7 +12,7 @@ from typing import Any
 from t5x_lite.comparison import scaling_report
 from t5x_lite.errors import IO_ERROR, user_errors
 from t5x_lite.report import charts, page
-from t5x_lite.report.page import Best, Page, Part, Quote, Section, Table, short
+from t5x_lite.report.page import Bold, Page, Part, Quote, Section, Table, short
 
 # Scores on each objective's own targets, which cannot be compared between objectives
 _OWN = ("loss", "accuracy")
@@ -185,9 +185,9 @@ def score_table(results: Results) -> Table:
     names = _score_names(results)
 
     # One row per cell, then one for each model that only counts n-grams.
-    rows: list[list[str | Best]] = []
+    rows: list[list[str | Bold]] = []
     for cell, of in cells.items():
-        row: list[str | Best] = [cell]
+        row: list[str | Bold] = [cell]
         for name in names:
             row.append(_score_cell(results, cell, name) if name in of["scores"] else "–")
         rows.append([*row, of["objective"]])
@@ -204,20 +204,20 @@ def score_table(results: Results) -> Table:
         captions.append("mean ± half the width of the 95 % interval")
     if seeds > 1:
         captions.append(f"{seeds} seeds")
-    if any(isinstance(cell, Best) for row in rows for cell in row):
+    if any(isinstance(cell, Bold) for row in rows for cell in row):
         captions.append("bold: the best score, and scores within the noise of it")
     caption = "; ".join(captions)
     return Table(heading, rows, caption[:1].upper() + caption[1:])
 
 
-def _score_cell(results: Results, cell: str, name: str) -> str | Best:
+def _score_cell(results: Results, cell: str, name: str) -> str | Bold:
     """Return a score with half of its interval, marked if it is the best or within its noise."""
     score = results["cells"][cell]["scores"][name]
     text = _shown(name, score["mean"])
     if score["high"] is not None:
         text += f" ± {_shown(name, score['high'] - score['mean'])}"
     behind = score.get("behind_best")
-    return Best(text) if score["is_best"] or (behind and _is_noise(behind)) else text
+    return Bold(text) if score["is_best"] or (behind and _is_noise(behind)) else text
 
 
 def _reading_notes(results: Results) -> list[Part]:
@@ -267,7 +267,7 @@ def _interval_charts(results: Results) -> list[Part]:
 
 def _differences(results: Results) -> list[Part]:
     """Return the table of each cell's difference to its baseline in each score."""
-    rows: list[list[str | Best]] = []
+    rows: list[list[str | Bold]] = []
     for cell, of in results["cells"].items():
         for name, score in of["scores"].items():
             difference = score.get("difference")
@@ -327,9 +327,9 @@ def _other_objectives(results: Results) -> list[Part]:
     if not any(others.values()):
         return []
     objectives = list(dict.fromkeys(of["objective"] for of in cells.values()))
-    rows: list[list[str | Best]] = []
+    rows: list[list[str | Bold]] = []
     for cell, of in cells.items():
-        row: list[str | Best] = [cell]
+        row: list[str | Bold] = [cell]
         for objective in objectives:
             loss, remark = others.get(cell, {}).get(objective), ""
             if objective == of["objective"]:
@@ -396,11 +396,11 @@ def _learning_curves(results: Results) -> list[Part]:
 def parity_sheet(results: Results) -> Table:
     """Return the table of each cell's size and spending, compared with its baseline."""
     cells = results["cells"]
-    rows: list[list[str | Best]] = []
+    rows: list[list[str | Bold]] = []
     for cell, of in cells.items():
         size, active = of["parameters"], of.get("active_parameters", of["parameters"])
         shown = short(size) if active == size else f"{short(size)} ({short(active)} per token)"
-        row: list[str | Best] = [cell, shown, short(of["flops_per_sequence"])]
+        row: list[str | Bold] = [cell, shown, short(of["flops_per_sequence"])]
         for unit in UNITS:
             against = cells[of["baseline"]][unit]
             ratio = of[unit] / against if against else 1.0

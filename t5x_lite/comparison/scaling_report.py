@@ -7,7 +7,7 @@ import numpy as np
 
 from t5x_lite.comparison.scaling import ScalingLaw
 from t5x_lite.report import charts
-from t5x_lite.report.page import Best, Part, Table, short
+from t5x_lite.report.page import Bold, Part, Table, short
 
 _STEPS = 40  # points of a drawn line
 _UNDETERMINED = 100.0  # largest ratio of an interval's bounds at which the value is determined
@@ -48,7 +48,7 @@ def parts(scaling: Mapping[str, Any], headings: Mapping[str, str]) -> list[Part]
             "α_C: L(C) = (C₀ / C)^α_C through the runs that no cheaper run beats (Kaplan et al., "
             "2020). Intervals: 95 %, from resampled residuals. They are marked undetermined if "
             "wider than a factor of a hundred, as when the best size is the smallest or largest "
-            "one that was trained. They assume that the form of the law is right. Best size: the "
+            "one that was trained. They assume that the form of the law is right. Bold size: the "
             "one with the lowest loss for the compute; the last line of each objective goes beyond "
             "what was trained.",
         ]
@@ -77,7 +77,7 @@ def _is_determined(bounded: Sequence[float | None]) -> bool:
 
 def _coefficients(objectives: Mapping[str, Any], heading: str) -> Table:
     """Return the table of each objective's coefficients."""
-    rows: list[list[str | Best]] = []
+    rows: list[list[str | Bold]] = []
     for label, of_one in objectives.items():
         law = of_one["law"]
         coefficients = [_with_interval(law[name]) for name in _COEFFICIENTS]
@@ -89,13 +89,13 @@ def _coefficients(objectives: Mapping[str, Any], heading: str) -> Table:
 
 def _best_sizes(objectives: Mapping[str, Any], heading: str) -> Table:
     """Return the table of the best size and its score for each objective and compute."""
-    rows: list[list[str | Best]] = []
+    rows: list[list[str | Bold]] = []
     for label, of_one in objectives.items():
         for best in of_one["best"]:
             keys = ("parameters", "tokens", "value", "for_one_percent")
             rows.append([label, short(best["flops"]), *(_with_interval(best[key]) for key in keys)])
     columns = ["objective", "FLOPs", "parameters", "tokens", heading, "× FLOPs for 1 % less"]
-    return Table(columns, rows, f"Best size for each amount of compute, by {heading}")
+    return Table(columns, rows, f"Bold size for each amount of compute, by {heading}")
 
 
 def _law(of_one: Mapping[str, Any]) -> ScalingLaw:

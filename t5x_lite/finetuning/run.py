@@ -41,7 +41,7 @@ from t5x_lite.training.log import read_metrics
 
 
 @dataclass(frozen=True)
-class Cell:
+class Trial:
     """One cell of a grid: a combination of settings, with the results of its seeds."""
 
     settings: dict[str, str]
@@ -107,7 +107,7 @@ def _cells(
     overrides: Sequence[str],
     adapt: str,
     init_from: str,
-) -> list[Cell]:
+) -> list[Trial]:
     """Return the cells of a grid; reject wrong settings before any of them is trained."""
     cells = []
     for settings in combinations:
@@ -115,13 +115,13 @@ def _cells(
         config = config_of(base.config, task, values, adapt, init_from)
         plan_checked(config)
         check_training(config)
-        cells.append(Cell(settings, config, {}))
+        cells.append(Trial(settings, config, {}))
     return cells
 
 
 def _train_cells(
     base: "_Base",
-    cells: list[Cell],
+    cells: list[Trial],
     workdir: Path,
     seeds: int,
     overrides: Sequence[str],
@@ -131,10 +131,10 @@ def _train_cells(
     first_seed, task = cells[0].config.seed, cells[0].config.task
     is_single = len(cells) == 1 and seeds == 1
 
-    def directory_of(cell: Cell, seed: int) -> Path:
+    def directory_of(cell: Trial, seed: int) -> Path:
         return workdir if is_single else workdir / cell.name / f"seed_{seed}"
 
-    def train(cell: Cell, seed: int) -> None:
+    def train(cell: Trial, seed: int) -> None:
         directory = directory_of(cell, seed)
         if not is_single:
             say(f"training in {directory}")
@@ -265,7 +265,7 @@ def write_predictions(workdir: Path, data: TaskData, test: TaskSplit | None) -> 
     say(f"written: {directory}")
 
 
-def _results(base: _Base, task: Task, cells: list[Cell], chosen: Cell) -> dict[str, Any]:
+def _results(base: _Base, task: Task, cells: list[Trial], chosen: Trial) -> dict[str, Any]:
     """Return what report.json says of the cells and the chosen one."""
     model = resolve(chosen.config, base.tokenizer.vocabulary).model
     adaptation = parse_adaptation(chosen.config.adapt)

@@ -13,14 +13,14 @@ from t5x_lite.errors import BAD_DATA, NO_FILE, USAGE, UserError
 TEMPLATE = "{input} => {target}\n"
 
 
-class Example(TypedDict):
+class Shot(TypedDict):
     """A solved example: an input and its target."""
 
     input: str
     target: str
 
 
-def read_examples(path: Path) -> list[Example]:
+def read_examples(path: Path) -> list[Shot]:
     """Read examples from JSON lines with "input" and "target".
 
     Raises:
@@ -49,7 +49,7 @@ def read_examples(path: Path) -> list[Example]:
 
 
 def few_shot_prompt(
-    examples: list[Example], query: str, shots: int, seed: int = 0, template: str = TEMPLATE
+    examples: list[Shot], query: str, shots: int, seed: int = 0, template: str = TEMPLATE
 ) -> str:
     r"""Build a prompt from `shots` examples, drawn without replacement, and the open query.
 
@@ -66,7 +66,7 @@ def few_shot_prompt(
     if shots > len(examples):
         raise UserError(USAGE, f"--shots={shots}: the file has {len(examples)} examples")
 
-    def solved(example: Example) -> str:
+    def solved(example: Shot) -> str:
         return re.sub(r"{(input|target)}", lambda field: str(example[field[1]]), template)
 
     drawn = random.Random(seed).sample(examples, shots)

@@ -13,7 +13,7 @@ from t5x_lite.hardware import chip_of
 from t5x_lite.model.heads import head_layers
 from t5x_lite.model.masks import visible_keys
 from t5x_lite.model.parts.attention import CrossAttention
-from t5x_lite.model.parts.contract import Stack
+from t5x_lite.model.parts.contract import StackShape
 from t5x_lite.model.parts.table import layers_of_period, make_feed_forward, make_mixer
 
 
@@ -29,13 +29,15 @@ def forward_flops(config: ModelDimensions, shape: RowShape, scored: float | int)
     # The layers of each stack.
     if shape.encoder:
         visible = visible_keys(config, shape.encoder, bidirectional=True)
-        stack = Stack(shape.encoder, visible, bidirectional=True)
-        total += _stack_flops(config, config.num_layers, stack)
+        encoder = StackShape(shape.encoder, visible, bidirectional=True)
+        total += _stack_flops(config, config.num_layers, encoder)
     if shape.decoder:
         layers = config.num_decoder_layers * (2 if config.backward_decoder else 1)
         sees_ahead = shape.bidirectional_prefix or shape.looks_ahead
         visible = visible_keys(config, shape.decoder, bidirectional=sees_ahead)
-        total += _stack_flops(config, layers, Stack(shape.decoder, visible, bidirectional=False))
+        total += _stack_flops(
+            config, layers, StackShape(shape.decoder, visible, bidirectional=False)
+        )
         # Cross-attention: every decoder position sees the whole encoder.
         if shape.encoder:
             cross = CrossAttention(config).cost(shape.decoder, shape.encoder, shape.encoder)
@@ -45,7 +47,7 @@ def forward_flops(config: ModelDimensions, shape: RowShape, scored: float | int)
     return total
 
 
-def _stack_flops(config: ModelDimensions, layers: int, stack: Stack) -> float:
+def _stack_flops(config: ModelDimensions, layers: int, stack: StackShape) -> float:
     """Return the FLOPs of the mixers and feed-forward parts of a stack."""
     total = layers * make_mixer(config).flops(stack)
     of_layers = layers_of_period(config)

@@ -37,7 +37,7 @@ from t5x_lite.model.dropout import Dropout, Noise
 from t5x_lite.model.losses import (
     LossSettings,
     Sums,
-    Vocabulary,
+    VocabularyShard,
     choice_sums,
     class_sums,
     cross_entropy,
@@ -92,7 +92,7 @@ class HeadInput(NamedTuple):
     states: Array
     row: Row
     settings: LossSettings
-    vocabulary: Vocabulary
+    vocabulary: VocabularyShard
     noise: Noise
     key: Array | None = None
 

@@ -32,7 +32,7 @@ class LossSettings:
     auxiliary_lm: float = 0.0  # weight of a language model's loss beside that of a task
 
 
-class Vocabulary(NamedTuple):
+class VocabularyShard(NamedTuple):
     """The part of the vocabulary that the logits cover, since several devices may share it.
 
     Attributes:
@@ -51,7 +51,7 @@ def token_sums(
     logits: Float[Array, "*rows V"],
     targets: Int[Array, "*rows"],
     weights: Float[Array, "*rows"],
-    vocabulary: Vocabulary,
+    vocabulary: VocabularyShard,
     settings: LossSettings,
 ) -> Sums:
     """Return weighted sums over all positions.
@@ -111,7 +111,7 @@ def cross_entropy(
     hidden_BTD: Float[Array, "B T D"],
     targets_BT: Int[Array, "B T"],
     weights_BT: Float[Array, "B T"],
-    vocabulary: Vocabulary,
+    vocabulary: VocabularyShard,
     settings: LossSettings = LossSettings(),
 ) -> Sums:
     """Return `token_sums` of a head's logits, computed in chunks: logits are computed for

@@ -10,7 +10,7 @@ from typing import Any
 
 from t5x_lite.errors import NO_FILE, UserError, install_line, user_errors
 from t5x_lite.hardware import Topology
-from t5x_lite.planning.collectives import Collective, by_axis, collectives, expected_cycles
+from t5x_lite.planning.traffic import Collective, by_axis, collectives, expected_cycles
 from t5x_lite.resolve import Resolved
 from t5x_lite.training.program import Program
 

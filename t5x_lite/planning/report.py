@@ -5,10 +5,10 @@ import re
 from collections.abc import Iterable, Sequence
 
 from t5x_lite.hardware import PRICES_AS_OF
-from t5x_lite.planning.collectives import by_axis
 from t5x_lite.planning.compiler import Compiled
 from t5x_lite.planning.plan import Plan
 from t5x_lite.planning.search import arranged
+from t5x_lite.planning.traffic import by_axis
 from t5x_lite.progress import columns
 from t5x_lite.report import charts
 from t5x_lite.report.page import Page, Section, Table

@@ -60,7 +60,7 @@ class Step:
     """What one device does in a training step.
 
     Attributes:
-        sent: bytes by the mesh axes that they cross, counted as in collectives.py.
+        sent: bytes by the mesh axes that they cross, counted as in traffic.py.
         moved: bytes read from memory or written to it.
         peak: peak memory in bytes, without the arguments.
         alive: the arrays in memory at the peak; `of_device` sorts them, the largest first.

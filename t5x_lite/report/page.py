@@ -36,7 +36,7 @@ def short(number: float) -> str:
 
 
 @dataclass(frozen=True)
-class Best:
+class Bold:
     """A table cell that is set in bold: the best of its column, or within the noise of it."""
 
     text: str
@@ -47,10 +47,10 @@ class Best:
 
 @dataclass(frozen=True)
 class Table:
-    """A table: rows of text or Best, each as long as the heading."""
+    """A table: rows of text or Bold, each as long as the heading."""
 
     heading: Sequence[str]
-    rows: Sequence[Sequence[str | Best]]
+    rows: Sequence[Sequence[str | Bold]]
     caption: str = ""
 
     @property
@@ -135,7 +135,7 @@ def html(page: Page) -> str:
     environment.tests["table"] = lambda part: isinstance(part, Table)
     environment.tests["chart"] = lambda part: isinstance(part, Chart)
     environment.tests["quote"] = lambda part: isinstance(part, Quote)
-    environment.tests["best"] = lambda cell: isinstance(cell, Best)
+    environment.tests["best"] = lambda cell: isinstance(cell, Bold)
     environment.filters["svg"] = _svg
     environment.filters["inline_json"] = _inline_json
     environment.filters["breakable"] = _breakable
@@ -225,6 +225,6 @@ def _markdown_table(table: Table) -> list[str]:
         cells = []
         for cell in row:
             text = _plain(str(cell)).replace("|", "\\|").replace("\n", " ")
-            cells.append(f"**{text}**" if isinstance(cell, Best) else text)
+            cells.append(f"**{text}**" if isinstance(cell, Bold) else text)
         lines.append(f"| {' | '.join(cells)} |")
     return [*lines, ""]

@@ -16,7 +16,7 @@ def best_directory(workdir: Path) -> Path:
     return workdir / "best"
 
 
-class Best:
+class BestCheckpoint:
     """The parameters of the best evaluation, by a metric where higher is better.
 
     Args:

@@ -31,7 +31,7 @@ from t5x_lite.parallel.placement import place_batch
 from t5x_lite.progress import say
 from t5x_lite.resolve import Resolved, with_steps_of
 from t5x_lite.training import run_directory
-from t5x_lite.training.best import PREFIX, Best
+from t5x_lite.training.best import PREFIX, BestCheckpoint
 from t5x_lite.training.checkpoint import Checkpoints
 from t5x_lite.training.log import Log, first_not_finite, mean_metrics
 from t5x_lite.training.loss import step_flops
@@ -274,7 +274,7 @@ def train(
         if isinstance(resolved.rows, TaskPlan) and judge:
             metric = f"{PREFIX}{metrics_of(resolved.rows.task)[0]}"
             first = checkpoints.latest() or 0
-            best = Best(workdir, settings, metric, first, config.training.patience)
+            best = BestCheckpoint(workdir, settings, metric, first, config.training.patience)
         try:
             with run.within():
                 _train_steps(run, checkpoints, workdir, on_log, judge, best)
@@ -290,7 +290,7 @@ def _train_steps(
     workdir: Path,
     on_log: Callable | None,
     judge: Judge | None,
-    best: Best | None,
+    best: BestCheckpoint | None,
 ) -> None:
     config = run.resolved.config
     stop, exit_code = StopSignal(), 0

@@ -31,7 +31,7 @@ from t5x_lite.model.heads import (
     logits,
     scored_positions,
 )
-from t5x_lite.model.losses import LossSettings, Sums, Vocabulary
+from t5x_lite.model.losses import LossSettings, Sums, VocabularyShard
 from t5x_lite.model.parts.contract import Measured
 from t5x_lite.model.transformer import STACKS, companion_params, split_axes
 from t5x_lite.parallel.collectives import (
@@ -386,11 +386,11 @@ def _shared_rows(output: ModelOutput, rows: Row) -> tuple[ModelOutput, Row]:
     return output, own
 
 
-def _own_vocabulary(model: ModelDimensions) -> Vocabulary:
+def _own_vocabulary(model: ModelDimensions) -> VocabularyShard:
     """Return the part of the vocabulary for which this device has logits."""
     rows = own_dimensions(model).embedding_rows
     ids = jnp.arange(rows) + part_number("tensor") * rows
-    return Vocabulary(model.vocab_size, ids, sum_over_vocabulary, max_over_vocabulary)
+    return VocabularyShard(model.vocab_size, ids, sum_over_vocabulary, max_over_vocabulary)
 
 
 def real_positions(rows: Row, stack: str) -> Array:

@@ -18,7 +18,7 @@ from t5x_lite.model.blocks import Block
 from t5x_lite.model.check import check_model
 from t5x_lite.model.dropout import Noise
 from t5x_lite.model.flops import forward_flops
-from t5x_lite.model.parts.contract import Stack
+from t5x_lite.model.parts.contract import StackShape
 from t5x_lite.model.parts.experts import Experts
 from t5x_lite.model.parts.table import layers_of_period, make_feed_forward
 from t5x_lite.model.transformer import (
@@ -235,7 +235,7 @@ def test_sizes_are_those_of_the_published_models():
 
 
 def test_flops_are_those_of_the_experts_of_a_token():
-    rows, stack = RowShape(512, 114), Stack(512, 512, bidirectional=True)
+    rows, stack = RowShape(512, 114), StackShape(512, 512, bidirectional=True)
     dense, switch = sized("mlp"), sized("experts(num=32, top_k=1, every=4)")
     router = 2 * 768 * 32 * (3 * 512 + 3 * 114)
     difference = forward_flops(switch, rows, 114) - forward_flops(dense, rows, 114)

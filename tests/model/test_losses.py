@@ -3,10 +3,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from t5x_lite.model.losses import LossSettings, Vocabulary, class_sums, cross_entropy
+from t5x_lite.model.losses import LossSettings, VocabularyShard, class_sums, cross_entropy
 
 ROWS, LENGTH, WIDTH, SIZE, PADDED = 4, 10, 6, 11, 16
-VOCABULARY = Vocabulary(SIZE, jnp.arange(PADDED))
+VOCABULARY = VocabularyShard(SIZE, jnp.arange(PADDED))
 
 
 def drawn():

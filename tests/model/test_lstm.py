@@ -22,7 +22,14 @@ from t5x_lite.data.rows.layouts import RowShape
 from t5x_lite.model import flops, transformer
 from t5x_lite.model.blocks import StackContext
 from t5x_lite.model.dropout import Noise
-from t5x_lite.model.heads import HEADS, HeadInput, LossSettings, Vocabulary, head_params, logits
+from t5x_lite.model.heads import (
+    HEADS,
+    HeadInput,
+    LossSettings,
+    VocabularyShard,
+    head_params,
+    logits,
+)
 from t5x_lite.model.masks import AttentionMask
 from t5x_lite.model.parts.lstm import FORGET_BIAS, LSTM
 from t5x_lite.model.parts.table import make_mixer
@@ -143,7 +150,7 @@ def packed_row(texts, length=8):
 
 
 def head_input(config, params, states, row, settings) -> HeadInput:
-    vocabulary = Vocabulary(config.vocab_size, jnp.arange(config.embedding_rows))
+    vocabulary = VocabularyShard(config.vocab_size, jnp.arange(config.embedding_rows))
     return HeadInput(config, params, states, row, settings, vocabulary, Noise(jnp.arange(1)))
 
 

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from t5x_lite.report import charts, page
-from t5x_lite.report.page import Best, Page, Quote, Section, Table
+from t5x_lite.report.page import Bold, Page, Quote, Section, Table
 
 HOSTILE = "<script>injected = 1</script>"
 BROWSER = next(filter(shutil.which, ("chromium", "chromium-browser", "google-chrome")), "")
@@ -82,7 +82,7 @@ def full_page() -> Page:
     """One of everything."""
     curve = [[step, 9 - step / 100] for step in range(0, 500, 10)]
     heading = ["model", *(f"span bits per byte, number {number}" for number in range(12))]
-    row = [HOSTILE, Best("1.234 ± 0.056"), *["2.345 ± 0.067"] * 11]
+    row = [HOSTILE, Bold("1.234 ± 0.056"), *["2.345 ± 0.067"] * 11]
     intervals = {
         "a": {"mean": 2.0, "low": 1.8, "high": 2.2},
         HOSTILE: {"mean": 2.5, "low": None, "high": None},

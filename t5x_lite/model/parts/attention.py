@@ -26,7 +26,7 @@ from t5x_lite.model.kernels import (
 )
 from t5x_lite.model.kv_cache import KVCache, cache_dtype
 from t5x_lite.model.masks import AttentionMask
-from t5x_lite.model.parts.contract import Auxiliary, Setting, Stack
+from t5x_lite.model.parts.contract import Auxiliary, Setting, StackShape
 from t5x_lite.model.parts.positions import NoPositions, make_positions
 
 
@@ -259,7 +259,7 @@ class SelfAttention(Attention):
         )
 
     @nn.nowrap
-    def flops(self, stack: Stack) -> float:
+    def flops(self, stack: StackShape) -> float:
         """See contract.Part."""
         return self.cost(stack.positions, stack.positions, stack.visible)
 

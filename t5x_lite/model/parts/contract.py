@@ -54,7 +54,7 @@ def add_auxiliary(a: Auxiliary, b: Auxiliary) -> Auxiliary:
     return total
 
 
-class Stack(NamedTuple):
+class StackShape(NamedTuple):
     """One stack of a row, as far as the cost of a part depends on it.
 
     Attributes:
@@ -88,7 +88,7 @@ class Part(Protocol):
 
     splits: tuple[str, ...]
 
-    def flops(self, stack: Stack) -> float:
+    def flops(self, stack: StackShape) -> float:
         """Return the FLOPs of the matrix products of one layer's forward pass on one row: multiply
         and add count as two.
         """

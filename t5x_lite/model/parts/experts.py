@@ -26,7 +26,7 @@ from t5x_lite.config.ranges import NonNegative, Positive, Range
 from t5x_lite.model.dense import Dense, kernel_init, parameter_dtype, with_axes
 from t5x_lite.model.matmul import matmul, rounded, wide_dtype
 from t5x_lite.model.parts.activations import activate
-from t5x_lite.model.parts.contract import Auxiliary, Measured, Setting, Stack
+from t5x_lite.model.parts.contract import Auxiliary, Measured, Setting, StackShape
 from t5x_lite.model.parts.options import own_options, write_part
 
 _FEWEST_SLOTS = 4  # of an expert for a row, as in Mesh TensorFlow: short rows are rarely even
@@ -267,7 +267,7 @@ class Experts(nn.Module):
         return self.top_k / self.num
 
     @nn.nowrap
-    def flops(self, stack: Stack) -> float:
+    def flops(self, stack: StackShape) -> float:
         """Count the router, and the matrices of a token's experts; see contract.Part."""
         D, F = self.config.d_model, self._own_d_ff
         matrices = 3 if self.kind == "gated_mlp" else 2

@@ -13,7 +13,7 @@ from t5x_lite.config import ModelDimensions
 from t5x_lite.model.dense import Dense, Written
 from t5x_lite.model.dropout import Dropout
 from t5x_lite.model.parts.activations import activate
-from t5x_lite.model.parts.contract import Auxiliary, Setting, Stack
+from t5x_lite.model.parts.contract import Auxiliary, Setting, StackShape
 
 
 class MLP(nn.Module):
@@ -31,7 +31,7 @@ class MLP(nn.Module):
         return project_back(config, x_BTF, context), {}
 
     @nn.nowrap
-    def flops(self, stack: Stack) -> float:
+    def flops(self, stack: StackShape) -> float:
         """Count the matrices; see contract.Part."""
         config = self.config
         return 2.0 * self.matrices * stack.positions * config.d_model * config.d_ff

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float
 from t5x_lite.config import ModelDimensions
 from t5x_lite.config.ranges import NonNegative
 from t5x_lite.model.dense import Dense, parameter_dtype, with_axes
-from t5x_lite.model.parts.contract import Auxiliary, Setting, Stack
+from t5x_lite.model.parts.contract import Auxiliary, Setting, StackShape
 from t5x_lite.model.parts.norms import make_norm
 
 # Added to the forget gate, so that a fresh LSTM remembers (Jozefowicz et al., 2015, §2.2).
@@ -154,7 +154,7 @@ class LSTM(nn.Module):
     step = prefill  # one token is read as many are
 
     @nn.nowrap
-    def flops(self, stack: Stack) -> float:
+    def flops(self, stack: StackShape) -> float:
         """Count the gates' products with token and last output, and the projection; see
         contract.Part.
         """
