@@ -6,7 +6,7 @@ import jax
 import pytest
 from conftest import ROOT, with_devices
 
-from t5x_lite.planning import collectives as inventory
+from t5x_lite.planning import traffic as inventory
 
 MESH = jax.sharding.AbstractMesh((2, 2, 1, 2), ("data", "fsdp", "sequence", "tensor"))
 # One loop of five turns, which sends in two ways; beside it a sum over all devices.
@@ -53,7 +53,7 @@ COMPILE = """
 import json, sys
 from t5x_lite.config.files import load
 from t5x_lite.resolve import resolve_without_text
-from t5x_lite.planning import collectives as inventory
+from t5x_lite.planning import traffic as inventory
 from t5x_lite.training.program import Program
 settings = ["data.source=x", "model.vocab_size=512", "model.scan=True", *sys.argv[1:]]
 config = load("gpt_tiny", settings)
