@@ -426,7 +426,7 @@ def _read_metrics(
 
 
 def _is_done(pending: tuple[int, dict] | None) -> bool:
-    """True if no step is being computed."""
+    """Return True if no step is being computed."""
     return pending is None or all(value.is_ready() for value in jax.tree.leaves(pending[1]))
 
 

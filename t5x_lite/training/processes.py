@@ -42,7 +42,7 @@ def check_same(facts: dict[str, str]) -> None:
         UserError: in every process; it names a fact and two processes that differ in it, or a
             process that did not arrive.
     """
-    # Each process publishes its facts, then compares those of all with those of process 0.
+    # Each process publishes its facts, then compares the facts of all others with process 0's.
     client, where = _client(), f"t5x_lite/facts/{next(_rounds)}"
     client.key_value_set(f"{where}/{jax.process_index()}", json.dumps(facts))
     of_first: dict[str, str] = {}

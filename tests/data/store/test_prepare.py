@@ -175,7 +175,7 @@ def test_the_setting_that_names_no_text_is_named(tmp_path):
     for more, words in [
         ({"validation_source": str(missing)}, f"data.validation_source={missing}: no such text"),
         ({"source": str(tmp_path / "*.txt")}, "data.source: cannot read .*broken.txt"),
-        ({"store": "/"}, "data.store=/: is no directory"),
+        ({"store": "/"}, "data.store=/: not a directory"),
     ]:
         data = {"source": str(tmp_path / "a.txt"), "tokenizer": "bytes", **more}
         with pytest.raises(UserError, match=words):
