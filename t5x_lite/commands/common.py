@@ -1,6 +1,6 @@
-"""What commands have in common: options that several take, and how they are read.
+"""Options that several commands share, and functions that read them.
 
-What a command needs of the package is imported late, so that --help and typos answer at once.
+Other parts of the package are imported late, so that --help and typos answer at once.
 """
 
 import argparse
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def number_type(low: float, high: float = float("inf")) -> Callable[[str], float]:
-    """Return a converter of text to a number of the type of `low`, in that range."""
+    """Return a function that converts text to a number in a range, of the type of `low`."""
 
     def convert(text: str) -> float:
         value = type(low)(text)
@@ -33,7 +33,7 @@ def number_type(low: float, high: float = float("inf")) -> Callable[[str], float
             raise argparse.ArgumentTypeError(f"got {text}, expected a number {expected}")
         return value
 
-    convert.__name__ = type(low).__name__  # argparse names it where the text is no number
+    convert.__name__ = type(low).__name__  # argparse names it if the text is not a number
     return convert
 
 
@@ -62,7 +62,7 @@ def add_allow_code(command: argparse.ArgumentParser) -> None:
 
 def add_distributed(command: argparse.ArgumentParser) -> None:
     """Add --distributed."""
-    help = "this is one of several processes; the cluster knows the others"
+    help = "this is one of several processes; find the others through the cluster"
     command.add_argument("--distributed", action="store_true", help=help)
 
 
@@ -74,29 +74,29 @@ def add_mesh(command: argparse.ArgumentParser) -> None:
 
 
 def add_texts(command: argparse.ArgumentParser) -> None:
-    """Add the texts that a command is given."""
+    """Add one or more texts as arguments."""
     command.add_argument("text", nargs="+", help="one or several texts")
 
 
 def add_json(command: argparse.ArgumentParser) -> None:
     """Add --json."""
-    command.add_argument("--json", action="store_true", help="one line of JSON for each text")
+    command.add_argument("--json", action="store_true", help="print one line of JSON per text")
 
 
-# What they stand for.
+# Reading them.
 
 
 def config_name(args: argparse.Namespace) -> str:
     """Return --config, which must be given."""
     if not args.config:
         raise UserError(
-            USAGE, f"{args.command}: --config=FILE is missing; --config=gpt_tiny is one that ships"
+            USAGE, f"{args.command}: --config=FILE is missing; try --config=gpt_tiny, which ships"
         )
     return args.config
 
 
 def permitted_modules(args: argparse.Namespace) -> "Modules":
-    """Return the modules that settings may name code of."""
+    """Return the modules whose code settings may name."""
     from t5x_lite.config.files import code_of_command
 
     permitted = getattr(args, "allow_code", [])
@@ -106,21 +106,21 @@ def permitted_modules(args: argparse.Namespace) -> "Modules":
 
 
 def read_config(args: argparse.Namespace) -> RunConfig:
-    """Read the checked config."""
+    """Read and check the config."""
     from t5x_lite.config.files import load
 
     return load(config_name(args), args.overrides)
 
 
 def planned_config(args: argparse.Namespace) -> tuple[RunConfig, "RowPlan"]:
-    """Read the config of a run on text, with the plan of its rows: what cannot be laid out is
-    refused before jax is imported, what contradicts the model before anything is prepared.
+    """Read the config of a run on text, and plan its rows. Objectives that cannot be laid out are
+    rejected before jax is imported, and contradictions in the model before text is prepared.
     """
     from t5x_lite.resolve import plan_objective
 
     config = read_config(args)
     if config.task.name:
-        raise UserError(USAGE, f"{args.command}: this run learned a task; finetune goes on with it")
+        raise UserError(USAGE, f"{args.command}: this run learned a task; continue with finetune")
     rows = plan_objective(config)
     from t5x_lite.model.check import check_settings as check_model_settings
     from t5x_lite.training.check import check_training
@@ -131,12 +131,12 @@ def planned_config(args: argparse.Namespace) -> tuple[RunConfig, "RowPlan"]:
 
 
 def check_settings(args: argparse.Namespace) -> None:
-    """Refuse a command that trains, if its settings cannot be trained; nothing is begun."""
+    """Reject settings that cannot be trained, before anything is started."""
     planned_config(args)
 
 
 def read_workdir(args: argparse.Namespace) -> Path:
-    """Return --workdir, which must be given; a bucket is mirrored."""
+    """Return --workdir, which must be given. An address in a bucket becomes its local mirror."""
     if not args.workdir:
         raise UserError(
             USAGE, f"{args.command}: --workdir=DIR is missing; name the directory of the run"
@@ -154,7 +154,7 @@ def read_run_directory(args: argparse.Namespace) -> Path:
 
 
 def read_mesh(args: argparse.Namespace) -> Mesh | None:
-    """Read --mesh=fsdp=4,tensor=2; None where it is not given."""
+    """Read --mesh=fsdp=4,tensor=2; None if it is not given."""
     from t5x_lite.config.files import build
 
     if not args.mesh:
@@ -171,7 +171,7 @@ def read_mesh(args: argparse.Namespace) -> Mesh | None:
 
 
 def load_model(args: argparse.Namespace) -> "LanguageModel":
-    """Load the model in --workdir, over --mesh."""
+    """Load the model in --workdir, sharded over --mesh."""
     workdir = read_run_directory(args)
     from t5x_lite import api
     from t5x_lite.training.loop import setup_jax
@@ -184,9 +184,7 @@ def load_model(args: argparse.Namespace) -> "LanguageModel":
 
 
 def join_processes(args: argparse.Namespace) -> None:
-    """Join the other processes of the run, where launch/local or the cluster says there are
-    some.
-    """
+    """Join the other processes of the run, if launch/local or the cluster says there are some."""
     import jax
 
     count = os.environ.get("T5X_LITE_PROCESSES")
@@ -195,13 +193,13 @@ def join_processes(args: argparse.Namespace) -> None:
         process = int(os.environ["T5X_LITE_PROCESS"])
         jax.distributed.initialize(os.environ["T5X_LITE_COORDINATOR"], int(count), process)
     elif args.distributed:
-        with user_errors(USAGE, "--distributed: no cluster that jax knows is here; leave it out"):
+        with user_errors(USAGE, "--distributed: jax finds no cluster here; leave it out"):
             jax.distributed.initialize()
 
 
 def share(args: argparse.Namespace) -> None:
-    """Join the other processes, where there are some, to do the command together; the first one
-    says what comes of it.
+    """Join the other processes, if there are some, to do the command together. Only the first one
+    prints the result.
     """
     if not args.distributed and "T5X_LITE_PROCESSES" not in os.environ:
         return
@@ -209,7 +207,7 @@ def share(args: argparse.Namespace) -> None:
     import jax
 
     if jax.process_count() > 1 and args.command != "compare" and not args.mesh:
-        reason = f"{jax.process_count()} processes share a model over a mesh"
+        reason = f"{jax.process_count()} processes must share the model over a mesh"
         raise UserError(USAGE, f"{args.command}: {reason}; add --mesh, such as --mesh=fsdp=4")
     if jax.process_index() > 0:
         sys.stdout = open(os.devnull, "w")

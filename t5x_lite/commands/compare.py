@@ -26,12 +26,12 @@ def add_options(command: argparse.ArgumentParser) -> None:
     add_workdir(command)
     add_allow_code(command)
     add = command.add_argument
-    add("--seeds", type=number_type(1), help="how many each cell is trained with")
-    help = "a setting with several values, KEY=VALUE,VALUE: a cell for each; may be repeated"
+    add("--seeds", type=number_type(1), help="number of seeds to train each cell with")
+    help = "one cell for each value of a setting, KEY=VALUE,VALUE; may be repeated"
     add("--grid", action="append", default=[], metavar="KEY=VALUES", help=help)
-    help = "train these alone, NAME,NAME; the same command without it writes the report"
+    help = "train only these, NAME,NAME; the same command without it writes the report"
     add("--cells", default="", metavar="NAMES", help=help)
-    help = "how many runs to train at once, each on its share of a CPU's cores"
+    help = "number of runs to train at once, each on its share of a CPU's cores"
     add("--jobs", type=number_type(1), default=1, help=help)
     help = "show what each cell costs and how long it will take, and train nothing"
     add("--dry-run", action="store_true", help=help)
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def comparison_of(args: argparse.Namespace) -> CompareConfig:
-    """Read the comparison that the command asks for."""
+    """Read the config of the comparison, with the options of the command."""
     from t5x_lite.config.files import load_comparison
 
     seeds = [] if args.seeds is None else [f"seeds={args.seeds}"]

@@ -1,4 +1,4 @@
-"""What is wrong with this machine, this installation, or the place to write to."""
+"""Check this machine, this installation, and the place to write to."""
 
 import argparse
 
@@ -12,7 +12,7 @@ EXAMPLE = "t5x_lite doctor"
 def add_options(command: argparse.ArgumentParser) -> None:
     """Add the options of this command to its parser."""
     add_workdir(command)
-    help = "that the run is meant to have"
+    help = "number of processes that the run should have"
     command.add_argument("--processes", type=number_type(1), help=help)
 
 

@@ -1,4 +1,4 @@
-"""Texts as vectors: the hidden states of a model, their mean unless told otherwise."""
+"""Turn texts into vectors: the hidden states of a model, averaged unless told otherwise."""
 
 import argparse
 import json
@@ -23,9 +23,9 @@ def add_options(command: argparse.ArgumentParser) -> None:
     add_allow_code(command)
     add_mesh(command)
     add_texts(command)
-    help = "mean of all positions, cls: the first position of an encoder, none: all of them"
+    help = "mean: over all positions; cls: first position of an encoder; none: all positions"
     command.add_argument("--pooling", choices=["mean", "cls", "none"], default="mean", help=help)
-    help = "a .npy file for the array [texts, d_model], instead of a line of JSON for each text"
+    help = "a .npy file for the array [texts, d_model], instead of one line of JSON per text"
     command.add_argument("--out", default="", help=help)
 
 

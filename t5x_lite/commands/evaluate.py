@@ -1,4 +1,4 @@
-"""Loss, perplexity and accuracy of a trained model on its whole validation split."""
+"""Evaluate a trained model on its whole validation split, or on a task."""
 
 import argparse
 import json
@@ -25,15 +25,15 @@ def add_options(command: argparse.ArgumentParser) -> None:
     add_allow_code(command)
     add_mesh(command)
     add = command.add_argument
-    add("--json", action="store_true", help="one line of JSON")
-    add("--task", default="", help="a task instead of the text, such as blimp; see finetune")
+    add("--json", action="store_true", help="print one line of JSON")
+    add("--task", default="", help="a task instead of the validation text, such as blimp")
     add("--split", default="validation", choices=["train", "validation", "test"])
-    add("--shots", type=number_type(0), default=0, help="solved examples in the prompt")
-    add("--seed", type=number_type(0, 2**31 - 1), default=0, help="which examples they are")
-    add("--limit", type=number_type(0), default=0, help="the first so many examples alone")
+    add("--shots", type=number_type(0), default=0, help="number of solved examples in the prompt")
+    add("--seed", type=number_type(0, 2**31 - 1), default=0, help="draws the solved examples")
+    add("--limit", type=number_type(0), default=0, help="evaluate only this many examples; 0: all")
     help = "score the question given each answer, not the answer given the question"
     add("--channel", action="store_true", help=help)
-    add("--predictions", default="", help="a file to write, a line of JSON for each example")
+    add("--predictions", default="", help="a file to write, one line of JSON per example")
 
 
 def run(args: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""Write a trained model as files of Hugging Face."""
+"""Export a trained model to Hugging Face's file formats."""
 
 import argparse
 from pathlib import Path
@@ -19,13 +19,13 @@ def add_options(command: argparse.ArgumentParser) -> None:
     add_workdir(command)
     add_allow_code(command)
     add_mesh(command)
-    command.add_argument("--to", choices=["hf"], default="hf", help="whose files are written")
+    command.add_argument("--to", choices=["hf"], default="hf", help="format of the files")
     types = ("float32", "bfloat16", "float16")
-    command.add_argument("--dtype", choices=types, default="float32", help="of what is written")
+    command.add_argument("--dtype", choices=types, default="float32", help="type of the tensors")
     updates = command.add_mutually_exclusive_group()
     help = "add LoRA's updates to the weights"
     updates.add_argument("--merge", dest="lora", action="store_const", const="merge", help=help)
-    help = "write LoRA's updates and the head of the task alone, for peft"
+    help = "write only LoRA's updates and the head of the task, for peft"
     updates.add_argument("--adapter", dest="lora", action="store_const", const="adapter", help=help)
     command.add_argument("path", help="the directory to write")
 

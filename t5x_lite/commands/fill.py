@@ -25,7 +25,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
     add_texts(command)
     add_json(command)
     command.add_argument(
-        "--top", type=number_type(1), default=5, help="words to show for each blank"
+        "--top", type=number_type(1), default=5, help="number of words to show per blank"
     )
 
 

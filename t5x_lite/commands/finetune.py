@@ -15,15 +15,15 @@ def add_options(command: argparse.ArgumentParser) -> None:
     add_workdir(command)
     add_allow_code(command)
     add = command.add_argument
-    add("--init", help="the directory of the run, or of Hugging Face's files, to begin with")
+    add("--init", help="run directory, or directory of Hugging Face files, to start from")
     add(
         "--task",
         help="one that ships, such as sst2; my_tasks.py:mine; or 'classify(file.tsv, text=…)'",
     )
-    add("--seeds", type=number_type(1), default=1, help="how many to train")
-    help = "a setting with several values, KEY=VALUE,VALUE; the best is chosen; may be repeated"
+    add("--seeds", type=number_type(1), default=1, help="number of seeds to train with")
+    help = "values of a setting to choose the best from, KEY=VALUE,VALUE; may be repeated"
     add("--grid", action="append", default=[], metavar="KEY=VALUES", help=help)
-    help = "draw the parameters at random: what the task alone teaches such a model"
+    help = "start from random parameters, to see what the task alone teaches such a model"
     add("--from-scratch", action="store_true", help=help)
     help = "full, lora(rank=8), prefix(20), prompt(20), adapter(64), bitfit, probe or last(2)"
     add("--adapt", default="full", metavar="WAY", help=help)
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> None:
     if not args.init or not args.task:
         missing = "init=DIR" if not args.init else "task=NAME"
         example = "finetune --init=runs/bert --task=which_module --workdir=runs/modules"
-        raise UserError(USAGE, f"finetune: --{missing} is missing; such as {example}")
+        raise UserError(USAGE, f"finetune: --{missing} is missing; for example, {example}")
     task, init = load_task(args.task), storage.local_path(args.init)
     check_is_run(init)
     from t5x_lite.finetuning.results import show

@@ -28,29 +28,29 @@ def add_options(command: argparse.ArgumentParser) -> None:
     add_texts(command)
     add_json(command)
     add = command.add_argument
-    add("--max-new-tokens", type=number_type(1), default=64, help="tokens to write at most")
-    add("--temperature", type=number_type(0.0), default=0.0, help="0 is greedy")
-    add("--top-k", type=number_type(0), default=0, help="sample from the k likeliest only; 0: all")
+    add("--max-new-tokens", type=number_type(1), default=64, help="most tokens to write")
+    add("--temperature", type=number_type(0.0), default=0.0, help="0: always the likeliest token")
+    add("--top-k", type=number_type(0), default=0, help="sample from the k likeliest; 0: all")
     add(
         "--top-p",
         type=number_type(1e-6),
         default=1.0,
-        help="sample from the likeliest that hold this probability",
+        help="sample from the likeliest tokens that together have this probability",
     )
     add("--seed", type=number_type(0, 2**31 - 1), default=0)
-    add("--num-beams", type=number_type(1), default=1, help="more: the best text of a beam search")
-    add("--length-penalty", type=number_type(0.0), default=0.6, help="of the beam search; 0: none")
+    add(
+        "--num-beams", type=number_type(1), default=1, help="above 1: beam search for the best text"
+    )
+    add("--length-penalty", type=number_type(0.0), default=0.6, help="for beam search; 0: none")
     add(
         "--stop",
         action="append",
         default=[],
-        help="end before this string; may be given several times",
+        help="stop before this string; may be repeated",
     )
-    add(
-        "--examples", help='a file of JSON lines {"input": …, "target": …} to begin the prompt with'
-    )
-    add("--shots", type=number_type(0), help="how many of them, drawn by the seed; all if left out")
-    add("--template", help="how an example is written: '{input} => {target}\\n'")
+    add("--examples", help='solved examples for the prompt: JSON lines {"input": …, "target": …}')
+    add("--shots", type=number_type(0), help="number of examples, drawn by --seed; default: all")
+    add("--template", help="text of an example; default: '{input} => {target}\\n'")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> None:
     if not args.examples and (args.shots is not None or args.template):
         raise UserError(
             USAGE,
-            "generate: --shots and --template are of examples; name their file with --examples",
+            "generate: --shots and --template need examples; name their file with --examples",
         )
     if args.examples:
         texts = _few_shot_prompts(args)
@@ -102,5 +102,5 @@ def _few_shot_prompts(args: argparse.Namespace) -> list[str]:
 
 
 def _unescaped(text: str) -> str:
-    """Text as typed in a shell, where a line end is the two characters \\n."""
+    """Turn the two characters \\n, as typed in a shell, into a line end."""
     return text.replace("\\n", "\n")

@@ -1,4 +1,4 @@
-"""Make a run directory of a model of Hugging Face."""
+"""Make a run directory from a Hugging Face model."""
 
 import argparse
 from pathlib import Path
@@ -11,8 +11,8 @@ EXAMPLE = "t5x_lite import hf/bert-base-uncased --workdir=runs/bert_base"
 def add_options(command: argparse.ArgumentParser) -> None:
     """Add the options of this command to its parser."""
     add_workdir(command)
-    command.add_argument("--from", choices=["hf"], default="hf", help="whose files they are")
-    command.add_argument("--tokenizer", default="", help="where its files are, if elsewhere")
+    command.add_argument("--from", choices=["hf"], default="hf", help="format of the files")
+    command.add_argument("--tokenizer", default="", help="the tokenizer's files, if elsewhere")
     help = "append the special ids that the tokenizer lacks, such as [MASK]"
     command.add_argument("--add-specials", action="store_true", help=help)
     command.add_argument("path", help="the directory of the model")

@@ -1,5 +1,5 @@
-"""What a config shows the model: the first rows in words, and the ledger, or the first examples of
-a task; or what a token store holds.
+"""Show what a model will read: the first rows of a config and the run's ledger, the first examples
+of a task, or the contents of a token store.
 """
 
 import argparse
@@ -22,9 +22,9 @@ def add_options(command: argparse.ArgumentParser) -> None:
     add_config(command)
     add_allow_code(command)
     command.add_argument(
-        "--examples", type=number_type(0), default=3, help="rows or examples to show"
+        "--examples", type=number_type(0), default=3, help="number of rows or examples to show"
     )
-    command.add_argument("--task", help="a task that such a model would learn, as finetune has it")
+    command.add_argument("--task", help="show this task as the model would read it; see finetune")
     command.add_argument("--store", help="a token store that prepare made, instead of a config")
 
 

@@ -1,4 +1,4 @@
-"""The command line: its options, the settings among them, and what was meant by a typo."""
+"""Parse the command line: options, settings among them, and suggestions for typos."""
 
 import argparse
 import textwrap
@@ -31,7 +31,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Arguments, and the --config.KEY=VALUE overrides among them in order."""
+    """Parse the arguments, with the --config.KEY=VALUE overrides among them in order."""
     overrides, rest = [], []
     words = iter(argv)
     for word in words:

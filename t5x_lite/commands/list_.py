@@ -1,4 +1,4 @@
-"""List what ships: configs, comparisons, objectives and tasks."""
+"""List what ships with the package: configs, comparisons, objectives and tasks."""
 
 import argparse
 import ast
@@ -8,12 +8,12 @@ from textwrap import shorten
 from t5x_lite.progress import columns, say
 
 EXAMPLE = "t5x_lite list objectives"
-_WIDTH = 88  # of a line on a terminal
+_WIDTH = 88  # characters per line
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
     """Add the options of this command to its parser."""
-    help = "what to list; everything unless one is named"
+    help = "what to list; default: everything"
     command.add_argument("what", nargs="?", choices=list(_LISTS), help=help)
 
 

@@ -1,4 +1,4 @@
-"""What a run needs of devices that are not here: memory, time, money; no text is needed."""
+"""Estimate the memory, time and money that a run needs on other devices; this needs no text."""
 
 import argparse
 import json
@@ -28,17 +28,17 @@ def add_options(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     help = "the devices: v5e:4x4, v5p:8x8x8, 2*v6e:16x16 (slices), h100:8x8 (nodes of 8), cpu:8"
     add("--topology", default="cpu:1", help=help)
-    add("--json", action="store_true", help="one line of JSON, with how each parameter is split")
+    add("--json", action="store_true", help="print one line of JSON, with each parameter's split")
     add("--search", action="store_true", help="rank all meshes, with remat and without")
-    help = "the same rows a device on 8 to 4,096 devices; with --workdir also a page with a picture"
+    help = "weak scaling on 8 to 4,096 devices; with --workdir, also write a page with a chart"
     add("--scale", action="store_true", help=help)
-    add("--splits", action="store_true", help="also how each parameter is split")
-    help = "of TPUs estimates alone, though libtpu is installed"
+    add("--splits", action="store_true", help="also show how each parameter is split")
+    help = "only estimate for TPUs, even if libtpu is installed"
     add("--no-compile", action="store_true", help=help)
-    add("--mfu", type=number_type(1e-6, 1.0), help="that you expect; left out: the roofline's")
-    add("--dollars", type=number_type(0.0), help="for a device and hour")
-    add("--watts", type=number_type(0.0), help="of a device")
-    add("--tflops", type=number_type(1e-3), help="10¹² FLOP/s of a device at its peak")
+    add("--mfu", type=number_type(1e-6, 1.0), help="the MFU you expect; default: the roofline's")
+    add("--dollars", type=number_type(0.0), help="price of one device for one hour")
+    add("--watts", type=number_type(0.0), help="power of one device")
+    add("--tflops", type=number_type(1e-3), help="peak of one device, in 10¹² FLOP/s")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -100,7 +100,7 @@ def _compiled(args: argparse.Namespace, planned: Any) -> Any:
     if args.no_compile or not planned.topology.chip.is_tpu:
         return None
     if not tpu_compiler.is_installed():
-        print("plan: no libtpu here: estimates alone", file=sys.stderr)
+        print("plan: libtpu is not installed: showing only estimates", file=sys.stderr)
         return None
     from t5x_lite.resolve import resolve_without_text
 

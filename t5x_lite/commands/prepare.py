@@ -1,4 +1,4 @@
-"""Text → tokenizer and token store, ahead of training."""
+"""Make the tokenizer and the token store of a config, ahead of training."""
 
 import argparse
 
@@ -13,7 +13,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
     """Add the options of this command to its parser."""
     add_config(command)
     add_allow_code(command)
-    help = "read and encode on the workers of Apache Beam, with its OPTIONS; '': on this machine"
+    help = "read and encode on Apache Beam workers, with Beam's OPTIONS; '': on this machine"
     command.add_argument("--beam", metavar="OPTIONS", help=help)
 
 

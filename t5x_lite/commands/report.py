@@ -1,5 +1,5 @@
-"""Write report.html and report.md of a run, of several side by side, or of what compare or finetune
-left.
+"""Write report.html and report.md for a run, for several runs side by side, or for the results of
+compare or finetune.
 """
 
 import argparse
@@ -15,7 +15,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
     """Add the options of this command to its parser."""
     add_workdir(command)
     add_allow_code(command)
-    help = "runs to show side by side; left out: what is in --workdir"
+    help = "runs to show side by side; default: what is in --workdir"
     command.add_argument("runs", nargs="*", metavar="RUN", help=help)
 
 

@@ -1,4 +1,4 @@
-"""Log-probability and bits per byte of texts, or of choices given a context."""
+"""Score texts by log-probability and bits per byte, or choices given a context."""
 
 import argparse
 import json
@@ -23,7 +23,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
     add_mesh(command)
     add_texts(command)
     add_json(command)
-    help = "the text before them; for an encoder, a text with one blank, ___, which they fill"
+    help = "the text before the texts; for an encoder, a text with one blank, ___, to fill"
     command.add_argument("--context", default="", help=help)
 
 

@@ -25,7 +25,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
     add_workdir(command)
     add_allow_code(command)
     add_distributed(command)
-    help = "the directory from a run that has ended, where its lock cannot tell"
+    help = "use the directory of a run that has ended, if its lock cannot tell that it has"
     command.add_argument("--take-over", action="store_true", help=help)
 
 
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> None:
 def _next_command(rows: RowPlan, workdir: Path) -> str:
     """Return a command that tries the trained model."""
     allowed = options_that_allow()
-    if rows.loss != "heads":  # who may not predict tokens
+    if rows.loss != "heads":  # such a model may not predict tokens
         return f't5x_lite embed --workdir={workdir}{allowed} "The house."'
     if rows.masked or rows.uses_sentinels:
         return f't5x_lite fill --workdir={workdir}{allowed} "The ___ is in the house."'
