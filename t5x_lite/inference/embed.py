@@ -49,7 +49,7 @@ def embed(loaded: LoadedModel, texts: list[str], pooling: Pooling = "mean") -> l
         raise UserError(USAGE, f"embed: pooling={pooling!r}: expected mean, cls or none")
     has_encoder = loaded.model.architecture in ("encoder", "encoder_decoder")
     if pooling == "cls" and not has_encoder:
-        reason = "the first position of a decoder sees nothing of the text"
+        reason = "the first position of a decoder does not see the text"
         raise UserError(USAGE, f"embed: pooling=cls: {reason}; use mean")
 
     vectors = []
@@ -105,7 +105,7 @@ def _hidden_states(loaded: LoadedModel, texts: list[str]) -> list[np.ndarray]:
 
 
 def _framed(ids: np.ndarray, model: ModelDimensions, vocabulary: Vocabulary) -> np.ndarray:
-    """Add the special tokens that such a model reads around a text."""
+    """Add the special tokens that this kind of model reads around a text."""
     if model.architecture == "encoder" and "[CLS]" in vocabulary.specials:
         framed = [[vocabulary["[CLS]"]], ids, [vocabulary["[SEP]"]]]
     else:
@@ -115,7 +115,7 @@ def _framed(ids: np.ndarray, model: ModelDimensions, vocabulary: Vocabulary) -> 
 
 @partial(jax.jit, static_argnums=0)
 def _read(model: ModelDimensions, params: Params, row: Row) -> Float[Array, "N T D"]:
-    """Return the hidden states of the encoder, or of the decoder where there is no encoder."""
+    """Return the hidden states of the encoder, or of the decoder if there is no encoder."""
     transformer: Any = Transformer(model, packed=False)
     method = Transformer.encode if model.is_encoder_decoder else Transformer.__call__
     return transformer.apply({"params": params}, row, method=method).both_ways

@@ -32,8 +32,9 @@ def evaluate_task(loaded: LoadedModel, task: Task, asking: Asking) -> dict[str, 
     """
     learned = loaded.rows.task.name if isinstance(loaded.rows, TaskPlan) else ""
     if learned and learned != task.name and not loaded.model.lm_head:
-        reason = f"this model has learned {learned} alone, and not {task.name}"
-        raise UserError(USAGE, f"evaluate: {reason}; of a file of yours --task='{learned}(FILE)'")
+        reason = f"this model has only learned {learned}, not {task.name}"
+        fix = f"for a file of your own, use --task='{learned}(FILE)'"
+        raise UserError(USAGE, f"evaluate: {reason}; {fix}")
     with user_code(code_of_task(task)):
         if learned == task.name and not asking.shots:
             evaluated = _evaluate_learned(loaded, task, asking)
@@ -75,5 +76,5 @@ def _evaluate_learned(loaded: LoadedModel, task: Task, asking: Asking) -> Evalua
     if split.examples.has_labels:
         metrics = judge(learned, split.examples.examples, predictions)
         groups = by_group(learned, split.examples.examples, predictions)
-    method = f"what it has learned of {task.name}"
+    method = f"as trained on {task.name}"
     return Evaluated(method, metrics, groups, split.examples, predictions)

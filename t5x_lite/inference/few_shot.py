@@ -44,7 +44,7 @@ def read_examples(path: Path) -> list[Shot]:
             )
         examples.append(example)
     if not examples:
-        raise UserError(BAD_DATA, f"{path}: holds no examples")
+        raise UserError(BAD_DATA, f"{path}: contains no examples")
     return examples
 
 

@@ -149,7 +149,7 @@ def fill_spans(loaded: LoadedModel, text: str, max_new_tokens: int = 32) -> list
 
 
 def fill(loaded: LoadedModel, text: str, top: int = 5) -> list:
-    """Fill the blanks of a text by fill_words or fill_spans, as the model was trained.
+    """Fill the blanks of a text by fill_words or fill_spans, depending on the model's training.
 
     Raises:
         UserError: if the model was trained with neither masks nor sentinels.
@@ -160,4 +160,5 @@ def fill(loaded: LoadedModel, text: str, top: int = 5) -> list:
     if loaded.rows.uses_sentinels:
         return fill_spans(loaded, text)
     objective = loaded.config.objective
-    raise UserError(USAGE, f"fill: a model trained on {objective} knows no blanks; use generate")
+    reason = f"a model trained on {objective} cannot fill blanks"
+    raise UserError(USAGE, f"fill: {reason}; use generate")

@@ -59,7 +59,7 @@ class Options(Checked):
             yield f"generate: stop: got {self.stop!r}, expected texts that are not empty"
         if self.num_beams > 1 and self.temperature:
             yield (
-                "generate: temperature samples, num_beams searches for the likeliest text; set "
+                "generate: temperature samples, but num_beams searches for the likeliest text; set "
                 "one of them"
             )
         if not self.temperature and (self.top_k or self.top_p < 1):
@@ -248,7 +248,7 @@ def encode_prompts(loaded: LoadedModel, prompts: Sequence[str]) -> list[np.ndarr
 
 
 def _checked_options(loaded: LoadedModel, prompts: Sequence[str], options: dict) -> Options:
-    """Check that the model, the prompts and the options go together; return the options."""
+    """Check that the model, the prompts and the options fit each other; return the options."""
     loaded.check_predicts_tokens("generate")
     checked = build(Options, options, "generate.")
     ids = loaded.tokenizer.vocabulary.size

@@ -37,7 +37,7 @@ def predict(loaded: LoadedModel, split: TaskSplit) -> list[Label]:
     """
     plan = loaded.rows
     if not isinstance(plan, TaskPlan):
-        raise UserError(USAGE, "predict: this model has learned no task; use finetune")
+        raise UserError(USAGE, "predict: this model was not trained on a task; use finetune")
     if plan.format.head == "lm":
         return _predict_in_words(loaded, split)
     outputs = _outputs(loaded, plan, split)

@@ -75,7 +75,7 @@ def score(loaded: LoadedModel, texts: list[str], context: str = "") -> list[Scor
         ]
     if not context and loaded.model.architecture != "decoder":
         raise UserError(
-            USAGE, "score: this model scores a text given another; give the other with --context"
+            USAGE, "score: this model scores a text given another one; name that with --context"
         )
     (context_ids,) = encode_prompts(loaded, [context])
     targets = [loaded.tokenizer.encode(text) for text in texts]
@@ -211,7 +211,7 @@ def _pieces(
 
 
 def _score_pieces(loaded: LoadedModel, pieces: list[_Piece]) -> np.ndarray:
-    """Return what _decoder_scores gives for each piece, as one row: [B, 2, D]."""
+    """Return the scores of _decoder_scores for each piece: [B, 2, D]."""
     model = loaded.model
     # Lay out rows as in training.
     pairs = Pairs(
@@ -290,7 +290,7 @@ def _scores_at(
     positions: Int[Array, "B"],
     answers: Int[Array, "B"],
 ) -> Float[Array, "B 2"]:
-    """Return what _scores_of gives for one position of each row."""
+    """Return the scores of _scores_of for one position of each row."""
     hidden = transformer.apply(model, params, row, packed=False).hidden_states
     hidden = hidden[jnp.arange(len(hidden)), positions]
     return jnp.stack(_scores_of(logits(model, head_params(params), hidden), answers), -1)

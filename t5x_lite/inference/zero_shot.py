@@ -94,7 +94,7 @@ def ask(loaded: LoadedModel, task: Task, asking: Asking = Asking()) -> Evaluated
     check_metrics(task)
     if not has_splits(task.source):  # one file without splits: ask all of it
         if asking.split != "validation":
-            reason = f"{task.source} is one file, all of which is asked"
+            reason = f"{task.source} is one file without splits, and all of it is used"
             raise UserError(USAGE, f"evaluate: --split={asking.split}: {reason}; leave --split out")
         task = replace(task, train="")
     task = with_labels_of(task)
@@ -106,10 +106,10 @@ def ask(loaded: LoadedModel, task: Task, asking: Asking = Asking()) -> Evaluated
     solved = _solved(task, asking)
     asked_by = kind_of(task).asked_by
     if asking.shots and asked_by in ("sentences", "tokens"):
-        reason = f"what is to {task.kind} is asked without solved examples"
+        reason = f"tasks of kind {task.kind} are asked without solved examples"
         raise UserError(USAGE, f"evaluate: --shots={asking.shots}: {reason}; leave --shots out")
     if asking.direction == "channel" and asked_by != "options":
-        reason = f"what is to {task.kind} has no options to condition on"
+        reason = f"tasks of kind {task.kind} have no options to condition on"
         raise UserError(USAGE, f"evaluate: --channel: {reason}; leave --channel out")
     if asked_by == "sentences":
         return _prefer(loaded, examples)
@@ -145,10 +145,8 @@ def _solved(task: Task, asking: Asking) -> str:
 
 
 def question_of(task: Task, example: Example) -> str:
-    """Return what a language model is asked.
-
-    That is task.question. Without it, it is the text that an answer completes (choose, complete),
-    or the prompt of text-to-text models.
+    """Return the question to a language model: task.question or, without that, the text that an
+    answer completes (choose, complete) or the prompt of text-to-text models.
     """
     if task.question:
         return lookup(example.record, task.question, f"task {task.name}")
@@ -180,9 +178,9 @@ def _spaced(text: str) -> str:
 def method_of(loaded: LoadedModel) -> str:
     """Describe in words how this model scores an answer."""
     if loaded.rows.masked:
-        return "log-probability in a blank, token after token"
+        return "log-probability in a blank, token by token"
     if loaded.rows.uses_sentinels:
-        return "log-probability of the span in the place of a sentinel"
+        return "log-probability of the span in place of a sentinel"
     return "log-probability given the prompt"
 
 
@@ -296,7 +294,7 @@ def _prefer(loaded: LoadedModel, examples: Examples) -> Evaluated:
         nothing = [np.zeros(0, np.int32)] * len(ids)
         sums = [one.nats.sum() for one in score_targets(loaded, nothing, ids)]
     else:
-        method = "log-probability of where they differ, given the rest"
+        method = "log-probability of the part in which they differ, given the rest"
         before, spans, after = [], [], []
         for example in examples.examples:
             for parts in differing_spans([encode(text) for text in example.choices]):
@@ -306,7 +304,7 @@ def _prefer(loaded: LoadedModel, examples: Examples) -> Evaluated:
         if loaded.rows.uses_sentinels:
             scores = score_at_sentinels(loaded, before, after, spans)
         else:
-            method = "log-probability from where they differ on"
+            method = "log-probability from the first difference on"
             rest = [np.concatenate(pair) for pair in zip(spans, after, strict=True)]
             scores = score_targets(loaded, before, rest)
         sums = [one.nats.sum() for one in scores]
@@ -330,7 +328,7 @@ def _likelier(scores: Sequence[float]) -> list[Label]:
 def differing_spans(
     texts: Sequence[np.ndarray],
 ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Split each of two texts into their common beginning, what differs, and their common end.
+    """Split each of two texts into their common beginning, their difference and their common end.
 
     >>> [[part.tolist() for part in text] for text in
     ...     differing_spans([np.array([1, 2, 3, 9]), np.array([1, 4, 9])])]
@@ -365,7 +363,7 @@ def _complete(loaded: LoadedModel, examples: Examples) -> Evaluated:
     ]
     metrics = judge(task, examples.examples, predictions)
     metrics["nats_per_answer"] = -float(np.mean([one.nats.sum() for one in scores]))
-    method = f"each token the likeliest; {method_of(loaded)}"
+    method = f"right if each token is the likeliest; {method_of(loaded)}"
     return _evaluated(method, metrics, examples, predictions)
 
 

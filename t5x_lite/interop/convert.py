@@ -60,7 +60,7 @@ def read(path: Path, tokenizer_files: str = "", add_specials: bool = False) -> L
     tokenizer = tokenizers.make(tokenizer_files or f"{path}/", (), add_specials)
     size = tokenizer.vocabulary.size
     if add_specials and size > model.vocab_size:
-        say(f"added: {size - model.vocab_size} ids, whose embeddings are the mean of the others")
+        say(f"added: {size - model.vocab_size} ids, with the mean of the other embeddings")
         model, params = _with_more_ids(model, params, size)
     start = tokenizer.vocabulary.start
     stated_start = read_json(path / "config.json", "").get("decoder_start_token_id")
@@ -129,8 +129,8 @@ def export_model(
     loaded = run_directory.load(workdir, mesh)
     model, params, task_head = loaded.model, loaded.params, _task_head(loaded)
     if model.lora_rank and not lora:
-        reason = "this model has LoRA's updates beside its weights"
-        fix = "add --merge to add them, or --adapter to write them alone"
+        reason = "this model has LoRA updates that are not merged into its weights"
+        fix = "use --merge to merge them, or --adapter to write only them"
         raise UserError(USAGE, f"export: {reason}; {fix}")
     if lora == "adapter":
         class_name = peft.write(path, model, params, dtype, task_head)

@@ -130,7 +130,7 @@ class Family:
             if config.get(key) not in (value, None):
                 got = f"config.json: {key}={config[key]!r}"
                 raise UserError(
-                    BAD_DATA, f"{got}: models of this kind are read with {value!r} alone"
+                    BAD_DATA, f"{got}: models of this kind are only read with {value!r}"
                 )
 
         stated = {key: value for key, value in config.items() if value is not None}
@@ -172,7 +172,7 @@ class Family:
         """
         if head not in self.task_classes:
             known = ", ".join(sorted(self.task_classes)) or "none"
-            reason = f"has no class with this head, {head}; of the heads of tasks it has {known}"
+            reason = f"has no class with the head {head}; the heads it has for tasks: {known}"
             raise UserError(BAD_CONFIG, f"export: {self.class_name}'s family {reason}")
         class_name = self.task_classes[head]
         return dataclasses.replace(
@@ -261,7 +261,7 @@ def find_family(model: ModelDimensions) -> str:
     for name, family in FAMILIES.items():
         with suppress(UserError):  # the family has no model of such sizes
             differing[name] = differences(family, model)
-    problem = f"export: this model is of no family of {', '.join(FAMILIES)}"
+    problem = f"export: this model belongs to none of the families {', '.join(FAMILIES)}"
     if not differing:
         raise UserError(BAD_CONFIG, f"{problem}: none has models of such sizes")
 

@@ -205,7 +205,7 @@ class TensorFiles:
             return self._slices[name][:]
 
     def are_equal(self, name: str, other: str) -> bool:
-        """True if two tensors are equal bit by bit; False if there is no `other`."""
+        """Return True if two tensors are equal bit by bit; False if there is no `other`."""
         if self.shapes[name] != self.shapes.get(other):
             return False
         return self[name].tobytes() == self[other].tobytes()
@@ -228,7 +228,7 @@ def _weight_files(path: Path) -> list[str]:
         if not (path / name).is_file():
             fix = "expected a model of Hugging Face"
             if any(path.glob("*.bin")) or any(path.glob("*.pt")):
-                fix = "its weights are pickled, which could run anything; save them as safetensors"
+                fix = "its weights are pickled, which can run any code; save them as safetensors"
             raise UserError(NO_FILE, f"{path}: has no {name}; {fix}")
     return sorted(names)
 
@@ -255,7 +255,7 @@ def read(path: Path) -> tuple[Model, Params]:
     tensors = TensorFiles(path, family.prefix)
     model = _read_model(path, family, config, tensors)
     if not model.lm_head:
-        say("it has no head that predicts tokens: it embeds texts, and generates none")
+        say("this model has no head that predicts tokens: it can embed texts, but not generate")
     dimensions = resolve_model(model, model.vocab_size, max_length=model.max_length or 1)
     parameters = stored_parameters(family, dimensions)
     _check_tensors(path, tensors, parameters)
@@ -298,7 +298,7 @@ def _read_model(path: Path, family: Family, config: ConfigJson, tensors: TensorF
 
 
 def _has_lm_head(family: Family, model: Model, config: ConfigJson, tensors: TensorFiles) -> bool:
-    """True if the files hold a head that predicts tokens.
+    """Return True if the files hold a head that predicts tokens.
 
     A head that is the embedding table has no tensor of its own. It is taken to be there, unless
     config.json of a T5 names the class without a head.
@@ -342,12 +342,12 @@ def _check_tensors(
         elif _TASK_HEADS.fullmatch(name):
             say(f"left out: {name}, of a head for a task")
         else:
-            reason = "belongs to nothing that config.json describes"
+            reason = "does not belong to the model that config.json describes"
             raise UserError(BAD_DATA, f"{path}: the tensor {name} {reason}")
 
 
 def _is_copy(name: str, tensors: TensorFiles, parameters: dict[str, StoredParameter]) -> bool:
-    """True if a tensor is a second copy of a tied parameter."""
+    """Return True if a tensor is a second copy of a tied parameter."""
     original = parameters.get(_COPIES.get(name, ""))
     return original is not None and tensors.are_equal(name, original.tensors[0])
 
@@ -452,7 +452,7 @@ def _class_name(family: Family, model: ModelDimensions) -> str:
 
 
 def _tops(paths: Iterable[str]) -> set[str]:
-    """The first names of paths."""
+    """Return the first names of paths."""
     return {path.split("/")[0] for path in paths}
 
 

@@ -55,7 +55,7 @@ def write(
         UserError: if the model has no LoRA updates, or belongs to no family of Hugging Face.
     """
     if not model.lora_rank:
-        reason = "this model has no updates of LoRA; leave --adapter out"
+        reason = "this model has no LoRA updates; leave --adapter out"
         raise UserError(USAGE, f"export: --adapter: {reason}")
     check_free(path)
     plain, merged = merge_low_rank(model, params)

@@ -52,7 +52,7 @@ def test_a_decoder_sees_what_is_before(make):
 def test_what_cannot_be_embedded(make):
     decoder = untrained(make, "causal_lm", "decoder")
     encoder = untrained(make, "masked_lm", "encoder")
-    with pytest.raises(UserError, match="pooling=cls: the first position of a decoder sees"):
+    with pytest.raises(UserError, match="pooling=cls: the first position of a decoder does not"):
         embed(decoder, ["a"], "cls")
     with pytest.raises(UserError, match="pooling='max': expected mean, cls or none"):
         embed(encoder, ["a"], "max")
@@ -85,5 +85,5 @@ def test_a_model_without_a_head_embeds_and_predicts_nothing(make, objective, arc
         lambda: fill(headless, "a ___"),
         lambda: score(headless, ["a"], "b"),
     ):
-        with pytest.raises(UserError, match="has no head that predicts tokens; it can embed"):
+        with pytest.raises(UserError, match="has no head that predicts tokens; use embed"):
             predict()

@@ -46,7 +46,7 @@ def test_what_cannot_be_filled(make):
         untrained(make, "causal_lm", "decoder"),
         untrained(make, "masked_lm", "encoder"),
     )
-    with pytest.raises(UserError, match="knows no blanks"):
+    with pytest.raises(UserError, match="cannot fill blanks"):
         fill(decoder, "a ___")
     with pytest.raises(UserError, match="has no blank"):
         fill(encoder, "a blank")

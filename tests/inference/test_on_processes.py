@@ -135,7 +135,9 @@ def test_what_processes_cannot_share_is_one_sentence(tmp_path, config_file):
     run("train", f"--config={config_file()}", f"--workdir={tmp_path / 'run'}")
     _, err = launched("generate", f"--workdir={tmp_path / 'run'}", "The cat", code=2)
     assert "Traceback" not in err
-    reason = "generate: 2 processes share a model over a mesh; add --mesh, such as --mesh=fsdp=4"
+    reason = (
+        "generate: 2 processes must share the model over a mesh; add --mesh, such as --mesh=fsdp=4"
+    )
     assert err.count(f"t5x_lite: {reason}") == 2
     _, err = launched("inspect", "--config=gpt_tiny", code=2)
     assert err.startswith("launch/local: got inspect, expected one that runs as several processes")

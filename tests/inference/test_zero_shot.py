@@ -73,7 +73,7 @@ def test_span_corruption_fills_a_sentinel(make, write):
     loaded, task = model_of(make, "encoder_decoder"), classify(write)
     vocabulary, encode = loaded.tokenizer.vocabulary, loaded.tokenizer.encode
     result = ask(loaded, task)
-    assert "in the place of a sentinel" in result.method
+    assert "in place of a sentinel" in result.method
     example = result.examples.examples[0]
     inputs = [*encode(f"{example.text}?"), vocabulary.sentinel(0), vocabulary.eos]
     sums = []
@@ -126,7 +126,7 @@ def test_the_better_sentence_is_the_likelier_one(make, write):
     causal = replace(masked, rows=make("causal_lm", "decoder")[0].rows)
     assert metrics["grouped_accuracy"] == ask(causal, task).metrics["grouped_accuracy"]
     assert "given the rest" in ask(model_of(make, "encoder_decoder"), task).method
-    assert "differ on" in ask(model_of(make, "prefix_decoder"), task).method
+    assert "first difference on" in ask(model_of(make, "prefix_decoder"), task).method
 
 
 @pytest.mark.parametrize("architecture", CELLS)
@@ -167,8 +167,8 @@ def test_shots_and_the_other_direction(make, write):
     channel = ask(loaded, task, Asking(direction="channel"))
     assert channel.method.endswith("of the question given the answer")
     for kind, asking, words in (
-        ("complete", Asking(shots=1), "is asked without solved examples"),
-        ("generate", Asking(direction="channel"), "has no options to condition on"),
+        ("complete", Asking(shots=1), "are asked without solved examples"),
+        ("generate", Asking(direction="channel"), "have no options to condition on"),
     ):
         other = replace(task, kind=kind, metrics=())
         with pytest.raises(UserError, match=words):
@@ -210,7 +210,7 @@ def test_what_a_model_cannot_be_asked(make, write):
     source = write([{"text": "a", "label": 1.5}])
     with pytest.raises(UserError, match="was not trained on it cannot regress; use finetune"):
         ask(loaded, Task(name="a", kind="regress", source=source))
-    with pytest.raises(UserError, match=r"--split=test: .* is one file, all of which is asked"):
+    with pytest.raises(UserError, match=r"--split=test: .* is one file without splits"):
         ask(loaded, Task(name="a", source=source.replace("{split}", "validation")), Asking("test"))
     source = write([{"text": "a", "label": -1}])
     with pytest.raises(UserError, match="a's validation split has no labels to judge by"):

@@ -52,12 +52,12 @@ BROKEN = {
     "has shape [530, 6]": lie_about_a_shape,
     "is missing": lambda path: change_config(path, n_layer=3),
     "too few for the 10000000 layers": lambda path: change_config(path, n_layer=10**7),
-    "belongs to nothing": lambda path: change_config(path, n_layer=1),
+    "does not belong to the model": lambda path: change_config(path, n_layer=1),
     "expected one of bert": lambda path: change_config(path, model_type="mamba"),
     "expected a whole number": lambda path: change_config(path, n_embd="wide"),
     "expected at least 1": lambda path: change_config(path, n_layer=0),
     "does not divide": lambda path: change_config(path, n_head=3),
-    "read with False alone": lambda path: change_config(path, scale_attn_by_inverse_layer_idx=True),
+    "only read with False": lambda path: change_config(path, scale_attn_by_inverse_layer_idx=True),
     "activation": lambda path: change_config(path, activation_function="exp"),
     "no usable safetensors": lambda path: (path / WEIGHTS).write_bytes(b"\0" * 50),
     "pickled": lambda path: (path / WEIGHTS).rename(path / "pytorch_model.bin"),
@@ -137,7 +137,7 @@ def test_a_model_without_a_head_embeds_and_learns_with_a_fresh_one(tmp_path):
     text.write_text(sentences(100))
     imported, trained = tmp_path / "imported", tmp_path / "trained"
     out, _ = run("import", write(tmp_path / "bert", "bert without a head"), f"--workdir={imported}")
-    assert "it embeds texts, and generates none" in out
+    assert "it can embed texts, but not generate" in out
 
     out, _ = run("embed", f"--workdir={imported}", "the cat", "a dog")
     first, second = map(json.loads, out.splitlines())
@@ -152,7 +152,7 @@ def test_a_model_without_a_head_embeds_and_learns_with_a_fresh_one(tmp_path):
     assert "expected a name that ends in .npy" in err
 
     _, err = run("fill", f"--workdir={imported}", "the ___", code=2)
-    assert "has no head that predicts tokens; it can embed" in err
+    assert "has no head that predicts tokens; use embed" in err
     few_steps = [
         f"--config.data.source={text}",
         "--config.data.document=block",
@@ -191,7 +191,7 @@ def test_special_ids_that_a_tokenizer_lacks_are_added(tmp_path):
     size = loaded.tokenizer.vocabulary.size
     assert size > 530
     assert loaded.model.vocab_size == size
-    assert said == [f"added: {size - 530} ids, whose embeddings are the mean of the others"]
+    assert said == [f"added: {size - 530} ids, with the mean of the other embeddings"]
     assert "[MASK]" in loaded.tokenizer.vocabulary.specials
     for new, old, axis in (
         (loaded.params["embedding"], plain.params["embedding"], 0),

@@ -83,7 +83,7 @@ def test_positions_of_roberta_begin_after_the_id_of_padding():
 
 def test_robertas_have_one_activation():
     """The head of `transformers` applies gelu, whatever hidden_act says."""
-    with pytest.raises(UserError, match=r"hidden_act='relu': .* read with 'gelu' alone"):
+    with pytest.raises(UserError, match=r"hidden_act='relu': .* only read with 'gelu'"):
         ROBERTA.read_config({**ROBERTA_CONFIG, "hidden_act": "relu"})
     with pytest.raises(UserError, match=r"bert needs model\.positions='learned' "):
         find_family(make_dimensions("roberta", activation="relu"))
@@ -125,9 +125,9 @@ def test_where_llama_states_its_angles():
 
 
 def test_config_files_that_cannot_be_read():
-    with pytest.raises(UserError, match=r"tie_word_embeddings=False: .* read with True alone"):
+    with pytest.raises(UserError, match=r"tie_word_embeddings=False: .* only read with True"):
         BERT.read_config({**ROBERTA_CONFIG, "tie_word_embeddings": False})
-    with pytest.raises(UserError, match=r"scale_attn_weights=False: .* read with True alone"):
+    with pytest.raises(UserError, match=r"scale_attn_weights=False: .* only read with True"):
         GPT2.read_config({**GPT2_CONFIG, "scale_attn_weights": False})
     with pytest.raises(UserError, match="has no n_embd, expected a model of this kind"):
         GPT2.read_config({"n_layer": 2})
@@ -167,7 +167,9 @@ def test_sizes_that_another_family_cannot_have_do_not_matter():
 
 def test_sizes_that_no_family_can_have():
     model = make_dimensions("gpt2", d_model=7, head_dim=3)
-    with pytest.raises(UserError, match="this model is of no family of bert, roberta, gpt2"):
+    with pytest.raises(
+        UserError, match="this model belongs to none of the families bert, roberta, gpt2"
+    ):
         find_family(model)
 
 

@@ -117,7 +117,9 @@ def test_models_without_a_head_are_said_to_be(tmp_path, name, class_name):
     with messages_to(said.append):
         model, _ = huggingface.read(path)
     assert not model.lm_head
-    assert said == ["it has no head that predicts tokens: it embeds texts, and generates none"]
+    assert said == [
+        "this model has no head that predicts tokens: it can embed texts, but not generate"
+    ]
     assert (model.architecture == "encoder") == (class_name not in ("T5Model", "LlamaModel"))
 
 
@@ -222,7 +224,7 @@ def test_copies_of_tied_tensors_and_buffers_are_passed_over(tmp_path):
         assert_equal(leaves(path), expected)
     assert not lines
     add(path, {"lm_head.weight": table + 1})
-    with pytest.raises(UserError, match=r"lm_head\.weight belongs to nothing"):
+    with pytest.raises(UserError, match=r"lm_head\.weight does not belong to the model"):
         huggingface.read(path)
 
 
@@ -445,11 +447,11 @@ def test_updates_of_a_head_are_added_to_it(tmp_path):
 
 def test_models_of_tasks_that_cannot_be_written(tmp_path):
     model = dataclasses.replace(make_dimensions("gpt2"), num_classes=3)
-    with pytest.raises(UserError, match="has no class with this head, class"):
+    with pytest.raises(UserError, match="has no class with the head class"):
         huggingface.write(
             tmp_path / "x", model, make_params(model), Tokenizer(), task_head=TaskHead("class")
         )
-    with pytest.raises(UserError, match="--adapter: this model has no updates of LoRA"):
+    with pytest.raises(UserError, match="--adapter: this model has no LoRA updates"):
         peft.write(tmp_path / "x", model, make_params(model))
     assert not list(tmp_path.iterdir())
 
