@@ -88,3 +88,15 @@ def test_options_out_of_range_are_refused(tmp_path, option):
     _, err = run("generate", option, f"--workdir={tmp_path}", "text", code=2)
     assert "expected a number" in err
     assert "number at least " in err or "number from " in err
+
+
+def test_bash_completes_commands_and_settings(tmp_path):
+    out, _ = run("completion", "bash")
+    ask = """
+        source "$1"; COMP_WORDS=(t5x_lite train --config.model.num_l); COMP_CWORD=2
+        _shtab_t5x_lite; echo "${COMPREPLY[@]}"
+    """
+    (tmp_path / "completion").write_text(out)
+    command = ["bash", "-c", ask, "bash", str(tmp_path / "completion")]
+    found = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    assert found == ["--config.model.num_layers"]

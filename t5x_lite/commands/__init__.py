@@ -4,6 +4,7 @@
 
 from t5x_lite.commands import (
     compare,
+    completion,
     doctor,
     embed,
     evaluate,
@@ -38,5 +39,6 @@ _MODULES = (
     export,
     list_,
     doctor,
+    completion,
 )
 COMMANDS = {module.__name__.rpartition(".")[2].rstrip("_"): module for module in _MODULES}

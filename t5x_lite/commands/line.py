@@ -2,7 +2,8 @@
 
 import argparse
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import cast
 
 from t5x_lite.commands import COMMANDS
 from t5x_lite.errors import USAGE, UserError, nearest
@@ -28,6 +29,12 @@ def parser() -> argparse.ArgumentParser:
         note = f"{textwrap.fill(command.epilog, 79)}\n\n" if command.epilog else ""
         command.epilog = f"{note}example:\n  {module.EXAMPLE}"
     return main
+
+
+def commands_of(main: argparse.ArgumentParser) -> Mapping[str, argparse.ArgumentParser]:
+    """Return the parser of each command."""
+    actions = (action.choices for action in main._actions if action.dest == "command")
+    return cast(Mapping[str, argparse.ArgumentParser], next(actions))
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:

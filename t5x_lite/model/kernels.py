@@ -349,6 +349,20 @@ def reason_against(
     return ""
 
 
+def explain_choice(
+    config: ModelDimensions, mask: AttentionMask, kind: NoPositions, dropout: bool = False
+) -> str:
+    """Say which kernel computes this attention, and where that is plain, why no better one does."""
+    kernel = choose_kernel(config, mask, kind, dropout)
+    if kernel != "plain" or config.attention_kernel != "auto":
+        return kernel
+    reasons = []
+    for better in _BEST.get(target_platform(), ()):
+        reason = reason_against(better, config, mask, kind, dropout)
+        reasons.append(f"{better}: {reason or 'rows are short'}")
+    return f"plain ({'; '.join(reasons)})" if reasons else "plain"
+
+
 def choose_kernel(
     config: ModelDimensions,
     mask: AttentionMask,

@@ -10,12 +10,17 @@ from functools import cached_property, partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import NamedSharding, PartitionSpec
 
 from t5x_lite.data.rows.layouts import row_types
 from t5x_lite.errors import BAD_CONFIG, UserError
 from t5x_lite.model.check import check_model, has_experts, shares_rows, undivided
+from t5x_lite.model.kernels import explain_choice
+from t5x_lite.model.masks import AttentionMask, rules_of
+from t5x_lite.model.parts.positions import make_positions
+from t5x_lite.model.parts.table import make_mixer
 from t5x_lite.model.transformer import parameter_axes, parameter_shapes
 from t5x_lite.parallel import exact
 from t5x_lite.parallel.axes import BATCH
@@ -160,6 +165,33 @@ class Program:
             donate_argnums=0,
             out_shardings=(self.shardings, replicated(self.mesh)),
         )
+
+    @property
+    def attention(self) -> str:
+        """Which kernel computes self-attention in each stack of the rows, and why; "" if the mixer
+        is none.
+        """
+        model, shape = self.resolved.model, self.resolved.rows.shape
+        if not getattr(make_mixer(model, parent=None), "takes_positions", False):
+            return ""
+        kind, dropout = make_positions(model), model.attention_dropout > 0
+        chosen = {}
+        for stack, length in (("encoder", shape.encoder), ("decoder", shape.decoder)):
+            if length:
+                segments, is_decoder = jnp.ones((1, length), int), stack == "decoder"
+                has_prefix = is_decoder and (shape.bidirectional_prefix or shape.looks_ahead)
+                mask = AttentionMask(
+                    segments,
+                    segments,
+                    prefix=segments > 0 if has_prefix else None,
+                    causal=is_decoder,
+                    packed=self.resolved.rows.packed,
+                    rules=rules_of(model),
+                )
+                chosen[stack] = explain_choice(model, mask, kind, dropout)
+        if len(set(chosen.values())) == 1:
+            return chosen.popitem()[1]
+        return ", ".join(f"{stack} {kernel}" for stack, kernel in chosen.items())
 
     def trace(self) -> jax.stages.Traced:
         """Trace the train step of a run on text, without allocating anything. The result has

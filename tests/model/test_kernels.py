@@ -110,6 +110,20 @@ def test_the_table_of_kernels_is_that_of_the_manual(need, settings, mask_options
     assert found == expected
 
 
+def test_a_run_says_why_its_attention_has_no_better_kernel(monkeypatch):
+    monkeypatch.setattr(kernels, "target_platform", lambda: "gpu")
+    ids = jnp.ones((1, 256), int)
+    mask = AttentionMask(ids, ids, causal=True)
+
+    def explained(**settings):
+        config = small(head_dim=64, **settings)
+        return kernels.explain_choice(config, mask, make_positions(config))
+
+    assert explained(dtype="bfloat16") == "cudnn"
+    assert explained(dtype="float32") == "plain (cudnn: it computes in bfloat16 only)"
+    assert explained(dtype="float32", attention_kernel="plain") == "plain"
+
+
 def test_a_kernel_that_is_named_computes_or_is_refused():
     """A model that names one can be made on any machine; rows that it cannot compute are refused
     when they are met.

@@ -79,9 +79,9 @@ def test_a_run_says_where_it_trains_and_from_where_it_goes_on(tmp_path, config_f
         config = config_file(**{"training.steps": steps, "training.eval_steps": 1})
         return run("train", f"--config={config}", f"--workdir={tmp_path / 'run'}")[0]
 
-    assert "1 × cpu, float32\n" in train(2)
-    assert "1 × cpu, float32; continuing from step 2 of 4" in train(4)
-    assert "1 × cpu, float32; already at step 4 of 4" in train(4)
+    assert "1 × cpu, float32, attention plain\n" in train(2)
+    assert "1 × cpu, float32, attention plain; continuing from step 2 of 4" in train(4)
+    assert "1 × cpu, float32, attention plain; already at step 4 of 4" in train(4)
 
 
 def test_evaluations_on_the_way_may_read_some_batches_only(tmp_path, config_file):
