@@ -141,8 +141,7 @@ def read_tokens(
         filled=update(state.filled, is_real, slot, 1),
         positions=update(state.positions, positions, slot, 1),
     )
-    # A beginning at slot 0 needs no places: query t then lies in slot t. One token by itself is the
-    # last of those that are filled, and needs no causal mask.
+    # At slot 0 query t lies in slot t; one token by itself needs no causal mask.
     is_beginning = isinstance(slot, int) and slot == 0
     mask = AttentionMask(
         is_real,

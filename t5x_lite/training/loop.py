@@ -337,14 +337,10 @@ def _train_steps(
                     validation = _evaluate(run, state, step, judge, most)
                 _check_finite(step, validation)
                 log.write(step, "validation", validation)
-                if best:
-                    with log.watch("checkpoint"):
-                        best.meet(step, validation, state.params)
-                    if best.is_over and not is_last:
-                        patience = config.training.patience
-                        say(f"stopping early: no improvement in {patience} evaluations")
-                        is_last = saving = True
-                        last = step
+                if best and _has_converged(best, log, step, validation, state) and not is_last:
+                    patience = config.training.patience
+                    say(f"stopping early: no improvement in {patience} evaluations")
+                    last, is_last, saving = step, True, True
             if saving:
                 _save(checkpoints, log, step, state)
             # Saving goes on in the background; an error in it ends the run at the next step.
@@ -355,10 +351,8 @@ def _train_steps(
             checkpoints.wait()
         say(log.watch.summary())
     if exit_code and step < last:
-        raise UserError(
-            exit_code,
-            f"stopped after step {step} of {last}, which is saved; the same command continues",
-        )
+        reason = f"stopped after step {step} of {last}, which is saved"
+        raise UserError(exit_code, f"{reason}; the same command continues")
 
 
 def _evaluate(
@@ -373,6 +367,17 @@ def _evaluate(
         judged = judge(run.loaded(params, step))
         validation |= {f"{PREFIX}{name}": value for name, value in judged.items()}
     return validation
+
+
+def _has_converged(
+    best: BestCheckpoint, log: Log, step: int, validation: dict[str, float], state: TrainState
+) -> bool:
+    """Keep the parameters if they are the best so far; return True if nothing has improved for
+    training.patience evaluations.
+    """
+    with log.watch("checkpoint"):
+        best.meet(step, validation, state.params)
+    return best.is_over
 
 
 def _save(checkpoints: Checkpoints, log: Log, step: int, state: TrainState) -> None:
@@ -398,6 +403,8 @@ def _setting_of(run: Run, first: int, last: int) -> str:
     if sizes:
         text += f", mesh {' × '.join(sizes)}"
     text += f", {run.resolved.model.dtype}"
+    if run.program.attention:
+        text += f", attention {run.program.attention}"
     if first >= last:
         text += f"; already at step {first} of {last}"
     elif first:
