@@ -20,7 +20,7 @@ class Metric(NamedTuple):
     """One way to judge predictions."""
 
     score: Judgement
-    kinds: tuple[str, ...] = ()  # kinds of tasks that it judges; none: any
+    judges: tuple[str, ...] = ()  # what kinds of tasks predict: see Kind; none: any
     library: str = ""  # library that it needs, in the extra [tasks]
 
 
@@ -54,11 +54,11 @@ def check_metrics(task: Task) -> None:
     """Reject, before any training, metrics that do not exist, that judge another kind of task, or
     whose library is not installed.
     """
-    own = kind_of(task).own_metrics
+    own, predicts = kind_of(task).own_metrics, kind_of(task).predicts
     for name in metrics_of(task):
         metric = find_metric(task, name)
-        if metric.kinds and task.kind not in metric.kinds:
-            known = [known for known in METRICS if task.kind in METRICS[known].kinds]
+        if metric.judges and predicts not in metric.judges:
+            known = [known for known in METRICS if predicts in METRICS[known].judges]
             expected = ", ".join([*own, *known])
             reason = f"{name} does not judge tasks of kind {task.kind}; expected {expected}"
             raise UserError(BAD_CONFIG, f"task.metrics: {reason}")
@@ -265,17 +265,17 @@ def bleu(task: Task, examples: Sequence[Example], predictions: Sequence[Label]) 
     return float(sacrebleu.corpus_bleu([_text(p) for p in predictions], references).score)
 
 
-_TEXTS = ("generate", "extract")
+_CLASSES, _NUMBERS, _TEXTS = ("class", "choice"), ("number",), ("text",)
 _SKLEARN, _SCIPY, _ROUGE = "sklearn.metrics", "scipy.stats", "rouge_score.rouge_scorer"
 METRICS: dict[str, Metric] = {
-    "accuracy": Metric(accuracy, ("classify", "choose", "complete", "prefer")),
-    "f1": Metric(f1, ("classify",), _SKLEARN),
-    "macro_f1": Metric(macro_f1, ("classify",), _SKLEARN),
-    "matthews": Metric(matthews, ("classify",), _SKLEARN),
-    "grouped_exact_match": Metric(grouped_exact_match, ("classify", "choose")),
-    "grouped_accuracy": Metric(grouped_accuracy, ("classify", "choose", "prefer")),
-    "pearson": Metric(pearson, ("regress",), _SCIPY),
-    "spearman": Metric(spearman, ("regress",), _SCIPY),
+    "accuracy": Metric(accuracy, _CLASSES),
+    "f1": Metric(f1, ("class",), _SKLEARN),
+    "macro_f1": Metric(macro_f1, ("class",), _SKLEARN),
+    "matthews": Metric(matthews, ("class",), _SKLEARN),
+    "grouped_exact_match": Metric(grouped_exact_match, _CLASSES),
+    "grouped_accuracy": Metric(grouped_accuracy, _CLASSES),
+    "pearson": Metric(pearson, _NUMBERS, _SCIPY),
+    "spearman": Metric(spearman, _NUMBERS, _SCIPY),
     "exact_match": Metric(exact_match, _TEXTS),
     "token_f1": Metric(token_f1, _TEXTS),
     "rouge1": Metric(_rouge("rouge1"), _TEXTS, _ROUGE),

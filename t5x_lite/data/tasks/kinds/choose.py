@@ -26,6 +26,7 @@ class Choose(Kind):
     """The label is the number of the right answer, from 0."""
 
     meaning = "which of several answers"
+    predicts = "choice"
     asked_by = "options"
     needs_choices = True
     completes = True

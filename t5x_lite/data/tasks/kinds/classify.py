@@ -24,6 +24,7 @@ class Classify(Kind):
     """The label is the number of a class, from 0."""
 
     meaning = "which of the labels"
+    predicts = "class"
     asked_by = "options"
     names_labels = True
     formats = {

@@ -73,6 +73,7 @@ class Kind:
     Attributes:
         meaning: the question that a task of this kind asks.
         formats: architecture → how it reads the task; other architectures cannot learn it.
+        predicts: what a prediction is, by which metrics say what they judge.
         metrics: names of the metrics that judge it by default; task.metrics overrides them.
         own_metrics: metrics of this kind only, by name.
         asked_by: how to evaluate a model that was not trained on the task: by the likelihood of its
@@ -86,6 +87,7 @@ class Kind:
     """
 
     meaning: ClassVar[str]
+    predicts: ClassVar[Literal["class", "choice", "number", "text", "labels"]]
     formats: ClassVar[Mapping[str, Format]] = {}
     metrics: ClassVar[tuple[str, ...]] = ("accuracy",)
     own_metrics: ClassVar[Mapping[str, Judgement]] = {}
@@ -186,6 +188,7 @@ class Kind:
 class OfTexts(Kind):
     """A kind whose label is a tuple of the texts that count as right; the first is learned."""
 
+    predicts = "text"
     metrics = ("exact_match", "token_f1")
     asked_by = "text"
 

@@ -145,6 +145,7 @@ class LabelWords(Kind):
     """The label is a tuple of the numbers of the labels of all words."""
 
     meaning = "which label of each word"
+    predicts = "labels"
     metrics = ("entity_f1", "token_accuracy")
     names_labels = True
     own_metrics = {"entity_f1": entity_f1, "token_accuracy": token_accuracy}

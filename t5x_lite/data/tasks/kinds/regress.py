@@ -16,6 +16,7 @@ class Regress(Kind):
     """The label is a finite number."""
 
     meaning = "which number"
+    predicts = "number"
     metrics = ("pearson", "spearman")
     shown = "largest errors"
     formats = {

@@ -23,6 +23,7 @@ class Complete(OfTexts):
     """The label is the one right continuation of the text."""
 
     meaning = "how the text goes on, word for word (LAMBADA); evaluated only"
+    predicts = "choice"  # right or not
     metrics = ("accuracy",)
     asked_by = "tokens"
     is_learned = False
@@ -33,6 +34,7 @@ class Prefer(Kind):
     """The choices are the better and the worse sentence, and the label is 0."""
 
     meaning = "which of two sentences is the better (BLiMP); evaluated only"
+    predicts = "choice"
     asked_by = "sentences"
     is_learned = False
     needs_choices = True
