@@ -37,6 +37,9 @@ def parameter_dtype(config: ModelDimensions) -> Any:
 def with_axes(init: Any, *axes: str) -> Any:
     """Return an initialiser whose parameter carries the names of its axes, from parallel.axes."""
     check_names(axes)
+    if len(set(axes)) < len(axes):
+        fix = "give each another, 'own' where none fits"
+        raise ValueError(f"got the axis names {axes}; {fix}")
     return nn.with_logical_partitioning(init, axes)
 
 

@@ -62,6 +62,7 @@ AXES = {
     "norm": Axis(None, "other", "features of a norm"),
     "classes": Axis(None, "other", "labels, and the experts that a router chooses from"),
     "adapter": Axis(None, "other", "ranks, prompts and bottlenecks that adapt a frozen model"),
+    "own": Axis(None, "other", "anything else, of a part of your own"),
 }
 
 Names = tuple[str, ...]  # of the axes of one parameter

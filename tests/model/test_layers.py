@@ -23,3 +23,10 @@ def test_gradients_of_norms(norm):
 def test_unknown_axis_names_raise():
     with pytest.raises(ValueError, match="unknown axis names"):
         dense.with_axes(nn.initializers.zeros, "embde")
+
+
+@pytest.mark.parametrize("axes", [("own", "own"), ("width",)])
+def test_each_axis_of_a_parameter_has_a_name_of_its_own(axes):
+    dense.with_axes(nn.initializers.zeros, "own", "heads")
+    with pytest.raises(ValueError, match="axis names"):
+        dense.with_axes(nn.initializers.zeros, *axes)
