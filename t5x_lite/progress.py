@@ -1,5 +1,6 @@
 """Lines of progress, and bars on terminals."""
 
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -83,7 +84,7 @@ def columns(rows: Iterable[Sequence[str] | str], align: str) -> str:
         table.add_column(justify="left" if side == "<" else "right", no_wrap=True)
     for row in rows:
         if not isinstance(row, str):
-            table.add_row(*map(Text, row))
+            table.add_row(*(Text(re.sub(r"\s", " ", cell)) for cell in row))
     console = Console(width=100_000, color_system=None, force_terminal=False)
     with console.capture() as capture:
         console.print(table)

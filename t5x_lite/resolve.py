@@ -121,7 +121,14 @@ def _resolve_objective(config: RunConfig, vocab_size: int, rows: RowPlan) -> Res
         num_classes=2 if rows.has_sentence_pairs else 0,
     )
     with user_errors(BAD_CONFIG, f"objective={config.objective}: the model of its traits failed"):
-        model = rows.members[0].objective.traits.model(model)
+        models = {member.objective.traits.model(model) for member in rows.members}
+    if len(models) > 1:
+        reason = "each changes the model in a way of its own; train them in separate runs"
+        raise UserError(BAD_CONFIG, f"objective={config.objective}: {reason}")
+    (model,) = models
+    if not isinstance(model, ModelDimensions):
+        reason = f"the model of its traits is {model!r}, expected ModelDimensions"
+        raise UserError(BAD_CONFIG, f"objective={config.objective}: {reason}")
     heads = ("mlm",) if rows.aligned else ("lm",)
     heads += model.heads
     if model.backward_decoder:

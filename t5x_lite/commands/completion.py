@@ -7,24 +7,22 @@ from t5x_lite.config.roles import roles
 from t5x_lite.errors import optional_import
 from t5x_lite.progress import say
 
-EXAMPLE = 'eval "$(t5x_lite completion bash)"'
+EXAMPLE = "t5x_lite completion bash"
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
     """Add the options of this command to its parser."""
-    help = "the shell; the line for bash goes into ~/.bashrc"
+    help = 'the shell; for bash, put eval "$(t5x_lite completion bash)" into ~/.bashrc'
     command.add_argument("shell", choices=["bash", "zsh", "tcsh"], help=help)
 
 
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
-    from t5x_lite.commands.line import commands_of, parser
-
     shtab = optional_import("shtab", "completion", "completion")
-    main = parser()
+    (commands,) = (found.choices for found in args.parser._actions if found.dest == "command")
     # Settings are no options of argparse, whose help they would fill.
-    for command in commands_of(main).values():
+    for command in commands.values():
         if "--config" in command.format_usage():
             for setting in roles(RunConfig):
                 command.add_argument(f"--config.{setting}")
-    say(shtab.complete(main, args.shell))
+    say(shtab.complete(args.parser, args.shell))

@@ -2,8 +2,7 @@
 
 import argparse
 import textwrap
-from collections.abc import Mapping, Sequence
-from typing import cast
+from collections.abc import Sequence
 
 from t5x_lite.commands import COMMANDS
 from t5x_lite.errors import USAGE, UserError, nearest
@@ -31,12 +30,6 @@ def parser() -> argparse.ArgumentParser:
     return main
 
 
-def commands_of(main: argparse.ArgumentParser) -> Mapping[str, argparse.ArgumentParser]:
-    """Return the parser of each command."""
-    actions = (action.choices for action in main._actions if action.dest == "command")
-    return cast(Mapping[str, argparse.ArgumentParser], next(actions))
-
-
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the arguments, with the --config.KEY=VALUE overrides among them in order."""
     overrides, rest = [], []
@@ -54,7 +47,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         overrides.append(override)
     if rest and not rest[0].startswith("-") and rest[0] not in COMMANDS:
         raise UserError(USAGE, f"{rest[0]}: no such command; {nearest(rest[0], COMMANDS)}")
-    args, unknown = parser().parse_known_args(rest)
+    main = parser()
+    args, unknown = main.parse_known_args(rest)
+    args.parser = main
     if unknown:
         raise UserError(
             USAGE, f"{args.command}: got {unknown[0]}, {_suggest_option(args, unknown[0])}"

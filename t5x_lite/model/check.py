@@ -13,12 +13,14 @@ from t5x_lite.data.rows.layouts import RowShape
 from t5x_lite.data.rows.row_plan import RowPlan
 from t5x_lite.data.tasks.task_data import TaskPlan
 from t5x_lite.errors import BAD_CONFIG, UserError, nearest
+from t5x_lite.model.heads import HEADS, find_head
 from t5x_lite.model.kernels import TPU_KERNELS
 from t5x_lite.model.masks import rules_of
 from t5x_lite.model.parts.activations import ACTIVATIONS
 from t5x_lite.model.parts.attention import CrossAttention
 from t5x_lite.model.parts.contract import Setting
 from t5x_lite.model.parts.norms import make_norm
+from t5x_lite.model.parts.options import part_name
 from t5x_lite.model.parts.positions import make_positions
 from t5x_lite.model.parts.table import (
     layers_of_period,
@@ -94,12 +96,18 @@ def contradictions(setting: Setting) -> Iterator[str]:
             yield from part.contradictions(setting)
 
     # How they go together.
+    names = [part_name(head) for head in config.heads]
+    for head, name in zip(config.heads, names, strict=True):
+        if name in HEADS:
+            yield f"model.heads={head}: the objective or task asks for that; name your own alone"
+        if names.count(name) > 1:
+            yield f"model.heads: two are called {name}, which names their parameters; rename one"
+        find_head(head)  # refuses one that does not exist
     if positions.in_attention and not getattr(mixer, "takes_positions", False):
         reason = f"is a part of attention, which mixer {config.mixer} is not"
         yield f"model.positions={config.positions}: {reason}; set none"
     if rules_of(config) and not getattr(mixer, "takes_positions", False):
-        reason = f"are rules of attention, which mixer {config.mixer} is not"
-        yield f"model.attention_rules={config.attention_rules}: {reason}; leave them out"
+        yield f"model.attention_rules: mixer {config.mixer} has no attention; leave them out"
     if positions.limit is not None and positions.limit < rows.longest:
         reason = f"got {positions.limit}, but data.lengths go up to {rows.longest}"
         yield f"model.max_length: {reason}; raise one or lower the other"

@@ -24,7 +24,7 @@ from jaxtyping import Array, Float, Int
 
 from t5x_lite.config import ModelDimensions
 from t5x_lite.config.named import find_named
-from t5x_lite.errors import BAD_CONFIG, UserError
+from t5x_lite.errors import BAD_CONFIG, UserError, user_errors
 from t5x_lite.model.dense import (
     Dense,
     Parameter,
@@ -522,7 +522,10 @@ def find_head(text: str) -> Head:
     """
     if text in HEADS:
         return HEADS[text]
-    head = find_named(text, {}, "model.heads", "head")()
+    if "." not in text:
+        raise UserError(BAD_CONFIG, f"model.heads={text}: expected my_module.my_head of your own")
+    with user_errors(BAD_CONFIG, f"model.heads={text}: failed"):
+        head = find_named(text, {}, "model.heads", "head")()
     if not isinstance(head, Head):
         reason = f"got {head!r}, expected a function that returns a model.heads.Head"
         raise UserError(BAD_CONFIG, f"model.heads={text}: {reason}")

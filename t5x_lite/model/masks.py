@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int
 from t5x_lite.config import ModelDimensions
 from t5x_lite.config.named import find_named
 from t5x_lite.config.ranges import Positive
-from t5x_lite.errors import BAD_CONFIG, UserError
+from t5x_lite.errors import BAD_CONFIG, UserError, user_errors
 
 MASKED = -1e9  # added to the logits of keys that are masked
 
@@ -34,7 +34,8 @@ class Rule(Protocol):
 
     def __call__(self, queries: Known, keys: Known) -> Bool[Array, "B T S"]:
         """Return True where the query may attend to the key, from what is known of both. While text
-        is generated, positions and segments are known.
+        is generated, positions and segments are known. A query that no key is left for attends to
+        itself.
         """
         ...
 
@@ -81,10 +82,11 @@ def find_rules(texts: tuple[str, ...]) -> tuple[Rule, ...]:
     rules = []
     for text in texts:
         rule = find_named(text, RULES, "model.attention_rules", "rule")()
-        if not hasattr(rule, "visible"):
-            reason = "states no visible(positions, bidirectional), which FLOPs rest on"
-            fix = "add it, as in model/masks.py"
-            raise UserError(BAD_CONFIG, f"model.attention_rules={text}: {reason}; {fix}")
+        if not isinstance(rule, Rule):
+            reason = (
+                "expected methods __call__(queries, keys) and visible(positions, bidirectional)"
+            )
+            raise UserError(BAD_CONFIG, f"model.attention_rules={text}: {reason}")
         rules.append(rule)
     return tuple(rules)
 
@@ -92,8 +94,10 @@ def find_rules(texts: tuple[str, ...]) -> tuple[Rule, ...]:
 def visible_keys(config: ModelDimensions, positions: int, bidirectional: bool) -> float | int:
     """Return the mean number of keys that a query of self-attention may see."""
     most = positions if bidirectional else (positions + 1) / 2
-    of_rules = (rule.visible(positions, bidirectional) for rule in rules_of(config))
-    return min(most, *of_rules) if config.attention_rules else most
+    for rule in rules_of(config):
+        with user_errors(BAD_CONFIG, f"model.attention_rules: visible of {rule} failed"):
+            most = min(most, max(float(rule.visible(positions, bidirectional)), 0.0))
+    return most
 
 
 def rules_of(config: ModelDimensions) -> tuple[Rule, ...]:
@@ -154,13 +158,25 @@ class AttentionMask(struct.PyTreeNode):
 
         # Further rules. One that reads an array that rows do not have is a mistake in the config.
         for rule in self.rules:
-            try:
-                mask &= rule(self.of_queries, self.of_keys)[:, None]
-            except KeyError as error:
-                has = f"what is known here are {', '.join(sorted(self.of_keys))}"
-                raise UserError(
-                    BAD_CONFIG, f"model.attention_rules: {rule} reads {error}; {has}"
-                ) from error
+            with user_errors(BAD_CONFIG, f"model.attention_rules: {rule} failed"):
+                try:
+                    allowed = rule(self.of_queries, self.of_keys)
+                except KeyError as error:
+                    has = f"what is known here are {', '.join(sorted(self.of_keys))}"
+                    raise UserError(
+                        BAD_CONFIG, f"model.attention_rules: {rule} reads {error}; {has}"
+                    ) from error
+                if allowed.dtype != bool or allowed.ndim != 3:
+                    got = f"got {allowed.dtype}{list(allowed.shape)} of {rule}"
+                    reason = f"{got}, expected bool of [rows, queries, keys]"
+                    raise UserError(BAD_CONFIG, f"model.attention_rules: {reason}")
+            mask &= allowed[:, None]
+        # Softmax over nothing would be the mean of everything: whom no key is left attends to
+        # itself.
+        if self.rules:
+            places = jnp.arange(T) if self.query_places is None else self.query_places
+            itself = jnp.arange(S) == places[:, None]
+            mask = jnp.where(mask.any(-1, keepdims=True), mask, itself)
         return jnp.broadcast_to(mask, (*mask.shape[:2], T, S))
 
     def bias(

@@ -269,7 +269,7 @@ def _cut_metrics(path: Path, first: int) -> TextIO:
 
 def _line(split: str, metrics: dict) -> str:
     """Write the most important metrics as one line."""
-    loss = metrics["loss"]
+    loss = metrics.get("loss", metrics["total_loss"])  # a loss may have heads of its own alone
     text = f"{split} loss {loss:.4f}"
     # A task shows its own metrics in place of perplexity and accuracy per token.
     of_task = {name: value for name, value in metrics.items() if name.startswith("task_")}
@@ -279,7 +279,8 @@ def _line(split: str, metrics: dict) -> str:
     else:
         if "loss_tokens" in metrics:
             text += f" perplexity {perplexity(loss):,.1f}"
-        text += f" accuracy {metrics['accuracy']:.3f}"
+        if "accuracy" in metrics:
+            text += f" accuracy {metrics['accuracy']:.3f}"
     if "tokens_per_second" in metrics:
         text += f" {metrics['tokens_per_second']:,.0f} tokens/s"
     if metrics.get("mfu"):

@@ -74,7 +74,8 @@ class LossFunction(Protocol):
 
         Args:
             rows: the rows of one device. The sums of all devices are added up.
-            keys: [B] a key for each row, for sampling; the same on any mesh.
+            keys: [B] a key for each row, for sampling; the same on any mesh. Each
+                microbatch has keys of its own; in evaluation all batches have the same.
         """
         ...
 
@@ -286,17 +287,38 @@ class Loss:
         fold_in = jax.vmap(jax.random.fold_in, (None, 0))
         keys = fold_in(of_samples, row_numbers(_count_rows(rows)))
         sums = self._function(Models(self, params, key), rows, keys)
-        # Every sum needs a divisor, which only heads and stacks have.
-        for name in sums:
-            if name not in self.heads and not name.startswith(STACKS):
+        self._check(sums, rows)
+        return sums
+
+    def _check(self, sums: AllSums, rows: Row) -> None:
+        """Refuse what a loss function returns if it is no sums of heads or of stacks."""
+        if not isinstance(sums, dict) or not sums:
+            raise UserError(BAD_CONFIG, f"loss: got {sums!r}, expected a dict of sums by head")
+        stacks = tuple(f"{name}_" for name in STACKS if _segments_key(name) in rows)
+        for name, term in sums.items():
+            needed = {"weight"}
+            if name in self.heads:
+                needed = {"total_loss", "nll", "correct", "weight"}
+            elif not name.startswith(stacks):
                 reason = f"got sums of {name!r}, expected those of heads: {', '.join(self.heads)}"
                 raise UserError(BAD_CONFIG, f"loss: {reason}")
-        return sums
+            shapes = {key: jnp.shape(value) for key, value in dict(term).items()}
+            if not needed <= set(shapes) or any(shapes.values()):
+                expected = f"expected the sums {', '.join(sorted(needed))}, each one number"
+                raise UserError(BAD_CONFIG, f"loss: got {shapes} of {name}; {expected}")
+
+    def _check_rows(self, rows: Row) -> None:
+        for name, head in self.heads.items():
+            missing = [key for key in head.row_keys if key not in rows]
+            if missing:
+                has = f"these rows have {', '.join(sorted(rows))}"
+                raise UserError(BAD_CONFIG, f"model.heads={name}: reads {missing[0]}; {has}")
 
     def divisors(self, batch: Row) -> dict[str, Array]:
         """Return the divisor of each loss: the weight of a head, or the number of positions of a
         stack that are not padding, for its auxiliary losses.
         """
+        self._check_rows(batch)
         weights = {name: head.weight(batch) for name, head in self.heads.items()}
         for stack in STACKS:
             if _segments_key(stack) in batch:

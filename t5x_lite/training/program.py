@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import Array
 
 from t5x_lite.data.rows.layouts import row_types
 from t5x_lite.errors import BAD_CONFIG, UserError
@@ -174,24 +175,33 @@ class Program:
         model, shape = self.resolved.model, self.resolved.rows.shape
         if not getattr(make_mixer(model, parent=None), "takes_positions", False):
             return ""
-        kind, dropout = make_positions(model), model.attention_dropout > 0
-        chosen = {}
-        for stack, length in (("encoder", shape.encoder), ("decoder", shape.decoder)):
-            if length:
-                segments, is_decoder = jnp.ones((1, length), int), stack == "decoder"
-                has_prefix = is_decoder and (shape.bidirectional_prefix or shape.looks_ahead)
-                mask = AttentionMask(
-                    segments,
-                    segments,
-                    prefix=segments > 0 if has_prefix else None,
-                    causal=is_decoder,
-                    packed=self.resolved.rows.packed,
-                    rules=rules_of(model),
-                )
-                chosen[stack] = explain_choice(model, mask, kind, dropout)
+        lengths = {"encoder": shape.encoder, "decoder": shape.decoder}
+        chosen = {stack: self._attention_of(stack, n) for stack, n in lengths.items() if n}
         if len(set(chosen.values())) == 1:
             return chosen.popitem()[1]
         return ", ".join(f"{stack} {kernel}" for stack, kernel in chosen.items())
+
+    def _attention_of(self, stack: str, length: int) -> str:
+        model, rows, explained = self.resolved.model, self.resolved.rows, ""
+        is_decoder = stack == "decoder"
+        has_prefix = is_decoder and (rows.shape.bidirectional_prefix or rows.shape.looks_ahead)
+
+        def explain(segments: Array) -> Array:
+            nonlocal explained
+            mask = AttentionMask(
+                segments,
+                segments,
+                prefix=segments > 0 if has_prefix else None,
+                causal=is_decoder,
+                packed=rows.packed,
+                rules=rules_of(model),
+            )
+            dropout = model.attention_dropout > 0
+            explained = explain_choice(model, mask, make_positions(model), dropout)
+            return segments
+
+        jax.eval_shape(explain, jax.ShapeDtypeStruct((1, length), jnp.int32))
+        return explained
 
     def trace(self) -> jax.stages.Traced:
         """Trace the train step of a run on text, without allocating anything. The result has

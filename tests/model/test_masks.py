@@ -1,3 +1,5 @@
+from dataclasses import dataclass
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -82,3 +84,22 @@ def test_a_window_is_what_its_docstring_says(size, causal):
     options |= {"of_queries": known, "of_keys": known}
     counted = AttentionMask(whole, whole, **options).mask().sum() / 8
     assert Window(size).visible(8, bidirectional=not causal) == pytest.approx(float(counted))
+
+
+@dataclass(frozen=True)
+class Strictly:
+    """Keys before the query alone: the first query has none."""
+
+    def __call__(self, queries, keys):
+        return keys["positions"][:, None, :] < queries["positions"][:, :, None]
+
+    def visible(self, positions, bidirectional):
+        return positions / 2
+
+
+def test_a_query_that_rules_leave_no_key_attends_to_itself():
+    ids, known = jnp.ones((1, 4), int), {"positions": jnp.arange(4)[None]}
+    mask = AttentionMask(
+        ids, ids, causal=True, rules=(Strictly(),), of_queries=known, of_keys=known
+    ).mask()[0, 0]
+    assert mask.astype(int).tolist() == [[1, 0, 0, 0], [1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0]]

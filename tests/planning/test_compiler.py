@@ -16,7 +16,7 @@ COMPILE = """
 import json, sys
 sys.path.insert(0, "benchmarks")
 from collectives import program_of
-from t5x_lite.planning import collectives as inventory
+from t5x_lite.planning import traffic as inventory
 program = program_of(*sys.argv[1:])
 text = program.trace().lower().compile().as_text()
 sent = inventory.collectives(text, program.mesh)

@@ -94,7 +94,7 @@ import jax
 from t5x_lite.config.files import load
 from t5x_lite.hardware import parse_topology
 from t5x_lite.resolve import resolve_without_text
-from t5x_lite.planning import collectives as inventory
+from t5x_lite.planning import traffic as inventory
 from t5x_lite.planning import trace as traced
 from t5x_lite.training.program import Program
 resolved = resolve_without_text(load(sys.argv[1], sys.argv[2:]))
