@@ -341,7 +341,7 @@ def test_a_signal_lets_the_run_save_and_deletes(launch, name, number):
     process = launch.begin(name, "m", "--zone=z", *RUN, scene=scene)
     wait_until_followed(launch)
     process.send_signal(number)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=120)
     assert process.returncode == {"tpu_vm": 143, "queued": 130}[name], err
     assert verbs(launch.asked())[-4:] == ["stop", "follow", "code", "delete"]
 
@@ -352,7 +352,7 @@ def test_what_nohup_ignores_stays_ignored(launch):
     process = launch.begin(*words, scene=scene, nohup=True)
     wait_until_followed(launch)
     process.send_signal(signal.SIGHUP)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     assert "stop" not in verbs(launch.asked())
 
@@ -367,7 +367,7 @@ def test_a_run_that_does_not_end_is_not_deleted_unfetched(launch):
                 break
             time.sleep(0.02)
         process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=120)
     assert process.returncode == 130, err
     assert "delete" not in verbs(launch.asked())
     assert "m is kept, and costs: t5x_lite/runs/a there was not fetched" in err
