@@ -84,8 +84,8 @@ ConfigLike = Any  # a RunConfig, a ConfigDict or dict of settings, or the name o
 
 @contextmanager
 def _opened(config: ConfigLike) -> Iterator[RunConfig]:
-    """Check a config. Within, what was written here may name any code, unless user_code has said
-    what may be; the config.json of a run directory is data, and names none that is not permitted.
+    """Check and open a config. Within, settings written here may name any code, unless user_code
+    has said which; the config.json of a run directory is data, and may name only what is permitted.
     """
     is_data = isinstance(config, str) and names_run(config)
     with user_code(() if is_data or is_code_decided() else None):

@@ -24,6 +24,7 @@ from t5x_lite.errors import IO_ERROR, USAGE, UserError
 
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # errors of some network file systems
 _POLL_EVERY = 1.0  # seconds
+_SETTLING_SECONDS = 2.0  # until it is clear which of two processes has taken a lock over
 _held: dict[str, "Owner"] = {}  # the lock files of this process, by address
 
 
@@ -62,6 +63,15 @@ class Owner:
         return f"process {self.pid} of {self.host} since {since}"
 
 
+class Held(UserError):
+    """Another process holds a lock file."""
+
+    def __init__(self, what: str, owner: Owner | None, fix: str):
+        who = owner or "which has just begun"
+        super().__init__(USAGE, f"{what}: another run is going on there, {who}; {fix}")
+        self.owner = owner
+
+
 @contextmanager
 def only_writer(directory: Path, what: str, take_over: bool = False) -> Iterator[None]:
     """Make sure that no other process writes the directory.
@@ -89,11 +99,10 @@ def wait_for_lock(address: str) -> Iterator[None]:
                 try:
                     stack.enter_context(lock_file(f"{address}.json", address))
                     break
-                except UserError as error:
+                except Held as held:
                     if not said:
-                        reason = str(error).partition(";")[0]
-                        fix = f"waiting; if it has ended, remove {address}.json"
-                        print(f"{reason}: {fix}", file=sys.stderr)
+                        waiting = f"waiting; if it has ended, remove {address}.json"
+                        print(Held(address, held.owner, waiting), file=sys.stderr)
                     said = True
                     time.sleep(_POLL_EVERY)
         yield
@@ -113,9 +122,12 @@ def lock_file(address: str, what: str, take_over: bool = False) -> Iterator[None
     except FileExistsError as error:
         owner = _owner(address)
         if address in _held or not (take_over or (owner and owner.is_gone())):
-            reason = f"another run is going on there, {owner or 'which has just begun'}"
-            raise UserError(USAGE, f"{what}: {reason}; if it has ended, add --take-over") from error
+            raise Held(what, owner, "if it has ended, add --take-over") from error
+        # Another process may take it over at the same moment: the last one to write has it.
         storage.write(address, content)
+        time.sleep(_SETTLING_SECONDS)
+        if _owner(address) != mine:
+            raise Held(what, _owner(address), "it took the lock at the same moment") from error
     _held[address] = mine
     try:
         yield

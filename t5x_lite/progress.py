@@ -60,7 +60,7 @@ def to_stderr(line: str) -> None:
 
 
 def silent(line: str) -> None:
-    """Show nothing."""
+    """Show nothing of a line of progress."""
 
 
 def columns(rows: Iterable[Sequence[str] | str], align: str) -> str:

@@ -197,7 +197,7 @@ def durable_path(path: Path) -> Any:
 
 
 def push_all() -> None:
-    """Push all mirrors."""
+    """Push all mirrors to their buckets."""
     for mirror in _MIRRORS.values():
         mirror.push()
 
@@ -260,7 +260,7 @@ def read(address: str) -> bytes:
 
 
 def write(address: str, content: bytes) -> None:
-    """Write a file."""
+    """Write a file at an address."""
     files, path = file_system(address)
     with user_errors(IO_ERROR, f"{address}: cannot be written"):
         _make_parent(files, path)

@@ -181,12 +181,11 @@ def relative(a, b) -> float:
 
 
 def applies(case: str, more: dict) -> bool:
-    """Whether a variant computes the same: each microbatch draws its own dropout and samples, and
-    balances its own experts.
+    """Whether a variant computes the same: each microbatch draws its own dropout, and balances its
+    own experts.
     """
     has_experts = case in ("experts", "Switch")
-    samples = case in OBJECTIVES
-    if "training" in more and ("dropout" in case or has_experts or samples):
+    if "training" in more and ("dropout" in case or has_experts):
         return False
     return "expert" not in more.get("mesh", {}) or has_experts
 

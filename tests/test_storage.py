@@ -182,24 +182,43 @@ def in_memory(monkeypatch):
     """An address in a bucket of its own, which is empty."""
     monkeypatch.setattr(storage, "_MIRRORS", {})
     monkeypatch.setattr(locks, "_held", {})
+    monkeypatch.setattr(locks, "_SETTLING_SECONDS", 0.2)
     storage.remove(MEMORY)
     return MEMORY
 
 
-def test_of_two_that_take_a_directory_over_one_goes_on(in_memory, monkeypatch):
-    """Both have found that its owner is gone before either writes: the last one to write has it."""
-    directory = storage.local_path(f"{in_memory}/run")
-    storage.write(f"{in_memory}/run/.lock.json", json.dumps(HOLDER).encode())
-    with locks.only_writer(directory, "run", take_over=True):
-        with monkeypatch.context() as other:
-            other.setattr(locks, "_held", {})
-            theirs = locks.only_writer(directory, "run", take_over=True)
-            with theirs:
-                locks.check_only_writer(directory)
-                content = storage.read(f"{in_memory}/run/.lock.json")
-        storage.write(f"{in_memory}/run/.lock.json", content)
-        with pytest.raises(UserError, match="has taken it over, process"):
-            locks.check_only_writer(directory)
+def test_of_two_that_take_a_lock_over_one_has_it(in_memory, monkeypatch):
+    """Both have found that its owner is gone before either writes."""
+    place = f"{in_memory}/run/.lock.json"
+    storage.write(place, json.dumps(HOLDER).encode())
+    create, both = storage.create, threading.Barrier(2)
+
+    def both_find_it(address, content):
+        try:
+            create(address, content)
+        finally:
+            both.wait(5)
+
+    monkeypatch.setattr(storage, "create", both_find_it)
+    monkeypatch.setattr(locks, "_machine", lambda: threading.current_thread().name)
+    got, refused, over = [], [], threading.Barrier(2)
+
+    def take():
+        try:
+            with locks.lock_file(place, "run", take_over=True):
+                got.append(threading.current_thread().name)
+                over.wait(5)
+        except locks.Held as error:
+            refused.append(str(error))
+            over.wait(5)
+
+    threads = [threading.Thread(target=take, name=name) for name in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(got) == len(refused) == 1
+    assert "it took the lock at the same moment" in refused[0]
 
 
 def test_whose_directory_was_taken_over_ends(in_memory):
@@ -392,6 +411,7 @@ def test_without_locks_a_file_says_who_writes(tmp_path, config_file, monkeypatch
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(locks.fcntl, "flock", no_locks)
+    monkeypatch.setattr(locks, "_SETTLING_SECONDS", 0.0)
     monkeypatch.setenv("T5X_LITE_CACHE", str(tmp_path / "cache"))
     workdir = tmp_path / "run"
     more = {"training.steps": 4, "training.checkpoint_every": 1, "training.log_every": 1}

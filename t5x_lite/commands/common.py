@@ -47,12 +47,12 @@ def add_config(command: argparse.ArgumentParser) -> None:
 
 
 def add_workdir(command: argparse.ArgumentParser) -> None:
-    """Add --workdir."""
+    """Add the option that names a run directory."""
     command.add_argument("--workdir", help="the directory of the run")
 
 
 def add_allow_code(command: argparse.ArgumentParser) -> None:
-    """Add --allow-code."""
+    """Add the option that permits modules of the user."""
     help = (
         "a module of your own that the run's objective or source may be imported from; may be "
         "repeated"
@@ -61,7 +61,7 @@ def add_allow_code(command: argparse.ArgumentParser) -> None:
 
 
 def add_distributed(command: argparse.ArgumentParser) -> None:
-    """Add --distributed."""
+    """Add the option of a run with several processes."""
     help = "this is one of several processes; find the others through the cluster"
     command.add_argument("--distributed", action="store_true", help=help)
 
@@ -79,7 +79,7 @@ def add_texts(command: argparse.ArgumentParser) -> None:
 
 
 def add_json(command: argparse.ArgumentParser) -> None:
-    """Add --json."""
+    """Add the option that prints JSON."""
     command.add_argument("--json", action="store_true", help="print one line of JSON per text")
 
 

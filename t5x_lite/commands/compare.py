@@ -39,7 +39,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run the command."""
+    """Train the cells of a comparison, and write its report."""
     from t5x_lite.config.grammar import parse_list
 
     workdir = read_workdir(args)

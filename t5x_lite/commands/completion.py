@@ -17,7 +17,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run the command."""
+    """Print the completion script of a shell."""
     shtab = optional_import("shtab", "completion", "completion")
     (commands,) = (found.choices for found in args.parser._actions if found.dest == "command")
     # Settings are no options of argparse, whose help they would fill.

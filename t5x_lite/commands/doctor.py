@@ -17,7 +17,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run the command."""
+    """Check this machine, and print what was found."""
     from t5x_lite.planning.doctor import examine
 
     findings = []

@@ -30,7 +30,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run the command."""
+    """Print or write the vector of each text."""
     if args.out and Path(args.out).suffix != ".npy":
         raise UserError(USAGE, f"--out={args.out}: expected a name that ends in .npy")
     vectors = load_model(args).embed(args.text, args.pooling)

@@ -37,7 +37,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run the command."""
+    """Evaluate a model, and print its metrics."""
     workdir = read_run_directory(args)
     if args.task:
         return _evaluate_task(args, workdir)

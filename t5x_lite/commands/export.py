@@ -31,7 +31,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run the command."""
+    """Write a model as files of Hugging Face."""
     workdir = read_run_directory(args)
     from t5x_lite.interop import convert
 

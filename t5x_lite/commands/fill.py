@@ -30,7 +30,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run the command."""
+    """Print the likeliest words for each blank."""
     model = load_model(args)
     for text in args.text:
         answers = model.fill(text, args.top)

@@ -31,7 +31,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run the command."""
+    """Fine-tune a model on a task, and print what it reached."""
     from t5x_lite.config.files import check_is_run
     from t5x_lite.data.tasks.load import load_task
 

@@ -54,7 +54,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run the command."""
+    """Print what a model writes after each prompt."""
     names = (
         "max_new_tokens",
         "temperature",

@@ -29,7 +29,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run the command."""
+    """Print what a config, a task or a token store holds."""
     if args.store and args.config:
         raise UserError(USAGE, "inspect: got --store and --config; give one of them")
     if args.task:

@@ -42,7 +42,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run the command."""
+    """Print what a run will need of its devices."""
     from t5x_lite.hardware import parse_topology
 
     # Nothing runs here on accelerators that the machine may have.

@@ -18,7 +18,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run the command."""
+    """Prepare a token store, and print its counts."""
     config, _ = planned_config(args)
     import shlex
 

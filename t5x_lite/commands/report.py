@@ -20,7 +20,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run the command."""
+    """Write the report of one or several runs."""
     workdir = read_workdir(args)
     from t5x_lite.comparison import run
 

@@ -28,7 +28,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run the command."""
+    """Print the score of each text."""
     model = load_model(args)
     scores = model.score(args.text, args.context)
     if args.json:

@@ -30,7 +30,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run the command."""
+    """Train in the run directory, from its newest checkpoint on."""
     workdir = read_workdir(args)
     config, rows = planned_config(args)
     from t5x_lite.data.store.prepare import prepare

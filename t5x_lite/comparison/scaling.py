@@ -33,7 +33,7 @@ _UNKNOWNS = 5  # unknowns of L(N, D)
 
 
 class Point(NamedTuple):
-    """A trained model."""
+    """The size, the tokens and the loss of one trained model."""
 
     parameters: float
     tokens: float

@@ -81,8 +81,8 @@ def _coefficients(objectives: Mapping[str, Any], heading: str) -> Table:
     for label, of_one in objectives.items():
         law = of_one["law"]
         coefficients = [_with_interval(law[name]) for name in _COEFFICIENTS]
-        exponent = short(of_one["exponent_of_compute"])
-        rows.append([label, *coefficients, short(law["k"][0]), short(law["q"][0]), exponent])
+        exponents = (law["k"][0], law["q"][0], of_one["exponent_of_compute"])
+        rows.append([label, *coefficients, *map(short, exponents)])
     columns = ["objective", "E", "A", "α", "B", "β", "k", "q", "α_C"]
     return Table(columns, rows, f"Scaling law of {heading}")
 

@@ -78,7 +78,8 @@ def draw_spans(documents: list[str], count: int, context: int, seed: int = 0) ->
     rng = RowRng(philox_key(seed, Purpose.SCORED_SPANS), range(count))
     words_at = rng.integers(int(ends[-1]))[:, 0]  # a random word determines the passage
     longer = (1 - _STOP) ** _LONGEST_SPAN  # share of lengths above the maximum, which are excluded
-    lengths = 1 + np.log1p(-rng.uniform(1)[:, 0] * (1 - longer)) // math.log1p(-_STOP)
+    share = rng.uniform(1)[:, 0] * (1 - longer)
+    lengths = 1 + np.log1p(-share) // math.log1p(-_STOP)
     places = rng.uniform(2)
     spans = []
     for number in range(count):
@@ -170,8 +171,8 @@ def span_bits(loaded: LoadedModel, spans: Sequence[Span], context: Context) -> n
     after = [encode(span.right if context == "both" else "") for span in spans]
     asked = [encode(span.text) for span in spans]
     scores = _method(loaded, context)(loaded, before, after, asked)
-    pairs = zip(scores, asked, strict=True)
-    return np.array([-one.nats[: len(ids)].sum() / math.log(2) for one, ids in pairs])
+    nats = [one.nats[: len(ids)].sum() for one, ids in zip(scores, asked, strict=True)]
+    return -np.array(nats) / math.log(2)
 
 
 def _method(loaded: LoadedModel, context: Context) -> Callable[..., list[TokenScores]]:

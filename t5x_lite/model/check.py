@@ -15,7 +15,7 @@ from t5x_lite.data.tasks.task_data import TaskPlan
 from t5x_lite.errors import BAD_CONFIG, UserError, nearest
 from t5x_lite.model.heads import HEADS, find_head
 from t5x_lite.model.kernels import TPU_KERNELS
-from t5x_lite.model.masks import rules_of
+from t5x_lite.model.masks import find_rules
 from t5x_lite.model.parts.activations import ACTIVATIONS
 from t5x_lite.model.parts.attention import CrossAttention
 from t5x_lite.model.parts.contract import Setting
@@ -106,7 +106,7 @@ def contradictions(setting: Setting) -> Iterator[str]:
     if positions.in_attention and not getattr(mixer, "takes_positions", False):
         reason = f"is a part of attention, which mixer {config.mixer} is not"
         yield f"model.positions={config.positions}: {reason}; set none"
-    if rules_of(config) and not getattr(mixer, "takes_positions", False):
+    if find_rules(config.attention_rules) and not getattr(mixer, "takes_positions", False):
         yield f"model.attention_rules: mixer {config.mixer} has no attention; leave them out"
     if positions.limit is not None and positions.limit < rows.longest:
         reason = f"got {positions.limit}, but data.lengths go up to {rows.longest}"

@@ -16,7 +16,7 @@ from t5x_lite.config import ModelDimensions
 from t5x_lite.model.blocks import Block, BlockState
 from t5x_lite.model.dropout import Noise
 from t5x_lite.model.heads import Params, Row, logits
-from t5x_lite.model.masks import AttentionMask, rules_of
+from t5x_lite.model.masks import AttentionMask, find_rules
 from t5x_lite.model.parts.attention import CrossAttention
 from t5x_lite.model.parts.table import layers_of_period, make_mixer
 from t5x_lite.model.transformer import Stack, Transformer, parameter_axes
@@ -150,7 +150,7 @@ def read_tokens(
         key_positions=state.positions,
         query_places=None if is_beginning else slot + jnp.arange(tokens.shape[1]),
         causal=tokens.shape[1] > 1 and not bidirectional,
-        rules=rules_of(config),
+        rules=find_rules(config.attention_rules),
         of_queries={"positions": positions, "segments": is_real},
         of_keys={"positions": state.positions, "segments": state.filled},
     )

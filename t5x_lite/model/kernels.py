@@ -242,7 +242,8 @@ def splash(
         # The compiler splits no kernel: each device computes its own rows and heads.
         # Several K/V heads, but too few for `tensor` to split, are repeated: one per query head.
         if 1 < k.shape[1] < mesh.shape["tensor"]:
-            k, v = (jnp.repeat(x, q.shape[1] // k.shape[1], 1) for x in (k, v))
+            group = q.shape[1] // k.shape[1]
+            k, v = jnp.repeat(k, group, 1), jnp.repeat(v, group, 1)
         heads = logical_to_mesh_axes(("batch", "heads", None, None))
         # K/V heads that `tensor` does not divide are whole on each device.
         is_split = k.shape[1] % mesh.shape["tensor"] == 0

@@ -24,7 +24,7 @@ SumsOf = Callable[[Any, Float[Array, "*rows D"], Labels], Sums]  # of head_param
 
 @dataclass(frozen=True)
 class LossSettings:
-    """What exactly is minimised; see config.Training."""
+    """Settings of what is minimised; see config.Training."""
 
     z_loss: float = 0.0
     label_smoothing: float = 0.0

@@ -34,8 +34,8 @@ class Rule(Protocol):
 
     def __call__(self, queries: Known, keys: Known) -> Bool[Array, "B T S"]:
         """Return True where the query may attend to the key, from what is known of both. While text
-        is generated, positions and segments are known. A query that no key is left for attends to
-        itself.
+        is generated, positions and segments are known. A query that is left without keys
+        attends to itself.
         """
         ...
 
@@ -94,15 +94,13 @@ def find_rules(texts: tuple[str, ...]) -> tuple[Rule, ...]:
 def visible_keys(config: ModelDimensions, positions: int, bidirectional: bool) -> float | int:
     """Return the mean number of keys that a query of self-attention may see."""
     most = positions if bidirectional else (positions + 1) / 2
-    for rule in rules_of(config):
+    for rule in find_rules(config.attention_rules):
         with user_errors(BAD_CONFIG, f"model.attention_rules: visible of {rule} failed"):
-            most = min(most, max(float(rule.visible(positions, bidirectional)), 0.0))
+            seen = rule.visible(positions, bidirectional)
+            if not 0 < seen <= positions:
+                raise ValueError(f"got {seen}, expected more than 0, at most {positions}")
+            most = min(most, seen)
     return most
-
-
-def rules_of(config: ModelDimensions) -> tuple[Rule, ...]:
-    """Return the rules of a model."""
-    return find_rules(tuple(config.attention_rules))
 
 
 class AttentionMask(struct.PyTreeNode):
@@ -156,23 +154,16 @@ class AttentionMask(struct.PyTreeNode):
                 past |= self.prefix[:, None, None, :]
             mask &= past
 
-        # Further rules. One that reads an array that rows do not have is a mistake in the config.
         for rule in self.rules:
-            with user_errors(BAD_CONFIG, f"model.attention_rules: {rule} failed"):
-                try:
-                    allowed = rule(self.of_queries, self.of_keys)
-                except KeyError as error:
-                    has = f"what is known here are {', '.join(sorted(self.of_keys))}"
-                    raise UserError(
-                        BAD_CONFIG, f"model.attention_rules: {rule} reads {error}; {has}"
-                    ) from error
+            known = ", ".join(sorted(self.of_keys))
+            with user_errors(BAD_CONFIG, f"model.attention_rules: {rule} failed, given {known}"):
+                allowed = rule(self.of_queries, self.of_keys)
                 if allowed.dtype != bool or allowed.ndim != 3:
-                    got = f"got {allowed.dtype}{list(allowed.shape)} of {rule}"
-                    reason = f"{got}, expected bool of [rows, queries, keys]"
-                    raise UserError(BAD_CONFIG, f"model.attention_rules: {reason}")
+                    got = f"{allowed.dtype}{list(allowed.shape)}"
+                    raise TypeError(f"got {got}, expected bool of [rows, queries, keys]")
             mask &= allowed[:, None]
-        # Softmax over nothing would be the mean of everything: whom no key is left attends to
-        # itself.
+        # A query without any key attends to itself: softmax over nothing would be the mean of
+        # everything that is masked.
         if self.rules:
             places = jnp.arange(T) if self.query_places is None else self.query_places
             itself = jnp.arange(S) == places[:, None]

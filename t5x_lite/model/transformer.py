@@ -28,7 +28,7 @@ from t5x_lite.model.dense import (
 )
 from t5x_lite.model.dropout import Dropout, Noise
 from t5x_lite.model.heads import ModelOutput, Params, Row, head_layers
-from t5x_lite.model.masks import AttentionMask, Known, rules_of
+from t5x_lite.model.masks import AttentionMask, Known, find_rules
 from t5x_lite.model.matmul import matmul
 from t5x_lite.model.parts.contract import Auxiliary, add_auxiliary
 from t5x_lite.model.parts.norms import make_norm
@@ -361,22 +361,10 @@ class Transformer(nn.Module):
         is_decoder = name == "decoder"
         # Queries in the prefix of a prefix decoder see keys after them, too.
         bidirectional = not is_decoder or self.config.architecture == "prefix_decoder"
-        rules = rules_of(self.config)
-        known = _known(row, name) if rules else {}
 
         # `own` picks the positions of the queries; the keys are those of the whole row.
         def context(own: Callable[[Array], Array], **of_mask: Any) -> StackContext:
-            mask = AttentionMask(
-                own(segments),
-                segments,
-                row.get(f"{name}_prefix"),
-                causal=is_decoder,
-                packed=self.packed,
-                rules=rules,
-                of_queries={key: own(value) for key, value in known.items()},
-                of_keys=known,
-                **of_mask,
-            )
+            mask = self_attention_mask(self.config, row, name, self.packed, own, **of_mask)
             cross_mask = None
             if encoded is not None:
                 cross_mask = AttentionMask(
@@ -424,16 +412,7 @@ class Transformer(nn.Module):
         segments = row["decoder_segments"]
         noise = _noise(segments, deterministic)
         # What was padding after the text is now before it: only `packed` masks it.
-        known = _known(row, "decoder")
-        mask = AttentionMask(
-            segments,
-            segments,
-            causal=True,
-            packed=True,
-            rules=rules_of(self.config),
-            of_queries=known,
-            of_keys=known,
-        )
+        mask = self_attention_mask(self.config, row, "decoder", packed=True)
         context = self.backward_decoder.context(mask, False, row["decoder_positions"], noise)
         states, auxiliary = self.backward_decoder(self.embed(row, "decoder", noise), context)
         # Back in the order of the row.
@@ -464,6 +443,35 @@ class Transformer(nn.Module):
         table = self.embedding if self.config.shared_embeddings else self.decoder_embedding
         for name, head in head_layers(self.config).items():
             head.call(getattr(self, name), output, table)
+
+
+def self_attention_mask(
+    config: ModelDimensions,
+    row: Row,
+    stack: str,
+    packed: bool,
+    own: Callable[[Array], Array] = lambda x: x,
+    **of_mask: Any,
+) -> AttentionMask:
+    """Return who may attend to whom within a stack.
+
+    Args:
+        own: picks the positions of the queries, where several devices share a row.
+        of_mask: further fields of AttentionMask.
+    """
+    rules = find_rules(config.attention_rules)
+    known = _known(row, stack) if rules else {}
+    return AttentionMask(
+        own(row[f"{stack}_segments"]),
+        row[f"{stack}_segments"],
+        row.get(f"{stack}_prefix"),
+        causal=stack == "decoder",
+        packed=packed,
+        rules=rules,
+        of_queries={key: own(value) for key, value in known.items()},
+        of_keys=known,
+        **of_mask,
+    )
 
 
 def _known(row: Row, stack: str) -> Known:

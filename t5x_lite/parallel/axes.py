@@ -20,7 +20,7 @@ Kind = Literal[
 
 
 class Axis(NamedTuple):
-    """One named axis.
+    """A named axis of parameters or activations.
 
     Attributes:
         split_by: axis of the mesh that splits it; None: every device holds all of it.

@@ -109,7 +109,10 @@ def line_of_devices(mesh: DeviceMesh) -> int:
     if not places.size:
         return 0
     # A line ends before the first device with which a second coordinate varies.
-    on_a_line = [(np.ptp(places[: end + 1], axis=0) > 0).sum() <= 1 for end in range(len(devices))]
+    on_a_line = []
+    for end in range(len(devices)):
+        varies = np.ptp(places[: end + 1], axis=0) > 0
+        on_a_line.append(varies.sum() <= 1)
     line = int(np.argmin([*on_a_line, False]))
     return line if 1 < line < len(devices) and len(devices) % line == 0 else 0
 

@@ -302,7 +302,7 @@ def huge_pages(
 
 
 def examine(workdir: str = "", expected_processes: int | None = None) -> Iterator[Finding]:
-    """Run all checks.
+    """Run all checks of an installation.
 
     Args:
         workdir: the directory whose speed, clock and free space are checked; empty: none.

@@ -122,7 +122,7 @@ class Plan:
 
     @property
     def rows(self) -> int:
-        """Rows per batch."""
+        """Number of rows in a batch."""
         return self.config.data.batch_size
 
     @property

@@ -57,7 +57,7 @@ class Value(NamedTuple):
 
 @dataclass
 class Step:
-    """What one device does in a training step.
+    """The work of one device in a training step.
 
     Attributes:
         sent: bytes by the mesh axes that they cross, counted as in traffic.py.

@@ -99,7 +99,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """A report page."""
+    """A page of a report."""
 
     title: str
     lead: str  # main results, in a sentence or two

@@ -139,7 +139,7 @@ def _named(*names: str) -> Callable[[Path], bool]:
 
 
 def full() -> Adaptation:
-    """Train everything."""
+    """Train all parameters of the model."""
     return FULL
 
 

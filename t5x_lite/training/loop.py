@@ -403,8 +403,9 @@ def _setting_of(run: Run, first: int, last: int) -> str:
     if sizes:
         text += f", mesh {' × '.join(sizes)}"
     text += f", {run.resolved.model.dtype}"
-    if run.program.attention:
-        text += f", attention {run.program.attention}"
+    attention = run.program.attention
+    if attention:
+        text += f", attention {attention}"
     if first >= last:
         text += f"; already at step {first} of {last}"
     elif first:

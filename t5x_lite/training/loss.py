@@ -74,8 +74,8 @@ class LossFunction(Protocol):
 
         Args:
             rows: the rows of one device. The sums of all devices are added up.
-            keys: [B] a key for each row, for sampling; the same on any mesh. Each
-                microbatch has keys of its own; in evaluation all batches have the same.
+            keys: [B] a key for each row, for sampling; the same on any mesh, in any number of
+                microbatches.
         """
         ...
 
@@ -274,20 +274,24 @@ class Loss:
         companion = self.model.companion(name)
         return self._parallel if companion is None else self._parallel.part(name)
 
-    def sums(self, params: Params, rows: Row, key: Array | None = None) -> AllSums:
+    def sums(
+        self, params: Params, rows: Row, key: Array | None = None, samples: Array | None = None
+    ) -> AllSums:
         """Compute the sums over these rows.
 
         Args:
-            key: key of dropout and sampling; None: no dropout, and the same samples each time.
+            key: of dropout; None: no dropout.
+            samples: [B], a key for what is sampled in each row; None: those of a batch of these.
         """
         # Gather the parameters outside of layers, such as embeddings, once for the whole model.
         params = self._parallel.outside_of_layers(params)
-        # A key per row of the global batch: samples do not depend on the mesh.
-        of_samples = jax.random.fold_in(jax.random.key(0) if key is None else key, _SAMPLES)
-        fold_in = jax.vmap(jax.random.fold_in, (None, 0))
-        keys = fold_in(of_samples, row_numbers(_count_rows(rows)))
-        sums = self._function(Models(self, params, key), rows, keys)
+        samples = _keys_of_samples(rows, key) if samples is None else samples
+        sums = self._function(Models(self, params, key), rows, samples)
         self._check(sums, rows)
+        # The weight that is reported is the one that the loss is divided by.
+        for name in sums.keys() & self.heads.keys():
+            weight = self.heads[name].weight(rows).astype(sums[name]["nll"].dtype)
+            sums[name] = sums[name] | {"weight": weight}
         return sums
 
     def _check(self, sums: AllSums, rows: Row) -> None:
@@ -298,7 +302,7 @@ class Loss:
         for name, term in sums.items():
             needed = {"weight"}
             if name in self.heads:
-                needed = {"total_loss", "nll", "correct", "weight"}
+                needed = {"total_loss", "nll", "correct"}
             elif not name.startswith(stacks):
                 reason = f"got sums of {name!r}, expected those of heads: {', '.join(self.heads)}"
                 raise UserError(BAD_CONFIG, f"loss: {reason}")
@@ -361,17 +365,21 @@ class Loss:
             key: Array | None,
             divisors: dict[str, Array],
         ) -> tuple[Params, AllSums]:
-            def minimised(trained: Params, rows: Row, key: Array | None) -> tuple[Array, AllSums]:
-                sums = self.sums(merge(trained, frozen), rows, key)
+            def minimised(
+                trained: Params, sampled: tuple[Row, Array], key: Array | None
+            ) -> tuple[Array, AllSums]:
+                rows, samples = sampled
+                sums = self.sums(merge(trained, frozen), rows, key, samples)
                 # Devices that share rows compute the same loss, so each counts for a part of it.
                 sharing = parts("sequence") * parts("tensor")
                 return self.mean(sums, divisors) / sharing, sums
 
             gradient = partial(jax.grad(minimised, has_aux=True), trained)
+            sampled = rows, _keys_of_samples(rows, key)
             # Exact: rows are summed in a fixed tree, whatever the mesh and the microbatches.
             if self._exact:
-                return sum_of_parts(gradient, rows, key)
-            return _over_microbatches(gradient, rows, key, self.microbatches)
+                return sum_of_parts(gradient, sampled, key)
+            return _over_microbatches(gradient, sampled, key, self.microbatches)
 
         return self._parallel(of_rows, trained, frozen or {}, batch, key, self.divisors(batch))
 
@@ -382,10 +390,21 @@ class Loss:
 
         # `nothing` takes the place of the trained parameters: no gradient is computed.
         def of_rows(nothing: Params, params: Params, rows: Row) -> tuple[Params, AllSums]:
-            sums = partial(self.sums, params)
-            return nothing, _over_microbatches(sums, rows, None, self.microbatches)
+            def sums(sampled: tuple[Row, Array], key: None) -> AllSums:
+                return self.sums(params, sampled[0], key, sampled[1])
+
+            sampled = rows, _keys_of_samples(rows, None)
+            return nothing, _over_microbatches(sums, sampled, None, self.microbatches)
 
         return self._parallel(of_rows, {}, params, batch)[1]
+
+
+def _keys_of_samples(rows: Row, key: Array | None) -> Array:
+    """Return a key for what is sampled in each row: of its number in the batch, so that samples
+    depend neither on the mesh nor on microbatches. Without a key, all batches have the same.
+    """
+    of_samples = jax.random.fold_in(jax.random.key(0) if key is None else key, _SAMPLES)
+    return jax.vmap(jax.random.fold_in, (None, 0))(of_samples, row_numbers(_count_rows(rows)))
 
 
 def _count_rows(rows: Row) -> int:
@@ -434,8 +453,8 @@ def _stack_of(name: str) -> str:
     return next(stack for stack in STACKS if name.startswith(f"{stack}_"))
 
 
-def _over_microbatches(compute: Callable, batch: Row, key: Array | None, parts: int) -> Any:
-    """Sum compute(rows, key) over microbatches, one after another."""
+def _over_microbatches(compute: Callable, batch: Any, key: Array | None, parts: int) -> Any:
+    """Sum compute(rows, key) over microbatches of a tree of rows, one after another."""
     if parts == 1:
         return compute(batch, key)
 
@@ -450,7 +469,7 @@ def _over_microbatches(compute: Callable, batch: Row, key: Array | None, parts: 
     shapes = jax.eval_shape(compute, *first)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
-    def add(total: Any, microbatch: tuple[Row, Array | None]) -> tuple[Any, None]:
+    def add(total: Any, microbatch: tuple[Any, Array | None]) -> tuple[Any, None]:
         return jax.tree.map(jnp.add, total, compute(*microbatch)), None
 
     return jax.lax.scan(add, zeros, (microbatches, keys))[0]

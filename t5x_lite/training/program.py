@@ -10,19 +10,21 @@ from functools import cached_property, partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import NamedSharding, PartitionSpec
-from jaxtyping import Array
 
 from t5x_lite.data.rows.layouts import row_types
 from t5x_lite.errors import BAD_CONFIG, UserError
 from t5x_lite.model.check import check_model, has_experts, shares_rows, undivided
+from t5x_lite.model.heads import Row
 from t5x_lite.model.kernels import explain_choice
-from t5x_lite.model.masks import AttentionMask, rules_of
 from t5x_lite.model.parts.positions import make_positions
 from t5x_lite.model.parts.table import make_mixer
-from t5x_lite.model.transformer import parameter_axes, parameter_shapes
+from t5x_lite.model.transformer import (
+    parameter_axes,
+    parameter_shapes,
+    self_attention_mask,
+)
 from t5x_lite.parallel import exact
 from t5x_lite.parallel.axes import BATCH
 from t5x_lite.parallel.mesh import check_batch, line_of_devices, make_mesh, padded_for, use_mesh
@@ -169,52 +171,50 @@ class Program:
 
     @property
     def attention(self) -> str:
-        """Which kernel computes self-attention in each stack of the rows, and why; "" if the mixer
-        is none.
+        """The kernel that computes self-attention in each stack, and why it is not a better one; ""
+        for a mixer without attention.
         """
         model, shape = self.resolved.model, self.resolved.rows.shape
         if not getattr(make_mixer(model, parent=None), "takes_positions", False):
             return ""
-        lengths = {"encoder": shape.encoder, "decoder": shape.decoder}
-        chosen = {stack: self._attention_of(stack, n) for stack, n in lengths.items() if n}
+        chosen = {
+            stack: self._attention_of(stack)
+            for stack in ("encoder", "decoder")
+            if getattr(shape, stack)
+        }
         if len(set(chosen.values())) == 1:
             return chosen.popitem()[1]
         return ", ".join(f"{stack} {kernel}" for stack, kernel in chosen.items())
 
-    def _attention_of(self, stack: str, length: int) -> str:
+    def _attention_of(self, stack: str) -> str:
         model, rows, explained = self.resolved.model, self.resolved.rows, ""
-        is_decoder = stack == "decoder"
-        has_prefix = is_decoder and (rows.shape.bidirectional_prefix or rows.shape.looks_ahead)
 
-        def explain(segments: Array) -> Array:
+        def explain(row: Row) -> Row:
             nonlocal explained
-            mask = AttentionMask(
-                segments,
-                segments,
-                prefix=segments > 0 if has_prefix else None,
-                causal=is_decoder,
-                packed=rows.packed,
-                rules=rules_of(model),
-            )
+            mask = self_attention_mask(model, row, stack, rows.packed)
             dropout = model.attention_dropout > 0
             explained = explain_choice(model, mask, make_positions(model), dropout)
-            return segments
+            return row
 
-        jax.eval_shape(explain, jax.ShapeDtypeStruct((1, length), jnp.int32))
+        # Traced alone: nothing is computed, or moves to a device.
+        jax.eval_shape(explain, self._batch(1))
         return explained
+
+    def _batch(self, rows: int, **more: Any) -> dict[str, jax.ShapeDtypeStruct]:
+        """Return a batch of so many rows of text, as shapes."""
+        plan = self.resolved.rows
+        return {
+            key: jax.ShapeDtypeStruct((rows, *shape), dtype, **more)
+            for key, (shape, dtype) in row_types(plan.shape, plan.has_sentence_pairs).items()
+        }
 
     def trace(self) -> jax.stages.Traced:
         """Trace the train step of a run on text, without allocating anything. The result has
         `jaxpr`, and `lower()` for the compiler of the devices.
         """
-        rows = self.resolved.rows
         # A batch as shapes, with its rows sharded over the devices that share the batch.
         by_rows = NamedSharding(self.mesh, PartitionSpec(BATCH))
-        batch_size = self.resolved.config.data.batch_size
-        batch = {
-            key: jax.ShapeDtypeStruct((batch_size, *shape), dtype, sharding=by_rows)
-            for key, (shape, dtype) in row_types(rows.shape, rows.has_sentence_pairs).items()
-        }
+        batch = self._batch(self.resolved.config.data.batch_size, sharding=by_rows)
         # The state is also given as shapes, each with its sharding.
         state = jax.tree.map(_placed, self.shapes, self.shardings)
         with self.within():

@@ -1,9 +1,13 @@
 from dataclasses import dataclass
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from model.proofs import random_params
 
+from t5x_lite.data.rows.batches import make_batches
+from t5x_lite.model import transformer
 from t5x_lite.model.masks import MASKED, AttentionMask, Window
 
 rng = np.random.default_rng(0)
@@ -103,3 +107,44 @@ def test_a_query_that_rules_leave_no_key_attends_to_itself():
         ids, ids, causal=True, rules=(Strictly(),), of_queries=known, of_keys=known
     ).mask()[0, 0]
     assert mask.astype(int).tolist() == [[1, 0, 0, 0], [1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0]]
+
+
+ARCHITECTURES = {
+    "encoder": "masked_lm",
+    "decoder": "causal_lm",
+    "prefix_decoder": "prefix_lm",
+    "encoder_decoder": "span_corruption",
+}
+
+
+@pytest.mark.parametrize("split_documents", [False, True])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_rules_hold_in_every_stack_packed_or_not(make, architecture, split_documents):
+    """One layer with a window of 2: a token changes the states of its neighbours alone."""
+    settings = {"model.attention_rules": ("window(size=2)",), "model.num_layers": 1}
+    settings["data.split_documents"] = split_documents
+    resolved, corpus = make(ARCHITECTURES[architecture], architecture, **settings)
+    config, model = resolved.config, resolved.model
+    batches = make_batches(resolved.rows, config.data, config.seed, corpus, "train")
+    row = {key: jnp.asarray(value) for key, value in batches.batch_at(0).items()}
+    params = random_params(model, stddev=0.3)
+    stack = "encoder" if architecture == "encoder" else "decoder"
+
+    @jax.jit
+    def states(tokens):
+        rows = row | {f"{stack}_tokens": tokens}
+        return transformer.apply(model, params, rows, resolved.rows.packed).hidden_states
+
+    tokens = row[f"{stack}_tokens"]
+    segments, place = np.asarray(row[f"{stack}_segments"]), tokens.shape[1] // 2
+    changed = states(tokens.at[:, place].add(1)) - states(tokens)
+    found = np.abs(np.asarray(changed)).max(-1) > 0
+    places = np.arange(tokens.shape[1])
+    near = np.abs(places - place) < 2
+    if architecture in ("decoder", "encoder_decoder"):
+        near &= places >= place
+    own = segments == segments[:, place : place + 1]
+    if architecture == "prefix_decoder":  # what follows, and what precedes a token of the prefix
+        near = near & ((places >= place) | np.asarray(row["decoder_prefix"])[:, place : place + 1])
+    real = segments > 0
+    assert (found[real] == (near & own)[real]).all()

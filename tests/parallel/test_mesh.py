@@ -29,6 +29,15 @@ def slow(*values):
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
+def prove(text_file, case, steps, *variants, devices) -> dict:
+    """The figures of one case of proof_sharding.py, on simulated devices."""
+    command = [sys.executable, "-c", PROVE, text_file, case, str(steps), *variants]
+    out = subprocess.run(
+        command, cwd=ROOT, check=True, capture_output=True, text=True, env=with_devices(devices)
+    ).stdout
+    return json.loads(out.split("FIGURES ")[1])[case]
+
+
 # proof_sharding.py has more.
 @pytest.mark.parametrize(
     ("case", "variant"),
@@ -43,11 +52,7 @@ def slow(*values):
     ],
 )
 def test_devices_and_microbatches_change_nothing(text_file, case, variant):
-    command = [sys.executable, "-c", PROVE, text_file, case, "6", variant]
-    out = subprocess.run(
-        command, cwd=ROOT, check=True, capture_output=True, text=True, env=with_devices(8)
-    ).stdout
-    figures = json.loads(out.split("FIGURES ")[1])[case]
+    figures = prove(text_file, case, 6, variant, devices=8)
     # The rows of a decoder are all full.
     assert figures.pop("unequal_targets") == (case in ("encoder", "encoder_decoder"))
     for differences in figures.values():
@@ -73,11 +78,7 @@ def test_devices_and_microbatches_change_nothing(text_file, case, variant):
     ],
 )
 def test_experts_on_several_devices_are_the_same(text_file, case, variant):
-    command = [sys.executable, "-c", PROVE, text_file, case, "6", variant]
-    out = subprocess.run(
-        command, cwd=ROOT, check=True, capture_output=True, text=True, env=with_devices(8)
-    ).stdout
-    figures = json.loads(out.split("FIGURES ")[1])[case]
+    figures = prove(text_file, case, 6, variant, devices=8)
     figures.pop("unequal_targets")
     for differences in figures.values():
         assert differences["float64 loss"] < 1e-10
@@ -87,12 +88,8 @@ def test_experts_on_several_devices_are_the_same(text_file, case, variant):
 
 @pytest.mark.parametrize("case", ["the manual's ELECTRA", slow("window")])
 def test_losses_and_rules_of_the_users_are_the_same_on_any_mesh(text_file, case):
-    variants = ["fsdp 2 and tensor 2", "sequence 2"]
-    command = [sys.executable, "-c", PROVE, text_file, case, "3", *variants]
-    out = subprocess.run(
-        command, cwd=ROOT, check=True, capture_output=True, text=True, env=with_devices(4)
-    ).stdout
-    figures = json.loads(out.split("FIGURES ")[1])[case]
+    variants = ["fsdp 2 and tensor 2", "sequence 2", "4 microbatches"]
+    figures = prove(text_file, case, 3, *variants, devices=4)
     for name in variants:
         assert figures[name]["float64 loss"] < 1e-10
         assert figures[name]["float64 gradients"] < 1e-8
@@ -102,11 +99,7 @@ def test_losses_and_rules_of_the_users_are_the_same_on_any_mesh(text_file, case)
 def test_a_mixer_written_for_one_device_is_the_same_on_any_mesh(text_file):
     """That of docs/how-to/own-block.md, as the page has it."""
     variants = ["fsdp 2", "tensor 2", "sequence 2", "fsdp 2 and tensor 2"]
-    command = [sys.executable, "-c", PROVE, text_file, "the manual's mixer", "3", *variants]
-    out = subprocess.run(
-        command, cwd=ROOT, check=True, capture_output=True, text=True, env=with_devices(4)
-    ).stdout
-    figures = json.loads(out.split("FIGURES ")[1])["the manual's mixer"]
+    figures = prove(text_file, "the manual's mixer", 3, *variants, devices=4)
     for name in variants:
         assert figures[name]["float64 loss"] < 1e-10
         assert figures[name]["float64 gradients"] < 1e-6  # it computes in float32
@@ -141,11 +134,7 @@ for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(state.params), jax.t
 @pytest.mark.parametrize("case", ["the manual's Shampoo", slow("Adafactor")])
 def test_optimizers_whose_state_has_other_shapes_are_the_same_on_any_mesh(text_file, case):
     variants = ["fsdp 2", "fsdp 2 and tensor 2"]
-    command = [sys.executable, "-c", PROVE, text_file, case, "3", *variants]
-    out = subprocess.run(
-        command, cwd=ROOT, check=True, capture_output=True, text=True, env=with_devices(4)
-    ).stdout
-    figures = json.loads(out.split("FIGURES ")[1])[case]
+    figures = prove(text_file, case, 3, *variants, devices=4)
     for name in variants:
         assert figures[name]["float32 losses"] < 1e-5
 

@@ -18,6 +18,7 @@ from t5x_lite.model import transformer
 from t5x_lite.model.check import check_model
 from t5x_lite.model.flops import forward_flops
 from t5x_lite.model.transformer import count_parameters, parameter_shapes
+from t5x_lite.training.log import mean_metrics
 from t5x_lite.training.loss import Loss, find_loss, step_flops
 
 TWO_STREAMS = '''
@@ -85,6 +86,11 @@ class TwoStreams:
 )
 def permuted(tokens, rng, vocabulary):
     return masked_lm(tokens, rng, vocabulary, mask_rate=0.0, random_rate=0.0)
+
+
+@objective(bound=masked_lm.bound, traits=replace(masked_lm.traits(), loss="xlnet.TwoStreams"))
+def without_rules(tokens, rng, vocabulary):
+    return masked_lm(tokens, rng, vocabulary)
 '''
 
 
@@ -154,6 +160,66 @@ def test_replaced_tokens_are_those_that_the_generator_got_wrong(run_of):
     params["head_replaced"]["output"]["kernel"] *= 0
     certain = jax.jit(loss.sums)(params, batch)[resolved.heads[1]]
     assert certain["correct"] == certain["weight"] == sums["weight"]
+
+
+@pytest.mark.parametrize("objective", ["electra.replaced_tokens", "xlnet.permuted"])
+def test_what_is_logged_is_what_is_minimised(run_of, objective):
+    """The head of the manual states its weight once, as the divisor."""
+    resolved, loss, batch = run_of(objective)
+    sums = loss.sums(random_params(resolved.model, stddev=0.1), batch, jax.random.key(1))
+    minimised = loss.mean(sums, loss.divisors(batch))
+    assert mean_metrics(sums)["total_loss"] == pytest.approx(float(minimised), rel=1e-6)
+
+
+@pytest.mark.parametrize("key", [None, jax.random.key(5)])
+@pytest.mark.parametrize("objective", ["electra.replaced_tokens", "xlnet.permuted"])
+def test_samples_do_not_depend_on_microbatches(run_of, objective, key):
+    found = []
+    for microbatches in (1, 2, 4):
+        resolved, loss, batch = run_of(objective, **{"training.microbatches": microbatches})
+        params = random_params(resolved.model, stddev=0.1)
+        sums = loss.evaluate(params, batch) if key is None else loss.gradient(params, batch, key)[1]
+        found.append(jax.tree.map(float, sums))
+    for other in found[1:]:
+        for name, term in found[0].items():
+            assert other[name] == pytest.approx(term, rel=1e-5), name
+
+
+BAD_SUMS = {
+    "nothing": ("{}", "expected a dict of sums by head"),
+    "a number": ("1.0", "expected a dict of sums by head"),
+    "another name": ("{'lm': sums}", "expected those of heads: mlm"),
+    "a stack that rows lack": ("{'decoder_x': sums}", "expected those of heads: mlm"),
+    "no total": ("{'mlm': {'nll': sums['nll']}}", "expected the sums correct, nll, total_loss"),
+    "sums of each row": ("{'mlm': {k: v[None] for k, v in sums.items()}}", "each one number"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_SUMS)
+def test_what_a_loss_returns_is_checked(run_of, monkeypatch, kind):
+    expression, words = BAD_SUMS[kind]
+    resolved, loss, batch = run_of("xlnet.permuted")
+    right = loss._function
+
+    def wrong(models, rows, keys):
+        return eval(expression, {"sums": right(models, rows, keys)["mlm"]})
+
+    monkeypatch.setattr(loss, "_function", wrong)
+    with pytest.raises(UserError, match=words):
+        jax.eval_shape(loss.sums, parameter_shapes(resolved.model), batch)
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ("masked_lm", "each has a loss of its own"),
+        ("xlnet.without_rules", "each changes the model in a way of its own"),
+    ],
+)
+def test_members_of_a_mixture_train_one_model_by_one_loss(run_of, other, words):
+    for mixture in (f"xlnet.permuted + {other}", f"{other} + xlnet.permuted"):
+        with pytest.raises(UserError, match=words):
+            run_of(mixture)
 
 
 def test_a_companion_shares_what_it_says_and_is_counted(run_of):

@@ -168,7 +168,7 @@ class Batches:
 
 
 class RunData(Protocol):
-    """What a run reads: text under its objectives (TextData), or the examples of a task
+    """The data of a run: text under its objectives (TextData), or the examples of a task
     (tasks.task_data.TaskData).
     """
 
@@ -179,8 +179,8 @@ class RunData(Protocol):
 
     @property
     def manifest(self) -> dict[str, Any]:
-        """What the run directory records about the data, in corpus.json. A run continues only if
-        "tokenizer", "train" and "validation" are unchanged.
+        """Return the record of the data that a run directory keeps, corpus.json. A run continues
+        only if "tokenizer", "train" and "validation" are unchanged.
         """
         ...
 

@@ -100,7 +100,7 @@ class PackedExamples:
 
     @cached_property
     def _sizes(self) -> np.ndarray:
-        """What each example takes of a row: [examples, resources], with resources as in _room."""
+        """Return what each example takes of a row: [examples, resources], as in _room."""
         inputs, targets = self.examples.inputs.lengths, self.examples.targets.lengths
         sizes = np.stack([inputs, targets], 1)
         if not self.shape.encoder:
@@ -115,7 +115,7 @@ class PackedExamples:
 
     @cached_property
     def _room(self) -> np.ndarray:
-        """What a row has: positions in each stack, then slots for labels and slots for examples."""
+        """Return the room of a row: positions in each stack, slots for labels and for examples."""
         if self.shape.encoder:
             room = [self.shape.encoder, self.shape.scored or self.shape.decoder or 1]
         else:

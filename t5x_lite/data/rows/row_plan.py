@@ -53,7 +53,7 @@ class RowPlan:
 
     @property
     def loss(self) -> str:
-        """What is minimised: see Traits."""
+        """Name of the loss that is minimised: see Traits."""
         return self.members[0].objective.traits.loss
 
     @property

@@ -283,7 +283,7 @@ class Documents:
 
     @cached_property
     def ends(self) -> np.ndarray:
-        """Where each document ends: the index after its last token."""
+        """Return the end of each document: the index after its last token."""
         ends = [np.array([len(self.tokens)])]
         for start in range(0, len(self.tokens), _READ_AT_A_TIME):
             part = self.tokens[start : start + _READ_AT_A_TIME]

@@ -341,7 +341,7 @@ def _say_totals(data: Data, totals: dict[Split, Record], records: list[Record]) 
 
 
 class _Journal:
-    """What is already written of a store that is being made, as JSON lines.
+    """The parts already written of a store that is being made, as JSON lines.
 
     The first line says what the store is made from, the second names its tokenizer, and each
     further line is a shard.
@@ -371,7 +371,7 @@ class _Journal:
             return []
 
     def write(self, record: Record) -> None:
-        """Append a line."""
+        """Append a line to the journal."""
         with open(self._path, "a") as file:
             file.write(json.dumps(record) + "\n")
 

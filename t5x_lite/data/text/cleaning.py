@@ -71,7 +71,7 @@ class Cleaner:
         return text if is_kept else None
 
     def _allows(self, issue: str) -> bool:
-        """Count the issue. Return True if a document with it is kept."""
+        """Count an issue of a document. Return True if a document with it is kept."""
         self.counts[issue] += 1
         policy = getattr(self._settings, issue)
         if policy == "stop":

@@ -75,7 +75,7 @@ class _DataSet(Scheme):
 
 
 class TensorFlowDataSet(_DataSet):
-    """tfds:NAME?split=…&data_dir=…"""
+    """A data set of TensorFlow Datasets, tfds:NAME?split=…&data_dir=…"""
 
     def directory(self, address: str) -> Path:
         """See _DataSet."""

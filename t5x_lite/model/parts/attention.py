@@ -31,7 +31,7 @@ from t5x_lite.model.parts.positions import NoPositions, make_positions
 
 
 class KeysAndValues(NamedTuple):
-    """What attention remembers of the positions it has read."""
+    """Keys and values of the positions that attention has read."""
 
     keys: Float[Array, "B G S K"]
     values: Float[Array, "B G S K"]
@@ -81,7 +81,7 @@ class Attention(nn.Module):
     @property
     @nn.nowrap
     def kind(self) -> NoPositions:
-        """How order enters attention."""
+        """The positions that act in this attention."""
         return NoPositions(self.config) if self.is_cross else make_positions(self.config)
 
     @property

@@ -166,7 +166,8 @@ class Experts(nn.Module):
         )
         # Sort by expert. Numbers in the whole batch tell dropout which slot is which on any mesh.
         in_slots = _rows_at(x_BTD, token_of_slot).reshape(B, E, C, D)
-        numbers = (context.noise.rows[None, :, None] * E + jnp.arange(E)[:, None, None]) * C
+        of_row = context.noise.rows[None, :, None] * E
+        numbers = (of_row + jnp.arange(E)[:, None, None]) * C
         return Routed(
             sent=Sent(
                 tokens=in_slots.swapaxes(0, 1).reshape(E, B * C, D),

@@ -17,7 +17,7 @@ from t5x_lite.model.parts.contract import Auxiliary, Setting, StackShape
 
 
 class MLP(nn.Module):
-    """act(x U) V."""
+    """A feed-forward part with one hidden layer, act(x U) V."""
 
     config: ModelDimensions
     splits = ("tensor", "sequence")

@@ -23,7 +23,7 @@ FORGET_BIAS = 1.0
 
 
 class LSTMState(struct.PyTreeNode):
-    """What one direction keeps of the tokens it has read."""
+    """The state of one direction after the tokens it has read."""
 
     cells: Float[Array, "B C"]  # float32, whatever the compute dtype
     output: Float[Array, "B D"]

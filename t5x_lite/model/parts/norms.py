@@ -79,7 +79,7 @@ class RMSNorm(nn.Module):
 
 
 class NoNorm(nn.Module):
-    """The identity."""
+    """The identity, for models without norms."""
 
     config: ModelDimensions
 

@@ -354,7 +354,8 @@ def _looking_at_neighbours(init: Any) -> Any:
         num_buckets = shape[0]
         before, after = relative_buckets(np.array([-1, 1]), True, num_buckets, num_buckets)
         # Each of the two heads attends e⁶ times as much to this neighbour as to any other token.
-        return init(key, shape, dtype).at[np.array([before, after]), np.array([0, 1])].add(6.0)
+        table = init(key, shape, dtype)
+        return table.at[before, 0].add(6.0).at[after, 1].add(6.0)
 
     return looking
 
