@@ -289,10 +289,12 @@ class Loss:
         sums = self._function(Models(self, params, key), rows, samples)
         self._check(sums, rows)
         # The weight that is reported is the one that the loss is divided by.
-        for name in sums.keys() & self.heads.keys():
-            weight = self.heads[name].weight(rows).astype(sums[name]["nll"].dtype)
-            sums[name] = sums[name] | {"weight": weight}
-        return sums
+        weights = {
+            name: {"weight": head.weight(rows).astype(sums[name]["nll"].dtype)}
+            for name, head in self.heads.items()
+            if name in sums
+        }
+        return sums | {name: sums[name] | weight for name, weight in weights.items()}
 
     def _check(self, sums: AllSums, rows: Row) -> None:
         """Refuse what a loss function returns if it is no sums of heads or of stacks."""
