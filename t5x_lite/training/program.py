@@ -33,7 +33,7 @@ from t5x_lite.parallel.presets import Workload, arrange
 from t5x_lite.resolve import Resolved
 from t5x_lite.training.adapt import Adaptation, parse_adaptation
 from t5x_lite.training.loss import Loss, make_parallelism
-from t5x_lite.training.optimizer import UpdateRule, make_optimizer
+from t5x_lite.training.optimizer import make_optimizer
 from t5x_lite.training.schedules import Schedule, make_schedule
 from t5x_lite.training.step import (
     TrainState,
@@ -42,6 +42,7 @@ from t5x_lite.training.step import (
     state_shapes,
     state_shardings,
 )
+from t5x_lite.training.update_rule import UpdateRule
 
 
 class Program:

@@ -17,8 +17,8 @@ from t5x_lite.parallel import placement
 from t5x_lite.parallel.mesh import DeviceMesh
 from t5x_lite.training.adapt import FULL, Adaptation
 from t5x_lite.training.loss import Loss
-from t5x_lite.training.optimizer import UpdateRule, names_of_state
 from t5x_lite.training.schedules import Schedule
+from t5x_lite.training.update_rule import UpdateRule, names_of_state
 
 
 class TrainState(struct.PyTreeNode):

@@ -16,7 +16,8 @@ from t5x_lite.errors import UserError
 from t5x_lite.model import decoding, transformer
 from t5x_lite.model.transformer import count_parameters, parameter_axes, parameter_shapes
 from t5x_lite.resolve import plan, resolve_model
-from t5x_lite.training.optimizer import is_decayed, make_optimizer
+from t5x_lite.training.optimizer import make_optimizer
+from t5x_lite.training.update_rule import is_decayed
 
 PUBLISHED = runpy.run_path(str(config_files.find("published")))["SIZES"]
 MODIFICATIONS = runpy.run_path(str(config_files.find("modifications")))["MODIFICATIONS"]

@@ -16,9 +16,9 @@ from t5x_lite.training.optimizer import (
     OPTIMIZERS,
     check_optimizer,
     make_optimizer,
-    names_of_state,
 )
 from t5x_lite.training.schedules import SCHEDULES, depends_on_end, make_schedule
+from t5x_lite.training.update_rule import names_of_state
 
 
 def rate(step, **settings):
@@ -174,7 +174,7 @@ def test_where_no_kernel_and_no_layer_is_trained(name):
 MINE = """
 import jax.numpy as jnp
 import optax
-from t5x_lite.training.optimizer import UpdateRule
+from t5x_lite.training.update_rule import UpdateRule
 
 
 def heavy(config, schedule, axes, *, decay=0.9):
