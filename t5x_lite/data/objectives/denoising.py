@@ -223,8 +223,8 @@ def bert_style(
     n = tokens.shape[1]
     mask = iid_noise(n, rng, noise_density)
     is_random = rng.uniform(n) < random_rate
-    low, high = vocabulary.ordinary
-    noise = np.where(is_random, low + rng.integers(high - low, n), vocabulary["[MASK]"])
+    random = vocabulary.ordinary_ids[rng.integers(len(vocabulary.ordinary_ids), n)]
+    noise = np.where(is_random, random, vocabulary["[MASK]"])
     return Pairs(
         full_text(np.where(mask, noise, tokens), vocabulary), full_text(tokens, vocabulary)
     )

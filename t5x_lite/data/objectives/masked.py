@@ -177,8 +177,8 @@ def _masked(
     slots = _masked_bound(tokens.shape[1], noise_density=noise_density).targets
     shared_draw = _span_ids(mask)[mask] if choose.target is noise.spans_of_words else draw
     uniform = rng.uniform(slots)[row, shared_draw]
-    low, high = vocabulary.ordinary
-    random = low + rng.integers(high - low, slots)[row, draw]
+    drawn = rng.integers(len(vocabulary.ordinary_ids), slots)[row, draw]
+    random = vocabulary.ordinary_ids[drawn]
     becomes_mask = uniform < mask_rate
     becomes_random = uniform < mask_rate + random_rate
     noisy = tokens.astype(np.int32)

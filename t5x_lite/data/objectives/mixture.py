@@ -119,7 +119,7 @@ def dry_run(objective: Objective, window: int, vocabulary: Vocabulary) -> None:
     """
     windows = objective.traits.windows_per_row
     shape = (1, window) if windows == 1 else (1, windows, window)
-    tokens = np.full(shape, vocabulary.ordinary[0], np.int32)
+    tokens = np.full(shape, vocabulary.ordinary_ids[0], np.int32)
     what = f"objective {objective.name}"
     with user_errors(BAD_CONFIG, f"{what}: failed on {window} tokens"):
         parts = objective(tokens, RowRng(0, [0]), vocabulary)

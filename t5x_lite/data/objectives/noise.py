@@ -10,6 +10,7 @@ from jaxtyping import Int, Integer
 
 from t5x_lite.data.objectives.pairs import Mask, Tokens
 from t5x_lite.data.rng import RowRng
+from t5x_lite.data.tokenizers.pieces import Pieces
 from t5x_lite.data.tokenizers.vocabulary import Vocabulary
 
 Count = Integer[np.ndarray, "rows"]
@@ -73,12 +74,12 @@ def iid_noise(n: int, rng: RowRng, noise_density: float) -> Mask:
 
 def word_starts(tokens: Tokens, vocabulary: Vocabulary) -> Mask:
     """Return True for each token that begins a word. A word includes the space before it.
-    Punctuation is a word of its own.
+    Punctuation is a word of its own, and so is each character of a script that puts no blanks
+    between words, such as Chinese, Japanese or Thai.
     """
-    pieces = vocabulary.pieces
-    starts = pieces.starts_word[tokens]
+    pieces = vocabulary.describe(tokens)
+    starts = pieces.starts_word | (after(pieces.ends_word) & ~pieces.mark)
     starts[:, 0] = True
-    starts[:, 1:] |= pieces.ends_word[tokens[:, :-1]]
     return starts
 
 
@@ -91,11 +92,26 @@ def sentence_ids(tokens: Tokens, vocabulary: Vocabulary) -> Ids:
     """Return the index of the sentence that each token belongs to. A space after . ! or ? belongs
     to the next sentence.
     """
-    pieces = vocabulary.pieces
-    starts_sentence = pieces.starts_word[tokens] & ~pieces.punctuation[tokens]
-    starts_sentence[:, 0] = False
-    starts_sentence[:, 1:] &= pieces.ends_sentence[tokens[:, :-1]]
-    return np.cumsum(starts_sentence, axis=1)
+    return np.cumsum(sentence_starts(vocabulary.describe(tokens)), axis=1)
+
+
+def sentence_starts(pieces: Pieces) -> Mask:
+    """Return True for each token that begins a sentence after another one."""
+    may_start = pieces.starts_word & (pieces.opening | ~pieces.punctuation)
+    starts = after(pieces.ends_sentence) & may_start
+    # A point between digits ends nothing, even where the vocabulary has lost the blanks around it.
+    return starts & ~(after(after(pieces.digit)) & pieces.digit)
+
+
+def after(flags: Mask) -> Mask:
+    """Return True for each token whose predecessor has this property.
+
+    >>> after(np.array([[True, False, True, False]])).tolist()
+    [[False, True, False, True]]
+    """
+    shifted = np.zeros_like(flags)
+    shifted[:, 1:] = flags[:, :-1]
+    return shifted
 
 
 def random_tokens(tokens: Tokens, count: Count, rng: RowRng, vocabulary: Vocabulary) -> Mask:
@@ -217,24 +233,24 @@ def salient_spans(tokens: Tokens, count: Count, rng: RowRng, vocabulary: Vocabul
     2020). They used a tagger. The rule here marks words with a digit, and words with a capital that
     do not begin a sentence. Adjacent marked words form one span.
     """
-    words, pieces = word_ids(tokens, vocabulary), vocabulary.pieces
+    words, pieces = word_ids(tokens, vocabulary), vocabulary.describe(tokens)
     rows, n = words.shape
     starts_word = np.diff(words, axis=1, prepend=-1) > 0
-    starts_word[:, 1:] |= pieces.blank[tokens[:, :-1]]
+    starts_word |= after(pieces.blank)
 
     # A word begins a sentence if only blanks come before it, or if it follows the end of another
     # sentence.
-    text_position = np.where(pieces.blank[tokens], -1, np.arange(n))
+    text_position = np.where(pieces.blank, -1, np.arange(n))
     last_text = np.maximum.accumulate(text_position, axis=1)[:, :-1]
-    last_token = np.take_along_axis(tokens, np.maximum(last_text, 0), 1)
+    after_end = np.take_along_axis(pieces.ends_sentence, np.maximum(last_text, 0), 1)
     starts_sentence = np.ones((rows, n), bool)
-    starts_sentence[:, 1:] = (last_text < 0) | pieces.ends_sentence[last_token]
+    starts_sentence[:, 1:] = (last_text < 0) | after_end
 
     # Mark the tokens that belong to a number or begin a name.
-    has_digit = pieces.digit[tokens]
-    inside_number = pieces.punctuation[tokens[:, 1:-1]] & has_digit[:, :-2] & has_digit[:, 2:]
+    has_digit = pieces.digit.copy()
+    inside_number = pieces.punctuation[:, 1:-1] & has_digit[:, :-2] & has_digit[:, 2:]
     has_digit[:, 1:-1] |= inside_number  # punctuation between digits, as in 5.5 and 1,000
-    is_name = starts_word & pieces.capital[tokens] & ~starts_sentence
+    is_name = starts_word & pieces.capital & ~starts_sentence
     is_marked = (has_digit | is_name) & vocabulary.is_ordinary(tokens)
 
     # A word is salient if one of its tokens is marked. A run of salient words is one span.

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from jaxtyping import Int, Integer
 
+from t5x_lite.data.objectives.noise import after, sentence_starts
 from t5x_lite.data.objectives.pairs import Mask, Tokens
 from t5x_lite.data.rng import RowRng
 from t5x_lite.data.tokenizers.vocabulary import Vocabulary
@@ -32,7 +33,7 @@ class SentencePairs(NamedTuple):
 def longest_document(tokens: Tokens, vocabulary: Vocabulary) -> tuple[PerRow, PerRow]:
     """Return where the longest stretch without EOS begins and ends in each window.
 
-    >>> letters = Vocabulary(size=9, ordinary=(1, 9), pad=0, eos=0)
+    >>> letters = Vocabulary(size=9, ordinary=(range(1, 9),), pad=0, eos=0)
     >>> longest_document(np.array([[5, 0, 6, 7, 8, 0], [5, 6, 7, 0, 8, 1]]), letters)
     (array([2, 0]), array([5, 3]))
     """
@@ -49,21 +50,18 @@ def begins_sentence(tokens: Tokens, vocabulary: Vocabulary) -> Mask:
     """Return True for each token that begins a sentence or a line. White space belongs to the text
     after it.
     """
-    pieces = vocabulary.pieces
-    before, here = tokens[:, :-1], tokens[:, 1:]
-    sentence = pieces.ends_sentence[before] & pieces.starts_word[here] & ~pieces.punctuation[here]
-    in_blank = pieces.blank[before] & pieces.starts_line[before]
-    line = pieces.ends_line[before] | (pieces.starts_line[here] & ~in_blank)
-    begins = np.zeros(tokens.shape, bool)
-    begins[:, 1:] = sentence | line
-    return begins
+    pieces = vocabulary.describe(tokens)
+    in_blank = after(pieces.blank & pieces.starts_line)
+    line = after(pieces.ends_line) | (pieces.starts_line & ~in_blank)
+    line[:, 0] = False
+    return sentence_starts(pieces) | line
 
 
-def _is_sentence_end(ids: np.ndarray, vocabulary: Vocabulary) -> np.ndarray:
-    """Return True for each id that may end a sentence or a line."""
-    pieces = vocabulary.pieces
-    is_line_break = pieces.blank[ids] & pieces.starts_line[ids]
-    return pieces.ends_sentence[ids] | pieces.ends_line[ids] | is_line_break
+def ends_sentence(tokens: Tokens, vocabulary: Vocabulary) -> Mask:
+    """Return True for each token that may end a sentence or a line."""
+    pieces = vocabulary.describe(tokens)
+    is_line_break = pieces.blank & pieces.starts_line
+    return pieces.ends_sentence | pieces.ends_line | is_line_break
 
 
 def order_pairs(tokens: Tokens, rng: RowRng, vocabulary: Vocabulary) -> SentencePairs:
@@ -138,8 +136,8 @@ def _stretches(
     count = np.count_nonzero(breaks, axis=1)
     # The window may begin and end in the middle of a sentence. Leave these parts out if enough
     # breaks remain.
-    last = tokens[np.arange(rows), end - 1]
-    trims_end = ~_is_sentence_end(last, vocabulary) & (count >= 2)
+    is_whole = ends_sentence(tokens, vocabulary)[np.arange(rows), end - 1]
+    trims_end = ~is_whole & (count >= 2)
     trims_begin = (begin == 0) & (count - trims_end >= 2)
 
     # Number the breaks of each row from 1.

@@ -18,7 +18,7 @@ from t5x_lite.data.rows.layouts import RowShape
 from t5x_lite.data.rows.windows import Documents, SequentialWindows, ShuffledWindows, Windows
 from t5x_lite.data.tokenizers.vocabulary import Vocabulary
 
-VERSION = 4  # version of the stream: a run continues only with the version it was started with
+VERSION = 5  # version of the stream: a run continues only with the version it was started with
 
 
 class RowStream(Protocol):

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import pairwise
 from typing import Any, Literal, Protocol
 
@@ -22,7 +22,7 @@ class TextModel(Protocol):
     Attributes:
         kind: which class it is, in a saved tokenizer.
         size: number of ids.
-        ordinary: [low, high), range of the ids that text encodes to.
+        ordinary: runs of the ids that text encodes to.
         specials: ids of its special tokens, by name.
         is_own: True if it is trained by this package, or bytes. Special ids are then appended to
             it.
@@ -31,7 +31,7 @@ class TextModel(Protocol):
 
     kind: TextModelKind
     size: int
-    ordinary: tuple[int, int]
+    ordinary: tuple[range, ...]
     specials: dict[str, int]
     is_own: bool
     lossless: bool
@@ -79,18 +79,14 @@ def _join_ids(parts: Iterable[list[int]]) -> np.ndarray:
     return np.concatenate([np.array(part, np.int32) for part in parts])
 
 
-def longest_run(size: int, special: list[int]) -> tuple[int, int]:
-    """Return the longest run of ids without a special one, as [low, high).
+def runs_between(size: int, special: Collection[int]) -> tuple[range, ...]:
+    """Return the runs of ids, of those below `size`, that are not special.
 
-    >>> longest_run(10, [0, 1, 9])
-    (2, 9)
+    >>> runs_between(10, [0, 1, 6])
+    (range(2, 6), range(7, 10))
     """
-    longest = (0, 0)
-    for before, after in pairwise([-1, *special, size]):
-        low = before + 1
-        if after - low > longest[1] - longest[0]:
-            longest = (low, after)
-    return longest
+    runs = [range(a + 1, b) for a, b in pairwise([-1, *sorted(special), size])]
+    return tuple(run for run in runs if run)
 
 
 def printable_bytes() -> dict[str, int]:
@@ -116,7 +112,7 @@ class Bytes:
 
     kind: TextModelKind = "bytes"
     size: int = 256
-    ordinary: tuple[int, int] = (0, 256)
+    ordinary: tuple[range, ...] = (range(256),)
     specials: dict[str, int] = {}
     is_own: bool = True
     lossless: bool = True
@@ -158,14 +154,21 @@ class SentencePiece:
         model: Any = sentencepiece.SentencePieceProcessor(model_proto=proto)
         self._model = model
         self.size: int = model.get_piece_size()
-        special = []
+        never_found = []
+        # SentencePiece finds user-defined symbols in text, such as <mask>; here they are special.
+        user_defined: dict[str, int] = {}
         for i in range(self.size):
             if model.is_control(i) or model.is_unknown(i):
-                special.append(i)
-        self.ordinary = longest_run(self.size, special)
+                never_found.append(i)
+            elif _SPECIAL.fullmatch(model.id_to_piece(i)):
+                user_defined[model.id_to_piece(i)] = i
+        self.ordinary = runs_between(self.size, [*never_found, *user_defined.values()])
+        self._user_defined = list(user_defined.values())
         # Special ids of our own models are appended outside the model.
         self.specials: dict[str, int] = {}
         if not is_own:
+            _add_our_names(user_defined)
+            self.specials |= user_defined
             self._add_special("<pad>", model.pad_id())
             self._add_special("</s>", model.eos_id())
             self._add_special("<s>", model.bos_id())
@@ -189,7 +192,10 @@ class SentencePiece:
         if self.lossless:
             return _join_ids(self._encode_lossless(text))
         # Existing models put a space before each text and drop the spaces around it, also at cuts.
-        return _join_ids(self._model.encode(chunk) for chunk in chunks(text))
+        ids = _join_ids(self._model.encode(chunk) for chunk in chunks(text))
+        if self._user_defined:
+            ids[np.isin(ids, self._user_defined)] = self._model.unk_id()
+        return ids
 
     def _encode_lossless(self, text: str) -> Iterator[list[int]]:
         """Yield the ids of the text between two ▁, and of the bytes of each ▁."""
@@ -223,14 +229,14 @@ class SentencePiece:
 
     def texts(self) -> list[bytes | None]:
         """Return the bytes of each id; None for a special id."""
-        low, high = self.ordinary
         texts: list[bytes | None] = [None] * self.size
-        for i in range(low, high):
-            piece = self._model.id_to_piece(i)
-            if self._model.is_byte(i):  # written as <0x0A>
-                texts[i] = bytes([int(piece[3:5], 16)])
-            else:
-                texts[i] = piece.replace(SPACE_MARK, " ").encode()
+        for run in self.ordinary:
+            for i in run:
+                piece = self._model.id_to_piece(i)
+                if self._model.is_byte(i):  # written as <0x0A>
+                    texts[i] = bytes([int(piece[3:5], 16)])
+                else:
+                    texts[i] = piece.replace(SPACE_MARK, " ").encode()
         return texts
 
 
@@ -243,19 +249,26 @@ _OTHER_NAMES = {
     "[CLS]": ("<s>",),
     "[SEP]": ("</s>",),
 }
+_HIDDEN = "\U0010fffe"  # a code that stands for no character, before names that are to be hidden
+_BYTE = re.compile("<0x[0-9A-F]{2}>")  # a byte of a character that has no piece
+_MAX_IDS = 10_000_000  # ten times the ids of the largest vocabularies
 _SPECIAL = re.compile(
     r"\[(PAD|UNK|CLS|SEP|MASK|unused\d+)\]|</?(s|pad|unk|mask|bos|eos|extra_id_\d+)>|<\|.*\|>"
 )
 
 
 class HuggingFace:
-    """A model of the `tokenizers` package. Special tokens are never found in text.
+    """A model of the `tokenizers` package.
+
+    Special tokens are never found in text. Other tokens that were added to the model, such as runs
+    of blanks, are.
 
     Args:
         content: JSON of the model.
 
     Raises:
-        UserError: if the model has no ordinary pieces, or the package is not installed.
+        UserError: if the model has no ordinary pieces or impossible ids, or the package is not
+            installed.
     """
 
     kind: TextModelKind = "huggingface"
@@ -268,19 +281,22 @@ class HuggingFace:
 
         # Collect the ids, and find which of them are special.
         added = {}
+        special = set()
         for token in description.get("added_tokens", ()):
             added[token["content"]] = token["id"]
+            if token.get("special"):
+                special.add(token["id"])
         ids = _read_vocabulary(description["model"]) | added
-        special = set(added.values())
-        self.size: int = max(ids.values()) + 1
+        self.size: int = _checked_size(ids)
         self._pieces = {i: piece for piece, i in ids.items()}
         for i, piece in self._pieces.items():
             if _SPECIAL.fullmatch(piece):
                 special.add(i)
         self._is_special = np.zeros(self.size, bool)
         self._is_special[list(special)] = True
-        self.ordinary = longest_run(self.size, sorted(special))
-        if not self.ordinary[1]:
+        without_piece = set(range(self.size)) - self._pieces.keys()
+        self.ordinary = runs_between(self.size, special | without_piece)
+        if not self.ordinary:
             raise UserError(BAD_DATA, "data.tokenizer: this tokenizers file has no ordinary pieces")
 
         # Collect the names of the special ids: the tokenizer's own, and ours.
@@ -289,21 +305,28 @@ class HuggingFace:
             if not self._pieces[i].startswith("[unused"):
                 self.specials[self._pieces[i]] = i
         _add_our_names(self.specials)
-        first_ordinary, _ = self.ordinary
-        unknown = self.specials.get("<unk>", first_ordinary)
+        unknown = self.specials.get("<unk>", self.ordinary[0].start)
         self._unknown = self.specials.get("[UNK]", unknown)
 
-        # Load the model without special tokens, so that it finds none in text.
-        _hide_special_pieces(description["model"])
-        description["added_tokens"] = []
+        # Load the model so that it finds no special token in text.
+        self._added = {i: piece for piece, i in added.items() if i not in special}
+        _hide_special_pieces(description)
         for name in ("post_processor", "truncation", "padding"):
             description[name] = None
         self._model = tokenizers.Tokenizer.from_str(json.dumps(description))
+        for i, piece in self._added.items():
+            if self._model.token_to_id(piece) != i:
+                reason = f"the added token {piece!r} has id {i}, but its place gives it "
+                reason += f"{self._model.token_to_id(piece)}; number the added tokens in order"
+                raise UserError(BAD_DATA, f"data.tokenizer: {reason}")
 
         # Find out how its pieces spell text.
-        decoder = description.get("decoder") or {}
-        self._is_byte_level = decoder.get("type") == "ByteLevel"
-        self._continuation_prefix: str = description["model"].get("continuing_subword_prefix") or ""
+        self._is_byte_level = "ByteLevel" in _types(description.get("decoder"))
+        model = description["model"]
+        self._is_wordpiece: bool = model.get("type") == "WordPiece"
+        self._continuation_prefix: str = model.get("continuing_subword_prefix") or ""
+        self._word_suffix: str = model.get("end_of_word_suffix") or ""
+        self._spells_bytes: bool = model.get("byte_fallback", False)
         is_plain = self._is_byte_level and not description.get("normalizer")
         self.lossless: bool = is_plain and self._keeps_everything()
 
@@ -340,22 +363,58 @@ class HuggingFace:
 
     def texts(self) -> list[bytes | None]:
         """Return the bytes of each id; None for a special id."""
-        low, high = self.ordinary
         texts: list[bytes | None] = [None] * self.size
-        for i in range(low, high):
-            texts[i] = self._text(self._pieces.get(i, ""))
+        for run in self.ordinary:
+            for i in run:
+                texts[i] = self._added[i].encode() if i in self._added else self._text(i)
         return texts
 
-    def _text(self, piece: str) -> bytes:
-        """Return the bytes of a piece."""
+    def _text(self, token_id: int) -> bytes:
+        """Return the bytes of a piece of the model."""
+        piece = self._pieces[token_id]
         if self._is_byte_level:
             return bytes(_BYTE_OF[character] for character in piece)
-        prefix = self._continuation_prefix
-        if not prefix:
-            return piece.replace(SPACE_MARK, " ").encode()
-        if piece.startswith(prefix):
-            return piece.removeprefix(prefix).encode()
-        return f" {piece}".encode()
+        if self._spells_bytes and _BYTE.fullmatch(piece):
+            return bytes([int(piece[3:5], 16)])
+        if self._is_wordpiece:
+            return _wordpiece_text(piece, self._continuation_prefix).encode()
+        if self._word_suffix:
+            return piece.replace(self._word_suffix, " ").encode()
+        return piece.replace(SPACE_MARK, " ").encode()
+
+
+def _wordpiece_text(piece: str, continuation_prefix: str) -> str:
+    """Return the text of a piece of WordPiece, which does not say where blanks are: there is one
+    before a word, and none before punctuation.
+    """
+    if piece.startswith(continuation_prefix):
+        return piece.removeprefix(continuation_prefix)
+    return f" {piece}" if piece[0].isalnum() else piece
+
+
+def _checked_size(ids: dict[str, int]) -> int:
+    """Return the number of ids, the largest plus one.
+
+    Raises:
+        UserError: for ids that no vocabulary has.
+    """
+    taken: dict[int, str] = {}
+    for piece, i in ids.items():
+        if type(i) is not int or not 0 <= i < _MAX_IDS:
+            reason = f"{piece!r} has id {i!r}, expected a number from 0 to {_MAX_IDS - 1:,}"
+            raise UserError(BAD_DATA, f"data.tokenizer: {reason}")
+        if taken.setdefault(i, piece) != piece:
+            reason = f"{taken[i]!r} and {piece!r} have the same id, {i}"
+            raise UserError(BAD_DATA, f"data.tokenizer: {reason}")
+    return max(taken, default=-1) + 1
+
+
+def _types(component: dict[str, Any] | None) -> list[str]:
+    """Return the types of a component of a tokenizer; of all its parts, if it is a sequence."""
+    if not component:
+        return []
+    parts = [part for key in ("decoders", "normalizers") for part in component.get(key, ())]
+    return [component["type"], *(name for part in parts for name in _types(part))]
 
 
 def _read_vocabulary(model: dict[str, Any]) -> dict[str, int]:
@@ -374,15 +433,27 @@ def _add_our_names(specials: dict[str, int]) -> None:
                 specials.setdefault(name, specials[other_name])
 
 
-def _hide_special_pieces(model: dict[str, Any]) -> None:
-    """Rename the special pieces of a Unigram model, in place. Otherwise it would find their names
-    in text.
+def _hide_special_pieces(description: dict[str, Any]) -> None:
+    """Change the special tokens of a `tokenizers` model, in place, so that none is found in text.
+
+    Those of the model itself need no entry among the added tokens. Others keep their entries, since
+    the ids of added tokens follow from their places, but get a name that no text contains.
     """
-    if not isinstance(model["vocab"], list):
-        return
-    for entry in model["vocab"]:
-        if _SPECIAL.fullmatch(entry[0]):
-            entry[0] = "\U0010fffe" + entry[0]
+    model = description["model"]
+    in_model = _read_vocabulary(model)
+    added = []
+    for token in description.get("added_tokens", ()):
+        if token.get("special") or _SPECIAL.fullmatch(token["content"]):
+            if token["content"] in in_model:
+                continue
+            token["content"] = _HIDDEN + token["content"]
+        added.append(token)
+    description["added_tokens"] = added
+    # A Unigram model finds all its pieces in text, whatever they look like.
+    if isinstance(model["vocab"], list):
+        for entry in model["vocab"]:
+            if _SPECIAL.fullmatch(entry[0]):
+                entry[0] = _HIDDEN + entry[0]
 
 
 def wordpiece_json(vocabulary: bytes) -> bytes:

@@ -1,13 +1,13 @@
-"""The ids that objectives and layouts need to know, and properties of the text of each id."""
+"""The ids that objectives and layouts need to know."""
 
-import string
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
+from t5x_lite.data.tokenizers.pieces import Pieces, PieceTable
 from t5x_lite.data.tokenizers.text_models import TextModel
 from t5x_lite.errors import BAD_CONFIG, UserError
 
@@ -22,55 +22,6 @@ SPECIALS += ("[R]", "[S]", "[X]", "<fim_prefix>", "<fim_middle>", "<fim_suffix>"
 IntOrArray = TypeVar("IntOrArray", int, np.ndarray)
 
 
-class Pieces(NamedTuple):
-    """Properties of the text of each id: bool [size] each. Special ids start and end words."""
-
-    starts_word: np.ndarray  # begins with a blank or punctuation, so a word begins here
-    ends_word: np.ndarray  # ends with one, and is not blank: a blank belongs to the next word
-    blank: np.ndarray  # only white space
-    punctuation: np.ndarray  # begins with punctuation
-    digit: np.ndarray  # contains a digit
-    capital: np.ndarray  # first non-blank character is a capital
-    ends_sentence: np.ndarray  # last non-blank character is . ! or ?
-    starts_line: np.ndarray  # leading blanks contain a line break
-    ends_line: np.ndarray  # trailing blanks contain one, and it is not blank
-
-
-_PUNCTUATION = tuple(string.punctuation)
-_SPECIAL_PIECE = (True, True, False, False, False, False, False, False, False)
-
-
-def _describe_pieces(texts: list[bytes | None]) -> Pieces:
-    """Return the properties of all ids. None in `texts` stands for a special id."""
-    rows = []
-    for piece in texts:
-        if piece is None:
-            rows.append(_SPECIAL_PIECE)
-        else:
-            rows.append(_describe_piece(piece))
-    return Pieces(*np.array(rows).T)
-
-
-def _describe_piece(piece: bytes) -> tuple[bool, ...]:
-    """Return one row of Pieces."""
-    text = piece.decode(errors="replace") or "\n"  # an incomplete character counts as a letter
-    stripped = text.strip()
-    is_blank = not stripped
-    starts_word = is_blank or text[0].isspace() or text.startswith(_PUNCTUATION)
-    ends_word = not is_blank and (text[-1].isspace() or text.endswith(_PUNCTUATION))
-    return (
-        starts_word,
-        ends_word,
-        is_blank,
-        text.startswith(_PUNCTUATION),
-        any(character.isdigit() for character in stripped),
-        stripped[:1].isupper(),
-        stripped.endswith((".", "!", "?")),
-        "\n" in text[: len(text) - len(text.lstrip())],
-        not is_blank and "\n" in text[len(text.rstrip()) :],
-    )
-
-
 @dataclass(frozen=True)
 class Vocabulary:
     """The ids that objectives and layouts need to know.
@@ -79,7 +30,7 @@ class Vocabulary:
     """
 
     size: int  # number of ids, special ones included
-    ordinary: tuple[int, int]  # [low, high): range of the ids that text encodes to
+    ordinary: tuple[range, ...]  # runs of the ids that text encodes to
     pad: int
     eos: int
     bos: int | None = None
@@ -96,16 +47,20 @@ class Vocabulary:
         return self.specials[name]
 
     @cached_property
-    def pieces(self) -> Pieces:
-        """Properties of the text of each id."""
+    def _pieces(self) -> PieceTable:
         texts = self.texts()
         appended = self.size - len(texts)
-        return _describe_pieces(texts + [None] * appended)
+        return PieceTable(texts + [None] * appended)
+
+    def describe(self, tokens: np.ndarray) -> Pieces:
+        """Return the properties of the text of tokens [rows, n]: [rows, n] each."""
+        return self._pieces.describe(tokens)
 
     def sentinel(self, i: IntOrArray) -> IntOrArray:
         """Return the id of <extra_id_i>: size − 1 − i, as T5 numbers them.
 
-        >>> Vocabulary(size=32100, ordinary=(3, 32000), pad=0, eos=1, sentinels=100).sentinel(0)
+        >>> t5 = Vocabulary(32100, ordinary=(range(3, 32000),), pad=0, eos=1, sentinels=100)
+        >>> t5.sentinel(0)
         32099
         """
         return self.size - 1 - i
@@ -116,9 +71,20 @@ class Vocabulary:
         return self.pad if self.bos is None else self.bos
 
     def is_ordinary(self, ids: np.ndarray) -> np.ndarray:
-        """Return True where an id stands for text."""
-        low, high = self.ordinary
-        return (ids >= low) & (ids < high)
+        """Return True where an id stands for text; False also for numbers that are no ids."""
+        is_id = (ids >= 0) & (ids < self.size)
+        return self._is_ordinary[np.where(is_id, ids, self.size)]
+
+    @cached_property
+    def ordinary_ids(self) -> np.ndarray:
+        """All ids that text encodes to: int64 [ids]."""
+        return np.concatenate([np.arange(run.start, run.stop) for run in self.ordinary])
+
+    @cached_property
+    def _is_ordinary(self) -> np.ndarray:
+        flags = np.zeros(self.size + 1, bool)  # the last stands for all numbers that are no ids
+        flags[self.ordinary_ids] = True
+        return flags
 
 
 def make_vocabulary(model: TextModel, add_specials: bool) -> Vocabulary:

@@ -11,7 +11,7 @@ from t5x_lite.data.ragged import Ragged
 from t5x_lite.data.rows.layouts import RowShape, lay_out, row_types
 from t5x_lite.data.tokenizers.vocabulary import Vocabulary
 
-VOCABULARY = Vocabulary(size=100, ordinary=(10, 90), pad=0, eos=1, bos=2)
+VOCABULARY = Vocabulary(size=100, ordinary=(range(10, 90),), pad=0, eos=1, bos=2)
 PAD, BOS = VOCABULARY.pad, VOCABULARY.bos
 TWO = Pairs(Ragged.from_rows([[11, 12], [13]]), Ragged.from_rows([[21, 22], [23]]))
 

@@ -162,8 +162,8 @@ def test_existing_tokenizers_keep_their_ids_and_find_nothing_special_in_text(kin
     assert extended.vocabulary.sentinels == 256
     assert all(name in extended.vocabulary.specials for name in tokenizer.SPECIALS)
     assert extended.fingerprint != existing.fingerprint
-    starts_word = extended.vocabulary.pieces.starts_word[extended.encode("the cat, the")]
-    assert starts_word.sum() >= 2
+    pieces = extended.vocabulary.describe(extended.encode("the cat, the")[None])
+    assert pieces.starts_word.sum() >= 2
 
 
 def test_gpt2_has_one_special_id_and_bert_its_own(tmp_path):
@@ -172,7 +172,7 @@ def test_gpt2_has_one_special_id_and_bert_its_own(tmp_path):
     assert gpt2.sentinels == 0
     bert = tokenizer.make(str(write_vocab_txt(tmp_path)), []).vocabulary
     assert [bert[name] for name in ("[PAD]", "[CLS]", "[SEP]", "[MASK]")] == [0, 3, 4, 5]
-    assert bert.ordinary == (6, bert.size)
+    assert bert.ordinary == (range(6, bert.size),)
     assert (bert.pad, bert.eos, bert.bos, bert.start) == (0, 4, None, 0)
     with pytest.raises(UserError, match=r"has no \[R\]; set data.add_specials=True"):
         bert["[R]"]
@@ -194,3 +194,80 @@ def test_a_long_text_has_the_ids_of_its_chunks(tmp_path, monkeypatch):
     whole = existing.encode(text).tolist()
     monkeypatch.setattr(text_models, "CHUNK", 100)
     assert existing.encode(text).tolist() == whole
+
+
+def add_blanks(model, special_between: bool):
+    """Add runs of blanks as CodeGen and GPT-NeoX do, perhaps with a special token between them."""
+    token = tokenizers.AddedToken
+    model.add_special_tokens(["<|pad|>"])
+    model.add_tokens([token("  " * n, normalized=False) for n in range(1, 4)])
+    if special_between:
+        model.add_special_tokens(["<turn>"])
+    model.add_tokens([token("ugly word", single_word=True), token("\t\t")])
+    return model
+
+
+@pytest.mark.parametrize("special_between", [False, True])
+@pytest.mark.parametrize("train", [train_byte_level_bpe, train_unigram])
+def test_added_tokens_that_are_not_special_are_found_in_text(train, special_between, tmp_path):
+    model = add_blanks(train(), special_between)
+    ours = tokenizer.make(str(write_tokenizer_json(tmp_path, model)), [])
+    text = "def f(x):\n    if x:\n\t\treturn  x, ugly word, uglyword"
+    ids = ours.encode(text)
+    assert ids.tolist() == model.encode(text, add_special_tokens=False).ids
+    added = [model.token_to_id(piece) for piece in ("    ", "\t\t", "ugly word")]
+    assert all(i in ids for i in added)
+    # They are text: shown, masked and drawn like it.
+    assert ours.vocabulary.is_ordinary(ids).all()
+    assert all(i in ours.vocabulary.ordinary_ids for i in added)
+    texts = ours.vocabulary.texts()
+    if ours.lossless:
+        assert b"".join(texts[i] for i in ids).decode() == text
+    # A special token is not.
+    for special in ("<|pad|>", "<turn>")[: 1 + special_between]:
+        i = model.token_to_id(special)
+        assert i in model.encode(f"a{special}b").ids
+        assert i not in ours.encode(f"a{special}b")
+        assert not ours.vocabulary.is_ordinary(np.array(i))
+        assert ours.name(i) == special
+
+
+def change_id(description, piece, value):
+    for token in description["added_tokens"]:
+        if token["content"] == piece:
+            token["id"] = value
+    return description
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (4_000_000_000, "has id 4000000000, expected a number from 0 to 9,999,999"),
+        (-1, "has id -1, expected"),
+        (7, "have the same id, 7"),
+        (900, r"has id 900, but its place gives it \d+; number the added tokens in order"),
+    ],
+)
+def test_impossible_ids_are_refused(value, message, tmp_path):
+    description = json.loads(add_blanks(train_byte_level_bpe(), False).to_str())
+    change_id(description, "\t\t", value)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(description))
+    with pytest.raises(UserError, match=message):
+        tokenizer.make(str(tmp_path), [])
+
+
+def test_user_defined_pieces_that_look_special_are_not_found_in_text(tmp_path):
+    """A SentencePiece model finds its user-defined symbols in any text, as mT5's sentinels."""
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXT),
+        model_prefix=str(tmp_path / "spiece"),
+        vocab_size=400,
+        hard_vocab_limit=False,
+        user_defined_symbols=["<mask>", "\n\n", "<extra_id_0>"],
+        minloglevel=2,
+    )
+    ours = tokenizer.make(str(tmp_path / "spiece.model"), [])
+    ids = ours.encode("a <mask> b\n\nc <extra_id_0>")
+    assert ours.vocabulary["<mask>"] not in ids
+    assert ours.vocabulary["<extra_id_0>"] not in ids
+    assert ours.vocabulary["[MASK]"] == ours.vocabulary["<mask>"]

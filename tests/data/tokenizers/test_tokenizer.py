@@ -38,7 +38,7 @@ def test_special_ids_are_written_by_their_names(trained):
     assert vocabulary.sentinel(0) == 799
     sentinels = [vocabulary.sentinel(0), vocabulary.sentinel(255)]
     assert trained.decode(sentinels) == "<extra_id_0><extra_id_255>"
-    names = [trained.name(i) for i in range(vocabulary.ordinary[1], vocabulary.size - 256)]
+    names = [trained.name(i) for i in range(vocabulary.ordinary[-1].stop, vocabulary.size - 256)]
     assert tuple(names) == tokenizer.SPECIALS
     ids = [vocabulary.eos, *trained.encode(" a"), vocabulary.pad]
     assert trained.decode(ids) == "</s> a<pad>"
