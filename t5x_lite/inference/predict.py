@@ -4,7 +4,7 @@ Shapes: B rows, S segments with a label, T positions, C classes.
 """
 
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 
 import jax
 import numpy as np
@@ -99,9 +99,9 @@ def _predict_in_words(loaded: LoadedModel, split: TaskSplit) -> list[Label]:
     """Generate the answers, and read each as a label."""
     texts = generate_answers(loaded, split.formatted)
     task = split.examples.task
-    kind = kind_of(task)
+    kind, as_written = kind_of(task), cache(loaded.tokenizer.as_written)
     return [
-        kind.label_of(task, text, example)
+        kind.label_of(task, text.strip(), example, as_written)
         for text, example in zip(texts, split.examples.examples, strict=True)
     ]
 

@@ -91,6 +91,24 @@ class Tokenizer:
                 texts.extend(self.name(token_id) for token_id in run)
         return "".join(texts)
 
+    def decode_after(self, before: Iterable[int], ids: Iterable[int]) -> str:
+        """Return the text that ids add to the text of the ids before them.
+
+        Decoded alone, they would lose the blank that they begin with, in vocabularies such as
+        T5's, LLaMA's and BERT's.
+        """
+        before = list(before)
+        text, whole = self.decode(before), self.decode([*before, *ids])
+        if whole.startswith(text):
+            return whole[len(text) :]
+        # The decoder has also changed the end of the text before: take what differs.
+        start = next(i for i, (a, b) in enumerate(zip(text, whole, strict=False)) if a != b)
+        return whole[start:]
+
+    def as_written(self, text: str) -> str:
+        """Return a text as this vocabulary writes it: BERT's has "3. 8" for "3.8"."""
+        return self.decode(self.encode(text)).strip()
+
     def name(self, token_id: int) -> str:
         """Return how a special id is written.
 

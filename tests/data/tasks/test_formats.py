@@ -160,15 +160,15 @@ def test_numbers_are_written_to_the_nearest_fifth(number):
     text = kind.answer(task, replace(PAIR, label=number))
     assert abs(float(text) - number) < 0.1001
     assert text in {f"{i / 5:.1f}" for i in range(26)}
-    assert kind.label_of(task, text, PAIR) == float(text)
-    assert kind.label_of(task, "3.x", PAIR) is None
+    assert kind.label_of(task, text, PAIR, str) == float(text)
+    assert kind.label_of(task, "3.x", PAIR, str) is None
 
 
 def test_a_prediction_that_is_no_label_is_none():
-    assert kind_of(TASK).label_of(TASK, " True ", PAIR) == 1
-    assert kind_of(TASK).label_of(TASK, "Truely", PAIR) is None
-    assert kind_of(CHOOSE).label_of(CHOOSE, "choice2", CHOICE) == 1
-    assert kind_of(CHOOSE).label_of(CHOOSE, "choice3", CHOICE) is None
+    assert kind_of(TASK).label_of(TASK, "True", PAIR, str) == 1
+    assert kind_of(TASK).label_of(TASK, "Truely", PAIR, str) is None
+    assert kind_of(CHOOSE).label_of(CHOOSE, "choice2", CHOICE, str) == 1
+    assert kind_of(CHOOSE).label_of(CHOOSE, "choice3", CHOICE, str) is None
 
 
 def test_kinds_that_an_architecture_has_no_way_for():

@@ -97,9 +97,9 @@ def test_a_soft_prompt_moves_what_is_scored():
 def test_answers_in_words():
     example = example_of("Ada saw London", (1, 0, 3))
     assert KIND.answer(TASK, example) == "B-PER O B-LOC"
-    assert KIND.label_of(TASK, " B-PER O B-LOC", example) == (1, 0, 3)
-    assert KIND.label_of(TASK, "B-PER O", example) is None
-    assert KIND.label_of(TASK, "B-PER O X", example) is None
+    assert KIND.label_of(TASK, "B-PER O  B-LOC", example, str) == (1, 0, 3)
+    assert KIND.label_of(TASK, "B-PER O", example, str) is None
+    assert KIND.label_of(TASK, "B-PER O X", example, str) is None
     assert KIND.readable(TASK, (1, 0, 3), example) == "B-PER O B-LOC"
 
 

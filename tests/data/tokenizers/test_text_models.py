@@ -7,6 +7,9 @@ import sentencepiece
 import tokenizers
 from conftest import sentences
 
+from t5x_lite.config import Task
+from t5x_lite.data.tasks.kinds.kind import Example
+from t5x_lite.data.tasks.kinds.table import KINDS
 from t5x_lite.data.text import sources
 from t5x_lite.data.tokenizers import text_models, tokenizer
 from t5x_lite.errors import UserError
@@ -271,3 +274,61 @@ def test_user_defined_pieces_that_look_special_are_not_found_in_text(tmp_path):
     assert ours.vocabulary["<mask>"] not in ids
     assert ours.vocabulary["<extra_id_0>"] not in ids
     assert ours.vocabulary["[MASK]"] == ours.vocabulary["<mask>"]
+
+
+# Texts that are decoded and encoded again.
+
+
+def t5_like(directory):
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXT),
+        model_prefix=str(directory / "spiece"),
+        vocab_size=400,
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
+    return directory / "spiece.model"
+
+
+@pytest.mark.parametrize("kind", [*WRITE, "spiece.model", "bytes"])
+def test_a_continuation_keeps_the_blank_that_it_begins_with(kind, tmp_path):
+    write = WRITE | {"spiece.model": t5_like, "bytes": lambda path: "bytes"}
+    existing = tokenizer.make(str(write[kind](tmp_path)), [])
+    ids = existing.encode("the cat sat on the mat, it did").tolist()
+    whole = existing.decode(ids)
+    for cut in range(len(ids) + 1):
+        before, after = ids[:cut], ids[cut:]
+        text = existing.decode_after(before, after)
+        assert existing.decode(before) + text == whole
+    first = existing.encode("the cat").tolist()
+    assert existing.decode_after(first, ids[len(first) :]).startswith(" sat")
+
+
+@pytest.mark.parametrize("kind", [*WRITE, "spiece.model", "bytes"])
+@pytest.mark.parametrize("name", KINDS)
+def test_labels_are_read_as_the_vocabulary_writes_them(kind, name, tmp_path):
+    """BERT's vocabulary writes "not _ entailment" and "3. 8"."""
+    write = WRITE | {"spiece.model": t5_like, "bytes": lambda path: "bytes"}
+    existing = tokenizer.make(str(write[kind](tmp_path)), [])
+    of_kind = KINDS[name]
+    if not of_kind.is_learned:
+        return
+    labels = ("not_entailment", "B-PER", "entailment", "True")
+    task = Task(name="a", kind=name, source="a", labels=labels)
+    examples = {
+        "classify": [0, 1, 2, 3],
+        "choose": [0, 1],
+        "regress": [3.8, -0.2, 0.0, 5.0, -1.0],
+        "label": [(0, 2, 1), (3, 3, 1)],
+    }
+    for label in examples.get(name, [("4-3 to U.S. (x)",), ("",)]):
+        text = "a b c" if name == "label" else "a"
+        example = Example(0, text, "", label, ("x", "y"), None, {})
+        written = existing.as_written(of_kind.answer(task, example))
+        assert of_kind.label_of(task, written, example, existing.as_written) == label
+
+
+def test_a_small_negative_number_is_written_as_zero():
+    task = Task(name="a", kind="regress", source="a")
+    example = Example(0, "a", "", -0.04, (), None, {})
+    assert KINDS["regress"].answer(task, example) == "0.0"

@@ -9,6 +9,7 @@ import numpy as np
 from t5x_lite.config import Task
 from t5x_lite.data.tasks.formats import IN_WORDS, bert, gpt
 from t5x_lite.data.tasks.kinds.kind import (
+    AsWritten,
     Example,
     Format,
     Formatted,
@@ -89,10 +90,11 @@ class Choose(Kind):
         """See Kind."""
         return ("choice99",)
 
-    def label_of(self, task: Task, text: str, example: Example) -> Label:
+    def label_of(self, task: Task, text: str, example: Example, as_written: AsWritten) -> Label:
         """See Kind."""
-        names = [f"choice{number}" for number in range(1, len(example.choices) + 1)]
-        return names.index(text.strip()) if text.strip() in names else None
+        numbers = range(1, len(example.choices) + 1)
+        names = [as_written(f"choice{number}") for number in numbers]
+        return names.index(text) if text in names else None
 
     def options(self, task: Task, example: Example) -> Sequence[Any]:
         """See Kind."""

@@ -8,6 +8,7 @@ import numpy as np
 from t5x_lite.config import Task
 from t5x_lite.data.tasks.formats import IN_WORDS, bert, gpt
 from t5x_lite.data.tasks.kinds.kind import (
+    AsWritten,
     Example,
     Format,
     Formatted,
@@ -68,10 +69,10 @@ class Classify(Kind):
         """See Kind."""
         return words_of_labels(task)
 
-    def label_of(self, task: Task, text: str, example: Example) -> Label:
+    def label_of(self, task: Task, text: str, example: Example, as_written: AsWritten) -> Label:
         """See Kind."""
-        words = words_of_labels(task)
-        return words.index(text.strip()) if text.strip() in words else None
+        words = [as_written(word) for word in words_of_labels(task)]
+        return words.index(text) if text in words else None
 
     def options(self, task: Task, example: Example) -> Sequence[Any]:
         """See Kind."""

@@ -20,6 +20,8 @@ Label = int | float | str | tuple[str, ...] | tuple[int, ...] | None
 # answers in text wrote something that is not a label.
 Judgement = Callable[[Task, Sequence["Example"], Sequence[Label]], float]
 
+AsWritten = Callable[[str], str]  # a text → the text as the vocabulary writes it
+
 _POSITIONS_PER_LABEL = 8  # of a row, for one label slot: few examples are shorter
 
 
@@ -170,8 +172,14 @@ class Kind:
         """Return texts that are as long as any answer; none: an answer may have any length."""
         return ()
 
-    def label_of(self, task: Task, text: str, example: Example) -> Label:
-        """Return the label that a text stands for; None if there is no such label."""
+    def label_of(self, task: Task, text: str, example: Example, as_written: AsWritten) -> Label:
+        """Return the label that a text stands for; None if there is no such label.
+
+        Args:
+            text: what a model wrote, without blanks around it.
+            as_written: returns a text as the vocabulary writes it, the form that labels have in
+                `text`.
+        """
         raise NotImplementedError
 
     # Judging.
@@ -203,9 +211,13 @@ class OfTexts(Kind):
         """See Kind."""
         return str(example.label[0]) if isinstance(example.label, tuple) else ""
 
-    def label_of(self, task: Task, text: str, example: Example) -> Label:
-        """See Kind."""
-        return (text.strip(),)
+    def label_of(self, task: Task, text: str, example: Example, as_written: AsWritten) -> Label:
+        """See Kind. A text that the vocabulary writes like a right one is that one."""
+        answers = example.label if isinstance(example.label, tuple) else ()
+        for answer in map(str, answers):
+            if text == as_written(answer):
+                return (answer,)
+        return (text,)
 
 
 def is_withheld(value: Any) -> bool:

@@ -5,6 +5,7 @@ encoder labels the first piece of each word (Devlin et al., 2019, §5.3), a text
 the labels in order.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from t5x_lite.data.ragged import Ragged
 from t5x_lite.data.rows.layouts import RowShape
 from t5x_lite.data.tasks.formats import IN_WORDS
 from t5x_lite.data.tasks.kinds.kind import (
+    AsWritten,
     Example,
     Format,
     Formatted,
@@ -230,9 +232,18 @@ class LabelWords(Kind):
             return ""
         return " ".join(words[int(number)] for number in example.label)
 
-    def label_of(self, task: Task, text: str, example: Example) -> Label:
-        """See Kind."""
-        words, written = words_of_labels(task), text.split()
-        if len(written) != len(example.text.split(" ")) or not set(written) <= set(words):
-            return None
-        return tuple(words.index(word) for word in written)
+    def label_of(self, task: Task, text: str, example: Example, as_written: AsWritten) -> Label:
+        """See Kind. A vocabulary may write blanks into a label: "b - per"."""
+        words = [as_written(word) for word in words_of_labels(task)]
+        # Where one label begins like another, the longer one is meant.
+        longest_first = sorted(words, key=len, reverse=True)
+        label = re.compile(f"({'|'.join(map(re.escape, longest_first))})(?:\\s+|$)")
+        numbers: list[int] = []
+        start = 0
+        while start < len(text):
+            found = label.match(text, start)
+            if not found:
+                return None
+            numbers.append(words.index(found[1]))
+            start = found.end()
+        return tuple(numbers) if len(numbers) == len(example.text.split(" ")) else None

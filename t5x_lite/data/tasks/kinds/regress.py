@@ -8,7 +8,15 @@ import numpy as np
 
 from t5x_lite.config import Task
 from t5x_lite.data.tasks.formats import IN_WORDS, bert, gpt
-from t5x_lite.data.tasks.kinds.kind import Example, Format, Formatted, Kind, Label, is_withheld
+from t5x_lite.data.tasks.kinds.kind import (
+    AsWritten,
+    Example,
+    Format,
+    Formatted,
+    Kind,
+    Label,
+    is_withheld,
+)
 from t5x_lite.errors import BAD_DATA, UserError
 
 
@@ -63,16 +71,19 @@ class Regress(Kind):
         # Use float32 as T5 does: that decides numbers halfway between two steps.
         label = np.float32(float(example.label))  # type: ignore[arg-type]
         steps = np.round(label * np.float32(round(1 / task.number_step, 9)))
-        return f"{float(steps) * task.number_step:.{_decimals(task)}f}"
+        number = float(steps) * task.number_step + 0.0  # which makes 0.0 of −0.0
+        return f"{number:.{_decimals(task)}f}"
 
     def longest_answers(self, task: Task) -> Sequence[str]:
         """See Kind."""
         return ("-9999.9999",)
 
-    def label_of(self, task: Task, text: str, example: Example) -> Label:
+    def label_of(self, task: Task, text: str, example: Example, as_written: AsWritten) -> Label:
         """See Kind."""
+        # A vocabulary may write blanks into a number: "3. 8".
+        without_blanks = "".join(text.split())
         try:
-            number = float(text)
+            number = float(without_blanks if text == as_written(without_blanks) else text)
         except ValueError:
             return None
         return number if math.isfinite(number) else None
