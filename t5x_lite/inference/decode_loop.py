@@ -27,6 +27,7 @@ from t5x_lite.model.decoding import (
     read_tokens,
 )
 from t5x_lite.model.heads import Params
+from t5x_lite.model.parts.positions import position_limit
 
 
 class Sampling(NamedTuple):
@@ -114,6 +115,9 @@ def _read_next(config, weights, state: DecoderState, ids, prompt_lengths, count,
     # prompt.
     prompt_slots = state.filled.shape[1] - output_slots
     positions = (prompt_lengths + count - 1)[:, None]
+    # A row that has used up its positions is read on, unused, until the others have ended.
+    limit = position_limit(config)
+    positions = positions if limit is None else jnp.minimum(positions, limit - 1)
     is_real = jnp.ones_like(positions)
     slot = prompt_slots + count - 1
     hidden, state = read_tokens(config, weights, state, ids[:, None], is_real, positions, slot)

@@ -81,26 +81,34 @@ def bucket_length(length: int, longest: int = _UNLIMITED) -> int:
     return max(min(power_of_two, longest), length)
 
 
-def _output_tokens(config: ModelDimensions, longest_prompt: int, max_new_tokens: int) -> int:
-    """Return how many tokens can be generated after the longest prompt.
+def output_room(config: ModelDimensions, prompt: int) -> int:
+    """Return how many tokens the positions of a model allow after a prompt of this many tokens; 0
+    or less if the prompt does not fit.
+    """
+    # Only a learned position table limits the length.
+    if position_limit(config) is None:
+        return _UNLIMITED
+    if config.is_encoder_decoder:
+        return config.max_length if prompt <= config.max_length else 0
+    return config.max_length - prompt
+
+
+def _output_rooms(
+    config: ModelDimensions, inputs: list[np.ndarray], max_new_tokens: int
+) -> list[int]:
+    """Return how many tokens are generated after each prompt.
 
     Raises:
-        UserError: for an encoder, or if the prompt is too long for the position table.
+        UserError: for an encoder, or if a prompt is too long for the position table.
     """
     if config.architecture == "encoder":
         raise UserError(USAGE, "generate: an encoder writes no text; use fill")
-    # Only a learned position table limits the length.
-    if position_limit(config) is None:
-        return max_new_tokens
-    if config.is_encoder_decoder:
-        fits, room = longest_prompt <= config.max_length, config.max_length
-    else:
-        room = config.max_length - longest_prompt
-        fits = room > 0
-    if not fits:
-        reason = f"the prompt has {longest_prompt} tokens, the model {config.max_length} positions"
+    rooms = [min(max_new_tokens, output_room(config, len(ids))) for ids in inputs]
+    if min(rooms) < 1:
+        longest = max(len(ids) for ids in inputs)
+        reason = f"a prompt has {longest} tokens, the model {config.max_length} positions"
         raise UserError(USAGE, f"generate: {reason}; shorten it")
-    return min(max_new_tokens, room)
+    return rooms
 
 
 @lru_cache(maxsize=1)
@@ -145,12 +153,13 @@ def _stop_tokens(loaded: LoadedModel) -> StopTokens:
     return StopTokens(vocabulary.eos, vocabulary.size)
 
 
-def _until_eos(rows, count: int, eos: int) -> list[np.ndarray]:
-    """Return the first `count` ids of each row, cut before its EOS."""
+def _until_eos(rows, counts: Sequence[int], eos: int) -> list[np.ndarray]:
+    """Return the first ids of each row, as many as its count, cut before its EOS."""
     texts = []
-    for row in to_host(rows).copy()[:, :count]:  # a copy, since the loop reuses the memory
-        ends = np.flatnonzero(row == eos)
-        texts.append(row[: ends[0]] if len(ends) else row)
+    # A copy, since the loop reuses the memory
+    for row, count in zip(to_host(rows).copy(), counts, strict=True):
+        ends = np.flatnonzero(row[:count] == eos)
+        texts.append(row[: ends[0] if len(ends) else count])
     return texts
 
 
@@ -176,7 +185,8 @@ def stream_ids(
 ) -> Iterator[list[np.ndarray]]:
     """Yield the ids generated so far after each input, without EOS.
 
-    A text ends at EOS or after max_new_tokens (fewer if the model runs out of positions).
+    A text ends at EOS or after max_new_tokens (fewer if the model runs out of positions for it;
+    what the others in the batch may write is not affected).
 
     Args:
         every: number of tokens between yields, the first of which follows the first token; 0:
@@ -186,7 +196,8 @@ def stream_ids(
         UserError: if the model has no decoder, or a prompt is too long, or empty for an encoder.
     """
     config, stop = loaded.model, _stop_tokens(loaded)
-    most = _output_tokens(config, max(len(ids) for ids in inputs), max_new_tokens)
+    rooms = _output_rooms(config, inputs, max_new_tokens)
+    most = max(rooms)
     with loaded.within():
         weights, prompt = _weights(loaded), _prompt(loaded, inputs)
         state = prefill(
@@ -199,7 +210,7 @@ def stream_ids(
         count = int(to_host(state.count))
         is_done = bool(to_host(state.done).all()) or count == most
         if every or is_done:
-            yield _until_eos(state.ids, count, stop.eos)
+            yield _until_eos(state.ids, [min(count, room) for room in rooms], stop.eos)
         if is_done:
             return
         until = min(until + every, most) if every else most
@@ -219,18 +230,22 @@ def search_ids(
     See decode_loop.beam_search.
     """
     config, stop = loaded.model, _stop_tokens(loaded)
-    most = _output_tokens(config, max(len(ids) for ids in inputs), max_new_tokens)
-    with loaded.within():
-        weights, prompt = _weights(loaded), _prompt(loaded, inputs)
-        slots = bucket_length(most)
-        all_ids, all_scores = beam_search(
-            config, stop, num_beams, length_penalty, slots, weights, prompt, most
-        )
-    results = []
-    for ids, scores in zip(to_host(all_ids), to_host(all_scores), strict=True):
-        texts = _until_eos(ids, most, stop.eos)
-        ranked = zip(texts, scores.tolist(), strict=True)
-        results.append([(text, score) for text, score in ranked if np.isfinite(score)])
+    rooms = _output_rooms(config, inputs, max_new_tokens)
+    results: list[list[tuple[np.ndarray, float]]] = [[] for _ in inputs]
+    # A search ends after a number of tokens, so texts with other rooms are searched by themselves.
+    for most in set(rooms):
+        numbers = [number for number, room in enumerate(rooms) if room == most]
+        with loaded.within():
+            prompt = _prompt(loaded, [inputs[number] for number in numbers])
+            slots = bucket_length(most)
+            all_ids, all_scores = beam_search(
+                config, stop, num_beams, length_penalty, slots, _weights(loaded), prompt, most
+            )
+        found = zip(numbers, to_host(all_ids), to_host(all_scores), strict=True)
+        for number, ids, scores in found:
+            texts = _until_eos(ids, [most] * len(ids), stop.eos)
+            ranked = zip(texts, scores.tolist(), strict=True)
+            results[number] = [(text, score) for text, score in ranked if np.isfinite(score)]
     return results
 
 
@@ -286,24 +301,43 @@ def stream_texts(
     if not prompts:
         yield []
         return
-    inputs = encode_prompts(loaded, prompts)
-    stop, decode_text = checked.stop, loaded.tokenizer.decode
+    yield from _stream(loaded, encode_prompts(loaded, prompts), every, checked)
+
+
+def continue_inputs(
+    loaded: LoadedModel, inputs: list[np.ndarray], max_new_tokens: int, stop: tuple[str, ...]
+) -> list[str]:
+    """Return the text that the model writes greedily after each of some encoded prompts."""
+    options = Options(max_new_tokens=max_new_tokens, stop=stop)
+    *_, texts = _stream(loaded, inputs, 0, options)
+    return texts
+
+
+def _stream(
+    loaded: LoadedModel, inputs: list[np.ndarray], every: int, options: Options
+) -> Iterator[list[str]]:
+    """Yield the texts written so far: see stream_texts."""
+    stop = options.stop
+
+    def texts_of(written: Sequence[np.ndarray]) -> list[str]:
+        both = zip(inputs, written, strict=True)
+        return [loaded.tokenizer.decode_after(prompt, ids) for prompt, ids in both]
 
     # A beam search has no text before its end.
-    if checked.num_beams > 1:
+    if options.num_beams > 1:
         beams = search_ids(
-            loaded, inputs, checked.num_beams, checked.max_new_tokens, checked.length_penalty
+            loaded, inputs, options.num_beams, options.max_new_tokens, options.length_penalty
         )
-        best = [decode_text(candidates[0][0]) for candidates in beams]
+        best = texts_of([candidates[0][0] for candidates in beams])
         yield [_before_stop(text, stop)[0] for text in best]
         return
 
-    sampling = Sampling(checked.temperature, checked.top_k, checked.top_p)
+    sampling = Sampling(options.temperature, options.top_k, options.top_p)
     if stop and not every:
         every = _TOKENS_BETWEEN_STOP_CHECKS
     texts = []
-    for ids in stream_ids(loaded, inputs, checked.max_new_tokens, sampling, checked.seed, every):
-        texts = [_before_stop(decode_text(row), stop) for row in ids]
+    for ids in stream_ids(loaded, inputs, options.max_new_tokens, sampling, options.seed, every):
+        texts = [_before_stop(text, stop) for text in texts_of(ids)]
         if all(stopped for _, stopped in texts):
             break
         yield [text if stopped else _settled(text, stop) for text, stopped in texts]

@@ -13,6 +13,7 @@ prefix LM               log P(text | prompt), with the prompt read bidirectional
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Literal
 
 import numpy as np
@@ -27,7 +28,7 @@ from t5x_lite.data.tasks.metrics import by_group, check_metrics, judge
 from t5x_lite.data.tasks.records import has_splits, lookup
 from t5x_lite.data.tasks.task_data import TaskPlan
 from t5x_lite.errors import USAGE, UserError
-from t5x_lite.inference.generate import continue_texts
+from t5x_lite.inference.generate import continue_inputs, encode_prompts
 from t5x_lite.inference.score import (
     TokenScores,
     pseudo_log_likelihoods,
@@ -43,6 +44,7 @@ Normalisation = Literal["sum", "byte", "token"]
 Direction = Literal["direct", "channel"]
 
 _LONGEST_ANSWER = 64  # most tokens to generate
+_PROMPTS_AT_ONCE = 8
 _SHORTEST_PROMPT = 8  # tokens of the prompt that are always kept
 
 
@@ -103,7 +105,6 @@ def ask(loaded: LoadedModel, task: Task, asking: Asking = Asking()) -> Evaluated
         raise UserError(
             USAGE, f"evaluate: {task.name}'s {asking.split} split has no labels to judge by"
         )
-    solved = _solved(task, asking)
     asked_by = kind_of(task).asked_by
     if asking.shots and asked_by in ("sentences", "tokens"):
         reason = f"tasks of kind {task.kind} are asked without solved examples"
@@ -111,6 +112,7 @@ def ask(loaded: LoadedModel, task: Task, asking: Asking = Asking()) -> Evaluated
     if asking.direction == "channel" and asked_by != "options":
         reason = f"tasks of kind {task.kind} have no options to condition on"
         raise UserError(USAGE, f"evaluate: --channel: {reason}; leave --channel out")
+    solved = _solved(task, asking, examples)
     if asked_by == "sentences":
         return _prefer(loaded, examples)
     if asked_by == "tokens":
@@ -127,21 +129,34 @@ def ask(loaded: LoadedModel, task: Task, asking: Asking = Asking()) -> Evaluated
 # Prompts.
 
 
-def _solved(task: Task, asking: Asking) -> str:
-    """Return the solved examples that begin every prompt; empty without shots."""
+def _solved(task: Task, asking: Asking, asked: Examples) -> list[str]:
+    """Return the solved examples that begin the prompt of each asked example; empty without shots.
+
+    They are the same training examples for all, except that none is the asked example itself: if a
+    task has no training examples of its own, they come from those that are asked.
+    """
     shots = asking.shots
     if not shots:
-        return ""
-    examples = load_split(task, "train").examples
-    if shots > len(examples):
-        raise UserError(USAGE, f"--shots={shots}: the task has {len(examples)} training examples")
-    drawn = random.Random(asking.seed).sample(examples, shots)
-    texts = []
-    for one in drawn:
-        question, answer = question_of(task, one), _right_answer(task, one)
-        is_channel = asking.direction == "channel"
-        texts.append(f"{answer.strip()}\n{question}" if is_channel else question + answer)
-    return "".join(text + "\n\n" for text in texts)
+        return [""] * len(asked)
+    pool = load_split(task, "train" if task.train else "validation").examples
+    order = random.Random(asking.seed).sample(pool, len(pool))
+    prompts = []
+    for example in asked.examples:
+        others = (one for one in order if one.record != example.record)
+        drawn = list(islice(others, shots))
+        if len(drawn) < shots:
+            reason = f"the task has {len(pool)} examples to draw from, the asked one included"
+            raise UserError(USAGE, f"--shots={shots}: {reason}; ask for fewer")
+        prompts.append("".join(f"{_solved_text(task, asking, one)}\n\n" for one in drawn))
+    return prompts
+
+
+def _solved_text(task: Task, asking: Asking, example: Example) -> str:
+    """Return an example with its answer."""
+    question, answer = question_of(task, example), _right_answer(task, example)
+    if asking.direction == "channel":
+        return f"{answer.strip()}\n{question}"
+    return question + answer
 
 
 def question_of(task: Task, example: Example) -> str:
@@ -239,7 +254,7 @@ def _shortened(
 
 
 def _choose(
-    loaded: LoadedModel, examples: Examples, solved: str, direction: Direction
+    loaded: LoadedModel, examples: Examples, solved: Sequence[str], direction: Direction
 ) -> Evaluated:
     """Choose the likeliest answer to each question; a tie counts as wrong.
 
@@ -248,15 +263,15 @@ def _choose(
     task = examples.task
     # Make a prompt and a text to score for each answer to each question.
     prompts, scored, counts = [], [], []
-    for example in examples.examples:
+    for example, shots in zip(examples.examples, solved, strict=True):
         question, of_example = question_of(task, example), answers_of(task, example)
         counts.append(len(of_example))
         for answer in of_example:
             if direction == "channel":
-                prompts.append(f"{solved}{answer.strip()}\n")
+                prompts.append(f"{shots}{answer.strip()}\n")
                 scored.append(question)
             else:
-                prompts.append(solved + question)
+                prompts.append(shots + question)
                 scored.append(answer)
     scores = score_answers(loaded, prompts, scored)
 
@@ -367,18 +382,29 @@ def _complete(loaded: LoadedModel, examples: Examples) -> Evaluated:
     return _evaluated(method, metrics, examples, predictions)
 
 
-def _generate(loaded: LoadedModel, examples: Examples, solved: str) -> Evaluated:
+def _generate(loaded: LoadedModel, examples: Examples, solved: Sequence[str]) -> Evaluated:
     """Answer each question by the first line that the model generates."""
     task = examples.task
-    prompts = [solved + question_of(task, example) for example in examples.examples]
+    questions = [question_of(task, example) for example in examples.examples]
+    prompts = [shots + question for shots, question in zip(solved, questions, strict=True)]
+    inputs = [_with_room(loaded, ids) for ids in encode_prompts(loaded, prompts)]
     texts: list[str] = []
-    for start in range(0, len(prompts), 8):
-        texts += continue_texts(
-            loaded, prompts[start : start + 8], max_new_tokens=_LONGEST_ANSWER, stop=("\n",)
-        )
+    for start in range(0, len(inputs), _PROMPTS_AT_ONCE):
+        batch = inputs[start : start + _PROMPTS_AT_ONCE]
+        texts += continue_inputs(loaded, batch, _LONGEST_ANSWER, stop=("\n",))
     predictions: list[Label] = [(text.strip(),) for text in texts]
     metrics = judge(task, examples.examples, predictions)
     return _evaluated("the first line that is generated", metrics, examples, predictions)
+
+
+def _with_room(loaded: LoadedModel, ids: np.ndarray) -> np.ndarray:
+    """Truncate a prompt on the left, so that the longest answer fits after it; an answer gets at
+    most half of the model's length.
+    """
+    length = loaded.model.max_length
+    if not loaded.model.is_encoder_decoder:
+        length -= 1 + min(_LONGEST_ANSWER, length // 2)  # 1: the start token
+    return ids[max(len(ids) - length, 0) :]
 
 
 def _evaluated(

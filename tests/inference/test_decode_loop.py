@@ -124,15 +124,38 @@ def test_what_is_kept_is_what_would_be_computed_again(make, way):
 
 
 def test_prompts_reach_to_the_last_position(make):
-    """Slots are powers of two, positions are 40: padding past them must not be read."""
+    """Slots are powers of two, positions are 40: padding past them must not be read. A prompt that
+    leaves room for four tokens does not shorten the text after another one.
+    """
     loaded = untrained(make, "causal_lm", "decoder")
     start = loaded.tokenizer.vocabulary.start
     prompts = [np.arange(65, 65 + n) for n in (36, 3)]
     written = generate_ids(loaded, prompts, max_new_tokens=9)
-    for prompt, ids in zip(prompts, written, strict=True):
-        assert len(ids) == 4
+    for prompt, ids, room in zip(prompts, written, (4, 9), strict=True):
+        assert len(ids) == room
         logits = full_logits(loaded, "decoder", [[start, *prompt, *ids[:-1]]])
         assert logits[0, len(prompt) :].argmax(-1).tolist() == ids.tolist()
+
+
+@pytest.mark.parametrize("architecture", ["decoder", "encoder_decoder"])
+@pytest.mark.parametrize("beams", [1, 3])
+def test_a_text_does_not_depend_on_the_other_prompts(make, architecture, beams):
+    """Of one batch, long prompts and short ones, with learned positions that end at 40."""
+    loaded = untrained(make, "prefix_lm", architecture)
+
+    def write(prompts):
+        if beams == 1:
+            return [ids.tolist() for ids in generate_ids(loaded, prompts, max_new_tokens=20)]
+        found = search_ids(loaded, prompts, beams, max_new_tokens=20)
+        return [[(ids.tolist(), round(score, 4)) for ids, score in beam] for beam in found]
+
+    longest = loaded.model.max_length - 2
+    prompts = [np.arange(n) % 99 for n in (longest, 5, longest - 5, 1)]
+    together = write(prompts)
+    alone = [write([prompt])[0] for prompt in prompts]
+    assert together == alone
+    if architecture == "decoder" and beams == 1:
+        assert [len(ids) for ids in together] == [2, 20, 7, 20]
 
 
 def test_one_program_for_prompts_and_texts_of_like_length(make):

@@ -11,11 +11,12 @@ import pytest
 from inference.untrained import untrained
 
 from t5x_lite.config import Lengths, Task
+from t5x_lite.data.tasks.examples import load_split
 from t5x_lite.data.tasks.task_data import plan_task
 from t5x_lite.errors import UserError
 from t5x_lite.inference.generate import generate_ids
 from t5x_lite.inference.score import score, score_targets, target_log_probabilities
-from t5x_lite.inference.zero_shot import Asking, ask, score_answers
+from t5x_lite.inference.zero_shot import Asking, _solved, ask, score_answers
 
 CELLS = {
     "encoder": "masked_lm",
@@ -177,8 +178,34 @@ def test_shots_and_the_other_direction(make, write):
     scores = [score(loaded, [f"{example.text}?"], word)[0].nats for word in WORDS]
     assert channel.predictions[0] == int(np.argmax(scores))
     assert len(direct.predictions) == len(channel.predictions) == 6
-    with pytest.raises(UserError, match="--shots=7: the task has 6 training examples"):
-        ask(loaded, task, Asking(shots=7))
+    with pytest.raises(UserError, match="--shots=6: the task has 6 examples to draw from"):
+        ask(loaded, task, Asking(shots=6))
+
+
+@pytest.mark.parametrize("layout", ["splits", "the training split", "one file"])
+def test_no_prompt_holds_the_asked_example_and_its_answer(write, tmp_path, layout):
+    task = classify(write)
+    if layout == "one file":
+        task = replace(task, source=f"{tmp_path}/validation.jsonl", train="")
+    split = "train" if layout == "the training split" else "validation"
+    asked = load_split(task, split)
+    for shots in range(6):
+        prompts = _solved(task, Asking(shots=shots, seed=shots), asked)
+        for prompt, example in zip(prompts, asked.examples, strict=True):
+            assert prompt.count("?") == shots
+            assert f"{example.text}?" not in prompt
+
+
+@pytest.mark.parametrize("architecture", ["decoder", "encoder_decoder"])
+def test_a_question_that_is_too_long_loses_its_beginning_and_no_other_is_changed(
+    make, write, architecture
+):
+    loaded = untrained(make, "prefix_lm", architecture)
+    records = [{"text": "the cat", "label": "x"}, {"text": "the dog " * 30, "label": "y"}]
+    task = Task(name="a", kind="generate", source=write(records), question="{text}:")
+    together = ask(loaded, task).predictions
+    task = replace(task, source=write(records[:1], "alone").format(split="alone"))
+    assert ask(loaded, task).predictions[0] == together[0]
 
 
 def learned_in_words(loaded):
