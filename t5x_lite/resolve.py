@@ -143,7 +143,7 @@ def _resolve_task(config: RunConfig, vocabulary: Vocabulary, rows: TaskPlan) -> 
     task, head = rows.task, rows.format.head
     of_head = {} if head == "lm" else kind_of(task).model_settings(task)
     written = replace(config.model, **({"num_classes": 0, "token_classes": 0} | of_head))
-    model = resolve_model(written, vocabulary.size, rows.shape.longest)
+    model = resolve_model(written, vocabulary.size, rows.shape.longest_segment)
     heads = (head,)
     # GPT's: the texts are also predicted, where the model still can.
     if model.architecture == "decoder" and head != "lm" and model.lm_head:

@@ -593,6 +593,9 @@ class Task(Checked):
     labels: Annotated[tuple, FORMAT] = ()  # names of the classes, in the order of their numbers
     first_label: Annotated[int, Range(-1)] = 0  # the number of the first label, or answer
     choices: tuple = ()  # choose: the fields of the answers, or one that holds a list
+    # The answers in such a list that a row has room for, each read with the question in the model's
+    # whole length; the readings of a longer list are shorter
+    most_choices: Annotated[int, Range(2, 100)] = 5
     group: str = ""  # of examples that are scored together, and shown as one
 
     # In words, for models that read and write text. Empty: "name field: text …", as T5 has it.
@@ -604,6 +607,10 @@ class Task(Checked):
     answer_words: tuple = ()
 
     answer_start: str = ""  # extract: the field with the place of each answer in the text
+    # Extract: a question may have no answer, as in SQuAD 2: its list of answers is empty. There is
+    # none if the score of that is larger than the best span's by more than the threshold
+    no_answer: Annotated[bool, FORMAT] = False
+    null_threshold: Annotated[float, Range(-1e9, 1e9), RESUMABLE] = 0.0
     # Regress, in words: numbers are written to the nearest multiple, 0.2 as T5 has them
     number_step: Annotated[float, Range(0.0, open=True), FORMAT] = 0.2
 

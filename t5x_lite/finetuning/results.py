@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from t5x_lite.config import Task
+from t5x_lite.data.tasks.answers import normalise_answer
 from t5x_lite.data.tasks.kinds.table import kind_of, metrics_of
-from t5x_lite.data.tasks.metrics import normalise_answer
 from t5x_lite.errors import IO_ERROR, NO_FILE, user_errors
 from t5x_lite.progress import columns
 from t5x_lite.training.best import PREFIX

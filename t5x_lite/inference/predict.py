@@ -41,7 +41,8 @@ def predict(loaded: LoadedModel, split: TaskSplit) -> list[Label]:
     if plan.format.head == "lm":
         return _predict_in_words(loaded, split)
     outputs = _outputs(loaded, plan, split)
-    return kind_of(plan.task).predict(split.examples.examples, split.formatted, outputs)
+    examples = split.examples.examples
+    return kind_of(plan.task).predict(plan.task, examples, split.formatted, outputs)
 
 
 def judge_split(loaded: LoadedModel, split: TaskSplit) -> dict[str, float]:

@@ -73,7 +73,8 @@ def plan_objective_checked(config: RunConfig) -> RowPlan:
 def check_settings(model: Model, rows: RowShape) -> None:
     """Check the model of a config, before its vocabulary is known."""
     size = model.vocab_size or 1
-    check_model(resolve_model(model, vocab_size=size, max_length=rows.longest), rows)
+    longest = rows.longest_segment
+    check_model(resolve_model(model, vocab_size=size, max_length=longest), rows)
 
 
 def contradictions(setting: Setting) -> Iterator[str]:
@@ -108,8 +109,8 @@ def contradictions(setting: Setting) -> Iterator[str]:
         yield f"model.positions={config.positions}: {reason}; set none"
     if find_rules(config.attention_rules) and not getattr(mixer, "takes_positions", False):
         yield f"model.attention_rules: mixer {config.mixer} has no attention; leave them out"
-    if positions.limit is not None and positions.limit < rows.longest:
-        reason = f"got {positions.limit}, but data.lengths go up to {rows.longest}"
+    if positions.limit is not None and positions.limit < rows.longest_segment:
+        reason = f"got {positions.limit}, but data.lengths go up to {rows.longest_segment}"
         yield f"model.max_length: {reason}; raise one or lower the other"
     yield from _of_mimetic_init(config)
     yield from _of_depth(config)

@@ -638,6 +638,51 @@ IN_WORDS = {
         predictions=[("the broncos!",), ("Santa",)],
         scores={"exact_match": 1 / 2, "token_f1": (1 + 2 / 3) / 2},
     ),
+    "squad_v2": Case(
+        rows=[
+            (
+                {
+                    "id": "56ddde6b9a695914005b9628",
+                    "context": "The Normans settled in France.",
+                    "question": "Where did they settle?",
+                    "answers": {"text": ["France", "in France"], "answer_start": [23, 20]},
+                },
+                Read(
+                    id="56ddde6b9a695914005b9628",
+                    text="Where did they settle?",
+                    text_pair="The Normans settled in France.",
+                    label=("France", "in France"),
+                    prompt="question: Where did they settle? "
+                    "context: The Normans settled in France.",
+                    answer="France",
+                ),
+            ),
+            (
+                {
+                    "id": "5ad39d53604f3c001a3fe8d1",
+                    "context": "The Normans settled in France.",
+                    "question": "Who gave it up?",
+                    "answers": {"text": [], "answer_start": []},
+                },
+                Read(
+                    id="5ad39d53604f3c001a3fe8d1",
+                    text="Who gave it up?",
+                    text_pair="The Normans settled in France.",
+                    label=("",),
+                    prompt="question: Who gave it up? context: The Normans settled in France.",
+                    answer="",
+                ),
+            ),
+        ],
+        predictions=[("in France.",), ("The Normans",)],
+        scores={
+            "exact_match": 1 / 2,
+            "token_f1": 1 / 2,
+            "has_answer_exact_match": 1.0,
+            "has_answer_token_f1": 1.0,
+            "no_answer_accuracy": 0.0,
+        },
+    ),
     "cnn_dailymail": Case(
         rows=[
             (
@@ -1034,7 +1079,7 @@ def test_settings(name):
     task = load_task(name)
     assert isinstance(task, Task)
     assert task.name == name
-    assert set(metrics_of(task)) <= set(METRICS)
+    assert set(metrics_of(task)) <= {*METRICS, *kind_of(task).own_metrics}
     assert task.prepare in ("", *PREPARE)
     assert task.answer_words == () or len(task.answer_words) == len(task.labels)
     assert len(words_of_labels(task)) == len(task.labels)

@@ -40,11 +40,17 @@ class RowShape:
     bidirectional_prefix: bool = False  # a decoder attends to its inputs in both directions
     looks_ahead: bool = False  # some decoder rows are bidirectional as a whole (pairs with `read`)
     labels: int = 0  # slots for labels of segments, only for tasks with a head
+    segment: int = 0  # most positions of one segment, where a row is made for several; 0: a row's
 
     @property
     def longest(self) -> int:
         """Number of positions in the longer stack."""
         return max(self.encoder, self.decoder)
+
+    @property
+    def longest_segment(self) -> int:
+        """Most positions that a model counts, since each segment counts its own."""
+        return self.segment or self.longest
 
     def holds(self, inputs: int, targets: int, both: int) -> bool:
         """Return True if this many inputs and targets fit the row; without an encoder, if `both`

@@ -77,6 +77,8 @@ def load_split(task: Task, split: str, limit: int = 0) -> Examples:
         raise UserError(
             BAD_DATA, f"task {task.name}: its {split} split, {name}, is empty; give some examples"
         )
+    if kind.hides_labels([example.label for example in examples]):
+        examples = [replace(example, label=None) for example in examples]
     return Examples(task, name, tuple(examples), bad_lines.skipped)
 
 

@@ -64,7 +64,8 @@ def bert(
     rows = PairsOfTask()
     for number, example in enumerate(examples):
         readings = kind.readings(task, example)
-        room = shape.encoder // len(readings)  # all answers to a question share a row
+        # All answers to a question share a row, each in the model's whole length if they fit.
+        room = min(shape.encoder // len(readings), shape.longest_segment)
         for text, text_pair, value in readings:
             texts = [tokenizer.encode(part) for part in (text, text_pair) if part]
             shortened = truncate(texts, max(room - 1 - max(len(texts), 1), 0))
@@ -87,7 +88,7 @@ def gpt(
     rows = PairsOfTask()
     for number, example in enumerate(examples):
         readings = kind.readings(task, example)
-        room = shape.decoder // len(readings)
+        room = min(shape.decoder // len(readings), shape.longest_segment)
         for text, text_pair, value in readings:
             texts = [tokenizer.encode(part) for part in (text, text_pair) if part]
             # One position for each delimiter and the extract token, and one for the EOS after it.
@@ -126,17 +127,28 @@ class PairsOfTask:
         if truncated:
             self.truncated.add(example)
 
-    def formatted(self, position_of: Callable[[int], int], on_targets: bool = False) -> Formatted:
-        """Return all pairs. The head reads position_of(length of the pair). The ids are inputs, or
-        with on_targets targets.
+    def formatted(
+        self,
+        position_of: Callable[[int], int],
+        on_targets: bool = False,
+        share_a_row: bool = True,
+    ) -> Formatted:
+        """Return all pairs.
+
+        Args:
+            position_of: length of a pair → the position that the head reads.
+            on_targets: the ids are targets; otherwise they are inputs.
+            share_a_row: the pairs of an example are learned together, as the answers to a question
+                are; otherwise each by itself, as windows of a text are.
         """
         read, nothing = Ragged.from_rows(self.ids), Ragged.empty(len(self.ids))
         example_of_pair = np.array(self.examples)
+        groups = example_of_pair if share_a_row else np.arange(len(example_of_pair))
         labels = SegmentLabels(
             values=np.stack(self.values),
             positions=np.array([position_of(length) for length in read.lengths]),
             weights=np.ones(len(self.ids)),
-            groups=example_of_pair,
+            groups=groups,
         )
         if on_targets:
             weights = np.ones(len(read.values), np.float32)

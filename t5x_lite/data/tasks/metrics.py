@@ -1,16 +1,15 @@
 """Metrics of a task's predictions, computed with the libraries that the benchmarks use."""
 
 import re
-import string
-from collections import Counter
-from collections.abc import Callable, Sequence
-from itertools import groupby
+from collections.abc import Sequence
+from itertools import groupby, zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from t5x_lite.config import Task
 from t5x_lite.config.named import find_named
+from t5x_lite.data.tasks.answers import exact_match, text_of, token_f1
 from t5x_lite.data.tasks.kinds.kind import Example, Judgement, Label
 from t5x_lite.data.tasks.kinds.table import kind_of, metrics_of
 from t5x_lite.errors import BAD_CONFIG, UserError, nearest, optional_import
@@ -174,61 +173,6 @@ def _correlation(name: str, examples: Sequence[Example], predictions: Sequence[L
 
 # Metrics of texts.
 
-_ARTICLES = re.compile(r"\b(a|an|the)\b")
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
-
-
-def normalise_answer(text: str) -> str:
-    """Make the text lower case and remove punctuation, articles and extra blanks, as in SQuAD's
-    released evaluation.
-
-    >>> normalise_answer("The  U.S. Army!")
-    'us army'
-    """
-    text = text.lower().translate(_PUNCTUATION)
-    return " ".join(_ARTICLES.sub(" ", text).split())
-
-
-def exact_match(task: Task, examples: Sequence[Example], predictions: Sequence[Label]) -> float:
-    """Return the fraction of predictions that equal one of the right texts, both normalised (SQuAD,
-    closed-book questions).
-    """
-    return _over_answers(examples, predictions, lambda a, b: float(a == b))
-
-
-def token_f1(task: Task, examples: Sequence[Example], predictions: Sequence[Label]) -> float:
-    """Return the mean word F1 of predictions against the best of the right texts, both normalised
-    (SQuAD).
-    """
-    return _over_answers(examples, predictions, _word_f1)
-
-
-def _word_f1(predicted: str, answer: str) -> float:
-    predicted_words, answer_words = predicted.split(), answer.split()
-    common = sum((Counter(predicted_words) & Counter(answer_words)).values())
-    if not common:
-        return 0.0
-    precision, recall = common / len(predicted_words), common / len(answer_words)
-    return 2 * precision * recall / (precision + recall)
-
-
-def _over_answers(
-    examples: Sequence[Example],
-    predictions: Sequence[Label],
-    compare: Callable[[str, str], float],
-) -> float:
-    """Compare each prediction with every right text, and return the mean of the best scores."""
-    scores = []
-    for example, predicted in zip(examples, predictions, strict=True):
-        answers: Any = example.label
-        text = normalise_answer(_text(predicted))
-        scores.append(max(compare(text, normalise_answer(answer)) for answer in answers))
-    return float(np.mean(scores))
-
-
-def _text(prediction: Label) -> str:
-    return str(prediction[0]) if isinstance(prediction, tuple) else ""
-
 
 def _rouge(kind: str) -> Judgement:
     """Return the ROUGE metric of this kind."""
@@ -238,13 +182,15 @@ def _rouge(kind: str) -> Judgement:
         scorer = module.RougeScorer([kind], use_stemmer=True)
         scores = []
         for example, predicted in zip(examples, predictions, strict=True):
-            (reference, *_), text = _answers(example), _text(predicted)
+            references, text = _answers(example), text_of(predicted)
             if kind == "rougeLsum":  # which expects one sentence per line
-                reference, text = _sentence_lines(reference), _sentence_lines(text)
-            scores.append(scorer.score(reference, text)[kind].fmeasure)
+                references, text = map(_sentence_lines, references), _sentence_lines(text)
+            scores.append(scorer.score_multi(list(references), text)[kind].fmeasure)
         return float(np.mean(scores))
 
-    metric.__doc__ = f"{kind}, F1, with stemming, the mean (CNN/DailyMail, XSum): rouge-score."
+    metric.__doc__ = (
+        f"{kind}, F1, with stemming, against the best reference; the mean: rouge-score."
+    )
     return metric
 
 
@@ -259,10 +205,13 @@ def _answers(example: Example) -> tuple[str, ...]:
 
 
 def bleu(task: Task, examples: Sequence[Example], predictions: Sequence[Label]) -> float:
-    """Return corpus BLEU from 0 to 100, by sacrebleu with its default tokenisation (WMT)."""
+    """Return corpus BLEU from 0 to 100 against all references, by sacrebleu with its default
+    tokenisation (WMT).
+    """
     sacrebleu = optional_import("sacrebleu", "tasks", "task.metrics=bleu")
-    references = [[_answers(example)[0] for example in examples]]
-    return float(sacrebleu.corpus_bleu([_text(p) for p in predictions], references).score)
+    # The first references of all examples, then the second ones, …; None where there are fewer.
+    references = list(zip_longest(*map(_answers, examples)))
+    return float(sacrebleu.corpus_bleu([text_of(p) for p in predictions], references).score)
 
 
 _CLASSES, _NUMBERS, _TEXTS = ("class", "choice"), ("number",), ("text",)

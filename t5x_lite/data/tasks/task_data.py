@@ -60,19 +60,23 @@ def plan_task(
         UserError: for a task that the architecture cannot learn, a metric that does not apply, or
             rows that are too short.
     """
-    way = find_format(task, architecture)
+    way, kind = find_format(task, architecture), kind_of(task)
     length = lengths.sequence_length
     check_metrics(task)
-    slots = kind_of(task).slots(length) if way.head != "lm" else {}
+    # A head that compares several readings needs all of them in a row.
+    row_length, of_head = length, {}
+    if way.head != "lm":
+        row_length = length * kind.most_readings(task)
+        of_head = {"segment": length, **kind.slots(row_length)}
     if architecture == "encoder":
-        shape = RowShape(encoder=length, **slots)
+        shape = RowShape(encoder=row_length, **of_head)
     elif architecture == "encoder_decoder":
         shape = RowShape(encoder=lengths.inputs, decoder=lengths.targets)
     else:
         prefix = architecture == "prefix_decoder"
-        shape = RowShape(decoder=length, bidirectional_prefix=prefix, **slots)
+        shape = RowShape(decoder=row_length, bidirectional_prefix=prefix, **of_head)
     # A soft prompt takes positions away from the text.
-    room = (shape.encoder or shape.decoder) - prompt_length
+    room = (shape.segment or shape.encoder or shape.decoder) - prompt_length
     if room < _SHORTEST:
         reason = f"have {room} positions for a text, expected at least {_SHORTEST}"
         raise UserError(BAD_CONFIG, f"data.lengths: rows of task {task.name} {reason}; raise them")
@@ -147,7 +151,7 @@ class TaskData:
             reason = f"an example of {examples.split} has no label in the field {task.label!r}"
             hint = nearest(task.label, columns)
             if task.label in columns:
-                hint = "only a test split may lack labels"
+                hint = kind_of(task).if_no_label
             raise UserError(BAD_DATA, f"task {task.name}: {reason}; {hint}")
         shape, prompt = plan.shape, plan.prompt_length
         # The text gets the positions that the soft prompt leaves.
@@ -155,6 +159,7 @@ class TaskData:
             shape,
             encoder=max(shape.encoder - prompt, 0),
             decoder=shape.decoder if shape.encoder else shape.decoder - prompt,
+            segment=max(shape.segment - prompt, 0),
         )
         formatted = plan.format.function(
             kind_of(task), task, examples.examples, self.tokenizer, text_shape

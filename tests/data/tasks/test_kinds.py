@@ -70,7 +70,7 @@ def test_what_is_learned_is_read_back(name, architecture):
             outputs.append(np.eye(length)[values.astype(int)].T[: len(pair.inputs)])
         else:
             outputs.append(np.asarray(values, float))
-    assert kind.predict([example], formatted, outputs) == [example.label]
+    assert kind.predict(task, [example], formatted, outputs) == [example.label]
     assert sum(kind.model_settings(task).values()) > 0
 
 

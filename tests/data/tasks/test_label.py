@@ -84,7 +84,7 @@ def test_what_the_head_puts_out_is_read_over_all_windows():
     for length in formatted.pairs.targets.lengths:
         outputs.append(np.eye(5)[list(label[place : place + length])])
         place += length
-    assert KIND.predict([example_of(words)], formatted, outputs) == [label]
+    assert KIND.predict(TASK, [example_of(words)], formatted, outputs) == [label]
 
 
 def test_a_soft_prompt_moves_what_is_scored():

@@ -4,7 +4,7 @@ import pytest
 
 from t5x_lite.config import Task
 from t5x_lite.data.tasks.kinds.kind import Example
-from t5x_lite.data.tasks.metrics import METRICS, by_group, judge
+from t5x_lite.data.tasks.metrics import METRICS, by_group, find_metric, judge
 from t5x_lite.errors import UserError
 
 
@@ -30,13 +30,36 @@ CASES = [
     ("token_f1", [("cat",)], [None], 0.0),
     ("rouge1", [("one two three",)], [("one two four",)], 2 / 3),
     ("bleu", [("one two three four five",)], [("one two three four five",)], 100.0),
+    # All references count, however many an example has.
+    ("rouge1", [("x", "one two four")], [("one two four",)], 1.0),
+    ("rougeLsum", [("x y.", "One two. Four.")], [("One two. Four.",)], 1.0),
+    ("bleu", [("a", "b c d e f"), ("g h i j k",)], [("b c d e f",), ("g h i j k",)], 100.0),
+    # SQuAD 2: no answer is right where none is expected, and only there.
+    ("exact_match", [("",), ("",), ("x",)], [("",), ("y",), ("",)], 1 / 3),
+    ("token_f1", [("",), ("",), ("a x",)], [("",), ("y",), ("x z",)], (1 + 0 + 2 / 3) / 3),
 ]
+SQUAD2 = [("",), ("",), ("red cat", "cat")], [("",), ("y",), ("a red dog",)]
 
 
 @pytest.mark.parametrize(("name", "labels", "predicted", "score"), CASES)
 def test_known_scores(name, labels, predicted, score):
     task = Task(labels=("no", "yes"))
     assert METRICS[name].score(task, of(labels), predicted) == pytest.approx(score)
+
+
+def test_questions_with_and_without_an_answer_are_judged_apart():
+    task = Task(kind="extract", no_answer=True)
+    labels, predicted = SQUAD2
+    scores = {}
+    for name in ("no_answer_accuracy", "has_answer_exact_match", "has_answer_token_f1"):
+        scores[name] = find_metric(task, name).score(task, of(labels), predicted)
+    assert scores == {
+        "no_answer_accuracy": 0.5,
+        "has_answer_exact_match": 0.0,
+        "has_answer_token_f1": 0.5,
+    }
+    with pytest.raises(UserError, match="no question without an answer is among the 1"):
+        find_metric(task, "no_answer_accuracy").score(task, of([("x",)]), [("x",)])
 
 
 def test_what_is_no_number_counts_as_minus_one():

@@ -64,6 +64,10 @@ class Choose(Kind):
         """See Kind."""
         return {"num_classes": 1}
 
+    def most_readings(self, task: Task) -> int:
+        """Return the number of answers, which are compared within a row."""
+        return len(task.choices) if len(task.choices) > 1 else task.most_choices
+
     def readings(self, task: Task, example: Example) -> list[tuple[str, str, Any]]:
         """Return one reading per answer, labelled 1 if the answer is right, else 0."""
         context = f"{example.text} {example.text_pair}".strip()
@@ -73,7 +77,11 @@ class Choose(Kind):
         ]
 
     def predict(
-        self, examples: Sequence[Example], formatted: Formatted, outputs: Sequence[np.ndarray]
+        self,
+        task: Task,
+        examples: Sequence[Example],
+        formatted: Formatted,
+        outputs: Sequence[np.ndarray],
     ) -> list[Label]:
         """Return the best answer to each question; None for a tie, which counts as wrong."""
         predictions: list[Label] = []

@@ -15,7 +15,7 @@ from t5x_lite.data.tasks.kinds.kind import (
     Kind,
     Label,
     count_labels,
-    is_withheld,
+    is_missing,
     number_of_class,
     words_of_labels,
 )
@@ -40,7 +40,7 @@ class Classify(Kind):
 
     def label_names(self, value: Any) -> Sequence[str]:
         """See Kind."""
-        return () if is_withheld(value) else (str(value),)
+        return () if is_missing(value) else (str(value),)
 
     def readable(self, task: Task, label: Label, example: Example) -> Any:
         """See Kind."""
@@ -56,7 +56,11 @@ class Classify(Kind):
         return {"num_classes": count_labels(task)}
 
     def predict(
-        self, examples: Sequence[Example], formatted: Formatted, outputs: Sequence[np.ndarray]
+        self,
+        task: Task,
+        examples: Sequence[Example],
+        formatted: Formatted,
+        outputs: Sequence[np.ndarray],
     ) -> list[Label]:
         """Return the likeliest class of each example."""
         return [int(logits.argmax()) for logits in outputs]

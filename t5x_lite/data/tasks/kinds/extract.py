@@ -1,16 +1,29 @@
 """Extract: which span of the text?"""
 
 from collections.abc import Sequence
+from functools import partial
+from operator import itemgetter
+from typing import Any
 
 import numpy as np
 
 from t5x_lite.config import Task
 from t5x_lite.data.rows.layouts import RowShape
+from t5x_lite.data.tasks.answers import exact_match, token_f1
 from t5x_lite.data.tasks.formats import IN_WORDS, PairsOfTask
-from t5x_lite.data.tasks.kinds.kind import Example, Format, Formatted, Kind, Label, OfTexts
+from t5x_lite.data.tasks.kinds.kind import (
+    Example,
+    Format,
+    Formatted,
+    Judgement,
+    Kind,
+    Label,
+    OfTexts,
+)
 from t5x_lite.data.tasks.records import lookup
 from t5x_lite.data.tasks.words import Words, split_words
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
+from t5x_lite.errors import BAD_DATA, UserError
 
 _LONGEST_SPAN = 30  # tokens in an answer (BERT's released code)
 
@@ -50,50 +63,107 @@ def bert_span(
             if start + room >= len(words.ids):
                 break
             start += max(room // 2, 1)
-    return rows.formatted(position_of=lambda length: 0)
+    return rows.formatted(position_of=lambda length: 0, share_a_row=False)
 
 
 def _answer_words(task: Task, example: Example, words: Words) -> tuple[int, int]:
-    """Return the first and last word of the first right answer; −1, −1 if there is none."""
+    """Return the first and last word of the first right answer; −1, −1 if there is none.
+
+    Raises:
+        UserError: if the answer does not stand at the place that the record names.
+    """
     if example.label is None:
         return -1, -1
     assert isinstance(example.label, tuple)
-    answer = str(example.label[0])
-    start = example.text_pair.find(answer)
-    if task.answer_start:
+    text, answer = example.text_pair, str(example.label[0])
+    start = text.find(answer)
+    if task.answer_start and answer:
         starts = lookup(example.record, task.answer_start, f"task {task.name}")
         start = int(np.atleast_1d(starts)[0])
+        found = text[start : start + len(answer)]
+        if start < 0 or found != answer:
+            reason = f"{task.answer_start} is {start}, where the text has {found!r}, not {answer!r}"
+            if text.encode()[max(start, 0) :].startswith(answer.encode()):
+                reason += "; it counts bytes, expected characters"
+            fix = "leave task.answer_start out to search for the answers"
+            raise UserError(BAD_DATA, f"task {task.name}, example {example.id}: {reason}; {fix}")
     if not answer or start < 0:
         return -1, -1
     return words.at(start), words.at(start + len(answer) - 1)
 
 
+def _judged_where(
+    task: Task,
+    examples: Sequence[Example],
+    predictions: Sequence[Label],
+    has_answer: bool,
+    metric: Judgement,
+) -> float:
+    """Return a metric over the questions that have an answer, or over those that have none
+    (SQuAD 2.0's HasAns and NoAns).
+    """
+    pairs = zip(examples, predictions, strict=True)
+    chosen = [pair for pair in pairs if any(pair[0].label or ()) == has_answer]  # type: ignore[arg-type]
+    if not chosen:
+        wanted = "with" if has_answer else "without"
+        reason = f"no question {wanted} an answer is among the {len(examples)} of task {task.name}"
+        raise UserError(BAD_DATA, f"task.metrics: {reason}; leave such a metric out")
+    return metric(task, *zip(*chosen, strict=True))
+
+
 class Extract(OfTexts):
-    """The label is the texts of the spans that count as right."""
+    """The label is the texts of the spans that count as right; an empty text, if a question has no
+    answer.
+    """
 
     meaning = "which span of the text"
+    if_no_label = f"{OfTexts.if_no_label}; if questions may have no answer, set task.no_answer=True"
+    own_metrics = {
+        "has_answer_exact_match": partial(_judged_where, has_answer=True, metric=exact_match),
+        "has_answer_token_f1": partial(_judged_where, has_answer=True, metric=token_f1),
+        "no_answer_accuracy": partial(_judged_where, has_answer=False, metric=exact_match),
+    }
     formats = {
         "encoder": Format(bert_span, "span"),
         **IN_WORDS,
     }
+
+    def parse_label(self, task: Task, value: Any, choices: Sequence[str], where: str) -> Label:
+        """See Kind."""
+        label = super().parse_label(task, value, choices, where)
+        if label is None and task.no_answer and value is not None:
+            return ("",)
+        return label
 
     def model_settings(self, task: Task) -> dict[str, int]:
         """Ask for two outputs per position: for the first and the last position of a span."""
         return {"token_classes": 2}
 
     def predict(
-        self, examples: Sequence[Example], formatted: Formatted, outputs: Sequence[np.ndarray]
+        self,
+        task: Task,
+        examples: Sequence[Example],
+        formatted: Formatted,
+        outputs: Sequence[np.ndarray],
     ) -> list[Label]:
         """Return the text of the best span in any window of each example. The score of a span is
         the sum of the logits at its first and last position.
+
+        A question may have no answer with task.no_answer: the score of that is the sum of the
+        logits at [CLS], the lowest of all windows. It is the prediction if it is larger than the
+        best span's by more than task.null_threshold (Devlin et al., 2019, §4.3).
         """
-        best: dict[int, tuple[float, str]] = {}
+        best = [(-np.inf, "")] * len(examples)
+        null = np.full(len(examples), np.inf)
         numbers = formatted.example_of_pair.tolist()
         for number, words, logits in zip(numbers, formatted.words_of_pair, outputs, strict=True):
-            score, text = _best_span(words, logits)
-            if number not in best or score > best[number][0]:
-                best[number] = score, text
-        return [(best[number][1],) for number in range(len(examples))]
+            best[number] = max(best[number], _best_span(words, logits), key=itemgetter(0))
+            null[number] = min(null[number], logits[0].sum())
+        predictions: list[Label] = []
+        for (score, text), null_score in zip(best, null, strict=True):
+            is_null = task.no_answer and null_score - score > task.null_threshold
+            predictions.append(("" if is_null else text,))
+        return predictions
 
 
 def _best_span(words: Words, logits: np.ndarray) -> tuple[float, str]:

@@ -75,6 +75,7 @@ class Kind:
     Attributes:
         meaning: the question that a task of this kind asks.
         formats: architecture → how it reads the task; other architectures cannot learn it.
+        if_no_label: what to do where a training example has no label.
         predicts: what a prediction is, by which metrics say what they judge.
         metrics: names of the metrics that judge it by default; task.metrics overrides them.
         own_metrics: metrics of this kind only, by name.
@@ -89,6 +90,7 @@ class Kind:
     """
 
     meaning: ClassVar[str]
+    if_no_label: ClassVar[str] = "only a test split may lack labels"
     predicts: ClassVar[Literal["class", "choice", "number", "text", "labels"]]
     formats: ClassVar[Mapping[str, Format]] = {}
     metrics: ClassVar[tuple[str, ...]] = ("accuracy",)
@@ -126,8 +128,14 @@ class Kind:
         raise NotImplementedError
 
     def label_names(self, value: Any) -> Sequence[str]:
-        """Return the names of labels that occur in a value of the label column."""
+        """Return the names of labels that occur in a value of the label column of the training
+        examples, none of which are hidden.
+        """
         return ()
+
+    def hides_labels(self, labels: Sequence[Label]) -> bool:
+        """Return True if the labels of a whole split are a placeholder for hidden ones."""
+        return False
 
     def check_example(self, example: Example, where: str) -> None:
         """Raise UserError for an example whose fields contradict each other."""
@@ -152,12 +160,20 @@ class Kind:
         """Return the settings of the model that make the head of the task."""
         return {}
 
+    def most_readings(self, task: Task) -> int:
+        """Return how many readings of the model's whole length a row has to hold."""
+        return 1
+
     def readings(self, task: Task, example: Example) -> list[tuple[str, str, Any]]:
         """Return (text, text_pair, value of the label) of each pair that an example becomes."""
         return [(example.text, example.text_pair, 0 if example.label is None else example.label)]
 
     def predict(
-        self, examples: Sequence[Example], formatted: Formatted, outputs: Sequence[np.ndarray]
+        self,
+        task: Task,
+        examples: Sequence[Example],
+        formatted: Formatted,
+        outputs: Sequence[np.ndarray],
     ) -> list[Label]:
         """Return a prediction for each example, from the head's output for each pair."""
         raise NotImplementedError
@@ -220,9 +236,16 @@ class OfTexts(Kind):
         return (text,)
 
 
+def is_missing(value: Any) -> bool:
+    """Return True where a record has no label. The −1 by which data sets hide labels is not
+    missing: only the kind of task knows whether it may be one.
+    """
+    return value is None or str(value) == ""
+
+
 def is_withheld(value: Any) -> bool:
-    """Return True for the placeholders that data sets use for hidden labels."""
-    return value is None or str(value) in ("", "-1", "-1.0")
+    """Return True for what data sets have in place of hidden labels, where −1 is no label."""
+    return is_missing(value) or str(value) in ("-1", "-1.0")
 
 
 def number_of_label(task: Task, value: Any, count: int) -> int | None:
@@ -248,12 +271,9 @@ def number_of_class(task: Task, value: Any, where: str) -> int | None:
     Raises:
         UserError: for a value that is neither.
     """
-    names = [str(name) for name in task.labels]
-    if is_withheld(value) and str(value) not in names:
-        return None
-    number = number_of_label(task, value, len(names))
+    number = number_of_label(task, value, len(task.labels))
     if number is None and not is_withheld(value):
-        expected = f"expected one of {', '.join(names)}"
+        expected = f"expected one of {', '.join(map(str, task.labels))}"
         raise UserError(BAD_DATA, f"{where}: got the label {value!r}, {expected}")
     return number
 

@@ -24,7 +24,7 @@ from t5x_lite.data.tasks.kinds.kind import (
     Kind,
     Label,
     count_labels,
-    is_withheld,
+    is_missing,
     number_of_class,
     words_of_labels,
 )
@@ -194,7 +194,7 @@ class LabelWords(Kind):
 
     def label_names(self, value: Any) -> Sequence[str]:
         """See Kind."""
-        if is_withheld(value):
+        if is_missing(value):
             return ()
         return [str(name) for name in value] if isinstance(value, list) else str(value).split()
 
@@ -217,7 +217,11 @@ class LabelWords(Kind):
         return {"token_classes": count_labels(task)}
 
     def predict(
-        self, examples: Sequence[Example], formatted: Formatted, outputs: Sequence[np.ndarray]
+        self,
+        task: Task,
+        examples: Sequence[Example],
+        formatted: Formatted,
+        outputs: Sequence[np.ndarray],
     ) -> list[Label]:
         """Return the likeliest label of each word, over all windows of an example."""
         numbers: list[list[int]] = [[] for _ in examples]

@@ -15,7 +15,7 @@ from t5x_lite.data.tasks.kinds.kind import (
     Formatted,
     Kind,
     Label,
-    is_withheld,
+    is_missing,
 )
 from t5x_lite.errors import BAD_DATA, UserError
 
@@ -35,7 +35,7 @@ class Regress(Kind):
 
     def parse_label(self, task: Task, value: Any, choices: Sequence[str], where: str) -> Label:
         """See Kind."""
-        if is_withheld(value):
+        if is_missing(value):
             return None
         try:
             number = float(value)
@@ -44,6 +44,10 @@ class Regress(Kind):
         if not math.isfinite(number):
             raise UserError(BAD_DATA, f"{where}: got the label {value!r}, expected a number")
         return number
+
+    def hides_labels(self, labels: Sequence[Label]) -> bool:
+        """See Kind. GLUE's hidden numbers are all −1."""
+        return set(labels) == {-1.0}
 
     def submitted(self, task: Task, label: Label, example: Example) -> Any:
         """See Kind."""
@@ -54,7 +58,11 @@ class Regress(Kind):
         return {"num_classes": 1}
 
     def predict(
-        self, examples: Sequence[Example], formatted: Formatted, outputs: Sequence[np.ndarray]
+        self,
+        task: Task,
+        examples: Sequence[Example],
+        formatted: Formatted,
+        outputs: Sequence[np.ndarray],
     ) -> list[Label]:
         """Return the predicted number of each example."""
         return [float(value[0]) for value in outputs]
