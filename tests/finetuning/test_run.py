@@ -405,3 +405,30 @@ def test_an_adapted_run_goes_on_and_its_base_must_be_the_same(bases, animals, tm
     shutil.rmtree(base)
     with pytest.raises(UserError, match=r"its parameters are those of .*, which is not there"):
         api.load_model(tmp_path / "run")
+
+
+@pytest.mark.parametrize("kind", ["extract", "choose"])
+def test_examples_longer_than_a_row_are_learned_and_judged(bases, tmp_path, kind):
+    """Passages of several windows, and answers that fill a row each."""
+    pick = random.Random(1).choice
+    for split, count in (("train", 24), ("dev", 8)):
+        records = []
+        for _ in range(count):
+            names = [pick(("Anna", "Bob", "Zoe")) for _ in range(4)]
+            record = {"question": "who left?", "text": "it rained. " * 9 + f"{names[0]} left."}
+            choices = [f"{name} left it" for name in names]
+            records.append(record | {"answers": names[:1], "choices": choices, "right": 0})
+        lines = map(json.dumps, records)
+        (tmp_path / f"{split}.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    options = {
+        "extract": "text=question, text_pair=text, label=answers, no_answer=True",
+        "choose": "text=question, choices=choices, label=right",
+    }
+    task = f"{kind}({tmp_path}/{{split}}.jsonl, validation=dev, {options[kind]})"
+    results = finetune(bases, task, tmp_path / "run", **{"data.epochs": 1})
+    (metric,) = {"extract": ["exact_match"], "choose": ["accuracy"]}[kind]
+    assert 0 <= results["reached"][metric]["mean"] <= 1
+    lines = (tmp_path / "run/predictions/validation.jsonl").read_text().splitlines()
+    assert len(lines) == 8
+    corpus = json.loads((tmp_path / "run/corpus.json").read_text())
+    assert corpus["train"]["truncated"] == 0

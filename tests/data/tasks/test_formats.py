@@ -1,5 +1,6 @@
 """What each family reads of an example, in words; what is too long; rows with several examples."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -7,16 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from t5x_lite.config import Lengths, Task
+from t5x_lite.config import Lengths, Model, Task
 from t5x_lite.data.rows.batches import ledger
 from t5x_lite.data.rows.layouts import RowShape
 from t5x_lite.data.tasks import formats
+from t5x_lite.data.tasks.examples import load_split, with_labels_of
 from t5x_lite.data.tasks.formats import truncate
 from t5x_lite.data.tasks.kinds.kind import Example
 from t5x_lite.data.tasks.kinds.table import find_format, kind_of
 from t5x_lite.data.tasks.task_data import TaskData, plan_task
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import UserError
+from t5x_lite.model.check import check_settings
+from t5x_lite.resolve import resolve_model
 
 TOKENIZER = Tokenizer()
 PAIR = Example(7, "is it?", "it is", 1, (), None, {"question": "is it?", "passage": "it is"})
@@ -238,6 +242,54 @@ def test_the_answers_to_a_question_share_a_row(tmp_path):
             chosen = (groups == group) & (weights > 0)
             assert chosen.sum() == 3
             assert values[chosen].sum() == 1
+
+
+@pytest.mark.parametrize("architecture", ["encoder", "decoder"])
+@pytest.mark.parametrize("fields", [("a", "b", "c", "d"), ("list",)])
+def test_each_answer_is_read_in_the_whole_length_of_the_model(architecture, fields, tmp_path):
+    """A question of 40 letters and four answers of 10: whole in a model of 64 positions."""
+    answers = {letter: letter * 10 for letter in "abcd"}
+    record = {"text": "q" * 40, **answers, "list": list(answers.values()), "label": 2}
+    (tmp_path / "a.jsonl").write_text(json.dumps(record) + "\n")
+    source = str(tmp_path / "a.jsonl")
+    task = Task(name="a", kind="choose", source=source, choices=fields, train="", most_choices=4)
+    plan = plan_task(task, architecture, Lengths(sequence_length=64))
+    split = TaskData(plan, TOKENIZER, 1, 0).split("validation")
+    assert split.formatted.truncated == 0
+    row = split.batches(1).rows(range(1))
+    assert row[f"{architecture}_tokens"].shape == (1, 4 * 64)
+    assert row[f"{architecture}_positions"].max() < 64
+    text = TOKENIZER.decode(row[f"{architecture}_tokens"][0])
+    assert text.count("q" * 40) == 4
+    model = Model(architecture=architecture, positions="learned", d_model=16, num_heads=2)
+    assert resolve_model(model, 524, plan.shape.longest_segment).max_length == 64
+    check_settings(replace(model, max_length=64), plan.shape)  # its table is long enough
+
+
+def read_labels(tmp_path, values, **fields):
+    lines = [json.dumps({"text": "a", "label": value}) for value in values]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    task = Task(name="a", source=str(tmp_path / "a.jsonl"), train="", **fields)
+    return [example.label for example in load_split(with_labels_of(task), "validation").examples]
+
+
+@pytest.mark.parametrize(
+    ("fields", "values", "labels"),
+    [
+        # −1 is a label where the task has it, and a number like others.
+        ({"labels": ("no", "?", "yes"), "first_label": -1}, [-1, 0, 1, "-1"], [0, 1, 2, 0]),
+        ({"labels": ("-1", "1")}, [-1, 1, "-1"], [0, 1, 0]),
+        ({}, [-1, 1, -1], [0, 1, 0]),
+        ({"kind": "regress"}, [-1, 0.5, "-1.0"], [-1.0, 0.5, -1.0]),
+        ({"kind": "label", "labels": ("-1", "1")}, ["-1", "1"], [(0,), (1,)]),
+        # It is none where the task does not have it, or where a whole split has nothing else.
+        ({"labels": ("no", "yes")}, [-1, 0, None, ""], [None, 0, None, None]),
+        ({"kind": "regress"}, [-1, "-1.0", -1.0], [None] * 3),
+        ({"kind": "regress"}, [None, 2.0, ""], [None, 2.0, None]),
+    ],
+)
+def test_what_is_missing_is_not_what_is_minus_one(fields, values, labels, tmp_path):
+    assert read_labels(tmp_path, values, **fields) == labels
 
 
 def test_training_and_validation_examples_need_labels(tmp_path):
