@@ -94,10 +94,10 @@ def _tokenizer_json(tokenizer: Tokenizer, architecture: Architecture) -> bytes:
     if isinstance(text_model, HuggingFace):
         content = text_model.files()["tokenizer.json"]
         description = json.loads(content)
-        appended = _append_special_tokens(description, tokenizer)
-        return _dump(description) if appended else content
-
-    if isinstance(text_model, SentencePiece):
+        if not text_model.is_own:
+            appended = _append_special_tokens(description, tokenizer)
+            return _dump(description) if appended else content
+    elif isinstance(text_model, SentencePiece):
         description = _describe_sentencepiece(text_model)
     else:
         description = _describe_bytes()
@@ -149,7 +149,7 @@ def _describe_bytes() -> Json:
 
 
 def _describe_sentencepiece(model: SentencePiece) -> Json:
-    """Describe our lossless SentencePiece as a unigram model with byte fallback."""
+    """Describe our lossless SentencePiece, a unigram model or a BPE with byte fallback."""
     space_to_mark = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE_MARK}
     mark_to_space = {"type": "Replace", "pattern": {"String": SPACE_MARK}, "content": " "}
     return {
@@ -163,12 +163,33 @@ def _describe_sentencepiece(model: SentencePiece) -> Json:
             "type": "Sequence",
             "decoders": [mark_to_space, {"type": "ByteFallback"}, {"type": "Fuse"}],
         },
-        "model": {
-            "type": "Unigram",
-            "unk_id": 0,
-            "byte_fallback": True,
-            "vocab": model.scores(),
-        },
+        "model": _describe_bpe(model) if model.is_bpe else _describe_unigram(model),
+    }
+
+
+def _describe_unigram(model: SentencePiece) -> Json:
+    return {"type": "Unigram", "unk_id": 0, "byte_fallback": True, "vocab": model.scores()}
+
+
+def _describe_bpe(model: SentencePiece) -> Json:
+    """Describe the merges, which SentencePiece does not store: it merges two pieces if they make a
+    piece, those first whose piece has the highest score.
+    """
+    scores = model.scores()
+    ids = {piece: i for i, (piece, _) in enumerate(scores)}
+    merges = []
+    for piece, score in scores:
+        for cut in range(1, len(piece)):
+            first, second = piece[:cut], piece[cut:]
+            if first in ids and second in ids and piece != "<unk>":
+                merges.append((-score, ids[first], ids[second], [first, second]))
+    return {
+        "type": "BPE",
+        "unk_token": "<unk>",
+        "fuse_unk": True,
+        "byte_fallback": True,
+        "vocab": ids,
+        "merges": [pair for *_, pair in sorted(merges)],
     }
 
 

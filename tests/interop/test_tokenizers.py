@@ -9,7 +9,7 @@ import pytest
 from conftest import ROOT
 
 from t5x_lite.data.tokenizers.text_models import HuggingFace, SentencePiece
-from t5x_lite.data.tokenizers.tokenizer import Tokenizer, train
+from t5x_lite.data.tokenizers.tokenizer import Tokenizer, make
 from t5x_lite.errors import UserError
 from t5x_lite.interop.tokenizers import pretrained_files
 
@@ -19,18 +19,26 @@ TEXT = (ROOT / "tests/golden/corpus.txt").read_text()
 TEXTS = ("the cat sees the dog.", " two  blanks\nand a line", "naïve 漢字 😀 ", "\t", "")
 
 
+KINDS = [
+    "bytes",
+    "sentencepiece(vocab_size=640, model_type='bpe')",
+    "sentencepiece(vocab_size=640, model_type='unigram')",
+    "byte_level_bpe(vocab_size=640)",
+]
+
+
 @pytest.fixture(scope="module")
 def trained():
-    return train([TEXT], 640)
+    return make(KINDS[1], [TEXT])
 
 
-@pytest.mark.parametrize("kind", ["bytes", "sentencepiece"])
-def test_our_own_tokenizers(trained, kind):
-    ours = Tokenizer() if kind == "bytes" else trained
+@pytest.mark.parametrize("kind", KINDS)
+def test_our_own_tokenizers(kind):
+    ours = make(kind, [TEXT])
     files = pretrained_files(ours, "decoder")
     assert set(files) == {"tokenizer.json", "tokenizer_config.json"}
     written = tokenizers.Tokenizer.from_str(files["tokenizer.json"].decode())
-    for text in TEXTS:
+    for text in (*TEXTS, TEXT):
         ids = ours.encode(text).tolist()
         assert written.encode(text, add_special_tokens=False).ids == ids
         assert written.decode(ids) == text

@@ -46,7 +46,7 @@ from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import BAD_DATA, IO_ERROR, NO_FILE, UserError
 from t5x_lite.progress import say
 
-VERSION = 5  # version of the store: raised when the same settings make other bytes
+VERSION = 6  # version of the store: raised when the same settings make other bytes
 JOURNAL = "journal.jsonl"
 
 Record = dict[str, Any]  # a JSON object

@@ -16,7 +16,7 @@ class Pieces(NamedTuple):
     ends_word: np.ndarray  # ends with one, and is not blank: a blank belongs to the next word
     blank: np.ndarray  # only white space
     punctuation: np.ndarray  # begins with punctuation
-    opening: np.ndarray  # begins with an opening quote or bracket, as “ and ( are
+    opening: np.ndarray  # begins with an opening quote or bracket, as “ and 《 are
     mark: np.ndarray  # begins with a mark of the character before it, such as an accent
     digit: np.ndarray  # contains a digit
     capital: np.ndarray  # first non-blank character is a capital
@@ -87,7 +87,8 @@ def _describe(text: str) -> dict[str, bool]:
         "ends_word": not is_blank and (text[-1].isspace() or _stands_alone(base[-1])),
         "blank": is_blank,
         "punctuation": _is_punctuation(text[0]),
-        "opening": unicodedata.category(text[0]) in ("Ps", "Pi"),
+        # Not ASCII: the bracket in "in 2005.[1]" begins no sentence.
+        "opening": not text[0].isascii() and unicodedata.category(text[0]) in ("Ps", "Pi"),
         "mark": _is_mark(text[0]),
         "digit": any(character.isdigit() for character in stripped),
         "capital": stripped[:1].isupper(),

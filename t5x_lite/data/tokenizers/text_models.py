@@ -221,8 +221,16 @@ class SentencePiece:
         texts.append(self._model.decode(ids[start:]))
         return SPACE_MARK.join(texts)
 
+    @property
+    def is_bpe(self) -> bool:
+        """True for a BPE, whose scores are the negative places of its merges; False for a unigram
+        model, whose scores are log-probabilities.
+        """
+        scores = [score for _, score in self.scores() if score < 0]
+        return all(score == round(score) for score in scores)
+
     def scores(self) -> list[tuple[str, float]]:
-        """Return the piece and the log-probability of each id."""
+        """Return the piece and the score of each id."""
         pieces = [self._model.id_to_piece(i) for i in range(self.size)]
         scores = [self._model.get_score(i) for i in range(self.size)]
         return list(zip(pieces, scores, strict=True))
@@ -265,6 +273,7 @@ class HuggingFace:
 
     Args:
         content: JSON of the model.
+        is_own: True for a model trained here.
 
     Raises:
         UserError: if the model has no ordinary pieces or impossible ids, or the package is not
@@ -272,9 +281,9 @@ class HuggingFace:
     """
 
     kind: TextModelKind = "huggingface"
-    is_own: bool = False
 
-    def __init__(self, content: bytes):
+    def __init__(self, content: bytes, is_own: bool = False):
+        self.is_own = is_own
         tokenizers = optional_import("tokenizers", "hf", "data.tokenizer")
         self._content = content
         description = json.loads(content)
@@ -482,7 +491,26 @@ def byte_level_bpe_json(encoder: bytes, merges: bytes) -> bytes:
         if line and not line.startswith("#version"):
             pairs.append(tuple(line.split()))
     model = tokenizers.models.BPE(json.loads(encoder), pairs)
+    return _byte_level(model).to_str().encode()
+
+
+def train_byte_level_bpe_json(texts: list[str], pieces: int) -> bytes:
+    """Train a byte-level BPE; return it as `tokenizers` JSON. It may have fewer pieces."""
+    tokenizers = optional_import("tokenizers", "hf", "data.tokenizer")
+    tokenizer = _byte_level(tokenizers.models.BPE())
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=pieces,
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer.to_str().encode()
+
+
+def _byte_level(model: Any) -> Any:
+    """Return the tokenizer of a BPE model that reads text as GPT-2 does."""
+    tokenizers = optional_import("tokenizers", "hf", "data.tokenizer")
     tokenizer = tokenizers.Tokenizer(model)
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    return tokenizer.to_str().encode()
+    return tokenizer

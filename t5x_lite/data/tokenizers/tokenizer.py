@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from t5x_lite.data.tokenizers.text_models import (
     SentencePiece,
     TextModel,
     byte_level_bpe_json,
+    train_byte_level_bpe_json,
     wordpiece_json,
 )
 from t5x_lite.data.tokenizers.vocabulary import SENTINELS, SPECIALS, Vocabulary, make_vocabulary
@@ -146,7 +147,7 @@ def load(directory: Path) -> Tokenizer:
         if record["kind"] == "sentencepiece":
             model = SentencePiece((directory / "spiece.model").read_bytes(), record["own"])
         elif record["kind"] == "huggingface":
-            model = HuggingFace((directory / "tokenizer.json").read_bytes())
+            model = HuggingFace((directory / "tokenizer.json").read_bytes(), record["own"])
         else:
             model = Bytes()
         tokenizer = Tokenizer(model, record["add_specials"])
@@ -235,7 +236,8 @@ def make(
     """Make the tokenizer that `data.tokenizer` describes.
 
     Args:
-        spec: "bytes", the path of an existing tokenizer, or "sentencepiece(vocab_size=…)".
+        spec: "bytes", the path of an existing tokenizer, or one to train:
+            "sentencepiece(vocab_size=…)" or "byte_level_bpe(vocab_size=…)".
         documents: text to train on.
         add_specials: append to an existing tokenizer the special ids and sentinels that it lacks.
 
@@ -255,7 +257,8 @@ def _find_kind(spec: str) -> Named:
     """Find a kind of tokenizer by its name, with its options."""
     if parse_call(spec, "data.tokenizer").name not in _KINDS:
         existing = "a path to .model, tokenizer.json, vocab.txt or vocab.bpe"
-        kinds = ["bytes", "sentencepiece(vocab_size=8192)", existing]
+        kinds = ["bytes", "sentencepiece(vocab_size=8192)", "byte_level_bpe(vocab_size=8192)"]
+        kinds.append(existing)
         raise UserError(BAD_CONFIG, f"data.tokenizer={spec}: {nearest(spec, kinds)}")
     return find_named(spec, _KINDS, "data.tokenizer", "tokenizer")
 
@@ -268,13 +271,14 @@ def planned_size(spec: str, add_specials: bool = False) -> int:
     """
     if not names_files(spec):
         kind = _find_kind(spec)
-        if kind.target is train:
+        if kind.target is not of_bytes:
             return kind.options.get("vocab_size", _DEFAULT_VOCAB_SIZE)
     return make(spec, (), add_specials).vocabulary.size
 
 
 # Training.
 
+ModelType = Literal["bpe", "unigram"]  # of SentencePiece
 _DEFAULT_VOCAB_SIZE = 8192
 # Characters to train on; SentencePiece needs half a gigabyte for them
 _TRAINING_CHARACTERS = 20_000_000
@@ -290,40 +294,21 @@ def of_bytes(documents: Iterable[str]) -> Tokenizer:
     return Tokenizer()
 
 
-def train(documents: Iterable[str], vocab_size: int = _DEFAULT_VOCAB_SIZE) -> Tokenizer:
-    """Train a lossless SentencePiece unigram model.
-
-    It normalises nothing and keeps all white space. At most half of the pieces that are asked for
-    are single characters; rarer characters are spelled in bytes. The first 20 million characters of
-    the documents are read. If they are too few for `vocab_size` ids, the vocabulary is the largest
-    that they support. The same text always gives the same tokenizer.
-
-    Args:
-        vocab_size: number of ids, special ones and sentinels included.
+def _pieces_for(vocab_size: int) -> int:
+    """Return how many pieces a text model has in a vocabulary of this size.
 
     Raises:
-        UserError: if `vocab_size` has no room for any text, or the text has nothing to learn from.
+        UserError: if there is no room for any text.
     """
     if type(vocab_size) is not int or vocab_size < _MIN_VOCAB_SIZE:
         expected = f"expected a number from {_MIN_VOCAB_SIZE} on"
         raise UserError(BAD_CONFIG, f"data.tokenizer: got vocab_size={vocab_size}, {expected}")
-    pieces = min(vocab_size - _APPENDED_IDS, _MAX_PIECES)
-    texts = _without_rare_characters(list(_training_texts(documents)), pieces)
-    try:
-        proto = _train_unigram(texts, pieces)
-    except RuntimeError:
-        # Most likely the text is too small: allow fewer pieces. Any other error is raised again.
-        try:
-            proto = _train_unigram(texts, pieces, hard_vocab_limit=False)
-        except RuntimeError as error:
-            if not any(map(str.strip, texts)):
-                problem = "there is no text to learn ids from; give some"
-                raise UserError(BAD_DATA, f"data.tokenizer: {problem}") from error
-            reason = str(error).strip().splitlines()[-1]
-            problem = f"no {vocab_size} ids can be learned from this text ({reason})"
-            fix = "give more text, or another vocab_size"
-            raise UserError(BAD_DATA, f"data.tokenizer: {problem}; {fix}") from error
-    tokenizer = Tokenizer(SentencePiece(proto, is_own=True))
+    return min(vocab_size - _APPENDED_IDS, _MAX_PIECES)
+
+
+def _trained(model: TextModel, vocab_size: int) -> Tokenizer:
+    """Return the tokenizer of a trained model, and say if it has fewer ids than were asked for."""
+    tokenizer = Tokenizer(model)
     size = tokenizer.vocabulary.size
     if size < vocab_size:
         say(
@@ -333,7 +318,73 @@ def train(documents: Iterable[str], vocab_size: int = _DEFAULT_VOCAB_SIZE) -> To
     return tokenizer
 
 
-_KINDS: dict[str, Callable[..., Tokenizer]] = {"bytes": of_bytes, "sentencepiece": train}
+def train_sentencepiece(
+    documents: Iterable[str],
+    vocab_size: int = _DEFAULT_VOCAB_SIZE,
+    model_type: ModelType = "bpe",
+) -> Tokenizer:
+    """Train a lossless SentencePiece model.
+
+    It normalises nothing and keeps all white space. At most half of the pieces that are asked for
+    are single characters; rarer characters are spelled in bytes. The first 20 million characters of
+    the documents are read. If they are too few for `vocab_size` ids, the vocabulary is the largest
+    that they support. The same text always gives the same tokenizer.
+
+    Args:
+        vocab_size: number of ids, special ones and sentinels included.
+        model_type: "bpe" merges the most frequent pair again and again (Sennrich et al., 2016);
+            "unigram" leaves out what a unigram model needs least (Kudo, 2018), as T5's tokenizer.
+
+    Raises:
+        UserError: if `vocab_size` has no room for any text, or the text has nothing to learn from.
+    """
+    pieces = _pieces_for(vocab_size)
+    texts = _without_rare_characters(list(_training_texts(documents)), pieces)
+    try:
+        proto = _train_model(texts, pieces, model_type)
+    except RuntimeError:
+        # Most likely the text is too small: allow fewer pieces. Any other error is raised again.
+        try:
+            proto = _train_model(texts, pieces, model_type, hard_vocab_limit=False)
+        except RuntimeError as error:
+            if not any(map(str.strip, texts)):
+                raise _no_text() from error
+            reason = str(error).strip().splitlines()[-1]
+            problem = f"no {vocab_size} ids can be learned from this text ({reason})"
+            fix = "give more text, or another vocab_size"
+            raise UserError(BAD_DATA, f"data.tokenizer: {problem}; {fix}") from error
+    return _trained(SentencePiece(proto, is_own=True), vocab_size)
+
+
+def train_byte_level_bpe(
+    documents: Iterable[str], vocab_size: int = _DEFAULT_VOCAB_SIZE
+) -> Tokenizer:
+    """Train a byte-level BPE with GPT-2's rules (Radford et al., 2019, §2.2), by `tokenizers`.
+
+    Args:
+        vocab_size: number of ids, special ones and sentinels included.
+
+    Raises:
+        UserError: if `vocab_size` has no room for any text, the text has nothing to learn from, or
+            the package is not installed.
+    """
+    texts = list(_training_texts(documents))
+    if not any(map(str.strip, texts)):
+        raise _no_text()
+    content = train_byte_level_bpe_json(texts, _pieces_for(vocab_size))
+    return _trained(HuggingFace(content, is_own=True), vocab_size)
+
+
+def _no_text() -> UserError:
+    problem = "there is no text to learn ids from; give some"
+    return UserError(BAD_DATA, f"data.tokenizer: {problem}")
+
+
+_KINDS: dict[str, Callable[..., Tokenizer]] = {
+    "bytes": of_bytes,
+    "sentencepiece": train_sentencepiece,
+    "byte_level_bpe": train_byte_level_bpe,
+}
 
 
 def _training_texts(documents: Iterable[str]) -> Iterator[str]:
@@ -364,7 +415,7 @@ def _without_rare_characters(texts: list[str], pieces: int) -> list[str]:
     return [text.translate(table) for text in texts]
 
 
-def _train_unigram(texts: list[str], pieces: int, **options: Any) -> bytes:
+def _train_model(texts: list[str], pieces: int, model_type: ModelType, **options: Any) -> bytes:
     """Train a SentencePiece model, and return it serialised.
 
     Raises:
@@ -377,7 +428,7 @@ def _train_unigram(texts: list[str], pieces: int, **options: Any) -> bytes:
         sentence_iterator=iter(texts),
         model_writer=model,
         vocab_size=pieces,
-        model_type="unigram",
+        model_type=model_type,
         normalization_rule_name="identity",
         remove_extra_whitespaces=False,
         add_dummy_prefix=False,

@@ -13,12 +13,12 @@ from t5x_lite.data.objectives import noise
 from t5x_lite.data.objectives.denoising import sentence_permutation
 from t5x_lite.data.objectives.masked import CHOICES
 from t5x_lite.data.tokenizers.text_models import HuggingFace
-from t5x_lite.data.tokenizers.tokenizer import Tokenizer, train
+from t5x_lite.data.tokenizers.tokenizer import Tokenizer, make
 
 # A text of each script: its words between |, and its sentences between ‖. A blank belongs to the
 # letters after it; before punctuation and characters that are words it is a word of its own.
 TEXTS = {
-    "English": "The| cat| sat|.‖| It| was| 3|.|14| m| away|!‖| |“|Oh|,|”| it| said|…‖| Pi",
+    "English": "The| cat| sat|.|[|1|]| It| was| 3|.|14| m| away|!‖| |“|Oh|,|”| it| said|…‖| Pi",
     "accents": "Le| cafe\u0301|,| a\u0300| 5| h|.‖| Voila\u0300|!",
     "Chinese": "他|走|了|。‖我|来|了|！‖好|吗|？‖我|们| know| it|。‖《|红|楼|》|好|。",
     "Japanese": "東|京|タ|ワ|ー|で|す|。‖は|い|、|元|気|で|す|。",
@@ -33,21 +33,6 @@ TEXTS = {
 
 def plain(script) -> str:
     return TEXTS[script].replace("|", "").replace("‖", "")
-
-
-def train_bpe():
-    """A byte-level BPE whose pieces often end inside a character."""
-    model = tokenizers.Tokenizer(tokenizers.models.BPE())
-    model.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    model.decoder = tokenizers.decoders.ByteLevel()
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=330,
-        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-        special_tokens=["<|endoftext|>"],
-        show_progress=False,
-    )
-    model.train_from_iterator([plain(script) for script in TEXTS], trainer)
-    return Tokenizer(HuggingFace(model.to_str().encode()), add_specials=True)
 
 
 def byte_fallback():
@@ -66,9 +51,12 @@ def byte_fallback():
 
 VOCABULARIES = {
     "bytes": Tokenizer,
-    "bpe": train_bpe,
+    # Its pieces often end inside a character.
+    "bpe": lambda: make("byte_level_bpe(vocab_size=600)", map(plain, TEXTS)),
     "byte fallback": byte_fallback,
-    "sentencepiece": lambda: train([plain(script) * 50 for script in TEXTS], vocab_size=800),
+    "sentencepiece": lambda: make(
+        "sentencepiece(vocab_size=800)", [plain(script) * 50 for script in TEXTS]
+    ),
 }
 
 
@@ -104,6 +92,8 @@ def test_words_and_sentences_are_those_of_the_script(kind, script):
         assert words == words_of(script)
     else:  # a piece may hold several words, but no word begins or ends inside a character
         assert "".join(words) == plain(script)
+    if kind == "sentencepiece" and script == "Chinese":
+        return  # a piece may hold the end of a sentence and the beginning of the next
     ids = noise.sentence_ids(tokens[None], tokenizer.vocabulary)[0]
     starts = np.diff(ids, prepend=-1) > 0
     assert cut_at(tokens, starts, tokenizer) == sentences_of(script)
@@ -142,8 +132,6 @@ def test_a_number_is_no_end_of_a_sentence_where_blanks_are_lost(tmp_path):
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz.,!3"]
     pieces += ["14", "it", "is", "pi", "yes", "##s"]
     (tmp_path / "vocab.txt").write_text("\n".join(pieces))
-    from t5x_lite.data.tokenizers.tokenizer import make
-
     tokenizer = make(str(tmp_path / "vocab.txt"), [])
     tokens = tokenizer.encode("It is 3.14, it is. Yes! Pi.")[None]
     pieces = tokenizer.vocabulary.describe(tokens)

@@ -375,7 +375,7 @@ def test_a_named_store_does_not_need_its_text_any_more(tmp_path):
 
 
 def test_a_named_store_does_not_need_its_tokenizer_any_more(tmp_path):
-    tokenizer.train([sentences(200)], 530).save(tmp_path)
+    tokenizer.train_sentencepiece([sentences(200)], 530).save(tmp_path)
     model = tmp_path / "spiece.model"
     settings = {**big(tmp_path), "tokenizer": str(model), "add_specials": True}
     data = Data(**settings, store=str(tmp_path / "store"))

@@ -16,7 +16,7 @@ from t5x_lite.data.tasks.kinds.kind import Example
 from t5x_lite.data.tasks.kinds.label import entities, entity_f1, token_accuracy
 from t5x_lite.data.tasks.kinds.table import find_format, kind_of
 from t5x_lite.data.tasks.load import load_task
-from t5x_lite.data.tokenizers.tokenizer import Tokenizer, make, train
+from t5x_lite.data.tokenizers.tokenizer import Tokenizer, make, train_sentencepiece
 from t5x_lite.errors import UserError
 
 LABELS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
@@ -58,7 +58,9 @@ def test_each_word_is_scored_once_at_its_first_piece(room):
 def test_the_pieces_of_words_are_those_of_the_text(kind, tmp_path):
     """A label is that of the right piece, whatever a vocabulary does with blanks."""
     if kind == "sentencepiece":
-        tokenizer = train(["Ada Lovelace saw London, and returned the cat."] * 50, 600)
+        tokenizer = train_sentencepiece(
+            ["Ada Lovelace saw London, and returned the cat."] * 50, 600
+        )
     elif kind == "bytes":
         tokenizer = Tokenizer()
     else:
