@@ -120,8 +120,8 @@ class Data(Checked):
     # Share of documents held out, by a hash of their text
     validation_fraction: Annotated[float, Range(0.0, 0.9)] = 0.05
 
-    # Trained on the source: sentencepiece (model_type bpe or unigram) or byte_level_bpe; or bytes; or
-    # existing files: a .model, tokenizer.json, vocab.txt (BERT) or vocab.bpe.
+    # Trained on the source: sentencepiece (model_type bpe or unigram) or byte_level_bpe; bytes; or
+    # existing files: a .model, tokenizer.json, vocab.txt (BERT) or vocab.bpe
     tokenizer: Annotated[str, LOCAL, TOKENIZER] = "sentencepiece(vocab_size=8192)"
     # Append to an existing tokenizer the special ids and sentinels that it lacks
     add_specials: bool = False

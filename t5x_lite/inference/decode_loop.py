@@ -46,15 +46,26 @@ class Sampling(NamedTuple):
 
 
 class StopTokens(NamedTuple):
-    """The id that ends a text, and the limit of ids that may be generated.
+    """The ids that end a text, and the limit of ids that may be generated.
 
     Attributes:
-        eos: the id that ends a text.
+        eos: an id that ends a text.
         vocab_size: only ids below this are generated, since the model's vocabulary is padded.
+        others: further ids that end a text, as LLaMA 3 has.
     """
 
     eos: int
     vocab_size: int
+    others: tuple[int, ...] = ()
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """All ids that end a text."""
+        return (self.eos, *self.others)
+
+    def is_end(self, ids: Array) -> Array:
+        """Return True where an id ends a text."""
+        return jnp.isin(ids, jnp.array(self.ends))
 
 
 class Prompt(struct.PyTreeNode):
@@ -140,7 +151,7 @@ def prefill(
     ids = sample(_allowed(logits, stop), jax.random.fold_in(key, 0), sampling)
     output = jnp.full((rows, output_slots), stop.eos).at[:, 0].set(ids)
     lengths = jnp.asarray(prompt.lengths)
-    return DecodeState(decoder, output, lengths, ids == stop.eos, jnp.array(1), key)
+    return DecodeState(decoder, output, lengths, stop.is_end(ids), jnp.array(1), key)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=(4,))
@@ -168,7 +179,7 @@ def decode(
         return state.replace(
             decoder=decoder,
             ids=state.ids.at[:, state.count].set(ids),
-            done=state.done | (ids == stop.eos),
+            done=state.done | stop.is_end(ids),
             count=state.count + 1,
         )
 
@@ -237,26 +248,26 @@ class _BeamSearch:
     def extend(self, beams: Beams, logits: Float[Array, "BK V"], decoder: DecoderState) -> Beams:
         """Extend the live texts by one token each.
 
-        The 2 K likeliest candidates are considered. At least K of them stay live, since each text
-        can end in only one way.
+        So many of the likeliest candidates are considered that at least K of them stay live: a text
+        can end in as many ways as there are ids that end it.
         """
         rows, vocab = len(beams.ids), logits.shape[-1]
         log_probabilities = jax.nn.log_softmax(_allowed(logits, self.stop))
         candidates = log_probabilities.reshape(rows, -1, vocab) + beams.scores[..., None]
-        count = min(2 * self.num_beams, candidates[0].size)
+        count = min((1 + len(self.stop.ends)) * self.num_beams, candidates[0].size)
         scores, flat = jax.lax.top_k(candidates.reshape(rows, -1), count)
         parents, ids = flat // vocab, flat % vocab
         texts = _take(beams.ids, parents).at[:, :, beams.count].set(ids)
 
         # Rank the candidates that end among the texts that ended before.
-        ends = (ids == self.stop.eos) | (beams.count + 1 >= self.until)
+        ends = self.stop.is_end(ids) | (beams.count + 1 >= self.until)
         new_scores = jnp.where(ends, self.penalised(scores, beams.count + 1.0), -jnp.inf)
         all_ended = jnp.concatenate([beams.ended_ids, texts], 1)
         all_scores = jnp.concatenate([beams.ended_scores, new_scores], 1)
         ended_scores, best = jax.lax.top_k(all_scores, self.num_beams)
 
         # Keep the best candidates that do not end, with the decoder state of their parents.
-        live = jnp.where(ids == self.stop.eos, -jnp.inf, scores)
+        live = jnp.where(self.stop.is_end(ids), -jnp.inf, scores)
         going_on, index = jax.lax.top_k(live, self.num_beams)
         parents = jnp.take_along_axis(parents, index, 1)
         flat_parents = parents + jnp.arange(rows)[:, None] * beams.scores.shape[1]

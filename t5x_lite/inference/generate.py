@@ -93,20 +93,21 @@ def output_room(config: ModelDimensions, prompt: int) -> int:
     return config.max_length - prompt
 
 
-def _output_rooms(
-    config: ModelDimensions, inputs: list[np.ndarray], max_new_tokens: int
-) -> list[int]:
+def _output_rooms(loaded: LoadedModel, inputs: list[np.ndarray], max_new_tokens: int) -> list[int]:
     """Return how many tokens are generated after each prompt.
 
     Raises:
         UserError: for an encoder, or if a prompt is too long for the position table.
     """
+    config = loaded.model
     if config.architecture == "encoder":
         raise UserError(USAGE, "generate: an encoder writes no text; use fill")
-    rooms = [min(max_new_tokens, output_room(config, len(ids))) for ids in inputs]
+    lengths = [len(ids) for ids in inputs]
+    if not config.is_encoder_decoder:
+        lengths = [len(loaded.after_start(ids)) - 1 for ids in inputs]
+    rooms = [min(max_new_tokens, output_room(config, length)) for length in lengths]
     if min(rooms) < 1:
-        longest = max(len(ids) for ids in inputs)
-        reason = f"a prompt has {longest} tokens, the model {config.max_length} positions"
+        reason = f"a prompt has {max(lengths)} tokens, the model {config.max_length} positions"
         raise UserError(USAGE, f"generate: {reason}; shorten it")
     return rooms
 
@@ -125,9 +126,9 @@ def forget_weights() -> None:
 def _prompt(loaded: LoadedModel, inputs: list[np.ndarray]) -> Prompt:
     """Lay out the ids of prompts as a batch; an encoder's prompts must not be empty."""
     config, vocabulary = loaded.model, loaded.tokenizer.vocabulary
-    longest = max(len(ids) for ids in inputs)
     # The encoder reads the prompt, and the decoder begins with the start token.
     if config.is_encoder_decoder:
+        longest = max(len(ids) for ids in inputs)
         if not all(len(ids) for ids in inputs):
             raise UserError(
                 USAGE,
@@ -142,24 +143,26 @@ def _prompt(loaded: LoadedModel, inputs: list[np.ndarray]) -> Prompt:
         return Prompt(row["decoder_tokens"], np.ones(len(inputs), np.int32), row)
 
     # One stack reads the start token, then the prompt.
-    tokens = np.full((len(inputs), bucket_length(longest + 1)), vocabulary.pad, np.int32)
-    for row, ids in zip(tokens, inputs, strict=True):
-        row[: len(ids) + 1] = [vocabulary.start, *ids]
-    return Prompt(tokens, np.array([len(ids) + 1 for ids in inputs], np.int32))
+    whole = [loaded.after_start(ids) for ids in inputs]
+    longest = max(map(len, whole))
+    tokens = np.full((len(inputs), bucket_length(longest)), vocabulary.pad, np.int32)
+    for row, ids in zip(tokens, whole, strict=True):
+        row[: len(ids)] = ids
+    return Prompt(tokens, np.array([len(ids) for ids in whole], np.int32))
 
 
 def _stop_tokens(loaded: LoadedModel) -> StopTokens:
-    vocabulary = loaded.tokenizer.vocabulary
-    return StopTokens(vocabulary.eos, vocabulary.size)
+    eos, *others = loaded.ends
+    return StopTokens(eos, loaded.tokenizer.vocabulary.size, tuple(others))
 
 
-def _until_eos(rows, counts: Sequence[int], eos: int) -> list[np.ndarray]:
-    """Return the first ids of each row, as many as its count, cut before its EOS."""
+def _until_end(rows, counts: Sequence[int], ends: tuple[int, ...]) -> list[np.ndarray]:
+    """Return the first ids of each row, as many as its count, cut before the one that ends it."""
     texts = []
     # A copy, since the loop reuses the memory
     for row, count in zip(to_host(rows).copy(), counts, strict=True):
-        ends = np.flatnonzero(row[:count] == eos)
-        texts.append(row[: ends[0] if len(ends) else count])
+        places = np.flatnonzero(np.isin(row[:count], ends))
+        texts.append(row[: places[0] if len(places) else count])
     return texts
 
 
@@ -196,7 +199,7 @@ def stream_ids(
         UserError: if the model has no decoder, or a prompt is too long, or empty for an encoder.
     """
     config, stop = loaded.model, _stop_tokens(loaded)
-    rooms = _output_rooms(config, inputs, max_new_tokens)
+    rooms = _output_rooms(loaded, inputs, max_new_tokens)
     most = max(rooms)
     with loaded.within():
         weights, prompt = _weights(loaded), _prompt(loaded, inputs)
@@ -210,7 +213,7 @@ def stream_ids(
         count = int(to_host(state.count))
         is_done = bool(to_host(state.done).all()) or count == most
         if every or is_done:
-            yield _until_eos(state.ids, [min(count, room) for room in rooms], stop.eos)
+            yield _until_end(state.ids, [min(count, room) for room in rooms], stop.ends)
         if is_done:
             return
         until = min(until + every, most) if every else most
@@ -230,7 +233,7 @@ def search_ids(
     See decode_loop.beam_search.
     """
     config, stop = loaded.model, _stop_tokens(loaded)
-    rooms = _output_rooms(config, inputs, max_new_tokens)
+    rooms = _output_rooms(loaded, inputs, max_new_tokens)
     results: list[list[tuple[np.ndarray, float]]] = [[] for _ in inputs]
     # A search ends after a number of tokens, so texts with other rooms are searched by themselves.
     for most in set(rooms):
@@ -243,7 +246,7 @@ def search_ids(
             )
         found = zip(numbers, to_host(all_ids), to_host(all_scores), strict=True)
         for number, ids, scores in found:
-            texts = _until_eos(ids, [most] * len(ids), stop.eos)
+            texts = _until_end(ids, [most] * len(ids), stop.ends)
             ranked = zip(texts, scores.tolist(), strict=True)
             results[number] = [(text, score) for text, score in ranked if np.isfinite(score)]
     return results

@@ -122,20 +122,18 @@ def score_targets(
         UserError: if the inputs are too long.
     """
     pieces = _pieces(loaded.model, inputs, targets)
-    parts: list[list[np.ndarray]] = [[] for _ in pieces]
+    parts: list[np.ndarray] = [np.zeros(0)] * len(pieces)
     lengths = [len(piece.inputs) + len(piece.targets) for piece in pieces]
     for numbers in like_lengths(lengths):
         # All batches of one length have the same number of rows, and share a compiled program.
         rows = _score_pieces(loaded, [pieces[number] for number in numbers])
         for number, row in zip(numbers, rows, strict=True):
-            # Where inputs and targets share a stack, the targets come after the inputs.
-            first = 0 if loaded.model.is_encoder_decoder else len(pieces[number].inputs)
-            parts[number] = row[:, first : first + len(pieces[number].targets)]
+            parts[number] = row
 
     # Join the pieces of each text.
     of_text: list[list[np.ndarray]] = [[np.zeros((2, 0))] for _ in targets]
     for piece, part in zip(pieces, parts, strict=True):
-        of_text[piece.text].append(np.asarray(part))
+        of_text[piece.text].append(part)
     scores = []
     for columns in of_text:
         nats, is_likeliest = np.concatenate(columns, 1)
@@ -210,14 +208,17 @@ def _pieces(
     return pieces
 
 
-def _score_pieces(loaded: LoadedModel, pieces: list[_Piece]) -> np.ndarray:
-    """Return the scores of _decoder_scores for each piece: [B, 2, D]."""
+def _score_pieces(loaded: LoadedModel, pieces: list[_Piece]) -> list[np.ndarray]:
+    """Return the scores of _decoder_scores for the targets of each piece: [2, targets]."""
     model = loaded.model
+    inputs = [piece.inputs for piece in pieces]
+    first = None
+    if not model.is_encoder_decoder:
+        # The first id that a row holds stands in the place of the start token.
+        whole = [loaded.after_start(ids) for ids in inputs]
+        first, inputs = [ids[0] for ids in whole], [ids[1:] for ids in whole]
     # Lay out rows as in training.
-    pairs = Pairs(
-        Ragged.from_rows([piece.inputs for piece in pieces]),
-        Ragged.from_rows([piece.targets for piece in pieces]),
-    )
+    pairs = Pairs(Ragged.from_rows(inputs), Ragged.from_rows([piece.targets for piece in pieces]))
 
     def bucket(lengths) -> int:
         return _row_length(int(max(lengths)), model.max_length)
@@ -230,8 +231,14 @@ def _score_pieces(loaded: LoadedModel, pieces: list[_Piece]) -> np.ndarray:
         both = bucket(pairs.inputs.lengths + pairs.targets.lengths)
         shape = RowShape(decoder=both, bidirectional_prefix=model.architecture == "prefix_decoder")
     row = lay_out(pairs, shape, loaded.tokenizer.vocabulary)
+    if first is not None:
+        row["decoder_tokens"][:, 0] = first
     with loaded.within():
-        return to_host(_decoder_scores(model, loaded.params, row))
+        scores = to_host(_decoder_scores(model, loaded.params, row))
+    # Where inputs and targets share a stack, the targets come after the inputs.
+    starts = [0] * len(inputs) if first is None else map(len, inputs)
+    parts = zip(scores, starts, pieces, strict=True)
+    return [row[:, start : start + len(piece.targets)] for row, start, piece in parts]
 
 
 @partial(jax.jit, static_argnums=0)

@@ -13,7 +13,7 @@ from t5x_lite.config import Data, Lengths, Mesh, Model, Optimizer, RunConfig
 from t5x_lite.data.tasks.task_data import TaskPlan
 from t5x_lite.data.tokenizers import tokenizer as tokenizers
 from t5x_lite.errors import USAGE, UserError, read_json
-from t5x_lite.interop import huggingface, peft
+from t5x_lite.interop import conventions, huggingface, peft
 from t5x_lite.model.heads import Params
 from t5x_lite.model.transformer import count_parameters, parameter_axes, parameter_shapes
 from t5x_lite.progress import say
@@ -71,7 +71,15 @@ def read(path: Path, tokenizer_files: str = "", add_specials: bool = False) -> L
         )
     config = default_config(model, tokenizer_files or str(path))
     resolved = resolve(config, tokenizer.vocabulary)
-    return LoadedModel(config, resolved.rows, resolved.model, tokenizer, params, step=0)
+    return LoadedModel(
+        config,
+        resolved.rows,
+        resolved.model,
+        tokenizer,
+        params,
+        step=0,
+        conventions=conventions.read(path, Path(tokenizer_files or path), tokenizer),
+    )
 
 
 def _with_more_ids(model: Model, params: Params, vocab_size: int) -> tuple[Model, Params]:
@@ -102,7 +110,8 @@ def import_model(
     """Make a run directory from a Hugging Face model."""
     loaded = read(path, tokenizer_files, add_specials)
     config = default_config(loaded.config.model, f"{workdir.resolve()}/tokenizer")
-    run_directory.create(workdir, config, loaded.tokenizer, jax.device_put(loaded.params))
+    params = jax.device_put(loaded.params)
+    run_directory.create(workdir, config, loaded.tokenizer, params, loaded.conventions)
     parameters = count_parameters(loaded.model)
     say(f"imported: {workdir}, {config.model.architecture} of {parameters:,} parameters")
 

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 from t5x_lite.config import Model, ModelDimensions
 from t5x_lite.config.roles import COMPUTATION, HEADS, settings_with, without_effect
 from t5x_lite.errors import BAD_CONFIG, BAD_DATA, UserError
+from t5x_lite.interop.config_keys import HARMLESS, NEUTRAL
 from t5x_lite.model.parts.options import canonical, write_part
 from t5x_lite.model.parts.positions import POSITIONS, make_positions, position_limit
 from t5x_lite.resolve import resolve_model
@@ -100,6 +101,10 @@ class Family:
     defaults: ConfigJson = field(default_factory=dict)
     # Settings that we can read with one value only.
     supported: ConfigJson = field(default_factory=dict)
+    # Settings that other_fields reads.
+    further: frozenset[str] = frozenset()
+    # Settings that change nothing, besides those of every family.
+    harmless: frozenset[str] = frozenset()
     # Fields of Model that have the same value in the whole family.
     constants: ModelFields
     # Compute further fields of Model from a config.json whose defaults are filled in.
@@ -126,13 +131,7 @@ class Family:
         Raises:
             UserError: if a setting is missing, or has a value that our model does not support.
         """
-        for key, value in self.supported.items():
-            if config.get(key) not in (value, None):
-                got = f"config.json: {key}={config[key]!r}"
-                raise UserError(
-                    BAD_DATA, f"{got}: models of this kind are only read with {value!r}"
-                )
-
+        self._check_keys(config)
         stated = {key: value for key, value in config.items() if value is not None}
         config = self.defaults | stated
         for key in self.settings:
@@ -153,6 +152,25 @@ class Family:
             )
         fields["activation"] = _ACTIVATIONS[activation]
         return fields
+
+    def _check_keys(self, config: ConfigJson) -> None:
+        """Refuse each setting that we do not read, unless it is known to change nothing."""
+        read = {*self.settings, *self.defaults, *self.further}
+        neutral = NEUTRAL | {key: (value,) for key, value in self.supported.items()}
+        for key, value in config.items():
+            if value is None or key in read:
+                continue
+            if key in neutral:
+                if value not in neutral[key]:
+                    expected = " or ".join(repr(one) for one in neutral[key] if one is not None)
+                    reason = f"models of this kind are only read with {expected or 'null'}"
+                    raise UserError(BAD_DATA, f"config.json: {key}={value!r}: {reason}")
+            elif key not in HARMLESS | self.harmless:
+                reason = (
+                    "no setting that is known of this kind of model, which may mean another one"
+                )
+                fix = "remove it if it changes nothing"
+                raise UserError(BAD_DATA, f"config.json: {key}={value!r}: {reason}; {fix}")
 
     def write_config(self, model: ModelDimensions) -> ConfigJson:
         """Translate a model of the family into settings of config.json."""
@@ -336,6 +354,17 @@ BERT = Family(
         "add_cross_attention": False,
         "tie_word_embeddings": True,
     },
+    # Of multilingual BERT's config.json, which no class reads.
+    harmless=frozenset(
+        {
+            "directionality",
+            "pooler_fc_size",
+            "pooler_num_attention_heads",
+            "pooler_num_fc_layers",
+            "pooler_size_per_head",
+            "pooler_type",
+        }
+    ),
     constants={
         "architecture": "encoder",
         "norm_position": "post",
@@ -393,7 +422,6 @@ ROBERTA = Family(
     settings={key: name for key, name in BERT.settings.items() if name != "activation"},
     defaults={
         **BERT.defaults,
-        "layer_norm_eps": 1e-5,
         "pad_token_id": 1,
     },
     # In `transformers` the head always applies gelu; ours applies hidden_act, so they must agree.
@@ -450,6 +478,19 @@ GPT2 = Family(
         "scale_attn_by_inverse_layer_idx": False,
         "add_cross_attention": False,
     },
+    further=frozenset({"n_inner"}),
+    # Heads of other classes; the order in which attention is computed; the length of old files.
+    harmless=frozenset(
+        {
+            "n_ctx",
+            "reorder_and_upcast_attn",
+            "summary_activation",
+            "summary_first_dropout",
+            "summary_proj_to_labels",
+            "summary_type",
+            "summary_use_proj",
+        }
+    ),
     constants={"architecture": "decoder"},
     other_fields=lambda config: {"d_ff": config.get("n_inner", 0)},
     other_settings=lambda model: {"n_inner": model.d_ff},
@@ -482,6 +523,12 @@ def _t5_fields(config: ConfigJson) -> ModelFields:
     gated, _, activation = config["feed_forward_proj"].rpartition("-")
     if gated and activation == "gelu":
         activation = "gelu_new"
+    # Version 4 writes these two, which follow from the first and win over it if they are stated.
+    for key, follows in (("dense_act_fn", activation), ("is_gated_act", bool(gated))):
+        stated = config.get(key, follows)
+        if stated != follows:
+            reason = f"feed_forward_proj={config['feed_forward_proj']!r} means {follows!r}"
+            raise UserError(BAD_DATA, f"config.json: {key}={stated!r}, but {reason}; correct one")
     positions = write_part(
         POSITIONS,
         "relative",
@@ -540,6 +587,17 @@ T5 = Family(
         "tie_word_embeddings": True,
         "dropout_rate": 0.1,
     },
+    # The tensors say whether there is a decoder.
+    further=frozenset(
+        {
+            "is_encoder_decoder",
+            "num_decoder_layers",
+            "scale_decoder_outputs",
+            "dense_act_fn",
+            "is_gated_act",
+        }
+    ),
+    harmless=frozenset({"n_positions"}),  # which relative positions do without
     constants={
         "architecture": "encoder_decoder",
         "norm": "rms_norm",
@@ -600,12 +658,22 @@ T5 = Family(
 
 def _llama_fields(config: ConfigJson) -> ModelFields:
     """Read the rotary base and the sizes of heads; scaled rotary angles are rejected."""
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default":
-        expected = "expected 'default', angles that are not scaled"
-        raise UserError(BAD_DATA, f"config.json: rope_type={kind!r}: {expected}")
-    base = float(rope.get("rope_theta", config.get("rope_theta", 10_000.0)))
+    bases = set()
+    for key in ("rope_parameters", "rope_scaling"):  # of transformers 5 and 4
+        rope = dict(config.get(key) or {})
+        for name in ("rope_type", "type"):
+            kind = rope.pop(name, "default")
+            if kind != "default":
+                expected = "expected 'default', angles that are not scaled"
+                raise UserError(BAD_DATA, f"config.json: {key}: {name}={kind!r}: {expected}")
+        bases.add(rope.pop("rope_theta", config.get("rope_theta")))
+        if rope:
+            raise UserError(BAD_DATA, f"config.json: {key}: got {rope}, expected only rope_theta")
+    bases -= {None}
+    if len(bases) > 1:
+        got = " and ".join(map(str, sorted(bases)))
+        raise UserError(BAD_DATA, f"config.json: rope_theta is {got}; correct one")
+    base = float(bases.pop()) if bases else 10_000.0
     return {
         "positions": write_part(POSITIONS, "rotary", base=base),
         "head_dim": config.get("head_dim", 0),
@@ -650,6 +718,9 @@ LLAMA = Family(
         "mlp_bias": False,
         "pretraining_tp": 1,
     },
+    further=frozenset(
+        {"rope_parameters", "rope_scaling", "rope_theta", "head_dim", "num_key_value_heads"}
+    ),
     constants={
         "architecture": "decoder",
         "feed_forward": "gated_mlp",

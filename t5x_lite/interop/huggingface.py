@@ -81,6 +81,10 @@ _COPIES = {
 }
 # Tensors of task heads: for sequences, tokens, or answers in a text.
 _TASK_HEADS = re.compile(r"(classifier|score|qa_outputs|classification_head)\..*")
+# Classes that have the head of a task in place of one that predicts tokens.
+_CLASS_OF_TASK = re.compile(
+    r"For(Sequence|Token)Classification$|For(QuestionAnswering|MultipleChoice)"
+)
 # Names in old versions of `transformers` → today's names.
 _RENAMED = {
     "LayerNorm.gamma": "LayerNorm.weight",
@@ -212,10 +216,12 @@ class TensorFiles:
 
 
 def _weight_files(path: Path) -> list[str]:
-    """Return the names of the safetensors in a directory: those in the index, if there is one."""
+    """Return the names of the safetensors in a directory: the single file or, without it, those of
+    the index, as `transformers` chooses.
+    """
     index = path / "model.safetensors.index.json"
     names = {"model.safetensors"}
-    if index.is_file():
+    if index.is_file() and not (path / "model.safetensors").is_file():
         content = read_json(index, "expected an index of safetensors")
         with user_errors(BAD_DATA, f"{index}: cannot be understood"):
             names = set(content.get("weight_map", {}).values())
@@ -228,7 +234,9 @@ def _weight_files(path: Path) -> list[str]:
         if not (path / name).is_file():
             fix = "expected a model of Hugging Face"
             if any(path.glob("*.bin")) or any(path.glob("*.pt")):
-                fix = "its weights are pickled, which can run any code; save them as safetensors"
+                convert = "AutoModelForPreTraining.from_pretrained(IN).save_pretrained(OUT)"
+                fix = "its weights are pickled, which can run any code; "
+                fix += f"if you trust them, convert them with transformers: {convert}"
             raise UserError(NO_FILE, f"{path}: has no {name}; {fix}")
     return sorted(names)
 
@@ -301,8 +309,11 @@ def _has_lm_head(family: Family, model: Model, config: ConfigJson, tensors: Tens
     """Return True if the files hold a head that predicts tokens.
 
     A head that is the embedding table has no tensor of its own. It is taken to be there, unless
-    config.json of a T5 names the class without a head.
+    config.json names the class of a task or, of a T5, the class without a head.
     """
+    architectures = config.get("architectures") or []
+    if architectures and all(_CLASS_OF_TASK.search(str(name)) for name in architectures):
+        return False
     dimensions = resolve_model(model, model.vocab_size, max_length=model.max_length or 1)
     names = [path for path in by_path(parameter_shapes(dimensions)) if path.startswith("head/")]
     if not names:
@@ -361,6 +372,8 @@ def _read_parameter(
     without_padding = tuple(slice(size) for size in parameter.layer_shape)
     for i, name in enumerate(parameter.tensors):
         layers[i][without_padding] = parameter.from_tensor(tensors[name])
+        if not np.isfinite(layers[i]).all():
+            raise UserError(BAD_DATA, f"the tensor {name} holds values that are not finite numbers")
     return array
 
 

@@ -13,9 +13,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from t5x_lite import locks, storage
@@ -38,7 +39,16 @@ from t5x_lite.data.store.prepare import prepare
 from t5x_lite.data.tasks.task_data import TaskData, TaskPlan
 from t5x_lite.data.tokenizers import tokenizer as tokenizers
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
-from t5x_lite.errors import BAD_CONFIG, BAD_DATA, IO_ERROR, NO_FILE, USAGE, UserError, read_json
+from t5x_lite.errors import (
+    BAD_CONFIG,
+    BAD_DATA,
+    IO_ERROR,
+    NO_FILE,
+    USAGE,
+    UserError,
+    read_json,
+    user_errors,
+)
 from t5x_lite.model.check import check_model
 from t5x_lite.model.heads import Params, is_of_head
 from t5x_lite.model.parts.positions import position_limit
@@ -209,7 +219,13 @@ def check_same_text(workdir: Path, data: RunData) -> None:
             )
 
 
-def create(workdir: Path, config: RunConfig, tokenizer: Tokenizer, params: Params) -> None:
+def create(
+    workdir: Path,
+    config: RunConfig,
+    tokenizer: Tokenizer,
+    params: Params,
+    conventions: "Conventions | None" = None,
+) -> None:
     """Create a run directory for a model that was not trained here: its config, its tokenizer, and
     its parameters as step 0. Runs with this config start from these parameters.
     """
@@ -226,10 +242,37 @@ def create(workdir: Path, config: RunConfig, tokenizer: Tokenizer, params: Param
         checkpoints.close()
     config = replace(config, init_from=str(storage.durable_path(workdir.resolve())))
     write_atomically(workdir / "config.json", json.dumps(to_dict(config), indent=2))
+    if conventions is not None:
+        write_atomically(workdir / _CONVENTIONS, json.dumps(conventions._asdict(), indent=2))
     storage.push(workdir)
 
 
 # Reading.
+
+_CONVENTIONS = "generation.json"  # of a model that was imported
+
+
+class Conventions(NamedTuple):
+    """How texts begin and end for a model that was not trained here.
+
+    Attributes:
+        begin: ids that its tokenizer puts before a text. A model trained here reads the start
+            token, with which its rows began.
+        ends: ids that end a text, besides the vocabulary's end of text.
+    """
+
+    begin: tuple[int, ...]
+    ends: tuple[int, ...] = ()
+
+
+def _read_conventions(workdir: Path) -> Conventions | None:
+    """Return the conventions of an imported model; None for a run that was trained here."""
+    path = workdir / _CONVENTIONS
+    if not path.exists():
+        return None
+    record = read_json(path, "bring it back, or import the model again")
+    with user_errors(BAD_DATA, f"{path}: cannot be understood"):
+        return Conventions(tuple(map(int, record["begin"])), tuple(map(int, record["ends"])))
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,6 +287,23 @@ class LoadedModel:
     step: int  # number of steps that it was trained for
     mesh: DeviceMesh | None = None  # mesh over which parameters are sharded; None: one device
     permitted: Modules = field(default_factory=permitted_code)  # modules that its config may name
+    conventions: Conventions | None = None  # of a model that was imported
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Ids that end a text, the vocabulary's end of text first."""
+        eos = self.tokenizer.vocabulary.eos
+        others = self.conventions.ends if self.conventions else ()
+        return (eos, *(i for i in others if i != eos))
+
+    def after_start(self, ids: np.ndarray) -> np.ndarray:
+        """Return what a decoder reads before it predicts what follows these ids: they come after
+        the start token or, for an imported model, after what its tokenizer puts before a text.
+        """
+        start = self.tokenizer.vocabulary.start
+        begin = (start,) if self.conventions is None else self.conventions.begin
+        whole = np.concatenate([np.array(begin, np.int32), ids]).astype(np.int32)
+        return whole if len(whole) else np.array([start], np.int32)
 
     def check_predicts_tokens(self, command: str) -> None:
         """Raise UserError if the model has no language model head, or reads a prompt that it
@@ -312,7 +372,16 @@ def load(workdir: Path, mesh: Mesh | None = None) -> LoadedModel:
         sizes = replace(mesh, **device_mesh.shape)
         check_model(model, resolved.rows.shape, sizes)
     params, step = _load_parameters(workdir, resolved, model, device_mesh)
-    return LoadedModel(resolved.config, resolved.rows, model, tokenizer, params, step, device_mesh)
+    return LoadedModel(
+        resolved.config,
+        resolved.rows,
+        model,
+        tokenizer,
+        params,
+        step,
+        device_mesh,
+        conventions=_read_conventions(workdir) if step == 0 else None,
+    )
 
 
 def model_here(model: ModelDimensions) -> ModelDimensions:

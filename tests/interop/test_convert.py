@@ -7,10 +7,14 @@ import jax
 import numpy as np
 import pytest
 from conftest import run, run_apart, sentences, with_devices
+from inference.untrained import full_logits
 from interop_cases import change_config, make_dimensions, make_params
 
 from t5x_lite.config import Model
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
+from t5x_lite.errors import UserError
+from t5x_lite.inference.generate import generate_ids, search_ids
+from t5x_lite.inference.score import target_log_probabilities
 from t5x_lite.interop import convert, huggingface
 from t5x_lite.progress import messages_to
 from t5x_lite.training import run_directory
@@ -41,7 +45,14 @@ def lie_about_a_shape(path: Path) -> None:
     )
 
 
+def change_a_tensor(path: Path, value: float) -> None:
+    tensors = load_file(path / WEIGHTS)
+    tensors["transformer.h.1.ln_1.bias"][3] = value
+    save_file(tensors, path / WEIGHTS)
+
+
 def point_outside(path: Path) -> None:
+    (path / WEIGHTS).rename(path / "model-00001-of-00001.safetensors")
     index = {"weight_map": {"a": "../secret"}}
     (path / "model.safetensors.index.json").write_text(json.dumps(index))
 
@@ -62,6 +73,8 @@ BROKEN = {
     "no usable safetensors": lambda path: (path / WEIGHTS).write_bytes(b"\0" * 50),
     "pickled": lambda path: (path / WEIGHTS).rename(path / "pytorch_model.bin"),
     "expected one in the same directory": point_outside,
+    "not finite": lambda path: change_a_tensor(path, np.nan),
+    "no setting that is known": lambda path: change_config(path, sliding_window=4096),
     "cannot be read": lambda path: (path / "config.json").write_text("{"),
     "no such file": lambda path: (path / "config.json").unlink(),
     "has none of": lambda path: (path / "tokenizer.json").unlink(),
@@ -230,6 +243,110 @@ def test_where_decoders_begin(tmp_path):
     assert (
         f"decoder_start_token_id is 7; with this tokenizer decoders begin with {start}" in lines[0]
     )
+
+
+def test_a_stale_index_does_not_win_over_the_file(gpt2):
+    """As in `transformers`, which takes model.safetensors where there is one."""
+    params = convert.read(gpt2).params
+    index = {"weight_map": {"transformer.wte.weight": "model-00001-of-00002.safetensors"}}
+    (gpt2 / "model.safetensors.index.json").write_text(json.dumps(index))
+    np.testing.assert_array_equal(convert.read(gpt2).params["embedding"], params["embedding"])
+
+
+@pytest.mark.parametrize("name", ["ForSequenceClassification", "ForTokenClassification"])
+def test_a_classifier_is_not_taken_as_a_language_model(gpt2, name):
+    assert convert.read(gpt2).model.lm_head
+    change_config(gpt2, architectures=[f"GPT2{name}"])
+    assert not convert.read(gpt2).model.lm_head
+
+
+# How texts begin and end.
+
+
+def with_start(loaded, ids) -> list[int]:
+    """What a decoder reads before it goes on after these ids."""
+    return loaded.after_start(np.array(ids, np.int32)).tolist()
+
+
+def test_a_text_begins_as_the_tokenizer_begins_it(gpt2, tmp_path):
+    """Ours writes <s> before a text; GPT-2's own adds nothing."""
+    loaded = convert.read(gpt2)
+    bos = loaded.tokenizer.vocabulary.bos
+    assert with_start(loaded, [7, 8]) == [bos, 7, 8]
+    description = json.loads((gpt2 / "tokenizer.json").read_text())
+    bare = description | {"post_processor": None}
+    (gpt2 / "tokenizer.json").write_text(json.dumps(bare))
+    assert with_start(convert.read(gpt2), [7, 8]) == [7, 8]
+    assert with_start(convert.read(gpt2), []) == [bos]  # something must be read
+    both = {"type": "Sequence", "processors": [description["post_processor"]]}
+    (gpt2 / "tokenizer.json").write_text(json.dumps(description | {"post_processor": both}))
+    assert with_start(convert.read(gpt2), [7]) == [bos, 7]
+    settings = json.loads((gpt2 / "tokenizer_config.json").read_text())
+    settings["add_bos_token"] = False
+    (gpt2 / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert with_start(convert.read(gpt2), [7]) == [7]
+    # It is kept by an import, and given up once the model is trained on rows that begin with <s>.
+    convert.import_model(gpt2, tmp_path / "run", "")
+    assert with_start(run_directory.load(tmp_path / "run"), [7]) == [7]
+
+
+def test_the_prompt_is_what_was_given(gpt2):
+    """Greedy continuations and scores, by a loop that puts nothing before the prompt."""
+    (gpt2 / "tokenizer_config.json").write_text('{"add_bos_token": false}')
+    loaded = convert.read(gpt2)
+    prompt = [104, 105, 33]
+    ids = list(prompt)
+    for _ in range(6):
+        of_tokenizer = full_logits(loaded, "decoder", [ids])[
+            0, -1, : loaded.tokenizer.vocabulary.size
+        ]
+        ids.append(int(of_tokenizer.argmax()))
+    (written,) = generate_ids(loaded, [np.array(prompt)], max_new_tokens=6)
+    ends = [i for i in ids[3:] if i in loaded.ends]
+    assert written.tolist() == (ids[3:] if not ends else ids[3 : ids.index(ends[0])])
+    target = np.array([65, 66, 67])
+    (nats,) = target_log_probabilities(loaded, [np.array(prompt)], [target])
+    log_probabilities = jax.nn.log_softmax(
+        full_logits(loaded, "decoder", [[*prompt, *target[:-1]]])[0]
+    )
+    np.testing.assert_allclose(nats, log_probabilities[[2, 3, 4], target], rtol=1e-4)
+
+
+@pytest.mark.parametrize("beams", [1, 2])
+def test_each_of_several_ids_ends_a_text(gpt2, beams):
+    """As LLaMA 3 has them, in generation_config.json or config.json."""
+
+    def write_after(prompt):
+        loaded = convert.read(gpt2)
+        if beams == 1:
+            return generate_ids(loaded, [prompt], max_new_tokens=9)[0].tolist()
+        return search_ids(loaded, [prompt], beams, max_new_tokens=9)[0][0][0].tolist()
+
+    prompt = np.array([104, 105])
+    whole = write_after(prompt)
+    eos = convert.read(gpt2).tokenizer.vocabulary.eos
+    change_config(gpt2, eos_token_id=[eos, whole[0]])
+    first = write_after(prompt)
+    assert first == [] if beams == 1 else whole[0] not in first
+    content = {"eos_token_id": [eos, 3], "do_sample": True, "temperature": 0.6}
+    (gpt2 / "generation_config.json").write_text(json.dumps(content))
+    assert convert.read(gpt2).ends == (eos, 3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"repetition_penalty": 1.2}, "repetition_penalty=1.2 changes what is generated"),
+        ({"suppress_tokens": [5]}, r"suppress_tokens=\[5\] changes"),
+        ({"something_new": 1}, "something_new=1 is no setting that is known"),
+        ({"eos_token_id": [1, 10**6]}, "eos_token_id is 1000000, expected an id below"),
+        ({"eos_token_id": "</s>"}, "eos_token_id is '</s>'"),
+    ],
+)
+def test_settings_of_generation_that_are_not_ours_are_refused(gpt2, settings, message):
+    (gpt2 / "generation_config.json").write_text(json.dumps(settings))
+    with pytest.raises(UserError, match=message):
+        convert.read(gpt2)
 
 
 def test_a_tokenizer_that_lies_elsewhere(tmp_path, gpt2):

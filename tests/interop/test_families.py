@@ -124,6 +124,66 @@ def test_where_llama_states_its_angles():
             LLAMA.read_config({**LLAMA_CONFIG, "rope_scaling": {key: "linear"}})
 
 
+@pytest.mark.parametrize(
+    ("family", "config", "settings", "message"),
+    [
+        # Two keys that say different things; both are read.
+        (T5, "T5", {"dense_act_fn": "gelu_new"}, "dense_act_fn='gelu_new', but .* means 'relu'"),
+        (T5, "T5", {"is_gated_act": True}, "is_gated_act=True, but"),
+        (
+            LLAMA,
+            "LLAMA",
+            {
+                "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+                "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+            },
+            "rope_scaling: rope_type='linear'",
+        ),
+        (
+            LLAMA,
+            "LLAMA",
+            {"rope_parameters": {"rope_theta": 1e4}, "rope_theta": 5e5},
+            "rope_theta is 10000.0 and 500000.0; correct one",
+        ),
+        (LLAMA, "LLAMA", {"rope_parameters": {"factor": 8.0}}, "expected only rope_theta"),
+        # Keys of which nothing is known.
+        (LLAMA, "LLAMA", {"sliding_window": 4096}, "sliding_window=4096: no setting that is known"),
+        (BERT, "ROBERTA", {"embedding_size": 8}, "embedding_size=8: no setting that is known"),
+        # Keys that are known to matter.
+        (GPT2, "GPT2", {"quantization_config": {"bits": 4}}, "only read with null"),
+        (GPT2, "GPT2", {"pruned_heads": {"0": [1]}}, "pruned_heads"),
+        (GPT2, "GPT2", {"is_decoder": True}, "is_decoder=True"),
+    ],
+)
+def test_a_setting_that_is_not_read_is_known_to_be_harmless(family, config, settings, message):
+    of_family = {"T5": T5_CONFIG, "LLAMA": LLAMA_CONFIG, "ROBERTA": ROBERTA_CONFIG}
+    stated = {**of_family.get(config, GPT2_CONFIG), **settings}
+    with pytest.raises(UserError, match=message):
+        family.read_config(stated)
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_what_every_config_has_is_read(model_type):
+    """Keys that say nothing of the computation, and neutral values."""
+    family = FAMILIES[model_type]
+    configs = {"t5": T5_CONFIG, "llama": LLAMA_CONFIG, "gpt2": GPT2_CONFIG}
+    config = configs.get(model_type, ROBERTA_CONFIG)
+    plain = family.read_config(config)
+    more = {
+        "architectures": ["X"],
+        "_name_or_path": "x",
+        "torch_dtype": "bfloat16",
+        "use_cache": False,
+        "id2label": {"0": "no"},
+        "task_specific_params": {"a": {"length_penalty": 2.0}},
+        "is_decoder": False,
+        "pruned_heads": {},
+        "repetition_penalty": 1.0,
+        "transformers_version": "4.57.1",
+    }
+    assert family.read_config(config | more) == plain
+
+
 def test_config_files_that_cannot_be_read():
     with pytest.raises(UserError, match=r"tie_word_embeddings=False: .* only read with True"):
         BERT.read_config({**ROBERTA_CONFIG, "tie_word_embeddings": False})

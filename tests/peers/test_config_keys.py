@@ -1,0 +1,36 @@
+"""The keys of `transformers`' own classes: each is read, or known to change nothing."""
+
+import pytest
+
+pytest.importorskip("transformers", reason="make test-peers has it")
+
+import transformers
+
+from t5x_lite.interop.config_keys import (
+    GENERATION_HARMLESS,
+    GENERATION_NEUTRAL,
+    HARMLESS,
+    NEUTRAL,
+)
+from t5x_lite.interop.families import FAMILIES
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_every_key_of_a_class_is_known_with_its_default(model_type):
+    family = FAMILIES[model_type]
+    config = transformers.AutoConfig.for_model(model_type).to_dict()
+    known = {*family.settings, *family.defaults, *family.further, *family.supported}
+    known |= {*family.harmless, *NEUTRAL, *HARMLESS}
+    assert set(config) <= known
+    family.read_config(config)  # its defaults are neutral
+    for key, value in family.defaults.items():
+        assert config[key] == value, key
+    for key, value in family.supported.items():
+        assert config.get(key, value) == value, key
+
+
+def test_every_key_of_generation_is_known():
+    config = transformers.GenerationConfig().to_dict()
+    assert set(config) <= {*GENERATION_HARMLESS, *GENERATION_NEUTRAL}
+    for key, values in GENERATION_NEUTRAL.items():
+        assert config.get(key) in (None, *values), key
