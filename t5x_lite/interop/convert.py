@@ -146,7 +146,9 @@ def export_model(
         say(f"exported: {path}, for peft on the exported base as {class_name}")
         return
     model, params = merge_low_rank(model, params)
-    class_name = huggingface.write(path, model, params, loaded.tokenizer, dtype, task_head)
+    class_name = huggingface.write(
+        path, model, params, loaded.tokenizer, dtype, task_head, loaded.ends
+    )
     say(f"exported: {path}, for {class_name}.from_pretrained")
 
 

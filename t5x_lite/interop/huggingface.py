@@ -9,7 +9,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -408,6 +408,7 @@ def write(
     tokenizer: Tokenizer,
     dtype: str = "float32",
     task_head: TaskHead | None = None,
+    ends: Sequence[int] = (),
 ) -> str:
     """Write a model for `from_pretrained`.
 
@@ -417,6 +418,7 @@ def write(
         tokenizer: is written too.
         dtype: type of the tensors, a name in DTYPES.
         task_head: the head of the task that the model has learned, if it has one.
+        ends: ids that end a text, if there are several.
 
     Returns:
         the name of the model's class in `transformers`.
@@ -446,7 +448,7 @@ def write(
         "dtype": dtype,
         "torch_dtype": dtype,  # what transformers 4 calls it
     }
-    config.update(_special_ids(model, tokenizer.vocabulary))
+    config.update(_special_ids(model, tokenizer.vocabulary, ends))
     config.update(family.write_config(model))
     if task_head is not None:
         config.update(task_head.settings)
@@ -492,11 +494,11 @@ def _make_tensors(
     return tensors
 
 
-def _special_ids(model: ModelDimensions, vocabulary: Vocabulary) -> ConfigJson:
+def _special_ids(model: ModelDimensions, vocabulary: Vocabulary, ends: Sequence[int]) -> ConfigJson:
     """Return the settings of config.json that name special ids."""
-    ids = {
+    ids: ConfigJson = {
         "pad_token_id": vocabulary.pad,
-        "eos_token_id": vocabulary.eos,
+        "eos_token_id": list(ends) if len(ends) > 1 else vocabulary.eos,
         "bos_token_id": vocabulary.start,
     }
     if model.is_encoder_decoder:

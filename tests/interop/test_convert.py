@@ -313,7 +313,7 @@ def test_the_prompt_is_what_was_given(gpt2):
 
 
 @pytest.mark.parametrize("beams", [1, 2])
-def test_each_of_several_ids_ends_a_text(gpt2, beams):
+def test_each_of_several_ids_ends_a_text(gpt2, tmp_path, beams):
     """As LLaMA 3 has them, in generation_config.json or config.json."""
 
     def write_after(prompt):
@@ -331,6 +331,11 @@ def test_each_of_several_ids_ends_a_text(gpt2, beams):
     content = {"eos_token_id": [eos, 3], "do_sample": True, "temperature": 0.6}
     (gpt2 / "generation_config.json").write_text(json.dumps(content))
     assert convert.read(gpt2).ends == (eos, 3)
+    # They are kept by an import, and written by an export.
+    convert.import_model(gpt2, tmp_path / "run", "")
+    assert run_directory.load(tmp_path / "run").ends == (eos, 3)
+    convert.export_model(tmp_path / "run", tmp_path / "out", "float32")
+    assert json.loads((tmp_path / "out/config.json").read_text())["eos_token_id"] == [eos, 3]
 
 
 @pytest.mark.parametrize(
