@@ -48,6 +48,8 @@ def add_options(command: argparse.ArgumentParser) -> None:
         default=[],
         help="stop before this string; may be repeated",
     )
+    help = "names of special tokens in a prompt, such as <extra_id_0>, stand for them, not for text"
+    add("--special-tokens", action="store_true", help=help)
     add("--examples", help='solved examples for the prompt: JSON lines {"input": …, "target": …}')
     add("--shots", type=number_type(0), help="number of examples, drawn by --seed; default: all")
     add("--template", help="text of an example; default: '{input} => {target}\\n'")
@@ -63,6 +65,7 @@ def run(args: argparse.Namespace) -> None:
         "seed",
         "num_beams",
         "length_penalty",
+        "special_tokens",
     )
     options: dict[str, Any] = {name: getattr(args, name) for name in names}
     options["stop"] = tuple(map(_unescaped, args.stop))

@@ -53,6 +53,8 @@ class Options(Checked):
     num_beams: Positive = 1  # above 1: the best text of a beam search, without sampling
     length_penalty: Annotated[float, Range(0.0)] = 0.6
     stop: tuple = ()  # cut the text before the first of these strings
+    # The names of special tokens in a prompt, such as <extra_id_0>, stand for them; False: are text
+    special_tokens: bool = False
 
     def _contradictions(self) -> Iterator[str]:
         if not all(isinstance(word, str) and word for word in self.stop):
@@ -252,17 +254,21 @@ def search_ids(
     return results
 
 
-def encode_prompts(loaded: LoadedModel, prompts: Sequence[str]) -> list[np.ndarray]:
+def encode_prompts(
+    loaded: LoadedModel, prompts: Sequence[str], special_tokens: bool = False
+) -> list[np.ndarray]:
     """Encode prompts, ending in EOS if an encoder reads them and was trained with EOS.
 
     That is so for span corruption and for tasks.
+
+    Args:
+        special_tokens: the names of special tokens stand for them; otherwise they are text.
     """
+    tokenizer = loaded.tokenizer
+    encode = tokenizer.encode_with_specials if special_tokens else tokenizer.encode
     ends_in_eos = loaded.model.is_encoder_decoder and loaded.rows.inputs_end_in_eos
     eos = [loaded.tokenizer.vocabulary.eos] if ends_in_eos else []
-    return [
-        np.concatenate([loaded.tokenizer.encode(prompt), eos]).astype(np.int32)
-        for prompt in prompts
-    ]
+    return [np.concatenate([encode(prompt), eos]).astype(np.int32) for prompt in prompts]
 
 
 def _checked_options(loaded: LoadedModel, prompts: Sequence[str], options: dict) -> Options:
@@ -304,7 +310,8 @@ def stream_texts(
     if not prompts:
         yield []
         return
-    yield from _stream(loaded, encode_prompts(loaded, prompts), every, checked)
+    inputs = encode_prompts(loaded, prompts, checked.special_tokens)
+    yield from _stream(loaded, inputs, every, checked)
 
 
 def continue_inputs(

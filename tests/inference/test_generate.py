@@ -10,7 +10,7 @@ from model.proofs import random_params
 
 import t5x_lite
 from t5x_lite.errors import UserError
-from t5x_lite.inference.generate import continue_texts, stream_texts
+from t5x_lite.inference.generate import continue_texts, encode_prompts, generate_ids, stream_texts
 from t5x_lite.training import run_directory
 
 
@@ -62,6 +62,19 @@ def test_options_that_mean_nothing_are_refused(make, options, message):
     decoder = untrained(make, "causal_lm", "decoder")
     with pytest.raises(UserError, match=message):
         continue_texts(decoder, ["a"], **options)
+
+
+def test_special_tokens_in_a_prompt_are_text_unless_they_are_asked_for(make):
+    loaded = untrained(make, "causal_lm", "decoder")
+    vocabulary = loaded.tokenizer.vocabulary
+    (plain,) = encode_prompts(loaded, ["a[MASK]<extra_id_12>"])
+    assert plain.tolist() == list(b"a[MASK]<extra_id_12>")
+    (read,) = encode_prompts(loaded, ["a[MASK]<extra_id_12>"], special_tokens=True)
+    assert read.tolist() == [97, vocabulary["[MASK]"], vocabulary.sentinel(12)]
+    (ids,) = generate_ids(loaded, [read], max_new_tokens=5)
+    options = {"special_tokens": True, "max_new_tokens": 5}
+    (text,) = continue_texts(loaded, ["a[MASK]<extra_id_12>"], **options)
+    assert text == loaded.tokenizer.decode_after(read, ids)
 
 
 def test_lists_of_texts_are_continued(make):

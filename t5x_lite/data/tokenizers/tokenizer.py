@@ -7,6 +7,7 @@ existing tokenizer does not know.
 import hashlib
 import io
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
@@ -77,6 +78,27 @@ class Tokenizer:
         """
         ids = self.model.encode(LONE_SURROGATE.sub("\ufffd", text))
         return np.asarray(ids, np.int32)
+
+    def encode_with_specials(self, text: str) -> np.ndarray:
+        """Encode a text in which the names of special tokens stand for them: int32 [tokens]. The
+        text between them is encoded piece by piece.
+
+        >>> tokenizer = Tokenizer()
+        >>> ids = tokenizer.encode_with_specials("a<extra_id_0>b</s>")
+        >>> ids.tolist() == [97, tokenizer.vocabulary.sentinel(0), 98, tokenizer.vocabulary.eos]
+        True
+        """
+        vocabulary = self.vocabulary
+        names = {f"<extra_id_{i}>": vocabulary.sentinel(i) for i in range(vocabulary.sentinels)}
+        names |= vocabulary.specials
+        longest_first = sorted(names, key=len, reverse=True)
+        pieces = re.split(f"({'|'.join(map(re.escape, longest_first))})", text)
+        ids = [
+            np.array([names[piece]], np.int32) if piece in names else self.encode(piece)
+            for piece in pieces
+            if piece
+        ]
+        return np.concatenate(ids) if ids else self.encode("")
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of ids. Special ids are written by name, such as <extra_id_0>."""
