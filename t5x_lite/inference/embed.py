@@ -76,7 +76,13 @@ def save(path: Path, vectors: list[np.ndarray]) -> None:
 def _hidden_states(loaded: LoadedModel, texts: list[str]) -> list[np.ndarray]:
     """Return the hidden states [T, D] of each text, without padding, in float32."""
     model, vocabulary = loaded.model, loaded.tokenizer.vocabulary
-    ids = [_framed(loaded.tokenizer.encode(text), model, vocabulary) for text in texts]
+    encoded = [loaded.tokenizer.encode(text) for text in texts]
+    first = None
+    if model.architecture in ("decoder", "prefix_decoder"):
+        # The first id that a row holds stands in the place of the start token.
+        read = [loaded.after_start(ids) for ids in encoded]
+        first, encoded = [ids[0] for ids in read], [ids[1:] for ids in read]
+    ids = [_framed(of_text, model, vocabulary) for of_text in encoded]
     longest = max(map(len, ids))
     if position_limit(model) is not None and longest > model.max_length:
         reason = f"a text has {longest} tokens, the model reads {model.max_length}"
@@ -98,6 +104,8 @@ def _hidden_states(loaded: LoadedModel, texts: list[str]) -> list[np.ndarray]:
         pairs = Pairs(nothing, inputs)
         shape = RowShape(decoder=length, bidirectional_prefix=prefix)
     row = lay_out(pairs, shape, vocabulary)
+    if first is not None:
+        row["decoder_tokens"][:, 0] = first
     with loaded.within():
         hidden = _read(model, loaded.params, row)
         states = to_host(hidden).astype(np.float32)

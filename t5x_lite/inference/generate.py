@@ -1,7 +1,8 @@
 """Continue texts: greedily, by sampling, or by beam search.
 
-A decoder reads the start token and the prompt; a prefix decoder reads both bidirectionally. In an
-encoder-decoder, the encoder reads the prompt and the decoder begins with the start token.
+A decoder reads the start token and the prompt; an imported one reads what its tokenizer puts before
+the prompt. A prefix decoder reads both bidirectionally. In an encoder-decoder, the encoder reads
+the prompt and the decoder begins with the start token.
 """
 
 from collections.abc import Iterator, Sequence
@@ -144,7 +145,7 @@ def _prompt(loaded: LoadedModel, inputs: list[np.ndarray]) -> Prompt:
         row = lay_out(pairs, RowShape(encoder=length, decoder=1), vocabulary)
         return Prompt(row["decoder_tokens"], np.ones(len(inputs), np.int32), row)
 
-    # One stack reads the start token, then the prompt.
+    # One stack reads the start token or what stands in its place, then the prompt.
     whole = [loaded.after_start(ids) for ids in inputs]
     longest = max(map(len, whole))
     tokens = np.full((len(inputs), bucket_length(longest)), vocabulary.pad, np.int32)

@@ -121,7 +121,7 @@ def score_targets(
     Raises:
         UserError: if the inputs are too long.
     """
-    pieces = _pieces(loaded.model, inputs, targets)
+    pieces = _pieces(loaded, inputs, targets)
     parts: list[np.ndarray] = [np.zeros(0)] * len(pieces)
     lengths = [len(piece.inputs) + len(piece.targets) for piece in pieces]
     for numbers in like_lengths(lengths):
@@ -184,13 +184,14 @@ def like_lengths(lengths: Sequence[int]) -> Iterator[list[int]]:
 
 
 def _pieces(
-    model: ModelDimensions, inputs: list[np.ndarray], targets: list[np.ndarray]
+    loaded: LoadedModel, inputs: list[np.ndarray], targets: list[np.ndarray]
 ) -> list[_Piece]:
     """Cut targets into pieces that fit a row, each after all of its inputs.
 
     Raises:
         UserError: if the inputs leave no room.
     """
+    model = loaded.model
     pieces = []
     for number, (context, ids) in enumerate(zip(inputs, targets, strict=True)):
         # On one stack, inputs and targets share the positions of a row.
@@ -198,7 +199,7 @@ def _pieces(
             room = model.max_length
             fits = position_limit(model) is None or len(context) <= model.max_length
         else:
-            room = model.max_length - len(context)
+            room = model.max_length - (len(loaded.after_start(context)) - 1)
             fits = room > 0
         if not fits:
             reason = f"the context has {len(context)} tokens, the model reads {model.max_length}"

@@ -53,11 +53,8 @@ HARMLESS = {
     "temperature",
     "top_k",
     "top_p",
-    "typical_p",
     "return_dict_in_generate",
     "output_scores",
-    "num_beam_groups",
-    "diversity_penalty",
 }
 
 # Keys of every config.json, with the values that change nothing.
@@ -66,6 +63,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "bad_words_ids": (None, []),
     "begin_suppress_tokens": (None, []),
     "cross_attention_hidden_size": (None,),
+    "diversity_penalty": (0, 0.0),
     "encoder_no_repeat_ngram_size": (0,),
     "exponential_decay_length_penalty": (None,),
     "forced_bos_token_id": (None,),
@@ -74,6 +72,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "is_encoder_decoder": (False,),
     "min_length": (0,),
     "no_repeat_ngram_size": (0,),
+    "num_beam_groups": (1,),
     "pruned_heads": (None, {}),
     "quantization_config": (None,),
     "remove_invalid_values": (False,),
@@ -81,6 +80,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "suppress_tokens": (None, []),
     "tf_legacy_loss": (False,),
     "tie_encoder_decoder": (False,),
+    "typical_p": (1, 1.0),
     "use_bfloat16": (False,),
 }
 
@@ -138,7 +138,6 @@ GENERATION_HARMLESS = {
 GENERATION_NEUTRAL: dict[str, tuple[Any, ...]] = {
     **{key: values for key, values in NEUTRAL.items() if key != "pruned_heads"},
     "constraints": (None,),
-    "diversity_penalty": (0, 0.0),
     "dola_layers": (None,),
     "encoder_repetition_penalty": (1, 1.0),
     "epsilon_cutoff": (0, 0.0),
@@ -147,12 +146,10 @@ GENERATION_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "guidance_scale": (None, 1, 1.0),
     "min_new_tokens": (None, 0),
     "min_p": (None, 0, 0.0),
-    "num_beam_groups": (1,),
     "penalty_alpha": (None, 0, 0.0),
     "renormalize_logits": (False,),
     "sequence_bias": (None, {}),
     "stop_strings": (None, []),
     "top_h": (None,),
-    "typical_p": (None, 1, 1.0),
     "watermarking_config": (None,),
 }

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
-from t5x_lite.errors import BAD_DATA, UserError, read_json
+from t5x_lite.errors import BAD_DATA, UserError, read_json, user_errors
 from t5x_lite.interop.config_keys import GENERATION_HARMLESS, GENERATION_NEUTRAL
-from t5x_lite.training.run_directory import Conventions
+from t5x_lite.training.run_directory import Conventions, check_ids
 
 
 def read(path: Path, tokenizer_files: Path, tokenizer: Tokenizer) -> Conventions:
@@ -27,32 +27,43 @@ def read(path: Path, tokenizer_files: Path, tokenizer: Tokenizer) -> Conventions
 
 def _begin(directory: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
     """Return the ids that a tokenizer puts before a text for a decoder."""
-    bos = tokenizer.vocabulary.bos
+    vocabulary = tokenizer.vocabulary
     settings = _read_if_there(directory / "tokenizer_config.json")
     adds_bos = settings.get("add_bos_token")
-    if isinstance(adds_bos, bool):
-        return (bos,) if adds_bos and bos is not None else ()
+    if adds_bos is False:
+        return ()
+    stated = settings.get("bos_token")
+    name = stated.get("content") if isinstance(stated, dict) else stated
+    bos = vocabulary.bos if name is None else vocabulary.specials.get(name)
+    if adds_bos is True:
+        if bos is None:
+            reason = f"add_bos_token is true, but the vocabulary has no {name or 'bos_token'}"
+            raise UserError(BAD_DATA, f"{directory}/tokenizer_config.json: {reason}; correct one")
+        return (bos,)
+    where = f"{directory}/tokenizer.json"
     description = _read_if_there(directory / "tokenizer.json")
     if description:
-        return _before_text(description.get("post_processor"))
+        with user_errors(BAD_DATA, f"{where}: its post_processor cannot be understood"):
+            ids = _before_text(description.get("post_processor"))
+        return check_ids(ids, vocabulary, f"{where}: post_processor")
     # LLaMA's class adds <s> unless it is told not to; GPT-2's adds nothing.
     return (bos,) if tokenizer.model.kind == "sentencepiece" and bos is not None else ()
 
 
-def _before_text(processor: dict[str, Any] | None) -> tuple[int, ...]:
+def _before_text(processor: dict[str, Any] | None) -> list[int]:
     """Return the special ids before a text by the post-processor of a `tokenizers` file."""
     if not processor:
-        return ()
+        return []
     if processor["type"] == "Sequence":
-        return tuple(i for part in processor["processors"] for i in _before_text(part))
+        return [i for part in processor["processors"] for i in _before_text(part)]
     if processor["type"] != "TemplateProcessing":
-        return ()
+        return []
     ids: list[int] = []
     for part in processor["single"]:
         if "SpecialToken" not in part:
             break
         ids += processor["special_tokens"][part["SpecialToken"]["id"]]["ids"]
-    return tuple(ids)
+    return ids
 
 
 def _ends(path: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
@@ -72,12 +83,8 @@ def _ends(path: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
     if stated is None:
         stated = _read_if_there(path / "config.json").get("eos_token_id")
     ends = stated if isinstance(stated, list) else [stated]
-    size = tokenizer.vocabulary.size
-    for i in ends:
-        if i is not None and (type(i) is not int or not 0 <= i < size):
-            reason = f"eos_token_id is {i!r}, expected an id below {size:,}"
-            raise UserError(BAD_DATA, f"{path}: {reason}")
-    return tuple(i for i in ends if i is not None)
+    ids = [i for i in ends if i is not None]
+    return check_ids(ids, tokenizer.vocabulary, f"{path}: eos_token_id")
 
 
 def _read_if_there(path: Path) -> dict[str, Any]:

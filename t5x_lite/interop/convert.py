@@ -177,9 +177,10 @@ def as_run(path: Path, imported: Path) -> Path:
 
 
 def _digest(path: Path) -> str:
-    """Hash config.json and the weights, to tell models apart."""
+    """Hash all files that an import reads, to tell models apart."""
     digest = hashlib.sha256((path / "config.json").read_bytes())
-    for file in sorted(path.glob("*.safetensors")):
+    kinds = ("*.safetensors", "*.json", "*.model", "*.txt", "*.bpe")
+    for file in sorted(file for kind in kinds for file in path.glob(kind)):
         digest.update(file.name.encode())
         with open(file, "rb") as opened:
             digest.update(hashlib.file_digest(opened, "sha256").digest())

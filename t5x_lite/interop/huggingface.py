@@ -234,7 +234,8 @@ def _weight_files(path: Path) -> list[str]:
         if not (path / name).is_file():
             fix = "expected a model of Hugging Face"
             if any(path.glob("*.bin")) or any(path.glob("*.pt")):
-                convert = "AutoModelForPreTraining.from_pretrained(IN).save_pretrained(OUT)"
+                classes = read_json(path / "config.json", "").get("architectures") or ["AutoModel"]
+                convert = f"{classes[0]}.from_pretrained(IN).save_pretrained(OUT)"
                 fix = "its weights are pickled, which can run any code; "
                 fix += f"if you trust them, convert them with transformers: {convert}"
             raise UserError(NO_FILE, f"{path}: has no {name}; {fix}")

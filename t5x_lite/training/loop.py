@@ -263,6 +263,8 @@ def train(
     if config.init_from and not storage.durable_path(workdir / "checkpoints").is_dir():
         run_directory.check_init_from(run.resolved, data.tokenizer)
     with run_directory.owned(workdir, config, run.resolved.steps, data, take_over):
+        if config.init_from:
+            run_directory.keep_ends(workdir, storage.local_path(config.init_from))
         if not run.adaptation.is_full:
             run_directory.record_base(workdir, storage.local_path(config.init_from))
         # A checkpoint is only restored with the settings and the row order it was made with.

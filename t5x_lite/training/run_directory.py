@@ -2,13 +2,14 @@
 back.
 
 WORKDIR/config.json  corpus.json  tokenizer/  metrics.jsonl  checkpoints/STEP/  tensorboard/
+        generation.json, of a model that was imported, or began as one
 """
 
 import hashlib
 import json
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
@@ -39,6 +40,7 @@ from t5x_lite.data.store.prepare import prepare
 from t5x_lite.data.tasks.task_data import TaskData, TaskPlan
 from t5x_lite.data.tokenizers import tokenizer as tokenizers
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
+from t5x_lite.data.tokenizers.vocabulary import Vocabulary
 from t5x_lite.errors import (
     BAD_CONFIG,
     BAD_DATA,
@@ -241,9 +243,10 @@ def create(
     finally:
         checkpoints.close()
     config = replace(config, init_from=str(storage.durable_path(workdir.resolve())))
-    write_atomically(workdir / "config.json", json.dumps(to_dict(config), indent=2))
     if conventions is not None:
         write_atomically(workdir / _CONVENTIONS, json.dumps(conventions._asdict(), indent=2))
+    # Last: a directory with a config.json is whole.
+    write_atomically(workdir / "config.json", json.dumps(to_dict(config), indent=2))
     storage.push(workdir)
 
 
@@ -253,26 +256,45 @@ _CONVENTIONS = "generation.json"  # of a model that was imported
 
 
 class Conventions(NamedTuple):
-    """How texts begin and end for a model that was not trained here.
+    """How texts begin and end for a model that was imported, or that began as one.
 
     Attributes:
-        begin: ids that its tokenizer puts before a text. A model trained here reads the start
-            token, with which its rows began.
+        begin: ids that its tokenizer puts before a text; None: the start token, with which the rows
+            of a model begin that was trained here.
         ends: ids that end a text, besides the vocabulary's end of text.
     """
 
-    begin: tuple[int, ...]
+    begin: tuple[int, ...] | None = None
     ends: tuple[int, ...] = ()
 
 
-def _read_conventions(workdir: Path) -> Conventions | None:
-    """Return the conventions of an imported model; None for a run that was trained here."""
+def check_ids(ids: Sequence[Any], vocabulary: Vocabulary, where: str) -> tuple[int, ...]:
+    """Return these ids, or raise UserError if one of them is no id of the vocabulary."""
+    for i in ids:
+        if type(i) is not int or not 0 <= i < vocabulary.size:
+            reason = f"got the id {i!r}, expected a number below {vocabulary.size:,}"
+            raise UserError(BAD_DATA, f"{where}: {reason}")
+    return tuple(ids)
+
+
+def _read_conventions(workdir: Path, vocabulary: Vocabulary) -> Conventions:
+    """Return the conventions of an imported model; those of ours, if there are none."""
     path = workdir / _CONVENTIONS
     if not path.exists():
-        return None
+        return Conventions()
     record = read_json(path, "bring it back, or import the model again")
     with user_errors(BAD_DATA, f"{path}: cannot be understood"):
-        return Conventions(tuple(map(int, record["begin"])), tuple(map(int, record["ends"])))
+        begin, ends = record["begin"], record["ends"]
+        begin = None if begin is None else check_ids(begin, vocabulary, str(path))
+        return Conventions(begin, check_ids(ends, vocabulary, str(path)))
+
+
+def keep_ends(workdir: Path, init_from: Path) -> None:
+    """Keep, for a run that starts from an imported model, the ids that end its texts."""
+    path = init_from / _CONVENTIONS
+    if path.exists() and not (workdir / _CONVENTIONS).exists():
+        record = read_json(path, "bring it back, or import the model again") | {"begin": None}
+        write_atomically(workdir / _CONVENTIONS, json.dumps(record, indent=2))
 
 
 @dataclass(frozen=True, eq=False)
@@ -287,21 +309,25 @@ class LoadedModel:
     step: int  # number of steps that it was trained for
     mesh: DeviceMesh | None = None  # mesh over which parameters are sharded; None: one device
     permitted: Modules = field(default_factory=permitted_code)  # modules that its config may name
-    conventions: Conventions | None = None  # of a model that was imported
+    conventions: Conventions = Conventions()  # of a model that was imported
 
     @property
     def ends(self) -> tuple[int, ...]:
         """Ids that end a text, the vocabulary's end of text first."""
         eos = self.tokenizer.vocabulary.eos
-        others = self.conventions.ends if self.conventions else ()
-        return (eos, *(i for i in others if i != eos))
+        return (eos, *(i for i in self.conventions.ends if i != eos))
+
+    @property
+    def extra_start(self) -> int:
+        """Number of ids that a decoder reads before a text, besides one start token."""
+        return max(len(self.after_start(np.zeros(0, np.int32))) - 1, 0)
 
     def after_start(self, ids: np.ndarray) -> np.ndarray:
         """Return what a decoder reads before it predicts what follows these ids: they come after
         the start token or, for an imported model, after what its tokenizer puts before a text.
         """
         start = self.tokenizer.vocabulary.start
-        begin = (start,) if self.conventions is None else self.conventions.begin
+        begin = (start,) if self.conventions.begin is None else self.conventions.begin
         whole = np.concatenate([np.array(begin, np.int32), ids]).astype(np.int32)
         return whole if len(whole) else np.array([start], np.int32)
 
@@ -372,6 +398,9 @@ def load(workdir: Path, mesh: Mesh | None = None) -> LoadedModel:
         sizes = replace(mesh, **device_mesh.shape)
         check_model(model, resolved.rows.shape, sizes)
     params, step = _load_parameters(workdir, resolved, model, device_mesh)
+    conventions = _read_conventions(workdir, tokenizer.vocabulary)
+    if step:  # it has learned rows that begin with the start token
+        conventions = conventions._replace(begin=None)
     return LoadedModel(
         resolved.config,
         resolved.rows,
@@ -380,7 +409,7 @@ def load(workdir: Path, mesh: Mesh | None = None) -> LoadedModel:
         params,
         step,
         device_mesh,
-        conventions=_read_conventions(workdir) if step == 0 else None,
+        conventions=conventions,
     )
 
 

@@ -189,6 +189,11 @@ def test_no_prompt_holds_the_asked_example_and_its_answer(write, tmp_path, layou
         task = replace(task, source=f"{tmp_path}/validation.jsonl", train="")
     split = "train" if layout == "the training split" else "validation"
     asked = load_split(task, split)
+    nan = json.dumps({"text": "the nan", "label": "cat", "x": float("nan")}) + "\n"
+    for name in ("train", "validation"):  # a record that does not equal itself
+        with open(tmp_path / f"{name}.jsonl", "a") as file:
+            file.write(nan)
+    asked = load_split(task, split)
     for shots in range(6):
         prompts = _solved(task, Asking(shots=shots, seed=shots), asked)
         for prompt, example in zip(prompts, asked.examples, strict=True):

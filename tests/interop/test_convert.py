@@ -1,5 +1,6 @@
 """`import` and `export`, as a user has them."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from interop_cases import change_config, make_dimensions, make_params
 from t5x_lite.config import Model
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import UserError
+from t5x_lite.inference.embed import embed
 from t5x_lite.inference.generate import generate_ids, search_ids
 from t5x_lite.inference.score import target_log_probabilities
 from t5x_lite.interop import convert, huggingface
@@ -285,9 +287,50 @@ def test_a_text_begins_as_the_tokenizer_begins_it(gpt2, tmp_path):
     settings["add_bos_token"] = False
     (gpt2 / "tokenizer_config.json").write_text(json.dumps(settings))
     assert with_start(convert.read(gpt2), [7]) == [7]
+    # <s> under another name; a name that the vocabulary lacks.
+    settings |= {"add_bos_token": True, "bos_token": {"content": "[MASK]"}}
+    (gpt2 / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert with_start(convert.read(gpt2), [7]) == [loaded.tokenizer.vocabulary["[MASK]"], 7]
+    (gpt2 / "tokenizer_config.json").write_text(json.dumps(settings | {"bos_token": "<bom>"}))
+    with pytest.raises(UserError, match="add_bos_token is true, but the vocabulary has no <bom>"):
+        convert.read(gpt2)
+    settings["add_bos_token"] = False
+    (gpt2 / "tokenizer_config.json").write_text(json.dumps(settings))
     # It is kept by an import, and given up once the model is trained on rows that begin with <s>.
     convert.import_model(gpt2, tmp_path / "run", "")
     assert with_start(run_directory.load(tmp_path / "run"), [7]) == [7]
+    (tmp_path / "run2").mkdir()
+    run_directory.keep_ends(tmp_path / "run2", tmp_path / "run")
+    record = json.loads((tmp_path / "run2/generation.json").read_text())
+    assert record == {"begin": None, "ends": [loaded.tokenizer.vocabulary.eos]}
+
+
+@pytest.mark.parametrize(
+    ("processor", "message"),
+    [
+        ({"type": "Sequence"}, "cannot be understood"),
+        ({"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "x"}}]}, "understood"),
+    ],
+)
+def test_a_post_processor_that_is_broken(gpt2, processor, message):
+    (gpt2 / "tokenizer_config.json").unlink()
+    description = json.loads((gpt2 / "tokenizer.json").read_text())
+    (gpt2 / "tokenizer.json").write_text(json.dumps(description | {"post_processor": processor}))
+    with pytest.raises(UserError, match=message):
+        convert.read(gpt2)
+
+
+def test_scores_after_a_long_beginning_fit_the_positions(gpt2):
+    """A tokenizer that puts three ids before a text, and texts as long as the model."""
+    loaded = dataclasses.replace(
+        convert.read(gpt2), conventions=run_directory.Conventions((5, 6, 7))
+    )
+    target = np.arange(65, 65 + loaded.model.max_length)
+    (nats,) = target_log_probabilities(loaded, [np.zeros(0, np.int32)], [target])
+    assert np.isfinite(nats).all()
+    assert len(nats) == len(target)
+    (states,) = embed(loaded, ["abc"], pooling="none")
+    assert len(states) == 6
 
 
 def test_the_prompt_is_what_was_given(gpt2):
@@ -344,8 +387,8 @@ def test_each_of_several_ids_ends_a_text(gpt2, tmp_path, beams):
         ({"repetition_penalty": 1.2}, "repetition_penalty=1.2 changes what is generated"),
         ({"suppress_tokens": [5]}, r"suppress_tokens=\[5\] changes"),
         ({"something_new": 1}, "something_new=1 is no setting that is known"),
-        ({"eos_token_id": [1, 10**6]}, "eos_token_id is 1000000, expected an id below"),
-        ({"eos_token_id": "</s>"}, "eos_token_id is '</s>'"),
+        ({"eos_token_id": [1, 10**6]}, "eos_token_id: got the id 1000000, expected a number below"),
+        ({"eos_token_id": "</s>"}, "eos_token_id: got the id '</s>'"),
     ],
 )
 def test_settings_of_generation_that_are_not_ours_are_refused(gpt2, settings, message):

@@ -41,6 +41,7 @@ class RowShape:
     looks_ahead: bool = False  # some decoder rows are bidirectional as a whole (pairs with `read`)
     labels: int = 0  # slots for labels of segments, only for tasks with a head
     segment: int = 0  # most positions of one segment, where a row is made for several; 0: a row's
+    prompt: int = 0  # positions of a soft prompt, which each segment gets besides these
 
     @property
     def longest(self) -> int:

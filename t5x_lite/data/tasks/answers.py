@@ -61,9 +61,11 @@ def _over_answers(
     """Compare each prediction with every right text, and return the mean of the best scores."""
     scores = []
     for example, predicted in zip(examples, predictions, strict=True):
-        answers: Any = example.label
+        label: Any = example.label
+        # Answers that are nothing but articles and punctuation do not count beside others.
+        answers = [answer for answer in map(normalise_answer, label) if answer] or [""]
         text = normalise_answer(text_of(predicted))
-        scores.append(max(compare(text, normalise_answer(answer)) for answer in answers))
+        scores.append(max(compare(text, answer) for answer in answers))
     return float(np.mean(scores))
 
 

@@ -71,15 +71,20 @@ def load_split(task: Task, split: str, limit: int = 0) -> Examples:
         if is_divided and _is_held_out(record, task.validation_fraction) != (split == "validation"):
             continue
         examples.append(_example(task, kind, record, number, name))
-        if limit and len(examples) == limit:
+        if limit and len(examples) == limit and not _may_be_hidden(kind, examples):
             break
     if not examples:
         raise UserError(
             BAD_DATA, f"task {task.name}: its {split} split, {name}, is empty; give some examples"
         )
-    if kind.hides_labels([example.label for example in examples]):
+    if _may_be_hidden(kind, examples):
         examples = [replace(example, label=None) for example in examples]
-    return Examples(task, name, tuple(examples), bad_lines.skipped)
+    return Examples(task, name, tuple(examples[: limit or None]), bad_lines.skipped)
+
+
+def _may_be_hidden(kind: Kind, examples: list[Example]) -> bool:
+    """Return True if all labels read so far are a placeholder; only a whole split tells."""
+    return kind.hides_labels([example.label for example in examples])
 
 
 def _records(task: Task, split: str, bad_lines: BadLines) -> Iterator[Record]:
@@ -148,6 +153,10 @@ def with_labels_of(task: Task) -> Task:
     for number, record in enumerate(records):
         value = lookup(record, task.label, f"task {task.name}, example {number}")
         counts.update(kind.label_names(value))
+    if {"-1", "0"} <= counts.keys():
+        reason = f"the column {task.label} holds -1, which may be a label or hide one"
+        fix = "name the labels in task.labels, and set task.first_label=-1 if it is one"
+        raise UserError(BAD_DATA, f"task {task.name}: {reason}; {fix}")
     if not 2 <= len(counts) <= 1000:
         reason = f"the column {task.label} holds {len(counts)} different labels"
         raise UserError(BAD_DATA, f"task {task.name}: {reason}; name them in task.labels")

@@ -64,8 +64,7 @@ def bert(
     rows = PairsOfTask()
     for number, example in enumerate(examples):
         readings = kind.readings(task, example)
-        # All answers to a question share a row, each in the model's whole length if they fit.
-        room = min(shape.encoder // len(readings), shape.longest_segment)
+        room = _room(shape, shape.encoder, len(readings))
         for text, text_pair, value in readings:
             texts = [tokenizer.encode(part) for part in (text, text_pair) if part]
             shortened = truncate(texts, max(room - 1 - max(len(texts), 1), 0))
@@ -88,7 +87,7 @@ def gpt(
     rows = PairsOfTask()
     for number, example in enumerate(examples):
         readings = kind.readings(task, example)
-        room = min(shape.decoder // len(readings), shape.longest_segment)
+        room = _room(shape, shape.decoder, len(readings))
         for text, text_pair, value in readings:
             texts = [tokenizer.encode(part) for part in (text, text_pair) if part]
             # One position for each delimiter and the extract token, and one for the EOS after it.
@@ -99,6 +98,14 @@ def gpt(
             ids[-1:] = [[extract], [vocabulary.eos]]  # in place of the last delimiter
             rows.add(number, ids, [], value, _cut(texts, shortened))
     return rows.formatted(position_of=lambda length: length - 1, on_targets=True)
+
+
+def _room(shape: RowShape, length: int, readings: int) -> int:
+    """Return the positions of each reading of an example. They share a row of this length, each in
+    the model's whole length if they fit, and each has the soft prompt, if there is one.
+    """
+    share = (length + shape.prompt) // readings - shape.prompt
+    return max(min(share, shape.longest_segment), 0)
 
 
 def _cut(texts: Sequence[np.ndarray], shortened: Sequence[np.ndarray]) -> bool:

@@ -1,5 +1,6 @@
 """Metrics of a task's predictions, computed with the libraries that the benchmarks use."""
 
+import math
 import re
 from collections.abc import Sequence
 from itertools import groupby, zip_longest
@@ -26,11 +27,13 @@ class Metric(NamedTuple):
 def judge(
     task: Task, examples: Sequence[Example], predictions: Sequence[Label]
 ) -> dict[str, float]:
-    """Compute the metrics of a task, by name."""
-    return {
-        name: find_metric(task, name).score(task, examples, predictions)
-        for name in metrics_of(task)
-    }
+    """Compute the metrics of a task, by name. One that is of no example is left out."""
+    scores = {}
+    for name in metrics_of(task):
+        score = find_metric(task, name).score(task, examples, predictions)
+        if not math.isnan(score):
+            scores[name] = score
+    return scores
 
 
 def find_metric(task: Task, name: str) -> Metric:

@@ -153,6 +153,8 @@ class TaskData:
             if task.label in columns:
                 hint = kind_of(task).if_no_label
             raise UserError(BAD_DATA, f"task {task.name}: {reason}; {hint}")
+        if plan.format.head == "lm":
+            self._check_answers_can_be_told_apart()
         shape, prompt = plan.shape, plan.prompt_length
         # The text gets the positions that the soft prompt leaves.
         text_shape = replace(
@@ -160,6 +162,7 @@ class TaskData:
             encoder=max(shape.encoder - prompt, 0),
             decoder=shape.decoder if shape.encoder else shape.decoder - prompt,
             segment=max(shape.segment - prompt, 0),
+            prompt=prompt,
         )
         formatted = plan.format.function(
             kind_of(task), task, examples.examples, self.tokenizer, text_shape
@@ -175,6 +178,22 @@ class TaskData:
             examples_per_row=plan.examples_per_row,
         )
         return TaskSplit(examples, formatted, rows)
+
+    def _check_answers_can_be_told_apart(self) -> None:
+        """Reject labels that the vocabulary does not know, or writes alike."""
+        task, tokenizer = self.plan.task, self.tokenizer
+        written: dict[str, str] = {}
+        for answer in kind_of(task).closed_answers(task):
+            form = tokenizer.as_written(answer)
+            reason = ""
+            if not tokenizer.vocabulary.is_ordinary(tokenizer.encode(answer)).all():
+                reason = f"has no tokens for {answer!r}"
+            elif form in written:
+                reason = f"writes {written[form]!r} and {answer!r} alike, {form!r}"
+            if reason:
+                fix = "name other words in task.label_words"
+                raise UserError(BAD_CONFIG, f"task {task.name}: the vocabulary {reason}; {fix}")
+            written[form] = answer
 
     @property
     def manifest(self) -> dict[str, Any]:

@@ -160,7 +160,7 @@ class SentencePiece:
         for i in range(self.size):
             if model.is_control(i) or model.is_unknown(i):
                 never_found.append(i)
-            elif _SPECIAL.fullmatch(model.id_to_piece(i)):
+            elif _SPECIAL.fullmatch(model.id_to_piece(i)) and not is_own:
                 user_defined[model.id_to_piece(i)] = i
         self.ordinary = runs_between(self.size, [*never_found, *user_defined.values()])
         self._user_defined = list(user_defined.values())
@@ -299,7 +299,7 @@ class HuggingFace:
         self.size: int = _checked_size(ids)
         self._pieces = {i: piece for piece, i in ids.items()}
         for i, piece in self._pieces.items():
-            if _SPECIAL.fullmatch(piece):
+            if _SPECIAL.fullmatch(piece) and not is_own:  # ours are appended outside the model
                 special.add(i)
         self._is_special = np.zeros(self.size, bool)
         self._is_special[list(special)] = True
@@ -398,7 +398,7 @@ def _wordpiece_text(piece: str, continuation_prefix: str) -> str:
     """
     if piece.startswith(continuation_prefix):
         return piece.removeprefix(continuation_prefix)
-    return f" {piece}" if piece[0].isalnum() else piece
+    return f" {piece}" if piece[:1].isalnum() else piece
 
 
 def _checked_size(ids: dict[str, int]) -> int:

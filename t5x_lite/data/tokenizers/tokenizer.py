@@ -121,16 +121,25 @@ class Tokenizer:
         T5's, LLaMA's and BERT's.
         """
         before = list(before)
+        if before and before[-1] == self.vocabulary.eos:
+            return self.decode(ids)  # a text of its own
+        # Special ids before the text would begin it anew, and so lose its blank.
+        before = [i for i in before if self.vocabulary.is_ordinary(np.array(i))]
         text, whole = self.decode(before), self.decode([*before, *ids])
         if whole.startswith(text):
             return whole[len(text) :]
         # The decoder has also changed the end of the text before: take what differs.
-        start = next(i for i, (a, b) in enumerate(zip(text, whole, strict=False)) if a != b)
-        return whole[start:]
+        pairs = enumerate(zip(text, whole, strict=False))
+        return whole[next((i for i, (a, b) in pairs if a != b), len(whole)) :]
 
     def as_written(self, text: str) -> str:
-        """Return a text as this vocabulary writes it: BERT's has "3. 8" for "3.8"."""
-        return self.decode(self.encode(text)).strip()
+        """Return a text as this vocabulary writes it: BERT's has "3. 8" for "3.8". A text with
+        characters that it does not know, and so cannot write, is returned unchanged.
+        """
+        ids = self.encode(text)
+        if not self.vocabulary.is_ordinary(ids).all():
+            return text
+        return self.decode(ids).strip()
 
     def name(self, token_id: int) -> str:
         """Return how a special id is written.
@@ -140,7 +149,7 @@ class Tokenizer:
         '</s>'
         """
         sentinel = self.vocabulary.size - 1 - token_id
-        if sentinel < self.vocabulary.sentinels:
+        if 0 <= sentinel < self.vocabulary.sentinels:
             return f"<extra_id_{sentinel}>"
         return self._names.get(token_id, f"<id {token_id}>")
 

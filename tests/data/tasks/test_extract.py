@@ -69,6 +69,13 @@ def test_an_answer_that_is_not_at_its_place_is_refused(answer, start, message, t
     assert split_of(task_of(tmp_path, [record], answer_start="answer_start"))
 
 
+@pytest.mark.parametrize("start", [[], None, "[11]", "x", True])
+def test_a_place_that_is_no_number_is_refused(start, tmp_path):
+    record = {"question": "?", "text": TEXT, "answers": ["Anna"], "answer_start": start}
+    with pytest.raises(UserError, match="expected the place of each answer, a number"):
+        split_of(task_of(tmp_path, [record], answer_start="answer_start"))
+
+
 def test_a_question_without_an_answer_needs_a_task_that_may_have_some(tmp_path):
     records = [{"question": "who?", "text": TEXT, "answers": []}]
     with pytest.raises(UserError, match="questions may have no answer, set task"):

@@ -17,7 +17,7 @@ from t5x_lite.data.tasks.formats import truncate
 from t5x_lite.data.tasks.kinds.kind import Example
 from t5x_lite.data.tasks.kinds.table import find_format, kind_of
 from t5x_lite.data.tasks.task_data import TaskData, plan_task
-from t5x_lite.data.tokenizers.tokenizer import Tokenizer
+from t5x_lite.data.tokenizers.tokenizer import Tokenizer, make
 from t5x_lite.errors import UserError
 from t5x_lite.model.check import check_settings
 from t5x_lite.resolve import resolve_model
@@ -266,6 +266,50 @@ def test_each_answer_is_read_in_the_whole_length_of_the_model(architecture, fiel
     check_settings(replace(model, max_length=64), plan.shape)  # its table is long enough
 
 
+@pytest.mark.parametrize("answers", [2, 5, 6, 9])
+@pytest.mark.parametrize("architecture", ["encoder", "decoder"])
+def test_each_answer_has_the_soft_prompt(architecture, answers, tmp_path):
+    """Also where there are more answers than a row was made for: their readings are shorter."""
+    record = {"text": "q" * 90, "list": ["a" * 30] * answers, "label": 1}
+    (tmp_path / "a.jsonl").write_text(json.dumps(record) + "\n")
+    source = str(tmp_path / "a.jsonl")
+    task = Task(name="a", kind="choose", source=source, choices=("list",), train="")
+    plan = plan_task(task, architecture, Lengths(sequence_length=64), prompt_length=10)
+    split = TaskData(plan, TOKENIZER, 1, 0).split("validation")
+    lengths = (
+        split.formatted.pairs.inputs.lengths + split.formatted.pairs.targets.lengths
+    ).tolist()
+    assert len(lengths) == answers
+    assert lengths == [min(5 * 64 // answers, 64)] * answers
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (("Yes", "yes"), "writes 'Yes' and 'yes' alike, 'yes'"),
+        (("yes", "☃"), "has no tokens for '☃'"),
+    ],
+)
+def test_labels_that_the_vocabulary_cannot_tell_apart_are_refused(labels, message, tmp_path):
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "yes", "no", "a"]
+    (tmp_path / "vocab.txt").write_text("\n".join(pieces) + "\n\n")  # an empty line is a piece
+    tokenizer = make(str(tmp_path / "vocab.txt"), [], add_specials=True)
+    (tmp_path / "a.tsv").write_text("text\tlabel\na\t0\n")
+    task = Task(name="a", source=str(tmp_path / "a.tsv"), labels=labels, train="")
+    plan = plan_task(task, "encoder_decoder", Lengths(inputs=64, targets=32))
+    with pytest.raises(UserError, match=message):
+        TaskData(plan, tokenizer, 1, 0).split("validation")
+    # In words of its own it can be learned; what is not known is never right by chance.
+    plan = plan_task(
+        replace(task, label_words=("yes", "no")), "encoder_decoder", Lengths(inputs=64, targets=32)
+    )
+    assert TaskData(plan, tokenizer, 1, 0).split("validation")
+    example = Example(0, "a", "", ("☃",), (), None, {})
+    kind = kind_of(Task(kind="generate"))
+    written = kind.label_of(task, "[UNK]", example, tokenizer.as_written)
+    assert written == ("[UNK]",)
+
+
 def read_labels(tmp_path, values, **fields):
     lines = [json.dumps({"text": "a", "label": value}) for value in values]
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
@@ -286,10 +330,25 @@ def read_labels(tmp_path, values, **fields):
         ({"labels": ("no", "yes")}, [-1, 0, None, ""], [None, 0, None, None]),
         ({"kind": "regress"}, [-1, "-1.0", -1.0], [None] * 3),
         ({"kind": "regress"}, [None, 2.0, ""], [None, 2.0, None]),
+        ({"labels": ("no", "yes")}, [float("inf"), 1], None),
+        ({}, [-1, 0, 1], None),  # SNLI hides some labels of its training split so
     ],
 )
 def test_what_is_missing_is_not_what_is_minus_one(fields, values, labels, tmp_path):
+    if labels is None:
+        with pytest.raises(UserError, match=r"got the label inf|may be a label or hide one"):
+            read_labels(tmp_path, values, **fields)
+        return
     assert read_labels(tmp_path, values, **fields) == labels
+
+
+def test_only_a_whole_split_of_minus_one_is_hidden(tmp_path):
+    lines = [json.dumps({"text": "a", "label": value}) for value in (-1, -1, 2)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    task = Task(name="a", kind="regress", source=str(tmp_path / "a.jsonl"), train="")
+    for limit in (1, 2, 3):
+        examples = load_split(task, "validation", limit).examples
+        assert [example.label for example in examples] == [-1.0, -1.0, 2.0][:limit]
 
 
 def test_training_and_validation_examples_need_labels(tmp_path):

@@ -1,5 +1,7 @@
 """Metrics on predictions whose score is known."""
 
+from dataclasses import replace
+
 import pytest
 
 from t5x_lite.config import Task
@@ -36,6 +38,8 @@ CASES = [
     ("bleu", [("a", "b c d e f"), ("g h i j k",)], [("b c d e f",), ("g h i j k",)], 100.0),
     # SQuAD 2: no answer is right where none is expected, and only there.
     ("exact_match", [("",), ("",), ("x",)], [("",), ("y",), ("",)], 1 / 3),
+    # Articles alone are no answer, unless there is no other (the released evaluation).
+    ("exact_match", [("the", "1876"), ("The",)], [("",), ("",)], 0.5),
     ("token_f1", [("",), ("",), ("a x",)], [("",), ("y",), ("x z",)], (1 + 0 + 2 / 3) / 3),
 ]
 SQUAD2 = [("",), ("",), ("red cat", "cat")], [("",), ("y",), ("a red dog",)]
@@ -58,8 +62,9 @@ def test_questions_with_and_without_an_answer_are_judged_apart():
         "has_answer_exact_match": 0.0,
         "has_answer_token_f1": 0.5,
     }
-    with pytest.raises(UserError, match="no question without an answer is among the 1"):
-        find_metric(task, "no_answer_accuracy").score(task, of([("x",)]), [("x",)])
+    # What is over no question is left out, as with --limit.
+    judged = replace(task, metrics=("exact_match", "no_answer_accuracy"))
+    assert judge(judged, of([("x",)]), [("x",)]) == {"exact_match": 1.0}
 
 
 def test_what_is_no_number_counts_as_minus_one():

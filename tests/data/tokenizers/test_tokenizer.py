@@ -120,6 +120,13 @@ def test_a_text_with_nothing_to_learn_is_refused(kind, documents):
     assert caught.value.code == BAD_DATA
 
 
+def test_pieces_that_look_special_are_text_of_ours(kind):
+    text = "x\n<|--|>\ny <mask> </s>\n" * 200
+    with messages_to(lambda message: None):
+        trained = train(kind, [text], 700)
+    assert trained.decode(trained.encode(text)) == text
+
+
 def test_a_small_text_is_written_in_words(kind):
     """README's first example. A unigram model of so little text has letters in place of words."""
     text = "".join(f"The cat sat on mat {i} and saw {i * 7} dogs.\n" for i in range(500))

@@ -94,6 +94,10 @@ class Choose(Kind):
         """See Kind."""
         return f"choice{example.label + 1}" if isinstance(example.label, int) else ""
 
+    def closed_answers(self, task: Task) -> Sequence[str]:
+        """See Kind."""
+        return ("choice1", "choice2")
+
     def longest_answers(self, task: Task) -> Sequence[str]:
         """See Kind."""
         return ("choice99",)

@@ -69,6 +69,10 @@ class Classify(Kind):
         """See Kind."""
         return "" if example.label is None else words_of_labels(task)[_number(example.label)]
 
+    def closed_answers(self, task: Task) -> Sequence[str]:
+        """See Kind."""
+        return words_of_labels(task)
+
     def longest_answers(self, task: Task) -> Sequence[str]:
         """See Kind."""
         return words_of_labels(task)

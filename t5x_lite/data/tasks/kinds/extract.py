@@ -1,5 +1,6 @@
 """Extract: which span of the text?"""
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from operator import itemgetter
@@ -78,15 +79,20 @@ def _answer_words(task: Task, example: Example, words: Words) -> tuple[int, int]
     text, answer = example.text_pair, str(example.label[0])
     start = text.find(answer)
     if task.answer_start and answer:
-        starts = lookup(example.record, task.answer_start, f"task {task.name}")
-        start = int(np.atleast_1d(starts)[0])
+        where = f"task {task.name}, example {example.id}"
+        starts = lookup(example.record, task.answer_start, where)
+        first = str(starts[0] if isinstance(starts, list) and starts else starts)
+        if not first.lstrip("-").isdecimal():
+            reason = f"got {task.answer_start}={starts!r}, expected the place of each answer"
+            raise UserError(BAD_DATA, f"{where}: {reason}, a number")
+        start = int(first)
         found = text[start : start + len(answer)]
         if start < 0 or found != answer:
             reason = f"{task.answer_start} is {start}, where the text has {found!r}, not {answer!r}"
             if text.encode()[max(start, 0) :].startswith(answer.encode()):
                 reason += "; it counts bytes, expected characters"
             fix = "leave task.answer_start out to search for the answers"
-            raise UserError(BAD_DATA, f"task {task.name}, example {example.id}: {reason}; {fix}")
+            raise UserError(BAD_DATA, f"{where}: {reason}; {fix}")
     if not answer or start < 0:
         return -1, -1
     return words.at(start), words.at(start + len(answer) - 1)
@@ -100,15 +106,11 @@ def _judged_where(
     metric: Judgement,
 ) -> float:
     """Return a metric over the questions that have an answer, or over those that have none
-    (SQuAD 2.0's HasAns and NoAns).
+    (SQuAD 2.0's HasAns and NoAns); nan if there are no such questions.
     """
     pairs = zip(examples, predictions, strict=True)
     chosen = [pair for pair in pairs if any(pair[0].label or ()) == has_answer]  # type: ignore[arg-type]
-    if not chosen:
-        wanted = "with" if has_answer else "without"
-        reason = f"no question {wanted} an answer is among the {len(examples)} of task {task.name}"
-        raise UserError(BAD_DATA, f"task.metrics: {reason}; leave such a metric out")
-    return metric(task, *zip(*chosen, strict=True))
+    return metric(task, *zip(*chosen, strict=True)) if chosen else math.nan
 
 
 class Extract(OfTexts):

@@ -184,6 +184,10 @@ class Kind:
         """Return what a text-to-text model writes; if several texts are right, the first one."""
         return "" if example.label is None else str(self.readable(task, example.label, example))
 
+    def closed_answers(self, task: Task) -> Sequence[str]:
+        """Return the words that answers consist of, where there are only so many."""
+        return ()
+
     def longest_answers(self, task: Task) -> Sequence[str]:
         """Return texts that are as long as any answer; none: an answer may have any length."""
         return ()
@@ -258,7 +262,7 @@ def number_of_label(task: Task, value: Any, count: int) -> int | None:
     else:
         try:
             number = int(value) - task.first_label
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             return None
         if float(value) != int(value):
             return None

@@ -236,6 +236,10 @@ class LabelWords(Kind):
             return ""
         return " ".join(words[int(number)] for number in example.label)
 
+    def closed_answers(self, task: Task) -> Sequence[str]:
+        """See Kind."""
+        return words_of_labels(task)
+
     def label_of(self, task: Task, text: str, example: Example, as_written: AsWritten) -> Label:
         """See Kind. A vocabulary may write blanks into a label: "b - per"."""
         words = [as_written(word) for word in words_of_labels(task)]
