@@ -15,7 +15,7 @@ from conftest import ROOT
 from t5x_lite.data.objectives.pairs import Pairs
 from t5x_lite.data.ragged import Ragged
 from t5x_lite.data.rows.layouts import RowShape, lay_out
-from t5x_lite.data.tokenizers.tokenizer import Tokenizer, train
+from t5x_lite.data.tokenizers.tokenizer import Tokenizer, train_sentencepiece
 from t5x_lite.interop import convert
 from t5x_lite.model.heads import head_params, logits
 from t5x_lite.model.transformer import Transformer
@@ -84,7 +84,7 @@ class Case(NamedTuple):
 
 def small_tokenizer() -> Tokenizer:
     """Of 640 ids, and those of special tokens."""
-    return train([(ROOT / "tests/golden/corpus.txt").read_text()], 640)
+    return train_sentencepiece([(ROOT / "tests/golden/corpus.txt").read_text()], 640)
 
 
 def make_peer(peer: Peer, vocab_size: int, path: Path) -> Any:
