@@ -30,7 +30,8 @@ def get_config():
     config = default(CompareConfig)
     config.title = "BERT, T5 and GPT on the documentation of Python"
     config.base.optimizer.name = "muon"
-    # Of this text a unigram model has as few tokens as a BPE, and tiny models learn more of it.
+    # A BPE of this size has no fewer tokens of this text, and GPT reached fewer bits per byte on
+    # the pieces of a unigram model: 1.904 for 1.943, one seed.
     config.base.data.tokenizer = "sentencepiece(vocab_size=4096, model_type='unigram')"
     config.cells = {
         name: merge(changes_of(f"{name}_tiny"), changes) for name, changes in CHANGES.items()

@@ -208,7 +208,7 @@ class ShuffledWindows:
 
 @dataclass(frozen=True)
 class StaticWindows:
-    """The same windows in every epoch, each epoch in its own order."""
+    """Read the same windows in every epoch, each epoch in its own order."""
 
     tokens: Tokens
     size: int

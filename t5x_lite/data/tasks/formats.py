@@ -140,7 +140,7 @@ class PairsOfTask:
         on_targets: bool = False,
         share_a_row: bool = True,
     ) -> Formatted:
-        """Return all pairs.
+        """Return the pairs that were added, with their labels.
 
         Args:
             position_of: length of a pair → the position that the head reads.

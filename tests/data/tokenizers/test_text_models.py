@@ -17,6 +17,21 @@ from t5x_lite.errors import UserError
 TEXT = [*islice(sources.python_docs(), 40), sentences(50), "Größe\n\n\tdéjà vu\r\n  ▁ <s>"]
 
 
+def write_spiece(directory, **options):
+    """An existing SentencePiece model, with its own defaults: a space before the text, runs of
+    spaces made one.
+    """
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXT),
+        model_prefix=str(directory / "spiece"),
+        vocab_size=400,
+        hard_vocab_limit=False,
+        minloglevel=2,
+        **options,
+    )
+    return directory / "spiece.model"
+
+
 def test_chunks_are_cut_at_single_spaces_and_lose_nothing(monkeypatch):
     monkeypatch.setattr(text_models, "CHUNK", 10)
     for text in ("", "short", "one two  three four   five " * 9, "x" * 55, " " * 55):
@@ -41,17 +56,7 @@ def test_an_existing_sentencepiece_model_keeps_its_ids_and_gets_sentinels_as_t5_
     """A model trained as T5's was: pad 0, eos 1, unk 2, a space before the text, runs of spaces
     made one.
     """
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(TEXT),
-        model_prefix=str(tmp_path / "spiece"),
-        vocab_size=400,
-        hard_vocab_limit=False,
-        pad_id=0,
-        eos_id=1,
-        unk_id=2,
-        bos_id=-1,
-        minloglevel=2,
-    )
+    write_spiece(tmp_path, pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
     path = str(tmp_path / "spiece.model")
     ours = tokenizer.make(path, [])
     theirs = sentencepiece.SentencePieceProcessor(model_file=path)
@@ -261,14 +266,7 @@ def test_impossible_ids_are_refused(value, message, tmp_path):
 
 def test_user_defined_pieces_that_look_special_are_not_found_in_text(tmp_path):
     """A SentencePiece model finds its user-defined symbols in any text, as mT5's sentinels."""
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(TEXT),
-        model_prefix=str(tmp_path / "spiece"),
-        vocab_size=400,
-        hard_vocab_limit=False,
-        user_defined_symbols=["<mask>", "\n\n", "<extra_id_0>"],
-        minloglevel=2,
-    )
+    write_spiece(tmp_path, user_defined_symbols=["<mask>", "\n\n", "<extra_id_0>"])
     ours = tokenizer.make(str(tmp_path / "spiece.model"), [])
     ids = ours.encode("a <mask> b\n\nc <extra_id_0>")
     assert ours.vocabulary["<mask>"] not in ids
@@ -279,20 +277,9 @@ def test_user_defined_pieces_that_look_special_are_not_found_in_text(tmp_path):
 # Texts that are decoded and encoded again.
 
 
-def t5_like(directory):
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(TEXT),
-        model_prefix=str(directory / "spiece"),
-        vocab_size=400,
-        hard_vocab_limit=False,
-        minloglevel=2,
-    )
-    return directory / "spiece.model"
-
-
 @pytest.mark.parametrize("kind", [*WRITE, "spiece.model", "bytes"])
 def test_a_continuation_keeps_the_blank_that_it_begins_with(kind, tmp_path):
-    write = WRITE | {"spiece.model": t5_like, "bytes": lambda path: "bytes"}
+    write = WRITE | {"spiece.model": write_spiece, "bytes": lambda path: "bytes"}
     existing = tokenizer.make(str(write[kind](tmp_path)), [])
     ids = existing.encode("the cat sat on the mat, it did").tolist()
     whole = existing.decode(ids)
@@ -308,7 +295,7 @@ def test_a_continuation_keeps_the_blank_that_it_begins_with(kind, tmp_path):
 @pytest.mark.parametrize("name", KINDS)
 def test_labels_are_read_as_the_vocabulary_writes_them(kind, name, tmp_path):
     """BERT's vocabulary writes "not _ entailment" and "3. 8"."""
-    write = WRITE | {"spiece.model": t5_like, "bytes": lambda path: "bytes"}
+    write = WRITE | {"spiece.model": write_spiece, "bytes": lambda path: "bytes"}
     existing = tokenizer.make(str(write[kind](tmp_path)), [])
     of_kind = KINDS[name]
     if not of_kind.is_learned:

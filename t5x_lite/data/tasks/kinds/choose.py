@@ -53,15 +53,15 @@ class Choose(Kind):
         return number
 
     def readable(self, task: Task, label: Label, example: Example) -> Any:
-        """See Kind."""
+        """Return the text of an answer."""
         return example.choices[label] if isinstance(label, int) else None
 
     def slots(self, length: int) -> dict[str, Any]:
-        """See Kind."""
+        """Reserve a slot for each answer to at least one question."""
         return {"labels": max(super().slots(length)["labels"], _MOST_ANSWERS)}
 
     def model_settings(self, task: Task) -> dict[str, int]:
-        """See Kind."""
+        """Ask for one output per reading: the score of an answer."""
         return {"num_classes": 1}
 
     def most_readings(self, task: Task) -> int:
@@ -91,29 +91,29 @@ class Choose(Kind):
         return predictions
 
     def answer(self, task: Task, example: Example) -> str:
-        """See Kind."""
+        """Return the right answer as T5 writes it, by its number."""
         return f"choice{example.label + 1}" if isinstance(example.label, int) else ""
 
     def closed_answers(self, task: Task) -> Sequence[str]:
-        """See Kind."""
+        """Return the first two answers; the others differ from them in their number."""
         return ("choice1", "choice2")
 
     def longest_answers(self, task: Task) -> Sequence[str]:
-        """See Kind."""
+        """Return the answer with the highest number that is expected."""
         return ("choice99",)
 
     def label_of(self, task: Task, text: str, example: Example, as_written: AsWritten) -> Label:
-        """See Kind."""
+        """Return the number of the answer that a text names."""
         numbers = range(1, len(example.choices) + 1)
         names = [as_written(f"choice{number}") for number in numbers]
         return names.index(text) if text in names else None
 
     def options(self, task: Task, example: Example) -> Sequence[Any]:
-        """See Kind."""
+        """Return the answers."""
         return example.choices
 
     def chance(self, task: Task, examples: Sequence[Example]) -> float | None:
-        """See Kind."""
+        """Return the mean share of right answers."""
         return float(np.mean([1 / len(example.choices) for example in examples]))
 
 

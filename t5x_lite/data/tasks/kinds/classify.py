@@ -35,24 +35,24 @@ class Classify(Kind):
     }
 
     def parse_label(self, task: Task, value: Any, choices: Sequence[str], where: str) -> Label:
-        """See Kind."""
+        """Return the number of a class, from its name or number."""
         return number_of_class(task, value, where)
 
     def label_names(self, value: Any) -> Sequence[str]:
-        """See Kind."""
+        """Return the one name that a value is."""
         return () if is_missing(value) else (str(value),)
 
     def readable(self, task: Task, label: Label, example: Example) -> Any:
-        """See Kind."""
+        """Return the name of a class."""
         return None if label is None else str(task.labels[_number(label)])
 
     def submitted(self, task: Task, label: Label, example: Example) -> Any:
-        """See Kind."""
+        """Return the name of a class, or its number where the benchmark wants that."""
         number = 0 if label is None else _number(label)
         return str(task.labels[number]) if task.submission_names else number + task.first_label
 
     def model_settings(self, task: Task) -> dict[str, int]:
-        """See Kind."""
+        """Ask for one output per class."""
         return {"num_classes": count_labels(task)}
 
     def predict(
@@ -66,28 +66,28 @@ class Classify(Kind):
         return [int(logits.argmax()) for logits in outputs]
 
     def answer(self, task: Task, example: Example) -> str:
-        """See Kind."""
+        """Return the word of the class."""
         return "" if example.label is None else words_of_labels(task)[_number(example.label)]
 
     def closed_answers(self, task: Task) -> Sequence[str]:
-        """See Kind."""
+        """Return the words of the classes."""
         return words_of_labels(task)
 
     def longest_answers(self, task: Task) -> Sequence[str]:
-        """See Kind."""
-        return words_of_labels(task)
+        """Return the words of the classes, one of which is an answer."""
+        return self.closed_answers(task)
 
     def label_of(self, task: Task, text: str, example: Example, as_written: AsWritten) -> Label:
-        """See Kind."""
+        """Return the number of the class that a text names."""
         words = [as_written(word) for word in words_of_labels(task)]
         return words.index(text) if text in words else None
 
     def options(self, task: Task, example: Example) -> Sequence[Any]:
-        """See Kind."""
+        """Return the words that a model chooses between."""
         return task.answer_words or task.label_words or task.labels
 
     def chance(self, task: Task, examples: Sequence[Example]) -> float | None:
-        """See Kind."""
+        """Return the share of one class among all."""
         return 1 / len(task.labels)
 
 

@@ -1,6 +1,5 @@
 """Extract: which span of the text?"""
 
-import math
 from collections.abc import Sequence
 from functools import partial
 from operator import itemgetter
@@ -104,13 +103,13 @@ def _judged_where(
     predictions: Sequence[Label],
     has_answer: bool,
     metric: Judgement,
-) -> float:
+) -> float | None:
     """Return a metric over the questions that have an answer, or over those that have none
-    (SQuAD 2.0's HasAns and NoAns); nan if there are no such questions.
+    (SQuAD 2.0's HasAns and NoAns); None if there are no such questions.
     """
     pairs = zip(examples, predictions, strict=True)
     chosen = [pair for pair in pairs if any(pair[0].label or ()) == has_answer]  # type: ignore[arg-type]
-    return metric(task, *zip(*chosen, strict=True)) if chosen else math.nan
+    return metric(task, *zip(*chosen, strict=True)) if chosen else None
 
 
 class Extract(OfTexts):
@@ -131,7 +130,7 @@ class Extract(OfTexts):
     }
 
     def parse_label(self, task: Task, value: Any, choices: Sequence[str], where: str) -> Label:
-        """See Kind."""
+        """Return the texts that count as right; an empty one, if the question has no answer."""
         label = super().parse_label(task, value, choices, where)
         if label is None and task.no_answer and value is not None:
             return ("",)

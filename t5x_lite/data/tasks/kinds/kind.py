@@ -17,8 +17,9 @@ from t5x_lite.errors import BAD_CONFIG, BAD_DATA, UserError
 
 Label = int | float | str | tuple[str, ...] | tuple[int, ...] | None
 # (task, examples, predictions) → a number; higher is better. A prediction is None if a model that
-# answers in text wrote something that is not a label.
-Judgement = Callable[[Task, Sequence["Example"], Sequence[Label]], float]
+# answers in text wrote something that is not a label. The result is None if the metric concerns
+# none of the examples.
+Judgement = Callable[[Task, Sequence["Example"], Sequence[Label]], float | None]
 
 AsWritten = Callable[[str], str]  # a text → the text as the vocabulary writes it
 
@@ -133,8 +134,8 @@ class Kind:
         """
         return ()
 
-    def hides_labels(self, labels: Sequence[Label]) -> bool:
-        """Return True if the labels of a whole split are a placeholder for hidden ones."""
+    def is_placeholder(self, label: Label) -> bool:
+        """Return True for a label that stands for a hidden one, if all labels of a split do."""
         return False
 
     def check_example(self, example: Example, where: str) -> None:
@@ -161,7 +162,7 @@ class Kind:
         return {}
 
     def most_readings(self, task: Task) -> int:
-        """Return how many readings of the model's whole length a row has to hold."""
+        """Return how many readings, each as long as the model allows, a row must have room for."""
         return 1
 
     def readings(self, task: Task, example: Example) -> list[tuple[str, str, Any]]:
@@ -185,7 +186,7 @@ class Kind:
         return "" if example.label is None else str(self.readable(task, example.label, example))
 
     def closed_answers(self, task: Task) -> Sequence[str]:
-        """Return the words that answers consist of, where there are only so many."""
+        """Return all words that an answer may consist of; none if an answer may be any text."""
         return ()
 
     def longest_answers(self, task: Task) -> Sequence[str]:
@@ -221,18 +222,18 @@ class OfTexts(Kind):
     asked_by = "text"
 
     def parse_label(self, task: Task, value: Any, choices: Sequence[str], where: str) -> Label:
-        """See Kind."""
+        """Return the texts that count as right."""
         if value is None:
             return None
         texts = value if isinstance(value, list) else [value]
         return tuple(map(str, texts)) or None
 
     def answer(self, task: Task, example: Example) -> str:
-        """See Kind."""
+        """Return the first text that counts as right."""
         return str(example.label[0]) if isinstance(example.label, tuple) else ""
 
     def label_of(self, task: Task, text: str, example: Example, as_written: AsWritten) -> Label:
-        """See Kind. A text that the vocabulary writes like a right one is that one."""
+        """Return the text, or the right one that the vocabulary writes in the same way."""
         answers = example.label if isinstance(example.label, tuple) else ()
         for answer in map(str, answers):
             if text == as_written(answer):

@@ -157,7 +157,7 @@ class LabelWords(Kind):
     }
 
     def check(self, task: Task) -> Iterator[str]:
-        """See Kind."""
+        """Reject labels with blanks, which separate the labels of words."""
         yield from super().check(task)
         for word in (*task.labels, *task.label_words):
             if str(word).split() != [str(word)]:
@@ -169,7 +169,7 @@ class LabelWords(Kind):
         return " ".join("\N{NO-BREAK SPACE}".join(str(word).split()) for word in words)
 
     def parse_label(self, task: Task, value: Any, choices: Sequence[str], where: str) -> Label:
-        """See Kind."""
+        """Return the number of the label of each word."""
         names = self.label_names(value)
         if not names:
             return None
@@ -182,7 +182,7 @@ class LabelWords(Kind):
         return tuple(numbers)
 
     def check_example(self, example: Example, where: str) -> None:
-        """See Kind."""
+        """Reject an example that does not have one label per word."""
         if example.label is None:
             return
         words, labels = len(example.text.split(" ")), len(example.label)  # type: ignore[arg-type]
@@ -193,19 +193,19 @@ class LabelWords(Kind):
             )
 
     def label_names(self, value: Any) -> Sequence[str]:
-        """See Kind."""
+        """Return the names of the labels, one per word."""
         if is_missing(value):
             return ()
         return [str(name) for name in value] if isinstance(value, list) else str(value).split()
 
     def readable(self, task: Task, label: Label, example: Example) -> Any:
-        """See Kind."""
+        """Return the names of the labels, separated by blanks."""
         if not isinstance(label, tuple):
             return None
         return " ".join(str(task.labels[int(number)]) for number in label)
 
     def submitted(self, task: Task, label: Label, example: Example) -> Any:
-        """See Kind."""
+        """Return the names of the labels, separated by blanks."""
         return self.readable(task, label, example) or ""
 
     def slots(self, length: int) -> dict[str, Any]:
@@ -213,7 +213,7 @@ class LabelWords(Kind):
         return {"scored": max(length - 2, 1)}
 
     def model_settings(self, task: Task) -> dict[str, int]:
-        """See Kind."""
+        """Ask for one output per label at each position."""
         return {"token_classes": count_labels(task)}
 
     def predict(
@@ -230,18 +230,20 @@ class LabelWords(Kind):
         return [tuple(of_example) for of_example in numbers]
 
     def answer(self, task: Task, example: Example) -> str:
-        """See Kind."""
+        """Return the words of the labels, separated by blanks."""
         words = words_of_labels(task)
         if not isinstance(example.label, tuple):
             return ""
         return " ".join(words[int(number)] for number in example.label)
 
     def closed_answers(self, task: Task) -> Sequence[str]:
-        """See Kind."""
+        """Return the words of the labels."""
         return words_of_labels(task)
 
     def label_of(self, task: Task, text: str, example: Example, as_written: AsWritten) -> Label:
-        """See Kind. A vocabulary may write blanks into a label: "b - per"."""
+        """Return the numbers of the labels that a text names, one per word. A vocabulary may write
+        blanks into a label: "b - per".
+        """
         words = [as_written(word) for word in words_of_labels(task)]
         # Where one label begins like another, the longer one is meant.
         longest_first = sorted(words, key=len, reverse=True)

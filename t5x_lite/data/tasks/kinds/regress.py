@@ -34,7 +34,7 @@ class Regress(Kind):
     }
 
     def parse_label(self, task: Task, value: Any, choices: Sequence[str], where: str) -> Label:
-        """See Kind."""
+        """Return the number in a value of the label column."""
         if is_missing(value):
             return None
         try:
@@ -45,16 +45,16 @@ class Regress(Kind):
             raise UserError(BAD_DATA, f"{where}: got the label {value!r}, expected a number")
         return number
 
-    def hides_labels(self, labels: Sequence[Label]) -> bool:
-        """See Kind. GLUE's hidden numbers are all −1."""
-        return set(labels) == {-1.0}
+    def is_placeholder(self, label: Label) -> bool:
+        """Return True for −1, as which GLUE hides the numbers of its test split."""
+        return label == -1.0
 
     def submitted(self, task: Task, label: Label, example: Example) -> Any:
-        """See Kind."""
+        """Return the predicted number; 0 if there is none."""
         return 0 if label is None else label
 
     def model_settings(self, task: Task) -> dict[str, int]:
-        """See Kind."""
+        """Ask for one output."""
         return {"num_classes": 1}
 
     def predict(
@@ -83,11 +83,11 @@ class Regress(Kind):
         return f"{number:.{_decimals(task)}f}"
 
     def longest_answers(self, task: Task) -> Sequence[str]:
-        """See Kind."""
+        """Return a number as long as any is expected."""
         return ("-9999.9999",)
 
     def label_of(self, task: Task, text: str, example: Example, as_written: AsWritten) -> Label:
-        """See Kind."""
+        """Return the number that a text stands for."""
         # A vocabulary may write blanks into a number: "3. 8".
         without_blanks = "".join(text.split())
         try:

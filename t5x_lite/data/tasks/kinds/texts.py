@@ -44,9 +44,9 @@ class Prefer(Kind):
         return 0
 
     def readable(self, task: Task, label: Label, example: Example) -> str | None:
-        """See Kind."""
+        """Return the text of a sentence."""
         return example.choices[label] if isinstance(label, int) else None
 
     def chance(self, task: Task, examples: Sequence[Example]) -> float | None:
-        """See Kind."""
+        """Return the share of one sentence of two."""
         return 0.5
