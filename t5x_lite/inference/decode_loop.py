@@ -49,19 +49,13 @@ class StopTokens(NamedTuple):
     """The ids that end a text, and the limit of ids that may be generated.
 
     Attributes:
-        eos: an id that ends a text.
+        ends: the ids that end a text: one, or several, as LLaMA 3 has. The first fills the rest of
+            a text that has ended.
         vocab_size: only ids below this are generated, since the model's vocabulary is padded.
-        others: further ids that end a text, as LLaMA 3 has.
     """
 
-    eos: int
+    ends: tuple[int, ...]
     vocab_size: int
-    others: tuple[int, ...] = ()
-
-    @property
-    def ends(self) -> tuple[int, ...]:
-        """All ids that end a text."""
-        return (self.eos, *self.others)
 
     def is_end(self, ids: Array) -> Array:
         """Return True where an id ends a text."""
@@ -149,7 +143,7 @@ def prefill(
     rows, length = prompt.tokens.shape
     logits, decoder = _read_prompt(config, weights, prompt, length + output_slots)
     ids = sample(_allowed(logits, stop), jax.random.fold_in(key, 0), sampling)
-    output = jnp.full((rows, output_slots), stop.eos).at[:, 0].set(ids)
+    output = jnp.full((rows, output_slots), stop.ends[0]).at[:, 0].set(ids)
     lengths = jnp.asarray(prompt.lengths)
     return DecodeState(decoder, output, lengths, stop.is_end(ids), jnp.array(1), key)
 
@@ -175,7 +169,7 @@ def decode(
             config, weights, state.decoder, last, state.prompt_lengths, state.count, output_slots
         )
         ids = sample(_allowed(logits, stop), jax.random.fold_in(state.key, state.count), sampling)
-        ids = jnp.where(state.done, stop.eos, ids)  # a text that has ended stays ended
+        ids = jnp.where(state.done, stop.ends[0], ids)  # a text that has ended stays ended
         return state.replace(
             decoder=decoder,
             ids=state.ids.at[:, state.count].set(ids),
@@ -248,8 +242,8 @@ class _BeamSearch:
     def extend(self, beams: Beams, logits: Float[Array, "BK V"], decoder: DecoderState) -> Beams:
         """Extend the live texts by one token each.
 
-        So many of the likeliest candidates are considered that at least K of them stay live: a text
-        can end in as many ways as there are ids that end it.
+        With E ids that end a text, the (1 + E) K likeliest candidates are considered: at most E K
+        of them end, so at least K stay live.
         """
         rows, vocab = len(beams.ids), logits.shape[-1]
         log_probabilities = jax.nn.log_softmax(_allowed(logits, self.stop))
@@ -331,9 +325,9 @@ def beam_search(
     logits, decoder = _read_prompt(config, weights, prompt, prompt_slots + output_slots)
     start = Beams(
         decoder=decoder,
-        ids=jnp.full((rows, 1, output_slots), stop.eos),
+        ids=jnp.full((rows, 1, output_slots), stop.ends[0]),
         scores=jnp.zeros((rows, 1)),
-        ended_ids=jnp.full((rows, num_beams, output_slots), stop.eos),
+        ended_ids=jnp.full((rows, num_beams, output_slots), stop.ends[0]),
         ended_scores=jnp.full((rows, num_beams), -jnp.inf),
         count=jnp.array(0),
     )

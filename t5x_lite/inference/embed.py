@@ -17,7 +17,7 @@ from t5x_lite.data.ragged import Ragged
 from t5x_lite.data.rows.layouts import RowShape, lay_out
 from t5x_lite.data.tokenizers.vocabulary import Vocabulary
 from t5x_lite.errors import IO_ERROR, USAGE, UserError, user_errors
-from t5x_lite.inference.generate import bucket_length
+from t5x_lite.inference.generate import bucket_length, first_and_rest
 from t5x_lite.model.heads import Params, Row
 from t5x_lite.model.parts.positions import position_limit
 from t5x_lite.model.transformer import Transformer
@@ -76,12 +76,9 @@ def save(path: Path, vectors: list[np.ndarray]) -> None:
 def _hidden_states(loaded: LoadedModel, texts: list[str]) -> list[np.ndarray]:
     """Return the hidden states [T, D] of each text, without padding, in float32."""
     model, vocabulary = loaded.model, loaded.tokenizer.vocabulary
-    encoded = [loaded.tokenizer.encode(text) for text in texts]
-    first = None
+    encoded, starts = [loaded.tokenizer.encode(text) for text in texts], None
     if model.architecture in ("decoder", "prefix_decoder"):
-        # The first id that a row holds stands in the place of the start token.
-        read = [loaded.after_start(ids) for ids in encoded]
-        first, encoded = [ids[0] for ids in read], [ids[1:] for ids in read]
+        starts, encoded = first_and_rest([loaded.after_start(ids) for ids in encoded])
     ids = [_framed(of_text, model, vocabulary) for of_text in encoded]
     longest = max(map(len, ids))
     if position_limit(model) is not None and longest > model.max_length:
@@ -103,9 +100,7 @@ def _hidden_states(loaded: LoadedModel, texts: list[str]) -> list[np.ndarray]:
         prefix = model.architecture == "prefix_decoder"
         pairs = Pairs(nothing, inputs)
         shape = RowShape(decoder=length, bidirectional_prefix=prefix)
-    row = lay_out(pairs, shape, vocabulary)
-    if first is not None:
-        row["decoder_tokens"][:, 0] = first
+    row = lay_out(pairs, shape, vocabulary, starts=starts)
     with loaded.within():
         hidden = _read(model, loaded.params, row)
         states = to_host(hidden).astype(np.float32)

@@ -84,7 +84,7 @@ def bucket_length(length: int, longest: int = _UNLIMITED) -> int:
     return max(min(power_of_two, longest), length)
 
 
-def output_room(config: ModelDimensions, prompt: int) -> int:
+def _output_room(config: ModelDimensions, prompt: int) -> int:
     """Return how many tokens the positions of a model allow after a prompt of this many tokens; 0
     or less if the prompt does not fit.
     """
@@ -94,6 +94,18 @@ def output_room(config: ModelDimensions, prompt: int) -> int:
     if config.is_encoder_decoder:
         return config.max_length if prompt <= config.max_length else 0
     return config.max_length - prompt
+
+
+def with_room(loaded: LoadedModel, ids: np.ndarray, max_new_tokens: int) -> np.ndarray:
+    """Truncate a prompt on the left, so that the position table has room for what is generated. At
+    least half of the positions stay for the prompt.
+    """
+    if position_limit(loaded.model) is None:
+        return ids
+    length = loaded.model.max_length
+    if not loaded.model.is_encoder_decoder:
+        length -= min(max_new_tokens, length // 2) + loaded.extra_start
+    return ids[max(len(ids) - length, 0) :]
 
 
 def _output_rooms(loaded: LoadedModel, inputs: list[np.ndarray], max_new_tokens: int) -> list[int]:
@@ -108,7 +120,7 @@ def _output_rooms(loaded: LoadedModel, inputs: list[np.ndarray], max_new_tokens:
     lengths = [len(ids) for ids in inputs]
     if not config.is_encoder_decoder:
         lengths = [len(loaded.after_start(ids)) - 1 for ids in inputs]
-    rooms = [min(max_new_tokens, output_room(config, length)) for length in lengths]
+    rooms = [min(max_new_tokens, _output_room(config, length)) for length in lengths]
     if min(rooms) < 1:
         reason = f"a prompt has {max(lengths)} tokens, the model {config.max_length} positions"
         raise UserError(USAGE, f"generate: {reason}; shorten it")
@@ -154,9 +166,13 @@ def _prompt(loaded: LoadedModel, inputs: list[np.ndarray]) -> Prompt:
     return Prompt(tokens, np.array([len(ids) for ids in whole], np.int32))
 
 
+def first_and_rest(texts: list[np.ndarray]) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Split texts [T] into the ids that their rows begin with [texts], and the others [T − 1]."""
+    return np.array([ids[0] for ids in texts]), [ids[1:] for ids in texts]
+
+
 def _stop_tokens(loaded: LoadedModel) -> StopTokens:
-    eos, *others = loaded.ends
-    return StopTokens(eos, loaded.tokenizer.vocabulary.size, tuple(others))
+    return StopTokens(loaded.ends, loaded.tokenizer.vocabulary.size)
 
 
 def _until_end(rows, counts: Sequence[int], ends: tuple[int, ...]) -> list[np.ndarray]:
@@ -315,12 +331,13 @@ def stream_texts(
     yield from _stream(loaded, inputs, every, checked)
 
 
-def continue_inputs(
-    loaded: LoadedModel, inputs: list[np.ndarray], max_new_tokens: int, stop: tuple[str, ...]
-) -> list[str]:
-    """Return the text that the model writes greedily after each of some encoded prompts."""
-    options = Options(max_new_tokens=max_new_tokens, stop=stop)
-    *_, texts = _stream(loaded, inputs, 0, options)
+def continue_inputs(loaded: LoadedModel, inputs: list[np.ndarray], **options) -> list[str]:
+    """Return the text that the model writes after each of some encoded prompts.
+
+    Args:
+        options: the fields of Options.
+    """
+    *_, texts = _stream(loaded, inputs, 0, build(Options, options, "generate."))
     return texts
 
 

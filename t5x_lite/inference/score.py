@@ -21,7 +21,7 @@ from t5x_lite.data.ragged import Ragged
 from t5x_lite.data.rows.layouts import RowShape, lay_out
 from t5x_lite.errors import USAGE, UserError
 from t5x_lite.inference.fill import before_sentinels, framed, masked_rows, split_at_blanks
-from t5x_lite.inference.generate import encode_prompts
+from t5x_lite.inference.generate import encode_prompts, first_and_rest
 from t5x_lite.model import transformer
 from t5x_lite.model.heads import Params, Row, head_params, logits
 from t5x_lite.model.parts.positions import position_limit
@@ -212,12 +212,9 @@ def _pieces(
 def _score_pieces(loaded: LoadedModel, pieces: list[_Piece]) -> list[np.ndarray]:
     """Return the scores of _decoder_scores for the targets of each piece: [2, targets]."""
     model = loaded.model
-    inputs = [piece.inputs for piece in pieces]
-    first = None
+    inputs, starts = [piece.inputs for piece in pieces], None
     if not model.is_encoder_decoder:
-        # The first id that a row holds stands in the place of the start token.
-        whole = [loaded.after_start(ids) for ids in inputs]
-        first, inputs = [ids[0] for ids in whole], [ids[1:] for ids in whole]
+        starts, inputs = first_and_rest([loaded.after_start(ids) for ids in inputs])
     # Lay out rows as in training.
     pairs = Pairs(Ragged.from_rows(inputs), Ragged.from_rows([piece.targets for piece in pieces]))
 
@@ -231,14 +228,12 @@ def _score_pieces(loaded: LoadedModel, pieces: list[_Piece]) -> list[np.ndarray]
     else:
         both = bucket(pairs.inputs.lengths + pairs.targets.lengths)
         shape = RowShape(decoder=both, bidirectional_prefix=model.architecture == "prefix_decoder")
-    row = lay_out(pairs, shape, loaded.tokenizer.vocabulary)
-    if first is not None:
-        row["decoder_tokens"][:, 0] = first
+    row = lay_out(pairs, shape, loaded.tokenizer.vocabulary, starts=starts)
     with loaded.within():
         scores = to_host(_decoder_scores(model, loaded.params, row))
     # Where inputs and targets share a stack, the targets come after the inputs.
-    starts = [0] * len(inputs) if first is None else map(len, inputs)
-    parts = zip(scores, starts, pieces, strict=True)
+    first = [0] * len(inputs) if model.is_encoder_decoder else map(len, inputs)
+    parts = zip(scores, first, pieces, strict=True)
     return [row[:, start : start + len(piece.targets)] for row, start, piece in parts]
 
 

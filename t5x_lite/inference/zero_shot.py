@@ -10,7 +10,6 @@ span corruption         the text in the place of a sentinel, given everything ar
 prefix LM               log P(text | prompt), with the prompt read bidirectionally
 """
 
-import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ from typing import Literal
 import numpy as np
 
 from t5x_lite.config import Task
-from t5x_lite.data.tasks.examples import Examples, load_split, with_labels_of
+from t5x_lite.data.tasks.examples import Examples, as_text, load_split, with_labels_of
 from t5x_lite.data.tasks.formats import prompt_of
 from t5x_lite.data.tasks.kinds.choose import likeliest
 from t5x_lite.data.tasks.kinds.kind import Example, Label
@@ -29,9 +28,8 @@ from t5x_lite.data.tasks.kinds.table import kind_of
 from t5x_lite.data.tasks.metrics import by_group, check_metrics, judge
 from t5x_lite.data.tasks.records import has_splits, lookup
 from t5x_lite.data.tasks.task_data import TaskPlan
-from t5x_lite.data.text.records import Record
 from t5x_lite.errors import USAGE, UserError
-from t5x_lite.inference.generate import continue_inputs, encode_prompts
+from t5x_lite.inference.generate import continue_inputs, encode_prompts, with_room
 from t5x_lite.inference.score import (
     TokenScores,
     pseudo_log_likelihoods,
@@ -39,7 +37,6 @@ from t5x_lite.inference.score import (
     score_in_blanks,
     score_targets,
 )
-from t5x_lite.model.parts.positions import position_limit
 from t5x_lite.training.run_directory import LoadedModel
 
 # The log-probability of an answer is divided by nothing, by its bytes, or by its tokens.
@@ -146,19 +143,14 @@ def _solved(task: Task, asking: Asking, asked: Examples) -> list[str]:
     order = random.Random(asking.seed).sample(pool, len(pool))
     prompts = []
     for example in asked.examples:
-        itself = _as_text(example.record)
-        others = (one for one in order if _as_text(one.record) != itself)
+        itself = as_text(example.record)
+        others = (one for one in order if as_text(one.record) != itself)
         drawn = list(islice(others, shots))
         if len(drawn) < shots:
             reason = f"the task has {len(pool)} examples to draw from, the asked one included"
             raise UserError(USAGE, f"--shots={shots}: {reason}; ask for fewer")
         prompts.append("".join(f"{_solved_text(task, asking, one)}\n\n" for one in drawn))
     return prompts
-
-
-def _as_text(record: Record) -> str:
-    """Return a record as text, which is equal for equal records, those with NaN included."""
-    return json.dumps(record, sort_keys=True, default=str)
 
 
 def _solved_text(task: Task, asking: Asking, example: Example) -> str:
@@ -398,12 +390,12 @@ def _generate(loaded: LoadedModel, examples: Examples, solved: Sequence[str]) ->
     questions = [question_of(task, example) for example in examples.examples]
     prompts = [shots + question for shots, question in zip(solved, questions, strict=True)]
     whole = encode_prompts(loaded, prompts)
-    inputs = [_with_room(loaded, ids) for ids in whole]
+    inputs = [with_room(loaded, ids, _LONGEST_ANSWER) for ids in whole]
     cut = sum(len(a) < len(b) for a, b in zip(inputs, whole, strict=True))
     texts: list[str] = []
     for start in range(0, len(inputs), _PROMPTS_AT_ONCE):
         batch = inputs[start : start + _PROMPTS_AT_ONCE]
-        texts += continue_inputs(loaded, batch, _LONGEST_ANSWER, stop=("\n",))
+        texts += continue_inputs(loaded, batch, max_new_tokens=_LONGEST_ANSWER, stop=("\n",))
     kind, as_written = kind_of(task), cache(loaded.tokenizer.as_written)
     predictions = [
         kind.label_of(task, text.strip(), example, as_written)
@@ -414,18 +406,6 @@ def _generate(loaded: LoadedModel, examples: Examples, solved: Sequence[str]) ->
     if cut:
         method = f"{method}; {cut} of {len(inputs)} questions lost their beginning, being too long"
     return _evaluated(method, metrics, examples, predictions)
-
-
-def _with_room(loaded: LoadedModel, ids: np.ndarray) -> np.ndarray:
-    """Truncate a prompt on the left, so that the longest answer fits after it; an answer gets at
-    most half of the model's length. A model without a position table reads any length.
-    """
-    if position_limit(loaded.model) is None:
-        return ids
-    length = loaded.model.max_length
-    if not loaded.model.is_encoder_decoder:
-        length -= min(_LONGEST_ANSWER, length // 2) + loaded.extra_start
-    return ids[max(len(ids) - length, 0) :]
 
 
 def _evaluated(

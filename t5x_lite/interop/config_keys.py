@@ -5,20 +5,41 @@ ends the import: a key that nobody has looked at may mean another model.
 
 from typing import Any
 
-# What `transformers` writes for every model: names, types, labels, what to return, how to generate.
-HARMLESS = {
+# Special ids, what to return, and how to choose among tokens, which our own options say with each
+# call. Version 4 of `transformers` has them in config.json, version 5 in generation_config.json.
+IN_BOTH = {
+    "bos_token_id",
+    "decoder_start_token_id",
+    "do_sample",
+    "early_stopping",
+    "eos_token_id",
+    "length_penalty",
+    "max_length",
+    "num_beams",
+    "num_return_sequences",
+    "output_attentions",
+    "output_hidden_states",
+    "output_scores",
+    "pad_token_id",
+    "return_dict_in_generate",
+    "temperature",
+    "top_k",
+    "top_p",
+    "transformers_version",
+    "use_cache",
+}
+
+# What `transformers` writes for every model besides: names, types, labels.
+HARMLESS = IN_BOTH | {
     "_attn_implementation",
     "_attn_implementation_autoset",
     "_name_or_path",
     "_num_labels",
     "architectures",
     "attn_implementation",
-    "bos_token_id",
     "chunk_size_feed_forward",  # computes the same in pieces
     "classifier_dropout",
-    "decoder_start_token_id",
     "dtype",
-    "eos_token_id",
     "finetuning_task",
     "gradient_checkpointing",
     "id2label",
@@ -28,10 +49,7 @@ HARMLESS = {
     "label2id",
     "model_type",
     "num_labels",
-    "output_attentions",
-    "output_hidden_states",
     "output_past",
-    "pad_token_id",
     "prefix",
     "problem_type",
     "return_dict",
@@ -40,21 +58,7 @@ HARMLESS = {
     "tokenizer_class",
     "torch_dtype",
     "torchscript",
-    "transformers_version",
-    "use_cache",
     "use_return_dict",
-    # How version 4 and older generate; today in generation_config.json.
-    "do_sample",
-    "early_stopping",
-    "length_penalty",
-    "max_length",
-    "num_beams",
-    "num_return_sequences",
-    "temperature",
-    "top_k",
-    "top_p",
-    "return_dict_in_generate",
-    "output_scores",
 }
 
 # Keys of every config.json, with the values that change nothing.
@@ -84,25 +88,17 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "use_bfloat16": (False,),
 }
 
-# Keys of generation_config.json that choose among the tokens as our own options do, which are given
-# with each call, or that only say how fast to compute or what to return.
-GENERATION_HARMLESS = {
+# Keys of generation_config.json that only say how fast to compute, or what to return.
+GENERATION_HARMLESS = IN_BOTH | {
     "_from_model_config",
-    "bos_token_id",
     "cache_config",
     "cache_implementation",
     "compile_config",
     "continuous_batching_config",
-    "decoder_start_token_id",
     "disable_compile",
-    "do_sample",
-    "early_stopping",
-    "eos_token_id",
     "is_assistant",
-    "length_penalty",
     "low_memory",
     "max_cache_len",
-    "max_length",
     "max_new_tokens",
     "max_time",
     "num_assistant_tokens",
@@ -112,25 +108,13 @@ GENERATION_HARMLESS = {
     "assistant_ensemble_weight",
     "assistant_lookbehind",
     "max_matching_ngram_size",
-    "num_beams",
-    "num_return_sequences",
-    "output_attentions",
-    "output_hidden_states",
     "output_logits",
-    "output_scores",
-    "pad_token_id",
     "prefill_chunk_size",
     "prompt_lookup_num_tokens",
-    "return_dict_in_generate",
     "return_legacy_cache",
     "speculation_type",
     "target_lookbehind",
-    "temperature",
     "token_healing",
-    "top_k",
-    "top_p",
-    "transformers_version",
-    "use_cache",
     "use_mtp",
 }
 

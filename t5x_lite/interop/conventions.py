@@ -76,7 +76,7 @@ def _ends(path: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
                 fix = "remove it from generation_config.json"
                 raise UserError(BAD_DATA, f"{path}: {key}={value!r} {reason}; {fix}")
         elif key not in GENERATION_HARMLESS and value is not None:
-            reason = "is no setting that is known, which may change what is generated"
+            reason = "is unknown, so it may change what is generated"
             fix = "remove it from generation_config.json if it does not"
             raise UserError(BAD_DATA, f"{path}: {key}={value!r} {reason}; {fix}")
     stated = generation.get("eos_token_id")

@@ -72,6 +72,23 @@ class Location:
     kernel_layout: Literal["out_in", "in_out"] = "out_in"  # of a dense kernel; ours are in_out
 
 
+class _Settings(dict[str, Any]):
+    """Settings of a config.json that remember which of them were read."""
+
+    def __init__(self, settings: ConfigJson):
+        super().__init__(settings)
+        self.read: set[str] = set()
+
+    def __getitem__(self, key: str) -> Any:
+        self.read.add(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return a setting, or the default."""
+        self.read.add(key)
+        return super().get(key, default)
+
+
 class Difference(NamedTuple):
     """A field of Model in which a model does not fit a family."""
 
@@ -101,8 +118,6 @@ class Family:
     defaults: ConfigJson = field(default_factory=dict)
     # Settings that we can read with one value only.
     supported: ConfigJson = field(default_factory=dict)
-    # Settings that other_fields reads.
-    further: frozenset[str] = frozenset()
     # Settings that change nothing, besides those of every family.
     harmless: frozenset[str] = frozenset()
     # Fields of Model that have the same value in the whole family.
@@ -131,9 +146,8 @@ class Family:
         Raises:
             UserError: if a setting is missing, or has a value that our model does not support.
         """
-        self._check_keys(config)
         stated = {key: value for key, value in config.items() if value is not None}
-        config = self.defaults | stated
+        config = _Settings(self.defaults | stated)
         for key in self.settings:
             if key not in config:
                 raise UserError(
@@ -151,26 +165,24 @@ class Family:
                 BAD_DATA, f"config.json: activation {activation!r}: expected one of {expected}"
             )
         fields["activation"] = _ACTIVATIONS[activation]
+        self._check_others(config)
         return fields
 
-    def _check_keys(self, config: ConfigJson) -> None:
-        """Refuse each setting that we do not read, unless it is known to change nothing."""
-        read = {*self.settings, *self.defaults, *self.further}
+    def _check_others(self, config: "_Settings") -> None:
+        """Refuse each setting that was not read, unless it is known to change nothing."""
         neutral = NEUTRAL | {key: (value,) for key, value in self.supported.items()}
+        harmless = HARMLESS | self.harmless
         for key, value in config.items():
-            if value is None or key in read:
+            if key in config.read or key in harmless:
                 continue
-            if key in neutral:
-                if value not in neutral[key]:
-                    expected = " or ".join(repr(one) for one in neutral[key] if one is not None)
-                    reason = f"models of this kind are only read with {expected or 'null'}"
-                    raise UserError(BAD_DATA, f"config.json: {key}={value!r}: {reason}")
-            elif key not in HARMLESS | self.harmless:
-                reason = (
-                    "no setting that is known of this kind of model, which may mean another one"
-                )
+            if key not in neutral:
+                reason = "unknown for models of this kind, so it may describe another model"
                 fix = "remove it if it changes nothing"
                 raise UserError(BAD_DATA, f"config.json: {key}={value!r}: {reason}; {fix}")
+            if value not in neutral[key]:
+                expected = " or ".join(repr(one) for one in neutral[key] if one is not None)
+                reason = f"models of this kind are only read with {expected or 'null'}"
+                raise UserError(BAD_DATA, f"config.json: {key}={value!r}: {reason}")
 
     def write_config(self, model: ModelDimensions) -> ConfigJson:
         """Translate a model of the family into settings of config.json."""
@@ -478,7 +490,6 @@ GPT2 = Family(
         "scale_attn_by_inverse_layer_idx": False,
         "add_cross_attention": False,
     },
-    further=frozenset({"n_inner"}),
     # Heads of other classes; the order in which attention is computed; the length of old files.
     harmless=frozenset(
         {
@@ -587,17 +598,8 @@ T5 = Family(
         "tie_word_embeddings": True,
         "dropout_rate": 0.1,
     },
-    # The tensors say whether there is a decoder.
-    further=frozenset(
-        {
-            "is_encoder_decoder",
-            "num_decoder_layers",
-            "scale_decoder_outputs",
-            "dense_act_fn",
-            "is_gated_act",
-        }
-    ),
-    harmless=frozenset({"n_positions"}),  # which relative positions do without
+    # The tensors say whether there is a decoder; relative positions have no number.
+    harmless=frozenset({"is_encoder_decoder", "n_positions"}),
     constants={
         "architecture": "encoder_decoder",
         "norm": "rms_norm",
@@ -718,9 +720,6 @@ LLAMA = Family(
         "mlp_bias": False,
         "pretraining_tp": 1,
     },
-    further=frozenset(
-        {"rope_parameters", "rope_scaling", "rope_theta", "head_dim", "num_key_value_heads"}
-    ),
     constants={
         "architecture": "decoder",
         "feed_forward": "gated_mlp",

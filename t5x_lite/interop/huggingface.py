@@ -206,7 +206,11 @@ class TensorFiles:
 
     def __getitem__(self, name: str) -> np.ndarray:
         with user_errors(BAD_DATA, f"{self._path}: cannot read the tensor {name}"):
-            return self._slices[name][:]
+            tensor = self._slices[name][:]
+        if not np.isfinite(tensor).all():
+            reason = f"the tensor {name} holds values that are not finite; get another copy"
+            raise UserError(BAD_DATA, f"{self._path}: {reason}")
+        return tensor
 
     def are_equal(self, name: str, other: str) -> bool:
         """Return True if two tensors are equal bit by bit; False if there is no `other`."""
@@ -373,8 +377,6 @@ def _read_parameter(
     without_padding = tuple(slice(size) for size in parameter.layer_shape)
     for i, name in enumerate(parameter.tensors):
         layers[i][without_padding] = parameter.from_tensor(tensors[name])
-        if not np.isfinite(layers[i]).all():
-            raise UserError(BAD_DATA, f"the tensor {name} holds values that are not finite numbers")
     return array
 
 

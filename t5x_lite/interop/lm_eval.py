@@ -14,10 +14,9 @@ import numpy as np
 
 from t5x_lite import storage
 from t5x_lite.errors import USAGE, UserError, optional_import
-from t5x_lite.inference.generate import continue_texts
+from t5x_lite.inference.generate import continue_inputs, encode_prompts, with_room
 from t5x_lite.inference.score import pseudo_log_likelihoods, score_targets
 from t5x_lite.inference.zero_shot import score_answers
-from t5x_lite.model.parts.positions import position_limit
 from t5x_lite.training import run_directory
 from t5x_lite.training.run_directory import LoadedModel
 
@@ -123,24 +122,13 @@ class HarnessModel(_LM):
             numbers, options = list(group), _options(json.loads(setting))
             for start in range(0, len(numbers), self._batch_size):
                 batch = numbers[start : start + self._batch_size]
-                prompts = [self._end_of(contexts[i], options["max_new_tokens"]) for i in batch]
-                written = continue_texts(self._model, prompts, **options)
+                prompts = encode_prompts(self._model, [contexts[i] for i in batch])
+                room = options["max_new_tokens"]
+                inputs = [with_room(self._model, ids, room) for ids in prompts]
+                written = continue_inputs(self._model, inputs, **options)
                 for number, text in zip(batch, written, strict=True):
                     texts[number] = text
         return texts
-
-    def _end_of(self, context: str, room: int) -> str:
-        """Truncate a context on the left, so that the position table has room for what is written.
-
-        The context keeps at least half of the positions.
-        """
-        model, tokenizer = self._model.model, self._model.tokenizer
-        ids = tokenizer.encode(context)
-        if position_limit(model) is None:
-            return context
-        written = 0 if model.is_encoder_decoder else min(room, model.max_length // 2)
-        most = model.max_length - written
-        return context if len(ids) <= most else tokenizer.decode(ids[-most:])
 
 
 def _options(settings: dict[str, Any]) -> dict[str, Any]:

@@ -319,12 +319,12 @@ class LoadedModel:
 
     @property
     def extra_start(self) -> int:
-        """Number of ids that a decoder reads before a text, besides one start token."""
+        """Number of ids that a decoder reads before a text, in addition to the first."""
         return max(len(self.after_start(np.zeros(0, np.int32))) - 1, 0)
 
     def after_start(self, ids: np.ndarray) -> np.ndarray:
-        """Return what a decoder reads before it predicts what follows these ids: they come after
-        the start token or, for an imported model, after what its tokenizer puts before a text.
+        """Put before a text what a decoder reads first: the start token or, for an imported model,
+        the ids that its own tokenizer adds. At least one id is read.
         """
         start = self.tokenizer.vocabulary.start
         begin = (start,) if self.conventions.begin is None else self.conventions.begin

@@ -179,7 +179,7 @@ def test_beam_search_finds_what_an_exhaustive_search_finds(make, penalty):
     prompt = Prompt(tokens, jnp.array([3, 2]))
     weights = decode_loop.prepare_weights(config, loaded.params)
     ids, scores = decode_loop.beam_search(
-        config, StopTokens(eos, 5), 25, penalty, 4, weights, prompt, 3
+        config, StopTokens((eos,), 5), 25, penalty, 4, weights, prompt, 3
     )
     every = list(product(range(5), repeat=3))
     for row, before in enumerate(prompts):

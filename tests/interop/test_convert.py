@@ -76,7 +76,7 @@ BROKEN = {
     "pickled": lambda path: (path / WEIGHTS).rename(path / "pytorch_model.bin"),
     "expected one in the same directory": point_outside,
     "not finite": lambda path: change_a_tensor(path, np.nan),
-    "no setting that is known": lambda path: change_config(path, sliding_window=4096),
+    "unknown for models of this kind": lambda path: change_config(path, sliding_window=4096),
     "cannot be read": lambda path: (path / "config.json").write_text("{"),
     "no such file": lambda path: (path / "config.json").unlink(),
     "has none of": lambda path: (path / "tokenizer.json").unlink(),
@@ -386,7 +386,7 @@ def test_each_of_several_ids_ends_a_text(gpt2, tmp_path, beams):
     [
         ({"repetition_penalty": 1.2}, "repetition_penalty=1.2 changes what is generated"),
         ({"suppress_tokens": [5]}, r"suppress_tokens=\[5\] changes"),
-        ({"something_new": 1}, "something_new=1 is no setting that is known"),
+        ({"something_new": 1}, "something_new=1 is unknown"),
         ({"eos_token_id": [1, 10**6]}, "eos_token_id: got the id 1000000, expected a number below"),
         ({"eos_token_id": "</s>"}, "eos_token_id: got the id '</s>'"),
     ],

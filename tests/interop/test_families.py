@@ -147,8 +147,18 @@ def test_where_llama_states_its_angles():
         ),
         (LLAMA, "LLAMA", {"rope_parameters": {"factor": 8.0}}, "expected only rope_theta"),
         # Keys of which nothing is known.
-        (LLAMA, "LLAMA", {"sliding_window": 4096}, "sliding_window=4096: no setting that is known"),
-        (BERT, "ROBERTA", {"embedding_size": 8}, "embedding_size=8: no setting that is known"),
+        (
+            LLAMA,
+            "LLAMA",
+            {"sliding_window": 4096},
+            "sliding_window=4096: unknown",
+        ),
+        (
+            BERT,
+            "ROBERTA",
+            {"embedding_size": 8},
+            "embedding_size=8: unknown",
+        ),
         # Keys that are known to matter.
         (GPT2, "GPT2", {"quantization_config": {"bits": 4}}, "only read with null"),
         (GPT2, "GPT2", {"pruned_heads": {"0": [1]}}, "pruned_heads"),

@@ -9,8 +9,6 @@ import transformers
 from t5x_lite.interop.config_keys import (
     GENERATION_HARMLESS,
     GENERATION_NEUTRAL,
-    HARMLESS,
-    NEUTRAL,
 )
 from t5x_lite.interop.families import FAMILIES
 
@@ -19,10 +17,7 @@ from t5x_lite.interop.families import FAMILIES
 def test_every_key_of_a_class_is_known_with_its_default(model_type):
     family = FAMILIES[model_type]
     config = transformers.AutoConfig.for_model(model_type).to_dict()
-    known = {*family.settings, *family.defaults, *family.further, *family.supported}
-    known |= {*family.harmless, *NEUTRAL, *HARMLESS}
-    assert set(config) <= known
-    family.read_config(config)  # its defaults are neutral
+    family.read_config(config)  # each setting is read, harmless or neutral
     for key, value in family.defaults.items():
         assert config[key] == value, key
     for key, value in family.supported.items():

@@ -68,6 +68,7 @@ def lay_out(
     vocabulary: Vocabulary,
     row_of_pair: np.ndarray | None = None,
     rows: int = 0,
+    starts: np.ndarray | None = None,
 ) -> Row:
     """Lay out pairs as rows, each pair as a segment of its own. Return the arrays that the module
     docstring lists, each [rows, …].
@@ -76,6 +77,7 @@ def lay_out(
         row_of_pair: row of each pair, ascending and below `rows`. By default, each pair is a row.
             The pairs of a row must fit the shape.
         rows: number of rows; needed only with row_of_pair.
+        starts: [pairs] id that a decoder reads first in each segment; by default, the start token.
     """
     if row_of_pair is None:
         row_of_pair, rows = np.arange(len(pairs)), len(pairs)
@@ -88,7 +90,8 @@ def lay_out(
     if shape.scored:
         row |= _scored_positions(pairs, shape, vocabulary, row_of_pair, rows)
     if shape.decoder:
-        row |= _decoder(pairs, shape, vocabulary, row_of_pair, rows)
+        starts = np.full(len(pairs), vocabulary.start) if starts is None else starts
+        row |= _decoder(pairs, shape, vocabulary, starts, row_of_pair, rows)
     if shape.labels:
         row |= _segment_labels(pairs, shape, row_of_pair, rows)
     return row
@@ -173,7 +176,9 @@ def _scored_positions(
     }
 
 
-def _decoder(pairs: Pairs, shape: RowShape, vocabulary: Vocabulary, row_of_pair, rows: int) -> Row:
+def _decoder(
+    pairs: Pairs, shape: RowShape, vocabulary: Vocabulary, starts, row_of_pair, rows: int
+) -> Row:
     """Put the targets on the decoder, after the inputs if no encoder reads them. The decoder reads
     them shifted right within their segment: position j holds stream[j − 1] and predicts stream[j].
     """
@@ -192,10 +197,11 @@ def _decoder(pairs: Pairs, shape: RowShape, vocabulary: Vocabulary, row_of_pair,
         stream = Ragged.join(inputs, stream)
         weights = Ragged.join(input_weights, weights)
 
-    # Shift right by one; each segment begins with the start token.
+    # Shift right by one; each segment begins with its start.
     shifted = np.empty_like(read.values)
     shifted[1:] = read.values[:-1]
-    shifted[stream.starts[stream.lengths > 0]] = vocabulary.start
+    is_used = stream.lengths > 0
+    shifted[stream.starts[is_used]] = starts[is_used]
 
     place = _placer(stream.lengths, row_of_pair, rows, shape.decoder)
     row = _stack("decoder", Ragged(shifted, stream.lengths), place, vocabulary, row_of_pair)

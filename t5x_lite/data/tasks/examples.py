@@ -66,25 +66,23 @@ def load_split(task: Task, split: str, limit: int = 0) -> Examples:
 
     bad_lines = bad_lines_of(task)
     kind = kind_of(task)
-    examples = []
+    examples: list[Example] = []
+    are_hidden = True
     for number, record in enumerate(_records(task, name, bad_lines)):
         if is_divided and _is_held_out(record, task.validation_fraction) != (split == "validation"):
             continue
         examples.append(_example(task, kind, record, number, name))
-        if limit and len(examples) == limit and not _may_be_hidden(kind, examples):
+        # Only a whole split tells whether its labels are hidden, so read on while they may be.
+        are_hidden = are_hidden and kind.is_placeholder(examples[-1].label)
+        if limit and len(examples) >= limit and not are_hidden:
             break
     if not examples:
         raise UserError(
             BAD_DATA, f"task {task.name}: its {split} split, {name}, is empty; give some examples"
         )
-    if _may_be_hidden(kind, examples):
+    if are_hidden:
         examples = [replace(example, label=None) for example in examples]
     return Examples(task, name, tuple(examples[: limit or None]), bad_lines.skipped)
-
-
-def _may_be_hidden(kind: Kind, examples: list[Example]) -> bool:
-    """Return True if all labels read so far are a placeholder; only a whole split tells."""
-    return kind.hides_labels([example.label for example in examples])
 
 
 def _records(task: Task, split: str, bad_lines: BadLines) -> Iterator[Record]:
@@ -102,10 +100,14 @@ def _records(task: Task, split: str, bad_lines: BadLines) -> Iterator[Record]:
             raise UserError(BAD_DATA, f"task {task.name}, example {number}: {reason}") from error
 
 
+def as_text(record: Record) -> str:
+    """Return a record as text, which is equal for equal records, those with NaN included."""
+    return json.dumps(record, sort_keys=True, default=str)
+
+
 def _is_held_out(record: Record, share: float) -> bool:
     """Return True for a fraction `share` of all records, chosen by their hash."""
-    content = json.dumps(record, sort_keys=True, default=str).encode()
-    number = int.from_bytes(hashlib.sha256(content).digest()[:8], "big")
+    number = int.from_bytes(hashlib.sha256(as_text(record).encode()).digest()[:8], "big")
     return number < share * 2**64
 
 

@@ -1,6 +1,5 @@
 """Metrics of a task's predictions, computed with the libraries that the benchmarks use."""
 
-import math
 import re
 from collections.abc import Sequence
 from itertools import groupby, zip_longest
@@ -13,7 +12,7 @@ from t5x_lite.config.named import find_named
 from t5x_lite.data.tasks.answers import exact_match, text_of, token_f1
 from t5x_lite.data.tasks.kinds.kind import Example, Judgement, Label
 from t5x_lite.data.tasks.kinds.table import kind_of, metrics_of
-from t5x_lite.errors import BAD_CONFIG, UserError, nearest, optional_import
+from t5x_lite.errors import BAD_CONFIG, BAD_DATA, UserError, nearest, optional_import
 
 
 class Metric(NamedTuple):
@@ -27,12 +26,20 @@ class Metric(NamedTuple):
 def judge(
     task: Task, examples: Sequence[Example], predictions: Sequence[Label]
 ) -> dict[str, float]:
-    """Compute the metrics of a task, by name. One that is of no example is left out."""
+    """Compute the metrics of a task, by name, leaving out those that concern none of the examples.
+
+    Raises:
+        UserError: if the first metric does, by which checkpoints are chosen.
+    """
     scores = {}
     for name in metrics_of(task):
         score = find_metric(task, name).score(task, examples, predictions)
-        if not math.isnan(score):
+        if score is not None:
             scores[name] = score
+    first = metrics_of(task)[0]
+    if first not in scores:
+        reason = f"{first} concerns none of these {len(examples)} examples"
+        raise UserError(BAD_DATA, f"task.metrics: {reason}; name another metric first")
     return scores
 
 
@@ -251,5 +258,7 @@ def by_group(
         chosen = list(numbers)
         of_group = [examples[number] for number in chosen]
         predicted = [predictions[number] for number in chosen]
-        scores[group] = metric.score(task, of_group, predicted)
+        score = metric.score(task, of_group, predicted)
+        if score is not None:
+            scores[group] = score
     return scores

@@ -191,7 +191,7 @@ class TaskData:
             elif form in written:
                 reason = f"writes {written[form]!r} and {answer!r} alike, {form!r}"
             if reason:
-                fix = "name other words in task.label_words"
+                fix = "name other words in task.label_words, or take another tokenizer"
                 raise UserError(BAD_CONFIG, f"task {task.name}: the vocabulary {reason}; {fix}")
             written[form] = answer
 

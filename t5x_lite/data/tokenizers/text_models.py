@@ -154,15 +154,15 @@ class SentencePiece:
         model: Any = sentencepiece.SentencePieceProcessor(model_proto=proto)
         self._model = model
         self.size: int = model.get_piece_size()
-        never_found = []
+        special = []
         # SentencePiece finds user-defined symbols in text, such as <mask>; here they are special.
         user_defined: dict[str, int] = {}
         for i in range(self.size):
             if model.is_control(i) or model.is_unknown(i):
-                never_found.append(i)
+                special.append(i)
             elif _SPECIAL.fullmatch(model.id_to_piece(i)) and not is_own:
                 user_defined[model.id_to_piece(i)] = i
-        self.ordinary = runs_between(self.size, [*never_found, *user_defined.values()])
+        self.ordinary = runs_between(self.size, [*special, *user_defined.values()])
         self._user_defined = list(user_defined.values())
         # Special ids of our own models are appended outside the model.
         self.specials: dict[str, int] = {}
@@ -418,12 +418,12 @@ def _checked_size(ids: dict[str, int]) -> int:
     return max(taken, default=-1) + 1
 
 
-def _types(component: dict[str, Any] | None) -> list[str]:
-    """Return the types of a component of a tokenizer; of all its parts, if it is a sequence."""
-    if not component:
+def _types(decoder: dict[str, Any] | None) -> list[str]:
+    """Return the type of a tokenizer's decoder; those of all its parts, if it is a sequence."""
+    if not decoder:
         return []
-    parts = [part for key in ("decoders", "normalizers") for part in component.get(key, ())]
-    return [component["type"], *(name for part in parts for name in _types(part))]
+    parts = decoder.get("decoders", ())
+    return [decoder["type"], *(name for part in parts for name in _types(part))]
 
 
 def _read_vocabulary(model: dict[str, Any]) -> dict[str, int]:

@@ -117,8 +117,8 @@ class Tokenizer:
     def decode_after(self, before: Iterable[int], ids: Iterable[int]) -> str:
         """Return the text that ids add to the text of the ids before them.
 
-        Decoded alone, they would lose the blank that they begin with, in vocabularies such as
-        T5's, LLaMA's and BERT's.
+        With the vocabularies of T5, LLaMA and BERT, decoding them without the ids before would lose
+        the blank that they begin with.
         """
         before = list(before)
         if before and before[-1] == self.vocabulary.eos:
@@ -288,9 +288,7 @@ def _find_kind(spec: str) -> Named:
     """Find a kind of tokenizer by its name, with its options."""
     if parse_call(spec, "data.tokenizer").name not in _KINDS:
         existing = "a path to .model, tokenizer.json, vocab.txt or vocab.bpe"
-        kinds = ["bytes", "sentencepiece(vocab_size=8192)", "byte_level_bpe(vocab_size=8192)"]
-        kinds.append(existing)
-        raise UserError(BAD_CONFIG, f"data.tokenizer={spec}: {nearest(spec, kinds)}")
+        raise UserError(BAD_CONFIG, f"data.tokenizer={spec}: {nearest(spec, [*_KINDS, existing])}")
     return find_named(spec, _KINDS, "data.tokenizer", "tokenizer")
 
 

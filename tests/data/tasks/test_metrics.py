@@ -65,6 +65,8 @@ def test_questions_with_and_without_an_answer_are_judged_apart():
     # What is over no question is left out, as with --limit.
     judged = replace(task, metrics=("exact_match", "no_answer_accuracy"))
     assert judge(judged, of([("x",)]), [("x",)]) == {"exact_match": 1.0}
+    with pytest.raises(UserError, match="no_answer_accuracy concerns none of these 1 examples"):
+        judge(replace(task, metrics=("no_answer_accuracy",)), of([("x",)]), [("x",)])
 
 
 def test_what_is_no_number_counts_as_minus_one():
