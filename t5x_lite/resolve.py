@@ -188,14 +188,17 @@ def resolve_model(
         decoder_layers = 0
     else:
         decoder_layers = model.num_decoder_layers or model.num_layers
-    sizes: dict[str, Any] = {
+    follows = "all" if model.bias else "none"
+    written: dict[str, Any] = {
+        "attention_bias": model.attention_bias or follows,
         "num_decoder_layers": decoder_layers,
         "head_dim": model.head_dim or model.d_model // model.num_heads,
         "num_kv_heads": model.num_kv_heads or model.num_heads,
         "d_ff": model.d_ff or 4 * model.d_model,
         "embedding_size": model.embedding_size or model.d_model,
+        "query_width": model.query_width or model.head_dim or model.d_model // model.num_heads,
         "vocab_size": model.vocab_size or vocab_size,
         "max_length": model.max_length or max_length,
         "num_classes": model.num_classes or num_classes,
     }
-    return ModelDimensions(**(asdict(model) | sizes))
+    return ModelDimensions(**(asdict(model) | written))

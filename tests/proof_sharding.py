@@ -63,6 +63,28 @@ PARTS = {
         {"mixer": "linear_attention.LinearAttention", "positions": "none"},
     ),
     "window": ("decoder", {"attention_rules": ("window(size=9)",)}),
+    "local and global layers": (
+        "decoder",
+        {
+            "positions": "rotary(base=500.0, fraction=0.5)",
+            "layer_pattern": ("global", "local"),
+            "local_rules": ("window(size=9)",),
+            "local_positions": "rotary",
+            "qk_norm": "head",
+            "norm_position": "both",
+            "attention_softcap": 5.0,
+            "logits_softcap": 5.0,
+        },
+    ),
+    "input layers of each stack": (
+        "encoder_decoder",
+        {"positions": "learned", "embedding_norm": True, "shared_input_layers": False},
+    ),
+    "biases of each layer": ("encoder_decoder", {"positions": "relative(per_layer=True)"}),
+    "a norm of its own for each part": (
+        "encoder",
+        {"parallel_residual": True, "shared_norm": False, "attention_bias": "qkv"},
+    ),
 }
 # Objectives with a loss of their own: name → architecture, objective
 OBJECTIVES = {"the manual's ELECTRA": ("encoder", "electra.replaced_tokens")}

@@ -190,21 +190,31 @@ class Model(Checked):
     # act in the feed-forward part, and in BERT's mlm_head: see model/parts/activations.py
     activation: str = "gelu"
 
-    # x + attention(norm(x)) + feed_forward(norm(x)), one norm for both (PaLM)
+    # x + attention(norm(x)) + feed_forward(norm(x))
     parallel_residual: bool = False
+    # One norm for both (PaLM), or one each (GPT-NeoX)
+    shared_norm: Annotated[bool, OnlyWith("parallel_residual")] = True
     # layer_norm (Ba et al., 2016), rms_norm (Zhang and Sennrich, 2019), none
     norm: str = "layer_norm"
-    # Before each part (GPT-2, T5) or after its residual sum (BERT)
-    norm_position: Literal["pre", "post"] = "pre"
+    # Before each part (GPT-2, T5), after its residual sum (BERT), on its output (OLMo 2), or both
+    # before it and on its output (Gemma 2)
+    norm_position: Literal["pre", "post", "output", "both"] = "pre"
+    # Of the mixer in the first layer; False: it reads the embeddings as they are (ModernBERT)
+    first_norm: bool = True
     norm_epsilon: Annotated[float, Range(0.0, 0.1)] = 1e-6  # added to the variance
     embedding_norm: bool = False  # normalise the sum of the embeddings (BERT)
     # Each part times a learned number that starts at 0 (Bachlechner et al., 2020)
     rezero: bool = False
     bias: bool = True  # in dense layers and LayerNorm
+    # In attention, if not as `bias` says: qkv: of queries, keys and values only (Qwen2)
+    attention_bias: Literal["", "none", "qkv", "all"] = ""
+    # Normalise queries and keys: each head by itself (Henry et al., 2020; Qwen3), or the features
+    # of all heads together (OLMo 2)
+    qk_norm: Literal["none", "head", "all"] = "none"
 
     # How order enters: learned(offset=0), sinusoidal, relative(buckets=32, distance=128) (T5),
-    # rotary(base=10000), alibi, shaw(distance=16), transformer_xl, universal, none: see
-    # model/parts/positions.py
+    # rotary(base=10000, fraction=1.0, scaling="none"), alibi, shaw(distance=16), transformer_xl,
+    # universal, none: see model/parts/positions.py
     positions: str = "learned"
     # Rows of the learned position table, and the longest piece that `score` reads at a time; 0: the
     # longest stack of a row
@@ -213,6 +223,12 @@ class Model(Checked):
     # Rules of self-attention beside those of the architecture, all of which must hold:
     # window(size=128), or my_module.MyRule(option=value) of your own, see model/masks.py
     attention_rules: tuple = ()
+    # Kinds of layers, repeated through each stack, such as ("local", "global"). Local layers have
+    # local_rules and local_positions in place of attention_rules and positions (Gemma, ModernBERT)
+    layer_pattern: tuple = ()
+    local_rules: Annotated[tuple, OnlyWith("layer_pattern")] = ()
+    # rotary(…) or none, as positions are then, too; "": as positions
+    local_positions: Annotated[str, OnlyWith("layer_pattern")] = ""
 
     # Stacks of one repeated layer (ALBERT)
     shared_layers: Literal["none", "all", "encoder", "decoder"] = "none"
@@ -231,13 +247,22 @@ class Model(Checked):
     # Embedding rows are padded to a multiple of this and of mesh.tensor, which splits them
     vocab_multiple: Annotated[Positive, RESUMABLE, COMPUTATION] = 128
     shared_embeddings: bool = True  # encoder and decoder read the same table
+    # Encoder and decoder have one table of learned positions and one embedding_norm; False: each
+    # has its own (BART)
+    shared_input_layers: bool = True
     # The output layer is the (decoder's) embedding table
     tie_embeddings: Annotated[bool, OUTPUT] = True
     # Hidden states times d_model^-½ before the output layer (T5 1.0)
     scale_logits: Annotated[bool, OUTPUT] = False
-    # Attention logits times head_dim^-½; T5 has it in the initialisation
+    # Attention logits times query_width^-½; T5 has it in the initialisation
     scale_attention: bool = True
-    # BERT's transform before the output layer: dense, activation, norm; and a bias after it
+    query_width: NonNegative = 0  # 0: head_dim
+    # Logits are cap · tanh(logits / cap) (Bello et al., 2017; Gemma 2): those of attention, and
+    # those of the vocabulary; 0: as they are
+    attention_softcap: Annotated[float, Range(0.0)] = 0.0
+    logits_softcap: Annotated[float, Range(0.0), OUTPUT] = 0.0
+    # BERT's transform before the output layer: dense, activation, norm; and a bias after it. Also
+    # of decoders (GPT-BERT: Charpentier and Samuel, 2024)
     mlm_head: Annotated[bool, OUTPUT] = False
     # Whether tokens are predicted; False: hidden states alone (an imported BertModel)
     lm_head: Annotated[bool, HEADS] = True
@@ -308,13 +333,15 @@ class Model(Checked):
                 "which would stay as it is; leave it out"
             )
         yield from self._of_stacks()
-        if self.parallel_residual and self.norm_position == "post":
+        if self.parallel_residual and self.norm_position != "pre":
             yield "model.parallel_residual: needs norm_position pre"
-        if self.mlm_head and self.architecture != "encoder":
-            yield (
-                f"model.mlm_head: architecture {self.architecture} has none; it is the head of an "
-                "encoder"
-            )
+        if not self.first_norm and (self.norm_position != "pre" or self.parallel_residual):
+            reason = "is the first of norm_position pre, without parallel_residual"
+            yield f"model.first_norm: the norm that it leaves out {reason}; set it to True"
+        unknown = set(self.layer_pattern) - {"global", "local"}
+        if unknown:
+            got = ", ".join(sorted(map(repr, unknown)))
+            yield f"model.layer_pattern: got {got}, expected 'global' and 'local'"
 
     def _of_stacks(self) -> Iterator[str]:
         if not self.is_encoder_decoder:
@@ -325,6 +352,8 @@ class Model(Checked):
                 yield f"model.shared_stacks: {one_stack}; leave it out"
             if not self.shared_embeddings:
                 yield f"model.shared_embeddings: {one_stack}; leave it out"
+            if not self.shared_input_layers:
+                yield f"model.shared_input_layers: {one_stack}; leave it out"
             if self.shared_layers in ("encoder", "decoder"):
                 yield (
                     f"model.shared_layers: got {self.shared_layers}, but {one_stack}; set all or "
@@ -371,7 +400,16 @@ class ModelDimensions(Model):
         return next((found for found in self.companions if found.name == name), None)
 
     def _contradictions(self) -> Iterator[str]:
-        sizes = ("head_dim", "num_kv_heads", "d_ff", "embedding_size", "vocab_size", "max_length")
+        sizes = (
+            "attention_bias",
+            "head_dim",
+            "num_kv_heads",
+            "d_ff",
+            "embedding_size",
+            "query_width",
+            "vocab_size",
+            "max_length",
+        )
         for name in sizes:
             if not getattr(self, name):
                 yield f"model.{name}: is not resolved; make dimensions with resolve.resolve_model"

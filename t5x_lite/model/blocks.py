@@ -13,8 +13,9 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from t5x_lite.config import ModelDimensions
 from t5x_lite.model.dense import Unsummed, Written, constrain, parameter_dtype, with_axes
@@ -49,6 +50,9 @@ class StackContext(struct.PyTreeNode):
     Attributes:
         segments: 0 is padding.
         mask_bias: mask.bias(position_bias).
+        bidirectional: True if a query may see keys after it.
+        local_mask_bias: the same for local layers, where the config has such.
+        is_local: True in a local layer; None: all layers are alike.
         position_bias: what positions add to attention's logits.
         encoded: hidden states of the encoder, at this device's positions.
         slot: of the decoding state, where the first token of x is written.
@@ -60,12 +64,27 @@ class StackContext(struct.PyTreeNode):
     mask: AttentionMask
     mask_bias: Array
     noise: Noise
+    local_mask_bias: Array | None = None
+    is_local: Bool[Array, ""] | None = None
     position_bias: Array | None = None
     cross_mask: AttentionMask | None = None
     cross_mask_bias: Array | None = None
     encoded: Float[Array, "B E D"] | None = None
     slot: int | Int[Array, ""] = 0
     whole: "StackContext | None" = None
+    bidirectional: bool = struct.field(pytree_node=False, default=False)
+
+    def in_layer(self, pattern: tuple[str, ...], depth: int | Int[Array, ""]) -> "StackContext":
+        """Return the context of one layer: a local layer has a mask of its own."""
+        if self.local_mask_bias is None:
+            return self
+        kinds = jnp.array([kind == "local" for kind in pattern])
+        is_local = kinds[depth % len(pattern)]
+        return self.replace(
+            mask_bias=jnp.where(is_local, self.local_mask_bias, self.mask_bias),
+            is_local=is_local,
+            whole=self.whole and self.whole.in_layer(pattern, depth),
+        )
 
     def seen_by(self, splits: tuple[str, ...]) -> "StackContext":
         """Return the context for a part that may be split over these axes of the mesh."""
@@ -106,6 +125,7 @@ class Block(nn.Module):
         state: BlockState | None = None,
     ) -> tuple[Array, Auxiliary | BlockState]:
         config = self.config
+        context = context.in_layer(config.layer_pattern, depth)
         auxiliary: Auxiliary = {}
         new_state = state
 
@@ -152,7 +172,7 @@ class Block(nn.Module):
         if signal is not None:
             x_BPD += signal.astype(x_BPD.dtype)
 
-        x_BPD = self._residual_sum(x_BPD, steps, context)
+        x_BPD = self._residual_sum(x_BPD, steps, depth, context)
         return x_BPD, auxiliary if new_state is None else new_state
 
     def _own(self, make: Callable, name: str) -> tuple[Any, Splits]:
@@ -170,27 +190,36 @@ class Block(nn.Module):
         self,
         x_BPD: Float[Array, "B P D"],
         steps: list[tuple[str, Splits, Callable]],
+        depth: int | Int[Array, ""],
         context: StackContext,
     ) -> Float[Array, "B P D"]:
-        """Add each part to the residual stream, with its norm and dropout."""
+        """Add each part to the residual stream, with its norms and dropout."""
         config, length = self.config, context.segments.shape[1]
         places = stream_places(length)
+        # PaLM and GPT-NeoX: all parts read the stream as it was before them.
+        before_BPD = x_BPD
         shared = None
-        if config.parallel_residual:  # PaLM: one norm for all parts, of the stream before them
+        if config.parallel_residual and config.shared_norm:
             shared = _Reading(make_norm(config, name="norm")(x_BPD), length)
 
-        for name, splits, part in steps:
+        for number, (name, splits, part) in enumerate(steps):
             # Pre-norm reads a normalised copy of the residual stream; post-norm reads the stream,
             # and normalises the sum.
+            read_BPD = before_BPD if config.parallel_residual else x_BPD
             if shared is not None:
                 reading = shared
-            elif config.norm_position == "pre":
-                reading = _Reading(make_norm(config, name=f"{name}_norm")(x_BPD), length)
+            elif config.norm_position in ("pre", "both"):
+                normed_BPD = make_norm(config, name=f"{name}_norm")(read_BPD)
+                if number == 0 and not config.first_norm:
+                    normed_BPD = jnp.where(depth == 0, read_BPD, normed_BPD)
+                reading = _Reading(normed_BPD, length)
             else:
-                reading = _Reading(x_BPD, length)
+                reading = _Reading(read_BPD, length)
             # The part reads the positions that it needs; its output goes back to this device's.
             y = part(reading.for_part(splits), context.seen_by(splits))
             y = _to_stream(y, splits, config)
+            if config.norm_position in ("output", "both"):
+                y = make_norm(config, name=f"{name}_output_norm")(y)
 
             if config.adapter_size:
                 y = Adapter(config, name=f"{name}_adapter")(y)

@@ -107,8 +107,12 @@ def contradictions(setting: Setting) -> Iterator[str]:
     if positions.in_attention and not getattr(mixer, "takes_positions", False):
         reason = f"is a part of attention, which mixer {config.mixer} is not"
         yield f"model.positions={config.positions}: {reason}; set none"
-    if find_rules(config.attention_rules) and not getattr(mixer, "takes_positions", False):
-        yield f"model.attention_rules: mixer {config.mixer} has no attention; leave them out"
+    is_attention = getattr(mixer, "takes_positions", False)
+    for name in ("attention_rules", "layer_pattern"):
+        if getattr(config, name) and not is_attention:
+            yield f"model.{name}: mixer {config.mixer} has no attention; leave it out"
+    find_rules(config.attention_rules)  # refuses one that does not exist
+    yield from _of_local_layers(config)
     if positions.limit is not None and positions.limit < rows.longest_segment:
         reason = f"got {positions.limit}, but data.lengths go up to {rows.longest_segment}"
         yield f"model.max_length: {reason}; raise one or lower the other"
@@ -117,6 +121,20 @@ def contradictions(setting: Setting) -> Iterator[str]:
     yield from _of_mesh(setting)
     for companion in config.companions:
         yield from _of_companion(setting, companion)
+
+
+def _of_local_layers(config: ModelDimensions) -> Iterator[str]:
+    if not config.layer_pattern:
+        return
+    find_rules(config.local_rules)  # refuses one that does not exist
+    if not config.local_positions:
+        return
+    for setting in ("positions", "local_positions"):
+        if not make_positions(config, setting).only_rotates:
+            got = f"got {getattr(config, setting)} beside local_positions={config.local_positions}"
+            yield f"model.{setting}: {got}, expected rotary(…) or none"
+    local = make_positions(config, "local_positions")
+    yield from local.contradictions(Setting(config))
 
 
 def _of_mimetic_init(config: ModelDimensions) -> Iterator[str]:

@@ -77,15 +77,15 @@ def kernel_init(
 
     Args:
         writes_to_stream: its output is added to the residual stream, which GPT-2 scales by depth.
-        is_query: with T5's initialisation it also holds the head_dim^-½ that attention then leaves
-            out.
+        is_query: with T5's initialisation it also holds the query_width^-½ that attention then
+            leaves out.
     """
     stddev = config.init_stddev
     # T5 (Raffel et al., 2020; Mesh TensorFlow's layers).
     if config.init == "fan_in":
         stddev = fan_in**-0.5
         if is_query and not config.scale_attention:
-            stddev *= config.head_dim**-0.5
+            stddev *= config.query_width**-0.5
     # GPT-2: the residual stream is a sum of two parts a layer.
     if config.depth_scaled_init and writes_to_stream:
         stddev *= (2 * config.num_layers) ** -0.5
@@ -135,7 +135,7 @@ class Dense(nn.Module):
         to_heads: [B, T, in] → [B, H, T, K], the features being H · K.
         from_heads: [B, H, T, K] → [B, T, features], the inputs being H · K.
         plus_identity: this multiple of I is added to the fresh kernel.
-        use_bias: if the config has biases.
+        use_bias: None: as the config says.
     """
 
     config: ModelDimensions
@@ -146,7 +146,7 @@ class Dense(nn.Module):
     is_query: bool = False
     to_heads: bool = False
     from_heads: bool = False
-    use_bias: bool = True
+    use_bias: bool | None = None
     plus_identity: float = 0.0
 
     @nn.compact
@@ -177,7 +177,7 @@ class Dense(nn.Module):
             y += self._low_rank(rows).reshape(y.shape)
 
         # + b
-        if config.bias and self.use_bias:
+        if config.bias if self.use_bias is None else self.use_bias:
             zeros = with_axes(nn.initializers.zeros, self.axes[-1])
             bias = self.param("bias", zeros, (self.features,), dtype)
             # y is one device's term of a sum: a bias added to every term would count repeatedly.

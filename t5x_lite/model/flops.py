@@ -28,13 +28,13 @@ def forward_flops(config: ModelDimensions, shape: RowShape, scored: float | int)
         total += 2 * config.embedding_size * config.d_model * (shape.encoder + shape.decoder)
     # The layers of each stack.
     if shape.encoder:
-        visible = visible_keys(config, shape.encoder, bidirectional=True)
+        visible = visible_keys(config, shape.encoder, True, config.num_layers)
         encoder = StackShape(shape.encoder, visible, bidirectional=True)
         total += _stack_flops(config, config.num_layers, encoder)
     if shape.decoder:
         layers = config.num_decoder_layers * (2 if config.backward_decoder else 1)
         sees_ahead = shape.bidirectional_prefix or shape.looks_ahead
-        visible = visible_keys(config, shape.decoder, bidirectional=sees_ahead)
+        visible = visible_keys(config, shape.decoder, sees_ahead, config.num_decoder_layers)
         total += _stack_flops(
             config, layers, StackShape(shape.decoder, visible, bidirectional=False)
         )

@@ -46,7 +46,7 @@ from t5x_lite.model.losses import (
 )
 from t5x_lite.model.masks import MASKED
 from t5x_lite.model.matmul import matmul, matmul_transposed
-from t5x_lite.model.parts.activations import activate
+from t5x_lite.model.parts.activations import activate, softcapped
 from t5x_lite.model.parts.contract import Auxiliary
 from t5x_lite.model.parts.norms import make_norm
 from t5x_lite.model.parts.options import part_name
@@ -140,6 +140,7 @@ class LanguageModelHead(nn.Module):
             logits = matmul(hidden, kernel)
         if config.mlm_head:
             logits += self.param("bias", with_axes(nn.initializers.zeros, "vocab"), (rows,), dtype)
+        logits = softcapped(logits, config.logits_softcap)
 
         # Mask the padding of the vocabulary.
         if rows * config.tensor_parts > config.vocab_size:

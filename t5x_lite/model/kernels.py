@@ -25,6 +25,7 @@ from t5x_lite.model.matmul import (
     target_kind,
     target_platform,
 )
+from t5x_lite.model.parts.activations import softcapped
 from t5x_lite.model.parts.positions import NoPositions
 from t5x_lite.parallel.sequence import sequence_order
 
@@ -84,14 +85,18 @@ def _rounded_softmax_jvp(
     return weights, tangent
 
 
-def attention_weights(q: Queries, k: Keys, mask_bias: Array) -> Weights:
-    """Return softmax(q kᵀ + mask_bias), with sums in float32; mask_bias: AttentionMask.bias."""
+def attention_weights(q: Queries, k: Keys, mask_bias: Array, softcap: float = 0.0) -> Weights:
+    """Return softmax(q kᵀ + mask_bias), with sums in float32; mask_bias: AttentionMask.bias.
+
+    Args:
+        softcap: of q kᵀ; 0: none.
+    """
     B, H, T, K = q.shape
     G = k.shape[1]
     # Fold the query heads of a group into the query axis, so that no key is repeated.
     grouped_q = q.reshape(B, G, -1, K)
     logits = matmul_transposed(grouped_q, k).reshape(B, H, T, -1)
-    logits += mask_bias.astype(logits.dtype)
+    logits = softcapped(logits, softcap) + mask_bias.astype(logits.dtype)
     # float64 is for numerical tests: jax's own derivatives, of any order.
     if q.dtype == jnp.float64:
         return jax.nn.softmax(logits)
@@ -116,6 +121,7 @@ def plain(
     mask: AttentionMask,
     mask_bias: Array,
     dropout: Callable[[Array], Array] = lambda weights: weights,
+    softcap: float = 0.0,
 ) -> Queries:
     """Attention by two matrix products, with dropout on the weights.
 
@@ -126,15 +132,15 @@ def plain(
     has_all_queries = mask.query_positions is None and mask.query_places is None
     is_plainly_causal = mask.causal and mask.prefix is None and has_all_queries
     if not is_plainly_causal or half < _MIN_HALF_LENGTH:
-        weights = attention_weights(q, k, mask_bias)
+        weights = attention_weights(q, k, mask_bias, softcap)
         return weighted_sum(dropout(weights), v)
 
     # The first half attends to itself, again by halves.
     early_bias = mask_bias[:, :, :half, :half]
     early_q, early_k, early_v = (x[:, :, :half] for x in (q, k, v))
-    early = plain(early_q, early_k, early_v, mask, early_bias, dropout)
+    early = plain(early_q, early_k, early_v, mask, early_bias, dropout, softcap)
     # The second half attends to both.
-    late_weights = attention_weights(q[:, :, half:], k, mask_bias[:, :, half:])
+    late_weights = attention_weights(q[:, :, half:], k, mask_bias[:, :, half:], softcap)
     late = weighted_sum(dropout(late_weights), v)
     return jnp.concatenate([early, late], 2)
 
@@ -193,9 +199,15 @@ def splash(
     v: Keys,
     mask: AttentionMask,
     bias: Array | None = None,
+    softcap: float = 0.0,
     interpret: bool = False,
 ) -> Queries:
-    """Splash attention (TPU), which knows of segments. interpret: without a TPU, for tests."""
+    """Splash attention (TPU), which knows of segments.
+
+    Args:
+        softcap: of the logits; 0: none.
+        interpret: compute without a TPU, for tests.
+    """
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
@@ -230,6 +242,7 @@ def splash(
             ),
             head_shards=1,
             q_seq_shards=devices,
+            attn_logits_soft_cap=softcap or None,
             interpret=interpret,
         )
         if devices > 1:
@@ -328,6 +341,8 @@ def reason_against(
         return "it has no dropout on attention weights"
     if kind.needs_logits:
         return f"positions {config.positions} need the logits"
+    if config.attention_softcap and kernel != "splash":
+        return "it has no soft cap"
     if mask.rules:
         return "its mask has rules that no fused kernel knows"
     if kernel == "cudnn":

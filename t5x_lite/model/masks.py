@@ -91,10 +91,24 @@ def find_rules(texts: tuple[str, ...]) -> tuple[Rule, ...]:
     return tuple(rules)
 
 
-def visible_keys(config: ModelDimensions, positions: int, bidirectional: bool) -> float | int:
-    """Return the mean number of keys that a query of self-attention may see."""
+def visible_keys(
+    config: ModelDimensions, positions: int, bidirectional: bool, layers: int
+) -> float | int:
+    """Return the mean number of keys that a query of self-attention may see, over the layers of a
+    stack.
+    """
+    kinds = config.layer_pattern or ("global",)
+    local = sum(kinds[layer % len(kinds)] == "local" for layer in range(layers))
+    in_global = _visible_keys(config.attention_rules, positions, bidirectional)
+    if not local:
+        return in_global
+    in_local = _visible_keys(config.local_rules, positions, bidirectional)
+    return (local * in_local + (layers - local) * in_global) / layers
+
+
+def _visible_keys(rules: tuple[str, ...], positions: int, bidirectional: bool) -> float | int:
     most = positions if bidirectional else (positions + 1) / 2
-    for rule in find_rules(config.attention_rules):
+    for rule in find_rules(rules):
         with user_errors(BAD_CONFIG, f"model.attention_rules: visible of {rule} failed"):
             seen = rule.visible(positions, bidirectional)
             if not 0 < seen <= positions:

@@ -100,8 +100,8 @@ class Stack(nn.Module):
             self.block = blocks
         else:
             self.layers = blocks
-        # Blocks with pre-norm leave their sum unnormalised: one more norm comes after the last.
-        if config.norm_position == "pre":
+        # All but post-norm leave the sum unnormalised: one more norm comes after the last block.
+        if config.norm_position != "post":
             self.final_norm = make_norm(config)
         self.dropout = Dropout(config.dropout)
 
@@ -149,13 +149,23 @@ class Stack(nn.Module):
             # A bias that was computed for all heads: keep those of this device.
             if "tensor" not in self.bias_splits:
                 position_bias = own_part(position_bias, "tensor", 1)
-        # Masks become biases here, once for all layers.
+        # Masks become biases here, once for all layers of a kind.
         cross_mask = fields.get("cross_mask")
+        mask_bias = mask.bias(position_bias)
+        local_mask_bias = None
+        if self.config.layer_pattern:
+            local_rules = find_rules(self.config.local_rules)
+            local_mask_bias = mask.replace(rules=local_rules).bias(position_bias)
+            # A layer picks one of the two biases, so a kernel that reads the mask itself may be
+            # chosen only if no layer has rules.
+            mask = mask.replace(rules=mask.rules + local_rules)
         return StackContext(
             segments=mask.query_segments,
             positions=positions,
             mask=mask,
-            mask_bias=mask.bias(position_bias),
+            bidirectional=bidirectional,
+            mask_bias=mask_bias,
+            local_mask_bias=local_mask_bias,
             noise=noise,
             position_bias=position_bias,
             cross_mask_bias=None if cross_mask is None else cross_mask.bias(),
@@ -174,7 +184,7 @@ class Stack(nn.Module):
         Args:
             places: in the row, of x's positions.
         """
-        if self.config.norm_position == "post":
+        if self.config.norm_position == "post":  # the last block has normalised its sum
             return x_BPD
         x_BPD = self.final_norm(x_BPD)
         if self.config_positions.drops_out_at_end:
@@ -260,9 +270,14 @@ class Transformer(nn.Module):
             if config.has_low_rank_embeddings:
                 self.decoder_embedding_update = low_rank_update("decoder_embedding")
         self.position_embedding = None
+        has_decoder_input = not config.shared_input_layers
         if make_positions(config).table_rows:
             rows = make_positions(config).table_rows
             self.position_embedding = table("position_embedding", rows, "positions")
+            if has_decoder_input:
+                self.decoder_position_embedding = table(
+                    "decoder_position_embedding", rows, "positions"
+                )
         if config.token_types:
             self.type_embedding = table("type_embedding", config.token_types, "types")
         # A learned prompt, and what becomes of the sum of all embeddings.
@@ -272,6 +287,8 @@ class Transformer(nn.Module):
             self.prompt = self.param("prompt", axes, shape, dtype)
         if config.embedding_norm:
             self.embedding_norm = make_norm(config)
+            if has_decoder_input:
+                self.decoder_embedding_norm = make_norm(config)
         if config.is_factorised:
             self.embedding_projection = Dense(config, config.d_model, ("factor", "embed"))
 
@@ -327,7 +344,11 @@ class Transformer(nn.Module):
             x *= config.embedding_size**0.5
 
         # Positions and types.
-        embedded = make_positions(config).embed(positions, self.position_embedding)
+        has_own_input = stack == "decoder" and not config.shared_input_layers
+        position_table = self.position_embedding
+        if has_own_input and position_table is not None:
+            position_table = self.decoder_position_embedding
+        embedded = make_positions(config).embed(positions, position_table)
         if embedded is not None:
             x += embedded
         if config.token_types:
@@ -339,7 +360,7 @@ class Transformer(nn.Module):
         x = x.astype(config.dtype)
         # Norm, dropout, and the projection of embeddings that are narrower than the model.
         if config.embedding_norm:
-            x = self.embedding_norm(x)
+            x = self.decoder_embedding_norm(x) if has_own_input else self.embedding_norm(x)
         x = constrain(x, "batch", "sequence", None)
         x = self.dropout(x, noise, stream_places(length))
         if config.is_factorised:
@@ -460,7 +481,7 @@ def self_attention_mask(
         of_mask: further fields of AttentionMask.
     """
     rules = find_rules(config.attention_rules)
-    known = _known(row, stack) if rules else {}
+    known = _known(row, stack) if rules or config.local_rules else {}
     return AttentionMask(
         own(row[f"{stack}_segments"]),
         row[f"{stack}_segments"],
@@ -552,7 +573,9 @@ def initialise(config: ModelDimensions, key: Array) -> Params:
     """Draw fresh parameters, boxed with their axis names. They do not depend on the attention
     kernel.
     """
-    model = Transformer(replace(config, attention_kernel="plain", attention_rules=()))
+    model = Transformer(
+        replace(config, attention_kernel="plain", attention_rules=(), local_rules=())
+    )
     variables: Any = model.init(key, blank_row(config), method=Transformer.touch_all_parameters)
     params = dict(variables["params"])
     # Companions lie beside the model's parameters, without those that they share with it.

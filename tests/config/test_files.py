@@ -126,7 +126,7 @@ def test_get_config_takes_overrides_and_stays_locked():
         ("data.batch_size.x=1", "is a single value"),
         ("seed={[]:1}", "expected a whole number"),
         ("seed=1 seed=1", "given twice"),
-        ("model.mlm_head=True", "the head of an encoder"),
+        ("model.shared_input_layers=False", "architecture decoder has one stack; leave it out"),
         ("optimizer.decay_steps=50", "expected more than optimizer.warmup_steps"),
         ("cells.gpt.seed=1", "cells: no such setting"),
     ],

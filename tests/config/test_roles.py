@@ -24,7 +24,13 @@ def test_a_role_of_a_section_is_that_of_each_setting_in_it():
 
 
 def test_what_has_no_effect_depends_on_the_other_setting():
-    assert set(roles.without_effect(Model())) == {"lora_alpha", "lora_targets"}
+    assert set(roles.without_effect(Model())) == {
+        "local_positions",
+        "local_rules",
+        "lora_alpha",
+        "lora_targets",
+        "shared_norm",
+    }
     assert set(roles.without_effect(Model(lora_rank=4))) == set()
 
 

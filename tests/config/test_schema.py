@@ -150,7 +150,11 @@ def test_nothing_can_be_changed_unchecked():
             lambda: Model(parallel_residual=True, norm_position="post"),
             "model.parallel_residual: needs norm_position pre",
         ),
-        (lambda: Model(mlm_head=True), "model.mlm_head: architecture decoder has none"),
+        (
+            lambda: Model(first_norm=False, norm_position="post"),
+            "model.first_norm: the norm that it leaves out is the first of norm_position pre",
+        ),
+        (lambda: Model(layer_pattern=("locl",)), "model.layer_pattern: got 'locl', expected"),
         (
             lambda: Model(architecture="encoder", backward_decoder=True),
             "model.backward_decoder: got architecture encoder, expected decoder",

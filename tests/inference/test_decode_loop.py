@@ -94,6 +94,16 @@ WAYS = {
     "Transformer-XL": {"positions": "transformer_xl", "norm_position": "post"},
     "Universal, ReZero": {"positions": "universal", "rezero": True},
     "bfloat16": {"positions": "relative", "dtype": "bfloat16"},
+    "local layers, every norm": {
+        "positions": "rotary(base=500.0, fraction=0.5)",
+        "layer_pattern": ("global", "local"),
+        "local_rules": ("window(size=2)",),
+        "local_positions": "rotary",
+        "qk_norm": "head",
+        "norm_position": "both",
+        "attention_softcap": 2.0,
+    },
+    "biases of each layer": {"positions": "relative(per_layer=True)", "qk_norm": "all"},
     "LSTM": {"mixer": "lstm", "positions": "none", "feed_forward": "none"},
     "LSTM, normalised by RMSNorm": {"mixer": "lstm", "positions": "learned", "norm": "rms_norm"},
 }

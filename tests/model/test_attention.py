@@ -18,6 +18,9 @@ KINDS = {
     "as many key as query heads": {"head_dim": 4},
     "multi-query": {"num_kv_heads": 1, "bias": False},
     "grouped-query": {"num_heads": 6, "num_kv_heads": 3, "scale_attention": False},
+    "each head normalised": {"qk_norm": "head", "norm": "rms_norm", "query_width": 2},
+    "all heads normalised": {"qk_norm": "all", "num_kv_heads": 1, "attention_bias": "qkv"},
+    "soft cap": {"attention_softcap": 1.5, "bias": False, "attention_bias": "all"},
 }
 
 

@@ -2,8 +2,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 from model.auxiliary import CountingMLP
-from model.proofs import ROW, SEGMENTS, check_gradients, context, random_params, small
+from model.proofs import ROW, SEGMENTS, check_gradients, context, draw, random_params, small
 
 from t5x_lite.model.blocks import Block
 from t5x_lite.model.parts.attention import SelfAttention
@@ -14,6 +15,9 @@ BLOCKS = {
     "norms before": {"norm": "rms_norm"},
     "norms after": {"norm_position": "post"},
     "parts in parallel": {"parallel_residual": True},
+    "parts in parallel, a norm each": {"parallel_residual": True, "shared_norm": False},
+    "norms on outputs": {"norm_position": "output", "norm": "rms_norm"},
+    "norms on both sides": {"norm_position": "both"},
     "ReZero": {"rezero": True, "norm": "none"},
     "Universal": {"positions": "universal"},
 }
@@ -25,6 +29,26 @@ def test_gradients_of_blocks(kind):
         return part(x, jnp.array(3), context(encoded=jnp.flip(x, 1)))[0]
 
     check_gradients(Block(small(**BLOCKS[kind])), block)
+
+
+def test_the_first_mixer_may_read_the_stream_as_it_is():
+    """In the first layer, and in no other."""
+    x = jax.random.normal(jax.random.key(0), (2, 5, 6))
+    block = Block(small(dtype="float32"))
+    shapes = jax.eval_shape(block.init, jax.random.key(0), x, 0, context())
+    params = draw(nn.meta.unbox(shapes))
+
+    def difference(depth, **settings):
+        """What the first layer norm changes."""
+        block = Block(small(dtype="float32", **settings))
+        scaled = jax.tree.map(jnp.copy, params)
+        scaled["params"]["attention_norm"]["scale"] *= 2
+        found = [block.apply(p, x, depth, context())[0] for p in (params, scaled)]
+        return float(jnp.abs(found[0] - found[1]).max())
+
+    assert difference(0) > 0.1
+    assert difference(0, first_norm=False) == 0
+    assert difference(1, first_norm=False) == difference(1)
 
 
 ENCODER_DECODER = {"architecture": "encoder_decoder", "num_decoder_layers": 3}

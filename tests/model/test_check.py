@@ -37,7 +37,7 @@ LSTM = {"mixer": "lstm", "positions": "none"}
         (
             {"positions": "rotary", "head_dim": 7},
             DECODER,
-            "positions=rotary: needs an even",
+            "expected an even number",
         ),
         ({"positions": "relative(buckets=7)"}, DECODER, "buckets=7, expected an even number"),
         (
@@ -61,6 +61,32 @@ LSTM = {"mixer": "lstm", "positions": "none"}
             "an LSTM reads both ways in encoders",
         ),
         (LSTM | {"architecture": "prefix_decoder"}, DECODER, "reads a prefix one way only"),
+        (
+            {"layer_pattern": ("local",), "local_positions": "rotary"},
+            DECODER,
+            "model.positions: got learned beside local_positions=rotary, expected rotary(…) or",
+        ),
+        (
+            {"positions": "rotary", "layer_pattern": ("local",), "local_positions": "alibi"},
+            DECODER,
+            "model.local_positions: got alibi",
+        ),
+        (
+            {"layer_pattern": ("local",), "local_rules": ("windo(size=3)",)},
+            DECODER,
+            "no such rule; did you mean window?",
+        ),
+        (LSTM | {"layer_pattern": ("local",)}, DECODER, "layer_pattern: mixer lstm has no"),
+        (
+            {"positions": "rotary(scaling='linear(factor=0.5)')"},
+            DECODER,
+            "factor: got 0.5, expected at least 1",
+        ),
+        (
+            {"positions": "shaw", "attention_softcap": 3.0},
+            DECODER,
+            "model.attention_softcap: positions shaw add to logits after it; set it to 0",
+        ),
         ({"mimetic_init": True}, DECODER, "model.mimetic_init: needs architecture encoder_decoder"),
         (
             BOTH | {"mimetic_init": True, "num_kv_heads": 2},

@@ -13,7 +13,7 @@ from model.proofs import ROW, small
 from t5x_lite.config import Model
 from t5x_lite.errors import UserError
 from t5x_lite.model import kernels
-from t5x_lite.model.masks import AttentionMask
+from t5x_lite.model.masks import AttentionMask, Window
 from t5x_lite.model.parts.positions import make_positions
 from t5x_lite.model.transformer import Transformer, parameter_shapes
 from t5x_lite.resolve import resolve_model
@@ -85,6 +85,12 @@ ROWS_OF_THE_TABLE = [
     ("`shaw`, `transformer_xl`, or dropout on its weights", {"positions": "shaw"}, {}),
     ("`shaw`, `transformer_xl`, or dropout on its weights", {"positions": "transformer_xl"}, {}),
     ("`shaw`, `transformer_xl`, or dropout on its weights", {"attention_dropout": 0.1}, {}),
+    (
+        "rules, such as a window",
+        {"attention_rules": ("window(size=9)",)},
+        {"rules": (Window(9),)},
+    ),
+    ("a soft cap", {"attention_softcap": 50.0}, {}),
     ("float32", {"dtype": "float32"}, {}),
     ("lengths that are no multiples of 128", {}, {"length": 100}),
     ("one token at a time", {}, {"queries": 1}),
@@ -150,6 +156,20 @@ def test_splash_attention_is_the_reference(kind, groups):
     qkv, mask, is_real = drawn(kind, 128, groups, 64)
     splash = partial(kernels.splash, interpret=True)
     assert_same_as_reference(splash, qkv, mask, is_real, rtol=1e-3, atol=1e-4)
+
+
+def test_the_soft_cap_of_splash_is_that_of_the_plain_kernel():
+    qkv, mask, is_real = drawn("packed, causal", 128, 2, 64)
+
+    def of_kernel(compute):
+        y = jnp.where(is_real, compute(*qkv), 0)
+        return np.asarray(y)
+
+    capped = of_kernel(lambda q, k, v: kernels.splash(q, k, v, mask, softcap=2.0, interpret=True))
+    plain = of_kernel(lambda q, k, v: kernels.plain(q, k, v, mask, mask.bias(), softcap=2.0))
+    np.testing.assert_allclose(capped, plain, rtol=1e-3, atol=1e-4)
+    uncapped = of_kernel(lambda q, k, v: kernels.plain(q, k, v, mask, mask.bias()))
+    assert np.abs(capped - uncapped).max() > 0.1
 
 
 SPLASH_ON_TWO = """

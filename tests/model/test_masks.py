@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from model.proofs import random_params
+from model.proofs import ROW, random_params, small
 
 from t5x_lite.data.rows.batches import make_batches
 from t5x_lite.model import transformer
-from t5x_lite.model.masks import MASKED, AttentionMask, Window
+from t5x_lite.model.masks import MASKED, AttentionMask, Window, visible_keys
 
 rng = np.random.default_rng(0)
 SEGMENTS = np.array([[1, 1, 2, 2, 2, 3, 0, 0], [1, 1, 1, 1, 1, 1, 1, 2]])
@@ -107,6 +107,44 @@ def test_a_query_that_rules_leave_no_key_attends_to_itself():
         ids, ids, causal=True, rules=(Strictly(),), of_queries=known, of_keys=known
     ).mask()[0, 0]
     assert mask.astype(int).tolist() == [[1, 0, 0, 0], [1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0]]
+
+
+def hidden_states(**settings):
+    """States of two layers, of which local layers attend to a window of 2 if they say so."""
+    config = small(positions="rotary(base=50.0)", head_dim=4, dtype="float32", **settings)
+    params = random_params(small(positions="rotary", head_dim=4, dtype="float32"))
+    return transformer.apply(config, params, ROW).hidden_states
+
+
+def test_layers_that_alternate_are_those_of_their_kind():
+    local = {"local_rules": ("window(size=2)",), "local_positions": "rotary(base=7.0)"}
+    window = {"attention_rules": ("window(size=2)",)}
+    everywhere, nearby = hidden_states(), hidden_states(layer_pattern=("local",), **local)
+    assert (hidden_states(layer_pattern=("global",), **local) == everywhere).all()
+    same_angles = hidden_states(layer_pattern=("local",), local_rules=local["local_rules"])
+    np.testing.assert_array_equal(same_angles, hidden_states(**window))
+    mixed = [
+        hidden_states(layer_pattern=pattern, **local)
+        for pattern in (("local", "global"), ("global", "local"), ("global", "local", "local"))
+    ]
+    for found in mixed:
+        assert (found != everywhere).any()
+        assert (found != nearby).any()
+    assert (mixed[0] != mixed[1]).any()
+    np.testing.assert_array_equal(mixed[1], mixed[2])  # of two layers, these are the same
+
+
+def test_the_keys_that_layers_see_are_counted_by_kind():
+    config = small(
+        num_layers=3,
+        layer_pattern=("local", "global"),
+        local_rules=("window(size=2)",),
+        attention_rules=("window(size=4)",),
+    )
+    local, everywhere = Window(2).visible(5, False), Window(4).visible(5, False)
+    found = visible_keys(config, 5, bidirectional=False, layers=3)
+    assert found == pytest.approx((2 * local + everywhere) / 3)
+    assert visible_keys(config, 5, bidirectional=False, layers=1) == local
 
 
 ARCHITECTURES = {

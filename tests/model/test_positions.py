@@ -9,8 +9,13 @@ from t5x_lite.model.blocks import StackContext
 from t5x_lite.model.masks import AttentionMask
 from t5x_lite.model.parts import positions
 from t5x_lite.model.parts.attention import SelfAttention
+from t5x_lite.model.parts.rotary_scaling import SCALINGS
 
-KINDS = {"shaw": "shaw(distance=2)"}
+KINDS = {
+    "shaw": "shaw(distance=2)",
+    "rotary in part": "rotary(fraction=0.5, scaling='yarn(factor=2.0, length=4)')",
+    "relative in each layer": "relative(buckets=4, distance=5, per_layer=True)",
+}
 
 
 def test_relative_buckets_cover_the_published_ranges():
@@ -31,11 +36,38 @@ def test_rotary_depends_on_distance_alone():
     q, k = jax.random.normal(jax.random.key(0), (2, 1, 1, 1, 8))
 
     def product(i, j):
-        at_i, at_j = (positions.rotate(x, jnp.full((1, 1), p)) for x, p in ((q, i), (k, j)))
+        angles = positions.rotary_angles(10_000.0, 8)
+        at_i, at_j = (positions.rotate(x, jnp.full((1, 1), p), angles) for x, p in ((q, i), (k, j)))
         return float((at_i * at_j).sum())
 
     assert product(3, 1) == pytest.approx(product(45, 43), abs=1e-5)
     assert product(3, 1) != pytest.approx(product(3, 2), abs=1e-3)
+
+
+def test_features_that_are_not_rotated_know_no_order():
+    kind = positions.make_positions(small(head_dim=6, positions="rotary(fraction=0.4)"))
+    x = jax.random.normal(jax.random.key(0), (1, 2, 3, 6))
+    rotated = kind.rotate(x, jnp.array([[4, 5, 6]]))
+    assert (rotated[..., 2:] == x[..., 2:]).all()
+    expected = positions.rotate(x[..., :2], jnp.array([[4, 5, 6]]), np.ones(1))
+    np.testing.assert_allclose(rotated[..., :2], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", SCALINGS)
+def test_scaled_angles_lie_between_those_of_pretraining_and_slower_ones(name):
+    """They are never faster, nor slower than by the factor, and keep their order."""
+    scaling = SCALINGS[name]()
+    factor = getattr(scaling, "factor", 1.0)
+    for base, width in ((1e4, 64), (5e5, 128), (1e6, 8)):
+        angles = positions.rotary_angles(base, width)
+        scaled = scaling.angles(angles, base)
+        assert (scaled <= angles).all()
+        assert (scaled * factor >= angles * (1 - 1e-12)).all()
+        assert (np.diff(scaled) < 0).all()
+        # Texts of pretraining turn the fastest pairs as before; the slowest are all interpolated.
+        if name in ("llama3", "yarn"):
+            assert scaled[0] == angles[0]
+            assert width == 8 or scaled[-1] == pytest.approx(angles[-1] / factor)
 
 
 def test_with_mimetic_init_two_heads_of_the_encoder_look_at_the_neighbours():
@@ -63,7 +95,7 @@ def test_gradients_of_the_relative_bias():
     check_gradients(positions.RelativeBias(small(), 32, 128), bias)
 
 
-@pytest.mark.parametrize("kind", ["rotary", "shaw", "transformer_xl"])
+@pytest.mark.parametrize("kind", ["rotary", "transformer_xl", *KINDS])
 def test_gradients_of_attention_with_positions(kind):
     attention = SelfAttention(small(positions=KINDS.get(kind, kind), head_dim=4))
     check_gradients(attention, lambda part, x: part(x, context())[0])

@@ -15,6 +15,15 @@ EMBEDDINGS = {
 DECODERS = {
     "relative positions, recomputed": {"positions": "relative", "remat": True},
     "one block": {"positions": "alibi", "shared_layers": "all"},
+    "local and global layers": {
+        "positions": "rotary(base=50.0)",
+        "head_dim": 4,
+        "layer_pattern": ("global", "local"),
+        "local_rules": ("window(size=2)",),
+        "local_positions": "none",
+        "first_norm": False,
+        "logits_softcap": 3.0,
+    },
 }
 
 
@@ -47,6 +56,12 @@ ENCODER_DECODERS = [
         "norm_position": "post",
         "num_kv_heads": 1,
         "tie_embeddings": False,
+    },
+    {
+        "positions": "learned(offset=2)",
+        "shared_input_layers": False,
+        "embedding_norm": True,
+        "norm_position": "both",
     },
 ]
 

@@ -86,8 +86,18 @@ def test_experts_on_several_devices_are_the_same(text_file, case, variant):
         assert differences["float32 losses"] < 1e-5
 
 
-@pytest.mark.parametrize("case", ["the manual's ELECTRA", slow("window")])
-def test_losses_and_rules_of_the_users_are_the_same_on_any_mesh(text_file, case):
+@pytest.mark.parametrize(
+    "case",
+    [
+        "the manual's ELECTRA",
+        slow("window"),
+        "local and global layers",
+        slow("input layers of each stack"),
+        slow("biases of each layer"),
+        slow("a norm of its own for each part"),
+    ],
+)
+def test_losses_rules_and_parts_are_the_same_on_any_mesh(text_file, case):
     variants = ["fsdp 2 and tensor 2", "sequence 2", "4 microbatches"]
     figures = prove(text_file, case, 3, *variants, devices=4)
     for name in variants:

@@ -21,6 +21,15 @@ ACTIVATIONS = {
 }
 
 
+def softcapped(logits: Array, cap: float) -> Array:
+    """Bound logits smoothly to ± cap (Bello et al., 2017, §5.1); 0: leave them as they are.
+
+    >>> print(softcapped(jnp.array([0.0, 1.0, 100.0]), 2.0))
+    [0.         0.92423433 2.        ]
+    """
+    return cap * jnp.tanh(logits / cap) if cap else logits
+
+
 def activate(name: str, x: Array, gate: Array | float = 1.0) -> Array:
     """Compute act(x) times a gate in float32 or better, rounded once, and again in the backward
     pass.

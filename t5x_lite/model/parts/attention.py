@@ -12,10 +12,17 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from t5x_lite.config import ModelDimensions
-from t5x_lite.model.dense import Dense, Written, parameter_dtype, split_heads, with_axes
+from t5x_lite.model.dense import (
+    Dense,
+    Written,
+    join_heads,
+    parameter_dtype,
+    split_heads,
+    with_axes,
+)
 from t5x_lite.model.dropout import Dropout, Noise
 from t5x_lite.model.kernels import (
     FUSED_KERNELS,
@@ -27,6 +34,7 @@ from t5x_lite.model.kernels import (
 from t5x_lite.model.kv_cache import KVCache, cache_dtype
 from t5x_lite.model.masks import AttentionMask
 from t5x_lite.model.parts.contract import Auxiliary, Setting, StackShape
+from t5x_lite.model.parts.norms import make_norm
 from t5x_lite.model.parts.positions import NoPositions, make_positions
 
 
@@ -57,12 +65,17 @@ class Attention(nn.Module):
         kv_features = config.num_kv_heads * config.head_dim
         identity = 2.0 if config.mimetic_init and self.is_cross else 0.0
         query_axes, kv_axes = ("embed", "heads"), ("embed", "kv_heads")
-        project = partial(Dense, config, to_heads=True)
+        project = partial(Dense, config, to_heads=True, use_bias=config.attention_bias != "none")
         self.query = project(query_features, query_axes, is_query=True, plus_identity=identity)
         self.key = project(kv_features, kv_axes, plus_identity=identity)
         self.value = project(kv_features, kv_axes)
         write = partial(Dense, config, config.d_model, writes_to_stream=True, is_last=True)
-        self.out = write(("heads", "embed"), from_heads=True)
+        self.out = write(
+            ("heads", "embed"), from_heads=True, use_bias=config.attention_bias == "all"
+        )
+        if self.normalises:
+            self.query_norm = make_norm(config)
+            self.key_norm = make_norm(config)
         self.dropout = Dropout(config.attention_dropout)
 
         # Parameters of relative positions, and of a learned prefix.
@@ -79,6 +92,32 @@ class Attention(nn.Module):
             self.prefix_values = self.param("prefix_values", init, shape, parameter_dtype(config))
 
     @property
+    def normalises(self) -> bool:
+        """True if queries and keys are normalised."""
+        return self.config.qk_norm != "none" and not self.is_cross
+
+    def _prepared(
+        self,
+        x_BHTK: Float[Array, "B H T K"],
+        norm: Callable[[Array], Array] | None,
+        positions_BT: Int[Array, "B T"] | None,
+        is_local: Bool[Array, ""] | None,
+    ) -> Float[Array, "B H T K"]:
+        """Normalise and rotate queries or keys, where the config says so."""
+        if norm is not None:
+            if self.config.qk_norm == "all":
+                x_BHTK = split_heads(norm(join_heads(x_BHTK)), self.config.head_dim)
+            else:
+                x_BHTK = norm(x_BHTK)
+        if positions_BT is None:
+            return x_BHTK
+        rotated = self.kind.rotate(x_BHTK, positions_BT)
+        if is_local is None or not self.config.local_positions:
+            return rotated
+        local = make_positions(self.config, "local_positions").rotate(x_BHTK, positions_BT)
+        return jnp.where(is_local, local, rotated)
+
+    @property
     @nn.nowrap
     def kind(self) -> NoPositions:
         """The positions that act in this attention."""
@@ -90,12 +129,14 @@ class Attention(nn.Module):
         return not self.is_cross and self.config.prefix_length > 0
 
     def keys_and_values(
-        self, source_BLD: Float[Array, "B L D"], positions_BL: Int[Array, "B L"] | None = None
+        self,
+        source_BLD: Float[Array, "B L D"],
+        positions_BL: Int[Array, "B L"] | None = None,
+        is_local: Bool[Array, ""] | None = None,
     ) -> KeysAndValues:
         """Project a source to keys and values."""
-        keys = self.key(source_BLD)
-        if positions_BL is not None:
-            keys = self.kind.rotate(keys, positions_BL)
+        norm = self.key_norm if self.normalises else None
+        keys = self._prepared(self.key(source_BLD), norm, positions_BL, is_local)
         return KeysAndValues(keys, self.value(source_BLD))
 
     def attend(
@@ -107,6 +148,8 @@ class Attention(nn.Module):
         noise: Noise,
         position_bias: Float[Array, "#B #H T S"] | None = None,
         positions_BT: Int[Array, "B T"] | None = None,
+        is_local: Bool[Array, ""] | None = None,
+        bidirectional: bool = False,
     ) -> Written:
         """Attend from x to keys and values, and project the output.
 
@@ -114,15 +157,15 @@ class Attention(nn.Module):
             mask_bias: mask and position bias as one additive bias, for the plain kernel:
                 mask.bias(position_bias), computed once for all layers.
             position_bias: the position bias by itself, for fused kernels, which take the mask too.
+            is_local, bidirectional: see StackContext.
         """
         config = self.config
         keys, values = memory
 
         # Queries, scaled before the product: K^-½, unless the initialisation holds it (T5).
-        scale = config.head_dim**-0.5 if config.scale_attention else 1.0
-        q = self.query(x_BTD)
-        if positions_BT is not None:
-            q = self.kind.rotate(q, positions_BT)
+        scale = config.query_width**-0.5 if config.scale_attention else 1.0
+        norm = self.query_norm if self.normalises else None
+        q = self._prepared(self.query(x_BTD), norm, positions_BT, is_local)
         q = (q * scale).astype(keys.dtype)
 
         # softmax(q kᵀ + bias) v, by the kernel that can compute it.
@@ -131,13 +174,18 @@ class Attention(nn.Module):
         kernel = choose_kernel(config, mask, self.kind, drops_weights)
         if self.has_prefix:
             keys, values, mask_bias = self._after_prefix(keys, values, mask_bias)
-            y = weighted_sum(dropout(attention_weights(q, keys, mask_bias)), values)
+            weights = attention_weights(q, keys, mask_bias, config.attention_softcap)
+            y = weighted_sum(dropout(weights), values)
         elif kernel != "plain":
-            y = FUSED_KERNELS[kernel](q, keys, values, mask, position_bias)
+            # Only Splash has a soft cap; the others are not chosen with one.
+            more = {"softcap": config.attention_softcap} if config.attention_softcap else {}
+            y = FUSED_KERNELS[kernel](q, keys, values, mask, position_bias, **more)
         elif self._relative is None:
-            y = plain(q, keys, values, mask, mask_bias, dropout)
+            y = plain(q, keys, values, mask, mask_bias, dropout, config.attention_softcap)
         else:
-            y = self._attend_relatively(q, keys, values, mask, mask_bias, dropout, scale)
+            y = self._attend_relatively(
+                q, keys, values, mask, mask_bias, dropout, scale, bidirectional
+            )
         return self.out(y)
 
     def _attend_relatively(
@@ -149,13 +197,14 @@ class Attention(nn.Module):
         mask_bias: Float[Array, "#B #H T S"],
         dropout: Callable[[Array], Array],
         scale: float,
+        bidirectional: bool,
     ) -> Float[Array, "B H T K"]:
         """Attend with logits, and maybe values, that depend on the distance of query and key."""
         # Terms of query and distance join the logits as a bias. Those of query and key come from
         # the product below, to whose queries Transformer-XL adds a vector u.
         relative, distances = self._relative, mask.distances()
         longest = max(q.shape[2], keys.shape[2])
-        bias = mask_bias + relative.logits(q, distances, longest, scale)
+        bias = mask_bias + relative.logits(q, distances, longest, scale, bidirectional)
         q = relative.query(q, scale)
         if not relative.adds_to_values:
             return plain(q, keys, values, mask, bias, dropout)
@@ -212,6 +261,12 @@ class Attention(nn.Module):
         if config.num_kv_heads % mesh.tensor and mesh.tensor % config.num_kv_heads:
             divides = f"mesh.tensor = {mesh.tensor} does not divide"
             yield f"model.num_kv_heads is {config.num_kv_heads}, which {divides}"
+        if config.attention_softcap and self.kind.needs_logits:
+            reason = f"positions {config.positions} add to logits after it"
+            yield f"model.attention_softcap: {reason}; set it to 0"
+        if config.qk_norm == "all" and mesh.tensor > 1:
+            reason = f"needs all heads on each device, but mesh.tensor is {mesh.tensor}"
+            yield f"model.qk_norm=all: {reason}; use mesh.fsdp instead"
         if config.attention_dropout and mesh.sequence > 1:
             reason = f"cannot be split over mesh.sequence = {mesh.sequence}"
             yield f"model.attention_dropout: {reason}; set mesh.sequence to 1"
@@ -222,7 +277,7 @@ class SelfAttention(Attention):
 
     def memory(self, x_BTD: Float[Array, "B T D"], context: Any) -> KeysAndValues:
         """Return keys and values: all that other positions read of these."""
-        return self.keys_and_values(x_BTD, context.positions)
+        return self.keys_and_values(x_BTD, context.positions, context.is_local)
 
     def __call__(
         self, x_BTD: Float[Array, "B T D"], context: Any, memory: KeysAndValues | None = None
@@ -256,6 +311,8 @@ class SelfAttention(Attention):
             context.noise,
             context.position_bias,
             context.positions,
+            context.is_local,
+            context.bidirectional,
         )
 
     @nn.nowrap

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
-from typing import Any
+from typing import Any, get_args
 
 from t5x_lite.config import ModelDimensions
-from t5x_lite.config.named import Named, find_named, option_types, write_call
+from t5x_lite.config.named import Named, OneOf, find_named, option_types, write_call
 from t5x_lite.errors import BAD_CONFIG, UserError
 
 
@@ -52,9 +52,19 @@ def own_options(part: Any) -> dict[str, Any]:
 
 
 def canonical(table: Mapping[str, Any], spec: str) -> str:
-    """Write a setting in canonical form: equal parts are equal texts."""
+    """Write a setting in canonical form: equal parts are equal texts.
+
+    >>> from t5x_lite.model.parts.positions import POSITIONS
+    >>> canonical(POSITIONS, "rotary(scaling='linear(factor=2.0)', base=10000.0)")
+    "rotary(scaling='linear')"
+    """
     part = find_named(spec, table, "part", "part")
-    return write_part(table, part.name, **part.options)
+    options = dict(part.options)
+    for name, kind in option_types(part.target).items():
+        for metadata in get_args(kind):
+            if isinstance(metadata, OneOf) and name in options:
+                options[name] = canonical(metadata.table, options[name])
+    return write_part(table, part.name, **options)
 
 
 @cache

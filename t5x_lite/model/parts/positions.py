@@ -22,10 +22,12 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from t5x_lite.config import ModelDimensions
+from t5x_lite.config.named import OneOf
 from t5x_lite.config.ranges import NonNegative, Positive, Range
 from t5x_lite.model.dense import Dense, Parameter, kernel_init, parameter_dtype, with_axes
 from t5x_lite.model.parts.contract import Setting
 from t5x_lite.model.parts.options import make_part
+from t5x_lite.model.parts.rotary_scaling import SCALINGS, find_scaling
 
 Distances = Int[Array, "T S"] | Int[Array, "B T S"] | np.ndarray
 
@@ -42,6 +44,7 @@ class NoPositions:
             attention's.
         has_mimetic_init: True if two heads can begin by attending to the tokens beside theirs.
         drops_out_at_end: True if the stack drops out once more after its last norm, as T5 does.
+        only_rotates: True if `rotate` is all that it does, so that layers may differ in it.
     """
 
     config: ModelDimensions
@@ -52,6 +55,11 @@ class NoPositions:
     logits_cost = 1.0
     has_mimetic_init = False
     drops_out_at_end = False
+
+    @property
+    def only_rotates(self) -> bool:
+        """See above."""
+        return type(self) in (NoPositions, Rotary)
 
     @property
     def limit(self) -> int | None:
@@ -151,22 +159,37 @@ class Rotary(NoPositions):
 
     Attributes:
         base: the slowest angle advances by about 1/base a position.
+        fraction: of each head's features, the first, which are rotated; the others know no order
+            (GPT-NeoX: Black et al., 2022, §2.1.1).
+        scaling: of the angles, for texts longer than those of pretraining: linear(factor=2),
+            llama3(…), yarn(…), none; see rotary_scaling.py.
     """
 
-    base: Annotated[float, Range(1.0, 1e9)] = 10_000.0
+    base: Annotated[float, Range(1.0, 1e12)] = 10_000.0
+    fraction: Annotated[float, Range(0.0, 1.0)] = 1.0
+    scaling: Annotated[str, OneOf("scaling", SCALINGS)] = "none"
 
     in_attention = True
+
+    @property
+    def width(self) -> int:
+        """Number of features of a head that are rotated."""
+        return int(self.config.head_dim * self.fraction)
 
     def rotate(
         self, x: Float[Array, "B H T K"], positions: Int[Array, "B T"]
     ) -> Float[Array, "B H T K"]:
         """Rotate pairs of features."""
-        return rotate(x, positions, self.base)
+        scaling = find_scaling(self.scaling)
+        angles = scaling.angles(rotary_angles(self.base, self.width), self.base)
+        rotated = rotate(x[..., : self.width], positions, angles) * scaling.magnitude
+        return jnp.concatenate([rotated.astype(x.dtype), x[..., self.width :]], -1)
 
     def contradictions(self, setting: Setting) -> Iterator[str]:
         """See contract.Part."""
-        if setting.config.head_dim % 2:
-            yield "model.positions=rotary: needs an even head_dim; set model.head_dim"
+        if self.width % 2 or not self.width:
+            reason = f"{self.width} features of a head are rotated, expected an even number"
+            yield f"model.positions={setting.config.positions}: {reason}; set model.head_dim"
 
 
 @dataclass(frozen=True)
@@ -188,19 +211,41 @@ class Relative(NoPositions):
     Attributes:
         buckets: of distances.
         distance: from which all share the last bucket.
+        per_layer: each layer has biases of its own (umT5: Chung et al., 2023, §3.1), instead of all
+            layers of a stack the same.
     """
 
     buckets: Annotated[int, Range(4)] = 32
     distance: Annotated[int, Range(5)] = 128
+    per_layer: bool = False
 
     in_attention = True
-    is_bias = True
-    has_mimetic_init = True
     drops_out_at_end = True
 
-    def bias_module(self) -> "RelativeBias":
+    @property
+    def is_bias(self) -> bool:
+        """See NoPositions."""
+        return not self.per_layer
+
+    @property
+    def needs_logits(self) -> bool:
+        """See NoPositions."""
+        return self.per_layer
+
+    @property
+    def has_mimetic_init(self) -> bool:
+        """See NoPositions."""
+        return not self.per_layer
+
+    def bias_module(self) -> "RelativeBias | None":
         """Return the table of biases."""
-        return RelativeBias(self.config, self.buckets, self.distance)
+        return None if self.per_layer else RelativeBias(self.config, self.buckets, self.distance)
+
+    def attention_module(self) -> "tuple[str, LayerBias] | None":
+        """Return a layer's own table of biases."""
+        if not self.per_layer:
+            return None
+        return "relative_bias", LayerBias(self.config, self.buckets, self.distance)
 
     def contradictions(self, setting: Setting) -> Iterator[str]:
         """See contract.Part."""
@@ -212,6 +257,8 @@ class Relative(NoPositions):
         if setting.rows.looks_ahead:
             reason = "got relative, which tell a decoder nothing of what is ahead"
             yield f"model.positions: {reason} (the objective looks ahead); set rotary or learned"
+        if self.per_layer and setting.config.prefix_length:
+            yield "model.prefix_length: biases of each layer know no prefix; set it to 0"
 
 
 @dataclass(frozen=True)
@@ -272,8 +319,18 @@ def sinusoidal(
     return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], -1)[..., :width]
 
 
+def rotary_angles(base: float, width: int) -> np.ndarray:
+    """Return by how much the angle of each pair of features grows a position: [width / 2].
+
+    >>> rotary_angles(10_000.0, 4)
+    array([1.  , 0.01])
+    """
+    half = width // 2
+    return base ** (-np.arange(half) / half)
+
+
 def rotate(
-    x: Float[Array, "B H T K"], positions: Int[Array, "B T"], base: float = 10_000.0
+    x: Float[Array, "B H T K"], positions: Int[Array, "B T"], angles_per_position: np.ndarray
 ) -> Float[Array, "B H T K"]:
     """Rotary positions (Su et al., 2021): rotate each pair of features of a head by an angle ∝ its
     position.
@@ -281,9 +338,9 @@ def rotate(
     K is even, and feature i is paired with i + K/2. Logits then depend on the distance of two
     positions alone.
     """
-    # The angles: position × frequency, the same for all heads.
+    # The angles are the same for all heads.
     half = x.shape[-1] // 2
-    frequencies = jnp.asarray(base ** (-np.arange(half) / half))
+    frequencies = jnp.asarray(angles_per_position)
     angles = positions[:, None, :, None].astype(frequencies.dtype) * frequencies
     sin = jnp.sin(angles).astype(x.dtype)
     cos = jnp.cos(angles).astype(x.dtype)
@@ -398,6 +455,27 @@ class RelativeBias(nn.Module):
         return jnp.moveaxis(table[buckets], -1, 1)
 
 
+class LayerBias(RelativeBias):
+    """The same as a part of one layer's attention, see TransformerXL."""
+
+    adds_to_values = False
+
+    def query(self, q: Float[Array, "B H T K"], scale: float) -> Float[Array, "B H T K"]:
+        """Return the queries for keys, unchanged."""
+        return q
+
+    def logits(
+        self,
+        q: Float[Array, "B H T K"],
+        distances: Distances,
+        longest: int,
+        scale: float,
+        bidirectional: bool,
+    ) -> Float[Array, "#B H T S"]:
+        """Return the bias of the distances."""
+        return self(distances, bidirectional)
+
+
 def gather_distances(
     scores: Float[Array, "B H T R"], offset: int, distances: Distances
 ) -> Float[Array, "B H T S"]:
@@ -450,7 +528,12 @@ class ShawRelative(nn.Module):
         return q
 
     def logits(
-        self, q: Float[Array, "B H T K"], distances: Distances, longest: int, scale: float
+        self,
+        q: Float[Array, "B H T K"],
+        distances: Distances,
+        longest: int,
+        scale: float,
+        bidirectional: bool,
     ) -> Float[Array, "B H T S"]:
         """Multiply queries by the vectors of the distances."""
         scores = jnp.einsum("bhtk,rk->bhtr", q, self.keys.astype(q.dtype))
@@ -490,7 +573,12 @@ class TransformerXL(nn.Module):
         return q + self.u[:, None].astype(q.dtype) * scale
 
     def logits(
-        self, q: Float[Array, "B H T K"], distances: Distances, longest: int, scale: float
+        self,
+        q: Float[Array, "B H T K"],
+        distances: Distances,
+        longest: int,
+        scale: float,
+        bidirectional: bool,
     ) -> Float[Array, "B H T S"]:
         """Compute (q + v) W r, for q scaled already and distances up to `longest` either way."""
         # Where positions follow from the order of the arrays, each row of distances is known.
@@ -526,6 +614,6 @@ def position_limit(config: ModelDimensions) -> int | None:
     return make_positions(config).limit
 
 
-def make_positions(config: ModelDimensions) -> NoPositions:
-    """Make the positions of a model."""
-    return make_part(POSITIONS, "positions", config)
+def make_positions(config: ModelDimensions, setting: str = "positions") -> NoPositions:
+    """Make the positions of a model, or those of its local layers: setting "local_positions"."""
+    return make_part(POSITIONS, setting, config)
