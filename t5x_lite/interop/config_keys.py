@@ -13,6 +13,7 @@ IN_BOTH = {
     "do_sample",
     "early_stopping",
     "eos_token_id",
+    "forced_eos_token_id",  # ends a text that has reached its greatest length
     "length_penalty",
     "max_length",
     "num_beams",
@@ -70,8 +71,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "diversity_penalty": (0, 0.0),
     "encoder_no_repeat_ngram_size": (0,),
     "exponential_decay_length_penalty": (None,),
+    "force_bos_token_to_be_generated": (False,),
     "forced_bos_token_id": (None,),
-    "forced_eos_token_id": (None,),
     "is_decoder": (False,),
     "is_encoder_decoder": (False,),
     "min_length": (0,),

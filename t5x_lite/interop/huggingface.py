@@ -2,7 +2,7 @@
 
 Nothing in these files is ever run: pickles are refused, and names, shapes and types are checked
 against config.json before an array is made. Here a *parameter* is one of our arrays and a *tensor*
-is one in Hugging Face's files; families.py says which belong together.
+is one in Hugging Face's files; families/ says which belong together.
 """
 
 import json
@@ -19,7 +19,7 @@ import ml_dtypes
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from t5x_lite.config import Model, ModelDimensions
+from t5x_lite.config import Architecture, Model, ModelDimensions
 from t5x_lite.config.files import build
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.data.tokenizers.vocabulary import Vocabulary
@@ -34,14 +34,8 @@ from t5x_lite.errors import (
     read_json,
     user_errors,
 )
-from t5x_lite.interop.families import (
-    ENCODER_ALONE,
-    FAMILIES,
-    ConfigJson,
-    Family,
-    Location,
-    find_family,
-)
+from t5x_lite.interop.families.family import ConfigJson, Family, Location
+from t5x_lite.interop.families.table import ENCODER_ALONE, FAMILIES, find_family
 from t5x_lite.interop.tokenizers import pretrained_files
 from t5x_lite.model.heads import Params
 from t5x_lite.model.transformer import parameter_axes, parameter_shapes, unpadded_shapes
@@ -66,19 +60,10 @@ _BUFFERS = re.compile(
     r".*(position_ids"
     r"|\.attn\.bias"
     r"|\.attn\.masked_bias"
-    r"|rotary_emb\.inv_freq"
+    r"|\.attention\.(bias|masked_bias)"
+    r"|(rotary_emb|rotary_embeddings)\.inv_freq"
     r"|EncDecAttention\.relative_attention_bias\.weight)"
 )
-# Name of a tensor that may be a copy → the parameter that it is tied to.
-_COPIES = {
-    "lm_head.weight": "embedding",
-    "encoder.embed_tokens.weight": "embedding",
-    "decoder.embed_tokens.weight": "embedding",
-    "cls.predictions.decoder.weight": "embedding",
-    "cls.predictions.decoder.bias": "head/bias",
-    "lm_head.decoder.weight": "embedding",
-    "lm_head.decoder.bias": "head/bias",
-}
 # Tensors of task heads: for sequences, tokens, or answers in a text.
 _TASK_HEADS = re.compile(r"(classifier|score|qa_outputs|classification_head)\..*")
 # Classes that have the head of a task in place of one that predicts tokens.
@@ -105,6 +90,8 @@ class StoredParameter:
     # In BERT, label 0 means that the second sentence follows the first; in our models, that it does
     # not.
     flips_labels: bool = False
+    heads: int = 1  # of attention, for parts that lie together by head
+    head_dim: int = 1  # for rotated pairs that are neighbours
 
     @property
     def is_stacked(self) -> bool:
@@ -112,10 +99,11 @@ class StoredParameter:
         return "layers" in self.axes
 
     @property
-    def tensors(self) -> list[str]:
-        """Names of the tensors: one per layer, or a single one."""
-        num_layers = self.shape[0] if self.is_stacked else 1
-        return [self.location.tensor.replace("*", str(layer)) for layer in range(num_layers)]
+    def tensors(self) -> dict[int, str]:
+        """Names of the tensors by layer; of a parameter that stacks none, a single one, 0."""
+        last = self.shape[0] if self.is_stacked else 1
+        layers = range(self.location.first_layer, last)
+        return {layer: self.location.name.replace("*", str(layer)) for layer in layers}
 
     @property
     def layer_shape(self) -> Shape:
@@ -133,16 +121,45 @@ class StoredParameter:
     def _is_transposed(self) -> bool:
         return is_kernel(self.axes) and self.location.kernel_layout == "out_in"
 
-    def to_tensor(self, layer: np.ndarray) -> np.ndarray:
-        """Convert the parameter of one layer to a tensor, or to its part of one."""
+    def _by_pairs(self, layer: np.ndarray, sizes: tuple[int, int]) -> np.ndarray:
+        """Swap two axes of the features of each head."""
+        heads = layer.shape[-1] // self.head_dim
+        split = layer.reshape(*layer.shape[:-1], heads, *sizes)
+        return split.swapaxes(-1, -2).reshape(layer.shape)
+
+    @property
+    def _groups(self) -> int:
+        return self.heads if self.location.by_head else 1
+
+    def to_tensor(self, parts: list[np.ndarray]) -> np.ndarray:
+        """Make a tensor of one layer.
+
+        Args:
+            parts: the parameters that it holds in this layer, in order.
+        """
+        if self.location.parts > 1:
+            lead = parts[0].shape[:-1]
+            parts = [part.reshape(*lead, self._groups, 1, -1) for part in parts]
+            layer = np.concatenate(parts, -2).reshape(*lead, -1)
+        else:
+            (layer,) = parts
         layer = np.flip(layer, axis=-1) if self.flips_labels else layer
+        if self.location.pairs_are_neighbours:
+            # [..., heads, 2, half] → [..., heads, half, 2]
+            layer = self._by_pairs(layer, (2, -1))
         return layer.T if self._is_transposed else layer
 
     def from_tensor(self, tensor: np.ndarray) -> np.ndarray:
-        """Extract the parameter of one layer from a whole tensor; the inverse of `to_tensor`."""
-        layer = np.split(tensor, self.location.parts, axis=-1)[self.location.part]
-        layer = layer.T if self._is_transposed else layer
-        return np.flip(layer, axis=-1) if self.flips_labels else layer
+        """Extract the parameter of one layer from a whole tensor."""
+        layer = tensor.T if self._is_transposed else tensor
+        if self.location.parts > 1:
+            lead = layer.shape[:-1]
+            parts = layer.reshape(*lead, self._groups, self.location.parts, -1)
+            layer = parts[..., self.location.part, :].reshape(*lead, -1)
+        layer = np.flip(layer, axis=-1) if self.flips_labels else layer
+        if self.location.pairs_are_neighbours:
+            layer = self._by_pairs(layer, (-1, 2))
+        return layer.astype(np.float32) + np.float32(self.location.offset)
 
 
 def by_path(tree: Params) -> dict[str, Any]:
@@ -161,7 +178,9 @@ def stored_parameters(family: Family, model: ModelDimensions) -> dict[str, Store
     for path, leaf in by_path(unpadded_shapes(model)).items():
         location = family.locate(path, model)
         is_label = "classes" in axes[path] and bool(family.class_with_label_head)
-        parameters[path] = StoredParameter(leaf.shape, axes[path], location, is_label)
+        parameters[path] = StoredParameter(
+            leaf.shape, axes[path], location, is_label, model.num_heads, model.head_dim
+        )
     return parameters
 
 
@@ -271,7 +290,7 @@ def read(path: Path) -> tuple[Model, Params]:
         say("this model has no head that predicts tokens: it can embed texts, but not generate")
     dimensions = resolve_model(model, model.vocab_size, max_length=model.max_length or 1)
     parameters = stored_parameters(family, dimensions)
-    _check_tensors(path, tensors, parameters)
+    _check_tensors(path, family, tensors, parameters)
 
     shapes = by_path(parameter_shapes(dimensions))
     arrays = {}
@@ -292,14 +311,14 @@ def _read_model(path: Path, family: Family, config: ConfigJson, tensors: TensorF
     if family.encoder_class and not any(name.startswith("decoder.") for name in tensors.shapes):
         model = replace(model, **ENCODER_ALONE)
     elif family.tied_by_tensors:
-        output = family.locate("head/output", model).tensor
-        embedding = family.locate("embedding", model).tensor
+        output = family.locate("head/output", model).name
+        embedding = family.locate("embedding", model).name
         is_tied = output not in tensors.shapes or tensors.are_equal(output, embedding)
         model = replace(model, tie_embeddings=is_tied)
     if not _has_lm_head(family, model, config, tensors):
         model = replace(model, lm_head=False)
     if family.class_with_label_head:
-        label_head = family.locate("classifier/output/kernel", model).tensor
+        label_head = family.locate("classifier/output/kernel", model).name
         if label_head in tensors.shapes:
             model = replace(model, num_classes=2)
 
@@ -324,11 +343,12 @@ def _has_lm_head(family: Family, model: Model, config: ConfigJson, tensors: Tens
     if not names:
         names_body = config.get("architectures") == [family.class_without_head]
         return not (family.tied_by_tensors and names_body)
-    return any(family.locate(name, model).tensor in tensors.shapes for name in names)
+    return any(family.locate(name, model).name in tensors.shapes for name in names)
 
 
 def _check_tensors(
     path: Path,
+    family: Family,
     tensors: TensorFiles,
     parameters: dict[str, StoredParameter],
 ) -> None:
@@ -339,7 +359,7 @@ def _check_tensors(
     used = set()
     for parameter in parameters.values():
         expected = parameter.tensor_shape
-        for name in parameter.tensors:
+        for name in parameter.tensors.values():
             shape = tensors.shapes.get(name)
             if shape != expected:
                 got = "is missing" if shape is None else f"has shape {list(shape)}"
@@ -351,20 +371,29 @@ def _check_tensors(
             used.add(name)
 
     for name in sorted(set(tensors.shapes) - used):
-        if _BUFFERS.fullmatch(name) or _is_copy(name, tensors, parameters):
+        if _BUFFERS.fullmatch(name) or _is_copy(name, family, tensors, parameters):
+            continue
+        if name in family.zeros:
+            if np.any(tensors[name]):
+                reason = "is not zero, a term that our model does not have"
+                raise UserError(BAD_DATA, f"{path}: the tensor {name} {reason}")
             continue
         if "pooler" in name:
             say(f"left out: {name}, a pooler that no head reads")
         elif _TASK_HEADS.fullmatch(name):
             say(f"left out: {name}, of a head for a task")
+        elif any(name.startswith(head) for head in family.other_heads):
+            say(f"left out: {name}, of another head")
         else:
             reason = "does not belong to the model that config.json describes"
             raise UserError(BAD_DATA, f"{path}: the tensor {name} {reason}")
 
 
-def _is_copy(name: str, tensors: TensorFiles, parameters: dict[str, StoredParameter]) -> bool:
+def _is_copy(
+    name: str, family: Family, tensors: TensorFiles, parameters: dict[str, StoredParameter]
+) -> bool:
     """Return True if a tensor is a second copy of a tied parameter."""
-    original = parameters.get(_COPIES.get(name, ""))
+    original = parameters.get(family.copies.get(name, ""))
     return original is not None and tensors.are_equal(name, original.tensors[0])
 
 
@@ -375,8 +404,10 @@ def _read_parameter(
     array = np.zeros(padded_shape, np.float32)
     layers = array if parameter.is_stacked else array[None]
     without_padding = tuple(slice(size) for size in parameter.layer_shape)
-    for i, name in enumerate(parameter.tensors):
-        layers[i][without_padding] = parameter.from_tensor(tensors[name])
+    # Norms that a model does not have, and does not use, are those that nothing has trained.
+    layers[: parameter.location.first_layer] = 1.0
+    for layer, name in parameter.tensors.items():
+        layers[layer][without_padding] = parameter.from_tensor(tensors[name])
     return array
 
 
@@ -412,6 +443,9 @@ def write(
     dtype: str = "float32",
     task_head: TaskHead | None = None,
     ends: Sequence[int] = (),
+    start: int | None = None,
+    model_type: str = "",
+    framed_as: Architecture | None = None,
 ) -> str:
     """Write a model for `from_pretrained`.
 
@@ -422,6 +456,11 @@ def write(
         dtype: type of the tensors, a name in DTYPES.
         task_head: the head of the task that the model has learned, if it has one.
         ends: ids that end a text, if there are several.
+        start: the id that a decoder reads first after an encoder; None: the vocabulary's.
+        model_type: the family to write it as, if it belongs to it; otherwise the first that it
+            belongs to.
+        framed_as: the architecture whose special tokens the tokenizer puts around a text; None:
+            the model's.
 
     Returns:
         the name of the model's class in `transformers`.
@@ -434,7 +473,7 @@ def write(
         expected = "expected none, or 2 for sentence pairs"
         raise UserError(BAD_CONFIG, f"export: model.num_classes={model.num_classes}, {expected}")
     check_free(path)
-    model_type = find_family(model)
+    model_type = find_family(model, prefer=model_type)
     family = FAMILIES[model_type]
     if task_head is not None:
         family = family.with_head(task_head.name)
@@ -442,7 +481,13 @@ def write(
     left_out = sorted(_tops(by_path(params)) - _tops(stored))
     if left_out:
         say(f"left out, since {family.class_name} has none: {', '.join(left_out)}")
+    otherwise = family.written_otherwise(model)
+    if "scale_attention" in otherwise:
+        params = _with_scaled_queries(model, params)
     tensors = _make_tensors(stored, params, dtype)
+    if "token_types" in otherwise:
+        no_type = np.zeros((1, model.embedding_size), DTYPES[dtype])
+        tensors[family.type_table] = no_type
 
     class_name = _class_name(family, model)
     config: ConfigJson = {
@@ -451,14 +496,24 @@ def write(
         "dtype": dtype,
         "torch_dtype": dtype,  # what transformers 4 calls it
     }
-    config.update(_special_ids(model, tokenizer.vocabulary, ends))
+    config.update(_special_ids(model, tokenizer.vocabulary, ends, start))
     config.update(family.write_config(model))
     if task_head is not None:
         config.update(task_head.settings)
-    files = pretrained_files(tokenizer, model.architecture)
+    files = pretrained_files(tokenizer, framed_as or model.architecture)
     files["config.json"] = (json.dumps(config, indent=2) + "\n").encode()
     write_directory(path, files, tensors, "model.safetensors")
     return class_name
+
+
+def _with_scaled_queries(model: ModelDimensions, params: Params) -> Params:
+    """Multiply the query kernels by the factor of attention's logits."""
+    scale = np.float32(model.query_width**-0.5)
+
+    def scaled(path: str, leaf: Any) -> Any:
+        return to_host(leaf) * scale if "/query/" in path else leaf
+
+    return unflatten_dict({path: scaled(path, leaf) for path, leaf in by_path(params).items()}, "/")
 
 
 def _class_name(family: Family, model: ModelDimensions) -> str:
@@ -480,24 +535,27 @@ def _make_tensors(
     """Convert all parameters to tensors, by name."""
     arrays = by_path(params)
     parts: dict[str, dict[int, np.ndarray]] = {}
+    holders: dict[str, StoredParameter] = {}
     for path, parameter in parameters.items():
         array = to_host(arrays[path])  # gathers sharded arrays
         without_padding = tuple(slice(size) for size in parameter.shape)
-        array = array[without_padding].astype(DTYPES[dtype])
+        array = array[without_padding] - np.float32(parameter.location.offset)
+        array = array.astype(DTYPES[dtype])
         layers = array if parameter.is_stacked else array[None]
-        for name, layer in zip(parameter.tensors, layers, strict=True):
-            parts_of_tensor = parts.setdefault(name, {})
-            parts_of_tensor[parameter.location.part] = parameter.to_tensor(layer)
+        for layer, name in parameter.tensors.items():
+            holders[name] = parameter
+            parts.setdefault(name, {})[parameter.location.part] = layers[layer]
 
-    # Join the parts of each tensor, side by side.
     tensors = {}
     for name, by_part in parts.items():
         ordered = [by_part[part] for part in sorted(by_part)]
-        tensors[name] = np.ascontiguousarray(np.concatenate(ordered, axis=-1))
+        tensors[name] = np.ascontiguousarray(holders[name].to_tensor(ordered))
     return tensors
 
 
-def _special_ids(model: ModelDimensions, vocabulary: Vocabulary, ends: Sequence[int]) -> ConfigJson:
+def _special_ids(
+    model: ModelDimensions, vocabulary: Vocabulary, ends: Sequence[int], start: int | None
+) -> ConfigJson:
     """Return the settings of config.json that name special ids."""
     ids: ConfigJson = {
         "pad_token_id": vocabulary.pad,
@@ -505,7 +563,7 @@ def _special_ids(model: ModelDimensions, vocabulary: Vocabulary, ends: Sequence[
         "bos_token_id": vocabulary.start,
     }
     if model.is_encoder_decoder:
-        ids["decoder_start_token_id"] = vocabulary.start
+        ids["decoder_start_token_id"] = vocabulary.start if start is None else start
     return ids
 
 

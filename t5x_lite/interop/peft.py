@@ -9,7 +9,8 @@ import numpy as np
 
 from t5x_lite.config import ModelDimensions
 from t5x_lite.errors import USAGE, UserError
-from t5x_lite.interop.families import FAMILIES, Family, Location, find_family
+from t5x_lite.interop.families.family import Family, Location
+from t5x_lite.interop.families.table import FAMILIES, find_family
 from t5x_lite.interop.huggingface import (
     DTYPES,
     TaskHead,
@@ -31,7 +32,10 @@ _TASK_TYPES = {
 }
 
 # T5's one stored table is a module of its own in each stack, and `peft` needs an update for each.
-_LOOKED_UP_IN = {"shared": ["encoder.embed_tokens", "decoder.embed_tokens"]}
+_LOOKED_UP_IN = {
+    "shared": ["encoder.embed_tokens", "decoder.embed_tokens"],
+    "model.shared": ["model.encoder.embed_tokens", "model.decoder.embed_tokens"],
+}
 
 
 def write(
@@ -72,7 +76,7 @@ def write(
         kernel_layouts.add(updates[0].location.kernel_layout)
         for layer in range(len(updates[0].a)):
             module = place.replace("*", str(layer))
-            down, up = _side_by_side(updates, layer)
+            down, up = _side_by_side(updates, layer, model.num_heads)
             tensors[f"{module}.lora_A.weight"], tensors[f"{module}.lora_B.weight"] = down, up
     for place, (down, up) in _updates_of_tables(family, model, params).items():
         ranks[re.escape(place)] = model.lora_rank
@@ -82,8 +86,8 @@ def write(
     saved_modules = set()
     for name, parameter in stored_parameters(family, plain).items():
         if is_head(tuple(name.split("/"))):
-            (tensor,) = parameter.tensors
-            tensors[tensor] = parameter.to_tensor(to_host(leaves[name]))
+            tensor = parameter.tensors[0]
+            tensors[tensor] = parameter.to_tensor([to_host(leaves[name])])
             saved_modules.add(tensor.removeprefix(family.prefix).partition(".")[0])
 
     config = _ranks_and_scales(model, ranks) | {
@@ -126,7 +130,7 @@ def _updates_by_module(
         module, _, leaf = name.rpartition("/")
         if leaf == "lora_a" and not is_head(tuple(name.split("/"))):
             location = family.locate(f"{module}/kernel", model)
-            place = location.tensor.removesuffix(".weight")
+            place = location.name.removesuffix(".weight")
             factors = (a, leaves[f"{module}/lora_b"])
             update = _Update(location, *(to_host(one).astype(np.float32) for one in factors))
             updates.setdefault(place, []).append(update)
@@ -142,7 +146,7 @@ def _updates_of_tables(
     for name, a in leaves.items():
         table, _, rest = name.partition("_lora_")
         if rest == "a":
-            place = family.locate(table, model).tensor.removesuffix(".weight")
+            place = family.locate(table, model).name.removesuffix(".weight")
             b = leaves[f"{table}_lora_b"]
             for module in _LOOKED_UP_IN.get(place, [place]):
                 updates[module] = to_host(a)[: model.vocab_size].T, to_host(b).T
@@ -158,7 +162,7 @@ def _in_every_layer(place: str) -> str:
     return re.escape(place).replace(r"\*", r"\d+")
 
 
-def _side_by_side(updates: list[_Update], layer: int) -> tuple[np.ndarray, np.ndarray]:
+def _side_by_side(updates: list[_Update], layer: int, heads: int) -> tuple[np.ndarray, np.ndarray]:
     """Join the updates of parts that lie side by side in a module into one, W + B A.
 
     Each part has its own rows of A, and its own block of B.
@@ -168,9 +172,13 @@ def _side_by_side(updates: list[_Update], layer: int) -> tuple[np.ndarray, np.nd
     """
     down = np.concatenate([update.a[layer].T for update in updates])
     *_, rank, outputs = updates[0].b.shape
-    up = np.zeros((updates[0].location.parts * outputs, len(down)), np.float32)
+    location = updates[0].location
+    up = np.zeros((location.parts * outputs, len(down)), np.float32)
+    # The rows of each part: one block, or one block a head.
+    groups = heads if location.by_head else 1
+    places = np.arange(len(up)).reshape(groups, location.parts, -1)
     for number, update in enumerate(updates):
-        rows = slice(update.location.part * outputs, (update.location.part + 1) * outputs)
+        rows = places[:, update.location.part].ravel()
         up[rows, number * rank : (number + 1) * rank] = update.b[layer].T
     return down, up
 

@@ -86,8 +86,14 @@ def test_what_is_written_is_read_again(tmp_path, name, dtype):
     model_read, params_read = huggingface.read(tmp_path / "a")
     dimensions = resolve_model(model_read, model.vocab_size, max_length=16)
     huggingface.write(tmp_path / "b", dimensions, params_read, Tokenizer(), dtype)
-    for file in ("model.safetensors", "config.json"):
-        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+    # Gemma's norms are stored less 1, which rounds.
+    error = 2e-7 if "gemma" in name else 0
+    configs = [(tmp_path / copy / "config.json").read_bytes() for copy in ("a", "b")]
+    assert configs[0] == configs[1]
+    tensors, again = (load_file(tmp_path / copy / "model.safetensors") for copy in ("a", "b"))
+    assert tensors.keys() == again.keys()
+    for key, tensor in tensors.items():
+        np.testing.assert_allclose(again[key], tensor, rtol=0, atol=error)
 
     before = flatten_dict(params, sep="/")
     after = flatten_dict(params_read, sep="/")
@@ -96,7 +102,11 @@ def test_what_is_written_is_read_again(tmp_path, name, dtype):
         is_written = value != 0  # rows of padding are not
         expected = before[key].astype(huggingface.DTYPES[dtype]).astype(np.float32)
         assert value.dtype == np.float32
-        assert (value[is_written] == expected[is_written]).all()
+        if key == "encoder/layers/attention_norm/scale" and not model.first_norm:
+            assert (value[0] == 1).all()  # there is none in the first layer
+            value, expected, is_written = value[1:], expected[1:], is_written[1:]
+        difference = np.abs(value[is_written] - expected[is_written])
+        assert difference.max() <= error
         assert is_written.mean() > 0.7
 
 

@@ -1,0 +1,80 @@
+"""Cohere's Command R (2024): the class of `transformers` for decoders with PaLM's parallel blocks
+(Chowdhery et al., 2022).
+"""
+
+from typing import Any
+
+from t5x_lite.config import ModelDimensions
+from t5x_lite.errors import BAD_DATA, UserError
+from t5x_lite.interop.families.family import ConfigJson, Family, Location, ModelFields
+from t5x_lite.interop.families.llama import LLAMA
+from t5x_lite.interop.families.rotary import ROTARY_KEYS, read_rotary, write_rotary
+
+
+def _cohere_fields(config: ConfigJson) -> ModelFields:
+    """Read angles, heads, biases, and the factor of the output layer."""
+    scale, width = config["logit_scale"], config["hidden_size"]
+    is_scaled = abs(scale - width**-0.5) < 1e-6
+    if not is_scaled and scale != 1:
+        reason = f"we read only models with 1 or hidden_size^-½ = {width**-0.5:.6f}"
+        raise UserError(BAD_DATA, f"config.json: logit_scale={scale}: {reason}")
+    return {
+        "positions": read_rotary(config),
+        "head_dim": config.get("head_dim") or 0,
+        "num_kv_heads": config.get("num_key_value_heads") or 0,
+        "attention_bias": "all" if config["attention_bias"] else "none",
+        "scale_logits": is_scaled,
+    }
+
+
+def _cohere_settings(model: ModelDimensions) -> ConfigJson:
+    """Write the settings that _cohere_fields reads."""
+    return write_rotary(model) | {
+        "head_dim": model.head_dim,
+        "num_key_value_heads": model.num_kv_heads,
+        "attention_bias": model.attention_bias == "all",
+        "logit_scale": model.d_model**-0.5 if model.scale_logits else 1.0,
+    }
+
+
+def _rotated(module: Any) -> Location:
+    return Location(module, pairs_are_neighbours=True)
+
+
+COHERE = Family(
+    class_name="CohereForCausalLM",
+    class_without_head="CohereModel",
+    settings={
+        "layer_norm_eps" if key == "rms_norm_eps" else key: name
+        for key, name in LLAMA.settings.items()
+    },
+    defaults={
+        "hidden_act": "silu",
+        "layer_norm_eps": 1e-5,
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": True,
+        "attention_dropout": 0.0,
+        "attention_bias": False,
+        "logit_scale": 0.0625,
+    },
+    supported={"use_qk_norm": False},
+    harmless=ROTARY_KEYS,
+    constants={
+        "architecture": "decoder",
+        "feed_forward": "gated_mlp",
+        "parallel_residual": True,
+        "bias": False,
+    },
+    other_fields=_cohere_fields,
+    other_settings=_cohere_settings,
+    modules={name: module for name, module in LLAMA.modules.items() if not name.endswith("_norm")}
+    | {
+        "decoder/layers/attention/query": _rotated("model.layers.*.self_attn.q_proj"),
+        "decoder/layers/attention/key": _rotated("model.layers.*.self_attn.k_proj"),
+        "decoder/layers/norm": "model.layers.*.input_layernorm",
+        "decoder/final_norm": "model.norm",
+    },
+    tensors=LLAMA.tensors,
+    prefix="model.",
+    copies=LLAMA.copies,
+)

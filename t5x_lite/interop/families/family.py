@@ -1,0 +1,244 @@
+"""A Family is one model_type of `transformers`: a table, used for reading and for writing, of what
+the settings in config.json mean and which modules hold the tensors.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from t5x_lite.config import Model, ModelDimensions
+from t5x_lite.errors import BAD_CONFIG, BAD_DATA, UserError
+from t5x_lite.interop.config_keys import HARMLESS, NEUTRAL
+
+ConfigJson = dict[str, Any]  # the settings of a config.json, by Hugging Face's names
+ModelFields = dict[str, Any]  # fields of config.Model, by our names
+
+# Name of an activation in config.json → our name.
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+    "sigmoid": "sigmoid",
+    "linear": "linear",
+}
+# Our name of an activation → the name that is written into config.json.
+ACTIVATION_NAMES = {
+    "gelu": "gelu",
+    "gelu_tanh": "gelu_new",
+    "relu": "relu",
+    "silu": "silu",
+    "sigmoid": "sigmoid",
+    "linear": "linear",
+}
+
+# Our name of a parameter → its name in a PyTorch module.
+_PARAMETER_NAMES = {"kernel": "weight", "scale": "weight", "bias": "bias"}
+
+
+@dataclass(frozen=True)
+class Location:
+    """The place of one of our modules, or of one of its parameters: a module or tensor of Hugging
+    Face's, or a part of one that holds several of ours, their outputs side by side.
+    """
+
+    name: str  # * stands for the layer
+    part: int = 0  # index of the part
+    parts: int = 1  # number of parts
+    by_head: bool = False  # the parts of each head lie together (GPT-NeoX)
+    # Of a dense kernel; ours are in_out
+    kernel_layout: Literal["out_in", "in_out"] = "out_in"
+    offset: float = 0.0  # our parameter less theirs: Gemma's norms multiply by 1 + scale
+    # Features of a head that are rotated as a pair lie side by side; ours lie half a head apart
+    pairs_are_neighbours: bool = False
+    first_layer: int = 0  # the layers before it have none, and do not use ours (ModernBERT)
+
+
+class _Settings(dict[str, Any]):
+    """Settings of a config.json that remember which of them were read."""
+
+    def __init__(self, settings: ConfigJson):
+        super().__init__(settings)
+        self.read: set[str] = set()
+
+    def __getitem__(self, key: str) -> Any:
+        self.read.add(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return a setting, or the default."""
+        self.read.add(key)
+        return super().get(key, default)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """One model_type of `transformers`: what its config.json means, and where its tensors lie."""
+
+    # The class of `transformers` that loads a model with its language model head.
+    class_name: str
+    # The class that also loads a sequence label head, if the family has one.
+    class_with_label_head: str = ""
+    # The class that loads a model without any head.
+    class_without_head: str
+    # The class that loads only the encoder, if the family has two stacks.
+    encoder_class: str = ""
+    # Name of a task's head in model.heads.HEADS → the class that loads a model with it.
+    task_classes: dict[str, str] = field(default_factory=dict)
+
+    # Setting of config.json → the field of Model that means the same.
+    settings: dict[str, str]
+    # Default values of settings that config.json may leave out.
+    defaults: ConfigJson = field(default_factory=dict)
+    # Settings that may be null, which then is not the default.
+    nullable: frozenset[str] = frozenset()
+    # Settings that we can read with one value only.
+    supported: ConfigJson = field(default_factory=dict)
+    # Settings that change nothing, besides those of every family.
+    harmless: frozenset[str] = frozenset()
+    # Fields of Model that have the same value in the whole family.
+    constants: ModelFields
+    # Compute further fields of Model from a config.json whose defaults are filled in.
+    other_fields: Callable[[ConfigJson], ModelFields] = lambda config: {}
+    # Compute the settings of config.json that `settings` does not cover.
+    other_settings: Callable[[ModelDimensions], ConfigJson] = lambda model: {}
+    # True if the tensors, not the settings, tell that the output layer is the embedding table.
+    tied_by_tensors: bool = False
+
+    # Our module → Hugging Face's module, which holds a weight and a bias; * stands for the layer.
+    modules: dict[str, str | Location]
+    # Entries that replace some of `modules` where feed_forward is mlp, without a gate.
+    modules_without_gate: dict[str, str | Location] = field(default_factory=dict)
+    # Entries that are added to `modules`, or replace some, in a model with the head of a task.
+    task_modules: dict[str, str] = field(default_factory=dict)
+    # Our parameter → the tensor, for parameters that are in no such module.
+    tensors: dict[str, str]
+    # The prefix of most tensor names, which the files of a model without its head leave out.
+    prefix: str = ""
+    # Tensor that may be a copy → the parameter of ours that it is tied to.
+    copies: dict[str, str] = field(default_factory=dict)
+    # Begins the names of tensors of further heads, which are left out.
+    other_heads: tuple[str, ...] = ()
+    # Tensors that must be zero: terms that our model does not have.
+    zeros: frozenset[str] = frozenset()
+    # The table of token types, of which models without types get a single one, of zeros.
+    type_table: str = ""
+    # True if logits are not scaled, but queries may be: a model that scales them is written with
+    # the scale in its query kernels (T5).
+    scales_in_kernels: bool = False
+
+    def read_config(self, config: ConfigJson) -> ModelFields:
+        """Translate a config.json into fields of Model.
+
+        Raises:
+            UserError: if a setting is missing, or has a value that our model does not support.
+        """
+        stated = {
+            key: value for key, value in config.items() if value is not None or key in self.nullable
+        }
+        config = _Settings(self.defaults | stated)
+        for key in self.settings:
+            if key not in config:
+                raise UserError(
+                    BAD_DATA, f"config.json: has no {key}, expected a model of this kind"
+                )
+
+        fields = {name: config[key] for key, name in self.settings.items()}
+        fields.update(self.constants)
+        fields.update(self.other_fields(config))
+
+        activation = fields["activation"]
+        if activation not in ACTIVATIONS:
+            expected = ", ".join(ACTIVATIONS)
+            raise UserError(
+                BAD_DATA, f"config.json: activation {activation!r}: expected one of {expected}"
+            )
+        fields["activation"] = ACTIVATIONS[activation]
+        self._check_others(config)
+        return fields
+
+    def _check_others(self, config: "_Settings") -> None:
+        """Refuse each setting that was not read, unless it is known to change nothing."""
+        neutral = NEUTRAL | {key: (value,) for key, value in self.supported.items()}
+        harmless = HARMLESS | self.harmless
+        for key, value in config.items():
+            if value is None or key in config.read or key in harmless:
+                continue
+            if key not in neutral:
+                reason = "unknown for models of this kind, so it may describe another model"
+                fix = "remove it if it changes nothing"
+                raise UserError(BAD_DATA, f"config.json: {key}={value!r}: {reason}; {fix}")
+            if value not in neutral[key]:
+                expected = " or ".join(repr(one) for one in neutral[key] if one is not None)
+                reason = f"models of this kind are only read with {expected or 'null'}"
+                raise UserError(BAD_DATA, f"config.json: {key}={value!r}: {reason}")
+
+    def write_config(self, model: ModelDimensions) -> ConfigJson:
+        """Translate a model of the family into settings of config.json."""
+        config = {}
+        for key, name in self.settings.items():
+            config[key] = getattr(model, name)
+            if name == "activation":
+                config[key] = ACTIVATION_NAMES[model.activation]
+        config.update(self.other_settings(model))
+        return config
+
+    def written_otherwise(self, model: ModelDimensions) -> set[str]:
+        """Return the fields in which a model differs from the family, and is written as a model
+        that computes the same.
+        """
+        fields = set()
+        if self.type_table and not model.token_types:
+            fields.add("token_types")
+        if self.scales_in_kernels and model.scale_attention:
+            fields.add("scale_attention")
+        return fields
+
+    def with_head(self, head: str) -> "Family":
+        """Return the family with the head of a task in place of its pretraining heads.
+
+        Raises:
+            UserError: if no class of the family has such a head.
+        """
+        if head not in self.task_classes:
+            known = ", ".join(sorted(self.task_classes)) or "none"
+            reason = f"has no class with the head {head}; the heads it has for tasks: {known}"
+            raise UserError(BAD_CONFIG, f"export: {self.class_name}'s family {reason}")
+        class_name = self.task_classes[head]
+        return dataclasses.replace(
+            self,
+            class_name=class_name,
+            class_without_head=class_name,
+            class_with_label_head="",
+            modules=self.modules | self.task_modules,
+        )
+
+    def locate(self, parameter: str, model: Model) -> Location:
+        """Return the tensor that stores one of our parameters.
+
+        >>> from t5x_lite.interop.families.gpt import GPT2
+        >>> GPT2.locate("decoder/layers/attention_norm/scale", Model()).name
+        'transformer.h.*.ln_1.weight'
+
+        Raises:
+            UserError: if models of the family have no such parameter.
+        """
+        if parameter in self.tensors:
+            return Location(self.tensors[parameter])
+        modules = self.modules
+        if model.feed_forward == "mlp":
+            modules = modules | self.modules_without_gate
+        module, _, leaf = parameter.rpartition("/")
+        if module not in modules or leaf not in _PARAMETER_NAMES:
+            raise UserError(BAD_CONFIG, f"export: {self.class_name} has no place for {parameter}")
+        holder = modules[module]
+        if isinstance(holder, str):
+            holder = Location(holder)
+        return dataclasses.replace(holder, name=f"{holder.name}.{_PARAMETER_NAMES[leaf]}")

@@ -1,0 +1,251 @@
+"""Rotary angles and kinds of layers in a config.json.
+
+`transformers` 5 has the angles in rope_parameters, 4 in rope_scaling and rope_theta. Where layers
+differ, layer_types names each layer, and rope_parameters may hold angles for each of these types.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from t5x_lite.config import ModelDimensions
+from t5x_lite.errors import BAD_DATA, UserError
+from t5x_lite.interop.families.family import ConfigJson, ModelFields
+from t5x_lite.model.masks import RULES, Window, find_rules
+from t5x_lite.model.parts.options import write_part
+from t5x_lite.model.parts.positions import POSITIONS, Rotary, make_positions
+from t5x_lite.model.parts.rotary_scaling import (
+    SCALINGS,
+    Linear,
+    LLaMA3,
+    NoScaling,
+    YaRN,
+    find_scaling,
+)
+
+# Type of a layer in config.json → its kind in layer_pattern.
+_KINDS = {"full_attention": "global", "sliding_attention": "local"}
+_TYPES = {kind: name for name, kind in _KINDS.items()}
+
+# Settings that say the same as others do, in another version of `transformers`.
+ROTARY_KEYS = frozenset({"rope_theta", "rotary_pct", "rotary_emb_base", "partial_rotary_factor"})
+
+
+def read_rotary(
+    config: ConfigJson,
+    layer_type: str = "full_attention",
+    base: float = 10_000.0,
+    fraction: float | None = None,
+) -> str:
+    """Return the positions that config.json describes, as a setting of ours.
+
+    Args:
+        layer_type: which angles to read, where layers differ.
+        base: the default of the family.
+        fraction: likewise; None: its class rotates all features, whatever a config says.
+
+    Raises:
+        UserError: for angles that we cannot compute, or that are stated twice and differ.
+    """
+    stated = [
+        (key, _of_type(config.get(key) or {}, layer_type))
+        for key in ("rope_parameters", "rope_scaling")
+    ]
+    stated = [(key, angles) for key, angles in stated if angles]
+    outside = {
+        "rope_theta": _first(config, "rope_theta", "rotary_emb_base"),
+        "partial_rotary_factor": _first(config, "partial_rotary_factor", "rotary_pct"),
+    }
+    defaults = {"rope_theta": base, "partial_rotary_factor": 1.0 if fraction is None else fraction}
+    length = config.get("original_max_position_embeddings", config["max_position_embeddings"])
+    found = {}
+    for key, angles in stated or [("", {})]:
+        inside = {name: value for name, value in angles.items() if value is not None}
+        both = set(inside) & {name for name, value in outside.items() if value is not None}
+        for name in both:
+            if inside[name] != outside[name]:
+                got = f"{outside[name]} and, in {key}, {inside[name]}"
+                raise UserError(BAD_DATA, f"config.json: {name} is {got}; correct one")
+        given = {name: value for name, value in outside.items() if value is not None}
+        angles = defaults | given | inside
+        if fraction is None and angles["partial_rotary_factor"] != 1:
+            got = f"partial_rotary_factor={angles['partial_rotary_factor']}"
+            raise UserError(BAD_DATA, f"config.json: {got}: expected 1 in a model of this kind")
+        found[key] = _read_angles(key, angles, length)
+    if len(set(found.values())) > 1:
+        reason = "rope_parameters and rope_scaling describe different angles; correct one"
+        raise UserError(BAD_DATA, f"config.json: {reason}")
+    return next(iter(found.values()))
+
+
+def _of_type(angles: Any, layer_type: str) -> dict[str, Any]:
+    """Select the angles of a type of layers, if they are stated by type."""
+    if not isinstance(angles, dict):
+        raise UserError(BAD_DATA, f"config.json: rope_parameters={angles!r}, expected settings")
+    if any(key in _KINDS for key in angles):
+        return dict(angles.get(layer_type) or {})
+    return dict(angles)
+
+
+def _first(config: ConfigJson, *keys: str) -> Any:
+    """Return the first of several settings that is there, all of which are read."""
+    values = [config.get(key) for key in keys]
+    return next((value for value in values if value is not None), None)
+
+
+def _read_angles(key: str, angles: dict[str, Any], length: int) -> str:
+    """Write rotary positions as a setting of ours, from settings by Hugging Face's names."""
+    angles = dict(angles)
+    kinds = {angles.pop(name) for name in ("rope_type", "type") if name in angles}
+    if len(kinds) > 1:
+        raise UserError(BAD_DATA, f"config.json: {key}: two types, {sorted(kinds)}; correct one")
+    kind = kinds.pop() if kinds else "default"
+    base, fraction = angles.pop("rope_theta"), angles.pop("partial_rotary_factor")
+    options: dict[str, Any] = {}
+    if kind == "linear":
+        options = {"factor": float(angles.pop("factor", 1.0))}
+    elif kind == "llama3":
+        options = {
+            "factor": float(angles.pop("factor", 1.0)),
+            "low": float(angles.pop("low_freq_factor", 1.0)),
+            "high": float(angles.pop("high_freq_factor", 4.0)),
+            "length": angles.pop("original_max_position_embeddings", length),
+        }
+    elif kind == "yarn":
+        options = {
+            "factor": float(angles.pop("factor", 1.0)),
+            "fast": float(angles.pop("beta_fast", 32.0)),
+            "slow": float(angles.pop("beta_slow", 1.0)),
+            "length": angles.pop("original_max_position_embeddings", length),
+            "whole": angles.pop("truncate", True),
+        }
+        scales = angles.pop("mscale", 0), angles.pop("mscale_all_dim", 0)
+        options["attention"] = float(angles.pop("attention_factor", 0))
+        if all(scales) and not options["attention"]:
+            log = 0.1 * math.log(options["factor"])
+            options["attention"] = (scales[0] * log + 1) / (scales[1] * log + 1)
+    elif kind != "default":
+        expected = "expected 'default', 'linear', 'llama3' or 'yarn'"
+        raise UserError(BAD_DATA, f"config.json: {key}: rope_type={kind!r}: {expected}")
+    if angles:
+        known = "rope_theta, partial_rotary_factor and those of its type"
+        raise UserError(BAD_DATA, f"config.json: {key}: got {angles}, expected only {known}")
+    scaling = write_part(SCALINGS, "none" if kind == "default" else kind, **options)
+    return write_part(
+        POSITIONS, "rotary", base=float(base), fraction=float(fraction), scaling=scaling
+    )
+
+
+def write_rotary(model: ModelDimensions) -> ConfigJson:
+    """Write the rotary angles of a model; those of local layers apart, where it has such."""
+    angles = _write_angles(make_positions(model))
+    settings: ConfigJson = {"rope_parameters": angles, "rope_theta": angles["rope_theta"]}
+    if "partial_rotary_factor" in angles:
+        settings["partial_rotary_factor"] = angles["partial_rotary_factor"]
+    if angles["rope_type"] != "default":
+        settings["rope_scaling"] = angles  # as transformers 4 calls it
+    return settings
+
+
+def write_rotary_by_type(model: ModelDimensions) -> ConfigJson:
+    """Write the rotary angles of both kinds of layers."""
+    setting = "local_positions" if model.local_positions else "positions"
+    return {
+        "rope_parameters": {
+            "full_attention": _write_angles(make_positions(model)),
+            "sliding_attention": _write_angles(make_positions(model, setting)),
+        }
+    }
+
+
+def _write_angles(positions: Any) -> dict[str, Any]:
+    """Write rotary positions by Hugging Face's names."""
+    if not isinstance(positions, Rotary):
+        return {"rope_type": "default", "rope_theta": 10_000.0}
+    settings: dict[str, Any] = {"rope_theta": positions.base}
+    if positions.fraction != 1:
+        settings["partial_rotary_factor"] = positions.fraction
+    scaling: NoScaling = find_scaling(positions.scaling)
+    if isinstance(scaling, Linear):
+        return settings | {"rope_type": "linear", "factor": scaling.factor}
+    if isinstance(scaling, LLaMA3):
+        return settings | {
+            "rope_type": "llama3",
+            "factor": scaling.factor,
+            "low_freq_factor": scaling.low,
+            "high_freq_factor": scaling.high,
+            "original_max_position_embeddings": scaling.length,
+        }
+    if isinstance(scaling, YaRN):
+        if scaling.attention:
+            settings["attention_factor"] = scaling.attention
+        return settings | {
+            "rope_type": "yarn",
+            "factor": scaling.factor,
+            "beta_fast": scaling.fast,
+            "beta_slow": scaling.slow,
+            "original_max_position_embeddings": scaling.length,
+            "truncate": scaling.whole,
+        }
+    return settings | {"rope_type": "default"}
+
+
+# Layers that see a window, and those that see the whole text.
+
+
+def read_layers(
+    types: list[str], layers: int, window: int | None, positions: str, local_positions: str = ""
+) -> ModelFields:
+    """Return the fields of Model that say which layers attend to a window.
+
+    Args:
+        types: of each layer, as config.json has them.
+        layers: number of layers.
+        window: positions up to a query's own that it attends to in a sliding layer; None: all.
+        local_positions: of sliding layers; empty: as all others.
+    """
+    unknown = sorted(set(types) - set(_KINDS))
+    if unknown:
+        expected = " or ".join(map(repr, _KINDS))
+        raise UserError(BAD_DATA, f"config.json: layer_types: got {unknown}, expected {expected}")
+    if len(types) != layers:
+        reason = f"names {len(types)} layers, but there are {layers}; correct one"
+        raise UserError(BAD_DATA, f"config.json: layer_types: {reason}")
+    if "sliding_attention" in types and window is None:
+        reason = "names sliding_attention, but no window is in use; correct one"
+        raise UserError(BAD_DATA, f"config.json: layer_types: {reason}")
+    pattern = shortest_period([_KINDS[name] for name in types])
+    if pattern == ("global",):
+        return {"positions": positions}
+    rules = (write_part(RULES, "window", size=window),)
+    if pattern == ("local",):
+        return {"positions": local_positions or positions, "attention_rules": rules}
+    fields: ModelFields = {
+        "positions": positions,
+        "layer_pattern": pattern,
+        "local_rules": rules,
+    }
+    if local_positions != positions:
+        fields["local_positions"] = local_positions
+    return fields
+
+
+def shortest_period(kinds: Sequence[str]) -> tuple[str, ...]:
+    """Return the shortest beginning that, repeated, gives all.
+
+    >>> shortest_period(["local", "global", "local", "global", "local"])
+    ('local', 'global')
+    """
+    for period in range(1, len(kinds) + 1):
+        if all(kind == kinds[i % period] for i, kind in enumerate(kinds)):
+            return tuple(kinds[:period])
+    return ()
+
+
+def write_layers(model: ModelDimensions) -> ConfigJson:
+    """Write layer_types and sliding_window."""
+    pattern = model.layer_pattern or ("local" if model.attention_rules else "global",)
+    kinds = [pattern[layer % len(pattern)] for layer in range(model.num_layers)]
+    rules = find_rules(model.local_rules if model.layer_pattern else model.attention_rules)
+    window = rules[0].size if len(rules) == 1 and isinstance(rules[0], Window) else None
+    return {"layer_types": [_TYPES[kind] for kind in kinds], "sliding_window": window}

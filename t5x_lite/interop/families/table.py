@@ -1,0 +1,170 @@
+"""The `transformers` models that ours can represent, and which of them a model of ours is.
+
+To add one: its Family in a file of this folder, and its name in FAMILIES below.
+"""
+
+import dataclasses
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from t5x_lite.config import Model, ModelDimensions
+from t5x_lite.config.roles import COMPUTATION, HEADS, settings_with, without_effect
+from t5x_lite.errors import BAD_CONFIG, UserError
+from t5x_lite.interop.families.bart import BART
+from t5x_lite.interop.families.bert import (
+    BERT,
+    CAMEMBERT,
+    DISTILBERT,
+    ELECTRA,
+    ESM,
+    MODERNBERT,
+    ROBERTA,
+    XLM_ROBERTA,
+)
+from t5x_lite.interop.families.cohere import COHERE
+from t5x_lite.interop.families.family import ACTIVATION_NAMES, Family, ModelFields
+from t5x_lite.interop.families.gpt import GPT, GPT2, GPT_NEOX
+from t5x_lite.interop.families.llama import (
+    GEMMA2,
+    GEMMA3,
+    LLAMA,
+    MISTRAL,
+    OLMO2,
+    QWEN2,
+    QWEN3,
+)
+from t5x_lite.interop.families.rotary import shortest_period
+from t5x_lite.interop.families.t5 import MT5, T5, UMT5
+from t5x_lite.model.masks import RULES
+from t5x_lite.model.parts.options import canonical
+from t5x_lite.model.parts.positions import POSITIONS, position_limit
+from t5x_lite.resolve import resolve_model
+
+# model_type in config.json → family. A model that belongs to several is written as the first.
+FAMILIES = {
+    "bert": BERT,
+    "roberta": ROBERTA,
+    "gpt2": GPT2,
+    "t5": T5,
+    "llama": LLAMA,
+    "xlm-roberta": XLM_ROBERTA,
+    "camembert": CAMEMBERT,
+    "distilbert": DISTILBERT,
+    "electra": ELECTRA,
+    "modernbert": MODERNBERT,
+    "esm": ESM,
+    "openai-gpt": GPT,
+    "gpt_neox": GPT_NEOX,
+    "mistral": MISTRAL,
+    "qwen2": QWEN2,
+    "qwen3": QWEN3,
+    "olmo2": OLMO2,
+    "gemma2": GEMMA2,
+    "gemma3_text": GEMMA3,
+    "cohere": COHERE,
+    "mt5": MT5,
+    "umt5": UMT5,
+    "bart": BART,
+}
+
+
+class Difference(NamedTuple):
+    """A field of Model in which a model does not fit a family."""
+
+    field: str
+    value: Any  # what the model has
+    needed: Any  # what the family needs
+
+
+# Fields that turn a two-stack model into its encoder only.
+ENCODER_ALONE: ModelFields = {
+    "architecture": "encoder",
+    "num_decoder_layers": 0,
+    "scale_logits": False,
+    "lm_head": False,
+}
+
+
+def _canonical_positions(text: str) -> str:
+    return canonical(POSITIONS, text) if text else text
+
+
+def _canonical_rules(texts: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(canonical(RULES, text) for text in texts)
+
+
+# Fields that may say the same in several ways → how they are compared.
+_CANONICAL = {
+    "positions": _canonical_positions,
+    "local_positions": _canonical_positions,
+    "attention_rules": _canonical_rules,
+    "local_rules": _canonical_rules,
+    "layer_pattern": shortest_period,
+}
+
+
+def differences(family: Family, model: ModelDimensions) -> list[Difference]:
+    """Return the fields in which a model differs from a family; empty if it belongs to it.
+
+    Raises:
+        UserError: if the family has no model of such sizes.
+    """
+    if model.activation not in ACTIVATION_NAMES:
+        return [Difference("activation", model.activation, "gelu")]
+    # The parameters, and not the settings, tell which heads there are.
+    ignored = settings_with(ModelDimensions, COMPUTATION, HEADS)
+    ignored.update(without_effect(model))
+    if position_limit(model) is None:
+        ignored.add("max_length")
+    if family.tied_by_tensors:
+        ignored.add("tie_embeddings")
+
+    # Write the model's config.json and read it back: what changes, the family cannot express.
+    fields = family.read_config(family.write_config(model))
+    if family.encoder_class and model.architecture == "encoder":
+        fields |= ENCODER_ALONE
+    reread = resolve_model(Model(**fields), model.vocab_size, model.max_length)
+    names = [entry.name for entry in dataclasses.fields(Model)]
+    differing = []
+    for name in names:
+        value = getattr(model, name)
+        needed = getattr(reread, name)
+        if name in _CANONICAL:
+            value, needed = _CANONICAL[name](value), _CANONICAL[name](needed)
+        if name in family.written_otherwise(model):
+            continue
+        if name not in ignored and value != needed:
+            differing.append(Difference(name, value, needed))
+    return differing
+
+
+def find_family(model: ModelDimensions, prefer: str = "") -> str:
+    """Return the model_type of the family that a model belongs to.
+
+    Args:
+        prefer: the one to return if the model belongs to several.
+
+    Raises:
+        UserError: if it belongs to none; the message names the differences from the nearest family.
+    """
+    differing: dict[str, list[Difference]] = {}
+    for name, family in FAMILIES.items():
+        with suppress(UserError):  # the family has no model of such sizes
+            differing[name] = differences(family, model)
+    problem = f"export: this model belongs to none of the families {', '.join(FAMILIES)}"
+    if not differing:
+        raise UserError(BAD_CONFIG, f"{problem}: none has models of such sizes")
+
+    if differing.get(prefer) == []:
+        return prefer
+
+    def distance(name: str) -> tuple[int, int]:
+        return len(differing[name]), len(FAMILIES[name].written_otherwise(model))
+
+    nearest = min(differing, key=distance)
+    if not differing[nearest]:
+        return nearest
+    changes = []
+    for name, value, needed in differing[nearest]:
+        changes.append(f"model.{name}={needed!r} (is {value!r})")
+    raise UserError(BAD_CONFIG, f"{problem}; {nearest} needs {', '.join(changes)}")
