@@ -27,6 +27,8 @@ def add_options(command: argparse.ArgumentParser) -> None:
     updates.add_argument("--merge", dest="lora", action="store_const", const="merge", help=help)
     help = "write only LoRA's updates and the head of the task, for peft"
     updates.add_argument("--adapter", dest="lora", action="store_const", const="adapter", help=help)
+    help = "of a decoder of masked_next_token: write a model that predicts masked tokens"
+    command.add_argument("--masked", action="store_true", help=help)
     command.add_argument("path", help="the directory to write")
 
 
@@ -35,4 +37,6 @@ def run(args: argparse.Namespace) -> None:
     workdir = read_run_directory(args)
     from t5x_lite.interop import convert
 
-    convert.export_model(workdir, Path(args.path), args.dtype, read_mesh(args), args.lora)
+    convert.export_model(
+        workdir, Path(args.path), args.dtype, read_mesh(args), args.lora, args.masked
+    )

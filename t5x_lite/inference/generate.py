@@ -154,7 +154,8 @@ def _prompt(loaded: LoadedModel, inputs: list[np.ndarray]) -> Prompt:
         )
         one_target = Ragged.from_array(np.zeros((len(inputs), 1)))
         pairs = Pairs(Ragged.from_rows(inputs), one_target)
-        row = lay_out(pairs, RowShape(encoder=length, decoder=1), vocabulary)
+        starts = np.full(len(inputs), loaded.start)
+        row = lay_out(pairs, RowShape(encoder=length, decoder=1), vocabulary, starts=starts)
         return Prompt(row["decoder_tokens"], np.ones(len(inputs), np.int32), row)
 
     # One stack reads the start token or what stands in its place, then the prompt.
@@ -274,9 +275,8 @@ def search_ids(
 def encode_prompts(
     loaded: LoadedModel, prompts: Sequence[str], special_tokens: bool = False
 ) -> list[np.ndarray]:
-    """Encode prompts, ending in EOS if an encoder reads them and was trained with EOS.
-
-    That is so for span corruption and for tasks.
+    """Encode prompts. If an encoder reads them, they end in EOS, where it was trained with EOS (so
+    for span corruption and for tasks), and begin as those of an imported model do.
 
     Args:
         special_tokens: the names of special tokens stand for them; otherwise they are text.
@@ -285,7 +285,8 @@ def encode_prompts(
     encode = tokenizer.encode_with_specials if special_tokens else tokenizer.encode
     ends_in_eos = loaded.model.is_encoder_decoder and loaded.rows.inputs_end_in_eos
     eos = [loaded.tokenizer.vocabulary.eos] if ends_in_eos else []
-    return [np.concatenate([encode(prompt), eos]).astype(np.int32) for prompt in prompts]
+    before = loaded.conventions.before_inputs
+    return [np.concatenate([before, encode(prompt), eos]).astype(np.int32) for prompt in prompts]
 
 
 def _checked_options(loaded: LoadedModel, prompts: Sequence[str], options: dict) -> Options:

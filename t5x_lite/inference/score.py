@@ -212,7 +212,8 @@ def _pieces(
 def _score_pieces(loaded: LoadedModel, pieces: list[_Piece]) -> list[np.ndarray]:
     """Return the scores of _decoder_scores for the targets of each piece: [2, targets]."""
     model = loaded.model
-    inputs, starts = [piece.inputs for piece in pieces], None
+    inputs = [piece.inputs for piece in pieces]
+    starts = np.full(len(inputs), loaded.start)
     if not model.is_encoder_decoder:
         starts, inputs = first_and_rest([loaded.after_start(ids) for ids in inputs])
     # Lay out rows as in training.

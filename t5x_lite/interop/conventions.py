@@ -8,6 +8,7 @@ from typing import Any
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import BAD_DATA, UserError, read_json, user_errors
 from t5x_lite.interop.config_keys import GENERATION_HARMLESS, GENERATION_NEUTRAL
+from t5x_lite.interop.families.table import FAMILIES
 from t5x_lite.training.run_directory import Conventions, check_ids
 
 
@@ -22,11 +23,21 @@ def read(path: Path, tokenizer_files: Path, tokenizer: Tokenizer) -> Conventions
         UserError: for a setting of generation_config.json that would change what is generated.
     """
     directory = tokenizer_files if tokenizer_files.is_dir() else tokenizer_files.parent
-    return Conventions(_begin(directory, tokenizer), _ends(path, tokenizer))
+    config = read_json(path / "config.json", "expected the directory of a model")
+    model_type = config.get("model_type", "")
+    begin, ends = _begin(directory, tokenizer, model_type), _ends(path, tokenizer)
+    # With an encoder, that is how its texts begin. The decoder starts from one id of its own.
+    start = config.get("decoder_start_token_id")
+    if FAMILIES[model_type].constants["architecture"] != "encoder_decoder":
+        return Conventions(begin, (), ends, model_type)
+    starts = None
+    if start is not None:
+        starts = check_ids([start], tokenizer.vocabulary, f"{path}: decoder_start_token_id")
+    return Conventions(starts, begin, ends, model_type)
 
 
-def _begin(directory: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Return the ids that a tokenizer puts before a text for a decoder."""
+def _begin(directory: Path, tokenizer: Tokenizer, model_type: str) -> tuple[int, ...]:
+    """Return the ids that a tokenizer puts before a text."""
     vocabulary = tokenizer.vocabulary
     settings = _read_if_there(directory / "tokenizer_config.json")
     adds_bos = settings.get("add_bos_token")
@@ -46,8 +57,10 @@ def _begin(directory: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
         with user_errors(BAD_DATA, f"{where}: its post_processor cannot be understood"):
             ids = _before_text(description.get("post_processor"))
         return check_ids(ids, vocabulary, f"{where}: post_processor")
-    # LLaMA's class adds <s> unless it is told not to; GPT-2's adds nothing.
-    return (bos,) if tokenizer.model.kind == "sentencepiece" and bos is not None else ()
+    # The classes of LLaMA, Mistral, Gemma and BART add <s> unless they are told not to; those of
+    # GPT-2 and of the T5s add nothing.
+    adds = tokenizer.model.kind == "sentencepiece" or model_type == "bart"
+    return (bos,) if adds and bos is not None and not model_type.endswith("t5") else ()
 
 
 def _before_text(processor: dict[str, Any] | None) -> list[int]:
@@ -56,6 +69,8 @@ def _before_text(processor: dict[str, Any] | None) -> list[int]:
         return []
     if processor["type"] == "Sequence":
         return [i for part in processor["processors"] for i in _before_text(part)]
+    if processor["type"] in ("RobertaProcessing", "BertProcessing"):
+        return [processor["cls"][1]]
     if processor["type"] != "TemplateProcessing":
         return []
     ids: list[int] = []

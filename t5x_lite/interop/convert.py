@@ -9,11 +9,15 @@ import jax
 import numpy as np
 
 from t5x_lite import storage
-from t5x_lite.config import Data, Lengths, Mesh, Model, Optimizer, RunConfig
+from t5x_lite.config import Data, Lengths, Mesh, Model, ModelDimensions, Optimizer, RunConfig
+from t5x_lite.data.rows.layouts import RowShape
+from t5x_lite.data.rows.row_plan import RowPlan
 from t5x_lite.data.tasks.task_data import TaskPlan
 from t5x_lite.data.tokenizers import tokenizer as tokenizers
+from t5x_lite.data.tokenizers.vocabulary import Vocabulary
 from t5x_lite.errors import USAGE, UserError, read_json
 from t5x_lite.interop import conventions, huggingface, peft
+from t5x_lite.model.check import check_model
 from t5x_lite.model.heads import Params
 from t5x_lite.model.transformer import count_parameters, parameter_axes, parameter_shapes
 from t5x_lite.progress import say
@@ -23,7 +27,7 @@ from t5x_lite.training.adapt import merge_low_rank
 from t5x_lite.training.run_directory import LoadedModel
 
 
-def default_config(model: Model, tokenizer: str) -> RunConfig:
+def default_config(model: Model, tokenizer: str, vocabulary: Vocabulary) -> RunConfig:
     """Return settings to train an imported model further.
 
     They are the usual objective of its architecture, rows of at most 512 positions, and a constant
@@ -34,10 +38,17 @@ def default_config(model: Model, tokenizer: str) -> RunConfig:
     """
     objectives = {"encoder": "masked_lm", "encoder_decoder": "span_corruption"}
     objective = objectives.get(model.architecture, "causal_lm")
+    # BART's, where the vocabulary has a mask but no sentinels.
+    is_bart = model.is_encoder_decoder and not vocabulary.sentinels
+    if is_bart and "[MASK]" in vocabulary.specials:
+        objective = "text_infilling(permute_sentences=True)"
     if model.num_classes:
         objective = "masked_lm(second='next')"
     if model.is_encoder_decoder:
-        lengths = Lengths(inputs=512, targets=114)
+        longest = min(512, model.max_length or 512)
+        # Span corruption writes the spans that are missing; text infilling the whole text.
+        targets = 114 if objective == "span_corruption" else longest
+        lengths = Lengths(inputs=longest, targets=targets)
         optimizer = Optimizer(
             name="adafactor", learning_rate=1e-3, schedule="constant", warmup_steps=0
         )
@@ -62,15 +73,9 @@ def read(path: Path, tokenizer_files: str = "", add_specials: bool = False) -> L
     if add_specials and size > model.vocab_size:
         say(f"added: {size - model.vocab_size} ids, with the mean of the other embeddings")
         model, params = _with_more_ids(model, params, size)
-    start = tokenizer.vocabulary.start
-    stated_start = read_json(path / "config.json", "").get("decoder_start_token_id")
-    if model.is_encoder_decoder and stated_start not in (None, start):
-        say(
-            f"{path}/config.json: decoder_start_token_id is {stated_start}; "
-            f"with this tokenizer decoders begin with {start}"
-        )
-    config = default_config(model, tokenizer_files or str(path))
+    config = default_config(model, tokenizer_files or str(path), tokenizer.vocabulary)
     resolved = resolve(config, tokenizer.vocabulary)
+    check_model(resolved.model, RowShape())
     return LoadedModel(
         config,
         resolved.rows,
@@ -109,7 +114,9 @@ def import_model(
 ) -> None:
     """Make a run directory from a Hugging Face model."""
     loaded = read(path, tokenizer_files, add_specials)
-    config = default_config(loaded.config.model, f"{workdir.resolve()}/tokenizer")
+    config = default_config(
+        loaded.config.model, f"{workdir.resolve()}/tokenizer", loaded.tokenizer.vocabulary
+    )
     params = jax.device_put(loaded.params)
     run_directory.create(workdir, config, loaded.tokenizer, params, loaded.conventions)
     parameters = count_parameters(loaded.model)
@@ -122,6 +129,7 @@ def export_model(
     dtype: str,
     mesh: Mesh | None = None,
     lora: Literal["merge", "adapter"] | None = None,
+    masked: bool = False,
 ) -> None:
     """Write the model of a run directory as Hugging Face files.
 
@@ -130,13 +138,25 @@ def export_model(
         mesh: the mesh to load the parameters on; None: one device.
         lora: for a model with LoRA updates: "merge" adds them to the weights, "adapter" writes only
             them, for `peft`.
+        masked: write a decoder of masked_next_token as a class that reads texts both ways and
+            predicts masked tokens, each at the position before it.
 
     Raises:
         UserError: if the model has LoRA updates and `lora` is None, or if it has none and `lora` is
-            "adapter".
+            "adapter"; if `masked` is asked of a model that has not learned it.
     """
     loaded = run_directory.load(workdir, mesh)
     model, params, task_head = loaded.model, loaded.params, _task_head(loaded)
+    is_decoder = model.architecture == "decoder"
+    looks_ahead = isinstance(loaded.rows, RowPlan) and is_decoder and loaded.rows.shape.looks_ahead
+    if masked and not looks_ahead:
+        reason = f"this model learned {loaded.config.objective}, not masked_next_token"
+        raise UserError(USAGE, f"export: --masked: {reason}; leave it out")
+    if looks_ahead and (masked or loaded.rows.masked):
+        model, params = _as_encoder(model, params)
+        say("exported as an encoder: it predicts each masked token at the position before it")
+    elif looks_ahead:
+        say("exported as a causal decoder; --masked exports what it learned with masks")
     if model.lora_rank and not lora:
         reason = "this model has LoRA updates that are not merged into its weights"
         fix = "use --merge to merge them, or --adapter to write only them"
@@ -147,9 +167,25 @@ def export_model(
         return
     model, params = merge_low_rank(model, params)
     class_name = huggingface.write(
-        path, model, params, loaded.tokenizer, dtype, task_head, loaded.ends
+        path,
+        model,
+        params,
+        loaded.tokenizer,
+        dtype,
+        task_head,
+        loaded.ends,
+        loaded.start,
+        loaded.conventions.model_type,
+        loaded.model.architecture,
     )
     say(f"exported: {path}, for {class_name}.from_pretrained")
+
+
+def _as_encoder(model: ModelDimensions, params: Params) -> tuple[ModelDimensions, Params]:
+    """Return the same blocks as an encoder, in which every position sees the whole text."""
+    encoder = dataclasses.replace(model, architecture="encoder", num_decoder_layers=0)
+    renamed = {"encoder" if name == "decoder" else name: leaf for name, leaf in params.items()}
+    return encoder, renamed
 
 
 def _task_head(loaded: LoadedModel) -> huggingface.TaskHead | None:

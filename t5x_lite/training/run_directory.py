@@ -259,13 +259,18 @@ class Conventions(NamedTuple):
     """How texts begin and end for a model that was imported, or that began as one.
 
     Attributes:
-        begin: ids that its tokenizer puts before a text; None: the start token, with which the rows
-            of a model begin that was trained here.
+        begin: ids that a decoder reads before a text: those that its tokenizer puts there or, with
+            an encoder, the one it starts from; None: the start token, with which the rows of a
+            model begin that was trained here.
+        before_inputs: ids that an encoder of two stacks reads before a text (BART: <s>).
         ends: ids that end a text, besides the vocabulary's end of text.
+        model_type: of `transformers`, which the model is exported as if it still can be.
     """
 
     begin: tuple[int, ...] | None = None
+    before_inputs: tuple[int, ...] = ()
     ends: tuple[int, ...] = ()
+    model_type: str = ""
 
 
 def check_ids(ids: Sequence[Any], vocabulary: Vocabulary, where: str) -> tuple[int, ...]:
@@ -284,16 +289,21 @@ def _read_conventions(workdir: Path, vocabulary: Vocabulary) -> Conventions:
         return Conventions()
     record = read_json(path, "bring it back, or import the model again")
     with user_errors(BAD_DATA, f"{path}: cannot be understood"):
-        begin, ends = record["begin"], record["ends"]
-        begin = None if begin is None else check_ids(begin, vocabulary, str(path))
-        return Conventions(begin, check_ids(ends, vocabulary, str(path)))
+        begin, before = record["begin"], record.get("before_inputs", ())
+        return Conventions(
+            None if begin is None else check_ids(begin, vocabulary, str(path)),
+            check_ids(before, vocabulary, str(path)),
+            check_ids(record["ends"], vocabulary, str(path)),
+            str(record.get("model_type", "")),
+        )
 
 
 def keep_ends(workdir: Path, init_from: Path) -> None:
     """Keep, for a run that starts from an imported model, the ids that end its texts."""
     path = init_from / _CONVENTIONS
     if path.exists() and not (workdir / _CONVENTIONS).exists():
-        record = read_json(path, "bring it back, or import the model again") | {"begin": None}
+        record = read_json(path, "bring it back, or import the model again")
+        record |= {"begin": None, "before_inputs": ()}
         write_atomically(workdir / _CONVENTIONS, json.dumps(record, indent=2))
 
 
@@ -330,6 +340,12 @@ class LoadedModel:
         begin = (start,) if self.conventions.begin is None else self.conventions.begin
         whole = np.concatenate([np.array(begin, np.int32), ids]).astype(np.int32)
         return whole if len(whole) else np.array([start], np.int32)
+
+    @property
+    def start(self) -> int:
+        """The first id that a decoder reads after an encoder."""
+        begin = self.conventions.begin
+        return begin[0] if begin else self.tokenizer.vocabulary.start
 
     def check_predicts_tokens(self, command: str) -> None:
         """Raise UserError if the model has no language model head, or reads a prompt that it
@@ -400,7 +416,7 @@ def load(workdir: Path, mesh: Mesh | None = None) -> LoadedModel:
     params, step = _load_parameters(workdir, resolved, model, device_mesh)
     conventions = _read_conventions(workdir, tokenizer.vocabulary)
     if step:  # it has learned rows that begin with the start token
-        conventions = conventions._replace(begin=None)
+        conventions = conventions._replace(begin=None, before_inputs=())
     return LoadedModel(
         resolved.config,
         resolved.rows,

@@ -8,13 +8,15 @@ import jax
 import numpy as np
 import pytest
 from conftest import run, run_apart, sentences, with_devices
-from inference.untrained import full_logits
+from inference.untrained import full_logits, logits_of, untrained
 from interop_cases import change_config, make_dimensions, make_params
 
 from t5x_lite.config import Model
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import UserError
+from t5x_lite.inference import generate
 from t5x_lite.inference.embed import embed
+from t5x_lite.inference.fill import masked_rows
 from t5x_lite.inference.generate import generate_ids, search_ids
 from t5x_lite.inference.score import target_log_probabilities
 from t5x_lite.interop import convert, huggingface
@@ -232,19 +234,87 @@ def test_a_model_is_exported_from_a_mesh(tmp_path):
 
 
 def test_where_decoders_begin(tmp_path):
-    """A decoder_start_token_id that is not the tokenizer's is told, and not used."""
+    """With the id that config.json names, which is kept by import and export."""
     path = write(tmp_path / "t5", "t5")
-    lines: list[str] = []
-    with messages_to(lines.append):
+    assert convert.read(path).start == Tokenizer().vocabulary.start
+    change_config(path, decoder_start_token_id=7)
+    loaded = convert.read(path)
+    assert loaded.start == 7
+    prompt = np.array([4, 5, 6], np.int32)
+    row = generate._prompt(loaded, [prompt, prompt[:2]])
+    assert row.tokens.tolist() == [[7], [7]]
+    convert.import_model(path, tmp_path / "run", "")
+    convert.export_model(tmp_path / "run", tmp_path / "out", "float32")
+    assert json.loads((tmp_path / "out/config.json").read_text())["decoder_start_token_id"] == 7
+    change_config(path, decoder_start_token_id=10**6)
+    with pytest.raises(UserError, match="decoder_start_token_id: got the id 1000000"):
         convert.read(path)
-        assert not lines
-        change_config(path, decoder_start_token_id=7)
-        convert.read(path)
-    start = Tokenizer().vocabulary.start
-    assert len(lines) == 1
-    assert (
-        f"decoder_start_token_id is 7; with this tokenizer decoders begin with {start}" in lines[0]
-    )
+
+
+def test_inputs_begin_as_the_tokenizer_begins_them(tmp_path):
+    """BART's encoder reads <s>, the text, </s>; T5's reads the text and </s>."""
+    path = write(tmp_path / "bart", "bart")
+    description = json.loads((path / "tokenizer.json").read_text())
+    eos = Tokenizer().vocabulary.eos
+    for processor, before in (
+        ({"type": "RobertaProcessing", "sep": ["</s>", eos], "cls": ["<s>", 259]}, [259]),
+        (None, []),
+    ):
+        written = description | {"post_processor": processor}
+        (path / "tokenizer.json").write_text(json.dumps(written))
+        settings = json.loads((path / "tokenizer_config.json").read_text())
+        settings.pop("add_bos_token", None)
+        (path / "tokenizer_config.json").write_text(json.dumps(settings))
+        loaded = convert.read(path)
+        (ids,) = generate.encode_prompts(loaded, ["ab"])
+        assert ids.tolist() == [*before, *loaded.tokenizer.encode("ab"), eos]
+
+
+def test_a_model_leaves_as_what_it_came_as(tmp_path):
+    path = write(tmp_path / "roberta", "roberta")
+    change_config(path, model_type="camembert")
+    convert.import_model(path, tmp_path / "run", "")
+    convert.export_model(tmp_path / "run", tmp_path / "out", "float32")
+    config = json.loads((tmp_path / "out/config.json").read_text())
+    assert config["model_type"] == "camembert"
+    assert config["architectures"] == ["CamembertForMaskedLM"]
+
+
+def masked_run(make, workdir, objective):
+    """The run directory of a decoder that sees both sides of a mask, and the model."""
+    settings = {"model.positions": "rotary", "model.mlm_head": True}
+    loaded = untrained(make, objective, "decoder", **settings)
+    run_directory.create(workdir, loaded.config, loaded.tokenizer, loaded.params)
+    return loaded
+
+
+def test_a_decoder_that_predicts_masked_tokens_leaves_as_an_encoder(make, tmp_path):
+    """Its logits are those of the decoder, at the same positions: before each masked token."""
+    loaded = masked_run(make, tmp_path / "run", "masked_next_token")
+    convert.export_model(tmp_path / "run", tmp_path / "out", "float32")
+    exported = convert.read(tmp_path / "out")
+    assert exported.model.architecture == "encoder"
+    vocabulary = loaded.tokenizer.vocabulary
+    ids = np.array([70, vocabulary["[MASK]"], 71, 72])
+    row = masked_rows(loaded, [ids], 4)
+    expected = logits_of(loaded.model)(loaded.params, row)[0]
+    found = full_logits(exported, "encoder", [[vocabulary.start, *ids[:3]]])[0]
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_decoder_that_learned_both_leaves_in_either_way(make, tmp_path):
+    loaded = masked_run(make, tmp_path / "run", "causal_lm + masked_next_token")
+    said = []
+    with messages_to(said.append):
+        convert.export_model(tmp_path / "run", tmp_path / "masked", "float32", masked=True)
+        with pytest.raises(UserError, match="none of the families"):  # a head of BERT's
+            convert.export_model(tmp_path / "run", tmp_path / "causal", "float32")
+    assert "--masked exports what it learned with masks" in said[-1]
+    assert convert.read(tmp_path / "masked").model.architecture == "encoder"
+    causal = untrained(make, "causal_lm", "decoder", **{"model.positions": "rotary"})
+    run_directory.create(tmp_path / "c", causal.config, loaded.tokenizer, causal.params)
+    with pytest.raises(UserError, match="--masked: this model learned causal_lm, not masked_next"):
+        convert.export_model(tmp_path / "c", tmp_path / "x", "float32", masked=True)
 
 
 def test_a_stale_index_does_not_win_over_the_file(gpt2):
@@ -302,7 +372,9 @@ def test_a_text_begins_as_the_tokenizer_begins_it(gpt2, tmp_path):
     (tmp_path / "run2").mkdir()
     run_directory.keep_ends(tmp_path / "run2", tmp_path / "run")
     record = json.loads((tmp_path / "run2/generation.json").read_text())
-    assert record == {"begin": None, "ends": [loaded.tokenizer.vocabulary.eos]}
+    eos = loaded.tokenizer.vocabulary.eos
+    expected = {"begin": None, "before_inputs": [], "ends": [eos], "model_type": "gpt2"}
+    assert record == expected
 
 
 @pytest.mark.parametrize(
@@ -410,11 +482,19 @@ def test_a_tokenizer_that_lies_elsewhere(tmp_path, gpt2):
         ({"architecture": "encoder"}, "masked_lm", (512, 0, 0)),
         ({"architecture": "encoder", "num_classes": 2}, "masked_lm(second='next')", (512, 0, 0)),
         ({"architecture": "encoder_decoder"}, "span_corruption", (0, 512, 114)),
+        (
+            {"architecture": "encoder_decoder", "vocab_size": 8},
+            "text_infilling(permute_sentences=True)",
+            (0, 512, 512),
+        ),
         ({"architecture": "decoder", "max_length": 100}, "causal_lm", (100, 0, 0)),
     ],
 )
 def test_what_an_imported_model_is_trained_for(settings, objective, lengths):
-    config = convert.default_config(Model(**settings), "bytes")
+    vocabulary = Tokenizer().vocabulary
+    if "vocab_size" in settings:  # one with a mask and without sentinels
+        vocabulary = dataclasses.replace(vocabulary, sentinels=0)
+    config = convert.default_config(Model(**settings), "bytes", vocabulary)
     row = config.data.lengths
     assert config.objective == objective
     assert (row.sequence_length, row.inputs, row.targets) == lengths
