@@ -31,6 +31,7 @@ SIZES = {
     "num_attention_heads": 4,
     "intermediate_size": 48,
 }
+DECODER = {**SIZES, "num_key_value_heads": 2, "max_position_embeddings": 40}
 T5 = {
     "d_model": 32,
     "d_kv": 12,
@@ -48,6 +49,7 @@ class Peer(NamedTuple):
     head: str
     settings: dict[str, Any]
     untied: bool = False  # whether T5 gets an output layer of its own
+    make_model: str = ""  # the class, if it is not the family and the head
 
 
 PEERS = {
@@ -71,6 +73,96 @@ PEERS = {
         "ForCausalLM",
         {**SIZES, "tie_word_embeddings": True, "rope_theta": 5e5, "head_dim": 10},
     ),
+    "llama 3.1": Peer(
+        "Llama",
+        "ForCausalLM",
+        {
+            **DECODER,
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 5e5,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 16,
+            },
+        },
+    ),
+    "openai-gpt": Peer(
+        "OpenAIGPT", "LMHeadModel", {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 40}
+    ),
+    "cohere": Peer(
+        "Cohere", "ForCausalLM", {**DECODER, "logit_scale": 32**-0.5, "pad_token_id": 3}
+    ),
+    "mistral": Peer("Mistral", "ForCausalLM", {**DECODER, "sliding_window": 5}),
+    "qwen2": Peer("Qwen2", "ForCausalLM", DECODER),
+    "qwen3": Peer("Qwen3", "ForCausalLM", {**DECODER, "head_dim": 10}),
+    "olmo2": Peer("Olmo2", "ForCausalLM", DECODER),
+    "gemma2": Peer(
+        "Gemma2",
+        "ForCausalLM",
+        {**DECODER, "sliding_window": 5, "head_dim": 10, "query_pre_attn_scalar": 24},
+    ),
+    "gemma3_text": Peer(
+        "Gemma3Text",
+        "ForCausalLM",
+        {**DECODER, "num_hidden_layers": 7, "sliding_window": 5, "head_dim": 12},
+        make_model="Gemma3ForCausalLM",
+    ),
+    "gpt_neox": Peer("GPTNeoX", "ForCausalLM", {**SIZES, "max_position_embeddings": 40}),
+    "mt5": Peer("MT5", "ForConditionalGeneration", T5, untied=True),
+    "umt5": Peer("UMT5", "ForConditionalGeneration", T5, untied=True),
+    "bart": Peer(
+        "Bart",
+        "ForConditionalGeneration",
+        {
+            "d_model": 32,
+            "encoder_layers": 3,
+            "decoder_layers": 2,
+            "encoder_attention_heads": 4,
+            "decoder_attention_heads": 4,
+            "encoder_ffn_dim": 48,
+            "decoder_ffn_dim": 48,
+            "max_position_embeddings": 40,
+        },
+    ),
+    "xlm-roberta": Peer(
+        "XLMRoberta", "ForMaskedLM", {**SIZES, "max_position_embeddings": 42, "type_vocab_size": 1}
+    ),
+    "camembert": Peer(
+        "Camembert", "ForMaskedLM", {**SIZES, "max_position_embeddings": 42, "type_vocab_size": 1}
+    ),
+    "distilbert": Peer(
+        "DistilBert",
+        "ForMaskedLM",
+        {"dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 48, "max_position_embeddings": 40},
+    ),
+    "electra": Peer(
+        "Electra",
+        "ForMaskedLM",
+        {**SIZES, "embedding_size": 20, "max_position_embeddings": 40},
+    ),
+    "modernbert": Peer(
+        "ModernBert",
+        "ForMaskedLM",
+        {
+            **SIZES,
+            "num_hidden_layers": 4,
+            "local_attention": 6,
+            "max_position_embeddings": 40,
+            **{f"{name}_token_id": 3 for name in ("pad", "cls", "sep")},
+        },
+    ),
+    "esm": Peer(
+        "Esm",
+        "ForMaskedLM",
+        {**SIZES, "position_embedding_type": "rotary", "pad_token_id": 1},
+    ),
+    "esm, learned": Peer(
+        "Esm",
+        "ForMaskedLM",
+        {**SIZES, "emb_layer_norm_before": True, "pad_token_id": 1, "max_position_embeddings": 42},
+    ),
 }
 
 
@@ -90,9 +182,10 @@ def small_tokenizer() -> Tokenizer:
 def make_peer(peer: Peer, vocab_size: int, path: Path) -> Any:
     """A model in float32, every weight of it random; saved, too."""
     make_config = getattr(transformers, f"{peer.family}Config")
-    make_model = getattr(transformers, f"{peer.family}{peer.head}")
+    make_model = getattr(transformers, peer.make_model or f"{peer.family}{peer.head}")
     torch.manual_seed(0)
-    config = make_config(**{"vocab_size": vocab_size, **peer.settings})
+    ids = {"bos_token_id": 1, "eos_token_id": 2}
+    config = make_config(**{"vocab_size": vocab_size, **ids, **peer.settings})
     model = make_model(config).eval()
     if peer.untied:
         config.scale_decoder_outputs = False

@@ -25,10 +25,13 @@ from peer_models import (
 )
 from safetensors.numpy import load_file
 
+from t5x_lite.inference.score import pseudo_log_likelihoods
 from t5x_lite.interop import huggingface
 from t5x_lite.interop.tokenizers import pretrained_files
+from t5x_lite.model.dropout import Noise
 from t5x_lite.model.heads import SequenceLabelHead
 from t5x_lite.model.transformer import Transformer
+from t5x_lite.training import run_directory
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +89,8 @@ def test_logits_of_the_next_sentence(case, name):
     model, params = case.loaded.model, case.loaded.params
     hidden_states = Transformer(model).apply({"params": params}, row).hidden_states
     head = SequenceLabelHead(model)
-    ours = head.apply({"params": params["classifier"]}, hidden_states[:, 0])[0]
+    noise = Noise(jnp.arange(1))
+    ours = head.apply({"params": params["classifier"]}, hidden_states[:, 0], noise)[0]
     # For us label 1 says that the sentence is the next, for them label 0.
     assert np.abs(ours[::-1] - theirs).max() < TOLERANCE
 
@@ -105,32 +109,50 @@ FREE_SETTINGS = {
 }
 
 
+# Of ESM's head for contacts, and BART's bias of zeros.
+LEFT_OUT = (
+    "esm.contact_head.regression.weight",
+    "esm.contact_head.regression.bias",
+    "final_logits_bias",
+)
+
+
 def test_import_and_export_are_the_identity(case, tmp_path):
     loaded = case.loaded
     out = tmp_path / "out"
-    class_name = huggingface.write(out, loaded.model, loaded.params, loaded.tokenizer)
+    family = loaded.conventions.model_type
+    class_name = huggingface.write(
+        out, loaded.model, loaded.params, loaded.tokenizer, start=loaded.start, model_type=family
+    )
 
     # The files.
     before = load_file(case.path / "model.safetensors")
+    # ESM is saved with old names, and with a buffer.
+    for old, new in huggingface._RENAMED.items():
+        before = {name.replace(old, new): tensor for name, tensor in before.items()}
+    before = {name: tensor for name, tensor in before.items() if "inv_freq" not in name}
     after = load_file(out / "model.safetensors")
-    assert before.keys() == after.keys()
-    for name in before:
-        assert before[name].tobytes() == after[name].tobytes()
+    assert before.keys() - set(LEFT_OUT) == after.keys()
+    # Gemma's norms are stored less 1, which rounds.
+    error = 2e-7 if family.startswith("gemma") else 0
+    for name in after:
+        assert np.abs(before[name] - after[name]).max() <= error
     config = json.loads((case.path / "config.json").read_text())
     for key, value in json.loads((out / "config.json").read_text()).items():
-        if key in config and key not in FREE_SETTINGS:
+        if config.get(key) is not None and key not in FREE_SETTINGS:
             assert value == config[key], key
 
     # The model that is made from them.
     peer_class = getattr(transformers, class_name)
     reread, report = peer_class.from_pretrained(out, output_loading_info=True)
-    assert not report["missing_keys"]
+    assert set(report["missing_keys"]) <= set(LEFT_OUT)
     assert not report["unexpected_keys"]
     assert not report["mismatched_keys"]
     weights = reread.state_dict()
     assert case.peer.state_dict().keys() == weights.keys()
     for name, weight in case.peer.state_dict().items():
-        assert torch.equal(weight, weights[name]), name
+        if name not in LEFT_OUT:
+            assert (weight - weights[name]).abs().max() <= error, name
 
     # What it computes: where weights lie in memory may change the last bit.
     ids = torch.tensor(random_texts((9,), loaded.tokenizer.vocabulary.size)[0])[None]
@@ -141,7 +163,7 @@ def test_import_and_export_are_the_identity(case, tmp_path):
     compared = [key for key, value in expected.items() if torch.is_tensor(value)]
     assert compared
     for key in compared:
-        assert (expected[key] - outputs[key]).abs().max() < 1e-6, key
+        assert (expected[key] - outputs[key]).abs().max() < 1e-5, key
 
 
 def test_the_tokenizer_that_is_written_makes_the_same_ids(tokenizer, tmp_path):
@@ -155,6 +177,41 @@ def test_the_tokenizer_that_is_written_makes_the_same_ids(tokenizer, tmp_path):
         assert loaded(text)["input_ids"] == [tokenizer.vocabulary.bos, *ids]
     assert loaded.eos_token_id == tokenizer.vocabulary.eos
     assert loaded.convert_tokens_to_ids("<extra_id_3>") == tokenizer.vocabulary.sentinel(3)
+
+
+def test_masked_next_tokens_are_scored_there_as_here(tmp_path):
+    """As BabyLM's pipeline does with the backend mntp: AutoModelForMaskedLM, one token masked at a
+    time, its logits at the position before it.
+    """
+    text = tmp_path / "text.txt"
+    text.write_text(sentences(300))
+    run(
+        "train",
+        "--config=gpt_tiny",
+        "--config.objective=masked_next_token",
+        "--config.model.mlm_head=True",
+        "--config.model.activation=gelu",
+        "--config.model.num_layers=2",
+        f"--workdir={tmp_path / 'run'}",
+        f"--config.data.source={text}",
+        "--config.data.document=block",
+        "--config.data.tokenizer=bytes",
+        "--config.training.steps=20",
+        "--config.training.eval_every=0",
+    )
+    run("export", f"--workdir={tmp_path / 'run'}", tmp_path / "out")
+    model = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out").eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    ids = torch.tensor(tokenizer("the cat sees")["input_ids"])
+    total = 0.0
+    for place in range(1, len(ids)):
+        masked = ids.clone()
+        masked[place] = tokenizer.mask_token_id
+        with torch.no_grad():
+            logits = model(masked[None]).logits[0, place - 1]
+        total += float(torch.log_softmax(logits, -1)[ids[place]])
+    (score,) = pseudo_log_likelihoods(run_directory.load(tmp_path / "run"), ["the cat sees"])
+    assert float(score.nats.sum()) == pytest.approx(total, abs=1e-3)
 
 
 def test_a_run_of_ours_goes_on_the_same_way_there(tmp_path):
