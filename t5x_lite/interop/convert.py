@@ -10,16 +10,15 @@ import numpy as np
 
 from t5x_lite import storage
 from t5x_lite.config import Data, Lengths, Mesh, Model, ModelDimensions, Optimizer, RunConfig
-from t5x_lite.data.rows.layouts import RowShape
 from t5x_lite.data.rows.row_plan import RowPlan
 from t5x_lite.data.tasks.task_data import TaskPlan
 from t5x_lite.data.tokenizers import tokenizer as tokenizers
 from t5x_lite.data.tokenizers.vocabulary import Vocabulary
 from t5x_lite.errors import USAGE, UserError, read_json
 from t5x_lite.interop import conventions, huggingface, peft
-from t5x_lite.model.check import check_model
 from t5x_lite.model.heads import Params
 from t5x_lite.model.transformer import count_parameters, parameter_axes, parameter_shapes
+from t5x_lite.model.vocabulary import grow_vocabulary
 from t5x_lite.progress import say
 from t5x_lite.resolve import resolve, resolve_model
 from t5x_lite.training import run_directory
@@ -75,7 +74,6 @@ def read(path: Path, tokenizer_files: str = "", add_specials: bool = False) -> L
         model, params = _with_more_ids(model, params, size)
     config = default_config(model, tokenizer_files or str(path), tokenizer.vocabulary)
     resolved = resolve(config, tokenizer.vocabulary)
-    check_model(resolved.model, RowShape())
     return LoadedModel(
         config,
         resolved.rows,
@@ -88,25 +86,12 @@ def read(path: Path, tokenizer_files: str = "", add_specials: bool = False) -> L
 
 
 def _with_more_ids(model: Model, params: Params, vocab_size: int) -> tuple[Model, Params]:
-    """Enlarge the vocabulary: new rows of each parameter are the mean of the rows it has.
-
-    Rows of padding stay zero.
-    """
+    """Enlarge the vocabulary of a model in numpy."""
     larger = dataclasses.replace(model, vocab_size=vocab_size)
     dimensions = resolve_model(larger, vocab_size, max_length=model.max_length or 1)
-
-    def grow(array, axes, shape):
-        if "vocab" not in axes:
-            return array
-        axis = axes.index("vocab")
-        known = np.take(array, np.arange(model.vocab_size), axis)
-        added = np.repeat(known.mean(axis, keepdims=True), vocab_size - model.vocab_size, axis)
-        grown = np.concatenate([known, added], axis)
-        padding = [(0, size - had) for size, had in zip(shape.shape, grown.shape, strict=True)]
-        return np.pad(grown, padding)
-
     axes, shapes = parameter_axes(dimensions), parameter_shapes(dimensions)
-    return larger, jax.tree.map(grow, params, axes, shapes)
+    grown = grow_vocabulary(params, axes, shapes, model.vocab_size, vocab_size)
+    return larger, jax.tree.map(np.asarray, grown)
 
 
 def import_model(

@@ -21,6 +21,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from t5x_lite.config import Architecture, Model, ModelDimensions
 from t5x_lite.config.files import build
+from t5x_lite.data.rows.layouts import RowShape
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.data.tokenizers.vocabulary import Vocabulary
 from t5x_lite.errors import (
@@ -37,7 +38,9 @@ from t5x_lite.errors import (
 from t5x_lite.interop.families.family import ConfigJson, Family, Location
 from t5x_lite.interop.families.table import ENCODER_ALONE, FAMILIES, find_family
 from t5x_lite.interop.tokenizers import pretrained_files
+from t5x_lite.model.check import check_model
 from t5x_lite.model.heads import Params
+from t5x_lite.model.parts.positions import Rotary, make_positions, rotary_angles
 from t5x_lite.model.transformer import parameter_axes, parameter_shapes, unpadded_shapes
 from t5x_lite.parallel.axes import is_kernel
 from t5x_lite.parallel.placement import to_host
@@ -291,6 +294,7 @@ def read(path: Path) -> tuple[Model, Params]:
     dimensions = resolve_model(model, model.vocab_size, max_length=model.max_length or 1)
     parameters = stored_parameters(family, dimensions)
     _check_tensors(path, family, tensors, parameters)
+    _check_angles(path, tensors, dimensions)
 
     shapes = by_path(parameter_shapes(dimensions))
     arrays = {}
@@ -308,6 +312,8 @@ def _read_model(path: Path, family: Family, config: ConfigJson, tensors: TensorF
     with user_errors(BAD_DATA, f"{path}/config.json: cannot be understood"):
         fields = family.read_config(config)
     model = build(Model, fields, f"{path}/config.json: model.")
+    dimensions = resolve_model(model, model.vocab_size, max_length=model.max_length or 1)
+    check_model(dimensions, RowShape())
     if family.encoder_class and not any(name.startswith("decoder.") for name in tensors.shapes):
         model = replace(model, **ENCODER_ALONE)
     elif family.tied_by_tensors:
@@ -387,6 +393,20 @@ def _check_tensors(
         else:
             reason = "does not belong to the model that config.json describes"
             raise UserError(BAD_DATA, f"{path}: the tensor {name} {reason}")
+
+
+def _check_angles(path: Path, tensors: TensorFiles, model: ModelDimensions) -> None:
+    """Reject rotary angles that are stored, and are not those of config.json: ESM's class takes
+    them from there.
+    """
+    positions = make_positions(model)
+    for name in tensors.shapes:
+        if name.endswith("rotary_embeddings.inv_freq") and isinstance(positions, Rotary):
+            angles = rotary_angles(positions.base, positions.width)
+            stored = tensors[name]
+            if stored.shape != angles.shape or not np.allclose(stored, angles, rtol=1e-4):
+                reason = f"holds other angles than those of rope_theta={positions.base}"
+                raise UserError(BAD_DATA, f"{path}: the tensor {name} {reason}; correct one")
 
 
 def _is_copy(

@@ -12,6 +12,7 @@ import platform
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -55,6 +56,7 @@ from t5x_lite.model.check import check_model
 from t5x_lite.model.heads import Params, is_of_head
 from t5x_lite.model.parts.positions import position_limit
 from t5x_lite.model.transformer import parameter_axes, parameter_shapes
+from t5x_lite.model.vocabulary import with_more_ids
 from t5x_lite.parallel.mesh import DeviceMesh, make_mesh, padded_for, use_mesh
 from t5x_lite.progress import say
 from t5x_lite.resolve import Resolved, resolve
@@ -540,7 +542,9 @@ def _checkpoint_hash(workdir: Path) -> str:
 
 
 def check_init_from(resolved: Resolved, tokenizer: Tokenizer) -> None:
-    """Reject init_from if its model has another body or another tokenizer. Heads may differ."""
+    """Reject init_from if its model has another body or another tokenizer. Heads may differ, and
+    the tokenizer may have more ids.
+    """
     directory = storage.local_path(resolved.config.init_from)
     theirs, their_tokenizer = read(directory)
     # Start from the settings that may differ.
@@ -552,6 +556,9 @@ def check_init_from(resolved: Resolved, tokenizer: Tokenizer) -> None:
     free.update(without_effect(theirs.model))
     if position_limit(resolved.model) is None:
         free.add("max_length")
+    extends = tokenizer.vocabulary.extends(their_tokenizer.vocabulary)
+    if extends and parse_adaptation(resolved.config.adapt).is_full:
+        free.add("vocab_size")
     old, new = to_dict(theirs.model), to_dict(resolved.model)
     for key in old:
         if old[key] != new[key] and key not in free:
@@ -559,12 +566,13 @@ def check_init_from(resolved: Resolved, tokenizer: Tokenizer) -> None:
             raise UserError(
                 BAD_CONFIG, f"model.{key}: {reason}; --config={directory} takes its settings"
             )
-    if their_tokenizer.fingerprint != tokenizer.fingerprint:
+    if their_tokenizer.fingerprint != tokenizer.fingerprint and not extends:
+        reason = "its ids are not those that init_from was trained with, nor those and more"
         fix = f"set data.tokenizer={directory}/tokenizer"
-        raise UserError(
-            BAD_CONFIG,
-            f"data.tokenizer: its ids are not those that init_from was trained with; {fix}",
-        )
+        raise UserError(BAD_CONFIG, f"data.tokenizer: {reason}; {fix}")
+    if new["vocab_size"] < old["vocab_size"]:
+        reason = f"got {new['vocab_size']}, but init_from={directory} has {old['vocab_size']} ids"
+        raise UserError(BAD_CONFIG, f"model.vocab_size: {reason}; set it to that, or more")
 
 
 def merge_parameters(resolved: Resolved, fresh: Params, mesh: DeviceMesh) -> tuple[Params, str]:
@@ -579,6 +587,10 @@ def merge_parameters(resolved: Resolved, fresh: Params, mesh: DeviceMesh) -> tup
     directory = storage.local_path(resolved.config.init_from)
     theirs, _ = read(directory)
     params = _parameters_for(resolved.model, directory, theirs, mesh)
+    before, after = theirs.model.vocab_size, resolved.model.vocab_size
+    if after > before:
+        params = _grown(params, fresh, parameter_axes(theirs.model), before, after)
+        say(f"init_from: {after - before} new ids, with the mean of the other embeddings")
     old: Any = flatten_dict(params, sep="/")
     new: Any = flatten_dict(fresh, sep="/")
 
@@ -607,6 +619,22 @@ def merge_parameters(resolved: Resolved, fresh: Params, mesh: DeviceMesh) -> tup
     if drawn:
         report += f"; newly drawn: {', '.join(drawn)}"
     return unflatten_dict(merged, sep="/"), report
+
+
+def _grown(params: Params, fresh: Params, axes: Params, before: int, after: int) -> Params:
+    """Enlarge the vocabulary of parameters, as the fresh ones lie on the devices."""
+    leaves: Any = flatten_dict(params)
+    names: Any = flatten_dict(axes)
+    like: Any = flatten_dict(fresh)
+    grown = {}
+    for path, leaf in leaves.items():
+        if path not in like or "vocab" not in names[path]:
+            grown[path] = leaf
+            continue
+        shape, sharding = like[path].shape, like[path].sharding
+        enlarge = partial(with_more_ids, axes=names[path], shape=shape, old=before, new=after)
+        grown[path] = jax.jit(enlarge, out_shardings=sharding)(leaf)
+    return unflatten_dict(grown)
 
 
 def _may_be_new(model: ModelDimensions, path: tuple[str, ...]) -> bool:

@@ -133,6 +133,46 @@ def test_models_without_a_head_are_said_to_be(tmp_path, name, class_name):
     assert (model.architecture == "encoder") == (class_name not in ("T5Model", "LlamaModel"))
 
 
+def test_angles_that_are_stored_must_be_those_of_the_config(tmp_path):
+    """ESM's class reads them from the file."""
+    path = write(tmp_path / "model", "esm")
+    add(path, {"esm.rotary_embeddings.inv_freq": np.array([1.0, 0.01], np.float32)})
+    huggingface.read(path)
+    add(path, {"esm.rotary_embeddings.inv_freq": np.array([1.0, 0.1], np.float32)})
+    with pytest.raises(UserError, match=r"holds other angles than those of rope_theta=10000\.0"):
+        huggingface.read(path)
+
+
+def test_a_bias_that_we_lack_must_be_zero(tmp_path):
+    path = write(tmp_path / "model", "bart")
+    add(path, {"final_logits_bias": np.zeros((1, 530), np.float32)})
+    huggingface.read(path)
+    add(path, {"final_logits_bias": np.ones((1, 530), np.float32)})
+    with pytest.raises(UserError, match="final_logits_bias is not zero"):
+        huggingface.read(path)
+
+
+def test_a_model_without_types_is_written_with_one_of_zeros(tmp_path):
+    """What `transformers` cannot do without."""
+    model = make_dimensions("roberta", token_types=0)
+    huggingface.write(tmp_path / "model", model, make_params(model), Tokenizer())
+    read, params = huggingface.read(tmp_path / "model")
+    assert read.token_types == 1
+    assert not params["type_embedding"].any()
+
+
+def test_the_scale_of_attention_is_in_the_kernels_of_a_t5(tmp_path):
+    model = make_dimensions("t5", scale_attention=True)
+    params = make_params(model)
+    huggingface.write(tmp_path / "model", model, params, Tokenizer())
+    read, found = huggingface.read(tmp_path / "model")
+    assert not read.scale_attention
+    for attention in ("attention", "cross_attention"):
+        before = params["decoder"]["layers"][attention]["query"]["kernel"]
+        after = found["decoder"]["layers"][attention]["query"]["kernel"]
+        np.testing.assert_allclose(after, before * model.head_dim**-0.5, rtol=1e-6)
+
+
 def test_heads_for_a_task_are_left_out(tmp_path):
     path = write(tmp_path / "model", "bert without a head")
     head = {"classifier.weight": np.zeros((3, 8), np.float32), "classifier.bias": np.zeros(3)}

@@ -109,8 +109,9 @@ FREE_SETTINGS = {
 }
 
 
-# Of ESM's head for contacts, and BART's bias of zeros.
+# Of ESM's head for contacts and its angles, and BART's bias of zeros.
 LEFT_OUT = (
+    "esm.rotary_embeddings.inv_freq",
     "esm.contact_head.regression.weight",
     "esm.contact_head.regression.bias",
     "final_logits_bias",

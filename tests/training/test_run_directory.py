@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -214,6 +215,9 @@ def test_a_run_of_other_tokens_is_refused_and_one_whose_arrays_do_not_fit(tmp_pa
     tokenizer = corpus.tokenizer
     other = type(tokenizer)()
     other.fingerprint = "another"
+    run_directory.check_init_from(resolved, other)  # each id means the same
+    specials = other.vocabulary.specials | {"[MASK]": 5}
+    other.vocabulary = replace(other.vocabulary, specials=specials)
     with pytest.raises(
         UserError, match=r"data.tokenizer: its ids are not those .*theirs/tokenizer"
     ):
@@ -225,6 +229,50 @@ def test_a_run_of_other_tokens_is_refused_and_one_whose_arrays_do_not_fit(tmp_pa
         pytest.raises(UserError, match=r"the parameter encoder/layers/feed_forward/"),
     ):
         run_directory.merge_parameters(body, run.fresh_state().params, run.program.mesh)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_larger_vocabulary_keeps_what_is_known(tmp_path, make, tied):
+    """New ids get the mean of the others, in tables, output layer and bias; padding stays zero."""
+    head = {"model.mlm_head": True, "model.tie_embeddings": tied}
+    theirs = make_run_directory(tmp_path / "theirs", make, "masked_lm", "encoder", **head)
+    ids = make("masked_lm", "encoder", **head)[0].model.vocab_size
+    init_from = {"init_from": str(tmp_path / "theirs")}
+    more = init_from | head | {"model.vocab_size": ids + 200}
+    resolved, corpus = make("masked_lm", "encoder", **more)
+    run_directory.check_init_from(resolved, corpus.tokenizer)
+    run = Run(resolved, text_data(resolved, corpus))
+    with run.within():
+        fresh = run.fresh_state().params
+        params, _ = run_directory.merge_parameters(resolved, fresh, run.program.mesh)
+    assert jax.tree.map(np.shape, params) == jax.tree.map(np.shape, fresh)
+    grown, known = (flatten_dict(tree, sep="/") for tree in (params, theirs))
+    for path, axis in {"embedding": 0, "head/output": 1, "head/bias": 0}.items():
+        if path not in grown:
+            continue
+        old = np.moveaxis(known[path], axis, 0)[:ids]
+        new = np.moveaxis(np.asarray(grown[path]), axis, 0)
+        np.testing.assert_array_equal(new[:ids], old)
+        mean = np.broadcast_to(old.mean(0), new[ids : ids + 200].shape)
+        np.testing.assert_allclose(new[ids : ids + 200], mean, rtol=1e-5, atol=1e-7)
+        assert (new[ids + 200 :] == 0).all()
+    assert ("head/output" in grown) != tied
+    smaller, _ = make("masked_lm", "encoder", **head | init_from)
+    bigger = make_run_directory(tmp_path / "bigger", make, "masked_lm", "encoder", **more)
+    assert len(bigger["embedding"]) > len(theirs["embedding"])
+    other = replace(smaller.config, init_from=str(tmp_path / "bigger"))
+    with pytest.raises(UserError, match=r"model.vocab_size: got .*; set it to that, or more"):
+        run_directory.check_init_from(replace(smaller, config=other), corpus.tokenizer)
+
+
+def test_a_larger_vocabulary_is_not_for_adapted_models(tmp_path, make):
+    """Their base would lack the new ids."""
+    make_run_directory(tmp_path / "theirs", make, "masked_lm", "encoder")
+    ids = make("masked_lm", "encoder")[0].model.vocab_size
+    more = {"init_from": str(tmp_path / "theirs"), "model.vocab_size": ids + 1}
+    resolved, corpus = make("masked_lm", "encoder", **more, adapt="lora(2)")
+    with pytest.raises(UserError, match=r"model\.vocab_size: got"):
+        run_directory.check_init_from(resolved, corpus.tokenizer)
 
 
 def test_the_command_says_what_it_starts_from_and_only_once(trained, tmp_path):

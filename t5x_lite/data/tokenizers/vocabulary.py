@@ -75,6 +75,19 @@ class Vocabulary:
         is_id = (ids >= 0) & (ids < self.size)
         return self._is_ordinary[np.where(is_id, ids, self.size)]
 
+    def extends(self, other: "Vocabulary") -> bool:
+        """Return True if each id of the other vocabulary means here what it means there."""
+        if self.size < other.size:
+            return False
+        # Sentinels are counted from the end.
+        if other.sentinels and (self.size, self.sentinels) != (other.size, other.sentinels):
+            return False
+        names = {name: self.specials.get(name) for name in other.specials}
+        ours, theirs = list(self.texts()), list(other.texts())
+        appended = [None] * (other.size - len(theirs))
+        ours += [None] * (self.size - len(ours))
+        return names == other.specials and ours[: other.size] == theirs + appended
+
     @cached_property
     def ordinary_ids(self) -> np.ndarray:
         """All ids that text encodes to: int64 [ids]."""

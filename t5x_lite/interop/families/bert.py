@@ -19,7 +19,6 @@ from t5x_lite.interop.families.rotary import (
     read_layers,
     read_rotary,
     write_layers,
-    write_rotary,
     write_rotary_by_type,
 )
 from t5x_lite.model.parts.options import write_part
@@ -429,9 +428,12 @@ MODERNBERT = Family(
 
 def _esm_fields(config: ConfigJson) -> ModelFields:
     """Read the kind of positions."""
-    kind, rotary = config["position_embedding_type"], read_rotary(config)
+    kind, base = config["position_embedding_type"], config["rope_theta"]
     if kind == "rotary":
-        return {"positions": rotary, "max_length": config["max_position_embeddings"]}
+        return {
+            "positions": write_part(POSITIONS, "rotary", base=float(base)),
+            "max_length": config["max_position_embeddings"],
+        }
     if kind != "absolute":
         expected = "expected 'rotary' or 'absolute'"
         raise UserError(BAD_DATA, f"config.json: position_embedding_type={kind!r}: {expected}")
@@ -452,7 +454,7 @@ def _esm_settings(model: ModelDimensions) -> ConfigJson:
         "token_dropout": False,
     }
     if isinstance(positions, Rotary):
-        settings |= write_rotary(model)
+        settings["rope_theta"] = positions.base
     if isinstance(positions, Learned):
         settings["position_embedding_type"] = "absolute"
         settings["max_position_embeddings"] = positions.table_rows
@@ -478,6 +480,7 @@ ESM = Family(
         "layer_norm_eps": 1e-12,
         "max_position_embeddings": 1026,
         "position_embedding_type": "absolute",
+        "rope_theta": 10_000.0,
         "emb_layer_norm_before": False,
         "hidden_dropout_prob": 0.1,
         "attention_probs_dropout_prob": 0.1,
@@ -490,7 +493,7 @@ ESM = Family(
         "tie_word_embeddings": True,
         "hidden_act": "gelu",
     },
-    harmless=ROTARY_KEYS | {"mask_token_id", "vocab_list", "esmfold_config"},
+    harmless=frozenset({"mask_token_id", "vocab_list", "esmfold_config"}),
     constants={"architecture": "encoder", "mlm_head": True, "activation": "gelu"},
     other_fields=_esm_fields,
     other_settings=_esm_settings,

@@ -1,0 +1,37 @@
+"""Parameters of a larger vocabulary: new ids beside those that a model has learned."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def with_more_ids(leaf: Any, axes: tuple[str, ...], shape: tuple[int, ...], old: int, new: int):
+    """Enlarge the vocabulary of one parameter: what it has for each new id is the mean over the
+    old ones (Hewitt, 2021), so that no new id is likelier than they are. Padding stays zero.
+
+    Args:
+        axes: its logical axes; a parameter without "vocab" is returned as it is.
+        shape: of the enlarged parameter, with padding.
+        old, new: number of ids.
+
+    >>> table = jnp.array([[1.0, 3.0], [3.0, 5.0], [0.0, 0.0]])  # two ids, and padding
+    >>> with_more_ids(table, ("vocab", "embedding"), (4, 2), old=2, new=3).tolist()
+    [[1.0, 3.0], [3.0, 5.0], [2.0, 4.0], [0.0, 0.0]]
+    """
+    if "vocab" not in axes:
+        return leaf
+    axis = axes.index("vocab")
+    known = jax.lax.slice_in_dim(leaf, 0, old, axis=axis)
+    added = jnp.repeat(known.mean(axis, keepdims=True), new - old, axis)
+    grown = jnp.concatenate([known, added], axis)
+    return jnp.pad(grown, [(0, size - had) for size, had in zip(shape, grown.shape, strict=True)])
+
+
+def grow_vocabulary(params: Any, axes: Any, shapes: Any, old: int, new: int) -> Any:
+    """Enlarge the vocabulary of a tree of parameters, see with_more_ids."""
+
+    def grow(leaf: Any, names: tuple[str, ...], shape: Any) -> Any:
+        return with_more_ids(leaf, names, shape.shape, old, new)
+
+    return jax.tree.map(grow, params, axes, shapes)
