@@ -92,6 +92,7 @@ OBJECTIVES = {"the manual's ELECTRA": ("encoder", "electra.replaced_tokens")}
 OPTIMIZERS = {
     "the manual's Shampoo": ("decoder", "my_shampoo.shampoo"),
     "Adafactor": ("encoder_decoder", "adafactor"),
+    "Lion": ("decoder", "lion"),
 }
 VARIANTS = {
     "8 devices": ({"mesh": {"data": 2, "fsdp": 2, "tensor": 2}}, 8),

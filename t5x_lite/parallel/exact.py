@@ -45,6 +45,20 @@ def check(batch_size: int, mesh: dict[str, int]) -> None:
         raise UserError(BAD_CONFIG, f"data.batch_size: {reason}")
 
 
+def check_rule(update: Callable[..., Any], *shapes: Any) -> None:
+    """Refuse an update rule with products of matrices, such as Muon: the compiler lays these out,
+    and orders their sums, in one way for one device and in another for several.
+
+    Args:
+        update: of the rule.
+        shapes: its arguments, as shapes.
+    """
+    if "dot_general" in str(jax.make_jaxpr(update)(*shapes)):
+        reason = "multiplies matrices, in an order that depends on the number of devices"
+        fix = "set training.exact to False, or optimizer.name to adamw"
+        raise UserError(BAD_CONFIG, f"training.exact: the optimizer {reason}; {fix}")
+
+
 def sum_of_parts(compute: Callable[..., Any], rows: Any, key: Array | None) -> Any:
     """Sum compute(rows of a part, key) over the parts of this device."""
     devices = parts("data")

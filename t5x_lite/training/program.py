@@ -103,6 +103,9 @@ class Program:
         parallel = make_parallelism(model, config.mesh.reduce_dtype, line, config.training.exact)
         packed, heads = resolved.rows.packed, resolved.heads
         self.loss = Loss(model, packed, heads, config.training, parallel, resolved.rows.loss)
+        if config.training.exact:
+            state = state_shapes(model, self.optimizer, self.adaptation)
+            exact.check_rule(self.optimizer.update, state.params, state.opt_state, state.params)
 
     def _state_bytes(self) -> int:
         """Return the bytes of parameters, gradients and optimizer state."""

@@ -270,6 +270,8 @@ print("DIGEST", digest.hexdigest())
         slow("decoder", (1, 2, 4, 8)),
         slow("encoder", (1, 2, 4, 8)),
         slow("encoder_decoder", (1, 2, 4, 8)),
+        slow("Adafactor", (1, 4)),
+        slow("Lion", (1, 4)),
     ],
 )
 def test_exact_training_is_the_same_to_the_last_bit_on_any_number_of_devices(

@@ -3,10 +3,13 @@
 import jax
 import numpy as np
 import pytest
+from proof_sharding import module_of_the_manual
 
+from t5x_lite.config.permission import user_code
 from t5x_lite.errors import UserError
 from t5x_lite.resolve import text_data
 from t5x_lite.training.loop import Run
+from t5x_lite.training.optimizer import OPTIMIZERS
 from t5x_lite.training.program import Program
 
 
@@ -34,3 +37,18 @@ def test_experts_cannot_be_balanced_exactly(make):
     resolved, _ = make("causal_lm", "decoder", **more)
     with pytest.raises(UserError, match="experts are balanced over the rows of all devices"):
         Program(resolved)
+
+
+@pytest.mark.parametrize("name", [*OPTIMIZERS, "my_shampoo.shampoo"])
+def test_an_optimizer_that_multiplies_matrices_is_not_exact(make, name, tmp_path):
+    """proof_sharding.py has the others, whose parameters are the same on four devices."""
+    more = {"training.exact": True, "data.batch_size": 16, "optimizer.name": name}
+    more["optimizer.weight_decay"] = 0.0  # Adafactor has none
+    module_of_the_manual("own-optimizer.md", "my_shampoo.py", tmp_path)
+    with user_code(["my_shampoo"]):
+        resolved, _ = make("causal_lm", "decoder", **more)
+        if name in ("muon", "my_shampoo.shampoo"):
+            with pytest.raises(UserError, match="the optimizer multiplies matrices"):
+                Program(resolved)
+        else:
+            Program(resolved)
