@@ -193,8 +193,10 @@ def join_processes(args: argparse.Namespace) -> None:
         process = int(os.environ["T5X_LITE_PROCESS"])
         jax.distributed.initialize(os.environ["T5X_LITE_COORDINATOR"], int(count), process)
     elif args.distributed:
+        from t5x_lite.training.processes import devices_of_task
+
         with user_errors(USAGE, "--distributed: jax finds no cluster here; leave it out"):
-            jax.distributed.initialize()
+            jax.distributed.initialize(local_device_ids=devices_of_task(os.environ))
 
 
 def share(args: argparse.Namespace) -> None:

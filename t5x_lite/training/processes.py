@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,52 @@ def _client() -> Any:
     from jax._src import distributed  # as orbax does: it has no public name
 
     return distributed.global_state.client
+
+
+def devices_of_task(environment: Mapping[str, str]) -> list[int] | None:
+    """Return the numbers of the GPUs that this task of a Slurm job uses: its share of those that it
+    sees; None where that is for jax to say, which gives each task of a node one GPU.
+
+    >>> node = {"SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_NODEID": "0", "SLURM_LOCALID": "0"}
+    >>> devices_of_task(node | {"CUDA_VISIBLE_DEVICES": "0,1,2,3"})
+    [0, 1, 2, 3]
+    >>> devices_of_task(node | {"CUDA_VISIBLE_DEVICES": "0"}) is None
+    True
+
+    Raises:
+        UserError: if the tasks of a node cannot share its GPUs evenly.
+    """
+    names = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID", "SLURM_LOCALID")
+    if any(name not in environment for name in names):
+        return None
+    tasks_per_node, node, task = (environment[name] for name in names)
+    tasks = _tasks_of_nodes(tasks_per_node)[int(node)]
+    visible = environment.get("CUDA_VISIBLE_DEVICES") or environment.get("ROCR_VISIBLE_DEVICES")
+    if visible:
+        gpus = len(visible.split(","))
+    else:
+        gpus = int(environment.get("SLURM_GPUS_ON_NODE") or 0)
+    if gpus <= tasks:
+        return None
+    if gpus % tasks:
+        reason = f"{tasks} tasks of this node cannot share {gpus} GPUs evenly"
+        fix = f"start one task a node, or {gpus} (--ntasks-per-node)"
+        raise UserError(BAD_CONFIG, f"--distributed: {reason}; {fix}")
+    share = gpus // tasks
+    return list(range(int(task) * share, (int(task) + 1) * share))
+
+
+def _tasks_of_nodes(text: str) -> list[int]:
+    """Return the number of tasks on each node, from Slurm's way of writing it.
+
+    >>> _tasks_of_nodes("8(x2),4")
+    [8, 8, 4]
+    """
+    tasks: list[int] = []
+    for part in text.split(","):
+        count, _, times = part.partition("(x")
+        tasks += [int(count)] * int(times.rstrip(")") or 1)
+    return tasks
 
 
 def check_same(facts: dict[str, str]) -> None:

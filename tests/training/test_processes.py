@@ -15,6 +15,7 @@ import pytest
 from conftest import ROOT, run, start, with_devices
 from training.runs import figures, saved_steps, wait_for
 
+from t5x_lite.errors import UserError
 from t5x_lite.training import processes
 
 
@@ -23,6 +24,34 @@ def launched(*args, count: int = 2, **more) -> subprocess.Popen:
     command = [sys.executable, ROOT / "launch/local", str(count), *args]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(command, **{"cwd": ROOT, **pipes, **more})
+
+
+@pytest.mark.parametrize(
+    ("tasks", "node", "task", "gpus", "expected"),
+    [
+        ("1(x4)", 3, 0, "0,1,2,3,4,5,6,7", list(range(8))),  # one task a node has all of its GPUs
+        ("8(x2)", 1, 5, "0,1,2,3,4,5,6,7", None),  # jax gives each its own
+        ("8", 0, 5, "0", None),  # Slurm did
+        ("2,4", 1, 3, "0,1,2,3,4,5,6,7", [6, 7]),
+        ("2,1", 1, 0, "", list(range(4))),  # as SLURM_GPUS_ON_NODE says
+    ],
+)
+def test_tasks_of_slurm_share_the_gpus_of_their_node(tasks, node, task, gpus, expected):
+    environment = {
+        "SLURM_STEP_TASKS_PER_NODE": tasks,
+        "SLURM_NODEID": str(node),
+        "SLURM_LOCALID": str(task),
+        "SLURM_GPUS_ON_NODE": "4",
+        "CUDA_VISIBLE_DEVICES": gpus,
+    }
+    assert processes.devices_of_task(environment) == expected
+
+
+def test_tasks_that_cannot_share_the_gpus_are_named():
+    environment = {"SLURM_STEP_TASKS_PER_NODE": "3", "SLURM_NODEID": "0", "SLURM_LOCALID": "0"}
+    with pytest.raises(UserError, match="3 tasks of this node cannot share 8 GPUs evenly"):
+        processes.devices_of_task(environment | {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"})
+    assert processes.devices_of_task({}) is None
 
 
 def test_two_processes_train_to_the_losses_of_one(tmp_path, config_file):
