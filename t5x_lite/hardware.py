@@ -79,6 +79,28 @@ CHIPS = {
 }
 
 
+# Names of NVIDIA's GPUs before Ampere, whose compute capability is below 8.0
+_BEFORE_AMPERE = re.compile(r"Tesla|Quadro|TITAN|GTX|RTX 20|[KPVT]\d{1,3}\b")
+# Names of those from Hopper on, 9.0 and above
+_HOPPER_OR_LATER = re.compile(r"\b(H20|H100|H200|H800|GH200|B100|B200|B300|GB200|GB300)\b")
+
+
+def cuda_generation(device_kind: str) -> Literal["", "old", "ampere", "hopper"]:
+    """Return the generation of an NVIDIA GPU from jax's `device_kind`: before Ampere, from Ampere,
+    or from Hopper on; "" for other devices, such as AMD's.
+
+    >>> [cuda_generation(kind) for kind in ("Tesla V100-SXM2-16GB", "Tesla T4", "NVIDIA A100")]
+    ['old', 'old', 'ampere']
+    >>> cuda_generation("NVIDIA H100 80GB HBM3"), cuda_generation("AMD Instinct MI300X")
+    ('hopper', '')
+    """
+    if not device_kind.startswith(("NVIDIA", "Tesla", "Quadro", "GeForce")):
+        return ""
+    if _BEFORE_AMPERE.search(device_kind):
+        return "old"
+    return "hopper" if _HOPPER_OR_LATER.search(device_kind) else "ampere"
+
+
 def chip_of(device_kind: str) -> Chip | None:
     """Return the chip with the longest matching prefix of jax's `device_kind`, or None.
 

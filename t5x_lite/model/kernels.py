@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int
 
 from t5x_lite.config import ModelDimensions
 from t5x_lite.errors import BAD_CONFIG, UserError
+from t5x_lite.hardware import cuda_generation
 from t5x_lite.model.masks import AttentionMask
 from t5x_lite.model.matmul import (
     compiler_splits,
@@ -156,7 +157,9 @@ def cudnn(q: Queries, k: Keys, v: Keys, mask: AttentionMask, bias: Array | None 
         # Padding is at the end, where no query of the segment looks.
         options["is_causal"] = True
     else:
-        options["key_value_seq_lengths"] = (mask.key_segments > 0).sum(-1, dtype=jnp.int32)
+        # At least one key: a row that is all padding must not be 0 / 0.
+        lengths = (mask.key_segments > 0).sum(-1, dtype=jnp.int32)
+        options["key_value_seq_lengths"] = jnp.maximum(lengths, 1)
     # The step is only planned, for devices that are not here.
     if jax.default_backend() != "gpu":
         shown = [x for x in (bias, options.get("mask")) if x is not None]
@@ -346,11 +349,7 @@ def reason_against(
     if mask.rules:
         return "its mask has rules that no fused kernel knows"
     if kernel == "cudnn":
-        if config.dtype != "bfloat16":
-            return "it computes in bfloat16 only"
-        if config.head_dim % 8 or config.head_dim > 128:
-            return f"it has no head_dim {config.head_dim}"
-        return ""
+        return _reason_against_cudnn(config, T, S)
     # The kernels for TPUs, whose smallest blocks are 128 positions.
     if T % 128 or S % 128:
         return f"{T} × {S} are no multiples of 128"
@@ -362,6 +361,23 @@ def reason_against(
         return f"it takes no bias, which positions {config.positions} are"
     if mask.prefix is not None:
         return "it takes no prefix"
+    return ""
+
+
+def _reason_against_cudnn(config: ModelDimensions, T: int, S: int) -> str:
+    """Say why cuDNN cannot compute this attention, or its gradient; empty if it can."""
+    generation = cuda_generation(target_kind())
+    if not generation:
+        return f"it needs an NVIDIA GPU, this is {target_kind()}"
+    if generation == "old":
+        return f"it needs Ampere or later, this is {target_kind()}"
+    if config.dtype != "bfloat16":
+        return "it computes in bfloat16 only"
+    widest = 256 if generation == "hopper" else 128
+    if config.head_dim % 8 or config.head_dim > widest:
+        return f"it has no head_dim {config.head_dim}"
+    if T % 2 or S % 2:
+        return f"it has no gradient for {T} × {S}, an odd length"
     return ""
 
 

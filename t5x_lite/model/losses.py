@@ -89,7 +89,11 @@ def token_sums(
         "correct": correct,
         "weight": jnp.ones_like(nll),
     }
-    return {name: (value * weights).sum() for name, value in by_position.items()}
+    # Where the weight is 0, whatever padding has become does not count: NaN × 0 would be NaN.
+    return {
+        name: jnp.where(weights != 0, value * weights, 0).sum()
+        for name, value in by_position.items()
+    }
 
 
 def default_chunk(rows: int, length: int, width: int) -> int:

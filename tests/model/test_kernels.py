@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import ROOT, with_devices
+from jax._src.cudnn import fused_attention_stablehlo as fused_attention
 from jax.experimental.pallas import tpu as pltpu
 from model.proofs import ROW, small
 
@@ -93,12 +94,14 @@ ROWS_OF_THE_TABLE = [
     ("a soft cap", {"attention_softcap": 50.0}, {}),
     ("float32", {"dtype": "float32"}, {}),
     ("lengths that are no multiples of 128", {}, {"length": 100}),
+    ("odd lengths", {}, {"length": 257}),
     ("one token at a time", {}, {"queries": 1}),
 ]
 
 
 @pytest.mark.parametrize(("need", "settings", "mask_options"), ROWS_OF_THE_TABLE)
-def test_the_table_of_kernels_is_that_of_the_manual(need, settings, mask_options):
+def test_the_table_of_kernels_is_that_of_the_manual(need, settings, mask_options, monkeypatch):
+    monkeypatch.setattr(kernels, "target_kind", lambda: "NVIDIA A100-SXM4-80GB")
     lines = (ROOT / "docs/concepts/blocks.md").read_text().splitlines()
     (line,) = (line for line in lines if line.startswith(f"| {need} |"))
     options = dict(mask_options)
@@ -118,6 +121,7 @@ def test_the_table_of_kernels_is_that_of_the_manual(need, settings, mask_options
 
 def test_a_run_says_why_its_attention_has_no_better_kernel(monkeypatch):
     monkeypatch.setattr(kernels, "target_platform", lambda: "gpu")
+    monkeypatch.setattr(kernels, "target_kind", lambda: "NVIDIA A100-SXM4-80GB")
     ids = jnp.ones((1, 256), int)
     mask = AttentionMask(ids, ids, causal=True)
 
@@ -128,6 +132,64 @@ def test_a_run_says_why_its_attention_has_no_better_kernel(monkeypatch):
     assert explained(dtype="bfloat16") == "cudnn"
     assert explained(dtype="float32") == "plain (cudnn: it computes in bfloat16 only)"
     assert explained(dtype="float32", attention_kernel="plain") == "plain"
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("length", [114, 115, 511, 512])
+@pytest.mark.parametrize("positions", ["rotary", "relative"])
+@pytest.mark.parametrize("stack", ["encoder", "decoder", "prefix_decoder"])
+def test_what_is_given_to_cudnn_it_can_compute_with_its_gradient(
+    stack, positions, length, packed, monkeypatch
+):
+    """jax checks it as it lowers for CUDA, for which it needs to be told of an H100."""
+    monkeypatch.setattr(kernels, "target_kind", lambda: "NVIDIA H100 80GB HBM3")
+    model = Model(num_heads=2, d_model=128, positions=positions, dtype="bfloat16")
+    config = resolve_model(model, vocab_size=10, max_length=length)
+    ids = jnp.ones((2, length), int)
+    prefix = jnp.ones((2, length), bool) if stack == "prefix_decoder" else None
+    mask = AttentionMask(ids, ids, prefix, causal=stack != "encoder", packed=packed)
+    kind = make_positions(config)
+    chosen = kernels.choose_kernel(config, mask, kind, platform="gpu")
+    assert chosen == ("plain" if length % 2 else "cudnn")
+    if chosen == "plain":
+        return
+
+    def total(q, k, v, bias):
+        bias = bias if kind.is_bias else None
+        return kernels.cudnn(q, k, v, mask, bias).astype(jnp.float32).sum()
+
+    monkeypatch.setattr(fused_attention, "check_cudnn_version", lambda: 91000)
+    monkeypatch.setattr(fused_attention, "check_compute_capability", lambda capability: True)
+    monkeypatch.setattr(fused_attention, "is_cuda_compute_capability_equal", lambda of: False)
+    q = jax.ShapeDtypeStruct((2, 2, length, 64), jnp.bfloat16)
+    bias = jax.ShapeDtypeStruct((1, 2, length, length), jnp.bfloat16)
+    traced = jax.jit(jax.grad(total, (0, 1, 2, 3)))
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    lowered = traced.trace(q, q, q, bias).lower(lowering_platforms=("cuda",))
+    assert "__cudnn$fmha" in lowered.as_text()
+
+
+@pytest.mark.parametrize(
+    ("device", "head_dim", "reason"),
+    [
+        ("AMD Instinct MI300X", 64, "it needs an NVIDIA GPU, this is AMD Instinct MI300X"),
+        ("Tesla V100-SXM2-16GB", 64, "it needs Ampere or later, this is Tesla V100-SXM2-16GB"),
+        ("Tesla T4", 64, "it needs Ampere or later, this is Tesla T4"),
+        ("NVIDIA A100-SXM4-80GB", 256, "it has no head_dim 256"),
+        ("NVIDIA A100-SXM4-80GB", 128, ""),
+        ("NVIDIA L4", 64, ""),
+        ("NVIDIA H100 80GB HBM3", 256, ""),
+        ("NVIDIA B200", 256, ""),
+    ],
+)
+def test_which_gpus_have_cudnns_attention(monkeypatch, device, head_dim, reason):
+    monkeypatch.setattr(kernels, "target_platform", lambda: "gpu")
+    monkeypatch.setattr(kernels, "target_kind", lambda: device)
+    config = small(head_dim=head_dim, dtype="bfloat16")
+    ids = jnp.ones((1, 256), int)
+    mask = AttentionMask(ids, ids, causal=True)
+    expected = f"plain (cudnn: {reason})" if reason else "cudnn"
+    assert kernels.explain_choice(config, mask, make_positions(config)) == expected
 
 
 def test_a_kernel_that_is_named_computes_or_is_refused():
