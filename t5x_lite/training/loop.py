@@ -26,6 +26,7 @@ from t5x_lite.data.tasks.task_data import TaskPlan
 from t5x_lite.errors import BAD_CONFIG, BAD_DATA, NOT_FINITE, UserError
 from t5x_lite.model.flops import peak_flops
 from t5x_lite.model.heads import Row
+from t5x_lite.model.parts.table import unsplit_parts
 from t5x_lite.model.transformer import parameter_axes
 from t5x_lite.parallel.placement import place_batch
 from t5x_lite.progress import say
@@ -412,7 +413,8 @@ def _setting_of(run: Run, first: int, last: int) -> str:
         text += f"; already at step {first} of {last}"
     elif first:
         text += f"; continuing from step {first} of {last}"
-    return "\n".join(filter(None, (text, run.program.arrangement)))
+    whole = unsplit_parts(run.resolved.model, mesh.shape)
+    return "\n".join(filter(None, (text, run.program.arrangement, *whole)))
 
 
 def _read_metrics(

@@ -18,6 +18,7 @@ from t5x_lite.errors import BAD_CONFIG, UserError
 from t5x_lite.model.check import check_model, has_experts, shares_rows, undivided
 from t5x_lite.model.heads import Row
 from t5x_lite.model.kernels import explain_choice
+from t5x_lite.model.masks import find_rules
 from t5x_lite.model.parts.positions import make_positions
 from t5x_lite.model.parts.table import make_mixer
 from t5x_lite.model.transformer import (
@@ -196,6 +197,8 @@ class Program:
         def explain(row: Row) -> Row:
             nonlocal explained
             mask = self_attention_mask(model, row, stack, rows.packed)
+            if model.layer_pattern:  # layers of both kinds take one kernel
+                mask = mask.replace(rules=mask.rules + find_rules(model.local_rules))
             dropout = model.attention_dropout > 0
             explained = explain_choice(model, mask, make_positions(model), dropout)
             return row

@@ -5,6 +5,7 @@ To add one: a file beside this one with a class as in contract.py, and its name 
 own needs no place here, only a config that names it by its module: model.mixer="my_module.MyMixer".
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -66,6 +67,27 @@ def runs_whole(config: ModelDimensions) -> bool:
     for of_layer in layers_of_period(config):
         made.append(make_feed_forward(of_layer, parent=None))
     return any(part is not None and "sequence" not in splits_of(part) for part in made)
+
+
+def unsplit_parts(config: ModelDimensions, mesh: Mapping[str, int]) -> list[str]:
+    """Say which parts each device of an axis of the mesh computes whole, and so saves nothing by.
+
+    >>> from t5x_lite.config import Model
+    >>> from t5x_lite.resolve import resolve_model
+    >>> model = resolve_model(Model(mixer="lstm", positions="none"), vocab_size=9, max_length=4)
+    >>> unsplit_parts(model, {"data": 4, "tensor": 2})
+    ['lstm runs whole on each of the 2 devices of mesh.tensor']
+    """
+    made = {part_name(config.mixer): make_mixer(config, parent=None)}
+    for of_layer in layers_of_period(config):
+        made[part_name(of_layer.feed_forward)] = make_feed_forward(of_layer, parent=None)
+    found = []
+    for axis in ("tensor", "sequence"):
+        size = mesh.get(axis, 1)
+        for name, part in made.items():
+            if size > 1 and part is not None and axis not in splits_of(part):
+                found.append(f"{name} runs whole on each of the {size} devices of mesh.{axis}")
+    return found
 
 
 def part_of_parameter(config: ModelDimensions, path: tuple[str, ...]) -> Any:
