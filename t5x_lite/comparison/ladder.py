@@ -18,6 +18,7 @@ from t5x_lite.comparison.scaling import (
     Point,
     ScalingLaw,
     compute_multiplier,
+    errors_left_out,
     fit,
     fit_power_law,
     interval,
@@ -90,8 +91,12 @@ def _points(rungs: Sequence[Mapping[str, Any]], score: str) -> list[Point]:
     return [
         Point(rung["parameters"], rung["raw_tokens"], value)
         for rung in rungs
-        for value in rung["scores"][score]["seeds"]
+        for value in _seeds(rung, score)
     ]
+
+
+def _seeds(rung: Mapping[str, Any], score: str) -> Sequence[float]:
+    return rung["scores"][score]["seeds"]
 
 
 def _fitted(rungs: Sequence[Mapping[str, Any]], score: str) -> Fit:
@@ -126,8 +131,11 @@ def _described(found: Fit, rungs: Sequence[Mapping[str, Any]], score: str) -> di
     coefficients = [field.name for field in dataclasses.fields(ScalingLaw)]
     values = [(rung["flops"], np.mean(rung["scores"][score]["seeds"])) for rung in rungs]
     by_compute = fit_power_law(*zip(*frontier(values), strict=True))
+    groups = [float(f"{rung['flops']:.2g}") for rung in rungs for _ in _seeds(rung, score)]
+    left_out = errors_left_out(_points(rungs, score), groups)
     return {
         "exponent_of_compute": by_compute.exponent,
+        "error_of_left_out_budgets": {f"{flops:g}": error for flops, error in left_out.items()},
         "points": [
             {
                 "cell": rung["cell"],

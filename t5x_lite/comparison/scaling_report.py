@@ -46,7 +46,9 @@ def parts(scaling: Mapping[str, Any], headings: Mapping[str, str]) -> list[Part]
             "Huber loss on logarithms. N: all parameters, D: raw tokens read, C = k · N^q · D. "
             "With unlimited text, L(N) = E + A / N^α; with an unlimited model, L(D) = E + B / D^β. "
             "α_C: L(C) = (C₀ / C)^α_C through the runs that no cheaper run beats (Kaplan et al., "
-            "2020). Intervals: 95 %, from resampled residuals. They are marked undetermined if "
+            "2020). Left out: how far the law of all other runs is off for the runs of one budget, "
+            "for the worst of the budgets. Intervals: 95 %, from residuals with random signs. They "
+            "are marked undetermined if "
             "wider than a factor of a hundred, as when the best size is the smallest or largest "
             "one that was trained. They assume that the form of the law is right. Bold size: the "
             "one with the lowest loss for the compute; the last line of each objective goes beyond "
@@ -82,8 +84,10 @@ def _coefficients(objectives: Mapping[str, Any], heading: str) -> Table:
         law = of_one["law"]
         coefficients = [_with_interval(law[name]) for name in _COEFFICIENTS]
         exponents = (law["k"][0], law["q"][0], of_one["exponent_of_compute"])
-        rows.append([label, *coefficients, *map(short, exponents)])
-    columns = ["objective", "E", "A", "α", "B", "β", "k", "q", "α_C"]
+        errors = of_one["error_of_left_out_budgets"].values()
+        worst = f"{100 * max(errors):.1f} %" if errors else "none"
+        rows.append([label, *coefficients, *map(short, exponents), worst])
+    columns = ["objective", "E", "A", "α", "B", "β", "k", "q", "α_C", "left out"]
     return Table(columns, rows, f"Scaling law of {heading}")
 
 
