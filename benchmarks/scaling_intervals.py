@@ -4,7 +4,7 @@ python benchmarks/scaling_intervals.py [SETS]
 
 Points follow Chinchilla's law with noise: 20 with equal noise, as a small ladder has, and 240 of
 which short runs have more. Each set is fitted, and the table says in what share of the sets the
-95 % intervals hold E, alpha and beta. A set of 240 takes about ten seconds.
+95 % intervals hold E, alpha and beta.
 """
 
 import math
@@ -55,7 +55,7 @@ def main() -> None:
     for name, (runs, is_equal) in cases.items():
         held = dict.fromkeys(("E", "alpha", "beta"), 0)
         for seed in range(sets):
-            found = fit(drawn(runs, is_equal, seed), resamples=60)
+            found = fit(drawn(runs, is_equal, seed))
             for coefficient in held:
                 low, high = found.interval(lambda law, of=coefficient: getattr(law, of))
                 held[coefficient] += low <= getattr(TRUTH, coefficient) <= high

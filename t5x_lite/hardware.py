@@ -80,7 +80,7 @@ CHIPS = {
 
 
 # Names of NVIDIA's GPUs before Ampere, whose compute capability is below 8.0
-_BEFORE_AMPERE = re.compile(r"Tesla|Quadro|TITAN|GTX|RTX 20|[KPVT]\d{1,3}\b")
+_BEFORE_AMPERE = re.compile(r"Tesla|Quadro|TITAN|GTX|MX\d|RTX 20[5-8]0|\b[KPVT]\d{1,4}\b")
 # Names of those from Hopper on, 9.0 and above
 _HOPPER_OR_LATER = re.compile(r"\b(H20|H100|H200|H800|GH200|B100|B200|B300|GB200|GB300)\b")
 

@@ -95,6 +95,22 @@ def _points(rungs: Sequence[Mapping[str, Any]], score: str) -> list[Point]:
     ]
 
 
+def _budgets(flops: Sequence[float]) -> dict[float, float]:
+    """Return the budget of each compute: runs within 5 % of the next cheaper one share its budget.
+
+    >>> _budgets([1.0e17, 1.04e17, 1.05e17, 3.0e17])
+    {1e+17: 1e+17, 1.04e+17: 1e+17, 1.05e+17: 1e+17, 3e+17: 3e+17}
+    """
+    budgets: dict[float, float] = {}
+    last = budget = 0.0
+    for one in sorted(set(flops)):
+        if one > 1.05 * last:
+            budget = one
+        budgets[one] = budget
+        last = one
+    return budgets
+
+
 def _seeds(rung: Mapping[str, Any], score: str) -> Sequence[float]:
     return rung["scores"][score]["seeds"]
 
@@ -131,7 +147,8 @@ def _described(found: Fit, rungs: Sequence[Mapping[str, Any]], score: str) -> di
     coefficients = [field.name for field in dataclasses.fields(ScalingLaw)]
     values = [(rung["flops"], np.mean(rung["scores"][score]["seeds"])) for rung in rungs]
     by_compute = fit_power_law(*zip(*frontier(values), strict=True))
-    groups = [float(f"{rung['flops']:.2g}") for rung in rungs for _ in _seeds(rung, score)]
+    budget_of = _budgets([rung["flops"] for rung in rungs])
+    groups = [budget_of[rung["flops"]] for rung in rungs for _ in _seeds(rung, score)]
     left_out = errors_left_out(_points(rungs, score), groups)
     return {
         "exponent_of_compute": by_compute.exponent,

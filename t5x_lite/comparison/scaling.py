@@ -181,10 +181,8 @@ def interval(
 ) -> tuple[float, float]:
     """Return an interval from Student's t and the spread of the resampled values, in logarithms.
 
-    Quantiles of the resampled values would be too narrow. In simulations these intervals hold E,
-    alpha and beta in 92 to 97 % of 60 sets of 20 points with equal noise, and in 92 to 100 % of 40
-    sets of 240 points of which short runs have more noise; residuals drawn from all points hold
-    beta in 68 % of the latter (benchmarks/scaling_intervals.py).
+    Quantiles of the resampled values would be too narrow. benchmarks/scaling_intervals.py counts by
+    simulation how often these intervals hold the truth.
 
     Returns:
         The low and high end; (0, inf) if a resampled value is zero, negative or not finite.
@@ -224,9 +222,9 @@ def fit(
     freedom = max(len(points) - _UNKNOWNS, 1)
     # A fit leaves residuals that are smaller than the noise, so they are scaled up.
     scale = math.sqrt(len(points) / freedom)
-    residuals = (log_loss - terms.log_loss(unknown)) * scale
+    errors = np.abs(log_loss - terms.log_loss(unknown)) * scale
     # 1.4826 times the median absolute residual is a robust standard deviation.
-    threshold = max(_HUBER, _EFFICIENT * 1.4826 * float(np.median(np.abs(residuals))))
+    threshold = max(_HUBER, _EFFICIENT * 1.4826 * float(np.median(errors)))
     unknown = terms.nearest(unknown, log_loss, threshold)
 
     # Wild bootstrap (Wu, 1986): each point keeps its residual, with a random sign, since those of
@@ -278,7 +276,12 @@ def errors_left_out(points: Sequence[Point], groups: Sequence[float]) -> dict[fl
     for group in sorted(set(groups)):
         others = [point for point, of in zip(points, groups, strict=True) if of != group]
         left_out = [point for point, of in zip(points, groups, strict=True) if of == group]
-        if len(others) <= _UNKNOWNS:
+        # The others must still tell both exponents.
+        kinds = (
+            len({point.parameters for point in others}),
+            len({point.tokens for point in others}),
+        )
+        if len(others) <= _UNKNOWNS or min(kinds) < 3:
             continue
         law = fit(others, resamples=0).law
         found = [math.log(law.loss(*point[:2]) / point.loss) for point in left_out]

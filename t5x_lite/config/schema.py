@@ -338,9 +338,9 @@ class Model(Checked):
         if not self.first_norm and (self.norm_position != "pre" or self.parallel_residual):
             reason = "is the first of norm_position pre, without parallel_residual"
             yield f"model.first_norm: the norm that it leaves out {reason}; set it to True"
-        unknown = set(self.layer_pattern) - {"global", "local"}
+        unknown = [kind for kind in self.layer_pattern if kind not in ("global", "local")]
         if unknown:
-            got = ", ".join(sorted(map(repr, unknown)))
+            got = ", ".join(map(repr, unknown))
             yield f"model.layer_pattern: got {got}, expected 'global' and 'local'"
 
     def _of_stacks(self) -> Iterator[str]:

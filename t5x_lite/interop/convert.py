@@ -147,7 +147,8 @@ def export_model(
         fix = "use --merge to merge them, or --adapter to write only them"
         raise UserError(USAGE, f"export: {reason}; {fix}")
     if lora == "adapter":
-        class_name = peft.write(path, model, params, dtype, task_head)
+        family = loaded.conventions.model_type
+        class_name = peft.write(path, model, params, dtype, task_head, family)
         say(f"exported: {path}, for peft on the exported base as {class_name}")
         return
     model, params = merge_low_rank(model, params)

@@ -44,6 +44,7 @@ def write(
     params: Params,
     dtype: str = "float32",
     task_head: TaskHead | None = None,
+    model_type: str = "",
 ) -> str:
     """Write adapter_config.json and adapter_model.safetensors: the updates, and the head of a task.
 
@@ -51,6 +52,7 @@ def write(
         path: a directory that does not exist yet, or is empty.
         dtype: type of the tensors, a name in huggingface.DTYPES.
         task_head: the head of the task that the model has learned, if it has one.
+        model_type: the family to write it as, see huggingface.write.
 
     Returns:
         the name of the `transformers` class to load the base model with.
@@ -63,7 +65,7 @@ def write(
         raise UserError(USAGE, f"export: --adapter: {reason}")
     check_free(path)
     plain, merged = merge_low_rank(model, params)
-    family = FAMILIES[find_family(plain)]
+    family = FAMILIES[find_family(plain, prefer=model_type)]
     if task_head is not None:
         family = family.with_head(task_head.name)
 
@@ -76,7 +78,7 @@ def write(
         kernel_layouts.add(updates[0].location.kernel_layout)
         for layer in range(len(updates[0].a)):
             module = place.replace("*", str(layer))
-            down, up = _side_by_side(updates, layer, model.num_heads)
+            down, up = _side_by_side(updates, layer, model)
             tensors[f"{module}.lora_A.weight"], tensors[f"{module}.lora_B.weight"] = down, up
     for place, (down, up) in _updates_of_tables(family, model, params).items():
         ranks[re.escape(place)] = model.lora_rank
@@ -162,7 +164,9 @@ def _in_every_layer(place: str) -> str:
     return re.escape(place).replace(r"\*", r"\d+")
 
 
-def _side_by_side(updates: list[_Update], layer: int, heads: int) -> tuple[np.ndarray, np.ndarray]:
+def _side_by_side(
+    updates: list[_Update], layer: int, model: ModelDimensions
+) -> tuple[np.ndarray, np.ndarray]:
     """Join the updates of parts that lie side by side in a module into one, W + B A.
 
     Each part has its own rows of A, and its own block of B.
@@ -175,8 +179,12 @@ def _side_by_side(updates: list[_Update], layer: int, heads: int) -> tuple[np.nd
     location = updates[0].location
     up = np.zeros((location.parts * outputs, len(down)), np.float32)
     # The rows of each part: one block, or one block a head.
-    groups = heads if location.by_head else 1
-    places = np.arange(len(up)).reshape(groups, location.parts, -1)
+    groups = model.num_heads if location.by_head else 1
+    rows_of_heads = np.arange(len(up))
+    if location.pairs_are_neighbours:  # ours lie half a head apart
+        pairs = rows_of_heads.reshape(-1, model.head_dim // 2, 2)
+        rows_of_heads = pairs.swapaxes(1, 2).ravel()
+    places = rows_of_heads.reshape(groups, location.parts, -1)
     for number, update in enumerate(updates):
         rows = places[:, update.location.part].ravel()
         up[rows, number * rank : (number + 1) * rank] = update.b[layer].T

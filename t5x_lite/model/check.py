@@ -108,9 +108,19 @@ def contradictions(setting: Setting) -> Iterator[str]:
         reason = f"is a part of attention, which mixer {config.mixer} is not"
         yield f"model.positions={config.positions}: {reason}; set none"
     is_attention = getattr(mixer, "takes_positions", False)
-    for name in ("attention_rules", "layer_pattern"):
-        if getattr(config, name) and not is_attention:
+    for name, neutral in (
+        ("attention_rules", ()),
+        ("layer_pattern", ()),
+        ("attention_softcap", 0),
+        ("qk_norm", "none"),
+    ):
+        if getattr(config, name) != neutral and not is_attention:
             yield f"model.{name}: mixer {config.mixer} has no attention; leave it out"
+    if config.qk_norm != "none" and config.norm == "none":
+        yield f"model.qk_norm={config.qk_norm}: model.norm is none; set one"
+    if not (config.shared_input_layers or config.embedding_norm or positions.table_rows):
+        reason = "there is neither a table of positions nor embedding_norm; set it to True"
+        yield f"model.shared_input_layers=False: {reason}"
     find_rules(config.attention_rules)  # refuses one that does not exist
     yield from _of_local_layers(config)
     if positions.limit is not None and positions.limit < rows.longest_segment:
@@ -126,9 +136,10 @@ def contradictions(setting: Setting) -> Iterator[str]:
 def _of_local_layers(config: ModelDimensions) -> Iterator[str]:
     if not config.layer_pattern:
         return
-    find_rules(config.local_rules)  # refuses one that does not exist
+    find_rules(config.local_rules, "local_rules")  # refuses one that does not exist
     if not config.local_positions:
         return
+    make_positions(config, "local_positions")  # likewise
     for setting in ("positions", "local_positions"):
         if not make_positions(config, setting).only_rotates:
             got = f"got {getattr(config, setting)} beside local_positions={config.local_positions}"

@@ -177,7 +177,8 @@ class Dense(nn.Module):
             y += self._low_rank(rows).reshape(y.shape)
 
         # + b
-        if config.bias if self.use_bias is None else self.use_bias:
+        has_bias = config.bias if self.use_bias is None else self.use_bias
+        if has_bias:
             zeros = with_axes(nn.initializers.zeros, self.axes[-1])
             bias = self.param("bias", zeros, (self.features,), dtype)
             # y is one device's term of a sum: a bias added to every term would count repeatedly.

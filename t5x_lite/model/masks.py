@@ -73,20 +73,20 @@ RULES = {"window": Window}
 
 
 @cache
-def find_rules(texts: tuple[str, ...]) -> tuple[Rule, ...]:
-    """Find the rules that model.attention_rules names.
+def find_rules(texts: tuple[str, ...], setting: str = "attention_rules") -> tuple[Rule, ...]:
+    """Find the rules that model.attention_rules names, or another setting of the model.
 
     Raises:
         UserError: for a rule that does not exist, or does not say what it costs.
     """
     rules = []
     for text in texts:
-        rule = find_named(text, RULES, "model.attention_rules", "rule")()
+        rule = find_named(text, RULES, f"model.{setting}", "rule")()
         if not isinstance(rule, Rule):
             reason = (
                 "expected methods __call__(queries, keys) and visible(positions, bidirectional)"
             )
-            raise UserError(BAD_CONFIG, f"model.attention_rules={text}: {reason}")
+            raise UserError(BAD_CONFIG, f"model.{setting}={text}: {reason}")
         rules.append(rule)
     return tuple(rules)
 

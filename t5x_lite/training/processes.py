@@ -58,6 +58,9 @@ def devices_of_task(environment: Mapping[str, str]) -> list[int] | None:
         gpus = len(visible.split(","))
     else:
         gpus = int(environment.get("SLURM_GPUS_ON_NODE") or 0)
+    # Slurm has bound its own GPUs to each task.
+    if visible and gpus < int(environment.get("SLURM_GPUS_ON_NODE") or 0):
+        return list(range(gpus))
     if gpus <= tasks:
         return None
     if gpus % tasks:

@@ -301,7 +301,9 @@ def _read_conventions(workdir: Path, vocabulary: Vocabulary) -> Conventions:
 
 
 def keep_ends(workdir: Path, init_from: Path) -> None:
-    """Keep, for a run that starts from an imported model, the ids that end its texts."""
+    """Keep, for a run that starts from an imported model, the ids that end its texts and the kind
+    of model that it leaves as. Its rows begin as ours do.
+    """
     path = init_from / _CONVENTIONS
     if path.exists() and not (workdir / _CONVENTIONS).exists():
         record = read_json(path, "bring it back, or import the model again")
@@ -556,7 +558,7 @@ def check_init_from(resolved: Resolved, tokenizer: Tokenizer) -> None:
     free.update(without_effect(theirs.model))
     if position_limit(resolved.model) is None:
         free.add("max_length")
-    extends = tokenizer.vocabulary.extends(their_tokenizer.vocabulary)
+    extends = tokenizer.extends(their_tokenizer)
     if extends and parse_adaptation(resolved.config.adapt).is_full:
         free.add("vocab_size")
     old, new = to_dict(theirs.model), to_dict(resolved.model)
@@ -566,8 +568,10 @@ def check_init_from(resolved: Resolved, tokenizer: Tokenizer) -> None:
             raise UserError(
                 BAD_CONFIG, f"model.{key}: {reason}; --config={directory} takes its settings"
             )
-    if their_tokenizer.fingerprint != tokenizer.fingerprint and not extends:
+    if not extends:
         reason = "its ids are not those that init_from was trained with, nor those and more"
+        if their_tokenizer.vocabulary.sentinels:
+            reason += " (it has sentinels, which are counted from the last id)"
         fix = f"set data.tokenizer={directory}/tokenizer"
         raise UserError(BAD_CONFIG, f"data.tokenizer: {reason}; {fix}")
     if new["vocab_size"] < old["vocab_size"]:

@@ -31,7 +31,8 @@ def test_what_has_no_effect_depends_on_the_other_setting():
         "lora_targets",
         "shared_norm",
     }
-    assert set(roles.without_effect(Model(lora_rank=4))) == set()
+    with_all = Model(lora_rank=4, parallel_residual=True, layer_pattern=("local",))
+    assert set(roles.without_effect(with_all)) == set()
 
 
 def test_what_a_setting_needs_is_a_setting():

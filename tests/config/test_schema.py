@@ -155,6 +155,7 @@ def test_nothing_can_be_changed_unchecked():
             "model.first_norm: the norm that it leaves out is the first of norm_position pre",
         ),
         (lambda: Model(layer_pattern=("locl",)), "model.layer_pattern: got 'locl', expected"),
+        (lambda: Model(layer_pattern=(["local"],)), "model.layer_pattern: got ['local'], expected"),
         (
             lambda: Model(architecture="encoder", backward_decoder=True),
             "model.backward_decoder: got architecture encoder, expected decoder",

@@ -234,6 +234,48 @@ def test_models_of_no_family_are_refused_by_what_differs():
         find_family(make_dimensions("gpt2", embedding_size=4))
 
 
+def test_a_pattern_is_that_of_the_layers_that_there_are():
+    """Of six in a model of two, all are local; of one kind alone, there is none."""
+    six = ("local",) * 5 + ("global",)
+    assert find_family(make_dimensions("gemma3_text", layer_pattern=six)) == "gemma3_text"
+    assert find_family(make_dimensions("llama", layer_pattern=("global",))) == "llama"
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        # Keys that a class does not read.
+        ("gpt_neox", {"rope_theta": 700.0}, "rope_theta=700.0: a model of this kind does not read"),
+        ("gpt_neox", {"partial_rotary_factor": 0.75}, "partial_rotary_factor=0.75: a model of"),
+        ("modernbert", {"rope_theta": 5000.0}, "rope_theta=5000.0: a model of this kind does not"),
+        ("llama", {"rotary_emb_base": 5.0}, "rotary_emb_base=5.0: a model of this kind does not"),
+        # Angles that are not stated by type.
+        (
+            "modernbert",
+            {"rope_parameters": {"rope_theta": 5e5}},
+            "expected those of full_attention",
+        ),
+        ("gemma3_text", {"rope_parameters": {"rope_theta": 5e5}}, "expected those of full_atten"),
+    ],
+)
+def test_angles_that_a_class_does_not_read_are_refused(name, settings, message):
+    family = FAMILIES[family_name(name)]
+    config = family.write_config(make_dimensions(name))
+    with pytest.raises(UserError, match=message):
+        family.read_config(config | settings)
+
+
+def test_keys_of_published_files_that_no_class_reads():
+    for name, keys in (
+        ("gpt2", {"n_special": 0, "predict_special_tokens": True}),
+        ("openai-gpt", {"n_special": 0, "predict_special_tokens": True}),
+        ("umt5", {"scalable_attention": True}),
+    ):
+        family = FAMILIES[name]
+        config = family.write_config(make_dimensions(name))
+        assert family.read_config(config | keys) == family.read_config(config)
+
+
 def test_how_a_model_is_trained_or_computed_makes_no_difference():
     model = make_dimensions(
         "gpt2", init="truncated", dtype="bfloat16", dropout=0.2, remat=True, vocab_multiple=1

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax.traverse_util import flatten_dict
+from flax.traverse_util import flatten_dict, unflatten_dict
 from interop_cases import MODELS, make_dimensions, make_params
 
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
@@ -480,6 +480,30 @@ def test_updates_of_modules_that_lie_side_by_side(tmp_path):
         a, b = (leaves[f"decoder/layers/attention/{name}/lora_{factor}"][1] for factor in "ab")
         expected[part * 8 : part * 8 + 8] = np.asarray(a @ b).T
     np.testing.assert_allclose(update, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["cohere", "gpt_neox", "modernbert", "bart", "qwen2"])
+def test_updates_are_those_that_merging_adds(tmp_path, name):
+    """Whatever lies side by side, by head or in pairs."""
+    targets = ("query", "key", "value", "out")
+    plain = make_dimensions(name)
+    model = dataclasses.replace(plain, lora_rank=2, lora_alpha=6.0, lora_targets=targets)
+    params = make_params(model)
+    leaves = flatten_dict(params)
+    base = unflatten_dict({path: leaf for path, leaf in leaves.items() if "lora" not in path[-1]})
+    huggingface.write(tmp_path / "base", plain, base, Tokenizer(), model_type=name)
+    _, merged = merge_low_rank(model, params)
+    huggingface.write(tmp_path / "merged", plain, merged, Tokenizer(), model_type=name)
+    peft.write(tmp_path / "adapter", model, params, model_type=name)
+    before, after = tensors_in(tmp_path / "base"), tensors_in(tmp_path / "merged")
+    updates = load_file(tmp_path / "adapter/adapter_model.safetensors")
+    modules = {key.rpartition(".lora_")[0] for key in updates}
+    assert len(modules) >= 2 * plain.num_layers
+    for module in modules:
+        a, b = (updates[f"{module}.lora_{factor}.weight"] for factor in "AB")
+        tensor = module.removeprefix("base_model.model.") + ".weight"
+        expected = after[tensor] - before[tensor]
+        np.testing.assert_allclose(3.0 * b @ a, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_updates_of_a_head_are_added_to_it(tmp_path):

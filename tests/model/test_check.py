@@ -74,7 +74,7 @@ LSTM = {"mixer": "lstm", "positions": "none"}
         (
             {"layer_pattern": ("local",), "local_rules": ("windo(size=3)",)},
             DECODER,
-            "no such rule; did you mean window?",
+            "model.local_rules=windo: no such rule; did you mean window?",
         ),
         (LSTM | {"layer_pattern": ("local",)}, DECODER, "layer_pattern: mixer lstm has no"),
         (
@@ -86,6 +86,37 @@ LSTM = {"mixer": "lstm", "positions": "none"}
             {"positions": "shaw", "attention_softcap": 3.0},
             DECODER,
             "model.attention_softcap: positions shaw add to logits after it; set it to 0",
+        ),
+        (
+            {"positions": "rotary", "layer_pattern": ("local",), "local_positions": "rotry"},
+            DECODER,
+            "model.local_positions=rotry: no such part",
+        ),
+        (
+            {
+                "positions": "rotary",
+                "layer_pattern": ("local",),
+                "local_positions": "rotary(fraction=0.01)",
+            },
+            DECODER,
+            "model.local_positions=rotary(fraction=0.01): 0 features",
+        ),
+        (
+            {"positions": "rotary(scaling='llama3(low=9.0)')"},
+            DECODER,
+            "low=9.0, expected less than high=4.0",
+        ),
+        (
+            {"positions": "rotary(base=1.0, scaling='yarn')"},
+            DECODER,
+            "yarn with base=1.0, expected a base above 1",
+        ),
+        ({"qk_norm": "head", "norm": "none"}, DECODER, "model.qk_norm=head: model.norm is none"),
+        (LSTM | {"qk_norm": "head"}, DECODER, "model.qk_norm: mixer lstm has no attention"),
+        (
+            BOTH | {"positions": "alibi", "shared_input_layers": False},
+            DECODER,
+            "neither a table of positions nor embedding_norm",
         ),
         ({"mimetic_init": True}, DECODER, "model.mimetic_init: needs architecture encoder_decoder"),
         (

@@ -175,6 +175,8 @@ def test_what_is_given_to_cudnn_it_can_compute_with_its_gradient(
         ("AMD Instinct MI300X", 64, "it needs an NVIDIA GPU, this is AMD Instinct MI300X"),
         ("Tesla V100-SXM2-16GB", 64, "it needs Ampere or later, this is Tesla V100-SXM2-16GB"),
         ("Tesla T4", 64, "it needs Ampere or later, this is Tesla T4"),
+        ("NVIDIA T1000 8GB", 64, "it needs Ampere or later, this is NVIDIA T1000 8GB"),
+        ("NVIDIA RTX 2000 Ada Generation", 64, ""),
         ("NVIDIA A100-SXM4-80GB", 256, "it has no head_dim 256"),
         ("NVIDIA A100-SXM4-80GB", 128, ""),
         ("NVIDIA L4", 64, ""),

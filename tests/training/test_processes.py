@@ -31,7 +31,8 @@ def launched(*args, count: int = 2, **more) -> subprocess.Popen:
     [
         ("1(x4)", 3, 0, "0,1,2,3,4,5,6,7", list(range(8))),  # one task a node has all of its GPUs
         ("8(x2)", 1, 5, "0,1,2,3,4,5,6,7", None),  # jax gives each its own
-        ("8", 0, 5, "0", None),  # Slurm did
+        ("2", 0, 1, "2,3", [0, 1]),  # Slurm has bound two of four to each
+        ("4", 0, 3, "3", [0]),
         ("2,4", 1, 3, "0,1,2,3,4,5,6,7", [6, 7]),
         ("2,1", 1, 0, "", list(range(4))),  # as SLURM_GPUS_ON_NODE says
     ],

@@ -71,6 +71,16 @@ class Tokenizer:
             digest.update(content)
         return digest.hexdigest()[:16]
 
+    def extends(self, other: "Tokenizer") -> bool:
+        """Return True if this is the other tokenizer, or that one with more ids: appended special
+        ids, or tokens added to its file.
+        """
+        if self.fingerprint == other.fingerprint:
+            return True
+        is_larger = self.vocabulary.size > other.vocabulary.size
+        same_text = _without_added_tokens(self.model) == _without_added_tokens(other.model)
+        return is_larger and same_text and self.vocabulary.extends(other.vocabulary)
+
     def encode(self, text: str) -> np.ndarray:
         """Encode a text: int32 [tokens]. No id is special, except <unk>.
 
@@ -165,6 +175,19 @@ class Tokenizer:
             "fingerprint": self.fingerprint,
         }
         (directory / "vocabulary.json").write_text(json.dumps(record))
+
+
+def _without_added_tokens(model: TextModel) -> tuple[str, Any]:
+    """Return what decides how a model encodes text, added tokens aside."""
+    contents: dict[str, Any] = {}
+    for name, content in model.files().items():
+        if name != "tokenizer.json":
+            contents[name] = content
+            continue
+        description = json.loads(content)
+        parts = ("model", "normalizer", "pre_tokenizer", "decoder")
+        contents[name] = {part: description.get(part) for part in parts}
+    return model.kind, contents
 
 
 def load(directory: Path) -> Tokenizer:

@@ -77,7 +77,11 @@ class Vocabulary:
 
     def extends(self, other: "Vocabulary") -> bool:
         """Return True if each id of the other vocabulary means here what it means there."""
-        if self.size < other.size:
+        if self.size < other.size or (self.pad, self.eos, self.bos) != (
+            other.pad,
+            other.eos,
+            other.bos,
+        ):
             return False
         # Sentinels are counted from the end.
         if other.sentinels and (self.size, self.sentinels) != (other.size, other.sentinels):

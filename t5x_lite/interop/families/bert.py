@@ -15,9 +15,9 @@ from t5x_lite.interop.families.family import (
     ModelFields,
 )
 from t5x_lite.interop.families.rotary import (
-    ROTARY_KEYS,
     read_layers,
     read_rotary,
+    rotary_bases,
     write_layers,
     write_rotary_by_type,
 )
@@ -26,7 +26,7 @@ from t5x_lite.model.parts.positions import POSITIONS, Learned, Rotary, make_posi
 
 
 def _bert_tables(prefix: str) -> dict[str, str]:
-    """Return the lookup tables of both families."""
+    """Return the lookup tables."""
     return {
         "embedding": f"{prefix}embeddings.word_embeddings.weight",
         "position_embedding": f"{prefix}embeddings.position_embeddings.weight",
@@ -35,7 +35,7 @@ def _bert_tables(prefix: str) -> dict[str, str]:
 
 
 def _bert_modules(prefix: str) -> dict[str, str]:
-    """Return the modules of both families, except the heads."""
+    """Return the modules, except the heads."""
     return {
         "embedding_norm": f"{prefix}embeddings.LayerNorm",
         "encoder/layers/attention/query": f"{prefix}encoder.layer.*.attention.self.query",
@@ -311,9 +311,8 @@ def _modernbert_fields(config: ConfigJson) -> ModelFields:
     types = config.get("layer_types") or [
         "sliding_attention" if layer % every else "full_attention" for layer in range(layers)
     ]
-    everywhere = read_rotary(config, base=config.get("global_rope_theta") or 160_000.0)
-    base = config.get("local_rope_theta") or 10_000.0
-    nearby = read_rotary(config, "sliding_attention", base)
+    everywhere = read_rotary(config, "full_attention", 160_000.0, base_key="global_rope_theta")
+    nearby = read_rotary(config, "sliding_attention", base_key="local_rope_theta")
     # local_attention counts both sides of a query, a window one side and the query itself.
     window = config["local_attention"] // 2 + 1
     return {
@@ -326,9 +325,13 @@ def _modernbert_settings(model: ModelDimensions) -> ConfigJson:
     """Write the settings that _modernbert_fields reads."""
     layers = write_layers(model)
     window = layers.pop("sliding_window") or 1
+    # As transformers 4 calls them.
+    everywhere, nearby = rotary_bases(model)
+    bases = {"global_rope_theta": everywhere, "local_rope_theta": nearby}
     biases = dict.fromkeys(("norm_bias", "mlp_bias", "classifier_bias"), model.bias)
     return {
         **biases,
+        **bases,
         **layers,
         **write_rotary_by_type(model),
         "attention_bias": model.attention_bias == "all",
@@ -377,18 +380,19 @@ MODERNBERT = Family(
         "position_embedding_type": "absolute",
     },
     # How it was initialised, and how it is run; layer_norm_eps is not read.
-    harmless=ROTARY_KEYS
-    | {
-        "classifier_pooling",
-        "cls_token_id",
-        "deterministic_flash_attn",
-        "initializer_cutoff_factor",
-        "layer_norm_eps",
-        "reference_compile",
-        "repad_logits_with_grad",
-        "sparse_pred_ignore_index",
-        "sparse_prediction",
-    },
+    harmless=frozenset(
+        {
+            "classifier_pooling",
+            "cls_token_id",
+            "deterministic_flash_attn",
+            "initializer_cutoff_factor",
+            "layer_norm_eps",
+            "reference_compile",
+            "repad_logits_with_grad",
+            "sparse_pred_ignore_index",
+            "sparse_prediction",
+        }
+    ),
     constants={
         "architecture": "encoder",
         "embedding_norm": True,

@@ -8,7 +8,7 @@ from t5x_lite.config import ModelDimensions
 from t5x_lite.errors import BAD_DATA, UserError
 from t5x_lite.interop.families.family import ConfigJson, Family, Location, ModelFields
 from t5x_lite.interop.families.llama import LLAMA
-from t5x_lite.interop.families.rotary import ROTARY_KEYS, read_rotary, write_rotary
+from t5x_lite.interop.families.rotary import read_rotary, write_rotary
 
 
 def _cohere_fields(config: ConfigJson) -> ModelFields:
@@ -58,7 +58,6 @@ COHERE = Family(
         "logit_scale": 0.0625,
     },
     supported={"use_qk_norm": False},
-    harmless=ROTARY_KEYS,
     constants={
         "architecture": "decoder",
         "feed_forward": "gated_mlp",

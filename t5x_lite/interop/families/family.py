@@ -128,10 +128,10 @@ class Family:
     other_heads: tuple[str, ...] = ()
     # Tensors that must be zero: terms that our model does not have.
     zeros: frozenset[str] = frozenset()
-    # The table of token types, of which models without types get a single one, of zeros.
+    # The table of token types. A model without types is written with one type, of zeros.
     type_table: str = ""
-    # True if logits are not scaled, but queries may be: a model that scales them is written with
-    # the scale in its query kernels (T5).
+    # True if the class does not scale attention's logits (T5). A model that does is written with
+    # the scale in its query kernels.
     scales_in_kernels: bool = False
 
     def read_config(self, config: ConfigJson) -> ModelFields:

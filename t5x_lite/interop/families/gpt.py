@@ -14,7 +14,7 @@ from t5x_lite.interop.families.family import (
     Location,
     ModelFields,
 )
-from t5x_lite.interop.families.rotary import ROTARY_KEYS, read_rotary, write_rotary
+from t5x_lite.interop.families.rotary import read_rotary, write_rotary
 
 # A dense layer of GPT-2, with a kernel [in, out] where torch.nn.Linear has [out, in].
 _conv1d = partial(Location, kernel_layout="in_out")
@@ -53,6 +53,8 @@ GPT2 = Family(
     harmless=frozenset(
         {
             "n_ctx",
+            "n_special",
+            "predict_special_tokens",
             "reorder_and_upcast_attn",
             "summary_activation",
             "summary_first_dropout",
@@ -142,7 +144,9 @@ GPT = dataclasses.replace(
 def _neox_fields(config: ConfigJson) -> ModelFields:
     """Read the rotary angles and the biases of attention."""
     return {
-        "positions": read_rotary(config, fraction=0.25),
+        "positions": read_rotary(
+            config, fraction=0.25, base_key="rotary_emb_base", fraction_key="rotary_pct"
+        ),
         "attention_bias": "all" if config["attention_bias"] else "none",
     }
 
@@ -190,7 +194,6 @@ GPT_NEOX = Family(
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
     },
-    harmless=ROTARY_KEYS,
     constants={"architecture": "decoder", "shared_norm": False},
     other_fields=_neox_fields,
     other_settings=_neox_settings,

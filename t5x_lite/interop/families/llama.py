@@ -16,9 +16,9 @@ from t5x_lite.interop.families.family import (
     ModelFields,
 )
 from t5x_lite.interop.families.rotary import (
-    ROTARY_KEYS,
     read_layers,
     read_rotary,
+    rotary_bases,
     write_layers,
     write_rotary,
     write_rotary_by_type,
@@ -81,7 +81,6 @@ LLAMA = Family(
         "attention_dropout": 0.0,
     },
     supported={"pretraining_tp": 1},
-    harmless=ROTARY_KEYS,
     constants={
         "architecture": "decoder",
         "feed_forward": "gated_mlp",
@@ -316,12 +315,15 @@ GEMMA2 = _like_llama(
     defaults=_GEMMA_DEFAULTS | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
     nullable=frozenset({"attn_logit_softcapping", "final_logit_softcapping", "sliding_window"}),
     # hidden_act is not read where hidden_activation is.
-    harmless=ROTARY_KEYS | {"hidden_act", "cache_implementation"},
+    harmless=frozenset({"hidden_act", "cache_implementation"}),
     constants={"norm_position": "both", "scale_embeddings": True},
     other_fields=_gemma2_fields,
     other_settings=_gemma2_settings,
     modules=_GEMMA_MODULES,
 )
+
+
+_OF_LOCAL_LAYERS = ("max_position_embeddings", "rope_parameters", "rope_local_base_freq")
 
 
 def _gemma3_fields(config: ConfigJson) -> ModelFields:
@@ -331,13 +333,10 @@ def _gemma3_fields(config: ConfigJson) -> ModelFields:
         reason = "Gemma 3 does not read it; expected null"
         raise UserError(BAD_DATA, f"config.json: attn_logit_softcapping={got}: {reason}")
     types = _layer_types(config, period=config.get("sliding_window_pattern") or 6)
-    everywhere = read_rotary(config, base=1_000_000.0)
-    # Scaling and rope_theta of old files are those of global layers.
-    nearby = {"max_position_embeddings": config["max_position_embeddings"]}
-    if "full_attention" in (config.get("rope_parameters") or {}):
-        nearby["rope_parameters"] = config["rope_parameters"]
-    base = config.get("rope_local_base_freq") or 10_000.0
-    local = read_rotary(nearby, "sliding_attention", base)
+    everywhere = read_rotary(config, "full_attention", base=1_000_000.0)
+    # Scaling in old files is that of global layers.
+    nearby = {key: config.get(key) for key in _OF_LOCAL_LAYERS}
+    local = read_rotary(nearby, "sliding_attention", base_key="rope_local_base_freq")
     layers, window = config["num_hidden_layers"], config["sliding_window"]
     return _gemma_fields(config) | read_layers(types, layers, window, everywhere, local)
 
@@ -345,8 +344,9 @@ def _gemma3_fields(config: ConfigJson) -> ModelFields:
 def _gemma3_settings(model: ModelDimensions) -> ConfigJson:
     """Write a Gemma 3."""
     settings = _gemma_settings(model) | write_layers(model)
-    del settings["rope_theta"]
-    settings.pop("rope_scaling", None)
+    # As transformers 4 calls them.
+    everywhere, nearby = rotary_bases(model)
+    settings |= {"rope_theta": everywhere, "rope_local_base_freq": nearby}
     return settings | write_rotary_by_type(model)
 
 
@@ -356,7 +356,7 @@ GEMMA3 = _like_llama(
     settings=_GEMMA_SETTINGS,
     defaults=_GEMMA_DEFAULTS | {"max_position_embeddings": 131_072},
     nullable=frozenset({"sliding_window"}),
-    harmless=ROTARY_KEYS | {"hidden_act", "cache_implementation", "_sliding_window_pattern"},
+    harmless=frozenset({"hidden_act", "cache_implementation", "_sliding_window_pattern"}),
     constants={"norm_position": "both", "scale_embeddings": True, "qk_norm": "head"},
     other_fields=_gemma3_fields,
     other_settings=_gemma3_settings,

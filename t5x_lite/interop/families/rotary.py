@@ -27,50 +27,48 @@ from t5x_lite.model.parts.rotary_scaling import (
 _KINDS = {"full_attention": "global", "sliding_attention": "local"}
 _TYPES = {kind: name for name, kind in _KINDS.items()}
 
-# Settings that say the same as others do, in another version of `transformers`.
-ROTARY_KEYS = frozenset({"rope_theta", "rotary_pct", "rotary_emb_base", "partial_rotary_factor"})
-
 
 def read_rotary(
     config: ConfigJson,
-    layer_type: str = "full_attention",
+    layer_type: str = "",
     base: float = 10_000.0,
     fraction: float | None = None,
+    base_key: str = "rope_theta",
+    fraction_key: str = "partial_rotary_factor",
 ) -> str:
     """Return the positions that config.json describes, as a setting of ours.
 
     Args:
-        layer_type: which angles to read, where layers differ.
+        layer_type: which angles to read, where layers differ and angles are stated by type; "": all
+            layers have the same.
         base: the default of the family.
         fraction: likewise; None: its class rotates all features, whatever a config says.
+        base_key, fraction_key: what the class calls them outside of rope_parameters.
 
     Raises:
         UserError: for angles that we cannot compute, or that are stated twice and differ.
     """
-    stated = [
-        (key, _of_type(config.get(key) or {}, layer_type))
-        for key in ("rope_parameters", "rope_scaling")
-    ]
-    stated = [(key, angles) for key, angles in stated if angles]
     outside = {
-        "rope_theta": _first(config, "rope_theta", "rotary_emb_base"),
-        "partial_rotary_factor": _first(config, "partial_rotary_factor", "rotary_pct"),
+        "rope_theta": config.get(base_key),
+        "partial_rotary_factor": config.get(fraction_key),
     }
+    outside = {name: value for name, value in outside.items() if value is not None}
     defaults = {"rope_theta": base, "partial_rotary_factor": 1.0 if fraction is None else fraction}
     length = config.get("original_max_position_embeddings", config["max_position_embeddings"])
+    stated = {key: _stated(config, key, layer_type) for key in ("rope_parameters", "rope_scaling")}
     found = {}
-    for key, angles in stated or [("", {})]:
-        inside = {name: value for name, value in angles.items() if value is not None}
-        both = set(inside) & {name for name, value in outside.items() if value is not None}
-        for name in both:
+    for key, inside in stated.items():
+        if not inside and (key == "rope_scaling" or stated["rope_scaling"]):
+            continue
+        for name in set(inside) & set(outside):
             if inside[name] != outside[name]:
                 got = f"{outside[name]} and, in {key}, {inside[name]}"
                 raise UserError(BAD_DATA, f"config.json: {name} is {got}; correct one")
-        given = {name: value for name, value in outside.items() if value is not None}
-        angles = defaults | given | inside
+        angles = defaults | outside | inside
         if fraction is None and angles["partial_rotary_factor"] != 1:
             got = f"partial_rotary_factor={angles['partial_rotary_factor']}"
             raise UserError(BAD_DATA, f"config.json: {got}: expected 1 in a model of this kind")
+        _refuse_other_names(config, angles, (base_key, fraction_key))
         found[key] = _read_angles(key, angles, length)
     if len(set(found.values())) > 1:
         reason = "rope_parameters and rope_scaling describe different angles; correct one"
@@ -78,19 +76,32 @@ def read_rotary(
     return next(iter(found.values()))
 
 
-def _of_type(angles: Any, layer_type: str) -> dict[str, Any]:
-    """Select the angles of a type of layers, if they are stated by type."""
+def _stated(config: ConfigJson, key: str, layer_type: str) -> dict[str, Any]:
+    """Return the angles under a key, those of a type of layers where they are stated by type."""
+    angles = config.get(key) or {}
     if not isinstance(angles, dict):
-        raise UserError(BAD_DATA, f"config.json: rope_parameters={angles!r}, expected settings")
-    if any(key in _KINDS for key in angles):
-        return dict(angles.get(layer_type) or {})
-    return dict(angles)
+        raise UserError(BAD_DATA, f"config.json: {key}={angles!r}, expected settings")
+    is_by_type = any(name in _KINDS for name in angles)
+    # Old files have rope_scaling for all layers of a kind of model whose layers differ.
+    if layer_type and angles and not is_by_type and key == "rope_parameters":
+        expected = f"expected those of {' and '.join(_KINDS)}"
+        raise UserError(BAD_DATA, f"config.json: rope_parameters={angles!r}: {expected}")
+    if is_by_type:
+        angles = angles.get(layer_type or "full_attention") or {}
+    return {name: value for name, value in angles.items() if value is not None}
 
 
-def _first(config: ConfigJson, *keys: str) -> Any:
-    """Return the first of several settings that is there, all of which are read."""
-    values = [config.get(key) for key in keys]
-    return next((value for value in values if value is not None), None)
+def _refuse_other_names(config: ConfigJson, angles: dict[str, Any], read: tuple[str, str]) -> None:
+    """Refuse angles under a name that the class does not read, unless they are the same."""
+    for name, others in (
+        ("rope_theta", ("rope_theta", "rotary_emb_base")),
+        ("partial_rotary_factor", ("partial_rotary_factor", "rotary_pct")),
+    ):
+        for other in others:
+            value = config.get(other)
+            if other not in read and value not in (None, angles[name]):
+                reason = f"a model of this kind does not read it, and its {name} is {angles[name]}"
+                raise UserError(BAD_DATA, f"config.json: {other}={value}: {reason}; correct one")
 
 
 def _read_angles(key: str, angles: dict[str, Any], length: int) -> str:
@@ -145,6 +156,14 @@ def write_rotary(model: ModelDimensions) -> ConfigJson:
     if angles["rope_type"] != "default":
         settings["rope_scaling"] = angles  # as transformers 4 calls it
     return settings
+
+
+def rotary_bases(model: ModelDimensions) -> tuple[float, float]:
+    """Return the bases of global and of local layers, as transformers 4 writes them."""
+    setting = "local_positions" if model.local_positions else "positions"
+    of_kinds = make_positions(model), make_positions(model, setting)
+    everywhere, nearby = (_write_angles(positions)["rope_theta"] for positions in of_kinds)
+    return everywhere, nearby
 
 
 def write_rotary_by_type(model: ModelDimensions) -> ConfigJson:

@@ -172,6 +172,7 @@ UMT5 = dataclasses.replace(
     class_without_head="UMT5Model",
     encoder_class="UMT5EncoderModel",
     defaults=T5.defaults | {"feed_forward_proj": "gated-gelu"},
+    harmless=T5.harmless | {"scalable_attention"},  # of its published files; no class reads it
     other_fields=lambda config: _t5_fields(config, per_layer=True),
     # Each layer has biases of its own.
     tensors={

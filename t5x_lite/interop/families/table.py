@@ -99,8 +99,22 @@ _CANONICAL = {
     "local_positions": _canonical_positions,
     "attention_rules": _canonical_rules,
     "local_rules": _canonical_rules,
-    "layer_pattern": shortest_period,
 }
+
+
+def _folded(model: ModelDimensions) -> ModelDimensions:
+    """Return the model with the shortest pattern of its layers; none where they are alike."""
+    pattern = model.layer_pattern
+    if not pattern:
+        return model
+    kinds = [pattern[layer % len(pattern)] for layer in range(model.num_layers)]
+    period = shortest_period(kinds)
+    if len(set(kinds)) > 1:
+        return dataclasses.replace(model, layer_pattern=period)
+    if kinds[0] == "local":
+        positions = model.local_positions or model.positions
+        model = dataclasses.replace(model, attention_rules=model.local_rules, positions=positions)
+    return dataclasses.replace(model, layer_pattern=(), local_rules=(), local_positions="")
 
 
 def differences(family: Family, model: ModelDimensions) -> list[Difference]:
@@ -111,6 +125,7 @@ def differences(family: Family, model: ModelDimensions) -> list[Difference]:
     """
     if model.activation not in ACTIVATION_NAMES:
         return [Difference("activation", model.activation, "gelu")]
+    model = _folded(model)
     # The parameters, and not the settings, tell which heads there are.
     ignored = settings_with(ModelDimensions, COMPUTATION, HEADS)
     ignored.update(without_effect(model))
@@ -123,7 +138,7 @@ def differences(family: Family, model: ModelDimensions) -> list[Difference]:
     fields = family.read_config(family.write_config(model))
     if family.encoder_class and model.architecture == "encoder":
         fields |= ENCODER_ALONE
-    reread = resolve_model(Model(**fields), model.vocab_size, model.max_length)
+    reread = _folded(resolve_model(Model(**fields), model.vocab_size, model.max_length))
     names = [entry.name for entry in dataclasses.fields(Model)]
     differing = []
     for name in names:

@@ -172,6 +172,13 @@ class Rotary(NoPositions):
     in_attention = True
 
     @property
+    def setting(self) -> str:
+        """The setting that it is, for errors."""
+        is_local = self.config.local_positions and make_positions(self.config) != self
+        name = "local_positions" if is_local else "positions"
+        return f"model.{name}={getattr(self.config, name)}"
+
+    @property
     def width(self) -> int:
         """Number of features of a head that are rotated."""
         return int(self.config.head_dim * self.fraction)
@@ -189,7 +196,9 @@ class Rotary(NoPositions):
         """See contract.Part."""
         if self.width % 2 or not self.width:
             reason = f"{self.width} features of a head are rotated, expected an even number"
-            yield f"model.positions={setting.config.positions}: {reason}; set model.head_dim"
+            yield f"{self.setting}: {reason}; set model.head_dim"
+        for reason in find_scaling(self.scaling).contradictions(self.base):
+            yield f"{self.setting}: {reason}"
 
 
 @dataclass(frozen=True)

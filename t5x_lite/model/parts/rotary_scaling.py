@@ -5,6 +5,7 @@ the model has seen. To add one: a class derived from NoScaling, and its name in 
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -26,6 +27,10 @@ class NoScaling:
     def magnitude(self) -> float:
         """Factor of the rotated queries and keys."""
         return 1.0
+
+    def contradictions(self, base: float) -> Iterator[str]:
+        """Yield what is wrong with its options, as `option=value, expected …`."""
+        yield from ()
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,11 @@ class LLaMA3(NoScaling):
         kept = np.clip((turns - self.low) / (self.high - self.low), 0, 1)
         return angles * (kept + (1 - kept) / self.factor)
 
+    def contradictions(self, base: float) -> Iterator[str]:
+        """See NoScaling."""
+        if self.low >= self.high:
+            yield f"low={self.low}, expected less than high={self.high}"
+
 
 @dataclass(frozen=True)
 class YaRN(NoScaling):
@@ -84,8 +94,8 @@ class YaRN(NoScaling):
     """
 
     factor: Annotated[float, Range(1.0)] = 4.0
-    fast: Annotated[float, Range(0.0)] = 32.0
-    slow: Annotated[float, Range(0.0)] = 1.0
+    fast: Annotated[float, Range(1e-6)] = 32.0
+    slow: Annotated[float, Range(1e-6)] = 1.0
     length: Positive = 8192
     attention: Annotated[float, Range(0.0)] = 0.0
     whole: bool = True
@@ -104,6 +114,13 @@ class YaRN(NoScaling):
         first, last = max(first, 0), min(last, width - 1)
         slowed = np.clip((np.arange(len(angles)) - first) / max(last - first, 0.001), 0, 1)
         return angles * (1 - slowed + slowed / self.factor)
+
+    def contradictions(self, base: float) -> Iterator[str]:
+        """See NoScaling."""
+        if self.slow >= self.fast:
+            yield f"slow={self.slow}, expected less than fast={self.fast}"
+        if base <= 1:
+            yield f"yarn with base={base}, expected a base above 1"
 
     @property
     def magnitude(self) -> float:
