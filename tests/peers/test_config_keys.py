@@ -18,7 +18,9 @@ def test_every_key_of_a_class_is_known_with_its_default(model_type):
     family = FAMILIES[model_type]
     config = transformers.AutoConfig.for_model(model_type).to_dict()
     config["vocab_size"] = config["vocab_size"] or 33  # ESM has no default
-    family.read_config(config)  # each setting is read, harmless or neutral
+    # Command R's own factor of logits is none that we have: it is refused by its name.
+    one = {"logit_scale": 1.0} if model_type == "cohere" else {}
+    family.read_config(config | one)  # each setting is read, harmless or neutral
     for key, value in family.defaults.items():
         # Null is what a class makes of a setting that has no effect.
         assert config[key] in (value, None), key
