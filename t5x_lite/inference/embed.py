@@ -15,7 +15,6 @@ from t5x_lite.config import ModelDimensions
 from t5x_lite.data.objectives.pairs import Pairs
 from t5x_lite.data.ragged import Ragged
 from t5x_lite.data.rows.layouts import RowShape, lay_out
-from t5x_lite.data.tokenizers.vocabulary import Vocabulary
 from t5x_lite.errors import IO_ERROR, USAGE, UserError, user_errors
 from t5x_lite.inference.generate import bucket_length, first_and_rest
 from t5x_lite.model.heads import Params, Row
@@ -79,7 +78,7 @@ def _hidden_states(loaded: LoadedModel, texts: list[str]) -> list[np.ndarray]:
     encoded, starts = [loaded.tokenizer.encode(text) for text in texts], None
     if model.architecture in ("decoder", "prefix_decoder"):
         starts, encoded = first_and_rest([loaded.after_start(ids) for ids in encoded])
-    ids = [_framed(of_text, model, vocabulary) for of_text in encoded]
+    ids = [_framed(of_text, loaded) for of_text in encoded]
     longest = max(map(len, ids))
     if position_limit(model) is not None and longest > model.max_length:
         reason = f"a text has {longest} tokens, the model reads {model.max_length}"
@@ -107,12 +106,13 @@ def _hidden_states(loaded: LoadedModel, texts: list[str]) -> list[np.ndarray]:
     return [of_text[: len(tokens)] for of_text, tokens in zip(states, ids, strict=True)]
 
 
-def _framed(ids: np.ndarray, model: ModelDimensions, vocabulary: Vocabulary) -> np.ndarray:
-    """Add the special tokens that this kind of model reads around a text."""
+def _framed(ids: np.ndarray, loaded: LoadedModel) -> np.ndarray:
+    """Add the special tokens that this model reads around a text."""
+    model, vocabulary = loaded.model, loaded.tokenizer.vocabulary
     if model.architecture == "encoder" and "[CLS]" in vocabulary.specials:
         framed = [[vocabulary["[CLS]"]], ids, [vocabulary["[SEP]"]]]
     else:
-        framed = [ids, [vocabulary.eos]]
+        framed = [loaded.conventions.before_inputs, ids, [vocabulary.eos]]
     return np.concatenate(framed).astype(np.int32)
 
 

@@ -24,29 +24,34 @@ def read(path: Path, tokenizer_files: Path, tokenizer: Tokenizer) -> Conventions
     """
     directory = tokenizer_files if tokenizer_files.is_dir() else tokenizer_files.parent
     config = read_json(path / "config.json", "expected the directory of a model")
-    model_type = config.get("model_type", "")
-    begin, ends = _begin(directory, tokenizer, model_type), _ends(path, tokenizer)
-    # With an encoder, that is how its texts begin. The decoder starts from one id of its own.
-    start = config.get("decoder_start_token_id")
-    if FAMILIES[model_type].constants["architecture"] != "encoder_decoder":
-        return Conventions(begin, (), ends, model_type)
-    starts = None
+    model_type = config["model_type"]
+    family = FAMILIES[model_type]
+    before_text, ends = _before_text(directory, tokenizer, family.adds_bos), _ends(path, tokenizer)
+    if family.constants["architecture"] != "encoder_decoder":
+        return Conventions(before_text, (), ends, model_type)
+    # The encoder reads what the tokenizer puts before a text. The decoder starts from an id of its
+    # own.
+    start, begin = config.get("decoder_start_token_id"), None
     if start is not None:
-        starts = check_ids([start], tokenizer.vocabulary, f"{path}: decoder_start_token_id")
-    return Conventions(starts, begin, ends, model_type)
+        begin = check_ids([start], tokenizer.vocabulary, f"{path}: decoder_start_token_id")
+    return Conventions(begin, before_text, ends, model_type)
 
 
-def _begin(directory: Path, tokenizer: Tokenizer, model_type: str) -> tuple[int, ...]:
-    """Return the ids that a tokenizer puts before a text."""
+def _before_text(directory: Path, tokenizer: Tokenizer, adds_bos: bool) -> tuple[int, ...]:
+    """Return the ids that a tokenizer puts before a text.
+
+    Args:
+        adds_bos: True if its class puts <s> there unless its files say otherwise.
+    """
     vocabulary = tokenizer.vocabulary
     settings = _read_if_there(directory / "tokenizer_config.json")
-    adds_bos = settings.get("add_bos_token")
-    if adds_bos is False:
+    told_to_add = settings.get("add_bos_token")
+    if told_to_add is False:
         return ()
     stated = settings.get("bos_token")
     name = stated.get("content") if isinstance(stated, dict) else stated
     bos = vocabulary.bos if name is None else vocabulary.specials.get(name)
-    if adds_bos is True:
+    if told_to_add is True:
         if bos is None:
             reason = f"add_bos_token is true, but the vocabulary has no {name or 'bos_token'}"
             raise UserError(BAD_DATA, f"{directory}/tokenizer_config.json: {reason}; correct one")
@@ -55,20 +60,17 @@ def _begin(directory: Path, tokenizer: Tokenizer, model_type: str) -> tuple[int,
     description = _read_if_there(directory / "tokenizer.json")
     if description:
         with user_errors(BAD_DATA, f"{where}: its post_processor cannot be understood"):
-            ids = _before_text(description.get("post_processor"))
+            ids = _ids_before(description.get("post_processor"))
         return check_ids(ids, vocabulary, f"{where}: post_processor")
-    # The classes of LLaMA, Mistral, Gemma and BART add <s> unless they are told not to; those of
-    # GPT-2 and of the T5s add nothing.
-    adds = tokenizer.model.kind == "sentencepiece" or model_type == "bart"
-    return (bos,) if adds and bos is not None and not model_type.endswith("t5") else ()
+    return (bos,) if adds_bos and bos is not None else ()
 
 
-def _before_text(processor: dict[str, Any] | None) -> list[int]:
+def _ids_before(processor: dict[str, Any] | None) -> list[int]:
     """Return the special ids before a text by the post-processor of a `tokenizers` file."""
     if not processor:
         return []
     if processor["type"] == "Sequence":
-        return [i for part in processor["processors"] for i in _before_text(part)]
+        return [i for part in processor["processors"] for i in _ids_before(part)]
     if processor["type"] in ("RobertaProcessing", "BertProcessing"):
         return [processor["cls"][1]]
     if processor["type"] != "TemplateProcessing":

@@ -139,13 +139,15 @@ def _of_local_layers(config: ModelDimensions) -> Iterator[str]:
     find_rules(config.local_rules, "local_rules")  # refuses one that does not exist
     if not config.local_positions:
         return
-    make_positions(config, "local_positions")  # likewise
-    for setting in ("positions", "local_positions"):
-        if not make_positions(config, setting).only_rotates:
-            got = f"got {getattr(config, setting)} beside local_positions={config.local_positions}"
-            yield f"model.{setting}: {got}, expected rotary(…) or none"
-    local = make_positions(config, "local_positions")
-    yield from local.contradictions(Setting(config))
+    local = make_positions(config, "local_positions")  # likewise
+    for name, positions in (("positions", make_positions(config)), ("local_positions", local)):
+        if not positions.only_rotates:
+            got = f"got {getattr(config, name)} beside local_positions={config.local_positions}"
+            yield f"model.{name}: {got}, expected rotary(…) or none"
+    # Local layers are those of a model with these positions.
+    as_positions = replace(config, positions=config.local_positions)
+    for contradiction in make_positions(as_positions).contradictions(Setting(as_positions)):
+        yield contradiction.replace("model.positions", "model.local_positions", 1)
 
 
 def _of_mimetic_init(config: ModelDimensions) -> Iterator[str]:

@@ -58,12 +58,12 @@ class Window:
     size: Positive = 128
 
     def __call__(self, queries: Known, keys: Known) -> Bool[Array, "B T S"]:
-        """See Rule."""
+        """Return True where the key lies within the window."""
         distance = queries["positions"][:, :, None] - keys["positions"][:, None, :]
         return jnp.abs(distance) < self.size
 
     def visible(self, positions: int, bidirectional: bool) -> float:
-        """See Rule."""
+        """Return the mean number of keys within the window; the first queries have fewer."""
         size = min(self.size, positions)
         before = size - size * (size - 1) / 2 / positions  # itself counts
         return 2 * before - 1 if bidirectional else before

@@ -270,11 +270,11 @@ class Transformer(nn.Module):
             if config.has_low_rank_embeddings:
                 self.decoder_embedding_update = low_rank_update("decoder_embedding")
         self.position_embedding = None
-        has_decoder_input = not config.shared_input_layers
+        decoder_has_own = not config.shared_input_layers  # position table and embedding norm
         if make_positions(config).table_rows:
             rows = make_positions(config).table_rows
             self.position_embedding = table("position_embedding", rows, "positions")
-            if has_decoder_input:
+            if decoder_has_own:
                 self.decoder_position_embedding = table(
                     "decoder_position_embedding", rows, "positions"
                 )
@@ -287,7 +287,7 @@ class Transformer(nn.Module):
             self.prompt = self.param("prompt", axes, shape, dtype)
         if config.embedding_norm:
             self.embedding_norm = make_norm(config)
-            if has_decoder_input:
+            if decoder_has_own:
                 self.decoder_embedding_norm = make_norm(config)
         if config.is_factorised:
             self.embedding_projection = Dense(config, config.d_model, ("factor", "embed"))

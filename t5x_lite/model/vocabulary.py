@@ -6,7 +6,9 @@ import jax
 import jax.numpy as jnp
 
 
-def with_more_ids(leaf: Any, axes: tuple[str, ...], shape: tuple[int, ...], old: int, new: int):
+def with_more_ids(
+    leaf: Any, axes: tuple[str, ...], shape: tuple[int, ...], old: int, new: int
+) -> Any:
     """Enlarge the vocabulary of one parameter: what it has for each new id is the mean over the
     old ones (Hewitt, 2021), so that no new id is likelier than they are. Padding stays zero.
 
@@ -25,7 +27,8 @@ def with_more_ids(leaf: Any, axes: tuple[str, ...], shape: tuple[int, ...], old:
     known = jax.lax.slice_in_dim(leaf, 0, old, axis=axis)
     added = jnp.repeat(known.mean(axis, keepdims=True), new - old, axis)
     grown = jnp.concatenate([known, added], axis)
-    return jnp.pad(grown, [(0, size - had) for size, had in zip(shape, grown.shape, strict=True)])
+    padding = [(0, size - had) for size, had in zip(shape, grown.shape, strict=True)]
+    return jnp.pad(grown, padding)
 
 
 def grow_vocabulary(params: Any, axes: Any, shapes: Any, old: int, new: int) -> Any:

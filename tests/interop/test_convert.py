@@ -268,6 +268,8 @@ def test_inputs_begin_as_the_tokenizer_begins_them(tmp_path):
         loaded = convert.read(path)
         (ids,) = generate.encode_prompts(loaded, ["ab"])
         assert ids.tolist() == [*before, *loaded.tokenizer.encode("ab"), eos]
+        (states,) = embed(loaded, ["ab"], pooling="none")  # of the same ids
+        assert len(states) == len(ids)
 
 
 def test_a_model_leaves_as_what_it_came_as(tmp_path):

@@ -135,9 +135,7 @@ def test_where_llama_states_its_angles():
         fields = LLAMA.read_config({**LLAMA_CONFIG, **settings})
         assert fields["positions"] == "rotary(base=500000.0)"
     for key in ("type", "rope_type"):
-        with pytest.raises(
-            UserError, match="rope_scaling: rope_type='dynamic': expected 'default'"
-        ):
+        with pytest.raises(UserError, match="rope_scaling: rope_type='dynamic': expected one"):
             LLAMA.read_config({**LLAMA_CONFIG, "rope_scaling": {key: "dynamic"}})
 
 
@@ -263,6 +261,22 @@ def test_angles_that_a_class_does_not_read_are_refused(name, settings, message):
     config = family.write_config(make_dimensions(name))
     with pytest.raises(UserError, match=message):
         family.read_config(config | settings)
+
+
+@pytest.mark.parametrize("kind", ["linear", "llama3", "yarn"])
+def test_scaled_angles_need_their_factor(kind):
+    """`transformers` has no default for it, or one that follows from other lengths."""
+    config = LLAMA.write_config(make_dimensions("llama"))
+    with pytest.raises(UserError, match=f"{kind} has no factor; add it"):
+        LLAMA.read_config(config | {"rope_parameters": {"rope_type": kind, "rope_theta": 1e4}})
+
+
+def test_lengths_of_pretraining_that_are_stated_twice():
+    config = LLAMA.write_config(make_dimensions("llama 3.1"))
+    assert LLAMA.read_config(config | {"original_max_position_embeddings": 64})
+    message = "original_max_position_embeddings is 99 and, in rope_parameters, 64"
+    with pytest.raises(UserError, match=message):
+        LLAMA.read_config(config | {"original_max_position_embeddings": 99})
 
 
 def test_keys_of_published_files_that_no_class_reads():

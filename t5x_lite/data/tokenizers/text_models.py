@@ -135,7 +135,7 @@ class Bytes:
 
 
 class SentencePiece:
-    """A SentencePiece model.
+    """Text model of a SentencePiece file.
 
     Args:
         proto: serialised model.

@@ -133,4 +133,5 @@ BART = Family(
         "model.decoder.embed_tokens.weight": "embedding",
     },
     zeros=frozenset({"final_logits_bias"}),
+    adds_bos=True,
 )

@@ -17,7 +17,6 @@ from t5x_lite.interop.families.family import (
 from t5x_lite.interop.families.rotary import (
     read_layers,
     read_rotary,
-    rotary_bases,
     write_layers,
     write_rotary_by_type,
 )
@@ -101,7 +100,6 @@ BERT = Family(
         "embedding_norm": True,
         "mlm_head": True,
     },
-    other_settings=lambda model: {"type_vocab_size": max(model.token_types, 1)},
     modules={
         **_bert_modules("bert."),
         "head/dense": "cls.predictions.transform.dense",
@@ -118,7 +116,6 @@ BERT = Family(
         "head/bias": "cls.predictions.bias",
     },
     prefix="bert.",
-    type_table="bert.embeddings.token_type_embeddings.weight",
     copies={
         "cls.predictions.decoder.weight": "embedding",
         "cls.predictions.decoder.bias": "head/bias",
@@ -144,7 +141,6 @@ def _roberta_settings(model: ModelDimensions) -> ConfigJson:
         "hidden_act": "gelu",
         "max_position_embeddings": model.max_length + offset,
         "pad_token_id": offset - 1,
-        "type_vocab_size": max(model.token_types, 1),
     }
 
 
@@ -181,7 +177,6 @@ ROBERTA = Family(
         "head/bias": "lm_head.bias",
     },
     prefix="roberta.",
-    type_table="roberta.embeddings.token_type_embeddings.weight",
     copies={"lm_head.decoder.weight": "embedding", "lm_head.decoder.bias": "head/bias"},
 )
 
@@ -272,10 +267,7 @@ ELECTRA = Family(
         {"summary_activation", "summary_last_dropout", "summary_type", "summary_use_proj"}
     ),
     constants={**BERT.constants, "activation": "gelu"},
-    other_settings=lambda model: {
-        "hidden_act": "gelu",
-        "type_vocab_size": max(model.token_types, 1),
-    },
+    other_settings=lambda model: {"hidden_act": "gelu"},
     modules={
         **_bert_modules("electra."),
         "embedding_projection": "electra.embeddings_project",
@@ -288,7 +280,6 @@ ELECTRA = Family(
         "head/bias": "generator_lm_head.bias",
     },
     prefix="electra.",
-    type_table="electra.embeddings.token_type_embeddings.weight",
     copies={"generator_lm_head.weight": "embedding"},
     other_heads=("discriminator_predictions.",),
 )
@@ -325,15 +316,11 @@ def _modernbert_settings(model: ModelDimensions) -> ConfigJson:
     """Write the settings that _modernbert_fields reads."""
     layers = write_layers(model)
     window = layers.pop("sliding_window") or 1
-    # As transformers 4 calls them.
-    everywhere, nearby = rotary_bases(model)
-    bases = {"global_rope_theta": everywhere, "local_rope_theta": nearby}
     biases = dict.fromkeys(("norm_bias", "mlp_bias", "classifier_bias"), model.bias)
     return {
         **biases,
-        **bases,
         **layers,
-        **write_rotary_by_type(model),
+        **write_rotary_by_type(model, "global_rope_theta", "local_rope_theta"),
         "attention_bias": model.attention_bias == "all",
         "classifier_activation": ACTIVATION_NAMES[model.activation],
         "local_attention": 2 * (window - 1),
@@ -341,6 +328,7 @@ def _modernbert_settings(model: ModelDimensions) -> ConfigJson:
 
 
 def _wqkv(part: int) -> Location:
+    """Return the place of queries (0), keys (1) or values (2)."""
     return Location("model.layers.*.attn.Wqkv", part, parts=3)
 
 

@@ -2,13 +2,15 @@
 (Chowdhery et al., 2022).
 """
 
-from typing import Any
-
 from t5x_lite.config import ModelDimensions
 from t5x_lite.errors import BAD_DATA, UserError
 from t5x_lite.interop.families.family import ConfigJson, Family, Location, ModelFields
-from t5x_lite.interop.families.llama import LLAMA
-from t5x_lite.interop.families.rotary import read_rotary, write_rotary
+from t5x_lite.interop.families.llama import (
+    LLAMA,
+    PROJECTIONS,
+    attention_fields,
+    attention_settings,
+)
 
 
 def _cohere_fields(config: ConfigJson) -> ModelFields:
@@ -18,26 +20,17 @@ def _cohere_fields(config: ConfigJson) -> ModelFields:
     if not is_scaled and scale != 1:
         reason = f"we read only models with 1 or hidden_size^-½ = {width**-0.5:.6f}"
         raise UserError(BAD_DATA, f"config.json: logit_scale={scale}: {reason}")
-    return {
-        "positions": read_rotary(config),
-        "head_dim": config.get("head_dim") or 0,
-        "num_kv_heads": config.get("num_key_value_heads") or 0,
-        "attention_bias": "all" if config["attention_bias"] else "none",
-        "scale_logits": is_scaled,
-    }
+    return attention_fields(config) | {"scale_logits": is_scaled}
 
 
 def _cohere_settings(model: ModelDimensions) -> ConfigJson:
     """Write the settings that _cohere_fields reads."""
-    return write_rotary(model) | {
-        "head_dim": model.head_dim,
-        "num_key_value_heads": model.num_kv_heads,
-        "attention_bias": model.attention_bias == "all",
-        "logit_scale": model.d_model**-0.5 if model.scale_logits else 1.0,
-    }
+    scale = model.d_model**-0.5 if model.scale_logits else 1.0
+    return attention_settings(model) | {"logit_scale": scale}
 
 
-def _rotated(module: Any) -> Location:
+def _rotated(module: str) -> Location:
+    """Return the place of a kernel whose features are rotated."""
     return Location(module, pairs_are_neighbours=True)
 
 
@@ -66,7 +59,7 @@ COHERE = Family(
     },
     other_fields=_cohere_fields,
     other_settings=_cohere_settings,
-    modules={name: module for name, module in LLAMA.modules.items() if not name.endswith("_norm")}
+    modules=PROJECTIONS
     | {
         "decoder/layers/attention/query": _rotated("model.layers.*.self_attn.q_proj"),
         "decoder/layers/attention/key": _rotated("model.layers.*.self_attn.k_proj"),
@@ -76,4 +69,5 @@ COHERE = Family(
     tensors=LLAMA.tensors,
     prefix="model.",
     copies=LLAMA.copies,
+    adds_bos=True,
 )

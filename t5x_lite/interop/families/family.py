@@ -128,8 +128,8 @@ class Family:
     other_heads: tuple[str, ...] = ()
     # Tensors that must be zero: terms that our model does not have.
     zeros: frozenset[str] = frozenset()
-    # The table of token types. A model without types is written with one type, of zeros.
-    type_table: str = ""
+    # True if the class of its tokenizer puts <s> before a text unless its files say otherwise.
+    adds_bos: bool = False
     # True if the class does not scale attention's logits (T5). A model that does is written with
     # the scale in its query kernels.
     scales_in_kernels: bool = False
@@ -187,8 +187,17 @@ class Family:
             config[key] = getattr(model, name)
             if name == "activation":
                 config[key] = ACTIVATION_NAMES[model.activation]
+            if name == "token_types":
+                config[key] = max(model.token_types, 1)  # see type_table
         config.update(self.other_settings(model))
         return config
+
+    @property
+    def type_table(self) -> str:
+        """The table of token types; empty if the family has none. No class can do without a type,
+        so a model without types is written with one, of zeros.
+        """
+        return self.tensors.get("type_embedding", "")
 
     def written_otherwise(self, model: ModelDimensions) -> set[str]:
         """Return the fields in which a model differs from the family, and is written as a model

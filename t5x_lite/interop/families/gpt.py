@@ -89,20 +89,21 @@ GPT2 = Family(
 
 # GPT: GPT-2 with post-norm, under other names.
 
-_GPT_ACTIVATIONS = {"gelu": "gelu_new", "swish": "silu"}  # by its own table of names
+# Name of an activation in its config.json → the name that other classes have for it.
+_GPT_ACTIVATIONS = {"gelu": "gelu_new", "relu": "relu", "silu": "silu", "swish": "silu"}
 
 
 def _gpt_fields(config: ConfigJson) -> ModelFields:
     """Read the activation; d_ff is always 4 × d_model, as ours is unless it is stated."""
     name = config["afn"]
-    if name not in ("gelu", "relu", "silu", "swish"):
-        expected = "expected 'gelu', 'relu', 'silu' or 'swish'"
+    if name not in _GPT_ACTIVATIONS:
+        expected = f"expected one of {', '.join(_GPT_ACTIVATIONS)}"
         raise UserError(BAD_DATA, f"config.json: afn={name!r}: {expected}")
-    return {"activation": _GPT_ACTIVATIONS.get(name, name)}
+    return {"activation": _GPT_ACTIVATIONS[name]}
 
 
 def _gpt_settings(model: ModelDimensions) -> ConfigJson:
-    """Write the activation."""
+    """Write the activation by GPT's name for it."""
     name = ACTIVATION_NAMES[model.activation]
     return {"afn": "gelu" if name == "gelu_new" else name}
 
@@ -163,6 +164,7 @@ def _neox_settings(model: ModelDimensions) -> ConfigJson:
 
 
 def _qkv(part: int) -> Location:
+    """Return the place of queries (0), keys (1) or values (2)."""
     name = "gpt_neox.layers.*.attention.query_key_value"
     return Location(name, part, parts=3, by_head=True)
 

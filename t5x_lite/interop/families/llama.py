@@ -18,14 +18,13 @@ from t5x_lite.interop.families.family import (
 from t5x_lite.interop.families.rotary import (
     read_layers,
     read_rotary,
-    rotary_bases,
     write_layers,
     write_rotary,
     write_rotary_by_type,
 )
 
 
-def _heads(config: ConfigJson) -> ModelFields:
+def heads_of(config: ConfigJson) -> ModelFields:
     """Read the rotary angles and the sizes of heads."""
     return {
         "positions": read_rotary(config),
@@ -34,14 +33,14 @@ def _heads(config: ConfigJson) -> ModelFields:
     }
 
 
-def _attention_fields(config: ConfigJson) -> ModelFields:
+def attention_fields(config: ConfigJson) -> ModelFields:
     """Read also whether attention has biases."""
     biases = "all" if config.get("attention_bias") else "none"
-    return _heads(config) | {"attention_bias": biases}
+    return heads_of(config) | {"attention_bias": biases}
 
 
-def _attention_settings(model: ModelDimensions) -> ConfigJson:
-    """Write the settings that _attention_fields reads."""
+def attention_settings(model: ModelDimensions) -> ConfigJson:
+    """Write the settings that attention_fields reads."""
     return write_rotary(model) | {
         "head_dim": model.head_dim,
         "num_key_value_heads": model.num_kv_heads,
@@ -51,13 +50,24 @@ def _attention_settings(model: ModelDimensions) -> ConfigJson:
 
 def _llama_fields(config: ConfigJson) -> ModelFields:
     """Read also the biases of the feed-forward part."""
-    return _attention_fields(config) | {"bias": bool(config.get("mlp_bias"))}
+    return attention_fields(config) | {"bias": bool(config.get("mlp_bias"))}
 
 
 def _llama_settings(model: ModelDimensions) -> ConfigJson:
     """Write the settings that _llama_fields reads."""
-    return _attention_settings(model) | {"mlp_bias": model.bias}
+    return attention_settings(model) | {"mlp_bias": model.bias}
 
+
+# The kernels of a layer, without its norms.
+PROJECTIONS: dict[str, str | Location] = {
+    "decoder/layers/attention/query": "model.layers.*.self_attn.q_proj",
+    "decoder/layers/attention/key": "model.layers.*.self_attn.k_proj",
+    "decoder/layers/attention/value": "model.layers.*.self_attn.v_proj",
+    "decoder/layers/attention/out": "model.layers.*.self_attn.o_proj",
+    "decoder/layers/feed_forward/wi": "model.layers.*.mlp.gate_proj",
+    "decoder/layers/feed_forward/gate": "model.layers.*.mlp.up_proj",
+    "decoder/layers/feed_forward/wo": "model.layers.*.mlp.down_proj",
+}
 
 LLAMA = Family(
     class_name="LlamaForCausalLM",
@@ -80,6 +90,15 @@ LLAMA = Family(
         "tie_word_embeddings": False,
         "attention_dropout": 0.0,
     },
+    # No number of K/V heads is as many as heads; no window is the whole text; no cap is none.
+    nullable=frozenset(
+        {
+            "attn_logit_softcapping",
+            "final_logit_softcapping",
+            "num_key_value_heads",
+            "sliding_window",
+        }
+    ),
     supported={"pretraining_tp": 1},
     constants={
         "architecture": "decoder",
@@ -88,16 +107,10 @@ LLAMA = Family(
     },
     other_fields=_llama_fields,
     other_settings=_llama_settings,
-    modules={
+    modules=PROJECTIONS
+    | {
         "decoder/layers/attention_norm": "model.layers.*.input_layernorm",
-        "decoder/layers/attention/query": "model.layers.*.self_attn.q_proj",
-        "decoder/layers/attention/key": "model.layers.*.self_attn.k_proj",
-        "decoder/layers/attention/value": "model.layers.*.self_attn.v_proj",
-        "decoder/layers/attention/out": "model.layers.*.self_attn.o_proj",
         "decoder/layers/feed_forward_norm": "model.layers.*.post_attention_layernorm",
-        "decoder/layers/feed_forward/wi": "model.layers.*.mlp.gate_proj",
-        "decoder/layers/feed_forward/gate": "model.layers.*.mlp.up_proj",
-        "decoder/layers/feed_forward/wo": "model.layers.*.mlp.down_proj",
         "decoder/final_norm": "model.norm",
     },
     tensors={
@@ -106,6 +119,7 @@ LLAMA = Family(
     },
     prefix="model.",
     copies={"lm_head.weight": "embedding"},
+    adds_bos=True,
 )
 
 
@@ -122,14 +136,14 @@ def _like_llama(name: str, **changes: Any) -> Family:
 
 def _mistral_fields(config: ConfigJson) -> ModelFields:
     """Read also the window, which all layers have."""
-    fields, window, layers = _heads(config), config["sliding_window"], config["num_hidden_layers"]
+    fields, window, layers = heads_of(config), config["sliding_window"], config["num_hidden_layers"]
     types = ["full_attention" if window is None else "sliding_attention"] * layers
     return fields | read_layers(types, layers, window, fields["positions"])
 
 
 def _mistral_settings(model: ModelDimensions) -> ConfigJson:
     """Write the settings that _mistral_fields reads."""
-    settings = _attention_settings(model)
+    settings = attention_settings(model)
     del settings["attention_bias"]  # there is none
     return settings | {"sliding_window": write_layers(model)["sliding_window"]}
 
@@ -138,7 +152,6 @@ MISTRAL = _like_llama(
     "Mistral",
     defaults=LLAMA.defaults
     | {"max_position_embeddings": 131_072, "num_key_value_heads": 8, "sliding_window": 4096},
-    nullable=frozenset({"sliding_window", "num_key_value_heads"}),
     other_fields=_mistral_fields,
     other_settings=_mistral_settings,
 )
@@ -146,7 +159,7 @@ MISTRAL = _like_llama(
 
 def _qwen_fields(config: ConfigJson) -> ModelFields:
     """Read also which layers attend to a window."""
-    fields = _heads(config)
+    fields = heads_of(config)
     slides = config["use_sliding_window"] and config["sliding_window"] is not None
     # Version 4 of `transformers` has max_window_layers, the number of layers before those.
     first, layers = config["max_window_layers"], config["num_hidden_layers"]
@@ -159,7 +172,7 @@ def _qwen_fields(config: ConfigJson) -> ModelFields:
 
 def _qwen3_fields(config: ConfigJson) -> ModelFields:
     """Read a Qwen 3, whose biases are a setting."""
-    return _attention_fields(config) | _qwen_fields(config)
+    return attention_fields(config) | _qwen_fields(config)
 
 
 def _qwen2_fields(config: ConfigJson) -> ModelFields:
@@ -172,7 +185,7 @@ def _qwen_settings(model: ModelDimensions) -> ConfigJson:
     layers = write_layers(model)
     kinds = layers["layer_types"]
     slides = layers["sliding_window"] is not None
-    settings = _attention_settings(model) | layers | {"use_sliding_window": slides}
+    settings = attention_settings(model) | layers | {"use_sliding_window": slides}
     if slides:  # as transformers 4 calls it
         settings["max_window_layers"] = kinds.index("sliding_attention")
     return settings
@@ -194,8 +207,8 @@ _QWEN_DEFAULTS = LLAMA.defaults | {
 }
 QWEN2 = _like_llama(
     "Qwen2",
+    adds_bos=False,
     defaults=_QWEN_DEFAULTS,
-    nullable=frozenset({"sliding_window", "num_key_value_heads"}),
     other_fields=_qwen2_fields,
     other_settings=_qwen2_settings,
 )
@@ -213,8 +226,8 @@ def _norms_of_heads(offset: float = 0.0) -> dict[str, str | Location]:
 
 QWEN3 = _like_llama(
     "Qwen3",
+    adds_bos=False,
     defaults=_QWEN_DEFAULTS | {"head_dim": 128},
-    nullable=frozenset({"sliding_window", "num_key_value_heads"}),
     constants={"qk_norm": "head"},
     other_fields=_qwen3_fields,
     other_settings=_qwen_settings,
@@ -223,11 +236,12 @@ QWEN3 = _like_llama(
 
 OLMO2 = _like_llama(
     "Olmo2",
+    adds_bos=False,
     defaults=LLAMA.defaults | {"rms_norm_eps": 1e-5},
     constants={"qk_norm": "all", "norm_position": "output"},
-    other_fields=_attention_fields,
-    other_settings=_attention_settings,
-    modules={name: module for name, module in LLAMA.modules.items() if not name.endswith("_norm")}
+    other_fields=attention_fields,
+    other_settings=attention_settings,
+    modules=PROJECTIONS
     | _norms_of_heads()
     | {
         "decoder/layers/attention_output_norm": "model.layers.*.post_attention_layernorm",
@@ -245,7 +259,7 @@ def _gemma_fields(config: ConfigJson) -> ModelFields:
     if config.get("use_bidirectional_attention"):
         reason = "a decoder that sees what is ahead; expected false"
         raise UserError(BAD_DATA, f"config.json: use_bidirectional_attention=True: {reason}")
-    return _attention_fields(config) | {
+    return attention_fields(config) | {
         "query_width": config["query_pre_attn_scalar"],
         "attention_softcap": float(config.get("attn_logit_softcapping") or 0),
         "logits_softcap": float(config.get("final_logit_softcapping") or 0),
@@ -255,7 +269,7 @@ def _gemma_fields(config: ConfigJson) -> ModelFields:
 def _gemma_settings(model: ModelDimensions) -> ConfigJson:
     """Write the settings that _gemma_fields reads."""
     activation = ACTIVATION_NAMES[model.activation]
-    return _attention_settings(model) | {
+    return attention_settings(model) | {
         "hidden_activation": activation.replace("gelu_new", "gelu_pytorch_tanh"),
         "query_pre_attn_scalar": model.query_width,
         "attn_logit_softcapping": model.attention_softcap or None,
@@ -297,9 +311,7 @@ _GEMMA_DEFAULTS = LLAMA.defaults | {
     "query_pre_attn_scalar": 256,
     "sliding_window": 4096,
 }
-_GEMMA_MODULES = {
-    name: module for name, module in LLAMA.modules.items() if not name.endswith("_norm")
-} | {
+_GEMMA_MODULES = PROJECTIONS | {
     f"decoder/{ours}": Location(f"model.{theirs}", offset=1.0)
     for ours, theirs in {
         "layers/attention_norm": "layers.*.input_layernorm",
@@ -313,7 +325,6 @@ GEMMA2 = _like_llama(
     "Gemma2",
     settings=_GEMMA_SETTINGS,
     defaults=_GEMMA_DEFAULTS | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
-    nullable=frozenset({"attn_logit_softcapping", "final_logit_softcapping", "sliding_window"}),
     # hidden_act is not read where hidden_activation is.
     harmless=frozenset({"hidden_act", "cache_implementation"}),
     constants={"norm_position": "both", "scale_embeddings": True},
@@ -344,10 +355,8 @@ def _gemma3_fields(config: ConfigJson) -> ModelFields:
 def _gemma3_settings(model: ModelDimensions) -> ConfigJson:
     """Write a Gemma 3."""
     settings = _gemma_settings(model) | write_layers(model)
-    # As transformers 4 calls them.
-    everywhere, nearby = rotary_bases(model)
-    settings |= {"rope_theta": everywhere, "rope_local_base_freq": nearby}
-    return settings | write_rotary_by_type(model)
+    settings.pop("rope_scaling", None)
+    return settings | write_rotary_by_type(model, "rope_theta", "rope_local_base_freq")
 
 
 GEMMA3 = _like_llama(
@@ -355,7 +364,6 @@ GEMMA3 = _like_llama(
     class_without_head="Gemma3TextModel",
     settings=_GEMMA_SETTINGS,
     defaults=_GEMMA_DEFAULTS | {"max_position_embeddings": 131_072},
-    nullable=frozenset({"sliding_window"}),
     harmless=frozenset({"hidden_act", "cache_implementation", "_sliding_window_pattern"}),
     constants={"norm_position": "both", "scale_embeddings": True, "qk_norm": "head"},
     other_fields=_gemma3_fields,

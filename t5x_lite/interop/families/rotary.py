@@ -12,20 +12,41 @@ from t5x_lite.config import ModelDimensions
 from t5x_lite.errors import BAD_DATA, UserError
 from t5x_lite.interop.families.family import ConfigJson, ModelFields
 from t5x_lite.model.masks import RULES, Window, find_rules
-from t5x_lite.model.parts.options import write_part
+from t5x_lite.model.parts.options import part_name, write_part
 from t5x_lite.model.parts.positions import POSITIONS, Rotary, make_positions
-from t5x_lite.model.parts.rotary_scaling import (
-    SCALINGS,
-    Linear,
-    LLaMA3,
-    NoScaling,
-    YaRN,
-    find_scaling,
-)
+from t5x_lite.model.parts.rotary_scaling import SCALINGS, find_scaling
 
 # Type of a layer in config.json → its kind in layer_pattern.
 _KINDS = {"full_attention": "global", "sliding_attention": "local"}
 _TYPES = {kind: name for name, kind in _KINDS.items()}
+
+_LENGTH = "original_max_position_embeddings"
+# Type of rotary angles in config.json, which is also the name of our scaling → its settings there
+# → our options. `transformers` has no defaults for those in _REQUIRED.
+_OPTIONS: dict[str, dict[str, str]] = {
+    "default": {},
+    "linear": {"factor": "factor"},
+    "llama3": {
+        "factor": "factor",
+        "low_freq_factor": "low",
+        "high_freq_factor": "high",
+        _LENGTH: "length",
+    },
+    "yarn": {
+        "factor": "factor",
+        "beta_fast": "fast",
+        "beta_slow": "slow",
+        "attention_factor": "attention",
+        "truncate": "whole",
+        _LENGTH: "length",
+    },
+}
+_REQUIRED = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "yarn": ("factor",),
+}
 
 
 def read_rotary(
@@ -51,15 +72,19 @@ def read_rotary(
     outside = {
         "rope_theta": config.get(base_key),
         "partial_rotary_factor": config.get(fraction_key),
+        _LENGTH: config.get(_LENGTH),
     }
     outside = {name: value for name, value in outside.items() if value is not None}
-    defaults = {"rope_theta": base, "partial_rotary_factor": 1.0 if fraction is None else fraction}
-    length = config.get("original_max_position_embeddings", config["max_position_embeddings"])
+    defaults = {
+        "rope_theta": base,
+        "partial_rotary_factor": 1.0 if fraction is None else fraction,
+        _LENGTH: config["max_position_embeddings"],
+    }
+    # An older or newer version of `transformers` may have written either, or both.
     stated = {key: _stated(config, key, layer_type) for key in ("rope_parameters", "rope_scaling")}
-    found = {}
+    stated = {key: inside for key, inside in stated.items() if inside} or {"rope_parameters": {}}
+    found = set()
     for key, inside in stated.items():
-        if not inside and (key == "rope_scaling" or stated["rope_scaling"]):
-            continue
         for name in set(inside) & set(outside):
             if inside[name] != outside[name]:
                 got = f"{outside[name]} and, in {key}, {inside[name]}"
@@ -69,11 +94,11 @@ def read_rotary(
             got = f"partial_rotary_factor={angles['partial_rotary_factor']}"
             raise UserError(BAD_DATA, f"config.json: {got}: expected 1 in a model of this kind")
         _refuse_other_names(config, angles, (base_key, fraction_key))
-        found[key] = _read_angles(key, angles, length)
-    if len(set(found.values())) > 1:
+        found.add(_read_angles(key, angles))
+    if len(found) > 1:
         reason = "rope_parameters and rope_scaling describe different angles; correct one"
         raise UserError(BAD_DATA, f"config.json: {reason}")
-    return next(iter(found.values()))
+    return found.pop()
 
 
 def _stated(config: ConfigJson, key: str, layer_type: str) -> dict[str, Any]:
@@ -104,40 +129,30 @@ def _refuse_other_names(config: ConfigJson, angles: dict[str, Any], read: tuple[
                 raise UserError(BAD_DATA, f"config.json: {other}={value}: {reason}; correct one")
 
 
-def _read_angles(key: str, angles: dict[str, Any], length: int) -> str:
+def _read_angles(key: str, angles: dict[str, Any]) -> str:
     """Write rotary positions as a setting of ours, from settings by Hugging Face's names."""
     angles = dict(angles)
     kinds = {angles.pop(name) for name in ("rope_type", "type") if name in angles}
     if len(kinds) > 1:
         raise UserError(BAD_DATA, f"config.json: {key}: two types, {sorted(kinds)}; correct one")
     kind = kinds.pop() if kinds else "default"
-    base, fraction = angles.pop("rope_theta"), angles.pop("partial_rotary_factor")
-    options: dict[str, Any] = {}
-    if kind == "linear":
-        options = {"factor": float(angles.pop("factor", 1.0))}
-    elif kind == "llama3":
-        options = {
-            "factor": float(angles.pop("factor", 1.0)),
-            "low": float(angles.pop("low_freq_factor", 1.0)),
-            "high": float(angles.pop("high_freq_factor", 4.0)),
-            "length": angles.pop("original_max_position_embeddings", length),
-        }
-    elif kind == "yarn":
-        options = {
-            "factor": float(angles.pop("factor", 1.0)),
-            "fast": float(angles.pop("beta_fast", 32.0)),
-            "slow": float(angles.pop("beta_slow", 1.0)),
-            "length": angles.pop("original_max_position_embeddings", length),
-            "whole": angles.pop("truncate", True),
-        }
-        scales = angles.pop("mscale", 0), angles.pop("mscale_all_dim", 0)
-        options["attention"] = float(angles.pop("attention_factor", 0))
-        if all(scales) and not options["attention"]:
-            log = 0.1 * math.log(options["factor"])
-            options["attention"] = (scales[0] * log + 1) / (scales[1] * log + 1)
-    elif kind != "default":
-        expected = "expected 'default', 'linear', 'llama3' or 'yarn'"
+    if kind not in _OPTIONS:
+        expected = f"expected one of {', '.join(map(repr, _OPTIONS))}"
         raise UserError(BAD_DATA, f"config.json: {key}: rope_type={kind!r}: {expected}")
+    base, fraction = angles.pop("rope_theta"), angles.pop("partial_rotary_factor")
+    length = angles.pop(_LENGTH)
+    if _LENGTH in _OPTIONS[kind]:
+        angles[_LENGTH] = length
+    if kind == "yarn":
+        angles = _with_attention_factor(angles)
+    for name in _REQUIRED[kind]:
+        if name not in angles:
+            raise UserError(BAD_DATA, f"config.json: {key}: {kind} has no {name}; add it")
+    options: dict[str, Any] = {}
+    for name, option in _OPTIONS[kind].items():
+        if name in angles:
+            value = angles.pop(name)
+            options[option] = value if isinstance(value, bool) or name == _LENGTH else float(value)
     if angles:
         known = "rope_theta, partial_rotary_factor and those of its type"
         raise UserError(BAD_DATA, f"config.json: {key}: got {angles}, expected only {known}")
@@ -147,8 +162,18 @@ def _read_angles(key: str, angles: dict[str, Any], length: int) -> str:
     )
 
 
+def _with_attention_factor(angles: dict[str, Any]) -> dict[str, Any]:
+    """Replace the two scales of DeepSeek's YaRN by the attention factor that follows from them."""
+    angles = dict(angles)
+    scale, scale_all = angles.pop("mscale", 0), angles.pop("mscale_all_dim", 0)
+    if scale and scale_all and "factor" in angles:
+        log = 0.1 * math.log(angles["factor"])
+        angles.setdefault("attention_factor", (scale * log + 1) / (scale_all * log + 1))
+    return angles
+
+
 def write_rotary(model: ModelDimensions) -> ConfigJson:
-    """Write the rotary angles of a model; those of local layers apart, where it has such."""
+    """Write the rotary angles of a model whose layers have the same."""
     angles = _write_angles(make_positions(model))
     settings: ConfigJson = {"rope_parameters": angles, "rope_theta": angles["rope_theta"]}
     if "partial_rotary_factor" in angles:
@@ -158,22 +183,19 @@ def write_rotary(model: ModelDimensions) -> ConfigJson:
     return settings
 
 
-def rotary_bases(model: ModelDimensions) -> tuple[float, float]:
-    """Return the bases of global and of local layers, as transformers 4 writes them."""
-    setting = "local_positions" if model.local_positions else "positions"
-    of_kinds = make_positions(model), make_positions(model, setting)
-    everywhere, nearby = (_write_angles(positions)["rope_theta"] for positions in of_kinds)
-    return everywhere, nearby
+def write_rotary_by_type(model: ModelDimensions, base_key: str, local_key: str) -> ConfigJson:
+    """Write the rotary angles of both kinds of layers.
 
-
-def write_rotary_by_type(model: ModelDimensions) -> ConfigJson:
-    """Write the rotary angles of both kinds of layers."""
+    Args:
+        base_key, local_key: what transformers 4 calls the bases of global and of local layers.
+    """
     setting = "local_positions" if model.local_positions else "positions"
+    everywhere = _write_angles(make_positions(model))
+    nearby = _write_angles(make_positions(model, setting))
     return {
-        "rope_parameters": {
-            "full_attention": _write_angles(make_positions(model)),
-            "sliding_attention": _write_angles(make_positions(model, setting)),
-        }
+        "rope_parameters": {"full_attention": everywhere, "sliding_attention": nearby},
+        base_key: everywhere["rope_theta"],
+        local_key: nearby["rope_theta"],
     }
 
 
@@ -181,32 +203,18 @@ def _write_angles(positions: Any) -> dict[str, Any]:
     """Write rotary positions by Hugging Face's names."""
     if not isinstance(positions, Rotary):
         return {"rope_type": "default", "rope_theta": 10_000.0}
-    settings: dict[str, Any] = {"rope_theta": positions.base}
+    settings: dict[str, Any] = {"rope_type": "default", "rope_theta": positions.base}
     if positions.fraction != 1:
         settings["partial_rotary_factor"] = positions.fraction
-    scaling: NoScaling = find_scaling(positions.scaling)
-    if isinstance(scaling, Linear):
-        return settings | {"rope_type": "linear", "factor": scaling.factor}
-    if isinstance(scaling, LLaMA3):
-        return settings | {
-            "rope_type": "llama3",
-            "factor": scaling.factor,
-            "low_freq_factor": scaling.low,
-            "high_freq_factor": scaling.high,
-            "original_max_position_embeddings": scaling.length,
-        }
-    if isinstance(scaling, YaRN):
-        if scaling.attention:
-            settings["attention_factor"] = scaling.attention
-        return settings | {
-            "rope_type": "yarn",
-            "factor": scaling.factor,
-            "beta_fast": scaling.fast,
-            "beta_slow": scaling.slow,
-            "original_max_position_embeddings": scaling.length,
-            "truncate": scaling.whole,
-        }
-    return settings | {"rope_type": "default"}
+    name = part_name(positions.scaling)
+    if name in _OPTIONS:
+        scaling = find_scaling(positions.scaling)
+        settings["rope_type"] = name
+        for theirs, ours in _OPTIONS[name].items():
+            value = getattr(scaling, ours)
+            if value or theirs != "attention_factor":  # 0: as it follows from the factor
+                settings[theirs] = value
+    return settings
 
 
 # Layers that see a window, and those that see the whole text.

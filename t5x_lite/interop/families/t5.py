@@ -151,7 +151,7 @@ def _mt5_fields(config: ConfigJson) -> ModelFields:
 
 
 def _mt5_settings(model: ModelDimensions) -> ConfigJson:
-    """Write an mT5."""
+    """Write the settings of an mT5, of which only the tensors tell whether embeddings are tied."""
     return _t5_settings(model) | {"tie_word_embeddings": model.tie_embeddings}
 
 

@@ -96,7 +96,7 @@ class Attention(nn.Module):
         """True if queries and keys are normalised."""
         return self.config.qk_norm != "none" and not self.is_cross
 
-    def _prepared(
+    def _normed_and_rotated(
         self,
         x_BHTK: Float[Array, "B H T K"],
         norm: Callable[[Array], Array] | None,
@@ -136,7 +136,7 @@ class Attention(nn.Module):
     ) -> KeysAndValues:
         """Project a source to keys and values."""
         norm = self.key_norm if self.normalises else None
-        keys = self._prepared(self.key(source_BLD), norm, positions_BL, is_local)
+        keys = self._normed_and_rotated(self.key(source_BLD), norm, positions_BL, is_local)
         return KeysAndValues(keys, self.value(source_BLD))
 
     def attend(
@@ -165,7 +165,7 @@ class Attention(nn.Module):
         # Queries, scaled before the product: K^-½, unless the initialisation holds it (T5).
         scale = config.query_width**-0.5 if config.scale_attention else 1.0
         norm = self.query_norm if self.normalises else None
-        q = self._prepared(self.query(x_BTD), norm, positions_BT, is_local)
+        q = self._normed_and_rotated(self.query(x_BTD), norm, positions_BT, is_local)
         q = (q * scale).astype(keys.dtype)
 
         # softmax(q kᵀ + bias) v, by the kernel that can compute it.
@@ -247,7 +247,7 @@ class Attention(nn.Module):
 
     @nn.nowrap
     def contradictions(self, setting: Setting) -> Iterator[str]:
-        """See contract.Part."""
+        """Yield what contradicts attention; see contract.Part."""
         config, mesh = setting.config, setting.mesh
         if config.num_heads % config.num_kv_heads:
             yield (
@@ -317,7 +317,7 @@ class SelfAttention(Attention):
 
     @nn.nowrap
     def flops(self, stack: StackShape) -> float:
-        """See contract.Part."""
+        """Return the FLOPs of a layer; see contract.Part."""
         return self.cost(stack.positions, stack.positions, stack.visible)
 
 

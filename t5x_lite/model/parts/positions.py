@@ -58,8 +58,9 @@ class NoPositions:
 
     @property
     def only_rotates(self) -> bool:
-        """See above."""
-        return type(self) in (NoPositions, Rotary)
+        """True if a kind leaves all other methods of this class as they are."""
+        others = ("embed", "before_layer", "bias_module", "attention_module")
+        return all(getattr(type(self), name) is getattr(NoPositions, name) for name in others)
 
     @property
     def limit(self) -> int | None:
@@ -102,7 +103,7 @@ class NoPositions:
         return x
 
     def contradictions(self, setting: Setting) -> Iterator[str]:
-        """See contract.Part."""
+        """Yield what contradicts these positions; see contract.Part."""
         yield from ()
 
 
@@ -123,7 +124,7 @@ class Learned(NoPositions):
 
     @property
     def table_rows(self) -> int:
-        """See NoPositions."""
+        """Rows of the table, those before the first position included."""
         return self.offset + self.config.max_length
 
     def embed(self, positions: Int[Array, "B T"], table: Parameter | None) -> Float[Array, "B T W"]:
@@ -172,13 +173,6 @@ class Rotary(NoPositions):
     in_attention = True
 
     @property
-    def setting(self) -> str:
-        """The setting that it is, for errors."""
-        is_local = self.config.local_positions and make_positions(self.config) != self
-        name = "local_positions" if is_local else "positions"
-        return f"model.{name}={getattr(self.config, name)}"
-
-    @property
     def width(self) -> int:
         """Number of features of a head that are rotated."""
         return int(self.config.head_dim * self.fraction)
@@ -193,12 +187,13 @@ class Rotary(NoPositions):
         return jnp.concatenate([rotated.astype(x.dtype), x[..., self.width :]], -1)
 
     def contradictions(self, setting: Setting) -> Iterator[str]:
-        """See contract.Part."""
+        """Yield what contradicts these positions; see contract.Part."""
+        setting_name = f"model.positions={setting.config.positions}"
         if self.width % 2 or not self.width:
             reason = f"{self.width} features of a head are rotated, expected an even number"
-            yield f"{self.setting}: {reason}; set model.head_dim"
+            yield f"{setting_name}: {reason}; set model.head_dim"
         for reason in find_scaling(self.scaling).contradictions(self.base):
-            yield f"{self.setting}: {reason}"
+            yield f"{setting_name}: {reason}"
 
 
 @dataclass(frozen=True)
@@ -233,17 +228,17 @@ class Relative(NoPositions):
 
     @property
     def is_bias(self) -> bool:
-        """See NoPositions."""
+        """True if one bias is made for all layers."""
         return not self.per_layer
 
     @property
     def needs_logits(self) -> bool:
-        """See NoPositions."""
+        """True if each layer adds its own bias to its logits."""
         return self.per_layer
 
     @property
     def has_mimetic_init(self) -> bool:
-        """See NoPositions."""
+        """True if the biases can be drawn so that two heads attend to the neighbours."""
         return not self.per_layer
 
     def bias_module(self) -> "RelativeBias | None":
@@ -257,7 +252,7 @@ class Relative(NoPositions):
         return "relative_bias", LayerBias(self.config, self.buckets, self.distance)
 
     def contradictions(self, setting: Setting) -> Iterator[str]:
-        """See contract.Part."""
+        """Yield what contradicts these positions; see contract.Part."""
         if self.buckets % 2:
             yield f"model.positions: buckets={self.buckets}, expected an even number"
         if self.distance <= self.buckets // 2:
@@ -289,7 +284,7 @@ class Shaw(NoPositions):
         return "shaw", ShawRelative(self.config, self.distance)
 
     def contradictions(self, setting: Setting) -> Iterator[str]:
-        """See contract.Part."""
+        """Yield what contradicts these positions; see contract.Part."""
         if setting.config.prefix_length:
             yield "model.prefix_length: positions shaw know no prefix; set it to 0"
 
@@ -307,7 +302,7 @@ class XL(NoPositions):
         return "relative", TransformerXL(self.config)
 
     def contradictions(self, setting: Setting) -> Iterator[str]:
-        """See contract.Part."""
+        """Yield what contradicts these positions; see contract.Part."""
         if setting.config.prefix_length:
             yield "model.prefix_length: positions transformer_xl know no prefix; set it to 0"
 
@@ -465,7 +460,7 @@ class RelativeBias(nn.Module):
 
 
 class LayerBias(RelativeBias):
-    """The same as a part of one layer's attention, see TransformerXL."""
+    """T5's learned bias as a part of one layer's attention, with the methods of ShawRelative."""
 
     adds_to_values = False
 

@@ -44,7 +44,7 @@ class Linear(NoScaling):
     factor: Annotated[float, Range(1.0)] = 2.0
 
     def angles(self, angles: np.ndarray, base: float) -> np.ndarray:
-        """See NoScaling."""
+        """Divide all angles by the factor."""
         return angles / self.factor
 
 
@@ -69,13 +69,13 @@ class LLaMA3(NoScaling):
     length: Positive = 8192
 
     def angles(self, angles: np.ndarray, base: float) -> np.ndarray:
-        """See NoScaling."""
+        """Divide the angles that turn rarely by the factor."""
         turns = self.length * angles / (2 * np.pi)
         kept = np.clip((turns - self.low) / (self.high - self.low), 0, 1)
         return angles * (kept + (1 - kept) / self.factor)
 
     def contradictions(self, base: float) -> Iterator[str]:
-        """See NoScaling."""
+        """Yield that the passage is empty or runs backward."""
         if self.low >= self.high:
             yield f"low={self.low}, expected less than high={self.high}"
 
@@ -101,7 +101,7 @@ class YaRN(NoScaling):
     whole: bool = True
 
     def angles(self, angles: np.ndarray, base: float) -> np.ndarray:
-        """See NoScaling."""
+        """Divide the angles that turn rarely by the factor."""
         width = 2 * len(angles)
 
         def index(turns: float) -> float:
@@ -112,11 +112,12 @@ class YaRN(NoScaling):
         if self.whole:
             first, last = math.floor(first), math.ceil(last)
         first, last = max(first, 0), min(last, width - 1)
-        slowed = np.clip((np.arange(len(angles)) - first) / max(last - first, 0.001), 0, 1)
+        length = max(last - first, 0.001)  # as released, where the passage is a single pair
+        slowed = np.clip((np.arange(len(angles)) - first) / length, 0, 1)
         return angles * (1 - slowed + slowed / self.factor)
 
     def contradictions(self, base: float) -> Iterator[str]:
-        """See NoScaling."""
+        """Yield that the passage is empty or runs backward, or that all pairs turn alike."""
         if self.slow >= self.fast:
             yield f"slow={self.slow}, expected less than fast={self.fast}"
         if base <= 1:
@@ -124,7 +125,7 @@ class YaRN(NoScaling):
 
     @property
     def magnitude(self) -> float:
-        """See NoScaling."""
+        """The factor that is stated, or that of the paper."""
         return self.attention or 0.1 * math.log(self.factor) + 1
 
 

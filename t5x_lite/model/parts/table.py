@@ -63,10 +63,7 @@ def layers_of_period(config: ModelDimensions) -> list[ModelDimensions]:
 
 def runs_whole(config: ModelDimensions) -> bool:
     """True if some part of a block needs whole rows, however many devices share them."""
-    made = [make_mixer(config, parent=None)]
-    for of_layer in layers_of_period(config):
-        made.append(make_feed_forward(of_layer, parent=None))
-    return any(part is not None and "sequence" not in splits_of(part) for part in made)
+    return any("sequence" not in splits_of(part) for part in _parts_of_blocks(config).values())
 
 
 def unsplit_parts(config: ModelDimensions, mesh: Mapping[str, int]) -> list[str]:
@@ -78,16 +75,21 @@ def unsplit_parts(config: ModelDimensions, mesh: Mapping[str, int]) -> list[str]
     >>> unsplit_parts(model, {"data": 4, "tensor": 2})
     ['lstm runs whole on each of the 2 devices of mesh.tensor']
     """
-    made = {part_name(config.mixer): make_mixer(config, parent=None)}
-    for of_layer in layers_of_period(config):
-        made[part_name(of_layer.feed_forward)] = make_feed_forward(of_layer, parent=None)
     found = []
     for axis in ("tensor", "sequence"):
         size = mesh.get(axis, 1)
-        for name, part in made.items():
-            if size > 1 and part is not None and axis not in splits_of(part):
+        for name, part in _parts_of_blocks(config).items():
+            if size > 1 and axis not in splits_of(part):
                 found.append(f"{name} runs whole on each of the {size} devices of mesh.{axis}")
     return found
+
+
+def _parts_of_blocks(config: ModelDimensions) -> dict[str, Any]:
+    """Return the mixer and the feed-forward parts of all layers, by name."""
+    made = {part_name(config.mixer): make_mixer(config, parent=None)}
+    for of_layer in layers_of_period(config):
+        made[part_name(of_layer.feed_forward)] = make_feed_forward(of_layer, parent=None)
+    return {name: part for name, part in made.items() if part is not None}
 
 
 def part_of_parameter(config: ModelDimensions, path: tuple[str, ...]) -> Any:

@@ -109,7 +109,7 @@ class Choose(Kind):
         return names.index(text) if text in names else None
 
     def options(self, task: Task, example: Example) -> Sequence[Any]:
-        """Return the answers."""
+        """Return the answers to choose between."""
         return example.choices
 
     def chance(self, task: Task, examples: Sequence[Example]) -> float | None:

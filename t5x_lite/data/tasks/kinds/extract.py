@@ -107,8 +107,11 @@ def _judged_where(
     """Return a metric over the questions that have an answer, or over those that have none
     (SQuAD 2.0's HasAns and NoAns); None if there are no such questions.
     """
-    pairs = zip(examples, predictions, strict=True)
-    chosen = [pair for pair in pairs if any(pair[0].label or ()) == has_answer]  # type: ignore[arg-type]
+    chosen = []
+    for example, prediction in zip(examples, predictions, strict=True):
+        answers: Any = example.label or ()
+        if any(answers) == has_answer:
+            chosen.append((example, prediction))
     return metric(task, *zip(*chosen, strict=True)) if chosen else None
 
 
