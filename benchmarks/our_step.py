@@ -1,10 +1,11 @@
 """Worker of step_time.py: for each line of input, a number, run that many training steps of a
-config without dropout, and print the seconds of each as JSON.
+config without dropout, and print as JSON the seconds of each, and the rates of the median one.
 
-our_step.py bert|t5|gpt tiny|base KEY=VALUE…
+our_step.py bert|t5|gpt tiny|base|gpu KEY=VALUE…
 """
 
 import json
+import statistics
 import sys
 import time
 
@@ -15,21 +16,24 @@ from t5x_lite.data.store.prepare import prepare
 from t5x_lite.resolve import resolve, text_data
 from t5x_lite.training.loop import Run, setup_jax
 
+ROWS = {"base": 4, "gpu": 32}
+LENGTHS = {"base": 512, "gpu": 1024}  # of a decoder's rows; the others have 512 inputs
+PUBLISHED = {"bert": "bert_base", "t5": "t5_base", "gpt": "gpt2_small"}
+
 setup_jax()
-family, size, *more = sys.argv[1:]
-if size == "base":  # 4 rows of 512 positions, on text that every machine has
-    more += [
-        "data.source=python_docs",
-        "data.tokenizer=sentencepiece(vocab_size=8192)",
-        "data.batch_size=4",
-    ]
+family, size, *overrides = sys.argv[1:]
+more = []
+if size != "tiny":  # on text that every machine has
+    more += ["data.source=python_docs", "data.tokenizer=sentencepiece(vocab_size=8192)"]
+    more += [f"data.batch_size={ROWS[size]}"]
     more += [f"model.{part}=0" for part in ("dropout", "attention_dropout", "ff_dropout")]
     more += ["model.remat=False", "model.scan=False"]
-    more += ["optimizer.name=adamw"] + (
-        ["data.lengths.sequence_length=512"] if family == "gpt" else []
-    )
-names = {"bert": "bert_base", "t5": "t5_base", "gpt": "gpt2_small"} if size == "base" else {}
-config = load(names.get(family, f"{family}_tiny"), more)
+    more += ["optimizer.name=adamw"]
+    if family == "gpt":
+        more += [f"data.lengths.sequence_length={LENGTHS[size]}"]
+given = {setting.partition("=")[0] for setting in overrides}
+more = [setting for setting in more if setting.partition("=")[0] not in given]
+config = load(f"{family}_tiny" if size == "tiny" else PUBLISHED[family], more + overrides)
 corpus = prepare(config.data)
 resolved = resolve(config, corpus.tokenizer.vocabulary)
 run = Run(resolved, text_data(resolved, corpus))
@@ -46,4 +50,5 @@ with run.within():
             state, sums = run.train_step(state, batch)
             jax.block_until_ready((state, sums))
             times.append(time.perf_counter() - start)
-        print(json.dumps(times), flush=True)
+        rates = run.rates(statistics.median(times), 1)
+        print(json.dumps({"seconds": times, **rates}), flush=True)

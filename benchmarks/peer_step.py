@@ -1,7 +1,7 @@
 """Worker of step_time.py in the peer's environment: runs training steps of models of the same
 shapes in `transformers` + torch, with AdamW and gradient clipping.
 
-peer_step.py bert|t5|gpt tiny|base eager|compiled float32|autocast|bfloat16
+peer_step.py bert|t5|gpt tiny|base|gpu eager|compiled float32|autocast|bfloat16
 """
 
 import json
@@ -21,14 +21,16 @@ from transformers import (
 family, size, how, kind = sys.argv[1:]
 torch.manual_seed(0)
 tiny = size == "tiny"
-ROWS = 8 if tiny else 4
+ROWS = {"tiny": 8, "base": 4, "gpu": 32}[size]
+LENGTH = {"tiny": 128, "base": 512, "gpu": 1024}[size]  # of GPT's rows
+device = "cuda" if size == "gpu" else "cpu"
 
 
 def ids(length, scored=None):
     """Return random ids: [ROWS, length]. With `scored`, they are labels of which all positions from
     `scored` on are ignored by the loss.
     """
-    made = torch.randint(0, 8192, (ROWS, length))
+    made = torch.randint(0, 8192, (ROWS, length), device=device)
     if scored is not None:
         made[:, scored:] = -100
     return made
@@ -49,7 +51,7 @@ if family == "gpt":
         else {}
     )
     model = GPT2LMHeadModel(GPT2Config(**sizes, **drop))
-    batch = {"input_ids": (tokens := ids(128 if tiny else 512)), "labels": tokens}
+    batch = {"input_ids": (tokens := ids(LENGTH)), "labels": tokens}
 elif family == "bert":
     sizes = {
         "hidden_size": 128,
@@ -82,7 +84,7 @@ else:
     )
     batch = {"input_ids": ids(116 if tiny else 512), "labels": ids(26 if tiny else 114)}
 
-model = model.train()
+model = model.train().to(device)
 if kind == "bfloat16":
     model = model.bfloat16()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
@@ -91,7 +93,7 @@ forward = torch.compile(model) if how == "compiled" else model
 
 def step():
     """Run one training step and return its loss."""
-    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=kind == "autocast"):
+    with torch.autocast(device, dtype=torch.bfloat16, enabled=kind == "autocast"):
         loss = forward(**batch).loss
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -108,4 +110,4 @@ for line in sys.stdin:
         start = time.perf_counter()
         step()
         times.append(time.perf_counter() - start)
-    print(json.dumps(times), flush=True)
+    print(json.dumps({"seconds": times}), flush=True)

@@ -1,30 +1,35 @@
-"""Compare the time of a training step of BERT, T5 and GPT on CPU with `transformers` + torch. Both
-sides take turns, and the result is the median of the rounds' ratios.
+"""Compare the time of a training step of BERT, T5 and GPT with `transformers` + torch. Both sides
+take turns, and the result is the median of the rounds' ratios.
 
-    python benchmarks/step_time.py PEER_PYTHON [ROUNDS] [tiny|base]
+    python benchmarks/step_time.py PEER_PYTHON [ROUNDS] [tiny|base|gpu]
 
 tiny: the three tiny configs, 8 rows; base: BERT base, T5 base and GPT-2 small, 4 rows of 512
-positions (T5: 512 inputs, 114 targets).
+positions (T5: 512 inputs, 114 targets); gpu: the same on an NVIDIA GPU, 32 rows, GPT-2 with 1,024
+positions.
 
 PEER_PYTHON: the python of an environment of its own with torch and transformers. The peer runs
 eager and compiled, in float32, bfloat16 autocast and pure bfloat16; ours runs in float32 and
 bfloat16. The fastest variant of each side is compared. At base size the far slower variants,
-float32 and eager, are left out, because all variants are in memory at once. Each side has the
+float32 and eager, are left out, because all variants are in memory at once; on a GPU, the peer runs
+in autocast, and ours with and without a scan over layers. Each side has the
 memory settings that suit it: ours has launch/cpu.env, the peer has huge pages (with one arena it is
 slower).
 """
 
 import json
+import math
 import os
 import statistics
 import subprocess
 import sys
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from record import keep
 
 HERE = Path(__file__).parent
+Variant = tuple[str, str]  # ours or peer, and what distinguishes it
 # Steps per turn, of which the median is taken. The first may be slow, because the memory of a
 # waiting process may have been given to others.
 STEPS = 5
@@ -33,14 +38,27 @@ OURS = dict(
     for line in (HERE.parent / "launch/cpu.env").read_text().splitlines()
     if line[0] != "#"
 )
+FAMILIES = ("bert", "t5", "gpt")
+# Variants of each side by size; ours are settings.
 MODES = {
     "tiny": {
-        "ours": ("float32", "bfloat16"),
+        "ours": ("model.dtype=float32", "model.dtype=bfloat16"),
         "how": ("eager", "compiled"),
         "kind": ("float32", "autocast", "bfloat16"),
     },
-    "base": {"ours": ("bfloat16",), "how": ("compiled",), "kind": ("autocast", "bfloat16")},
+    "base": {
+        "ours": ("model.dtype=bfloat16",),
+        "how": ("compiled",),
+        "kind": ("autocast", "bfloat16"),
+    },
+    "gpu": {
+        "ours": ("model.dtype=bfloat16", "model.dtype=bfloat16 model.scan=True"),
+        "how": ("compiled",),
+        "kind": ("autocast",),
+    },
 }
+# On a GPU all processes share its memory.
+OURS["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
 PEERS = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 
@@ -63,48 +81,80 @@ def worker(python: str, script: str, environment: dict, *args: str) -> subproces
     return subprocess.Popen([python, HERE / script, *args], env=os.environ | environment, **pipes)
 
 
-def ask(process: subprocess.Popen, steps: int = STEPS) -> float:
-    """Return the milliseconds of a step, as the median of a few; infinity if the process failed."""
+def ask(process: subprocess.Popen, steps: int = STEPS) -> dict[str, Any]:
+    """Return what a worker says of its next steps: the seconds of each, and ours the tokens per
+    second and the MFU; infinite seconds if the process failed.
+    """
     try:
         process.stdin.write(f"{steps}\n")
         process.stdin.flush()
-        return statistics.median(json.loads(process.stdout.readline())) * 1000
-    except (BrokenPipeError, ValueError):
-        return float("inf")
+        # Whatever else a worker says, such as that another one is making the corpus, is no answer.
+        return json.loads(next(line for line in process.stdout if line.startswith("{")))
+    except (BrokenPipeError, StopIteration, ValueError):
+        return {"seconds": [math.inf]}
+
+
+def start(peer: str, family: str, size: str) -> dict[Variant, subprocess.Popen]:
+    """Start a worker for each variant of both sides."""
+    modes = MODES[size]
+    workers = {}
+    for settings in modes["ours"]:
+        workers["ours", settings] = worker(
+            sys.executable, "our_step.py", OURS, family, size, *settings.split()
+        )
+    for how, kind in product(modes["how"], modes["kind"]):
+        workers["peer", f"{how} {kind}"] = worker(
+            peer, "peer_step.py", PEERS, family, size, how, kind
+        )
+    return workers
+
+
+def measure(
+    workers: dict[Variant, subprocess.Popen], rounds: int
+) -> tuple[dict[Variant, list[float]], dict[Variant, str]]:
+    """Let the workers take turns, and end them. Return the milliseconds of each variant's steps by
+    round, and in words how much of the device ours use, where its peak is known.
+    """
+    for process in workers.values():
+        ask(process, 1)  # wait until it has started
+    times: dict[Variant, list[float]] = {variant: [] for variant in workers}
+    rates = dict.fromkeys(workers, "")
+    for _ in range(rounds):
+        for variant, process in workers.items():
+            answer = ask(process)
+            times[variant].append(1000 * statistics.median(answer["seconds"]))
+            if answer.get("mfu"):
+                rate, mfu = answer["tokens_per_second"], answer["mfu"]
+                rates[variant] = f", {rate:,.0f} tokens/s, MFU {mfu:.3f}"
+    for process in workers.values():
+        process.kill()
+        process.communicate()
+    return times, rates
+
+
+def report(family: str, times: dict[Variant, list[float]], rates: dict[Variant, str]) -> None:
+    """Print the milliseconds of each variant, and how much faster ours is."""
+    for (whose, mode), found in times.items():
+        median = statistics.median(found)
+        print(f"{family}: {whose} {mode} {median:.1f} ms{rates[whose, mode]}", flush=True)
+    ours, theirs = (
+        min(
+            (found for variant, found in times.items() if variant[0] == whose),
+            key=statistics.median,
+        )
+        for whose in ("ours", "peer")
+    )
+    ratio = statistics.median(b / a for a, b in zip(ours, theirs, strict=True))
+    print(f"{family}: ours is {ratio:.2f} × as fast", flush=True)
 
 
 def main(peer: str, rounds: int, size: str) -> None:
-    """Print the milliseconds of each variant, and the ratio for each family."""
+    """Measure and report each family, and keep the numbers."""
     results = {}
-    for family in ("bert", "t5", "gpt"):
-        workers = {
-            ("ours", dtype): worker(
-                sys.executable, "our_step.py", OURS, family, size, f"model.dtype={dtype}"
-            )
-            for dtype in MODES[size]["ours"]
-        }
-        for how, kind in product(MODES[size]["how"], MODES[size]["kind"]):
-            workers["peer", f"{how} {kind}"] = worker(
-                peer, "peer_step.py", PEERS, family, size, how, kind
-            )
-        for process in workers.values():
-            ask(process, 1)  # wait until it has started
-        times = {mode: [] for mode in workers}
-        for _ in range(rounds):
-            for mode, process in workers.items():
-                times[mode].append(ask(process))
-        for process in workers.values():
-            process.kill()
-            process.communicate()
-        for (whose, mode), found in times.items():
-            print(f"{family}: {whose} {mode} {statistics.median(found):.1f} ms", flush=True)
-        ours, theirs = (
-            min((t for m, t in times.items() if m[0] == w), key=statistics.median)
-            for w in ("ours", "peer")
-        )
-        ratio = statistics.median(b / a for a, b in zip(ours, theirs, strict=True))
-        print(f"{family}: ours is {ratio:.2f} × as fast", flush=True)
-        results[family] = {" ".join(mode): found for mode, found in times.items()}
+    for family in FAMILIES:
+        times, rates = measure(start(peer, family, size), rounds)
+        report(family, times, rates)
+        results[family] = {" ".join(variant): found for variant, found in times.items()}
     keep(f"step_time_{size}", {"milliseconds_a_step": results}, peer)
 
 

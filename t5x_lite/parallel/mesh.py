@@ -131,11 +131,22 @@ def check_batch(batch_size: int, microbatches: int, mesh: DeviceMesh) -> None:
 def use_mesh(
     mesh: DeviceMesh | None, model: ModelDimensions, split_rows: bool = True
 ) -> Iterator[None]:
-    """Trace everything inside under a mesh and its rules; None: one device.
+    """Trace everything inside under a mesh and its rules (None: one device), with products of
+    float32 in float32: by default GPUs round their operands to TF32, and TPUs to bfloat16.
+    JAX_DEFAULT_MATMUL_PRECISION is obeyed where it is set.
 
     Args:
         split_rows: see axes.all_rules.
     """
+    precision = jax.config.jax_default_matmul_precision
+    if model.dtype == "float32":
+        precision = precision or "highest"
+    with jax.default_matmul_precision(precision), _use_mesh(mesh, model, split_rows):
+        yield
+
+
+@contextmanager
+def _use_mesh(mesh: DeviceMesh | None, model: ModelDimensions, split_rows: bool) -> Iterator[None]:
     if mesh is None:
         yield
         return

@@ -1,5 +1,7 @@
 """What devices compute, before any of them does."""
 
+import re
+
 import jax
 import numpy as np
 import pytest
@@ -52,3 +54,34 @@ def test_an_optimizer_that_multiplies_matrices_is_not_exact(make, name, tmp_path
                 Program(resolved)
         else:
             Program(resolved)
+
+
+def precisions(resolved) -> set[tuple[str, str]]:
+    """Of the operands of every product of a step."""
+    lines = Program(resolved).trace().lower().as_text().splitlines()
+    products = [line for line in lines if "stablehlo.dot_general" in line]
+    assert len(products) > 10
+    found = [re.findall(r"precision = \[(\w+), (\w+)\]", line) for line in products]
+    return {pair for pairs in found for pair in pairs or [("none", "none")]}
+
+
+@pytest.mark.parametrize(
+    ("objective", "architecture", "more"),
+    [
+        ("masked_lm", "encoder", {"model.positions": "transformer_xl"}),
+        ("causal_lm", "decoder", {"model.mixer": "lstm", "optimizer.name": "muon"}),
+        ("span_corruption", "encoder_decoder", {"model.positions": "shaw"}),
+    ],
+)
+def test_float32_is_float32_on_every_device(make, objective, architecture, more):
+    """By default matrix units round float32: a GPU's to TF32, a TPU's to bfloat16."""
+    resolved, _ = make(objective, architecture, **more)
+    assert precisions(resolved) == {("HIGHEST", "HIGHEST")}
+
+
+def test_other_precisions_are_for_those_who_name_them(make):
+    resolved, _ = make("causal_lm", "decoder")
+    with jax.default_matmul_precision("tensorfloat32"):
+        assert precisions(resolved) == {("HIGH", "HIGH")}
+    resolved, _ = make("causal_lm", "decoder", **{"model.dtype": "bfloat16"})
+    assert precisions(resolved) == {("DEFAULT", "DEFAULT")}
