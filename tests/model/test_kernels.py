@@ -1,3 +1,4 @@
+import re
 import subprocess
 import sys
 from functools import partial
@@ -12,12 +13,15 @@ from jax.experimental.pallas import tpu as pltpu
 from model.proofs import ROW, small
 
 from t5x_lite.config import Model
+from t5x_lite.config.files import load
 from t5x_lite.errors import UserError
+from t5x_lite.hardware import PlannedDevice
 from t5x_lite.model import kernels
 from t5x_lite.model.masks import AttentionMask, Window
 from t5x_lite.model.parts.positions import make_positions
 from t5x_lite.model.transformer import Transformer, parameter_shapes
-from t5x_lite.resolve import resolve_model
+from t5x_lite.resolve import resolve_model, resolve_without_text
+from t5x_lite.training.program import Program
 
 MASKS = {
     "packed": {"packed": True},
@@ -117,6 +121,40 @@ def test_the_table_of_kernels_is_that_of_the_manual(need, settings, mask_options
         for platform in ("cpu", "gpu", "tpu")
     ]
     assert found == expected
+
+
+DEVICES = {
+    "V100": PlannedDevice("Tesla V100-SXM2-16GB", "gpu"),
+    "MI300X": PlannedDevice("AMD Instinct MI300X", "gpu"),
+    "TPU v3": PlannedDevice("TPU v3", "tpu"),
+    "A100": PlannedDevice("NVIDIA A100-SXM4-80GB", "gpu"),
+    "H100": PlannedDevice("NVIDIA H100 80GB HBM3", "gpu"),
+    "TPU v5e": PlannedDevice("TPU v5 lite", "tpu"),
+}
+
+
+def table_of_recipes() -> tuple[list[str], list[list[str]]]:
+    """The manual's table of recipes and devices: its first row, and the others."""
+    text = (ROOT / "docs/concepts/blocks.md").read_text()
+    lines = text[text.index("| recipe |") :].split("\n\n")[0].splitlines()
+    first, _, *others = ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines)
+    return first, others
+
+
+FIRST_ROW, RECIPES = table_of_recipes()
+
+
+@pytest.mark.parametrize("row", RECIPES, ids=lambda row: row[0].split("`")[1])
+def test_the_table_of_recipes_is_that_of_the_manual(row):
+    name, *settings = row[0].split("`")[1].split()
+    overrides = [setting.removeprefix("--config.") for setting in settings]
+    resolved = resolve_without_text(load(name, overrides))
+    for heading, expected in zip(FIRST_ROW[1:], row[1:], strict=True):
+        for device in heading.split(", "):
+            program = Program(resolved, 1.0, [DEVICES[device]])
+            with program.within():
+                stacks = re.findall(r"\b(plain|cudnn|splash|flash)\b(?!:)", program.attention)
+            assert ", ".join(dict.fromkeys(stacks)) == expected, device
 
 
 def test_a_run_says_why_its_attention_has_no_better_kernel(monkeypatch):
@@ -244,7 +282,8 @@ from t5x_lite.config import Mesh, Model
 from t5x_lite.model import kernels
 from t5x_lite.parallel import collectives as parallel
 from t5x_lite.model.masks import AttentionMask
-from t5x_lite.resolve import resolve_model
+from t5x_lite.resolve import resolve_model, resolve_without_text
+from t5x_lite.training.program import Program
 from t5x_lite.parallel import mesh as meshes
 
 model = resolve_model(Model(num_heads=2, num_kv_heads=1), vocab_size=256, max_length=256)
