@@ -7,7 +7,9 @@ VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2
 include launch/cpu.env
 # The versions tested with this Python; NEWEST=1 takes the newest instead.
 CONSTRAINTS = $(if $(NEWEST),,$(wildcard constraints/$(VERSION).txt))
-# Bytecode is made of what is imported, not of all that is installed.
+# Bytecode is made of what is imported, not of all that is installed; without it each of the tests' processes
+# would compile jax and the package anew, which doubles their time.
+unexport PYTHONDONTWRITEBYTECODE
 INSTALL = rm -f $(VENV)/.installed* $(VENV)/.tested-with*; \
 	$(BIN)/python -m pip install -q --no-compile --disable-pip-version-check $(if $(NEWEST),-U) $(CONSTRAINTS:%=-c %)
 
