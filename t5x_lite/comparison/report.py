@@ -97,7 +97,7 @@ def _answer(results: Results) -> str:
             task, metric = name.split(": ")
             sentences.append(f"On {task}, {two[0]} has the best {metric} {two[1]}.")
     if sentences and results["seeds"] == 1:
-        sentences.append("This is one seed, so luck is not ruled out.")
+        sentences.append("Each model has one seed, so luck is not ruled out.")
     sentences += scaling_report.sentences(results["scaling"])
 
     # Without any of these: the validation losses.

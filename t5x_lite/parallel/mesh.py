@@ -138,7 +138,8 @@ def use_mesh(
     Args:
         split_rows: see axes.all_rules.
     """
-    precision = jax.config.jax_default_matmul_precision
+    settings: Any = jax.config  # pyright does not know its attributes
+    precision = settings.jax_default_matmul_precision
     if model.dtype == "float32":
         precision = precision or "highest"
     with jax.default_matmul_precision(precision), _use_mesh(mesh, model, split_rows):
