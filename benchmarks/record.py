@@ -5,6 +5,7 @@ versions that they were measured with.
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from datetime import date
@@ -33,6 +34,8 @@ def keep(name: str, results: Any, peer: str = "") -> None:
         "python": platform.python_version(),
         "versions": {library: version(library) for library in LIBRARIES},
     }
+    if gpus := _gpus():
+        record["gpus"] = gpus
     if peer:
         record["peer_versions"] = _peer_versions(peer)
     record["results"] = results
@@ -80,6 +83,15 @@ def _cpu() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "bfloat16": units,
     }
+
+
+def _gpus() -> list[str]:
+    """Return the names of NVIDIA's GPUs; empty if there are none."""
+    if not shutil.which("nvidia-smi"):
+        return []
+    query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    done = subprocess.run(query, check=True, capture_output=True, text=True)
+    return done.stdout.split("\n")[:-1]
 
 
 def _peer_versions(python: str) -> dict[str, str]:
