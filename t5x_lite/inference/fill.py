@@ -38,7 +38,8 @@ def split_at_blanks(loaded: LoadedModel, text: str) -> list[np.ndarray]:
 
 
 def framed(loaded: LoadedModel, parts: Sequence[np.ndarray]) -> tuple[np.ndarray, int]:
-    """Join parts of ids, between [CLS] and [SEP] for an encoder.
+    """Join parts of ids: between [CLS] and [SEP] for an encoder, before EOS for a decoder of
+    masked_next_token, which reads all but the last id of a row.
 
     Returns:
         the ids, and the position of the first id of the parts.
@@ -47,14 +48,15 @@ def framed(loaded: LoadedModel, parts: Sequence[np.ndarray]) -> tuple[np.ndarray
         UserError: if there are more ids than the position table has rows.
     """
     vocabulary, config = loaded.tokenizer.vocabulary, loaded.model
-    first = 0
     if config.architecture == "encoder":
-        first, parts = 1, [[vocabulary["[CLS]"]], *parts, [vocabulary["[SEP]"]]]
-    ids = np.concatenate(parts).astype(np.int32)
+        before, after = [vocabulary["[CLS]"]], [vocabulary["[SEP]"]]
+    else:
+        before, after = [], [vocabulary.eos]
+    ids = np.concatenate([before, *parts, after]).astype(np.int32)
     if position_limit(config) is not None and len(ids) > config.max_length:
         reason = f"the text has {len(ids)} tokens, the model reads {config.max_length}"
         raise UserError(USAGE, f"{reason}; shorten it")
-    return ids, first
+    return ids, len(before)
 
 
 def masked_rows(

@@ -84,12 +84,15 @@ def test_a_span_is_scored_in_the_place_of_its_sentinel(make, objective):
 
 
 def test_a_decoder_of_masks_scores_by_them(make):
-    """Where its training rows have the weight of the masked token."""
+    """Where its training rows have the weight of the masked token. A decoder reads all but the last
+    token of a row, which therefore is EOS: the last token of the text is read as all others.
+    """
     loaded = untrained(make, "masked_next_token", "decoder")
     vocabulary = loaded.tokenizer.vocabulary
     mask, a, t = vocabulary["[MASK]"], ord("a"), ord("t")
 
     def log_probability(read, text, at):
+        read, text = [*read, vocabulary.eos], [*text, vocabulary.eos]
         weights = np.zeros((1, len(text)), np.float32)
         weights[0, at] = 1
         one, of_masks = Ragged.from_rows([text]), Ragged.from_rows([read])
