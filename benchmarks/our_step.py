@@ -22,18 +22,24 @@ PUBLISHED = {"bert": "bert_base", "t5": "t5_base", "gpt": "gpt2_small"}
 
 setup_jax()
 family, size, *overrides = sys.argv[1:]
-more = []
-if size != "tiny":  # on text that every machine has
-    more += ["data.source=python_docs", "data.tokenizer=sentencepiece(vocab_size=8192)"]
-    more += [f"data.batch_size={ROWS[size]}"]
-    more += [f"model.{part}=0" for part in ("dropout", "attention_dropout", "ff_dropout")]
-    more += ["model.remat=False", "model.scan=False"]
-    more += ["optimizer.name=adamw"]
+name, settings = f"{family}_tiny", {}
+if size != "tiny":
+    name = PUBLISHED[family]
+    settings = {
+        "data.source": "python_docs",  # text that every machine has
+        "data.tokenizer": "sentencepiece(vocab_size=8192)",
+        "data.batch_size": ROWS[size],
+        "model.dropout": 0,
+        "model.attention_dropout": 0,
+        "model.ff_dropout": 0,
+        "model.remat": False,
+        "model.scan": False,
+        "optimizer.name": "adamw",
+    }
     if family == "gpt":
-        more += [f"data.lengths.sequence_length={LENGTHS[size]}"]
-given = {setting.partition("=")[0] for setting in overrides}
-more = [setting for setting in more if setting.partition("=")[0] not in given]
-config = load(f"{family}_tiny" if size == "tiny" else PUBLISHED[family], more + overrides)
+        settings["data.lengths.sequence_length"] = LENGTHS[size]
+settings |= dict(override.split("=", 1) for override in overrides)
+config = load(name, [f"{key}={value}" for key, value in settings.items()])
 corpus = prepare(config.data)
 resolved = resolve(config, corpus.tokenizer.vocabulary)
 run = Run(resolved, text_data(resolved, corpus))

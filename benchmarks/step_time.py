@@ -9,11 +9,10 @@ positions.
 
 PEER_PYTHON: the python of an environment of its own with torch and transformers. The peer runs
 eager and compiled, in float32, bfloat16 autocast and pure bfloat16; ours runs in float32 and
-bfloat16. The fastest variant of each side is compared. At base size the far slower variants,
-float32 and eager, are left out, because all variants are in memory at once; on a GPU, the peer runs
-in autocast, and ours with and without a scan over layers. Each side has the
-memory settings that suit it: ours has launch/cpu.env, the peer has huge pages (with one arena it is
-slower).
+bfloat16. The fastest variant of each side is compared. All variants are in memory at once, so at
+base size the far slower ones, float32 and eager, are left out. On a GPU the peer runs in autocast,
+and ours with and without a scan over layers. Each side has the memory settings that suit it: ours
+has launch/cpu.env, the peer has huge pages (with one arena it is slower).
 """
 
 import json
@@ -33,7 +32,8 @@ Variant = tuple[str, str]  # ours or peer, and what distinguishes it
 # Steps per turn, of which the median is taken. The first may be slow, because the memory of a
 # waiting process may have been given to others.
 STEPS = 5
-OURS = dict(
+OURS = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # all processes share a GPU's memory
+OURS |= dict(
     line.split("=", 1)
     for line in (HERE.parent / "launch/cpu.env").read_text().splitlines()
     if line[0] != "#"
@@ -57,8 +57,6 @@ MODES = {
         "kind": ("autocast",),
     },
 }
-# On a GPU all processes share its memory.
-OURS["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
 PEERS = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 

@@ -83,14 +83,9 @@ def write(
     for place, (down, up) in _updates_of_tables(family, model, params).items():
         ranks[re.escape(place)] = model.lora_rank
         tensors[f"{place}.lora_embedding_A"], tensors[f"{place}.lora_embedding_B"] = down, up
-    # The head of a task is saved whole, with its updates added.
-    leaves = by_path(merged)
-    saved_modules = set()
-    for name, parameter in stored_parameters(family, plain).items():
-        if is_head(tuple(name.split("/"))):
-            tensor = parameter.tensors[0]
-            tensors[tensor] = parameter.to_tensor([to_host(leaves[name])])
-            saved_modules.add(tensor.removeprefix(family.prefix).partition(".")[0])
+    of_head = _head_tensors(family, plain, merged)
+    saved_modules = {name.removeprefix(family.prefix).partition(".")[0] for name in of_head}
+    tensors |= of_head
 
     config = _ranks_and_scales(model, ranks) | {
         "peft_type": "LORA",
@@ -109,6 +104,16 @@ def write(
     }
     write_directory(path, files, named, "adapter_model.safetensors")
     return family.class_name
+
+
+def _head_tensors(family: Family, model: ModelDimensions, params: Params) -> dict[str, np.ndarray]:
+    """Return the tensors of a task's head, which is saved whole, with its updates added."""
+    leaves = by_path(params)
+    tensors = {}
+    for name, parameter in stored_parameters(family, model).items():
+        if is_head(tuple(name.split("/"))):
+            tensors[parameter.tensors[0]] = parameter.to_tensor([to_host(leaves[name])])
+    return tensors
 
 
 class _Update(NamedTuple):

@@ -212,7 +212,6 @@ def splash(
         interpret: compute without a TPU, for tests.
     """
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel
-    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
     def attend(
         q: Queries,
@@ -221,35 +220,7 @@ def splash(
         query_segments: Int[Array, "B T"],
         key_segments: Int[Array, "B S"],
     ) -> Queries:
-        T, S = q.shape[2], k.shape[2]
-        # The largest block that divides both lengths, for the forward and the backward pass.
-        block = next(size for size in (512, 256, 128) if T % size == 0 and S % size == 0)
-        # Several devices may share a row, each with its own queries. The causal mask is then made
-        # for the whole row, with its queries in the order in which the devices hold them.
-        devices = mask.shards if mask.causal else 1
-        pattern: Any = masks.FullMask((T, S))
-        if mask.causal:
-            pattern = masks.CausalMask((T * devices, S))
-            pattern.q_sequence = sequence_order(T * devices, devices).astype(np.int32)
-        backward_blocks = (
-            "block_q_dkv",
-            "block_kv_dkv",
-            "block_kv_dkv_compute",
-            "block_q_dq",
-            "block_kv_dq",
-        )
-        kernel: Any = splash_attention_kernel.make_splash_mha(
-            masks.MultiHeadMask([pattern] * q.shape[1]),
-            block_sizes=splash_attention_kernel.BlockSizes(
-                block, block, **dict.fromkeys(backward_blocks, block)
-            ),
-            head_shards=1,
-            q_seq_shards=devices,
-            attn_logits_soft_cap=softcap or None,
-            interpret=interpret,
-        )
-        if devices > 1:
-            kernel = _own_queries(kernel, mask)
+        kernel = _splash_kernel(q.shape[1], q.shape[2], k.shape[2], mask, softcap, interpret)
         segments = splash_attention_kernel.SegmentIds(query_segments, key_segments)
         return jax.vmap(kernel)(q, k, v, segments)
 
@@ -268,6 +239,42 @@ def splash(
         specs = heads, kv_heads, kv_heads, rows, rows
         attend = jax.shard_map(attend, mesh=mesh, in_specs=specs, out_specs=heads, check_vma=False)
     return attend(q, k, v, mask.query_segments, mask.key_segments)
+
+
+def _splash_kernel(
+    heads: int, T: int, S: int, mask: AttentionMask, softcap: float, interpret: bool
+) -> Any:
+    """Make the kernel for T queries and S keys of a row: a function of q, k, v and segments."""
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+
+    # The largest block that divides both lengths, for the forward and the backward pass.
+    block = next(size for size in (512, 256, 128) if T % size == 0 and S % size == 0)
+    # Several devices may share a row, each with its own queries. The causal mask is then made
+    # for the whole row, with its queries in the order in which the devices hold them.
+    devices = mask.shards if mask.causal else 1
+    pattern: Any = masks.FullMask((T, S))
+    if mask.causal:
+        pattern = masks.CausalMask((T * devices, S))
+        pattern.q_sequence = sequence_order(T * devices, devices).astype(np.int32)
+    backward_blocks = (
+        "block_q_dkv",
+        "block_kv_dkv",
+        "block_kv_dkv_compute",
+        "block_q_dq",
+        "block_kv_dq",
+    )
+    kernel: Any = splash_attention_kernel.make_splash_mha(
+        masks.MultiHeadMask([pattern] * heads),
+        block_sizes=splash_attention_kernel.BlockSizes(
+            block, block, **dict.fromkeys(backward_blocks, block)
+        ),
+        head_shards=1,
+        q_seq_shards=devices,
+        attn_logits_soft_cap=softcap or None,
+        interpret=interpret,
+    )
+    return _own_queries(kernel, mask) if devices > 1 else kernel
 
 
 def _own_queries(kernel: Any, mask: AttentionMask) -> Any:

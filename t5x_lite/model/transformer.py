@@ -253,22 +253,14 @@ class Transformer(nn.Module):
             draw = with_axes(padded_with_zeros(init, size, 0), axis, "embedding")
             return self.param(name, draw, shape, dtype)
 
-        def low_rank_update(of: str) -> tuple[Array, Array]:
-            a_init = with_axes(nn.initializers.zeros, "vocab", "adapter")
-            b_init = with_axes(nn.initializers.normal(1.0), "adapter", "embedding")
-            rows, rank = embedding_rows, config.lora_rank
-            a = self.param(f"{of}_lora_a", a_init, (rows, rank), dtype)
-            b = self.param(f"{of}_lora_b", b_init, (rank, config.embedding_size), dtype)
-            return a, b
-
         # Encoder and decoder read one table of tokens, or each its own.
         self.embedding = table("embedding", embedding_rows, "vocab")
         if config.has_low_rank_embeddings:
-            self.embedding_update = low_rank_update("embedding")
+            self.embedding_update = self._low_rank_update("embedding")
         if not config.shared_embeddings:
             self.decoder_embedding = table("decoder_embedding", embedding_rows, "vocab")
             if config.has_low_rank_embeddings:
-                self.decoder_embedding_update = low_rank_update("decoder_embedding")
+                self.decoder_embedding_update = self._low_rank_update("decoder_embedding")
         self.position_embedding = None
         decoder_has_own = not config.shared_input_layers  # position table and embedding norm
         if make_positions(config).table_rows:
@@ -309,6 +301,16 @@ class Transformer(nn.Module):
         self.dropout = Dropout(config.dropout)
         for name, head in head_layers(config).items():
             setattr(self, name, head.make(config))
+
+    def _low_rank_update(self, of: str) -> tuple[Array, Array]:
+        """Declare a LoRA update of an embedding table: [V, R] and [R, D]."""
+        config, dtype = self.config, parameter_dtype(self.config)
+        rows, rank = own_dimensions(config).embedding_rows, config.lora_rank
+        a_init = with_axes(nn.initializers.zeros, "vocab", "adapter")
+        b_init = with_axes(nn.initializers.normal(1.0), "adapter", "embedding")
+        a = self.param(f"{of}_lora_a", a_init, (rows, rank), dtype)
+        b = self.param(f"{of}_lora_b", b_init, (rank, config.embedding_size), dtype)
+        return a, b
 
     def embed(
         self, row: Row, stack: Literal["encoder", "decoder"], noise: Noise | None = None

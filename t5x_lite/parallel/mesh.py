@@ -142,12 +142,14 @@ def use_mesh(
     precision = settings.jax_default_matmul_precision
     if model.dtype == "float32":
         precision = precision or "highest"
-    with jax.default_matmul_precision(precision), _use_mesh(mesh, model, split_rows):
+    with jax.default_matmul_precision(precision), _mesh_and_rules(mesh, model, split_rows):
         yield
 
 
 @contextmanager
-def _use_mesh(mesh: DeviceMesh | None, model: ModelDimensions, split_rows: bool) -> Iterator[None]:
+def _mesh_and_rules(
+    mesh: DeviceMesh | None, model: ModelDimensions, split_rows: bool
+) -> Iterator[None]:
     if mesh is None:
         yield
         return

@@ -50,5 +50,10 @@ def test_what_cannot_be_filled(make):
         fill(decoder, "a ___")
     with pytest.raises(UserError, match="has no blank"):
         fill(encoder, "a blank")
-    with pytest.raises(UserError, match="shorten it"):
-        fill(encoder, "___" + "a" * 50)
+    # Beside the text, an encoder's row holds [CLS] and [SEP], that of a decoder of masks EOS.
+    of_masks = untrained(make, "masked_next_token", "decoder")
+    for loaded, specials in ((encoder, 2), (of_masks, 1)):
+        text = "___" + "a" * (loaded.model.max_length - specials - 1)
+        assert fill(loaded, text)
+        with pytest.raises(UserError, match="shorten it"):
+            fill(loaded, text + "a")

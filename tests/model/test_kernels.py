@@ -282,8 +282,7 @@ from t5x_lite.config import Mesh, Model
 from t5x_lite.model import kernels
 from t5x_lite.parallel import collectives as parallel
 from t5x_lite.model.masks import AttentionMask
-from t5x_lite.resolve import resolve_model, resolve_without_text
-from t5x_lite.training.program import Program
+from t5x_lite.resolve import resolve_model
 from t5x_lite.parallel import mesh as meshes
 
 model = resolve_model(Model(num_heads=2, num_kv_heads=1), vocab_size=256, max_length=256)

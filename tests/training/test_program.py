@@ -3,12 +3,14 @@
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from proof_sharding import module_of_the_manual
 
 from t5x_lite.config.permission import user_code
 from t5x_lite.errors import UserError
+from t5x_lite.parallel.mesh import use_mesh
 from t5x_lite.resolve import text_data
 from t5x_lite.training.loop import Run
 from t5x_lite.training.optimizer import OPTIMIZERS
@@ -57,7 +59,7 @@ def test_an_optimizer_that_multiplies_matrices_is_not_exact(make, name, tmp_path
 
 
 def precisions(resolved) -> set[tuple[str, str]]:
-    """Of the operands of every product of a step."""
+    """Return the precisions of the operands of all products in a step."""
     lines = Program(resolved).trace().lower().as_text().splitlines()
     products = [line for line in lines if "stablehlo.dot_general" in line]
     assert len(products) > 10
@@ -81,6 +83,9 @@ def test_float32_is_float32_on_every_device(make, objective, architecture, more)
 
 def test_other_precisions_are_for_those_who_name_them(make):
     resolved, _ = make("causal_lm", "decoder")
+    with use_mesh(None, resolved.model):  # as inference on one device has it
+        lowered = jax.jit(jnp.dot).lower(np.ones(2, np.float32), np.ones(2, np.float32))
+    assert "[HIGHEST, HIGHEST]" in lowered.as_text()
     with jax.default_matmul_precision("tensorfloat32"):
         assert precisions(resolved) == {("HIGH", "HIGH")}
     resolved, _ = make("causal_lm", "decoder", **{"model.dtype": "bfloat16"})
