@@ -60,6 +60,7 @@ def plan_objective(config: RunConfig) -> RowPlan:
         config.model.architecture,
         config.data.lengths,
         config.data.split_documents,
+        config.data.window,
     )
     if config.model.backward_decoder and not rows.scores_whole_text:
         reason = f"predicts a text backward, but {config.objective} is no text as it stands"

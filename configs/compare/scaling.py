@@ -60,8 +60,7 @@ def get_config(size: str = "tiny"):
     config.title = f"Scaling of language modelling and of masked language modelling, {size}"
     base = config.base
     base.data.batch_size = ladder.batch_size
-    # Two more tokens for [CLS] and [SEP] of the encoder; a decoder reads text there, too.
-    base.data.lengths.sequence_length = ladder.length + 2
+    base.data.lengths.sequence_length = ladder.length
     base.data.tokenizer = f"sentencepiece(vocab_size={ladder.vocab_size})"
     base.model.update(positions="rotary", activation="gelu_tanh", scan=False)
     base.optimizer.update(
@@ -79,7 +78,10 @@ def get_config(size: str = "tiny"):
         }
         for layers, width in ladder.sizes
     }
-    config.cells = grid(OBJECTIVES, sizes)
+    # An encoder has two more positions, for [CLS] and [SEP], so that all rows read as much text.
+    of_encoder = {"data": {"lengths": {"sequence_length": ladder.length + 2}}}
+    objectives = {"gpt": OBJECTIVES["gpt"], "bert": {**OBJECTIVES["bert"], **of_encoder}}
+    config.cells = grid(objectives, sizes)
     config.match, config.budgets = "flops", ladder.budgets
     config.update(evaluations=1, span_count=256, other_objectives=False)
     return config

@@ -40,6 +40,7 @@ class StepCost:
     loss_tokens: float  # tokens that are predicted
     flops: float
     padding: float  # share of the positions that are padding
+    rows_cut: float  # share of the rows that run from one shuffled block of the text into another
     state_bytes: int  # size of a checkpoint: parameters and optimizer state
 
     @property
@@ -61,6 +62,7 @@ def step_cost(resolved: Resolved, data: TextData) -> StepCost:
         loss_tokens=rows * row.loss_tokens,
         flops=rows * step_flops(resolved, batches.shape, row.loss_tokens),
         padding=row.padding,
+        rows_cut=row.cut,
         state_bytes=loop.state_sizes(resolved)[0],
     )
 

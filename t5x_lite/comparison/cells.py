@@ -3,7 +3,7 @@ to make. Anything that cannot be run is rejected here, before training starts.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,6 +36,9 @@ from t5x_lite.progress import columns, say
 from t5x_lite.report.page import short
 from t5x_lite.resolve import Resolved, resolve, text_data
 from t5x_lite.training.check import check_training
+
+# The smallest share of the longest window that all cells' windows may be shortened to
+_SHORTEST_WINDOW = 0.9
 
 
 class Cell(NamedTuple):
@@ -98,7 +101,10 @@ def plan_cells(
     Raises:
         UserError: for anything that cannot be run.
     """
-    cells = with_shared_block(config.cells)
+    if config.equal_windows:
+        cells = with_equal_windows(config.cells)
+    else:
+        cells = with_shared_block(config.cells)
     seeds = {cell.seed for cell in cells.values()}
     if len(seeds) > 1:
         reason = f"cells have different seeds ({sorted(seeds)}), so different orders of the text"
@@ -196,22 +202,61 @@ def _check_same_budget(run: SeededRun) -> None:
         raise UserError(BAD_CONFIG, f"budget: the run in {run.directory}: {reason}; {mend}")
 
 
+def with_equal_windows(cells: dict[str, RunConfig]) -> dict[str, RunConfig]:
+    """Give all cells the same window: the largest that fits the rows of every cell.
+
+    If one cell's window were a token shorter, most of its rows would cross from one shuffled block
+    into the next and lose context, and those of the other cells would not. Cells whose windows are
+    equal as they are stay unchanged.
+
+    Raises:
+        UserError: if the longest window would lose more than a tenth of its tokens, which no one
+            wants without knowing it.
+    """
+    windows = _windows_of(cells)
+    longest = max(windows.values())
+    equal = cells
+    while len(set(windows.values())) > 1:
+        # Some objectives take only even windows, for example, so the shortest may not suit all.
+        window = min(windows.values())
+        equal = {
+            name: dataclasses.replace(cell, data=dataclasses.replace(cell.data, window=window))
+            for name, cell in cells.items()
+        }
+        windows = _windows_of(equal)
+    shortest = min(windows.values())
+    if shortest < _SHORTEST_WINDOW * longest:
+        reason = f"their rows have room for different windows, {shortest} to {longest} raw tokens"
+        fix = "choose data.lengths for similar windows, or set equal_windows=False to keep them"
+        raise UserError(BAD_CONFIG, f"cells: {reason}; {fix}")
+    return equal
+
+
 def with_shared_block(cells: dict[str, RunConfig]) -> dict[str, RunConfig]:
     """Give all cells the same data.block, so that they read the same text in the same order.
 
     The block is as long as the longest window. Cells whose windows are all equal need none, and a
     data.block that is set is kept.
     """
-    for cell in cells.values():
-        check_training(cell)
-    plans = [plan_objective_checked(cell) for cell in cells.values()]
-    windows = {member.window for plan in plans for member in plan.members}
+    windows = set(_windows_of(cells).values())
     block = max(windows) if len(windows) > 1 else 0
     shared = {}
     for name, cell in cells.items():
         data = dataclasses.replace(cell.data, block=cell.data.block or block)
         shared[name] = dataclasses.replace(cell, data=data)
     return shared
+
+
+def _windows_of(cells: Mapping[str, RunConfig]) -> dict[tuple[str, int], int]:
+    """Return the raw tokens in the window of each objective of each cell: (cell, index of the
+    objective in its mixture) → tokens.
+    """
+    windows = {}
+    for name, cell in cells.items():
+        check_training(cell)
+        for number, member in enumerate(plan_objective_checked(cell).members):
+            windows[name, number] = member.window
+    return windows
 
 
 def _check_texts(
@@ -279,7 +324,8 @@ def plan_in_words(config: CompareConfig, cells: Sequence[Cell], at_least: bool =
         at_least: True if the times are lower bounds, which count only the matrix products.
     """
     time = "time, at least" if at_least else "time"
-    rows = [["cell", "parameters", "steps", "raw tokens", "model tokens", "FLOPs", "padding", time]]
+    heading = ["cell", "parameters", "steps", "raw tokens", "model tokens", "FLOPs"]
+    rows = [[*heading, "padding", "rows cut", time]]
     for cell in cells:
         total = cell.total
         spent = [short(total[unit]) for unit in ("raw_tokens", "model_tokens", "flops")]
@@ -290,6 +336,7 @@ def plan_in_words(config: CompareConfig, cells: Sequence[Cell], at_least: bool =
                 f"{total['steps']:,.0f}",
                 *spent,
                 f"{cell.cost.padding:.1%}",
+                f"{cell.cost.rows_cut:.0%}",
                 _duration(total["seconds"]),
             ]
         )

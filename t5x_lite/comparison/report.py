@@ -406,10 +406,10 @@ def parity_sheet(results: Results) -> Table:
             ratio = of[unit] / against if against else 1.0
             is_equal = abs(ratio - 1) < _EQUAL
             row.append(short(of[unit]) if is_equal else f"{short(of[unit])} (×{ratio:.2f})")
-        rows.append([*row, f"{of['padding']:.1%}"])
+        rows.append([*row, f"{of['padding']:.1%}", f"{of.get('rows_cut', 0.0):.0%}"])
     matched = results["match"]
     names = [f"{name} (matched)" if unit == matched else name for unit, name in UNITS.items()]
-    heading = ["cell", "parameters", "FLOPs per sequence", *names, "padding"]
+    heading = ["cell", "parameters", "FLOPs per sequence", *names, "padding", "rows cut"]
     baselines = ", ".join(dict.fromkeys(of["baseline"] for of in cells.values()))
     return Table(heading, rows, f"Per run; (×…) is the ratio to {baselines} where they differ")
 
@@ -421,6 +421,12 @@ def _parity_notes(results: Results) -> list[Part]:
         "decoder. Loss tokens: tokens that were predicted. FLOPs: matrix products that the "
         "mathematics needs, forward and backward."
     ]
+    if any(of.get("rows_cut") for of in results["cells"].values()):
+        notes.append(
+            "Rows cut: rows that run from one shuffled block of the text into another, and lose "
+            "context by it. Cells with different shares cannot be compared fairly; equal windows "
+            "(equal_windows=True) have none."
+        )
     if results["texts"]:
         listed = ", ".join(results["texts"])
         notes.append(f"The cells do not read the same text: they differ in {listed}.")

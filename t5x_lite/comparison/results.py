@@ -122,6 +122,7 @@ def _spent_by(cell: Cell, summaries: Mapping[str, Mapping[str, Any]]) -> dict[st
         "active_parameters": cell.cost.active_parameters,
         "flops_per_sequence": cell.cost.flops_per_sequence,
         "padding": cell.cost.padding,
+        "rows_cut": cell.cost.rows_cut,
         "loss_tokens": config.training.steps * cell.cost.loss_tokens,
         **cell.total,
         "seconds": mean(seconds or [cell.total["seconds"]]),

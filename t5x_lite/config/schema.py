@@ -136,6 +136,8 @@ class Data(Checked):
     lengths: Lengths = Lengths()
     # The run ends when any text has been read this often; 0: only after training.steps
     epochs: Annotated[NonNegative, RESUMABLE, BUDGET] = 0
+    # Raw tokens that a row reads at most; 0: as many as fit. Rows with room for more are padded
+    window: NonNegative = 0
     # Tokens that stay together in shuffling; 0: the longest window of the objectives. Runs with the
     # same block and seed read the same text in the same order. Where a window crosses into another
     # block, an EOS is put between.
@@ -735,6 +737,8 @@ class CompareConfig(Checked):
     # Or several: each cell is trained under each, and the report fits scaling laws to the sizes of
     # each objective
     budgets: tuple = ()
+    # Rows of all cells read equally many raw tokens: as many as fit the rows of every cell
+    equal_windows: bool = True
     evaluations: Positive = 4  # of each run, at equal distances
 
     # Held-out spans, of one word or several, whose bits per byte all models are asked for; 0: none

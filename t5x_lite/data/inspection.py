@@ -138,6 +138,8 @@ def show_ledger(batches: Batches, row: Ledger, steps: int, flops_per_row: float)
     lines.append(("padding", f"{row.padding:.2%}", ""))
     if row.left_out:
         lines.append(("left out", f"{row.left_out:.2%}", ""))
+    if row.cut:
+        lines.append(("rows cut", f"{row.cut:.2%}", ""))
     is_mixture = len(batches.streams) > 1
     if not is_mixture:
         lines.append(("epochs", "", f"{batches.streams[0].epochs(rows):.2f}"))

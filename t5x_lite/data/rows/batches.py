@@ -21,6 +21,8 @@ from t5x_lite.errors import BAD_DATA, UserError
 
 # Rows in one cycle of a mixture; the smallest possible share is one of them
 _PATTERN_ROWS = 100_000
+# Rows whose windows are looked at to find how many are cut: no text is read for it
+_ROWS_LOOKED_AT = 4096
 
 
 def mixture_pattern(rates: list[float]) -> np.ndarray:
@@ -329,6 +331,8 @@ class Ledger:
     padding: float  # fraction of the positions
     # Fraction of the raw tokens that does not fit the rows (split documents, sentence pairs)
     left_out: float
+    # Fraction of the rows whose window runs from one shuffled block of the text into another
+    cut: float
     members: tuple["Ledger", ...] = ()  # one for each stream of a mixture
 
 
@@ -345,6 +349,7 @@ def ledger(batches: Batches, rows: int = 64) -> Ledger:
         loss_tokens=mean("loss_tokens"),
         padding=mean("padding"),
         left_out=mean("left_out"),
+        cut=mean("cut"),
         members=members,
     )
 
@@ -365,4 +370,5 @@ def _stream_ledger(stream: RowStream, rows: int) -> Ledger:
         loss_tokens=sum(float(value.sum()) for value in weights) / len(indices),
         padding=1 - model_tokens / positions,
         left_out=stream.left_out(indices),
+        cut=stream.cut(range(min(_ROWS_LOOKED_AT, stream.rows(1)))),
     )

@@ -174,6 +174,10 @@ class PackedExamples:
         """Return 0: oversized examples are rejected."""
         return 0.0
 
+    def cut(self, indices: ArrayLike) -> float:
+        """Return 0: examples are whole."""
+        return 0.0
+
     def pairs(self, indices: ArrayLike) -> tuple[Pairs, np.ndarray]:
         """Return the pairs of these rows, one per segment, and for each pair the place of its row
         in `indices`, ascending.

@@ -96,12 +96,14 @@ def plan_rows(
     architecture: Architecture,
     lengths: Lengths,
     split_documents: bool = False,
+    longest_window: int = 0,
 ) -> RowPlan:
     """Plan the rows of a run. This needs no tokenizer, so incompatible objectives and architectures
     are rejected when the config is loaded.
 
     Args:
         objective: one objective or a mixture, as in the config.
+        longest_window: raw tokens that a row reads at most; 0: as many as fit.
 
     Raises:
         UserError: if an objective cannot be laid out; the error says why.
@@ -111,7 +113,7 @@ def plan_rows(
     for rate, parsed in parse_mixture(objective):
         adapted = parsed.for_architecture(architecture)
         _check_architecture(adapted, architecture)
-        window, shape = fit_window(adapted, architecture, lengths)
+        window, shape = fit_window(adapted, architecture, lengths, longest_window)
         members.append(Member(rate, adapted, window))
         shapes.append(shape)
     # Sentence pairs mix neither with other rows nor with split documents.
@@ -168,9 +170,13 @@ def _check_architecture(objective: Objective, architecture: Architecture) -> Non
 
 
 def fit_window(
-    objective: Objective, architecture: Architecture, lengths: Lengths
+    objective: Objective, architecture: Architecture, lengths: Lengths, longest: int = 0
 ) -> tuple[int, RowShape]:
-    """Return the largest window, in raw tokens, whose bound fits the row, and the row's shape."""
+    """Return the largest window, in raw tokens, whose bound fits the row, and the row's shape.
+
+    Args:
+        longest: raw tokens that the window has at most; 0: as many as fit.
+    """
     # Find the room of a row. An encoder may score any of its positions until its bound is known.
     if architecture == "encoder_decoder":
         room = RowShape(lengths.inputs, lengths.targets)
@@ -185,7 +191,11 @@ def fit_window(
 
     # Bounds grow with the window: find the last one that fits by bisection.
     traits = objective.traits
-    windows = range(traits.min_tokens, room.encoder + room.decoder + 1, traits.window_multiple)
+    if longest and longest < traits.min_tokens:
+        reason = f"too short for {objective.name}, which needs {traits.min_tokens} tokens"
+        raise UserError(BAD_CONFIG, f"data.window={longest}: {reason}; raise it")
+    most = longest or room.encoder + room.decoder
+    windows = range(traits.min_tokens, most + 1, traits.window_multiple)
     fitting = bisect_left(windows, True, key=lambda n: not room.holds(*objective.bound(n)[:3]))
     if not fitting:
         raise UserError(

@@ -64,6 +64,10 @@ class RowStream(Protocol):
         """Return the fraction of the raw tokens of these rows that does not fit the rows."""
         ...
 
+    def cut(self, indices: ArrayLike) -> float:
+        """Return the fraction of these rows that read two places of the text as one."""
+        ...
+
 
 @dataclass(frozen=True)
 class TextStream:
@@ -123,6 +127,12 @@ class TextStream:
             return 0.0
         kept = sum(len(piece) for window in windows for piece in self._pieces(window))
         return 1 - kept / sum(map(len, windows))
+
+    def cut(self, indices: ArrayLike) -> float:
+        """Return the fraction of these rows whose window runs from one shuffled block of the text
+        into another.
+        """
+        return self.windows.cut(self.windows.window_ids(np.asarray(indices, np.int64)))
 
     def pairs(self, indices: ArrayLike) -> tuple[Pairs, np.ndarray]:
         """Return the pairs of these rows, one per segment, and for each pair the place of its row

@@ -53,6 +53,10 @@ class Windows(Protocol):
         """
         ...
 
+    def cut(self, window_ids: np.ndarray) -> float:
+        """Return the fraction of these windows that are not one piece of the text."""
+        ...
+
 
 def permute(index: np.ndarray, size: int, key: int) -> np.ndarray:
     """Map each index through a keyed permutation of range(size), in O(1) memory.
@@ -200,6 +204,11 @@ class ShuffledWindows:
         """Return where in the text a token of each window is."""
         return self.order.places(self._positions(window_ids) + offsets)
 
+    def cut(self, window_ids: np.ndarray) -> float:
+        """Return the fraction of these windows that run from one block into another."""
+        within_block = self._positions(window_ids) % self.order.block
+        return float(np.mean(within_block + self.size > self.order.block))
+
     def _positions(self, window_ids: np.ndarray) -> np.ndarray:
         """Return where in the order each window begins."""
         cycles, within = np.divmod(window_ids, len(self.starts))
@@ -240,6 +249,10 @@ class StaticWindows:
         """Return where in the text a token of each window is."""
         return window_ids * self.size + offsets
 
+    def cut(self, window_ids: np.ndarray) -> float:
+        """Return 0: every window is one piece of the text."""
+        return 0.0
+
 
 @dataclass(frozen=True)
 class SequentialWindows:
@@ -269,6 +282,10 @@ class SequentialWindows:
     def places(self, window_ids: np.ndarray, offsets: np.ndarray) -> np.ndarray:
         """Return where in the text a token of each window is."""
         return window_ids * self.size + offsets
+
+    def cut(self, window_ids: np.ndarray) -> float:
+        """Return 0: every window is one piece of the text."""
+        return 0.0
 
 
 @dataclass(frozen=True)
