@@ -102,4 +102,7 @@ def show(results: dict[str, Any]) -> str:
         if spread is not None:
             shown += f" ± {spread:.4f} (standard deviation of {seeds} seeds)"
         lines.append(f"{results['task']}: {name.replace('_', ' ')} {shown}")
+    scored = results["scored"]
+    value = f"{metric.replace('_', ' ')} {scored['mean']:.4f}"
+    lines.append(f"{results['task']}: {value} on {scored['on']}")
     return "\n".join(lines)

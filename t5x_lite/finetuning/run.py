@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -21,14 +21,17 @@ from t5x_lite.config import RunConfig, Task
 from t5x_lite.config.files import parse_grid
 from t5x_lite.config.permission import named_code, user_code
 from t5x_lite.data.tasks.examples import with_labels_of
+from t5x_lite.data.tasks.kinds.kind import Label
 from t5x_lite.data.tasks.kinds.table import kind_of, metrics_of
 from t5x_lite.data.tasks.load import code_of_task
+from t5x_lite.data.tasks.metrics import judge
 from t5x_lite.data.tasks.task_data import TaskData, TaskPlan, TaskSplit
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import IO_ERROR, NO_FILE, USAGE, UserError, user_errors
 from t5x_lite.finetuning.recipe import config_of, with_schedule
 from t5x_lite.finetuning.results import answers_of, curves_of, write
-from t5x_lite.inference.predict import as_records, judge_split, predict
+from t5x_lite.finetuning.scoring import Scored, keep_predictions, score_run
+from t5x_lite.inference.predict import as_records, predict
 from t5x_lite.model.check import plan_checked
 from t5x_lite.model.transformer import count_parameters, parameter_shapes
 from t5x_lite.progress import say
@@ -38,6 +41,14 @@ from t5x_lite.training.adapt import parse_adaptation
 from t5x_lite.training.best import PREFIX
 from t5x_lite.training.check import check_training
 from t5x_lite.training.log import read_metrics
+from t5x_lite.training.run_directory import LoadedModel
+
+
+class Reached(NamedTuple):
+    """What one fine-tuning run has reached."""
+
+    best: dict[str, float]  # step and metrics of its best evaluation, by which it was chosen
+    scored: Scored  # its score on examples that did not choose
 
 
 @dataclass(frozen=True)
@@ -46,7 +57,7 @@ class Trial:
 
     settings: dict[str, str]
     config: RunConfig
-    reached: dict[int, dict[str, float]]  # seed → metrics of its best evaluation
+    reached: dict[int, "Reached"]  # by seed
 
     @property
     def name(self) -> str:
@@ -145,7 +156,7 @@ def _train_cells(
     for cell in cells:
         train(cell, first_seed)
     metric = metrics_of(task)[0]
-    chosen = max(cells, key=lambda cell: cell.reached[first_seed][metric])
+    chosen = max(cells, key=lambda cell: cell.reached[first_seed].best[metric])
     for seed in range(first_seed + 1, first_seed + seeds):
         train(chosen, seed)
 
@@ -193,8 +204,8 @@ def _train(
     workdir: Path,
     is_set: set[str],
     on_log: Callable[[dict], None] | None,
-) -> dict[str, float]:
-    """Train one run; return the metrics of its best evaluation."""
+) -> "Reached":
+    """Train one run; return what it has reached."""
     rows = plan_checked(config)
     assert isinstance(rows, TaskPlan)
     if config.adapt == "probe" and rows.format.head == "lm":
@@ -207,10 +218,19 @@ def _train(
     test = _test_split(data)
     resolved = resolve(config, base.tokenizer.vocabulary, rows)
     loop.train(
-        resolved, data, workdir, on_log, judge=lambda loaded: judge_split(loaded, data.validation)
+        resolved, data, workdir, on_log, judge=lambda loaded: judge_and_keep(loaded, data, workdir)
     )
-    write_predictions(workdir, data, test)
-    return best_evaluation(workdir, config.task)
+    predictions = write_predictions(workdir, data, test)
+    scored = score_run(workdir, data.validation, test, predictions.get("test"))
+    return Reached(best_evaluation(workdir, config.task), scored)
+
+
+def judge_and_keep(loaded: LoadedModel, data: TaskData, workdir: Path) -> dict[str, float]:
+    """Return the metrics of the validation examples, and keep the predictions behind them."""
+    predictions = predict(loaded, data.validation)
+    keep_predictions(workdir, loaded.step, predictions)
+    examples = data.validation.examples
+    return judge(examples.task, examples.examples, predictions)
 
 
 def _test_split(data: TaskData) -> TaskSplit | None:
@@ -239,8 +259,11 @@ def best_evaluation(workdir: Path, task: Task) -> dict[str, float]:
     return {"step": best["step"]} | {name: best[f"{PREFIX}{name}"] for name in names}
 
 
-def write_predictions(workdir: Path, data: TaskData, test: TaskSplit | None) -> None:
-    """Write the best parameters' predictions on the validation and test splits as JSON lines.
+def write_predictions(
+    workdir: Path, data: TaskData, test: TaskSplit | None
+) -> dict[str, list[Label]]:
+    """Write the best parameters' predictions on the validation and test splits as JSON lines, and
+    return them by split.
 
     For a benchmark, also write the test predictions in the file that it expects.
     """
@@ -250,11 +273,11 @@ def write_predictions(workdir: Path, data: TaskData, test: TaskSplit | None) -> 
     splits = {"validation": data.validation}
     if test is not None:
         splits["test"] = test
-    directory = workdir / "predictions"
+    directory, of_splits = workdir / "predictions", {}
     with user_errors(IO_ERROR, f"{directory}: cannot be written"):
         directory.mkdir(exist_ok=True)
         for name, split in splits.items():
-            predictions = predict(loaded, split)
+            predictions = of_splits[name] = predict(loaded, split)
             lines = [json.dumps(record) for record in as_records(split.examples, predictions)]
             (directory / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
             if name == "test" and task.submission:
@@ -263,6 +286,7 @@ def write_predictions(workdir: Path, data: TaskData, test: TaskSplit | None) -> 
                     rows.append(f"{example.id}\t{kind.submitted(task, prediction, example)}")
                 (directory / task.submission).write_text("\n".join(rows) + "\n")
     say(f"written: {directory}")
+    return of_splits
 
 
 def _results(base: _Base, task: Task, cells: list[Trial], chosen: Trial) -> dict[str, Any]:
@@ -274,12 +298,14 @@ def _results(base: _Base, task: Task, cells: list[Trial], chosen: Trial) -> dict
         shapes, _ = adaptation.split_shapes(parameter_shapes(model))
         trained = sum(leaf.size for leaf in jax.tree.leaves(shapes))
     begins = f"from {base.name}" if chosen.config.init_from else "from scratch"
-    # Mean and standard deviation over seeds.
     summary = {}
     for name in metrics_of(task):
-        values = [reached[name] for reached in chosen.reached.values()]
-        spread = stdev(values) if len(values) > 1 else None
-        summary[name] = {"mean": mean(values), "standard_deviation": spread}
+        values = [reached.best[name] for reached in chosen.reached.values()]
+        summary[name] = _mean_and_deviation(values)
+    scored = [reached.scored for reached in chosen.reached.values()]
+    on = scored[0].on
+    if len(cells) > 1 and scored[0].split == "validation":
+        on += ", all of which chose the settings of the grid"
     return {
         "title": f"{task.name}, {begins}: {chosen.config.adapt}",
         "task": task.name,
@@ -289,8 +315,24 @@ def _results(base: _Base, task: Task, cells: list[Trial], chosen: Trial) -> dict
         "chosen": chosen.settings,
         "seeds": list(chosen.reached),
         "reached": summary,
+        "scored": {
+            "split": scored[0].split,
+            "on": on,
+            "examples": scored[0].examples,
+            **_mean_and_deviation([one.value for one in scored]),
+            "units": scored[0].units._asdict(),  # of the first seed
+        },
         "cells": [
-            {"settings": cell.settings, "seeds": {str(s): r for s, r in cell.reached.items()}}
+            {
+                "settings": cell.settings,
+                "seeds": {str(seed): reached.best for seed, reached in cell.reached.items()},
+            }
             for cell in cells
         ],
     }
+
+
+def _mean_and_deviation(values: Sequence[float]) -> dict[str, float | None]:
+    """Return the mean and the standard deviation over seeds."""
+    spread = stdev(values) if len(values) > 1 else None
+    return {"mean": mean(values), "standard_deviation": spread}

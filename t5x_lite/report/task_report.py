@@ -62,7 +62,9 @@ def _cells(results: dict) -> Table:
 
 
 def _summary(results: dict) -> str:
-    """Return a sentence with the validation metrics, and one with the number of parameters."""
+    """Return sentences with the score on examples that chose nothing, with the validation metrics,
+    and with the number of parameters.
+    """
     parts = []
     for name, value in results["reached"].items():
         spread = value["standard_deviation"]
@@ -73,7 +75,13 @@ def _summary(results: dict) -> str:
     seeds = len(results["seeds"])
     of = f" (mean and standard deviation of {seeds} seeds)" if seeds > 1 else ""
     trained = f"{results['trained_parameters']:,} of {results['parameters']:,} parameters"
-    return f"Validation: {', '.join(parts)}{of}. Trained: {trained}."
+    scored = results["scored"]
+    metric = results["metric"].replace("_", " ")
+    honest = f"{metric} {scored['mean']:.4f} on {scored['on']} ({scored['examples']:,} examples)"
+    return (
+        f"{honest[0].upper()}{honest[1:]}. Validation, at the best evaluation: "
+        f"{', '.join(parts)}{of}. Trained: {trained}."
+    )
 
 
 def _confusion(results: dict) -> list[Part]:

@@ -35,6 +35,7 @@ def results_of(tmp_path):
         "chosen": {},
         "seeds": [0, 1],
         "reached": {"accuracy": {"mean": 0.5, "standard_deviation": 0.1}},
+        "scored": {"mean": 0.4, "standard_deviation": 0.1, "on": "halves of dev", "examples": 3},
         "cells": [{"settings": {}, "seeds": {"0": {"step": 2, "accuracy": 0.5}}}],
         "curves": {"seed 0": curves},
         **answers(tmp_path, task, records),
@@ -57,6 +58,7 @@ def test_pages_hold_their_figures_and_no_foreign_markup(tmp_path):
     page = (tmp_path / "report.html").read_text("utf-8")
     assert "<i>" not in page
     assert "&lt;i&gt;x&lt;/i&gt;" in page
+    assert "Accuracy 0.4000 on halves of dev (3 examples)." in page
     assert "accuracy 0.5000 ± 0.1000 (mean and standard deviation of 2 seeds)" in page
     assert "Trained: 3 of 10 parameters" in page
     lines = (tmp_path / "report.md").read_text("utf-8").splitlines()

@@ -21,6 +21,8 @@ class Metric(NamedTuple):
     score: Judgement
     judges: tuple[str, ...] = ()  # what kinds of tasks predict: see Kind; none: any
     library: str = ""  # library that it needs, in the extra [tasks]
+    # True if it is the mean of its values for single examples, each between 0 and 1
+    is_mean: bool = False
 
 
 def judge(
@@ -76,6 +78,69 @@ def check_metrics(task: Task) -> None:
             raise UserError(BAD_CONFIG, f"task.metrics: {reason}")
         if metric.library:
             optional_import(metric.library, "tasks", f"task.metrics={name}")
+
+
+# A metric as a mean over examples, from which its uncertainty follows.
+
+_GROUPS = 50  # of examples that are left out in turn
+
+
+class UnitScores(NamedTuple):
+    """The first metric of a task as the mean of amounts.
+
+    Attributes:
+        amounts: the metric's value for each example or, for a metric that is no mean over examples,
+            the jackknife's pseudo-value for each group of examples (Efron and Tibshirani, 1993,
+            §11.5): what the metric would be if all examples were like this group.
+        clusters: number of each amount's cluster: examples of one text are more alike than others.
+        is_bounded: True if all amounts lie between 0 and 1.
+    """
+
+    amounts: list[float]
+    clusters: list[int]
+    is_bounded: bool
+
+
+def unit_scores(
+    task: Task, examples: Sequence[Example], predictions: Sequence[Label]
+) -> UnitScores:
+    """Return the first metric of a task as the mean of amounts.
+
+    The same examples give the same units, whatever the predictions, so that two models can be
+    compared unit by unit.
+    """
+    metric = find_metric(task, metrics_of(task)[0])
+    clusters = clusters_of(examples)
+    if metric.is_mean:
+        amounts = [
+            metric.score(task, [example], [predicted]) or 0.0
+            for example, predicted in zip(examples, predictions, strict=True)
+        ]
+        return UnitScores(amounts, clusters, is_bounded=True)
+
+    # Leave out one group of clusters at a time.
+    count = min(_GROUPS, max(clusters) + 1)
+    whole = metric.score(task, examples, predictions) or 0.0
+    if count < 2:
+        return UnitScores([whole], [0], is_bounded=False)
+    amounts = []
+    for group in range(count):
+        kept = [number for number, cluster in enumerate(clusters) if cluster % count != group]
+        of_kept = metric.score(
+            task, [examples[number] for number in kept], [predictions[number] for number in kept]
+        )
+        without = whole if of_kept is None else of_kept
+        amounts.append(count * whole - (count - 1) * without)
+    # The pseudo-values have the jackknife's variance; their mean is moved to the metric itself.
+    shift = whole - sum(amounts) / count
+    return UnitScores([amount + shift for amount in amounts], list(range(count)), is_bounded=False)
+
+
+def clusters_of(examples: Sequence[Example]) -> list[int]:
+    """Number the texts of the examples: examples with the same text are in one cluster."""
+    numbers: dict[Any, int] = {}
+    keys = [example.text or (number,) for number, example in enumerate(examples)]
+    return [numbers.setdefault(key, len(numbers)) for key in keys]
 
 
 # Metrics of classes.
@@ -227,7 +292,7 @@ def bleu(task: Task, examples: Sequence[Example], predictions: Sequence[Label]) 
 _CLASSES, _NUMBERS, _TEXTS = ("class", "choice"), ("number",), ("text",)
 _SKLEARN, _SCIPY, _ROUGE = "sklearn.metrics", "scipy.stats", "rouge_score.rouge_scorer"
 METRICS: dict[str, Metric] = {
-    "accuracy": Metric(accuracy, _CLASSES),
+    "accuracy": Metric(accuracy, _CLASSES, is_mean=True),
     "f1": Metric(f1, ("class",), _SKLEARN),
     "macro_f1": Metric(macro_f1, ("class",), _SKLEARN),
     "matthews": Metric(matthews, ("class",), _SKLEARN),
@@ -235,12 +300,12 @@ METRICS: dict[str, Metric] = {
     "grouped_accuracy": Metric(grouped_accuracy, _CLASSES),
     "pearson": Metric(pearson, _NUMBERS, _SCIPY),
     "spearman": Metric(spearman, _NUMBERS, _SCIPY),
-    "exact_match": Metric(exact_match, _TEXTS),
-    "token_f1": Metric(token_f1, _TEXTS),
-    "rouge1": Metric(_rouge("rouge1"), _TEXTS, _ROUGE),
-    "rouge2": Metric(_rouge("rouge2"), _TEXTS, _ROUGE),
-    "rougeL": Metric(_rouge("rougeL"), _TEXTS, _ROUGE),
-    "rougeLsum": Metric(_rouge("rougeLsum"), _TEXTS, _ROUGE),
+    "exact_match": Metric(exact_match, _TEXTS, is_mean=True),
+    "token_f1": Metric(token_f1, _TEXTS, is_mean=True),
+    "rouge1": Metric(_rouge("rouge1"), _TEXTS, _ROUGE, is_mean=True),
+    "rouge2": Metric(_rouge("rouge2"), _TEXTS, _ROUGE, is_mean=True),
+    "rougeL": Metric(_rouge("rougeL"), _TEXTS, _ROUGE, is_mean=True),
+    "rougeLsum": Metric(_rouge("rougeLsum"), _TEXTS, _ROUGE, is_mean=True),
     "bleu": Metric(bleu, _TEXTS, "sacrebleu"),
 }
 

@@ -2,11 +2,20 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from t5x_lite.config import Task
+from t5x_lite.data.tasks.baselines import BAG_OF_WORDS, MOST_FREQUENT, counted_answers
 from t5x_lite.data.tasks.kinds.kind import Example
-from t5x_lite.data.tasks.metrics import METRICS, by_group, find_metric, judge
+from t5x_lite.data.tasks.metrics import (
+    METRICS,
+    by_group,
+    clusters_of,
+    find_metric,
+    judge,
+    unit_scores,
+)
 from t5x_lite.errors import UserError
 
 
@@ -94,3 +103,107 @@ def test_the_mean_over_groups_is_no_mean_over_examples():
 def test_a_metric_that_does_not_exist():
     with pytest.raises(UserError, match=r"task.metrics: got 'acuracy'; did you mean accuracy\?"):
         judge(Task(metrics=("acuracy",)), of([1]), [1])
+
+
+# A metric as a mean over examples.
+
+
+def drawn_examples(metric: str, count: int, random) -> tuple[Task, list[Example], list]:
+    """Examples and predictions that the metric judges, a third of them wrong."""
+    judges = METRICS[metric].judges[0]
+    wrong = random.uniform(size=count) < 0.35
+    if judges in ("class", "choice"):
+        labels = random.integers(2, size=count).tolist()
+        predictions = [
+            1 - label if bad else label for label, bad in zip(labels, wrong, strict=True)
+        ]
+    elif judges == "number":
+        labels = random.normal(size=count).tolist()
+        predictions = (np.array(labels) + random.normal(size=count)).tolist()
+    else:
+        words = ["the cat sat on a mat", "dogs run fast in the park", "we eat bread", "no"]
+        labels = [(words[index],) for index in random.integers(4, size=count)]
+        predictions = [
+            "the cat runs in a park" if bad else of[0]
+            for of, bad in zip(labels, wrong, strict=True)
+        ]
+    kind = {"number": "regress", "text": "generate"}.get(judges, "classify")
+    names = ("a", "b") if kind == "classify" else ()
+    task = Task(name="t", kind=kind, source="x.tsv", labels=names, metrics=(metric,))
+    # Examples of one group have one text, as the answers to the questions of MultiRC have.
+    shared = 4 if metric == "grouped_exact_match" else 1
+    examples = [
+        Example(number, f"text {number // shared}", "", label, (), number // 4, {})
+        for number, label in enumerate(labels)
+    ]
+    return task, examples, predictions
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_the_mean_of_the_units_is_the_metric(name):
+    task, examples, predictions = drawn_examples(name, 120, np.random.default_rng(0))
+    expected = judge(task, examples, predictions)[name]
+    units = unit_scores(task, examples, predictions)
+    assert np.mean(units.amounts) == pytest.approx(expected)
+    assert units.is_bounded == METRICS[name].is_mean
+    assert len(units.amounts) == (
+        120 if METRICS[name].is_mean else 30 if name == "grouped_exact_match" else 50
+    )
+
+
+@pytest.mark.parametrize("name", ["accuracy", "f1", "matthews", "pearson", "grouped_exact_match"])
+def test_the_spread_of_the_units_is_that_of_the_metric(name):
+    """Over samples of examples, also where the metric is no mean over them."""
+    random = np.random.default_rng(0)
+    values, errors = [], []
+    for _ in range(150):
+        task, examples, predictions = drawn_examples(name, 200, random)
+        values.append(judge(task, examples, predictions)[name])
+        amounts = unit_scores(task, examples, predictions).amounts
+        errors.append(np.std(amounts, ddof=1) / np.sqrt(len(amounts)))
+    # The error of 150 standard deviations is 6 %.
+    assert np.mean(errors) == pytest.approx(np.std(values), rel=0.2)
+
+
+def test_examples_of_one_text_are_one_cluster():
+    texts = ["one", "two", "one", "", ""]
+    examples = [Example(n, text, "", 0, (), None, {}) for n, text in enumerate(texts)]
+    assert clusters_of(examples) == [0, 1, 0, 2, 3]
+
+
+# What counting reaches.
+
+
+def test_counting_answers_with_the_most_frequent_label_and_with_words():
+    task = Task(name="t", kind="classify", source="x.tsv", labels=("a", "b"))
+
+    def example(number, text, label, pair=""):
+        return Example(number, text, pair, label, (), None, {})
+
+    train = [
+        example(n, f"{'good' if n % 3 else 'bad'} film {n}", int(n % 3 > 0)) for n in range(30)
+    ]
+    asked = [example(0, "a bad day", 0), example(1, "a good one", 1)]
+    counted = counted_answers(task, train, asked)
+    assert counted == {MOST_FREQUENT: [1, 1], BAG_OF_WORDS: [0, 1]}
+    # Words of the second text are others than those of the first.
+    train = [example(n, "film", int(n % 3 > 0), "good" if n % 3 else "bad") for n in range(30)]
+    asked = [example(0, "good", 0, "bad"), example(1, "bad", 1, "good")]
+    assert counted_answers(task, train, asked)[BAG_OF_WORDS] == [0, 1]
+
+
+def test_counting_of_numbers_texts_and_labels_of_words():
+    def examples(labels):
+        return [Example(n, f"w{n}", "", label, (), None, {}) for n, label in enumerate(labels)]
+
+    regress = Task(name="t", kind="regress", source="x.tsv")
+    counted = counted_answers(regress, examples([1.0, 2.0, 6.0]), examples([0.0]))
+    assert counted[MOST_FREQUENT] == [3.0]
+    assert len(counted[BAG_OF_WORDS]) == 1
+    generate = Task(name="t", kind="generate", source="x.tsv")
+    asked = examples([("x",)])
+    counted = counted_answers(generate, examples([("yes", "yeah"), ("no",), ("yes",)]), asked)
+    assert counted == {MOST_FREQUENT: ["yes"]}
+    label = Task(name="t", kind="label", source="x.tsv", labels=("O", "B"))
+    counted = counted_answers(label, examples([(0, 0, 1), (1, 0)]), examples([(1, 1)]))
+    assert counted == {MOST_FREQUENT: [(0, 0)]}

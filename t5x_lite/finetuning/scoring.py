@@ -1,0 +1,123 @@
+"""The score of a fine-tuned model on examples that did not choose it.
+
+Fine-tuning keeps the parameters of its best evaluation, and the best of several figures is too good
+by luck. So a run is scored on its test split if that has labels. Otherwise the validation examples
+are divided into two halves, and each half is scored with the predictions of the evaluation that the
+other half finds best: all examples count, and none has chosen the predictions it is scored with.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from t5x_lite.config import Task
+from t5x_lite.data.tasks.kinds.kind import Example, Label
+from t5x_lite.data.tasks.kinds.table import metrics_of
+from t5x_lite.data.tasks.metrics import UnitScores, find_metric, unit_scores
+from t5x_lite.data.tasks.task_data import TaskSplit
+from t5x_lite.errors import IO_ERROR, NO_FILE, read_json, user_errors
+from t5x_lite.training import run_directory
+from t5x_lite.training.log import read_metrics
+
+
+class Scored(NamedTuple):
+    """A task's first metric on examples that did not choose the predictions."""
+
+    value: float
+    split: str  # "test" or "validation"
+    on: str  # which examples these are, in words
+    examples: int
+    units: UnitScores
+
+
+def keep_predictions(workdir: Path, step: int, predictions: Sequence[Label]) -> None:
+    """Write the predictions for the validation examples at one evaluation of a run."""
+    path = _path(workdir, step)
+    with user_errors(IO_ERROR, f"{path}: cannot be written"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        written = {"predictions": list(predictions)}
+        text = json.dumps(written, default=lambda value: value.item())
+        run_directory.write_atomically(path, text)
+
+
+def _path(workdir: Path, step: int) -> Path:
+    return workdir / "predictions" / "evaluations" / f"{step}.json"
+
+
+def _kept_predictions(workdir: Path) -> dict[int, list[Label]]:
+    """Read the predictions of each evaluation of a run: step → predictions."""
+    steps = [
+        record["step"]
+        for record in read_metrics(workdir / "metrics.jsonl")
+        if record["split"] == "validation"
+    ]
+    kept = {}
+    for step in steps:
+        path = _path(workdir, step)
+        with user_errors(NO_FILE, f"{path}: cannot be read"):
+            written = read_json(path, "run finetune in another --workdir")["predictions"]
+        kept[step] = [tuple(one) if isinstance(one, list) else one for one in written]
+    return kept
+
+
+def score_run(
+    workdir: Path,
+    validation: TaskSplit,
+    test: TaskSplit | None,
+    of_test: Sequence[Label] | None,
+) -> Scored:
+    """Score a run on its test split if that has labels, otherwise on halves of its validation
+    split.
+
+    Args:
+        of_test: predictions of the best parameters for the test split, if there is one.
+    """
+    if test is not None and of_test is not None and test.examples.has_labels:
+        task, examples, predictions = test.examples.task, test.examples.examples, of_test
+        split, on = "test", f"{test.examples.split}, which chose nothing"
+    else:
+        task, examples = validation.examples.task, validation.examples.examples
+        predictions = cross_fitted(task, examples, _kept_predictions(workdir))
+        split = "validation"
+        on = f"halves of {validation.examples.split}, each at the best evaluation of the other half"
+    units = unit_scores(task, examples, predictions)
+    value = find_metric(task, metrics_of(task)[0]).score(task, examples, predictions)
+    return Scored(0.0 if value is None else value, split, on, len(examples), units)
+
+
+def in_first_half(examples: Sequence[Example]) -> list[bool]:
+    """Divide examples into two halves by a hash of their text, so that examples of one text stay
+    together.
+    """
+    keys = [f"{example.text}" or f"{example.id}" for example in examples]
+    return [hashlib.sha256(key.encode()).digest()[0] < 128 for key in keys]
+
+
+def cross_fitted(
+    task: Task, examples: Sequence[Example], evaluations: Mapping[int, Sequence[Label]]
+) -> list[Label]:
+    """Return for each half of the examples the predictions of the evaluation that is best on the
+    other half.
+
+    Args:
+        evaluations: step → predictions for all examples.
+    """
+    metric = find_metric(task, metrics_of(task)[0])
+    first = in_first_half(examples)
+    predictions: list[Label] = list(evaluations[max(evaluations)])
+    for is_first in (True, False):
+        scored = [number for number, one in enumerate(first) if one == is_first]
+        choosing = [number for number, one in enumerate(first) if one != is_first]
+        if not choosing:
+            continue  # nothing to choose by: the last evaluation it is
+        of_choosing = [examples[number] for number in choosing]
+        best_step, best = max(evaluations), -float("inf")
+        for step, of_step in evaluations.items():
+            value = metric.score(task, of_choosing, [of_step[number] for number in choosing])
+            if value is not None and value > best:
+                best_step, best = step, value
+        for number in scored:
+            predictions[number] = evaluations[best_step][number]
+    return predictions
