@@ -641,6 +641,9 @@ class Task(Checked):
     # In words, for models that read and write text. Empty: "name field: text …", as T5 has it.
     prompt: Annotated[str, FORMAT] = ""
     label_words: Annotated[tuple, FORMAT] = ()  # what is written for each label; empty: its name
+    # Every model with a decoder writes its answers in words, so that families can be compared.
+    # False: each family in its own way, which is a head for a decoder alone
+    in_words: Annotated[bool, FORMAT] = False
     # What a language model that was not trained on the task is asked: a template that the answer
     # follows. Empty: the prompt. And its words for each label.
     question: str = ""

@@ -1,12 +1,14 @@
 """What holds for every kind of task, for each architecture that learns it."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from t5x_lite.config import Task
 from t5x_lite.data.rows.layouts import RowShape
 from t5x_lite.data.tasks.kinds.kind import Example, Kind
-from t5x_lite.data.tasks.kinds.table import KINDS, kind_of, metrics_of
+from t5x_lite.data.tasks.kinds.table import KINDS, find_format, kind_of, metrics_of
 from t5x_lite.data.tasks.metrics import METRICS, check_metrics, find_metric
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import UserError
@@ -72,6 +74,16 @@ def test_what_is_learned_is_read_back(name, architecture):
             outputs.append(np.asarray(values, float))
     assert kind.predict(task, [example], formatted, outputs) == [example.label]
     assert sum(kind.model_settings(task).values()) > 0
+
+
+@pytest.mark.parametrize(("name", "architecture"), LEARNED)
+def test_every_model_with_a_decoder_can_answer_in_words(name, architecture):
+    task = replace(task_of(name), in_words=True)
+    if architecture == "encoder":
+        with pytest.raises(UserError, match=r"task\.in_words: an encoder writes no words"):
+            find_format(task, architecture)
+    else:
+        assert find_format(task, architecture).head == "lm"
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -51,10 +51,15 @@ def find_format(task: Task, architecture: str) -> Format:
         UserError: if it cannot; the error names the kinds that it can read.
     """
     kind = kind_of(task)
+    if task.in_words and architecture == "encoder":
+        reason = "an encoder writes no words; leave it out, or compare models with a decoder"
+        raise UserError(BAD_CONFIG, f"task.in_words: {reason}")
     if architecture not in kind.formats:
         reason = f"an {architecture}" if architecture[0] == "e" else f"a {architecture}"
         kinds = ", ".join(name for name in KINDS if architecture in KINDS[name].formats)
         raise UserError(
             BAD_CONFIG, f"task {task.name}: {reason} cannot learn to {task.kind}; it can {kinds}"
         )
-    return kind.formats[architecture]
+    # What reads a prefix in words can be read by a decoder alone, too.
+    in_words = task.in_words and architecture == "decoder"
+    return kind.formats["prefix_decoder" if in_words else architecture]
