@@ -6,7 +6,7 @@ next-token prediction, and a mixture with half of the rows each. All cells spend
 needs a GPU and 100 million words of your own, as in the BabyLM challenge, and was not trained here.
 On the built-in text:
 
-python -m t5x_lite compare --config=compare/bert_or_gpt --workdir=DIR --seeds=3
+python -m t5x_lite compare --config=compare/bert_or_gpt --workdir=DIR
 """
 
 import t5x_lite
@@ -26,6 +26,7 @@ def get_config(size: str = "tiny"):
     if size not in RECIPES:
         raise UserError(BAD_CONFIG, f"bert_or_gpt:{size}: no such size; {nearest(size, RECIPES)}")
     config = default(CompareConfig)
+    config.seeds = 3
     config.title = f"Language modelling, masked next-token prediction, or both, {size}"
     config.base = t5x_lite.get_config(RECIPES[size])
     if size == "tiny":

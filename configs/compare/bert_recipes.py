@@ -5,7 +5,7 @@ are from bert_tiny, with Muon.
 
 Not trained to the end here. On the built-in text:
 
-python -m t5x_lite compare --config=compare/bert_recipes --workdir=DIR --seeds=3
+python -m t5x_lite compare --config=compare/bert_recipes --workdir=DIR
 """
 
 import t5x_lite
@@ -16,6 +16,7 @@ PAIRS = {"token_types": 2}
 
 def get_config():
     config = default(CompareConfig)
+    config.seeds = 3
     config.title = "Recipes of BERT"
     config.base = t5x_lite.get_config("bert_tiny")
     config.base.optimizer.update(name="muon", learning_rate=1e-2)

@@ -7,7 +7,7 @@ six, including the number of layers, and has the recipe of t5_tiny with Muon. It
 of experts, which are in every fourth layer. Its 28 cells take about a minute each. Neither was
 trained here.
 
-python -m t5x_lite compare --config=compare/modifications:tiny --workdir=DIR --seeds=3 --jobs=2
+python -m t5x_lite compare --config=compare/modifications:tiny --workdir=DIR --jobs=2
 """
 
 import runpy
@@ -33,6 +33,7 @@ def get_config(size: str = "base"):
         reason = f"no such size; {nearest(size, ('base', 'tiny'))}"
         raise UserError(BAD_CONFIG, f"modifications:{size}: {reason}")
     config = default(CompareConfig)
+    config.seeds = 3
     config.title = f"Narang et al. (2021), table 1, {size}"
     vanilla = t5x_lite.get_config("modifications:vanilla")
     changes = {name: settings for name, (settings, _) in MODIFICATIONS.items()}

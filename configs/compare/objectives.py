@@ -6,7 +6,7 @@ matched.
 
 Not trained to the end here. On the built-in text:
 
-python -m t5x_lite compare --config=compare/objectives --workdir=DIR --seeds=3
+python -m t5x_lite compare --config=compare/objectives --workdir=DIR
 """
 
 import t5x_lite
@@ -30,6 +30,7 @@ OBJECTIVES = {
 
 def get_config():
     config = default(CompareConfig)
+    config.seeds = 3
     config.title = "Objectives of an encoder-decoder"
     config.base = t5x_lite.get_config("t5_tiny")
     config.base.optimizer.update(name="muon", learning_rate=5e-3)

@@ -2,7 +2,7 @@
 three apart, on the built-in text or on your own. Muon stands in for Shampoo (Gupta et al., 2018):
 it is Shampoo without accumulation (Bernstein and Newhouse, 2024), and optax has no other variant.
 
-python -m t5x_lite compare --config=compare/optimizers --workdir=DIR --seeds=3
+python -m t5x_lite compare --config=compare/optimizers --workdir=DIR
 """
 
 import t5x_lite
@@ -20,6 +20,7 @@ WEIGHT_DECAY = {"adamw": 0.1, "adafactor": 0.0, "lion": 0.5, "muon": 0.1}
 
 def get_config():
     config = default(CompareConfig)
+    config.seeds = 3
     config.title = "Optimizers of a small decoder"
     config.base = t5x_lite.get_config("gpt_tiny")
     config.cells = {

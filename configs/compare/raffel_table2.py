@@ -5,7 +5,7 @@ i.i.d. denoising of 15 % of the tokens) and on language modelling, all with the 
 same structure for one GPU and for a laptop: they halve the layers where the paper does, and keep
 the proportions of the lengths. Only tiny was trained: docs/compared.md has its table.
 
-python -m t5x_lite compare --config=compare/raffel_table2:tiny --workdir=DIR --seeds=3 --jobs=2
+python -m t5x_lite compare --config=compare/raffel_table2:tiny --workdir=DIR --jobs=2
 """
 
 from typing import Any, NamedTuple
@@ -65,6 +65,7 @@ def get_config(size: str = "base"):
         raise UserError(BAD_CONFIG, f"raffel_table2:{size}: no such size; {nearest(size, SIZES)}")
     recipe, layers, tokens, budget = SIZES[size]
     config = default(CompareConfig)
+    config.seeds = 3
     config.title = f"Raffel et al. (2020), table 2, {size}"
     config.base = t5x_lite.get_config(recipe)
     config.base.data.lengths.update(sequence_length=0, inputs=0, targets=0)
@@ -90,5 +91,6 @@ def get_config(size: str = "base"):
         "optimizer.schedule=constant",
         "optimizer.learning_rate=5e-3" if size == "tiny" else "optimizer.learning_rate=1e-3",
         "optimizer.weight_decay=0",
+        "task.in_words=True",  # decoders as well, for which a head is usual
     )
     return config

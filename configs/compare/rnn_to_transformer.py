@@ -6,7 +6,7 @@ tokens.
 
 docs/compared.md has its table. On the built-in text:
 
-python -m t5x_lite compare --config=compare/rnn_to_transformer --workdir=DIR --seeds=3
+python -m t5x_lite compare --config=compare/rnn_to_transformer --workdir=DIR
 """
 
 from t5x_lite.config import CompareConfig, default
@@ -27,6 +27,7 @@ CELLS = {
 
 def get_config():
     config = default(CompareConfig)
+    config.seeds = 3
     config.title = "From counting to attention"
     config.base.optimizer.name = "muon"
     config.cells = {

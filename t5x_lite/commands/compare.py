@@ -27,6 +27,8 @@ def add_options(command: argparse.ArgumentParser) -> None:
     add_allow_code(command)
     add = command.add_argument
     add("--seeds", type=number_type(1), help="number of seeds to train each cell with")
+    help = "add seeds up to this number, until every difference to the baseline is decided"
+    add("--max-seeds", type=number_type(1), help=help)
     help = "one cell for each value of a setting, KEY=VALUE,VALUE; may be repeated"
     add("--grid", action="append", default=[], metavar="KEY=VALUES", help=help)
     help = "train only these, NAME,NAME; the same command without it writes the report"
@@ -61,5 +63,6 @@ def comparison_of(args: argparse.Namespace) -> CompareConfig:
     """Read the config of the comparison, with the options of the command."""
     from t5x_lite.config.files import load_comparison
 
-    seeds = [] if args.seeds is None else [f"seeds={args.seeds}"]
+    given = {"seeds": args.seeds, "max_seeds": args.max_seeds}
+    seeds = [f"{name}={value}" for name, value in given.items() if value is not None]
     return load_comparison(config_name(args), [*args.overrides, *seeds], args.grid)

@@ -3,8 +3,8 @@ kept in the run's directory, because computing them takes a while:
 
     span_bits.json                bits of each held-out span, see span_bits.py
     other_objectives.json         validation loss under the objectives of the other cells
-    tasks/NAME.json               metrics on a task, after fine-tuning in tasks/NAME
-    tasks/NAME-from-scratch.json  metrics on a task, after training from fresh parameters
+    tasks/NAME.json               score on a task, after fine-tuning in tasks/NAME
+    tasks/NAME-from-scratch.json  score on a task, after training from fresh parameters
 """
 
 import dataclasses
@@ -15,21 +15,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import jax
 
 from t5x_lite import storage
 from t5x_lite.comparison.span_bits import Span, scored_contexts, span_bits
 from t5x_lite.config import RunConfig, Task
+from t5x_lite.config.permission import user_code
 from t5x_lite.data.rows.batches import TextData
 from t5x_lite.data.tasks.examples import load_split, with_labels_of
 from t5x_lite.data.tasks.kinds.table import kind_of, metrics_of
-from t5x_lite.data.tasks.load import load_task
+from t5x_lite.data.tasks.load import code_of_task, load_task
+from t5x_lite.data.tasks.metrics import unit_scores
 from t5x_lite.errors import BAD_CONFIG, IO_ERROR, UserError, read_json, user_errors
 from t5x_lite.finetuning import run as finetuning
-from t5x_lite.inference.evaluate import evaluate_task
-from t5x_lite.inference.zero_shot import Asking
+from t5x_lite.inference.zero_shot import Asking, ask
 from t5x_lite.model.check import plan_checked
 from t5x_lite.model.transformer import parameter_shapes
 from t5x_lite.progress import messages_to, say, silent
@@ -59,6 +60,25 @@ class Questions:
     from_scratch: bool = False
 
 
+class TaskAnswer(TypedDict):
+    """The first metric of a task, as a run's directory keeps it.
+
+    Attributes:
+        metric: its name.
+        method: how the answers are found. Scores by different methods are not compared: the
+            likelihood of a sentence from left to right, for example, with that by masks.
+        split: "test", or "validation".
+        on: the examples that it is measured on, in words.
+        units: fields of data.tasks.metrics.UnitScores, whose mean it is.
+    """
+
+    metric: str
+    method: str
+    split: str
+    on: str
+    units: dict[str, Any]
+
+
 @dataclass(frozen=True)
 class Answers:
     """Results of the extra evaluations of one run.
@@ -66,14 +86,14 @@ class Answers:
     Attributes:
         span_bits: context → bits of each span.
         losses: objective → validation loss in nats per scored token.
-        tasks: task → metrics by name, beginning with the task's main metric.
-        from_scratch: task → metrics by name, for models trained from fresh parameters.
+        tasks: task → its first metric, on examples that chose nothing.
+        from_scratch: the same, for models trained from fresh parameters.
     """
 
     span_bits: dict[str, list[float]]
     losses: dict[str, float]
-    tasks: dict[str, dict[str, float]]
-    from_scratch: dict[str, dict[str, float]]
+    tasks: dict[str, TaskAnswer]
+    from_scratch: dict[str, TaskAnswer]
 
 
 def measure(workdir: Path, questions: Questions) -> Answers:
@@ -91,7 +111,7 @@ def measure(workdir: Path, questions: Questions) -> Answers:
     ]
 
     # Evaluate on each task and, if asked for, train on it from fresh parameters, too.
-    reached: dict[bool, dict[str, dict[str, float]]] = {False: {}, True: {}}
+    reached: dict[bool, dict[str, TaskAnswer]] = {False: {}, True: {}}
     for task, from_scratch in itertools.product(tasks, reached):
         if from_scratch and not (questions.from_scratch and is_learned(task)):
             continue
@@ -227,13 +247,29 @@ def _on_task(
     directory: Path,
     settings: Sequence[str],
     from_scratch: bool,
-) -> dict[str, float]:
-    """Return a run's metrics on a task, fine-tuned in `directory` if the task has to be learned."""
+) -> TaskAnswer:
+    """Return a run's answer to a task, fine-tuned in `directory` if the task has to be learned."""
+    metric = metrics_of(task)[0]
     if not is_learned(task):
-        loaded = run_directory.load(workdir)
-        evaluated = evaluate_task(loaded, task, Asking())["metrics"]
-        return {str(name): evaluated[name] for name in metrics_of(task)}
+        with user_code(code_of_task(task)):
+            asked = ask(run_directory.load(workdir), task, Asking())
+            examples = asked.examples
+            units = unit_scores(examples.task, examples.examples, asked.predictions)
+        return TaskAnswer(
+            metric=metric,
+            method=asked.method,
+            split="validation",
+            on=examples.split,
+            units=units._asdict(),
+        )
     say(f"{workdir.name}: {directory.name}")
     results = finetuning.finetune(workdir, task, directory, settings, from_scratch=from_scratch)
     task_report.write(results, directory)
-    return {str(name): results["reached"][name]["mean"] for name in metrics_of(task)}
+    scored = results["scored"]
+    return TaskAnswer(
+        metric=metric,
+        method="fine-tuned",
+        split=scored["split"],
+        on=scored["on"],
+        units=scored["units"],
+    )

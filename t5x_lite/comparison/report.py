@@ -5,11 +5,12 @@ the curves, the cost of each cell, and examples of what each model does.
 import csv
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from t5x_lite.comparison import scaling_report
+from t5x_lite.data.tasks.baselines import MOST_FREQUENT
 from t5x_lite.errors import IO_ERROR, user_errors
 from t5x_lite.report import charts, page
 from t5x_lite.report.page import Bold, Page, Part, Quote, Section, Table, short
@@ -19,6 +20,8 @@ _OWN = ("loss", "accuracy")
 FROM_SCRATCH = ", from scratch"  # suffix of the scores of models with fresh parameters
 Results = Mapping[str, Any]
 
+_ONE_SEED = "one seed: how much luck matters is not known"
+_MOST_LISTED = 4  # cells that a sentence names
 _EQUAL = 0.01  # relative difference below which two amounts count as equal
 
 # Score → heading, and True if lower is better
@@ -54,7 +57,10 @@ def report(results: Results) -> Page:
     sections = [
         Section("Scores", [score_table(results), *_reading_notes(results)]),
         Section("Scaling laws", scaling_report.parts(results["scaling"], _HEADINGS)),
-        Section("How certain this is", [*_interval_charts(results), *_differences(results)]),
+        Section(
+            "How certain this is",
+            [*_interval_charts(results), *_difference_charts(results), *_differences(results)],
+        ),
         Section("Each model under each objective", _other_objectives(results)),
         Section("Learning curves", _learning_curves(results)),
         Section("What each run cost", [parity_sheet(results), *_parity_notes(results)]),
@@ -72,32 +78,34 @@ def report(results: Results) -> Page:
 def _answer(results: Results) -> str:
     """Return the main results in a few sentences."""
     sentences = []
-    cells = results["cells"]
+    cells, counted = results["cells"], results["counting"]
 
-    # The best cell on spans, then a trigram model for comparison.
+    # What each cell needs for a span, then a trigram model for comparison.
     for name, given in (
         ("span_bits_left", "only the text before a gap"),
         ("span_bits_both", "the text on both sides of a gap"),
     ):
-        if two := _best_two(results, name, " bits per byte"):
-            sentences.append(f"Given {given}, {two[0]} predicts it best {two[1]}.")
-    counted = results["counting"].get("Kneser-Ney trigram", {}).get("span_bits_left")
-    if counted and sentences:
-        sentence = f"A trigram model, which only counts, needs {counted:.3f} given the text before"
+        if ranked := _ranked(results, name):
+            sentences.append(_ranking(results, name, ranked, f"Given {given}", "predicts it best"))
+    trigram = counted.get("Kneser-Ney trigram", {}).get("span_bits_left")
+    if trigram and sentences:
+        sentence = f"A trigram model, which only counts, needs {trigram:.3f} given the text before"
         scores = [of["scores"].get("span_bits_left") for of in cells.values()]
         means = [score["mean"] for score in scores if score]
-        if means and counted < min(means):
+        if means and trigram < min(means):
             sentence += ", fewer than any of these models"
         sentences.append(f"{sentence}.")
 
-    # The best cell on each task.
+    # The cells on each task, and those that counting beats.
     for name in filter(_is_of_task, _score_names(results)):
-        two = _best_two(results, name)
-        if two and not name.endswith(FROM_SCRATCH):
+        ranked = _ranked(results, name)
+        if ranked and not name.endswith(FROM_SCRATCH):
             task, metric = name.split(": ")
-            sentences.append(f"On {task}, {two[0]} has the best {metric} {two[1]}.")
+            best = f"has the best {metric}"
+            sentences.append(_ranking(results, name, ranked, f"On {task}", best))
+            sentences += _beaten_by_counting(results, name)
     if sentences and results["seeds"] == 1:
-        sentences.append("Each model has one seed, so luck is not ruled out.")
+        sentences.insert(0, f"{_ONE_SEED[0].upper()}{_ONE_SEED[1:]}.")
     sentences += scaling_report.sentences(results["scaling"])
 
     # Without any of these: the validation losses.
@@ -111,16 +119,10 @@ def _answer(results: Results) -> str:
     return " ".join(sentences)
 
 
-def _best_two(results: Results, name: str, unit: str = "") -> tuple[str, str] | None:
-    """Return the best and the second-best cell in a score, under the last budget.
+def _ranked(results: Results, name: str) -> dict[str, dict[str, Any]]:
+    """Return the cells under the last budget with their score, the best mean first.
 
-    Args:
-        unit: unit of the score, with a space before it.
-
-    Returns:
-        The name of the best cell; and in brackets its score, the second cell with its score, and
-        the verdict on their difference unless it is resolved. None if fewer than two cells can be
-        compared, or if some cells measure something else by that score.
+    Empty if fewer than two cells have the score, or if some measure something else by it.
     """
     cells = results["cells"]
     last = [*cells.values()][-1]["baseline"]
@@ -129,21 +131,63 @@ def _best_two(results: Results, name: str, unit: str = "") -> tuple[str, str] | 
         for cell, of in cells.items()
         if name in of["scores"] and of["baseline"] == last
     }
-    best = [cell for cell, score in scores.items() if score["is_best"]]
-    others = {cell: score for cell, score in scores.items() if "behind_best" in score}
-    # Cells without a difference to the best measure something else by this score.
-    if not best or len(others) < len(scores) - 1:
-        return None
-    lowest_or_highest = min if is_lower_better(name) else max
-    second = lowest_or_highest(others, key=lambda cell: others[cell]["mean"])
-    shown = {cell: _shown(name, scores[cell]["mean"]) for cell in (*best, second)}
-    in_brackets = [f"{shown[best[0]]}{unit}", f"{second} {shown[second]}"]
-    # If all runs have one seed, _answer says so once, for all scores.
-    difference = others[second]["behind_best"]
-    lacks_seeds = bool(difference) and len(difference["seeds"]) < min(2, results["seeds"])
-    if not difference or lacks_seeds or _is_noise(difference):
-        in_brackets.append(_verdict(difference))
-    return best[0], f"({'; '.join(in_brackets)})"
+    if len(scores) < 2 or any(len(score["among"]) < len(scores) for score in scores.values()):
+        return {}
+    sign = 1 if is_lower_better(name) else -1
+    return dict(sorted(scores.items(), key=lambda pair: sign * pair[1]["mean"]))
+
+
+def _ranking(
+    results: Results, name: str, ranked: dict[str, dict[str, Any]], question: str, best: str
+) -> str:
+    """Return a sentence on which cell is best in a score, if that is resolved, with the scores.
+
+    Args:
+        question: how the sentence begins.
+        best: its verb, for a best cell that is resolved.
+    """
+    unit = " bits per byte" if name in ("span_bits_left", "span_bits_both") else ""
+    shown = [f"{cell} {_shown(name, score['mean'])}" for cell, score in ranked.items()]
+    listed = ", ".join(shown[:_MOST_LISTED]) + unit
+    if len(shown) > _MOST_LISTED:
+        listed += f", and {len(shown) - _MOST_LISTED} more"
+    possible = [score["may_be_best"] for score in ranked.values()]
+    if None in possible:
+        return f"{question}: {listed}."
+    if sum(possible) == 1:
+        return f"{question}, {next(iter(ranked))} {best} ({listed})."
+    return f"{question}, the best is not resolved between {sum(possible)} models ({listed})."
+
+
+def _beaten_by_counting(results: Results, name: str) -> list[str]:
+    """Return a sentence that names the models that are not shown to be better on a task than models
+    that only count; none if all are better.
+    """
+    counted = {model: of[name] for model, of in results["counting"].items() if name in of}
+    if not counted:
+        return []
+    bar = max(counted, key=counted.__getitem__)
+    beaten = []
+    for cell, of in results["cells"].items():
+        score = of["scores"].get(name)
+        if score and (score["mean"] if score["low"] is None else score["low"]) <= counted[bar]:
+            beaten.append(cell)
+    if not beaten:
+        return []
+    verb = "is" if len(beaten) == 1 else "are"
+    value = _shown(name, counted[bar])
+    article = "the" if bar == MOST_FREQUENT else "a"
+    return [f"{_listed(beaten)} {verb} not shown to beat {article} {bar} ({value})."]
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return names as a list in words.
+
+    >>> _listed(["a", "b", "c"])
+    'a, b and c'
+    """
+    *before, last = names
+    return f"{', '.join(before)} and {last}" if before else last
 
 
 # Scores.
@@ -151,7 +195,12 @@ def _best_two(results: Results, name: str, unit: str = "") -> tuple[str, str] | 
 
 def _score_names(results: Results) -> list[str]:
     """Return the names of all scores, with those on each objective's own targets last."""
-    names = dict.fromkeys(name for of in results["cells"].values() for name in of["scores"])
+    return in_order(name for of in results["cells"].values() for name in of["scores"])
+
+
+def in_order(scores: Iterable[str]) -> list[str]:
+    """Return the names of scores in the order of the report, without repeats."""
+    names = dict.fromkeys(scores)
     common = [name for name in SCORES if name in names and name not in _OWN]
     of_tasks = [name for name in names if _is_of_task(name)]
     return [*common, *of_tasks, *(name for name in _OWN if name in names)]
@@ -176,10 +225,22 @@ def _shown(name: str, value: float) -> str:
     return f"{value:.1%}" if "accuracy" in name else f"{value:.3f}"
 
 
+def _short_range(name: str, score: Mapping[str, Any]) -> str:
+    """Return the interval of a task's score as short text: whole per cents, else two decimals.
+
+    >>> _short_range("rte: accuracy", {"low": 0.721, "high": 0.866})
+    '72 to 87'
+    """
+    low, high = score["low"], score["high"]
+    if "accuracy" in name:
+        return f"{100 * max(low, 0):.0f} to {100 * min(high, 1):.0f}"
+    return f"{low:.2f} to {high:.2f}"
+
+
 def score_table(results: Results) -> Table:
     """Return the table of all scores of all cells.
 
-    Among the cells that can be compared, the best one and those within the noise of it are marked.
+    The cells that may be the best of those that can be compared are marked.
     """
     cells = results["cells"]
     names = _score_names(results)
@@ -190,34 +251,33 @@ def score_table(results: Results) -> Table:
         row: list[str | Bold] = [cell]
         for name in names:
             row.append(_score_cell(results, cell, name) if name in of["scores"] else "–")
-        rows.append([*row, of["objective"]])
+        rows.append(row)
     for model, counted in results["counting"].items():
         row = [model]
         for name in names:
-            row.append(f"{counted[name]:.3f}" if name in counted else "–")
-        rows.append([*row, "counting"])
+            row.append(_shown(name, counted[name]) if name in counted else "–")
+        rows.append(row)
 
-    heading = ["model", *map(_heading, names), "objective"]
+    heading = ["model", *map(_heading, names)]
     seeds = results["seeds"]
-    captions = []
-    if seeds > 1 or results["spans"]["count"]:
-        captions.append("mean ± half the width of the 95 % interval")
-    if seeds > 1:
-        captions.append(f"{seeds} seeds")
+    caption = f"{seeds} seed{'s' * (seeds > 1)}; intervals of 95 % over "
+    caption += "seeds, spans and examples" if seeds > 1 else "spans and examples, not over seeds"
     if any(isinstance(cell, Bold) for row in rows for cell in row):
-        captions.append("bold: the best score, and scores within the noise of it")
-    caption = "; ".join(captions)
-    return Table(heading, rows, caption[:1].upper() + caption[1:])
+        caption += (
+            "; bold: models that may be the best, and with 95 % probability the best is one of them"
+        )
+    return Table(heading, rows, caption)
 
 
 def _score_cell(results: Results, cell: str, name: str) -> str | Bold:
-    """Return a score with half of its interval, marked if it is the best or within its noise."""
+    """Return a score with its interval, marked if it may be the best one."""
     score = results["cells"][cell]["scores"][name]
     text = _shown(name, score["mean"])
-    if score["high"] is not None:
-        text += f" ± {_shown(name, score['high'] - score['mean'])}"
-    behind = score.get("behind_best")
-    return Bold(text) if score["is_best"] or (behind and _is_noise(behind)) else text
+    if score["low"] is not None and _is_of_task(name):
+        text += f" ({_short_range(name, score)})"
+    elif score["low"] is not None:
+        text += f" ± {_shown(name, (score['high'] - score['low']) / 2)}"
+    return Bold(text) if score["may_be_best"] else text
 
 
 def _reading_notes(results: Results) -> list[Part]:
@@ -238,6 +298,14 @@ def _reading_notes(results: Results) -> list[Part]:
         f"{held_out['documents']:,} validation documents ({held_out['tokens']:,} tokens, "
         f"{held_out['bytes']:,} bytes), including the end of each document."
     )
+    for name, of in results["tasks"].items():
+        if not name.endswith(FROM_SCRATCH):
+            notes.append(f"{name}: {of['examples']:,} examples, {of['on']}.")
+    if results["tasks"]:
+        in_words = "task.in_words=True" in results["finetune"]
+        way = "all models answer in words" if in_words else "each family answers in its own way"
+        settings = ", ".join(results["finetune"]) or "the recipe of each family"
+        notes.append(f"Fine-tuning: {way}; {settings}.")
     if not results["lossless"]:
         notes.append(
             "The tokenizer is lossy: bits per byte cannot be compared with other tokenizers'."
@@ -265,60 +333,92 @@ def _interval_charts(results: Results) -> list[Part]:
     return parts
 
 
+def _difference_charts(results: Results) -> list[Part]:
+    """Return a chart of the differences to the baseline in the first common score of all cells:
+    what models share cancels in them, such as hard spans.
+    """
+    for name in _score_names(results):
+        of_cells = {
+            cell: score["difference"]
+            for cell, of in results["cells"].items()
+            if (score := of["scores"].get(name)) and score.get("difference")
+        }
+        if not of_cells or any(one["p"] is None for one in of_cells.values()):
+            continue
+        baselines = ", ".join(dict.fromkeys(of["baseline"] for of in results["cells"].values()))
+        better = "below" if is_lower_better(name) else "above"
+        caption = f"Difference to {baselines}; {better} 0 is better; bars are 95 % intervals"
+        return list(charts.intervals(of_cells, {"": 0.0}, _heading(name), caption))
+    return []
+
+
 def _differences(results: Results) -> list[Part]:
     """Return the table of each cell's difference to its baseline in each score."""
-    rows: list[list[str | Bold]] = []
-    for cell, of in results["cells"].items():
-        for name, score in of["scores"].items():
-            difference = score.get("difference")
-            if not difference:
-                continue
-            rows.append(
-                [
-                    cell,
-                    of["baseline"],
-                    _heading(name),
-                    f"{difference['mean']:+.4f}",
-                    _interval(difference),
-                    _verdict(difference),
-                ]
-            )
-    if not rows:
+    differences = [
+        (cell, of["baseline"], name, score["difference"])
+        for cell, of in results["cells"].items()
+        for name, score in of["scores"].items()
+        if score.get("difference")
+    ]
+    if not differences:
         return []
-    heading = ["cell", "baseline", "score", "difference", "95 % interval", "verdict"]
-    caption = "Differences to the baseline, seed by seed, on the same text and spans"
-    return [Table(heading, rows, caption)]
+    rule = results["rule"]
+    heading = ["cell", "baseline", "score", "difference", "95 % interval"]
+    caption = "Differences to the baseline, on the same spans and examples"
+    if all(found["p"] is None for *_, found in differences):
+        rows = [
+            [*_difference_cells(*one), _interval(one[-1], "_over_units")] for one in differences
+        ]
+        note = "Intervals are over spans and examples only, and nothing is concluded: one seed."
+        return [Table(heading, rows, caption), note]
+
+    rows = [
+        [
+            *_difference_cells(cell, baseline, name, found),
+            _interval(found, ""),
+            _test(found),
+            _interval(found, "_otherwise"),
+            "–" if found["p_corrected"] is None else f"{found['p_corrected']:.2g}",
+            _verdict(found, rule["effect"]),
+        ]
+        for cell, baseline, name, found in differences
+    ]
+    note = (
+        "Paired: seed by seed, where the seeds of all models correlate enough; otherwise Welch's "
+        "test. p: corrected by Holm's method for all differences in this table together, so that "
+        f"at most {rule['alpha']:.1%} of such tables hold a false verdict."
+    )
+    if rule["looks"] > 1:
+        note += f" It counts {rule['looks']} looks at the results, with one more seed each."
+    heading += ["test", "by the other test", "p", "verdict"]
+    return [Table(heading, rows, caption), note]
 
 
-def _interval(difference: Mapping[str, Any]) -> str:
-    low, high = difference["low"], difference["high"]
+def _difference_cells(cell: str, baseline: str, name: str, found: Mapping[str, Any]) -> list[str]:
+    return [cell, baseline, _heading(name), f"{found['mean']:+.4f}"]
+
+
+def _interval(difference: Mapping[str, Any], suffix: str) -> str:
+    low, high = difference[f"low{suffix}"], difference[f"high{suffix}"]
     return "unknown" if low is None else f"{low:+.4f} to {high:+.4f}"
 
 
-def _is_noise(difference: Mapping[str, Any]) -> bool:
-    """Return True if the interval of the difference is known and contains 0."""
-    low, high = difference["low"], difference["high"]
-    return low is not None and low <= 0 <= high
+def _test(difference: Mapping[str, Any]) -> str:
+    """Return the test behind a difference, with the correlation of the seeds if it is known."""
+    if difference["p"] is None:
+        return "none"
+    test = "paired" if difference["is_paired"] else "Welch"
+    correlation = difference["correlation"]
+    return test if correlation is None else f"{test}, r = {correlation:.2f}"
 
 
-def _verdict(difference: Mapping[str, Any] | None) -> str:
-    """Return in words what can be concluded from a difference.
-
-    Args:
-        difference: None if the two cells have no seed in common.
-    """
-    if difference is None:
-        return "not comparable: no seed in common"
-    seeds, needed = len(difference["seeds"]), difference["seeds_to_resolve"]
-    if difference["low"] is None:
-        return "one seed, so the noise is not known"
-    if not _is_noise(difference):
-        return "resolved" if seeds > 1 else "resolved over spans, but only one seed"
-    if seeds == 1:
-        return "within the noise"
-    if needed:
-        return f"within the noise; {needed} seeds would resolve it"
-    return "within the noise; even 1,000 seeds would not resolve it"
+def _verdict(difference: Mapping[str, Any], effect: float) -> str:
+    """Return in words what can be concluded from a difference."""
+    if difference["p_corrected"] is None:
+        return _ONE_SEED
+    if difference["verdict"] == "equivalent":
+        return f"equivalent within {effect:g}"
+    return "different" if difference["verdict"] == "different" else "not resolved"
 
 
 def _other_objectives(results: Results) -> list[Part]:

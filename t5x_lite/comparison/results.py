@@ -9,7 +9,13 @@ import numpy as np
 
 from t5x_lite.comparison import report
 from t5x_lite.comparison.cells import Cell, SeededRun, order_of_text
-from t5x_lite.comparison.evaluations import Answers, Questions, measure
+from t5x_lite.comparison.evaluations import (
+    Answers,
+    Questions,
+    TaskAnswer,
+    is_learned,
+    measure,
+)
 from t5x_lite.comparison.ladder import laws_of
 from t5x_lite.comparison.ngram import trigram_bits, unigram_bits
 from t5x_lite.comparison.span_bits import (
@@ -17,11 +23,17 @@ from t5x_lite.comparison.span_bits import (
     counted_bits,
     num_bytes,
 )
-from t5x_lite.comparison.statistics import Sample, Values, scores_of
+from t5x_lite.comparison.statistics import Rule, Sample, Values, scores_of
 from t5x_lite.config import CompareConfig, to_dict
 from t5x_lite.config.files import flatten
+from t5x_lite.config.permission import user_code
 from t5x_lite.data.store.corpus import Corpus
-from t5x_lite.errors import NO_FILE, UserError
+from t5x_lite.data.tasks.baselines import counted_answers
+from t5x_lite.data.tasks.examples import load_split, with_labels_of
+from t5x_lite.data.tasks.kinds.table import metrics_of
+from t5x_lite.data.tasks.load import code_of_task, load_task
+from t5x_lite.data.tasks.metrics import find_metric
+from t5x_lite.errors import BAD_CONFIG, NO_FILE, UserError, nearest
 from t5x_lite.inference.fill import fill
 from t5x_lite.inference.generate import continue_texts
 from t5x_lite.report.environment import environment
@@ -38,6 +50,7 @@ def results_of(
     runs: Sequence[SeededRun],
     failed: dict[str, UserError],
     questions: Questions,
+    looks: int = 1,
 ) -> dict[str, Any]:
     """Return everything that the report shows, evaluating the runs where needed.
 
@@ -45,25 +58,36 @@ def results_of(
         runs: the runs that finished.
         failed: the errors of the others, by run.
         questions: extra evaluations of every run.
+        looks: how often the results may be looked at, with more seeds each time.
     """
     corpus = cells[0].corpus
     spans = questions.spans
     sample = Sample(num_bytes(spans), np.array([span.passage for span in spans], int))
+    samples: dict[str, Sample] = {"span_bits_left": sample, "span_bits_both": sample}
+    tasks: dict[str, TaskAnswer] = {}
     summaries = {run.name: summarise(run) for run in runs}
 
     # Collect the scores of every run: cell → seed → score → value.
     values: dict[str, dict[int, Values]] = {cell.name: {} for cell in cells}
+    asked = {cell.name: questions_behind(cell) for cell in cells}
     losses: dict[str, list[dict[str, float]]] = {cell.name: [] for cell in cells}
     for run in runs:
         answers = measure(run.directory, questions)
         losses[run.cell.name].append(answers.losses)
         values[run.cell.name][run.seed] = _values_of(answers, summaries[run.name])
+        of_run = of_tasks(answers)
+        tasks |= of_run
+        asked[run.cell.name] |= {name: answer["method"] for name, answer in of_run.items()}
+    for name, answer in tasks.items():
+        units = answer["units"]
+        sizes = np.ones(len(units["amounts"]))
+        samples[name] = Sample(sizes, np.array(units["clusters"]), units["is_bounded"])
 
     # Compare them between cells, and list the settings in which the cells differ.
     recipes = differing({cell.name: flatten(to_dict(cell.resolved.config)) for cell in cells})
-    asked = {cell.name: questions_behind(cell) for cell in cells}
     baselines = {cell.name: cell.baseline for cell in cells}
-    scores = scores_of(values, sample, asked, baselines, report.is_lower_better)
+    rule = rule_of(config, values, looks)
+    scores = scores_of(values, samples, asked, baselines, report.is_lower_better, rule)
     of_cells = {}
     for cell in cells:
         own = {run.name: summaries[run.name] for run in runs if run.cell is cell}
@@ -72,6 +96,7 @@ def results_of(
         "title": config.title,
         "match": config.match,
         "seeds": config.seeds,
+        "rule": rule._asdict(),
         "cells": of_cells,
         "failed": {name: str(error) for name, error in failed.items()},
         "recipes": recipes,
@@ -84,9 +109,14 @@ def results_of(
         "spans": {
             "count": len(spans),
             "bytes": int(sample.sizes.sum()),
-            "passages": len(set(sample.passages.tolist())),
+            "passages": len(set(sample.clusters.tolist())),
         },
-        "counting": counting(config, corpus, spans),
+        "counting": counting(config, corpus, spans) | counting_on_tasks(questions, tasks),
+        "finetune": list(config.finetune),
+        "tasks": {
+            name: {"on": answer["on"], "examples": len(answer["units"]["amounts"])}
+            for name, answer in tasks.items()
+        },
         "corpus": {
             name: {key: corpus.manifest[name][key] for key in ("documents", "tokens", "bytes")}
             for name in ("train", "validation")
@@ -98,13 +128,28 @@ def results_of(
     }
 
 
+def rule_of(config: CompareConfig, values: Mapping[str, Mapping[int, Values]], looks: int) -> Rule:
+    """Return how the comparison comes to its verdicts.
+
+    Raises:
+        UserError: if it is decided by a score that it does not have.
+    """
+    names = report.in_order(
+        name for of_cell in values.values() for of_run in of_cell.values() for name in of_run
+    )
+    score = config.decide_by or next(iter(names), "")
+    if names and score not in names:
+        raise UserError(BAD_CONFIG, f"decide_by: got {score!r}; {nearest(score, names)}")
+    return Rule(config.alpha, looks, config.effect, score)
+
+
 def _values_of(answers: Answers, summary: Mapping[str, Any]) -> Values:
     """Collect the scores of one run: of spans, of tasks, and of its validation split."""
     of_spans = {f"span_bits_{context}": bits for context, bits in answers.span_bits.items()}
     of_validation = ("loss", "accuracy", "bits_per_byte")
     return {
         **{name: np.array(bits) for name, bits in of_spans.items()},
-        **of_tasks(answers),
+        **{name: np.array(one["units"]["amounts"]) for name, one in of_tasks(answers).items()},
         **{key: summary[key] for key in of_validation if key in summary},
     }
 
@@ -129,19 +174,37 @@ def _spent_by(cell: Cell, summaries: Mapping[str, Mapping[str, Any]]) -> dict[st
     }
 
 
-def of_tasks(answers: Answers) -> dict[str, float]:
-    """Return a run's scores on tasks for the report: the first metric of each task.
-
-    >>> learned, fresh = {"cb": {"accuracy": 0.7, "f1": 0.5}}, {"cb": {"accuracy": 0.6, "f1": 0.4}}
-    >>> of_tasks(Answers({}, {}, learned, fresh))
-    {'cb: accuracy': 0.7, 'cb: accuracy, from scratch': 0.6}
-    """
+def of_tasks(answers: Answers) -> dict[str, TaskAnswer]:
+    """Return a run's answers to tasks by the names of their scores in the report."""
     reached = {}
     for suffix, of_all in (("", answers.tasks), (report.FROM_SCRATCH, answers.from_scratch)):
-        for task, of_task in of_all.items():
-            metric, value = next(iter(of_task.items()))
-            reached[f"{task}: {metric.replace('_', ' ')}{suffix}"] = value
+        for task, answer in of_all.items():
+            reached[f"{task}: {answer['metric'].replace('_', ' ')}{suffix}"] = answer
     return reached
+
+
+def counting_on_tasks(
+    questions: Questions, answers: Mapping[str, TaskAnswer]
+) -> dict[str, dict[str, float]]:
+    """Return what models that only count words or answers reach on the same examples: model → score
+    → value.
+    """
+    counted: dict[str, dict[str, float]] = {}
+    for task in map(load_task, questions.tasks):
+        names = [name for name in answers if name.startswith(f"{task.name}: ")]
+        if not names or not is_learned(task):
+            continue
+        with user_code(code_of_task(task)):
+            labelled = with_labels_of(task)
+            train = load_split(labelled, "train")
+            asked = load_split(labelled, answers[names[0]]["split"])
+            metric = find_metric(labelled, metrics_of(labelled)[0])
+            predicted = counted_answers(labelled, train.examples, asked.examples)
+            for model, predictions in predicted.items():
+                value = metric.score(labelled, asked.examples, predictions)
+                for name in names:
+                    counted.setdefault(model, {})[name] = 0.0 if value is None else value
+    return counted
 
 
 def differing(of_cells: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:

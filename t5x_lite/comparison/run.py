@@ -9,7 +9,7 @@ The same command continues where it was stopped, and does not repeat what is fin
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,37 @@ def compare(
     if is_shared and (jobs > 1 or config.match == "seconds"):
         option = "--jobs" if jobs > 1 else "match=seconds"
         raise UserError(USAGE, f"{option}: is for one process, here are {jax.process_count()}")
+    # Train, and add a seed as long as something is open and the config allows it.
+    looks = max(config.max_seeds - config.seeds, 0) + 1
+    results: dict[str, Any] = {}
+    for number in range(looks):
+        of_look = dataclasses.replace(config, seeds=config.seeds + number)
+        results = _train_and_report(of_look, workdir, only, jobs, looks)
+        open_cells = cells_to_decide(results) if results else []
+        if number + 1 < looks and results:
+            decided = f"still open: {', '.join(open_cells)}" if open_cells else "all is decided"
+            say(f"{of_look.seeds} seeds, look {number + 1} of {looks}: {decided}")
+        if not open_cells:
+            break
+    return results
+
+
+def cells_to_decide(results: Mapping[str, Any]) -> list[str]:
+    """Return the cells whose difference to the baseline, in the score that decides, is neither
+    shown nor shown to be too small to matter.
+    """
+    score = results["rule"]["score"]
+    differences = {
+        cell: of["scores"].get(score, {}).get("difference") for cell, of in results["cells"].items()
+    }
+    return [cell for cell, found in differences.items() if found and found["verdict"] == "open"]
+
+
+def _train_and_report(
+    config: CompareConfig, workdir: Path, only: Sequence[str], jobs: int, looks: int
+) -> dict[str, Any]:
+    """Train every cell with every seed, and write and return the report; see compare."""
+    is_shared = jax.process_count() > 1
     cells, runs, questions = plan_comparison(config, workdir, only)
     say(plan_in_words(config, cells, at_least=config.match != "seconds"))
 
@@ -102,7 +133,7 @@ def compare(
     elif is_shared:
         say("no report yet: run the same command as one process to write it")
     elif finished:
-        results = results_of(config, cells, finished, failed, questions)
+        results = results_of(config, cells, finished, failed, questions, looks)
         report.write(results, workdir)
     if failed:
         name, error = next(iter(failed.items()))

@@ -731,6 +731,16 @@ class CompareConfig(Checked):
 
     # How many seeds each cell is trained with, from its own on
     seeds: Annotated[int, Range(1, 1000)] = 1
+    # Add seeds one by one, up to this many, until every difference to the baseline is decided in
+    # the score `decide_by` (empty: the first of the report); 0: no more than `seeds`. The report
+    # may then be looked at after each, since its p-values count all looks
+    max_seeds: Annotated[int, Range(0, 1000)] = 0
+    decide_by: str = ""
+    # Largest share of reports with a false verdict
+    alpha: Annotated[float, Range(0.0, 0.5, open=True)] = 0.05
+    # The smallest difference that matters, in units of `decide_by`: cells that differ by less
+    # beyond doubt are called equivalent; 0: none is
+    effect: Annotated[float, Range(0.0)] = 0.0
     # What all cells spend alike; the steps of each follow. Raw tokens: of the text. Model tokens:
     # positions of encoder and decoder. FLOPs: of matrix products, forward and backward. Seconds: of
     # training on this machine, measured once
@@ -776,6 +786,10 @@ class CompareConfig(Checked):
                 )
             if not isinstance(cell, RunConfig):
                 yield f"cells.{name}: got {cell!r}, expected a RunConfig"
+        if self.max_seeds and self.max_seeds < self.seeds:
+            yield f"max_seeds: got {self.max_seeds}, expected at least seeds, {self.seeds}"
+        if self.max_seeds and self.seeds < 2:
+            yield "seeds: got 1, but a verdict needs two at least; set seeds=3 to begin with"
         if self.budget and self.budgets:
             yield "budgets: got budget, too; set one of them"
         for budget in self.budgets:

@@ -37,7 +37,7 @@ def short(number: float) -> str:
 
 @dataclass(frozen=True)
 class Bold:
-    """A table cell that is set in bold: the best of its column, or within the noise of it."""
+    """A table cell that is set in bold."""
 
     text: str
 

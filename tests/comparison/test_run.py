@@ -379,8 +379,44 @@ def test_a_comparison_that_was_killed_goes_on_to_the_same_report(tmp_path, writt
     assert json.dumps(after) == json.dumps(whole)
 
 
+def test_seeds_are_added_until_all_is_decided(monkeypatch, text_file, tmp_path):
+    """Of three cells one is decided with three seeds, and the other with five."""
+    config = build_comparison(comparison(text_file, seeds=3, max_seeds=8))
+    trained = []
+
+    def train_and_report(config, workdir, only, jobs, looks):
+        trained.append((config.seeds, looks))
+        verdicts = {"t5": "different", "gpt": "equivalent" if config.seeds >= 5 else "open"}
+        cells = {
+            name: {"scores": {"loss": {"difference": {"verdict": verdict}}}}
+            for name, verdict in verdicts.items()
+        }
+        return {"rule": {"score": "loss"}, "cells": {"bert": {"scores": {"loss": {}}}, **cells}}
+
+    monkeypatch.setattr(compare, "_train_and_report", train_and_report)
+    compare.compare(config, tmp_path)
+    assert trained == [(3, 6), (4, 6), (5, 6)]
+    trained.clear()
+    compare.compare(build_comparison(comparison(text_file, seeds=3)), tmp_path)
+    assert trained == [(3, 1)]
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({"seeds": 5, "max_seeds": 4}, "max_seeds: got 4, expected at least seeds, 5"),
+        ({"max_seeds": 4}, "seeds: got 1, but a verdict needs two at least"),
+        ({"alpha": 0.0}, "alpha: got 0.0"),
+        ({"effect": -1.0}, "effect: got -1.0"),
+    ],
+)
+def test_rules_without_a_verdict_are_refused(text_file, more, expected):
+    with pytest.raises(UserError, match=expected):
+        build_comparison(comparison(text_file, **more))
+
+
 def test_a_tokenizer_that_is_lossy_is_said_to_be(text_file):
-    results = {"lossless": False, "spans": {"count": 0, "bytes": 0}, "failed": {}}
+    results = {"lossless": False, "spans": {"count": 0, "bytes": 0}, "failed": {}, "tasks": {}}
     counts = {"documents": 1, "tokens": 1, "bytes": 1}
     notes = report._reading_notes(results | {"corpus": {"validation": counts}})
     assert any("lossy" in str(note) for note in notes)
