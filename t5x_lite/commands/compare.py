@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> None:
     storage.push_all()
     if results:
         say(report.summary(results))
-        say(f"written: {workdir / 'report.html'}, report.md, report.csv and report.json")
+        say(f"written: {workdir / 'report.html'}, and report.md, .tex, .csv and .json")
 
 
 def comparison_of(args: argparse.Namespace) -> CompareConfig:

@@ -12,7 +12,7 @@ from typing import Any
 from t5x_lite.comparison import scaling_report
 from t5x_lite.data.tasks.baselines import MOST_FREQUENT
 from t5x_lite.errors import IO_ERROR, user_errors
-from t5x_lite.report import charts, page
+from t5x_lite.report import charts, page, tex
 from t5x_lite.report.page import Bold, Page, Part, Quote, Section, Table, short
 
 # Scores on each objective's own targets, which cannot be compared between objectives
@@ -44,11 +44,12 @@ UNITS = {
 
 
 def write(results: Results, directory: Path) -> None:
-    """Write report.json, report.html, report.md, report.csv and chart.svg into the directory."""
+    """Write report.json, .html, .md, .tex and .csv, and chart.svg, into the directory."""
     shown, table = report(results), as_csv(results)
     with user_errors(IO_ERROR, f"{directory}: the report cannot be written"):
         (directory / "report.json").write_text(json.dumps(results, indent=1), "utf-8")
         (directory / "report.csv").write_text(table, "utf-8")
+        (directory / "report.tex").write_text(tex.tex(shown), "utf-8")
     page.write(shown, directory)
 
 

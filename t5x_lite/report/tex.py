@@ -1,0 +1,82 @@
+"""The tables of a report in LaTeX, for a paper: booktabs, numbers aligned on the right, the caption
+that says what the intervals are.
+"""
+
+from collections.abc import Sequence
+
+from t5x_lite.report.page import Bold, Page, Table
+
+_HEADER = r"""% The tables of "{title}". In the preamble: \usepackage{{booktabs}}
+"""
+_ESCAPED = {
+    "\\": r"\textbackslash{}",
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    "×": r"$\times$",
+    "·": r"$\cdot$",
+    "α": r"$\alpha$",
+    "β": r"$\beta$",
+    "–": "--",
+    "−": "$-$",
+    "…": r"\ldots{}",
+    "<": r"$<$",
+    ">": r"$>$",
+}
+
+
+def escape(text: str) -> str:
+    r"""Return text as LaTeX sets it.
+
+    >>> print(escape("span_bits ± 3 %"))
+    span\_bits $\pm$ 3 \%
+    """
+    return "".join(_ESCAPED.get(character, character) for character in text.replace("\n", " "))
+
+
+def tex(page: Page) -> str:
+    """Return all tables of a page, each a float with its caption and a label of its number."""
+    tables = [
+        (section.heading, part)
+        for section in page.sections
+        for part in section.parts
+        if isinstance(part, Table)
+    ]
+    # A comment ends with its line, so the title must be on one.
+    parts = [_HEADER.format(title=" ".join(page.title.split()))]
+    parts += [_table(heading, table, number) for number, (heading, table) in enumerate(tables, 1)]
+    return "\n".join(parts)
+
+
+def _table(heading: str, table: Table, number: int) -> str:
+    """Return one table."""
+    columns = "".join("l" if of_words else "r" for of_words in table.is_of_words)
+    rows = [" & ".join(map(escape, table.heading)), *map(_row, table.rows)]
+    first, *others = (f"    {row} \\\\" for row in rows)
+    caption = f"{heading}. {table.caption}" if table.caption else heading
+    lines = [
+        r"\begin{table}",
+        r"  \centering\small",
+        f"  \\caption{{{escape(caption)}.}}",
+        f"  \\label{{tab:report-{number}}}",
+        f"  \\begin{{tabular}}{{{columns}}}",
+        r"    \toprule",
+        first,
+        r"    \midrule",
+        *others,
+        r"    \bottomrule",
+        r"  \end{tabular}",
+        r"\end{table}",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _row(cells: Sequence[str | Bold]) -> str:
+    """Return the cells of a row."""
+    shown = []
+    for cell in cells:
+        text = escape(str(cell))
+        shown.append(f"\\textbf{{{text}}}" if isinstance(cell, Bold) else text)
+    return " & ".join(shown)
