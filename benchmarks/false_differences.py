@@ -69,13 +69,13 @@ def simulated(score: Score, effects: np.ndarray, seeds: int, shared: float, rand
         else:
             sizes = random.integers(5, 40, score.units).astype(float)
             amounts = sizes * (means[..., None] + 0.5 * passages + 0.8 * units + 0.3 * noise)
-        sample = Sample(sizes, clusters, score.is_bounded)
+        sample = Sample(sizes, clusters, (0.0, 1.0) if score.is_bounded else None)
     names = [f"cell{number}" for number in range(cells)]
     values = {
         name: {seed: {"score": amounts[number, seed]} for seed in range(seeds)}
         for number, name in enumerate(names)
     }
-    return values, {} if sample is None else {"score": sample}
+    return values, {} if sample is None else {name: {"score": sample} for name in names}
 
 
 def report_of(values, samples, rule=Rule()):

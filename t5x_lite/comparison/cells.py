@@ -18,6 +18,7 @@ from t5x_lite.comparison.budget import (
     with_budget,
 )
 from t5x_lite.comparison.evaluations import Questions, check_tasks
+from t5x_lite.comparison.report import FROM_SCRATCH, SCORES, name_of_task_score
 from t5x_lite.comparison.span_bits import (
     Span,
     draw_spans,
@@ -30,12 +31,15 @@ from t5x_lite.data.rows.batches import TextData
 from t5x_lite.data.rows.streams import TextStream
 from t5x_lite.data.store.corpus import Corpus
 from t5x_lite.data.store.prepare import prepare
+from t5x_lite.data.tasks.kinds.table import metrics_of
+from t5x_lite.data.tasks.load import load_task
 from t5x_lite.errors import BAD_CONFIG, USAGE, UserError, nearest
 from t5x_lite.model.check import plan_objective_checked
 from t5x_lite.progress import columns, say
 from t5x_lite.report.page import short
 from t5x_lite.resolve import Resolved, resolve, text_data
 from t5x_lite.training.check import check_training
+from t5x_lite.training.run_directory import check_init_from
 
 # The smallest share of the longest window that all cells' windows may be shortened to
 _SHORTEST_WINDOW = 0.9
@@ -122,6 +126,7 @@ def plan_cells(
         corpus = prepare(cell.data)
         resolved[name] = resolve(cell, corpus.tokenizer.vocabulary)
         data[name] = text_data(resolved[name], corpus)
+        check_init_from(resolved[name], corpus.tokenizer)
         costs[name] = step_cost(resolved[name], data[name])
     _check_texts(config, resolved, data)
 
@@ -186,8 +191,20 @@ def plan_comparison(
     for run in runs:
         _check_same_budget(run)
     questions = questions_of(config, cells)
+    _check_decide_by(config)
     check_tasks(questions, {cell.name: cell.resolved.config for cell in cells})
     return cells, runs, questions
+
+
+def _check_decide_by(config: CompareConfig) -> None:
+    """Reject a name that no score can have, before anything is trained."""
+    names = list(SCORES)
+    for task in map(load_task, config.tasks):
+        name = name_of_task_score(task.name, metrics_of(task)[0])
+        names += [name, name + FROM_SCRATCH]
+    if config.decide_by and config.decide_by not in names:
+        hint = nearest(config.decide_by, names)
+        raise UserError(BAD_CONFIG, f"decide_by: got {config.decide_by!r}; {hint}")
 
 
 def _check_same_budget(run: SeededRun) -> None:
@@ -347,6 +364,8 @@ def plan_in_words(config: CompareConfig, cells: Sequence[Cell], at_least: bool =
     matched = f"matched by {config.match.replace('_', ' ')}"
     duration = f"at least {_duration(seconds)}" if at_least else _duration(seconds)
     seeds_in_words = "1 seed" if config.seeds == 1 else f"{config.seeds} seeds"
+    if config.max_seeds > config.seeds:
+        seeds_in_words += f" (up to {config.max_seeds})"
     lines.append(
         f"{matched}; {len(cells)} cells × {seeds_in_words}: {duration} of training, "
         f"{disk / 1e6:,.0f} MB of checkpoints"

@@ -13,7 +13,7 @@ import itertools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -68,6 +68,7 @@ class TaskAnswer(TypedDict):
         method: how the answers are found. Scores by different methods are not compared: the
             likelihood of a sentence from left to right, for example, with that by masks.
         split: "test", or "validation".
+        fingerprint: hash of the examples of that split.
         on: the examples that it is measured on, in words.
         units: fields of data.tasks.metrics.UnitScores, whose mean it is.
     """
@@ -75,6 +76,7 @@ class TaskAnswer(TypedDict):
     metric: str
     method: str
     split: str
+    fingerprint: str
     on: str
     units: dict[str, Any]
 
@@ -118,7 +120,12 @@ def measure(workdir: Path, questions: Questions) -> Answers:
         directory = workdir / "tasks" / f"{task.name}{'-from-scratch' * from_scratch}"
         reached[from_scratch][task.name] = _kept(
             directory.with_name(f"{directory.name}.json"),
-            {"step": step, "task": dataclasses.asdict(task), "settings": questions.settings},
+            {
+                "step": step,
+                "task": dataclasses.asdict(task),
+                "settings": questions.settings,
+                "examples": fingerprints(task),
+            },
             partial(_on_task, task, workdir, directory, questions.settings, from_scratch),
         )
     return Answers(
@@ -221,6 +228,24 @@ def check_tasks(questions: Questions, cells: dict[str, RunConfig]) -> None:
             say(f"{name} cannot learn {task.name}, so it is left out there: {error}")
 
 
+@cache
+def fingerprints(task: Task) -> dict[str, str]:
+    """Return the hash of the examples of each split that judges: "validation", and "test" if it is
+    there.
+    """
+    found = {}
+    with user_code(code_of_task(task)):
+        labelled = with_labels_of(task)
+        for split in ("validation", "test"):
+            try:
+                found[split] = load_split(labelled, split).fingerprint
+            except UserError:
+                if split == "validation" and is_learned(task):
+                    raise
+                found[split] = ""
+    return found
+
+
 def is_learned(task: Task) -> bool:
     """Return True if models are fine-tuned for the task, False if they are only evaluated on it."""
     return kind_of(task).is_learned
@@ -259,6 +284,7 @@ def _on_task(
             metric=metric,
             method=asked.method,
             split="validation",
+            fingerprint=examples.fingerprint,
             on=examples.split,
             units=units._asdict(),
         )
@@ -270,6 +296,7 @@ def _on_task(
         metric=metric,
         method="fine-tuned",
         split=scored["split"],
+        fingerprint=fingerprints(task)[scored["split"]],
         on=scored["on"],
         units=scored["units"],
     )

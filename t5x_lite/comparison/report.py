@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from t5x_lite.comparison import scaling_report
-from t5x_lite.data.tasks.baselines import MOST_FREQUENT
+from t5x_lite.data.tasks.baselines import BAG_OF_WORDS
 from t5x_lite.errors import IO_ERROR, user_errors
 from t5x_lite.report import charts, page, tex
 from t5x_lite.report.page import Bold, Page, Part, Quote, Section, Table, short
@@ -104,7 +104,7 @@ def _answer(results: Results) -> str:
             task, metric = name.split(": ")
             best = f"has the best {metric}"
             sentences.append(_ranking(results, name, ranked, f"On {task}", best))
-            sentences += _beaten_by_counting(results, name)
+            sentences += _beaten_by_counting(results, name, ranked)
     if sentences and results["seeds"] == 1:
         sentences.insert(0, f"{_ONE_SEED[0].upper()}{_ONE_SEED[1:]}.")
     sentences += scaling_report.sentences(results["scaling"])
@@ -156,29 +156,29 @@ def _ranking(
     if None in possible:
         return f"{question}: {listed}."
     if sum(possible) == 1:
-        return f"{question}, {next(iter(ranked))} {best} ({listed})."
+        (first,) = (cell for cell, score in ranked.items() if score["may_be_best"])
+        return f"{question}, {first} {best} ({listed})."
     return f"{question}, the best is not resolved between {sum(possible)} models ({listed})."
 
 
-def _beaten_by_counting(results: Results, name: str) -> list[str]:
-    """Return a sentence that names the models that are not shown to be better on a task than models
-    that only count; none if all are better.
+def _beaten_by_counting(results: Results, name: str, ranked: Iterable[str]) -> list[str]:
+    """Return a sentence on the best model that only counts, with the models that are not shown to
+    be better than it on a task; none if all are better or nothing was counted.
     """
     counted = {model: of[name] for model, of in results["counting"].items() if name in of}
     if not counted:
         return []
     bar = max(counted, key=counted.__getitem__)
-    beaten = []
-    for cell, of in results["cells"].items():
-        score = of["scores"].get(name)
-        if score and (score["mean"] if score["low"] is None else score["low"]) <= counted[bar]:
-            beaten.append(cell)
+    article = "a" if bar == BAG_OF_WORDS else "the"
+    shown = f"{article} {bar}"
+    beats = {cell: results["cells"][cell]["scores"][name]["beats"].get(bar) for cell in ranked}
+    if None in beats.values():
+        return [f"{shown[0].upper()}{shown[1:]} gets {_shown(name, counted[bar])}."]
+    beaten = [cell for cell, is_better in beats.items() if not is_better]
     if not beaten:
         return []
     verb = "is" if len(beaten) == 1 else "are"
-    value = _shown(name, counted[bar])
-    article = "the" if bar == MOST_FREQUENT else "a"
-    return [f"{_listed(beaten)} {verb} not shown to beat {article} {bar} ({value})."]
+    return [f"{_listed(beaten)} {verb} not shown to beat {shown} ({_shown(name, counted[bar])})."]
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -205,6 +205,15 @@ def in_order(scores: Iterable[str]) -> list[str]:
     common = [name for name in SCORES if name in names and name not in _OWN]
     of_tasks = [name for name in names if _is_of_task(name)]
     return [*common, *of_tasks, *(name for name in _OWN if name in names)]
+
+
+def name_of_task_score(task: str, metric: str) -> str:
+    """Return the name of a task's score.
+
+    >>> name_of_task_score("rte", "exact_match")
+    'rte: exact match'
+    """
+    return f"{task}: {metric.replace('_', ' ')}"
 
 
 def _is_of_task(name: str) -> bool:
@@ -234,7 +243,7 @@ def _short_range(name: str, score: Mapping[str, Any]) -> str:
     """
     low, high = score["low"], score["high"]
     if "accuracy" in name:
-        return f"{100 * max(low, 0):.0f} to {100 * min(high, 1):.0f}"
+        return f"{100 * low:.0f} to {100 * high:.0f}"
     return f"{low:.2f} to {high:.2f}"
 
 
@@ -265,7 +274,8 @@ def score_table(results: Results) -> Table:
     caption += "seeds, spans and examples" if seeds > 1 else "spans and examples, not over seeds"
     if any(isinstance(cell, Bold) for row in rows for cell in row):
         caption += (
-            "; bold: models that may be the best, and with 95 % probability the best is one of them"
+            "; bold: models that may be the best: in each column the best is one of them with "
+            f"{1 - results['rule']['alpha']:.0%} probability"
         )
     return Table(heading, rows, caption)
 
@@ -416,10 +426,12 @@ def _test(difference: Mapping[str, Any]) -> str:
 def _verdict(difference: Mapping[str, Any], effect: float) -> str:
     """Return in words what can be concluded from a difference."""
     if difference["p_corrected"] is None:
-        return _ONE_SEED
-    if difference["verdict"] == "equivalent":
-        return f"equivalent within {effect:g}"
-    return "different" if difference["verdict"] == "different" else "not resolved"
+        is_of_seeds = min(difference["seeds"]) < 2
+        return _ONE_SEED if is_of_seeds else "the spread of its spans or examples is not known"
+    is_small = difference.get("p_equivalent_corrected", 1.0) < difference["alpha"]
+    if difference["verdict"] == "different":
+        return f"different, by less than {effect:g}" if is_small else "different"
+    return f"equivalent within {effect:g}" if is_small else "not resolved"
 
 
 def _other_objectives(results: Results) -> list[Part]:
@@ -526,7 +538,7 @@ def _parity_notes(results: Results) -> list[Part]:
         notes.append(
             "Rows cut: rows that run from one shuffled block of the text into another, and lose "
             "context by it. Cells with different shares cannot be compared fairly; equal windows "
-            "(equal_windows=True) have none."
+            "(equal_windows=True) have none, unless data.block cuts them."
         )
     if results["texts"]:
         listed = ", ".join(results["texts"])

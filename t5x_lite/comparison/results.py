@@ -32,8 +32,8 @@ from t5x_lite.data.tasks.baselines import counted_answers
 from t5x_lite.data.tasks.examples import load_split, with_labels_of
 from t5x_lite.data.tasks.kinds.table import metrics_of
 from t5x_lite.data.tasks.load import code_of_task, load_task
-from t5x_lite.data.tasks.metrics import find_metric
-from t5x_lite.errors import BAD_CONFIG, NO_FILE, UserError, nearest
+from t5x_lite.data.tasks.metrics import unit_scores
+from t5x_lite.errors import NO_FILE, UserError
 from t5x_lite.inference.fill import fill
 from t5x_lite.inference.generate import continue_texts
 from t5x_lite.report.environment import environment
@@ -63,7 +63,8 @@ def results_of(
     corpus = cells[0].corpus
     spans = questions.spans
     sample = Sample(num_bytes(spans), np.array([span.passage for span in spans], int))
-    samples: dict[str, Sample] = {"span_bits_left": sample, "span_bits_both": sample}
+    of_spans = {"span_bits_left": sample, "span_bits_both": sample}
+    samples: dict[str, dict[str, Sample]] = {cell.name: dict(of_spans) for cell in cells}
     tasks: dict[str, TaskAnswer] = {}
     summaries = {run.name: summarise(run) for run in runs}
 
@@ -77,17 +78,24 @@ def results_of(
         values[run.cell.name][run.seed] = _values_of(answers, summaries[run.name])
         of_run = of_tasks(answers)
         tasks |= of_run
-        asked[run.cell.name] |= {name: answer["method"] for name, answer in of_run.items()}
-    for name, answer in tasks.items():
-        units = answer["units"]
-        sizes = np.ones(len(units["amounts"]))
-        samples[name] = Sample(sizes, np.array(units["clusters"]), units["is_bounded"])
+        asked[run.cell.name] |= {
+            name: ", ".join((answer["method"], answer["split"], answer["fingerprint"]))
+            for name, answer in of_run.items()
+        }
+        for name, answer in of_run.items():
+            units = answer["units"]
+            sizes, clusters = np.ones(len(units["amounts"])), np.array(units["clusters"])
+            bounds = units["bounds"] and tuple(units["bounds"])
+            samples[run.cell.name][name] = Sample(sizes, clusters, bounds, units["count"])
+    counted_units = counting_on_tasks(questions, tasks)
 
     # Compare them between cells, and list the settings in which the cells differ.
     recipes = differing({cell.name: flatten(to_dict(cell.resolved.config)) for cell in cells})
     baselines = {cell.name: cell.baseline for cell in cells}
     rule = rule_of(config, values, looks)
-    scores = scores_of(values, samples, asked, baselines, report.is_lower_better, rule)
+    scores = scores_of(
+        values, samples, asked, baselines, report.is_lower_better, rule, counted_units
+    )
     of_cells = {}
     for cell in cells:
         own = {run.name: summaries[run.name] for run in runs if run.cell is cell}
@@ -111,7 +119,15 @@ def results_of(
             "bytes": int(sample.sizes.sum()),
             "passages": len(set(sample.clusters.tolist())),
         },
-        "counting": counting(config, corpus, spans) | counting_on_tasks(questions, tasks),
+        "counting": counting(config, corpus, spans)
+        | {
+            model: {
+                name: float(of_models[model].mean())
+                for name, of_models in counted_units.items()
+                if model in of_models
+            }
+            for model in dict.fromkeys(model for one in counted_units.values() for model in one)
+        },
         "finetune": list(config.finetune),
         "tasks": {
             name: {"on": answer["on"], "examples": len(answer["units"]["amounts"])}
@@ -129,18 +145,11 @@ def results_of(
 
 
 def rule_of(config: CompareConfig, values: Mapping[str, Mapping[int, Values]], looks: int) -> Rule:
-    """Return how the comparison comes to its verdicts.
-
-    Raises:
-        UserError: if it is decided by a score that it does not have.
-    """
+    """Return how the comparison comes to its verdicts."""
     names = report.in_order(
         name for of_cell in values.values() for of_run in of_cell.values() for name in of_run
     )
-    score = config.decide_by or next(iter(names), "")
-    if names and score not in names:
-        raise UserError(BAD_CONFIG, f"decide_by: got {score!r}; {nearest(score, names)}")
-    return Rule(config.alpha, looks, config.effect, score)
+    return Rule(config.alpha, looks, config.effect, config.decide_by or next(iter(names), ""))
 
 
 def _values_of(answers: Answers, summary: Mapping[str, Any]) -> Values:
@@ -179,31 +188,30 @@ def of_tasks(answers: Answers) -> dict[str, TaskAnswer]:
     reached = {}
     for suffix, of_all in (("", answers.tasks), (report.FROM_SCRATCH, answers.from_scratch)):
         for task, answer in of_all.items():
-            reached[f"{task}: {answer['metric'].replace('_', ' ')}{suffix}"] = answer
+            reached[report.name_of_task_score(task, answer["metric"]) + suffix] = answer
     return reached
 
 
 def counting_on_tasks(
     questions: Questions, answers: Mapping[str, TaskAnswer]
-) -> dict[str, dict[str, float]]:
-    """Return what models that only count words or answers reach on the same examples: model → score
-    → value.
+) -> dict[str, dict[str, np.ndarray]]:
+    """Return what models that only count words or answers reach on the same examples: score → model
+    → amounts of the units.
     """
-    counted: dict[str, dict[str, float]] = {}
+    counted: dict[str, dict[str, np.ndarray]] = {}
     for task in map(load_task, questions.tasks):
-        names = [name for name in answers if name.startswith(f"{task.name}: ")]
+        name = report.name_of_task_score(task.name, metrics_of(task)[0])
+        names = [one for one in (name, name + report.FROM_SCRATCH) if one in answers]
         if not names or not is_learned(task):
             continue
         with user_code(code_of_task(task)):
             labelled = with_labels_of(task)
-            train = load_split(labelled, "train")
-            asked = load_split(labelled, answers[names[0]]["split"])
-            metric = find_metric(labelled, metrics_of(labelled)[0])
-            predicted = counted_answers(labelled, train.examples, asked.examples)
-            for model, predictions in predicted.items():
-                value = metric.score(labelled, asked.examples, predictions)
-                for name in names:
-                    counted.setdefault(model, {})[name] = 0.0 if value is None else value
+            train = load_split(labelled, "train").examples
+            asked = load_split(labelled, answers[names[0]]["split"]).examples
+            for model, predictions in counted_answers(labelled, train, asked).items():
+                amounts = np.array(unit_scores(labelled, asked, predictions).amounts)
+                for one in names:
+                    counted.setdefault(one, {})[model] = amounts
     return counted
 
 

@@ -32,6 +32,7 @@ from t5x_lite.config import CompareConfig, RunConfig
 from t5x_lite.data.rows.row_plan import RowPlan
 from t5x_lite.data.store.prepare import prepare
 from t5x_lite.errors import (
+    BAD_CONFIG,
     INTERRUPTED,
     NO_FILE,
     TERMINATED,
@@ -78,16 +79,24 @@ def compare(
     if is_shared and (jobs > 1 or config.match == "seconds"):
         option = "--jobs" if jobs > 1 else "match=seconds"
         raise UserError(USAGE, f"{option}: is for one process, here are {jax.process_count()}")
+    if config.max_seeds and (only or is_shared):
+        option = "--cells" if only else f"{jax.process_count()} processes"
+        reason = "seeds are added by one process that trains all cells"
+        raise UserError(USAGE, f"max_seeds={config.max_seeds}: got {option}, but {reason}")
+    if config.max_seeds and not config.effect:
+        say("max_seeds: without effect, a difference that is not there is never decided")
+
     # Train, and add a seed as long as something is open and the config allows it.
     looks = max(config.max_seeds - config.seeds, 0) + 1
     results: dict[str, Any] = {}
     for number in range(looks):
         of_look = dataclasses.replace(config, seeds=config.seeds + number)
         results = _train_and_report(of_look, workdir, only, jobs, looks)
-        open_cells = cells_to_decide(results) if results else []
-        if number + 1 < looks and results:
-            decided = f"still open: {', '.join(open_cells)}" if open_cells else "all is decided"
-            say(f"{of_look.seeds} seeds, look {number + 1} of {looks}: {decided}")
+        if not config.max_seeds:
+            break
+        open_cells = cells_to_decide(results)
+        decided = f"still open: {', '.join(open_cells)}" if open_cells else "all is decided"
+        say(f"{of_look.seeds} seeds, look {number + 1} of {looks}: {decided}")
         if not open_cells:
             break
     return results
@@ -96,11 +105,17 @@ def compare(
 def cells_to_decide(results: Mapping[str, Any]) -> list[str]:
     """Return the cells whose difference to the baseline, in the score that decides, is neither
     shown nor shown to be too small to matter.
+
+    Raises:
+        UserError: if no cell can be compared with its baseline in that score.
     """
     score = results["rule"]["score"]
     differences = {
         cell: of["scores"].get(score, {}).get("difference") for cell, of in results["cells"].items()
     }
+    if not any(differences.values()):
+        reason = f"no cell can be compared with its baseline in {score}"
+        raise UserError(BAD_CONFIG, f"decide_by: {reason}; name another score, or more cells")
     return [cell for cell, found in differences.items() if found and found["verdict"] == "open"]
 
 

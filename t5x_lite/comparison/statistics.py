@@ -12,6 +12,7 @@ docs/concepts/certainty.md.
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,8 +32,24 @@ class Sample(NamedTuple):
 
     sizes: np.ndarray  # [units], such as the bytes of each span, or ones
     clusters: np.ndarray  # [units], such as the passage of each span: units of one are more alike
-    # True if each amount lies between 0 and its size, as for accuracies
-    is_bounded: bool = False
+    # Least and greatest value of the score, such as 0 and 1 of an accuracy; None: it has none
+    bounds: tuple[float, float] | None = None
+    count: int = 0  # number of clusters; 0: those of `clusters`, which may be groups of them
+
+    @property
+    def for_score(self) -> tuple[float, ...]:
+        """Scores of further clusters that keep the interval of one score right near its bounds,
+        where all units may be alike (Agresti and Coull, 1998).
+        """
+        return () if self.bounds is None else (*self.bounds, *self.bounds)
+
+    @property
+    def for_difference(self) -> tuple[float, ...]:
+        """The same for a difference of two scores (Bonett and Price, 2012)."""
+        if self.bounds is None:
+            return ()
+        width = self.bounds[1] - self.bounds[0]
+        return (width, -width)
 
 
 class Rule(NamedTuple):
@@ -59,8 +76,8 @@ class Variance(NamedTuple):
 
     @property
     def is_known(self) -> bool:
-        """True if anything can be concluded from it."""
-        return self.freedom > 0
+        """True if anything can be concluded from it: no spread at all says nothing."""
+        return self.freedom > 0 and self.value > 0
 
 
 def total_variance(parts: Iterable[Variance]) -> Variance:
@@ -73,10 +90,8 @@ def total_variance(parts: Iterable[Variance]) -> Variance:
     """
     parts = list(parts)
     value = sum(part.value for part in parts)
-    if not all(part.is_known for part in parts):
+    if not value or not all(part.freedom for part in parts):
         return Variance(value, 0)
-    if not value:
-        return Variance(0.0, min((part.freedom for part in parts), default=0))
     weighed = sum(part.value**2 / part.freedom for part in parts)
     return Variance(value, value**2 / weighed)
 
@@ -94,8 +109,6 @@ def half_width(variance: Variance) -> float | None:
 
 def chance_of_more(mean: float, variance: Variance) -> float:
     """Return the probability of a mean at least as large as this one if the truth is 0."""
-    if not variance.value:
-        return 0.5 if not mean else float(mean < 0)
     return float(stats.t.sf(mean / math.sqrt(variance.value), variance.freedom))
 
 
@@ -113,24 +126,23 @@ def ratio(
 
     Args:
         amounts: [units], such as the bits of each span.
-        extra: further clusters of mean size with these amounts per size. They keep intervals of
-            bounded scores right near their bounds, where all units may be alike: (1, 1, 0, 0) for
-            one score (Agresti and Coull, 1998), (1, -1) for a difference (Bonett and Price, 2012).
+        extra: scores of further clusters: see Sample.
 
     >>> right = np.ones(44)
-    >>> value, variance = ratio(right, Sample(np.ones(44), np.arange(44)), extra=(1, 1, 0, 0))
+    >>> sample = Sample(np.ones(44), np.arange(44), bounds=(0, 1))
+    >>> value, variance = ratio(right, sample, sample.for_score)
     >>> round(value, 3), round(value - half_width(variance), 3)
     (0.958, 0.9)
     """
     _, clusters = np.unique(sample.clusters, return_inverse=True)
     totals = np.bincount(clusters, amounts)
     sizes = np.bincount(clusters, sample.sizes)
-    mean_size = sizes.mean()
+    mean_size = sizes.sum() / (sample.count or len(sizes))
     totals = np.append(totals, np.multiply(extra, mean_size))
     sizes = np.append(sizes, np.full(len(extra), mean_size))
     value = totals.sum() / sizes.sum()
     count = len(totals)
-    if count < 2:
+    if count - len(extra) < 2:
         return float(value), Variance(0.0, 0)
     residuals = totals - value * sizes
     variance = count / (count - 1) * (residuals**2).sum() / sizes.sum() ** 2
@@ -152,33 +164,40 @@ class _Scored(NamedTuple):
     amounts: np.ndarray | None  # [seeds, units]; None for a score that is a single number
     sample: Sample | None
 
+    @property
+    def units(self) -> int:
+        """Number of units; 0 for a score that is a single number."""
+        return 0 if self.amounts is None else self.amounts.shape[1]
+
 
 def scores_of(
     values: Mapping[str, Mapping[int, Values]],
-    samples: Mapping[str, Sample],
+    samples: Mapping[str, Mapping[str, Sample]],
     questions: Mapping[str, Mapping[str, str]],
     baselines: Mapping[str, str],
     is_lower_better: Callable[[str], bool],
     rule: Rule = Rule(),
+    counted: Mapping[str, Mapping[str, np.ndarray]] = MappingProxyType({}),
 ) -> dict[str, dict[str, Any]]:
     """Return each cell's scores with their intervals, differences and conclusions.
 
     Args:
         values: cell → seed → scores of that run.
-        samples: score → the units behind it. Scores that are missing here are single numbers, whose
-            intervals cover only seeds.
+        samples: cell → score → the units behind it. Scores that are missing here are single
+            numbers, whose intervals cover only seeds.
         questions: cell → score → key that says what the score measures, where cells may differ.
             Scores with different keys are not compared.
         baselines: cell → the cell that it is compared with.
         is_lower_better: returns True for a score that is better when it is lower.
+        rule: how differences get their verdicts.
+        counted: score → model that only counts → its amounts of the same units.
 
     Returns:
         cell → score → "mean"; "low" and "high" of its 95 % interval, which covers seeds and units,
-        or only units if there is one seed; "deviation" over seeds; "unit_error", the standard error
-        over units; "seeds", their scores, and "seed_numbers"; "among", the cells that it is
-        compared with; "is_best", True for the best mean of these; "may_be_best", False if another
-        cell is better beyond doubt, None with one seed; "difference" to the baseline, see
-        difference().
+        or only units if there is one seed; "deviation" over seeds; "seeds", their scores, and
+        "seed_numbers"; "among", the cells that it is compared with; "may_be_best", False if another
+        cell is better beyond doubt, None if that cannot be known; "difference" to the baseline, see
+        difference(); "beats", model that only counts → True if the cell is better beyond doubt.
 
     >>> losses = {"a": (3.0, 3.1), "b": (2.5, 2.4)}
     >>> values = {
@@ -194,7 +213,7 @@ def scores_of(
     """
     scored = {
         cell: {
-            name: _collect(of_runs, name, samples.get(name))
+            name: _collect(of_runs, name, samples.get(cell, {}).get(name))
             for name in dict.fromkeys(name for run in of_runs.values() for name in run)
         }
         for cell, of_runs in values.items()
@@ -214,9 +233,12 @@ def scores_of(
             and questions[other].get(name) == questions[cell].get(name)
         }
         sign = -1 if is_lower_better(name) else 1
-        best = max(among, key=lambda other: sign * scores[other][name]["mean"])
         score["among"] = list(among)
-        score["is_best"] = best == cell and len(among) > 1
+        score["beats"] = {
+            model: beats(scored[cell][name], amounts, len(among), rule)
+            for model, amounts in counted.get(name, {}).items()
+            if len(amounts) == scored[cell][name].units
+        }
         correlation = correlation_of_seeds(list(among.values()))
         score["may_be_best"] = _may_be_best(cell, among, sign, correlation, rule.level)
         if baselines[cell] != cell and baselines[cell] in among:
@@ -247,6 +269,7 @@ def _decide(scores: Mapping[str, Mapping[str, dict[str, Any]]], rule: Rule) -> N
         for one, p in zip(differences, corrected, strict=True):
             one[f"{key}_corrected"] = min(p * rule.looks, 1.0)
     for one in tested:
+        one["alpha"] = rule.alpha
         if one["p_corrected"] < rule.alpha:
             one["verdict"] = "different"
         elif one.get("p_equivalent_corrected", 1.0) < rule.alpha:
@@ -272,19 +295,22 @@ def _collect(of_runs: Mapping[int, Values], name: str, sample: Sample | None) ->
 def _described(scored: _Scored) -> dict[str, Any]:
     """Return the mean and interval of one score of one cell."""
     center = mean = float(scored.of_seeds.mean())
-    over_units = None
-    if scored.amounts is not None and scored.sample is not None:
-        extra = (1, 1, 0, 0) if scored.sample.is_bounded else ()
-        center, over_units = ratio(scored.amounts.mean(0), scored.sample, extra)
     over_seeds = variance_over_seeds(scored.of_seeds)
-    known = [part for part in (over_seeds, over_units) if part is not None and part.is_known]
-    half = half_width(total_variance(known)) if known else None
+    parts = [over_seeds] if over_seeds.freedom else []
+    bounds = None
+    if scored.amounts is not None and scored.sample is not None:
+        bounds = scored.sample.bounds
+        center, over_units = ratio(scored.amounts.mean(0), scored.sample, scored.sample.for_score)
+        parts.append(over_units)
+    half = half_width(total_variance(parts))
+    low, high = (None, None) if half is None else (center - half, center + half)
+    if low is not None and high is not None and bounds is not None:
+        low, high = max(low, bounds[0]), min(high, bounds[1])
     return {
         "mean": mean,
-        "low": None if half is None else center - half,
-        "high": None if half is None else center + half,
-        "deviation": float(scored.of_seeds.std(ddof=1)) if over_seeds.is_known else None,
-        "unit_error": None if over_units is None else math.sqrt(over_units.value),
+        "low": low,
+        "high": high,
+        "deviation": float(scored.of_seeds.std(ddof=1)) if over_seeds.freedom else None,
         "seeds": scored.of_seeds.tolist(),
         "seed_numbers": scored.seeds,
     }
@@ -324,62 +350,105 @@ def _pairs_by_seed(own: _Scored, other: _Scored, correlation: float | None) -> b
     return bool(correlation > 1 - ratio_of_widths**2)
 
 
-def _variances(own: _Scored, other: _Scored, is_paired: bool) -> tuple[float, list[Variance]]:
-    """Return the mean difference of two cells, and the variances over seeds and over units."""
-    shared = [seed for seed in own.seeds if seed in other.seeds]
-    if is_paired and len(shared) < 2:
-        return math.nan, [Variance(0.0, 0)]
+class _Difference(NamedTuple):
+    """A difference of two cells."""
+
+    mean: float
+    center: float  # of its interval: the mean, or closer to 0 for scores with bounds
+    over_seeds: Variance
+    over_units: Variance | None  # None for scores that are single numbers
+
+    @property
+    def variance(self) -> Variance:
+        """Variance over seeds and units; unknown if the difference is not a number."""
+        parts = [self.over_seeds] + ([] if self.over_units is None else [self.over_units])
+        return total_variance(parts) if math.isfinite(self.center) else Variance(0.0, 0)
+
+
+def _difference(own: _Scored, other: _Scored, is_paired: bool) -> _Difference:
+    """Return the difference of two cells, seed by seed or between the means over all seeds."""
+    at_own, at_other = list(range(len(own.seeds))), list(range(len(other.seeds)))
+    over_seeds = total_variance(variance_over_seeds(one.of_seeds) for one in (own, other))
     if is_paired:
+        shared = [seed for seed in own.seeds if seed in other.seeds]
+        if len(shared) < 2:
+            return _Difference(math.nan, math.nan, Variance(0.0, 0), None)
         at_own = [own.seeds.index(seed) for seed in shared]
         at_other = [other.seeds.index(seed) for seed in shared]
-        of_seeds = own.of_seeds[at_own] - other.of_seeds[at_other]
-        parts = [variance_over_seeds(of_seeds)]
-    else:
-        at_own, at_other = list(range(len(own.seeds))), list(range(len(other.seeds)))
-        parts = [total_variance(variance_over_seeds(one.of_seeds) for one in (own, other))]
-    mean = float(own.of_seeds[at_own].mean() - other.of_seeds[at_other].mean())
+        over_seeds = variance_over_seeds(own.of_seeds[at_own] - other.of_seeds[at_other])
+    mean = center = float(own.of_seeds[at_own].mean() - other.of_seeds[at_other].mean())
+    over_units = None
     if own.amounts is not None and other.amounts is not None and own.sample is not None:
         # All runs are asked for the same units, so what makes a unit hard for both cancels.
         amounts = own.amounts[at_own].mean(0) - other.amounts[at_other].mean(0)
-        extra = (1, -1) if own.sample.is_bounded else ()
+        extra = own.sample.for_difference
         mean_of_units, over_units = ratio(amounts, own.sample, extra)
-        mean = mean_of_units if extra else mean
-        parts.append(over_units)
-    return mean, parts
+        center = mean_of_units if extra else mean
+    # Seeds that all have the same score have a variance of 0, to which that of units is added.
+    if over_units is not None and min(len(at_own), len(at_other)) > 1:
+        over_seeds = over_seeds._replace(freedom=max(over_seeds.freedom, 1.0))
+    return _Difference(mean, center, over_seeds, over_units)
 
 
 def difference(own: _Scored, other: _Scored, correlation: float | None) -> dict[str, Any]:
     """Return the score of one cell minus that of another.
 
     Returns:
-        "mean"; "low" and "high" of its 95 % interval and "p" of its two-sided test, None with one
-        seed; "low_over_units" and "high_over_units", the interval that leaves out the noise of
-        seeds; "is_paired", "correlation" of the seeds; "low_otherwise", "high_otherwise", the
-        interval by the other of the two tests; "p_corrected" is added for all differences of a
-        report.
+        "mean"; "low" and "high" of its 95 % interval and "p" of its two-sided test, None if the
+        spread over seeds or units is not known; "low_over_units" and "high_over_units", the
+        interval that leaves out the noise of seeds; "is_paired", "correlation" of the seeds;
+        "low_otherwise", "high_otherwise", the interval by the other of the two tests; "verdict",
+        "different", "equivalent" or "open", and "p_corrected" behind it, are added for all
+        differences of a report together.
     """
     is_paired = _pairs_by_seed(own, other, correlation)
-    found: dict[str, Any] = {
-        "mean": float(own.of_seeds.mean() - other.of_seeds.mean()),
+    by_rule, otherwise = (_difference(own, other, paired) for paired in (is_paired, not is_paired))
+    variance = by_rule.variance
+    p = None
+    if variance.is_known:
+        p = min(2 * chance_of_more(abs(by_rule.center), variance), 1.0)
+    return {
+        "mean": by_rule.mean,
+        "center": by_rule.center,
+        "variance": variance.value,
+        "freedom": variance.freedom,
         "seeds": [len(own.seeds), len(other.seeds)],
         "is_paired": is_paired,
         "correlation": correlation,
+        "p": p,
+        "p_corrected": p,
         "verdict": "open",
+        **_bounds("", by_rule.center, variance),
+        **_bounds("_over_units", by_rule.center, by_rule.over_units or Variance(0.0, 0)),
+        **_bounds("_otherwise", otherwise.center, otherwise.variance),
     }
-    for suffix, paired in (("", is_paired), ("_otherwise", not is_paired)):
-        center, parts = _variances(own, other, paired)
-        variance = total_variance(parts)
-        half = half_width(variance)
-        found[f"low{suffix}"] = None if half is None else center - half
-        found[f"high{suffix}"] = None if half is None else center + half
-        if not suffix:
-            more = chance_of_more(abs(center), variance) if variance.is_known else None
-            found["p"] = found["p_corrected"] = None if more is None else min(2 * more, 1.0)
-            found |= {"center": center, "variance": variance.value, "freedom": variance.freedom}
-            over_units = half_width(parts[-1]) if len(parts) > 1 else None
-            found["low_over_units"] = None if over_units is None else center - over_units
-            found["high_over_units"] = None if over_units is None else center + over_units
-    return found
+
+
+def _bounds(suffix: str, center: float, variance: Variance) -> dict[str, float | None]:
+    """Return the 95 % interval as "low" and "high" with a suffix; None if it is not known."""
+    half = half_width(variance)
+    low, high = (None, None) if half is None else (center - half, center + half)
+    return {f"low{suffix}": low, f"high{suffix}": high}
+
+
+def beats(own: _Scored, amounts: np.ndarray, tests: int, rule: Rule) -> bool | None:
+    """Return True if a cell is better beyond doubt than a model without luck, such as one that
+    counts words; None if that cannot be known.
+
+    Args:
+        amounts: [units] of that model, on the same units.
+        tests: number of cells that are asked this.
+    """
+    assert own.amounts is not None
+    assert own.sample is not None
+    extra = own.sample.for_difference
+    center, over_units = ratio(own.amounts.mean(0) - amounts, own.sample, extra)
+    over_seeds = variance_over_seeds(own.of_seeds)
+    if len(own.seeds) < 2:
+        return None
+    over_seeds = over_seeds._replace(freedom=max(over_seeds.freedom, 1.0))
+    variance = total_variance([over_seeds, over_units])
+    return variance.is_known and chance_of_more(center, variance) * tests < rule.level
 
 
 def _may_be_best(
@@ -401,11 +470,10 @@ def _may_be_best(
     chances = []
     for other in others:
         paired = _pairs_by_seed(among[cell], other, correlation)
-        mean, parts = _variances(other, among[cell], paired)
-        variance = total_variance(parts)
-        if not variance.is_known:
+        found = _difference(other, among[cell], paired)
+        if not found.variance.is_known:
             return None
-        chances.append(chance_of_more(sign * mean, variance))
+        chances.append(chance_of_more(sign * found.center, found.variance))
     return min(chances) * len(others) > level
 
 

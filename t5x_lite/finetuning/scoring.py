@@ -15,7 +15,7 @@ from typing import NamedTuple
 from t5x_lite.config import Task
 from t5x_lite.data.tasks.kinds.kind import Example, Label
 from t5x_lite.data.tasks.kinds.table import metrics_of
-from t5x_lite.data.tasks.metrics import UnitScores, find_metric, unit_scores
+from t5x_lite.data.tasks.metrics import UnitScores, clusters_of, find_metric, unit_scores
 from t5x_lite.data.tasks.task_data import TaskSplit
 from t5x_lite.errors import IO_ERROR, NO_FILE, read_json, user_errors
 from t5x_lite.training import run_directory
@@ -80,19 +80,20 @@ def score_run(
     else:
         task, examples = validation.examples.task, validation.examples.examples
         predictions = cross_fitted(task, examples, _kept_predictions(workdir))
-        split = "validation"
-        on = f"halves of {validation.examples.split}, each at the best evaluation of the other half"
+        split, name = "validation", validation.examples.split
+        on = f"halves of {name}, each at the best evaluation of the other half"
+        if len(set(in_first_half(examples))) < 2:
+            on = f"{name} at the last evaluation, since it cannot be halved"
     units = unit_scores(task, examples, predictions)
     value = find_metric(task, metrics_of(task)[0]).score(task, examples, predictions)
     return Scored(0.0 if value is None else value, split, on, len(examples), units)
 
 
 def in_first_half(examples: Sequence[Example]) -> list[bool]:
-    """Divide examples into two halves by a hash of their text, so that examples of one text stay
-    together.
-    """
-    keys = [f"{example.text}" or f"{example.id}" for example in examples]
-    return [hashlib.sha256(key.encode()).digest()[0] < 128 for key in keys]
+    """Divide examples into two halves at random, so that examples of one text stay together."""
+    return [
+        hashlib.sha256(str(number).encode()).digest()[0] < 128 for number in clusters_of(examples)
+    ]
 
 
 def cross_fitted(

@@ -43,7 +43,7 @@ def evaluate_task(loaded: LoadedModel, task: Task, asking: Asking) -> dict[str, 
     return {
         "task": task.name,
         "split": evaluated.examples.split,
-        "method": evaluated.method,
+        "method": "; ".join(filter(None, (evaluated.method, evaluated.further))),
         "examples": len(evaluated.examples),
         "metrics": evaluated.metrics,
         "chance": kind_of(evaluated.examples.task).chance(

@@ -77,6 +77,7 @@ class Evaluated:
         groups: the first metric of each group of examples.
         examples: the examples that were asked.
         predictions: one for each example; None if two answers tie or an answer is no label.
+        further: how further metrics than the first were obtained, if in another way.
     """
 
     method: str
@@ -84,6 +85,7 @@ class Evaluated:
     groups: dict[str, float]
     examples: Examples
     predictions: list[Label]
+    further: str = ""
 
 
 def ask(loaded: LoadedModel, task: Task, asking: Asking = Asking()) -> Evaluated:
@@ -332,7 +334,8 @@ def _prefer(loaded: LoadedModel, examples: Examples) -> Evaluated:
         sums = [score.nats for score in pseudo_log_likelihoods(loaded, sentences)]
         masked = judge(examples.task, examples.examples, _likelier(sums))
         metrics |= {f"{name}_masked": value for name, value in masked.items()}
-        method = f"{method}; masked: its pseudo-log-likelihood"
+        further = "masked: its pseudo-log-likelihood"
+        return replace(_evaluated(method, metrics, examples, predictions), further=further)
     return _evaluated(method, metrics, examples, predictions)
 
 

@@ -255,13 +255,11 @@ def train(
     setup_jax(resolved.model.dtype)
     run = Run(resolved, data)  # rejects a run that cannot work before anything is written
     config = run.resolved.config
-    if not (run.adaptation.is_full or config.init_from):
-        fix = "set init_from to the run directory of the model to adapt"
-        raise UserError(BAD_CONFIG, f"adapt={config.adapt}: {fix}")
     # Processes that differ in their settings or text would hang or learn different things.
     if jax.process_count() > 1:
         check_same(run_directory.facts(config, workdir, data))
-    if config.init_from and not storage.durable_path(workdir / "checkpoints").is_dir():
+    has_begun = storage.durable_path(workdir / "checkpoints").is_dir()
+    if not (has_begun and config.init_from):
         run_directory.check_init_from(run.resolved, data.tokenizer)
     with run_directory.owned(workdir, config, run.resolved.steps, data, take_over):
         if config.init_from:

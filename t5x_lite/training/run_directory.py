@@ -544,9 +544,15 @@ def _checkpoint_hash(workdir: Path) -> str:
 
 
 def check_init_from(resolved: Resolved, tokenizer: Tokenizer) -> None:
-    """Reject init_from if its model has another body or another tokenizer. Heads may differ, and
-    the tokenizer may have more ids.
+    """Reject init_from if its model has another body or another tokenizer, or if it is missing and
+    `adapt` needs it. Heads may differ, and the tokenizer may have more ids.
     """
+    adaptation = parse_adaptation(resolved.config.adapt)
+    if not resolved.config.init_from:
+        if not adaptation.is_full:
+            fix = "set init_from to the run directory of the model to adapt"
+            raise UserError(BAD_CONFIG, f"adapt={resolved.config.adapt}: {fix}")
+        return
     directory = storage.local_path(resolved.config.init_from)
     theirs, their_tokenizer = read(directory)
     # Start from the settings that may differ.
@@ -559,7 +565,7 @@ def check_init_from(resolved: Resolved, tokenizer: Tokenizer) -> None:
     if position_limit(resolved.model) is None:
         free.add("max_length")
     extends = tokenizer.extends(their_tokenizer)
-    if extends and parse_adaptation(resolved.config.adapt).is_full:
+    if extends and adaptation.is_full:
         free.add("vocab_size")
     old, new = to_dict(theirs.model), to_dict(resolved.model)
     for key in old:

@@ -223,7 +223,7 @@ def test_losses_of_other_texts_do_not_compare(tmp_path, text_file, written):
     marked = [
         name
         for name in results["cells"]["one"]["scores"]
-        if any(of["scores"][name]["is_best"] for of in results["cells"].values())
+        if len(results["cells"]["one"]["scores"][name]["among"]) > 1
     ]
     assert marked == ["span_bits_left"]
     text = (tmp_path / "run/report.md").read_text()
@@ -399,6 +399,31 @@ def test_seeds_are_added_until_all_is_decided(monkeypatch, text_file, tmp_path):
     trained.clear()
     compare.compare(build_comparison(comparison(text_file, seeds=3)), tmp_path)
     assert trained == [(3, 1)]
+
+
+def test_what_decides_is_checked_before_anything_is_trained(text_file, tmp_path):
+    for decide_by, hint in (("los", "did you mean loss?"), ("which_module", "which_module: accu")):
+        config = comparison(text_file, decide_by=decide_by, tasks=("which_module",))
+        with pytest.raises(UserError, match=f"decide_by: got '{decide_by}'.*{hint}"):
+            study_cells.plan_comparison(build_comparison(config), tmp_path)
+    config = build_comparison(comparison(text_file, seeds=2, max_seeds=4))
+    with pytest.raises(UserError, match="max_seeds=4: got --cells, but seeds are added by one"):
+        compare.compare(config, tmp_path, only=("gpt",))
+    results = {"rule": {"score": "loss"}, "cells": {"gpt": {"scores": {"loss": {}}}}}
+    with pytest.raises(UserError, match=r"decide_by: no cell can be compared .* in loss"):
+        compare.cells_to_decide(results)
+
+
+def test_what_a_cell_cannot_start_from_is_refused_before_anything_is_trained(text_file, tmp_path):
+    lengths = {"data": {"lengths": LENGTHS["gpt"]}}
+    cells = {"a": lengths, "b": {**lengths, "adapt": "lora(rank=2)"}}
+    config = build_comparison(comparison(text_file, cells=cells, blanks=(), spans=()))
+    with pytest.raises(UserError, match="set init_from to the run directory of the model to adapt"):
+        study_cells.plan_cells(config, tmp_path)
+    cells["b"] = {**lengths, "init_from": str(tmp_path / "nothing")}
+    config = build_comparison(comparison(text_file, cells=cells, blanks=(), spans=()))
+    with pytest.raises(UserError, match="nothing"):
+        study_cells.plan_cells(config, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def test_halves_keep_examples_of_one_text_together():
     assert 0.35 < np.mean(first) < 0.65
     of_text = {example.text: half for example, half in zip(asked, first, strict=True)}
     assert all(of_text[example.text] == half for example, half in zip(asked, first, strict=True))
-    # Examples without a text, which a prompt is made of, are divided by their ids.
+    # Examples without a text, which a prompt is made of, are divided one by one.
     nameless = [replace(example, text="") for example in asked]
     assert 0.35 < np.mean(in_first_half(nameless)) < 0.65
 

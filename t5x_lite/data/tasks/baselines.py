@@ -1,6 +1,7 @@
 """What counting reaches on a task, a bar that a model should clear:
 
-most frequent answer    of the training examples; where answers are numbers, their mean
+most frequent answer    of the training examples
+mean answer             the same, where answers are numbers
 bag of words            a linear model of which words a text has, without their order (scikit-learn)
 """
 
@@ -13,7 +14,12 @@ from t5x_lite.data.tasks.kinds.kind import Example, Label
 from t5x_lite.data.tasks.kinds.table import kind_of
 from t5x_lite.errors import UserError, optional_import
 
-MOST_FREQUENT, BAG_OF_WORDS = "most frequent answer", "bag of words"
+MOST_FREQUENT, MEAN, BAG_OF_WORDS = "most frequent answer", "mean answer", "bag of words"
+
+# Words; in scripts without blanks between words, characters: Chinese, Japanese, Thai, Korean
+_WORD = (
+    r"(?u)[\u2e80-\u9fff\uac00-\ud7af\u0e00-\u0e7f]|[^\W\u2e80-\u9fff\uac00-\ud7af\u0e00-\u0e7f]+"
+)
 
 
 def counted_answers(
@@ -31,12 +37,12 @@ def counted_answers(
     labels: list[Any] = [example.label for example in train]
     counted: dict[str, list[Label]] = {}
     if predicts == "number":
-        counted[MOST_FREQUENT] = [sum(labels) / len(labels)] * len(asked)
+        counted[MEAN] = [sum(labels) / len(labels)] * len(asked)
     elif predicts == "labels":
         counted[MOST_FREQUENT] = _most_frequent_labels(labels, asked)
     else:
-        if predicts == "text":  # an example may have several right texts
-            labels = [label[0] if isinstance(label, tuple) and label else label for label in labels]
+        if predicts == "text":  # an example may have several right texts, and a prediction has one
+            labels = [label[:1] for label in labels]
         (answer, _), *_ = Counter(labels).most_common(1)
         counted[MOST_FREQUENT] = [answer] * len(asked)
     if predicts in ("class", "number") and len(set(labels)) > 1:
@@ -70,7 +76,7 @@ def _bag_of_words(
     # Words of the second text are others than those of the first.
     columns = []
     for field in ("text", "text_pair"):
-        vectorizer = text.CountVectorizer(binary=True)
+        vectorizer = text.CountVectorizer(binary=True, token_pattern=_WORD)
         texts = [[getattr(example, field) for example in examples] for examples in (train, asked)]
         try:
             columns.append((vectorizer.fit_transform(texts[0]), vectorizer.transform(texts[1])))

@@ -67,7 +67,8 @@ def load_split(task: Task, split: str, limit: int = 0) -> Examples:
     bad_lines = bad_lines_of(task)
     kind = kind_of(task)
     examples: list[Example] = []
-    are_hidden = True
+    # Where questions may have no answer, only a test split of nothing but those hides its answers.
+    are_hidden = split == "test" or not task.no_answer
     for number, record in enumerate(_records(task, name, bad_lines)):
         if is_divided and _is_held_out(record, task.validation_fraction) != (split == "validation"):
             continue

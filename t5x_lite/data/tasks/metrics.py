@@ -21,8 +21,9 @@ class Metric(NamedTuple):
     score: Judgement
     judges: tuple[str, ...] = ()  # what kinds of tasks predict: see Kind; none: any
     library: str = ""  # library that it needs, in the extra [tasks]
-    # True if it is the mean of its values for single examples, each between 0 and 1
+    # True if it is the mean of its values for single examples
     is_mean: bool = False
+    bounds: tuple[float, float] | None = (0.0, 1.0)  # None: it may be any number
 
 
 def judge(
@@ -58,7 +59,7 @@ def find_metric(task: Task, name: str) -> Metric:
         return known[name]
     if "." not in name:
         raise UserError(BAD_CONFIG, f"task.metrics: got {name!r}; {nearest(name, known)}")
-    return Metric(find_named(name, {}, "task.metrics", "metric"))
+    return Metric(find_named(name, {}, "task.metrics", "metric"), bounds=None)
 
 
 def check_metrics(task: Task) -> None:
@@ -93,12 +94,14 @@ class UnitScores(NamedTuple):
             the jackknife's pseudo-value for each group of examples (Efron and Tibshirani, 1993,
             §11.5): what the metric would be if all examples were like this group.
         clusters: number of each amount's cluster: examples of one text are more alike than others.
-        is_bounded: True if all amounts lie between 0 and 1.
+        bounds: least and greatest value of the metric; None: it may be any number.
+        count: number of clusters of examples; there may be fewer groups.
     """
 
     amounts: list[float]
     clusters: list[int]
-    is_bounded: bool
+    bounds: tuple[float, float] | None
+    count: int
 
 
 def unit_scores(
@@ -116,13 +119,13 @@ def unit_scores(
             metric.score(task, [example], [predicted]) or 0.0
             for example, predicted in zip(examples, predictions, strict=True)
         ]
-        return UnitScores(amounts, clusters, is_bounded=True)
+        return UnitScores(amounts, clusters, metric.bounds, len(set(clusters)))
 
     # Leave out one group of clusters at a time.
-    count = min(_GROUPS, max(clusters) + 1)
+    count = min(_GROUPS, len(set(clusters)))
     whole = metric.score(task, examples, predictions) or 0.0
     if count < 2:
-        return UnitScores([whole], [0], is_bounded=False)
+        return UnitScores([whole], [0], metric.bounds, count)
     amounts = []
     for group in range(count):
         kept = [number for number, cluster in enumerate(clusters) if cluster % count != group]
@@ -133,13 +136,27 @@ def unit_scores(
         amounts.append(count * whole - (count - 1) * without)
     # The pseudo-values have the jackknife's variance; their mean is moved to the metric itself.
     shift = whole - sum(amounts) / count
-    return UnitScores([amount + shift for amount in amounts], list(range(count)), is_bounded=False)
+    shifted = [amount + shift for amount in amounts]
+    return UnitScores(shifted, list(range(count)), metric.bounds, len(set(clusters)))
 
 
 def clusters_of(examples: Sequence[Example]) -> list[int]:
-    """Number the texts of the examples: examples with the same text are in one cluster."""
+    """Number the groups of examples or, without groups, their texts: examples of one number are
+    more alike than others, such as the questions about one passage.
+
+    Of two texts it is the longer one, in the mean over the examples: the passage and not the
+    question.
+    """
+    keys: list[Any] = [example.group for example in examples]
+    if None in keys:
+        fields = [
+            [getattr(example, name) for example in examples] for name in ("text", "text_pair")
+        ]
+        longer = max(fields, key=lambda texts: sum(map(len, texts)))
+        # A text that all examples have in common tells nothing about them.
+        is_shared = len(set(longer)) == 1
+        keys = [(number,) if is_shared or not text else text for number, text in enumerate(longer)]
     numbers: dict[Any, int] = {}
-    keys = [example.text or (number,) for number, example in enumerate(examples)]
     return [numbers.setdefault(key, len(numbers)) for key in keys]
 
 
@@ -295,18 +312,18 @@ METRICS: dict[str, Metric] = {
     "accuracy": Metric(accuracy, _CLASSES, is_mean=True),
     "f1": Metric(f1, ("class",), _SKLEARN),
     "macro_f1": Metric(macro_f1, ("class",), _SKLEARN),
-    "matthews": Metric(matthews, ("class",), _SKLEARN),
+    "matthews": Metric(matthews, ("class",), _SKLEARN, bounds=(-1.0, 1.0)),
     "grouped_exact_match": Metric(grouped_exact_match, _CLASSES),
     "grouped_accuracy": Metric(grouped_accuracy, _CLASSES),
-    "pearson": Metric(pearson, _NUMBERS, _SCIPY),
-    "spearman": Metric(spearman, _NUMBERS, _SCIPY),
+    "pearson": Metric(pearson, _NUMBERS, _SCIPY, bounds=(-1.0, 1.0)),
+    "spearman": Metric(spearman, _NUMBERS, _SCIPY, bounds=(-1.0, 1.0)),
     "exact_match": Metric(exact_match, _TEXTS, is_mean=True),
     "token_f1": Metric(token_f1, _TEXTS, is_mean=True),
     "rouge1": Metric(_rouge("rouge1"), _TEXTS, _ROUGE, is_mean=True),
     "rouge2": Metric(_rouge("rouge2"), _TEXTS, _ROUGE, is_mean=True),
     "rougeL": Metric(_rouge("rougeL"), _TEXTS, _ROUGE, is_mean=True),
     "rougeLsum": Metric(_rouge("rougeLsum"), _TEXTS, _ROUGE, is_mean=True),
-    "bleu": Metric(bleu, _TEXTS, "sacrebleu"),
+    "bleu": Metric(bleu, _TEXTS, "sacrebleu", bounds=(0.0, 100.0)),
 }
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from t5x_lite.config import Lengths, Task
 from t5x_lite.data.rows.layouts import RowShape
+from t5x_lite.data.tasks.examples import load_split
 from t5x_lite.data.tasks.kinds.kind import Example
 from t5x_lite.data.tasks.kinds.table import KINDS, find_format
 from t5x_lite.data.tasks.task_data import TaskData, plan_task
@@ -83,6 +84,25 @@ def test_a_question_without_an_answer_needs_a_task_that_may_have_some(tmp_path):
     split = split_of(task_of(tmp_path, records, no_answer=True))
     assert split.examples.examples[0].label == ("",)
     assert not split.formatted.pairs.segment_labels.values.any()  # [CLS] in each window
+
+
+@pytest.mark.parametrize("no_answer", [False, True])
+def test_empty_answers_of_a_whole_test_split_are_hidden(tmp_path, no_answer):
+    for split, answers in (("train", ["Anna"]), ("validation", ["Anna"]), ("test", [])):
+        record = {"question": "who?", "text": TEXT, "answers": answers or [""]}
+        (tmp_path / f"{split}.jsonl").write_text(json.dumps(record) + "\n")
+    task = Task(
+        name="a",
+        kind="extract",
+        source=f"{tmp_path}/{{split}}.jsonl",
+        text="question",
+        text_pair="text",
+        label="answers",
+        test="test",
+        no_answer=no_answer,
+    )
+    assert not load_split(task, "test").has_labels
+    assert load_split(task, "validation").has_labels
 
 
 @pytest.mark.parametrize("threshold", [-3.0, 0.0, 3.0])

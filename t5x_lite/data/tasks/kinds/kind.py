@@ -79,7 +79,7 @@ class Kind:
         if_no_label: what to do where a training example has no label.
         predicts: what a prediction is, by which metrics say what they judge.
         metrics: names of the metrics that judge it by default; task.metrics overrides them.
-        own_metrics: metrics of this kind only, by name.
+        own_metrics: metrics of this kind only, by name, each between 0 and 1.
         asked_by: how to evaluate a model that was not trained on the task: by the likelihood of its
             options, by generating a text, token by token, or by which of two sentences is likelier;
             "": it cannot be evaluated.
@@ -227,6 +227,10 @@ class OfTexts(Kind):
             return None
         texts = value if isinstance(value, list) else [value]
         return tuple(map(str, texts)) or None
+
+    def is_placeholder(self, label: Label) -> bool:
+        """Return True for an empty text, by which test splits hide the answers."""
+        return label is None or label == ("",)
 
     def answer(self, task: Task, example: Example) -> str:
         """Return the first text that counts as right."""
