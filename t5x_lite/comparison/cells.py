@@ -17,7 +17,7 @@ from t5x_lite.comparison.budget import (
     steps_of_cells,
     with_budget,
 )
-from t5x_lite.comparison.evaluations import Questions, check_tasks
+from t5x_lite.comparison.evaluations import Questions, check_tasks, fingerprints
 from t5x_lite.comparison.report import FROM_SCRATCH, SCORES, name_of_task_score
 from t5x_lite.comparison.span_bits import (
     Span,
@@ -393,6 +393,7 @@ def questions_of(config: CompareConfig, cells: Sequence[Cell]) -> Questions:
         tasks=config.tasks,
         settings=config.finetune,
         from_scratch=config.from_scratch,
+        fingerprints={task.name: fingerprints(task) for task in map(load_task, config.tasks)},
     )
 
 

@@ -11,9 +11,9 @@ import dataclasses
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cache, partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -51,6 +51,7 @@ class Questions:
         tasks: tasks to evaluate on, written as for `finetune --task`.
         settings: settings for fine-tuning, such as "data.epochs=2".
         from_scratch: True to also learn the tasks from fresh parameters.
+        fingerprints: task → split → hash of its examples.
     """
 
     spans: Sequence[Span] = ()
@@ -58,6 +59,7 @@ class Questions:
     tasks: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()
     from_scratch: bool = False
+    fingerprints: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 class TaskAnswer(TypedDict):
@@ -70,6 +72,7 @@ class TaskAnswer(TypedDict):
         split: "test", or "validation".
         fingerprint: hash of the examples of that split.
         on: the examples that it is measured on, in words.
+        examples: their number.
         units: fields of data.tasks.metrics.UnitScores, whose mean it is.
     """
 
@@ -78,6 +81,7 @@ class TaskAnswer(TypedDict):
     split: str
     fingerprint: str
     on: str
+    examples: int
     units: dict[str, Any]
 
 
@@ -124,7 +128,7 @@ def measure(workdir: Path, questions: Questions) -> Answers:
                 "step": step,
                 "task": dataclasses.asdict(task),
                 "settings": questions.settings,
-                "examples": fingerprints(task),
+                "examples": questions.fingerprints[task.name],
             },
             partial(_on_task, task, workdir, directory, questions.settings, from_scratch),
         )
@@ -228,7 +232,6 @@ def check_tasks(questions: Questions, cells: dict[str, RunConfig]) -> None:
             say(f"{name} cannot learn {task.name}, so it is left out there: {error}")
 
 
-@cache
 def fingerprints(task: Task) -> dict[str, str]:
     """Return the hash of the examples of each split that judges: "validation", and "test" if it is
     there.
@@ -286,6 +289,7 @@ def _on_task(
             split="validation",
             fingerprint=examples.fingerprint,
             on=examples.split,
+            examples=len(examples),
             units=units._asdict(),
         )
     say(f"{workdir.name}: {directory.name}")
@@ -296,7 +300,8 @@ def _on_task(
         metric=metric,
         method="fine-tuned",
         split=scored["split"],
-        fingerprint=fingerprints(task)[scored["split"]],
+        fingerprint=scored["fingerprint"],
         on=scored["on"],
+        examples=scored["examples"],
         units=scored["units"],
     )

@@ -390,7 +390,7 @@ def _differences(results: Results) -> list[Part]:
             _test(found),
             _interval(found, "_otherwise"),
             "–" if found["p_corrected"] is None else f"{found['p_corrected']:.2g}",
-            _verdict(found, rule["effect"]),
+            _verdict(found, rule),
         ]
         for cell, baseline, name, found in differences
     ]
@@ -423,15 +423,15 @@ def _test(difference: Mapping[str, Any]) -> str:
     return test if correlation is None else f"{test}, r = {correlation:.2f}"
 
 
-def _verdict(difference: Mapping[str, Any], effect: float) -> str:
+def _verdict(difference: Mapping[str, Any], rule: Mapping[str, Any]) -> str:
     """Return in words what can be concluded from a difference."""
     if difference["p_corrected"] is None:
         is_of_seeds = min(difference["seeds"]) < 2
         return _ONE_SEED if is_of_seeds else "the spread of its spans or examples is not known"
-    is_small = difference.get("p_equivalent_corrected", 1.0) < difference["alpha"]
+    is_small = difference.get("p_equivalent_corrected", 1.0) < rule["alpha"]
     if difference["verdict"] == "different":
-        return f"different, by less than {effect:g}" if is_small else "different"
-    return f"equivalent within {effect:g}" if is_small else "not resolved"
+        return f"different, by less than {rule['effect']:g}" if is_small else "different"
+    return f"equivalent within {rule['effect']:g}" if is_small else "not resolved"
 
 
 def _other_objectives(results: Results) -> list[Part]:
@@ -519,7 +519,7 @@ def parity_sheet(results: Results) -> Table:
             ratio = of[unit] / against if against else 1.0
             is_equal = abs(ratio - 1) < _EQUAL
             row.append(short(of[unit]) if is_equal else f"{short(of[unit])} (×{ratio:.2f})")
-        rows.append([*row, f"{of['padding']:.1%}", f"{of.get('rows_cut', 0.0):.0%}"])
+        rows.append([*row, f"{of['padding']:.1%}", f"{of['rows_cut']:.0%}"])
     matched = results["match"]
     names = [f"{name} (matched)" if unit == matched else name for unit, name in UNITS.items()]
     heading = ["cell", "parameters", "FLOPs per sequence", *names, "padding", "rows cut"]
@@ -534,7 +534,7 @@ def _parity_notes(results: Results) -> list[Part]:
         "decoder. Loss tokens: tokens that were predicted. FLOPs: matrix products that the "
         "mathematics needs, forward and backward."
     ]
-    if any(of.get("rows_cut") for of in results["cells"].values()):
+    if any(of["rows_cut"] for of in results["cells"].values()):
         notes.append(
             "Rows cut: rows that run from one shuffled block of the text into another, and lose "
             "context by it. Cells with different shares cannot be compared fairly; equal windows "

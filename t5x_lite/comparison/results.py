@@ -32,7 +32,7 @@ from t5x_lite.data.tasks.baselines import counted_answers
 from t5x_lite.data.tasks.examples import load_split, with_labels_of
 from t5x_lite.data.tasks.kinds.table import metrics_of
 from t5x_lite.data.tasks.load import code_of_task, load_task
-from t5x_lite.data.tasks.metrics import unit_scores
+from t5x_lite.data.tasks.metrics import UnitScores, unit_scores
 from t5x_lite.errors import NO_FILE, UserError
 from t5x_lite.inference.fill import fill
 from t5x_lite.inference.generate import continue_texts
@@ -60,33 +60,12 @@ def results_of(
         questions: extra evaluations of every run.
         looks: how often the results may be looked at, with more seeds each time.
     """
-    corpus = cells[0].corpus
-    spans = questions.spans
+    corpus, spans = cells[0].corpus, questions.spans
     sample = Sample(num_bytes(spans), np.array([span.passage for span in spans], int))
-    of_spans = {"span_bits_left": sample, "span_bits_both": sample}
-    samples: dict[str, dict[str, Sample]] = {cell.name: dict(of_spans) for cell in cells}
-    tasks: dict[str, TaskAnswer] = {}
     summaries = {run.name: summarise(run) for run in runs}
-
-    # Collect the scores of every run: cell → seed → score → value.
-    values: dict[str, dict[int, Values]] = {cell.name: {} for cell in cells}
-    asked = {cell.name: questions_behind(cell) for cell in cells}
-    losses: dict[str, list[dict[str, float]]] = {cell.name: [] for cell in cells}
-    for run in runs:
-        answers = measure(run.directory, questions)
-        losses[run.cell.name].append(answers.losses)
-        values[run.cell.name][run.seed] = _values_of(answers, summaries[run.name])
-        of_run = of_tasks(answers)
-        tasks |= of_run
-        asked[run.cell.name] |= {
-            name: ", ".join((answer["method"], answer["split"], answer["fingerprint"]))
-            for name, answer in of_run.items()
-        }
-        for name, answer in of_run.items():
-            units = answer["units"]
-            sizes, clusters = np.ones(len(units["amounts"])), np.array(units["clusters"])
-            bounds = units["bounds"] and tuple(units["bounds"])
-            samples[run.cell.name][name] = Sample(sizes, clusters, bounds, units["count"])
+    answers = {run.name: measure(run.directory, questions) for run in runs}
+    values, samples, asked = _scores_of_runs(cells, runs, answers, summaries, sample)
+    tasks = {name: one for of_run in answers.values() for name, one in of_tasks(of_run).items()}
     counted_units = counting_on_tasks(questions, tasks)
 
     # Compare them between cells, and list the settings in which the cells differ.
@@ -110,27 +89,19 @@ def results_of(
         "recipes": recipes,
         "texts": differing({cell.name: order_of_text(cell) for cell in cells}),
         "other_objectives": {
-            name: {objective: mean(run[objective] for run in of_runs) for objective in of_runs[0]}
-            for name, of_runs in losses.items()
-            if of_runs
+            cell.name: _mean_losses([answers[run.name] for run in runs if run.cell is cell])
+            for cell in cells
+            if any(run.cell is cell for run in runs)
         },
         "spans": {
             "count": len(spans),
             "bytes": int(sample.sizes.sum()),
             "passages": len(set(sample.clusters.tolist())),
         },
-        "counting": counting(config, corpus, spans)
-        | {
-            model: {
-                name: float(of_models[model].mean())
-                for name, of_models in counted_units.items()
-                if model in of_models
-            }
-            for model in dict.fromkeys(model for one in counted_units.values() for model in one)
-        },
+        "counting": counting(config, corpus, spans) | by_model(counted_units),
         "finetune": list(config.finetune),
         "tasks": {
-            name: {"on": answer["on"], "examples": len(answer["units"]["amounts"])}
+            name: {"on": answer["on"], "examples": answer["examples"]}
             for name, answer in tasks.items()
         },
         "corpus": {
@@ -144,6 +115,65 @@ def results_of(
     }
 
 
+def _scores_of_runs(
+    cells: Sequence[Cell],
+    runs: Sequence[SeededRun],
+    answers: Mapping[str, Answers],
+    summaries: Mapping[str, Mapping[str, Any]],
+    of_spans: Sample,
+) -> tuple[dict[str, dict[int, Values]], dict[str, dict[str, Sample]], dict[str, dict[str, str]]]:
+    """Return the values of all scores, the samples behind them, and what they measure, in the forms
+    that statistics.scores_of takes.
+    """
+    values: dict[str, dict[int, Values]] = {cell.name: {} for cell in cells}
+    samples: dict[str, dict[str, Sample]] = {cell.name: {} for cell in cells}
+    asked = {cell.name: questions_behind(cell) for cell in cells}
+    for run in runs:
+        of_run, cell = answers[run.name], run.cell.name
+        values[cell][run.seed] = _values_of(of_run, summaries[run.name])
+        for context in of_run.span_bits:
+            samples[cell][_span_score(context)] = of_spans
+        for name, answer in of_tasks(of_run).items():
+            samples[cell][name] = sample_of(answer)
+            asked[cell][name] = question_behind(answer)
+    return values, samples, asked
+
+
+def _mean_losses(answers: Sequence[Answers]) -> dict[str, float]:
+    """Return the mean loss under each objective over the seeds of a cell."""
+    return {name: mean(one.losses[name] for one in answers) for name in answers[0].losses}
+
+
+def _span_score(context: str) -> str:
+    """Return the name of the score of spans that are asked in a context."""
+    return f"span_bits_{context}"
+
+
+def question_behind(answer: TaskAnswer) -> str:
+    """Return what a task's score measures; see questions_behind."""
+    return ", ".join((answer["method"], answer["split"], answer["fingerprint"]))
+
+
+def sample_of(answer: TaskAnswer) -> Sample:
+    """Return the examples, or groups of them, that a task's score is a mean over."""
+    units = UnitScores(**answer["units"])
+    bounds = None if units.bounds is None else (units.bounds[0], units.bounds[1])
+    return Sample(np.ones(len(units.amounts)), np.array(units.clusters), bounds, units.count)
+
+
+def by_model(counted: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, dict[str, float]]:
+    """Return what models that only count reach on tasks: model → score → value.
+
+    >>> by_model({"rte: accuracy": {"bag of words": np.array([0.0, 1.0])}})
+    {'bag of words': {'rte: accuracy': 0.5}}
+    """
+    values: dict[str, dict[str, float]] = {}
+    for name, of_models in counted.items():
+        for model, amounts in of_models.items():
+            values.setdefault(model, {})[name] = float(amounts.mean())
+    return values
+
+
 def rule_of(config: CompareConfig, values: Mapping[str, Mapping[int, Values]], looks: int) -> Rule:
     """Return how the comparison comes to its verdicts."""
     names = report.in_order(
@@ -154,7 +184,7 @@ def rule_of(config: CompareConfig, values: Mapping[str, Mapping[int, Values]], l
 
 def _values_of(answers: Answers, summary: Mapping[str, Any]) -> Values:
     """Collect the scores of one run: of spans, of tasks, and of its validation split."""
-    of_spans = {f"span_bits_{context}": bits for context, bits in answers.span_bits.items()}
+    of_spans = {_span_score(context): bits for context, bits in answers.span_bits.items()}
     of_validation = ("loss", "accuracy", "bits_per_byte")
     return {
         **{name: np.array(bits) for name, bits in of_spans.items()},

@@ -110,13 +110,15 @@ def cells_to_decide(results: Mapping[str, Any]) -> list[str]:
         UserError: if no cell can be compared with its baseline in that score.
     """
     score = results["rule"]["score"]
-    differences = {
-        cell: of["scores"].get(score, {}).get("difference") for cell, of in results["cells"].items()
-    }
-    if not any(differences.values()):
+    differences = {}
+    for cell, of in results["cells"].items():
+        found = of["scores"].get(score, {}).get("difference")
+        if found:
+            differences[cell] = found
+    if not differences:
         reason = f"no cell can be compared with its baseline in {score}"
         raise UserError(BAD_CONFIG, f"decide_by: {reason}; name another score, or more cells")
-    return [cell for cell, found in differences.items() if found and found["verdict"] == "open"]
+    return [cell for cell, found in differences.items() if found["verdict"] == "open"]
 
 
 def _train_and_report(

@@ -45,7 +45,9 @@ class Sample(NamedTuple):
 
     @property
     def for_difference(self) -> tuple[float, ...]:
-        """The same for a difference of two scores (Bonett and Price, 2012)."""
+        """Differences of further clusters, for the interval of a difference of two scores (Bonett
+        and Price, 2012).
+        """
         if self.bounds is None:
             return ()
         width = self.bounds[1] - self.bounds[0]
@@ -90,8 +92,9 @@ def total_variance(parts: Iterable[Variance]) -> Variance:
     """
     parts = list(parts)
     value = sum(part.value for part in parts)
-    if not value or not all(part.freedom for part in parts):
-        return Variance(value, 0)
+    least = min((part.freedom for part in parts), default=0)
+    if not value or not least:
+        return Variance(value, least)
     weighed = sum(part.value**2 / part.freedom for part in parts)
     return Variance(value, value**2 / weighed)
 
@@ -211,27 +214,41 @@ def scores_of(
     >>> round(scores["b"]["loss"]["difference"]["mean"], 2), scores["a"]["loss"]["may_be_best"]
     (-0.6, False)
     """
-    scored = {
-        cell: {
-            name: _collect(of_runs, name, samples.get(cell, {}).get(name))
-            for name in dict.fromkeys(name for run in of_runs.values() for name in run)
-        }
-        for cell, of_runs in values.items()
-    }
+    scored: dict[str, dict[str, _Scored]] = {cell: {} for cell in values}
+    for cell, of_runs in values.items():
+        for name in dict.fromkeys(name for run in of_runs.values() for name in run):
+            sample = samples.get(cell, {}).get(name)
+            scored[cell][name] = _collect(of_runs, name, sample)
     scores = {
         cell: {name: _described(one) for name, one in of_cell.items()}
         for cell, of_cell in scored.items()
     }
+    _compare(scored, scores, questions, baselines, is_lower_better, rule, counted)
+    _decide(scores, rule)
+    return scores
+
+
+def _compare(
+    scored: Mapping[str, Mapping[str, _Scored]],
+    scores: Mapping[str, Mapping[str, dict[str, Any]]],
+    questions: Mapping[str, Mapping[str, str]],
+    baselines: Mapping[str, str],
+    is_lower_better: Callable[[str], bool],
+    rule: Rule,
+    counted: Mapping[str, Mapping[str, np.ndarray]],
+) -> None:
+    """Compare each score of each cell with those of other cells, and write into `scores` what
+    scores_of says.
+    """
     for cell, name in ((cell, name) for cell, of_cell in scored.items() for name in of_cell):
         score = scores[cell][name]
         # Compare it with the cells of the same baseline that measure the same by it.
-        among = {
-            other: of_other[name]
-            for other, of_other in scored.items()
-            if name in of_other
-            and baselines[other] == baselines[cell]
-            and questions[other].get(name) == questions[cell].get(name)
-        }
+        among = {}
+        for other, of_other in scored.items():
+            same_baseline = baselines[other] == baselines[cell]
+            same_question = questions[other].get(name) == questions[cell].get(name)
+            if name in of_other and same_baseline and same_question:
+                among[other] = of_other[name]
         sign = -1 if is_lower_better(name) else 1
         score["among"] = list(among)
         score["beats"] = {
@@ -245,9 +262,6 @@ def scores_of(
             score["difference"] = difference(
                 scored[cell][name], among[baselines[cell]], correlation
             )
-
-    _decide(scores, rule)
-    return scores
 
 
 def _decide(scores: Mapping[str, Mapping[str, dict[str, Any]]], rule: Rule) -> None:
@@ -269,7 +283,6 @@ def _decide(scores: Mapping[str, Mapping[str, dict[str, Any]]], rule: Rule) -> N
         for one, p in zip(differences, corrected, strict=True):
             one[f"{key}_corrected"] = min(p * rule.looks, 1.0)
     for one in tested:
-        one["alpha"] = rule.alpha
         if one["p_corrected"] < rule.alpha:
             one["verdict"] = "different"
         elif one.get("p_equivalent_corrected", 1.0) < rule.alpha:
@@ -302,14 +315,16 @@ def _described(scored: _Scored) -> dict[str, Any]:
         bounds = scored.sample.bounds
         center, over_units = ratio(scored.amounts.mean(0), scored.sample, scored.sample.for_score)
         parts.append(over_units)
-    half = half_width(total_variance(parts))
-    low, high = (None, None) if half is None else (center - half, center + half)
-    if low is not None and high is not None and bounds is not None:
-        low, high = max(low, bounds[0]), min(high, bounds[1])
+    interval = _bounds("", center, total_variance(parts))
+    if bounds is not None:
+        least, greatest = bounds
+        interval = {
+            name: None if end is None else min(max(end, least), greatest)
+            for name, end in interval.items()
+        }
     return {
         "mean": mean,
-        "low": low,
-        "high": high,
+        **interval,
         "deviation": float(scored.of_seeds.std(ddof=1)) if over_seeds.freedom else None,
         "seeds": scored.of_seeds.tolist(),
         "seed_numbers": scored.seeds,
@@ -384,9 +399,6 @@ def _difference(own: _Scored, other: _Scored, is_paired: bool) -> _Difference:
         extra = own.sample.for_difference
         mean_of_units, over_units = ratio(amounts, own.sample, extra)
         center = mean_of_units if extra else mean
-    # Seeds that all have the same score have a variance of 0, to which that of units is added.
-    if over_units is not None and min(len(at_own), len(at_other)) > 1:
-        over_seeds = over_seeds._replace(freedom=max(over_seeds.freedom, 1.0))
     return _Difference(mean, center, over_seeds, over_units)
 
 
@@ -416,7 +428,7 @@ def difference(own: _Scored, other: _Scored, correlation: float | None) -> dict[
         "is_paired": is_paired,
         "correlation": correlation,
         "p": p,
-        "p_corrected": p,
+        "p_corrected": None,
         "verdict": "open",
         **_bounds("", by_rule.center, variance),
         **_bounds("_over_units", by_rule.center, by_rule.over_units or Variance(0.0, 0)),
@@ -443,12 +455,10 @@ def beats(own: _Scored, amounts: np.ndarray, tests: int, rule: Rule) -> bool | N
     assert own.sample is not None
     extra = own.sample.for_difference
     center, over_units = ratio(own.amounts.mean(0) - amounts, own.sample, extra)
-    over_seeds = variance_over_seeds(own.of_seeds)
-    if len(own.seeds) < 2:
+    variance = total_variance([variance_over_seeds(own.of_seeds), over_units])
+    if not variance.is_known:
         return None
-    over_seeds = over_seeds._replace(freedom=max(over_seeds.freedom, 1.0))
-    variance = total_variance([over_seeds, over_units])
-    return variance.is_known and chance_of_more(center, variance) * tests < rule.level
+    return chance_of_more(center, variance) * tests < rule.level
 
 
 def _may_be_best(
@@ -461,8 +471,11 @@ def _may_be_best(
     """Return False if some other cell is better than this one beyond doubt, and None if that cannot
     be known.
 
-    With 95 % probability the truly best cell is among those that may be (multiple comparisons with
-    the best: Hsu, 1984, with Bonferroni's bound). sign is 1 if higher is better, else −1.
+    The truly best cell is among those that may be, but for a probability of `level` (multiple
+    comparisons with the best: Hsu, 1984, with Bonferroni's bound).
+
+    Args:
+        sign: 1 if higher is better, −1 if lower is.
     """
     others = [one for name, one in among.items() if name != cell]
     if not others:

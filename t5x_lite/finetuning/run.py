@@ -8,7 +8,7 @@ first metric on the validation examples, and only that cell is trained with the 
 import dataclasses
 import itertools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
@@ -30,7 +30,7 @@ from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import IO_ERROR, NO_FILE, USAGE, UserError, user_errors
 from t5x_lite.finetuning.recipe import config_of, with_schedule
 from t5x_lite.finetuning.results import answers_of, curves_of, write
-from t5x_lite.finetuning.scoring import Scored, keep_predictions, score_run
+from t5x_lite.finetuning.scoring import Scored, keep_predictions, kept_predictions, score_run
 from t5x_lite.inference.predict import as_records, predict
 from t5x_lite.model.check import plan_checked
 from t5x_lite.model.transformer import count_parameters, parameter_shapes
@@ -45,7 +45,7 @@ from t5x_lite.training.run_directory import LoadedModel
 
 
 class Reached(NamedTuple):
-    """What one fine-tuning run has reached."""
+    """Scores of one fine-tuning run."""
 
     best: dict[str, float]  # step and metrics of its best evaluation, by which it was chosen
     scored: Scored  # its score on examples that did not choose
@@ -220,9 +220,14 @@ def _train(
     loop.train(
         resolved, data, workdir, on_log, judge=lambda loaded: judge_and_keep(loaded, data, workdir)
     )
-    predictions = write_predictions(workdir, data, test)
+    best = best_evaluation(workdir, config.task)
+    # Predictions of the best parameters: those for validation were made when they were judged.
+    predictions = {"validation": kept_predictions(workdir)[int(best["step"])]}
+    if test is not None:
+        predictions["test"] = predict(run_directory.load(workdir), test)
+    write_predictions(workdir, data.validation, test, predictions)
     scored = score_run(workdir, data.validation, test, predictions.get("test"))
-    return Reached(best_evaluation(workdir, config.task), scored)
+    return Reached(best, scored)
 
 
 def judge_and_keep(loaded: LoadedModel, data: TaskData, workdir: Path) -> dict[str, float]:
@@ -260,33 +265,37 @@ def best_evaluation(workdir: Path, task: Task) -> dict[str, float]:
 
 
 def write_predictions(
-    workdir: Path, data: TaskData, test: TaskSplit | None
-) -> dict[str, list[Label]]:
-    """Write the best parameters' predictions on the validation and test splits as JSON lines, and
-    return them by split.
+    workdir: Path,
+    validation: TaskSplit,
+    test: TaskSplit | None,
+    predictions: Mapping[str, Sequence[Label]],
+) -> None:
+    """Write predictions on the validation and test splits as JSON lines.
 
     For a benchmark, also write the test predictions in the file that it expects.
+
+    Args:
+        predictions: split → predictions for its examples.
     """
-    loaded = run_directory.load(workdir)
-    task = data.plan.task
+    task = validation.examples.task
     kind = kind_of(task)
-    splits = {"validation": data.validation}
+    splits = {"validation": validation}
     if test is not None:
         splits["test"] = test
-    directory, of_splits = workdir / "predictions", {}
+    directory = workdir / "predictions"
     with user_errors(IO_ERROR, f"{directory}: cannot be written"):
         directory.mkdir(exist_ok=True)
         for name, split in splits.items():
-            predictions = of_splits[name] = predict(loaded, split)
-            lines = [json.dumps(record) for record in as_records(split.examples, predictions)]
+            records = as_records(split.examples, predictions[name])
+            lines = [json.dumps(record) for record in records]
             (directory / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
             if name == "test" and task.submission:
                 rows = ["index\tprediction"]
-                for example, prediction in zip(split.examples.examples, predictions, strict=True):
+                pairs = zip(split.examples.examples, predictions[name], strict=True)
+                for example, prediction in pairs:
                     rows.append(f"{example.id}\t{kind.submitted(task, prediction, example)}")
                 (directory / task.submission).write_text("\n".join(rows) + "\n")
     say(f"written: {directory}")
-    return of_splits
 
 
 def _results(base: _Base, task: Task, cells: list[Trial], chosen: Trial) -> dict[str, Any]:
@@ -317,6 +326,7 @@ def _results(base: _Base, task: Task, cells: list[Trial], chosen: Trial) -> dict
         "reached": summary,
         "scored": {
             "split": scored[0].split,
+            "fingerprint": scored[0].fingerprint,
             "on": on,
             "examples": scored[0].examples,
             **_mean_and_deviation([one.value for one in scored]),

@@ -25,11 +25,16 @@ from t5x_lite.training.log import read_metrics
 class Scored(NamedTuple):
     """A task's first metric on examples that did not choose the predictions."""
 
-    value: float
     split: str  # "test" or "validation"
+    fingerprint: str  # of the examples of that split
     on: str  # which examples these are, in words
     examples: int
     units: UnitScores
+
+    @property
+    def value(self) -> float:
+        """The metric."""
+        return sum(self.units.amounts) / len(self.units.amounts)
 
 
 def keep_predictions(workdir: Path, step: int, predictions: Sequence[Label]) -> None:
@@ -46,7 +51,7 @@ def _path(workdir: Path, step: int) -> Path:
     return workdir / "predictions" / "evaluations" / f"{step}.json"
 
 
-def _kept_predictions(workdir: Path) -> dict[int, list[Label]]:
+def kept_predictions(workdir: Path) -> dict[int, list[Label]]:
     """Read the predictions of each evaluation of a run: step → predictions."""
     steps = [
         record["step"]
@@ -75,18 +80,17 @@ def score_run(
         of_test: predictions of the best parameters for the test split, if there is one.
     """
     if test is not None and of_test is not None and test.examples.has_labels:
-        task, examples, predictions = test.examples.task, test.examples.examples, of_test
-        split, on = "test", f"{test.examples.split}, which chose nothing"
+        split, examples, predictions = "test", test.examples, of_test
+        on = f"{examples.split}, which chose nothing"
     else:
-        task, examples = validation.examples.task, validation.examples.examples
-        predictions = cross_fitted(task, examples, _kept_predictions(workdir))
-        split, name = "validation", validation.examples.split
-        on = f"halves of {name}, each at the best evaluation of the other half"
-        if len(set(in_first_half(examples))) < 2:
-            on = f"{name} at the last evaluation, since it cannot be halved"
-    units = unit_scores(task, examples, predictions)
-    value = find_metric(task, metrics_of(task)[0]).score(task, examples, predictions)
-    return Scored(0.0 if value is None else value, split, on, len(examples), units)
+        split, examples = "validation", validation.examples
+        kept = kept_predictions(workdir)
+        predictions = cross_fitted(examples.task, examples.examples, kept)
+        on = f"halves of {examples.split}, each at the best evaluation of the other half"
+        if len(set(in_first_half(examples.examples))) < 2:
+            on = f"{examples.split} at the last evaluation, since it cannot be halved"
+    units = unit_scores(examples.task, examples.examples, predictions)
+    return Scored(split, examples.fingerprint, on, len(examples), units)
 
 
 def in_first_half(examples: Sequence[Example]) -> list[bool]:

@@ -50,7 +50,7 @@ def tex(page: Page) -> str:
 
 
 def _table(heading: str, table: Table, number: int) -> str:
-    """Return one table."""
+    """Return a table as a float with its caption and label."""
     columns = "".join("l" if of_words else "r" for of_words in table.is_of_words)
     rows = [" & ".join(map(escape, table.heading)), *map(_row, table.rows)]
     first, *others = (f"    {row} \\\\" for row in rows)
