@@ -7,20 +7,24 @@ import hashlib
 import json
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
+from types import MappingProxyType
 
 import jax
 import jax.numpy as jnp
 
+from t5x_lite import storage
 from t5x_lite.config import CompareConfig, RunConfig, to_dict
 from t5x_lite.data.rows.batches import TextData, ledger
 from t5x_lite.errors import BAD_CONFIG, UserError, read_json
 from t5x_lite.model.transformer import count_active_parameters, count_parameters
 from t5x_lite.resolve import Resolved
 from t5x_lite.training import loop, run_directory
+from t5x_lite.training.log import read_metrics
 from t5x_lite.training.loss import step_flops
 
 _TIMED_STEPS = 5
@@ -65,6 +69,32 @@ def step_cost(resolved: Resolved, data: TextData) -> StepCost:
         rows_cut=row.cut,
         state_bytes=loop.state_sizes(resolved)[0],
     )
+
+
+def inherited(config: RunConfig) -> Counter[str]:
+    """Return what was spent on the model that a run starts from, and on those that it in turn
+    started from, in each unit that cells can be matched by. Nothing for a model that was not
+    trained here.
+    """
+    total: Counter[str] = Counter()
+    while config.init_from:
+        directory = storage.local_path(config.init_from)
+        resolved, _ = run_directory.read(directory)
+        config = resolved.config
+        records = read_metrics(directory / "metrics.jsonl")
+        trained = [record for record in records if record["split"] == "train"]
+        if not trained:
+            continue
+        last, rows, shape = trained[-1], config.data.batch_size, resolved.rows.shape
+        scored = mean(record["loss_tokens"] for record in trained) / rows
+        total.update(
+            steps=last["step"],
+            raw_tokens=last["raw_tokens"],
+            model_tokens=last["step"] * rows * (shape.encoder + shape.decoder),
+            flops=last["step"] * rows * step_flops(resolved, shape, scored),
+            seconds=sum(record["train_seconds"] for record in trained),
+        )
+    return total
 
 
 def seconds_per_step(resolved: Resolved, data: TextData) -> float:
@@ -174,24 +204,34 @@ def with_budget(cell: RunConfig, steps: int, evaluations: int) -> RunConfig:
 
 
 def steps_of_cells(
-    config: CompareConfig, budget: float, spent_by_cell: Mapping[str, Mapping[str, float]]
+    config: CompareConfig,
+    budget: float,
+    spent_by_cell: Mapping[str, Mapping[str, float]],
+    inherited_by_cell: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
 ) -> dict[str, int]:
     """Return the number of steps with which each cell spends the budget.
 
     Args:
         budget: in units of config.match; 0: what the first cell spends in its own steps.
         spent_by_cell: cell → unit → what one step spends.
+        inherited_by_cell: cell → unit → what was spent on the model that it starts from. What a
+            cell has inherited more than another is part of its budget.
 
     Raises:
         UserError: if the budget does not buy some cell a single step.
     """
+    unit = config.match.replace("_", " ")
+    before = {name: of[config.match] for name, of in inherited_by_cell.items()}
+    least = min(before.values(), default=0.0)
     first = next(iter(config.cells))
     budget = budget or (config.cells[first].training.steps * spent_by_cell[first][config.match])
     steps = {}
     for name, of_step in spent_by_cell.items():
-        steps[name] = round(budget / of_step[config.match])
-        if not steps[name]:
-            unit = config.match.replace("_", " ")
+        more = before.get(name, 0.0) - least
+        steps[name] = round((budget - more) / of_step[config.match])
+        if steps[name] < 1:
             reason = f"a step of {name} costs {of_step[config.match]:,.4g} {unit}"
+            if more:
+                reason += f", and it has inherited {more:,.4g} more than others"
             raise UserError(BAD_CONFIG, f"budget: got {budget:,.4g}, but {reason}; raise it")
     return steps

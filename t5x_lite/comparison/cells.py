@@ -6,11 +6,13 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from t5x_lite.comparison.budget import (
     StepCost,
     Timings,
+    inherited,
     matmul_rate,
     spent,
     step_cost,
@@ -54,6 +56,8 @@ class Cell(NamedTuple):
     cost: StepCost  # of one step
     seconds: float  # per step, measured here; or a lower bound if no step count depends on it
     baseline: str  # name of the cell it is compared with: the first one under the same budget
+    # Unit → what was spent on the model that it starts from
+    inherited: Mapping[str, float] = MappingProxyType({})
 
     @property
     def corpus(self) -> Corpus:
@@ -143,9 +147,10 @@ def plan_cells(
 
     # Find the number of steps of each cell under each budget.
     spent_by_cell = {name: spent(costs[name], seconds[name]) for name in cells}
+    inherited_by_cell = {name: inherited(cell) for name, cell in cells.items()}
     planned = []
     for budget in config.budgets or (config.budget,):
-        steps = steps_of_cells(config, budget, spent_by_cell)
+        steps = steps_of_cells(config, budget, spent_by_cell, inherited_by_cell)
         suffix = _suffix(config, budget)
         baseline = next(iter(cells)) + suffix
         for name, cell in cells.items():
@@ -153,7 +158,15 @@ def plan_cells(
             of_cell = dataclasses.replace(resolved[name], config=budgeted, steps=steps[name])
             of_data = dataclasses.replace(data[name], data=budgeted.data)
             planned.append(
-                Cell(name + suffix, of_cell, of_data, costs[name], seconds[name], baseline)
+                Cell(
+                    name + suffix,
+                    of_cell,
+                    of_data,
+                    costs[name],
+                    seconds[name],
+                    baseline,
+                    inherited_by_cell[name],
+                )
             )
     return planned
 

@@ -573,6 +573,10 @@ def _samples(results: Results) -> list[Part]:
             title = f"{cell}: {example['text']}"
             if "words" in example:
                 lines = [
+    if any(of["inherited"] for of in cells.values()):
+        heading.append(f"inherited {UNITS[matched]}")
+        for row, of in zip(rows, cells.values(), strict=True):
+            row.append(short(of["inherited"].get(matched, 0)))
                     ", ".join(f"{word} {probability:.1%}" for word, probability in words)
                     for words in example["words"]
                 ]
@@ -584,6 +588,11 @@ def _samples(results: Results) -> list[Part]:
                 title += f" (temperature {example['temperature']}, top_p {example['top_p']})"
             parts.append(Quote(title, answer))
     return parts
+    if any(of["inherited"] for of in results["cells"].values()):
+        notes.append(
+            "Inherited: what was spent on the model that a cell starts from. What one cell has "
+            "inherited more than another is part of its budget. Training elsewhere is not counted."
+        )
 
 
 def _environment(results: Results) -> list[Part]:

@@ -217,6 +217,7 @@ def of_tasks(answers: Answers) -> dict[str, TaskAnswer]:
     """Return a run's answers to tasks by the names of their scores in the report."""
     reached = {}
     for suffix, of_all in (("", answers.tasks), (report.FROM_SCRATCH, answers.from_scratch)):
+        "inherited": dict(cell.inherited),
         for task, answer in of_all.items():
             reached[report.name_of_task_score(task, answer["metric"]) + suffix] = answer
     return reached

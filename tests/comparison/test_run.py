@@ -271,6 +271,38 @@ def test_what_the_runs_learn_of_tasks(tmp_path, written):
     assert "did you mean" in err
 
 
+def test_what_a_cell_starts_from_is_part_of_its_budget(text_file, tmp_path):
+    """Two cells go on from the run of a third one, which has seen 4 steps of 8 rows of 40 tokens."""
+    first = settings(text_file, **{"training.steps": 4})
+    first["data"]["lengths"] = LENGTHS["gpt"]
+    (tmp_path / "first.py").write_text(f"def get_config():\n    return {first!r}\n")
+    before = tmp_path / "before"
+    run("train", f"--config={tmp_path / 'first.py'}", f"--workdir={before}")
+    tokens = f"{before}/tokenizer"
+    cell = {"data": {"lengths": LENGTHS["gpt"], "tokenizer": tokens}}
+    cells = {"fresh": cell, "going_on": {**cell, "init_from": str(before)}}
+    config = comparison(text_file, cells=cells, blanks=(), spans=(), budget=12 * 8 * 40)
+    fresh, going_on = study_cells.plan_cells(build_comparison(config), tmp_path)
+    assert (fresh.resolved.steps, going_on.resolved.steps) == (12, 8)
+    assert fresh.inherited == {}
+    inherited = going_on.inherited
+    assert (inherited["steps"], inherited["raw_tokens"]) == (4, 4 * 8 * 40)
+    assert inherited["flops"] == pytest.approx(4 * fresh.cost.flops)
+    assert inherited["model_tokens"] == pytest.approx(4 * fresh.cost.model_tokens)
+
+    # What all inherit alike changes nothing.
+    both = {name: {**cell, "init_from": str(before)} for name in cells}
+    config = comparison(text_file, cells=both, blanks=(), spans=(), budget=12 * 8 * 40)
+    planned = study_cells.plan_cells(build_comparison(config), tmp_path)
+    assert [one.resolved.steps for one in planned] == [12, 12]
+
+    # And who has inherited the whole budget learns nothing more.
+    config = comparison(text_file, cells=cells, blanks=(), spans=(), budget=4 * 8 * 40)
+    expected = "going_on costs 320 raw tokens, and it has inherited 1,280 more than others"
+    with pytest.raises(UserError, match=expected):
+        study_cells.plan_cells(build_comparison(config), tmp_path)
+
+
 def test_a_dry_run_says_what_it_would_cost_and_trains_nothing(tmp_path, written):
     out, _ = run(*written(match="flops", budget=0.0, seeds=5), "--dry-run")
     assert "matched by flops; 3 cells × 5 seeds" in out
