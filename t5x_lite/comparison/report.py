@@ -57,6 +57,7 @@ def report(results: Results) -> Page:
     """Return the page of a comparison's results."""
     sections = [
         Section("Scores", [score_table(results), *_reading_notes(results)]),
+        Section("What changes what", _effects(results)),
         Section("Scaling laws", scaling_report.parts(results["scaling"], _HEADINGS)),
         Section(
             "How certain this is",
@@ -105,6 +106,7 @@ def _answer(results: Results) -> str:
             best = f"has the best {metric}"
             sentences.append(_ranking(results, name, ranked, f"On {task}", best))
             sentences += _beaten_by_counting(results, name, ranked)
+            sentences += _effects_in_words(results, name)
     if sentences and results["seeds"] == 1:
         sentences.insert(0, f"{_ONE_SEED[0].upper()}{_ONE_SEED[1:]}.")
     sentences += scaling_report.sentences(results["scaling"])
@@ -191,6 +193,23 @@ def _listed(names: Sequence[str]) -> str:
     return f"{', '.join(before)} and {last}" if before else last
 
 
+def _effects_in_words(results: Results, name: str) -> list[str]:
+    """Return a sentence on the effects in a task's score that are resolved; none if the cells are
+    not crossed.
+    """
+    effects = {effect: of[name] for effect, of in results["effects"].items() if name in of}
+    if not effects or any(found["p"] is None for found in effects.values()):
+        return []
+    resolved = [
+        f"{effect} by {_signed(name, found['mean'])}"
+        for effect, found in effects.items()
+        if found["verdict"] == "different"
+    ]
+    if not resolved:
+        return [f"No effect on {name} is resolved."]
+    return [f"It is changed by {_listed(resolved)}."]
+
+
 # Scores.
 
 
@@ -233,6 +252,11 @@ def is_lower_better(name: str) -> bool:
 def _shown(name: str, value: float) -> str:
     """Return a score as text: a percentage for accuracies, else three decimals."""
     return f"{value:.1%}" if "accuracy" in name else f"{value:.3f}"
+
+
+def _signed(name: str, change: float) -> str:
+    """Return a change of a score as text."""
+    return f"{'+' if change >= 0 else '−'}{_shown(name, abs(change))}"
 
 
 def _short_range(name: str, score: Mapping[str, Any]) -> str:
@@ -289,6 +313,32 @@ def _score_cell(results: Results, cell: str, name: str) -> str | Bold:
     elif score["low"] is not None:
         text += f" ± {_shown(name, (score['high'] - score['low']) / 2)}"
     return Bold(text) if score["may_be_best"] else text
+
+
+def _effects(results: Results) -> list[Part]:
+    """Return the table of the effects of crossed factors and of their products."""
+    effects = results["effects"]
+    names = [name for name in _score_names(results) if any(name in of for of in effects.values())]
+    if not names:
+        return []
+    rows: list[list[str | Bold]] = []
+    for effect, of in effects.items():
+        row: list[str | Bold] = [effect]
+        for name in names:
+            found = of[name]
+            text = _signed(name, found["mean"])
+            if found["low"] is not None:
+                text += f" ({_short_range(name, found)})"
+            row.append(Bold(text) if found["verdict"] == "different" else text)
+        rows.append(row)
+    caption = "What one choice for another changes; in brackets intervals of 95 %; bold: resolved"
+    note = (
+        "A for B: the score with A minus that with B, averaged over the choices of the other kind. "
+        "×: how much more the first changes with the first choice of the second than with the "
+        "other; 0 if the two add up. p-values are corrected by Holm's method for all of this "
+        f"table, so that at most {results['rule']['alpha']:.1%} of such tables hold a false effect."
+    )
+    return [Table(["effect", *map(_heading, names)], rows, caption), note]
 
 
 def _reading_notes(results: Results) -> list[Part]:
@@ -523,6 +573,10 @@ def parity_sheet(results: Results) -> Table:
     matched = results["match"]
     names = [f"{name} (matched)" if unit == matched else name for unit, name in UNITS.items()]
     heading = ["cell", "parameters", "FLOPs per sequence", *names, "padding", "rows cut"]
+    if any(of["inherited"] for of in cells.values()):
+        heading.append(f"inherited {UNITS[matched]}")
+        for row, of in zip(rows, cells.values(), strict=True):
+            row.append(short(of["inherited"].get(matched, 0)))
     baselines = ", ".join(dict.fromkeys(of["baseline"] for of in cells.values()))
     return Table(heading, rows, f"Per run; (×…) is the ratio to {baselines} where they differ")
 
@@ -534,6 +588,11 @@ def _parity_notes(results: Results) -> list[Part]:
         "decoder. Loss tokens: tokens that were predicted. FLOPs: matrix products that the "
         "mathematics needs, forward and backward."
     ]
+    if any(of["inherited"] for of in results["cells"].values()):
+        notes.append(
+            "Inherited: what was spent on the model that a cell starts from. What one cell has "
+            "inherited more than another is part of its budget. Training elsewhere is not counted."
+        )
     if any(of["rows_cut"] for of in results["cells"].values()):
         notes.append(
             "Rows cut: rows that run from one shuffled block of the text into another, and lose "
@@ -573,10 +632,6 @@ def _samples(results: Results) -> list[Part]:
             title = f"{cell}: {example['text']}"
             if "words" in example:
                 lines = [
-    if any(of["inherited"] for of in cells.values()):
-        heading.append(f"inherited {UNITS[matched]}")
-        for row, of in zip(rows, cells.values(), strict=True):
-            row.append(short(of["inherited"].get(matched, 0)))
                     ", ".join(f"{word} {probability:.1%}" for word, probability in words)
                     for words in example["words"]
                 ]
@@ -588,11 +643,6 @@ def _samples(results: Results) -> list[Part]:
                 title += f" (temperature {example['temperature']}, top_p {example['top_p']})"
             parts.append(Quote(title, answer))
     return parts
-    if any(of["inherited"] for of in results["cells"].values()):
-        notes.append(
-            "Inherited: what was spent on the model that a cell starts from. What one cell has "
-            "inherited more than another is part of its budget. Training elsewhere is not counted."
-        )
 
 
 def _environment(results: Results) -> list[Part]:

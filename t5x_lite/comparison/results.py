@@ -9,6 +9,7 @@ import numpy as np
 
 from t5x_lite.comparison import report
 from t5x_lite.comparison.cells import Cell, SeededRun, order_of_text
+from t5x_lite.comparison.effects import effects_of
 from t5x_lite.comparison.evaluations import (
     Answers,
     Questions,
@@ -23,7 +24,13 @@ from t5x_lite.comparison.span_bits import (
     counted_bits,
     num_bytes,
 )
-from t5x_lite.comparison.statistics import Rule, Sample, Values, scores_of
+from t5x_lite.comparison.statistics import (
+    Rule,
+    Sample,
+    Values,
+    scored_cells,
+    scores_of,
+)
 from t5x_lite.config import CompareConfig, to_dict
 from t5x_lite.config.files import flatten
 from t5x_lite.config.permission import user_code
@@ -85,6 +92,7 @@ def results_of(
         "seeds": config.seeds,
         "rule": rule._asdict(),
         "cells": of_cells,
+        "effects": effects_of(scored_cells(values, samples), asked, rule),
         "failed": {name: str(error) for name, error in failed.items()},
         "recipes": recipes,
         "texts": differing({cell.name: order_of_text(cell) for cell in cells}),
@@ -209,6 +217,7 @@ def _spent_by(cell: Cell, summaries: Mapping[str, Mapping[str, Any]]) -> dict[st
         "rows_cut": cell.cost.rows_cut,
         "loss_tokens": config.training.steps * cell.cost.loss_tokens,
         **cell.total,
+        "inherited": dict(cell.inherited),
         "seconds": mean(seconds or [cell.total["seconds"]]),
     }
 
@@ -217,7 +226,6 @@ def of_tasks(answers: Answers) -> dict[str, TaskAnswer]:
     """Return a run's answers to tasks by the names of their scores in the report."""
     reached = {}
     for suffix, of_all in (("", answers.tasks), (report.FROM_SCRATCH, answers.from_scratch)):
-        "inherited": dict(cell.inherited),
         for task, answer in of_all.items():
             reached[report.name_of_task_score(task, answer["metric"]) + suffix] = answer
     return reached

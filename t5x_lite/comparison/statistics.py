@@ -159,13 +159,18 @@ def mean_of(amounts: np.ndarray | float, sample: Sample | None) -> float:
     return float(np.sum(amounts) / sample.sizes.sum())
 
 
-class _Scored(NamedTuple):
-    """One score of one cell."""
+class Scored(NamedTuple):
+    """One score of one cell, over its seeds."""
 
     seeds: list[int]
     of_seeds: np.ndarray  # [seeds]
     amounts: np.ndarray | None  # [seeds, units]; None for a score that is a single number
     sample: Sample | None
+
+    def of_units(self, seeds: Sequence[int]) -> np.ndarray:
+        """Return the mean amount of each unit over the seeds at these places: [units]."""
+        assert self.amounts is not None
+        return self.amounts[seeds].mean(0)
 
     @property
     def units(self) -> int:
@@ -214,11 +219,7 @@ def scores_of(
     >>> round(scores["b"]["loss"]["difference"]["mean"], 2), scores["a"]["loss"]["may_be_best"]
     (-0.6, False)
     """
-    scored: dict[str, dict[str, _Scored]] = {cell: {} for cell in values}
-    for cell, of_runs in values.items():
-        for name in dict.fromkeys(name for run in of_runs.values() for name in run):
-            sample = samples.get(cell, {}).get(name)
-            scored[cell][name] = _collect(of_runs, name, sample)
+    scored = scored_cells(values, samples)
     scores = {
         cell: {name: _described(one) for name, one in of_cell.items()}
         for cell, of_cell in scored.items()
@@ -228,8 +229,22 @@ def scores_of(
     return scores
 
 
+def scored_cells(
+    values: Mapping[str, Mapping[int, Values]], samples: Mapping[str, Mapping[str, Sample]]
+) -> dict[str, dict[str, Scored]]:
+    """Collect the scores of each cell over its seeds: cell → score. For the arguments see
+    scores_of.
+    """
+    scored: dict[str, dict[str, Scored]] = {cell: {} for cell in values}
+    for cell, of_runs in values.items():
+        for name in dict.fromkeys(name for run in of_runs.values() for name in run):
+            sample = samples.get(cell, {}).get(name)
+            scored[cell][name] = _collect(of_runs, name, sample)
+    return scored
+
+
 def _compare(
-    scored: Mapping[str, Mapping[str, _Scored]],
+    scored: Mapping[str, Mapping[str, Scored]],
     scores: Mapping[str, Mapping[str, dict[str, Any]]],
     questions: Mapping[str, Mapping[str, str]],
     baselines: Mapping[str, str],
@@ -265,24 +280,36 @@ def _compare(
 
 
 def _decide(scores: Mapping[str, Mapping[str, dict[str, Any]]], rule: Rule) -> None:
-    """Give every difference of a report its verdict, with p-values that are corrected for the
-    number of differences and of looks.
+    """Give every difference of a report its verdict."""
+    decide(
+        {
+            (cell, name): score["difference"]
+            for cell, of_cell in scores.items()
+            for name, score in of_cell.items()
+            if score.get("difference") is not None
+        },
+        rule,
+    )
+
+
+def decide(differences: Mapping[tuple[str, str], dict[str, Any]], rule: Rule) -> None:
+    """Give every difference of a table its verdict, with p-values that are corrected for the number
+    of differences and of looks.
+
+    Args:
+        differences: (row, score) → what difference() or contrast() says.
     """
-    tested, equal = [], []
-    for of_cell in scores.values():
-        for name, score in of_cell.items():
-            found = score.get("difference")
-            if found is None or found["p"] is None:
-                continue
-            tested.append(found)
-            if rule.effect and name == rule.score:
-                found["p_equivalent"] = _p_equivalent(found, rule.effect)
-                equal.append(found)
-    for key, differences in (("p", tested), ("p_equivalent", equal)):
-        corrected = holm([one[key] for one in differences])
-        for one, p in zip(differences, corrected, strict=True):
+    known = {key: found for key, found in differences.items() if found["p"] is not None}
+    equal = []
+    for (_, score), found in known.items():
+        if rule.effect and score == rule.score:
+            found["p_equivalent"] = _p_equivalent(found, rule.effect)
+            equal.append(found)
+    for key, family in (("p", list(known.values())), ("p_equivalent", equal)):
+        corrected = holm([one[key] for one in family])
+        for one, p in zip(family, corrected, strict=True):
             one[f"{key}_corrected"] = min(p * rule.looks, 1.0)
-    for one in tested:
+    for one in known.values():
         if one["p_corrected"] < rule.alpha:
             one["verdict"] = "different"
         elif one.get("p_equivalent_corrected", 1.0) < rule.alpha:
@@ -297,15 +324,15 @@ def _p_equivalent(found: Mapping[str, Any], effect: float) -> float:
     return max(chance_of_more(effect - sign * found["center"], variance) for sign in (1, -1))
 
 
-def _collect(of_runs: Mapping[int, Values], name: str, sample: Sample | None) -> _Scored:
+def _collect(of_runs: Mapping[int, Values], name: str, sample: Sample | None) -> Scored:
     """Collect one score of the runs of a cell."""
     having = {seed: run[name] for seed, run in of_runs.items() if name in run}
     of_seeds = np.array([mean_of(value, sample) for value in having.values()])
     amounts = None if sample is None else np.array(list(having.values()))
-    return _Scored(list(having), of_seeds, amounts, sample)
+    return Scored(list(having), of_seeds, amounts, sample)
 
 
-def _described(scored: _Scored) -> dict[str, Any]:
+def _described(scored: Scored) -> dict[str, Any]:
     """Return the mean and interval of one score of one cell."""
     center = mean = float(scored.of_seeds.mean())
     over_seeds = variance_over_seeds(scored.of_seeds)
@@ -331,7 +358,7 @@ def _described(scored: _Scored) -> dict[str, Any]:
     }
 
 
-def correlation_of_seeds(cells: Sequence[_Scored]) -> float | None:
+def correlation_of_seeds(cells: Sequence[Scored]) -> float | None:
     """Return the correlation of a score between cells with the same seed, pooled over all pairs of
     cells; None if there are fewer than three cells or two seeds in common, too few to tell.
     """
@@ -348,15 +375,15 @@ def correlation_of_seeds(cells: Sequence[_Scored]) -> float | None:
     return 1 - together / separate if separate else None
 
 
-def _pairs_by_seed(own: _Scored, other: _Scored, correlation: float | None) -> bool:
-    """Return True if two cells are compared seed by seed, False if by Welch's test.
+def _pairs_by_seed(cells: Sequence[Scored], correlation: float | None) -> bool:
+    """Return True if cells are compared seed by seed, False if by Welch's test.
 
     Seeds share the order of the text, so their noise may cancel; but n differences have only n − 1
     degrees of freedom, where two sets of n scores have up to 2n − 2. It pays if the correlation
     makes the interval narrower all the same. The correlation is that of all cells, because choosing
     by the correlation of the two would favour false differences.
     """
-    seeds = len(set(own.seeds) & set(other.seeds))
+    seeds = len(set.intersection(*(set(one.seeds) for one in cells)))
     if seeds < 2:
         return False
     if correlation is None:
@@ -380,29 +407,48 @@ class _Difference(NamedTuple):
         return total_variance(parts) if math.isfinite(self.center) else Variance(0.0, 0)
 
 
-def _difference(own: _Scored, other: _Scored, is_paired: bool) -> _Difference:
+def _difference(own: Scored, other: Scored, is_paired: bool) -> _Difference:
     """Return the difference of two cells, seed by seed or between the means over all seeds."""
-    at_own, at_other = list(range(len(own.seeds))), list(range(len(other.seeds)))
-    over_seeds = total_variance(variance_over_seeds(one.of_seeds) for one in (own, other))
+    return _estimate([own, other], [1, -1], is_paired)
+
+
+def _estimate(cells: Sequence[Scored], weights: Sequence[float], is_paired: bool) -> _Difference:
+    """Return a sum of weighted scores, seed by seed or of the means over all seeds. The weights of
+    a difference are 1 and −1.
+    """
+    places = [list(range(len(one.seeds))) for one in cells]
+    over_seeds = total_variance(
+        Variance(weight**2 * value, freedom)
+        for weight, one in zip(weights, cells, strict=True)
+        for value, freedom in [variance_over_seeds(one.of_seeds)]
+    )
     if is_paired:
-        shared = [seed for seed in own.seeds if seed in other.seeds]
+        shared = sorted(set.intersection(*(set(one.seeds) for one in cells)))
         if len(shared) < 2:
             return _Difference(math.nan, math.nan, Variance(0.0, 0), None)
-        at_own = [own.seeds.index(seed) for seed in shared]
-        at_other = [other.seeds.index(seed) for seed in shared]
-        over_seeds = variance_over_seeds(own.of_seeds[at_own] - other.of_seeds[at_other])
-    mean = center = float(own.of_seeds[at_own].mean() - other.of_seeds[at_other].mean())
+        places = [[one.seeds.index(seed) for seed in shared] for one in cells]
+    parts = list(zip(weights, cells, places, strict=True))
+    if is_paired:
+        over_seeds = variance_over_seeds(
+            np.sum([weight * one.of_seeds[at] for weight, one, at in parts], axis=0)
+        )
+    mean = center = float(sum(weight * one.of_seeds[at].mean() for weight, one, at in parts))
     over_units = None
-    if own.amounts is not None and other.amounts is not None and own.sample is not None:
-        # All runs are asked for the same units, so what makes a unit hard for both cancels.
-        amounts = own.amounts[at_own].mean(0) - other.amounts[at_other].mean(0)
-        extra = own.sample.for_difference
-        mean_of_units, over_units = ratio(amounts, own.sample, extra)
+    sample = cells[0].sample
+    if sample is not None and all(one.amounts is not None for one in cells):
+        # All runs are asked for the same units, so what makes a unit hard for all cancels.
+        amounts = np.sum(
+            [weight * one.of_units(at) for weight, one, at in parts],
+            axis=0,
+        )
+        size = sum(map(abs, weights)) / 2  # 1 for a difference
+        extra = [size * value for value in sample.for_difference]
+        mean_of_units, over_units = ratio(amounts, sample, extra)
         center = mean_of_units if extra else mean
     return _Difference(mean, center, over_seeds, over_units)
 
 
-def difference(own: _Scored, other: _Scored, correlation: float | None) -> dict[str, Any]:
+def difference(own: Scored, other: Scored, correlation: float | None) -> dict[str, Any]:
     """Return the score of one cell minus that of another.
 
     Returns:
@@ -413,8 +459,22 @@ def difference(own: _Scored, other: _Scored, correlation: float | None) -> dict[
         "different", "equivalent" or "open", and "p_corrected" behind it, are added for all
         differences of a report together.
     """
-    is_paired = _pairs_by_seed(own, other, correlation)
-    by_rule, otherwise = (_difference(own, other, paired) for paired in (is_paired, not is_paired))
+    return {
+        **contrast([own, other], [1, -1], correlation),
+        "seeds": [len(own.seeds), len(other.seeds)],
+    }
+
+
+def contrast(
+    cells: Sequence[Scored], weights: Sequence[float], correlation: float | None
+) -> dict[str, Any]:
+    """Return what difference() says of a sum of weighted scores of cells, such as the difference of
+    two differences.
+    """
+    is_paired = _pairs_by_seed(cells, correlation)
+    by_rule, otherwise = (
+        _estimate(cells, weights, paired) for paired in (is_paired, not is_paired)
+    )
     variance = by_rule.variance
     p = None
     if variance.is_known:
@@ -424,7 +484,6 @@ def difference(own: _Scored, other: _Scored, correlation: float | None) -> dict[
         "center": by_rule.center,
         "variance": variance.value,
         "freedom": variance.freedom,
-        "seeds": [len(own.seeds), len(other.seeds)],
         "is_paired": is_paired,
         "correlation": correlation,
         "p": p,
@@ -443,7 +502,7 @@ def _bounds(suffix: str, center: float, variance: Variance) -> dict[str, float |
     return {f"low{suffix}": low, f"high{suffix}": high}
 
 
-def beats(own: _Scored, amounts: np.ndarray, tests: int, rule: Rule) -> bool | None:
+def beats(own: Scored, amounts: np.ndarray, tests: int, rule: Rule) -> bool | None:
     """Return True if a cell is better beyond doubt than a model without luck, such as one that
     counts words; None if that cannot be known.
 
@@ -463,7 +522,7 @@ def beats(own: _Scored, amounts: np.ndarray, tests: int, rule: Rule) -> bool | N
 
 def _may_be_best(
     cell: str,
-    among: Mapping[str, _Scored],
+    among: Mapping[str, Scored],
     sign: int,
     correlation: float | None,
     level: float,
@@ -482,7 +541,7 @@ def _may_be_best(
         return None
     chances = []
     for other in others:
-        paired = _pairs_by_seed(among[cell], other, correlation)
+        paired = _pairs_by_seed([among[cell], other], correlation)
         found = _difference(other, among[cell], paired)
         if not found.variance.is_known:
             return None

@@ -1,0 +1,97 @@
+"""Effects of crossed factors against the analysis of variance, and for cells that are all alike."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from t5x_lite.comparison.effects import effects_of, levels_of, weights_of_effects
+from t5x_lite.comparison.statistics import Rule, Sample, scored_cells
+
+LEVELS = ["e-a", "e-b", "d-a", "d-b"]
+
+
+def found_in(values, sample=None, rule=Rule()):
+    """Effects in one score: values has an array of [seeds] or [seeds, units] for each cell."""
+    runs = {
+        cell: {seed: {"score": one} for seed, one in enumerate(of_cell)}
+        for cell, of_cell in values.items()
+    }
+    samples = {cell: {"score": sample} if sample else {} for cell in values}
+    effects = effects_of(scored_cells(runs, samples), {cell: {} for cell in values}, rule)
+    return {effect: of["score"] for effect, of in effects.items()}
+
+
+def test_two_times_two_is_the_analysis_of_variance():
+    """With equal spreads and unpaired seeds, the mean effects are those of a two-way table, and the
+    product is the difference of differences.
+    """
+    random = np.random.default_rng(0)
+    values = {cell: random.normal(place, 1, 4) for place, cell in enumerate(LEVELS)}
+    effects = found_in(values)
+    means = {cell: of.mean() for cell, of in values.items()}
+    of_decoder = (means["d-a"] + means["d-b"] - means["e-a"] - means["e-b"]) / 2
+    of_product = means["d-b"] - means["d-a"] - means["e-b"] + means["e-a"]
+    assert effects["d for e"]["mean"] == pytest.approx(of_decoder)
+    assert effects["d for e × b for a"]["mean"] == pytest.approx(of_product)
+
+    # The variance of a sum is the sum of variances, each weighed by the square of its weight.
+    variance = sum(of.var(ddof=1) / 4 for of in values.values())
+    assert effects["d for e"]["variance"] == pytest.approx(variance / 4)
+    assert effects["d for e × b for a"]["variance"] == pytest.approx(variance)
+
+
+def test_an_effect_of_seeds_in_common_is_the_t_test_of_its_values():
+    random = np.random.default_rng(0)
+    of_seed = random.normal(0, 10, 6)
+    values = {cell: of_seed + random.normal(place, 1, 6) for place, cell in enumerate(LEVELS)}
+    found = found_in(values)["b for a"]
+    assert found["is_paired"]
+    of_seeds = (values["e-b"] - values["e-a"] + values["d-b"] - values["d-a"]) / 2
+    assert found["p"] == pytest.approx(stats.ttest_1samp(of_seeds, 0).pvalue)
+
+
+def test_an_effect_over_examples_is_that_of_its_scores_of_examples():
+    """A product of accuracies lies between −2 and 2, so its interval is as much wider near them."""
+    random = np.random.default_rng(0)
+    sample = Sample(np.ones(50), np.arange(50), bounds=(0.0, 1.0))
+    values = {cell: random.integers(0, 2, (3, 50)).astype(float) for cell in LEVELS}
+    found = found_in(values, sample)["d for e × b for a"]
+    of_examples = sum(
+        sign * values[cell].mean(0) for cell, sign in zip(LEVELS, (1, -1, -1, 1), strict=True)
+    )
+    with_bounds = np.append(of_examples, [2, -2])
+    assert found["center"] == pytest.approx(with_bounds.mean())
+    over_units = with_bounds.var(ddof=1) / 52
+    over_seeds = sum(of.mean(1).var(ddof=1) / 3 for of in values.values())
+    assert found["variance"] == pytest.approx(over_units + over_seeds)
+
+
+def test_a_true_effect_of_one_factor_is_found_and_no_other():
+    random = np.random.default_rng(0)
+    sample = Sample(np.ones(24), np.arange(24), bounds=(0.0, 1.0))
+    rates = {"e-a": 1.0, "e-b": 0.05, "d-a": 1.0, "d-b": 0.05}
+    values = {cell: (random.random((5, 24)) < rate).astype(float) for cell, rate in rates.items()}
+    verdicts = {effect: found["verdict"] for effect, found in found_in(values, sample).items()}
+    assert verdicts == {"d for e": "open", "b for a": "different", "d for e × b for a": "open"}
+
+
+def test_few_tables_of_equal_cells_hold_an_effect():
+    random = np.random.default_rng(0)
+    cells = ["-".join(pair) for pair in product("vwxyz", "ab")]
+    wrong = 0
+    for _ in range(200):
+        effects = found_in({cell: random.normal(0, 1, 3) for cell in cells})
+        wrong += any(found["verdict"] == "different" for found in effects.values())
+    assert wrong <= 18  # 5 % of 200, and less than three standard deviations more
+
+
+def test_five_times_two_has_an_effect_of_every_choice():
+    cells = ["-".join(pair) for pair in product("vwxyz", "ab")]
+    effects = weights_of_effects(cells)
+    assert len(effects) == 4 + 1 + 4
+    for weights in effects.values():
+        assert sum(weights.values()) == pytest.approx(0)
+    assert levels_of(cells[:-1]) is None
+    assert effects_of(scored_cells({"bert": {}, "gpt": {}}, {}), {}, Rule()) == {}
