@@ -104,7 +104,7 @@ class Data(Checked):
     SECTION = "data"
 
     # python_docs (built in); .txt, .jsonl, .parquet, .csv, .tsv, also compressed, as a path,
-    # directory, glob or gs://…; tfds:NAME; hf:NAME; python:module.function (see
+    # directory, glob or gs://…; tfds:NAME; hf:NAME; python:module.function; world:NAME (see
     # data/text/sources.py). Several: "a + b", or with rates "3 * a + b".
     source: Annotated[str, LOCAL, SOURCES] = "python_docs"
     # What one document of a text file is; a block ends at a blank line
@@ -607,8 +607,8 @@ class Task(Checked):
     kind: Annotated[str, FORMAT] = "classify"
 
     # Where the examples are: hf:NAME, tfds:NAME, python:module.function, offline:NAME (see
-    # data/tasks/offline.py); or files (.tsv .csv .jsonl .json .parquet .txt, also compressed): one,
-    # a directory, or a glob. {split} stands for the split.
+    # data/tasks/offline.py), world:NAME (data/text/worlds.py); or files (.tsv .csv .jsonl .json
+    # .parquet .txt, also compressed): one, a directory, or a glob. {split} stands for the split.
     source: Annotated[str, RESUMABLE, PATH] = ""
     # Names of the splits in the source; empty: there is none
     train: str = "train"

@@ -19,6 +19,7 @@ PRESETS = [
     "bert_or_gpt:small", "bert_or_gpt:tiny", "bert_recipes", "modifications", "modifications:tiny",
     "objectives", "optimizers", "quickstart", "raffel_table2", "raffel_table2:small",
     "raffel_table2:tiny", "rnn_to_transformer", "scaling:small", "scaling:tiny",
+    "worlds:facts", "worlds:facts,ten",
 ]  # fmt: skip
 
 

@@ -1,5 +1,5 @@
-"""Schemes of sources: the part before the colon in tfds:…, hf:… and python:…. Text and tasks use
-the same object for a scheme.
+"""Schemes of sources: the part before the colon in tfds:…, hf:…, python:… and world:…. Text and
+tasks use the same object for a scheme.
 """
 
 import hashlib
@@ -12,10 +12,10 @@ from pathlib import Path
 from urllib.parse import parse_qsl
 
 from t5x_lite.config.permission import import_code
-from t5x_lite.data.text import files
+from t5x_lite.data.text import files, worlds
 from t5x_lite.data.text.files import Document
 from t5x_lite.data.text.records import Record
-from t5x_lite.errors import BAD_DATA, NO_FILE, UserError, optional_import, user_errors
+from t5x_lite.errors import BAD_DATA, NO_FILE, UserError, nearest, optional_import, user_errors
 
 
 class Scheme(ABC):
@@ -155,13 +155,58 @@ class Function(Scheme):
         path = getattr(module, "__file__", None)
         if not path:
             return ""
-        return f"{path} {hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]}"
+        return f"{path} {_hash_of_file(Path(path))}"
+
+
+class Worlds(Scheme):
+    """world:LANGUAGE?seed=…, the text of a generated language; world:QUESTIONS?seed=…, a task about
+    it: see worlds.py.
+    """
+
+    def documents(self, address: str, field: str, where: str) -> Iterator[Document]:
+        """See Scheme."""
+        name, seed = self._read(address, where)
+        if name not in worlds.LANGUAGES:
+            hint = nearest(name, worlds.LANGUAGES)
+            raise UserError(NO_FILE, f"{where}: no such language: {name!r}; {hint}")
+        yield from worlds.documents(name, seed)
+
+    def records(self, address: str, split: str, where: str) -> Iterator[Record]:
+        """See Scheme."""
+        name, seed = self._read(address, where)
+        if name not in worlds.QUESTIONS:
+            hint = nearest(name, worlds.QUESTIONS)
+            raise UserError(NO_FILE, f"{where}: no such questions: {name!r}; {hint}")
+        if split not in worlds.SPLITS:
+            raise UserError(
+                NO_FILE, f"{where}: no split {split!r}; {nearest(split, worlds.SPLITS)}"
+            )
+        for example in worlds.QUESTIONS[name](worlds.make_world(seed), split):
+            yield example._asdict()
+
+    def fingerprint(self, address: str, where: str) -> str:
+        """Return a hash of the code that generates the text."""
+        return _hash_of_file(Path(worlds.__file__))
+
+    def _read(self, address: str, where: str) -> tuple[str, int]:
+        """Split an address into what it names and the seed."""
+        names, options = _parse_query(address)
+        _check_options(options, ("seed",), where)
+        seed = options.get("seed", "0")
+        if not seed.isdecimal():
+            raise UserError(BAD_DATA, f"{where}: got seed={seed!r}, expected a whole number")
+        return names, int(seed)
+
+
+def _hash_of_file(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
 SCHEMES: dict[str, Scheme] = {
     "tfds": TensorFlowDataSet(),
     "hf": HuggingFaceDataSet(),
     "python": Function(),
+    "world": Worlds(),
 }
 
 
@@ -179,5 +224,5 @@ def _parse_query(address: str) -> tuple[str, dict[str, str]]:
 def _check_options(options: dict[str, str], known: Collection[str], where: str) -> None:
     unknown = sorted(set(options) - set(known))
     if unknown:
-        reason = f"a data set on disk, it takes no {', '.join(unknown)}; leave that out"
+        reason = f"takes no {', '.join(unknown)}; leave that out"
         raise UserError(BAD_DATA, f"{where}: {reason}")

@@ -6,6 +6,7 @@ PATH, a glob, or a directory     .txt .jsonl .json .parquet .csv .tsv, also .gz 
 tfds:NAME?split=…&data_dir=…     a data set of TensorFlow Datasets
 hf:NAME_OR_PATH?name=…&split=…   a data set of Hugging Face, on disk or by name
 python:module.function           your own function that returns an iterable of texts
+world:facts?seed=…               a generated language: see worlds.py
 """
 
 import ast
