@@ -74,25 +74,35 @@ def step_cost(resolved: Resolved, data: TextData) -> StepCost:
 def inherited(config: RunConfig) -> Counter[str]:
     """Return what was spent on the model that a run starts from, and on those that it in turn
     started from, in each unit that cells can be matched by. Nothing for a model that was not
-    trained here.
+    trained here. Model tokens are all positions of the rows, with padding.
     """
     total: Counter[str] = Counter()
+    seen: set[Path] = set()
     while config.init_from:
         directory = storage.local_path(config.init_from)
+        if directory.resolve() in seen:  # an imported model starts from itself
+            break
+        seen.add(directory.resolve())
         resolved, _ = run_directory.read(directory)
         config = resolved.config
-        records = read_metrics(directory / "metrics.jsonl")
-        trained = [record for record in records if record["split"] == "train"]
-        if not trained:
+        # What the run did after its last checkpoint is lost.
+        steps = max(run_directory.saved_steps(directory / "checkpoints"), default=0)
+        records = [
+            record
+            for record in read_metrics(directory / "metrics.jsonl")
+            if record["split"] == "train" and record["step"] <= steps
+        ]
+        if not records:
             continue
-        last, rows, shape = trained[-1], config.data.batch_size, resolved.rows.shape
-        scored = mean(record["loss_tokens"] for record in trained) / rows
+        last, rows, shape = records[-1], config.data.batch_size, resolved.rows.shape
+        # A head of a task counts its labels.
+        scored = mean(one.get("loss_tokens", one.get("loss_labels", 0)) for one in records) / rows
         total.update(
-            steps=last["step"],
-            raw_tokens=last["raw_tokens"],
-            model_tokens=last["step"] * rows * (shape.encoder + shape.decoder),
-            flops=last["step"] * rows * step_flops(resolved, shape, scored),
-            seconds=sum(record["train_seconds"] for record in trained),
+            steps=steps,
+            raw_tokens=round(steps * last.get("raw_tokens", 0) / last["step"]),
+            model_tokens=steps * rows * (shape.encoder + shape.decoder),
+            flops=round(steps * rows * step_flops(resolved, shape, scored)),
+            seconds=sum(record.get("train_seconds", 0) for record in records),
         )
     return total
 
@@ -224,7 +234,9 @@ def steps_of_cells(
     before = {name: of[config.match] for name, of in inherited_by_cell.items()}
     least = min(before.values(), default=0.0)
     first = next(iter(config.cells))
-    budget = budget or (config.cells[first].training.steps * spent_by_cell[first][config.match])
+    if not budget:
+        budget = config.cells[first].training.steps * spent_by_cell[first][config.match]
+        budget += before.get(first, 0.0) - least
     steps = {}
     for name, of_step in spent_by_cell.items():
         more = before.get(name, 0.0) - least

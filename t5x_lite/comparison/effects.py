@@ -2,12 +2,14 @@
 and which of their product.
 
 The cells of a comparison are crossed if each is named after a level of the first factor and one of
-the second, as in decoder-denoising, and all combinations are there. The effect of a level is what
-it changes compared with the first level of its factor, averaged over the levels of the other
-factor. The product of two levels is what the first changes more under the second one.
+the second, as decoder-denoising is, and all combinations are there; those of a grid of two settings
+are, too. The effect of a level is what it changes compared with the first level of its factor,
+averaged over the levels of the other factor. The product of two levels is what the first changes
+more under the second one.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any
 
 from t5x_lite.comparison.statistics import (
@@ -18,7 +20,7 @@ from t5x_lite.comparison.statistics import (
     decide,
 )
 
-SEPARATOR = "-"  # between the levels in the name of a cell
+SEPARATOR = "-"  # between the levels in the name of a cell; levels may hold it, too
 
 # Weights of cells: their weighted sum is the effect.
 Weights = dict[str, float]
@@ -28,17 +30,21 @@ def levels_of(cells: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]] |
     """Return the levels of the first and of the second factor, in the order of the cells; None if
     the cells are not crossed.
 
-    >>> levels_of(["encoder-a", "encoder-b", "decoder-a", "decoder-b"])
-    (('encoder', 'decoder'), ('a', 'b'))
+    >>> levels_of(["gpt-lr=1e-2", "gpt-lr=1e-3", "bert-lr=1e-2", "bert-lr=1e-3"])
+    (('gpt', 'bert'), ('lr=1e-2', 'lr=1e-3'))
     >>> levels_of(["encoder-a", "decoder-b"]) is None
     True
     """
-    pairs = [tuple(cell.split(SEPARATOR)) for cell in cells]
-    if any(len(pair) != 2 for pair in pairs):
-        return None
-    first, second = (tuple(dict.fromkeys(pair[place] for pair in pairs)) for place in (0, 1))
-    is_crossed = len(first) > 1 and len(second) > 1 and len(cells) == len(first) * len(second)
-    return (first, second) if is_crossed else None
+    parts = cells[0].split(SEPARATOR)
+    for place in range(1, len(parts)):
+        one, other = (SEPARATOR.join(some) for some in (parts[:place], parts[place:]))
+        ending, beginning = SEPARATOR + other, one + SEPARATOR
+        first = [cell.removesuffix(ending) for cell in cells if cell.endswith(ending)]
+        second = [cell.removeprefix(beginning) for cell in cells if cell.startswith(beginning)]
+        crossed = {f"{level}{SEPARATOR}{another}" for level in first for another in second}
+        if len(first) > 1 and len(second) > 1 and crossed == set(cells):
+            return tuple(first), tuple(second)
+    return None
 
 
 def weights_of_effects(cells: Sequence[str]) -> dict[str, Weights]:
@@ -52,24 +58,35 @@ def weights_of_effects(cells: Sequence[str]) -> dict[str, Weights]:
     """
     levels = levels_of(cells)
     assert levels is not None
-    (base, *others), (second_base, *second_others) = levels
+    (base, *others), (second_base, *second_others) = first, second = levels
+    shared = set(first) & set(second)  # such levels are told apart by their place in the name
+
+    def of_first(level: str) -> str:
+        return f"{level}{SEPARATOR}" if shared else level
+
+    def of_second(level: str) -> str:
+        return f"{SEPARATOR}{level}" if shared else level
+
     effects: dict[str, Weights] = {}
     for level in others:
-        effects[f"{level} for {base}"] = _averaged(
-            [(f"{base}{SEPARATOR}{other}", f"{level}{SEPARATOR}{other}") for other in levels[1]]
+        effects[f"{of_first(level)} for {of_first(base)}"] = _averaged(
+            [(f"{base}{SEPARATOR}{other}", f"{level}{SEPARATOR}{other}") for other in second]
         )
     for level in second_others:
-        effects[f"{level} for {second_base}"] = _averaged(
-            [(f"{one}{SEPARATOR}{second_base}", f"{one}{SEPARATOR}{level}") for one in levels[0]]
+        effects[f"{of_second(level)} for {of_second(second_base)}"] = _averaged(
+            [(f"{one}{SEPARATOR}{second_base}", f"{one}{SEPARATOR}{level}") for one in first]
         )
-    for level in others:
-        for second in second_others:
-            effects[f"{level} for {base} × {second} for {second_base}"] = {
-                f"{base}{SEPARATOR}{second_base}": 1.0,
-                f"{base}{SEPARATOR}{second}": -1.0,
-                f"{level}{SEPARATOR}{second_base}": -1.0,
-                f"{level}{SEPARATOR}{second}": 1.0,
-            }
+    for level, other in product(others, second_others):
+        names = (
+            f"{of_first(level)} for {of_first(base)}",
+            f"{of_second(other)} for {of_second(second_base)}",
+        )
+        effects[" × ".join(names)] = {
+            f"{base}{SEPARATOR}{second_base}": 1.0,
+            f"{base}{SEPARATOR}{other}": -1.0,
+            f"{level}{SEPARATOR}{second_base}": -1.0,
+            f"{level}{SEPARATOR}{other}": 1.0,
+        }
     return effects
 
 

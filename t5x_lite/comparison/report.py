@@ -57,7 +57,7 @@ def report(results: Results) -> Page:
     """Return the page of a comparison's results."""
     sections = [
         Section("Scores", [score_table(results), *_reading_notes(results)]),
-        Section("What changes what", _effects(results)),
+        Section("Effects of each choice", _effects(results)),
         Section("Scaling laws", scaling_report.parts(results["scaling"], _HEADINGS)),
         Section(
             "How certain this is",
@@ -197,7 +197,7 @@ def _effects_in_words(results: Results, name: str) -> list[str]:
     """Return a sentence on the effects in a task's score that are resolved; none if the cells are
     not crossed.
     """
-    effects = {effect: of[name] for effect, of in results["effects"].items() if name in of}
+    effects = {effect: of[name] for effect, of in results.get("effects", {}).items() if name in of}
     if not effects or any(found["p"] is None for found in effects.values()):
         return []
     resolved = [
@@ -207,7 +207,7 @@ def _effects_in_words(results: Results, name: str) -> list[str]:
     ]
     if not resolved:
         return [f"No effect on {name} is resolved."]
-    return [f"It is changed by {_listed(resolved)}."]
+    return [f"What changes {name}: {_listed(resolved)}."]
 
 
 # Scores.
@@ -317,9 +317,13 @@ def _score_cell(results: Results, cell: str, name: str) -> str | Bold:
 
 def _effects(results: Results) -> list[Part]:
     """Return the table of the effects of crossed factors and of their products."""
-    effects = results["effects"]
-    names = [name for name in _score_names(results) if any(name in of for of in effects.values())]
-    if not names:
+    effects = results.get("effects", {})
+    names = [
+        name
+        for name in _score_names(results)
+        if any(name in of and of[name]["p"] is not None for of in effects.values())
+    ]
+    if not names:  # the cells are not crossed, or there is one seed
         return []
     rows: list[list[str | Bold]] = []
     for effect, of in effects.items():
@@ -327,17 +331,21 @@ def _effects(results: Results) -> list[Part]:
         for name in names:
             found = of[name]
             text = _signed(name, found["mean"])
-            if found["low"] is not None:
+            if found["low"] is not None and _is_of_task(name):
                 text += f" ({_short_range(name, found)})"
+            elif found["low"] is not None:
+                text += f" ± {_shown(name, (found['high'] - found['low']) / 2)}"
             row.append(Bold(text) if found["verdict"] == "different" else text)
         rows.append(row)
-    caption = "What one choice for another changes; in brackets intervals of 95 %; bold: resolved"
+    caption = "Main effects and interactions, with intervals of 95 %; bold: different from 0"
     note = (
         "A for B: the score with A minus that with B, averaged over the choices of the other kind. "
-        "×: how much more the first changes with the first choice of the second than with the "
-        "other; 0 if the two add up. p-values are corrected by Holm's method for all of this "
-        f"table, so that at most {results['rule']['alpha']:.1%} of such tables hold a false effect."
+        "A for B × C for D: what A changes with C minus what it changes with D; 0 if the two "
+        "effects add up. Bold by p-values that are corrected by Holm's method for this table, so "
+        f"that at most {results['rule']['alpha']:.1%} of such tables hold a false effect."
     )
+    if results["rule"]["looks"] > 1:
+        note += f" They count {results['rule']['looks']} looks at the results."
     return [Table(["effect", *map(_heading, names)], rows, caption), note]
 
 
@@ -573,7 +581,7 @@ def parity_sheet(results: Results) -> Table:
     matched = results["match"]
     names = [f"{name} (matched)" if unit == matched else name for unit, name in UNITS.items()]
     heading = ["cell", "parameters", "FLOPs per sequence", *names, "padding", "rows cut"]
-    if any(of["inherited"] for of in cells.values()):
+    if any(of.get("inherited") for of in cells.values()):
         heading.append(f"inherited {UNITS[matched]}")
         for row, of in zip(rows, cells.values(), strict=True):
             row.append(short(of["inherited"].get(matched, 0)))
@@ -588,7 +596,7 @@ def _parity_notes(results: Results) -> list[Part]:
         "decoder. Loss tokens: tokens that were predicted. FLOPs: matrix products that the "
         "mathematics needs, forward and backward."
     ]
-    if any(of["inherited"] for of in results["cells"].values()):
+    if any(of.get("inherited") for of in results["cells"].values()):
         notes.append(
             "Inherited: what was spent on the model that a cell starts from. What one cell has "
             "inherited more than another is part of its budget. Training elsewhere is not counted."

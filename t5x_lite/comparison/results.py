@@ -92,7 +92,8 @@ def results_of(
         "seeds": config.seeds,
         "rule": rule._asdict(),
         "cells": of_cells,
-        "effects": effects_of(scored_cells(values, samples), asked, rule),
+        # With several budgets, each is a table of its own.
+        "effects": {} if config.budgets else effects_of(scored_cells(values, samples), asked, rule),
         "failed": {name: str(error) for name, error in failed.items()},
         "recipes": recipes,
         "texts": differing({cell.name: order_of_text(cell) for cell in cells}),

@@ -57,7 +57,7 @@ class Sample(NamedTuple):
 class Rule(NamedTuple):
     """How a report comes to its verdicts."""
 
-    alpha: float = 0.05  # largest share of reports with a false verdict
+    alpha: float = 0.05  # largest share of tables of differences, or of effects, with a false one
     # Number of times that the report may be looked at, with more seeds each time, before a verdict.
     # Each look gets an equal share of alpha, so that stopping early costs nothing (Bonferroni).
     looks: int = 1
@@ -379,16 +379,17 @@ def _pairs_by_seed(cells: Sequence[Scored], correlation: float | None) -> bool:
     """Return True if cells are compared seed by seed, False if by Welch's test.
 
     Seeds share the order of the text, so their noise may cancel; but n differences have only n − 1
-    degrees of freedom, where two sets of n scores have up to 2n − 2. It pays if the correlation
-    makes the interval narrower all the same. The correlation is that of all cells, because choosing
-    by the correlation of the two would favour false differences.
+    degrees of freedom, where two sets of n scores have up to 2n − 2, and k sets up to kn − k. It
+    pays if the correlation makes the interval narrower all the same. The correlation is that of all
+    cells, because choosing by the correlation of the two would favour false differences.
     """
     seeds = len(set.intersection(*(set(one.seeds) for one in cells)))
     if seeds < 2:
         return False
     if correlation is None:
         return seeds >= _SEEDS_TO_PAIR
-    ratio_of_widths = stats.t.ppf(_QUANTILE, 2 * seeds - 2) / stats.t.ppf(_QUANTILE, seeds - 1)
+    freedom = len(cells) * (seeds - 1)  # of Welch's test, at most
+    ratio_of_widths = stats.t.ppf(_QUANTILE, freedom) / stats.t.ppf(_QUANTILE, seeds - 1)
     return bool(correlation > 1 - ratio_of_widths**2)
 
 

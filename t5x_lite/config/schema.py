@@ -736,7 +736,7 @@ class CompareConfig(Checked):
     # may then be looked at after each, since its p-values count all looks
     max_seeds: Annotated[int, Range(0, 1000)] = 0
     decide_by: str = ""
-    # Largest share of reports with a false verdict
+    # Largest share of tables, of differences or of effects, with a false verdict
     alpha: Annotated[float, Range(0.0, 0.5, open=True)] = 0.05
     # The smallest difference that matters, in units of `decide_by`: cells that differ by less
     # beyond doubt are called equivalent; 0: none is

@@ -6,21 +6,25 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from t5x_lite.comparison import report
 from t5x_lite.comparison.effects import effects_of, levels_of, weights_of_effects
 from t5x_lite.comparison.statistics import Rule, Sample, scored_cells
 
 LEVELS = ["e-a", "e-b", "d-a", "d-b"]
 
 
+SCORE = "which_land: exact match"
+
+
 def found_in(values, sample=None, rule=Rule()):
     """Effects in one score: values has an array of [seeds] or [seeds, units] for each cell."""
     runs = {
-        cell: {seed: {"score": one} for seed, one in enumerate(of_cell)}
+        cell: {seed: {SCORE: one} for seed, one in enumerate(of_cell)}
         for cell, of_cell in values.items()
     }
-    samples = {cell: {"score": sample} if sample else {} for cell in values}
+    samples = {cell: {SCORE: sample} if sample else {} for cell in values}
     effects = effects_of(scored_cells(runs, samples), {cell: {} for cell in values}, rule)
-    return {effect: of["score"] for effect, of in effects.items()}
+    return {effect: of[SCORE] for effect, of in effects.items()}
 
 
 def test_two_times_two_is_the_analysis_of_variance():
@@ -93,5 +97,29 @@ def test_five_times_two_has_an_effect_of_every_choice():
     assert len(effects) == 4 + 1 + 4
     for weights in effects.values():
         assert sum(weights.values()) == pytest.approx(0)
+    # Also where both choices are between the same two things.
+    assert len(weights_of_effects(["a-a", "a-b", "b-a", "b-b"])) == 3
     assert levels_of(cells[:-1]) is None
+    assert levels_of(["gpt"]) is None
     assert effects_of(scored_cells({"bert": {}, "gpt": {}}, {}), {}, Rule()) == {}
+
+
+def test_the_report_says_what_is_resolved_and_of_one_seed_nothing():
+    random = np.random.default_rng(0)
+    sample = Sample(np.ones(24), np.arange(24), bounds=(0.0, 1.0))
+    rates = {"e-a": 1.0, "e-b": 0.0, "d-a": 1.0, "d-b": 0.0}
+    cells = {cell: {"scores": {SCORE: {}}} for cell in rates}
+    shown = []
+    for seeds in (3, 1):
+        values = {cell: random.random((seeds, 24)) < rate for cell, rate in rates.items()}
+        effects = {
+            effect: {SCORE: found}
+            for effect, found in found_in({c: 1.0 * v for c, v in values.items()}, sample).items()
+        }
+        results = {"effects": effects, "cells": cells, "rule": Rule()._asdict()}
+        shown.append((report._effects(results), report._effects_in_words(results, SCORE)))
+    (table, note), words = shown[0]
+    assert words == [f"What changes {SCORE}: b for a by −1.000."]
+    assert [type(row[1]).__name__ for row in table.rows] == ["str", "Bold", "str"]
+    assert "at most 5.0% of such tables hold a false effect" in note
+    assert shown[1] == ([], [])

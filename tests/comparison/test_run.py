@@ -272,7 +272,7 @@ def test_what_the_runs_learn_of_tasks(tmp_path, written):
 
 
 def test_what_a_cell_starts_from_is_part_of_its_budget(text_file, tmp_path):
-    """Two cells go on from the run of a third one, which has seen 4 steps of 8 rows of 40 tokens."""
+    """A run has seen 4 steps of 8 rows of 40 tokens, and cells go on from it."""
     first = settings(text_file, **{"training.steps": 4})
     first["data"]["lengths"] = LENGTHS["gpt"]
     (tmp_path / "first.py").write_text(f"def get_config():\n    return {first!r}\n")
@@ -289,6 +289,17 @@ def test_what_a_cell_starts_from_is_part_of_its_budget(text_file, tmp_path):
     assert (inherited["steps"], inherited["raw_tokens"]) == (4, 4 * 8 * 40)
     assert inherited["flops"] == pytest.approx(4 * fresh.cost.flops)
     assert inherited["model_tokens"] == pytest.approx(4 * fresh.cost.model_tokens)
+
+    # Steps after the last checkpoint are lost, labels of a task are counted as tokens are, and an
+    # imported model starts from itself.
+    records = [json.loads(line) for line in (before / "metrics.jsonl").read_text().splitlines()]
+    later = {**records[-1], "split": "train", "step": 6}
+    text = "".join(json.dumps(record) + "\n" for record in [*records, later])
+    (before / "metrics.jsonl").write_text(text.replace('"loss_tokens"', '"loss_labels"'))
+    written = json.loads((before / "config.json").read_text())
+    (before / "config.json").write_text(json.dumps({**written, "init_from": str(before)}))
+    _, again = study_cells.plan_cells(build_comparison(config), tmp_path)
+    assert again.inherited == inherited
 
     # What all inherit alike changes nothing.
     both = {name: {**cell, "init_from": str(before)} for name in cells}

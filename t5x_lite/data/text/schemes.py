@@ -194,7 +194,9 @@ class Worlds(Scheme):
         _check_options(options, ("seed",), where)
         seed = options.get("seed", "0")
         if not seed.isdecimal():
-            raise UserError(BAD_DATA, f"{where}: got seed={seed!r}, expected a whole number")
+            raise UserError(
+                BAD_DATA, f"{where}: got seed={seed!r}, expected a whole number from 0 on"
+            )
         return names, int(seed)
 
 
@@ -218,7 +220,7 @@ def _parse_query(address: str) -> tuple[str, dict[str, str]]:
     """
     name, _, query = address.partition("?")
     escaped = query.replace("+", "%2B")  # a plus would be read as a space
-    return name, dict(parse_qsl(escaped))
+    return name, dict(parse_qsl(escaped, keep_blank_values=True))
 
 
 def _check_options(options: dict[str, str], known: Collection[str], where: str) -> None:

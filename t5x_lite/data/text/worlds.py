@@ -10,8 +10,8 @@ agreement   a verb that agrees with a noun across another noun, as in BLiMP's di
 copying     a list of words, and the same list again, as induction heads do (Olsson et al., 2022).
 
 A world is text, "world:facts?seed=1", and the examples of tasks about it, such as
-"world:which_land?seed=1". What a task asks in its test split is answered neither in the text nor in
-its training split. All is drawn from the seed.
+"world:which_land?seed=1". No question of a test split is asked in the text or in another split. All
+is drawn from the seed.
 """
 
 import random
@@ -26,7 +26,7 @@ _TELLINGS = 90  # of each fact
 _ASKINGS = 60  # of each fact that the text asks about, in each direction
 _SENTENCES = 4000  # of agreement, and of copying
 _SENTENCES_IN_DOCUMENT = 8
-_EXAMPLES = 96  # in a split of a task about agreement or copying
+_EXAMPLES = 96  # in a split of the task about copying
 _LENGTHS = (3, 4, 5, 6)  # of lists
 
 # Splits of each task, with the shares of the facts and nouns that they begin and end with
@@ -140,7 +140,7 @@ def agreement(world: World) -> Iterator[str]:
 
     def draw() -> Example:
         number, other = int(rng.random() * 2), int(rng.random() * 2)
-        return _verb_of(world.nouns, number, other, rng)
+        return _verb_of(world.nouns, world.nouns, number, other, rng)
 
     for question, answer in _not_asked(draw, which_verb, world):
         yield f"{question[1:]}{answer} {_draw(rng, _ADJECTIVES)} ."
@@ -193,14 +193,15 @@ def which_land(world: World, split: str) -> Iterator[Example]:
 
 
 def which_verb(world: World, split: str) -> Iterator[Example]:
-    """Ask for the verb after a noun and another noun of the other number, so that the nearest noun
-    is always wrong.
+    """Ask for the verb after each noun, with another one between them. In the test split it is of
+    the other number, so that the nearest noun is always wrong; before, its number tells nothing.
     """
     rng = world.rng(f"agreement {split}")
     nouns = _part_of(world.nouns, split)
-    for index in range(_EXAMPLES):
-        number = index % 2
-        yield _verb_of(nouns, number, 1 - number, rng)
+    for pair in nouns:
+        for number in (0, 1):
+            other = 1 - number if split == "test" else int(rng.random() * 2)
+            yield _verb_of([pair], nouns, number, other, rng)
 
 
 def which_list(world: World, split: str) -> Iterator[Example]:
@@ -219,10 +220,14 @@ QUESTIONS: dict[str, Callable[[World, str], Iterator[Example]]] = {
 
 
 def _verb_of(
-    nouns: Sequence[tuple[str, str]], number: int, other: int, rng: random.Random
+    firsts: Sequence[tuple[str, str]],
+    seconds: Sequence[tuple[str, str]],
+    number: int,
+    other: int,
+    rng: random.Random,
 ) -> Example:
     """Return two nouns of these numbers, 0 for one thing and 1 for several, and the verb."""
-    first, second = _draw(rng, nouns)[number], _draw(rng, nouns)[other]
+    first, second = _draw(rng, firsts)[number], _draw(rng, seconds)[other]
     return Example(f" the {first} {_draw(rng, _PREPOSITIONS)} the {second}", f" {_VERBS[number]}")
 
 

@@ -113,7 +113,7 @@ def test_each_task_ships(name):
     ],
 )
 def test_what_is_not_there_is_named(source, message):
-    with pytest.raises(UserError, match="data.source=world:") as raised:
+    with pytest.raises(UserError, match=r"data\.source=world:") as raised:
         list(documents(source))
     assert message in str(raised.value)
 
