@@ -332,7 +332,7 @@ def _effects(results: Results) -> list[Part]:
             found = of[name]
             text = _signed(name, found["mean"])
             if found["low"] is not None and _is_of_task(name):
-                text += f" ({_short_range(name, found)})"
+                text += f" ({_short_range(name, found)})".replace("-", "−")
             elif found["low"] is not None:
                 text += f" ± {_shown(name, (found['high'] - found['low']) / 2)}"
             row.append(Bold(text) if found["verdict"] == "different" else text)
