@@ -225,7 +225,7 @@ def steps_of_cells(
         budget: in units of config.match; 0: what the first cell spends in its own steps.
         spent_by_cell: cell → unit → what one step spends.
         inherited_by_cell: cell → unit → what was spent on the model that it starts from. What a
-            cell has inherited more than another is part of its budget.
+            cell has inherited beyond the others is part of its budget.
 
     Raises:
         UserError: if the budget does not buy some cell a single step.

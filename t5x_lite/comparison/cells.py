@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from t5x_lite.comparison.budget import (
@@ -56,13 +55,16 @@ class Cell(NamedTuple):
     cost: StepCost  # of one step
     seconds: float  # per step, measured here; or a lower bound if no step count depends on it
     baseline: str  # name of the cell it is compared with: the first one under the same budget
-    # Unit → what was spent on the model that it starts from
-    inherited: Mapping[str, float] = MappingProxyType({})
 
     @property
     def corpus(self) -> Corpus:
         """The text that the cell reads."""
         return self.data.corpus
+
+    @property
+    def inherited(self) -> Mapping[str, float]:
+        """Return what was spent on the model that the cell starts from, in each unit."""
+        return inherited(self.resolved.config)
 
     @property
     def total(self) -> dict[str, float]:
@@ -158,15 +160,7 @@ def plan_cells(
             of_cell = dataclasses.replace(resolved[name], config=budgeted, steps=steps[name])
             of_data = dataclasses.replace(data[name], data=budgeted.data)
             planned.append(
-                Cell(
-                    name + suffix,
-                    of_cell,
-                    of_data,
-                    costs[name],
-                    seconds[name],
-                    baseline,
-                    inherited_by_cell[name],
-                )
+                Cell(name + suffix, of_cell, of_data, costs[name], seconds[name], baseline)
             )
     return planned
 

@@ -1,11 +1,11 @@
 """Effects of crossed factors: which differences are of the architecture, which of the objective,
-and which of their product.
+and which of their interaction.
 
 The cells of a comparison are crossed if each is named after a level of the first factor and one of
 the second, as decoder-denoising is, and all combinations are there; those of a grid of two settings
 are, too. The effect of a level is what it changes compared with the first level of its factor,
-averaged over the levels of the other factor. The product of two levels is what the first changes
-more under the second one.
+averaged over the levels of the other factor. The interaction of two levels is the effect of one
+under the other, minus its effect under the first level of that factor.
 """
 
 from collections.abc import Mapping, Sequence
@@ -48,53 +48,43 @@ def levels_of(cells: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]] |
 
 
 def weights_of_effects(cells: Sequence[str]) -> dict[str, Weights]:
-    """Return every effect of crossed cells with the weights of its cells.
+    """Return every effect with the weights of its cells; none if the cells are not crossed.
 
     >>> for effect, weights in weights_of_effects(["e-a", "e-b", "d-a", "d-b"]).items():
     ...     print(f"{effect:16}", weights)
-    d for e          {'e-a': -0.5, 'd-a': 0.5, 'e-b': -0.5, 'd-b': 0.5}
     b for a          {'e-a': -0.5, 'e-b': 0.5, 'd-a': -0.5, 'd-b': 0.5}
+    d for e          {'e-a': -0.5, 'e-b': -0.5, 'd-a': 0.5, 'd-b': 0.5}
     d for e × b for a {'e-a': 1.0, 'e-b': -1.0, 'd-a': -1.0, 'd-b': 1.0}
     """
     levels = levels_of(cells)
-    assert levels is not None
-    (base, *others), (second_base, *second_others) = first, second = levels
-    shared = set(first) & set(second)  # such levels are told apart by their place in the name
-
-    def of_first(level: str) -> str:
-        return f"{level}{SEPARATOR}" if shared else level
-
-    def of_second(level: str) -> str:
-        return f"{SEPARATOR}{level}" if shared else level
-
+    if levels is None:
+        return {}
+    first, second = levels
+    # Levels of the same name are told apart by their place in the names of cells.
+    shared = SEPARATOR if set(first) & set(second) else ""
     effects: dict[str, Weights] = {}
-    for level in others:
-        effects[f"{of_first(level)} for {of_first(base)}"] = _averaged(
-            [(f"{base}{SEPARATOR}{other}", f"{level}{SEPARATOR}{other}") for other in second]
-        )
-    for level in second_others:
-        effects[f"{of_second(level)} for {of_second(second_base)}"] = _averaged(
-            [(f"{one}{SEPARATOR}{second_base}", f"{one}{SEPARATOR}{level}") for one in first]
-        )
-    for level, other in product(others, second_others):
-        names = (
-            f"{of_first(level)} for {of_first(base)}",
-            f"{of_second(other)} for {of_second(second_base)}",
-        )
-        effects[" × ".join(names)] = {
-            f"{base}{SEPARATOR}{second_base}": 1.0,
-            f"{base}{SEPARATOR}{other}": -1.0,
-            f"{level}{SEPARATOR}{second_base}": -1.0,
-            f"{level}{SEPARATOR}{other}": 1.0,
+    for (one, of_first), (other, of_second) in product(
+        _weights_of_levels(first, "", shared).items(),
+        _weights_of_levels(second, shared, "").items(),
+    ):
+        effect = " × ".join(filter(None, (one, other)))
+        effects[effect] = {
+            f"{level}{SEPARATOR}{another}": weight * more
+            for level, weight in of_first.items()
+            for another, more in of_second.items()
         }
+    del effects[""]  # the mean of all cells
     return effects
 
 
-def _averaged(pairs: Sequence[tuple[str, str]]) -> Weights:
-    """Return the weights of the mean of the differences: second minus first of each pair."""
-    weights: Weights = {}
-    for before, after in pairs:
-        weights |= {before: -1 / len(pairs), after: 1 / len(pairs)}
+def _weights_of_levels(levels: Sequence[str], before: str, after: str) -> dict[str, Weights]:
+    """Return the weights of the levels of a factor: for their mean, without a name, and for each
+    level but the first compared with the first.
+    """
+    base, *others = levels
+    weights = {"": dict.fromkeys(levels, 1 / len(levels))}
+    for level in others:
+        weights[f"{before}{level}{after} for {before}{base}{after}"] = {base: -1.0, level: 1.0}
     return weights
 
 
@@ -112,25 +102,17 @@ def effects_of(
     Returns:
         effect → score → what statistics.difference says. Empty if the cells are not crossed.
     """
-    if levels_of(list(scored)) is None:
-        return {}
-    names = [
-        name
-        for name in next(iter(scored.values()))
-        if all(name in of_cell for of_cell in scored.values())
-        and len({questions[cell].get(name) for cell in scored}) == 1
-    ]
-    effects = {
-        effect: {
-            name: contrast(
-                [scored[cell][name] for cell in weights],
-                list(weights.values()),
-                correlation_of_seeds([of_cell[name] for of_cell in scored.values()]),
-            )
-            for name in names
-        }
-        for effect, weights in weights_of_effects(list(scored)).items()
-    }
+    weights_of = weights_of_effects(list(scored))
+    effects: dict[str, dict[str, dict[str, Any]]] = {effect: {} for effect in weights_of}
+    for name in next(iter(scored.values())):
+        if not all(name in of_cell for of_cell in scored.values()):
+            continue
+        if len({questions[cell].get(name) for cell in scored}) > 1:
+            continue
+        correlation = correlation_of_seeds([of_cell[name] for of_cell in scored.values()])
+        for effect, weights in weights_of.items():
+            of_cells = [scored[cell][name] for cell in weights]
+            effects[effect][name] = contrast(of_cells, list(weights.values()), correlation)
     decide(
         {
             (effect, name): found

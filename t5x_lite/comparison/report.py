@@ -256,7 +256,7 @@ def _shown(name: str, value: float) -> str:
 
 def _signed(name: str, change: float) -> str:
     """Return a change of a score as text."""
-    return f"{'+' if change >= 0 else '−'}{_shown(name, abs(change))}"
+    return f"{change:+.1%}" if "accuracy" in name else f"{change:+.3f}"
 
 
 def _short_range(name: str, score: Mapping[str, Any]) -> str:
@@ -332,7 +332,7 @@ def _effects(results: Results) -> list[Part]:
             found = of[name]
             text = _signed(name, found["mean"])
             if found["low"] is not None and _is_of_task(name):
-                text += f" ({_short_range(name, found)})".replace("-", "−")
+                text += f" ({_short_range(name, found)})"
             elif found["low"] is not None:
                 text += f" ± {_shown(name, (found['high'] - found['low']) / 2)}"
             row.append(Bold(text) if found["verdict"] == "different" else text)
@@ -598,8 +598,8 @@ def _parity_notes(results: Results) -> list[Part]:
     ]
     if any(of.get("inherited") for of in results["cells"].values()):
         notes.append(
-            "Inherited: what was spent on the model that a cell starts from. What one cell has "
-            "inherited more than another is part of its budget. Training elsewhere is not counted."
+            "Inherited: what was spent on the model that a cell starts from. What a cell has "
+            "inherited beyond the others is part of its budget. Training elsewhere is not counted."
         )
     if any(of["rows_cut"] for of in results["cells"].values()):
         notes.append(

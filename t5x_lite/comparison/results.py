@@ -113,14 +113,19 @@ def results_of(
             name: {"on": answer["on"], "examples": answer["examples"]}
             for name, answer in tasks.items()
         },
-        "corpus": {
-            name: {key: corpus.manifest[name][key] for key in ("documents", "tokens", "bytes")}
-            for name in ("train", "validation")
-        },
+        "corpus": _sizes_of(corpus),
         "lossless": corpus.manifest["lossless"],
         "examples": examples(config, runs),
         "environment": environment(),
         "scaling": laws_of(of_cells, recipes),
+    }
+
+
+def _sizes_of(corpus: Corpus) -> dict[str, dict[str, int]]:
+    """Return the documents, tokens and bytes of each split."""
+    return {
+        split: {key: corpus.manifest[split][key] for key in ("documents", "tokens", "bytes")}
+        for split in ("train", "validation")
     }
 
 

@@ -417,31 +417,26 @@ def _estimate(cells: Sequence[Scored], weights: Sequence[float], is_paired: bool
     """Return a sum of weighted scores, seed by seed or of the means over all seeds. The weights of
     a difference are 1 and −1.
     """
-    places = [list(range(len(one.seeds))) for one in cells]
-    over_seeds = total_variance(
-        Variance(weight**2 * value, freedom)
-        for weight, one in zip(weights, cells, strict=True)
-        for value, freedom in [variance_over_seeds(one.of_seeds)]
-    )
     if is_paired:
         shared = sorted(set.intersection(*(set(one.seeds) for one in cells)))
         if len(shared) < 2:
             return _Difference(math.nan, math.nan, Variance(0.0, 0), None)
         places = [[one.seeds.index(seed) for seed in shared] for one in cells]
-    parts = list(zip(weights, cells, places, strict=True))
-    if is_paired:
-        over_seeds = variance_over_seeds(
-            np.sum([weight * one.of_seeds[at] for weight, one, at in parts], axis=0)
+        parts = list(zip(weights, cells, places, strict=True))
+        of_seeds = np.sum([weight * one.of_seeds[at] for weight, one, at in parts], axis=0)
+        over_seeds = variance_over_seeds(of_seeds)
+    else:
+        places = [list(range(len(one.seeds))) for one in cells]
+        parts = list(zip(weights, cells, places, strict=True))
+        over_seeds = total_variance(
+            variance_over_seeds(weight * one.of_seeds) for weight, one, _ in parts
         )
     mean = center = float(sum(weight * one.of_seeds[at].mean() for weight, one, at in parts))
     over_units = None
     sample = cells[0].sample
     if sample is not None and all(one.amounts is not None for one in cells):
         # All runs are asked for the same units, so what makes a unit hard for all cancels.
-        amounts = np.sum(
-            [weight * one.of_units(at) for weight, one, at in parts],
-            axis=0,
-        )
+        amounts = np.sum([weight * one.of_units(at) for weight, one, at in parts], axis=0)
         size = sum(map(abs, weights)) / 2  # 1 for a difference
         extra = [size * value for value in sample.for_difference]
         mean_of_units, over_units = ratio(amounts, sample, extra)
@@ -469,8 +464,8 @@ def difference(own: Scored, other: Scored, correlation: float | None) -> dict[st
 def contrast(
     cells: Sequence[Scored], weights: Sequence[float], correlation: float | None
 ) -> dict[str, Any]:
-    """Return what difference() says of a sum of weighted scores of cells, such as the difference of
-    two differences.
+    """Return what difference() says, except "seeds", of a sum of weighted scores of cells, such as
+    the difference of two differences.
     """
     is_paired = _pairs_by_seed(cells, correlation)
     by_rule, otherwise = (

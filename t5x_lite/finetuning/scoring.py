@@ -33,7 +33,7 @@ class Scored(NamedTuple):
 
     @property
     def value(self) -> float:
-        """The metric."""
+        """Return the metric."""
         return sum(self.units.amounts) / len(self.units.amounts)
 
 

@@ -15,7 +15,7 @@ import markupsafe
 from t5x_lite.errors import IO_ERROR, UserError, optional_import, user_errors
 
 # The beginning of a number, which a unit may follow; or a dash or nothing, in place of a number
-_NUMBER = re.compile(r"[+−-]?\.?\d|–$|$")
+_NUMBER = re.compile(r"[+-]?\.?\d|–$|$")
 _TEMPLATE = Path(__file__).with_name("page.html.jinja")
 _UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
 NO_CHARTS = "Install the extra .[report] to see charts here."

@@ -286,6 +286,7 @@ def test_what_a_cell_starts_from_is_part_of_its_budget(text_file, tmp_path):
     assert (fresh.resolved.steps, going_on.resolved.steps) == (12, 8)
     assert fresh.inherited == {}
     inherited = going_on.inherited
+    assert inherited.keys() == spent(fresh.cost, fresh.seconds).keys()
     assert (inherited["steps"], inherited["raw_tokens"]) == (4, 4 * 8 * 40)
     assert inherited["flops"] == pytest.approx(4 * fresh.cost.flops)
     assert inherited["model_tokens"] == pytest.approx(4 * fresh.cost.model_tokens)

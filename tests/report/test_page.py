@@ -148,9 +148,9 @@ def test_without_javascript_the_pictures_are_there():
 
 
 def test_what_is_marked_is_marked_among_numbers_and_among_words():
-    rows = [["lm", Bold("−0.637 (−0.79 to −0.36)"), Bold("different")], ["gpt", "+0.005", "open"]]
+    rows = [["lm", Bold("-0.637 (-0.79 to -0.36)"), Bold("different")], ["gpt", "+0.005", "open"]]
     table = Table(["effect", "exact match", "verdict"], rows)
     assert table.is_of_words == [True, False, True]
     written = page.html(Page("A title", "", [Section("Effects", [table])]))
-    for text in ("−0.637 (−0.79 to −0.36)", "different"):
+    for text in ("-0.637 (-0.79 to -0.36)", "different"):
         assert f'<strong class="best">{text}</strong>' in written

@@ -54,7 +54,7 @@ class _DataSet(Scheme):
     """A data set with named splits, `NAME?split=…&option=…`."""
 
     def with_split(self, address: str, split: str) -> str:
-        """See Scheme."""
+        """Return the address of a split, as an option."""
         return f"{address}{'&' if '?' in address else '?'}split={split}"
 
     @abstractmethod
@@ -78,12 +78,12 @@ class TensorFlowDataSet(_DataSet):
     """A data set of TensorFlow Datasets, tfds:NAME?split=…&data_dir=…"""
 
     def directory(self, address: str) -> Path:
-        """See _DataSet."""
+        """Return the directory of the data set, if its address names one."""
         name, options = _parse_query(address)
         return Path(options.get("data_dir", os.devnull)) / name.replace(":", "/")
 
     def records(self, address: str, split: str, where: str) -> Iterator[Record]:
-        """See Scheme. Only tfrecord files need TensorFlow, array_record files do not."""
+        """Yield the records of a split. Only tfrecord files need TensorFlow, not array_record."""
         name, options = _parse_query(address)
         named = options.pop("split", "train")
         # TensorFlow is missing on purpose. Hide the message that this import prints about it.
@@ -103,11 +103,11 @@ class HuggingFaceDataSet(_DataSet):
     """hf:NAME_OR_PATH?name=…&split=…, loaded by name or from disk, with or without splits."""
 
     def directory(self, address: str) -> Path:
-        """See _DataSet."""
+        """Return the directory of the data set, if its address names one."""
         return Path(_parse_query(address)[0])
 
     def records(self, address: str, split: str, where: str) -> Iterator[Record]:
-        """See Scheme."""
+        """Yield the records of a split."""
         name, options = _parse_query(address)
         datasets = optional_import("datasets", "hf", where)
         with user_errors(NO_FILE, f"{where}: cannot be read"):
@@ -129,7 +129,7 @@ class Function(Scheme):
     """
 
     def documents(self, address: str, field: str, where: str) -> Iterator[Document]:
-        """See Scheme."""
+        """Yield the texts that the function returns."""
         function = import_code(address, where)
         with user_errors(BAD_DATA, f"{where}: failed"):
             texts = function()
@@ -141,7 +141,7 @@ class Function(Scheme):
                 yield text
 
     def records(self, address: str, split: str, where: str) -> Iterator[Record]:
-        """See Scheme."""
+        """Yield the records of a split."""
         function = import_code(address, where)
         with user_errors(BAD_DATA, f"{where}: failed"):
             for record in function(split):
@@ -164,24 +164,17 @@ class Worlds(Scheme):
     """
 
     def documents(self, address: str, field: str, where: str) -> Iterator[Document]:
-        """See Scheme."""
-        name, seed = self._read(address, where)
-        if name not in worlds.LANGUAGES:
-            hint = nearest(name, worlds.LANGUAGES)
-            raise UserError(NO_FILE, f"{where}: no such language: {name!r}; {hint}")
-        yield from worlds.documents(name, seed)
+        """Yield the documents of a language."""
+        language, seed = self._read(address, where)
+        _check_named(language, worlds.LANGUAGES, "language", where)
+        yield from worlds.documents(language, seed)
 
     def records(self, address: str, split: str, where: str) -> Iterator[Record]:
-        """See Scheme."""
-        name, seed = self._read(address, where)
-        if name not in worlds.QUESTIONS:
-            hint = nearest(name, worlds.QUESTIONS)
-            raise UserError(NO_FILE, f"{where}: no such questions: {name!r}; {hint}")
-        if split not in worlds.SPLITS:
-            raise UserError(
-                NO_FILE, f"{where}: no split {split!r}; {nearest(split, worlds.SPLITS)}"
-            )
-        for example in worlds.QUESTIONS[name](worlds.make_world(seed), split):
+        """Yield the questions of a split with their answers."""
+        questions, seed = self._read(address, where)
+        _check_named(questions, worlds.QUESTIONS, "questions", where)
+        _check_named(split, worlds.SPLITS, "split", where)
+        for example in worlds.QUESTIONS[questions](worlds.make_world(seed), split):
             yield example._asdict()
 
     def fingerprint(self, address: str, where: str) -> str:
@@ -190,14 +183,13 @@ class Worlds(Scheme):
 
     def _read(self, address: str, where: str) -> tuple[str, int]:
         """Split an address into what it names and the seed."""
-        names, options = _parse_query(address)
+        name, options = _parse_query(address)
         _check_options(options, ("seed",), where)
         seed = options.get("seed", "0")
         if not seed.isdecimal():
-            raise UserError(
-                BAD_DATA, f"{where}: got seed={seed!r}, expected a whole number from 0 on"
-            )
-        return names, int(seed)
+            reason = f"got seed={seed!r}, expected a whole number from 0 on"
+            raise UserError(BAD_DATA, f"{where}: {reason}")
+        return name, int(seed)
 
 
 def _hash_of_file(path: Path) -> str:
@@ -221,6 +213,11 @@ def _parse_query(address: str) -> tuple[str, dict[str, str]]:
     name, _, query = address.partition("?")
     escaped = query.replace("+", "%2B")  # a plus would be read as a space
     return name, dict(parse_qsl(escaped, keep_blank_values=True))
+
+
+def _check_named(name: str, known: Collection[str], kind: str, where: str) -> None:
+    if name not in known:
+        raise UserError(NO_FILE, f"{where}: no such {kind}: {name!r}; {nearest(name, known)}")
 
 
 def _check_options(options: dict[str, str], known: Collection[str], where: str) -> None:

@@ -1,10 +1,9 @@
 """Worlds: small generated languages, each of which isolates one thing that objectives differ in.
 
-facts       "the capital of LAND is TOWN", in three forms, each with the land before its town. Most
-            facts are also asked and answered, in both directions: which town, and which land? A
-            language model does not learn to answer the second question about the others (the
-            reversal curse: Berglund et al., 2023; Allen-Zhu and Li, 2023, "Physics of language
-            models 3.2").
+facts       "the capital of LAND is TOWN", in three forms, each with the land before its town. Some
+            are also asked and answered, in both directions: which town, and which land? A language
+            model does not learn to answer the second question about the others (the reversal curse:
+            Berglund et al., 2023; Allen-Zhu and Li, 2023, "Physics of language models 3.2").
 agreement   a verb that agrees with a noun across another noun, as in BLiMP's distractor agreement
             (Warstadt et al., 2020). A noun has no ending: only the sentences tell its number.
 copying     a list of words, and the same list again, as induction heads do (Olsson et al., 2022).
@@ -42,7 +41,6 @@ _WHICH_LAND = "which land has the capital {town} ?"
 _PREPOSITIONS = ("near", "behind", "above", "under")
 _ADJECTIVES = ("old", "new", "red", "big")
 _VERBS = ("is", "are")  # of a noun in the singular, and in the plural
-
 
 Thing = TypeVar("Thing")
 
@@ -107,7 +105,9 @@ def make_world(seed: int = 0) -> World:
 
 
 def _draw(rng: random.Random, options: Sequence[Thing]) -> Thing:
-    # Only random() is promised to give the same numbers in later versions of Python.
+    """Return one of the options. Of all methods of Python's generator, only random() is promised to
+    give the same numbers in later versions.
+    """
     return options[int(rng.random() * len(options))]
 
 

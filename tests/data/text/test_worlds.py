@@ -121,7 +121,7 @@ def test_what_is_not_there_is_named(source, message):
 def test_a_question_or_split_that_is_not_there_is_named():
     for spec, message in (
         ("which_land(world:which_lands)", "no such questions: 'which_lands'"),
-        ("which_land(world:which_land, test=dev)", "no split 'dev'"),
+        ("which_land(world:which_land, test=dev)", "no such split: 'dev'"),
     ):
         with pytest.raises(UserError) as raised:
             load_split(load_task(spec), "test")
