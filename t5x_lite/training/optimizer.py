@@ -68,14 +68,24 @@ def _adafactor(config: Optimizer, schedule: Schedule, axes: Any) -> UpdateRule:
 
 
 def _over_layers(rule: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Map the rule of one layer over the leading axis of scanned layers."""
+    """Map the rule of one layer over the leading axis of scanned layers. Each array has a state of
+    its own, because encoder and decoder may differ in their number of layers.
+    """
+
+    def init(params: optax.Params) -> optax.OptState:
+        return jax.tree.map(jax.vmap(rule.init), params)
 
     def update(
         updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None
     ) -> tuple[optax.Updates, optax.OptState]:
-        return jax.vmap(rule.update)(updates, state, params)
+        leaves, tree = jax.tree.flatten(updates)
+        states, of_leaves = tree.flatten_up_to(state), tree.flatten_up_to(params)
+        updated = [
+            jax.vmap(rule.update)(*each) for each in zip(leaves, states, of_leaves, strict=True)
+        ]
+        return tree.unflatten(one for one, _ in updated), tree.unflatten(one for _, one in updated)
 
-    return optax.GradientTransformation(jax.vmap(rule.init), update)
+    return optax.GradientTransformation(init, update)
 
 
 def _muon(config: Optimizer, schedule: Schedule, axes: Any) -> UpdateRule:

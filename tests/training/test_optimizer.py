@@ -72,19 +72,35 @@ def parameters():
 
 
 def test_adafactor_of_scanned_layers_is_that_of_each_layer():
+    """Of two stacks, one deeper than the other."""
     params, axes = parameters()
+    params["encoder"] = jax.tree.map(lambda x: x[:2] + 1.0, params["decoder"])
+    axes["encoder"] = axes["decoder"]
     grads = jax.tree.map(jnp.cos, params)
     config = Optimizer(name="adafactor", grad_clip_norm=0.0)
     rule = make_optimizer(config, lambda step: 0.1, axes)
     updates, _ = rule.update(grads, rule.init(params), params)
     alone = optax.adafactor(lambda step: 0.1)
-    for i in range(3):
-        layer, gradient, found = (
-            jax.tree.map(lambda x, i=i: x[i], tree["decoder"]["layers"])
-            for tree in (params, grads, updates)
-        )
-        expected, _ = alone.update(gradient, alone.init(layer), layer)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, expected)
+    for stack, number in (("encoder", 2), ("decoder", 3)):
+        for i in range(number):
+            layer, gradient, found = (
+                jax.tree.map(lambda x, i=i: x[i], tree[stack]["layers"])
+                for tree in (params, grads, updates)
+            )
+            expected, _ = alone.update(gradient, alone.init(layer), layer)
+            jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, expected)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_trains_stacks_of_different_depth(name, make):
+    sizes = {"model.num_layers": 2, "model.num_decoder_layers": 1}
+    model = make("span_corruption", "encoder_decoder", **sizes)[0].model
+    shapes = parameter_shapes(model)
+    rule = make_optimizer(Optimizer(name=name), lambda step: 0.1, parameter_axes(model))
+    state = jax.eval_shape(rule.init, shapes)
+    updates, after = jax.eval_shape(rule.update, shapes, state, shapes)
+    assert jax.tree.map(lambda x: x.shape, updates) == jax.tree.map(lambda x: x.shape, shapes)
+    assert jax.tree.structure(after) == jax.tree.structure(state)
 
 
 def test_adamw_by_its_formula_clipped_and_decaying_kernels_alone():
