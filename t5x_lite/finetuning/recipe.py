@@ -104,8 +104,8 @@ def config_of(
 def with_schedule(config: RunConfig, data: TaskData, is_set: set[str]) -> RunConfig:
     """Fill in the settings that depend on the number of examples.
 
-    These are the rows of a batch, the steps, the warm-up, and the steps between evaluations and
-    between checkpoints: one of each per epoch.
+    These are the rows of a batch, the steps, the warm-up, and the steps between evaluations, one
+    per epoch. A checkpoint is saved at each evaluation.
 
     Args:
         is_set: keys that the user has set, whose values are kept. The steps never go beyond the
@@ -126,10 +126,10 @@ def with_schedule(config: RunConfig, data: TaskData, is_set: set[str]) -> RunCon
         batch_size = -(-batch_size // multiple) * multiple
     epochs = max(config.data.epochs, 1)
     steps = min(config.training.steps, max(stream.rows(epochs) // batch_size, 1))
-    every = max(math.ceil(steps / epochs), 1)
     training: dict[str, Any] = {"steps": steps}
+    every = config.training.eval_every
     if "training.eval_every" not in is_set:
-        training["eval_every"] = every
+        every = training["eval_every"] = max(math.ceil(steps / epochs), 1)
     if "training.checkpoint_every" not in is_set:
         training["checkpoint_every"] = every
     optimizer: dict[str, Any] = {}
