@@ -31,6 +31,8 @@ def add_options(command: argparse.ArgumentParser) -> None:
     add("--max-seeds", type=number_type(1), help=help)
     help = "one cell for each value of a setting, KEY=VALUE,VALUE; may be repeated"
     add("--grid", action="append", default=[], metavar="KEY=VALUES", help=help)
+    help = "let each cell choose among the values of a setting, KEY=VALUE,VALUE; may be repeated"
+    add("--tune", action="append", default=[], metavar="KEY=VALUES", help=help)
     help = "train only these, NAME,NAME; the same command without it writes the report"
     add("--cells", default="", metavar="NAMES", help=help)
     help = "number of runs to train at once, each on its share of a CPU's cores"
@@ -46,12 +48,13 @@ def run(args: argparse.Namespace) -> None:
 
     workdir = read_workdir(args)
     config = comparison_of(args)
-    from t5x_lite.comparison import cells, report, run
+    from t5x_lite.comparison import cells, report, run, tune
 
     only = parse_list(args.cells, "--cells") if args.cells else ()
     if args.dry_run:
         planned, *_ = cells.plan_comparison(config, workdir, only, measured=True)
-        return say(cells.plan_in_words(config, planned))
+        tries = tune.plan_tries(config, planned, workdir)
+        return say(cells.plan_in_words(config, planned, len(tries)))
     results = run.compare(config, workdir, only, args.jobs)
     storage.push_all()
     if results:
@@ -65,4 +68,4 @@ def comparison_of(args: argparse.Namespace) -> CompareConfig:
 
     given = {"seeds": args.seeds, "max_seeds": args.max_seeds}
     seeds = [f"{name}={value}" for name, value in given.items() if value is not None]
-    return load_comparison(config_name(args), [*args.overrides, *seeds], args.grid)
+    return load_comparison(config_name(args), [*args.overrides, *seeds], args.grid, args.tune)

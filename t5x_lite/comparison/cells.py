@@ -341,10 +341,13 @@ def order_of_text(cell: Cell) -> dict[str, Any]:
     }
 
 
-def plan_in_words(config: CompareConfig, cells: Sequence[Cell], at_least: bool = False) -> str:
+def plan_in_words(
+    config: CompareConfig, cells: Sequence[Cell], tries: int = 0, at_least: bool = False
+) -> str:
     """Return the parity sheet as text, with the time and disk space that all runs need.
 
     Args:
+        tries: runs in which the cells are tuned.
         at_least: True if the times are lower bounds, which count only the matrix products.
     """
     time = "time, at least" if at_least else "time"
@@ -377,6 +380,13 @@ def plan_in_words(config: CompareConfig, cells: Sequence[Cell], at_least: bool =
         f"{matched}; {len(cells)} cells × {seeds_in_words}: {duration} of training, "
         f"{disk / 1e6:,.0f} MB of checkpoints"
     )
+    if tries:
+        of_each = tries / len(cells) * config.tune_budget
+        tuning = of_each * sum(cell.total["seconds"] for cell in cells)
+        duration = f"at least {_duration(tuning)}" if at_least else _duration(tuning)
+        lines.append(
+            f"tuned before: {tries} tries of {config.tune_budget:g} of the budget each: {duration}"
+        )
     return "\n".join(lines)
 
 
@@ -399,6 +409,7 @@ def questions_of(config: CompareConfig, cells: Sequence[Cell]) -> Questions:
         objectives=tuple(objectives) if config.other_objectives else (),
         tasks=config.tasks,
         settings=config.finetune,
+        grid=config.tune_finetune,
         from_scratch=config.from_scratch,
         fingerprints={task.name: fingerprints(task) for task in map(load_task, config.tasks)},
     )

@@ -50,6 +50,7 @@ class Questions:
             them.
         tasks: tasks to evaluate on, written as for `finetune --task`.
         settings: settings for fine-tuning, such as "data.epochs=2".
+        grid: settings with several values, from which fine-tuning chooses.
         from_scratch: True to also learn the tasks from fresh parameters.
         fingerprints: task → split → hash of its examples.
     """
@@ -58,6 +59,7 @@ class Questions:
     objectives: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()
+    grid: tuple[str, ...] = ()
     from_scratch: bool = False
     fingerprints: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
@@ -122,23 +124,23 @@ def measure(workdir: Path, questions: Questions) -> Answers:
         if from_scratch and not (questions.from_scratch and is_learned(task)):
             continue
         directory = workdir / "tasks" / f"{task.name}{'-from-scratch' * from_scratch}"
-        reached[from_scratch][task.name] = _kept(
+        reached[from_scratch][task.name] = kept_answer(
             directory.with_name(f"{directory.name}.json"),
             {
                 "step": step,
                 "task": dataclasses.asdict(task),
-                "settings": questions.settings,
+                "settings": [*questions.settings, *questions.grid],
                 "examples": questions.fingerprints[task.name],
             },
-            partial(_on_task, task, workdir, directory, questions.settings, from_scratch),
+            partial(_on_task, task, workdir, directory, questions, from_scratch),
         )
     return Answers(
-        span_bits=_kept(
+        span_bits=kept_answer(
             workdir / "span_bits.json",
             {"step": step, "spans": digest},
             lambda: _span_bits(workdir, questions.spans),
         ),
-        losses=_kept(
+        losses=kept_answer(
             workdir / "other_objectives.json",
             {"step": step, "objectives": others},
             lambda: _losses(workdir, others),
@@ -148,7 +150,7 @@ def measure(workdir: Path, questions: Questions) -> Answers:
     )
 
 
-def _kept(path: Path, key: dict[str, Any], compute: Callable[[], Any]) -> Any:
+def kept_answer(path: Path, key: dict[str, Any], compute: Callable[[], Any]) -> Any:
     """Return the result that the file holds for this key, or compute it and write it there."""
     key = json.loads(json.dumps(key))
     if path.is_file():
@@ -159,7 +161,7 @@ def _kept(path: Path, key: dict[str, Any], compute: Callable[[], Any]) -> Any:
         storage.remove_tree(path.with_suffix(""))
     answer = compute()
     with user_errors(IO_ERROR, f"{path}: cannot be written"):
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         run_directory.write_atomically(path, json.dumps({"of": key, "answer": answer}))
     return answer
 
@@ -273,7 +275,7 @@ def _on_task(
     task: Task,
     workdir: Path,
     directory: Path,
-    settings: Sequence[str],
+    questions: Questions,
     from_scratch: bool,
 ) -> TaskAnswer:
     """Return a run's answer to a task, fine-tuned in `directory` if the task has to be learned."""
@@ -293,7 +295,14 @@ def _on_task(
             units=units._asdict(),
         )
     say(f"{workdir.name}: {directory.name}")
-    results = finetuning.finetune(workdir, task, directory, settings, from_scratch=from_scratch)
+    results = finetuning.finetune(
+        workdir,
+        task,
+        directory,
+        questions.settings,
+        grid=questions.grid,
+        from_scratch=from_scratch,
+    )
     task_report.write(results, directory)
     scored = results["scored"]
     return TaskAnswer(

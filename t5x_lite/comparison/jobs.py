@@ -18,7 +18,7 @@ from t5x_lite.workers import end_with_parent
 
 _SECONDS_BETWEEN_LOOKS = 0.5  # how often the output of the jobs is read
 
-Job = tuple[Callable[..., None], tuple]  # a module-level function, and its arguments
+Job = tuple[Callable[..., object], tuple]  # a module-level function, and its arguments
 
 
 def run_jobs(jobs: Mapping[str, Job], at_once: int, logs: Path) -> dict[str, UserError]:

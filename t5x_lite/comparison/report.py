@@ -63,6 +63,7 @@ def report(results: Results) -> Page:
             "How certain this is",
             [*_interval_charts(results), *_difference_charts(results), *_differences(results)],
         ),
+        Section("How each model was tuned", _tuning(results)),
         Section("Each model under each objective", _other_objectives(results)),
         Section("Learning curves", _learning_curves(results)),
         Section("What each run cost", [parity_sheet(results), *_parity_notes(results)]),
@@ -492,6 +493,39 @@ def _verdict(difference: Mapping[str, Any], rule: Mapping[str, Any]) -> str:
     return f"equivalent within {rule['effect']:g}" if is_small else "not resolved"
 
 
+def _tuning(results: Results) -> list[Part]:
+    """Return the table of what each cell tried and chose, and what that cost."""
+    tuning, cells = results.get("tuning", {}), results["cells"]
+    if not tuning:
+        return []
+    labels = list(dict.fromkeys(label for of in tuning.values() for label in of["losses"]))
+    rows: list[list[str | Bold]] = []
+    for cell, of in tuning.items():
+        row: list[str | Bold] = [cell]
+        for label in labels:
+            loss = of["losses"].get(label)
+            text = "diverged" if loss is None else f"{loss:.3f}"
+            row.append(Bold(text) if label == of["chosen"] else text)
+        rows.append(row)
+    caption = "Loss in nats on text held out from training; bold: chosen"
+    spent = sum(of["share"] * cells[cell]["flops"] for cell, of in tuning.items())
+    judged = sum(cells[cell]["flops"] * len(cells[cell]["runs"]) for cell in tuning)
+    note = (
+        "Each model was trained once with every value, with a seed that is not reported, and "
+        "judged on the end of the training text, which it did not read. Losses of one row can be "
+        f"compared. This took {short(spent)} FLOPs beside the {short(judged)} of the runs that are "
+        "reported."
+    )
+    notes: list[Part] = [note]
+    for cell, of in tuning.items():
+        if of["at_end"]:
+            keys = _listed(of["at_end"])
+            notes.append(
+                f"{cell} chose an end of the values for {keys}: others beyond may be better."
+            )
+    return [Table(["model", *labels], rows, caption), *notes]
+
+
 def _other_objectives(results: Results) -> list[Part]:
     """Return the table of each model's validation loss under each objective it can express."""
     others, cells = results["other_objectives"], results["cells"]
@@ -617,6 +651,11 @@ def _parity_notes(results: Results) -> list[Part]:
             )
     elif len(results["cells"]) > 1:
         notes.append("With the same seed, all cells read the same text in the same order.")
+    if len(results["cells"]) > 1 and not results.get("tuning"):
+        notes.append(
+            "No setting was tuned for each cell here: with another learning rate, for example, a "
+            "cell may do better."
+        )
     return notes
 
 

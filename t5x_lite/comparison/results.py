@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from statistics import mean
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,7 @@ def results_of(
     failed: dict[str, UserError],
     questions: Questions,
     looks: int = 1,
+    tuning: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Return everything that the report shows, evaluating the runs where needed.
 
@@ -66,6 +68,7 @@ def results_of(
         failed: the errors of the others, by run.
         questions: extra evaluations of every run.
         looks: how often the results may be looked at, with more seeds each time.
+        tuning: how the cells were tuned, as tune.tuned_cells has it.
     """
     corpus, spans = cells[0].corpus, questions.spans
     sample = Sample(num_bytes(spans), np.array([span.passage for span in spans], int))
@@ -96,6 +99,7 @@ def results_of(
         "effects": {} if config.budgets else effects_of(scored_cells(values, samples), asked, rule),
         "failed": {name: str(error) for name, error in failed.items()},
         "recipes": recipes,
+        "tuning": dict(tuning),
         "texts": differing({cell.name: order_of_text(cell) for cell in cells}),
         "other_objectives": {
             cell.name: _mean_losses([answers[run.name] for run in runs if run.cell is cell])

@@ -24,10 +24,12 @@ from t5x_lite.comparison.cells import (
     plan_comparison,
     plan_in_words,
     questions_of,
+    seeded_runs,
 )
 from t5x_lite.comparison.evaluations import Questions, measure
 from t5x_lite.comparison.jobs import run_jobs
 from t5x_lite.comparison.results import results_of
+from t5x_lite.comparison.tune import plan_tries, run_tries, tuned_cells
 from t5x_lite.config import CompareConfig, RunConfig
 from t5x_lite.data.rows.row_plan import RowPlan
 from t5x_lite.data.store.prepare import prepare
@@ -79,6 +81,9 @@ def compare(
     if is_shared and (jobs > 1 or config.match == "seconds"):
         option = "--jobs" if jobs > 1 else "match=seconds"
         raise UserError(USAGE, f"{option}: is for one process, here are {jax.process_count()}")
+    if config.tune and is_shared:
+        reason = f"cells are tuned by one process, here are {jax.process_count()}"
+        raise UserError(USAGE, f"tune: {reason}; tune first, and set the values that were found")
     if config.max_seeds and (only or is_shared):
         option = "--cells" if only else f"{jax.process_count()} processes"
         reason = "seeds are added by one process that trains all cells"
@@ -127,7 +132,15 @@ def _train_and_report(
     """Train every cell with every seed, and write and return the report; see compare."""
     is_shared = jax.process_count() > 1
     cells, runs, questions = plan_comparison(config, workdir, only)
-    say(plan_in_words(config, cells, at_least=config.match != "seconds"))
+    tries = plan_tries(config, cells, workdir)
+    say(plan_in_words(config, cells, len(tries), at_least=config.match != "seconds"))
+
+    # Tune the cells that are trained here, and plan their runs again with the values found.
+    trained = {run.cell.name for run in runs if not only or {run.name, run.cell.name} & set(only)}
+    tries = [one for one in tries if one.cell in trained]
+    run_tries(tries, jobs, workdir / "logs")
+    cells, tuning = tuned_cells(cells, tries)
+    runs = seeded_runs(config, cells, workdir)
 
     chosen = [run for run in runs if not only or {run.name, run.cell.name} & set(only)]
     if jobs > 1:
@@ -150,7 +163,7 @@ def _train_and_report(
     elif is_shared:
         say("no report yet: run the same command as one process to write it")
     elif finished:
-        results = results_of(config, cells, finished, failed, questions, looks)
+        results = results_of(config, cells, finished, failed, questions, looks, tuning)
         report.write(results, workdir)
     if failed:
         name, error = next(iter(failed.items()))

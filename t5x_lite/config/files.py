@@ -174,7 +174,7 @@ def changes_of(name: str) -> Settings:
     return changes
 
 
-def parse_grid(axes: Sequence[str]) -> dict[str, list[str]]:
+def parse_grid(axes: Sequence[str], option: str = "--grid") -> dict[str, list[str]]:
     """The values of each setting of --grid=KEY=VALUE,VALUE,…; commas in brackets part nothing.
 
     >>> parse_grid(["objective=causal_lm,prefix_lm(split=0.5, mode='S')", "seed=1,2"])
@@ -184,12 +184,12 @@ def parse_grid(axes: Sequence[str]) -> dict[str, list[str]]:
     for text in axes:
         key, equals, values = text.partition("=")
         if key in grid:
-            raise UserError(USAGE, f"--grid={text}: {key} is given twice; give it once")
-        grid[key] = parse_list(values, f"--grid={key}")
+            raise UserError(USAGE, f"{option}={text}: {key} is given twice; give it once")
+        grid[key] = parse_list(values, f"{option}={key}")
         if not equals or not key or not all(grid[key]):
-            raise UserError(USAGE, f"--grid={text}: expected KEY=VALUE,VALUE,…")
+            raise UserError(USAGE, f"{option}={text}: expected KEY=VALUE,VALUE,…")
         if len(set(grid[key])) < len(grid[key]):
-            raise UserError(USAGE, f"--grid={text}: a value is given twice; give it once")
+            raise UserError(USAGE, f"{option}={text}: a value is given twice; give it once")
     return grid
 
 
@@ -426,7 +426,10 @@ def load(name: str, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def load_comparison(
-    name: str, overrides: Sequence[str] = (), axes: Sequence[str] = ()
+    name: str,
+    overrides: Sequence[str] = (),
+    axes: Sequence[str] = (),
+    tune: Sequence[str] = (),
 ) -> CompareConfig:
     """The checked comparison of a file, or of the config of a run and a grid.
 
@@ -434,6 +437,7 @@ def load_comparison(
         overrides: of the comparison ("budget=1e6"), of a cell ("cells.gpt.seed=1"), or of the base
             ("data.source=text/*.txt").
         axes: as parse_grid has them; each cell of the file is split into those of the grid.
+        tune: as parse_grid has them; each cell chooses among these values.
     """
     settings = read_settings(name)
     if "cells" not in settings:
@@ -461,6 +465,9 @@ def load_comparison(
         if list(cells) == [""]:
             fix = "add --grid=KEY=VALUE,VALUE,…, or use the command train"
             raise UserError(BAD_CONFIG, f"--config={name} is one run, not a comparison; {fix}")
+    if tune:
+        chosen_among = {key: tuple(values) for key, values in parse_grid(tune, "--tune").items()}
+        settings["tune"] = merge(settings.get("tune", {}), nested(chosen_among))
     return with_absolute_paths(build_comparison(settings))
 
 
@@ -508,7 +515,7 @@ def with_absolute_paths(config: Any) -> Any:
         value = getattr(config, name)
         if dataclasses.is_dataclass(value):
             changed[name] = with_absolute_paths(value)
-        elif isinstance(value, dict):  # the cells of a comparison
+        elif name == "cells":  # of a comparison
             changed[name] = {cell: with_absolute_paths(inner) for cell, inner in value.items()}
         for role, make_absolute in _ABSOLUTE.items():
             if role in get_args(kind):
@@ -566,6 +573,20 @@ def flatten(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
         else:
             flat[f"{path}{name}"] = value
     return flat
+
+
+def nested(flat: Mapping[str, Any]) -> Settings:
+    """Nested dicts from one that is keyed by dotted names: the inverse of flatten.
+
+    >>> nested({"a.b": 1, "c": 2})
+    {'a': {'b': 1}, 'c': 2}
+    """
+    settings: Settings = {}
+    for key, value in flat.items():
+        for section in reversed(key.split(".")):
+            value = {section: value}
+        settings = merge(settings, value)
+    return settings
 
 
 # Run directories.

@@ -717,6 +717,10 @@ class RunConfig(Checked):
                 )
 
 
+# What a comparison's directory holds beside its cells
+_TAKEN = ("logs", "tuning")
+
+
 @dataclass(frozen=True)
 class CompareConfig(Checked):
     """Several runs under one budget, read by `compare`: each cell is trained with each seed.
@@ -754,6 +758,17 @@ class CompareConfig(Checked):
     equal_windows: bool = True
     evaluations: Positive = 4  # of each run, at equal distances
 
+    # Settings with the values that each cell tries before its seeds are trained, all combinations
+    # of them, as {"optimizer": {"learning_rate": (1e-3, 3e-3)}}. It keeps those with the lowest
+    # loss on the end of the training text, which a try does not read
+    tune: dict = dataclasses.field(default_factory=dict)
+    # What a try spends, as a share of what the cell spends
+    tune_budget: Annotated[float, Range(0.0, 1.0)] = 1.0
+    tune_seed: Seed = 2**31 - 1  # of the tries; never one that is reported
+    # The same for tasks: settings of the fine-tuning with several values each, as
+    # "optimizer.learning_rate=1e-4,3e-4", from which every run chooses by its validation examples
+    tune_finetune: tuple = ()
+
     # Held-out spans, of one word or several, whose bits per byte all models are asked for; 0: none
     span_count: NonNegative = 1024
     span_context: Annotated[int, Range(2, 4096)] = 48  # words around a span, on both sides together
@@ -779,10 +794,10 @@ class CompareConfig(Checked):
             known = ", ".join(map(str, self.cells))
             yield f"baseline: got {self.baseline!r}, expected one of the cells {known}"
         for name, cell in self.cells.items():
-            if not isinstance(name, str) or not _is_file_name(name) or name == "logs":
+            if not isinstance(name, str) or not _is_file_name(name) or name in _TAKEN:
                 yield (
                     f"cells: got the name {name!r}, expected that of a directory, of at most 200 "
-                    "bytes, and not logs"
+                    f"bytes, and not {' or '.join(_TAKEN)}"
                 )
             if not isinstance(cell, RunConfig):
                 yield f"cells.{name}: got {cell!r}, expected a RunConfig"
@@ -798,10 +813,23 @@ class CompareConfig(Checked):
                 yield f"budgets: got {budget!r}, expected numbers above 0"
         if len(set(self.budgets)) < len(self.budgets):
             yield f"budgets: got {self.budgets}, expected each once"
-        for key, example in (("tasks", "which_module"), ("finetune", "data.epochs=2")):
+        yield from self._of_tuning()
+        for key, example in (
+            ("tasks", "which_module"),
+            ("finetune", "data.epochs=2"),
+            ("tune_finetune", "data.epochs=2,4"),
+        ):
             for text in getattr(self, key):
                 if not isinstance(text, str):
                     yield f"{key}: got {text!r}, expected texts such as {example!r}"
+
+    def _of_tuning(self) -> Iterator[str]:
+        if not self.tune_budget:
+            yield "tune_budget: got 0, expected a share of the budget, at most 1"
+        reported = max(self.seeds, self.max_seeds)
+        seeds = {cell.seed for cell in self.cells.values() if isinstance(cell, RunConfig)}
+        if self.tune and any(seed <= self.tune_seed < seed + reported for seed in seeds):
+            yield f"tune_seed: got {self.tune_seed}, which is reported, too; name another"
 
 
 def _is_file_name(name: str) -> bool:

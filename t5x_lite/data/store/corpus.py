@@ -14,7 +14,7 @@ import json
 import os
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -57,6 +57,33 @@ class Corpus:
         """
         parts = [np.asarray(source.tokens[split]) for source in self.sources]
         return np.concatenate(parts) if len(parts) > 1 else parts[0]
+
+
+def hold_out(corpus: Corpus) -> Corpus:
+    """Return the corpus with other validation text: the last documents of each source's training
+    text, which is without them then. What is chosen by them can be judged on the corpus as it is.
+
+    They have as many tokens as the validation text of the source, or a tenth of its training text
+    if that is less.
+    """
+    sources = []
+    for source in corpus.sources:
+        train = source.tokens["train"]
+        length = min(len(source.tokens["validation"]), len(train) // 10)
+        held_out = np.asarray(train[len(train) - length :])
+        # Begin with a whole document, if one begins there.
+        begins = np.flatnonzero(held_out[:-1] == corpus.tokenizer.vocabulary.eos) + 1
+        if len(begins):
+            held_out = held_out[begins[0] :]
+        rest = len(train) - len(held_out)
+        kept = train.first(rest) if isinstance(train, RemoteTokens) else train[:rest]
+        sources.append(replace(source, tokens={"train": kept, "validation": held_out}))
+    manifest = {
+        **corpus.manifest,
+        "train": {"tokens": sum(len(source.tokens["train"]) for source in sources)},
+        "validation": {"held out of": corpus.manifest["train"]},
+    }
+    return replace(corpus, manifest=manifest, sources=tuple(sources))
 
 
 def cache_directory() -> Path:

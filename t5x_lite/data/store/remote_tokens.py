@@ -4,6 +4,7 @@ manifest. When the disk is nearly full, the shards that were read longest ago ar
     gs://bucket/store/0.train.bin ─ bytes of a shard ─► CACHE/shards/SHA256.bin ─► windows
 """
 
+import copy
 import hashlib
 import os
 import shutil
@@ -46,13 +47,20 @@ class RemoteTokens:
         self.dtype = dtype
         self._address, self._cache = address, cache
         self._ends = np.cumsum([shard["tokens"] for shard in shards], dtype=np.int64)
+        self._length = int(self._ends[-1]) if len(self._ends) else 0
         self._hashes = [shard["sha256"] for shard in shards]
         self._checked: set[int] = set()  # shards whose hashes this process has checked
         self._warned = False
         self._fetching = threading.Lock()
 
     def __len__(self) -> int:
-        return int(self._ends[-1]) if len(self._ends) else 0
+        return self._length
+
+    def first(self, length: int) -> "RemoteTokens":
+        """Return the first `length` of these ids, read in the same way."""
+        part = copy.copy(self)
+        part._length = length
+        return part
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return self[:].astype(dtype or self.dtype, copy=False)

@@ -59,6 +59,23 @@ def asked_for(monkeypatch):
     return counted
 
 
+def test_the_first_are_read_like_an_array_of_so_many(text, tmp_path, asked_for):
+    whole, ids = opened(text, tmp_path), text.ids
+    for length in range(len(ids) + 1):
+        tokens = whole.first(length)
+        assert len(tokens) == length
+        np.testing.assert_array_equal(tokens, ids[:length])
+        np.testing.assert_array_equal(tokens[3:-1], ids[:length][3:-1])
+        places = np.arange(2 * len(ids))
+        if length:
+            wrapped = ids[:length].take(places, mode="wrap")
+            np.testing.assert_array_equal(tokens.take(places, mode="wrap"), wrapped)
+        with pytest.raises(IndexError):
+            tokens.take(np.array([length]))
+    assert len(whole) == len(ids)
+    assert max(asked_for.values()) == 1  # what one has fetched, another need not
+
+
 @pytest.mark.parametrize("dtype", ["<u2", "<u4"])
 def test_they_are_read_like_an_array(request, tmp_path, monkeypatch, dtype):
     monkeypatch.setattr(remote_tokens, "_AT_A_TIME", 3)
