@@ -18,6 +18,7 @@ from t5x_lite.commands import (
     plan,
     prepare,
     report,
+    rerun,
     score,
     train,
 )
@@ -34,6 +35,7 @@ _MODULES = (
     embed,
     compare,
     report,
+    rerun,
     inspect,
     import_,
     export,

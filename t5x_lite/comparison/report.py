@@ -694,7 +694,29 @@ def _samples(results: Results) -> list[Part]:
 
 def _environment(results: Results) -> list[Part]:
     rows = [[key, str(value)] for key, value in results["environment"].items()]
-    return [Table(["", ""], rows)] if rows else []
+    hours = results.get("hours", {})
+    if hours:
+        shown = [f"{name} {_hours(amount)}" for name, amount in hours.items() if amount]
+        rows.append(["hours", ", ".join([f"{_hours(sum(hours.values()))} in all", *shown])])
+        if results["kilowatt_hours"]:
+            energy = f"{_hours(results['kilowatt_hours'])} kWh, of the devices at their rated power"
+            rows.append(["energy", energy])
+    parts: list[Part] = [Table(["", ""], rows)] if rows else []
+    if "config" in results:
+        parts.append(
+            "report.json has the whole config: t5x_lite rerun report.json --workdir=DIR makes this "
+            "again, equal to the last digit on the same machine, if text and versions are the same."
+        )
+    return parts
+
+
+def _hours(hours: float) -> str:
+    """Return hours as text: three digits.
+
+    >>> _hours(0.0034), _hours(1.234), _hours(123.4)
+    ('0.0034', '1.23', '123')
+    """
+    return f"{hours:.3g}"
 
 
 # Other formats.

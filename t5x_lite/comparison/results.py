@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from statistics import mean
 from types import MappingProxyType
 from typing import Any
 
+import jax
 import numpy as np
 
 from t5x_lite.comparison import report
@@ -35,6 +37,7 @@ from t5x_lite.comparison.statistics import (
 from t5x_lite.config import CompareConfig, to_dict
 from t5x_lite.config.files import flatten
 from t5x_lite.config.permission import user_code
+from t5x_lite.config.schema import TUNING
 from t5x_lite.data.store.corpus import Corpus
 from t5x_lite.data.tasks.baselines import counted_answers
 from t5x_lite.data.tasks.examples import load_split, with_labels_of
@@ -42,6 +45,7 @@ from t5x_lite.data.tasks.kinds.table import metrics_of
 from t5x_lite.data.tasks.load import code_of_task, load_task
 from t5x_lite.data.tasks.metrics import UnitScores, unit_scores
 from t5x_lite.errors import NO_FILE, UserError
+from t5x_lite.hardware import chip_of
 from t5x_lite.inference.fill import fill
 from t5x_lite.inference.generate import continue_texts
 from t5x_lite.report.environment import environment
@@ -125,10 +129,11 @@ def results_of(
     }
 
 
-def _sizes_of(corpus: Corpus) -> dict[str, dict[str, int]]:
-    """Return the documents, tokens and bytes of each split."""
+def _sizes_of(corpus: Corpus) -> dict[str, dict[str, Any]]:
+    """Return the documents, tokens, bytes and hash of each split."""
+    names = ("documents", "tokens", "bytes", "sha256")
     return {
-        split: {key: corpus.manifest[split][key] for key in ("documents", "tokens", "bytes")}
+        split: {key: corpus.manifest[split][key] for key in names}
         for split in ("train", "validation")
     }
 
@@ -321,6 +326,43 @@ def summarise(run: SeededRun) -> dict[str, Any]:
     if run.cell.resolved.rows.scores_whole_text:
         summary["bits_per_byte"] = bits_per_byte(last, run.cell.corpus)
     return summary
+
+
+def hours_spent(workdir: Path) -> dict[str, float]:
+    """Return the hours that the runs below a comparison's directory took, with compilation and
+    evaluation on the way: those that are reported, their tasks, and tuning.
+    """
+    hours = {"runs": 0.0, "tasks": 0.0, "tuning": 0.0}
+    for path in workdir.glob("**/metrics.jsonl"):
+        parts = path.relative_to(workdir).parts
+        if parts[0] == TUNING:
+            part = "tuning"
+        else:
+            part = "tasks" if "tasks" in parts else "runs"
+        hours[part] += _seconds_of(read_metrics(path)) / 3600
+    return hours
+
+
+def kilowatt_hours(hours: float) -> float | None:
+    """Return the energy of all devices in this time, at the power that hardware.CHIPS has for them;
+    None if that is not known.
+    """
+    devices = jax.devices()
+    chip = chip_of(devices[0].device_kind)
+    if chip is None or chip.watts is None:
+        return None
+    return hours * len(devices) * chip.watts / 1000
+
+
+def _seconds_of(records: Sequence[dict]) -> float:
+    """Return the seconds that a run took. Each record has those since the run was last started.
+
+    >>> _seconds_of([{"seconds": {"step": n, "compile": 1}} for n in (2, 4, 1, 3)])
+    9.0
+    """
+    totals = [sum(record.get("seconds", {}).values()) for record in records]
+    ends = [total for total, after in zip(totals, [*totals[1:], 0.0], strict=True) if after < total]
+    return float(sum(ends))
 
 
 def _curve(records: list[dict], name: str) -> list[list[float]]:

@@ -28,9 +28,10 @@ from t5x_lite.comparison.cells import (
 )
 from t5x_lite.comparison.evaluations import Questions, measure
 from t5x_lite.comparison.jobs import run_jobs
-from t5x_lite.comparison.results import results_of
+from t5x_lite.comparison.results import hours_spent, kilowatt_hours, results_of
 from t5x_lite.comparison.tune import plan_tries, run_tries, tuned_cells
-from t5x_lite.config import CompareConfig, RunConfig
+from t5x_lite.config import CompareConfig, RunConfig, to_dict
+from t5x_lite.config.schema import LOGS
 from t5x_lite.data.rows.row_plan import RowPlan
 from t5x_lite.data.store.prepare import prepare
 from t5x_lite.errors import (
@@ -138,7 +139,7 @@ def _train_and_report(
     # Tune the cells that are trained here, and plan their runs again with the values found.
     trained = {run.cell.name for run in runs if not only or {run.name, run.cell.name} & set(only)}
     tries = [one for one in tries if one.cell in trained]
-    run_tries(tries, jobs, workdir / "logs")
+    run_tries(tries, jobs, workdir / LOGS)
     cells, tuning = tuned_cells(cells, tries)
     runs = seeded_runs(config, cells, workdir)
 
@@ -150,7 +151,7 @@ def _train_and_report(
                 for run in chosen
             },
             jobs,
-            workdir / "logs",
+            workdir / LOGS,
         )
     else:
         failed = train_in_turn(chosen, None if is_shared else questions)
@@ -164,6 +165,11 @@ def _train_and_report(
         say("no report yet: run the same command as one process to write it")
     elif finished:
         results = results_of(config, cells, finished, failed, questions, looks, tuning)
+        # What rerun needs: the comparison as it was asked for, before seeds were added.
+        asked = config.max_seeds - looks + 1 if config.max_seeds else config.seeds
+        results["config"] = to_dict(dataclasses.replace(config, seeds=asked))
+        results["hours"] = hours_spent(workdir)
+        results["kilowatt_hours"] = kilowatt_hours(sum(results["hours"].values()))
         report.write(results, workdir)
     if failed:
         name, error = next(iter(failed.items()))

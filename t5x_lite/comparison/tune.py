@@ -19,6 +19,7 @@ from t5x_lite.comparison.evaluations import kept_answer
 from t5x_lite.comparison.jobs import run_jobs
 from t5x_lite.config import CompareConfig, RunConfig, to_dict
 from t5x_lite.config.files import build, flatten, merge, nested
+from t5x_lite.config.schema import TUNING
 from t5x_lite.data.store.corpus import hold_out
 from t5x_lite.data.store.prepare import prepare
 from t5x_lite.errors import BAD_CONFIG, NOT_FINITE, UserError, foreseen_errors
@@ -27,7 +28,6 @@ from t5x_lite.resolve import Resolved, resolve, text_data
 from t5x_lite.training.log import read_metrics
 from t5x_lite.training.loop import train
 
-DIRECTORY = "tuning"  # under the comparison's directory
 # Between the values of a try in its name, as in those of fine-tuning
 _SEPARATOR = ","
 
@@ -116,7 +116,7 @@ def _plan_try(config: CompareConfig, cell: Cell, values: dict[str, Any], workdir
     shorter = with_budget(tuned, steps_of_try(config, cell), evaluations=1)
     run = dataclasses.replace(shorter, seed=config.tune_seed)
     label, checked = label_of(values), flatten(to_dict(tuned))
-    directory = workdir / DIRECTORY / f"{cell.name}{_SEPARATOR}{label}".replace("/", "_")
+    directory = workdir / TUNING / f"{cell.name}{_SEPARATOR}{label}".replace("/", "_")
     return Try(cell.name, label, {key: checked[key] for key in values}, resolved, run, directory)
 
 
@@ -137,7 +137,7 @@ def run_tries(tries: Sequence[Try], jobs: int, logs: Path) -> None:
     )
     if failed:
         name, error = next(iter(failed.items()))
-        raise UserError(error.code, f"{DIRECTORY}/{name}: {error}")
+        raise UserError(error.code, f"{TUNING}/{name}: {error}")
 
 
 def tuned_cells(cells: Sequence[Cell], tries: Sequence[Try]) -> tuple[list[Cell], dict[str, Any]]:

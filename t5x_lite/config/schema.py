@@ -718,7 +718,7 @@ class RunConfig(Checked):
 
 
 # What a comparison's directory holds beside its cells
-_TAKEN = ("logs", "tuning")
+LOGS, TUNING = "logs", "tuning"
 
 
 @dataclass(frozen=True)
@@ -794,10 +794,10 @@ class CompareConfig(Checked):
             known = ", ".join(map(str, self.cells))
             yield f"baseline: got {self.baseline!r}, expected one of the cells {known}"
         for name, cell in self.cells.items():
-            if not isinstance(name, str) or not _is_file_name(name) or name in _TAKEN:
+            if not isinstance(name, str) or not _is_file_name(name) or name in (LOGS, TUNING):
                 yield (
                     f"cells: got the name {name!r}, expected that of a directory, of at most 200 "
-                    f"bytes, and not {' or '.join(_TAKEN)}"
+                    f"bytes, and not {LOGS} or {TUNING}"
                 )
             if not isinstance(cell, RunConfig):
                 yield f"cells.{name}: got {cell!r}, expected a RunConfig"

@@ -1,7 +1,9 @@
-"""The environment of a measurement: Python, libraries and devices."""
+"""The environment of a measurement: date, commit, Python, libraries and devices."""
 
 import os
 import platform
+import subprocess
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
@@ -14,12 +16,31 @@ def environment() -> dict[str, str]:
     """Return the versions and devices on which figures may depend, as text."""
     devices = jax.devices()
     return {
-        "t5x_lite": version("t5x_lite"),
+        "date": datetime.now(UTC).date().isoformat(),
+        "t5x_lite": f"{version('t5x_lite')}{_commit()}",
         "Python": platform.python_version(),
         "libraries": ", ".join(f"{library} {version(library)}" for library in _LIBRARIES),
         "devices": f"{len(devices)} × {devices[0].device_kind}",
         "CPU": f"{_cpu_name()}, {_cores()} cores",
     }
+
+
+def _commit() -> str:
+    """Return the commit of a checkout, and whether it has changes, as text; empty if unknown."""
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists():
+        return ""
+    found = []
+    for command in (["rev-parse", "--short=12", "HEAD"], ["status", "--porcelain", "t5x_lite"]):
+        try:
+            done = subprocess.run(["git", *command], cwd=root, capture_output=True, text=True)
+        except OSError:  # there is no git
+            return ""
+        if done.returncode:
+            return ""
+        found.append(done.stdout.strip())
+    commit, changes = found
+    return f", commit {commit}{' with changes' if changes else ''}"
 
 
 def _cores() -> int:

@@ -1,0 +1,110 @@
+"""Make a comparison again from its report.json, and compare the scores.
+
+A report has the whole config of its comparison. On the same machine, with the same versions and
+text, every score comes out equal to the last digit.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from t5x_lite.comparison import run
+from t5x_lite.config import CompareConfig
+from t5x_lite.config.files import build_comparison
+from t5x_lite.errors import BAD_CONFIG, USAGE, UserError, read_json
+
+Results = Mapping[str, Any]
+_NOT_OF_THE_MACHINE = ("date",)  # entries of the environment that always differ
+
+
+class Value(NamedTuple):
+    """A score of one run."""
+
+    cell: str
+    score: str
+    seed: int
+
+
+def read_report(path: Path) -> tuple[CompareConfig, Results]:
+    """Return the config of the comparison behind a report.json, and the results in it.
+
+    Raises:
+        UserError: if the file is no report of compare.
+    """
+    path = path / "report.json" if path.is_dir() else path
+    expected = "expected the report.json of a comparison"
+    results = read_json(path, expected)
+    settings = results.get("config")
+    if not isinstance(settings, dict) or not isinstance(results.get("cells"), dict):
+        raise UserError(BAD_CONFIG, f"{path}: has no config of a comparison; {expected}")
+    return build_comparison(settings), results
+
+
+def rerun(path: Path, workdir: Path, jobs: int = 1) -> tuple[Results, list[str]]:
+    """Train everything behind a report again, in `workdir`.
+
+    Returns:
+        The new results, and sentences that say how they compare with the report.
+    """
+    config, before = read_report(path)
+    if (workdir / "report.json").exists() and path.resolve() in (
+        workdir.resolve(),
+        (workdir / "report.json").resolve(),
+    ):
+        reason = "holds the report itself, and nothing would be trained again"
+        raise UserError(USAGE, f"--workdir={workdir}: {reason}; name another")
+    after = run.compare(config, workdir, jobs=jobs)
+    return after, compared(before, after)
+
+
+def values_of(results: Results) -> dict[Value, float]:
+    """Return every score of every run."""
+    return {
+        Value(cell, name, seed): value
+        for cell, of in results["cells"].items()
+        for name, score in of["scores"].items()
+        for seed, value in zip(score["seed_numbers"], score["seeds"], strict=True)
+    }
+
+
+def compared(before: Results, after: Results) -> list[str]:
+    """Return sentences that say whether the scores are the same, and if not, what else differs.
+
+    >>> report = {"cells": {"gpt": {"scores": {"loss": {"seed_numbers": [0], "seeds": [2.5]}}}}}
+    >>> compared(report, report)
+    ['Every score is equal to the last digit (1 in all).']
+    """
+    old, new = values_of(before), values_of(after)
+    missing = [value for value in old if value not in new]
+    changes = {
+        value: abs(new[value] - old[value])
+        for value in old
+        if value in new and new[value] != old[value]
+    }
+    if not changes and not missing:
+        return [f"Every score is equal to the last digit ({len(old)} in all)."]
+    sentences = []
+    if changes:
+        most = max(changes, key=changes.__getitem__)
+        sentences.append(
+            f"{len(changes)} of {len(old)} scores differ, at most by {changes[most]:.3g} "
+            f"({_where(most)}: {new[most]:.6g} for {old[most]:.6g})."
+        )
+    if missing:
+        sentences.append(f"{len(missing)} of {len(old)} are missing, such as {_where(missing[0])}.")
+    return [*sentences, *_what_else_differs(before, after)]
+
+
+def _where(value: Value) -> str:
+    return f"{value.cell}, {value.score}, seed {value.seed}"
+
+
+def _what_else_differs(before: Results, after: Results) -> Iterator[str]:
+    """Yield a sentence for each fact about text and machine that is not the same."""
+    for split, counts in before.get("corpus", {}).items():
+        if counts != after["corpus"][split]:
+            yield f"The {split} text is another."
+    for key, value in before.get("environment", {}).items():
+        now = after["environment"].get(key)
+        if now != value and key not in _NOT_OF_THE_MACHINE:
+            yield f"{key}: {now}, before {value}."
