@@ -370,7 +370,8 @@ def plan_in_words(
     lines = [columns(rows, "<" + ">" * (len(rows[0]) - 1))]
     seconds = config.seeds * sum(cell.total["seconds"] for cell in cells)
     # A run keeps one checkpoint: the previous one is deleted once the next is written.
-    disk = config.seeds * sum(cell.cost.state_bytes for cell in cells)
+    runs_of_each = config.seeds + tries / len(cells)
+    disk = runs_of_each * sum(cell.cost.state_bytes for cell in cells)
     matched = f"matched by {config.match.replace('_', ' ')}"
     duration = f"at least {_duration(seconds)}" if at_least else _duration(seconds)
     seeds_in_words = "1 seed" if config.seeds == 1 else f"{config.seeds} seeds"

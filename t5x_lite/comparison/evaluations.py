@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import jax
 
@@ -76,6 +76,7 @@ class TaskAnswer(TypedDict):
         on: the examples that it is measured on, in words.
         examples: their number.
         units: fields of data.tasks.metrics.UnitScores, whose mean it is.
+        chosen: the settings of fine-tuning that the run chose, if it had a choice.
     """
 
     metric: str
@@ -85,6 +86,7 @@ class TaskAnswer(TypedDict):
     on: str
     examples: int
     units: dict[str, Any]
+    chosen: NotRequired[dict[str, str]]
 
 
 @dataclass(frozen=True)
@@ -223,9 +225,14 @@ def check_tasks(questions: Questions, cells: dict[str, RunConfig]) -> None:
             if split == "validation" or is_learned(task):
                 load_split(task, split)
         errors = {}
+        combinations = finetuning.combinations_of(
+            questions.grid, questions.settings, "tune_finetune"
+        )
         for name, config in cells.items():
             try:
-                _plan(config, task, questions.settings)
+                for values in combinations:
+                    of_values = (f"{key}={value}" for key, value in values.items())
+                    _plan(config, task, [*questions.settings, *of_values])
             except UserError as error:
                 errors[name] = error
         if len(errors) == len(cells):
@@ -313,4 +320,5 @@ def _on_task(
         on=scored["on"],
         examples=scored["examples"],
         units=scored["units"],
+        chosen=results["chosen"],
     )

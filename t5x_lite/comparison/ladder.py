@@ -8,7 +8,7 @@ k · N^q · D, with k and q fitted to the FLOPs that were counted for the cells,
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,9 @@ _FURTHER = 10.0  # multiple of the largest budget to which the law is extrapolat
 Cells = Mapping[str, Mapping[str, Any]]
 
 
-def laws_of(cells: Cells, recipes: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def laws_of(
+    cells: Cells, recipes: Mapping[str, Mapping[str, Any]], tuned: Collection[str] = ()
+) -> dict[str, Any]:
     """Fit a scaling law to each objective for each score, and compare the objectives.
 
     Nothing is fitted to fewer than three sizes with three training lengths each.
@@ -43,13 +45,14 @@ def laws_of(cells: Cells, recipes: Mapping[str, Mapping[str, Any]]) -> dict[str,
         cells: cells as in report.json.
         recipes: setting → cell → value, for the settings that differ. Cells of one law differ only
             in size and budget.
+        tuned: settings that each cell has chosen for itself, in which cells of one law may differ.
 
     Returns:
         score → "objectives": objective → its points, law and best sizes; "multipliers": compute
         that an objective needs relative to the first one.
     """
     # Group the cells by objective, architecture and any other setting besides size and budget.
-    of_size = settings_with(RunConfig, SIZE)
+    of_size = settings_with(RunConfig, SIZE) | set(tuned)
     ladders: dict[str, list[Mapping[str, Any]]] = {}
     for name, cell in cells.items():
         label = f"{cell['objective']}, {cell['architecture']}"

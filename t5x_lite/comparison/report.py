@@ -494,10 +494,18 @@ def _verdict(difference: Mapping[str, Any], rule: Mapping[str, Any]) -> str:
 
 
 def _tuning(results: Results) -> list[Part]:
-    """Return the table of what each cell tried and chose, and what that cost."""
+    """Return the table of what each cell tried and chose, what that cost, and the settings that
+    runs chose for tasks.
+    """
     tuning, cells = results.get("tuning", {}), results["cells"]
+    of_tasks: list[Part] = [
+        f"For {task}, settings of fine-tuning chosen by validation examples: "
+        f"{'; '.join(f'{run} {label}' for run, label in of['chosen'].items())}."
+        for task, of in results["tasks"].items()
+        if of.get("chosen")
+    ]
     if not tuning:
-        return []
+        return of_tasks
     labels = list(dict.fromkeys(label for of in tuning.values() for label in of["losses"]))
     rows: list[list[str | Bold]] = []
     for cell, of in tuning.items():
@@ -511,10 +519,10 @@ def _tuning(results: Results) -> list[Part]:
     spent = sum(of["share"] * cells[cell]["flops"] for cell, of in tuning.items())
     judged = sum(cells[cell]["flops"] * len(cells[cell]["runs"]) for cell in tuning)
     note = (
-        "Each model was trained once with every value, with a seed that is not reported, and "
-        "judged on the end of the training text, which it did not read. Losses of one row can be "
-        f"compared. This took {short(spent)} FLOPs beside the {short(judged)} of the runs that are "
-        "reported."
+        f"Each model was trained once with every value, for {_tried_steps(results)}, with a seed "
+        "that is not reported, and judged on the end of the training text, which it did not read. "
+        f"Losses of one row can be compared. This took {short(spent)} FLOPs, beside the "
+        f"{short(judged)} of the runs that are reported."
     )
     notes: list[Part] = [note]
     for cell, of in tuning.items():
@@ -523,7 +531,18 @@ def _tuning(results: Results) -> list[Part]:
             notes.append(
                 f"{cell} chose an end of the values for {keys}: others beyond may be better."
             )
-    return [Table(["model", *labels], rows, caption), *notes]
+    return [Table(["model", *labels], rows, caption), *notes, *of_tasks]
+
+
+def _tried_steps(results: Results) -> str:
+    """Return how long a try was, in words."""
+    shares = {
+        round(of["steps"] / results["cells"][cell]["steps"], 2)
+        for cell, of in results["tuning"].items()
+    }
+    if shares == {1.0}:
+        return "as many steps as here"
+    return f"{' or '.join(f'{share:g}' for share in sorted(shares))} of the steps here"
 
 
 def _other_objectives(results: Results) -> list[Part]:
@@ -651,7 +670,7 @@ def _parity_notes(results: Results) -> list[Part]:
             )
     elif len(results["cells"]) > 1:
         notes.append("With the same seed, all cells read the same text in the same order.")
-    if len(results["cells"]) > 1 and not results.get("tuning"):
+    if len(results["cells"]) > 1 and not _tuning(results):
         notes.append(
             "No setting was tuned for each cell here: with another learning rate, for example, a "
             "cell may do better."

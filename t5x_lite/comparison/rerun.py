@@ -1,9 +1,12 @@
 """Make a comparison again from its report.json, and compare the scores.
 
 A report has the whole config of its comparison. On the same machine, with the same versions and
-text, every score comes out equal to the last digit.
+text, every score comes out equal to the last digit, unless the time of a step decides how many
+there are (match=seconds).
 """
 
+import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,10 +14,12 @@ from typing import Any, NamedTuple
 from t5x_lite.comparison import run
 from t5x_lite.config import CompareConfig
 from t5x_lite.config.files import build_comparison
-from t5x_lite.errors import BAD_CONFIG, USAGE, UserError, read_json
+from t5x_lite.config.permission import permitted_code
+from t5x_lite.errors import BAD_CONFIG, IO_ERROR, USAGE, UserError, read_json, user_errors
 
 Results = Mapping[str, Any]
 _NOT_OF_THE_MACHINE = ("date",)  # entries of the environment that always differ
+_MARK = "rerun.sha256"  # the file in a directory that names the report it was made from
 
 
 class Value(NamedTuple):
@@ -29,7 +34,8 @@ def read_report(path: Path) -> tuple[CompareConfig, Results]:
     """Return the config of the comparison behind a report.json, and the results in it.
 
     Raises:
-        UserError: if the file is no report of compare.
+        UserError: if the file is no report of compare, or names tasks in a file of Python that is
+            not permitted: a report is data.
     """
     path = path / "report.json" if path.is_dir() else path
     expected = "expected the report.json of a comparison"
@@ -37,22 +43,38 @@ def read_report(path: Path) -> tuple[CompareConfig, Results]:
     settings = results.get("config")
     if not isinstance(settings, dict) or not isinstance(results.get("cells"), dict):
         raise UserError(BAD_CONFIG, f"{path}: has no config of a comparison; {expected}")
-    return build_comparison(settings), results
+    try:
+        values_of(results)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(BAD_CONFIG, f"{path}: its scores cannot be read; {expected}") from error
+    config = build_comparison(settings)
+    permitted = permitted_code()
+    for task in config.tasks:
+        file = task.partition("(")[0].partition(":")[0]
+        if file.endswith(".py") and permitted is not None and file not in permitted:
+            reason = "the report is data, which runs no file of Python"
+            fix = f"if you trust it, add --allow-code={file}"
+            raise UserError(BAD_CONFIG, f"tasks: {task}: {reason}; {fix}")
+    return config, results
 
 
 def rerun(path: Path, workdir: Path, jobs: int = 1) -> tuple[Results, list[str]]:
-    """Train everything behind a report again, in `workdir`.
+    """Train everything behind a report again, in `workdir`, which is new or holds what an earlier
+    call has left on the way.
 
     Returns:
         The new results, and sentences that say how they compare with the report.
     """
     config, before = read_report(path)
-    if (workdir / "report.json").exists() and path.resolve() in (
-        workdir.resolve(),
-        (workdir / "report.json").resolve(),
-    ):
-        reason = "holds the report itself, and nothing would be trained again"
+    digest = hashlib.sha256(json.dumps(before, sort_keys=True).encode()).hexdigest()
+    mark = workdir / _MARK
+    is_begun = mark.is_file() and mark.read_text() == digest
+    if not is_begun and workdir.is_dir() and any(workdir.iterdir()):
+        reason = "is not empty, so what it holds would not be trained again"
         raise UserError(USAGE, f"--workdir={workdir}: {reason}; name another")
+    with user_errors(IO_ERROR, f"{workdir}: cannot be written"):
+        workdir.mkdir(parents=True, exist_ok=True)
+        mark.write_text(digest)
     after = run.compare(config, workdir, jobs=jobs)
     return after, compared(before, after)
 
@@ -75,13 +97,16 @@ def compared(before: Results, after: Results) -> list[str]:
     ['Every score is equal to the last digit (1 in all).']
     """
     old, new = values_of(before), values_of(after)
+    if not old:
+        return ["The report has no scores to compare."]
     missing = [value for value in old if value not in new]
     changes = {
         value: abs(new[value] - old[value])
         for value in old
         if value in new and new[value] != old[value]
     }
-    if not changes and not missing:
+    more = len(new.keys() - old.keys())
+    if not changes and not missing and not more:
         return [f"Every score is equal to the last digit ({len(old)} in all)."]
     sentences = []
     if changes:
@@ -92,6 +117,8 @@ def compared(before: Results, after: Results) -> list[str]:
         )
     if missing:
         sentences.append(f"{len(missing)} of {len(old)} are missing, such as {_where(missing[0])}.")
+    if more:
+        sentences.append(f"{more} scores are new.")
     return [*sentences, *_what_else_differs(before, after)]
 
 
@@ -100,7 +127,11 @@ def _where(value: Value) -> str:
 
 
 def _what_else_differs(before: Results, after: Results) -> Iterator[str]:
-    """Yield a sentence for each fact about text and machine that is not the same."""
+    """Yield a sentence for each fact about runs, text and machine that is not the same."""
+    for cell, of in before["cells"].items():
+        steps, now = of.get("steps"), after["cells"].get(cell, {}).get("steps")
+        if now != steps:
+            yield f"{cell}: {now:,.0f} steps, before {steps:,.0f}."
     for split, counts in before.get("corpus", {}).items():
         if counts != after["corpus"][split]:
             yield f"The {split} text is another."

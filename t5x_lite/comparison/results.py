@@ -118,14 +118,18 @@ def results_of(
         "counting": counting(config, corpus, spans) | by_model(counted_units),
         "finetune": list(config.finetune),
         "tasks": {
-            name: {"on": answer["on"], "examples": answer["examples"]}
+            name: {
+                "on": answer["on"],
+                "examples": answer["examples"],
+                "chosen": _chosen(answers, name),
+            }
             for name, answer in tasks.items()
         },
         "corpus": _sizes_of(corpus),
         "lossless": corpus.manifest["lossless"],
         "examples": examples(config, runs),
         "environment": environment(),
-        "scaling": laws_of(of_cells, recipes),
+        "scaling": laws_of(of_cells, recipes, flatten(config.tune)),
     }
 
 
@@ -160,6 +164,18 @@ def _scores_of_runs(
             samples[cell][name] = sample_of(answer)
             asked[cell][name] = question_behind(answer)
     return values, samples, asked
+
+
+def _chosen(answers: Mapping[str, Answers], name: str) -> dict[str, str]:
+    """Return the settings that each run with a choice chose for the task of a score, as text."""
+    chosen = {}
+    for run, of_run in answers.items():
+        answer = of_tasks(of_run).get(name)
+        settings = answer.get("chosen", {}) if answer else {}
+        if settings:
+            values = (f"{key.rpartition('.')[2]}={value}" for key, value in settings.items())
+            chosen[run] = ", ".join(values)
+    return chosen
 
 
 def _mean_losses(answers: Sequence[Answers]) -> dict[str, float]:

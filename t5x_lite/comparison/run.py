@@ -29,7 +29,7 @@ from t5x_lite.comparison.cells import (
 from t5x_lite.comparison.evaluations import Questions, measure
 from t5x_lite.comparison.jobs import run_jobs
 from t5x_lite.comparison.results import hours_spent, kilowatt_hours, results_of
-from t5x_lite.comparison.tune import plan_tries, run_tries, tuned_cells
+from t5x_lite.comparison.tune import check_same_choices, plan_tries, run_tries, tuned_cells
 from t5x_lite.config import CompareConfig, RunConfig, to_dict
 from t5x_lite.config.schema import LOGS
 from t5x_lite.data.rows.row_plan import RowPlan
@@ -139,22 +139,27 @@ def _train_and_report(
     # Tune the cells that are trained here, and plan their runs again with the values found.
     trained = {run.cell.name for run in runs if not only or {run.name, run.cell.name} & set(only)}
     tries = [one for one in tries if one.cell in trained]
-    run_tries(tries, jobs, workdir / LOGS)
-    cells, tuning = tuned_cells(cells, tries)
+    untuned = run_tries(tries, jobs, workdir / LOGS)
+    tries = [one for one in tries if one.cell not in untuned]
+    cells, tuning, diverged = tuned_cells(cells, tries)
+    untuned |= diverged
     runs = seeded_runs(config, cells, workdir)
+    check_same_choices(config, [run for run in runs if run.cell.name in tuning])
 
     chosen = [run for run in runs if not only or {run.name, run.cell.name} & set(only)]
+    failed = {run.name: untuned[run.cell.name] for run in chosen if run.cell.name in untuned}
+    trainable = [run for run in chosen if run.name not in failed]
     if jobs > 1:
-        failed = run_jobs(
+        failed |= run_jobs(
             {
                 run.name: (train_run, (run.resolved.config, run.directory, questions))
-                for run in chosen
+                for run in trainable
             },
             jobs,
             workdir / LOGS,
         )
     else:
-        failed = train_in_turn(chosen, None if is_shared else questions)
+        failed |= train_in_turn(trainable, None if is_shared else questions)
 
     # Write the report from the runs that finished, if this process has trained all of them.
     finished = [run for run in chosen if run.name not in failed]

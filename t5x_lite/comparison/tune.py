@@ -13,16 +13,26 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from t5x_lite import storage
 from t5x_lite.comparison.budget import step_cost, with_budget
-from t5x_lite.comparison.cells import Cell
+from t5x_lite.comparison.cells import Cell, SeededRun
 from t5x_lite.comparison.evaluations import kept_answer
 from t5x_lite.comparison.jobs import run_jobs
 from t5x_lite.config import CompareConfig, RunConfig, to_dict
 from t5x_lite.config.files import build, flatten, merge, nested
+from t5x_lite.config.roles import BUDGET, LOCAL, PATH, RESUMABLE, SIZE, settings_with
 from t5x_lite.config.schema import TUNING
-from t5x_lite.data.store.corpus import hold_out
+from t5x_lite.data.store.corpus import Corpus, hold_out
 from t5x_lite.data.store.prepare import prepare
-from t5x_lite.errors import BAD_CONFIG, NOT_FINITE, UserError, foreseen_errors
+from t5x_lite.errors import (
+    BAD_CONFIG,
+    INTERRUPTED,
+    NOT_FINITE,
+    TERMINATED,
+    UserError,
+    foreseen_errors,
+    read_json,
+)
 from t5x_lite.progress import say
 from t5x_lite.resolve import Resolved, resolve, text_data
 from t5x_lite.training.log import read_metrics
@@ -30,6 +40,10 @@ from t5x_lite.training.loop import train
 
 # Between the values of a try in its name, as in those of fine-tuning
 _SEPARATOR = ","
+
+
+# Settings that cannot be tuned, besides those of the text
+_FIXED = {"seed", "init_from"} | settings_with(RunConfig, RESUMABLE, LOCAL, BUDGET, PATH, SIZE)
 
 
 class Try(NamedTuple):
@@ -71,7 +85,8 @@ def combinations(tune: Mapping[str, Any]) -> list[dict[str, Any]]:
     """
     axes = flatten(tune)
     for key, values in axes.items():
-        if not isinstance(values, tuple | list) or not values or len(set(values)) < len(values):
+        are_listed = isinstance(values, tuple | list) and values
+        if not are_listed or len(set(map(repr, values))) < len(values):
             reason = f"got {values!r}, expected different values, such as (1e-3, 3e-3)"
             raise UserError(BAD_CONFIG, f"tune.{key}: {reason}")
     if not axes:
@@ -91,6 +106,11 @@ def plan_tries(config: CompareConfig, cells: Sequence[Cell], workdir: Path) -> l
         UserError: for settings that do not exist or that change more than how a cell is trained,
             and for wrong values.
     """
+    for key in flatten(config.tune):
+        own = {repr(flatten(to_dict(cell.resolved.config)).get(key)) for cell in cells}
+        if len(own) > 1:
+            reason = "cells have different values of it, which tuning would replace"
+            raise UserError(BAD_CONFIG, f"tune.{key}: {reason}; tune another setting")
     return [
         _plan_try(config, cell, values, workdir)
         for cell in cells
@@ -102,13 +122,12 @@ def _plan_try(config: CompareConfig, cell: Cell, values: dict[str, Any], workdir
     settings = merge(to_dict(cell.resolved.config), nested(values))
     tuned = build(RunConfig, settings, "tune.")
 
-    # The losses of tries can be compared, and the budget buys as many steps, only if the rows and
-    # the cost of a step stay as they are.
+    # The losses of tries can be compared, and the budget buys as many steps, only if the text, the
+    # rows and the cost of a step stay as they are.
     resolved = resolve(tuned, cell.data.tokenizer.vocabulary)
-    data = text_data(resolved, cell.corpus)
-    is_same = resolved.rows == cell.resolved.rows and step_cost(resolved, data) == cell.cost
-    fixed = {"seed", "init_from", "training.steps"} & set(values)
-    if not is_same or fixed:
+    fixed = {key for key in values if key in _FIXED or key.startswith("data.")}
+    is_same = not fixed and resolved.rows == cell.resolved.rows
+    if not is_same or step_cost(resolved, text_data(resolved, cell.corpus)) != cell.cost:
         reason = "changes what a cell is, not only how it is trained"
         keys = ", ".join(sorted(fixed) or values)
         raise UserError(BAD_CONFIG, f"tune.{keys}: {reason}; make cells of its values (--grid)")
@@ -120,46 +139,54 @@ def _plan_try(config: CompareConfig, cell: Cell, values: dict[str, Any], workdir
     return Try(cell.name, label, {key: checked[key] for key in values}, resolved, run, directory)
 
 
-def run_tries(tries: Sequence[Try], jobs: int, logs: Path) -> None:
+def run_tries(tries: Sequence[Try], jobs: int, logs: Path) -> dict[str, UserError]:
     """Train the tries that have no loss yet, `jobs` at a time.
 
-    Raises:
-        UserError: if one fails otherwise than by diverging.
+    Returns:
+        The error of each cell with a try that failed otherwise than by diverging.
     """
-    if jobs == 1:
-        for one in tries:
-            loss_of_try(one.config, one.directory)
-        return
-    failed = run_jobs(
-        {one.directory.name: (loss_of_try, (one.config, one.directory)) for one in tries},
-        jobs,
-        logs,
-    )
-    if failed:
-        name, error = next(iter(failed.items()))
-        raise UserError(error.code, f"{TUNING}/{name}: {error}")
+    arguments = {one.directory.name: (one.config, one.directory) for one in tries}
+    if jobs > 1:
+        failed = run_jobs({name: (loss_of_try, of) for name, of in arguments.items()}, jobs, logs)
+    else:
+        failed = {}
+        for name, of in arguments.items():
+            try:
+                loss_of_try(*of)
+            except UserError as error:
+                if error.code in (INTERRUPTED, TERMINATED):
+                    raise
+                say(f"{name}: {error}")
+                failed[name] = error
+    return {
+        one.cell: UserError(error.code, f"{TUNING}/{name}: {error}")
+        for one in tries
+        for name, error in failed.items()
+        if name == one.directory.name
+    }
 
 
-def tuned_cells(cells: Sequence[Cell], tries: Sequence[Try]) -> tuple[list[Cell], dict[str, Any]]:
+def tuned_cells(
+    cells: Sequence[Cell], tries: Sequence[Try]
+) -> tuple[list[Cell], dict[str, Any], dict[str, UserError]]:
     """Return the cells with the best values of each, from tries that are trained.
 
     Returns:
-        The cells, and what the report shows of their tuning. A cell without tries stays as it is.
-
-    Raises:
-        UserError: if all tries of a cell diverged.
+        The cells, what the report shows of their tuning, and the errors of cells of which all tries
+        diverged. Those and cells without tries stay as they are.
     """
-    tuned, shown = [], {}
+    tuned, shown, failed = [], {}, {}
     for cell in cells:
         own = {one.label: one for one in tries if one.cell == cell.name}
-        if not own:
-            tuned.append(cell)
-            continue
         losses = {label: loss_of_try(one.config, one.directory) for label, one in own.items()}
         finite = {label: loss for label, loss in losses.items() if loss is not None}
-        if not finite:
+        if own and not finite:
             reason = f"all tries of {cell.name} diverged ({'; '.join(losses)})"
-            raise UserError(NOT_FINITE, f"tune: {reason}; try lower learning rates")
+            fix = "try lower learning rates"
+            failed[cell.name] = UserError(NOT_FINITE, f"tune: {reason}; {fix}")
+        if not finite:
+            tuned.append(cell)
+            continue
         chosen = min(finite, key=finite.__getitem__)
         say(f"{cell.name}: tuned to {chosen}")
         best = own[chosen]
@@ -170,9 +197,27 @@ def tuned_cells(cells: Sequence[Cell], tries: Sequence[Try]) -> tuple[list[Cell]
             "losses": losses,
             "chosen": chosen,
             "at_end": keys_at_end(best.values, [one.values for one in own.values()]),
+            "steps": steps,
             "share": len(own) * steps / cell.resolved.steps,
         }
-    return tuned, shown
+    return tuned, shown, failed
+
+
+def check_same_choices(config: CompareConfig, runs: Sequence[SeededRun]) -> None:
+    """Reject a run that was trained with other values than its cell chooses now.
+
+    Raises:
+        UserError: if there is one, as after a change of CompareConfig.tune.
+    """
+    for run in runs:
+        path = run.directory / "config.json"
+        before = flatten(read_json(path, "remove it")) if path.is_file() else {}
+        now = flatten(to_dict(run.resolved.config))
+        for key in flatten(config.tune):
+            if before and before.get(key) != now[key]:
+                reason = f"{run.cell.name} chooses {key}={now[key]} now, and was trained with"
+                fix = f"remove {run.directory}, or name another --workdir"
+                raise UserError(BAD_CONFIG, f"tune: {reason} {before.get(key)}; {fix}")
 
 
 def keys_at_end(chosen: Mapping[str, Any], tried: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -184,7 +229,9 @@ def keys_at_end(chosen: Mapping[str, Any], tried: Sequence[Mapping[str, Any]]) -
     found = []
     for key, value in chosen.items():
         values = {one[key] for one in tried}
-        are_numbers = all(isinstance(one, int | float) for one in values)
+        are_numbers = all(
+            isinstance(one, int | float) and not isinstance(one, bool) for one in values
+        )
         if are_numbers and len(values) > 1 and value in (min(values), max(values)):
             found.append(key)
     return found
@@ -194,16 +241,21 @@ def loss_of_try(config: RunConfig, directory: Path) -> float | None:
     """Train a try, or read what it has reached: its loss on text held out from training; None if it
     diverged.
     """
+    corpus = hold_out(prepare(config.data))
+    text = {key: corpus.manifest[key] for key in ("tokenizer", "train", "validation")}
     return kept_answer(
         directory.with_name(f"{directory.name}.json"),
-        {"config": to_dict(config)},
-        lambda: _train(config, directory),
+        {"config": to_dict(config), "text": text},
+        lambda: _train(config, corpus, directory),
     )
 
 
-def _train(config: RunConfig, directory: Path) -> float | None:
+def _train(config: RunConfig, corpus: Corpus, directory: Path) -> float | None:
+    # What another plan has left here, stopped on the way, is of no use.
+    path = directory / "config.json"
+    if path.is_file() and read_json(path, "remove it") != to_dict(config):
+        storage.remove_tree(directory)
     say(f"{directory.name}: training in {directory}")
-    corpus = hold_out(prepare(config.data))
     resolved = resolve(config, corpus.tokenizer.vocabulary)
     try:
         with foreseen_errors():

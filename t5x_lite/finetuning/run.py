@@ -30,7 +30,13 @@ from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import IO_ERROR, NO_FILE, USAGE, UserError, user_errors
 from t5x_lite.finetuning.recipe import config_of, with_schedule
 from t5x_lite.finetuning.results import answers_of, curves_of, write
-from t5x_lite.finetuning.scoring import Scored, keep_predictions, kept_predictions, score_run
+from t5x_lite.finetuning.scoring import (
+    Scored,
+    keep_predictions,
+    kept_predictions,
+    score_on_halves,
+    score_run,
+)
 from t5x_lite.inference.predict import as_records, predict
 from t5x_lite.model.check import plan_checked
 from t5x_lite.model.transformer import count_parameters, parameter_shapes
@@ -49,6 +55,7 @@ class Reached(NamedTuple):
 
     best: dict[str, float]  # step and metrics of its best evaluation, by which it was chosen
     scored: Scored  # its score on examples that did not choose
+    validation: TaskSplit
 
 
 @dataclass(frozen=True)
@@ -102,7 +109,7 @@ def finetune(
         raise UserError(USAGE, f"finetune: --adapt={adapt} needs a model; leave out --from-scratch")
     if seeds < 1:
         raise UserError(USAGE, f"finetune: --seeds={seeds}: expected at least 1")
-    combinations = _combinations(grid, overrides)
+    combinations = combinations_of(grid, overrides)
     with user_code(code_of_task(task) | named_code(*overrides, *grid)):
         resolved, tokenizer = run_directory.read(init)
         base = _Base(name or init.resolve().name, init.resolve(), resolved.config, tokenizer)
@@ -160,6 +167,13 @@ def _train_cells(
     for seed in range(first_seed + 1, first_seed + seeds):
         train(chosen, seed)
 
+    reached = chosen.reached[first_seed]
+    if len(cells) > 1 and seeds == 1 and reached.scored.split == "validation":
+        # The examples that choose the settings do not judge, either.
+        directories = [directory_of(cell, first_seed) for cell in cells]
+        scored = score_on_halves(directories, reached.validation)
+        chosen.reached[first_seed] = reached._replace(scored=scored)
+
     results = _results(base, task, cells, chosen)
     results["curves"] = {
         f"{cell.name} seed {seed}".strip(): curves_of(directory_of(cell, seed), metric)
@@ -171,20 +185,22 @@ def _train_cells(
     return results
 
 
-def _combinations(grid: Sequence[str], overrides: Sequence[str]) -> list[dict[str, str]]:
+def combinations_of(
+    grid: Sequence[str], overrides: Sequence[str], option: str = "--grid"
+) -> list[dict[str, str]]:
     """Return all combinations of the values of a grid, as settings by key.
 
     Raises:
         UserError: for a key that cannot be an axis, or that `overrides` sets too.
     """
-    axes = parse_grid(grid)
+    axes = parse_grid(grid, option)
     given = {text.partition("=")[0] for text in overrides}
     for key in axes:
         if key in ("seed", "adapt", "init_from") or key.startswith("task."):
             fix = "use --seeds, or a separate run for each value"
-            raise UserError(USAGE, f"--grid={key}=…: {key} cannot be an axis of a grid; {fix}")
+            raise UserError(USAGE, f"{option}={key}=…: {key} cannot be an axis of a grid; {fix}")
         if key in given:
-            raise UserError(USAGE, f"--grid={key}=…: {key} is set twice; set it once")
+            raise UserError(USAGE, f"{option}={key}=…: {key} is set twice; set it once")
     return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
 
@@ -227,7 +243,7 @@ def _train(
         predictions["test"] = predict(run_directory.load(workdir), test)
     write_predictions(workdir, data.validation, test, predictions)
     scored = score_run(workdir, data.validation, test, predictions.get("test"))
-    return Reached(best, scored)
+    return Reached(best, scored, data.validation)
 
 
 def judge_and_keep(loaded: LoadedModel, data: TaskData, workdir: Path) -> dict[str, float]:
@@ -313,7 +329,7 @@ def _results(base: _Base, task: Task, cells: list[Trial], chosen: Trial) -> dict
         summary[name] = _mean_and_deviation(values)
     scored = [reached.scored for reached in chosen.reached.values()]
     on = scored[0].on
-    if len(cells) > 1 and scored[0].split == "validation":
+    if len(cells) > 1 and len(scored) > 1 and scored[0].split == "validation":
         on += ", all of which chose the settings of the grid"
     return {
         "title": f"{task.name}, {begins}: {chosen.config.adapt}",

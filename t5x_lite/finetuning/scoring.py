@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from t5x_lite.config import Task
 from t5x_lite.data.tasks.kinds.kind import Example, Label
@@ -79,18 +79,31 @@ def score_run(
     Args:
         of_test: predictions of the best parameters for the test split, if there is one.
     """
-    if test is not None and of_test is not None and test.examples.has_labels:
-        split, examples, predictions = "test", test.examples, of_test
-        on = f"{examples.split}, which chose nothing"
-    else:
-        split, examples = "validation", validation.examples
-        kept = kept_predictions(workdir)
-        predictions = cross_fitted(examples.task, examples.examples, kept)
-        on = f"halves of {examples.split}, each at the best evaluation of the other half"
-        if len(set(in_first_half(examples.examples))) < 2:
-            on = f"{examples.split} at the last evaluation, since it cannot be halved"
+    if test is None or of_test is None or not test.examples.has_labels:
+        return score_on_halves([workdir], validation)
+    examples = test.examples
+    units = unit_scores(examples.task, examples.examples, of_test)
+    on = f"{examples.split}, which chose nothing"
+    return Scored("test", examples.fingerprint, on, len(examples), units)
+
+
+def score_on_halves(workdirs: Sequence[Path], validation: TaskSplit) -> Scored:
+    """Score each half of the validation examples with the predictions that the other half finds
+    best, among all evaluations of one run or of several with different settings.
+    """
+    examples = validation.examples
+    evaluations = {
+        (number, step): predictions
+        for number, workdir in enumerate(workdirs)
+        for step, predictions in kept_predictions(workdir).items()
+    }
+    predictions = cross_fitted(examples.task, examples.examples, evaluations)
+    best = "evaluation and settings" if len(workdirs) > 1 else "evaluation"
+    on = f"halves of {examples.split}, each at the best {best} of the other half"
+    if len(set(in_first_half(examples.examples))) < 2:
+        on = f"{examples.split} at the last {best}, since it cannot be halved"
     units = unit_scores(examples.task, examples.examples, predictions)
-    return Scored(split, examples.fingerprint, on, len(examples), units)
+    return Scored("validation", examples.fingerprint, on, len(examples), units)
 
 
 def in_first_half(examples: Sequence[Example]) -> list[bool]:
@@ -101,13 +114,13 @@ def in_first_half(examples: Sequence[Example]) -> list[bool]:
 
 
 def cross_fitted(
-    task: Task, examples: Sequence[Example], evaluations: Mapping[int, Sequence[Label]]
+    task: Task, examples: Sequence[Example], evaluations: Mapping[Any, Sequence[Label]]
 ) -> list[Label]:
     """Return for each half of the examples the predictions of the evaluation that is best on the
     other half.
 
     Args:
-        evaluations: step → predictions for all examples.
+        evaluations: step, or run and step → predictions for all examples.
     """
     metric = find_metric(task, metrics_of(task)[0])
     first = in_first_half(examples)

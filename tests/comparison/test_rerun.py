@@ -52,15 +52,15 @@ def test_a_report_is_made_again_without_its_directory(compared_once, tmp_path, t
     for text in ("t5x_lite rerun report.json", "in all, runs", "| date |"):
         assert text in page
 
-    # Where the report itself is, nothing would be trained again.
-    _, err = run("rerun", str(tmp_path / "again"), f"--workdir={tmp_path / 'again'}", code=2)
-    assert "holds the report itself" in err
+    # Where something is, it would not be trained again.
+    _, err = run("rerun", str(path), f"--workdir={compared_once}", code=2)
+    assert "is not empty, so what it holds would not be trained again" in err
 
 
 def test_what_differs_is_said():
     scores = {"loss": {"seed_numbers": [0, 1], "seeds": [2.5, 2.25]}}
     before = {
-        "cells": {"gpt": {"scores": scores}},
+        "cells": {"gpt": {"scores": scores, "steps": 9}},
         "environment": {"date": "2026-01-01", "Python": "3.11.7"},
         "corpus": {"train": {"tokens": 9}, "validation": {"tokens": 5}},
     }
@@ -73,12 +73,16 @@ def test_what_differs_is_said():
         "Python: 3.13.1, before 3.11.7.",
     ]
     after["corpus"]["validation"] = {"tokens": 6}
+    after["cells"]["gpt"]["steps"] = 8
     after["cells"]["gpt"]["scores"]["loss"] = {"seed_numbers": [0], "seeds": [2.5]}
     assert compared(before, after) == [
         "1 of 2 are missing, such as gpt, loss, seed 1.",
+        "gpt: 8 steps, before 9.",
         "The validation text is another.",
         "Python: 3.13.1, before 3.11.7.",
     ]
+    assert compared(after, before)[0] == "1 scores are new."
+    assert compared({"cells": {}}, after) == ["The report has no scores to compare."]
 
 
 @pytest.mark.parametrize(
@@ -89,6 +93,12 @@ def test_what_differs_is_said():
         ("[]", "expected the report.json of a comparison"),
         ('{"cells": {}}', "has no config of a comparison; expected the report.json"),
         ('{"cells": {}, "config": {"cells": {"a": {"sed": 1}}}}', "did you mean seed"),
+        ('{"cells": {"a": {"scores": {"loss": {}}}}, "config": {}}', "its scores cannot be read"),
+        (
+            '{"cells": {}, "config": {"tasks": ["a.py:b"], "cells": {"a": {"data": {"lengths": '
+            '{"sequence_length": 8}}}}}}',
+            "runs no file of Python; if you trust it, add --allow-code=a.py",
+        ),
     ],
 )
 def test_what_is_no_report_is_refused(tmp_path, text, expected):

@@ -11,9 +11,10 @@ from t5x_lite.comparison import cells as planning
 from t5x_lite.comparison import tune
 from t5x_lite.config import Data
 from t5x_lite.config.files import build_comparison, load_comparison
-from t5x_lite.data.store.corpus import hold_out
+from t5x_lite.data.store.corpus import SPLITS, hold_out
 from t5x_lite.data.store.prepare import prepare
 from t5x_lite.errors import UserError
+from t5x_lite.report.page import short
 
 TWO = {
     "gpt": {"data": {"lengths": {"sequence_length": 40}}},
@@ -62,6 +63,13 @@ def test_each_cell_chooses_its_rate_with_a_seed_and_a_text_that_are_not_reported
         assert results["tuning"][cell]["chosen"] == "learning_rate=3e-3"
         assert results["tuning"][cell]["at_end"] == []
         assert results["tuning"][cell]["share"] == 1.5  # three tries of half the steps
+        # The validation text, which is reported, chooses nothing.
+        judged_by = [
+            json.loads((workdir / place / "corpus.json").read_text())["validation"]
+            for place in (cell, f"tuning/{cell},learning_rate=0")
+        ]
+        assert "held out of" in judged_by[1]
+        assert judged_by[0] != judged_by[1]
         reported = json.loads((workdir / cell / "config.json").read_text())
         tried = json.loads((workdir / f"tuning/{cell},learning_rate=3e-3/config.json").read_text())
         for one, seed, steps in ((reported, 0, 8), (tried, 2**31 - 1, 4)):
@@ -69,6 +77,9 @@ def test_each_cell_chooses_its_rate_with_a_seed_and_a_text_that_are_not_reported
             assert (one["seed"], one["training"]["steps"]) == (seed, steps)
     page = (workdir / "report.md").read_text()
     assert "How each model was tuned" in page
+    assert "for 0.5 of the steps here, with a seed that is not reported" in page
+    flops = [cell["flops"] for cell in results["cells"].values()]
+    assert f"This took {short(1.5 * sum(flops))} FLOPs, beside the {short(sum(flops))}" in page
     assert "No setting was tuned" not in page
 
     # The same command trains nothing again, and one with a value more only that.
@@ -78,6 +89,14 @@ def test_each_cell_chooses_its_rate_with_a_seed_and_a_text_that_are_not_reported
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert "gpt,learning_rate=1e-3: training" in out
     assert "gpt,learning_rate=3e-3: training" not in out
+
+    # Another choice does not pass for the runs that are there, and other text tunes anew.
+    _, err = run(*command, "--tune=optimizer.learning_rate=0", code=78)
+    assert "chooses optimizer.learning_rate=0.0 now, and was trained with 0.003; remove" in err
+    text_file.write_text(text_file.read_text().replace("cat", "cow"))
+    out, _ = run(*command[:-1], f"--workdir={workdir}", rates, "--cells=gpt", code=65)
+    assert "gpt,learning_rate=3e-3: training" in out
+    assert "bert,learning_rate=3e-3: training" not in out
 
 
 def test_tries_at_once_and_one_that_diverges(tmp_path, text_file, monkeypatch):
@@ -94,23 +113,39 @@ def test_tries_at_once_and_one_that_diverges(tmp_path, text_file, monkeypatch):
     # The lowest loss wins; what diverged cannot.
     losses = dict(zip((one.directory for one in tries), (3, None, 2, 4, *[None] * 4), strict=True))
     monkeypatch.setattr(tune, "loss_of_try", lambda config, directory: losses[directory])
-    (chosen,), shown = tune.tuned_cells(cells[:1], tries)
+    (chosen,), shown, failed = tune.tuned_cells(cells[:1], tries)
+    assert not failed
     assert chosen.resolved.config.optimizer.learning_rate == 2e-3
     assert chosen.resolved.config.optimizer.beta1 == 0.5
     assert chosen.resolved.steps == cells[0].resolved.steps
     assert shown["gpt"]["at_end"] == ["optimizer.learning_rate", "optimizer.beta1"]
-    with pytest.raises(UserError, match=r"all tries of bert diverged .* try lower learning rates"):
-        tune.tuned_cells(cells, tries)
-    same, nothing = tune.tuned_cells(cells, [])
-    assert (same, nothing) == (cells, {})
+    (_, bert), shown, failed = tune.tuned_cells(cells, tries)
+    assert (bert, list(shown)) == (cells[1], ["gpt"])
+    assert "all tries of bert diverged" in str(failed["bert"])
+    assert tune.tuned_cells(cells, []) == (cells, {}, {})
+
+    # What fails otherwise fails its cell.
+    def of_try(config, directory):
+        if "bert" in directory.name:
+            raise UserError(74, "no space")
+
+    monkeypatch.setattr(tune, "loss_of_try", of_try)
+    failed = tune.run_tries(tries[3:5], 1, tmp_path)
+    assert list(failed) == ["bert"]
+    assert "tuning/bert,learning_rate=0.001,beta1=0.5: no space" in str(failed["bert"])
 
 
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ({"objective": ("causal_lm", "prefix_lm")}, "tune.objective: changes what a cell is"),
+        ({"objective": ("causal_lm", "prefix_lm")}, "tune.objective: cells have different values"),
         ({"model": {"d_model": (16, 32)}}, "tune.model.d_model: changes what a cell is"),
         ({"data": {"batch_size": (8, 16)}}, "tune.data.batch_size: changes what a cell is"),
+        ({"data": {"source": ("a.txt", "b.txt")}}, "tune.data.source: changes what a cell is"),
+        ({"mesh": {"fsdp": (1, 2)}}, "tune.mesh.fsdp: changes what a cell is"),
+        ({"optimizer": {"warmup_steps": (1, 2)}}, "tune.optimizer.warmup_steps: changes what"),
+        ({"model": {"architecture": ("encoder",)}}, "cells have different values of it"),
+        ({"optimizer": {"beta1": ([0.5], [0.9])}}, "beta1: got "),
         ({"seed": (1, 2)}, "tune.seed: changes what a cell is"),
         ({"training": {"steps": (1, 2)}}, "tune.training.steps: changes what a cell is"),
         ({"optimizer": {"lr": (1, 2)}}, "did you mean optimizer.learning_rate"),
@@ -148,24 +183,45 @@ def test_settings_of_tuning_from_the_command_line(tmp_path, text_file):
         load_comparison(str(tmp_path / "config.py"), (), (), ["optimizer.beta1"])
 
 
-@pytest.mark.parametrize("sources", ["one", "two"])
+@pytest.mark.parametrize("sources", ["one", "two", "apart", "long"])
 def test_what_tunes_is_the_end_of_the_training_text_and_nothing_that_judges(
     tmp_path, text_file, sources
 ):
-    source = str(text_file)
+    """One source, two, one with validation text of its own, and one of a long last document."""
+    data = Data(**{**settings(text_file)["data"], "lengths": Data().lengths})
+    other = tmp_path / "other.txt"
+    other.write_text("\n".join(f"a dog sees {n} cats" for n in range(400)))
+    data = replace(data, document="line", validation_fraction=0.08)
     if sources == "two":
-        other = tmp_path / "other.txt"
-        other.write_text("\n".join(f"a dog sees {n} cats" for n in range(400)))
-        source = f"{text_file} + 2 * {other}"
-    data = Data(**{**settings(text_file)["data"], "source": source, "lengths": Data().lengths})
-    corpus = prepare(replace(data, document="line", validation_fraction=0.08))
+        data = replace(data, source=f"{text_file} + 2 * {other}")
+    if sources == "apart":
+        data = replace(data, validation_source=str(other))
+    if sources == "long":
+        with open(text_file, "a") as file:
+            file.write("the cow " * 900 + "\nthe end")
+    corpus = prepare(data)
     held_out = hold_out(corpus)
     eos = corpus.tokenizer.vocabulary.eos
+    total = 0
     for before, after in zip(corpus.sources, held_out.sources, strict=True):
-        tokens = [np.asarray(after.tokens[split]) for split in ("train", "validation")]
-        np.testing.assert_array_equal(np.concatenate(tokens), before.tokens["train"])
-        assert tokens[0][-1] == eos  # whole documents on both sides
-        assert 0 < len(tokens[1]) <= len(before.tokens["validation"])
-        assert len(tokens[1]) <= len(before.tokens["train"]) // 10
+        train, validation = (np.asarray(after.tokens[split]) for split in SPLITS)
+        np.testing.assert_array_equal(np.append(train, validation), before.tokens["train"])
+        assert len(validation) <= np.ceil(len(before.tokens["train"]) / 10)
+        if sources != "long" and len(validation):
+            assert train[-1] == eos  # whole documents on both sides
+        total += len(validation)
+    wanted = min(corpus.manifest["validation"]["tokens"], corpus.manifest["train"]["tokens"] / 10)
+    assert wanted / 2 - 2 <= total <= wanted + 2
     assert held_out.manifest["validation"] != corpus.manifest["validation"]
     assert held_out.manifest["train"] != corpus.manifest["train"]
+
+
+def test_settings_of_fine_tuning_that_cannot_be_tuned_are_refused_early(tmp_path, text_file):
+    for axis, expected in (
+        ("optimizer.lr=1e-4,3e-4", "did you mean optimizer.learning_rate"),
+        ("optimizer.learning_rate", "tune_finetune=optimizer.learning_rate: expected KEY=VALUE"),
+        ("seed=1,2", "tune_finetune=seed=…: seed cannot be an axis"),
+    ):
+        config = of_two(text_file, tasks=("which_module",), tune_finetune=(axis,))
+        with pytest.raises(UserError, match=expected):
+            planning.plan_comparison(build_comparison(config), tmp_path)

@@ -60,19 +60,22 @@ class Corpus:
 
 
 def hold_out(corpus: Corpus) -> Corpus:
-    """Return the corpus with other validation text: the last documents of each source's training
-    text, which is without them then. What is chosen by them can be judged on the corpus as it is.
+    """Return the corpus with other validation text: the end of the training text of each source,
+    which is without it then. What is chosen by that text can be judged on the corpus as it is.
 
-    They have as many tokens as the validation text of the source, or a tenth of its training text
-    if that is less.
+    It has about as many tokens as the validation text, but at most a tenth of the training text. It
+    begins with a document where one begins in its first half.
     """
+    in_train = sum(len(source.tokens["train"]) for source in corpus.sources)
+    in_validation = sum(len(source.tokens["validation"]) for source in corpus.sources)
+    share = min(in_validation / in_train, 0.1)
+    eos = corpus.tokenizer.vocabulary.eos
     sources = []
     for source in corpus.sources:
         train = source.tokens["train"]
-        length = min(len(source.tokens["validation"]), len(train) // 10)
+        length = round(share * len(train))
         held_out = np.asarray(train[len(train) - length :])
-        # Begin with a whole document, if one begins there.
-        begins = np.flatnonzero(held_out[:-1] == corpus.tokenizer.vocabulary.eos) + 1
+        begins = np.flatnonzero(held_out[: length // 2] == eos) + 1
         if len(begins):
             held_out = held_out[begins[0] :]
         rest = len(train) - len(held_out)
