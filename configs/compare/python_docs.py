@@ -8,7 +8,7 @@ learns only the order of its targets for some 2,000 steps, and fills every blank
 pretraining, each model is fine-tuned for two epochs to tell which Python module a passage comes
 from, and so is a model with fresh parameters.
 
-python -m t5x_lite compare --config=compare/quickstart --workdir=/tmp/quickstart --jobs=2
+python -m t5x_lite compare --config=compare/python_docs --workdir=/tmp/python_docs --jobs=2
 """
 
 from t5x_lite.config import CompareConfig, default

@@ -17,7 +17,7 @@ from t5x_lite.resolve import plan_objective
 
 PRESETS = [
     "bert_or_gpt:small", "bert_or_gpt:tiny", "bert_recipes", "modifications", "modifications:tiny",
-    "objectives", "optimizers", "quickstart", "raffel_table2", "raffel_table2:small",
+    "objectives", "optimizers", "python_docs", "quickstart", "raffel_table2", "raffel_table2:small",
     "raffel_table2:tiny", "rnn_to_transformer", "scaling:small", "scaling:tiny",
     "worlds:facts", "worlds:facts,ten",
 ]  # fmt: skip

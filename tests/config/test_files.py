@@ -79,7 +79,7 @@ assert "jax" not in sys.modules
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
-@pytest.mark.parametrize("name", ["gpt_tiny", "compare/quickstart", "published:gpt2_small"])
+@pytest.mark.parametrize("name", ["gpt_tiny", "compare/python_docs", "published:gpt2_small"])
 def test_get_config_is_what_load_reads(name):
     if "compare" in name:
         made, loaded = build_comparison(get_config(name).to_dict()), load_comparison(name)
@@ -94,7 +94,7 @@ def test_get_config_takes_overrides_and_stays_locked():
     assert config.model.d_model == get_config("gpt_tiny").model.d_model
     with pytest.raises(AttributeError):
         config.model.num_layer = 2
-    compare = get_config("compare/quickstart", **{"cells.gpt.seed": 7})
+    compare = get_config("compare/python_docs", **{"cells.gpt.seed": 7})
     assert (compare.cells.gpt.seed, "seed" in compare.cells.bert) == (7, False)
 
 
@@ -268,22 +268,22 @@ def test_comparisons_that_are_none(bad_file, values, words):
 
 
 def test_a_typo_is_that_of_a_setting_of_the_comparison_or_of_its_base():
-    message = refusal(load_comparison, "compare/quickstart", ["mtach=flops"])
+    message = refusal(load_comparison, "compare/python_docs", ["mtach=flops"])
     assert message == "mtach: no such setting; did you mean match?"
-    message = refusal(load_comparison, "compare/quickstart", ["lr=1e-3"])
+    message = refusal(load_comparison, "compare/python_docs", ["lr=1e-3"])
     assert "did you mean base.optimizer.learning_rate?" in message
 
 
 def test_a_typo_in_the_name_of_a_cell_is_not_one_cell_more():
-    message = refusal(load_comparison, "compare/quickstart", ["cells.gtp.seed=1"])
+    message = refusal(load_comparison, "compare/python_docs", ["cells.gtp.seed=1"])
     assert message == "cells.gtp: no such cell; did you mean gpt?"
 
 
 def test_a_setting_without_a_cell_is_one_of_all():
-    compare = load_comparison("compare/quickstart", ["seed=3", "budget=5000", "seeds=2"])
+    compare = load_comparison("compare/python_docs", ["seed=3", "budget=5000", "seeds=2"])
     assert {cell.seed for cell in compare.cells.values()} == {3}
     assert (compare.budget, compare.seeds) == (5000, 2)
-    message = refusal(load_comparison, "compare/quickstart", ["optimizer.beta2=0.9"])
+    message = refusal(load_comparison, "compare/python_docs", ["optimizer.beta2=0.9"])
     assert "each cell has a value of its own; set it as cells.NAME.optimizer.beta2" in message
 
 
@@ -300,7 +300,7 @@ def test_a_grid_makes_cells_of_the_config_of_a_run():
     assert compare.cells["learning_rate=3e-3-batch_size=4"].optimizer.learning_rate == 3e-3
     assert "is one run, not a comparison; add --grid" in refusal(load_comparison, "gpt_tiny")
     split = load_comparison(
-        "compare/quickstart", ["baseline=gpt-d_model=64"], ["model.d_model=64,96"]
+        "compare/python_docs", ["baseline=gpt-d_model=64"], ["model.d_model=64,96"]
     )
     assert next(iter(split.cells)) == "gpt-d_model=64"
     assert len(split.cells) == 6

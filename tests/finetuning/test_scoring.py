@@ -1,13 +1,21 @@
 """Scores on examples that did not choose what they are scored with."""
 
+import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from t5x_lite.config import Task
+from t5x_lite.data.tasks.examples import Examples
 from t5x_lite.data.tasks.kinds.kind import Example
-from t5x_lite.finetuning.scoring import cross_fitted, in_first_half
+from t5x_lite.finetuning.scoring import (
+    cross_fitted,
+    in_first_half,
+    keep_predictions,
+    score_on_halves,
+)
 
 TASK = Task(name="t", kind="classify", source="x.tsv", labels=("a", "b"))
 
@@ -62,6 +70,32 @@ def test_the_best_of_ten_guesses_is_no_better_than_a_guess():
         fitted.append(right(cross_fitted(TASK, asked, evaluations), asked))
     assert np.mean(best) > 0.58
     assert np.mean(fitted) == pytest.approx(0.5, abs=0.015)
+
+
+def test_the_examples_that_choose_settings_do_not_judge_them(tmp_path):
+    """Of runs with three settings that all guess, the best is too good, and the score is not."""
+    asked = examples(56)
+    split = SimpleNamespace(examples=Examples(TASK, "validation", tuple(asked)))
+    workdirs = [tmp_path / str(number) for number in range(3)]
+    random = np.random.default_rng(0)
+    best, fitted = [], []
+    for _ in range(60):
+        values = []
+        for workdir in workdirs:
+            steps = [{"step": step, "split": "validation"} for step in (1, 2, 3, 4)]
+            workdir.mkdir(exist_ok=True)
+            lines = [json.dumps(record) + "\n" for record in steps]
+            (workdir / "metrics.jsonl").write_text("".join(lines))
+            for record in steps:
+                predictions = random.integers(2, size=56).tolist()
+                keep_predictions(workdir, record["step"], predictions)
+                values.append(right(predictions, asked))
+        best.append(max(values))
+        scored = score_on_halves(workdirs, split)
+        fitted.append(scored.value)
+    assert "each at the best evaluation and settings of the other half" in scored.on
+    assert np.mean(best) > 0.58
+    assert np.mean(fitted) == pytest.approx(0.5, abs=0.025)
 
 
 def test_one_example_is_scored_at_the_last_evaluation():
