@@ -40,6 +40,8 @@ def get_config():
     }
     config.tune = {}  # the rates are given: trying others takes as long as all the rest
     config.seeds = 3
+    config.baseline = "gpt"
+    config.tasks = ("which_land", "which_town")  # the answer first, then the control
     # The last fact is one that is asked only in the end.
     land, town = make_world().facts[-1]
     config.blanks = (f" the capital of {land} is ___ .", f" the capital of ___ is {town} .")

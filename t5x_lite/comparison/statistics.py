@@ -337,21 +337,14 @@ def _described(scored: Scored) -> dict[str, Any]:
     center = mean = float(scored.of_seeds.mean())
     over_seeds = variance_over_seeds(scored.of_seeds)
     parts = [over_seeds] if over_seeds.freedom else []
-    bounds = None
+    possible = None
     if scored.amounts is not None and scored.sample is not None:
-        bounds = scored.sample.bounds
+        possible = scored.sample.bounds
         center, over_units = ratio(scored.amounts.mean(0), scored.sample, scored.sample.for_score)
         parts.append(over_units)
-    interval = _bounds("", center, total_variance(parts))
-    if bounds is not None:
-        least, greatest = bounds
-        interval = {
-            name: None if end is None else min(max(end, least), greatest)
-            for name, end in interval.items()
-        }
     return {
         "mean": mean,
-        **interval,
+        **_bounds("", center, total_variance(parts), possible),
         "deviation": float(scored.of_seeds.std(ddof=1)) if over_seeds.freedom else None,
         "seeds": scored.of_seeds.tolist(),
         "seed_numbers": scored.seeds,
@@ -472,6 +465,7 @@ def contrast(
         _estimate(cells, weights, paired) for paired in (is_paired, not is_paired)
     )
     variance = by_rule.variance
+    possible = _possible_range(cells, weights)
     p = None
     if variance.is_known:
         p = min(2 * chance_of_more(abs(by_rule.center), variance), 1.0)
@@ -485,16 +479,40 @@ def contrast(
         "p": p,
         "p_corrected": None,
         "verdict": "open",
-        **_bounds("", by_rule.center, variance),
-        **_bounds("_over_units", by_rule.center, by_rule.over_units or Variance(0.0, 0)),
-        **_bounds("_otherwise", otherwise.center, otherwise.variance),
+        **_bounds("", by_rule.center, variance, possible),
+        **_bounds("_over_units", by_rule.center, by_rule.over_units or Variance(0.0, 0), possible),
+        **_bounds("_otherwise", otherwise.center, otherwise.variance, possible),
     }
 
 
-def _bounds(suffix: str, center: float, variance: Variance) -> dict[str, float | None]:
-    """Return the 95 % interval as "low" and "high" with a suffix; None if it is not known."""
+def _possible_range(
+    cells: Sequence[Scored], weights: Sequence[float]
+) -> tuple[float, float] | None:
+    """Return the least and the greatest value of a sum of weighted scores; None without bounds."""
+    least = greatest = 0.0
+    for cell, weight in zip(cells, weights, strict=True):
+        bounds = None if cell.sample is None else cell.sample.bounds
+        if bounds is None:
+            return None
+        least += min(weight * end for end in bounds)
+        greatest += max(weight * end for end in bounds)
+    return least, greatest
+
+
+def _bounds(
+    suffix: str, center: float, variance: Variance, possible: tuple[float, float] | None
+) -> dict[str, float | None]:
+    """Return the 95 % interval as "low" and "high" with a suffix; None if it is not known.
+
+    Args:
+        possible: the least and the greatest value that there can be; None: there are none.
+    """
     half = half_width(variance)
-    low, high = (None, None) if half is None else (center - half, center + half)
+    if half is None:
+        return {f"low{suffix}": None, f"high{suffix}": None}
+    low, high = center - half, center + half
+    if possible is not None:
+        low, high = max(low, possible[0]), min(high, possible[1])
     return {f"low{suffix}": low, f"high{suffix}": high}
 
 

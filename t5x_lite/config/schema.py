@@ -787,6 +787,10 @@ class CompareConfig(Checked):
     spans: tuple = ()  # texts with ___ that models of span_corruption fill with any number of words
     prompts: tuple = ()  # texts that language models continue
 
+    def __post_init__(self):
+        super().__post_init__()
+        object.__setattr__(self, "tune", _with_tuples(self.tune))
+
     def _contradictions(self) -> Iterator[str]:
         if not self.cells:
             yield "cells: got none, expected names with the settings of a run each"
@@ -830,6 +834,13 @@ class CompareConfig(Checked):
         seeds = {cell.seed for cell in self.cells.values() if isinstance(cell, RunConfig)}
         if self.tune and any(seed <= self.tune_seed < seed + reported for seed in seeds):
             yield f"tune_seed: got {self.tune_seed}, which is reported, too; name another"
+
+
+def _with_tuples(value: Any) -> Any:
+    """Return nested dicts with tuples in place of lists, which is what JSON makes of tuples."""
+    if isinstance(value, dict):
+        return {key: _with_tuples(inner) for key, inner in value.items()}
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _is_file_name(name: str) -> bool:

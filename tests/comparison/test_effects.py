@@ -57,6 +57,20 @@ def test_an_effect_of_seeds_in_common_is_the_t_test_of_its_values():
     assert found["p"] == pytest.approx(stats.ttest_1samp(of_seeds, 0).pvalue)
 
 
+@pytest.mark.parametrize("bounds", [(0.0, 1.0), (-1.0, 1.0)])
+def test_no_interval_of_an_effect_holds_what_cannot_be(bounds):
+    """All right with one level and all wrong with the other: the effect is at its bound."""
+    sample = Sample(np.ones(19), np.arange(19), bounds)
+    width = bounds[1] - bounds[0]
+    values = {cell: np.full((5, 19), bounds[cell.endswith("b")]) for cell in LEVELS}
+    effects = found_in(values, sample)
+    assert effects["b for a"]["high"] == width > effects["b for a"]["low"]
+    assert effects["d for e"]["mean"] == 0
+    for found in effects.values():
+        for suffix in ("", "_over_units", "_otherwise"):
+            assert -2 * width <= found[f"low{suffix}"] <= found[f"high{suffix}"] <= 2 * width
+
+
 def test_an_effect_over_examples_is_that_of_its_scores_of_examples():
     """A product of accuracies lies between −2 and 2, so its interval is as much wider near them."""
     random = np.random.default_rng(0)
