@@ -6,7 +6,7 @@ from t5x_lite import storage
 from t5x_lite.commands.common import add_allow_code, add_workdir, number_type, read_workdir
 from t5x_lite.progress import say
 
-EXAMPLE = "t5x_lite rerun runs/quickstart/report.json --workdir=runs/again --jobs=2"
+EXAMPLE = "t5x_lite rerun runs/quickstart/report.json --workdir=runs/again"
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
@@ -14,8 +14,8 @@ def add_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("path", metavar="REPORT", help="the report.json that compare wrote")
     add_workdir(command)
     add_allow_code(command)
-    help = "number of runs to train at once, each on its share of a CPU's cores"
-    command.add_argument("--jobs", type=number_type(1), default=1, help=help)
+    help = "number of runs to train at once, each on its share of a CPU's cores; default: as then"
+    command.add_argument("--jobs", type=number_type(1), default=0, help=help)
 
 
 def run(args: argparse.Namespace) -> None:

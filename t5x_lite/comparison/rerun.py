@@ -58,9 +58,13 @@ def read_report(path: Path) -> tuple[CompareConfig, Results]:
     return config, results
 
 
-def rerun(path: Path, workdir: Path, jobs: int = 1) -> tuple[Results, list[str]]:
+def rerun(path: Path, workdir: Path, jobs: int = 0) -> tuple[Results, list[str]]:
     """Train everything behind a report again, in `workdir`, which is new or holds what an earlier
     call has left on the way.
+
+    Args:
+        jobs: number of runs to train at once; 0: as many as then, since the cores that a run has
+            decide the last digits of its sums.
 
     Returns:
         The new results, and sentences that say how they compare with the report.
@@ -75,7 +79,7 @@ def rerun(path: Path, workdir: Path, jobs: int = 1) -> tuple[Results, list[str]]
     with user_errors(IO_ERROR, f"{workdir}: cannot be written"):
         workdir.mkdir(parents=True, exist_ok=True)
         mark.write_text(digest)
-    after = run.compare(config, workdir, jobs=jobs)
+    after = run.compare(config, workdir, jobs=jobs or before.get("jobs", 1))
     return after, compared(before, after)
 
 
@@ -128,6 +132,8 @@ def _where(value: Value) -> str:
 
 def _what_else_differs(before: Results, after: Results) -> Iterator[str]:
     """Yield a sentence for each fact about runs, text and machine that is not the same."""
+    if after.get("jobs") != before.get("jobs"):
+        yield f"--jobs={after.get('jobs')}, before {before.get('jobs')}."
     for cell, of in before["cells"].items():
         steps, now = of.get("steps"), after["cells"].get(cell, {}).get("steps")
         if now != steps:

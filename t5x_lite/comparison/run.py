@@ -173,6 +173,7 @@ def _train_and_report(
         # What rerun needs: the comparison as it was asked for, before seeds were added.
         asked = config.max_seeds - looks + 1 if config.max_seeds else config.seeds
         results["config"] = to_dict(dataclasses.replace(config, seeds=asked))
+        results["jobs"] = jobs
         results["hours"] = hours_spent(workdir)
         results["kilowatt_hours"] = kilowatt_hours(sum(results["hours"].values()))
         report.write(results, workdir)

@@ -40,8 +40,6 @@ from t5x_lite.training.loop import train
 
 # Between the values of a try in its name, as in those of fine-tuning
 _SEPARATOR = ","
-
-
 # Settings that cannot be tuned, besides those of the text
 _FIXED = {"seed", "init_from"} | settings_with(RunConfig, RESUMABLE, LOCAL, BUDGET, PATH, SIZE)
 

@@ -29,7 +29,12 @@ def compared_once(tmp_path, text_file):
         "prompts": ("the cat",),
     }
     (tmp_path / "config.py").write_text(f"def get_config():\n    return {config!r}\n")
-    run("compare", f"--config={tmp_path / 'config.py'}", f"--workdir={tmp_path / 'first'}")
+    run(
+        "compare",
+        f"--config={tmp_path / 'config.py'}",
+        f"--workdir={tmp_path / 'first'}",
+        "--jobs=2",
+    )
     return tmp_path / "first"
 
 
@@ -37,6 +42,7 @@ def test_a_report_is_made_again_without_its_directory(compared_once, tmp_path, t
     path = tmp_path / "alone.json"
     (compared_once / "report.json").rename(path)
     out, _ = run("rerun", str(path), f"--workdir={tmp_path / 'again'}")
+    assert (tmp_path / "again/logs/one.txt").exists()  # two at once, as before
     before, after = (json.loads(p.read_text()) for p in (path, tmp_path / "again/report.json"))
     assert f"Every score is equal to the last digit ({len(values_of(before))} in all)." in out
     assert after["config"] == before["config"]
@@ -61,6 +67,7 @@ def test_what_differs_is_said():
     scores = {"loss": {"seed_numbers": [0, 1], "seeds": [2.5, 2.25]}}
     before = {
         "cells": {"gpt": {"scores": scores, "steps": 9}},
+        "jobs": 2,
         "environment": {"date": "2026-01-01", "Python": "3.11.7"},
         "corpus": {"train": {"tokens": 9}, "validation": {"tokens": 5}},
     }
@@ -74,9 +81,11 @@ def test_what_differs_is_said():
     ]
     after["corpus"]["validation"] = {"tokens": 6}
     after["cells"]["gpt"]["steps"] = 8
+    after["jobs"] = 1
     after["cells"]["gpt"]["scores"]["loss"] = {"seed_numbers": [0], "seeds": [2.5]}
     assert compared(before, after) == [
         "1 of 2 are missing, such as gpt, loss, seed 1.",
+        "--jobs=1, before 2.",
         "gpt: 8 steps, before 9.",
         "The validation text is another.",
         "Python: 3.13.1, before 3.11.7.",
