@@ -38,11 +38,13 @@ class Sampling(NamedTuple):
         top_k: sample from the k likeliest tokens, and those that tie with the last; 0: all.
         top_p: sample from the likeliest tokens that together hold this probability (nucleus
             sampling; Holtzman et al., 2020).
+        first_token: the id that each text begins with, whatever the model prefers; None: any.
     """
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
+    first_token: int | None = None
 
 
 class StopTokens(NamedTuple):
@@ -142,7 +144,10 @@ def prefill(
     """Read the prompts and generate the first token, with room for `output_slots` tokens."""
     rows, length = prompt.tokens.shape
     logits, decoder = _read_prompt(config, weights, prompt, length + output_slots)
-    ids = sample(_allowed(logits, stop), jax.random.fold_in(key, 0), sampling)
+    if sampling.first_token is None:
+        ids = sample(_allowed(logits, stop), jax.random.fold_in(key, 0), sampling)
+    else:
+        ids = jnp.full((rows,), sampling.first_token)
     output = jnp.full((rows, output_slots), stop.ends[0]).at[:, 0].set(ids)
     lengths = jnp.asarray(prompt.lengths)
     return DecodeState(decoder, output, lengths, stop.is_end(ids), jnp.array(1), key)
@@ -191,7 +196,7 @@ def sample(logits: Float[Array, "B V"], key: Array, sampling: Sampling) -> Int[A
     >>> sample(jnp.array([[0.0, 3.0, 1.0]]), jax.random.key(0), Sampling()).tolist()
     [1]
     """
-    temperature, top_k, top_p = sampling
+    temperature, top_k, top_p = sampling.temperature, sampling.top_k, sampling.top_p
     if temperature == 0:
         return logits.argmax(-1)
     # Shift the largest logit to 0, so that a very low temperature cannot overflow.

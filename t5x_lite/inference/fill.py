@@ -15,6 +15,7 @@ from t5x_lite.data.objectives.pairs import Pairs
 from t5x_lite.data.ragged import Ragged
 from t5x_lite.data.rows.layouts import RowShape, lay_out
 from t5x_lite.errors import USAGE, UserError
+from t5x_lite.inference.decode_loop import Sampling
 from t5x_lite.inference.generate import bucket_length, generate_ids
 from t5x_lite.model import transformer
 from t5x_lite.model.heads import Params, Row, head_params, logits
@@ -135,7 +136,9 @@ def fill_spans(loaded: LoadedModel, text: str, max_new_tokens: int = 32) -> list
     for number, part in enumerate(rest):
         parts.append(np.append(vocabulary.sentinel(number), part))
     ids = np.concatenate([before_sentinels(loaded), *parts, [vocabulary.eos]]).astype(np.int32)
-    written = generate_ids(loaded, [ids], max_new_tokens)[0]
+    # It writes: <extra_id_0> span <extra_id_1> span. Some models begin short texts otherwise.
+    begins = Sampling(first_token=vocabulary.sentinel(0))
+    written = generate_ids(loaded, [ids], max_new_tokens, begins)[0]
 
     # Cut the output before each sentinel: every span follows the sentinel of its blank.
     sentinel_number = vocabulary.size - 1 - written

@@ -4,7 +4,9 @@ from inference.untrained import untrained
 
 from t5x_lite.errors import UserError
 from t5x_lite.inference import fill as filling
+from t5x_lite.inference.decode_loop import Sampling
 from t5x_lite.inference.fill import fill
+from t5x_lite.inference.generate import generate_ids
 
 
 def test_filling_words_gives_probabilities_that_add_up(make):
@@ -24,7 +26,8 @@ def test_spans_are_read_from_between_the_sentinels(make, monkeypatch, objective,
     encode, sentinel = loaded.tokenizer.encode, loaded.tokenizer.vocabulary.sentinel
     asked = []
 
-    def answer(loaded, inputs, max_new_tokens):
+    def answer(loaded, inputs, max_new_tokens, sampling):
+        assert sampling.first_token == sentinel(0)
         asked.append(loaded.tokenizer.decode(inputs[0]))
         spans = [
             encode("?"),
@@ -39,6 +42,19 @@ def test_spans_are_read_from_between_the_sentinels(make, monkeypatch, objective,
     monkeypatch.setattr(filling, "generate_ids", answer)
     assert fill(loaded, "the ___ sees ___.") == ["ab", " c"]
     assert asked == [f"{mode}the<extra_id_0> sees<extra_id_1>.</s>"]
+
+
+@pytest.mark.parametrize("architecture", ["decoder", "prefix_decoder", "encoder_decoder"])
+def test_a_span_begins_with_its_sentinel_whatever_the_model_prefers(make, architecture):
+    loaded = untrained(make, "span_corruption", architecture)
+    sentinel = loaded.tokenizer.vocabulary.sentinel(0)
+    prompts = [loaded.tokenizer.encode(text) for text in ("the cat", "sees")]
+    begun = generate_ids(loaded, prompts, 6, Sampling(first_token=sentinel))
+    assert [ids[0] for ids in begun] == [sentinel, sentinel]
+    if architecture == "decoder":  # whose texts are one stream: the token may end the prompt
+        prompts = [np.append(ids, sentinel) for ids in prompts]
+        for ids, after in zip(begun, generate_ids(loaded, prompts, 5), strict=True):
+            np.testing.assert_array_equal(ids[1:], after)
 
 
 def test_what_cannot_be_filled(make):
