@@ -46,7 +46,9 @@ def test_each_cell_chooses_its_rate_with_a_seed_and_a_text_that_are_not_reported
     tmp_path, text_file
 ):
     """A rate of 0 learns nothing, and one of 100 diverges, or as good as that."""
-    config = of_two(text_file, tune_budget=0.5)
+    own = tmp_path / "text.txt"
+    own.write_text(text_file.read_text())
+    config = of_two(own, tune_budget=0.5)
     (tmp_path / "config.py").write_text(f"def get_config():\n    return {config!r}\n")
     workdir = tmp_path / "run"
     command = ("compare", f"--config={tmp_path / 'config.py'}", f"--workdir={workdir}")
@@ -93,7 +95,7 @@ def test_each_cell_chooses_its_rate_with_a_seed_and_a_text_that_are_not_reported
     # Another choice does not pass for the runs that are there, and other text tunes anew.
     _, err = run(*command, "--tune=optimizer.learning_rate=0", code=78)
     assert "chooses optimizer.learning_rate=0.0 now, and was trained with 0.003; remove" in err
-    text_file.write_text(text_file.read_text().replace("cat", "cow"))
+    own.write_text(own.read_text().replace("cat", "cow"))
     out, _ = run(*command[:-1], f"--workdir={workdir}", rates, "--cells=gpt", code=65)
     assert "gpt,learning_rate=3e-3: training" in out
     assert "bert,learning_rate=3e-3: training" not in out
@@ -197,8 +199,9 @@ def test_what_tunes_is_the_end_of_the_training_text_and_nothing_that_judges(
     if sources == "apart":
         data = replace(data, validation_source=str(other))
     if sources == "long":
-        with open(text_file, "a") as file:
-            file.write("the cow " * 900 + "\nthe end")
+        long = tmp_path / "long.txt"
+        long.write_text(f"{text_file.read_text()}{'the cow ' * 900}\nthe end")
+        data = replace(data, source=str(long))
     corpus = prepare(data)
     held_out = hold_out(corpus)
     eos = corpus.tokenizer.vocabulary.eos
