@@ -19,6 +19,7 @@ import runpy
 from t5x_lite.config.files import find, merge
 from t5x_lite.data.text.worlds import make_world
 
+# As compare/worlds chose them for the two decoders
 RATES = {"gpt": 5e-3, "gpt_denoising": 2e-2, "bert": 2e-2}
 
 
@@ -38,7 +39,7 @@ def get_config():
         name: merge(cell, {"optimizer": {"learning_rate": RATES[name]}})
         for name, cell in cells.items()
     }
-    config.tune = {}  # the rates are given: trying others takes as long as all the rest
+    config.tune = {}
     config.seeds = 3
     config.baseline = "gpt"
     config.tasks = ("which_land", "which_town")  # the answer first, then the control

@@ -1,4 +1,4 @@
-"""Make a comparison again from its report.json, and say whether the scores are the same."""
+"""Reproduce a comparison from its report.json, and say whether the scores are the same."""
 
 import argparse
 

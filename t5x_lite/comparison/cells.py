@@ -373,20 +373,20 @@ def plan_in_words(
     runs_of_each = config.seeds + tries / len(cells)
     disk = runs_of_each * sum(cell.cost.state_bytes for cell in cells)
     matched = f"matched by {config.match.replace('_', ' ')}"
-    duration = f"at least {_duration(seconds)}" if at_least else _duration(seconds)
+    bound = "at least " if at_least else ""
     seeds_in_words = "1 seed" if config.seeds == 1 else f"{config.seeds} seeds"
     if config.max_seeds > config.seeds:
         seeds_in_words += f" (up to {config.max_seeds})"
     lines.append(
-        f"{matched}; {len(cells)} cells × {seeds_in_words}: {duration} of training, "
-        f"{disk / 1e6:,.0f} MB of checkpoints"
+        f"{matched}; {len(cells)} cells × {seeds_in_words}: {bound}{_duration(seconds)} of "
+        f"training, {disk / 1e6:,.0f} MB of checkpoints"
     )
     if tries:
         of_each = tries / len(cells) * config.tune_budget
         tuning = of_each * sum(cell.total["seconds"] for cell in cells)
-        duration = f"at least {_duration(tuning)}" if at_least else _duration(tuning)
         lines.append(
-            f"tuned before: {tries} tries of {config.tune_budget:g} of the budget each: {duration}"
+            f"tuning: {tries} tries with {config.tune_budget:g} of the budget each: "
+            f"{bound}{_duration(tuning)}"
         )
     return "\n".join(lines)
 

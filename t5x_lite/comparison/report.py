@@ -529,7 +529,8 @@ def _tuning(results: Results) -> list[Part]:
         if of["at_end"]:
             keys = _listed(of["at_end"])
             notes.append(
-                f"{cell} chose an end of the values for {keys}: others beyond may be better."
+                f"{cell} chose the smallest or the largest value of {keys}; values beyond it may "
+                "be better."
             )
     return [Table(["model", *labels], rows, caption), *notes, *of_tasks]
 
@@ -672,8 +673,8 @@ def _parity_notes(results: Results) -> list[Part]:
         notes.append("With the same seed, all cells read the same text in the same order.")
     if len(results["cells"]) > 1 and not _tuning(results):
         notes.append(
-            "No setting was tuned for each cell here: with another learning rate, for example, a "
-            "cell may do better."
+            "No setting was tuned for each cell: another learning rate, for example, may change "
+            "which cell is best."
         )
     return notes
 
@@ -712,19 +713,20 @@ def _samples(results: Results) -> list[Part]:
 
 
 def _environment(results: Results) -> list[Part]:
-    rows = [[key, str(value)] for key, value in results["environment"].items()]
+    rows = [["date", results["date"]]] if "date" in results else []
+    rows += [[key, str(value)] for key, value in results["environment"].items()]
     hours = results.get("hours", {})
     if hours:
         shown = [f"{name} {_hours(amount)}" for name, amount in hours.items() if amount]
         rows.append(["hours", ", ".join([f"{_hours(sum(hours.values()))} in all", *shown])])
         if results["kilowatt_hours"]:
-            energy = f"{_hours(results['kilowatt_hours'])} kWh, of the devices at their rated power"
-            rows.append(["energy", energy])
+            energy = f"{_hours(results['kilowatt_hours'])} kWh"
+            rows.append(["energy", f"{energy}, had all run on these devices at their rated power"])
     parts: list[Part] = [Table(["", ""], rows)] if rows else []
     if "config" in results:
         parts.append(
-            "report.json has the whole config: t5x_lite rerun report.json --workdir=DIR makes this "
-            "again, equal to the last digit on the same machine, if text and versions are the same."
+            "report.json has the whole config: t5x_lite rerun report.json --workdir=DIR reproduces "
+            "this, to the last digit on the same machine with the same text and versions."
         )
     return parts
 

@@ -1,4 +1,4 @@
-"""Make a comparison again from its report.json, and compare the scores.
+"""Reproduce a comparison from its report.json, and compare the scores.
 
 A report has the whole config of its comparison. On the same machine, with the same versions and
 text, every score comes out equal to the last digit, unless the time of a step decides how many
@@ -18,7 +18,6 @@ from t5x_lite.config.permission import permitted_code
 from t5x_lite.errors import BAD_CONFIG, IO_ERROR, USAGE, UserError, read_json, user_errors
 
 Results = Mapping[str, Any]
-_NOT_OF_THE_MACHINE = ("date",)  # entries of the environment that always differ
 _MARK = "rerun.sha256"  # the file in a directory that names the report it was made from
 
 
@@ -143,5 +142,5 @@ def _what_else_differs(before: Results, after: Results) -> Iterator[str]:
             yield f"The {split} text is another."
     for key, value in before.get("environment", {}).items():
         now = after["environment"].get(key)
-        if now != value and key not in _NOT_OF_THE_MACHINE:
+        if now != value:
             yield f"{key}: {now}, before {value}."

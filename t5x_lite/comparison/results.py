@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import mean
 from types import MappingProxyType
@@ -35,7 +36,7 @@ from t5x_lite.comparison.statistics import (
     scores_of,
 )
 from t5x_lite.config import CompareConfig, to_dict
-from t5x_lite.config.files import flatten
+from t5x_lite.config.files import flatten, label_of
 from t5x_lite.config.permission import user_code
 from t5x_lite.config.schema import TUNING
 from t5x_lite.data.store.corpus import Corpus
@@ -117,17 +118,11 @@ def results_of(
         },
         "counting": counting(config, corpus, spans) | by_model(counted_units),
         "finetune": list(config.finetune),
-        "tasks": {
-            name: {
-                "on": answer["on"],
-                "examples": answer["examples"],
-                "chosen": _chosen(answers, name),
-            }
-            for name, answer in tasks.items()
-        },
+        "tasks": {name: _examples_of(name, answers) for name in tasks},
         "corpus": _sizes_of(corpus),
         "lossless": corpus.manifest["lossless"],
         "examples": examples(config, runs),
+        "date": datetime.now(UTC).date().isoformat(),
         "environment": environment(),
         "scaling": laws_of(of_cells, recipes, flatten(config.tune)),
     }
@@ -166,16 +161,17 @@ def _scores_of_runs(
     return values, samples, asked
 
 
-def _chosen(answers: Mapping[str, Answers], name: str) -> dict[str, str]:
-    """Return the settings that each run with a choice chose for the task of a score, as text."""
-    chosen = {}
+def _examples_of(name: str, answers: Mapping[str, Answers]) -> dict[str, Any]:
+    """Return the examples behind a task's score, and the settings that each run chose for it."""
+    found: dict[str, Any] = {"chosen": {}}
     for run, of_run in answers.items():
         answer = of_tasks(of_run).get(name)
-        settings = answer.get("chosen", {}) if answer else {}
-        if settings:
-            values = (f"{key.rpartition('.')[2]}={value}" for key, value in settings.items())
-            chosen[run] = ", ".join(values)
-    return chosen
+        if answer is None:
+            continue
+        found |= {"on": answer["on"], "examples": answer["examples"]}
+        if chosen := answer.get("chosen"):
+            found["chosen"][run] = label_of(chosen)
+    return found
 
 
 def _mean_losses(answers: Sequence[Answers]) -> dict[str, float]:
@@ -376,9 +372,13 @@ def _seconds_of(records: Sequence[dict]) -> float:
     >>> _seconds_of([{"seconds": {"step": n, "compile": 1}} for n in (2, 4, 1, 3)])
     9.0
     """
-    totals = [sum(record.get("seconds", {}).values()) for record in records]
-    ends = [total for total, after in zip(totals, [*totals[1:], 0.0], strict=True) if after < total]
-    return float(sum(ends))
+    ended = last = 0.0
+    for record in records:
+        seconds = sum(record.get("seconds", {}).values())
+        if seconds < last:  # the run was started again
+            ended += last
+        last = seconds
+    return ended + last
 
 
 def _curve(records: list[dict], name: str) -> list[list[float]]:

@@ -137,7 +137,7 @@ def _train_and_report(
     say(plan_in_words(config, cells, len(tries), at_least=config.match != "seconds"))
 
     # Tune the cells that are trained here, and plan their runs again with the values found.
-    trained = {run.cell.name for run in runs if not only or {run.name, run.cell.name} & set(only)}
+    trained = {run.cell.name for run in _chosen(runs, only)}
     tries = [one for one in tries if one.cell in trained]
     untuned = run_tries(tries, jobs, workdir / LOGS)
     tries = [one for one in tries if one.cell not in untuned]
@@ -146,7 +146,7 @@ def _train_and_report(
     runs = seeded_runs(config, cells, workdir)
     check_same_choices(config, [run for run in runs if run.cell.name in tuning])
 
-    chosen = [run for run in runs if not only or {run.name, run.cell.name} & set(only)]
+    chosen = _chosen(runs, only)
     failed = {run.name: untuned[run.cell.name] for run in chosen if run.cell.name in untuned}
     trainable = [run for run in chosen if run.name not in failed]
     if jobs > 1:
@@ -170,9 +170,7 @@ def _train_and_report(
         say("no report yet: run the same command as one process to write it")
     elif finished:
         results = results_of(config, cells, finished, failed, questions, looks, tuning)
-        # What rerun needs: the comparison as it was asked for, before seeds were added.
-        asked = config.max_seeds - looks + 1 if config.max_seeds else config.seeds
-        results["config"] = to_dict(dataclasses.replace(config, seeds=asked))
+        results["config"] = to_dict(as_asked(config, looks))
         results["jobs"] = jobs
         results["hours"] = hours_spent(workdir)
         results["kilowatt_hours"] = kilowatt_hours(sum(results["hours"].values()))
@@ -181,6 +179,22 @@ def _train_and_report(
         name, error = next(iter(failed.items()))
         raise UserError(error.code, f"{len(failed)} of {len(chosen)} runs failed: {name}: {error}")
     return results
+
+
+def _chosen(runs: Sequence[SeededRun], only: Sequence[str]) -> list[SeededRun]:
+    """Return the runs that are named, or whose cell is; all if no name is given."""
+    return [run for run in runs if not only or run.name in only or run.cell.name in only]
+
+
+def as_asked(config: CompareConfig, looks: int) -> CompareConfig:
+    """Return the comparison as it was asked for, before seeds were added: what rerun trains.
+
+    Args:
+        looks: how often it may be looked at, with one seed more each time.
+    """
+    if not config.max_seeds:
+        return config
+    return dataclasses.replace(config, seeds=config.max_seeds - looks + 1)
 
 
 def train_in_turn(runs: Sequence[SeededRun], questions: Questions | None) -> dict[str, UserError]:

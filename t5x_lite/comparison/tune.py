@@ -3,7 +3,7 @@ CompareConfig.tune gives to some settings, and keep the combination with the low
 
     cell ─► tries ─► loss of each on text held out from training ─► the cell with the best values
 
-The text, the seeds and the examples that are reported choose nothing. Tries are ordinary runs in
+Nothing that is reported is used to choose: no seed, no text, no example. Tries are ordinary runs in
 WORKDIR/tuning, each with a file of its loss beside it, so the same command repeats none of them.
 """
 
@@ -19,7 +19,7 @@ from t5x_lite.comparison.cells import Cell, SeededRun
 from t5x_lite.comparison.evaluations import kept_answer
 from t5x_lite.comparison.jobs import run_jobs
 from t5x_lite.config import CompareConfig, RunConfig, to_dict
-from t5x_lite.config.files import build, flatten, merge, nested
+from t5x_lite.config.files import build, flatten, label_of, merge, nested
 from t5x_lite.config.roles import BUDGET, LOCAL, PATH, RESUMABLE, SIZE, settings_with
 from t5x_lite.config.schema import TUNING
 from t5x_lite.data.store.corpus import Corpus, hold_out
@@ -38,8 +38,6 @@ from t5x_lite.resolve import Resolved, resolve, text_data
 from t5x_lite.training.log import read_metrics
 from t5x_lite.training.loop import train
 
-# Between the values of a try in its name, as in those of fine-tuning
-_SEPARATOR = ","
 # Settings that cannot be tuned, besides those of the text
 _FIXED = {"seed", "init_from"} | settings_with(RunConfig, RESUMABLE, LOCAL, BUDGET, PATH, SIZE)
 
@@ -50,10 +48,10 @@ class Try(NamedTuple):
     Attributes:
         cell: its name.
         label: the values as text, such as "learning_rate=0.001".
-        values: setting, by its dotted key → value.
+        values: value of each setting, by its dotted key.
         tuned: the cell with these values.
-        config: the run that tries them.
-        directory: of that run.
+        config: settings of the run that tries them.
+        directory: directory of that run.
     """
 
     cell: str
@@ -62,15 +60,6 @@ class Try(NamedTuple):
     tuned: Resolved
     config: RunConfig
     directory: Path
-
-
-def label_of(values: Mapping[str, Any]) -> str:
-    """Return the values of some settings as text.
-
-    >>> label_of({"optimizer.learning_rate": 0.001, "optimizer.beta2": 0.95})
-    'learning_rate=0.001,beta2=0.95'
-    """
-    return _SEPARATOR.join(f"{key.rpartition('.')[2]}={value}" for key, value in values.items())
 
 
 def combinations(tune: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -90,11 +79,6 @@ def combinations(tune: Mapping[str, Any]) -> list[dict[str, Any]]:
     if not axes:
         return []
     return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
-
-
-def steps_of_try(config: CompareConfig, cell: Cell) -> int:
-    """Return the number of steps of each try of a cell."""
-    return max(round(cell.resolved.steps * config.tune_budget), 1)
 
 
 def plan_tries(config: CompareConfig, cells: Sequence[Cell], workdir: Path) -> list[Try]:
@@ -130,10 +114,11 @@ def _plan_try(config: CompareConfig, cell: Cell, values: dict[str, Any], workdir
         keys = ", ".join(sorted(fixed) or values)
         raise UserError(BAD_CONFIG, f"tune.{keys}: {reason}; make cells of its values (--grid)")
 
-    shorter = with_budget(tuned, steps_of_try(config, cell), evaluations=1)
+    steps = max(round(cell.resolved.steps * config.tune_budget), 1)
+    shorter = with_budget(tuned, steps, evaluations=1)
     run = dataclasses.replace(shorter, seed=config.tune_seed)
     label, checked = label_of(values), flatten(to_dict(tuned))
-    directory = workdir / TUNING / f"{cell.name}{_SEPARATOR}{label}".replace("/", "_")
+    directory = workdir / TUNING / f"{cell.name},{label}"
     return Try(cell.name, label, {key: checked[key] for key in values}, resolved, run, directory)
 
 
@@ -239,7 +224,7 @@ def loss_of_try(config: RunConfig, directory: Path) -> float | None:
     """Train a try, or read what it has reached: its loss on text held out from training; None if it
     diverged.
     """
-    corpus = hold_out(prepare(config.data))
+    corpus = prepare(config.data)
     text = {key: corpus.manifest[key] for key in ("tokenizer", "train", "validation")}
     return kept_answer(
         directory.with_name(f"{directory.name}.json"),
@@ -255,9 +240,10 @@ def _train(config: RunConfig, corpus: Corpus, directory: Path) -> float | None:
         storage.remove_tree(directory)
     say(f"{directory.name}: training in {directory}")
     resolved = resolve(config, corpus.tokenizer.vocabulary)
+    data = text_data(resolved, hold_out(corpus))
     try:
         with foreseen_errors():
-            train(resolved, text_data(resolved, corpus), directory)
+            train(resolved, data, directory)
     except UserError as error:
         if error.code != NOT_FINITE:
             raise

@@ -163,15 +163,8 @@ def changes_of(name: str) -> Settings:
     {'batch_size': 8, 'lengths': {'sequence_length': 128}}
     """
     defaults = flatten(default().to_dict())
-    changes: Settings = {}
-    for key, value in flatten(get_config(name).to_dict()).items():
-        if value != defaults[key]:
-            *sections, last = key.split(".")
-            inner = changes
-            for section in sections:
-                inner = inner.setdefault(section, {})
-            inner[last] = value
-    return changes
+    settings = flatten(get_config(name).to_dict())
+    return nested({key: value for key, value in settings.items() if value != defaults[key]})
 
 
 def parse_grid(axes: Sequence[str], option: str = "--grid") -> dict[str, list[str]]:
@@ -477,18 +470,19 @@ def _axes_of_grid(axes: Sequence[str]) -> list[dict[str, Settings]]:
     for key in settings_with(RunConfig, BUDGET) & set(values_by_key):
         raise UserError(USAGE, f"--grid={key}=…: the budget decides it; set budgets=A,B instead")
     return [
-        {_cell_name(key, value): override({}, [f"{key}={value}"]) for value in values}
+        {label_of({key: value}): override({}, [f"{key}={value}"]) for value in values}
         for key, values in values_by_key.items()
     ]
 
 
-def _cell_name(key: str, value: str) -> str:
-    """Return the name of the cell with this value.
+def label_of(settings: Mapping[str, Any]) -> str:
+    """Return settings, by their dotted names, as a text that a directory can be called.
 
-    >>> _cell_name("optimizer.learning_rate", "1e-3"), _cell_name("data.source", "text/*.txt")
-    ('learning_rate=1e-3', 'source=text_*.txt')
+    >>> label_of({"optimizer.learning_rate": 1e-3, "data.source": "text/*.txt"})
+    'learning_rate=0.001,source=text_*.txt'
     """
-    return f"{key.rpartition('.')[2]}={value.replace('/', '_')}"
+    parts = (f"{key.rpartition('.')[2]}={value}" for key, value in settings.items())
+    return ",".join(parts).replace("/", "_")
 
 
 def _check_effect(cells: dict[str, Any], overrides: Sequence[str]) -> None:

@@ -18,7 +18,7 @@ import jax
 
 from t5x_lite import storage
 from t5x_lite.config import RunConfig, Task
-from t5x_lite.config.files import parse_grid
+from t5x_lite.config.files import label_of, parse_grid
 from t5x_lite.config.permission import named_code, user_code
 from t5x_lite.data.tasks.examples import with_labels_of
 from t5x_lite.data.tasks.kinds.kind import Label
@@ -55,7 +55,7 @@ class Reached(NamedTuple):
 
     best: dict[str, float]  # step and metrics of its best evaluation, by which it was chosen
     scored: Scored  # its score on examples that did not choose
-    validation: TaskSplit
+    validation: TaskSplit  # the examples that chose
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,7 @@ class Trial:
     @property
     def name(self) -> str:
         """Name of the cell's directory; empty without a grid."""
-        parts = [f"{key.rpartition('.')[2]}={value}" for key, value in self.settings.items()]
-        return ",".join(parts)
+        return label_of(self.settings)
 
 
 def finetune(

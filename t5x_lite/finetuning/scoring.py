@@ -33,7 +33,7 @@ class Scored(NamedTuple):
 
     @property
     def value(self) -> float:
-        """Return the metric."""
+        """Return the mean over the units, which is the metric."""
         return sum(self.units.amounts) / len(self.units.amounts)
 
 

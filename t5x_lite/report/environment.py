@@ -1,9 +1,8 @@
-"""The environment of a measurement: date, commit, Python, libraries and devices."""
+"""The environment of a measurement: commit, Python, libraries and devices."""
 
 import os
 import platform
 import subprocess
-from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
@@ -16,7 +15,6 @@ def environment() -> dict[str, str]:
     """Return the versions and devices on which figures may depend, as text."""
     devices = jax.devices()
     return {
-        "date": datetime.now(UTC).date().isoformat(),
         "t5x_lite": f"{version('t5x_lite')}{_commit()}",
         "Python": platform.python_version(),
         "libraries": ", ".join(f"{library} {version(library)}" for library in _LIBRARIES),

@@ -45,6 +45,15 @@ def of_two():
     return laws_of(cells_of("span_bits_left", gpt=GPT, bert=BERT))
 
 
+def test_a_rate_that_each_size_chose_does_not_part_a_law():
+    cells = cells_of(gpt=GPT)
+    rates = {name: of["parameters"] for name, of in cells.items()}
+    recipes = {"optimizer.learning_rate": rates}
+    assert ladder.laws_of(cells, recipes) == {}
+    found = ladder.laws_of(cells, recipes, ["optimizer.learning_rate"])
+    assert list(found["loss"]["objectives"]) == ["gpt, decoder"]
+
+
 def test_laws_are_found_in_cells():
     found = laws_of(cells_of(gpt=GPT, bert=BERT, seeds=2))["loss"]
     assert list(found["objectives"]) == ["gpt, decoder", "bert, decoder"]

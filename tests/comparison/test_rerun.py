@@ -1,6 +1,7 @@
 """A comparison made again from its report."""
 
 import copy
+import dataclasses
 import json
 
 import pytest
@@ -8,6 +9,7 @@ from conftest import run, settings
 
 from t5x_lite.comparison.rerun import compared, read_report, values_of
 from t5x_lite.comparison.results import hours_spent
+from t5x_lite.comparison.run import as_asked
 from t5x_lite.config.files import build_comparison
 from t5x_lite.errors import UserError
 
@@ -68,11 +70,11 @@ def test_what_differs_is_said():
     before = {
         "cells": {"gpt": {"scores": scores, "steps": 9}},
         "jobs": 2,
-        "environment": {"date": "2026-01-01", "Python": "3.11.7"},
+        "environment": {"Python": "3.11.7"},
         "corpus": {"train": {"tokens": 9}, "validation": {"tokens": 5}},
     }
     after = copy.deepcopy(before)
-    after["environment"] = {"date": "2026-02-02", "Python": "3.13.1"}
+    after["environment"] = {"Python": "3.13.1"}
     assert compared(before, after) == ["Every score is equal to the last digit (2 in all)."]
     after["cells"]["gpt"]["scores"]["loss"]["seeds"][1] = 2.125
     assert compared(before, after) == [
@@ -116,6 +118,16 @@ def test_what_is_no_report_is_refused(tmp_path, text, expected):
         path.write_text(text)
     with pytest.raises(UserError, match=expected):
         read_report(path)
+
+
+def test_a_comparison_that_added_seeds_begins_again_with_the_first():
+    cells = {"a": {"data": {"lengths": {"sequence_length": 8}}}}
+    config = build_comparison({"cells": cells, "seeds": 3, "max_seeds": 12})
+    for looked in range(4):
+        seen = dataclasses.replace(config, seeds=3 + looked)
+        assert as_asked(seen, looks=10) == config
+    config = build_comparison({"cells": cells, "seeds": 3})
+    assert as_asked(config, looks=1) == config
 
 
 def test_hours_are_those_of_every_start(tmp_path):

@@ -54,7 +54,7 @@ def test_each_cell_chooses_its_rate_with_a_seed_and_a_text_that_are_not_reported
     command = ("compare", f"--config={tmp_path / 'config.py'}", f"--workdir={workdir}")
     rates = "--tune=optimizer.learning_rate=0,3e-3,100"
     out, _ = run(*command, rates, "--dry-run")
-    assert "tuned before: 6 tries of 0.5 of the budget each" in out
+    assert "tuning: 6 tries with 0.5 of the budget each" in out
     assert not (workdir / "tuning").exists()
 
     out, _ = run(*command, rates)
@@ -164,6 +164,17 @@ def test_what_cannot_be_tuned_is_refused_before_anything_is_trained(
     cells = planning.plan_cells(config, tmp_path)
     with pytest.raises(UserError, match=expected):
         tune.plan_tries(config, cells, tmp_path)
+
+
+def test_each_budget_is_tuned_by_itself(tmp_path, text_file):
+    values = {"optimizer": {"learning_rate": (1e-3, 2e-3)}}
+    config = of_two(text_file, tune=values, budget=0, budgets=(4 * 320, 8 * 320), tune_budget=0.5)
+    config = build_comparison(config)
+    cells = planning.plan_cells(config, tmp_path)
+    tries = tune.plan_tries(config, cells, tmp_path)
+    assert len({one.directory for one in tries}) == len(tries) == 2 * 2 * 2
+    assert [one.config.training.steps for one in tries] == [2] * 4 + [4] * 4
+    assert [one.tuned.steps for one in tries] == [4] * 4 + [8] * 4
 
 
 def test_a_reported_seed_tunes_nothing(text_file):
