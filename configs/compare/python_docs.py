@@ -37,6 +37,7 @@ def get_config():
         name: merge(changes_of(f"{name}_tiny"), changes) for name, changes in CHANGES.items()
     }
     config.budget = 400 * 8 * 128  # raw tokens: 400 steps of 8 rows
+    config.adapt_tokens = 50 * 8 * 128
     config.update(span_count=128, evaluations=3, other_objectives=False)
     config.update(tasks=("which_module",), from_scratch=True)
     config.finetune = ("data.epochs=2", "optimizer.learning_rate=5e-3")

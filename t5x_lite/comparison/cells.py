@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from t5x_lite.comparison.adaptation import check_adaptation, plan_adaptation
 from t5x_lite.comparison.budget import (
     StepCost,
     Timings,
@@ -200,6 +201,10 @@ def plan_comparison(
     questions = questions_of(config, cells)
     _check_decide_by(config)
     check_tasks(questions, {cell.name: cell.resolved.config for cell in cells})
+    check_adaptation(
+        questions.adaptation,
+        {cell.name: (cell.resolved.config, cell.data.tokenizer.vocabulary) for cell in cells},
+    )
     return cells, runs, questions
 
 
@@ -407,6 +412,7 @@ def questions_of(config: CompareConfig, cells: Sequence[Cell]) -> Questions:
     objectives = dict.fromkeys(cell.resolved.config.objective for cell in cells)
     return Questions(
         spans=spans_of(config, cells),
+        adaptation=plan_adaptation(config.adapt_tokens, [cell.data.plan for cell in cells]),
         objectives=tuple(objectives) if config.other_objectives else (),
         tasks=config.tasks,
         settings=config.finetune,

@@ -2,6 +2,7 @@
 kept in the run's directory, because computing them takes a while:
 
     span_bits.json                bits of each held-out span, see span_bits.py
+    adapted.json                  the same, once adapted in adapted/, see adaptation.py
     other_objectives.json         validation loss under the objectives of the other cells
     tasks/NAME.json               score on a task, after fine-tuning in tasks/NAME
     tasks/NAME-from-scratch.json  score on a task, after training from fresh parameters
@@ -20,7 +21,8 @@ from typing import Any, NotRequired, TypedDict
 import jax
 
 from t5x_lite import storage
-from t5x_lite.comparison.span_bits import Span, scored_contexts, span_bits
+from t5x_lite.comparison.adaptation import ADAPTED_RUN, Adaptation, adapted_bits
+from t5x_lite.comparison.span_bits import Span, SpanBits, scored_contexts, span_bits
 from t5x_lite.config import RunConfig, Task
 from t5x_lite.config.permission import user_code
 from t5x_lite.data.rows.batches import TextData
@@ -46,6 +48,7 @@ class Questions:
 
     Attributes:
         spans: held-out spans that every model is scored on.
+        adaptation: what every model reads as a prefix language model, to be scored again.
         objectives: objectives whose validation loss is measured, if the architecture can learn
             them.
         tasks: tasks to evaluate on, written as for `finetune --task`.
@@ -56,6 +59,7 @@ class Questions:
     """
 
     spans: Sequence[Span] = ()
+    adaptation: Adaptation | None = None
     objectives: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()
@@ -94,13 +98,15 @@ class Answers:
     """Results of the extra evaluations of one run.
 
     Attributes:
-        span_bits: context → bits of each span.
+        span_bits: context → fields of span_bits.SpanBits → bits of each span.
+        adapted_bits: bits of each span once the model is adapted; empty if it is not.
         losses: objective → validation loss in nats per scored token.
         tasks: task → its first metric, on examples that chose nothing.
         from_scratch: the same, for models trained from fresh parameters.
     """
 
-    span_bits: dict[str, list[float]]
+    span_bits: dict[str, dict[str, list[float]]]
+    adapted_bits: list[float]
     losses: dict[str, float]
     tasks: dict[str, TaskAnswer]
     from_scratch: dict[str, TaskAnswer]
@@ -139,8 +145,13 @@ def measure(workdir: Path, questions: Questions) -> Answers:
     return Answers(
         span_bits=kept_answer(
             workdir / "span_bits.json",
-            {"step": step, "spans": digest},
+            {"step": step, "spans": digest, "kinds": SpanBits._fields},
             lambda: _span_bits(workdir, questions.spans),
+        ),
+        adapted_bits=kept_answer(
+            workdir / f"{ADAPTED_RUN}.json",
+            {"step": step, "spans": digest, "adaptation": questions.adaptation},
+            partial(_adapted_bits, workdir, questions),
         ),
         losses=kept_answer(
             workdir / "other_objectives.json",
@@ -168,13 +179,27 @@ def kept_answer(path: Path, key: dict[str, Any], compute: Callable[[], Any]) -> 
     return answer
 
 
-def _span_bits(workdir: Path, spans: Sequence[Span]) -> dict[str, list[float]]:
+def _span_bits(workdir: Path, spans: Sequence[Span]) -> dict[str, dict[str, list[float]]]:
     """Return −log₂ p of each span, for each context that the model can read."""
     if not spans:
         return {}
     loaded = run_directory.load(workdir)
-    contexts = scored_contexts(loaded)
-    return {context: span_bits(loaded, spans, context).round(6).tolist() for context in contexts}
+    return {
+        context: {
+            kind: bits.round(6).tolist()
+            for kind, bits in span_bits(loaded, spans, context)._asdict().items()
+            if bits is not None
+        }
+        for context in scored_contexts(loaded)
+    }
+
+
+def _adapted_bits(workdir: Path, questions: Questions) -> list[float]:
+    """Return −log₂ p of each span after the text before it, once the model is adapted."""
+    if questions.adaptation is None or not questions.spans:
+        return []
+    directory = workdir / ADAPTED_RUN
+    return adapted_bits(workdir, questions.adaptation, questions.spans, directory)
 
 
 def _losses(workdir: Path, objectives: Sequence[str]) -> dict[str, float]:

@@ -24,8 +24,11 @@ _ONE_SEED = "one seed: how much luck matters is not known"
 _MOST_LISTED = 4  # cells that a sentence names
 _EQUAL = 0.01  # relative difference below which two amounts count as equal
 
+# Bits of spans after the text before them, of models that were adapted to be asked for them
+ADAPTED = "adapted_bits"
 # Score → heading, and True if lower is better
 SCORES = {
+    ADAPTED: ("bits per byte, adapted", True),
     "span_bits_left": ("span bits per byte, text before", True),
     "span_bits_both": ("span bits per byte, text on both sides", True),
     "bits_per_byte": ("bits per byte, whole text", True),
@@ -65,6 +68,7 @@ def report(results: Results) -> Page:
         ),
         Section("How each model was tuned", _tuning(results)),
         Section("Each model under each objective", _other_objectives(results)),
+        Section("What knowing the end of a span is worth", _ends_of_spans(results)),
         Section("Learning curves", _learning_curves(results)),
         Section("What each run cost", [parity_sheet(results), *_parity_notes(results)]),
         Section("Settings that differ", _recipes(results)),
@@ -81,23 +85,6 @@ def report(results: Results) -> Page:
 def _answer(results: Results) -> str:
     """Return the main results in a few sentences."""
     sentences = []
-    cells, counted = results["cells"], results["counting"]
-
-    # What each cell needs for a span, then a trigram model for comparison.
-    for name, given in (
-        ("span_bits_left", "only the text before a gap"),
-        ("span_bits_both", "the text on both sides of a gap"),
-    ):
-        if ranked := _ranked(results, name):
-            sentences.append(_ranking(results, name, ranked, f"Given {given}", "predicts it best"))
-    trigram = counted.get("Kneser-Ney trigram", {}).get("span_bits_left")
-    if trigram and sentences:
-        sentence = f"A trigram model, which only counts, needs {trigram:.3f} given the text before"
-        scores = [of["scores"].get("span_bits_left") for of in cells.values()]
-        means = [score["mean"] for score in scores if score]
-        if means and trigram < min(means):
-            sentence += ", fewer than any of these models"
-        sentences.append(f"{sentence}.")
 
     # The cells on each task, and those that counting beats.
     for name in filter(_is_of_task, _score_names(results)):
@@ -108,19 +95,51 @@ def _answer(results: Results) -> str:
             sentences.append(_ranking(results, name, ranked, f"On {task}", best))
             sentences += _beaten_by_counting(results, name, ranked)
             sentences += _effects_in_words(results, name)
+
+    # What each cell needs for a span, once all are adapted to continue a text. Without tasks and
+    # adaptation, each is asked in the way it was trained.
+    sentences += _bits_in_words(results, ADAPTED)
+    if not sentences:
+        sentences += _bits_in_words(results, "span_bits_left")
+        sentences += _bits_in_words(results, "span_bits_both")
     if sentences and results["seeds"] == 1:
         sentences.insert(0, f"{_ONE_SEED[0].upper()}{_ONE_SEED[1:]}.")
     sentences += scaling_report.sentences(results["scaling"])
 
     # Without any of these: the validation losses.
     if not sentences:
-        for cell, of in cells.items():
+        for cell, of in results["cells"].items():
             if "loss" in of["scores"]:
                 loss = of["scores"]["loss"]["mean"]
                 sentences.append(f"{cell} reached a validation loss of {loss:.3f} nats.")
     if failed := len(results["failed"]):
         sentences.append(f"{failed} {'run' if failed == 1 else 'runs'} failed: see below.")
     return " ".join(sentences)
+
+
+def _bits_in_words(results: Results, name: str) -> list[str]:
+    """Return sentences on a score in bits per byte of spans: of the cells, then of a trigram model;
+    none if the cells cannot be compared in it.
+    """
+    ranked = _ranked(results, name)
+    if not ranked:
+        return []
+    question = {
+        ADAPTED: (
+            f"After {short(results.get('adapt_tokens', 0))} tokens more as prefix language models, "
+            "given the text before a gap"
+        ),
+        "span_bits_left": "Given only the text before a gap",
+        "span_bits_both": "Given the text on both sides of a gap",
+    }[name]
+    sentences = [_ranking(results, name, ranked, question, "predicts it best")]
+    trigram = results["counting"].get("Kneser-Ney trigram", {}).get(name)
+    if trigram:
+        sentence = f"A trigram model, which only counts, needs {trigram:.3f} given the text before"
+        if trigram < min(score["mean"] for score in ranked.values()):
+            sentence += ", fewer than any of these models"
+        sentences.append(f"{sentence}.")
+    return sentences
 
 
 def _ranked(results: Results, name: str) -> dict[str, dict[str, Any]]:
@@ -150,7 +169,8 @@ def _ranking(
         question: how the sentence begins.
         best: its verb, for a best cell that is resolved.
     """
-    unit = " bits per byte" if name in ("span_bits_left", "span_bits_both") else ""
+    is_of_bits = name in (ADAPTED, "span_bits_left", "span_bits_both")
+    unit = " bits per byte" if is_of_bits else ""
     shown = [f"{cell} {_shown(name, score['mean'])}" for cell, score in ranked.items()]
     listed = ", ".join(shown[:_MOST_LISTED]) + unit
     if len(shown) > _MOST_LISTED:
@@ -215,16 +235,18 @@ def _effects_in_words(results: Results, name: str) -> list[str]:
 
 
 def _score_names(results: Results) -> list[str]:
-    """Return the names of all scores, with those on each objective's own targets last."""
+    """Return the names of all scores in the order of the report."""
     return in_order(name for of in results["cells"].values() for name in of["scores"])
 
 
 def in_order(scores: Iterable[str]) -> list[str]:
-    """Return the names of scores in the order of the report, without repeats."""
+    """Return the names of scores in the order of the report, without repeats: first of tasks, last
+    of each objective's own targets.
+    """
     names = dict.fromkeys(scores)
     common = [name for name in SCORES if name in names and name not in _OWN]
     of_tasks = [name for name in names if _is_of_task(name)]
-    return [*common, *of_tasks, *(name for name in _OWN if name in names)]
+    return [*of_tasks, *common, *(name for name in _OWN if name in names)]
 
 
 def name_of_task_score(task: str, metric: str) -> str:
@@ -359,8 +381,16 @@ def _reading_notes(results: Results) -> list[Part]:
             "Span bits per byte: how many bits a model needs to predict a span of held-out text, "
             f"per byte. All models are asked for the same {spans['count']:,} spans "
             f"({spans['bytes']:,} bytes) of {spans['passages']:,} passages. The two columns ask "
-            "different questions, so do not compare them. A masked model sees from its masks how "
-            "many tokens a span has. Other models do not, but the end of a span is not counted."
+            "different questions, so do not compare them. All are told how many tokens the span "
+            "has: a masked model by its masks; with sentinels, the token that would end the span "
+            "is left out at each step; a language model goes on in any case."
+        )
+    if results.get("adapt_tokens"):
+        notes.append(
+            f"Bits per byte, adapted: each model then reads {short(results['adapt_tokens'])} raw "
+            "tokens as a prefix language model, with its own optimizer, and is asked for the same "
+            "spans, given the text before. This is the one question that all text-to-text models "
+            "answer in the same way. An encoder writes no text, and is left out."
         )
     notes.append(
         "Validation loss: nats per scored token. Each objective scores other tokens, so losses of "
@@ -388,7 +418,7 @@ def _reading_notes(results: Results) -> list[Part]:
 def _interval_charts(results: Results) -> list[Part]:
     """Return charts of the span bits of each cell with their intervals."""
     parts: list[Part] = []
-    for name in ("span_bits_left", "span_bits_both"):
+    for name in (ADAPTED, "span_bits_left", "span_bits_both"):
         cells = {
             cell: of["scores"][name]
             for cell, of in results["cells"].items()
@@ -567,6 +597,29 @@ def _other_objectives(results: Results) -> list[Part]:
         "that has never seen a sentinel or a mask does badly for that reason."
     )
     return [Table(["model", *objectives], rows, caption), note]
+
+
+def _ends_of_spans(results: Results) -> list[Part]:
+    """Return the table of span bits by what is known and asked about the end of a span."""
+    kinds = {
+        "given_length": "given its length",
+        "beginning": "length not given",
+        "with_end": "and that it ends there",
+    }
+    sides = {"left": "text before", "both": "text on both sides"}
+    rows = [
+        [cell, sides[context], *(f"{of[kind]:.3f}" for kind in kinds)]
+        for cell, contexts in results.get("span_ends", {}).items()
+        for context, of in contexts.items()
+    ]
+    if not rows:
+        return []
+    note = (
+        "Bits per byte of a span, for models with sentinels, which may end a span after any token. "
+        "Given its length, they may not; otherwise they must also know that it does not end "
+        "earlier, and in the last column, that it ends where it does."
+    )
+    return [Table(["model", "given", *kinds.values()], rows), note]
 
 
 # Curves.

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from t5x_lite.comparison import report
+from t5x_lite.comparison.adaptation import ADAPTED_RUN
 from t5x_lite.comparison.cells import Cell, SeededRun, order_of_text
 from t5x_lite.comparison.effects import effects_of
 from t5x_lite.comparison.evaluations import (
@@ -116,6 +117,11 @@ def results_of(
             "bytes": int(sample.sizes.sum()),
             "passages": len(set(sample.clusters.tolist())),
         },
+        "span_ends": {
+            cell.name: ends_of_spans([answers[run.name] for run in runs if run.cell is cell], spans)
+            for cell in cells
+        },
+        "adapt_tokens": config.adapt_tokens,
         "counting": counting(config, corpus, spans) | by_model(counted_units),
         "finetune": list(config.finetune),
         "tasks": {name: _examples_of(name, answers) for name in tasks},
@@ -155,6 +161,8 @@ def _scores_of_runs(
         values[cell][run.seed] = _values_of(of_run, summaries[run.name])
         for context in of_run.span_bits:
             samples[cell][_span_score(context)] = of_spans
+        if of_run.adapted_bits:
+            samples[cell][report.ADAPTED] = of_spans
         for name, answer in of_tasks(of_run).items():
             samples[cell][name] = sample_of(answer)
             asked[cell][name] = question_behind(answer)
@@ -182,6 +190,21 @@ def _mean_losses(answers: Sequence[Answers]) -> dict[str, float]:
 def _span_score(context: str) -> str:
     """Return the name of the score of spans that are asked in a context."""
     return f"span_bits_{context}"
+
+
+def ends_of_spans(answers: Sequence[Answers], spans: Sequence[Span]) -> dict[str, dict[str, float]]:
+    """Return the bits per byte of spans by what is known and asked about their ends, for models
+    with sentinels: context → fields of span_bits.SpanBits → mean over seeds.
+    """
+    size = num_bytes(spans).sum()
+    found: dict[str, dict[str, float]] = {}
+    for context, kinds in (answers[0].span_bits if answers else {}).items():
+        if "with_end" in kinds:
+            found[context] = {
+                kind: float(mean(sum(one.span_bits[context][kind]) for one in answers) / size)
+                for kind in kinds
+            }
+    return found
 
 
 def question_behind(answer: TaskAnswer) -> str:
@@ -219,7 +242,11 @@ def rule_of(config: CompareConfig, values: Mapping[str, Mapping[int, Values]], l
 
 def _values_of(answers: Answers, summary: Mapping[str, Any]) -> Values:
     """Collect the scores of one run: of spans, of tasks, and of its validation split."""
-    of_spans = {_span_score(context): bits for context, bits in answers.span_bits.items()}
+    of_spans = {
+        _span_score(context): kinds["given_length"] for context, kinds in answers.span_bits.items()
+    }
+    if answers.adapted_bits:
+        of_spans[report.ADAPTED] = answers.adapted_bits
     of_validation = ("loss", "accuracy", "bits_per_byte")
     return {
         **{name: np.array(bits) for name, bits in of_spans.items()},
@@ -344,13 +371,15 @@ def hours_spent(workdir: Path) -> dict[str, float]:
     """Return the hours that the runs below a comparison's directory took, with compilation and
     evaluation on the way: those that are reported, their tasks, and tuning.
     """
-    hours = {"runs": 0.0, "tasks": 0.0, "tuning": 0.0}
+    hours = {"runs": 0.0, "tasks": 0.0, "adaptation": 0.0, "tuning": 0.0}
     for path in workdir.glob("**/metrics.jsonl"):
         parts = path.relative_to(workdir).parts
         if parts[0] == TUNING:
             part = "tuning"
+        elif "tasks" in parts[1:]:
+            part = "tasks"
         else:
-            part = "tasks" if "tasks" in parts else "runs"
+            part = "adaptation" if ADAPTED_RUN in parts[1:] else "runs"
         hours[part] += _seconds_of(read_metrics(path)) / 3600
     return hours
 
@@ -418,7 +447,10 @@ def counting(
     }
     if spans:
         for name, bits in counted_bits(corpus, spans).items():
-            counted[name]["span_bits_left"] = float(bits.sum() / num_bytes(spans).sum())
+            per_byte = float(bits.sum() / num_bytes(spans).sum())
+            counted[name]["span_bits_left"] = per_byte
+            if config.adapt_tokens:
+                counted[name][report.ADAPTED] = per_byte
     return counted
 
 

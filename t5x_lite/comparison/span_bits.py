@@ -3,8 +3,9 @@ model needs per byte of held-out spans, given the text around them.
 
 Spans are drawn as words by a seed, so they are the same for every tokenizer. Each model is asked in
 the way it was trained: a decoder continues the text before the span, a denoiser reads a sentinel
-in its place, and an encoder fills masks from left to right. The token that ends a span is never
-counted.
+in its place, and an encoder fills masks from left to right. What is compared is p(span | its
+length): an encoder sees from its masks how long a span is, and a language model goes on after it,
+so a denoiser must not pay for the possibility that it ends.
 """
 
 import math
@@ -39,6 +40,15 @@ _SHORTEST_LEFT = 4  # minimum number of words before a span
 _PASSAGE = 1000  # maximum number of words of a passage
 # Maximum number of special ids: in the inputs or targets of a row, and in a row that holds both
 _IN_ONE_STACK, _IN_BOTH = 4, 5
+
+
+class SpanBits(NamedTuple):
+    """−log₂ p of each span: [spans]. The last two are known of models with sentinels only."""
+
+    # p(span | its number of tokens): at no token, the span may end before it
+    given_length: np.ndarray
+    beginning: np.ndarray | None = None  # p(the answer begins with the span)
+    with_end: np.ndarray | None = None  # p(the answer is the span)
 
 
 class Span(NamedTuple):
@@ -161,8 +171,8 @@ def scored_contexts(loaded: LoadedModel) -> tuple[Context, ...]:
     return ("left",) * continues + ("both",) * fills
 
 
-def span_bits(loaded: LoadedModel, spans: Sequence[Span], context: Context) -> np.ndarray:
-    """Return −log₂ p(span | context) of each span: [spans].
+def span_bits(loaded: LoadedModel, spans: Sequence[Span], context: Context) -> SpanBits:
+    """Return −log₂ p(span | context) of each span.
 
     With the context "left", models of masks and of sentinels read no text after the span.
     """
@@ -171,8 +181,19 @@ def span_bits(loaded: LoadedModel, spans: Sequence[Span], context: Context) -> n
     after = [encode(span.right if context == "both" else "") for span in spans]
     asked = [encode(span.text) for span in spans]
     scores = _method(loaded, context)(loaded, before, after, asked)
-    nats = [one.nats[: len(ids)].sum() for one, ids in zip(scores, asked, strict=True)]
-    return -np.array(nats) / math.log(2)
+    beginning = np.zeros(len(spans))
+    goes_on = np.zeros(len(spans))
+    with_end = np.zeros(len(spans))
+    for number, (one, ids) in enumerate(zip(scores, asked, strict=True)):
+        beginning[number] = one.nats[: len(ids)].sum()
+        with_end[number] = one.nats.sum()
+        if one.goes_on_nats is not None:
+            goes_on[number] = one.goes_on_nats[: len(ids)].sum()
+    if loaded.rows.uses_sentinels:
+        nats = (beginning - goes_on, beginning, with_end)
+    else:
+        nats = (beginning,)
+    return SpanBits(*(-of_spans / math.log(2) for of_spans in nats))
 
 
 def _method(loaded: LoadedModel, context: Context) -> Callable[..., list[TokenScores]]:

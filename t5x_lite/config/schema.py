@@ -772,6 +772,9 @@ class CompareConfig(Checked):
     # Held-out spans, of one word or several, whose bits per byte all models are asked for; 0: none
     span_count: NonNegative = 1024
     span_context: Annotated[int, Range(2, 4096)] = 48  # words around a span, on both sides together
+    # Raw tokens that each model then reads as a prefix language model, with its own optimizer, so
+    # that all can be asked in one way for a span, given the text before it; 0: none
+    adapt_tokens: NonNegative = 0
     # Whether each model is evaluated under the objectives of the other cells, too, where its
     # architecture can learn them
     other_objectives: bool = True
@@ -805,6 +808,8 @@ class CompareConfig(Checked):
                 )
             if not isinstance(cell, RunConfig):
                 yield f"cells.{name}: got {cell!r}, expected a RunConfig"
+        if self.adapt_tokens and not self.span_count:
+            yield "span_count: got 0, but adapt_tokens asks for spans; set one of them"
         if self.max_seeds and self.max_seeds < self.seeds:
             yield f"max_seeds: got {self.max_seeds}, expected at least seeds, {self.seeds}"
         if self.max_seeds and self.seeds < 2:

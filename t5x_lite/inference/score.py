@@ -97,6 +97,7 @@ class _Piece(NamedTuple):
     text: int  # index of the text
     inputs: np.ndarray
     targets: np.ndarray
+    end: int | None  # the id that ends the text, if there is one
 
 
 class TokenScores(NamedTuple):
@@ -104,6 +105,8 @@ class TokenScores(NamedTuple):
 
     nats: np.ndarray  # log-probability of each token
     is_likeliest: np.ndarray  # True where no other token is likelier
+    # Log-probability that the text does not end before the token, if something ends it
+    goes_on_nats: np.ndarray | None = None
 
 
 def target_log_probabilities(
@@ -114,14 +117,20 @@ def target_log_probabilities(
 
 
 def score_targets(
-    loaded: LoadedModel, inputs: list[np.ndarray], targets: list[np.ndarray]
+    loaded: LoadedModel,
+    inputs: list[np.ndarray],
+    targets: list[np.ndarray],
+    ends: Sequence[int] = (),
 ) -> list[TokenScores]:
     """Score each token of a target, given its inputs and the targets before it; all are ids.
+
+    Args:
+        ends: for each target, the id that ends it, for TokenScores.goes_on_nats; empty: none.
 
     Raises:
         UserError: if the inputs are too long.
     """
-    pieces = _pieces(loaded, inputs, targets)
+    pieces = _pieces(loaded, inputs, targets, ends or [None] * len(targets))
     parts: list[np.ndarray] = [np.zeros(0)] * len(pieces)
     lengths = [len(piece.inputs) + len(piece.targets) for piece in pieces]
     for numbers in like_lengths(lengths):
@@ -131,13 +140,13 @@ def score_targets(
             parts[number] = row
 
     # Join the pieces of each text.
-    of_text: list[list[np.ndarray]] = [[np.zeros((2, 0))] for _ in targets]
+    of_text: list[list[np.ndarray]] = [[np.zeros((3 if ends else 2, 0))] for _ in targets]
     for piece, part in zip(pieces, parts, strict=True):
         of_text[piece.text].append(part)
     scores = []
     for columns in of_text:
-        nats, is_likeliest = np.concatenate(columns, 1)
-        scores.append(TokenScores(nats, is_likeliest > 0))
+        nats, is_likeliest, *goes_on_nats = np.concatenate(columns, 1)
+        scores.append(TokenScores(nats, is_likeliest > 0, *goes_on_nats))
     return scores
 
 
@@ -184,7 +193,10 @@ def like_lengths(lengths: Sequence[int]) -> Iterator[list[int]]:
 
 
 def _pieces(
-    loaded: LoadedModel, inputs: list[np.ndarray], targets: list[np.ndarray]
+    loaded: LoadedModel,
+    inputs: list[np.ndarray],
+    targets: list[np.ndarray],
+    ends: Sequence[int | None],
 ) -> list[_Piece]:
     """Cut targets into pieces that fit a row, each after all of its inputs.
 
@@ -193,7 +205,8 @@ def _pieces(
     """
     model = loaded.model
     pieces = []
-    for number, (context, ids) in enumerate(zip(inputs, targets, strict=True)):
+    texts = zip(inputs, targets, ends, strict=True)
+    for number, (context, ids, end) in enumerate(texts):
         # On one stack, inputs and targets share the positions of a row.
         if model.is_encoder_decoder:
             room = model.max_length
@@ -205,12 +218,12 @@ def _pieces(
             reason = f"the context has {len(context)} tokens, the model reads {model.max_length}"
             raise UserError(USAGE, f"score: {reason}; shorten it")
         for start in range(0, len(ids), room):
-            pieces.append(_Piece(number, context, ids[start : start + room]))
+            pieces.append(_Piece(number, context, ids[start : start + room], end))
     return pieces
 
 
 def _score_pieces(loaded: LoadedModel, pieces: list[_Piece]) -> list[np.ndarray]:
-    """Return the scores of _decoder_scores for the targets of each piece: [2, targets]."""
+    """Return the scores of _decoder_scores for the targets of each piece: [2 or 3, targets]."""
     model = loaded.model
     inputs = [piece.inputs for piece in pieces]
     starts = np.full(len(inputs), loaded.start)
@@ -230,8 +243,10 @@ def _score_pieces(loaded: LoadedModel, pieces: list[_Piece]) -> list[np.ndarray]
         both = bucket(pairs.inputs.lengths + pairs.targets.lengths)
         shape = RowShape(decoder=both, bidirectional_prefix=model.architecture == "prefix_decoder")
     row = lay_out(pairs, shape, loaded.tokenizer.vocabulary, starts=starts)
+    of_pieces = [piece.end for piece in pieces]
+    ends = None if None in of_pieces else np.array(of_pieces)
     with loaded.within():
-        scores = to_host(_decoder_scores(model, loaded.params, row))
+        scores = to_host(_decoder_scores(model, loaded.params, row, ends))
     # Where inputs and targets share a stack, the targets come after the inputs.
     first = [0] * len(inputs) if model.is_encoder_decoder else map(len, inputs)
     parts = zip(scores, first, pieces, strict=True)
@@ -239,24 +254,33 @@ def _score_pieces(loaded: LoadedModel, pieces: list[_Piece]) -> list[np.ndarray]
 
 
 @partial(jax.jit, static_argnums=0)
-def _decoder_scores(model: ModelDimensions, params: Params, row: Row) -> Float[Array, "B 2 D"]:
-    """Return log P of the target at each position, and 1 if it is the likeliest token, else 0."""
+def _decoder_scores(
+    model: ModelDimensions, params: Params, row: Row, ends: Int[Array, "B"] | None
+) -> Float[Array, "B scores D"]:
+    """Return log P of the target at each position, and 1 if it is the likeliest token, else 0; with
+    an id of `ends` for each row, also log P of any other id at each position.
+    """
     hidden = transformer.apply(model, params, row, packed=False).hidden_states
     head = head_params(params)
 
-    def of_row(hidden_and_targets):
-        hidden, targets = hidden_and_targets
-        return jnp.stack(_scores_of(logits(model, head, hidden), targets))
+    def of_row(hidden_targets_and_end):
+        hidden, targets, end = hidden_targets_and_end
+        log_probabilities_DV = jax.nn.log_softmax(logits(model, head, hidden))
+        scores = _scores_of(log_probabilities_DV, targets)
+        if end is not None:
+            others_DV = log_probabilities_DV.at[:, end].set(-jnp.inf)
+            scores += (jax.nn.logsumexp(others_DV, -1),)
+        return jnp.stack(scores)
 
     # Compute the logits of a few rows at a time, to save memory.
-    return jax.lax.map(of_row, (hidden, row["decoder_targets"]), batch_size=_ROWS_OF_LOGITS)
+    rows = (hidden, row["decoder_targets"], ends)
+    return jax.lax.map(of_row, rows, batch_size=_ROWS_OF_LOGITS)
 
 
 def _scores_of(
-    logits: Float[Array, "*rows V"], targets: Array
+    log_probabilities: Float[Array, "*rows V"], targets: Array
 ) -> tuple[Float[Array, "*rows"], Float[Array, "*rows"]]:
     """Return log P of each target, and 1 if no token is likelier, else 0."""
-    log_probabilities = jax.nn.log_softmax(logits)
     chosen = jnp.take_along_axis(log_probabilities, targets[..., None], -1)[..., 0]
     is_likeliest = chosen >= log_probabilities.max(-1)
     return chosen, is_likeliest.astype(chosen.dtype)
@@ -297,7 +321,8 @@ def _scores_at(
     """Return the scores of _scores_of for one position of each row."""
     hidden = transformer.apply(model, params, row, packed=False).hidden_states
     hidden = hidden[jnp.arange(len(hidden)), positions]
-    return jnp.stack(_scores_of(logits(model, head_params(params), hidden), answers), -1)
+    log_probabilities = jax.nn.log_softmax(logits(model, head_params(params), hidden))
+    return jnp.stack(_scores_of(log_probabilities, answers), -1)
 
 
 def pseudo_log_likelihoods(loaded: LoadedModel, texts: Sequence[str]) -> list[Score]:
@@ -341,9 +366,9 @@ def score_in_blanks(
             rows.append(row)
             positions.append(first + len(left) + known)
             answers.append(int(ids[known]))
-    nats, is_likeliest = score_masked(loaded, rows, positions, answers)
+    scores = score_masked(loaded, rows, positions, answers)
     ends = np.cumsum([len(ids) for ids in spans])[:-1]
-    pairs = zip(np.split(nats, ends), np.split(is_likeliest, ends), strict=True)
+    pairs = zip(np.split(scores.nats, ends), np.split(scores.is_likeliest, ends), strict=True)
     return [TokenScores(*pair) for pair in pairs]
 
 
@@ -355,19 +380,22 @@ def score_at_sentinels(
 ) -> list[TokenScores]:
     """Score each span of ids between the ids before and after it, with a sentinel in its place.
 
-    The id that ends the span (the next sentinel, or EOS) counts as its last token.
+    The id that ends the span (the next sentinel, or EOS) counts as its last token, and
+    TokenScores.goes_on_nats tells how likely it is not to come earlier.
     """
     vocabulary = loaded.tokenizer.vocabulary
     first, second = [vocabulary.sentinel(0)], [vocabulary.sentinel(1)]
     eos, mode = [vocabulary.eos], before_sentinels(loaded)
-    inputs, targets = [], []
+    inputs, targets, ends = [], [], []
     for left, right, span in zip(before, after, spans, strict=True):
         inputs.append(np.concatenate([mode, left, first, right, eos]).astype(np.int32))
         # T5's targets: each span follows its sentinel, and the next sentinel ends it.
         end = second if len(right) else eos
         targets.append(np.concatenate([first, span, end]).astype(np.int32))
-    scores = score_targets(loaded, inputs, targets)
-    return [TokenScores(one.nats[1:], one.is_likeliest[1:]) for one in scores]
+        ends += end
+    scores = score_targets(loaded, inputs, targets, ends)
+    # The first token is the sentinel, which is known.
+    return [TokenScores(*(column[1:] for column in one if column is not None)) for one in scores]
 
 
 def score_in_the_middle(

@@ -131,7 +131,12 @@ def test_a_comparison_that_added_seeds_begins_again_with_the_first():
 
 
 def test_hours_are_those_of_every_start(tmp_path):
-    for place, seconds in (("a", (10, 20)), ("a/tasks/rte", (30,)), ("tuning/a,x=1", (20, 5, 40))):
+    for place, seconds in (
+        ("a", (10, 20)),
+        ("a/tasks/rte", (30,)),
+        ("a/adapted", (7,)),
+        ("tuning/a,x=1", (20, 5, 40)),
+    ):
         (tmp_path / place).mkdir(parents=True)
         lines = [
             json.dumps({"step": step, "split": "train", "seconds": {"step": one, "compile": 0}})
@@ -139,4 +144,4 @@ def test_hours_are_those_of_every_start(tmp_path):
         ]
         (tmp_path / place / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     found = {name: round(hours * 3600) for name, hours in hours_spent(tmp_path).items()}
-    assert found == {"runs": 20, "tasks": 30, "tuning": 60}
+    assert found == {"runs": 20, "tasks": 30, "adaptation": 7, "tuning": 60}

@@ -22,7 +22,7 @@ from t5x_lite.comparison.span_bits import (
 )
 from t5x_lite.config import Lengths
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
-from t5x_lite.inference.score import score_in_blanks, score_targets
+from t5x_lite.inference.score import score_at_sentinels, score_in_blanks, score_targets
 from t5x_lite.training.run_directory import LoadedModel
 from t5x_lite.training.step import fresh_parameters
 
@@ -123,7 +123,7 @@ def test_every_family_answers_what_it_was_asked_in_training(loaded, objective, a
     lengths = model.config.data.lengths
     spans = shortened(spans, [(model.tokenizer, lengths)])
     for context in contexts:
-        bits = span_bits(model, spans, context)
+        bits = span_bits(model, spans, context).given_length
         assert bits.shape == (len(spans),)
         # An untrained model is near uniform: log2 V a token, whatever ends a span left out.
         tokens = np.array([len(model.tokenizer.encode(span.text)) for span in spans])
@@ -144,9 +144,15 @@ def test_a_uniform_model_needs_log2_of_the_vocabulary_a_token(loaded, objective,
     )
     tokens = np.array([len(model.tokenizer.encode(span.text)) for span in spans])
     for context in scored_contexts(uniform):
-        assert span_bits(uniform, spans, context) == pytest.approx(
-            tokens * math.log2(model.model.vocab_size), rel=1e-5
-        )
+        found = span_bits(uniform, spans, context)
+        size = model.model.vocab_size
+        if model.rows.uses_sentinels:
+            assert found.given_length == pytest.approx(tokens * math.log2(size - 1), rel=1e-5)
+            assert found.beginning == pytest.approx(tokens * math.log2(size), rel=1e-5)
+            assert found.with_end == pytest.approx((tokens + 1) * math.log2(size), rel=1e-5)
+        else:
+            assert found.given_length == pytest.approx(tokens * math.log2(size), rel=1e-5)
+            assert (found.beginning, found.with_end) == (None, None)
 
 
 def test_spans_that_cover_a_text_cost_a_decoder_what_the_text_does(loaded):
@@ -158,9 +164,31 @@ def test_spans_that_cover_a_text_cost_a_decoder_what_the_text_does(loaded):
     spans = [
         Span(text[:start], text[start:end], text[end:]) for start, end in itertools.pairwise(cuts)
     ]
-    assert span_bits(model, spans, "left").sum() * math.log(2) == pytest.approx(
-        -whole.nats.sum(), rel=1e-5
-    )
+    bits = span_bits(model, spans, "left").given_length
+    assert bits.sum() * math.log(2) == pytest.approx(-whole.nats.sum(), rel=1e-5)
+
+
+@pytest.mark.parametrize("architecture", ["encoder_decoder", "decoder"])
+@pytest.mark.parametrize("right", ["t sees", ""], ids=["sentinel ends", "EOS ends"])
+def test_a_span_given_its_length_sums_to_one(loaded, architecture, right):
+    """p(a | one token) over all tokens a but the end; and p(a, end) + p(a, then b) = p(a)."""
+    model, _ = loaded("span_corruption", architecture)
+    before, after = model.tokenizer.encode("the c"), model.tokenizer.encode(right)
+    vocabulary = model.tokenizer.vocabulary
+    end = vocabulary.sentinel(1) if right else vocabulary.eos
+    tokens = np.array([one for one in range(model.model.vocab_size) if one != end])
+
+    def scored(spans):
+        return score_at_sentinels(model, [before] * len(spans), [after] * len(spans), spans)
+
+    singles = scored([np.array([a], np.int32) for a in tokens])
+    assert singles[0].goes_on_nats is not None
+    given_length = [one.nats[0] - one.goes_on_nats[0] for one in singles]
+    assert np.exp(given_length).sum() == pytest.approx(1, rel=1e-4)
+    longer = scored([np.array([97, b], np.int32) for b in tokens])
+    with_end = singles[tokens.tolist().index(97)].nats.sum()
+    total = np.exp(with_end) + np.exp([one.nats[:2].sum() for one in longer]).sum()
+    assert total == pytest.approx(np.exp(longer[0].nats[0]), rel=1e-4)
 
 
 def test_the_chain_rule_over_masks_sums_to_one(loaded):
