@@ -29,6 +29,7 @@ def get_config(size: str = "tiny"):
     config.seeds = 3
     config.title = f"Language modelling, masked next-token prediction, or both, {size}"
     config.base = t5x_lite.get_config(RECIPES[size])
+    config.papers = ("charpentier2024",)
     if size == "tiny":
         config.base.optimizer.update(name="muon", learning_rate=1e-2)
     config.cells = {name: {"objective": objective} for name, objective in OBJECTIVES.items()}

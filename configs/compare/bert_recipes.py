@@ -18,6 +18,7 @@ def get_config():
     config = default(CompareConfig)
     config.seeds = 3
     config.title = "Recipes of BERT"
+    config.papers = ("devlin2019", "liu2019", "joshi2020", "lan2020")
     config.base = t5x_lite.get_config("bert_tiny")
     config.base.optimizer.update(name="muon", learning_rate=1e-2)
     config.cells = {

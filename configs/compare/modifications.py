@@ -35,6 +35,7 @@ def get_config(size: str = "base"):
     config = default(CompareConfig)
     config.seeds = 3
     config.title = f"Narang et al. (2021), table 1, {size}"
+    config.papers = ("narang2021",)
     vanilla = t5x_lite.get_config("modifications:vanilla")
     changes = {name: settings for name, (settings, _) in MODIFICATIONS.items()}
     if size == "base":

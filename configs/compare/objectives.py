@@ -32,6 +32,7 @@ def get_config():
     config = default(CompareConfig)
     config.seeds = 3
     config.title = "Objectives of an encoder-decoder"
+    config.papers = ("raffel2020",)
     config.base = t5x_lite.get_config("t5_tiny")
     config.base.optimizer.update(name="muon", learning_rate=5e-3)
     config.cells = OBJECTIVES

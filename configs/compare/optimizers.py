@@ -22,6 +22,7 @@ def get_config():
     config = default(CompareConfig)
     config.seeds = 3
     config.title = "Optimizers of a small decoder"
+    config.papers = ("loshchilov2019", "shazeer2018", "gupta2018", "jordan2024")
     config.base = t5x_lite.get_config("gpt_tiny")
     config.cells = {
         f"{name}_{which}": {

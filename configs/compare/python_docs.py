@@ -29,6 +29,7 @@ CHANGES = {
 def get_config():
     config = default(CompareConfig)
     config.title = "BERT, T5 and GPT on the documentation of Python"
+    config.papers = ("devlin2019", "raffel2020")
     config.base.optimizer.name = "muon"
     # A BPE of this size has no fewer tokens of this text, and GPT reached fewer bits per byte on
     # the pieces of a unigram model: 1.904 for 1.943, one seed.

@@ -67,6 +67,7 @@ def get_config(size: str = "base"):
     config = default(CompareConfig)
     config.seeds = 3
     config.title = f"Raffel et al. (2020), table 2, {size}"
+    config.papers = ("raffel2020",)
     config.base = t5x_lite.get_config(recipe)
     config.base.data.lengths.update(sequence_length=0, inputs=0, targets=0)
     cells = {}

@@ -29,6 +29,7 @@ def get_config():
     config = default(CompareConfig)
     config.seeds = 3
     config.title = "From counting to attention"
+    config.papers = ("hochreiter1997", "peters2018", "vaswani2017", "devlin2019")
     config.base.optimizer.name = "muon"
     config.cells = {
         name: merge(changes_of(recipe), {"model": model, "optimizer": {"learning_rate": 1e-2}})

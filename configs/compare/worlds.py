@@ -63,6 +63,7 @@ def get_config(argument: str = "facts"):
 
     config = default(CompareConfig)
     config.title = f"What objectives teach: {world}"
+    config.papers = ("raffel2020", "berglund2023") if world == "facts" else ("raffel2020",)
     config.seeds = 5
     config.base = t5x_lite.get_config("t5_tiny")
     config.base.data.update(

@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> None:
     storage.push_all()
     if results:
         say(report.summary(results))
-        say(f"written: {workdir / 'report.html'}, and report.md, .tex, .csv and .json")
+        say(f"written: {workdir / 'report.html'}, and report.md, .tex, .bib, .csv and .json")
 
 
 def comparison_of(args: argparse.Namespace) -> CompareConfig:

@@ -39,6 +39,7 @@ from t5x_lite.errors import BAD_CONFIG, USAGE, UserError, nearest
 from t5x_lite.model.check import plan_objective_checked
 from t5x_lite.progress import columns, say
 from t5x_lite.report.page import short
+from t5x_lite.report.papers import check_papers
 from t5x_lite.resolve import Resolved, resolve, text_data
 from t5x_lite.training.check import check_training
 from t5x_lite.training.run_directory import check_init_from
@@ -190,6 +191,7 @@ def plan_comparison(
     Raises:
         UserError: for anything that cannot be run, and for names in `only` that do not exist.
     """
+    check_papers(config.papers)
     cells = plan_cells(config, workdir, measured)
     runs = seeded_runs(config, cells, workdir)
     known = dict.fromkeys(name for run in runs for name in (run.cell.name, run.name))

@@ -12,7 +12,7 @@ from typing import Any
 from t5x_lite.comparison import scaling_report
 from t5x_lite.data.tasks.baselines import BAG_OF_WORDS
 from t5x_lite.errors import IO_ERROR, user_errors
-from t5x_lite.report import charts, page, tex
+from t5x_lite.report import charts, page, papers, tex
 from t5x_lite.report.page import Bold, Page, Part, Quote, Section, Table, short
 
 # Scores on each objective's own targets, which cannot be compared between objectives
@@ -47,12 +47,13 @@ UNITS = {
 
 
 def write(results: Results, directory: Path) -> None:
-    """Write report.json, .html, .md, .tex and .csv, and chart.svg, into the directory."""
+    """Write report.json, .html, .md, .tex, .bib and .csv, and chart.svg, into the directory."""
     shown, table = report(results), as_csv(results)
     with user_errors(IO_ERROR, f"{directory}: the report cannot be written"):
         (directory / "report.json").write_text(json.dumps(results, indent=1), "utf-8")
         (directory / "report.csv").write_text(table, "utf-8")
         (directory / "report.tex").write_text(tex.tex(shown), "utf-8")
+        (directory / "report.bib").write_text(papers.bibtex(papers_of(results)), "utf-8")
     page.write(shown, directory)
 
 
@@ -812,6 +813,18 @@ def as_csv(results: Results) -> str:
             spent = [of[unit] for unit in UNITS]
             writer.writerow([cell, run, summary["seed"], *spent, of["parameters"], *scores])
     return text.getvalue()
+
+
+def papers_of(results: Results) -> list[str]:
+    """Return the keys, in report.papers, of what the comparison is about and of its methods."""
+    methods = []
+    if results["spans"]["count"]:
+        methods.append("joshi2020")  # the lengths of spans
+    if results.get("adapt_tokens"):
+        methods.append("lester2021")
+    if results["scaling"]:
+        methods += ["hoffmann2022", "kaplan2020"]
+    return list(dict.fromkeys([*results.get("papers", []), *methods]))
 
 
 def summary(results: Results) -> str:

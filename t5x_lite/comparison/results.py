@@ -122,6 +122,7 @@ def results_of(
             for cell in cells
         },
         "adapt_tokens": config.adapt_tokens,
+        "papers": list(config.papers),
         "counting": counting(config, corpus, spans) | by_model(counted_units),
         "finetune": list(config.finetune),
         "tasks": {name: _examples_of(name, answers) for name in tasks},

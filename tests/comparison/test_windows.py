@@ -5,6 +5,7 @@ import pytest
 from conftest import LENGTHS, settings
 
 from t5x_lite.comparison import cells as study_cells
+from t5x_lite.comparison.adaptation import adapted, plan_adaptation
 from t5x_lite.comparison.cells import plan_cells, with_equal_windows
 from t5x_lite.config import Architecture, Lengths
 from t5x_lite.config.files import build_comparison, load_comparison
@@ -12,7 +13,9 @@ from t5x_lite.data.objectives import OBJECTIVES
 from t5x_lite.data.objectives.mixture import parse_objective
 from t5x_lite.data.rows.batches import ledger
 from t5x_lite.data.rows.row_plan import fit_window, plan_rows
+from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import UserError
+from t5x_lite.report.papers import check_papers
 from t5x_lite.resolve import plan_objective
 
 PRESETS = [
@@ -64,11 +67,23 @@ def test_the_window_is_the_largest_that_fits_every_objective_and_layout(monkeypa
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_the_cells_of_every_preset_read_equal_windows(preset):
-    cells = load_comparison(f"compare/{preset}", [], []).cells
+    config = load_comparison(f"compare/{preset}", [], [])
+    cells = config.cells
     equal = with_equal_windows(cells)
     assert len(windows(equal)) == 1
     assert min(windows(equal)) > 0.98 * min(windows(cells))
     assert {cell.data.block for cell in equal.values()} == {0}
+    check_papers(config.papers)
+    # Every model that writes text can be adapted in these windows, in an even number of tokens.
+    adaptation = plan_adaptation(config.adapt_tokens, map(plan_objective, equal.values()))
+    if adaptation:
+        vocabulary = Tokenizer().vocabulary
+        adapting = {
+            adapted(cell, adaptation, vocabulary).rows.members[0].window
+            for cell in equal.values()
+            if cell.model.architecture != "encoder"
+        }
+        assert adapting == {min(windows(equal)) // 2 * 2}
 
 
 def test_all_presets_are_listed():

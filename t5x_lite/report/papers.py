@@ -1,0 +1,174 @@
+"""The papers that comparisons are about, as BibTeX for those who publish a report."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from t5x_lite.errors import BAD_CONFIG, UserError, nearest
+
+
+class Paper(NamedTuple):
+    """A paper, with its authors as BibTeX wants them: joined by " and "."""
+
+    authors: str
+    title: str
+    year: int
+    venue: str  # a journal, a conference, or arXiv:NUMBER
+
+
+PAPERS = {
+    "berglund2023": Paper(
+        "Lukas Berglund and Meg Tong and Max Kaufmann and Mikita Balesni and "
+        "Asa Cooper Stickland and Tomasz Korbak and Owain Evans",
+        "The Reversal Curse: LLMs trained on ``A is B'' fail to learn ``B is A''",
+        2023,
+        "arXiv:2309.12288",
+    ),
+    "charpentier2024": Paper(
+        "Lucas Georges Gabriel Charpentier and David Samuel",
+        "GPT or BERT: why not both?",
+        2024,
+        "arXiv:2410.24159",
+    ),
+    "devlin2019": Paper(
+        "Jacob Devlin and Ming-Wei Chang and Kenton Lee and Kristina Toutanova",
+        "BERT: Pre-training of Deep Bidirectional Transformers for Language Understanding",
+        2019,
+        "NAACL",
+    ),
+    "gupta2018": Paper(
+        "Vineet Gupta and Tomer Koren and Yoram Singer",
+        "Shampoo: Preconditioned Stochastic Tensor Optimization",
+        2018,
+        "ICML",
+    ),
+    "hochreiter1997": Paper(
+        'Sepp Hochreiter and J{\\"u}rgen Schmidhuber',
+        "Long Short-Term Memory",
+        1997,
+        "Neural Computation",
+    ),
+    "hoffmann2022": Paper(
+        "Jordan Hoffmann and Sebastian Borgeaud and Arthur Mensch and others",
+        "Training Compute-Optimal Large Language Models",
+        2022,
+        "arXiv:2203.15556",
+    ),
+    "jordan2024": Paper(
+        "Keller Jordan and others",
+        "Muon: An optimizer for hidden layers in neural networks",
+        2024,
+        "https://kellerjordan.github.io/posts/muon/",
+    ),
+    "joshi2020": Paper(
+        "Mandar Joshi and Danqi Chen and Yinhan Liu and Daniel S. Weld and Luke Zettlemoyer and "
+        "Omer Levy",
+        "SpanBERT: Improving Pre-training by Representing and Predicting Spans",
+        2020,
+        "TACL",
+    ),
+    "kaplan2020": Paper(
+        "Jared Kaplan and Sam McCandlish and Tom Henighan and Tom B. Brown and Benjamin Chess and "
+        "Rewon Child and Scott Gray and Alec Radford and Jeffrey Wu and Dario Amodei",
+        "Scaling Laws for Neural Language Models",
+        2020,
+        "arXiv:2001.08361",
+    ),
+    "lan2020": Paper(
+        "Zhenzhong Lan and Mingda Chen and Sebastian Goodman and Kevin Gimpel and Piyush Sharma "
+        "and Radu Soricut",
+        "ALBERT: A Lite BERT for Self-supervised Learning of Language Representations",
+        2020,
+        "ICLR",
+    ),
+    "lester2021": Paper(
+        "Brian Lester and Rami Al-Rfou and Noah Constant",
+        "The Power of Scale for Parameter-Efficient Prompt Tuning",
+        2021,
+        "EMNLP",
+    ),
+    "liu2019": Paper(
+        "Yinhan Liu and Myle Ott and Naman Goyal and Jingfei Du and Mandar Joshi and Danqi Chen "
+        "and Omer Levy and Mike Lewis and Luke Zettlemoyer and Veselin Stoyanov",
+        "RoBERTa: A Robustly Optimized BERT Pretraining Approach",
+        2019,
+        "arXiv:1907.11692",
+    ),
+    "loshchilov2019": Paper(
+        "Ilya Loshchilov and Frank Hutter", "Decoupled Weight Decay Regularization", 2019, "ICLR"
+    ),
+    "narang2021": Paper(
+        "Sharan Narang and Hyung Won Chung and Yi Tay and Liam Fedus and Thibault Fevry and "
+        "Michael Matena and Karishma Malkan and Noah Fiedel and Noam Shazeer and Zhenzhong Lan and "
+        "Yanqi Zhou and Wei Li and Nan Ding and Jake Marcus and Adam Roberts and Colin Raffel",
+        "Do Transformer Modifications Transfer Across Implementations and Applications?",
+        2021,
+        "EMNLP",
+    ),
+    "peters2018": Paper(
+        "Matthew E. Peters and Mark Neumann and Mohit Iyyer and Matt Gardner and Christopher Clark "
+        "and Kenton Lee and Luke Zettlemoyer",
+        "Deep Contextualized Word Representations",
+        2018,
+        "NAACL",
+    ),
+    "raffel2020": Paper(
+        "Colin Raffel and Noam Shazeer and Adam Roberts and Katherine Lee and Sharan Narang and "
+        "Michael Matena and Yanqi Zhou and Wei Li and Peter J. Liu",
+        "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer",
+        2020,
+        "JMLR",
+    ),
+    "shazeer2018": Paper(
+        "Noam Shazeer and Mitchell Stern",
+        "Adafactor: Adaptive Learning Rates with Sublinear Memory Cost",
+        2018,
+        "ICML",
+    ),
+    "vaswani2017": Paper(
+        "Ashish Vaswani and Noam Shazeer and Niki Parmar and Jakob Uszkoreit and Llion Jones and "
+        "Aidan N. Gomez and {\\L}ukasz Kaiser and Illia Polosukhin",
+        "Attention Is All You Need",
+        2017,
+        "NeurIPS",
+    ),
+}
+
+
+def check_papers(keys: Iterable[str]) -> None:
+    """Reject keys that PAPERS does not have.
+
+    >>> check_papers(["rafel2020"])
+    Traceback (most recent call last):
+    t5x_lite.errors.UserError: papers: got 'rafel2020'; did you mean raffel2020?
+    """
+    for key in keys:
+        if key not in PAPERS:
+            raise UserError(BAD_CONFIG, f"papers: got {key!r}; {nearest(key, PAPERS)}")
+
+
+def bibtex(keys: Iterable[str]) -> str:
+    """Return the BibTeX entries of papers.
+
+    >>> print(bibtex(["loshchilov2019"]))
+    @misc{loshchilov2019,
+      author = {Ilya Loshchilov and Frank Hutter},
+      title = {{Decoupled Weight Decay Regularization}},
+      year = {2019},
+      howpublished = {ICLR}
+    }
+    <BLANKLINE>
+    """
+    entries = []
+    for key in keys:
+        paper = PAPERS[key]
+        is_page = paper.venue.startswith("https://")
+        venue = f"\\url{{{paper.venue}}}" if is_page else paper.venue
+        entries.append(
+            f"@misc{{{key},\n"
+            f"  author = {{{paper.authors}}},\n"
+            f"  title = {{{{{paper.title}}}}},\n"
+            f"  year = {{{paper.year}}},\n"
+            f"  howpublished = {{{venue}}}\n"
+            "}\n"
+        )
+    return "\n".join(entries)
