@@ -36,6 +36,13 @@ SCORES = {
     "accuracy": ("accuracy", False),
 }
 _HEADINGS = {score: heading for score, (heading, _) in SCORES.items()}
+# What is drawn of training besides the loss: metric → title of the axis
+TRAINING_CURVES = {
+    "learning_rate": "learning rate",
+    "gradient_norm": "gradient norm",
+    "tokens_per_second": "tokens per second",
+    "device_memory": "peak memory of a device, bytes",
+}
 UNITS = {
     "steps": "steps",
     "raw_tokens": "raw tokens",
@@ -627,7 +634,7 @@ def _ends_of_spans(results: Results) -> list[Part]:
 
 
 def _learning_curves(results: Results) -> list[Part]:
-    """Return charts of the loss, one per objective, and of learning rates and gradient norms.
+    """Return charts of the loss, one per objective, and of TRAINING_CURVES.
 
     The x-axis is the unit that the cells are matched by; others can be chosen in a browser.
     """
@@ -653,15 +660,15 @@ def _learning_curves(results: Results) -> list[Part]:
             groups=groups,
             caption=f"{objective}: thin lines for training, thick lines for validation",
         )
-    for key in ("learning_rate", "gradient_norm"):
+    for key, title in TRAINING_CURVES.items():
         parts += charts.curves(
             {
-                name: run["curve"][key]
+                name: run["curve"].get(key, [])
                 for runs in by_objective.values()
                 for name, run in runs.items()
             },
             {},
-            y=key.replace("_", " "),
+            y=title,
             axes=axes,
             groups=groups,
             log=key == "gradient_norm",

@@ -352,7 +352,6 @@ def summarise(run: SeededRun) -> dict[str, Any]:
         )
     last = evaluated[-1]
     seconds = sum(record["train_seconds"] for record in trained)
-    curves = ("loss", "learning_rate", "gradient_norm")
     summary = {
         "seed": run.seed,
         "steps": trained[-1]["step"],
@@ -360,7 +359,7 @@ def summarise(run: SeededRun) -> dict[str, Any]:
         "tokens_per_second": trained[-1]["step"] * run.cell.cost.model_tokens / seconds,
         "loss": last["loss"],
         "accuracy": last["accuracy"],
-        "curve": {name: _curve(trained, name) for name in curves},
+        "curve": {name: _curve(trained, name) for name in ("loss", *report.TRAINING_CURVES)},
         "validation_curve": {"loss": _curve(evaluated, "loss")},
     }
     if run.cell.resolved.rows.scores_whole_text:
@@ -412,8 +411,9 @@ def _seconds_of(records: Sequence[dict]) -> float:
 
 
 def _curve(records: list[dict], name: str) -> list[list[float]]:
-    """Return a metric as pairs [step, value]."""
-    return [[record["step"], record[name]] for record in records if name in record]
+    """Return a metric as pairs [step, value], without the records that do not have it."""
+    pairs = [[record["step"], record.get(name)] for record in records]
+    return [pair for pair in pairs if pair[1] is not None]
 
 
 def bits_per_byte(evaluated: dict, corpus: Corpus) -> float:
