@@ -354,6 +354,10 @@ def _effects(results: Results) -> list[Part]:
         for name in _score_names(results)
         if any(name in of and of[name]["p"] is not None for of in effects.values())
     ]
+    without_runs = [cell for cell, of in results["cells"].items() if not of["runs"]]
+    if effects and without_runs:
+        missing = _listed(without_runs)
+        return [f"Effects need every cell, and no run of {missing} has finished."]
     if not names:  # the cells are not crossed, or there is one seed
         return []
     rows: list[list[str | Bold]] = []

@@ -134,7 +134,7 @@ def test_the_report_says_what_is_resolved_and_of_one_seed_nothing():
     random = np.random.default_rng(0)
     sample = Sample(np.ones(24), np.arange(24), bounds=(0.0, 1.0))
     rates = {"e-a": 1.0, "e-b": 0.0, "d-a": 1.0, "d-b": 0.0}
-    cells = {cell: {"scores": {SCORE: {}}} for cell in rates}
+    cells = {cell: {"scores": {SCORE: {}}, "runs": {cell: {}}} for cell in rates}
     shown = []
     for seeds in (3, 1):
         values = {cell: random.random((seeds, 24)) < rate for cell, rate in rates.items()}
@@ -150,3 +150,6 @@ def test_the_report_says_what_is_resolved_and_of_one_seed_nothing():
     assert len(table.rows) == 3
     assert "at most 5.0% of such tables hold a false effect" in note
     assert shown[1] == ([], [])
+    cells["d-b"]["runs"] = {}
+    (reason,) = report._effects(results)
+    assert reason == "Effects need every cell, and no run of d-b has finished."
