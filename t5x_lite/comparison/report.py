@@ -134,7 +134,7 @@ def _bits_in_words(results: Results, name: str) -> list[str]:
         return []
     question = {
         ADAPTED: (
-            f"After {short(results.get('adapt_tokens', 0))} tokens more as prefix language models, "
+            f"After {short(results.get('adapt_tokens', 0))} more tokens as prefix language models, "
             "given the text before a gap"
         ),
         "span_bits_left": "Given only the text before a gap",
@@ -209,7 +209,9 @@ def _beaten_by_counting(results: Results, name: str, ranked: Iterable[str]) -> l
     if not beaten:
         return []
     verb = "is" if len(beaten) == 1 else "are"
-    return [f"{_listed(beaten)} {verb} not shown to beat {shown} ({_shown(name, counted[bar])})."]
+    of_all = f"{len(beaten)} of {len(beats)} models"
+    models = of_all if len(beaten) > _MOST_LISTED else _listed(beaten)
+    return [f"{models} {verb} not shown to beat {shown} ({_shown(name, counted[bar])})."]
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -89,7 +89,7 @@ def test_adapted_models_are_compared(tmp_path, text_file):
     assert results["hours"]["adaptation"] > 0
 
     text = (workdir / "report.md").read_text()
-    assert "After 960 tokens more as prefix language models, given the text before a gap:" in text
+    assert "After 960 more tokens as prefix language models, given the text before a gap:" in text
     assert "What knowing the end of a span is worth" in text
 
     out, _ = run("compare", f"--config={path}", f"--workdir={workdir}")
