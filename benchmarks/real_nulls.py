@@ -37,7 +37,7 @@ def train(workdir: Path, runs: int, jobs: int) -> tuple[dict[str, np.ndarray], S
     config = load_comparison("gpt_tiny", [*settings, f"seeds={runs}"], ["objective=causal_lm"])
     compare(config, workdir, jobs=jobs)
     _, trained, questions = plan_comparison(config, workdir)
-    bits = [measure(run.directory, questions).span_bits["left"]["given_length"] for run in trained]
+    bits = [measure(run.directory, questions).span_bits["left"]["without_end"] for run in trained]
     losses = [summarise(run)["loss"] for run in trained]
     passages = np.array([span.passage for span in questions.spans])
     sample = Sample(num_bytes(questions.spans), passages)

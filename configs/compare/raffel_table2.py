@@ -83,7 +83,7 @@ def get_config(size: str = "base"):
     config.cells = cells
     config.baseline = "encoder_decoder-denoising"
     config.budget = budget
-    config.adapt_tokens = int(budget / 8)  # Lester et al. (2021) adapt T5 for a tenth of its steps
+    config.adapt_tokens = int(budget / 8)
     if size == "tiny":  # AdamW would learn little more than word frequencies
         config.base.optimizer.update(name="muon", learning_rate=5e-3)
     # Fine-tune all cells in the same way, as in the paper (§3.1.2), but for only one epoch.

@@ -1,11 +1,10 @@
-"""Ask all text-to-text models one question: each reads some more text as a prefix language model,
-and then needs so many bits for a held-out span, given the text before it.
+"""Ask all text-to-text models one question. Each reads some of the training text once more, as a
+prefix language model, and is then asked for held-out spans, given the text before them.
 
-    trained model ─► the same number of raw tokens under prefix_lm ─► bits of each span
+    trained model ─► the same rows of text under prefix_lm ─► bits of each span
 
-A denoiser has never continued a text, so what it says of one tells how it was asked more than what
-it knows. This is the LM adaptation of Lester et al. (2021, §3.1), who did it to T5. An encoder
-writes nothing, and cannot be adapted.
+Without this, a denoiser is asked to continue a text and has never done so. T5 was adapted in this
+way by Lester et al. (2021, §2.2). An encoder writes no text, and is left out.
 """
 
 import dataclasses
@@ -16,19 +15,23 @@ from typing import NamedTuple
 from t5x_lite import storage
 from t5x_lite.comparison.budget import with_budget
 from t5x_lite.comparison.span_bits import Span, span_bits
-from t5x_lite.config import RunConfig
+from t5x_lite.config import RunConfig, to_dict
 from t5x_lite.data.rows.batches import TextData
 from t5x_lite.data.rows.row_plan import RowPlan
 from t5x_lite.data.tokenizers.vocabulary import Vocabulary
-from t5x_lite.errors import BAD_CONFIG, UserError, foreseen_errors
+from t5x_lite.errors import BAD_CONFIG, NOT_FINITE, UserError, foreseen_errors, read_json
 from t5x_lite.model.transformer import parameter_shapes
 from t5x_lite.progress import messages_to, say, silent
 from t5x_lite.resolve import Resolved, resolve
 from t5x_lite.training import run_directory
 from t5x_lite.training.loop import train
 
-OBJECTIVE = "prefix_lm"
+# All architectures split the same windows at the same random points. By default, an encoder-decoder
+# would read two halves of a window, with half of the context.
+OBJECTIVE = "prefix_lm(mirrored=False)"
 ADAPTED_RUN = "adapted"  # name of its directory in that of a run
+_OTHER_ORDER = 2**30  # added to a run's seed: the rows that it began with are not the first again
+_ROUNDING = 0.01  # largest difference in the tokens of models with other batches
 
 
 class Adaptation(NamedTuple):
@@ -44,20 +47,31 @@ class Adaptation(NamedTuple):
 
 
 def plan_adaptation(tokens: int, cells: Iterable[RowPlan]) -> Adaptation | None:
-    """Return the adaptation in windows as long as the shortest of all cells; None for 0 tokens.
-
-    The window is even, since an encoder-decoder reads two halves of it in one row.
-    """
+    """Return the adaptation in windows as long as the shortest of all cells; None for 0 tokens."""
     if not tokens:
         return None
-    windows = [member.window for cell in cells for member in cell.members]
-    return Adaptation(tokens, min(windows) // 2 * 2)
+    return Adaptation(tokens, min(member.window for cell in cells for member in cell.members))
 
 
-def adapted(
+def steps_of(adaptation: Adaptation, batch_size: int) -> int:
+    """Return the steps of a model with this batch size.
+
+    Raises:
+        UserError: if they read more or less than the others do.
+    """
+    of_step = batch_size * adaptation.window
+    steps = round(adaptation.tokens / of_step)
+    if abs(steps * of_step - adaptation.tokens) > _ROUNDING * adaptation.tokens:
+        reason = f"a step of {batch_size} rows reads {of_step:,} raw tokens"
+        fix = "give a multiple of that for every cell"
+        raise UserError(BAD_CONFIG, f"adapt_tokens: got {adaptation.tokens:,}, but {reason}; {fix}")
+    return steps
+
+
+def plan_adapted_run(
     config: RunConfig, adaptation: Adaptation, vocabulary: Vocabulary, init_from: str = ""
 ) -> Resolved:
-    """Return a run with the adaptation of a model, with the optimizer that trained it.
+    """Return the run that adapts a model, with the optimizer that trained it.
 
     Args:
         init_from: the run directory of the model.
@@ -67,20 +81,21 @@ def adapted(
     """
     window, lengths = adaptation.window, config.data.lengths
     if lengths.inputs:
-        half = window // 2
         lengths = dataclasses.replace(
-            lengths, inputs=max(lengths.inputs, half), targets=max(lengths.targets, half)
+            lengths, inputs=max(lengths.inputs, window), targets=max(lengths.targets, window)
         )
-    data = dataclasses.replace(config.data, lengths=lengths, window=window)
-    steps = round(adaptation.tokens / (data.batch_size * window))
-    if steps < 1:
-        reason = f"a step of {data.batch_size} rows reads {data.batch_size * window:,} raw tokens"
-        raise UserError(BAD_CONFIG, f"adapt_tokens: got {adaptation.tokens:,}, but {reason}")
-    changed = dataclasses.replace(config, objective=OBJECTIVE, data=data, init_from=init_from)
+    changed = dataclasses.replace(
+        config,
+        objective=OBJECTIVE,
+        data=dataclasses.replace(config.data, lengths=lengths, window=window),
+        seed=(config.seed + _OTHER_ORDER) % 2**31,
+        init_from=init_from,
+    )
+    steps = steps_of(adaptation, config.data.batch_size)
     resolved = resolve(with_budget(changed, steps, evaluations=1), vocabulary)
     if parameter_shapes(resolved.model) != parameter_shapes(resolve(config, vocabulary).model):
-        reason = f"has other parameters with {OBJECTIVE} in windows of {window} tokens"
-        raise UserError(BAD_CONFIG, f"adapt_tokens: the model {reason}; set it to 0")
+        reason = f"has other parameters with prefix_lm in windows of {window} tokens"
+        raise UserError(BAD_CONFIG, f"adapt_tokens: the model {reason}")
     return resolved
 
 
@@ -90,44 +105,57 @@ def check_adaptation(
     """Say which cells cannot be adapted.
 
     Raises:
-        UserError: if none can.
+        UserError: if none can, or if they would read different amounts.
     """
     if adaptation is None:
         return
     errors = {}
     for name, (config, vocabulary) in cells.items():
+        if config.model.architecture != "encoder":
+            steps_of(adaptation, config.data.batch_size)
         try:
-            adapted(config, adaptation, vocabulary)
+            plan_adapted_run(config, adaptation, vocabulary)
         except UserError as error:
             errors[name] = error
     if len(errors) == len(cells):
-        raise next(iter(errors.values()))
+        reason = "no cell can be a prefix language model"
+        first = next(iter(errors.values()))
+        raise UserError(BAD_CONFIG, f"adapt_tokens: {reason} ({first}); set it to 0")
     for name, error in errors.items():
         say(f"{name} cannot be adapted, so it is left out there: {error}")
 
 
-def adapted_bits(
-    workdir: Path, adaptation: Adaptation, spans: Sequence[Span], directory: Path
-) -> list[float]:
-    """Adapt the model of a run, and return −log₂ p(span | the text before it) of each span.
-
-    Args:
-        workdir: directory of the run.
-        directory: where to train.
+def adapt(workdir: Path, adaptation: Adaptation, directory: Path) -> bool:
+    """Adapt the model of a run in a directory; an adaptation that was stopped continues.
 
     Returns:
-        The bits of each span. Empty if the model cannot be a prefix language model.
+        False if the model cannot be a prefix language model, or diverges.
     """
     before, tokenizer = run_directory.read(workdir)
     init_from = str(storage.durable_path(workdir.resolve()))
     try:
-        resolved = adapted(before.config, adaptation, tokenizer.vocabulary, init_from)
+        resolved = plan_adapted_run(before.config, adaptation, tokenizer.vocabulary, init_from)
     except UserError:
-        return []
+        return False
+    # What another adaptation has left here, stopped on the way, is of no use.
+    path = directory / "config.json"
+    if path.is_file() and read_json(path, "remove it") != to_dict(resolved.config):
+        storage.remove_tree(directory)
     say(f"{workdir.name}: adapting in {directory}")
     with messages_to(silent):
         data = run_directory.open_data(workdir, resolved, tokenizer)
     assert isinstance(data, TextData)
-    with foreseen_errors():
-        train(resolved, data, directory)
-    return span_bits(run_directory.load(directory), spans, "left").given_length.round(6).tolist()
+    try:
+        with foreseen_errors():
+            train(resolved, data, directory)
+    except UserError as error:
+        if error.code != NOT_FINITE:
+            raise
+        say(f"{workdir.name}: not adapted: {error}")
+        return False
+    return True
+
+
+def bits_of_adapted(directory: Path, spans: Sequence[Span]) -> list[float]:
+    """Return −log₂ p(span | the text before it) of each span, for an adapted model."""
+    return span_bits(run_directory.load(directory), spans, "left").without_end.round(6).tolist()

@@ -20,7 +20,7 @@ from t5x_lite.comparison.budget import (
     with_budget,
 )
 from t5x_lite.comparison.evaluations import Questions, check_tasks, fingerprints
-from t5x_lite.comparison.report import FROM_SCRATCH, SCORES, name_of_task_score
+from t5x_lite.comparison.report import ADAPTED, FROM_SCRATCH, SCORES, name_of_task_score
 from t5x_lite.comparison.span_bits import (
     Span,
     draw_spans,
@@ -212,7 +212,7 @@ def plan_comparison(
 
 def _check_decide_by(config: CompareConfig) -> None:
     """Reject a name that no score can have, before anything is trained."""
-    names = list(SCORES)
+    names = [name for name in SCORES if name != ADAPTED or config.adapt_tokens]
     for task in map(load_task, config.tasks):
         name = name_of_task_score(task.name, metrics_of(task)[0])
         names += [name, name + FROM_SCRATCH]
@@ -395,6 +395,9 @@ def plan_in_words(
             f"tuning: {tries} tries with {config.tune_budget:g} of the budget each: "
             f"{bound}{_duration(tuning)}"
         )
+    if config.adapt_tokens:
+        read = f"{short(config.adapt_tokens)} raw tokens"
+        lines.append(f"adaptation: {read} and a checkpoint more for each run that writes text")
     return "\n".join(lines)
 
 

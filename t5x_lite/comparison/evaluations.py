@@ -2,7 +2,8 @@
 kept in the run's directory, because computing them takes a while:
 
     span_bits.json                bits of each held-out span, see span_bits.py
-    adapted.json                  the same, once adapted in adapted/, see adaptation.py
+    adapted.json                  whether the model was adapted in adapted/, see adaptation.py
+    adapted_bits.json             bits of each span, once it is
     other_objectives.json         validation loss under the objectives of the other cells
     tasks/NAME.json               score on a task, after fine-tuning in tasks/NAME
     tasks/NAME-from-scratch.json  score on a task, after training from fresh parameters
@@ -21,7 +22,7 @@ from typing import Any, NotRequired, TypedDict
 import jax
 
 from t5x_lite import storage
-from t5x_lite.comparison.adaptation import ADAPTED_RUN, Adaptation, adapted_bits
+from t5x_lite.comparison.adaptation import ADAPTED_RUN, Adaptation, adapt, bits_of_adapted
 from t5x_lite.comparison.span_bits import Span, SpanBits, scored_contexts, span_bits
 from t5x_lite.config import RunConfig, Task
 from t5x_lite.config.permission import user_code
@@ -81,6 +82,7 @@ class TaskAnswer(TypedDict):
         examples: their number.
         units: fields of data.tasks.metrics.UnitScores, whose mean it is.
         chosen: the settings of fine-tuning that the run chose, if it had a choice.
+        head: of the fine-tuned model: "lm" if it answers in words.
     """
 
     metric: str
@@ -91,6 +93,7 @@ class TaskAnswer(TypedDict):
     examples: int
     units: dict[str, Any]
     chosen: NotRequired[dict[str, str]]
+    head: NotRequired[str]
 
 
 @dataclass(frozen=True)
@@ -148,11 +151,7 @@ def measure(workdir: Path, questions: Questions) -> Answers:
             {"step": step, "spans": digest, "kinds": SpanBits._fields},
             lambda: _span_bits(workdir, questions.spans),
         ),
-        adapted_bits=kept_answer(
-            workdir / f"{ADAPTED_RUN}.json",
-            {"step": step, "spans": digest, "adaptation": questions.adaptation},
-            partial(_adapted_bits, workdir, questions),
-        ),
+        adapted_bits=_adapted_bits(workdir, questions, {"step": step}, digest),
         losses=kept_answer(
             workdir / "other_objectives.json",
             {"step": step, "objectives": others},
@@ -194,12 +193,30 @@ def _span_bits(workdir: Path, spans: Sequence[Span]) -> dict[str, dict[str, list
     }
 
 
-def _adapted_bits(workdir: Path, questions: Questions) -> list[float]:
-    """Return −log₂ p of each span after the text before it, once the model is adapted."""
-    if questions.adaptation is None or not questions.spans:
+def _adapted_bits(
+    workdir: Path, questions: Questions, of_model: dict[str, Any], spans: str
+) -> list[float]:
+    """Return −log₂ p of each span, given the text before it, once the model is adapted.
+
+    Args:
+        of_model: what tells the model from those that the run was before.
+        spans: hash of the spans.
+    """
+    adaptation = questions.adaptation
+    if adaptation is None:
         return []
     directory = workdir / ADAPTED_RUN
-    return adapted_bits(workdir, questions.adaptation, questions.spans, directory)
+    key = of_model | {"adaptation": adaptation}
+    is_adapted = kept_answer(
+        workdir / f"{ADAPTED_RUN}.json", key, partial(adapt, workdir, adaptation, directory)
+    )
+    if not is_adapted:
+        return []
+    return kept_answer(
+        workdir / "adapted_bits.json",
+        key | {"spans": spans},
+        partial(bits_of_adapted, directory, questions.spans),
+    )
 
 
 def _losses(workdir: Path, objectives: Sequence[str]) -> dict[str, float]:
@@ -346,4 +363,5 @@ def _on_task(
         examples=scored["examples"],
         units=scored["units"],
         chosen=results["chosen"],
+        head=results["head"],
     )

@@ -40,8 +40,7 @@ _HEADINGS = {score: heading for score, (heading, _) in SCORES.items()}
 TRAINING_CURVES = {
     "learning_rate": "learning rate",
     "gradient_norm": "gradient norm",
-    "tokens_per_second": "tokens per second",
-    "device_memory": "peak memory of a device, bytes",
+    "tokens_per_second": "model tokens per second",
 }
 UNITS = {
     "steps": "steps",
@@ -56,6 +55,7 @@ UNITS = {
 def write(results: Results, directory: Path) -> None:
     """Write report.json, .html, .md, .tex, .bib and .csv, and chart.svg, into the directory."""
     shown, table = report(results), as_csv(results)
+    papers.check_papers(results.get("papers", []))
     with user_errors(IO_ERROR, f"{directory}: the report cannot be written"):
         (directory / "report.json").write_text(json.dumps(results, indent=1), "utf-8")
         (directory / "report.csv").write_text(table, "utf-8")
@@ -100,7 +100,10 @@ def _answer(results: Results) -> str:
         if ranked and not name.endswith(FROM_SCRATCH):
             task, metric = name.split(": ")
             best = f"has the best {metric}"
-            sentences.append(_ranking(results, name, ranked, f"On {task}", best))
+            heads = results["tasks"].get(name, {}).get("heads", {})
+            differ = len({head == "lm" for head in heads.values()}) > 1
+            question = f"On {task}" + ", which not all answer in words" * differ
+            sentences.append(_ranking(results, name, ranked, question, best))
             sentences += _beaten_by_counting(results, name, ranked)
             sentences += _effects_in_words(results, name)
 
@@ -134,8 +137,8 @@ def _bits_in_words(results: Results, name: str) -> list[str]:
         return []
     question = {
         ADAPTED: (
-            f"After {short(results.get('adapt_tokens', 0))} more tokens as prefix language models, "
-            "given the text before a gap"
+            f"After reading {short(results.get('adapt_tokens', 0))} tokens as prefix language "
+            "models, given the text before a gap"
         ),
         "span_bits_left": "Given only the text before a gap",
         "span_bits_both": "Given the text on both sides of a gap",
@@ -395,16 +398,16 @@ def _reading_notes(results: Results) -> list[Part]:
             "Span bits per byte: how many bits a model needs to predict a span of held-out text, "
             f"per byte. All models are asked for the same {spans['count']:,} spans "
             f"({spans['bytes']:,} bytes) of {spans['passages']:,} passages. The two columns ask "
-            "different questions, so do not compare them. All are told how many tokens the span "
-            "has: a masked model by its masks; with sentinels, the token that would end the span "
-            "is left out at each step; a language model goes on in any case."
+            "different questions, so do not compare them. No model can end a span early: a masked "
+            "model sees as many masks as the span has tokens, and for others, all tokens that "
+            "would end the span are left out."
         )
     if results.get("adapt_tokens"):
         notes.append(
             f"Bits per byte, adapted: each model then reads {short(results['adapt_tokens'])} raw "
-            "tokens as a prefix language model, with its own optimizer, and is asked for the same "
-            "spans, given the text before. This is the one question that all text-to-text models "
-            "answer in the same way. An encoder writes no text, and is left out."
+            "tokens of the training text in another order, as a prefix language model with its own "
+            "optimizer, and is asked for the same spans, given the text before. An encoder writes "
+            "no text, and is left out."
         )
     notes.append(
         "Validation loss: nats per scored token. Each objective scores other tokens, so losses of "
@@ -415,11 +418,10 @@ def _reading_notes(results: Results) -> list[Part]:
     for name, of in results["tasks"].items():
         if not name.endswith(FROM_SCRATCH):
             notes.append(f"{name}: {of['examples']:,} examples, {of['on']}.")
+            notes += _ways_to_answer(results, name)
     if results["tasks"]:
-        in_words = "task.in_words=True" in results["finetune"]
-        way = "all models answer in words" if in_words else "each family answers in its own way"
         settings = ", ".join(results["finetune"]) or "the recipe of each family"
-        notes.append(f"Fine-tuning: {way}; {settings}.")
+        notes.append(f"Fine-tuning: {settings}.")
     if not results["lossless"]:
         notes.append(
             "The tokenizer is lossy: bits per byte cannot be compared with other tokenizers'."
@@ -427,6 +429,22 @@ def _reading_notes(results: Results) -> list[Part]:
     for name, reason in results["failed"].items():
         notes.append(f"Failed: {name}: {reason}")
     return notes
+
+
+def _ways_to_answer(results: Results, name: str) -> list[str]:
+    """Return a sentence on which models answer a task in words; none if nothing was fine-tuned."""
+    heads = results["tasks"].get(name, {}).get("heads", {})
+    cells = [cell for cell in results["cells"] if cell in heads]
+    in_words = [cell for cell in cells if heads[cell] == "lm"]
+    if not cells:
+        return []
+    if len(in_words) in (0, len(cells)):
+        return [f"All models answer {'in words' if in_words else 'with a head'}."]
+    others = [cell for cell in cells if cell not in in_words]
+    return [
+        f"{_listed(in_words)} {'answers' if len(in_words) == 1 else 'answer'} in words, and "
+        f"{_listed(others)} with a head, so the way of answering differs, too."
+    ]
 
 
 def _interval_charts(results: Results) -> list[Part]:
@@ -459,7 +477,11 @@ def _difference_charts(results: Results) -> list[Part]:
         }
         if not of_cells or any(one["p"] is None for one in of_cells.values()):
             continue
-        baselines = ", ".join(dict.fromkeys(of["baseline"] for of in results["cells"].values()))
+        compared = (
+            one.get("baseline", results["cells"][cell]["baseline"])
+            for cell, one in of_cells.items()
+        )
+        baselines = ", ".join(dict.fromkeys(compared))
         better = "below" if is_lower_better(name) else "above"
         caption = f"Difference to {baselines}; {better} 0 is better; bars are 95 % intervals"
         return list(charts.intervals(of_cells, {"": 0.0}, _heading(name), caption))
@@ -469,7 +491,7 @@ def _difference_charts(results: Results) -> list[Part]:
 def _differences(results: Results) -> list[Part]:
     """Return the table of each cell's difference to its baseline in each score."""
     differences = [
-        (cell, of["baseline"], name, score["difference"])
+        (cell, score["difference"].get("baseline", of["baseline"]), name, score["difference"])
         for cell, of in results["cells"].items()
         for name, score in of["scores"].items()
         if score.get("difference")
@@ -616,9 +638,9 @@ def _other_objectives(results: Results) -> list[Part]:
 def _ends_of_spans(results: Results) -> list[Part]:
     """Return the table of span bits by what is known and asked about the end of a span."""
     kinds = {
-        "given_length": "given its length",
-        "beginning": "length not given",
-        "with_end": "and that it ends there",
+        "without_end": "it cannot end early",
+        "beginning": "it can end early",
+        "with_end": "and it ends there",
     }
     sides = {"left": "text before", "both": "text on both sides"}
     rows = [
@@ -629,9 +651,10 @@ def _ends_of_spans(results: Results) -> list[Part]:
     if not rows:
         return []
     note = (
-        "Bits per byte of a span, for models with sentinels, which may end a span after any token. "
-        "Given its length, they may not; otherwise they must also know that it does not end "
-        "earlier, and in the last column, that it ends where it does."
+        "Bits per byte of a span, for models that end what they fill in. The first column is that "
+        "of the scores: EOS and all sentinels are left out at each token of the span. In the "
+        "second, the model must also know that the span goes on, and in the third, that it ends "
+        "where it does."
     )
     return [Table(["model", "given", *kinds.values()], rows), note]
 

@@ -87,7 +87,7 @@ def results_of(
     # Compare them between cells, and list the settings in which the cells differ.
     recipes = differing({cell.name: flatten(to_dict(cell.resolved.config)) for cell in cells})
     baselines = {cell.name: cell.baseline for cell in cells}
-    rule = rule_of(config, values, looks)
+    rule = rule_of(config, values, asked, looks)
     scores = scores_of(
         values, samples, asked, baselines, report.is_lower_better, rule, counted_units
     )
@@ -171,8 +171,10 @@ def _scores_of_runs(
 
 
 def _examples_of(name: str, answers: Mapping[str, Answers]) -> dict[str, Any]:
-    """Return the examples behind a task's score, and the settings that each run chose for it."""
-    found: dict[str, Any] = {"chosen": {}}
+    """Return the examples behind a task's score, the settings that each run chose for it, and the
+    head that it answers with.
+    """
+    found: dict[str, Any] = {"chosen": {}, "heads": {}}
     for run, of_run in answers.items():
         answer = of_tasks(of_run).get(name)
         if answer is None:
@@ -180,6 +182,8 @@ def _examples_of(name: str, answers: Mapping[str, Answers]) -> dict[str, Any]:
         found |= {"on": answer["on"], "examples": answer["examples"]}
         if chosen := answer.get("chosen"):
             found["chosen"][run] = label_of(chosen)
+        if head := answer.get("head"):
+            found["heads"][run] = head
     return found
 
 
@@ -194,8 +198,8 @@ def _span_score(context: str) -> str:
 
 
 def ends_of_spans(answers: Sequence[Answers], spans: Sequence[Span]) -> dict[str, dict[str, float]]:
-    """Return the bits per byte of spans by what is known and asked about their ends, for models
-    with sentinels: context → fields of span_bits.SpanBits → mean over seeds.
+    """Return the bits per byte of spans with and without their ends, for models that end what they
+    fill in: context → fields of span_bits.SpanBits → mean over seeds.
     """
     size = num_bytes(spans).sum()
     found: dict[str, dict[str, float]] = {}
@@ -233,18 +237,32 @@ def by_model(counted: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, dict[
     return values
 
 
-def rule_of(config: CompareConfig, values: Mapping[str, Mapping[int, Values]], looks: int) -> Rule:
-    """Return how the comparison comes to its verdicts."""
+def rule_of(
+    config: CompareConfig,
+    values: Mapping[str, Mapping[int, Values]],
+    asked: Mapping[str, Mapping[str, str]],
+    looks: int,
+) -> Rule:
+    """Return how the comparison comes to its verdicts: by the first score of the report that two
+    cells can be compared in, if the config names none.
+    """
     names = report.in_order(
         name for of_cell in values.values() for of_run in of_cell.values() for name in of_run
     )
-    return Rule(config.alpha, looks, config.effect, config.decide_by or next(iter(names), ""))
+    compared = ""
+    for name in names:
+        having = [cell for cell in values if any(name in run for run in values[cell].values())]
+        questions = [asked[cell].get(name) for cell in having]
+        if len(questions) > len(set(questions)):
+            compared = name
+            break
+    return Rule(config.alpha, looks, config.effect, config.decide_by or compared)
 
 
 def _values_of(answers: Answers, summary: Mapping[str, Any]) -> Values:
     """Collect the scores of one run: of spans, of tasks, and of its validation split."""
     of_spans = {
-        _span_score(context): kinds["given_length"] for context, kinds in answers.span_bits.items()
+        _span_score(context): kinds["without_end"] for context, kinds in answers.span_bits.items()
     }
     if answers.adapted_bits:
         of_spans[report.ADAPTED] = answers.adapted_bits
@@ -369,7 +387,7 @@ def summarise(run: SeededRun) -> dict[str, Any]:
 
 def hours_spent(workdir: Path) -> dict[str, float]:
     """Return the hours that the runs below a comparison's directory took, with compilation and
-    evaluation on the way: those that are reported, their tasks, and tuning.
+    evaluation on the way: those that are reported, their tasks, their adaptation, and tuning.
     """
     hours = {"runs": 0.0, "tasks": 0.0, "adaptation": 0.0, "tuning": 0.0}
     for path in workdir.glob("**/metrics.jsonl"):

@@ -2,8 +2,8 @@
 
     config ─► cells: the cost of a step, and how many steps the budget buys
            ─► runs: each cell with each seed, an ordinary run in WORKDIR/NAME
-           ─► results: span bits per byte, validation loss and tasks, each with its interval
-           ─► report.json, report.html, report.md, report.csv
+           ─► results: tasks, span bits per byte and validation loss, each with its interval
+           ─► report.json, and pages and tables of it
 
 The same command continues where it was stopped, and does not repeat what is finished.
 """

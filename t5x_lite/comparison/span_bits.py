@@ -3,14 +3,15 @@ model needs per byte of held-out spans, given the text around them.
 
 Spans are drawn as words by a seed, so they are the same for every tokenizer. Each model is asked in
 the way it was trained: a decoder continues the text before the span, a denoiser reads a sentinel
-in its place, and an encoder fills masks from left to right. What is compared is p(span | its
-length): an encoder sees from its masks how long a span is, and a language model goes on after it,
-so a denoiser must not pay for the possibility that it ends.
+in its place, and an encoder fills masks from left to right. No model may end a span early: what
+would end it (EOS or any sentinel) is left out at each token, and the others sum to one. Masks
+never end, so a denoiser would pay for a possibility that an encoder does not have.
 """
 
 import math
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -43,10 +44,10 @@ _IN_ONE_STACK, _IN_BOTH = 4, 5
 
 
 class SpanBits(NamedTuple):
-    """−log₂ p of each span: [spans]. The last two are known of models with sentinels only."""
+    """−log₂ p of each span: [spans]."""
 
-    # p(span | its number of tokens): at no token, the span may end before it
-    given_length: np.ndarray
+    without_end: np.ndarray  # each token, given that the span does not end before it
+    # Of models that end what they fill in:
     beginning: np.ndarray | None = None  # p(the answer begins with the span)
     with_end: np.ndarray | None = None  # p(the answer is the span)
 
@@ -181,30 +182,32 @@ def span_bits(loaded: LoadedModel, spans: Sequence[Span], context: Context) -> S
     after = [encode(span.right if context == "both" else "") for span in spans]
     asked = [encode(span.text) for span in spans]
     scores = _method(loaded, context)(loaded, before, after, asked)
-    beginning = np.zeros(len(spans))
-    goes_on = np.zeros(len(spans))
-    with_end = np.zeros(len(spans))
+    beginning, goes_on, ends = np.zeros((3, len(spans)))
     for number, (one, ids) in enumerate(zip(scores, asked, strict=True)):
         beginning[number] = one.nats[: len(ids)].sum()
-        with_end[number] = one.nats.sum()
         if one.goes_on_nats is not None:
             goes_on[number] = one.goes_on_nats[: len(ids)].sum()
-    if loaded.rows.uses_sentinels:
-        nats = (beginning - goes_on, beginning, with_end)
+            ends[number] = np.log(-np.expm1(one.goes_on_nats[-1]))
+    # Where something ends a span, it has a score, too.
+    if len(spans) and len(scores[0].nats) > len(asked[0]):
+        nats = (beginning - goes_on, beginning, beginning + ends)
     else:
-        nats = (beginning,)
+        nats = (beginning - goes_on,)
     return SpanBits(*(-of_spans / math.log(2) for of_spans in nats))
 
 
 def _method(loaded: LoadedModel, context: Context) -> Callable[..., list[TokenScores]]:
     """Return the function that scores spans in the way that the model was trained."""
+    vocabulary = loaded.tokenizer.vocabulary
+    sentinels = vocabulary.sentinel(np.arange(vocabulary.sentinels))
+    ends = (vocabulary.eos, *sentinels.tolist())
     if loaded.rows.uses_sentinels:
-        return score_at_sentinels
-    if loaded.rows.aligned:
+        return partial(score_at_sentinels, ends=ends)
+    if loaded.rows.aligned or (context == "both" and loaded.rows.shape.looks_ahead):
         return score_in_blanks
     if context == "both":
-        return score_in_blanks if loaded.rows.shape.looks_ahead else score_in_the_middle
-    return lambda loaded, before, after, asked: score_targets(loaded, before, asked)
+        return partial(score_in_the_middle, ends=ends)
+    return lambda loaded, before, after, asked: score_targets(loaded, before, asked, ends)
 
 
 def counted_bits(corpus: Corpus, spans: Sequence[Span]) -> dict[str, np.ndarray]:

@@ -785,7 +785,7 @@ class CompareConfig(Checked):
     from_scratch: bool = False  # fine-tune each model with fresh parameters, too
     # Beside the models: a unigram and a Kneser-Ney trigram model of the same tokens
     ngram: bool = True
-    papers: tuple = ()  # keys of report/papers.py: what the question is from, for report.bib
+    papers: tuple = ()  # where the question is from: keys of report/papers.py, or BibTeX entries
     # What the report shows of each model:
     blanks: tuple = ()  # sentences with a ___ that masked language models fill with a word
     spans: tuple = ()  # texts with ___ that models of span_corruption fill with any number of words

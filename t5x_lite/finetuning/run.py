@@ -315,7 +315,9 @@ def write_predictions(
 
 def _results(base: _Base, task: Task, cells: list[Trial], chosen: Trial) -> dict[str, Any]:
     """Return what report.json says of the cells and the chosen one."""
-    model = resolve(chosen.config, base.tokenizer.vocabulary).model
+    resolved = resolve(chosen.config, base.tokenizer.vocabulary)
+    model, rows = resolved.model, resolved.rows
+    assert isinstance(rows, TaskPlan)
     adaptation = parse_adaptation(chosen.config.adapt)
     parameters = trained = count_parameters(model)
     if not adaptation.is_full:
@@ -334,6 +336,7 @@ def _results(base: _Base, task: Task, cells: list[Trial], chosen: Trial) -> dict
         "title": f"{task.name}, {begins}: {chosen.config.adapt}",
         "task": task.name,
         "metric": metrics_of(task)[0],
+        "head": rows.format.head,
         "parameters": parameters,
         "trained_parameters": trained,
         "chosen": chosen.settings,

@@ -97,7 +97,6 @@ class _Piece(NamedTuple):
     text: int  # index of the text
     inputs: np.ndarray
     targets: np.ndarray
-    end: int | None  # the id that ends the text, if there is one
 
 
 class TokenScores(NamedTuple):
@@ -105,7 +104,7 @@ class TokenScores(NamedTuple):
 
     nats: np.ndarray  # log-probability of each token
     is_likeliest: np.ndarray  # True where no other token is likelier
-    # Log-probability that the text does not end before the token, if something ends it
+    # Log-probability that the text does not end before the token, if it is known what ends it
     goes_on_nats: np.ndarray | None = None
 
 
@@ -125,17 +124,17 @@ def score_targets(
     """Score each token of a target, given its inputs and the targets before it; all are ids.
 
     Args:
-        ends: for each target, the id that ends it, for TokenScores.goes_on_nats; empty: none.
+        ends: ids that would end a text, for TokenScores.goes_on_nats; empty: it is not asked for.
 
     Raises:
         UserError: if the inputs are too long.
     """
-    pieces = _pieces(loaded, inputs, targets, ends or [None] * len(targets))
+    pieces = _pieces(loaded, inputs, targets)
     parts: list[np.ndarray] = [np.zeros(0)] * len(pieces)
     lengths = [len(piece.inputs) + len(piece.targets) for piece in pieces]
     for numbers in like_lengths(lengths):
         # All batches of one length have the same number of rows, and share a compiled program.
-        rows = _score_pieces(loaded, [pieces[number] for number in numbers])
+        rows = _score_pieces(loaded, [pieces[number] for number in numbers], ends)
         for number, row in zip(numbers, rows, strict=True):
             parts[number] = row
 
@@ -193,10 +192,7 @@ def like_lengths(lengths: Sequence[int]) -> Iterator[list[int]]:
 
 
 def _pieces(
-    loaded: LoadedModel,
-    inputs: list[np.ndarray],
-    targets: list[np.ndarray],
-    ends: Sequence[int | None],
+    loaded: LoadedModel, inputs: list[np.ndarray], targets: list[np.ndarray]
 ) -> list[_Piece]:
     """Cut targets into pieces that fit a row, each after all of its inputs.
 
@@ -205,8 +201,7 @@ def _pieces(
     """
     model = loaded.model
     pieces = []
-    texts = zip(inputs, targets, ends, strict=True)
-    for number, (context, ids, end) in enumerate(texts):
+    for number, (context, ids) in enumerate(zip(inputs, targets, strict=True)):
         # On one stack, inputs and targets share the positions of a row.
         if model.is_encoder_decoder:
             room = model.max_length
@@ -218,11 +213,13 @@ def _pieces(
             reason = f"the context has {len(context)} tokens, the model reads {model.max_length}"
             raise UserError(USAGE, f"score: {reason}; shorten it")
         for start in range(0, len(ids), room):
-            pieces.append(_Piece(number, context, ids[start : start + room], end))
+            pieces.append(_Piece(number, context, ids[start : start + room]))
     return pieces
 
 
-def _score_pieces(loaded: LoadedModel, pieces: list[_Piece]) -> list[np.ndarray]:
+def _score_pieces(
+    loaded: LoadedModel, pieces: list[_Piece], ends: Sequence[int]
+) -> list[np.ndarray]:
     """Return the scores of _decoder_scores for the targets of each piece: [2 or 3, targets]."""
     model = loaded.model
     inputs = [piece.inputs for piece in pieces]
@@ -243,10 +240,8 @@ def _score_pieces(loaded: LoadedModel, pieces: list[_Piece]) -> list[np.ndarray]
         both = bucket(pairs.inputs.lengths + pairs.targets.lengths)
         shape = RowShape(decoder=both, bidirectional_prefix=model.architecture == "prefix_decoder")
     row = lay_out(pairs, shape, loaded.tokenizer.vocabulary, starts=starts)
-    of_pieces = [piece.end for piece in pieces]
-    ends = None if None in of_pieces else np.array(of_pieces)
     with loaded.within():
-        scores = to_host(_decoder_scores(model, loaded.params, row, ends))
+        scores = to_host(_decoder_scores(model, loaded.params, row, np.array(ends, np.int32)))
     # Where inputs and targets share a stack, the targets come after the inputs.
     first = [0] * len(inputs) if model.is_encoder_decoder else map(len, inputs)
     parts = zip(scores, first, pieces, strict=True)
@@ -255,26 +250,25 @@ def _score_pieces(loaded: LoadedModel, pieces: list[_Piece]) -> list[np.ndarray]
 
 @partial(jax.jit, static_argnums=0)
 def _decoder_scores(
-    model: ModelDimensions, params: Params, row: Row, ends: Int[Array, "B"] | None
+    model: ModelDimensions, params: Params, row: Row, ends: Int[Array, "ends"]
 ) -> Float[Array, "B scores D"]:
-    """Return log P of the target at each position, and 1 if it is the likeliest token, else 0; with
-    an id of `ends` for each row, also log P of any other id at each position.
+    """Return log P of the target at each position, and 1 if it is the likeliest token, else 0; if
+    there are ids in `ends`, also log P of any other id at each position.
     """
     hidden = transformer.apply(model, params, row, packed=False).hidden_states
     head = head_params(params)
 
-    def of_row(hidden_targets_and_end):
-        hidden, targets, end = hidden_targets_and_end
+    def of_row(hidden_and_targets):
+        hidden, targets = hidden_and_targets
         log_probabilities_DV = jax.nn.log_softmax(logits(model, head, hidden))
         scores = _scores_of(log_probabilities_DV, targets)
-        if end is not None:
-            others_DV = log_probabilities_DV.at[:, end].set(-jnp.inf)
+        if ends.size:
+            others_DV = log_probabilities_DV.at[:, ends].set(-jnp.inf)
             scores += (jax.nn.logsumexp(others_DV, -1),)
         return jnp.stack(scores)
 
     # Compute the logits of a few rows at a time, to save memory.
-    rows = (hidden, row["decoder_targets"], ends)
-    return jax.lax.map(of_row, rows, batch_size=_ROWS_OF_LOGITS)
+    return jax.lax.map(of_row, (hidden, row["decoder_targets"]), batch_size=_ROWS_OF_LOGITS)
 
 
 def _scores_of(
@@ -377,22 +371,22 @@ def score_at_sentinels(
     before: Sequence[np.ndarray],
     after: Sequence[np.ndarray],
     spans: Sequence[np.ndarray],
+    ends: Sequence[int] = (),
 ) -> list[TokenScores]:
     """Score each span of ids between the ids before and after it, with a sentinel in its place.
 
-    The id that ends the span (the next sentinel, or EOS) counts as its last token, and
-    TokenScores.goes_on_nats tells how likely it is not to come earlier.
+    The id that ends the span (the next sentinel, or EOS) counts as its last token. For `ends` see
+    score_targets.
     """
     vocabulary = loaded.tokenizer.vocabulary
     first, second = [vocabulary.sentinel(0)], [vocabulary.sentinel(1)]
     eos, mode = [vocabulary.eos], before_sentinels(loaded)
-    inputs, targets, ends = [], [], []
+    inputs, targets = [], []
     for left, right, span in zip(before, after, spans, strict=True):
         inputs.append(np.concatenate([mode, left, first, right, eos]).astype(np.int32))
         # T5's targets: each span follows its sentinel, and the next sentinel ends it.
         end = second if len(right) else eos
         targets.append(np.concatenate([first, span, end]).astype(np.int32))
-        ends += end
     scores = score_targets(loaded, inputs, targets, ends)
     # The first token is the sentinel, which is known.
     return [TokenScores(*(column[1:] for column in one if column is not None)) for one in scores]
@@ -403,10 +397,12 @@ def score_in_the_middle(
     before: Sequence[np.ndarray],
     after: Sequence[np.ndarray],
     spans: Sequence[np.ndarray],
+    ends: Sequence[int] = (),
 ) -> list[TokenScores]:
     """Score each span of ids between the ids before and after it, as fill in the middle.
 
-    The model reads them in the order prefix, suffix, middle (Bavarian et al., 2022, §3).
+    The model reads them in the order prefix, suffix, middle (Bavarian et al., 2022, §3). EOS, which
+    ends the span, counts as its last token. For `ends` see score_targets.
     """
     vocabulary = loaded.tokenizer.vocabulary
     prefix, suffix, middle = (
@@ -416,4 +412,5 @@ def score_in_the_middle(
         np.concatenate([[prefix], left, [suffix], right, [middle]]).astype(np.int32)
         for left, right in zip(before, after, strict=True)
     ]
-    return score_targets(loaded, inputs, list(spans))
+    targets = [np.append(span, vocabulary.eos).astype(np.int32) for span in spans]
+    return score_targets(loaded, inputs, targets, ends)

@@ -1,7 +1,9 @@
-"""The papers that comparisons are about, as BibTeX for those who publish a report."""
+"""The papers that comparisons are about, as BibTeX for those who publish a report. A comparison
+names them by their keys here, or has the BibTeX entry of another paper.
+"""
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from t5x_lite.errors import BAD_CONFIG, UserError, nearest
 
@@ -134,20 +136,28 @@ PAPERS = {
 }
 
 
-def check_papers(keys: Iterable[str]) -> None:
-    """Reject keys that PAPERS does not have.
+def check_papers(named: Iterable[Any]) -> None:
+    """Reject what is neither a key of PAPERS nor a BibTeX entry.
 
     >>> check_papers(["rafel2020"])
     Traceback (most recent call last):
     t5x_lite.errors.UserError: papers: got 'rafel2020'; did you mean raffel2020?
     """
-    for key in keys:
-        if key not in PAPERS:
-            raise UserError(BAD_CONFIG, f"papers: got {key!r}; {nearest(key, PAPERS)}")
+    for one in named:
+        if not isinstance(one, str):
+            raise UserError(
+                BAD_CONFIG, f"papers: got {one!r}, expected a text such as 'raffel2020'"
+            )
+        if one not in PAPERS and not _is_entry(one):
+            raise UserError(BAD_CONFIG, f"papers: got {one!r}; {nearest(one, PAPERS)}")
 
 
-def bibtex(keys: Iterable[str]) -> str:
-    """Return the BibTeX entries of papers.
+def _is_entry(text: str) -> bool:
+    return text.lstrip().startswith("@")
+
+
+def bibtex(named: Iterable[str]) -> str:
+    """Return the BibTeX entries of papers, named as for check_papers.
 
     >>> print(bibtex(["loshchilov2019"]))
     @misc{loshchilov2019,
@@ -159,7 +169,10 @@ def bibtex(keys: Iterable[str]) -> str:
     <BLANKLINE>
     """
     entries = []
-    for key in keys:
+    for key in named:
+        if _is_entry(key):
+            entries.append(f"{key.strip()}\n")
+            continue
         paper = PAPERS[key]
         is_page = paper.venue.startswith("https://")
         venue = f"\\url{{{paper.venue}}}" if is_page else paper.venue

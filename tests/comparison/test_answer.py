@@ -9,7 +9,9 @@ from t5x_lite.comparison import report
 TASK, ADAPTED, LEFT = "rte: accuracy", "adapted_bits", "span_bits_left"
 
 
-def answer(*scores: str, cells: int = 2, seeds: int = 3, **counted: dict[str, float]) -> str:
+def answer(
+    *scores: str, cells: int = 2, seeds: int = 3, heads=None, **counted: dict[str, float]
+) -> str:
     """Return the sentences on cells of which the first is best and beats what only counts."""
     names = [f"model{number}" for number in range(cells)]
     of_cells = {}
@@ -31,6 +33,7 @@ def answer(*scores: str, cells: int = 2, seeds: int = 3, **counted: dict[str, fl
             "scaling": {},
             "failed": {},
             "adapt_tokens": 2000,
+            "tasks": {TASK: {"heads": heads or {}}},
         }
     )
 
@@ -38,11 +41,14 @@ def answer(*scores: str, cells: int = 2, seeds: int = 3, **counted: dict[str, fl
 def test_spans_are_said_only_where_nothing_better_was_asked():
     given_left = "Given only the text before a gap, model0 predicts it best"
     assert answer(LEFT).startswith(given_left)
-    adapted = "After 2000 more tokens as prefix language models, given the text before a gap, model0"
+    adapted = "After reading 2000 tokens as prefix language models, given the text before a gap, "
     assert answer(LEFT, ADAPTED).startswith(adapted)
     assert given_left not in answer(LEFT, ADAPTED)
     said = answer(LEFT, TASK)
     assert said == "On rte, model0 has the best accuracy (model0 50.0%, model1 49.0%)."
+    assert answer(TASK, heads={"model0": "lm", "model1": "lm"}) == said
+    said = answer(TASK, heads={"model0": "lm", "model1": "class"})
+    assert said.startswith("On rte, which not all answer in words, model0 has the best accuracy")
 
 
 @pytest.mark.parametrize("score", [LEFT, ADAPTED])

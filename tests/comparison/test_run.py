@@ -203,7 +203,7 @@ def test_a_cell_without_any_run_is_left_out_of_the_report(tmp_path, written, mon
     results = json.loads((tmp_path / "run/report.json").read_text())
     bits = json.loads((tmp_path / "run/lm/span_bits.json").read_text())["answer"]
     scores = results["cells"]["lm"]["scores"]
-    expected = bits["left"]["given_length"][0]
+    expected = bits["left"]["without_end"][0]
     assert scores["span_bits_left"]["mean"] == pytest.approx(expected / results["spans"]["bytes"])
 
 

@@ -22,7 +22,7 @@ from t5x_lite.comparison.span_bits import (
 )
 from t5x_lite.config import Lengths
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
-from t5x_lite.inference.score import score_at_sentinels, score_in_blanks, score_targets
+from t5x_lite.inference.score import score_in_blanks, score_targets
 from t5x_lite.training.run_directory import LoadedModel
 from t5x_lite.training.step import fresh_parameters
 
@@ -123,16 +123,25 @@ def test_every_family_answers_what_it_was_asked_in_training(loaded, objective, a
     lengths = model.config.data.lengths
     spans = shortened(spans, [(model.tokenizer, lengths)])
     for context in contexts:
-        bits = span_bits(model, spans, context).given_length
+        bits = span_bits(model, spans, context).without_end
         assert bits.shape == (len(spans),)
-        # An untrained model is near uniform: log2 V a token, whatever ends a span left out.
+        # An untrained model is near uniform over all ids, where nothing ends a span, or else over
+        # all that do not end it.
+        has_no_end = architecture == "encoder"
+        has_no_end = has_no_end or (context == "both" and "masked_next" in objective)
+        ends = 0 if has_no_end else 1 + model.tokenizer.vocabulary.sentinels
         tokens = np.array([len(model.tokenizer.encode(span.text)) for span in spans])
-        assert bits / tokens == pytest.approx(math.log2(model.model.vocab_size), rel=0.1)
+        assert bits / tokens == pytest.approx(math.log2(model.model.vocab_size - ends), rel=0.05)
 
 
 @pytest.mark.parametrize(
     ("objective", "architecture"),
-    [("causal_lm", "decoder"), ("span_corruption", "encoder_decoder"), ("masked_lm", "encoder")],
+    [
+        ("causal_lm", "decoder"),
+        ("fill_in_the_middle", "decoder"),
+        ("span_corruption", "encoder_decoder"),
+        ("masked_lm", "encoder"),
+    ],
 )
 def test_a_uniform_model_needs_log2_of_the_vocabulary_a_token(loaded, objective, architecture):
     model, corpus = loaded(objective, architecture)
@@ -145,13 +154,16 @@ def test_a_uniform_model_needs_log2_of_the_vocabulary_a_token(loaded, objective,
     tokens = np.array([len(model.tokenizer.encode(span.text)) for span in spans])
     for context in scored_contexts(uniform):
         found = span_bits(uniform, spans, context)
-        size = model.model.vocab_size
-        if model.rows.uses_sentinels:
-            assert found.given_length == pytest.approx(tokens * math.log2(size - 1), rel=1e-5)
-            assert found.beginning == pytest.approx(tokens * math.log2(size), rel=1e-5)
-            assert found.with_end == pytest.approx((tokens + 1) * math.log2(size), rel=1e-5)
+        size, ends = model.model.vocab_size, 1 + model.tokenizer.vocabulary.sentinels
+        if architecture == "encoder":
+            assert found.without_end == pytest.approx(tokens * math.log2(size), rel=1e-5)
         else:
-            assert found.given_length == pytest.approx(tokens * math.log2(size), rel=1e-5)
+            assert found.without_end == pytest.approx(tokens * math.log2(size - ends), rel=1e-5)
+        if model.rows.uses_sentinels or (context == "both" and architecture == "decoder"):
+            assert found.beginning == pytest.approx(tokens * math.log2(size), rel=1e-5)
+            expected = found.beginning - math.log2(ends / size)
+            assert found.with_end == pytest.approx(expected, rel=1e-5)
+        else:
             assert (found.beginning, found.with_end) == (None, None)
 
 
@@ -159,36 +171,47 @@ def test_spans_that_cover_a_text_cost_a_decoder_what_the_text_does(loaded):
     model, _ = loaded("causal_lm", "decoder")
     text = "the cat sees the dog and it."
     ids = model.tokenizer.encode(text)
-    (whole,) = score_targets(model, [ids[:0]], [ids])
+    vocabulary = model.tokenizer.vocabulary
+    ends = [vocabulary.eos, *map(vocabulary.sentinel, range(vocabulary.sentinels))]
+    (whole,) = score_targets(model, [ids[:0]], [ids], ends)
+    assert whole.goes_on_nats is not None
     cuts = [0, 4, 12, 13, len(text)]
     spans = [
         Span(text[:start], text[start:end], text[end:]) for start, end in itertools.pairwise(cuts)
     ]
-    bits = span_bits(model, spans, "left").given_length
-    assert bits.sum() * math.log(2) == pytest.approx(-whole.nats.sum(), rel=1e-5)
+    bits = span_bits(model, spans, "left").without_end
+    assert bits.sum() * math.log(2) == pytest.approx(
+        (whole.goes_on_nats - whole.nats).sum(), rel=1e-5
+    )
 
 
 @pytest.mark.parametrize("architecture", ["encoder_decoder", "decoder"])
-@pytest.mark.parametrize("right", ["t sees", ""], ids=["sentinel ends", "EOS ends"])
-def test_a_span_given_its_length_sums_to_one(loaded, architecture, right):
-    """p(a | one token) over all tokens a but the end; and p(a, end) + p(a, then b) = p(a)."""
+@pytest.mark.parametrize("right", ["t sees", ""], ids=["text after", "no text after"])
+def test_a_span_that_may_not_end_sums_to_one(loaded, architecture, right):
+    """Over all tokens but EOS and the sentinels; each of those ends a span, wherever it lies."""
     model, _ = loaded("span_corruption", architecture)
-    before, after = model.tokenizer.encode("the c"), model.tokenizer.encode(right)
-    vocabulary = model.tokenizer.vocabulary
-    end = vocabulary.sentinel(1) if right else vocabulary.eos
-    tokens = np.array([one for one in range(model.model.vocab_size) if one != end])
+    vocabulary, encode = model.tokenizer.vocabulary, model.tokenizer.encode
+    ends = [vocabulary.eos, *map(vocabulary.sentinel, range(vocabulary.sentinels))]
+    context = "both" if right else "left"
+    (of_a,) = (span_bits(model, [Span("the c", "a", right)], context),)
 
-    def scored(spans):
-        return score_at_sentinels(model, [before] * len(spans), [after] * len(spans), spans)
+    # Of the first token, from the plain probabilities of all of them.
+    first, eos = vocabulary.sentinel(0), vocabulary.eos
+    inputs = np.array([*encode("the c"), first, *encode(right), eos])
+    every = range(model.model.vocab_size)
+    rows = [np.array([first, token]) for token in every]
+    nats = np.array([one.nats[1] for one in score_targets(model, [inputs] * len(rows), rows)])
+    may_follow = [token for token in every if token not in ends]
+    normalised = nats[may_follow] - np.logaddexp.reduce(nats[may_follow])
+    bits = -normalised[may_follow.index(ord("a"))] / math.log(2)
+    assert of_a.without_end == pytest.approx([bits], rel=1e-4)
+    assert of_a.beginning == pytest.approx([-nats[ord("a")] / math.log(2)], rel=1e-4)
 
-    singles = scored([np.array([a], np.int32) for a in tokens])
-    assert singles[0].goes_on_nats is not None
-    given_length = [one.nats[0] - one.goes_on_nats[0] for one in singles]
-    assert np.exp(given_length).sum() == pytest.approx(1, rel=1e-4)
-    longer = scored([np.array([97, b], np.int32) for b in tokens])
-    with_end = singles[tokens.tolist().index(97)].nats.sum()
-    total = np.exp(with_end) + np.exp([one.nats[:2].sum() for one in longer]).sum()
-    assert total == pytest.approx(np.exp(longer[0].nats[0]), rel=1e-4)
+    # And the probability that the span is all of the answer.
+    rows = [np.array([first, ord("a"), end]) for end in ends]
+    nats = [one.nats[1:].sum() for one in score_targets(model, [inputs] * len(rows), rows)]
+    total = np.logaddexp.reduce(np.array(nats))
+    assert of_a.with_end == pytest.approx([-total / math.log(2)], rel=1e-4)
 
 
 def test_the_chain_rule_over_masks_sums_to_one(loaded):

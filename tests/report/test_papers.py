@@ -5,7 +5,7 @@ import re
 import pytest
 
 from t5x_lite.comparison.report import papers_of
-from t5x_lite.report.papers import PAPERS, bibtex
+from t5x_lite.report.papers import PAPERS, bibtex, check_papers
 
 
 @pytest.mark.parametrize("key", PAPERS)
@@ -21,6 +21,12 @@ def test_an_entry_is_bibtex(key):
     authors = PAPERS[key].authors.split(" and ")
     assert all(" " in author or author == "others" for author in authors)
     assert key == f"{authors[0].split()[-1].lower()}{PAPERS[key].year}"
+
+
+def test_a_paper_of_your_own_is_its_entry():
+    own = "@article{me2026,\n  title = {Mine}\n}"
+    check_papers([own, "raffel2020"])
+    assert bibtex([own, "raffel2020"]).startswith(own + "\n\n@misc{raffel2020,")
 
 
 def test_a_report_cites_its_question_and_its_methods():

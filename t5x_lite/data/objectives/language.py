@@ -53,9 +53,11 @@ def _prefix_traits(*, split=0.0, score_prefix=False, mirrored=False, mode="") ->
 
 
 def _mirror_on_encoder_decoder(architecture: str, options: dict) -> dict:
-    """Set mirrored=True for an encoder-decoder, unless the split is fixed: see prefix_lm."""
+    """Set mirrored=True for an encoder-decoder, unless it is set or the split is fixed: see
+    prefix_lm.
+    """
     if architecture == "encoder_decoder" and not options.get("split"):
-        return {**options, "mirrored": True}
+        return {"mirrored": True, **options}
     return options
 
 
