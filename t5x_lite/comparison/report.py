@@ -398,9 +398,9 @@ def _reading_notes(results: Results) -> list[Part]:
             "Span bits per byte: how many bits a model needs to predict a span of held-out text, "
             f"per byte. All models are asked for the same {spans['count']:,} spans "
             f"({spans['bytes']:,} bytes) of {spans['passages']:,} passages. The two columns ask "
-            "different questions, so do not compare them. No model can end a span early: a masked "
-            "model sees as many masks as the span has tokens, and for others, all tokens that "
-            "would end the span are left out."
+            "different questions, so do not compare them. No model can end a span early: EOS and "
+            "all sentinels are left out at each token. A masked model sees from its masks how many "
+            "tokens are left; others do not."
         )
     if results.get("adapt_tokens"):
         notes.append(

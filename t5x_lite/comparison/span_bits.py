@@ -4,8 +4,8 @@ model needs per byte of held-out spans, given the text around them.
 Spans are drawn as words by a seed, so they are the same for every tokenizer. Each model is asked in
 the way it was trained: a decoder continues the text before the span, a denoiser reads a sentinel
 in its place, and an encoder fills masks from left to right. No model may end a span early: what
-would end it (EOS or any sentinel) is left out at each token, and the others sum to one. Masks
-never end, so a denoiser would pay for a possibility that an encoder does not have.
+would end it (EOS or any sentinel) is left out at each token, and the others sum to one. Otherwise a
+denoiser would pay for a possibility that an encoder, which sees as many masks, does not have.
 """
 
 import math
@@ -204,7 +204,7 @@ def _method(loaded: LoadedModel, context: Context) -> Callable[..., list[TokenSc
     if loaded.rows.uses_sentinels:
         return partial(score_at_sentinels, ends=ends)
     if loaded.rows.aligned or (context == "both" and loaded.rows.shape.looks_ahead):
-        return score_in_blanks
+        return partial(score_in_blanks, ends=ends)
     if context == "both":
         return partial(score_in_the_middle, ends=ends)
     return lambda loaded, before, after, asked: score_targets(loaded, before, asked, ends)

@@ -736,8 +736,8 @@ class CompareConfig(Checked):
     # How many seeds each cell is trained with, from its own on
     seeds: Annotated[int, Range(1, 1000)] = 1
     # Add seeds one by one, up to this many, until every difference to the baseline is decided in
-    # the score `decide_by` (empty: the first of the report); 0: no more than `seeds`. The report
-    # may then be looked at after each, since its p-values count all looks
+    # the score `decide_by` (empty: the first of the report that cells have in common); 0: no more
+    # than `seeds`. The report may then be looked at after each, since its p-values count all looks
     max_seeds: Annotated[int, Range(0, 1000)] = 0
     decide_by: str = ""
     # Largest share of tables, of differences or of effects, with a false verdict

@@ -252,36 +252,40 @@ def _score_pieces(
 def _decoder_scores(
     model: ModelDimensions, params: Params, row: Row, ends: Int[Array, "ends"]
 ) -> Float[Array, "B scores D"]:
-    """Return log P of the target at each position, and 1 if it is the likeliest token, else 0; if
-    there are ids in `ends`, also log P of any other id at each position.
-    """
+    """Return the scores of _scores_of for the target at each position."""
     hidden = transformer.apply(model, params, row, packed=False).hidden_states
     head = head_params(params)
 
     def of_row(hidden_and_targets):
         hidden, targets = hidden_and_targets
-        log_probabilities_DV = jax.nn.log_softmax(logits(model, head, hidden))
-        scores = _scores_of(log_probabilities_DV, targets)
-        if ends.size:
-            others_DV = log_probabilities_DV.at[:, ends].set(-jnp.inf)
-            scores += (jax.nn.logsumexp(others_DV, -1),)
-        return jnp.stack(scores)
+        return jnp.stack(_scores_of(logits(model, head, hidden), targets, ends))
 
     # Compute the logits of a few rows at a time, to save memory.
     return jax.lax.map(of_row, (hidden, row["decoder_targets"]), batch_size=_ROWS_OF_LOGITS)
 
 
 def _scores_of(
-    log_probabilities: Float[Array, "*rows V"], targets: Array
-) -> tuple[Float[Array, "*rows"], Float[Array, "*rows"]]:
-    """Return log P of each target, and 1 if no token is likelier, else 0."""
+    logits: Float[Array, "*rows V"], targets: Array, ends: Int[Array, "ends"]
+) -> list[Float[Array, "*rows"]]:
+    """Return log P of each target, and 1 if no token is likelier, else 0; if there are ids in
+    `ends`, also log P of any other id.
+    """
+    log_probabilities = jax.nn.log_softmax(logits)
     chosen = jnp.take_along_axis(log_probabilities, targets[..., None], -1)[..., 0]
     is_likeliest = chosen >= log_probabilities.max(-1)
-    return chosen, is_likeliest.astype(chosen.dtype)
+    scores = [chosen, is_likeliest.astype(chosen.dtype)]
+    if ends.size:
+        others = log_probabilities.at[..., ends].set(-jnp.inf)
+        scores.append(jax.nn.logsumexp(others, -1))
+    return scores
 
 
 def score_masked(
-    loaded: LoadedModel, rows: list[np.ndarray], positions: list[int], answers: list[int]
+    loaded: LoadedModel,
+    rows: list[np.ndarray],
+    positions: list[int],
+    answers: list[int],
+    ends: Sequence[int] = (),
 ) -> TokenScores:
     """Score the answer at one masked position of each row of ids.
 
@@ -291,17 +295,20 @@ def score_masked(
         rows: the ids of each row, masks included.
         positions: the position in each row that is scored.
         answers: the id whose likelihood there is wanted.
+        ends: see score_targets.
     """
-    scores = np.zeros((len(rows), 2))
+    scores = np.zeros((len(rows), 3 if ends else 2))
     for numbers in like_lengths([len(row) for row in rows]):
         batch = [rows[number] for number in numbers]
         length = _row_length(max(map(len, batch)), loaded.model.max_length)
         row = masked_rows(loaded, batch, length)
         at, chosen = np.array(positions)[numbers], np.array(answers)[numbers]
         with loaded.within():
-            of_rows = _scores_at(loaded.model, loaded.params, row, at, chosen)
+            of_rows = _scores_at(
+                loaded.model, loaded.params, row, at, chosen, np.array(ends, np.int32)
+            )
         scores[numbers] = to_host(of_rows)
-    return TokenScores(scores[:, 0], scores[:, 1] > 0)
+    return TokenScores(scores[:, 0], scores[:, 1] > 0, *scores.T[2:])
 
 
 @partial(jax.jit, static_argnums=0)
@@ -311,12 +318,12 @@ def _scores_at(
     row: Row,
     positions: Int[Array, "B"],
     answers: Int[Array, "B"],
-) -> Float[Array, "B 2"]:
+    ends: Int[Array, "ends"],
+) -> Float[Array, "B scores"]:
     """Return the scores of _scores_of for one position of each row."""
     hidden = transformer.apply(model, params, row, packed=False).hidden_states
     hidden = hidden[jnp.arange(len(hidden)), positions]
-    log_probabilities = jax.nn.log_softmax(logits(model, head_params(params), hidden))
-    return jnp.stack(_scores_of(log_probabilities, answers), -1)
+    return jnp.stack(_scores_of(logits(model, head_params(params), hidden), answers, ends), -1)
 
 
 def pseudo_log_likelihoods(loaded: LoadedModel, texts: Sequence[str]) -> list[Score]:
@@ -346,10 +353,12 @@ def score_in_blanks(
     before: Sequence[np.ndarray],
     after: Sequence[np.ndarray],
     spans: Sequence[np.ndarray],
+    ends: Sequence[int] = (),
 ) -> list[TokenScores]:
     """Score each span of ids between the ids before and after it, by the chain rule with masks.
 
-    Row k of a span holds its first k tokens, and masks for the others.
+    Row k of a span holds its first k tokens, and masks for the others. For `ends` see
+    score_targets.
     """
     mask = loaded.tokenizer.vocabulary["[MASK]"]
     rows, positions, answers = [], [], []
@@ -360,10 +369,10 @@ def score_in_blanks(
             rows.append(row)
             positions.append(first + len(left) + known)
             answers.append(int(ids[known]))
-    scores = score_masked(loaded, rows, positions, answers)
-    ends = np.cumsum([len(ids) for ids in spans])[:-1]
-    pairs = zip(np.split(scores.nats, ends), np.split(scores.is_likeliest, ends), strict=True)
-    return [TokenScores(*pair) for pair in pairs]
+    scores = score_masked(loaded, rows, positions, answers, ends)
+    last = np.cumsum([len(ids) for ids in spans])[:-1]
+    columns = (np.split(column, last) for column in scores if column is not None)
+    return [TokenScores(*of_span) for of_span in zip(*columns, strict=True)]
 
 
 def score_at_sentinels(

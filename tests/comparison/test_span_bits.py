@@ -125,11 +125,8 @@ def test_every_family_answers_what_it_was_asked_in_training(loaded, objective, a
     for context in contexts:
         bits = span_bits(model, spans, context).without_end
         assert bits.shape == (len(spans),)
-        # An untrained model is near uniform over all ids, where nothing ends a span, or else over
-        # all that do not end it.
-        has_no_end = architecture == "encoder"
-        has_no_end = has_no_end or (context == "both" and "masked_next" in objective)
-        ends = 0 if has_no_end else 1 + model.tokenizer.vocabulary.sentinels
+        # An untrained model is near uniform over all ids that do not end a span.
+        ends = 1 + model.tokenizer.vocabulary.sentinels
         tokens = np.array([len(model.tokenizer.encode(span.text)) for span in spans])
         assert bits / tokens == pytest.approx(math.log2(model.model.vocab_size - ends), rel=0.05)
 
@@ -155,10 +152,7 @@ def test_a_uniform_model_needs_log2_of_the_vocabulary_a_token(loaded, objective,
     for context in scored_contexts(uniform):
         found = span_bits(uniform, spans, context)
         size, ends = model.model.vocab_size, 1 + model.tokenizer.vocabulary.sentinels
-        if architecture == "encoder":
-            assert found.without_end == pytest.approx(tokens * math.log2(size), rel=1e-5)
-        else:
-            assert found.without_end == pytest.approx(tokens * math.log2(size - ends), rel=1e-5)
+        assert found.without_end == pytest.approx(tokens * math.log2(size - ends), rel=1e-5)
         if model.rows.uses_sentinels or (context == "both" and architecture == "decoder"):
             assert found.beginning == pytest.approx(tokens * math.log2(size), rel=1e-5)
             expected = found.beginning - math.log2(ends / size)
