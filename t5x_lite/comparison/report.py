@@ -417,8 +417,8 @@ def _reading_notes(results: Results) -> list[Part]:
     )
     for name, of in results["tasks"].items():
         if not name.endswith(FROM_SCRATCH):
-            notes.append(f"{name}: {of['examples']:,} examples, {of['on']}.")
-            notes += _ways_to_answer(results, name)
+            examples = f"{name}: {of['examples']:,} examples, {of['on']}."
+            notes.append(" ".join([examples, *_ways_to_answer(results, name)]))
     if results["tasks"]:
         settings = ", ".join(results["finetune"]) or "the recipe of each family"
         notes.append(f"Fine-tuning: {settings}.")
