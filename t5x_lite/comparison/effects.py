@@ -1,13 +1,15 @@
 """Effects of crossed factors: which differences are of the architecture, which of the objective,
 and which of their interaction.
 
-The cells of a comparison are crossed if each is named after a level of the first factor and one of
-the second, as decoder-denoising is, and all combinations are there; those of a grid of two settings
-are, too. The effect of a level is what it changes compared with the first level of its factor,
-averaged over the levels of the other factor. The interaction of two levels is the effect of one
-under the other, minus its effect under the first level of that factor.
+The cells of a comparison are crossed if each is named after a level of the first factor, one of the
+second, and so on, as decoder-denoising is, and all combinations are there; those of a grid of
+several settings are, too. The effect of a level is what it changes compared with the first level of
+its factor, averaged over the levels of all other factors. The interaction of two levels is the
+effect of one under the other, minus its effect under the first level of that factor. Interactions
+of three levels are left out.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
@@ -21,30 +23,33 @@ from t5x_lite.comparison.statistics import (
 )
 
 SEPARATOR = "-"  # between the levels in the name of a cell; levels may hold it, too
+_MOST_CROSSED = 2  # levels of an interaction
 
 # Weights of cells: their weighted sum is the effect.
 Weights = dict[str, float]
 
 
-def levels_of(cells: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-    """Return the levels of the first and of the second factor, in the order of the cells; None if
-    the cells are not crossed.
+def levels_of(cells: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return the levels of each factor, in the order of the cells; none if they are not crossed.
 
     >>> levels_of(["gpt-lr=1e-2", "gpt-lr=1e-3", "bert-lr=1e-2", "bert-lr=1e-3"])
-    (('gpt', 'bert'), ('lr=1e-2', 'lr=1e-3'))
-    >>> levels_of(["encoder-a", "decoder-b"]) is None
-    True
+    [('gpt', 'bert'), ('lr=1e-2', 'lr=1e-3')]
+    >>> levels_of([f"{x}-{y}-{z}" for x in "ab" for y in "cd" for z in "ef"])
+    [('a', 'b'), ('c', 'd'), ('e', 'f')]
+    >>> levels_of(["encoder-a", "decoder-b"])
+    []
     """
     parts = cells[0].split(SEPARATOR)
     for place in range(1, len(parts)):
         one, other = (SEPARATOR.join(some) for some in (parts[:place], parts[place:]))
         ending, beginning = SEPARATOR + other, one + SEPARATOR
         first = [cell.removesuffix(ending) for cell in cells if cell.endswith(ending)]
-        second = [cell.removeprefix(beginning) for cell in cells if cell.startswith(beginning)]
-        crossed = {f"{level}{SEPARATOR}{another}" for level in first for another in second}
-        if len(first) > 1 and len(second) > 1 and crossed == set(cells):
-            return tuple(first), tuple(second)
-    return None
+        rest = [cell.removeprefix(beginning) for cell in cells if cell.startswith(beginning)]
+        crossed = {f"{level}{SEPARATOR}{another}" for level in first for another in rest}
+        if len(first) > 1 and len(rest) > 1 and crossed == set(cells):
+            # What follows the first factor may be crossed in turn.
+            return [tuple(first), *(levels_of(rest) or [tuple(rest)])]
+    return []
 
 
 def weights_of_effects(cells: Sequence[str]) -> dict[str, Weights]:
@@ -56,24 +61,27 @@ def weights_of_effects(cells: Sequence[str]) -> dict[str, Weights]:
     d for e          {'e-a': -0.5, 'e-b': -0.5, 'd-a': 0.5, 'd-b': 0.5}
     d for e × b for a {'e-a': 1.0, 'e-b': -1.0, 'd-a': -1.0, 'd-b': 1.0}
     """
-    levels = levels_of(cells)
-    if levels is None:
+    factors = levels_of(cells)
+    if not factors:
         return {}
-    first, second = levels
-    # Levels of the same name are told apart by their place in the names of cells.
-    shared = SEPARATOR if set(first) & set(second) else ""
+    of_factors = []
+    for number, levels in enumerate(factors):
+        # Levels of the same name are told apart by their place in the names of cells.
+        others = {level for other in factors if other is not levels for level in other}
+        is_shared = bool(others & set(levels))
+        before = SEPARATOR * (is_shared and number > 0)
+        after = SEPARATOR * (is_shared and number < len(factors) - 1)
+        of_factors.append(_weights_of_levels(levels, before, after))
+
     effects: dict[str, Weights] = {}
-    for (one, of_first), (other, of_second) in product(
-        _weights_of_levels(first, "", shared).items(),
-        _weights_of_levels(second, shared, "").items(),
-    ):
-        effect = " × ".join(filter(None, (one, other)))
-        effects[effect] = {
-            f"{level}{SEPARATOR}{another}": weight * more
-            for level, weight in of_first.items()
-            for another, more in of_second.items()
-        }
-    del effects[""]  # the mean of all cells
+    for of_levels in product(*(one.items() for one in of_factors)):
+        names = [name for name, _ in of_levels if name]
+        if not 1 <= len(names) <= _MOST_CROSSED:  # none: the mean of all cells
+            continue
+        weights = effects[" × ".join(names)] = {}
+        for levels in product(*(of_level.items() for _, of_level in of_levels)):
+            cell = SEPARATOR.join(level for level, _ in levels)
+            weights[cell] = math.prod(weight for _, weight in levels)
     return effects
 
 

@@ -379,7 +379,7 @@ def _effects(results: Results) -> list[Part]:
         rows.append(row)
     caption = "Main effects and interactions, with intervals of 95 %; bold: different from 0"
     note = (
-        "A for B: the score with A minus that with B, averaged over the choices of the other kind. "
+        "A for B: the score with A minus that with B, averaged over the other kinds of choices. "
         "A for B × C for D: what A changes with C minus what it changes with D; 0 if the two "
         "effects add up. Bold by p-values that are corrected by Holm's method for this table, so "
         f"that at most {results['rule']['alpha']:.1%} of such tables hold a false effect."

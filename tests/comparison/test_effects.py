@@ -1,6 +1,6 @@
 """Effects of crossed factors against the analysis of variance, and for cells that are all alike."""
 
-from itertools import product
+from itertools import combinations, product
 
 import numpy as np
 import pytest
@@ -125,9 +125,37 @@ def test_five_times_two_has_an_effect_of_every_choice():
         assert sum(weights.values()) == pytest.approx(0)
     # Also where both choices are between the same two things.
     assert len(weights_of_effects(["a-a", "a-b", "b-a", "b-b"])) == 3
-    assert levels_of(cells[:-1]) is None
-    assert levels_of(["gpt"]) is None
+    assert levels_of(cells[:-1]) == levels_of(["gpt"]) == []
     assert effects_of(scored_cells({"bert": {}, "gpt": {}}, {}), {}, Rule()) == {}
+
+
+def test_three_factors_have_effects_and_interactions_of_two():
+    """Of amounts that are a sum over levels and pairs of levels, each effect is what was put in."""
+    random = np.random.default_rng(0)
+    factors = ("ab", "cde", "fg")
+    cells = ["-".join(levels) for levels in product(*factors)]
+    assert levels_of(cells) == [tuple(levels) for levels in factors]
+    amounts = dict.fromkeys(cells, 0.0)
+    alone = {level: random.normal() for levels in factors for level in levels[1:]}
+    together = {}
+    for one, other in combinations(factors, 2):
+        together |= {pair: random.normal() for pair in product(one[1:], other[1:])}
+    for cell in cells:
+        levels = cell.split("-")
+        amounts[cell] += sum(alone.get(level, 0.0) for level in levels)
+        amounts[cell] += sum(together.get(pair, 0.0) for pair in combinations(levels, 2))
+    first = {level: levels[0] for levels in factors for level in levels}
+    found = {
+        effect: sum(weight * amounts[cell] for cell, weight in weights.items())
+        for effect, weights in weights_of_effects(cells).items()
+    }
+    assert len(found) == (1 + 2 + 1) + (2 + 1 + 2)
+    for one, other in together:
+        effect = f"{one} for {first[one]} × {other} for {first[other]}"
+        assert found[effect] == pytest.approx(together[one, other])
+    # A main effect is averaged over the other factors.
+    mean_of_others = sum(together["b", other] for other in "de") / 3 + together["b", "g"] / 2
+    assert found["b for a"] == pytest.approx(alone["b"] + mean_of_others)
 
 
 def test_the_report_says_what_is_resolved_and_of_one_seed_nothing():
