@@ -9,7 +9,7 @@ Two architectures × two objectives, so that the report tells the effect of the 
 other; `worlds:facts,ten` has the ten cells of Raffel et al. (2020), table 2. All read the same text
 in the same order, and each cell chooses its learning rate. Denoising hides half of the tokens, in
 spans of 1.5 on average, because the 15 % of the paper teach little in so few steps. Then each model
-is fine-tuned on some questions, and judged by others. docs/compared.md has the table of facts.
+is fine-tuned on some questions, and judged by others. docs/compared.md has their tables.
 
 python -m t5x_lite compare --config=compare/worlds:facts --workdir=DIR --jobs=2
 """
