@@ -26,7 +26,7 @@ from t5x_lite.config.files import load_comparison
 from t5x_lite.progress import columns, say
 
 FEW, MOST = 3, 12  # seeds of a cell
-EFFECTS = {"loss": 0.1, "span bits": 0.1}  # the smallest difference that matters
+EFFECT = 0.1  # the smallest difference that matters, in nats a token and in bits a byte
 
 
 def train(workdir: Path, runs: int, jobs: int) -> tuple[dict[str, np.ndarray], Sample]:
@@ -45,13 +45,13 @@ def train(workdir: Path, runs: int, jobs: int) -> tuple[dict[str, np.ndarray], S
 
 
 def verdicts(
-    amounts: np.ndarray, sample: Sample | None, effect: float, max_seeds: int
+    amounts: np.ndarray, sample: Sample | None, max_seeds: int
 ) -> tuple[dict[str, Any], int]:
     """Return the difference between two cells, whose runs take turns in amounts [runs, ...], and
     the seeds that each cell needed.
     """
     looks = max_seeds - FEW + 1
-    rule = Rule() if looks == 1 else Rule(alpha=0.01, looks=looks, effect=effect, score="score")
+    rule = Rule() if looks == 1 else Rule(alpha=0.01, looks=looks, effect=EFFECT, score="score")
     for seeds in range(FEW, max_seeds + 1):
         values = {
             name: {seed: {"score": amounts[2 * seed + cell]} for seed in range(seeds)}
@@ -80,7 +80,7 @@ def main() -> None:
         sample = spans if of_runs.ndim > 1 else None
         for max_seeds in (FEW, MOST):
             parts = np.split(of_runs, len(of_runs) // (2 * max_seeds))
-            found = [verdicts(part, sample, EFFECTS[name], max_seeds) for part in parts]
+            found = [verdicts(part, sample, max_seeds) for part in parts]
             called = [difference["verdict"] for difference, _ in found]
             outside = [not one["low"] <= 0 <= one["high"] for one, _ in found]
             used = np.mean([seeds for _, seeds in found])

@@ -6,7 +6,8 @@ hides 30 % of the tokens, twice as many as usual, which teaches it more in so fe
 half of them and starts with attention to what it is asked for (model.mimetic_init). Without this it
 learns only the order of its targets for some 2,000 steps, and fills every blank with "the". After
 pretraining, each model is fine-tuned for two epochs to tell which Python module a passage comes
-from, and so is a model with fresh parameters.
+from, and so is a model with fresh parameters. T5 and GPT are also adapted to continue a text, and
+then asked for the same spans.
 
 python -m t5x_lite compare --config=compare/python_docs --workdir=/tmp/python_docs --jobs=2
 """

@@ -14,17 +14,17 @@ from typing import NamedTuple
 
 from t5x_lite import storage
 from t5x_lite.comparison.budget import with_budget
+from t5x_lite.comparison.side_runs import train_side_run
 from t5x_lite.comparison.span_bits import Span, span_bits
-from t5x_lite.config import RunConfig, to_dict
+from t5x_lite.config import RunConfig
 from t5x_lite.data.rows.batches import TextData
 from t5x_lite.data.rows.row_plan import RowPlan
 from t5x_lite.data.tokenizers.vocabulary import Vocabulary
-from t5x_lite.errors import BAD_CONFIG, NOT_FINITE, UserError, foreseen_errors, read_json
+from t5x_lite.errors import BAD_CONFIG, UserError
 from t5x_lite.model.transformer import parameter_shapes
 from t5x_lite.progress import messages_to, say, silent
 from t5x_lite.resolve import Resolved, resolve
 from t5x_lite.training import run_directory
-from t5x_lite.training.loop import train
 
 # All architectures split the same windows at the same random points. By default, an encoder-decoder
 # would read two halves of a window, with half of the context.
@@ -35,7 +35,7 @@ _ROUNDING = 0.01  # largest difference in the tokens of models with other batche
 
 
 class Adaptation(NamedTuple):
-    """What each model reads as a prefix language model.
+    """The text that every model reads as a prefix language model.
 
     Attributes:
         tokens: raw tokens in all.
@@ -137,23 +137,10 @@ def adapt(workdir: Path, adaptation: Adaptation, directory: Path) -> bool:
         resolved = plan_adapted_run(before.config, adaptation, tokenizer.vocabulary, init_from)
     except UserError:
         return False
-    # What another adaptation has left here, stopped on the way, is of no use.
-    path = directory / "config.json"
-    if path.is_file() and read_json(path, "remove it") != to_dict(resolved.config):
-        storage.remove_tree(directory)
-    say(f"{workdir.name}: adapting in {directory}")
     with messages_to(silent):
         data = run_directory.open_data(workdir, resolved, tokenizer)
     assert isinstance(data, TextData)
-    try:
-        with foreseen_errors():
-            train(resolved, data, directory)
-    except UserError as error:
-        if error.code != NOT_FINITE:
-            raise
-        say(f"{workdir.name}: not adapted: {error}")
-        return False
-    return True
+    return train_side_run(f"{workdir.name}, adapted", resolved, data, directory)
 
 
 def bits_of_adapted(directory: Path, spans: Sequence[Span]) -> list[float]:

@@ -20,7 +20,7 @@ from t5x_lite.comparison.budget import (
     with_budget,
 )
 from t5x_lite.comparison.evaluations import Questions, check_tasks, fingerprints
-from t5x_lite.comparison.report import ADAPTED, FROM_SCRATCH, SCORES, name_of_task_score
+from t5x_lite.comparison.scores import ADAPTED, FROM_SCRATCH, SCORES, name_of_task_score
 from t5x_lite.comparison.span_bits import (
     Span,
     draw_spans,

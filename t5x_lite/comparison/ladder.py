@@ -23,11 +23,11 @@ from t5x_lite.comparison.scaling import (
     fit_power_law,
     interval,
 )
+from t5x_lite.comparison.scores import OF_SPANS
 from t5x_lite.config import RunConfig
 from t5x_lite.config.roles import SIZE, settings_with
 
-# Scores that follow a scaling law: lower is better
-_SCORES = ("loss", "adapted_bits", "span_bits_left", "span_bits_both")
+_SCORES = ("loss", *OF_SPANS)  # that follow a scaling law
 _AT_LEAST = 3  # minimum number of sizes, and of training lengths per size
 _FURTHER = 10.0  # multiple of the largest budget to which the law is extrapolated
 

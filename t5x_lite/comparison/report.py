@@ -10,32 +10,28 @@ from pathlib import Path
 from typing import Any
 
 from t5x_lite.comparison import scaling_report
+from t5x_lite.comparison.scores import (
+    ADAPTED,
+    FROM_SCRATCH,
+    OF_SPANS,
+    SCORES,
+    heading_of,
+    in_order,
+    is_lower_better,
+    is_of_task,
+    span_score,
+)
 from t5x_lite.data.tasks.baselines import BAG_OF_WORDS
 from t5x_lite.errors import IO_ERROR, user_errors
 from t5x_lite.report import charts, page, papers, tex
 from t5x_lite.report.page import Bold, Page, Part, Quote, Section, Table, short
 
-# Scores on each objective's own targets, which cannot be compared between objectives
-_OWN = ("loss", "accuracy")
-FROM_SCRATCH = ", from scratch"  # suffix of the scores of models with fresh parameters
 Results = Mapping[str, Any]
 
 _ONE_SEED = "one seed: how much luck matters is not known"
 _MOST_LISTED = 4  # cells that a sentence names
 _EQUAL = 0.01  # relative difference below which two amounts count as equal
 
-# Bits of spans after the text before them, of models that were adapted to be asked for them
-ADAPTED = "adapted_bits"
-# Score → heading, and True if lower is better
-SCORES = {
-    ADAPTED: ("bits per byte, adapted", True),
-    "span_bits_left": ("span bits per byte, text before", True),
-    "span_bits_both": ("span bits per byte, text on both sides", True),
-    "bits_per_byte": ("bits per byte, whole text", True),
-    "loss": ("validation loss", True),
-    "accuracy": ("accuracy", False),
-}
-_HEADINGS = {score: heading for score, (heading, _) in SCORES.items()}
 # What is drawn of training besides the loss: metric → title of the axis
 TRAINING_CURVES = {
     "learning_rate": "learning rate",
@@ -69,7 +65,7 @@ def report(results: Results) -> Page:
     sections = [
         Section("Scores", [score_table(results), *_reading_notes(results)]),
         Section("Effects of each choice", _effects(results)),
-        Section("Scaling laws", scaling_report.parts(results["scaling"], _HEADINGS)),
+        Section("Scaling laws", _scaling_laws(results)),
         Section(
             "How certain this is",
             [*_interval_charts(results), *_difference_charts(results), *_differences(results)],
@@ -95,7 +91,7 @@ def _answer(results: Results) -> str:
     sentences = []
 
     # The cells on each task, and those that counting beats.
-    for name in filter(_is_of_task, _score_names(results)):
+    for name in filter(is_of_task, _score_names(results)):
         ranked = _ranked(results, name)
         if ranked and not name.endswith(FROM_SCRATCH):
             task, metric = name.split(": ")
@@ -111,8 +107,8 @@ def _answer(results: Results) -> str:
     # adaptation, each is asked in the way it was trained.
     sentences += _bits_in_words(results, ADAPTED)
     if not sentences:
-        sentences += _bits_in_words(results, "span_bits_left")
-        sentences += _bits_in_words(results, "span_bits_both")
+        for name in OF_SPANS:
+            sentences += _bits_in_words(results, name)
     if sentences and results["seeds"] == 1:
         sentences.insert(0, f"{_ONE_SEED[0].upper()}{_ONE_SEED[1:]}.")
     sentences += scaling_report.sentences(results["scaling"])
@@ -135,14 +131,7 @@ def _bits_in_words(results: Results, name: str) -> list[str]:
     ranked = _ranked(results, name)
     if not ranked:
         return []
-    question = {
-        ADAPTED: (
-            f"After reading {short(results.get('adapt_tokens', 0))} tokens as prefix language "
-            "models, given the text before a gap"
-        ),
-        "span_bits_left": "Given only the text before a gap",
-        "span_bits_both": "Given the text on both sides of a gap",
-    }[name]
+    question = SCORES[name].asked.format(tokens=short(results.get("adapt_tokens", 0)))
     sentences = [_ranking(results, name, ranked, question, "predicts it best")]
     trigram = results["counting"].get("Kneser-Ney trigram", {}).get(name)
     if trigram:
@@ -180,8 +169,7 @@ def _ranking(
         question: how the sentence begins.
         best: its verb, for a best cell that is resolved.
     """
-    is_of_bits = name in (ADAPTED, "span_bits_left", "span_bits_both")
-    unit = " bits per byte" if is_of_bits else ""
+    unit = " bits per byte" if name in OF_SPANS else ""
     shown = [f"{cell} {_shown(name, score['mean'])}" for cell, score in ranked.items()]
     listed = ", ".join(shown[:_MOST_LISTED]) + unit
     if len(shown) > _MOST_LISTED:
@@ -244,45 +232,18 @@ def _effects_in_words(results: Results, name: str) -> list[str]:
     return [f"What changes {name}: {_listed(resolved)}."]
 
 
+def _scaling_laws(results: Results) -> list[Part]:
+    """Return the tables and charts of scaling laws."""
+    headings = {name: score.heading for name, score in SCORES.items()}
+    return scaling_report.parts(results["scaling"], headings)
+
+
 # Scores.
 
 
 def _score_names(results: Results) -> list[str]:
     """Return the names of all scores in the order of the report."""
     return in_order(name for of in results["cells"].values() for name in of["scores"])
-
-
-def in_order(scores: Iterable[str]) -> list[str]:
-    """Return the names of scores in the order of the report, without repeats: first of tasks, last
-    of each objective's own targets.
-    """
-    names = dict.fromkeys(scores)
-    common = [name for name in SCORES if name in names and name not in _OWN]
-    of_tasks = [name for name in names if _is_of_task(name)]
-    return [*of_tasks, *common, *(name for name in _OWN if name in names)]
-
-
-def name_of_task_score(task: str, metric: str) -> str:
-    """Return the name of a task's score.
-
-    >>> name_of_task_score("rte", "exact_match")
-    'rte: exact match'
-    """
-    return f"{task}: {metric.replace('_', ' ')}"
-
-
-def _is_of_task(name: str) -> bool:
-    """Return True if the score is a metric of a task."""
-    return name not in SCORES
-
-
-def _heading(name: str) -> str:
-    return name if _is_of_task(name) else SCORES[name][0]
-
-
-def is_lower_better(name: str) -> bool:
-    """Return True if a lower value of the score is better."""
-    return not _is_of_task(name) and SCORES[name][1]
 
 
 def _shown(name: str, value: float) -> str:
@@ -328,7 +289,7 @@ def score_table(results: Results) -> Table:
             row.append(_shown(name, counted[name]) if name in counted else "–")
         rows.append(row)
 
-    heading = ["model", *map(_heading, names)]
+    heading = ["model", *map(heading_of, names)]
     seeds = results["seeds"]
     caption = f"{seeds} seed{'s' * (seeds > 1)}; intervals of 95 % over "
     caption += "seeds, spans and examples" if seeds > 1 else "spans and examples, not over seeds"
@@ -344,7 +305,7 @@ def _score_cell(results: Results, cell: str, name: str) -> str | Bold:
     """Return a score with its interval, marked if it may be the best one."""
     score = results["cells"][cell]["scores"][name]
     text = _shown(name, score["mean"])
-    if score["low"] is not None and _is_of_task(name):
+    if score["low"] is not None and is_of_task(name):
         text += f" ({_short_range(name, score)})"
     elif score["low"] is not None:
         text += f" ± {_shown(name, (score['high'] - score['low']) / 2)}"
@@ -371,7 +332,7 @@ def _effects(results: Results) -> list[Part]:
         for name in names:
             found = of[name]
             text = _signed(name, found["mean"])
-            if found["low"] is not None and _is_of_task(name):
+            if found["low"] is not None and is_of_task(name):
                 text += f" ({_short_range(name, found)})"
             elif found["low"] is not None:
                 text += f" ± {_shown(name, (found['high'] - found['low']) / 2)}"
@@ -386,7 +347,7 @@ def _effects(results: Results) -> list[Part]:
     )
     if results["rule"]["looks"] > 1:
         note += f" They count {results['rule']['looks']} looks at the results."
-    return [Table(["effect", *map(_heading, names)], rows, caption), note]
+    return [Table(["effect", *map(heading_of, names)], rows, caption), note]
 
 
 def _reading_notes(results: Results) -> list[Part]:
@@ -450,7 +411,7 @@ def _ways_to_answer(results: Results, name: str) -> list[str]:
 def _interval_charts(results: Results) -> list[Part]:
     """Return charts of the span bits of each cell with their intervals."""
     parts: list[Part] = []
-    for name in (ADAPTED, "span_bits_left", "span_bits_both"):
+    for name in OF_SPANS:
         cells = {
             cell: of["scores"][name]
             for cell, of in results["cells"].items()
@@ -460,7 +421,7 @@ def _interval_charts(results: Results) -> list[Part]:
             continue
         counted = {model: of[name] for model, of in results["counting"].items() if name in of}
         parts += charts.intervals(
-            cells, counted, SCORES[name][0], "Lower is better; bars are 95 % intervals"
+            cells, counted, heading_of(name), "Lower is better; bars are 95 % intervals"
         )
     return parts
 
@@ -477,21 +438,18 @@ def _difference_charts(results: Results) -> list[Part]:
         }
         if not of_cells or any(one["p"] is None for one in of_cells.values()):
             continue
-        compared = (
-            one.get("baseline", results["cells"][cell]["baseline"])
-            for cell, one in of_cells.items()
-        )
+        compared = [_baseline_of(results, cell, one) for cell, one in of_cells.items()]
         baselines = ", ".join(dict.fromkeys(compared))
         better = "below" if is_lower_better(name) else "above"
         caption = f"Difference to {baselines}; {better} 0 is better; bars are 95 % intervals"
-        return list(charts.intervals(of_cells, {"": 0.0}, _heading(name), caption))
+        return list(charts.intervals(of_cells, {"": 0.0}, heading_of(name), caption))
     return []
 
 
 def _differences(results: Results) -> list[Part]:
     """Return the table of each cell's difference to its baseline in each score."""
     differences = [
-        (cell, score["difference"].get("baseline", of["baseline"]), name, score["difference"])
+        (cell, _baseline_of(results, cell, score["difference"]), name, score["difference"])
         for cell, of in results["cells"].items()
         for name, score in of["scores"].items()
         if score.get("difference")
@@ -530,8 +488,13 @@ def _differences(results: Results) -> list[Part]:
     return [Table(heading, rows, caption), note]
 
 
+def _baseline_of(results: Results, cell: str, difference: Mapping[str, Any]) -> str:
+    """Return the cell that another is compared with, which reports of before say of cells only."""
+    return difference.get("baseline", results["cells"][cell]["baseline"])
+
+
 def _difference_cells(cell: str, baseline: str, name: str, found: Mapping[str, Any]) -> list[str]:
-    return [cell, baseline, _heading(name), f"{found['mean']:+.4f}"]
+    return [cell, baseline, heading_of(name), f"{found['mean']:+.4f}"]
 
 
 def _interval(difference: Mapping[str, Any], suffix: str) -> str:
@@ -642,9 +605,8 @@ def _ends_of_spans(results: Results) -> list[Part]:
         "beginning": "it can end early",
         "with_end": "and it ends there",
     }
-    sides = {"left": "text before", "both": "text on both sides"}
     rows = [
-        [cell, sides[context], *(f"{of[kind]:.3f}" for kind in kinds)]
+        [cell, heading_of(span_score(context)), *(f"{of[kind]:.3f}" for kind in kinds)]
         for cell, contexts in results.get("span_ends", {}).items()
         for context, of in contexts.items()
     ]
@@ -656,7 +618,7 @@ def _ends_of_spans(results: Results) -> list[Part]:
         "second, the model must also know that the span goes on, and in the third, that it ends "
         "where it does."
     )
-    return [Table(["model", "given", *kinds.values()], rows), note]
+    return [Table(["model", "score", *kinds.values()], rows), note]
 
 
 # Curves.

@@ -24,11 +24,15 @@ from t5x_lite.comparison.evaluations import (
 )
 from t5x_lite.comparison.ladder import laws_of
 from t5x_lite.comparison.ngram import trigram_bits, unigram_bits
-from t5x_lite.comparison.span_bits import (
-    Span,
-    counted_bits,
-    num_bytes,
+from t5x_lite.comparison.scores import (
+    ADAPTED,
+    FROM_SCRATCH,
+    in_order,
+    is_lower_better,
+    name_of_task_score,
+    span_score,
 )
+from t5x_lite.comparison.span_bits import Span, counted_bits, num_bytes
 from t5x_lite.comparison.statistics import (
     Rule,
     Sample,
@@ -88,11 +92,10 @@ def results_of(
     recipes = differing({cell.name: flatten(to_dict(cell.resolved.config)) for cell in cells})
     baselines = {cell.name: cell.baseline for cell in cells}
     rule = rule_of(config, values, asked, looks)
-    scores = scores_of(
-        values, samples, asked, baselines, report.is_lower_better, rule, counted_units
-    )
-    of_cells = {}
+    scores = scores_of(values, samples, asked, baselines, is_lower_better, rule, counted_units)
+    of_cells, of_runs = {}, {}
     for cell in cells:
+        of_runs[cell.name] = [answers[run.name] for run in runs if run.cell is cell]
         own = {run.name: summaries[run.name] for run in runs if run.cell is cell}
         of_cells[cell.name] = {**_spent_by(cell, own), "runs": own, "scores": scores[cell.name]}
     return {
@@ -107,20 +110,13 @@ def results_of(
         "recipes": recipes,
         "tuning": dict(tuning),
         "texts": differing({cell.name: order_of_text(cell) for cell in cells}),
-        "other_objectives": {
-            cell.name: _mean_losses([answers[run.name] for run in runs if run.cell is cell])
-            for cell in cells
-            if any(run.cell is cell for run in runs)
-        },
+        "other_objectives": {name: _mean_losses(of) for name, of in of_runs.items() if of},
         "spans": {
             "count": len(spans),
             "bytes": int(sample.sizes.sum()),
             "passages": len(set(sample.clusters.tolist())),
         },
-        "span_ends": {
-            cell.name: ends_of_spans([answers[run.name] for run in runs if run.cell is cell], spans)
-            for cell in cells
-        },
+        "span_ends": {name: ends_of_spans(of, sample.sizes) for name, of in of_runs.items()},
         "adapt_tokens": config.adapt_tokens,
         "papers": list(config.papers),
         "counting": counting(config, corpus, spans) | by_model(counted_units),
@@ -161,9 +157,9 @@ def _scores_of_runs(
         of_run, cell = answers[run.name], run.cell.name
         values[cell][run.seed] = _values_of(of_run, summaries[run.name])
         for context in of_run.span_bits:
-            samples[cell][_span_score(context)] = of_spans
+            samples[cell][span_score(context)] = of_spans
         if of_run.adapted_bits:
-            samples[cell][report.ADAPTED] = of_spans
+            samples[cell][ADAPTED] = of_spans
         for name, answer in of_tasks(of_run).items():
             samples[cell][name] = sample_of(answer)
             asked[cell][name] = question_behind(answer)
@@ -192,23 +188,22 @@ def _mean_losses(answers: Sequence[Answers]) -> dict[str, float]:
     return {name: mean(one.losses[name] for one in answers) for name in answers[0].losses}
 
 
-def _span_score(context: str) -> str:
-    """Return the name of the score of spans that are asked in a context."""
-    return f"span_bits_{context}"
-
-
-def ends_of_spans(answers: Sequence[Answers], spans: Sequence[Span]) -> dict[str, dict[str, float]]:
+def ends_of_spans(answers: Sequence[Answers], num_bytes: np.ndarray) -> dict[str, dict[str, float]]:
     """Return the bits per byte of spans with and without their ends, for models that end what they
     fill in: context → fields of span_bits.SpanBits → mean over seeds.
+
+    Args:
+        answers: of the runs of a cell.
+        num_bytes: [spans] sizes of the spans.
     """
-    size = num_bytes(spans).sum()
     found: dict[str, dict[str, float]] = {}
     for context, kinds in (answers[0].span_bits if answers else {}).items():
-        if "with_end" in kinds:
-            found[context] = {
-                kind: float(mean(sum(one.span_bits[context][kind]) for one in answers) / size)
-                for kind in kinds
-            }
+        if "with_end" not in kinds:
+            continue
+        found[context] = {}
+        for kind in kinds:
+            bits = mean(sum(one.span_bits[context][kind]) for one in answers)
+            found[context][kind] = float(bits / num_bytes.sum())
     return found
 
 
@@ -246,7 +241,7 @@ def rule_of(
     """Return how the comparison comes to its verdicts: by the first score of the report that two
     cells can be compared in, if the config names none.
     """
-    names = report.in_order(
+    names = in_order(
         name for of_cell in values.values() for of_run in of_cell.values() for name in of_run
     )
     compared = ""
@@ -262,10 +257,10 @@ def rule_of(
 def _values_of(answers: Answers, summary: Mapping[str, Any]) -> Values:
     """Collect the scores of one run: of spans, of tasks, and of its validation split."""
     of_spans = {
-        _span_score(context): kinds["without_end"] for context, kinds in answers.span_bits.items()
+        span_score(context): kinds["without_end"] for context, kinds in answers.span_bits.items()
     }
     if answers.adapted_bits:
-        of_spans[report.ADAPTED] = answers.adapted_bits
+        of_spans[ADAPTED] = answers.adapted_bits
     of_validation = ("loss", "accuracy", "bits_per_byte")
     return {
         **{name: np.array(bits) for name, bits in of_spans.items()},
@@ -298,9 +293,9 @@ def _spent_by(cell: Cell, summaries: Mapping[str, Mapping[str, Any]]) -> dict[st
 def of_tasks(answers: Answers) -> dict[str, TaskAnswer]:
     """Return a run's answers to tasks by the names of their scores in the report."""
     reached = {}
-    for suffix, of_all in (("", answers.tasks), (report.FROM_SCRATCH, answers.from_scratch)):
+    for suffix, of_all in (("", answers.tasks), (FROM_SCRATCH, answers.from_scratch)):
         for task, answer in of_all.items():
-            reached[report.name_of_task_score(task, answer["metric"]) + suffix] = answer
+            reached[name_of_task_score(task, answer["metric"]) + suffix] = answer
     return reached
 
 
@@ -312,8 +307,8 @@ def counting_on_tasks(
     """
     counted: dict[str, dict[str, np.ndarray]] = {}
     for task in map(load_task, questions.tasks):
-        name = report.name_of_task_score(task.name, metrics_of(task)[0])
-        names = [one for one in (name, name + report.FROM_SCRATCH) if one in answers]
+        name = name_of_task_score(task.name, metrics_of(task)[0])
+        names = [one for one in (name, name + FROM_SCRATCH) if one in answers]
         if not names or not is_learned(task):
             continue
         with user_code(code_of_task(task)):
@@ -467,9 +462,9 @@ def counting(
     if spans:
         for name, bits in counted_bits(corpus, spans).items():
             per_byte = float(bits.sum() / num_bytes(spans).sum())
-            counted[name]["span_bits_left"] = per_byte
+            counted[name][span_score("left")] = per_byte
             if config.adapt_tokens:
-                counted[name][report.ADAPTED] = per_byte
+                counted[name][ADAPTED] = per_byte
     return counted
 
 

@@ -182,18 +182,17 @@ def span_bits(loaded: LoadedModel, spans: Sequence[Span], context: Context) -> S
     after = [encode(span.right if context == "both" else "") for span in spans]
     asked = [encode(span.text) for span in spans]
     scores = _method(loaded, context)(loaded, before, after, asked)
-    beginning, goes_on, ends = np.zeros((3, len(spans)))
+    nats = np.zeros((3, len(spans)))
+    # What ends a span, where something does, has a score after those of its tokens.
+    is_ended = any(len(one.nats) > len(ids) for one, ids in zip(scores, asked, strict=True))
     for number, (one, ids) in enumerate(zip(scores, asked, strict=True)):
-        beginning[number] = one.nats[: len(ids)].sum()
-        if one.goes_on_nats is not None:
-            goes_on[number] = one.goes_on_nats[: len(ids)].sum()
-            ends[number] = np.log(-np.expm1(one.goes_on_nats[-1]))
-    # Where something ends a span, it has a score, too.
-    if len(spans) and len(scores[0].nats) > len(asked[0]):
-        nats = (beginning - goes_on, beginning, beginning + ends)
-    else:
-        nats = (beginning - goes_on,)
-    return SpanBits(*(-of_spans / math.log(2) for of_spans in nats))
+        assert one.goes_on_nats is not None
+        assert one.ends_nats is not None
+        beginning = one.nats[: len(ids)].sum()
+        without_end = beginning - one.goes_on_nats[: len(ids)].sum()
+        nats[:, number] = without_end, beginning, beginning + one.ends_nats[-1]
+    bits = -nats / math.log(2)
+    return SpanBits(*bits) if is_ended else SpanBits(bits[0])
 
 
 def _method(loaded: LoadedModel, context: Context) -> Callable[..., list[TokenScores]]:

@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from t5x_lite import storage
 from t5x_lite.comparison.budget import step_cost, with_budget
 from t5x_lite.comparison.cells import Cell, SeededRun
 from t5x_lite.comparison.evaluations import kept_answer
 from t5x_lite.comparison.jobs import run_jobs
+from t5x_lite.comparison.side_runs import train_side_run
 from t5x_lite.config import CompareConfig, RunConfig, to_dict
 from t5x_lite.config.files import build, flatten, label_of, merge, nested
 from t5x_lite.config.roles import BUDGET, LOCAL, PATH, RESUMABLE, SIZE, settings_with
@@ -30,13 +30,11 @@ from t5x_lite.errors import (
     NOT_FINITE,
     TERMINATED,
     UserError,
-    foreseen_errors,
     read_json,
 )
 from t5x_lite.progress import say
 from t5x_lite.resolve import Resolved, resolve, text_data
 from t5x_lite.training.log import read_metrics
-from t5x_lite.training.loop import train
 
 # Settings that cannot be tuned, besides those of the text
 _FIXED = {"seed", "init_from"} | settings_with(RunConfig, RESUMABLE, LOCAL, BUDGET, PATH, SIZE)
@@ -234,20 +232,9 @@ def loss_of_try(config: RunConfig, directory: Path) -> float | None:
 
 
 def _train(config: RunConfig, corpus: Corpus, directory: Path) -> float | None:
-    # What another plan has left here, stopped on the way, is of no use.
-    path = directory / "config.json"
-    if path.is_file() and read_json(path, "remove it") != to_dict(config):
-        storage.remove_tree(directory)
-    say(f"{directory.name}: training in {directory}")
     resolved = resolve(config, corpus.tokenizer.vocabulary)
     data = text_data(resolved, hold_out(corpus))
-    try:
-        with foreseen_errors():
-            train(resolved, data, directory)
-    except UserError as error:
-        if error.code != NOT_FINITE:
-            raise
-        say(f"{directory.name}: {error}")
+    if not train_side_run(directory.name, resolved, data, directory):
         return None
     records = read_metrics(directory / "metrics.jsonl")
     return [record["loss"] for record in records if record["split"] == "validation"][-1]

@@ -104,8 +104,9 @@ class TokenScores(NamedTuple):
 
     nats: np.ndarray  # log-probability of each token
     is_likeliest: np.ndarray  # True where no other token is likelier
-    # Log-probability that the text does not end before the token, if it is known what ends it
+    # Where it is asked for: log-probability that the text goes on, and that it ends, in its place
     goes_on_nats: np.ndarray | None = None
+    ends_nats: np.ndarray | None = None
 
 
 def target_log_probabilities(
@@ -124,7 +125,8 @@ def score_targets(
     """Score each token of a target, given its inputs and the targets before it; all are ids.
 
     Args:
-        ends: ids that would end a text, for TokenScores.goes_on_nats; empty: it is not asked for.
+        ends: ids that would end a text, for TokenScores.goes_on_nats and ends_nats; empty: they are
+            not asked for.
 
     Raises:
         UserError: if the inputs are too long.
@@ -139,13 +141,14 @@ def score_targets(
             parts[number] = row
 
     # Join the pieces of each text.
-    of_text: list[list[np.ndarray]] = [[np.zeros((3 if ends else 2, 0))] for _ in targets]
+    num_scores = _num_scores(ends)
+    of_text: list[list[np.ndarray]] = [[np.zeros((num_scores, 0))] for _ in targets]
     for piece, part in zip(pieces, parts, strict=True):
         of_text[piece.text].append(part)
     scores = []
     for columns in of_text:
-        nats, is_likeliest, *goes_on_nats = np.concatenate(columns, 1)
-        scores.append(TokenScores(nats, is_likeliest > 0, *goes_on_nats))
+        nats, is_likeliest, *of_ends = np.concatenate(columns, 1)
+        scores.append(TokenScores(nats, is_likeliest > 0, *of_ends))
     return scores
 
 
@@ -220,7 +223,7 @@ def _pieces(
 def _score_pieces(
     loaded: LoadedModel, pieces: list[_Piece], ends: Sequence[int]
 ) -> list[np.ndarray]:
-    """Return the scores of _decoder_scores for the targets of each piece: [2 or 3, targets]."""
+    """Return the scores of _decoder_scores for the targets of each piece: [scores, targets]."""
     model = loaded.model
     inputs = [piece.inputs for piece in pieces]
     starts = np.full(len(inputs), loaded.start)
@@ -268,7 +271,7 @@ def _scores_of(
     logits: Float[Array, "*rows V"], targets: Array, ends: Int[Array, "ends"]
 ) -> list[Float[Array, "*rows"]]:
     """Return log P of each target, and 1 if no token is likelier, else 0; if there are ids in
-    `ends`, also log P of any other id.
+    `ends`, also log P of all other ids, and of these.
     """
     log_probabilities = jax.nn.log_softmax(logits)
     chosen = jnp.take_along_axis(log_probabilities, targets[..., None], -1)[..., 0]
@@ -277,7 +280,12 @@ def _scores_of(
     if ends.size:
         others = log_probabilities.at[..., ends].set(-jnp.inf)
         scores.append(jax.nn.logsumexp(others, -1))
+        scores.append(jax.nn.logsumexp(log_probabilities[..., ends], -1))
     return scores
+
+
+def _num_scores(ends: Sequence[int]) -> int:
+    return 4 if ends else 2
 
 
 def score_masked(
@@ -297,7 +305,7 @@ def score_masked(
         answers: the id whose likelihood there is wanted.
         ends: see score_targets.
     """
-    scores = np.zeros((len(rows), 3 if ends else 2))
+    scores = np.zeros((len(rows), _num_scores(ends)))
     for numbers in like_lengths([len(row) for row in rows]):
         batch = [rows[number] for number in numbers]
         length = _row_length(max(map(len, batch)), loaded.model.max_length)

@@ -10,6 +10,7 @@ from t5x_lite.errors import UserError
 from t5x_lite.inference.fill import fill
 from t5x_lite.inference.generate import encode_prompts
 from t5x_lite.inference.score import (
+    _scores_of,
     score,
     score_at_sentinels,
     score_targets,
@@ -115,3 +116,13 @@ def test_a_decoder_of_masks_scores_by_them(make):
     chain = log_probability([c, mask, mask, *after], [c, a, t, *after], 1)
     chain += log_probability([c, a, mask, *after], [c, a, t, *after], 2)
     assert one.nats == pytest.approx(chain, abs=1e-4)
+
+
+@pytest.mark.parametrize("margin", [0, 40, 1000])
+def test_an_end_may_be_next_to_certain_or_next_to_impossible(margin):
+    """The log-probability of what is unlikely is not lost in that of what is likely."""
+    logits = jax.numpy.array([0.0, -margin])
+    likely = -np.log1p(np.exp(-margin))
+    for end, expected in ((1, (likely, likely - margin)), (0, (likely - margin, likely))):
+        *_, goes_on, ends = _scores_of(logits, np.array(0), np.array([end]))
+        assert (float(goes_on), float(ends)) == pytest.approx(expected, rel=1e-6)
