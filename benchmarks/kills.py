@@ -50,7 +50,7 @@ def command(family: str, workdir: Path) -> list[str]:
 
 def end(workdir: Path):
     """Return all arrays of the last checkpoint as bytes, and the metrics records without times."""
-    path = workdir / f"checkpoints/{SETTINGS['steps']}/default"
+    path = workdir / f"checkpoints/{SETTINGS['steps']}"
     tree = ocp.StandardCheckpointer().restore(path.resolve())
     records = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     kept = [{k: v for k, v in record.items() if k not in TIMES} for record in records]

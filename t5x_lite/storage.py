@@ -19,12 +19,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from t5x_lite.errors import IO_ERROR, USAGE, UserError, optional_import, user_errors
 
@@ -217,6 +216,16 @@ def push(directory: Path, now: bool = True) -> None:
         mirror.push_in_background()
 
 
+def rename(directory: Any, target: Any) -> None:
+    """Give a directory, local or remote, another name next to it."""
+    if isinstance(directory, Path):
+        directory.rename(target)
+        return
+    files, name = file_system(str(directory))
+    with user_errors(IO_ERROR, f"{directory}: cannot be renamed"):
+        files.mv(name, file_system(str(target))[1], recursive=True)
+
+
 def remove_tree(directory: Path) -> None:
     """Remove a directory, and its remote copy if it is in a mirror. Do nothing if there is none."""
     shutil.rmtree(directory, ignore_errors=True)
@@ -232,16 +241,62 @@ def with_addresses(message: str) -> str:
     return message
 
 
-def contents(directory: Any) -> Iterator[tuple[str, bytes]]:
-    """Yield name and bytes of each file below a directory, local or remote, sorted by name."""
+def names_in(directory: Any) -> list[str]:
+    """Return the names of the files and directories in a directory, local or remote; none if there
+    is no such directory.
+    """
     if isinstance(directory, Path):
-        for path in sorted(directory.rglob("*")):
-            if path.is_file():
-                yield path.relative_to(directory).as_posix(), path.read_bytes()
-        return
+        return sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
     files, root = file_system(str(directory))
-    for name in sorted(files.find(root)):
-        yield name.removeprefix(root).lstrip("/"), files.cat_file(name)
+    files.invalidate_cache()
+    try:
+        found = files.ls(root, detail=False)
+    except FileNotFoundError:
+        return []
+    return sorted(path.rstrip("/").rpartition("/")[2] for path in found)
+
+
+def names_below(directory: Any) -> list[str]:
+    """Return the names of all files below a directory, local or remote, relative to it."""
+    if isinstance(directory, Path):
+        paths = (path for path in directory.rglob("*") if path.is_file())
+        return sorted(path.relative_to(directory).as_posix() for path in paths)
+    files, root = file_system(str(directory))
+    files.invalidate_cache()
+    return sorted(name.removeprefix(root).lstrip("/") for name in files.find(root))
+
+
+def open_to_read(path: Any) -> BinaryIO:
+    """Open a file, local or remote."""
+    if isinstance(path, Path):
+        return open(path, "rb")
+    files, name = file_system(str(path))
+    return files.open(name, "rb")
+
+
+def write_durably(path: Any, text: str) -> None:
+    """Write a file in one step, and flush it to the device: after a crash, it is complete or
+    unchanged. A symbolic link is replaced, not followed.
+    """
+    if not isinstance(path, Path):
+        return write(str(path), text.encode())
+    partial = path.with_name(path.name + ".partial")
+    partial.unlink(missing_ok=True)
+    with open(partial, "x") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+    flush_directory(path.parent)
+
+
+def flush_directory(directory: Path) -> None:
+    """Flush the names in a directory to the device."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def exists(address: str) -> bool:

@@ -22,6 +22,7 @@ FLOORS = (
         "config",
         "hardware",
         "machine",
+        "manifest",
         "locks",
         "progress",
         "storage",

@@ -305,7 +305,7 @@ def test_a_bucket_that_is_away_for_a_moment_costs_no_checkpoint(
     storage.write(f"{workdir}/checkpoints/9/default/part", b"half")
     run("train", f"--config={config}", f"--workdir={workdir}", "--config.training.steps=6")
     steps = {name.split("/")[1] for name in names(workdir) if name.startswith("checkpoints/")}
-    assert steps == {"6"}
+    assert steps == {"4", "6"}
 
 
 @pytest.mark.slow
@@ -467,11 +467,10 @@ def test_a_mirror_copies_only_what_changed(bucket):
     assert text(f"{bucket}/small/tokenizer/b") == "33"
     assert (storage.local_path(f"{bucket}/small/") / "a.json").read_text() == "theirs"
     assert storage.with_addresses(f"{here}/a.json: bad") == f"{bucket}/small/a.json: bad"
-    assert list(storage.contents(storage.durable_path(here))) == [
-        ("a.json", b"theirs"),
-        ("tokenizer/b", b"33"),
-    ]
-    assert list(storage.contents(here)) == [("a.json", b"theirs"), ("tokenizer/b", b"33")]
+    for directory in (storage.durable_path(here), here):
+        assert storage.names_below(directory) == ["a.json", "tokenizer/b"]
+        with storage.open_to_read(directory / "tokenizer/b") as file:
+            assert file.read() == b"33"
     assert run_directory.is_same(here, storage.local_path(f"{bucket}/small"))
 
 

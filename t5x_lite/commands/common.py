@@ -51,6 +51,13 @@ def add_workdir(command: argparse.ArgumentParser) -> None:
     command.add_argument("--workdir", help="the directory of the run")
 
 
+def add_verify(command: argparse.ArgumentParser) -> None:
+    """Add the option that says how thoroughly checkpoints are checked."""
+    help = "compare checkpoints with their manifest: files and arrays (full, the default), or files"
+    levels = ("full", "files", "off")
+    command.add_argument("--verify", choices=levels, default="full", help=help)
+
+
 def add_allow_code(command: argparse.ArgumentParser) -> None:
     """Add the option that permits modules of the user."""
     help = (

@@ -9,6 +9,7 @@ from t5x_lite.commands.common import (
     add_allow_code,
     add_config,
     add_distributed,
+    add_verify,
     add_workdir,
     config_name,
     number_type,
@@ -24,6 +25,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
     """Add the options of this command to its parser."""
     add_config(command)
     add_workdir(command)
+    add_verify(command)
     add_allow_code(command)
     add = command.add_argument
     add("--seeds", type=number_type(1), help="number of seeds to train each cell with")

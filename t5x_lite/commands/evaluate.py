@@ -7,6 +7,7 @@ from pathlib import Path
 from t5x_lite.commands.common import (
     add_allow_code,
     add_mesh,
+    add_verify,
     add_workdir,
     load_model,
     number_type,
@@ -22,6 +23,7 @@ EXAMPLE = "t5x_lite evaluate --workdir=runs/gpt"
 def add_options(command: argparse.ArgumentParser) -> None:
     """Add the options of this command to its parser."""
     add_workdir(command)
+    add_verify(command)
     add_allow_code(command)
     add_mesh(command)
     add = command.add_argument

@@ -6,6 +6,7 @@ from pathlib import Path
 from t5x_lite.commands.common import (
     add_allow_code,
     add_mesh,
+    add_verify,
     add_workdir,
     read_mesh,
     read_run_directory,
@@ -17,6 +18,7 @@ EXAMPLE = "t5x_lite export --workdir=runs/gpt exported/gpt"
 def add_options(command: argparse.ArgumentParser) -> None:
     """Add the options of this command to its parser."""
     add_workdir(command)
+    add_verify(command)
     add_allow_code(command)
     add_mesh(command)
     command.add_argument("--to", choices=["hf"], default="hf", help="format of the files")

@@ -8,6 +8,7 @@ from t5x_lite.commands.common import (
     add_json,
     add_mesh,
     add_texts,
+    add_verify,
     add_workdir,
     load_model,
     number_type,
@@ -20,6 +21,7 @@ EXAMPLE = 't5x_lite fill --workdir=runs/bert "The ___ is in the house."'
 def add_options(command: argparse.ArgumentParser) -> None:
     """Add the options of this command to its parser."""
     add_workdir(command)
+    add_verify(command)
     add_allow_code(command)
     add_mesh(command)
     add_texts(command)

@@ -3,7 +3,13 @@
 import argparse
 
 from t5x_lite import storage
-from t5x_lite.commands.common import add_allow_code, add_workdir, number_type, read_workdir
+from t5x_lite.commands.common import (
+    add_allow_code,
+    add_verify,
+    add_workdir,
+    number_type,
+    read_workdir,
+)
 from t5x_lite.errors import USAGE, UserError
 from t5x_lite.progress import say
 
@@ -13,6 +19,7 @@ EXAMPLE = "t5x_lite finetune --init=runs/bert --task=which_module --workdir=runs
 def add_options(command: argparse.ArgumentParser) -> None:
     """Add the options of this command to its parser."""
     add_workdir(command)
+    add_verify(command)
     add_allow_code(command)
     add = command.add_argument
     add("--init", help="run directory, or directory of Hugging Face files, to start from")

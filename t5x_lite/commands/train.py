@@ -7,6 +7,7 @@ from t5x_lite.commands.common import (
     add_allow_code,
     add_config,
     add_distributed,
+    add_verify,
     add_workdir,
     join_processes,
     planned_config,
@@ -23,6 +24,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
     """Add the options of this command to its parser."""
     add_config(command)
     add_workdir(command)
+    add_verify(command)
     add_allow_code(command)
     add_distributed(command)
     help = "use the directory of a run that has ended, if its lock cannot tell that it has"

@@ -165,7 +165,7 @@ class Timings:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             on_measuring()
             self._seconds[key] = seconds_per_step(resolved, data)
-            run_directory.write_atomically(self._path, json.dumps(self._seconds, indent=2))
+            storage.write_durably(self._path, json.dumps(self._seconds, indent=2))
         return self._seconds[key]
 
 

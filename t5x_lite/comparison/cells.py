@@ -42,6 +42,7 @@ from t5x_lite.report.page import short
 from t5x_lite.report.papers import check_papers
 from t5x_lite.resolve import Resolved, resolve, text_data
 from t5x_lite.training.check import check_training
+from t5x_lite.training.checkpoint import KEPT
 from t5x_lite.training.run_directory import check_init_from
 
 # The smallest share of the longest window that all cells' windows may be shortened to
@@ -376,9 +377,8 @@ def plan_in_words(
         )
     lines = [columns(rows, "<" + ">" * (len(rows[0]) - 1))]
     seconds = config.seeds * sum(cell.total["seconds"] for cell in cells)
-    # A run keeps one checkpoint: the previous one is deleted once the next is written.
     runs_of_each = config.seeds + tries / len(cells)
-    disk = runs_of_each * sum(cell.cost.state_bytes for cell in cells)
+    disk = runs_of_each * KEPT * sum(cell.cost.state_bytes for cell in cells)
     matched = f"matched by {config.match.replace('_', ' ')}"
     bound = "at least " if at_least else ""
     seeds_in_words = "1 seed" if config.seeds == 1 else f"{config.seeds} seeds"

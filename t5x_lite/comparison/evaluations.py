@@ -174,7 +174,7 @@ def kept_answer(path: Path, key: dict[str, Any], compute: Callable[[], Any]) -> 
     answer = compute()
     with user_errors(IO_ERROR, f"{path}: cannot be written"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        run_directory.write_atomically(path, json.dumps({"of": key, "answer": answer}))
+        storage.write_durably(path, json.dumps({"of": key, "answer": answer}))
     return answer
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from t5x_lite.config.permission import Modules, permitted_code, user_code
 from t5x_lite.errors import IO_ERROR, TERMINATED, UserError
+from t5x_lite.manifest import Level, verification, verification_level
 from t5x_lite.progress import say
 from t5x_lite.workers import end_with_parent
 
@@ -87,7 +88,7 @@ class _Running:
         self.name = name
         self._log, self._shown = log, 0
         self._receiver, sender = context.Pipe(duplex=False)
-        arguments = (job, cores, log, sender, permitted_code())
+        arguments = (job, cores, log, sender, permitted_code(), verification_level())
         self.process = context.Process(target=_run_job, args=arguments)
         self.process.start()
         sender.close()
@@ -132,6 +133,7 @@ def _run_job(
     log: Path,
     sender: connection.Connection,
     permitted: Modules,
+    level: Level,
 ) -> None:
     """Run a job in this process, and send its error, or None, to the parent."""
     os.setpgid(0, 0)  # Ctrl-C goes only to the parent, which then terminates the jobs
@@ -143,7 +145,7 @@ def _run_job(
         os.dup2(file.fileno(), sys.stderr.fileno())
         function, arguments = job
         try:
-            with user_code(permitted):
+            with user_code(permitted), verification(level):
                 function(*arguments)
             sender.send(None)
         except UserError as error:

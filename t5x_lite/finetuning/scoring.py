@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from t5x_lite import storage
 from t5x_lite.config import Task
 from t5x_lite.data.tasks.kinds.kind import Example, Label
 from t5x_lite.data.tasks.kinds.table import metrics_of
 from t5x_lite.data.tasks.metrics import UnitScores, clusters_of, find_metric, unit_scores
 from t5x_lite.data.tasks.task_data import TaskSplit
 from t5x_lite.errors import IO_ERROR, NO_FILE, read_json, user_errors
-from t5x_lite.training import run_directory
 from t5x_lite.training.log import read_metrics
 
 
@@ -44,7 +44,7 @@ def keep_predictions(workdir: Path, step: int, predictions: Sequence[Label]) -> 
         path.parent.mkdir(parents=True, exist_ok=True)
         written = {"predictions": list(predictions)}
         text = json.dumps(written, default=lambda value: value.item())
-        run_directory.write_atomically(path, text)
+        storage.write_durably(path, text)
 
 
 def _path(workdir: Path, step: int) -> Path:

@@ -20,15 +20,16 @@ class BestCheckpoint:
     """The parameters of the best evaluation, by a metric where higher is better.
 
     Args:
+        origin: settings, identity and text of the run, as Checkpoints takes them.
         metric: name of the metric in metrics.jsonl.
         first: step that the run continues from; later evaluations are forgotten.
         patience: evaluations without improvement after which the run ends; 0: no limit.
     """
 
-    def __init__(self, workdir: Path, settings: dict, metric: str, first: int, patience: int):
+    def __init__(self, workdir: Path, origin: tuple, metric: str, first: int, patience: int):
         self._metric = metric
         self._patience = patience
-        self._checkpoints = Checkpoints(best_directory(workdir), settings)
+        self._checkpoints = Checkpoints(best_directory(workdir), *origin, keep=1)
         self._checkpoints.remove_after(first)
         # Read back the earlier evaluations, so that a continued run counts its patience from them.
         self._values = []  # one for each evaluation

@@ -1,80 +1,192 @@
-"""Checkpoints: orbax, asynchronous and atomic. The newest one is kept, and one every `keep_every`
-steps. Each records the settings it was made with, since different models can have parameters of the
-same shapes.
+"""Checkpoints: written by orbax in the background, and trusted only if their manifest holds.
+
+Each checkpoint carries a manifest with the hash of every file, a checksum of every array as it was
+in memory, and what it was made with: run, step, settings, text, versions. It is checked before
+anything is restored. A checkpoint that fails is moved aside, and the one before it is used.
+
+DIRECTORY/STEP/manifest.json, and the files of orbax
+          STEP.damaged/          moved aside; damage.txt says why
+          STEP.orbax-checkpoint-tmp/, STEP.removed/    left by a process that was killed
 """
 
 import dataclasses
 import json
+import platform
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 from absl import logging
 from flax.traverse_util import flatten_dict
-from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, EveryNSteps, LatestN
+from jax.experimental import multihost_utils
 
-from t5x_lite import storage
+from t5x_lite import manifest, storage
 from t5x_lite.config import default
 from t5x_lite.config.files import flatten
 from t5x_lite.errors import BAD_CONFIG, IO_ERROR, NO_FILE, UserError, user_errors
+from t5x_lite.manifest import Damage
 from t5x_lite.model.heads import Params
+from t5x_lite.progress import say
+from t5x_lite.training.checksums import checksum_on_host, checksums
+from t5x_lite.version import VERSION
 
 _DEFAULTS = json.loads(json.dumps(flatten(default().to_dict())))
+KEPT = 2  # newest healthy checkpoints that are kept
+_UNFINISHED = ".orbax-checkpoint-tmp"  # ends the name that orbax writes under
+_REMOVED = ".removed"  # ends the name of a checkpoint that is being removed
+_DAMAGED = ".damaged"
+_WRITTEN_LATER = ("_CHECKPOINT_METADATA", "commit_success.txt")  # by orbax, after the manifest
+_OF_ORBAX = re.compile(
+    r"_CHECKPOINT_METADATA|commit_success\.txt|_METADATA|_sharding|array_metadatas|d"
+    r"|manifest\.(json|json\.partial|ocdbt)|ocdbt\.process_\d+"
+)
+_ROOM, _ROOM_OF_FILES = 1.05, 1 << 20  # what files take besides the arrays: a share, and bytes
+_NONE, _FAILED = -1, -2  # in place of a step, where process 0 tells the others
 
 
 class Checkpoints:
-    """The checkpoints of one run, in WORKDIR/checkpoints/STEP.
+    """The checkpoints of one run, in DIRECTORY/STEP.
 
     Args:
-        settings: flat dict {key: value} of the settings that the checkpoints are made with.
+        settings: flat dict {key: value} of the settings that the checkpoints are made with. Models
+            of different settings may have parameters of the same shapes.
+        run: identity of the run; a checkpoint of another run is damage. Empty: any run.
+        text: hashes of text and tokenizer, recorded in each checkpoint.
+        keep: number of healthy checkpoints to keep, the newest ones.
+        keep_every: keep also every checkpoint whose step is a multiple of this; 0: none.
+        read_only: change nothing in the directory.
     """
 
     def __init__(
-        self, directory: Path, settings: dict, keep_every: int = 0, read_only: bool = False
+        self,
+        directory: Path,
+        settings: dict,
+        run: str = "",
+        text: dict | None = None,
+        keep: int = KEPT,
+        keep_every: int = 0,
+        read_only: bool = False,
     ):
         logging.set_verbosity(logging.ERROR)  # orbax warns about things that are intended
         self.directory = directory
         self._directory = storage.durable_path(directory.resolve())
         self._is_local = isinstance(self._directory, Path)
-        self._settings = settings
-        if not read_only and jax.process_index() == 0:
-            # Orbax would do this in a thread, which a run that ends early would cut off.
+        self._settings, self._run, self._text = settings, run, text or {}
+        self._keep, self._keep_every = keep, keep_every
+        self._is_writer = not read_only and jax.process_index() == 0
+        self._healthy: dict[int, bool] = {}  # by step, as their manifests say
+        self._saving: tuple[int, dict] = (0, {})  # step being saved, and facts for its manifest
+        if self._is_writer:
             self._remove_leftovers()
-        # What is kept when a newer checkpoint is complete.
-        policies: list[Any] = [LatestN(1)]
-        if keep_every:
-            policies.append(EveryNSteps(keep_every))
-        options = ocp.CheckpointManagerOptions(
-            preservation_policy=AnyPreservationPolicy(policies),
-            cleanup_tmp_directories=False,
-            read_only=read_only,
+        options = ocp.AsyncOptions(post_finalization_callback=self._write_manifest)
+        self._checkpointer = ocp.AsyncCheckpointer(
+            ocp.StandardCheckpointHandler(), async_options=options
         )
-        self._manager = ocp.CheckpointManager(self._directory, options=options)
 
     def _remove_leftovers(self) -> None:
-        """Remove checkpoints that a killed run did not finish."""
-        if not self._directory.is_dir():
-            return
-        # On a disk orbax saves under a temporary name, in a bucket under the final one.
-        for path in list(self._directory.iterdir()):
-            if "orbax-checkpoint-tmp" in path.name and self._is_local:
-                shutil.rmtree(path)
-            elif path.name.isdigit() and not is_whole(path):
-                path.rmtree()
+        """Remove what a killed process did not finish writing or removing, and nothing else."""
+        for name in storage.names_in(self._directory):
+            path = self._directory / name
+            step, _, rest = name.partition(".")
+            if not step.isdigit():
+                continue
+            if not self._is_local:
+                # In a bucket orbax writes under the final name.
+                if not rest and not is_complete(path):
+                    path.rmtree()
+            elif f".{rest}".startswith((_UNFINISHED, _REMOVED)) and not path.is_symlink():
+                foreign = [p.name for p in path.iterdir() if not _OF_ORBAX.fullmatch(p.name)]
+                if foreign:
+                    say(f"{path}: left alone, since no run wrote {foreign[0]} in it")
+                else:
+                    shutil.rmtree(path)
 
-    def latest(self) -> int | None:
-        """Return the newest step with a complete checkpoint, or None."""
-        return self._manager.latest_step()
+    # Reading.
+
+    def facts(self, step: int) -> dict[str, Any]:
+        """Return what the manifest of a checkpoint records."""
+        with user_errors(NO_FILE, f"{self._directory / str(step)}: cannot be read"):
+            return manifest.read(self._directory / str(step))
+
+    @cached_property
+    def newest(self) -> int | None:
+        """Step of the newest checkpoint that is not damaged when this is asked first, or None if
+        there is none at all. Newer ones are moved aside.
+
+        Raises:
+            UserError: if all are damaged.
+        """
+        if jax.process_count() == 1:
+            return self._find_newest()
+        # One process reads the files, and tells the others.
+        found, error = _NONE, None
+        if jax.process_index() == 0:
+            try:
+                step = self._find_newest()
+                found = _NONE if step is None else step
+            except UserError as failed:
+                found, error = _FAILED, failed
+        found = int(multihost_utils.broadcast_one_to_all(np.int32(found)))
+        if found == _FAILED:
+            raise error or UserError(NO_FILE, f"{self._directory}: no usable checkpoint")
+        return None if found == _NONE else found
+
+    def _find_newest(self) -> int | None:
+        damaged: dict[int, Damage] = {}
+        for step in sorted(complete_steps(self._directory), reverse=True):
+            try:
+                self._check(step)
+            except Damage as damage:
+                damaged[step] = damage
+                continue
+            for other, damage in damaged.items():
+                self._set_aside(other, damage)
+            return step
+        if not damaged:
+            return None
+        # Nothing is moved, or the same command would begin again from nothing.
+        reasons = "; ".join(f"{step}: {damage}" for step, damage in damaged.items())
+        fix = "bring the files back, or name another directory"
+        raise UserError(NO_FILE, f"{self._directory}: no usable checkpoint ({reasons}); {fix}")
+
+    def _check(self, step: int) -> None:
+        """Raise Damage if the files of a checkpoint are not those that this run saved."""
+        where = self._directory / str(step)
+        if manifest.verification_level() == "off":
+            return
+        facts = manifest.read(where)
+        check_identity(facts, step, self._run)
+        manifest.check_files(where, facts)
+
+    def _set_aside(self, step: int, damage: Damage) -> None:
+        where = self._directory / str(step)
+        if not self._is_writer:
+            say(f"{where} is damaged: {damage}; an earlier checkpoint is used")
+            return
+        taken = storage.names_in(self._directory)
+        aside = f"{step}{_DAMAGED}"
+        number = 1
+        while aside in taken:
+            number += 1
+            aside = f"{step}{_DAMAGED}-{number}"
+        storage.rename(where, self._directory / aside)
+        (self._directory / aside / "damage.txt").write_text(f"{damage}\n")
+        say(f"{where} is damaged: {damage}; moved to {aside}, and an earlier checkpoint is used")
 
     def remove_after(self, step: int) -> None:
         """Remove checkpoints after a step that a run goes back to."""
-        for later in self._manager.all_steps():
-            if later > step:
-                self._manager.delete(later)
+        if self._is_writer:
+            for later in complete_steps(self._directory):
+                if later > step:
+                    self._remove(later)
 
     def restore(self, step: int, shapes: Any, shardings: Any, axes: Params) -> Any:
         """Restore the state of a step onto the given shardings. The padding of the vocabulary may
@@ -84,14 +196,17 @@ class Checkpoints:
             axes: axis names of the parameters.
 
         Raises:
-            UserError: if the checkpoint is of another model or other settings.
+            UserError: if the checkpoint is of another model or other settings, or an array is not
+                what was saved.
         """
         abstract = _abstract(shapes, shardings)
-        with self._readable(step):
+        with self._readable(step) as facts:
             self._check_shapes(step, abstract, axes)
             # Not strict: padding rows of the vocabulary are cut off, or filled with zeros.
             args = ocp.args.StandardRestore(abstract, strict=False)
-            return self._manager.restore(step, args=args)
+            state = self._checkpointer.restore(self._directory / str(step), args=args)
+        self._check_arrays(step, state, facts)
+        return state
 
     def restore_parameters(self, step: int, shapes: Any, shardings: Any, axes: Params) -> Any:
         """Restore only the parameters of a step, without the rest of its state."""
@@ -100,10 +215,33 @@ class Checkpoints:
             lambda args: dataclasses.replace(args, strict=False),  # as above
             ocp.checkpoint_utils.construct_restore_args(abstract),
         )
-        with self._readable(step):
+        with self._readable(step) as facts:
             self._check_shapes(step, abstract, axes)
             args = ocp.args.PyTreeRestore(abstract, restore_args=restore_args, partial_restore=True)
-            return self._manager.restore(step, args=args)["params"]
+            with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+                params = checkpointer.restore(self._directory / str(step), args=args)
+        self._check_arrays(step, params, facts)
+        return params["params"]
+
+    def _check_arrays(self, step: int, restored: Any, facts: dict) -> None:
+        """Compare restored arrays with what was in memory when they were saved."""
+        if manifest.verification_level() != "full":
+            return
+        arrays = ocp.tree.to_flat_dict(restored, sep="/")
+        # Padding of the vocabulary or the type may have been changed on purpose.
+        arrays = {
+            path: array
+            for path, array in arrays.items()
+            if facts["arrays"].get(path, [])[:2] == _kind_of(array)
+        }
+        for (path, _), found in zip(arrays.items(), checksums(list(arrays.values())), strict=True):
+            if found != facts["arrays"][path][2]:
+                where = self._directory / str(step)
+                reason = f"{path} is not what was in memory when it was saved"
+                if self._is_writer:
+                    self._set_aside(step, Damage(reason))
+                    raise UserError(NO_FILE, f"{where}: {reason}; give the same command again")
+                raise UserError(NO_FILE, f"{where}: {reason}; use an earlier checkpoint")
 
     def _check_shapes(self, step: int, abstract: Any, axes: Params) -> None:
         """Reject arrays that differ from the saved ones in more than the padding of the vocabulary.
@@ -113,7 +251,7 @@ class Checkpoints:
         """
         # Read the saved shapes from the checkpoint's metadata, which takes no array.
         where = self._directory / str(step)
-        metadata: Any = ocp.StandardCheckpointHandler().metadata(where / "default")
+        metadata: Any = ocp.StandardCheckpointHandler().metadata(where)
         saved = ocp.tree.to_flat_dict(metadata.tree, sep="/")
         names_of_axes: dict[str, Any] = flatten_dict(axes, sep="/")
         vocab_size = self._settings["model.vocab_size"]
@@ -131,23 +269,108 @@ class Checkpoints:
             fix = "restore the old model, or the old model.vocab_multiple and mesh.tensor"
             raise UserError(BAD_CONFIG, f"{path}: {reason}; {fix}")
 
-    def save(self, step: int, state: Any) -> None:
-        """Begin to save a state. It may be changed or donated as soon as this returns."""
+    @contextmanager
+    def _readable(self, step: int) -> Iterator[dict]:
+        """Give the facts of a checkpoint. Reject one of other settings, and turn orbax's errors
+        about a broken one into a UserError.
+        """
+        where = self._directory / str(step)
+        with user_errors(NO_FILE, f"{where}: cannot be restored as this model"):
+            facts = self.facts(step)
+            difference = find_difference(facts["settings"], self._settings)
+            if difference:
+                key, before, now = difference
+                reason = f"now {now!r}, but {where} was made with {before!r}"
+                raise UserError(BAD_CONFIG, f"{key}: {reason}; restore the old value")
+            yield facts
+
+    # Writing.
+
+    def save(self, step: int, state: Any, facts: dict | None = None, healthy: bool = True) -> None:
+        """Begin to save a state. It may be changed or donated as soon as this returns.
+
+        Args:
+            facts: what else the manifest records, as JSON.
+            healthy: False if the run may have diverged; it then replaces no other checkpoint.
+        """
+        with self._writable():
+            self._checkpointer.wait_until_finished()
+        self._tidy()
         if self._is_local:
             self._check_room(step, state)
+        arrays = ocp.tree.to_flat_dict(state, sep="/")
+        sums = checksums(list(arrays.values()))
+        recorded = {
+            **(facts or {}),
+            "step": step,
+            "healthy": healthy,
+            "run": self._run,
+            "settings": self._settings,
+            "text": self._text,
+            "versions": _versions(),
+            "arrays": {
+                path: [*_kind_of(array), sum_of]
+                for (path, array), sum_of in zip(arrays.items(), sums, strict=True)
+            },
+        }
+        self._saving = step, recorded
         with self._writable():
-            metadata = {"settings": self._settings}
-            self._manager.save(step, args=ocp.args.StandardSave(state), custom_metadata=metadata)
+            args = ocp.args.StandardSave(state)
+            self._checkpointer.save(self._directory / str(step), args=args)
+
+    def _write_manifest(self) -> None:
+        """Write the manifest of the checkpoint being saved: its files are complete, and it does not
+        have its name yet. Called in the background, in process 0.
+        """
+        step, facts = self._saving
+        where = self._directory / str(step)
+        if self._is_local:
+            (where,) = self._directory.glob(f"{step}{_UNFINISHED}*")
+        manifest.write(where, facts, leave_out=_WRITTEN_LATER)
+
+    def _tidy(self) -> None:
+        """Remove checkpoints that need not be kept. Those that are must be on the device before."""
+        if not self._is_writer or not self._directory.is_dir():
+            return
+        if self._is_local:
+            storage.flush_directory(self._directory)
+        steps = sorted(complete_steps(self._directory))
+        healthy = [step for step in steps if self._is_healthy(step)]
+        kept = {*healthy[-self._keep :], *steps[-1:]}
+        if self._keep_every:
+            kept |= {step for step in steps if step % self._keep_every == 0}
+        for step in steps:
+            if step not in kept:
+                self._remove(step)
+
+    def _is_healthy(self, step: int) -> bool:
+        if step not in self._healthy:
+            try:
+                self._healthy[step] = manifest.read(self._directory / str(step))["healthy"]
+            except Damage:
+                self._healthy[step] = False
+        return self._healthy[step]
+
+    def _remove(self, step: int) -> None:
+        """Remove a checkpoint. One that is removed in part no longer has its name."""
+        where = self._directory / str(step)
+        if self._is_local:
+            where = where.rename(self._directory / f"{step}{_REMOVED}")
+            shutil.rmtree(where)
+        else:
+            where.rmtree()
 
     def _check_room(self, step: int, state: Any) -> None:
         """Reject a checkpoint that does not fit the disk, before anything is written."""
         # Count what this process writes: its own shards, without replicas.
-        needed = sum(
+        arrays = sum(
             shard.data.nbytes
             for leaf in jax.tree.leaves(state)
             for shard in leaf.addressable_shards
             if shard.replica_id == 0
         )
+        needed = arrays * _ROOM + _ROOM_OF_FILES
+        self._directory.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(self._directory).free
         if free < needed:
             sizes = f"{needed / 1e6:,.1f} MB needed, {free / 1e6:,.1f} MB free"
@@ -160,52 +383,113 @@ class Checkpoints:
     def check(self) -> None:
         """Raise if a save in the background has failed."""
         with self._writable():
-            self._manager.check_for_errors()
+            self._checkpointer.check_for_errors()
 
     def wait(self) -> None:
-        """Wait until everything that is being saved is on disk."""
+        """Wait until everything is on disk, and remove checkpoints that need not be kept."""
         with self._writable():
-            self._manager.wait_until_finished()
-        self.check()
+            self._checkpointer.wait_until_finished()
+            self._tidy()
 
     def close(self) -> None:
         """Stop the background threads."""
-        self._manager.close()
-
-    @contextmanager
-    def _readable(self, step: int) -> Iterator[None]:
-        """Reject a checkpoint of other settings, and turn orbax's errors about a broken one into a
-        UserError.
-        """
-        where = f"{self._directory}/{step}"
-        with user_errors(NO_FILE, f"{where}: no usable checkpoint of this model; remove it"):
-            saved = self._manager.metadata(step).custom_metadata["settings"]
-            for key, value in self._settings.items():
-                # A setting that is newer than the checkpoint had the effect of today's default.
-                before = saved.get(key, _DEFAULTS.get(key))
-                if before != value:
-                    reason = f"now {value!r}, but {where} was made with {before!r}"
-                    raise UserError(BAD_CONFIG, f"{key}: {reason}; restore the old value")
-            yield
+        with self._writable():
+            self._checkpointer.close()
 
     @contextmanager
     def _writable(self) -> Iterator[None]:
         try:
             yield
+        except UserError:
+            raise
         except Exception as error:  # orbax passes on any error of its background threads
-            # Orbax nests messages; show the innermost one, without its error code.
-            last_line = (str(error).strip().splitlines() or [type(error).__name__])[-1]
-            innermost = last_line.rsplit(": ", 1)[-1].split(" [os_error_code")[0][:200]
-            reason = f"a checkpoint could not be saved ({innermost})"
+            reason = f"a checkpoint could not be saved ({_innermost(error)})"
             fix = "check the disk's space and permissions, and the same command continues"
             raise UserError(IO_ERROR, f"{self._directory}: {reason}; {fix}") from error
 
 
-def is_whole(path: Any) -> bool:
+def complete_steps(directory: Any) -> list[int]:
+    """Return the steps of the complete checkpoints in a directory, damaged or not."""
+    steps = [name for name in storage.names_in(directory) if name.isdigit()]
+    return [int(step) for step in steps if is_complete(directory / step)]
+
+
+def find_difference(saved: dict, settings: dict) -> tuple[str, Any, Any] | None:
+    """Return the first setting that differs from those of a checkpoint: key, old and new value."""
+    for key, now in settings.items():
+        # A setting that is newer than the checkpoint had the effect of today's default.
+        before = saved.get(key, _DEFAULTS.get(key))
+        if before != now:
+            return key, before, now
+    return None
+
+
+def is_complete(path: Any) -> bool:
     """Return True if a checkpoint was written completely. On a disk, it only gets its name then; in
     a bucket, a file marks it as complete.
     """
     return isinstance(path, Path) or ocp.utils.is_checkpoint_finalized(path)
+
+
+def check_whole(where: Any, run: str = "") -> dict[str, Any]:
+    """Check a complete checkpoint, files and arrays, and return the facts of its manifest.
+
+    Args:
+        run: identity of its run; empty: any.
+
+    Raises:
+        Damage: if it is not what was saved.
+    """
+    facts = manifest.read(where)
+    check_identity(facts, int(where.name), run)
+    manifest.check_files(where, facts)
+    if manifest.verification_level() == "full":
+        handler = ocp.PyTreeCheckpointHandler()
+        tree: Any = handler.metadata(where).tree
+        as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+        args = ocp.args.PyTreeRestore(tree, restore_args=as_numpy)
+        try:
+            restored = handler.restore(where, args=args)
+        except Exception as error:  # orbax passes on errors of several libraries
+            raise Damage(f"its arrays cannot be read ({_innermost(error)})") from error
+        for path, array in ocp.tree.to_flat_dict(restored, sep="/").items():
+            if facts["arrays"].get(path) != [*_kind_of(array), checksum_on_host(array)]:
+                raise Damage(f"{path} is not what was in memory when it was saved")
+    return facts
+
+
+def check_identity(facts: dict[str, Any], step: int, run: str) -> None:
+    """Raise Damage if a manifest is of another step, or of another run.
+
+    Args:
+        run: identity of the run; empty: any.
+    """
+    if facts.get("step") != step:
+        raise Damage(f"it is the checkpoint of step {facts.get('step')}")
+    if run and facts.get("run") != run:
+        raise Damage(f"it is a checkpoint of another run ({facts.get('run')}, not {run})")
+
+
+def _kind_of(array: Any) -> list:
+    """Return shape and type of an array, as a manifest has them."""
+    return [list(array.shape), str(array.dtype)]
+
+
+def _versions() -> dict[str, str]:
+    """Return the versions that a checkpoint was written with."""
+    packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+    found = {name: version(name) for name in packages}
+    return {"t5x_lite": VERSION, "python": platform.python_version(), **found}
+
+
+def _innermost(error: BaseException) -> str:
+    """Return what went wrong in the first place: orbax nests messages and errors."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    last_line = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+    return last_line.rsplit(": ", 1)[-1].split(" [os_error_code")[0][:200]
 
 
 def _differ_in_padding(

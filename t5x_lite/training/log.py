@@ -2,6 +2,7 @@
 time.
 """
 
+import hashlib
 import json
 import math
 import os
@@ -9,11 +10,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from t5x_lite import locks, storage
 from t5x_lite.config import RunConfig
 from t5x_lite.errors import IO_ERROR, NO_FILE, UserError, user_errors
+from t5x_lite.manifest import Damage
 from t5x_lite.model.heads import find_head
 from t5x_lite.progress import bar, current_listener, messages_to
 from t5x_lite.training.callbacks import Callbacks
@@ -85,6 +87,24 @@ def read_metrics(path: Path) -> list[dict]:
             ) from error
         records.append(record)
     return records
+
+
+def digest_of(content: bytes) -> dict[str, Any]:
+    """Return size and hash of a metrics.jsonl, as a checkpoint records them."""
+    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def check_metrics(path: Path, recorded: dict[str, Any]) -> None:
+    """Compare a metrics.jsonl, which may have become longer, with what a checkpoint has recorded.
+
+    Raises:
+        Damage: if a record has changed or is missing.
+    """
+    if not recorded:
+        return
+    content = path.read_bytes() if path.exists() else b""
+    if digest_of(content[: recorded["bytes"]]) != recorded:
+        raise Damage("a record has changed since the checkpoint was saved")
 
 
 def mean_metrics(sums: dict[str, dict]) -> dict[str, float]:
@@ -236,16 +256,22 @@ class Log:
                 del self._loggers[name]
                 self._say(str(error))
 
-    def sync(self) -> None:
-        """Flush everything to durable storage, before a checkpoint that relies on it."""
-        if self._active:
-            os.fsync(self._file.fileno())
-            # Another process that took the directory over must not get a second checkpoint.
-            locks.check_only_writer(self._workdir)
-            try:
-                storage.push(self._workdir)
-            except UserError as error:  # saving the checkpoint matters more than this copy
-                self._say(f"{error}; it will be tried again")
+    def sync(self) -> dict[str, Any]:
+        """Flush everything to durable storage, before a checkpoint that relies on it.
+
+        Returns:
+            Size and hash of metrics.jsonl.
+        """
+        if not self._active:
+            return {}
+        os.fsync(self._file.fileno())
+        # Another process that took the directory over must not get a second checkpoint.
+        locks.check_only_writer(self._workdir)
+        try:
+            storage.push(self._workdir)
+        except UserError as error:  # saving the checkpoint matters more than this copy
+            self._say(f"{error}; it will be tried again")
+        return digest_of((self._workdir / "metrics.jsonl").read_bytes())
 
     def _say(self, text: str) -> None:
         """Show a line, above the bar if there is one."""

@@ -145,7 +145,7 @@ class Run(Evaluator):
         """Return the newest saved state or, if there is none, a fresh state, with the parameters of
         init_from if that is set.
         """
-        step = checkpoints.latest()
+        step = checkpoints.newest
         # Frozen parameters are not in the checkpoints, so load them from init_from in any case.
         if not self.adaptation.is_full:
             state = self._adapted()
@@ -269,13 +269,15 @@ def train(
         # A checkpoint is only restored with the settings and the row order it was made with.
         settings = run_directory.fixed_settings(run.resolved.written_out)
         settings["version of the stream"] = STREAM_VERSION
-        checkpoints = Checkpoints(workdir / "checkpoints", settings, config.training.keep_every)
+        origin = settings, run_directory.identity(workdir), run_directory.text_hashes(data)
+        every = config.training.keep_every
+        checkpoints = Checkpoints(workdir / "checkpoints", *origin, keep_every=every)
         # Runs on a task keep the best parameters, and may stop early.
         best = None
         if isinstance(resolved.rows, TaskPlan) and judge:
             metric = f"{PREFIX}{metrics_of(resolved.rows.task)[0]}"
-            first = checkpoints.latest() or 0
-            best = BestCheckpoint(workdir, settings, metric, first, config.training.patience)
+            first = checkpoints.newest or 0
+            best = BestCheckpoint(workdir, origin, metric, first, config.training.patience)
         try:
             with run.within():
                 _train_steps(run, checkpoints, workdir, on_log, judge, best)
@@ -295,11 +297,14 @@ def _train_steps(
 ) -> None:
     config = run.resolved.config
     stop, exit_code = StopSignal(), 0
-    first, last = checkpoints.latest() or 0, run.resolved.steps
+    first, last = checkpoints.newest or 0, run.resolved.steps
     # A run that has already stopped early does no further step.
     if best and best.is_over:
         last = first
-    log = Log(workdir, config, first, last, active=jax.process_index() == 0, on_log=on_log)
+    is_main = jax.process_index() == 0
+    if first and is_main:
+        run_directory.check_records(workdir, checkpoints.facts(first))
+    log = Log(workdir, config, first, last, active=is_main, on_log=on_log)
     profile = Profile(config.training.profile, workdir)
     stacks = workdir / f"stacks-{jax.process_index()}.txt"
     heartbeat = Heartbeat(stacks, lambda: log.watch.now, config.training.stuck_after)
@@ -343,7 +348,7 @@ def _train_steps(
                     say(f"stopping early: no improvement in {patience} evaluations")
                     last, is_last, saving = step, True, True
             if saving:
-                _save(checkpoints, log, step, state)
+                _save(run, checkpoints, log, step, state)
             # Saving goes on in the background; an error in it ends the run at the next step.
             checkpoints.check()
             if is_last:
@@ -381,12 +386,13 @@ def _has_converged(
     return best.is_over
 
 
-def _save(checkpoints: Checkpoints, log: Log, step: int, state: TrainState) -> None:
+def _save(run: Run, checkpoints: Checkpoints, log: Log, step: int, state: TrainState) -> None:
     """Start to save a checkpoint, after the metrics up to its step."""
     with log.watch("checkpoint"):
         # Metrics go to disk first: a checkpoint never lacks those before it.
-        log.sync()
-        checkpoints.save(step, state)
+        metrics = log.sync()
+        facts = {"raw_tokens": round(step * run.batches.raw_tokens), "metrics": metrics}
+        checkpoints.save(step, state, facts)
         log.callbacks.call("on_checkpoint", step, checkpoints.directory / f"{step}")
 
 

@@ -1,14 +1,15 @@
 """A run directory: who may write it, what it was started with, and how to read a trained model
 back.
 
-WORKDIR/config.json  corpus.json  tokenizer/  metrics.jsonl  checkpoints/STEP/  tensorboard/
+WORKDIR/config.json  run.json  corpus.json  tokenizer/  metrics.jsonl  checkpoints/STEP/
+        tensorboard/
         generation.json, of a model that was imported, or began as one
 """
 
 import hashlib
 import json
-import os
 import platform
+import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -21,7 +22,7 @@ import jax
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from t5x_lite import locks, storage
+from t5x_lite import locks, manifest, storage
 from t5x_lite.config import Mesh, ModelDimensions, RunConfig, to_dict
 from t5x_lite.config.files import flatten, load_run_config
 from t5x_lite.config.permission import Modules, permitted_code, user_code
@@ -62,10 +63,12 @@ from t5x_lite.progress import say
 from t5x_lite.resolve import Resolved, resolve
 from t5x_lite.training.adapt import is_added, parse_adaptation
 from t5x_lite.training.best import best_directory
-from t5x_lite.training.checkpoint import Checkpoints, is_whole
+from t5x_lite.training.checkpoint import Checkpoints, complete_steps
+from t5x_lite.training.log import check_metrics
 from t5x_lite.training.schedules import depends_on_end
 from t5x_lite.training.step import parameter_shardings
 
+_TEXT = ("tokenizer", "train", "validation")  # keys of corpus.json that say what was read
 _OUTPUTS_OF_TASKS = ("classifier/output", "token_head/output")
 
 
@@ -110,13 +113,28 @@ def owned(
         check_same_text(workdir, data)
         try:
             if is_main:
-                write_atomically(workdir / "config.json", json.dumps(to_dict(config), indent=2))
-                write_atomically(workdir / "corpus.json", json.dumps(data.manifest, indent=2))
+                write = storage.write_durably
+                write(workdir / "config.json", json.dumps(to_dict(config), indent=2))
+                write(workdir / "corpus.json", json.dumps(data.manifest, indent=2))
+                _give_identity(workdir)
                 data.tokenizer.save(workdir / "tokenizer")
                 storage.push(workdir)
         except OSError as error:
             raise _cannot_write(workdir, error) from error
         yield
+
+
+def check_records(workdir: Path, facts: dict[str, Any]) -> None:
+    """Say if metrics.jsonl has changed since a checkpoint was saved. The run need not end for it.
+
+    Args:
+        facts: those of the checkpoint's manifest.
+    """
+    path = workdir / "metrics.jsonl"
+    try:
+        check_metrics(path, facts.get("metrics") or {})
+    except manifest.Damage as damage:
+        say(f"{path}: {damage}; its curves may be wrong, but the run continues")
 
 
 def is_same(a: Path, b: Path) -> bool:
@@ -131,7 +149,7 @@ def facts(config: RunConfig, workdir: Path, data: RunData) -> dict[str, str]:
     local = settings_with(RunConfig, LOCAL)
     settings = flatten(to_dict(config))
     shared = {key: str(value) for key, value in settings.items() if key not in local}
-    text = {key: str(data.manifest[key]) for key in ("tokenizer", "train", "validation")}
+    text = {key: str(data.manifest[key]) for key in _TEXT}
     # Processes with different code or libraries may compile different programs, and hang.
     code = hashlib.sha256()
     for path in sorted(Path(__file__).parent.parent.rglob("*.py")):
@@ -150,11 +168,24 @@ def _cannot_write(workdir: Path, error: OSError) -> UserError:
     return UserError(IO_ERROR, f"--workdir={workdir}: cannot be written: {error.strerror or error}")
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file in one step: it is complete, or unchanged."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text)
-    os.replace(partial, path)
+_IDENTITY = "run.json"
+
+
+def identity(workdir: Path) -> str:
+    """Return the identity of the run in a directory, which each of its checkpoints carries; empty
+    if it has none.
+    """
+    path = workdir / _IDENTITY
+    if not path.exists():
+        return ""
+    return str(read_json(path, "bring it back").get("id", ""))
+
+
+def _give_identity(workdir: Path) -> None:
+    """Give a run an identity when it begins."""
+    if not identity(workdir):
+        record = {"id": secrets.token_hex(8)}
+        storage.write_durably(workdir / _IDENTITY, json.dumps(record, indent=2))
 
 
 def _check_nothing_foreign(workdir: Path) -> None:
@@ -201,11 +232,12 @@ def _check_same_run(workdir: Path, config: RunConfig, steps: int) -> None:
 
 def saved_steps(checkpoints: Path) -> list[int]:
     """Return the steps of the complete checkpoints in a directory."""
-    directory = storage.durable_path(checkpoints)
-    if not directory.is_dir():
-        return []
-    steps = [path for path in directory.iterdir() if path.name.isdigit()]
-    return [int(path.name) for path in steps if is_whole(path)]
+    return complete_steps(storage.durable_path(checkpoints))
+
+
+def text_hashes(data: RunData) -> dict[str, Any]:
+    """Return what each checkpoint records of text and tokenizer."""
+    return {key: data.manifest[key] for key in _TEXT}
 
 
 def check_same_text(workdir: Path, data: RunData) -> None:
@@ -213,7 +245,7 @@ def check_same_text(workdir: Path, data: RunData) -> None:
     if not (workdir / "corpus.json").exists():
         return
     recorded = read_json(workdir / "corpus.json", "bring it back")
-    for key in ("tokenizer", "train", "validation"):
+    for key in _TEXT:
         if recorded.get(key) != data.manifest[key]:
             kind = "tokenizer" if key == "tokenizer" else "text"
             difference = f"{key} {recorded.get(key)}, now {data.manifest[key]}"
@@ -238,7 +270,9 @@ def create(
     resolved = resolve(config, tokenizer.vocabulary)
     workdir.mkdir(parents=True, exist_ok=True)
     tokenizer.save(workdir / "tokenizer")
-    checkpoints = Checkpoints(workdir / "checkpoints", fixed_settings(resolved.written_out))
+    _give_identity(workdir)
+    settings, run = fixed_settings(resolved.written_out), identity(workdir)
+    checkpoints = Checkpoints(workdir / "checkpoints", settings, run)
     try:
         checkpoints.save(0, {"params": params})
         checkpoints.wait()
@@ -246,9 +280,9 @@ def create(
         checkpoints.close()
     config = replace(config, init_from=str(storage.durable_path(workdir.resolve())))
     if conventions is not None:
-        write_atomically(workdir / _CONVENTIONS, json.dumps(conventions._asdict(), indent=2))
+        storage.write_durably(workdir / _CONVENTIONS, json.dumps(conventions._asdict(), indent=2))
     # Last: a directory with a config.json is whole.
-    write_atomically(workdir / "config.json", json.dumps(to_dict(config), indent=2))
+    storage.write_durably(workdir / "config.json", json.dumps(to_dict(config), indent=2))
     storage.push(workdir)
 
 
@@ -308,7 +342,7 @@ def keep_ends(workdir: Path, init_from: Path) -> None:
     if path.exists() and not (workdir / _CONVENTIONS).exists():
         record = read_json(path, "bring it back, or import the model again")
         record |= {"begin": None, "before_inputs": ()}
-        write_atomically(workdir / _CONVENTIONS, json.dumps(record, indent=2))
+        storage.write_durably(workdir / _CONVENTIONS, json.dumps(record, indent=2))
 
 
 @dataclass(frozen=True, eq=False)
@@ -492,9 +526,10 @@ def _restore(
     directory = _checkpoints_of(workdir)
     if not storage.durable_path(directory).is_dir():
         raise UserError(NO_FILE, f"{workdir}: no checkpoint yet; train first")
-    checkpoints = Checkpoints(directory, fixed_settings(resolved.written_out), read_only=True)
+    settings, run = fixed_settings(resolved.written_out), identity(workdir)
+    checkpoints = Checkpoints(directory, settings, run, read_only=True)
     try:
-        step = checkpoints.latest()
+        step = checkpoints.newest
         if step is None:
             raise UserError(NO_FILE, f"{workdir}: no checkpoint yet; train first")
         return checkpoints.restore_parameters(step, shapes, shardings, axes), step
@@ -518,7 +553,7 @@ def record_base(workdir: Path, base: Path) -> None:
     if (workdir / _BASE).exists():
         return check_same_base(workdir, base)
     record = {"base": str(base), "checkpoint": _checkpoint_hash(base)}
-    write_atomically(workdir / _BASE, json.dumps(record, indent=2))
+    storage.write_durably(workdir / _BASE, json.dumps(record, indent=2))
 
 
 def check_same_base(workdir: Path, base: Path) -> None:
@@ -530,14 +565,14 @@ def check_same_base(workdir: Path, base: Path) -> None:
 
 
 def _checkpoint_hash(workdir: Path) -> str:
-    """Return a hash of the files that a model's parameters are read from."""
+    """Return a hash of the checkpoint that a model's parameters are read from."""
     directory = _checkpoints_of(workdir)
     newest = directory / str(max(saved_steps(directory), default=""))
-    digest = hashlib.sha256()
-    for name, content in storage.contents(storage.durable_path(newest)):
-        digest.update(name.encode())
-        digest.update(content)
-    return digest.hexdigest()[:16]
+    try:
+        facts = manifest.read(storage.durable_path(newest))
+    except manifest.Damage as damage:
+        raise UserError(NO_FILE, f"{newest}: {damage}; bring the checkpoint back") from damage
+    return hashlib.sha256(json.dumps(facts["files"], sort_keys=True).encode()).hexdigest()[:16]
 
 
 # Starting from another run.

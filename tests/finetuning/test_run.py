@@ -376,7 +376,7 @@ def test_what_is_adapted_is_trained_and_saved_alone(bases, animals, tmp_path, ad
 
 def saved_parameters(step):
     """The names of the parameters in a checkpoint, and how many numbers each has."""
-    record = json.loads((step / "default/_METADATA").read_text())
+    record = json.loads((step / "_METADATA").read_text())
     saved = {}
     for entry in record["tree_metadata"].values():
         first, *name = (part["key"] for part in entry["key_metadata"])

@@ -217,7 +217,7 @@ config, directory = sys.argv[1], Path(sys.argv[2])
 def train(name, steps, mesh):
     options = [f"--config.training.steps={steps}", f"--config.mesh.{mesh}=3"]
     assert not main(["train", f"--config={config}", f"--workdir={directory / name}", *options])
-    saved = directory / name / f"checkpoints/{steps}/default"
+    saved = directory / name / f"checkpoints/{steps}"
     metadata = ocp.StandardCheckpointer().metadata(saved.resolve()).item_metadata
     return metadata["params"]["embedding"].shape[0]
 

@@ -33,7 +33,7 @@ def saved_state(workdir) -> list[np.ndarray]:
     """Every array of the newest checkpoint, parameters and optimizer state, in order."""
     import orbax.checkpoint as ocp
 
-    newest = workdir / f"checkpoints/{saved_steps(workdir)[-1]}/default"
+    newest = workdir / f"checkpoints/{saved_steps(workdir)[-1]}"
     tree = ocp.StandardCheckpointer().restore(newest.resolve())
     return [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
 

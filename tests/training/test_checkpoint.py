@@ -9,6 +9,7 @@ import pytest
 from conftest import run
 from training.runs import assert_same, saved_steps
 
+from t5x_lite import manifest
 from t5x_lite.errors import BAD_CONFIG, IO_ERROR, UserError
 from t5x_lite.resolve import text_data
 from t5x_lite.training import run_directory
@@ -23,13 +24,14 @@ def test_a_checkpoint_that_cannot_be_read_is_one_sentence(trained):
     _, err = run("evaluate", f"--workdir={workdir / 'none'}", code=66)
     assert "no such directory" in err
     for path in (workdir / "checkpoints/6").rglob("*"):
-        if path.is_file() and path.stat().st_size > 100:
+        if path.is_file() and path.stat().st_size > 100 and path.name != "manifest.json":
             path.write_bytes(b"\0" * 50)
-    _, err = run(*command, "--config.training.steps=9", code=66)
-    assert "no usable checkpoint" in err
     (workdir / "checkpoints/8").mkdir()
-    _, err = run(*command, "--config.training.steps=9", code=66)
-    assert "checkpoints/8: no usable checkpoint" in err
+    for again in ((*command, "--config.training.steps=9"), ("evaluate", f"--workdir={workdir}")):
+        _, err = run(*again, code=66)
+        assert "no usable checkpoint (8: manifest.json is missing; 6: _METADATA has 50 bytes" in err
+    # A run that began again from nothing would hide what was lost.
+    assert saved_steps(workdir) == [6, 8]
 
 
 def test_a_checkpoint_of_other_settings_is_refused_though_its_shapes_are_the_same(trained):
@@ -109,9 +111,9 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on_when_there_is_room(
     assert_same(tmp_path / "whole", tmp_path / "run")
 
 
-@pytest.mark.parametrize(("free", "is_refused"), [(1199, True), (1200, False)])
+@pytest.mark.parametrize(("spare", "is_refused"), [(-1, True), (0, False)])
 def test_room_is_needed_for_an_array_once_not_for_each_copy(
-    tmp_path, monkeypatch, free, is_refused
+    tmp_path, monkeypatch, spare, is_refused
 ):
     def on_four_devices(size: int, copies: int) -> SimpleNamespace:
         """An array of float32, of which a device has a part, and others the same part."""
@@ -121,7 +123,8 @@ def test_room_is_needed_for_an_array_once_not_for_each_copy(
 
     state = {"split": on_four_devices(100, 1), "copied": on_four_devices(100, 4)}
     state["both"] = on_four_devices(100, 2)
-    disk = SimpleNamespace(free=free)
+    # Three arrays of 100 numbers, and what the files take besides.
+    disk = SimpleNamespace(free=1200 * 1.05 + 2**20 + spare)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: disk)
     checkpoints = Checkpoints(tmp_path / "checkpoints", {})
     if is_refused:
@@ -135,10 +138,9 @@ def test_room_is_needed_for_an_array_once_not_for_each_copy(
 def test_a_setting_that_did_not_exist_yet_had_its_default(make, tmp_path):
     resolved, corpus = make(**{"training.steps": 1})
     train(resolved, text_data(resolved, corpus), tmp_path / "run")
-    (metadata,) = tmp_path.glob("run/checkpoints/1/_CHECKPOINT_METADATA")
-    record = json.loads(metadata.read_text())
-    settings = record["custom_metadata"]["settings"]
-    for key in [key for key in settings if key.startswith("task.") or key == "adapt"]:
-        del settings[key]
-    metadata.write_text(json.dumps(record))
+    checkpoint = tmp_path / "run/checkpoints/1"
+    facts = manifest.read(checkpoint)
+    for key in [key for key in facts["settings"] if key.startswith("task.") or key == "adapt"]:
+        del facts["settings"][key]
+    manifest.write(checkpoint, facts)
     assert run_directory.load(tmp_path / "run").step == 1

@@ -51,7 +51,7 @@ def test_killed_and_started_again_ends_bitwise_the_same(tmp_path, config_file, c
     assert_same(tmp_path / "whole", tmp_path / "killed")
     steps = [(record["step"], record["split"]) for record in figures(tmp_path / "whole")]
     assert len(set(steps)) == len(steps) == 48
-    assert saved_steps(tmp_path / "whole") == [40]
+    assert saved_steps(tmp_path / "whole") == [35, 40]
 
 
 def test_what_is_not_finite_stops_the_run_before_it_is_saved(tmp_path, config_file):
@@ -80,7 +80,7 @@ def test_a_validation_that_is_not_finite_stops_the_run(tmp_path, make, monkeypat
     with pytest.raises(UserError, match="step 3: loss is nan") as caught:
         loop.train(resolved, text_data(resolved, corpus), tmp_path / "run")
     assert caught.value.code == NOT_FINITE
-    assert not list((tmp_path / "run/checkpoints").iterdir())
+    assert not (tmp_path / "run/checkpoints").exists()
 
 
 @pytest.mark.slow

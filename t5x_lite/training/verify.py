@@ -1,0 +1,126 @@
+"""Check that what was written is still what it was: runs with their checkpoints, and exports."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from t5x_lite import manifest, storage
+from t5x_lite.data.tokenizers import tokenizer as tokenizers
+from t5x_lite.errors import UserError, read_json
+from t5x_lite.manifest import Damage
+from t5x_lite.training import run_directory
+from t5x_lite.training.best import best_directory
+from t5x_lite.training.checkpoint import check_whole, complete_steps, find_difference
+from t5x_lite.training.log import check_metrics, read_metrics
+
+
+class Finding(NamedTuple):
+    """What was found about one part of a run, or about an export."""
+
+    path: str
+    what: str  # such as "step 500, 12 files, 9.1 MB"
+    damage: str = ""  # what is wrong; empty: nothing
+
+
+def verify(directory: Path) -> Iterator[Finding]:
+    """Check everything in a directory that carries hashes: a run, an export, or directories of
+    them, such as those of a comparison.
+
+    Yields:
+        One Finding per checkpoint, export, tokenizer, and file of a run.
+    """
+    for place in _places(directory):
+        if (place / "config.json").exists() and (place / "tokenizer").is_dir():
+            yield from _verify_run(place)
+        if manifest.is_in(place):
+            yield _verify_export(place)
+
+
+def _places(directory: Path) -> Iterator[Path]:
+    """Yield all directories below, except for those of checkpoints."""
+    for place, below, _ in os.walk(directory):
+        below[:] = sorted(set(below) - {"checkpoints", "best", "tokenizer"})
+        yield Path(place)
+
+
+def _verify_run(workdir: Path) -> Iterator[Finding]:
+    """Check the parts of a run, each apart from the others."""
+    yield _finding(workdir / "config.json", "settings", lambda: _check_settings(workdir))
+    yield _finding(workdir / "tokenizer", "tokenizer", lambda: _check_tokenizer(workdir))
+    yield _finding(workdir / "metrics.jsonl", "metrics", lambda: _check_metrics(workdir))
+    run = run_directory.identity(workdir)
+    for checkpoints in (workdir / "checkpoints", best_directory(workdir)):
+        where = storage.durable_path(checkpoints)
+        for step in sorted(complete_steps(where)):
+
+            def check(path: Any = where / str(step)) -> str:
+                return _size_of(check_whole(path, run))
+
+            yield _finding(checkpoints / str(step), f"step {step}", check)
+
+
+def _verify_export(directory: Path) -> Finding:
+    def check() -> str:
+        facts = manifest.read(directory)
+        manifest.check_files(directory, facts)
+        return _size_of(facts)
+
+    return _finding(directory, "export", check)
+
+
+def _check_settings(workdir: Path) -> str:
+    """Compare config.json with the settings of the newest checkpoint."""
+    resolved, _ = run_directory.read(workdir)
+    settings = run_directory.fixed_settings(resolved.written_out)
+    facts = _newest_facts(workdir)
+    difference = find_difference(facts["settings"], settings) if facts else None
+    if difference and facts:
+        key, before, now = difference
+        raise Damage(f"{key} is {now!r}, but checkpoint {facts['step']} was made with {before!r}")
+    return f"{len(settings)} keys"
+
+
+def _check_tokenizer(workdir: Path) -> str:
+    found = tokenizers.load(workdir / "tokenizer").fingerprint
+    recorded = []
+    if (workdir / "corpus.json").exists():
+        recorded.append(("corpus.json", read_json(workdir / "corpus.json", "bring it back")))
+    facts = _newest_facts(workdir)
+    if facts and facts["text"]:
+        recorded.append((f"checkpoint {facts['step']}", facts["text"]))
+    for name, text in recorded:
+        if text.get("tokenizer") != found:
+            raise Damage(f"it is {found}, but {name} has {text.get('tokenizer')}")
+    return found
+
+
+def _check_metrics(workdir: Path) -> str:
+    path, facts = workdir / "metrics.jsonl", _newest_facts(workdir)
+    if facts and facts.get("metrics"):
+        check_metrics(path, facts["metrics"])
+    return f"{len(read_metrics(path)):,} records"
+
+
+def _newest_facts(workdir: Path) -> dict[str, Any] | None:
+    """Return what the newest checkpoint records whose manifest can be read."""
+    where = storage.durable_path(workdir / "checkpoints")
+    for step in sorted(complete_steps(where), reverse=True):
+        with suppress(Damage):
+            return manifest.read(where / str(step))
+    return None
+
+
+def _size_of(facts: dict[str, Any]) -> str:
+    files = facts["files"]
+    return f"{len(files)} files, {sum(size for size, _ in files.values()) / 1e6:,.1f} MB"
+
+
+def _finding(path: Path, name: str, check: Callable[[], str]) -> Finding:
+    """Turn the result of a check, or the reason why it failed, into a Finding."""
+    try:
+        detail = check()
+    except (Damage, UserError) as error:
+        return Finding(storage.address_of(path), name, str(error))
+    return Finding(storage.address_of(path), f"{name}, {detail}" if detail else name)
