@@ -21,6 +21,7 @@ from t5x_lite.commands import (
     rerun,
     score,
     train,
+    verify,
 )
 
 _MODULES = (
@@ -39,6 +40,7 @@ _MODULES = (
     inspect,
     import_,
     export,
+    verify,
     list_,
     doctor,
     completion,

@@ -8,13 +8,13 @@ from typing import Literal
 import jax
 import numpy as np
 
-from t5x_lite import storage
+from t5x_lite import manifest, storage
 from t5x_lite.config import Data, Lengths, Mesh, Model, ModelDimensions, Optimizer, RunConfig
 from t5x_lite.data.rows.row_plan import RowPlan
 from t5x_lite.data.tasks.task_data import TaskPlan
 from t5x_lite.data.tokenizers import tokenizer as tokenizers
 from t5x_lite.data.tokenizers.vocabulary import Vocabulary
-from t5x_lite.errors import USAGE, UserError, read_json
+from t5x_lite.errors import BAD_DATA, USAGE, UserError, read_json
 from t5x_lite.interop import conventions, huggingface, peft
 from t5x_lite.model.heads import Params
 from t5x_lite.model.transformer import count_parameters, parameter_axes, parameter_shapes
@@ -24,6 +24,7 @@ from t5x_lite.resolve import resolve, resolve_model
 from t5x_lite.training import run_directory
 from t5x_lite.training.adapt import merge_low_rank
 from t5x_lite.training.run_directory import LoadedModel
+from t5x_lite.version import VERSION
 
 
 def default_config(model: Model, tokenizer: str, vocabulary: Vocabulary) -> RunConfig:
@@ -66,6 +67,7 @@ def read(path: Path, tokenizer_files: str = "", add_specials: bool = False) -> L
         add_specials: append the special ids that the tokenizer lacks, such as [MASK]. Ids that the
             model has no embedding for get the mean of the others (Hewitt, 2021).
     """
+    _check_manifest(path)
     model, params = huggingface.read(path)
     tokenizer = tokenizers.make(tokenizer_files or f"{path}/", (), add_specials)
     size = tokenizer.vocabulary.size
@@ -83,6 +85,17 @@ def read(path: Path, tokenizer_files: str = "", add_specials: bool = False) -> L
         step=0,
         conventions=conventions.read(path, Path(tokenizer_files or path), tokenizer),
     )
+
+
+def _check_manifest(path: Path) -> None:
+    """Compare a model that t5x_lite exported with its manifest. Models of others have none."""
+    if not manifest.is_in(path) or manifest.verification_level() == "off":
+        return
+    try:
+        manifest.check_files(path, manifest.read(path))
+    except manifest.Damage as damage:
+        fix = "bring it back, or remove manifest.json if you changed the model yourself"
+        raise UserError(BAD_DATA, f"{path}: {damage}; {fix}") from damage
 
 
 def _with_more_ids(model: Model, params: Params, vocab_size: int) -> tuple[Model, Params]:
@@ -146,9 +159,10 @@ def export_model(
         reason = "this model has LoRA updates that are not merged into its weights"
         fix = "use --merge to merge them, or --adapter to write only them"
         raise UserError(USAGE, f"export: {reason}; {fix}")
+    origin = {"run": run_directory.identity(workdir), "step": loaded.step, "t5x_lite": VERSION}
     if lora == "adapter":
         family = loaded.conventions.model_type
-        class_name = peft.write(path, model, params, dtype, task_head, family)
+        class_name = peft.write(path, model, params, dtype, task_head, family, origin)
         say(f"exported: {path}, for peft on the exported base as {class_name}")
         return
     model, params = merge_low_rank(model, params)
@@ -163,6 +177,7 @@ def export_model(
         loaded.start,
         loaded.conventions.model_type,
         loaded.model.architecture,
+        origin,
     )
     say(f"exported: {path}, for {class_name}.from_pretrained")
 

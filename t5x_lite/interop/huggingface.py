@@ -19,6 +19,7 @@ import ml_dtypes
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from t5x_lite import manifest
 from t5x_lite.config import Architecture, Model, ModelDimensions
 from t5x_lite.config.files import build
 from t5x_lite.data.rows.layouts import RowShape
@@ -466,6 +467,7 @@ def write(
     start: int | None = None,
     model_type: str = "",
     framed_as: Architecture | None = None,
+    origin: dict[str, Any] | None = None,
 ) -> str:
     """Write a model for `from_pretrained`.
 
@@ -481,6 +483,7 @@ def write(
             belongs to.
         framed_as: the architecture whose special tokens the tokenizer puts around a text; None:
             the model's.
+        origin: see write_directory.
 
     Returns:
         the name of the model's class in `transformers`.
@@ -522,7 +525,7 @@ def write(
         config.update(task_head.settings)
     files = pretrained_files(tokenizer, framed_as or model.architecture)
     files["config.json"] = (json.dumps(config, indent=2) + "\n").encode()
-    write_directory(path, files, tensors, "model.safetensors")
+    write_directory(path, files, tensors, "model.safetensors", origin)
     return class_name
 
 
@@ -594,11 +597,19 @@ def check_free(path: Path) -> None:
 
 
 def write_directory(
-    path: Path, files: dict[str, bytes], tensors: dict[str, np.ndarray], tensor_file: str
+    path: Path,
+    files: dict[str, bytes],
+    tensors: dict[str, np.ndarray],
+    tensor_file: str,
+    origin: dict[str, Any] | None = None,
 ) -> None:
-    """Write files and a file of tensors into a new directory, either completely or not at all.
+    """Write files, a file of tensors and a manifest into a new directory, either completely or not
+    at all.
 
     If there are several processes, only the first one writes.
+
+    Args:
+        origin: what the manifest says about where the model comes from.
 
     Raises:
         UserError: if the directory cannot be written.
@@ -617,6 +628,7 @@ def write_directory(
             for name, content in files.items():
                 (partial / name).write_bytes(content)
             safetensors.save_file(tensors, partial / tensor_file, {"format": "pt"})
+            manifest.write(partial, origin or {})
             os.replace(partial, path)
     finally:
         shutil.rmtree(partial, ignore_errors=True)  # remove what a full disk or Ctrl-C has left

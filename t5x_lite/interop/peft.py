@@ -45,6 +45,7 @@ def write(
     dtype: str = "float32",
     task_head: TaskHead | None = None,
     model_type: str = "",
+    origin: dict[str, Any] | None = None,
 ) -> str:
     """Write adapter_config.json and adapter_model.safetensors: the updates, and the head of a task.
 
@@ -53,6 +54,7 @@ def write(
         dtype: type of the tensors, a name in huggingface.DTYPES.
         task_head: the head of the task that the model has learned, if it has one.
         model_type: the family to write it as, see huggingface.write.
+        origin: see huggingface.write_directory.
 
     Returns:
         the name of the `transformers` class to load the base model with.
@@ -102,7 +104,7 @@ def write(
         f"base_model.model.{name}": np.ascontiguousarray(tensor.astype(DTYPES[dtype]))
         for name, tensor in tensors.items()
     }
-    write_directory(path, files, named, "adapter_model.safetensors")
+    write_directory(path, files, named, "adapter_model.safetensors", origin)
     return family.class_name
 
 

@@ -30,9 +30,10 @@ WEIGHTS = "model.safetensors"
 
 
 def write(path: Path, name: str) -> Path:
-    """A model in the files of Hugging Face."""
+    """A model in the files of Hugging Face, which may be changed: it has no manifest."""
     model = make_dimensions(name)
     huggingface.write(path, model, make_params(model), Tokenizer())
+    (path / "manifest.json").unlink()
     return path
 
 
