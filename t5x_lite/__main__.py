@@ -13,7 +13,7 @@ from t5x_lite.commands.line import parse
 from t5x_lite.config.permission import user_code
 from t5x_lite.errors import INTERRUPTED, UserError, foreseen_errors
 from t5x_lite.machine import check_platforms
-from t5x_lite.manifest import verification
+from t5x_lite.manifest import Level, verification
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     print(f"t5x_lite: {unused}", file=sys.stderr)
             if hasattr(args, "mesh") or args.command == "compare":
                 share(args)
-            level = getattr(args, "verify", "full")
+            level: Level = getattr(args, "verify", "full")
             with user_code(permitted_modules(args)), verification(level):
                 COMMANDS[args.command].run(args)
             storage.push_all()

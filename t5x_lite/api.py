@@ -147,10 +147,11 @@ def evaluate(workdir: str | Path, mesh: Mesh | None = None) -> dict[str, Any]:
         the step, the split and the metrics, such as loss in nats, accuracy and, for text,
         perplexity. A run on a task also has the task's metrics.
     """
-    workdir = storage.local_path(workdir)
+    address = workdir
+    workdir = run_directory.locate(address).directory
     resolved, _ = run_directory.read(workdir)
     loop.setup_jax(resolved.model.dtype)
-    loaded = run_directory.load(workdir, mesh)
+    loaded = run_directory.load(address, mesh)
     data = run_directory.open_data(workdir, resolved, loaded.tokenizer)
     training = dataclasses.replace(resolved.config.training, exact=False)  # only for gradients
     config = dataclasses.replace(resolved.config, mesh=mesh or Mesh(), training=training)
@@ -201,9 +202,10 @@ def finetune(
         task = load_task(task)
     axes = [f"{key}={','.join(map(str, values))}" for key, values in (grid or {}).items()]
     settings = [f"{key}={value}" for key, value in overrides.items()]
-    init, workdir = Path(init), Path(workdir)
+    workdir = Path(workdir)
+    base = convert.as_run(run_directory.locate(init), workdir / "imported")
     results = tuning.finetune(
-        convert.as_run(init, workdir / "imported"),
+        base,
         task,
         workdir,
         settings,
@@ -212,7 +214,7 @@ def finetune(
         from_scratch,
         adapt,
         on_log,
-        init.resolve().name,
+        Path(init).resolve().name,
     )
     task_report.write(results, workdir)
     return results
@@ -462,7 +464,8 @@ def load_model(path: str | Path, mesh: Mesh | None = None) -> LanguageModel:
         mesh: the mesh to shard the parameters over; None: one device. Hugging Face files must be
             imported before they can be sharded.
     """
-    path = storage.local_path(path)
+    address = path
+    path = run_directory.locate(address).directory
     check_is_run(path)
     if "model_type" in read_json(
         path / "config.json", "expected the directory of a run, or of a model"
@@ -473,5 +476,5 @@ def load_model(path: str | Path, mesh: Mesh | None = None) -> LanguageModel:
             loaded = convert.read(path)
         loaded = dataclasses.replace(loaded, params=jax.device_put(loaded.params))
     else:
-        loaded = run_directory.load(path, mesh)
+        loaded = run_directory.load(address, mesh)
     return LanguageModel(loaded)

@@ -151,13 +151,19 @@ def read_workdir(args: argparse.Namespace) -> Path:
     return storage.local_path(args.workdir)
 
 
-def read_run_directory(args: argparse.Namespace) -> Path:
-    """Return --workdir, which must hold a run."""
+def read_model_address(args: argparse.Namespace) -> str:
+    """Return --workdir, which must hold a run; it may name a checkpoint, as RUN@STEP."""
     from t5x_lite.config.files import check_is_run
 
-    workdir = read_workdir(args)
-    check_is_run(workdir)
-    return workdir
+    if not args.workdir:
+        read_workdir(args)
+    if "@" in args.workdir:
+        from t5x_lite.training.run_directory import locate
+
+        check_is_run(locate(args.workdir).directory)
+    else:
+        check_is_run(storage.local_path(args.workdir))
+    return args.workdir
 
 
 def read_mesh(args: argparse.Namespace) -> Mesh | None:
@@ -179,7 +185,7 @@ def read_mesh(args: argparse.Namespace) -> Mesh | None:
 
 def load_model(args: argparse.Namespace) -> "LanguageModel":
     """Load the model in --workdir, sharded over --mesh."""
-    workdir = read_run_directory(args)
+    workdir = read_model_address(args)
     from t5x_lite import api
     from t5x_lite.training.loop import setup_jax
 

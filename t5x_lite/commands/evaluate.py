@@ -12,7 +12,7 @@ from t5x_lite.commands.common import (
     load_model,
     number_type,
     read_mesh,
-    read_run_directory,
+    read_model_address,
 )
 from t5x_lite.errors import USAGE, UserError
 from t5x_lite.progress import columns, messages_to, say, to_stderr
@@ -40,9 +40,9 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Evaluate a model, and print its metrics."""
-    workdir = read_run_directory(args)
+    address = read_model_address(args)
     if args.task:
-        return _evaluate_task(args, workdir)
+        return _evaluate_task(args)
     if args.shots or args.limit or args.channel or args.predictions:
         raise UserError(
             USAGE, "evaluate: --shots, --limit, --channel and --predictions need --task"
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> None:
     from t5x_lite import api
 
     with messages_to(to_stderr):
-        metrics = api.evaluate(workdir, read_mesh(args))
+        metrics = api.evaluate(address, read_mesh(args))
     if args.json:
         return say(json.dumps(metrics))
     rows = []
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> None:
     say(columns(rows, "<>"))
 
 
-def _evaluate_task(args: argparse.Namespace, workdir: Path) -> None:
+def _evaluate_task(args: argparse.Namespace) -> None:
     """Evaluate a model on a task, whether it was trained on it or not."""
     from t5x_lite.data.tasks.load import load_task
 

@@ -9,7 +9,7 @@ from t5x_lite.commands.common import (
     add_verify,
     add_workdir,
     read_mesh,
-    read_run_directory,
+    read_model_address,
 )
 
 EXAMPLE = "t5x_lite export --workdir=runs/gpt exported/gpt"
@@ -36,9 +36,9 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Write a model as files of Hugging Face."""
-    workdir = read_run_directory(args)
+    address = read_model_address(args)
     from t5x_lite.interop import convert
 
     convert.export_model(
-        workdir, Path(args.path), args.dtype, read_mesh(args), args.lora, args.masked
+        address, Path(args.path), args.dtype, read_mesh(args), args.lora, args.masked
     )

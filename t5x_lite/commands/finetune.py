@@ -1,6 +1,7 @@
 """Train a model on a task; the same command continues where it was stopped."""
 
 import argparse
+from pathlib import Path
 
 from t5x_lite import storage
 from t5x_lite.commands.common import (
@@ -47,8 +48,10 @@ def run(args: argparse.Namespace) -> None:
         missing = "init=DIR" if not args.init else "task=NAME"
         example = "finetune --init=runs/bert --task=which_module --workdir=runs/modules"
         raise UserError(USAGE, f"finetune: --{missing} is missing; for example, {example}")
-    task, init = load_task(args.task), storage.local_path(args.init)
-    check_is_run(init)
+    from t5x_lite.training.run_directory import locate
+
+    task, init = load_task(args.task), locate(args.init)
+    check_is_run(init.directory)
     from t5x_lite.finetuning.results import show
     from t5x_lite.finetuning.run import finetune
     from t5x_lite.interop.convert import as_run
@@ -63,7 +66,7 @@ def run(args: argparse.Namespace) -> None:
         args.grid,
         args.from_scratch,
         args.adapt,
-        name=init.resolve().name,
+        name=Path(args.init).resolve().name,
     )
     task_report.write(results, workdir)
     storage.push_all()

@@ -79,14 +79,15 @@ def inherited(config: RunConfig) -> Counter[str]:
     total: Counter[str] = Counter()
     seen: set[Path] = set()
     while config.init_from:
-        directory = storage.local_path(config.init_from)
+        address = run_directory.locate(config.init_from)
+        directory = address.directory
         if directory.resolve() in seen:  # an imported model starts from itself
             break
         seen.add(directory.resolve())
         resolved, _ = run_directory.read(directory)
         config = resolved.config
-        # What the run did after its last checkpoint is lost.
-        steps = max(run_directory.saved_steps(directory / "checkpoints"), default=0)
+        # What the run did after the checkpoint is not inherited.
+        steps = run_directory.step_of(address)
         records = [
             record
             for record in read_metrics(directory / "metrics.jsonl")

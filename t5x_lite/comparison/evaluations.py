@@ -345,7 +345,7 @@ def _on_task(
         )
     say(f"{workdir.name}: {directory.name}")
     results = finetuning.finetune(
-        workdir,
+        run_directory.locate(workdir),
         task,
         directory,
         questions.settings,

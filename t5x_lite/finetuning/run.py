@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import jax
 
-from t5x_lite import storage
 from t5x_lite.config import RunConfig, Task
 from t5x_lite.config.files import label_of, parse_grid
 from t5x_lite.config.permission import named_code, user_code
@@ -47,7 +46,7 @@ from t5x_lite.training.adapt import parse_adaptation
 from t5x_lite.training.best import PREFIX
 from t5x_lite.training.check import check_training
 from t5x_lite.training.log import read_metrics
-from t5x_lite.training.run_directory import LoadedModel
+from t5x_lite.training.run_directory import LoadedModel, ModelAddress
 
 
 class Reached(NamedTuple):
@@ -73,7 +72,7 @@ class Trial:
 
 
 def finetune(
-    init: Path,
+    init: ModelAddress,
     task: Task,
     workdir: Path,
     overrides: Sequence[str] = (),
@@ -87,7 +86,7 @@ def finetune(
     """Train a model on a task; the same call continues a run that was stopped.
 
     Args:
-        init: the directory of the run to start from.
+        init: the model to start from.
         task: what to train on.
         workdir: where to write report.json and the run, or a directory for each cell and seed.
         overrides: settings such as "optimizer.learning_rate=1e-4".
@@ -110,9 +109,10 @@ def finetune(
         raise UserError(USAGE, f"finetune: --seeds={seeds}: expected at least 1")
     combinations = combinations_of(grid, overrides)
     with user_code(code_of_task(task) | named_code(*overrides, *grid)):
-        resolved, tokenizer = run_directory.read(init)
-        base = _Base(name or init.resolve().name, init.resolve(), resolved.config, tokenizer)
-        init_from = "" if from_scratch else str(storage.durable_path(base.directory))
+        directory = init.directory.resolve()
+        resolved, tokenizer = run_directory.read(directory)
+        base = _Base(name or directory.name, directory, resolved.config, tokenizer)
+        init_from = "" if from_scratch else str(init)
         cells = _cells(base, with_labels_of(task), combinations, overrides, adapt, init_from)
         return _train_cells(base, cells, workdir, seeds, overrides, on_log)
 

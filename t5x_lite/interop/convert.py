@@ -23,7 +23,7 @@ from t5x_lite.progress import say
 from t5x_lite.resolve import resolve, resolve_model
 from t5x_lite.training import run_directory
 from t5x_lite.training.adapt import merge_low_rank
-from t5x_lite.training.run_directory import LoadedModel
+from t5x_lite.training.run_directory import LoadedModel, ModelAddress
 from t5x_lite.version import VERSION
 
 
@@ -122,7 +122,7 @@ def import_model(
 
 
 def export_model(
-    workdir: Path,
+    address: str | Path,
     path: Path,
     dtype: str,
     mesh: Mesh | None = None,
@@ -132,6 +132,7 @@ def export_model(
     """Write the model of a run directory as Hugging Face files.
 
     Args:
+        address: see run_directory.locate.
         dtype: the type of the tensors, a name in huggingface.DTYPES.
         mesh: the mesh to load the parameters on; None: one device.
         lora: for a model with LoRA updates: "merge" adds them to the weights, "adapter" writes only
@@ -143,7 +144,8 @@ def export_model(
         UserError: if the model has LoRA updates and `lora` is None, or if it has none and `lora` is
             "adapter"; if `masked` is asked of a model that has not learned it.
     """
-    loaded = run_directory.load(workdir, mesh)
+    loaded = run_directory.load(address, mesh)
+    workdir = run_directory.locate(address).directory
     model, params, task_head = loaded.model, loaded.params, _task_head(loaded)
     is_decoder = model.architecture == "decoder"
     looks_ahead = isinstance(loaded.rows, RowPlan) and is_decoder and loaded.rows.shape.looks_ahead
@@ -197,20 +199,21 @@ def _task_head(loaded: LoadedModel) -> huggingface.TaskHead | None:
     return huggingface.TaskHead(rows.format.head, tuple(map(str, rows.task.labels)))
 
 
-def as_run(path: Path, imported: Path) -> Path:
-    """Return the run directory of a model, importing it first if it is Hugging Face's.
+def as_run(address: ModelAddress, imported: Path) -> ModelAddress:
+    """Return the run of a model, importing it first if it is Hugging Face's.
 
     Args:
-        path: a run directory, which is returned as it is, or a directory of Hugging Face files.
+        address: of a run, which is returned as it is, or of Hugging Face files.
         imported: where imported models are kept, one directory each.
     """
+    path = address.directory
     if "model_type" not in read_json(path / "config.json", "expected the directory of a model"):
-        return path
+        return address
     directory = imported / _digest(path)
     if not (directory / "config.json").is_file():
         storage.remove_tree(directory)  # remove what a killed import has left
         import_model(path, directory, "")
-    return directory
+    return ModelAddress(directory)
 
 
 def _digest(path: Path) -> str:

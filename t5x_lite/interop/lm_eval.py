@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from t5x_lite import storage
 from t5x_lite.errors import USAGE, UserError, optional_import
 from t5x_lite.inference.generate import continue_inputs, encode_prompts, with_room
 from t5x_lite.inference.score import pseudo_log_likelihoods, score_targets
@@ -44,7 +43,7 @@ class HarnessModel(_LM):
     ):
         super().__init__()
         if not isinstance(model, LoadedModel):
-            model = run_directory.load(storage.local_path(model))
+            model = run_directory.load(model)
         model.check_predicts_tokens("lm_eval")
         self._model = model
         self._batch_size = batch_size

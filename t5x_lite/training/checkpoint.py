@@ -111,6 +111,19 @@ class Checkpoints:
 
     # Reading.
 
+    @property
+    def steps(self) -> list[int]:
+        """Steps of all complete checkpoints, damaged or not, in ascending order."""
+        return sorted(complete_steps(self._directory))
+
+    def check_files(self, step: int) -> None:
+        """Raise UserError if the files of a checkpoint are not those that this run saved."""
+        try:
+            self._check(step)
+        except Damage as damage:
+            where = self._directory / str(step)
+            raise UserError(NO_FILE, f"{where}: {damage}; name another checkpoint") from damage
+
     def facts(self, step: int) -> dict[str, Any]:
         """Return what the manifest of a checkpoint records."""
         with user_errors(NO_FILE, f"{self._directory / str(step)}: cannot be read"):
@@ -141,7 +154,7 @@ class Checkpoints:
 
     def _find_newest(self) -> int | None:
         damaged: dict[int, Damage] = {}
-        for step in sorted(complete_steps(self._directory), reverse=True):
+        for step in reversed(self.steps):
             try:
                 self._check(step)
             except Damage as damage:
@@ -184,7 +197,7 @@ class Checkpoints:
     def remove_after(self, step: int) -> None:
         """Remove checkpoints after a step that a run goes back to."""
         if self._is_writer:
-            for later in complete_steps(self._directory):
+            for later in self.steps:
                 if later > step:
                     self._remove(later)
 
@@ -334,7 +347,7 @@ class Checkpoints:
             return
         if self._is_local:
             storage.flush_directory(self._directory)
-        steps = sorted(complete_steps(self._directory))
+        steps = self.steps
         healthy = [step for step in steps if self._is_healthy(step)]
         kept = {*healthy[-self._keep :], *steps[-1:]}
         if self._keep_every:

@@ -263,9 +263,9 @@ def train(
         run_directory.check_init_from(run.resolved, data.tokenizer)
     with run_directory.owned(workdir, config, run.resolved.steps, data, take_over):
         if config.init_from:
-            run_directory.keep_ends(workdir, storage.local_path(config.init_from))
+            run_directory.keep_ends(workdir, run_directory.locate(config.init_from).directory)
         if not run.adaptation.is_full:
-            run_directory.record_base(workdir, storage.local_path(config.init_from))
+            run_directory.record_base(workdir, run_directory.locate(config.init_from))
         # A checkpoint is only restored with the settings and the row order it was made with.
         settings = run_directory.fixed_settings(run.resolved.written_out)
         settings["version of the stream"] = STREAM_VERSION

@@ -9,6 +9,7 @@ WORKDIR/config.json  run.json  corpus.json  tokenizer/  metrics.jsonl  checkpoin
 import hashlib
 import json
 import platform
+import re
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -104,7 +105,7 @@ def owned(
             raise _cannot_write(workdir, error) from error
         if is_main:
             _check_nothing_foreign(workdir)
-        if config.init_from and is_same(workdir, storage.local_path(config.init_from)):
+        if config.init_from and is_same(workdir, locate(config.init_from).directory):
             raise UserError(
                 USAGE,
                 f"--workdir={workdir}: holds the model that the run starts from; name another",
@@ -288,6 +289,80 @@ def create(
 
 # Reading.
 
+
+class ModelAddress(NamedTuple):
+    """Where a trained model is: the directory of its run, and which of its checkpoints."""
+
+    directory: Path
+    checkpoint: str = ""  # a step, "10M-tokens" or "best"; empty: the newest, of a task the best
+
+    def __str__(self) -> str:
+        mark = f"@{self.checkpoint}" if self.checkpoint else ""
+        return f"{storage.durable_path(self.directory.resolve())}{mark}"
+
+
+def locate(address: str | Path) -> ModelAddress:
+    """Read the address of a trained model: RUN, RUN@STEP, RUN@10M-tokens or RUN@best.
+
+    >>> locate("runs/gpt@4000")
+    ModelAddress(directory=PosixPath('runs/gpt'), checkpoint='4000')
+    """
+    base, mark, checkpoint = str(address).rpartition("@")
+    # The @ may belong to the name of a directory, or of one above it.
+    is_name = "/" in checkpoint or (not storage.is_remote(address) and Path(address).exists())
+    if not mark or is_name:
+        return ModelAddress(storage.local_path(address))
+    return ModelAddress(storage.local_path(base), checkpoint)
+
+
+def choose_step(checkpoints: Checkpoints, address: ModelAddress) -> int:
+    """Return the step of the checkpoint that an address names, and check its files.
+
+    Raises:
+        UserError: if it was not kept, or is damaged; the message names those that are there.
+    """
+    which, kept = address.checkpoint, checkpoints.steps
+    if not which or (which == "best" and kept):
+        step = checkpoints.newest
+        if step is None:
+            raise UserError(NO_FILE, f"{address.directory}: no checkpoint yet; train first")
+        return step
+    read = _AMOUNT.fullmatch(which)
+    if read:
+        # The text read at a kept step is as near to a round number as batches allow.
+        wanted = float(read["number"]) * _FACTORS[read["factor"]]
+        tokens = {step: checkpoints.facts(step)["raw_tokens"] for step in kept}
+        near = [step for step in kept if abs(tokens[step] - wanted) <= _NEAR * wanted]
+        found = min(near, key=lambda step: abs(tokens[step] - wanted), default=None)
+    else:
+        found = int(which) if which.isdecimal() and int(which) in kept else None
+    if found is None:
+        steps = ", ".join(map(str, kept)) or "none"
+        expected = f"expected a step that was kept ({steps}), best, or a number of tokens"
+        raise UserError(
+            NO_FILE, f"{address.directory}@{which}: no such checkpoint; {expected}, as 10M-tokens"
+        )
+    checkpoints.check_files(found)
+    return found
+
+
+def step_of(address: ModelAddress) -> int:
+    """Return how many steps a model was trained for; 0 for one that was not trained here."""
+    directory = address.directory / "checkpoints"
+    if not address.checkpoint:
+        return max(saved_steps(directory), default=0)
+    checkpoints = Checkpoints(_checkpoints_of(address), {}, read_only=True)
+    try:
+        with manifest.verification("off"):
+            return choose_step(checkpoints, address)
+    finally:
+        checkpoints.close()
+
+
+_AMOUNT = re.compile(r"(?P<number>\d+(\.\d+)?)(?P<factor>[kMB]?)-tokens")
+_FACTORS = {"": 1.0, "k": 1e3, "M": 1e6, "B": 1e9}
+_NEAR = 0.02  # a checkpoint is that of 10M tokens if it has read this much more or less
+
 _CONVENTIONS = "generation.json"  # of a model that was imported
 
 
@@ -435,23 +510,26 @@ def open_data(
     return data
 
 
-def load(workdir: Path, mesh: Mesh | None = None) -> LoadedModel:
-    """Load the newest checkpoint of a run directory. float64 parameters are loaded as float32,
-    unless jax has 64 bits enabled.
+def load(address: str | Path, mesh: Mesh | None = None) -> LoadedModel:
+    """Load a trained model. float64 parameters are loaded as float32, unless jax has 64 bits
+    enabled.
 
     Args:
+        address: see locate.
         mesh: mesh to shard the parameters over; None: one device.
 
     Raises:
         UserError: if there is no checkpoint.
     """
+    located = locate(address)
+    workdir = located.directory
     resolved, tokenizer = read(workdir)
     device_mesh = None if mesh is None else make_mesh(mesh)
     model = padded_for(device_mesh, model_here(resolved.model))
     if mesh is not None and device_mesh is not None:
         sizes = replace(mesh, **device_mesh.shape)
         check_model(model, resolved.rows.shape, sizes)
-    params, step = _load_parameters(workdir, resolved, model, device_mesh)
+    params, step = _load_parameters(located, resolved, model, device_mesh)
     conventions = _read_conventions(workdir, tokenizer.vocabulary)
     if step:  # it has learned rows that begin with the start token
         conventions = conventions._replace(begin=None, before_inputs=())
@@ -479,7 +557,7 @@ def model_here(model: ModelDimensions) -> ModelDimensions:
 
 
 def _load_parameters(
-    workdir: Path, resolved: Resolved, model: ModelDimensions, mesh: DeviceMesh | None
+    address: ModelAddress, resolved: Resolved, model: ModelDimensions, mesh: DeviceMesh | None
 ) -> tuple[Params, int]:
     """Load all parameters: the trained ones and, for an adapted model, those of its base."""
     adaptation = parse_adaptation(resolved.config.adapt)
@@ -491,16 +569,16 @@ def _load_parameters(
         shardings = parameter_shardings(model, mesh)
     trained_shapes, _ = adaptation.split_shapes(shapes)
     trained_shardings, axes = adaptation.trained_part(shardings), parameter_axes(model)
-    trained, step = _restore(workdir, resolved, trained_shapes, trained_shardings, axes)
+    trained, step = _restore(address, resolved, trained_shapes, trained_shardings, axes)
     if adaptation.is_full:
         return trained, step
-    base = storage.local_path(resolved.config.init_from)
-    if not (base / "config.json").exists():
-        reason = f"its parameters are those of {base}, which is not there"
-        raise UserError(NO_FILE, f"{workdir}: was adapted from another model; {reason}")
-    check_same_base(workdir, base)
+    base = locate(resolved.config.init_from)
+    if not (base.directory / "config.json").exists():
+        reason = f"its parameters are those of {base.directory}, which is not there"
+        raise UserError(NO_FILE, f"{address.directory}: was adapted from another model; {reason}")
+    check_same_base(address.directory, base)
     # Take from the base only parameters that the adapted model has, so not its own head.
-    theirs, _ = read(base)
+    theirs, _ = read(base.directory)
     of_base = _parameters_for(model, base, theirs, mesh)
     wanted: Any = flatten_dict(shapes)
     leaves: Any = flatten_dict(of_base)
@@ -511,7 +589,7 @@ def _load_parameters(
 
 
 def _parameters_for(
-    model: ModelDimensions, base: Path, of_base: Resolved, mesh: DeviceMesh | None
+    model: ModelDimensions, base: ModelAddress, of_base: Resolved, mesh: DeviceMesh | None
 ) -> Params:
     """Load the parameters of the run in `base`, with its vocabulary padded like the model's."""
     padded = replace(model_here(of_base.model), vocab_multiple=model.vocab_multiple)
@@ -520,27 +598,33 @@ def _parameters_for(
 
 
 def _restore(
-    workdir: Path, resolved: Resolved, shapes: Params, shardings: Params, axes: Params
+    address: ModelAddress, resolved: Resolved, shapes: Params, shardings: Params, axes: Params
 ) -> tuple[Params, int]:
-    """Restore the parameters from the newest checkpoint or, for a run on a task, the best one."""
-    directory = _checkpoints_of(workdir)
+    """Restore the parameters from the checkpoint that an address names."""
+    workdir, directory = address.directory, _checkpoints_of(address)
     if not storage.durable_path(directory).is_dir():
         raise UserError(NO_FILE, f"{workdir}: no checkpoint yet; train first")
     settings, run = fixed_settings(resolved.written_out), identity(workdir)
     checkpoints = Checkpoints(directory, settings, run, read_only=True)
     try:
-        step = checkpoints.newest
-        if step is None:
-            raise UserError(NO_FILE, f"{workdir}: no checkpoint yet; train first")
+        step = choose_step(checkpoints, address)
         return checkpoints.restore_parameters(step, shapes, shardings, axes), step
     finally:
         checkpoints.close()
 
 
-def _checkpoints_of(workdir: Path) -> Path:
-    """Return the directory to load from: the best evaluation on a task, or the checkpoints."""
-    best = best_directory(workdir)
-    return best if saved_steps(best) else workdir / "checkpoints"
+def _checkpoints_of(address: ModelAddress) -> Path:
+    """Return the directory to load from: that of the best evaluation on a task, or that of the
+    checkpoints.
+    """
+    best = best_directory(address.directory)
+    of_best = saved_steps(best)
+    if address.checkpoint == "best" and not of_best:
+        reason = "no best checkpoint; only runs on a task keep one"
+        raise UserError(NO_FILE, f"{address.directory}: {reason}")
+    if of_best and address.checkpoint in ("", "best", *map(str, of_best)):
+        return best
+    return address.directory / "checkpoints"
 
 
 # Models that were adapted.
@@ -548,7 +632,7 @@ def _checkpoints_of(workdir: Path) -> Path:
 _BASE = "base.json"  # which model a run adapts
 
 
-def record_base(workdir: Path, base: Path) -> None:
+def record_base(workdir: Path, base: ModelAddress) -> None:
     """Record which model the run in a directory adapts. If one is recorded, reject another."""
     if (workdir / _BASE).exists():
         return check_same_base(workdir, base)
@@ -556,22 +640,22 @@ def record_base(workdir: Path, base: Path) -> None:
     storage.write_durably(workdir / _BASE, json.dumps(record, indent=2))
 
 
-def check_same_base(workdir: Path, base: Path) -> None:
+def check_same_base(workdir: Path, base: ModelAddress) -> None:
     """Reject a base whose parameters have changed since it was adapted."""
     recorded = read_json(workdir / _BASE, "bring it back")
     if recorded.get("checkpoint") != _checkpoint_hash(base):
-        reason = f"{base} no longer holds the parameters that it was adapted from"
+        reason = f"{base.directory} no longer holds the parameters that it was adapted from"
         raise UserError(BAD_DATA, f"{workdir}: {reason}; bring them back")
 
 
-def _checkpoint_hash(workdir: Path) -> str:
+def _checkpoint_hash(address: ModelAddress) -> str:
     """Return a hash of the checkpoint that a model's parameters are read from."""
-    directory = _checkpoints_of(workdir)
-    newest = directory / str(max(saved_steps(directory), default=""))
+    run = identity(address.directory)
+    checkpoints = Checkpoints(_checkpoints_of(address), {}, run, read_only=True)
     try:
-        facts = manifest.read(storage.durable_path(newest))
-    except manifest.Damage as damage:
-        raise UserError(NO_FILE, f"{newest}: {damage}; bring the checkpoint back") from damage
+        facts = checkpoints.facts(choose_step(checkpoints, address))
+    finally:
+        checkpoints.close()
     return hashlib.sha256(json.dumps(facts["files"], sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -588,7 +672,7 @@ def check_init_from(resolved: Resolved, tokenizer: Tokenizer) -> None:
             fix = "set init_from to the run directory of the model to adapt"
             raise UserError(BAD_CONFIG, f"adapt={resolved.config.adapt}: {fix}")
         return
-    directory = storage.local_path(resolved.config.init_from)
+    directory = locate(resolved.config.init_from).directory
     theirs, their_tokenizer = read(directory)
     # Start from the settings that may differ.
     free = settings_with(ModelDimensions, COMPUTATION, HEADS, OUTPUT)
@@ -629,9 +713,10 @@ def merge_parameters(resolved: Resolved, fresh: Params, mesh: DeviceMesh) -> tup
     Raises:
         UserError: if a parameter other than a head's does not fit.
     """
-    directory = storage.local_path(resolved.config.init_from)
+    address = locate(resolved.config.init_from)
+    directory = address.directory
     theirs, _ = read(directory)
-    params = _parameters_for(resolved.model, directory, theirs, mesh)
+    params = _parameters_for(resolved.model, address, theirs, mesh)
     before, after = theirs.model.vocab_size, resolved.model.vocab_size
     if after > before:
         params = _grown(params, fresh, parameter_axes(theirs.model), before, after)
@@ -658,7 +743,7 @@ def merge_parameters(resolved: Resolved, fresh: Params, mesh: DeviceMesh) -> tup
             )
 
     left_out = sorted(set(old) - set(merged) | set(drawn) & set(old))
-    report = f"init_from: {len(merged) - len(drawn)} arrays loaded from {directory}"
+    report = f"init_from: {len(merged) - len(drawn)} arrays loaded from {address}"
     if left_out:
         report += f"; left out: {', '.join(left_out)}"
     if drawn:

@@ -21,6 +21,7 @@ from t5x_lite.interop.convert import as_run
 from t5x_lite.progress import messages_to
 from t5x_lite.training.adapt import parse_adaptation
 from t5x_lite.training.log import read_metrics
+from t5x_lite.training.run_directory import ModelAddress
 
 OBJECTIVES = {
     "encoder": "masked_lm",
@@ -302,7 +303,7 @@ def test_a_model_of_hugging_face_is_imported_once_and_whole(tmp_path):
 
     def base_of(name):
         with messages_to(said.append):
-            return as_run(tmp_path / name, tmp_path / "run/imported")
+            return as_run(ModelAddress(tmp_path / name), tmp_path / "run/imported")
 
     base = base_of("bert")
     imports = len(said)
@@ -310,9 +311,9 @@ def test_a_model_of_hugging_face_is_imported_once_and_whole(tmp_path):
     assert len(said) == imports  # not again
     assert base_of("bert with two heads") != base
     # Killed before its config was written: once more.
-    (base / "config.json").unlink()
+    (base.directory / "config.json").unlink()
     assert base_of("bert") == base
-    assert (base / "config.json").is_file()
+    assert (base.directory / "config.json").is_file()
 
 
 def test_a_test_split_that_is_not_there_is_said(bases, animals, tmp_path):

@@ -8,16 +8,20 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
-from conftest import run, sentences
+from conftest import run, sentences, settings
 from flax.traverse_util import flatten_dict
 from model.proofs import random_params
 from training.runs import figures
 
+import t5x_lite
+from t5x_lite import manifest
 from t5x_lite.errors import UserError
 from t5x_lite.progress import messages_to
 from t5x_lite.resolve import text_data
 from t5x_lite.training import run_directory
 from t5x_lite.training.checkpoint import Checkpoints
+from t5x_lite.training.checksums import checksum_on_host
+from t5x_lite.training.log import read_metrics
 from t5x_lite.training.loop import Run, train
 
 
@@ -285,3 +289,74 @@ def test_the_command_says_what_it_starts_from_and_only_once(trained, tmp_path):
     out, _ = run(*starts, "--config.training.steps=3")
     assert "arrays loaded" not in out
     assert "step 3/3" in out
+
+
+# Kept checkpoints.
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory, text_file):
+    """A run that has kept steps 2, 4 and 6."""
+    directory = tmp_path_factory.mktemp("several")
+    more = {"training.steps": 6, "training.keep_every": 2}
+    config = f"def get_config():\n    return {settings(text_file, **more)!r}\n"
+    (directory / "config.py").write_text(config)
+    run("train", f"--config={directory / 'config.py'}", f"--workdir={directory / 'run'}")
+    return directory
+
+
+def test_any_kept_step_can_be_read(several, tmp_path):
+    workdir = several / "run"
+    tokens = manifest.read(workdir / "checkpoints/4")["raw_tokens"]
+    losses = {r["step"]: r["loss"] for r in read_metrics(workdir / "metrics.jsonl")}
+    assert losses[2] > losses[6]
+    evaluated = {}
+    for mark in ("", "@2", "@4", f"@{tokens}-tokens", f"@{tokens / 1000}k-tokens", "@6"):
+        out, _ = run("evaluate", f"--workdir={workdir}{mark}", "--json")
+        evaluated[mark] = json.loads(out)
+    steps = {mark: result["step"] for mark, result in evaluated.items()}
+    assert list(steps.values()) == [6, 2, 4, 4, 4, 6]
+    assert evaluated["@2"]["loss"] > evaluated["@4"]["loss"] > evaluated["@6"]["loss"]
+    run("generate", f"--workdir={workdir}@2", "the", "--max-new-tokens=2")
+    run("export", f"--workdir={workdir}@2", tmp_path / "exported")
+    assert manifest.read(tmp_path / "exported")["step"] == 2
+
+
+def test_a_run_may_start_from_a_kept_step(several, tmp_path):
+    command = ("train", f"--config={several / 'config.py'}", "--config.training.steps=1")
+    base = f"--config.init_from={several / 'run'}"
+    out, _ = run(*command, f"{base}@2", f"--workdir={tmp_path / 'a'}")
+    assert f"arrays loaded from {several / 'run'}@2" in out
+    _, err = run(*command, f"{base}@3", f"--workdir={tmp_path / 'b'}", code=66)
+    assert "run@3: no such checkpoint; expected a step that was kept (2, 4, 6), best" in err
+    start = manifest.read(several / "run/checkpoints/2")["arrays"]
+    theirs = t5x_lite.load(f"{several / 'run'}@2").params["embedding"]
+    assert checksum_on_host(np.asarray(theirs)) == start["params/embedding"][2]
+
+
+@pytest.mark.parametrize(
+    ("mark", "words"),
+    [
+        ("@best", "no best checkpoint; only runs on a task keep one"),
+        ("@99M-tokens", "no such checkpoint"),
+        ("@newest", "no such checkpoint"),
+    ],
+)
+def test_checkpoints_that_are_not_there_are_named(several, mark, words):
+    _, err = run("evaluate", f"--workdir={several / 'run'}{mark}", code=66)
+    assert words in err
+
+
+def test_a_damaged_step_is_refused_if_it_is_named(several, tmp_path):
+    shutil.copytree(several / "run", tmp_path / "run")
+    (tmp_path / "run/checkpoints/4/_METADATA").unlink()
+    _, err = run("evaluate", f"--workdir={tmp_path / 'run'}@4", code=66)
+    assert "4: _METADATA is missing; name another checkpoint" in err
+    run("evaluate", f"--workdir={tmp_path / 'run'}@2")
+
+
+def test_the_name_of_a_directory_may_have_an_at(several, tmp_path):
+    shutil.copytree(several / "run", tmp_path / "me@home" / "run@4")
+    for name in ("run@4", "run@4@2"):
+        out, _ = run("evaluate", f"--workdir={tmp_path / 'me@home' / name}", "--json")
+        assert json.loads(out)["step"] == (6 if name == "run@4" else 2)
