@@ -29,6 +29,8 @@ def add_options(command: argparse.ArgumentParser) -> None:
     add_distributed(command)
     help = "use the directory of a run that has ended, if its lock cannot tell that it has"
     command.add_argument("--take-over", action="store_true", help=help)
+    help = "let settings of the optimizer differ from here on from those that the run began with"
+    command.add_argument("--change", action="store_true", help=help)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -45,7 +47,8 @@ def run(args: argparse.Namespace) -> None:
     from t5x_lite.training.loop import train
 
     resolved = resolve(config, corpus.tokenizer.vocabulary, rows)
-    train(resolved, text_data(resolved, corpus), workdir, take_over=args.take_over)
+    data, options = text_data(resolved, corpus), (args.take_over, args.change)
+    train(resolved, data, workdir, None, None, *options)
     if jax.process_index() == 0:
         say(f"next: {_next_command(rows, workdir)}")
 

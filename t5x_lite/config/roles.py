@@ -22,6 +22,7 @@ class Role:
 
 
 RESUMABLE = Role("may change when a run continues")
+ADJUSTABLE = Role("may change when a run continues, if the user says so; the change is recorded")
 LOCAL = Role("may change when a run continues, and differ between the hosts of a run")
 PATH = Role("names a file or directory, relative to where the command is called")
 SOURCES = Role("names files in a sum with rates, relative to where the command is called")

@@ -17,6 +17,7 @@ from t5x_lite.config.grammar import parse_sources
 from t5x_lite.config.ranges import NonNegative, Positive, Range, Share, check_value
 from t5x_lite.config.roles import (
     ADAPTATION,
+    ADJUSTABLE,
     BUDGET,
     COMPUTATION,
     FORMAT,
@@ -499,7 +500,7 @@ class Optimizer(Checked):
     # The update rule: adamw, adafactor, lion, muon, or one of your own, my_module.my_rule: see
     # training/optimizer.py
     name: str = "adamw"
-    learning_rate: Annotated[float, Range(0.0, 100.0)] = 1e-3  # the peak
+    learning_rate: Annotated[float, Range(0.0, 100.0), ADJUSTABLE] = 1e-3  # the peak
 
     # How the learning rate falls after the warm-up: cosine, linear, inverse_square_root, constant,
     # or one of your own, my_module.my_schedule: see training/schedules.py
@@ -507,20 +508,23 @@ class Optimizer(Checked):
     # What warmup_steps and decay_steps count; tokens: raw tokens read
     schedule_unit: Literal["steps", "tokens"] = "steps"
     # Linear, from initial_lr_ratio × peak to the peak
-    warmup_steps: Annotated[NonNegative, SIZE] = 100
+    warmup_steps: Annotated[NonNegative, SIZE, ADJUSTABLE] = 100
     initial_lr_ratio: Share = 0.0  # 1: held at the peak during the warm-up (T5)
     # Where cosine and linear end, counted from the first step; 0: with the run
-    decay_steps: Annotated[NonNegative, SIZE] = 0
-    final_lr_ratio: Share = 0.0  # share of the peak that cosine and linear end at
+    decay_steps: Annotated[NonNegative, SIZE, ADJUSTABLE] = 0
+    # Share of the peak that cosine and linear end at
+    final_lr_ratio: Annotated[Share, ADJUSTABLE] = 0.0
 
     # AdamW, and what Muon leaves to it
-    beta1: Annotated[float, Range(0.0, 0.9999)] = 0.9  # decay of the mean of the gradient
-    beta2: Annotated[float, Range(0.0, 0.99999)] = 0.999  # of its square; Lion: of the momentum
-    epsilon: Share = 1e-8  # added to the root of that mean
+    # Decay of the mean of the gradient
+    beta1: Annotated[float, Range(0.0, 0.9999), ADJUSTABLE] = 0.9
+    # Decay of the mean of its square; Lion: of the momentum
+    beta2: Annotated[float, Range(0.0, 0.99999), ADJUSTABLE] = 0.999
+    epsilon: Annotated[Share, ADJUSTABLE] = 1e-8  # added to the root of that mean
     # AdamW, Lion and Muon: decoupled, of kernels and tables only
-    weight_decay: Annotated[float, Range(0.0, 10.0)] = 0.0
+    weight_decay: Annotated[float, Range(0.0, 10.0), ADJUSTABLE] = 0.0
     # Largest global norm of the gradient; 0: no clipping
-    grad_clip_norm: Annotated[float, Range(0.0)] = 1.0
+    grad_clip_norm: Annotated[float, Range(0.0), ADJUSTABLE] = 1.0
 
     def _contradictions(self) -> Iterator[str]:
         if 0 < self.decay_steps <= self.warmup_steps:
@@ -547,6 +551,11 @@ class Training(Checked):
     checkpoint_every: Annotated[NonNegative, RESUMABLE, BUDGET, SIZE] = 0
     # Save every n steps, and keep these besides the newest; 0: none
     keep_every: Annotated[NonNegative, RESUMABLE, SIZE] = 0
+    # How often a run that diverges may go back to its last healthy checkpoint, and from there skip
+    # the batches that it has read since: see training/health.py
+    rollback: Annotated[NonNegative, RESUMABLE] = 0
+    # Leave out the update of an unhealthy step, and go on
+    skip_step: Annotated[bool, RESUMABLE] = False
     # The batch in n parts, gradients summed: same result, less memory
     microbatches: Annotated[Positive, RESUMABLE, SIZE] = 1
     # The same parameters to the last bit on 1, 2, 4 or 8 devices: the batch in 16 parts, one after

@@ -14,7 +14,7 @@ import json
 import platform
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from importlib.metadata import version
@@ -29,8 +29,9 @@ from flax.traverse_util import flatten_dict
 from jax.experimental import multihost_utils
 
 from t5x_lite import manifest, storage
-from t5x_lite.config import default
+from t5x_lite.config import RunConfig, default
 from t5x_lite.config.files import flatten
+from t5x_lite.config.roles import ADJUSTABLE, settings_with
 from t5x_lite.errors import BAD_CONFIG, IO_ERROR, NO_FILE, UserError, user_errors
 from t5x_lite.manifest import Damage
 from t5x_lite.model.heads import Params
@@ -43,6 +44,7 @@ KEPT = 2  # newest healthy checkpoints that are kept
 _UNFINISHED = ".orbax-checkpoint-tmp"  # ends the name that orbax writes under
 _REMOVED = ".removed"  # ends the name of a checkpoint that is being removed
 _DAMAGED = ".damaged"
+_ADJUSTABLE = settings_with(RunConfig, ADJUSTABLE)
 _WRITTEN_LATER = ("_CHECKPOINT_METADATA", "commit_success.txt")  # by orbax, after the manifest
 _OF_ORBAX = re.compile(
     r"_CHECKPOINT_METADATA|commit_success\.txt|_METADATA|_sharding|array_metadatas|d"
@@ -151,6 +153,22 @@ class Checkpoints:
         if found == _FAILED:
             raise error or UserError(NO_FILE, f"{self._directory}: no usable checkpoint")
         return None if found == _NONE else found
+
+    def go_back(self, gone_back_to: Collection[int]) -> int | None:
+        """Go back to the newest healthy checkpoint, and remove those after it.
+
+        Args:
+            gone_back_to: steps that a run has gone back to before, in vain.
+
+        Returns:
+            its step; None if there is none.
+        """
+        healthy = [step for step in self.steps if self._is_healthy(step)]
+        step = max(set(healthy) - set(gone_back_to), default=None)
+        if step is not None:
+            self.remove_after(step)
+            self.__dict__["newest"] = step
+        return step
 
     def _find_newest(self) -> int | None:
         damaged: dict[int, Damage] = {}
@@ -430,6 +448,8 @@ def complete_steps(directory: Any) -> list[int]:
 def find_difference(saved: dict, settings: dict) -> tuple[str, Any, Any] | None:
     """Return the first setting that differs from those of a checkpoint: key, old and new value."""
     for key, now in settings.items():
+        if key in _ADJUSTABLE:  # checked against config.json
+            continue
         # A setting that is newer than the checkpoint had the effect of today's default.
         before = saved.get(key, _DEFAULTS.get(key))
         if before != now:

@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from t5x_lite import storage
 from t5x_lite.config import RunConfig
@@ -34,6 +35,7 @@ from t5x_lite.resolve import Resolved, with_steps_of
 from t5x_lite.training import run_directory
 from t5x_lite.training.best import PREFIX, BestCheckpoint
 from t5x_lite.training.checkpoint import Checkpoints
+from t5x_lite.training.health import Health
 from t5x_lite.training.log import Log, first_not_finite, mean_metrics
 from t5x_lite.training.loss import step_flops
 from t5x_lite.training.optimizer import make_optimizer
@@ -130,11 +132,19 @@ class Run(Evaluator):
         self.adaptation = self.program.adaptation
         self.frozen: Any = {}  # parameters that are not trained
 
-    def train_step(self, state: TrainState, batch: Row) -> tuple[TrainState, dict]:
+    def train_step(
+        self, state: TrainState, batch: Row, limits: tuple[float, float] | None = None
+    ) -> tuple[TrainState, dict]:
         """Do one step: (state, batch) → (state, metrics). The first call compiles. The memory of
         `state` is reused, so it must not be read again.
+
+        Args:
+            limits: see make_train_step.
         """
-        return self.program.train_step(state, batch, self.frozen)
+        if limits is None:
+            return self.program.train_step(state, batch, self.frozen)
+        on_devices = jax.device_put([jnp.float32(limit) for limit in limits])
+        return self.program.train_step(state, batch, self.frozen, tuple(on_devices))
 
     def fresh_state(self) -> TrainState:
         """Return the state before the first step."""
@@ -238,12 +248,14 @@ def train(
     on_log: Callable[[dict], None] | None = None,
     judge: Judge | None = None,
     take_over: bool = False,
+    change: bool = False,
 ) -> None:
     """Train in `workdir`, starting from its newest checkpoint if there is one.
 
     Args:
         take_over: take the directory over from an earlier process, if it is unclear whether that
             has ended.
+        change: let the settings of the optimizer differ from those that the run began with.
         on_log: called with each record of metrics.jsonl.
         judge: computes the metrics of a task at each evaluation; only for runs on a task.
 
@@ -261,7 +273,7 @@ def train(
     has_begun = storage.durable_path(workdir / "checkpoints").is_dir()
     if not (has_begun and config.init_from):
         run_directory.check_init_from(run.resolved, data.tokenizer)
-    with run_directory.owned(workdir, config, run.resolved.steps, data, take_over):
+    with run_directory.owned(workdir, config, run.resolved.steps, data, take_over, change):
         if config.init_from:
             run_directory.keep_ends(workdir, run_directory.locate(config.init_from).directory)
         if not run.adaptation.is_full:
@@ -272,19 +284,91 @@ def train(
         origin = settings, run_directory.identity(workdir), run_directory.text_hashes(data)
         every = config.training.keep_every
         checkpoints = Checkpoints(workdir / "checkpoints", *origin, keep_every=every)
-        # Runs on a task keep the best parameters, and may stop early.
-        best = None
-        if isinstance(resolved.rows, TaskPlan) and judge:
-            metric = f"{PREFIX}{metrics_of(resolved.rows.task)[0]}"
-            first = checkpoints.newest or 0
-            best = BestCheckpoint(workdir, origin, metric, first, config.training.patience)
         try:
             with run.within():
-                _train_steps(run, checkpoints, workdir, on_log, judge, best)
+                while True:
+                    best = _best_checkpoint(run, checkpoints, workdir, origin) if judge else None
+                    try:
+                        _train_steps(run, checkpoints, workdir, on_log, judge, best)
+                        break
+                    except Diverged as diverged:
+                        _go_back(run, checkpoints, workdir, diverged)
+                    finally:
+                        if best:
+                            best.close()
         finally:
             checkpoints.close()
-            if best:
-                best.close()
+
+
+def _remedy(run: Run, step: int, number: int) -> str:
+    """Return what to do about a step that diverged, by its likeliest cause.
+
+    Args:
+        number: number of the batch that the step has read.
+    """
+    batch = run.batches.batch_at(number, range(run.batches.batch_size))
+    for key, values in batch.items():
+        if values.dtype.kind == "f":
+            bad = np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))
+            if len(bad):
+                rows = ", ".join(map(str, bad[:5]))
+                fix = f"correct objective={run.resolved.config.objective}, which makes them"
+                return f"{key} of the rows {rows} of its batch is not finite; {fix}"
+    if step <= 1:
+        return "no update was made before it; lower model.init_stddev, or use another model.dtype"
+    return (
+        "the same command continues if you add --change and lower optimizer.learning_rate or set "
+        "optimizer.grad_clip_norm; training.rollback=1 skips the batches since the last checkpoint"
+    )
+
+
+def _best_checkpoint(
+    run: Run, checkpoints: Checkpoints, workdir: Path, origin: tuple
+) -> BestCheckpoint | None:
+    """Return what keeps the best parameters of a run on a task, and may stop it early."""
+    rows, patience = run.resolved.rows, run.resolved.config.training.patience
+    if not isinstance(rows, TaskPlan):
+        return None
+    metric = f"{PREFIX}{metrics_of(rows.task)[0]}"
+    return BestCheckpoint(workdir, origin, metric, checkpoints.newest or 0, patience)
+
+
+class Diverged(UserError):
+    """A run has diverged: a figure is not finite, or far from those before it.
+
+    Attributes:
+        step: the step that was found unhealthy.
+    """
+
+    def __init__(self, step: int, message: str):
+        super().__init__(NOT_FINITE, message)
+        self.step = step
+
+    def __reduce__(self):
+        return Diverged, (self.step, str(self))
+
+
+def _go_back(run: Run, checkpoints: Checkpoints, workdir: Path, diverged: Diverged) -> None:
+    """Go back to the last healthy checkpoint, and skip the batches that were read after it.
+
+    Raises:
+        Diverged: if training.rollback does not allow it once more, or there is no such checkpoint.
+    """
+    events = run_directory.history(workdir)
+    rollbacks = [event for event in events if event["event"] == "rollback"]
+    step = None
+    if len(rollbacks) < run.resolved.config.training.rollback:
+        checkpoints.wait()
+        step = checkpoints.go_back([event["to"] for event in rollbacks])
+    if step is None:
+        number = run_directory.batch_number(events, diverged.step)
+        raise Diverged(diverged.step, f"{diverged}; {_remedy(run, diverged.step, number)}")
+    next_batch = run_directory.batch_number(events, diverged.step) + 1
+    event = {"event": "rollback", "from": diverged.step, "to": step, "next_batch": next_batch}
+    if jax.process_index() == 0:
+        run_directory.add_to_history(workdir, {**event, "reason": str(diverged)})
+    say(f"{diverged}")
+    say(f"back to step {step}; the batches of steps {step + 1} to {diverged.step} are skipped")
 
 
 def _train_steps(
@@ -302,8 +386,10 @@ def _train_steps(
     if best and best.is_over:
         last = first
     is_main = jax.process_index() == 0
+    facts = checkpoints.facts(first) if checkpoints.newest is not None else {}
     if first and is_main:
-        run_directory.check_records(workdir, checkpoints.facts(first))
+        run_directory.check_records(workdir, facts)
+    health = Health(facts.get("health"))
     log = Log(workdir, config, first, last, active=is_main, on_log=on_log)
     profile = Profile(config.training.profile, workdir)
     stacks = workdir / f"stacks-{jax.process_index()}.txt"
@@ -314,7 +400,12 @@ def _train_steps(
             if first < last:
                 log.status("compiling the train step")
             state = run.start(checkpoints)
-        batches = prefetch(partial(run.batch, run.batches), first, last, config.data.workers)
+        events = run_directory.history(workdir)
+
+        def batch_of(index: int) -> Row:
+            return run.batch(run.batches, run_directory.batch_number(events, index + 1))
+
+        batches = prefetch(batch_of, first, last, config.data.workers)
         pending = None  # the last step and its metrics, not read yet
         for step in range(first + 1, last + 1):
             # The wait counts as data only where the device is idle, not while it computes a step.
@@ -322,9 +413,10 @@ def _train_steps(
                 batch = next(batches)
             # The first call compiles; every call returns before the step is computed.
             with log.watch("compile" if step == first + 1 else "step"), profile.around(step):
-                state, step_metrics = run.train_step(state, batch)
+                limits = health.limits(step) if config.training.skip_step else None
+                state, step_metrics = run.train_step(state, batch, limits)
             # Read the step before while this one computes, so that the device never waits.
-            _read_metrics(run, log, heartbeat, pending)
+            _read_metrics(run, log, heartbeat, health, pending)
             pending = step, step_metrics
 
             # All processes decide alike here, since evaluating and saving involve all of them.
@@ -334,7 +426,7 @@ def _train_steps(
             saving = _is_saved(step, config) or is_last
             # Evaluate and save only after the metrics of this step are known to be finite.
             if evaluating or saving:
-                _read_metrics(run, log, heartbeat, pending)
+                _read_metrics(run, log, heartbeat, health, pending)
                 pending = None
             if evaluating:
                 # The last evaluation reads the whole split, whatever training.eval_steps is.
@@ -348,7 +440,7 @@ def _train_steps(
                     say(f"stopping early: no improvement in {patience} evaluations")
                     last, is_last, saving = step, True, True
             if saving:
-                _save(run, checkpoints, log, step, state)
+                _save(run, checkpoints, log, health, step, state)
             # Saving goes on in the background; an error in it ends the run at the next step.
             checkpoints.check()
             if is_last:
@@ -386,13 +478,26 @@ def _has_converged(
     return best.is_over
 
 
-def _save(run: Run, checkpoints: Checkpoints, log: Log, step: int, state: TrainState) -> None:
+def _save(
+    run: Run,
+    checkpoints: Checkpoints,
+    log: Log,
+    health: Health,
+    step: int,
+    state: TrainState,
+) -> None:
     """Start to save a checkpoint, after the metrics up to its step."""
+    if not health.is_healthy:
+        reason = "the loss or the gradient norm is far above those of the last healthy steps"
+        if run.resolved.config.training.rollback:
+            raise Diverged(step, f"step {step}: {reason}; this step is not saved")
+        say(f"step {step}: {reason}; it is saved beside the last healthy checkpoints")
     with log.watch("checkpoint"):
         # Metrics go to disk first: a checkpoint never lacks those before it.
         metrics = log.sync()
         facts = {"raw_tokens": round(step * run.batches.raw_tokens), "metrics": metrics}
-        checkpoints.save(step, state, facts)
+        facts["health"] = health.record()
+        checkpoints.save(step, state, facts, healthy=health.is_healthy)
         log.callbacks.call("on_checkpoint", step, checkpoints.directory / f"{step}")
 
 
@@ -422,7 +527,7 @@ def _setting_of(run: Run, first: int, last: int) -> str:
 
 
 def _read_metrics(
-    run: Run, log: Log, heartbeat: Heartbeat, pending: tuple[int, dict] | None
+    run: Run, log: Log, heartbeat: Heartbeat, health: Health, pending: tuple[int, dict] | None
 ) -> None:
     """Wait for a step's metrics, end the run if one is not finite, and log them when due."""
     if pending is None:
@@ -432,9 +537,17 @@ def _read_metrics(
     step_metrics = jax.device_get(step_metrics)
     values = mean_metrics(step_metrics.pop("sums"))
     values |= {name: float(value) for name, value in step_metrics.items()}
-    _check_finite(step, values)
     heartbeat.finished(step)
     log.at(step)
+    if values.pop("skipped", 0):
+        health.skipped += 1
+        figures = f"loss {values['total_loss']:.4g}, gradient norm {values['gradient_norm']:.4g}"
+        say(f"step {step}: {figures}; its update is left out")
+        return
+    health.meet(step, values["total_loss"], values["gradient_norm"])
+    _check_finite(step, values)
+    if run.resolved.config.training.skip_step:
+        values["skipped_steps"] = health.skipped
     log.callbacks.call("on_step", step, values)
     if is_due(step, run.resolved.config.training.log_every) or step == run.resolved.steps:
         values["raw_tokens"] = round(step * run.batches.raw_tokens)
@@ -449,9 +562,7 @@ def _is_done(pending: tuple[int, dict] | None) -> bool:
 def _check_finite(step: int, step_metrics: dict) -> None:
     bad = first_not_finite(step_metrics)
     if bad:
-        fix = "lower optimizer.learning_rate, or set optimizer.grad_clip_norm"
-        reason = f"{bad} is {step_metrics[bad]}; this step is not saved"
-        raise UserError(NOT_FINITE, f"step {step}: {reason}; {fix}")
+        raise Diverged(step, f"step {step}: {bad} is {step_metrics[bad]}; this step is not saved")
 
 
 def prefetch(batch_at: Callable[[int], Any], first: int, last: int, workers: int) -> Iterator[Any]:

@@ -140,9 +140,10 @@ def make_optimizer(config: Optimizer, schedule: Schedule, axes: Any) -> UpdateRu
     named = find_named(config.name, OPTIMIZERS, "optimizer.name", "optimizer")
     rule = named(config, schedule, axes)
     transformation = optax.GradientTransformation(rule.init, rule.update)
-    if config.grad_clip_norm:
-        clip = optax.clip_by_global_norm(config.grad_clip_norm)
-        transformation = optax.chain(clip, transformation)
+    # Without clipping, the state has the same structure as with it: it may be switched on later.
+    largest = config.grad_clip_norm
+    clip = optax.clip_by_global_norm(largest) if largest else optax.identity()
+    transformation = optax.chain(clip, transformation)
     return UpdateRule(*transformation, state_axes=getattr(rule, "state_axes", None))
 
 

@@ -29,6 +29,7 @@ from t5x_lite.config.files import flatten, load_run_config
 from t5x_lite.config.permission import Modules, permitted_code, user_code
 from t5x_lite.config.roles import (
     ADAPTATION,
+    ADJUSTABLE,
     COMPUTATION,
     HEADS,
     LOCAL,
@@ -84,12 +85,18 @@ def fixed_settings(config: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def owned(
-    workdir: Path, config: RunConfig, steps: int, data: RunData, take_over: bool = False
+    workdir: Path,
+    config: RunConfig,
+    steps: int,
+    data: RunData,
+    take_over: bool = False,
+    change: bool = False,
 ) -> Iterator[None]:
     """Lock the directory for this run, and record its config, data and tokenizer there.
 
     Args:
         take_over: see locks.only_writer.
+        change: let settings with the role ADJUSTABLE differ from those that the run began with.
 
     Raises:
         UserError: if another run is using the directory, or its run had other settings or text.
@@ -110,7 +117,7 @@ def owned(
                 USAGE,
                 f"--workdir={workdir}: holds the model that the run starts from; name another",
             )
-        _check_same_run(workdir, config, steps)
+        changes = _check_same_run(workdir, config, steps, change)
         check_same_text(workdir, data)
         try:
             if is_main:
@@ -118,6 +125,10 @@ def owned(
                 write(workdir / "config.json", json.dumps(to_dict(config), indent=2))
                 write(workdir / "corpus.json", json.dumps(data.manifest, indent=2))
                 _give_identity(workdir)
+                if changes:
+                    saved = max(saved_steps(workdir / "checkpoints"), default=0)
+                    event = {"event": "change", "after_step": saved, "settings": changes}
+                    add_to_history(workdir, event)
                 data.tokenizer.save(workdir / "tokenizer")
                 storage.push(workdir)
         except OSError as error:
@@ -185,8 +196,36 @@ def identity(workdir: Path) -> str:
 def _give_identity(workdir: Path) -> None:
     """Give a run an identity when it begins."""
     if not identity(workdir):
-        record = {"id": secrets.token_hex(8)}
+        record = {"id": secrets.token_hex(8), "history": []}
         storage.write_durably(workdir / _IDENTITY, json.dumps(record, indent=2))
+
+
+def history(workdir: Path) -> list[dict[str, Any]]:
+    """Return what has happened to a run, in order: how it went back, which settings changed."""
+    path = workdir / _IDENTITY
+    return read_json(path, "bring it back").get("history", []) if path.exists() else []
+
+
+def add_to_history(workdir: Path, event: dict[str, Any]) -> None:
+    """Record an event of a run, before the run continues with it."""
+    record = read_json(workdir / _IDENTITY, "bring it back")
+    record["history"] = [*record.get("history", []), event]
+    storage.write_durably(workdir / _IDENTITY, json.dumps(record, indent=2))
+    storage.push(workdir)
+
+
+def batch_number(history: Sequence[dict[str, Any]], step: int) -> int:
+    """Return the number of the batch, from 0, that a step reads, from 1. A run that went back does
+    not read again what it had read.
+
+    >>> went_back = {"event": "rollback", "from": 30, "to": 20, "next_batch": 30}
+    >>> [batch_number([went_back], step) for step in (20, 21, 22)]
+    [19, 30, 31]
+    """
+    for event in reversed(history):
+        if event["event"] == "rollback" and step > event["to"]:
+            return event["next_batch"] + step - event["to"] - 1
+    return step - 1
 
 
 def _check_nothing_foreign(workdir: Path) -> None:
@@ -198,8 +237,17 @@ def _check_nothing_foreign(workdir: Path) -> None:
             )
 
 
-def _check_same_run(workdir: Path, config: RunConfig, steps: int) -> None:
-    """Reject settings that differ from those the directory's run was started with."""
+def _check_same_run(
+    workdir: Path, config: RunConfig, steps: int, change: bool
+) -> dict[str, list[Any]]:
+    """Reject settings that differ from those the directory's run was started with.
+
+    Args:
+        change: accept other values of settings with the role ADJUSTABLE.
+
+    Returns:
+        the settings that have changed: key → [old, new].
+    """
     # A run cannot go back to an earlier step.
     saved = max(saved_steps(workdir / "checkpoints"), default=0)
     if saved > steps:
@@ -210,16 +258,23 @@ def _check_same_run(workdir: Path, config: RunConfig, steps: int) -> None:
         )
     # Settings that affect what is learned must not change.
     if not (workdir / "config.json").exists():
-        return
+        return {}
     before = load_run_config(workdir / "config.json")
     old, new = fixed_settings(to_dict(before)), fixed_settings(to_dict(config))
+    adjustable = settings_with(RunConfig, ADJUSTABLE)
+    changes = {}
     for key in old:
-        if old[key] != new[key]:
+        if old[key] == new[key]:
+            continue
+        if not (change and key in adjustable):
             reason = f"the run in {workdir} has {old[key]!r}, now it is {new[key]!r}"
-            raise UserError(
-                BAD_CONFIG,
-                f"{key}: {reason}; continue with the old value, or name another --workdir",
-            )
+            fix = "continue with the old value, or name another --workdir"
+            if key in adjustable:
+                fix = "continue with the old value, or add --change to change it from here on"
+            raise UserError(BAD_CONFIG, f"{key}: {reason}; {fix}")
+        changes[key] = [old[key], new[key]]
+        if jax.process_index() == 0:
+            say(f"{key}: {old[key]!r} before, {new[key]!r} after step {saved}")
 
     # More steps are allowed, but a schedule that ends with the run then has another end.
     ends_with_run = depends_on_end(config.optimizer)
@@ -229,6 +284,7 @@ def _check_same_run(workdir: Path, config: RunConfig, steps: int) -> None:
             f"training.steps: {old_steps} before, {config.training.steps} now: from here on the "
             "learning rate decays to the new end; optimizer.decay_steps would have fixed it"
         )
+    return changes
 
 
 def saved_steps(checkpoints: Path) -> list[int]:

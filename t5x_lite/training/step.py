@@ -97,10 +97,16 @@ def make_train_step(
 
     The metrics are the sums of the loss, the learning rate, and the norms of gradient and
     parameters. `frozen` holds the parameters that are not trained.
+
+    With `limits`, the largest loss and gradient norm, a step beyond them or not finite leaves
+    parameters and optimizer state as they are; the metric `skipped` is then 1.
     """
 
     def train_step(
-        state: TrainState, batch: Row, frozen: Params | None = None
+        state: TrainState,
+        batch: Row,
+        frozen: Params | None = None,
+        limits: tuple[jax.Array, jax.Array] | None = None,
     ) -> tuple[TrainState, dict]:
         # The key is a function of (seed, step), so a continued run draws the same numbers.
         key = jax.random.fold_in(jax.random.key(seed), state.step)
@@ -108,12 +114,30 @@ def make_train_step(
         # Frozen parameters have no gradient and no optimizer state.
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
+        norm = optax.tree.norm(grads)
+        skipped = {}
+        if limits is not None:
+            # A comparison with NaN is false, so only finite figures are good.
+            is_good = (_total_loss(sums) <= limits[0]) & (norm <= limits[1])
+            old = state.params, state.opt_state
+            params, opt_state = jax.tree.map(partial(jnp.where, is_good), (params, opt_state), old)
+            skipped = {"skipped": 1 - is_good.astype(jnp.int32)}
         step_metrics = {
             "sums": sums,
-            "gradient_norm": optax.tree.norm(grads),
+            "gradient_norm": norm,
             "parameter_norm": optax.tree.norm(params),
             "learning_rate": jnp.asarray(schedule(state.step)),
+            **skipped,
         }
         return TrainState(state.step + 1, params, opt_state), step_metrics
 
     return train_step
+
+
+def _total_loss(sums: dict) -> jax.Array:
+    """Return the value that is minimised: of each head, its sum divided by its weight."""
+    total = jnp.zeros(())
+    for term in sums.values():
+        if "total_loss" in term:
+            total += term["total_loss"] / jnp.maximum(term["weight"], 1.0)
+    return total

@@ -1,0 +1,211 @@
+"""Steps at which a run diverges: known by their figures, left out, or gone back from."""
+
+import json
+import math
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from conftest import run
+from training.runs import assert_same, figures, saved_state, saved_steps
+
+from t5x_lite import manifest
+from t5x_lite.errors import NOT_FINITE, UserError
+from t5x_lite.progress import messages_to
+from t5x_lite.resolve import text_data
+from t5x_lite.training import loop, run_directory
+from t5x_lite.training.health import WINDOW, Health
+
+STEPS = {"training.steps": 30, "training.checkpoint_every": 5, "training.log_every": 1}
+
+
+def met(figures):
+    health = Health()
+    return [health.meet(step, *each) for step, each in enumerate(figures, 1)], health
+
+
+def test_spikes_are_unhealthy_and_what_a_run_does_is_not():
+    rng = np.random.default_rng(0)
+    losses = 2 + 5 * np.exp(-np.arange(400) / 50) + rng.normal(0, 0.1, 400)
+    norms = np.exp(rng.normal(0, 0.3, 400))
+    verdicts, _ = met(zip(losses, norms, strict=True))
+    assert all(verdicts)
+    for step, loss, norm in [(4, 1e12, 1), (10, 30, 1), (50, 30, 1), (200, 9, 1), (300, 2, 1e4)]:
+        for bad in ((loss, norm), (math.nan, norm), (loss, math.inf)):
+            changed = [list(each) for each in zip(losses, norms, strict=True)]
+            changed[step - 1] = list(bad)
+            verdicts, _ = met(changed)
+            assert [i for i, healthy in enumerate(verdicts, 1) if not healthy] == [step]
+
+
+def test_a_run_that_has_diverged_stays_unhealthy():
+    """What is unhealthy does not become the measure of what is healthy."""
+    verdicts, _ = met([(2.0, 1.0)] * 50 + [(9.0, 1.0)] * 500)
+    assert verdicts == [True] * 50 + [False] * 500
+
+
+def test_a_run_that_continues_decides_alike():
+    rng = np.random.default_rng(0)
+    each = list(zip(rng.normal(2, 0.1, 300), np.exp(rng.normal(0, 0.3, 300)), strict=True))
+    _, whole = met(each)
+    for stop in (1, 7, 8, 9, 100, 299):
+        _, health = met(each[:stop])
+        health = Health(json.loads(json.dumps(health.record())))
+        for step in range(stop + 1, 301):
+            _, begun = met(each[: step - 1])
+            if step in (stop + 1, stop + 2, 300):
+                assert health.limits(step) == begun.limits(step)
+            health.meet(step, *each[step - 1])
+        assert health.record() == whole.record()
+    assert len(whole.record()["figures"]) == WINDOW + 1
+
+
+@pytest.fixture
+def poison(monkeypatch):
+    """Make the losses of some batches NaN, or huge, by their weights."""
+
+    def apply(value, *numbers):
+        rows = loop.Run.batch
+
+        def batch(self, batches, number):
+            made = rows(self, batches, number)
+            if batches is self.batches and number in numbers:
+                key = "decoder_weights"
+                made = {**made, key: made[key] * jax.numpy.float32(value)}
+            return made
+
+        monkeypatch.setattr(loop.Run, "batch", batch)
+
+    return apply
+
+
+def train(make, workdir, **more):
+    """Train a small run, and return what it said."""
+    said = []
+    resolved, corpus = make(**{**STEPS, **more})
+    with messages_to(said.append):
+        loop.train(resolved, text_data(resolved, corpus), workdir)
+    return "\n".join(said)
+
+
+def test_a_run_goes_back_and_skips_what_it_has_read(make, tmp_path, poison):
+    """It ends with the parameters of a run that never met those batches."""
+    poison(math.nan, 17)
+    said = train(make, tmp_path / "run", **{"training.rollback": 1})
+    assert "back to step 15; the batches of steps 16 to 18 are skipped" in said
+    (event,) = run_directory.history(tmp_path / "run")
+    assert (event["from"], event["to"], event["next_batch"]) == (18, 15, 18)
+    steps = [record["step"] for record in figures(tmp_path / "run") if record["split"] == "train"]
+    assert steps == list(range(1, 31))
+    assert all(np.isfinite(leaf).all() for leaf in saved_state(tmp_path / "run"))
+
+    # The same again, to the last bit; also if it is stopped after it went back.
+    train(make, tmp_path / "again", **{"training.rollback": 1})
+    assert_same(tmp_path / "run", tmp_path / "again")
+    shutil.rmtree(tmp_path / "again/checkpoints/30")
+    assert saved_steps(tmp_path / "again") == [25]
+    train(make, tmp_path / "again", **{"training.rollback": 1})
+    assert_same(tmp_path / "run", tmp_path / "again")
+
+
+def test_a_run_goes_back_further_if_that_does_not_help(make, tmp_path, poison):
+    """Every batch from 17 on is bad: twice it goes back, then it ends, and says what to do."""
+    poison(math.nan, *range(17, 100))
+    with pytest.raises(UserError, match="loss is nan") as caught:
+        train(make, tmp_path / "run", **{"training.rollback": 2})
+    assert caught.value.code == NOT_FINITE
+    assert "decoder_weights" not in str(caught.value)
+    events = run_directory.history(tmp_path / "run")
+    assert [event["to"] for event in events] == [15, 10]
+    assert saved_steps(tmp_path / "run")[-1] == 10
+
+
+def test_a_step_is_left_out_and_nothing_else(make, tmp_path, poison):
+    """Parameters and moments are as if there had been no such step, to the last bit."""
+    poison(math.nan, 17, 21)
+    said = train(make, tmp_path / "run", **{"training.skip_step": True})
+    assert "step 18: loss nan, gradient norm nan; its update is left out" in said
+    records = [record for record in figures(tmp_path / "run") if record["split"] == "train"]
+    assert [record["step"] for record in records if record["skipped_steps"] == 1] == [19, 20, 21]
+    assert records[-1]["skipped_steps"] == 2
+    assert all(np.isfinite(leaf).all() for leaf in saved_state(tmp_path / "run"))
+    facts = manifest.read(tmp_path / "run/checkpoints/30")
+    assert facts["health"]["skipped"] == 2
+
+    shutil.copytree(tmp_path / "run", tmp_path / "again")
+    shutil.rmtree(tmp_path / "again/checkpoints/30")
+    train(make, tmp_path / "again", **{"training.skip_step": True})
+    assert_same(tmp_path / "run", tmp_path / "again")
+
+
+def test_leaving_out_changes_no_healthy_run(make, tmp_path):
+    train(make, tmp_path / "plain")
+    train(make, tmp_path / "guarded", **{"training.skip_step": True, "training.rollback": 3})
+    for a, b in zip(
+        saved_state(tmp_path / "plain"), saved_state(tmp_path / "guarded"), strict=True
+    ):
+        assert a.tobytes() == b.tobytes()
+
+
+def test_an_unhealthy_state_replaces_no_healthy_checkpoint(make, tmp_path, monkeypatch):
+    """From step 18 on its loss is far above the others, but finite."""
+    read = loop.mean_metrics
+
+    def far(sums):
+        values = read(sums)
+        far.step += 1
+        return values | ({"loss": 3e12, "total_loss": 3e12} if far.step >= 18 else {})
+
+    far.step = 0
+    monkeypatch.setattr(loop, "mean_metrics", far)
+    said = train(make, tmp_path / "run")
+    assert saved_steps(tmp_path / "run") == [10, 15, 30]
+    healthy = [manifest.read(tmp_path / f"run/checkpoints/{s}")["healthy"] for s in (10, 15, 30)]
+    assert healthy == [True, True, False]
+    assert "step 20: the loss or the gradient norm is far above" in said
+
+
+def test_the_advice_works(tmp_path, config_file):
+    """A rate that is too high is lowered from a step on, and the change is recorded."""
+    settings = {"training.steps": 12, "training.checkpoint_every": 4, "training.log_every": 1}
+    config = config_file(**settings, **{"optimizer.learning_rate": 0.01})
+    command = ("train", f"--config={config}", f"--workdir={tmp_path / 'run'}")
+    run(*command, "--config.training.steps=8")
+    lower = "--config.optimizer.learning_rate=0.001"
+    _, err = run(*command, lower, code=78)
+    assert "optimizer.learning_rate: the run in" in err
+    assert "add --change to change it from here on" in err
+    _, err = run(*command, "--change", "--config.model.num_heads=4", code=78)
+    assert "model.num_heads" in err
+    out, _ = run(*command, lower, "--change", "--config.optimizer.grad_clip_norm=0.5")
+    assert "optimizer.learning_rate: 0.01 before, 0.001 after step 8" in out
+    (event,) = run_directory.history(tmp_path / "run")
+    changed = {"optimizer.learning_rate": [0.01, 0.001], "optimizer.grad_clip_norm": [1.0, 0.5]}
+    assert event == {"event": "change", "after_step": 8, "settings": changed}
+    rates = {
+        r["step"]: r["learning_rate"] for r in figures(tmp_path / "run") if "learning_rate" in r
+    }
+    assert rates[9] < rates[8] / 2
+    run("evaluate", f"--workdir={tmp_path / 'run'}")
+    run(*command, lower, "--config.optimizer.grad_clip_norm=0.5")  # it has ended
+
+
+def test_the_message_names_weights_that_are_not_finite(make, tmp_path, monkeypatch):
+    resolved, corpus = make(**STEPS)
+    data = text_data(resolved, corpus)
+    bad = loop.Run(resolved, data)
+    batches = bad.batches
+    rows = type(batches).batch_at
+
+    def batch_at(self, step, rows_of=None):
+        made = rows(self, step, rows_of)
+        if self is batches and step == 5:
+            made["decoder_weights"] = made["decoder_weights"] * np.float32("nan")
+        return made
+
+    monkeypatch.setattr(type(batches), "batch_at", batch_at)
+    assert "decoder_weights of the rows 0, 1" in loop._remedy(bad, 6, 5)
+    assert "correct objective=causal_lm" in loop._remedy(bad, 6, 5)
+    assert "add --change" in loop._remedy(bad, 6, 4)
+    assert "model.init_stddev" in loop._remedy(bad, 1, 0)
