@@ -14,12 +14,13 @@ from t5x_lite.config.permission import user_code
 from t5x_lite.errors import INTERRUPTED, UserError, foreseen_errors
 from t5x_lite.machine import check_platforms
 from t5x_lite.manifest import Level, verification
+from t5x_lite.signals import Stopped, interrupting
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     try:
-        with foreseen_errors():
+        with interrupting(), foreseen_errors():
             args = parse(sys.argv[1:] if argv is None else argv)
             if args.command not in ("prepare", "plan", "doctor"):
                 unused = check_platforms()
@@ -34,6 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except UserError as error:
         code, message = error.code, storage.with_addresses(str(error))
+    except Stopped as stopped:
+        code, message = stopped.code, f"stopped by {stopped}; what was saved is kept"
     except KeyboardInterrupt:
         code, message = INTERRUPTED, "interrupted; what was saved is kept"
     except BrokenPipeError:

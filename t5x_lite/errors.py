@@ -16,9 +16,11 @@ OUT_OF_MEMORY = 71  # the host or a device ran out of memory
 IO_ERROR = 74  # writing failed: disk full, checkpoint not saved
 NOT_FINITE = 76  # loss, gradients or parameters are not finite
 BAD_CONFIG = 78  # a setting is wrong, or contradicts another
+HUNG_UP = 129  # SIGHUP, as when a terminal is closed; checkpoint saved
 INTERRUPTED = 130  # Ctrl-C; checkpoint saved
 STUCK = 142  # no step finished for a long time
 TERMINATED = 143  # SIGTERM; checkpoint saved
+STOPPED = (HUNG_UP, INTERRUPTED, TERMINATED)  # by the user or the system; nothing went wrong
 
 
 class UserError(Exception):

@@ -25,6 +25,7 @@ FLOORS = (
         "manifest",
         "locks",
         "progress",
+        "signals",
         "storage",
         "version",
         "workers",

@@ -2,19 +2,16 @@
 
 import multiprocessing
 import os
-import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from multiprocessing import connection
 from pathlib import Path
-from typing import Any
 
 from t5x_lite.config.permission import Modules, permitted_code, user_code
-from t5x_lite.errors import IO_ERROR, TERMINATED, UserError
+from t5x_lite.errors import IO_ERROR, UserError
 from t5x_lite.manifest import Level, verification, verification_level
 from t5x_lite.progress import say
+from t5x_lite.signals import Stopped, interrupting
 from t5x_lite.workers import end_with_parent
 
 _SECONDS_BETWEEN_LOOKS = 0.5  # how often the output of the jobs is read
@@ -32,7 +29,7 @@ def run_jobs(jobs: Mapping[str, Job], at_once: int, logs: Path) -> dict[str, Use
         The errors of the jobs that failed, by name.
 
     Raises:
-        UserError: on SIGTERM, once all jobs have ended.
+        Stopped: at SIGTERM and SIGHUP, once all jobs have ended.
     """
     cores = _cores()
     free = [cores[number::at_once] or cores for number in range(at_once)]
@@ -41,7 +38,7 @@ def run_jobs(jobs: Mapping[str, Job], at_once: int, logs: Path) -> dict[str, Use
     running: dict[int, _Running] = {}
     shares: dict[int, list[int]] = {}  # cores of each running job, by its process sentinel
     failed: dict[str, UserError] = {}
-    with _stopped_by_signals():
+    with interrupting():
         try:
             while waiting or running:
                 # Start a job on each free share of the cores.
@@ -111,22 +108,6 @@ class _Running:
             return UserError(IO_ERROR, f"{reason}; see {self._log}")
 
 
-@contextmanager
-def _stopped_by_signals() -> Iterator[None]:
-    """Raise a UserError on SIGTERM, so that it ends the block as Ctrl-C does."""
-
-    def stop(number: int, frame: Any) -> None:
-        raise UserError(TERMINATED, "stopped; the same command continues")
-
-    is_main = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGTERM, stop) if is_main else None
-    try:
-        yield
-    finally:
-        if is_main:
-            signal.signal(signal.SIGTERM, before)
-
-
 def _run_job(
     job: Job,
     cores: list[int],
@@ -145,9 +126,11 @@ def _run_job(
         os.dup2(file.fileno(), sys.stderr.fileno())
         function, arguments = job
         try:
-            with user_code(permitted), verification(level):
+            with interrupting(), user_code(permitted), verification(level):
                 function(*arguments)
             sender.send(None)
         except UserError as error:
             print(error)
             sender.send(error)
+        except Stopped as stopped:
+            sender.send(UserError(stopped.code, f"stopped by {stopped}"))

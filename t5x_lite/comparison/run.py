@@ -36,9 +36,8 @@ from t5x_lite.data.rows.row_plan import RowPlan
 from t5x_lite.data.store.prepare import prepare
 from t5x_lite.errors import (
     BAD_CONFIG,
-    INTERRUPTED,
     NO_FILE,
-    TERMINATED,
+    STOPPED,
     USAGE,
     UserError,
     foreseen_errors,
@@ -212,7 +211,7 @@ def train_in_turn(runs: Sequence[SeededRun], questions: Questions | None) -> dic
                 if questions is not None:
                     measure(run.directory, questions)
         except UserError as error:
-            if error.code in (INTERRUPTED, TERMINATED):
+            if error.code in STOPPED:
                 raise
             failed[run.name] = error
             say(f"{run.name}: {error}")

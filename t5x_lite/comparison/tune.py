@@ -26,9 +26,8 @@ from t5x_lite.data.store.corpus import Corpus, hold_out
 from t5x_lite.data.store.prepare import prepare
 from t5x_lite.errors import (
     BAD_CONFIG,
-    INTERRUPTED,
     NOT_FINITE,
-    TERMINATED,
+    STOPPED,
     UserError,
     read_json,
 )
@@ -135,7 +134,7 @@ def run_tries(tries: Sequence[Try], jobs: int, logs: Path) -> dict[str, UserErro
             try:
                 loss_of_try(*of)
             except UserError as error:
-                if error.code in (INTERRUPTED, TERMINATED):
+                if error.code in STOPPED:
                     raise
                 say(f"{name}: {error}")
                 failed[name] = error

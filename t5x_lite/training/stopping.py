@@ -1,4 +1,6 @@
-"""End a run early: Ctrl-C and SIGTERM save first, and all processes stop after the same step."""
+"""End a run early: Ctrl-C, SIGTERM and SIGHUP save first, and all processes stop after the same
+step.
+"""
 
 import os
 import signal
@@ -11,10 +13,11 @@ import jax
 from jax.experimental import multihost_utils
 
 from t5x_lite.errors import INTERRUPTED, TERMINATED
+from t5x_lite.signals import CODES
 
 
 class StopSignal:
-    """Turn Ctrl-C and SIGTERM into a request to save and stop after the current step."""
+    """Turn Ctrl-C, SIGTERM and SIGHUP into a request to save and stop after the current step."""
 
     def __init__(self):
         self._code = 0
@@ -27,6 +30,9 @@ class StopSignal:
             yield
             return
         signals = [signal.SIGINT]
+        # One that is ignored, as SIGHUP is under nohup, stays so.
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            signals.append(signal.SIGHUP)
         if jax.process_count() == 1:
             signals.append(signal.SIGTERM)
         previous = {number: signal.signal(number, self._handle) for number in signals}
@@ -37,10 +43,9 @@ class StopSignal:
                 signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        self._code = CODES.get(signal.Signals(number), INTERRUPTED)
         if number == signal.SIGTERM:
-            self._code = TERMINATED
             return
-        self._code = INTERRUPTED
         # A second Ctrl-C ends the run at once.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         # Jax only listens for SIGTERM, and then tells the other processes.

@@ -405,6 +405,7 @@ def without_times(results: dict) -> dict:
         for summary in cell["runs"].values():
             summary.pop("seconds")
             summary.pop("tokens_per_second")
+            summary["curve"].pop("tokens_per_second")
     return results
 
 

@@ -7,7 +7,7 @@ import pytest
 from conftest import run, settings, start
 from training.runs import assert_same, figures, wait_for
 
-from t5x_lite.errors import INTERRUPTED, TERMINATED
+from t5x_lite.errors import HUNG_UP, INTERRUPTED, TERMINATED
 from t5x_lite.training.stopping import StopSignal
 
 STEPS = 250
@@ -25,7 +25,11 @@ def whole(tmp_path_factory, text_file):
 
 @pytest.mark.parametrize(
     ("number", "code"),
-    [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)],
+    [
+        (signal.SIGTERM, 143),
+        (signal.SIGHUP, 129),
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow),
+    ],
 )
 def test_signals_save_and_the_same_command_goes_on(tmp_path, whole, number, code):
     """What goes on is not a process of its own, but compiled with the same flags: bits compare."""
@@ -47,7 +51,8 @@ def test_signals_save_and_the_same_command_goes_on(tmp_path, whole, number, code
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, TERMINATED), (signal.SIGINT, INTERRUPTED)]
+    ("number", "code"),
+    [(signal.SIGTERM, TERMINATED), (signal.SIGHUP, HUNG_UP), (signal.SIGINT, INTERRUPTED)],
 )
 def test_handlers_are_put_back(number, code):
     """While listening a signal sets the exit code alone; a second Ctrl-C ends at once."""

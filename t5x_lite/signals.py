@@ -1,0 +1,42 @@
+"""SIGTERM and SIGHUP end a command in the way that Ctrl-C does, with exit codes of their own."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from t5x_lite.errors import HUNG_UP, TERMINATED
+
+CODES = {signal.SIGTERM: TERMINATED, signal.SIGHUP: HUNG_UP}
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal asked this process to end. Everything that handles Ctrl-C handles it.
+
+    Attributes:
+        code: the exit code.
+    """
+
+    def __init__(self, number: int):
+        super().__init__(signal.Signals(number).name)
+        self.code = CODES[signal.Signals(number)]
+
+
+@contextmanager
+def interrupting() -> Iterator[None]:
+    """Raise Stopped at these signals, within. One that is ignored, as under nohup, stays so."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python allows signal handlers in the main thread only
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise Stopped(number)
+
+    heeded = [number for number in CODES if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, stop) for number in heeded}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

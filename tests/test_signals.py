@@ -1,0 +1,96 @@
+"""SIGTERM and SIGHUP outside of training steps, and a launcher that is killed."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import ROOT, start
+from training.runs import wait_for
+
+SIGNALS = [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)]
+# Each command stops itself where the signal is to come: while it imports, prepares or asks.
+STOP_WITHIN = """
+import os, sys
+from t5x_lite import __main__ as main
+module, name, number = sys.argv[1:4]
+import importlib
+where = importlib.import_module(module)
+def stop(*arguments, **more):
+    os.kill(os.getpid(), int(number))
+    for _ in range(10**9):
+        pass
+setattr(where, name, stop)
+sys.exit(main.main(sys.argv[4:]))
+"""
+PHASES = {
+    "prepare": ("t5x_lite.data.store.prepare", "prepare"),
+    "compile": ("t5x_lite.training.loop", "state_shapes"),
+    "report": ("t5x_lite.training.loop", "Run"),
+}
+
+
+@pytest.mark.parametrize(("number", "code"), SIGNALS)
+@pytest.mark.parametrize("phase", ["prepare", "report"])
+def test_a_signal_before_training_ends_with_its_code(tmp_path, config_file, phase, number, code):
+    config, workdir = f"--config={config_file()}", f"--workdir={tmp_path / 'run'}"
+    words = [sys.executable, "-c", STOP_WITHIN, *PHASES[phase], str(int(number))]
+    done = subprocess.run([*words, "train", config, workdir], cwd=ROOT, capture_output=True)
+    assert done.returncode == code, done.stderr.decode()
+    assert b"Traceback" not in done.stderr
+    assert b"what was saved is kept" in done.stderr
+
+
+def test_nohup_is_obeyed(tmp_path, config_file):
+    """A run that is to outlive its terminal does not end with it."""
+    more = {"training.steps": 30, "training.log_every": 1}
+    command = ("train", f"--config={config_file(**more)}", f"--workdir={tmp_path / 'run'}")
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        process = start(*command, env=dict(os.environ))
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    wait_for(tmp_path / "run", 2)
+    process.send_signal(signal.SIGHUP)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")
+def test_the_processes_of_a_launcher_end_with_it(tmp_path, config_file):
+    """They save, and the same command continues."""
+    more = {"training.steps": 100_000, "training.log_every": 1}
+    options = [f"--config={config_file(**more)}", f"--workdir={tmp_path / 'run'}"]
+    launcher = subprocess.Popen(
+        [sys.executable, ROOT / "launch/local", "2", "train", *options], stdout=subprocess.DEVNULL
+    )
+    wait_for(tmp_path / "run", 3)
+    children = processes_with(str(tmp_path / "run"))
+    assert len(children) >= 2
+    launcher.kill()
+    launcher.wait()
+    deadline = time.monotonic() + 60
+    while processes_with(str(tmp_path / "run")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    left = processes_with(str(tmp_path / "run"))
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left
+    assert list((tmp_path / "run/checkpoints").glob("[0-9]*/manifest.json"))
+
+
+def processes_with(word: str) -> list[int]:
+    """Processes of t5x_lite whose command line has this word."""
+    found = []
+    for path in os.listdir("/proc"):
+        if path.isdigit() and int(path) != os.getpid():
+            try:
+                with open(f"/proc/{path}/cmdline", "rb") as file:
+                    words = file.read()
+            except OSError:
+                continue
+            if word.encode() in words and b"t5x_lite" in words:
+                found.append(int(path))
+    return found
