@@ -21,7 +21,7 @@ FITTING_LIBTPU = from importlib.metadata import requires; \
 	print(*{name.split(";")[0] for name in requires("jax") if name.startswith("libtpu")})
 endif
 
-.PHONY: quickstart test test-slow test-peers docs coverage clean same-python
+.PHONY: quickstart test test-slow test-faults test-peers docs coverage clean same-python
 
 quickstart: export GLIBC_TUNABLES := $(GLIBC_TUNABLES)
 quickstart: $(VENV)/.installed$(NEWEST)
@@ -36,6 +36,10 @@ test: $(VENV)/.tested-with$(NEWEST)
 # What takes long and rarely tells anything.
 test-slow: $(VENV)/.tested-with$(NEWEST)
 	$(BIN)/python -m pytest -q -n 2 -m slow
+
+# Break runs, checkpoints and files in every way we know: half an hour; it prints a table.
+test-faults: $(VENV)/.tested-with$(NEWEST)
+	$(BIN)/python tests/faults/suite.py
 
 # Against transformers and torch, in an environment of its own, which takes some gigabytes.
 test-peers:

@@ -14,6 +14,7 @@ import json
 import platform
 import re
 import shutil
+import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -77,7 +78,9 @@ class Checkpoints:
         keep_every: int = 0,
         read_only: bool = False,
     ):
-        logging.set_verbosity(logging.ERROR)  # orbax warns about things that are intended
+        # Orbax warns about what is intended, and logs the traceback of each error that it raises.
+        logging.set_verbosity(logging.FATAL)
+        sys.unraisablehook = _pass_over_late_writes
         self.directory = directory
         self._directory = storage.durable_path(directory.resolve())
         self._is_local = isinstance(self._directory, Path)
@@ -437,6 +440,17 @@ class Checkpoints:
             reason = f"a checkpoint could not be saved ({_innermost(error)})"
             fix = "check the disk's space and permissions, and the same command continues"
             raise UserError(IO_ERROR, f"{self._directory}: {reason}; {fix}") from error
+
+
+_report_unraisable = sys.unraisablehook
+
+
+def _pass_over_late_writes(unraisable: Any) -> None:
+    """Say nothing of a write of tensorstore that fails after the first has ended the save, whose
+    error is raised. An unraisablehook.
+    """
+    if str(unraisable.exc_value) != "Event loop is closed":
+        _report_unraisable(unraisable)
 
 
 def complete_steps(directory: Any) -> list[int]:

@@ -1,0 +1,399 @@
+"""Faults as a test suite: break a run in every way we know, many times, and see that it survives.
+
+    python tests/faults/suite.py [--share=1.0] [--only=checkpoint,signals]
+
+Every trial is a function of its row and number, so that a failure can be tried again. The table it
+prints stands in docs/measured.md. tests/faults/test_suite.py tries each row a few times.
+"""
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from conftest import ROOT, run, sentences, settings, start
+
+from t5x_lite import manifest
+from t5x_lite.config import RunConfig
+from t5x_lite.config.files import build
+from t5x_lite.data.store.corpus import open_store
+from t5x_lite.data.store.prepare import prepare
+from t5x_lite.data.tokenizers import tokenizer as tokenizers
+from t5x_lite.errors import UserError
+from t5x_lite.interop import convert
+from t5x_lite.progress import messages_to
+from t5x_lite.resolve import resolve, text_data
+from t5x_lite.training import loop, run_directory
+from t5x_lite.training.checkpoint import Checkpoints
+from t5x_lite.training.checksums import checksums
+from t5x_lite.training.log import read_metrics
+from t5x_lite.training.verify import verify
+
+STEPS, EVERY = 24, 4  # of the runs that are broken
+KEPT = (STEPS - EVERY, STEPS)  # their checkpoints
+MORE = {"training.steps": STEPS, "training.checkpoint_every": EVERY, "training.eval_every": 6}
+FAMILIES = {
+    "gpt": ("causal_lm", "decoder"),
+    "t5": ("span_corruption", "encoder_decoder"),
+    "bert": ("masked_lm", "encoder"),
+}
+
+
+# What is broken.
+
+
+@dataclass
+class Runs:
+    """Whole runs to break copies of, made when they are needed."""
+
+    directory: Path
+    _made: dict[str, Path] = field(default_factory=dict)
+
+    @cached_property
+    def text(self) -> Path:
+        """A file of text."""
+        path = self.directory / "text.txt"
+        path.write_text(sentences(400))
+        return path
+
+    def config(self, family: str = "gpt", **more: Any) -> Path:
+        """A config file."""
+        values = settings(self.text, *FAMILIES[family], **{**MORE, **more})
+        name = "-".join([family, *(f"{key}={value}" for key, value in more.items())])
+        path = self.directory / f"{name.replace('/', '_')}.py"
+        path.write_text(f"def get_config():\n    return {values!r}\n")
+        return path
+
+    def whole(self, family: str = "gpt", **more: Any) -> Path:
+        """The directory of a run that ended undisturbed."""
+        config = self.config(family, **more)
+        if config.stem not in self._made:
+            workdir = self.directory / config.stem
+            run("train", f"--config={config}", f"--workdir={workdir}")
+            self._made[config.stem] = workdir
+        return self._made[config.stem]
+
+    @cached_property
+    def exported(self) -> Path:
+        """An export of the run."""
+        path = self.directory / "exported"
+        run("export", f"--workdir={self.whole()}", path)
+        return path
+
+    @cached_property
+    def store(self) -> Path:
+        """A token store that was prepared for itself."""
+        place = self.directory / "store"
+        more = (f"--config.data.store={place}",)
+        run("prepare", f"--config={self.config()}", *more)
+        return place
+
+
+def arrays_of(workdir: Path, step: int = STEPS) -> dict[str, list]:
+    """Shape, type and checksum of every array of a checkpoint: equal only if all bits are."""
+    return manifest.read(workdir / f"checkpoints/{step}")["arrays"]
+
+
+# How.
+
+
+def files_below(directory: Path) -> list[Path]:
+    """All files, in a fixed order where their names are not random."""
+    files = [path for path in directory.rglob("*") if path.is_file() and path.stat().st_size]
+    return sorted(files, key=lambda path: (path.stat().st_size, path.name))
+
+
+def damage(path: Path, rng: np.random.Generator) -> None:
+    """Flip a bit, cut the file, zero a page of it, or remove it."""
+    content = bytearray(path.read_bytes())
+    place = int(rng.integers(len(content)))
+    kind = rng.choice(["flip", "cut", "zero", "remove"], p=[0.55, 0.15, 0.15, 0.15])
+    if kind == "remove":
+        path.unlink()
+        return
+    if kind == "flip":
+        content[place] ^= 1 << int(rng.integers(8))
+    elif kind == "cut":
+        del content[place:]
+    else:
+        start = place // 4096 * 4096
+        content[start : start + 4096] = bytes(len(content[start : start + 4096]))
+    path.write_bytes(content)
+
+
+# The trials. Each raises AssertionError, or any other error, if the fault was not survived.
+
+
+def checkpoint(runs: Runs, rng: np.random.Generator, place: Path) -> None:
+    """A damaged, renamed or mixed up checkpoint: noticed or harmless, the one before is used."""
+    shutil.copytree(runs.whole(), place, dirs_exist_ok=True)
+    saved = place / "checkpoints"
+    kind = rng.choice(
+        ["damage", "swap", "rename", "other run", "mix"], p=[0.7, 0.05, 0.05, 0.1, 0.1]
+    )
+    if kind == "damage":
+        damage(Path(rng.choice(list(map(str, files_below(saved / str(STEPS)))))), rng)
+    elif kind == "swap":
+        for name, new in ((KEPT[0], "x"), (KEPT[1], KEPT[0]), ("x", KEPT[1])):
+            (saved / str(name)).rename(saved / str(new))
+    elif kind == "rename":
+        (saved / str(STEPS)).rename(saved / str(STEPS + int(rng.integers(1, 9))))
+    else:
+        other = runs.whole(seed=1) / f"checkpoints/{STEPS}"
+        if kind == "other run":
+            shutil.rmtree(saved / str(STEPS))
+            shutil.copytree(other, saved / str(STEPS))
+        else:  # some files are those of another run
+            for path in files_below(other):
+                if rng.random() < 0.5:
+                    target = saved / str(STEPS) / path.relative_to(other)
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy(path, target)
+
+    # What is read is what was saved, or nothing is.
+    try:
+        loaded = run_directory.load(place)
+        step, sums = restore(place)
+    except UserError:
+        assert kind == "swap"  # both are damaged
+        return
+    assert loaded.step == step
+    expected = arrays_of(runs.whole(), step)
+    assert sums == {path: checksum for path, (_, _, checksum) in expected.items()}
+
+
+def restore(workdir: Path) -> tuple[int, dict[str, int]]:
+    """Restore the newest usable checkpoint as a run does, which moves damaged ones aside: its step,
+    and the checksum of every array.
+    """
+    resolved, tokenizer = run_directory.read(workdir)
+    data = run_directory.open_data(workdir, resolved, tokenizer)
+    trained = loop.Run(resolved, data)
+    fixed = run_directory.fixed_settings(trained.resolved.written_out)
+    checkpoints = Checkpoints(workdir / "checkpoints", fixed, run_directory.identity(workdir))
+    try:
+        with trained.within():
+            state = ocp.tree.to_flat_dict(trained.start(checkpoints), sep="/")
+    finally:
+        checkpoints.close()
+    step = int(state["step"])
+    return step, dict(zip(state, checksums(list(state.values())), strict=True))
+
+
+def files(runs: Runs, rng: np.random.Generator, place: Path) -> None:
+    """A damaged store, tokenizer, corpus.json, metrics or export: noticed, or harmless."""
+    kind = rng.choice(["store", "tokenizer", "corpus.json", "metrics.jsonl", "export"])
+    whole = {"store": runs.store, "export": runs.exported}.get(kind, runs.whole())
+    shutil.copytree(whole, place, dirs_exist_ok=True)
+    among = place if kind in ("store", "export") else place / kind
+    path = among if among.is_file() else Path(rng.choice(list(map(str, files_below(among)))))
+    damage(path, rng)
+    try:
+        if kind == "store":
+            before, after = (open_store(one, check_again=True) for one in (whole, place))
+            for split in ("train", "validation"):
+                a, b = (getattr(store, split) for store in (before, after))
+                assert len(a.tokens) == len(b.tokens)
+                assert np.array_equal(np.asarray(a.tokens), np.asarray(b.tokens))
+        elif kind == "tokenizer":
+            before, after = (tokenizers.load(one / kind) for one in (whole, place))
+            assert before.fingerprint == after.fingerprint
+        elif kind == "corpus.json":
+            resolved, tokenizer = run_directory.read(place)
+            run_directory.check_same_text(
+                place, run_directory.open_data(whole, resolved, tokenizer)
+            )
+        elif kind == "export":
+            before, after = (convert.read(one).params for one in (whole, place))
+            assert manifest.read(place)["files"] == manifest.read(whole)["files"]
+        else:
+            (finding,) = [one for one in verify(place) if one.path.endswith(kind)]
+            if not finding.damage:
+                assert read_metrics(place / kind) == read_metrics(whole / kind)
+    except UserError:
+        pass  # noticed
+    except manifest.Damage:
+        pass
+
+
+def kills(runs: Runs, rng: np.random.Generator, place: Path) -> None:
+    """kill -9 at a random moment, in saves and evaluations too: the same end, to the last bit."""
+    family = str(rng.choice(list(FAMILIES)))
+    command = ("train", f"--config={runs.config(family)}", f"--workdir={place}")
+    process = start(*command, env=dict(os.environ))
+    records = int(rng.integers(1, STEPS))
+    deadline = time.monotonic() + 120
+    while len(read_metrics(place / "metrics.jsonl")) < records and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    time.sleep(float(rng.uniform(0, 0.05)))
+    process.kill()
+    process.communicate()
+    run(*command)
+    assert arrays_of(place) == arrays_of(runs.whole(family))
+
+
+def signals(runs: Runs, rng: np.random.Generator, place: Path) -> None:
+    """TERM, INT or HUP at a random moment: its exit code and one sentence; then it goes on."""
+    number = int(rng.choice([signal.SIGTERM, signal.SIGINT, signal.SIGHUP]))
+    config = f"--config={runs.config()}"
+    commands = {
+        "train": ("train", config, f"--workdir={place}", "--config.training.steps=400"),
+        "prepare": ("prepare", config, f"--config.data.store={place / 'store'}"),
+        "evaluate": ("evaluate", f"--workdir={runs.whole()}"),
+        "verify": ("verify", runs.whole()),
+    }
+    name = str(rng.choice(list(commands), p=[0.7, 0.1, 0.1, 0.1]))
+    process = start(*commands[name], env=dict(os.environ))
+    # From when Python has begun: before that, no program can answer.
+    time.sleep(float(rng.uniform(0.7, 6.0 if name == "train" else 2.0)))
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    allowed = {128 + number, 0}
+    if process.returncode == -number:  # it had not begun
+        return
+    assert process.returncode in allowed, (name, process.returncode, err)
+    assert "Traceback" not in err, err
+    if name == "train":
+        more = ("--config.training.steps=400",)
+        run("train", config, f"--workdir={place}", *more)
+        whole = runs.whole(**{"training.steps": 400})
+        assert arrays_of(place, 400) == arrays_of(whole, 400)
+
+
+def disk(runs: Runs, rng: np.random.Generator, place: Path) -> None:
+    """A file that grows too large (EFBIG): 74, the old checkpoint whole, and then the same end."""
+    command = ["train", f"--config={runs.config()}", f"--workdir={place}"]
+    limit = f"trap '' XFSZ; ulimit -f {rng.integers(2, 60)}; exec \"$@\""  # in kB
+    words = ["bash", "-c", limit, "bash", sys.executable, "-m", "t5x_lite", *command]
+
+    cache = place.parent / "cache" if rng.random() < 0.2 else runs.directory / "cache"
+    environment = os.environ | {"T5X_LITE_CACHE": str(cache)}
+    environment["JAX_ENABLE_COMPILATION_CACHE"] = "false"
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 74, (done.returncode, done.stderr)
+    assert "Traceback" not in done.stderr, done.stderr
+    for finding in verify(place) if (place / "tokenizer").is_dir() else ():
+        assert "checkpoints" not in finding.path or not finding.damage
+    run(*command)
+    assert arrays_of(place) == arrays_of(runs.whole())
+
+
+def divergence(runs: Runs, rng: np.random.Generator, place: Path) -> None:
+    """A poisoned batch: left out, or gone back from and skipped; the same again after a stop."""
+    bad, value = int(rng.integers(8, STEPS - 1)), float(rng.choice([np.nan, np.inf, 1e30]))
+    remedy = rng.choice(["training.rollback", "training.skip_step"])
+    values = settings(runs.text, **MORE, **{remedy: 1 if remedy.endswith("rollback") else True})
+    config = build(RunConfig, values)
+    corpus = prepare(config.data)
+    resolved = resolve(config, corpus.tokenizer.vocabulary)
+    batch = loop.Run.batch
+
+    def poisoned(self: Any, batches: Any, number: int) -> dict:
+        made = batch(self, batches, number)
+        if batches is self.batches and number == bad:
+            made = {**made, "decoder_weights": made["decoder_weights"].at[0, 0].set(value)}
+        return made
+
+    loop.Run.batch = poisoned  # type: ignore[method-assign]
+    try:
+        ends = []
+        for name in ("a", "b"):
+            with messages_to(lambda line: None):
+                loop.train(resolved, text_data(resolved, corpus), place / name)
+                if name == "b":
+                    shutil.rmtree(place / name / f"checkpoints/{STEPS}")
+                    loop.train(resolved, text_data(resolved, corpus), place / name)
+            ends.append(arrays_of(place / name))
+            for step in (KEPT[0], STEPS):
+                assert manifest.read(place / name / f"checkpoints/{step}")["healthy"]
+        assert ends[0] == ends[1]
+        loaded = run_directory.load(place / "a")
+        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(loaded.params)]
+        assert all(np.isfinite(leaf).all() for leaf in leaves)
+    finally:
+        loop.Run.batch = batch  # type: ignore[method-assign]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the table."""
+
+    trial: Callable[[Runs, np.random.Generator, Path], None]
+    tries: int
+
+    @property
+    def name(self) -> str:
+        """Name of the function."""
+        return self.trial.__name__
+
+    @property
+    def meaning(self) -> str:
+        """What its docstring says."""
+        return " ".join((self.trial.__doc__ or "").split()).rstrip(".")
+
+
+ROWS = (
+    Row(checkpoint, 1000),
+    Row(files, 500),
+    Row(kills, 60),
+    Row(signals, 60),
+    Row(disk, 40),
+    Row(divergence, 40),
+)
+
+
+def attempt(row: Row, number: int, runs: Runs) -> str:
+    """Do one trial; return what went wrong, or nothing."""
+    with tempfile.TemporaryDirectory(dir=runs.directory) as place:
+        try:
+            with messages_to(lambda line: None):
+                rng = np.random.default_rng([ROWS.index(row), number])
+                row.trial(runs, rng, Path(place) / "run")
+        except Exception as error:  # any error is a fault that was not survived
+            return f"{row.name} {number}: {type(error).__name__}: {str(error)[:500]}"
+    return ""
+
+
+def main() -> int:
+    """Run all rows, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--share", type=float, default=1.0, help="part of the tries of each row")
+    parser.add_argument("--only", default="", help="names of rows, NAME,NAME")
+    arguments = parser.parse_args()
+    wanted = arguments.only.split(",") if arguments.only else [row.name for row in ROWS]
+    failures, lines = [], ["| fault | tries | survived | seconds |", "|---|--:|--:|--:|"]
+    with tempfile.TemporaryDirectory() as directory:
+        os.environ["T5X_LITE_CACHE"] = f"{directory}/cache"
+        runs = Runs(Path(directory))
+        for row in ROWS:
+            if row.name not in wanted:
+                continue
+            tries, began = max(round(row.tries * arguments.share), 1), time.monotonic()
+            failed = [text for n in range(tries) if (text := attempt(row, n, runs))]
+            failures += failed
+            seconds = time.monotonic() - began
+            survived = tries - len(failed)
+            lines.append(f"| {row.meaning} | {tries:,} | {survived:,} | {seconds:.0f} |")
+            print(lines[-1], file=sys.stderr, flush=True)
+    print("\n".join(lines))
+    print("\n".join(failures), file=sys.stderr)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
