@@ -280,7 +280,8 @@ def write_durably(path: Any, text: str) -> None:
     """
     if not isinstance(path, Path):
         return write(str(path), text.encode())
-    partial = path.with_name(path.name + ".partial")
+    # Processes that write at the same time do not write the same file.
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     partial.unlink(missing_ok=True)
     with open(partial, "x") as file:
         file.write(text)

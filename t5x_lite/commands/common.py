@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from t5x_lite import storage
 from t5x_lite.config import Mesh, RunConfig
 from t5x_lite.errors import USAGE, UserError, user_errors
+from t5x_lite.manifest import LEVELS
 
 if TYPE_CHECKING:
     from t5x_lite.api import LanguageModel
@@ -53,9 +54,10 @@ def add_workdir(command: argparse.ArgumentParser) -> None:
 
 def add_verify(command: argparse.ArgumentParser) -> None:
     """Add the option that says how thoroughly checkpoints are checked."""
-    help = "compare checkpoints with their manifest: files and arrays (full, the default), or files"
-    levels = ("full", "files", "off")
-    command.add_argument("--verify", choices=levels, default="full", help=help)
+    help = (
+        "compare checkpoints with their manifest: files and arrays (full), only files, or nothing"
+    )
+    command.add_argument("--verify", choices=LEVELS, default="full", help=help)
 
 
 def add_allow_code(command: argparse.ArgumentParser) -> None:
@@ -157,12 +159,9 @@ def read_model_address(args: argparse.Namespace) -> str:
 
     if not args.workdir:
         read_workdir(args)
-    if "@" in args.workdir:
-        from t5x_lite.training.run_directory import locate
+    from t5x_lite.training.run_directory import locate
 
-        check_is_run(locate(args.workdir).directory)
-    else:
-        check_is_run(storage.local_path(args.workdir))
+    check_is_run(locate(args.workdir).directory)
     return args.workdir
 
 

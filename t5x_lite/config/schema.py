@@ -585,6 +585,9 @@ class Training(Checked):
     callbacks: Annotated[tuple, RESUMABLE, SIZE] = ()
 
     def _contradictions(self) -> Iterator[str]:
+        if self.rollback and not (self.checkpoint_every or self.keep_every):
+            reason = "but nothing is saved to go back to; set training.checkpoint_every"
+            yield f"training.rollback: got {self.rollback}, {reason}"
         if self.exact and self.microbatches > 1:
             yield "training.exact: is in 16 parts already; set training.microbatches to 1"
         if self.profile and not _is_step_range(self.profile):

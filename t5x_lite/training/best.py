@@ -2,6 +2,7 @@
 that has stopped improving.
 """
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +30,18 @@ class BestCheckpoint:
     def __init__(self, workdir: Path, origin: tuple, metric: str, first: int, patience: int):
         self._metric = metric
         self._patience = patience
-        self._checkpoints = Checkpoints(best_directory(workdir), *origin, keep=1)
+        # Two are kept, since a run may go back to before the newest.
+        self._checkpoints = Checkpoints(best_directory(workdir), *origin, keep=2)
         self._checkpoints.remove_after(first)
         # Read back the earlier evaluations, so that a continued run counts its patience from them.
         self._values = []  # one for each evaluation
+        self._best = -math.inf  # of those whose parameters are kept
+        kept = self._checkpoints.steps
         for record in read_metrics(workdir / "metrics.jsonl"):
             if record["split"] == "validation" and record["step"] <= first:
                 self._values.append(record[metric])
+                if record["step"] in kept:
+                    self._best = max(self._best, record[metric])
 
     @property
     def is_over(self) -> bool:
@@ -48,7 +54,8 @@ class BestCheckpoint:
     def meet(self, step: int, evaluated: dict[str, float], params: Any) -> None:
         """Record an evaluation. If it is the best so far, save its parameters."""
         value = evaluated[self._metric]
-        if not self._values or value > max(self._values):
+        if value > self._best:
+            self._best = value
             self._checkpoints.save(step, {"params": params})
             # This must be on disk before the checkpoint that a run would continue from.
             self._checkpoints.wait()

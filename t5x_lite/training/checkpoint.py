@@ -5,8 +5,9 @@ in memory, and what it was made with: run, step, settings, text, versions. It is
 anything is restored. A checkpoint that fails is moved aside, and the one before it is used.
 
 DIRECTORY/STEP/manifest.json, and the files of orbax
-          STEP.damaged/          moved aside; damage.txt says why
+          STEP.damaged/          moved aside; STEP.damaged.txt says why
           STEP.orbax-checkpoint-tmp/, STEP.removed/    left by a process that was killed
+          kept-STEP.…/           the same, but with files that no run wrote
 """
 
 import dataclasses
@@ -17,7 +18,6 @@ import shutil
 import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -87,6 +87,8 @@ class Checkpoints:
         self._settings, self._run, self._text = settings, run, text or {}
         self._keep, self._keep_every = keep, keep_every
         self._is_writer = not read_only and jax.process_index() == 0
+        self._newest: int | None = None  # see newest
+        self._has_looked = False
         self._healthy: dict[int, bool] = {}  # by step, as their manifests say
         self._saving: tuple[int, dict] = (0, {})  # step being saved, and facts for its manifest
         if self._is_writer:
@@ -101,16 +103,21 @@ class Checkpoints:
         for name in storage.names_in(self._directory):
             path = self._directory / name
             step, _, rest = name.partition(".")
-            if not step.isdigit():
+            if not step.isdecimal():
                 continue
             if not self._is_local:
-                # In a bucket orbax writes under the final name.
-                if not rest and not is_complete(path):
+                # In a bucket orbax writes under the final name, and the manifest before its mark.
+                has_manifest = (path / manifest.NAME).exists()
+                if not rest and not has_manifest and not is_complete(path):
                     path.rmtree()
-            elif f".{rest}".startswith((_UNFINISHED, _REMOVED)) and not path.is_symlink():
+            elif f".{rest}".startswith((_UNFINISHED, _REMOVED)) and path.is_symlink():
+                path.unlink()
+            elif f".{rest}".startswith((_UNFINISHED, _REMOVED)):
                 foreign = [p.name for p in path.iterdir() if not _OF_ORBAX.fullmatch(p.name)]
                 if foreign:
-                    say(f"{path}: left alone, since no run wrote {foreign[0]} in it")
+                    kept = self._free_name(f"kept-{name}")
+                    path.rename(self._directory / kept)
+                    say(f"{path}: moved to {kept}, since no run wrote {foreign[0]} in it")
                 else:
                     shutil.rmtree(path)
 
@@ -131,10 +138,13 @@ class Checkpoints:
 
     def facts(self, step: int) -> dict[str, Any]:
         """Return what the manifest of a checkpoint records."""
-        with user_errors(NO_FILE, f"{self._directory / str(step)}: cannot be read"):
-            return manifest.read(self._directory / str(step))
+        where = self._directory / str(step)
+        try:
+            return manifest.read(where)
+        except Damage as damage:
+            raise UserError(NO_FILE, f"{where}: {damage}; bring it back") from damage
 
-    @cached_property
+    @property
     def newest(self) -> int | None:
         """Step of the newest checkpoint that is not damaged when this is asked first, or None if
         there is none at all. Newer ones are moved aside.
@@ -142,6 +152,11 @@ class Checkpoints:
         Raises:
             UserError: if all are damaged.
         """
+        if not self._has_looked:
+            self._newest, self._has_looked = self._agree_on_newest(), True
+        return self._newest
+
+    def _agree_on_newest(self) -> int | None:
         if jax.process_count() == 1:
             return self._find_newest()
         # One process reads the files, and tells the others.
@@ -157,20 +172,20 @@ class Checkpoints:
             raise error or UserError(NO_FILE, f"{self._directory}: no usable checkpoint")
         return None if found == _NONE else found
 
-    def go_back(self, gone_back_to: Collection[int]) -> int | None:
+    def go_back(self, tried: Collection[int]) -> int | None:
         """Go back to the newest healthy checkpoint, and remove those after it.
 
         Args:
-            gone_back_to: steps that a run has gone back to before, in vain.
+            tried: steps that the run has gone back to before, which did not help.
 
         Returns:
             its step; None if there is none.
         """
         healthy = [step for step in self.steps if self._is_healthy(step)]
-        step = max(set(healthy) - set(gone_back_to), default=None)
+        step = max(set(healthy) - set(tried), default=None)
         if step is not None:
             self.remove_after(step)
-            self.__dict__["newest"] = step
+            self._newest, self._has_looked = step, True
         return step
 
     def _find_newest(self) -> int | None:
@@ -196,7 +211,12 @@ class Checkpoints:
         where = self._directory / str(step)
         if manifest.verification_level() == "off":
             return
-        facts = manifest.read(where)
+        try:
+            facts = manifest.read(where)
+        except Damage as damage:
+            if self._is_local and (where / "default/_METADATA").exists():
+                raise Damage("an earlier version wrote it, and can read it") from damage
+            raise
         check_identity(facts, step, self._run)
         manifest.check_files(where, facts)
 
@@ -205,15 +225,19 @@ class Checkpoints:
         if not self._is_writer:
             say(f"{where} is damaged: {damage}; an earlier checkpoint is used")
             return
-        taken = storage.names_in(self._directory)
-        aside = f"{step}{_DAMAGED}"
-        number = 1
-        while aside in taken:
-            number += 1
-            aside = f"{step}{_DAMAGED}-{number}"
+        aside = self._free_name(f"{step}{_DAMAGED}")
         storage.rename(where, self._directory / aside)
-        (self._directory / aside / "damage.txt").write_text(f"{damage}\n")
+        # Beside it: the checkpoint may be a link to elsewhere.
+        (self._directory / f"{aside}.txt").write_text(f"{damage}\n")
         say(f"{where} is damaged: {damage}; moved to {aside}, and an earlier checkpoint is used")
+
+    def _free_name(self, name: str) -> str:
+        """Return a name, with a number if it is taken."""
+        taken, number, free = storage.names_in(self._directory), 1, name
+        while free in taken:
+            number += 1
+            free = f"{name}-{number}"
+        return free
 
     def remove_after(self, step: int) -> None:
         """Remove checkpoints after a step that a run goes back to."""
@@ -348,6 +372,7 @@ class Checkpoints:
             },
         }
         self._saving = step, recorded
+        self._healthy[step] = healthy
         with self._writable():
             args = ocp.args.StandardSave(state)
             self._checkpointer.save(self._directory / str(step), args=args)
@@ -388,9 +413,11 @@ class Checkpoints:
     def _remove(self, step: int) -> None:
         """Remove a checkpoint. One that is removed in part no longer has its name."""
         where = self._directory / str(step)
-        if self._is_local:
-            where = where.rename(self._directory / f"{step}{_REMOVED}")
-            shutil.rmtree(where)
+        self._healthy.pop(step, None)
+        if self._is_local and where.is_symlink():
+            where.unlink()
+        elif self._is_local:
+            shutil.rmtree(where.rename(self._directory / self._free_name(f"{step}{_REMOVED}")))
         else:
             where.rmtree()
 
@@ -455,8 +482,9 @@ def _pass_over_late_writes(unraisable: Any) -> None:
 
 def complete_steps(directory: Any) -> list[int]:
     """Return the steps of the complete checkpoints in a directory, damaged or not."""
-    steps = [name for name in storage.names_in(directory) if name.isdigit()]
-    return [int(step) for step in steps if is_complete(directory / step)]
+    names = [name for name in storage.names_in(directory) if name.isdecimal()]
+    steps = [int(name) for name in names if str(int(name)) == name]
+    return [step for step in steps if is_complete(directory / str(step))]
 
 
 def find_difference(saved: dict, settings: dict) -> tuple[str, Any, Any] | None:
@@ -475,7 +503,9 @@ def is_complete(path: Any) -> bool:
     """Return True if a checkpoint was written completely. On a disk, it only gets its name then; in
     a bucket, a file marks it as complete.
     """
-    return isinstance(path, Path) or ocp.utils.is_checkpoint_finalized(path)
+    if isinstance(path, Path):
+        return path.is_dir()
+    return ocp.utils.is_checkpoint_finalized(path)
 
 
 def check_whole(where: Any, run: str = "") -> dict[str, Any]:
@@ -492,10 +522,10 @@ def check_whole(where: Any, run: str = "") -> dict[str, Any]:
     manifest.check_files(where, facts)
     if manifest.verification_level() == "full":
         handler = ocp.PyTreeCheckpointHandler()
-        tree: Any = handler.metadata(where).tree
-        as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
-        args = ocp.args.PyTreeRestore(tree, restore_args=as_numpy)
         try:
+            tree: Any = handler.metadata(where).tree
+            as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+            args = ocp.args.PyTreeRestore(tree, restore_args=as_numpy)
             restored = handler.restore(where, args=args)
         except Exception as error:  # orbax passes on errors of several libraries
             raise Damage(f"its arrays cannot be read ({_innermost(error)})") from error

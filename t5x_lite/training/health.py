@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 WINDOW = 128
+MOST_SKIPPED = 10  # updates in a row that may be left out: more is no spike
 _ENOUGH = 8  # healthy steps that a deviation is estimated from
 _EARLY = 10.0  # with fewer, a loss may be this many times the largest so far
 _FURTHEST = 10.0  # robust standard deviations above the median
@@ -30,12 +31,14 @@ class Health:
     Attributes:
         is_healthy: what the last step was.
         skipped: number of steps whose update was left out.
+        skipped_in_a_row: number of them since the last other step.
     """
 
     def __init__(self, record: dict[str, Any] | None = None):
         record = record or {}
         self._figures: list[list[float]] = record.get("figures", [])  # step, loss, log of the norm
         self.skipped: int = record.get("skipped", 0)
+        self.skipped_in_a_row: int = record.get("skipped_in_a_row", 0)
         self.is_healthy: bool = record.get("is_healthy", True)
 
     def limits(self, step: int) -> tuple[float, float]:
@@ -74,7 +77,12 @@ class Health:
     def record(self) -> dict[str, Any]:
         """Return everything as JSON, for a checkpoint."""
         figures = [list(one) for one in self._figures]
-        return {"figures": figures, "skipped": self.skipped, "is_healthy": self.is_healthy}
+        return {
+            "figures": figures,
+            "skipped": self.skipped,
+            "skipped_in_a_row": self.skipped_in_a_row,
+            "is_healthy": self.is_healthy,
+        }
 
 
 def _deviation(values: np.ndarray) -> float:

@@ -3,6 +3,7 @@
 batches → mesh → state (fresh or restored) → steps → metrics, evaluation, checkpoints
 """
 
+import json
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -35,7 +36,7 @@ from t5x_lite.resolve import Resolved, with_steps_of
 from t5x_lite.training import run_directory
 from t5x_lite.training.best import PREFIX, BestCheckpoint
 from t5x_lite.training.checkpoint import Checkpoints
-from t5x_lite.training.health import Health
+from t5x_lite.training.health import MOST_SKIPPED, Health
 from t5x_lite.training.log import Log, first_not_finite, mean_metrics
 from t5x_lite.training.loss import step_flops
 from t5x_lite.training.optimizer import make_optimizer
@@ -143,8 +144,8 @@ class Run(Evaluator):
         """
         if limits is None:
             return self.program.train_step(state, batch, self.frozen)
-        on_devices = jax.device_put([jnp.float32(limit) for limit in limits])
-        return self.program.train_step(state, batch, self.frozen, tuple(on_devices))
+        on_host = tuple(np.float32(limit) for limit in limits)  # the same in all processes
+        return self.program.train_step(state, batch, self.frozen, on_host)
 
     def fresh_state(self) -> TrainState:
         """Return the state before the first step."""
@@ -260,7 +261,7 @@ def train(
         judge: computes the metrics of a task at each evaluation; only for runs on a task.
 
     Raises:
-        UserError: exit code 130 or 143 after Ctrl-C or SIGTERM, with everything saved; 76 if a
+        UserError: exit code 129, 130 or 143 after a signal, with everything saved; 76 if a
             metric is not finite, with nothing of that step saved; 74 if a checkpoint could not be
             written.
     """
@@ -269,7 +270,8 @@ def train(
     config = run.resolved.config
     # Processes that differ in their settings or text would hang or learn different things.
     if jax.process_count() > 1:
-        check_same(run_directory.facts(config, workdir, data))
+        history = json.dumps(run_directory.history(workdir))
+        check_same(run_directory.facts(config, workdir, data) | {"the run's history": history})
     has_begun = storage.durable_path(workdir / "checkpoints").is_dir()
     if not (has_begun and config.init_from):
         run_directory.check_init_from(run.resolved, data.tokenizer)
@@ -284,15 +286,17 @@ def train(
         origin = settings, run_directory.identity(workdir), run_directory.text_hashes(data)
         every = config.training.keep_every
         checkpoints = Checkpoints(workdir / "checkpoints", *origin, keep_every=every)
+        events = run_directory.history(workdir)
+        stop = StopSignal()
         try:
-            with run.within():
+            with run.within(), stop.listening():
                 while True:
                     best = _best_checkpoint(run, checkpoints, workdir, origin) if judge else None
                     try:
-                        _train_steps(run, checkpoints, workdir, on_log, judge, best)
+                        _train_steps(run, checkpoints, workdir, events, stop, on_log, judge, best)
                         break
                     except Diverged as diverged:
-                        _go_back(run, checkpoints, workdir, diverged)
+                        events.append(_go_back(run, checkpoints, workdir, events, diverged))
                     finally:
                         if best:
                             best.close()
@@ -300,26 +304,33 @@ def train(
             checkpoints.close()
 
 
-def _remedy(run: Run, step: int, number: int) -> str:
+def _remedy(run: Run, step: int, number: int, rollbacks: int) -> str:
     """Return what to do about a step that diverged, by its likeliest cause.
 
     Args:
         number: number of the batch that the step has read.
+        rollbacks: how often the run has gone back.
     """
+    config = run.resolved.config
     batch = run.batches.batch_at(number, range(run.batches.batch_size))
     for key, values in batch.items():
         if values.dtype.kind == "f":
             bad = np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))
             if len(bad):
                 rows = ", ".join(map(str, bad[:5]))
-                fix = f"correct objective={run.resolved.config.objective}, which makes them"
+                fix = f"correct objective={config.objective}, which makes them"
                 return f"{key} of the rows {rows} of its batch is not finite; {fix}"
     if step <= 1:
         return "no update was made before it; lower model.init_stddev, or use another model.dtype"
-    return (
-        "the same command continues if you add --change and lower optimizer.learning_rate or set "
-        "optimizer.grad_clip_norm; training.rollback=1 skips the batches since the last checkpoint"
-    )
+    lower = "lower optimizer.learning_rate or set optimizer.grad_clip_norm"
+    if config.task.name:
+        return f"{lower}, in another --workdir"
+    fix = f"the same command continues if you add --change and {lower}"
+    if not config.training.rollback:
+        return f"{fix}; training.rollback=1 skips the batches since the last checkpoint"
+    if rollbacks >= config.training.rollback:
+        return f"the run has gone back {rollbacks} times, as often as training.rollback says; {fix}"
+    return f"there is no healthy checkpoint to go back to; {fix}"
 
 
 def _best_checkpoint(
@@ -348,13 +359,24 @@ class Diverged(UserError):
         return Diverged, (self.step, str(self))
 
 
-def _go_back(run: Run, checkpoints: Checkpoints, workdir: Path, diverged: Diverged) -> None:
+def _go_back(
+    run: Run,
+    checkpoints: Checkpoints,
+    workdir: Path,
+    events: list[dict[str, Any]],
+    diverged: Diverged,
+) -> dict[str, Any]:
     """Go back to the last healthy checkpoint, and skip the batches that were read after it.
+
+    Args:
+        events: the history of the run.
+
+    Returns:
+        what is added to the history.
 
     Raises:
         Diverged: if training.rollback does not allow it once more, or there is no such checkpoint.
     """
-    events = run_directory.history(workdir)
     rollbacks = [event for event in events if event["event"] == "rollback"]
     step = None
     if len(rollbacks) < run.resolved.config.training.rollback:
@@ -362,25 +384,35 @@ def _go_back(run: Run, checkpoints: Checkpoints, workdir: Path, diverged: Diverg
         step = checkpoints.go_back([event["to"] for event in rollbacks])
     if step is None:
         number = run_directory.batch_number(events, diverged.step)
-        raise Diverged(diverged.step, f"{diverged}; {_remedy(run, diverged.step, number)}")
+        remedy = _remedy(run, diverged.step, number, len(rollbacks))
+        raise Diverged(diverged.step, f"{diverged}; {remedy}")
     next_batch = run_directory.batch_number(events, diverged.step) + 1
-    event = {"event": "rollback", "from": diverged.step, "to": step, "next_batch": next_batch}
+    event = {
+        "event": "rollback",
+        "from": diverged.step,
+        "to": step,
+        "next_batch": next_batch,
+        "reason": str(diverged),
+    }
     if jax.process_index() == 0:
-        run_directory.add_to_history(workdir, {**event, "reason": str(diverged)})
-    say(f"{diverged}")
-    say(f"back to step {step}; the batches of steps {step + 1} to {diverged.step} are skipped")
+        run_directory.add_to_history(workdir, event)
+        say(f"{diverged}")
+        say(f"back to step {step}; the batches of steps {step + 1} to {diverged.step} are skipped")
+    return event
 
 
 def _train_steps(
     run: Run,
     checkpoints: Checkpoints,
     workdir: Path,
+    events: list[dict[str, Any]],
+    stop: StopSignal,
     on_log: Callable | None,
     judge: Judge | None,
     best: BestCheckpoint | None,
 ) -> None:
     config = run.resolved.config
-    stop, exit_code = StopSignal(), 0
+    exit_code = 0
     first, last = checkpoints.newest or 0, run.resolved.steps
     # A run that has already stopped early does no further step.
     if best and best.is_over:
@@ -394,13 +426,12 @@ def _train_steps(
     profile = Profile(config.training.profile, workdir)
     stacks = workdir / f"stacks-{jax.process_index()}.txt"
     heartbeat = Heartbeat(stacks, lambda: log.watch.now, config.training.stuck_after)
-    with log, stop.listening(), profile, heartbeat:
+    with log, profile, heartbeat:
         say(_setting_of(run, first, last))
         with log.watch("compile"):
             if first < last:
                 log.status("compiling the train step")
             state = run.start(checkpoints)
-        events = run_directory.history(workdir)
 
         def batch_of(index: int) -> Row:
             return run.batch(run.batches, run_directory.batch_number(events, index + 1))
@@ -420,7 +451,7 @@ def _train_steps(
             pending = step, step_metrics
 
             # All processes decide alike here, since evaluating and saving involve all of them.
-            exit_code = stop.exit_code(step)
+            exit_code = stop.exit_code()
             is_last = step == last or exit_code
             evaluating = is_due(step, config.training.eval_every) or step == last
             saving = _is_saved(step, config) or is_last
@@ -440,7 +471,7 @@ def _train_steps(
                     say(f"stopping early: no improvement in {patience} evaluations")
                     last, is_last, saving = step, True, True
             if saving:
-                _save(run, checkpoints, log, health, step, state)
+                _save(run, checkpoints, log, health, events, step, state)
             # Saving goes on in the background; an error in it ends the run at the next step.
             checkpoints.check()
             if is_last:
@@ -483,6 +514,7 @@ def _save(
     checkpoints: Checkpoints,
     log: Log,
     health: Health,
+    events: list[dict[str, Any]],
     step: int,
     state: TrainState,
 ) -> None:
@@ -496,7 +528,7 @@ def _save(
         # Metrics go to disk first: a checkpoint never lacks those before it.
         metrics = log.sync()
         facts = {"raw_tokens": round(step * run.batches.raw_tokens), "metrics": metrics}
-        facts["health"] = health.record()
+        facts |= {"health": health.record(), "history": events}
         checkpoints.save(step, state, facts, healthy=health.is_healthy)
         log.callbacks.call("on_checkpoint", step, checkpoints.directory / f"{step}")
 
@@ -543,7 +575,12 @@ def _read_metrics(
         health.skipped += 1
         figures = f"loss {values['total_loss']:.4g}, gradient norm {values['gradient_norm']:.4g}"
         say(f"step {step}: {figures}; its update is left out")
+        health.skipped_in_a_row += 1
+        if health.skipped_in_a_row >= MOST_SKIPPED:
+            reason = f"the updates of {MOST_SKIPPED} steps in a row were left out"
+            raise Diverged(step, f"step {step}: {reason}; this step is not saved")
         return
+    health.skipped_in_a_row = 0
     health.meet(step, values["total_loss"], values["gradient_norm"])
     _check_finite(step, values)
     if run.resolved.config.training.skip_step:

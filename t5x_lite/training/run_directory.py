@@ -12,7 +12,7 @@ import platform
 import re
 import secrets
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
@@ -112,6 +112,7 @@ def owned(
             raise _cannot_write(workdir, error) from error
         if is_main:
             _check_nothing_foreign(workdir)
+            _check_names_no_checkpoint(workdir)
         if config.init_from and is_same(workdir, locate(config.init_from).directory):
             raise UserError(
                 USAGE,
@@ -121,14 +122,14 @@ def owned(
         check_same_text(workdir, data)
         try:
             if is_main:
-                write = storage.write_durably
-                write(workdir / "config.json", json.dumps(to_dict(config), indent=2))
-                write(workdir / "corpus.json", json.dumps(data.manifest, indent=2))
                 _give_identity(workdir)
-                if changes:
+                if changes:  # recorded before it is in force
                     saved = max(saved_steps(workdir / "checkpoints"), default=0)
                     event = {"event": "change", "after_step": saved, "settings": changes}
                     add_to_history(workdir, event)
+                write = storage.write_durably
+                write(workdir / "config.json", json.dumps(to_dict(config), indent=2))
+                write(workdir / "corpus.json", json.dumps(data.manifest, indent=2))
                 data.tokenizer.save(workdir / "tokenizer")
                 storage.push(workdir)
         except OSError as error:
@@ -187,29 +188,45 @@ def identity(workdir: Path) -> str:
     """Return the identity of the run in a directory, which each of its checkpoints carries; empty
     if it has none.
     """
+    return _read_identity(workdir)["id"]
+
+
+def _read_identity(workdir: Path) -> dict[str, Any]:
+    """Read what a run is known by, and its history, from run.json."""
     path = workdir / _IDENTITY
     if not path.exists():
-        return ""
-    return str(read_json(path, "bring it back").get("id", ""))
+        return {"id": "", "history": []}
+    record = read_json(path, "bring it back, or remove it: each checkpoint has a copy")
+    with user_errors(NO_FILE, f"{path}: no run wrote this; remove it, as checkpoints have a copy"):
+        for event in record["history"]:
+            if event["event"] == "rollback":
+                _ = int(event["to"]), int(event["next_batch"])
+        return {"id": str(record["id"]), "history": list(record["history"])}
 
 
 def _give_identity(workdir: Path) -> None:
-    """Give a run an identity when it begins."""
-    if not identity(workdir):
-        record = {"id": secrets.token_hex(8), "history": []}
-        storage.write_durably(workdir / _IDENTITY, json.dumps(record, indent=2))
+    """Give a run an identity when it begins. If run.json was lost, take it from a checkpoint."""
+    if (workdir / _IDENTITY).exists():
+        return
+    record = {"id": secrets.token_hex(8), "history": []}
+    directory = storage.durable_path(workdir / "checkpoints")
+    for step in sorted(complete_steps(directory), reverse=True):
+        with suppress(manifest.Damage):
+            facts = manifest.read(directory / str(step))
+            record = {"id": facts["run"], "history": facts.get("history", [])}
+            break
+    storage.write_durably(workdir / _IDENTITY, json.dumps(record, indent=2))
 
 
 def history(workdir: Path) -> list[dict[str, Any]]:
     """Return what has happened to a run, in order: how it went back, which settings changed."""
-    path = workdir / _IDENTITY
-    return read_json(path, "bring it back").get("history", []) if path.exists() else []
+    return _read_identity(workdir)["history"]
 
 
 def add_to_history(workdir: Path, event: dict[str, Any]) -> None:
     """Record an event of a run, before the run continues with it."""
-    record = read_json(workdir / _IDENTITY, "bring it back")
-    record["history"] = [*record.get("history", []), event]
+    record = _read_identity(workdir)
+    record["history"].append(event)
     storage.write_durably(workdir / _IDENTITY, json.dumps(record, indent=2))
     storage.push(workdir)
 
@@ -235,6 +252,14 @@ def _check_nothing_foreign(workdir: Path) -> None:
                 USAGE,
                 f"--workdir={workdir}: holds a {name} that no run wrote; name another directory",
             )
+
+
+def _check_names_no_checkpoint(workdir: Path) -> None:
+    """Reject a new directory whose name is the address of a checkpoint of another run."""
+    other = workdir.parent / workdir.name.rpartition("@")[0]
+    if "@" in workdir.name and (other / _IDENTITY).exists() and not (workdir / "config.json").exists():
+        reason = f"would hide a checkpoint of the run in {other}"
+        raise UserError(USAGE, f"--workdir={workdir}: {reason}; name another")
 
 
 def _check_same_run(
@@ -363,12 +388,13 @@ def locate(address: str | Path) -> ModelAddress:
     >>> locate("runs/gpt@4000")
     ModelAddress(directory=PosixPath('runs/gpt'), checkpoint='4000')
     """
-    base, mark, checkpoint = str(address).rpartition("@")
+    address = str(address).rstrip("/") or "/"
+    base, mark, checkpoint = address.rpartition("@")
     # The @ may belong to the name of a directory, or of one above it.
     is_name = "/" in checkpoint or (not storage.is_remote(address) and Path(address).exists())
     if not mark or is_name:
         return ModelAddress(storage.local_path(address))
-    return ModelAddress(storage.local_path(base), checkpoint)
+    return ModelAddress(storage.local_path(base), checkpoint or "nothing")
 
 
 def choose_step(checkpoints: Checkpoints, address: ModelAddress) -> int:
@@ -387,8 +413,11 @@ def choose_step(checkpoints: Checkpoints, address: ModelAddress) -> int:
     if read:
         # The text read at a kept step is as near to a round number as batches allow.
         wanted = float(read["number"]) * _FACTORS[read["factor"]]
-        tokens = {step: checkpoints.facts(step)["raw_tokens"] for step in kept}
-        near = [step for step in kept if abs(tokens[step] - wanted) <= _NEAR * wanted]
+        tokens = {}
+        for step in kept:
+            with suppress(UserError):  # one that is damaged cannot be asked
+                tokens[step] = checkpoints.facts(step).get("raw_tokens", 0)
+        near = [step for step in tokens if abs(tokens[step] - wanted) <= _NEAR * wanted]
         found = min(near, key=lambda step: abs(tokens[step] - wanted), default=None)
     else:
         found = int(which) if which.isdecimal() and int(which) in kept else None
@@ -473,7 +502,8 @@ def keep_ends(workdir: Path, init_from: Path) -> None:
     if path.exists() and not (workdir / _CONVENTIONS).exists():
         record = read_json(path, "bring it back, or import the model again")
         record |= {"begin": None, "before_inputs": ()}
-        storage.write_durably(workdir / _CONVENTIONS, json.dumps(record, indent=2))
+        if jax.process_index() == 0:
+            storage.write_durably(workdir / _CONVENTIONS, json.dumps(record, indent=2))
 
 
 @dataclass(frozen=True, eq=False)
@@ -693,7 +723,8 @@ def record_base(workdir: Path, base: ModelAddress) -> None:
     if (workdir / _BASE).exists():
         return check_same_base(workdir, base)
     record = {"base": str(base), "checkpoint": _checkpoint_hash(base)}
-    storage.write_durably(workdir / _BASE, json.dumps(record, indent=2))
+    if jax.process_index() == 0:
+        storage.write_durably(workdir / _BASE, json.dumps(record, indent=2))
 
 
 def check_same_base(workdir: Path, base: ModelAddress) -> None:

@@ -117,8 +117,9 @@ def make_train_step(
         norm = optax.tree.norm(grads)
         skipped = {}
         if limits is not None:
-            # A comparison with NaN is false, so only finite figures are good.
-            is_good = (_total_loss(sums) <= limits[0]) & (norm <= limits[1])
+            loss_value = _total_loss(sums)
+            is_good = jnp.isfinite(loss_value) & jnp.isfinite(norm)
+            is_good &= (loss_value <= limits[0]) & (norm <= limits[1])
             old = state.params, state.opt_state
             params, opt_state = jax.tree.map(partial(jnp.where, is_good), (params, opt_state), old)
             skipped = {"skipped": 1 - is_good.astype(jnp.int32)}

@@ -21,6 +21,7 @@ class StopSignal:
 
     def __init__(self):
         self._code = 0
+        self._asked = 0  # calls of exit_code, which every process counts alike
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -52,13 +53,14 @@ class StopSignal:
         if jax.process_count() > 1:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def exit_code(self, step: int) -> int:
+    def exit_code(self) -> int:
         """Return the exit code to end with after this step, or 0 to go on. Every process must ask
         after every step.
         """
+        self._asked += 1
         if jax.process_count() == 1:
             return self._code
         # True in all processes at the same step, after any of them got a signal.
-        if multihost_utils.reached_preemption_sync_point(step):
+        if multihost_utils.reached_preemption_sync_point(self._asked):
             return self._code or TERMINATED
         return 0

@@ -12,7 +12,7 @@ from t5x_lite.errors import UserError, read_json
 from t5x_lite.manifest import Damage
 from t5x_lite.training import run_directory
 from t5x_lite.training.best import best_directory
-from t5x_lite.training.checkpoint import check_whole, complete_steps, find_difference
+from t5x_lite.training.checkpoint import check_whole, complete_steps, find_difference, is_complete
 from t5x_lite.training.log import check_metrics, read_metrics
 
 
@@ -31,17 +31,23 @@ def verify(directory: Path) -> Iterator[Finding]:
     Yields:
         One Finding per checkpoint, export, tokenizer, and file of a run.
     """
-    for place in _places(directory):
-        if (place / "config.json").exists() and (place / "tokenizer").is_dir():
+    for place in _places(directory.resolve()):
+        if _is_run(place):
             yield from _verify_run(place)
         if manifest.is_in(place):
             yield _verify_export(place)
 
 
+def _is_run(place: Path) -> bool:
+    """Return True for the directory of a run, even if some of it is missing."""
+    return any((place / name).exists() for name in ("run.json", "corpus.json", "checkpoints"))
+
+
 def _places(directory: Path) -> Iterator[Path]:
-    """Yield all directories below, except for those of checkpoints."""
+    """Yield all directories below, except for those inside of runs that hold no other run."""
     for place, below, _ in os.walk(directory):
-        below[:] = sorted(set(below) - {"checkpoints", "best", "tokenizer"})
+        inside = {"checkpoints", "best", "tokenizer"} if _is_run(Path(place)) else set()
+        below[:] = sorted(set(below) - inside)
         yield Path(place)
 
 
@@ -50,7 +56,10 @@ def _verify_run(workdir: Path) -> Iterator[Finding]:
     yield _finding(workdir / "config.json", "settings", lambda: _check_settings(workdir))
     yield _finding(workdir / "tokenizer", "tokenizer", lambda: _check_tokenizer(workdir))
     yield _finding(workdir / "metrics.jsonl", "metrics", lambda: _check_metrics(workdir))
-    run = run_directory.identity(workdir)
+    yield _finding(workdir / "run.json", "identity", lambda: _identity(workdir))
+    run = ""
+    with suppress(UserError):
+        run = run_directory.identity(workdir)
     for checkpoints in (workdir / "checkpoints", best_directory(workdir)):
         where = storage.durable_path(checkpoints)
         for step in sorted(complete_steps(where)):
@@ -58,7 +67,9 @@ def _verify_run(workdir: Path) -> Iterator[Finding]:
             def check(path: Any = where / str(step)) -> str:
                 return _size_of(check_whole(path, run))
 
-            yield _finding(checkpoints / str(step), f"step {step}", check)
+            finding = _finding(checkpoints / str(step), f"step {step}", check)
+            if is_complete(where / str(step)):  # a run that goes on may have removed it
+                yield finding
 
 
 def _verify_export(directory: Path) -> Finding:
@@ -68,6 +79,13 @@ def _verify_export(directory: Path) -> Finding:
         return _size_of(facts)
 
     return _finding(directory, "export", check)
+
+
+def _identity(workdir: Path) -> str:
+    run = run_directory.identity(workdir)
+    if not run:
+        raise Damage("it is missing")
+    return run
 
 
 def _check_settings(workdir: Path) -> str:

@@ -120,7 +120,7 @@ def test_a_damaged_file_is_noticed_and_the_checkpoint_before_is_used(
         assert (directory / "10").exists()
         assert_restored(directory, 5)
         assert not (directory / "10").exists()
-        reason = (directory / "10.damaged/damage.txt").read_text()
+        reason = (directory / "10.damaged.txt").read_text()
         assert name.name in reason
         assert f"10 is damaged: {reason.strip()}; moved to 10.damaged" in capsys.readouterr().out
 
@@ -216,7 +216,7 @@ def test_a_second_damaged_checkpoint_of_a_step_has_a_name_of_its_own(checkpoints
     for count in (1, 2):
         (checkpoints / "10/manifest.json").unlink()
         assert_restored(checkpoints, 5)
-        assert len(list(checkpoints.glob("10.damaged*"))) == count
+        assert len(list(checkpoints.glob("10.damaged*.txt"))) == count
         save(checkpoints, 10)
 
 
@@ -231,9 +231,11 @@ def test_what_a_killed_process_left_is_removed_and_nothing_else(checkpoints, cap
     assert (checkpoints / "3.removed").exists()
     assert_restored(checkpoints, 10)
     names = {path.name for path in checkpoints.iterdir()}
-    left = {"20.orbax-checkpoint-tmp", "notes", "4.removed", "6.removed"}
-    assert names == {"5", "10", *left}
+    assert names == {"5", "10", "notes", "kept-20.orbax-checkpoint-tmp", "kept-4.removed"}
     assert "no run wrote thesis.txt in it" in capsys.readouterr().out
+    save(checkpoints, 20, 30, 40)
+    assert (checkpoints / "kept-20.orbax-checkpoint-tmp/thesis.txt").read_text() == "mine"
+    assert (checkpoints / "kept-4.removed/thesis.txt").read_text() == "mine"
 
 
 def test_an_unhealthy_checkpoint_replaces_no_healthy_one(tmp_path):
@@ -263,3 +265,52 @@ def test_a_run_goes_on_from_the_checkpoint_before_and_ends_the_same(tmp_path, co
         manifest.read(tmp_path / name / "checkpoints/6")["arrays"] for name in ("whole", "damaged")
     ]
     assert arrays[0] == arrays[1]
+
+
+def test_checkpoints_may_be_links_and_other_names_do_not_matter(checkpoints, tmp_path):
+    """A link is removed, and not what it leads to; nothing is written through it."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for step in ("5", "10"):
+        (checkpoints / step).rename(elsewhere / step)
+        (checkpoints / step).symlink_to(elsewhere / step)
+    (checkpoints / "99").write_text("a file")
+    (checkpoints / "²").mkdir()
+    (checkpoints / "007").mkdir()
+    assert_restored(checkpoints, 10)
+    (elsewhere / "10/_METADATA").write_text("{}")
+    assert_restored(checkpoints, 5)
+    assert (checkpoints / "10.damaged").is_symlink()
+    assert not (elsewhere / "10/damage.txt").exists()
+    save(checkpoints, 20, 30)
+    assert not (checkpoints / "5").exists()
+    assert (elsewhere / "5/manifest.json").exists()
+
+
+def test_a_damaged_manifest_is_trusted_if_the_user_says_so(checkpoints):
+    path = checkpoints / "10/manifest.json"
+    path.write_text(path.read_text().replace('"healthy": true', '"healthy": false'))
+    with verification("off"):
+        assert_restored(checkpoints, 10)
+    assert_restored(checkpoints, 5)
+
+
+def test_a_checkpoint_of_an_earlier_version_is_named_as_such(tmp_path):
+    (tmp_path / "7/default").mkdir(parents=True)
+    (tmp_path / "7/default/_METADATA").write_text("{}")
+    with pytest.raises(UserError, match="7: an earlier version wrote it, and can read it"):
+        restore(tmp_path)
+
+
+def test_a_run_that_lost_its_identity_takes_it_from_a_checkpoint(tmp_path, config_file):
+    more = {"training.steps": 6, "training.checkpoint_every": 3}
+    command = ("train", f"--config={config_file(**more)}", f"--workdir={tmp_path / 'run'}")
+    run(*command)
+    before = (tmp_path / "run/run.json").read_text()
+    (tmp_path / "run/run.json").unlink()
+    run(*command, "--config.training.steps=7")
+    assert (tmp_path / "run/run.json").read_text() == before
+    for text, words in (("{", "cannot be read"), ('{"id": "a"}', "no run wrote this")):
+        (tmp_path / "run/run.json").write_text(text)
+        _, err = run(*command, "--config.training.steps=7", code=66)
+        assert words in err

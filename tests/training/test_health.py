@@ -2,7 +2,9 @@
 
 import json
 import math
+import os
 import shutil
+import signal
 
 import jax
 import numpy as np
@@ -11,10 +13,11 @@ from conftest import run
 from training.runs import assert_same, figures, saved_state, saved_steps
 
 from t5x_lite import manifest
-from t5x_lite.errors import NOT_FINITE, UserError
+from t5x_lite.errors import NOT_FINITE, TERMINATED, UserError
 from t5x_lite.progress import messages_to
 from t5x_lite.resolve import text_data
 from t5x_lite.training import loop, run_directory
+from t5x_lite.training.best import BestCheckpoint
 from t5x_lite.training.health import WINDOW, Health
 
 STEPS = {"training.steps": 30, "training.checkpoint_every": 5, "training.log_every": 1}
@@ -139,6 +142,72 @@ def test_a_step_is_left_out_and_nothing_else(make, tmp_path, poison):
     assert_same(tmp_path / "run", tmp_path / "again")
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("number", [0, 1, 2, 7])
+def test_early_steps_are_left_out_too(make, tmp_path, poison, value, number):
+    """Before there is anything to compare with, what is not finite is still bad."""
+    poison(value, number)
+    train(make, tmp_path / "run", **{"training.skip_step": True, "training.steps": 9})
+    assert all(np.isfinite(leaf).all() for leaf in saved_state(tmp_path / "run"))
+
+
+def test_a_run_that_learns_nothing_ends(make, tmp_path, poison):
+    poison(math.nan, *range(12, 100))
+    with pytest.raises(UserError, match="updates of 10 steps in a row were left out") as caught:
+        train(make, tmp_path / "run", **{"training.skip_step": True})
+    assert caught.value.code == NOT_FINITE
+
+
+def test_a_signal_that_comes_as_a_run_goes_back_is_heeded(make, tmp_path, poison, monkeypatch):
+    poison(math.nan, 17)
+    go_back = loop._go_back
+
+    def signalled(*arguments):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return go_back(*arguments)
+
+    monkeypatch.setattr(loop, "_go_back", signalled)
+    with pytest.raises(UserError, match="stopped after step 16 of 30") as caught:
+        train(make, tmp_path / "run", **{"training.rollback": 1})
+    assert caught.value.code == TERMINATED
+    train(make, tmp_path / "run", **{"training.rollback": 1})
+    monkeypatch.undo()
+    poison(math.nan, 17)
+    train(make, tmp_path / "undisturbed", **{"training.rollback": 1})
+    assert (
+        saved_state(tmp_path / "run")[0].tobytes()
+        == saved_state(tmp_path / "undisturbed")[0].tobytes()
+    )
+
+
+def test_going_back_needs_checkpoints(make):
+    with pytest.raises(UserError, match="nothing is saved to go back to"):
+        make(**{"training.rollback": 1})
+
+
+def test_the_best_parameters_survive_going_back(tmp_path):
+    """Of two evaluations the better one is lost, since a run goes back to before it."""
+    origin = ({"model.vocab_size": 1}, "run", {})
+    params = {"a": jax.numpy.ones(3)}
+    records = []
+
+    def evaluate(best, step, value):
+        best.meet(step, {"task_x": value}, params)
+        records.append({"step": step, "split": "validation", "task_x": value})
+        lines = "".join(json.dumps(record) + "\n" for record in records)
+        (tmp_path / "metrics.jsonl").write_text(lines)
+
+    best = BestCheckpoint(tmp_path, origin, "task_x", 0, 0)
+    for step, value in ((10, 0.5), (25, 0.6)):
+        evaluate(best, step, value)
+    best.close()
+    records.pop()
+    best = BestCheckpoint(tmp_path, origin, "task_x", 20, 0)
+    evaluate(best, 30, 0.45)
+    best.close()
+    assert sorted(path.name for path in (tmp_path / "best").iterdir()) == ["10"]
+
+
 def test_leaving_out_changes_no_healthy_run(make, tmp_path):
     train(make, tmp_path / "plain")
     train(make, tmp_path / "guarded", **{"training.skip_step": True, "training.rollback": 3})
@@ -205,7 +274,7 @@ def test_the_message_names_weights_that_are_not_finite(make, tmp_path, monkeypat
         return made
 
     monkeypatch.setattr(type(batches), "batch_at", batch_at)
-    assert "decoder_weights of the rows 0, 1" in loop._remedy(bad, 6, 5)
-    assert "correct objective=causal_lm" in loop._remedy(bad, 6, 5)
-    assert "add --change" in loop._remedy(bad, 6, 4)
-    assert "model.init_stddev" in loop._remedy(bad, 1, 0)
+    assert "decoder_weights of the rows 0, 1" in loop._remedy(bad, 6, 5, 0)
+    assert "correct objective=causal_lm" in loop._remedy(bad, 6, 5, 0)
+    assert "add --change" in loop._remedy(bad, 6, 4, 0)
+    assert "model.init_stddev" in loop._remedy(bad, 1, 0, 0)

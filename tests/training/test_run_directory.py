@@ -340,6 +340,7 @@ def test_a_run_may_start_from_a_kept_step(several, tmp_path):
         ("@best", "no best checkpoint; only runs on a task keep one"),
         ("@99M-tokens", "no such checkpoint"),
         ("@newest", "no such checkpoint"),
+        ("@", "no such checkpoint"),
     ],
 )
 def test_checkpoints_that_are_not_there_are_named(several, mark, words):
@@ -353,6 +354,12 @@ def test_a_damaged_step_is_refused_if_it_is_named(several, tmp_path):
     _, err = run("evaluate", f"--workdir={tmp_path / 'run'}@4", code=66)
     assert "4: _METADATA is missing; name another checkpoint" in err
     run("evaluate", f"--workdir={tmp_path / 'run'}@2")
+
+
+def test_a_run_may_not_hide_a_checkpoint(several):
+    command = ("train", f"--config={several / 'config.py'}", f"--workdir={several / 'run@4'}")
+    _, err = run(*command, code=2)
+    assert "would hide a checkpoint of the run in" in err
 
 
 def test_the_name_of_a_directory_may_have_an_at(several, tmp_path):

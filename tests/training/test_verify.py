@@ -18,9 +18,9 @@ def lines(out: str) -> dict[str, str]:
 
 def test_a_whole_run_is_whole(trained):
     out, _ = run("verify", trained.workdir)
-    parts = {"config.json", "tokenizer", "metrics.jsonl", "6"}
+    parts = {"config.json", "run.json", "tokenizer", "metrics.jsonl", "6"}
     assert lines(out) == dict.fromkeys(parts, "whole")
-    assert "all 4 parts are what was written" in out
+    assert "all 5 parts are what was written" in out
 
 
 def rewrite(path, change):
@@ -86,7 +86,29 @@ def test_what_is_damaged_is_named(trained, name):
     out, err = run("verify", trained.workdir, code=66)
     assert lines(out)[part] == "damaged"
     assert words in out
-    assert "1 of 4 parts are damaged" in err
+    assert "1 of 5 parts are damaged" in err
+
+
+def test_a_run_is_checked_by_a_relative_path(trained, monkeypatch):
+    monkeypatch.chdir(trained.workdir.parent)
+    out, _ = run("verify", "run")
+    assert "all 5 parts are what was written" in out
+
+
+@pytest.mark.parametrize("name", ["run.json", "config.json", "tokenizer", "corpus.json"])
+def test_what_is_missing_is_named(trained, tmp_path, name):
+    """Also in a suite, in a run that is called as a part of one, and beside a whole run."""
+    (tmp_path / "suite").mkdir()
+    for copy in ("best", "whole"):
+        shutil.copytree(trained.workdir, tmp_path / "suite" / copy)
+    path = tmp_path / "suite/best" / name
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    if name == "corpus.json":  # not read for anything that was trained
+        run("verify", tmp_path / "suite")
+        return
+    out, _ = run("verify", tmp_path / "suite", code=66)
+    assert f"damaged  {tmp_path / 'suite/best'}" in out
+    assert f"damaged  {tmp_path / 'suite/whole'}" not in out
 
 
 def test_the_arrays_are_left_out_if_only_files_are_asked(trained):
@@ -100,7 +122,7 @@ def test_several_runs_and_an_export_are_found(trained, tmp_path):
         shutil.copytree(trained.workdir, suite / "cells" / name)
     run("export", f"--workdir={trained.workdir}", suite / "exported")
     out, _ = run("verify", suite)
-    assert "all 9 parts are what was written" in out
+    assert "all 11 parts are what was written" in out
     record = manifest.read(suite / "exported")
     assert record["step"] == 6
     assert record["run"] == json.loads((trained.workdir / "run.json").read_text())["id"]
@@ -108,7 +130,7 @@ def test_several_runs_and_an_export_are_found(trained, tmp_path):
     path = suite / "exported/model.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"\1")
     out, err = run("verify", suite, code=66)
-    assert "1 of 9 parts are damaged" in err
+    assert "1 of 11 parts are damaged" in err
     assert "exported: model.safetensors has changed since it was written" in out
     _, err = run("import", suite / "exported", f"--workdir={tmp_path / 'back'}", code=65)
     assert "model.safetensors has changed since it was written; bring it back" in err
