@@ -33,7 +33,7 @@ from t5x_lite import config as schema  # noqa: E402
 from t5x_lite.commands import line as command_line  # noqa: E402
 from t5x_lite.commands.list_ import first_sentence  # noqa: E402
 from t5x_lite.config.ranges import Range  # noqa: E402
-from t5x_lite.config.roles import LOCAL, RESUMABLE, settings_with  # noqa: E402
+from t5x_lite.config.roles import ADJUSTABLE, LOCAL, RESUMABLE, settings_with  # noqa: E402
 from t5x_lite.data import rng  # noqa: E402
 from t5x_lite.data.objectives import OBJECTIVES  # noqa: E402
 from t5x_lite.data.objectives.mixture import parse_objective  # noqa: E402
@@ -698,6 +698,11 @@ def free_settings() -> str:
     return ", ".join(map(code, names))
 
 
+def adjustable_settings() -> str:
+    """The settings that --change lets differ when a run continues."""
+    return ", ".join(map(code, sorted(settings_with(schema.RunConfig, ADJUSTABLE))))
+
+
 def sharding_table() -> str:
     """The rules that place logical axes on the mesh."""
     rows, whole = [], []
@@ -809,6 +814,7 @@ INSERTS: dict[str, Callable[[], str]] = {
     "randomness": randomness,
     "row keys": row_keys,
     "free settings": free_settings,
+    "adjustable settings": adjustable_settings,
     "sharding rules": sharding_table,
     "attention masks": masks,
     "blocks": block_figures,

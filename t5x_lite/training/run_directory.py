@@ -257,7 +257,8 @@ def _check_nothing_foreign(workdir: Path) -> None:
 def _check_names_no_checkpoint(workdir: Path) -> None:
     """Reject a new directory whose name is the address of a checkpoint of another run."""
     other = workdir.parent / workdir.name.rpartition("@")[0]
-    if "@" in workdir.name and (other / _IDENTITY).exists() and not (workdir / "config.json").exists():
+    is_run = (other / _IDENTITY).exists()
+    if "@" in workdir.name and is_run and not (workdir / "config.json").exists():
         reason = f"would hide a checkpoint of the run in {other}"
         raise UserError(USAGE, f"--workdir={workdir}: {reason}; name another")
 
