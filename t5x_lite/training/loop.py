@@ -25,7 +25,7 @@ from t5x_lite.data.rows.streams import VERSION as STREAM_VERSION
 from t5x_lite.data.store.corpus import cache_directory
 from t5x_lite.data.tasks.kinds.table import metrics_of
 from t5x_lite.data.tasks.task_data import TaskPlan
-from t5x_lite.errors import BAD_CONFIG, BAD_DATA, NOT_FINITE, UserError
+from t5x_lite.errors import BAD_CONFIG, BAD_DATA, UserError
 from t5x_lite.model.flops import peak_flops
 from t5x_lite.model.heads import Row
 from t5x_lite.model.parts.table import unsplit_parts
@@ -42,6 +42,7 @@ from t5x_lite.training.loss import step_flops
 from t5x_lite.training.optimizer import make_optimizer
 from t5x_lite.training.processes import Heartbeat, check_same
 from t5x_lite.training.program import Program
+from t5x_lite.training.rollback import Diverged, go_back
 from t5x_lite.training.run_directory import LoadedModel
 from t5x_lite.training.step import (
     TrainState,
@@ -296,41 +297,14 @@ def train(
                         _train_steps(run, checkpoints, workdir, events, stop, on_log, judge, best)
                         break
                     except Diverged as diverged:
-                        events.append(_go_back(run, checkpoints, workdir, events, diverged))
+                        events.append(
+                            go_back(config, run.batches, checkpoints, workdir, events, diverged)
+                        )
                     finally:
                         if best:
                             best.close()
         finally:
             checkpoints.close()
-
-
-def _remedy(run: Run, step: int, number: int, rollbacks: int) -> str:
-    """Return what to do about a step that diverged, by its likeliest cause.
-
-    Args:
-        number: number of the batch that the step has read.
-        rollbacks: how often the run has gone back.
-    """
-    config = run.resolved.config
-    batch = run.batches.batch_at(number, range(run.batches.batch_size))
-    for key, values in batch.items():
-        if values.dtype.kind == "f":
-            bad = np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))
-            if len(bad):
-                rows = ", ".join(map(str, bad[:5]))
-                fix = f"correct objective={config.objective}, which makes them"
-                return f"{key} of the rows {rows} of its batch is not finite; {fix}"
-    if step <= 1:
-        return "no update was made before it; lower model.init_stddev, or use another model.dtype"
-    lower = "lower optimizer.learning_rate or set optimizer.grad_clip_norm"
-    if config.task.name:
-        return f"{lower}, in another --workdir"
-    fix = f"the same command continues if you add --change and {lower}"
-    if not config.training.rollback:
-        return f"{fix}; training.rollback=1 skips the batches since the last checkpoint"
-    if rollbacks >= config.training.rollback:
-        return f"the run has gone back {rollbacks} times, as often as training.rollback says; {fix}"
-    return f"there is no healthy checkpoint to go back to; {fix}"
 
 
 def _best_checkpoint(
@@ -342,63 +316,6 @@ def _best_checkpoint(
         return None
     metric = f"{PREFIX}{metrics_of(rows.task)[0]}"
     return BestCheckpoint(workdir, origin, metric, checkpoints.newest or 0, patience)
-
-
-class Diverged(UserError):
-    """A run has diverged: a figure is not finite, or far from those before it.
-
-    Attributes:
-        step: the step that was found unhealthy.
-    """
-
-    def __init__(self, step: int, message: str):
-        super().__init__(NOT_FINITE, message)
-        self.step = step
-
-    def __reduce__(self):
-        return Diverged, (self.step, str(self))
-
-
-def _go_back(
-    run: Run,
-    checkpoints: Checkpoints,
-    workdir: Path,
-    events: list[dict[str, Any]],
-    diverged: Diverged,
-) -> dict[str, Any]:
-    """Go back to the last healthy checkpoint, and skip the batches that were read after it.
-
-    Args:
-        events: the history of the run.
-
-    Returns:
-        what is added to the history.
-
-    Raises:
-        Diverged: if training.rollback does not allow it once more, or there is no such checkpoint.
-    """
-    rollbacks = [event for event in events if event["event"] == "rollback"]
-    step = None
-    if len(rollbacks) < run.resolved.config.training.rollback:
-        checkpoints.wait()
-        step = checkpoints.go_back([event["to"] for event in rollbacks])
-    if step is None:
-        number = run_directory.batch_number(events, diverged.step)
-        remedy = _remedy(run, diverged.step, number, len(rollbacks))
-        raise Diverged(diverged.step, f"{diverged}; {remedy}")
-    next_batch = run_directory.batch_number(events, diverged.step) + 1
-    event = {
-        "event": "rollback",
-        "from": diverged.step,
-        "to": step,
-        "next_batch": next_batch,
-        "reason": str(diverged),
-    }
-    if jax.process_index() == 0:
-        run_directory.add_to_history(workdir, event)
-        say(f"{diverged}")
-        say(f"back to step {step}; the batches of steps {step + 1} to {diverged.step} are skipped")
-    return event
 
 
 def _train_steps(

@@ -1,7 +1,6 @@
 """Each row of the fault suite, a few times; make test-faults has all of its tries."""
 
 import pytest
-
 from faults.suite import ROWS, Runs, attempt
 
 QUICK = {"checkpoint": 12, "files": 10, "kills": 1, "signals": 1, "disk": 1, "divergence": 2}

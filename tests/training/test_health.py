@@ -19,6 +19,7 @@ from t5x_lite.resolve import text_data
 from t5x_lite.training import loop, run_directory
 from t5x_lite.training.best import BestCheckpoint
 from t5x_lite.training.health import WINDOW, Health
+from t5x_lite.training.rollback import remedy
 
 STEPS = {"training.steps": 30, "training.checkpoint_every": 5, "training.log_every": 1}
 
@@ -160,13 +161,13 @@ def test_a_run_that_learns_nothing_ends(make, tmp_path, poison):
 
 def test_a_signal_that_comes_as_a_run_goes_back_is_heeded(make, tmp_path, poison, monkeypatch):
     poison(math.nan, 17)
-    go_back = loop._go_back
+    go_back = loop.go_back
 
     def signalled(*arguments):
         os.kill(os.getpid(), signal.SIGTERM)
         return go_back(*arguments)
 
-    monkeypatch.setattr(loop, "_go_back", signalled)
+    monkeypatch.setattr(loop, "go_back", signalled)
     with pytest.raises(UserError, match="stopped after step 16 of 30") as caught:
         train(make, tmp_path / "run", **{"training.rollback": 1})
     assert caught.value.code == TERMINATED
@@ -263,8 +264,7 @@ def test_the_advice_works(tmp_path, config_file):
 def test_the_message_names_weights_that_are_not_finite(make, tmp_path, monkeypatch):
     resolved, corpus = make(**STEPS)
     data = text_data(resolved, corpus)
-    bad = loop.Run(resolved, data)
-    batches = bad.batches
+    batches = data.batches("train")
     rows = type(batches).batch_at
 
     def batch_at(self, step, rows_of=None):
@@ -274,7 +274,7 @@ def test_the_message_names_weights_that_are_not_finite(make, tmp_path, monkeypat
         return made
 
     monkeypatch.setattr(type(batches), "batch_at", batch_at)
-    assert "decoder_weights of the rows 0, 1" in loop._remedy(bad, 6, 5, 0)
-    assert "correct objective=causal_lm" in loop._remedy(bad, 6, 5, 0)
-    assert "add --change" in loop._remedy(bad, 6, 4, 0)
-    assert "model.init_stddev" in loop._remedy(bad, 1, 0, 0)
+    assert "decoder_weights of the rows 0, 1" in remedy(resolved.config, batches, 6, 5, 0)
+    assert "correct objective=causal_lm" in remedy(resolved.config, batches, 6, 5, 0)
+    assert "add --change" in remedy(resolved.config, batches, 6, 4, 0)
+    assert "model.init_stddev" in remedy(resolved.config, batches, 1, 0, 0)
