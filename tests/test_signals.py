@@ -10,10 +10,10 @@ import pytest
 from conftest import ROOT, start
 from training.runs import wait_for
 
-SIGNALS = [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)]
 # Each command stops itself where the signal is to come: while it imports, prepares or asks.
 STOP_WITHIN = """
-import os, sys
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in the background
 from t5x_lite import __main__ as main
 module, name, number = sys.argv[1:4]
 import importlib
@@ -32,8 +32,14 @@ PHASES = {
 }
 
 
-@pytest.mark.parametrize(("number", "code"), SIGNALS)
-@pytest.mark.parametrize("phase", ["prepare", "report"])
+@pytest.mark.parametrize(
+    ("phase", "number", "code"),
+    [
+        ("prepare", signal.SIGTERM, 143),
+        ("report", signal.SIGHUP, 129),
+        ("prepare", signal.SIGINT, 130),
+    ],
+)
 def test_a_signal_before_training_ends_with_its_code(tmp_path, config_file, phase, number, code):
     config, workdir = f"--config={config_file()}", f"--workdir={tmp_path / 'run'}"
     words = [sys.executable, "-c", STOP_WITHIN, *PHASES[phase], str(int(number))]

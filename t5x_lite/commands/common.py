@@ -159,9 +159,12 @@ def read_model_address(args: argparse.Namespace) -> str:
 
     if not args.workdir:
         read_workdir(args)
-    from t5x_lite.training.run_directory import locate
+    if "@" in args.workdir:
+        from t5x_lite.training.run_directory import locate  # imports jax
 
-    check_is_run(locate(args.workdir).directory)
+        check_is_run(locate(args.workdir).directory)
+    else:
+        check_is_run(storage.local_path(args.workdir))
     return args.workdir
 
 

@@ -9,8 +9,6 @@ checkpoint, so that a run that was stopped decides as if it had not been.
 import math
 from typing import Any
 
-import numpy as np
-
 WINDOW = 128
 MOST_SKIPPED = 10  # updates in a row that may be left out: more is no spike
 _ENOUGH = 8  # healthy steps that a deviation is estimated from
@@ -52,16 +50,20 @@ class Health:
         >>> round(loss, 2), round(norm)
         (2.79, 148)
         """
-        known = [figures for figures in self._figures if figures[0] <= step - 2]
+        end = len(self._figures)
+        while end and self._figures[end - 1][0] > step - 2:
+            end -= 1
+        known = self._figures[max(end - WINDOW, 0) : end]
         if not known:
             return math.inf, math.inf
-        _, losses, norms = np.array(known[-WINDOW:]).T
+        losses, norms = [one[1] for one in known], [one[2] for one in known]
         if len(known) < _ENOUGH:
-            return _EARLY * float(np.abs(losses).max()), math.inf
-        median = float(np.median(losses))
+            return _EARLY * max(map(abs, losses)), math.inf
+        median = _median(losses)
         least = max(_LEAST_SHARE * abs(median), _LEAST_NATS)
-        loss = median + _FURTHEST * max(_deviation(losses), least)
-        log_norm = float(np.median(norms)) + _FURTHEST * max(_deviation(norms), _LEAST_LOG)
+        loss = median + _FURTHEST * max(_deviation(losses, median), least)
+        median = _median(norms)
+        log_norm = median + _FURTHEST * max(_deviation(norms, median), _LEAST_LOG)
         return loss, math.exp(min(log_norm, 700.0))
 
     def meet(self, step: int, loss: float, norm: float) -> bool:
@@ -85,6 +87,12 @@ class Health:
         }
 
 
-def _deviation(values: np.ndarray) -> float:
+def _median(values: list[float]) -> float:
+    """Return the median. For some hundred values this is faster than numpy."""
+    ordered, half = sorted(values), len(values) // 2
+    return ordered[half] if len(values) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+
+def _deviation(values: list[float], median: float) -> float:
     """Return a standard deviation that outliers hardly change."""
-    return _TO_SIGMA * float(np.median(np.abs(values - np.median(values))))
+    return _TO_SIGMA * _median([abs(value - median) for value in values])

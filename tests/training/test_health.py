@@ -52,14 +52,15 @@ def test_a_run_that_has_diverged_stays_unhealthy():
 def test_a_run_that_continues_decides_alike():
     rng = np.random.default_rng(0)
     each = list(zip(rng.normal(2, 0.1, 300), np.exp(rng.normal(0, 0.3, 300)), strict=True))
-    _, whole = met(each)
+    whole, limits = Health(), {}
+    for step, one in enumerate(each, 1):
+        limits[step] = whole.limits(step)
+        whole.meet(step, *one)
     for stop in (1, 7, 8, 9, 100, 299):
         _, health = met(each[:stop])
         health = Health(json.loads(json.dumps(health.record())))
         for step in range(stop + 1, 301):
-            _, begun = met(each[: step - 1])
-            if step in (stop + 1, stop + 2, 300):
-                assert health.limits(step) == begun.limits(step)
+            assert health.limits(step) == limits[step]
             health.meet(step, *each[step - 1])
         assert health.record() == whole.record()
     assert len(whole.record()["figures"]) == WINDOW + 1
@@ -143,8 +144,7 @@ def test_a_step_is_left_out_and_nothing_else(make, tmp_path, poison):
     assert_same(tmp_path / "run", tmp_path / "again")
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-@pytest.mark.parametrize("number", [0, 1, 2, 7])
+@pytest.mark.parametrize(("value", "number"), [(math.nan, 0), (math.inf, 1), (math.inf, 7)])
 def test_early_steps_are_left_out_too(make, tmp_path, poison, value, number):
     """Before there is anything to compare with, what is not finite is still bad."""
     poison(value, number)

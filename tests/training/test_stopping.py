@@ -27,7 +27,7 @@ def whole(tmp_path_factory, text_file):
     ("number", "code"),
     [
         (signal.SIGTERM, 143),
-        (signal.SIGHUP, 129),
+        pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow),
         pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow),
     ],
 )
