@@ -25,7 +25,7 @@ def main(directories: list[str]) -> None:
         health = Health()
         for number, record in enumerate(records, 1):
             counts["steps"] += 1
-            is_healthy = health.meet(number, record["total_loss"], record["gradient_norm"])
+            is_healthy = health.record(number, record["total_loss"], record["gradient_norm"])
             counts["unhealthy"] += not is_healthy
     print(counts)
     keep("healthy_steps", counts)

@@ -14,13 +14,13 @@ from t5x_lite.config.permission import user_code
 from t5x_lite.errors import INTERRUPTED, UserError, foreseen_errors
 from t5x_lite.machine import check_platforms
 from t5x_lite.manifest import Level, verification
-from t5x_lite.signals import Stopped, interrupting
+from t5x_lite.signals import Stopped, stop_on_signals
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     try:
-        with interrupting(), foreseen_errors():
+        with stop_on_signals(), foreseen_errors():
             args = parse(sys.argv[1:] if argv is None else argv)
             if args.command not in ("prepare", "plan", "doctor"):
                 unused = check_platforms()

@@ -55,6 +55,7 @@ from t5x_lite.model import transformer
 from t5x_lite.model.check import plan_checked, plan_objective_checked
 from t5x_lite.model.heads import HEADS, Params, Row, head_params, logits
 from t5x_lite.model.transformer import count_active_parameters, count_parameters
+from t5x_lite.model_address import locate
 from t5x_lite.progress import columns, messages_to, to_stderr
 from t5x_lite.report import task_report
 from t5x_lite.report.page import short
@@ -147,12 +148,11 @@ def evaluate(workdir: str | Path, mesh: Mesh | None = None) -> dict[str, Any]:
         the step, the split and the metrics, such as loss in nats, accuracy and, for text,
         perplexity. A run on a task also has the task's metrics.
     """
-    address = workdir
-    workdir = run_directory.locate(address).directory
-    resolved, _ = run_directory.read(workdir)
+    directory = locate(workdir).directory
+    resolved, _ = run_directory.read(directory)
     loop.setup_jax(resolved.model.dtype)
-    loaded = run_directory.load(address, mesh)
-    data = run_directory.open_data(workdir, resolved, loaded.tokenizer)
+    loaded = run_directory.load(workdir, mesh)
+    data = run_directory.open_data(directory, resolved, loaded.tokenizer)
     training = dataclasses.replace(resolved.config.training, exact=False)  # only for gradients
     config = dataclasses.replace(resolved.config, mesh=mesh or Mesh(), training=training)
     here = dataclasses.replace(resolved, config=config, model=loaded.model)
@@ -203,7 +203,7 @@ def finetune(
     axes = [f"{key}={','.join(map(str, values))}" for key, values in (grid or {}).items()]
     settings = [f"{key}={value}" for key, value in overrides.items()]
     workdir = Path(workdir)
-    base = convert.as_run(run_directory.locate(init), workdir / "imported")
+    base = convert.as_run(locate(init), workdir / "imported")
     results = tuning.finetune(
         base,
         task,
@@ -464,17 +464,16 @@ def load_model(path: str | Path, mesh: Mesh | None = None) -> LanguageModel:
         mesh: the mesh to shard the parameters over; None: one device. Hugging Face files must be
             imported before they can be sharded.
     """
-    address = path
-    path = run_directory.locate(address).directory
-    check_is_run(path)
+    directory = locate(path).directory
+    check_is_run(directory)
     if "model_type" in read_json(
-        path / "config.json", "expected the directory of a run, or of a model"
+        directory / "config.json", "expected the directory of a run, or of a model"
     ):
         if mesh is not None:
             raise UserError(USAGE, f"{path}: a model that is to be sharded is imported first")
         with messages_to(to_stderr):
-            loaded = convert.read(path)
+            loaded = convert.read(directory)
         loaded = dataclasses.replace(loaded, params=jax.device_put(loaded.params))
     else:
-        loaded = run_directory.load(address, mesh)
+        loaded = run_directory.load(path, mesh)
     return LanguageModel(loaded)

@@ -24,7 +24,7 @@ class Stopped(KeyboardInterrupt):
 
 
 @contextmanager
-def interrupting() -> Iterator[None]:
+def stop_on_signals() -> Iterator[None]:
     """Raise Stopped at these signals, within. One that is ignored, as under nohup, stays so."""
     if threading.current_thread() is not threading.main_thread():
         yield  # Python allows signal handlers in the main thread only

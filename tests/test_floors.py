@@ -23,6 +23,7 @@ FLOORS = (
         "hardware",
         "machine",
         "manifest",
+        "model_address",
         "locks",
         "progress",
         "signals",

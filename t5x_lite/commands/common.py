@@ -14,6 +14,7 @@ from t5x_lite import storage
 from t5x_lite.config import Mesh, RunConfig
 from t5x_lite.errors import USAGE, UserError, user_errors
 from t5x_lite.manifest import LEVELS
+from t5x_lite.model_address import locate
 
 if TYPE_CHECKING:
     from t5x_lite.api import LanguageModel
@@ -146,26 +147,24 @@ def check_settings(args: argparse.Namespace) -> None:
 
 def read_workdir(args: argparse.Namespace) -> Path:
     """Return --workdir, which must be given. An address in a bucket becomes its local mirror."""
+    return storage.local_path(_given_workdir(args))
+
+
+def _given_workdir(args: argparse.Namespace) -> str:
     if not args.workdir:
         raise UserError(
             USAGE, f"{args.command}: --workdir=DIR is missing; name the directory of the run"
         )
-    return storage.local_path(args.workdir)
+    return args.workdir
 
 
 def read_model_address(args: argparse.Namespace) -> str:
     """Return --workdir, which must hold a run; it may name a checkpoint, as RUN@STEP."""
     from t5x_lite.config.files import check_is_run
 
-    if not args.workdir:
-        read_workdir(args)
-    if "@" in args.workdir:
-        from t5x_lite.training.run_directory import locate  # imports jax
-
-        check_is_run(locate(args.workdir).directory)
-    else:
-        check_is_run(storage.local_path(args.workdir))
-    return args.workdir
+    address = _given_workdir(args)
+    check_is_run(locate(address).directory)
+    return address
 
 
 def read_mesh(args: argparse.Namespace) -> Mesh | None:

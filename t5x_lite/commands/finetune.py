@@ -12,6 +12,7 @@ from t5x_lite.commands.common import (
     read_workdir,
 )
 from t5x_lite.errors import USAGE, UserError
+from t5x_lite.model_address import locate
 from t5x_lite.progress import say
 
 EXAMPLE = "t5x_lite finetune --init=runs/bert --task=which_module --workdir=runs/modules"
@@ -48,8 +49,6 @@ def run(args: argparse.Namespace) -> None:
         missing = "init=DIR" if not args.init else "task=NAME"
         example = "finetune --init=runs/bert --task=which_module --workdir=runs/modules"
         raise UserError(USAGE, f"finetune: --{missing} is missing; for example, {example}")
-    from t5x_lite.training.run_directory import locate
-
     task, init = load_task(args.task), locate(args.init)
     check_is_run(init.directory)
     from t5x_lite.finetuning.results import show

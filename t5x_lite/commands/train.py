@@ -47,8 +47,8 @@ def run(args: argparse.Namespace) -> None:
     from t5x_lite.training.loop import train
 
     resolved = resolve(config, corpus.tokenizer.vocabulary, rows)
-    data, options = text_data(resolved, corpus), (args.take_over, args.change)
-    train(resolved, data, workdir, None, None, *options)
+    data = text_data(resolved, corpus)
+    train(resolved, data, workdir, take_over=args.take_over, change=args.change)
     if jax.process_index() == 0:
         say(f"next: {_next_command(rows, workdir)}")
 

@@ -36,6 +36,7 @@ from t5x_lite.finetuning import run as finetuning
 from t5x_lite.inference.zero_shot import Asking, ask
 from t5x_lite.model.check import plan_checked
 from t5x_lite.model.transformer import parameter_shapes
+from t5x_lite.model_address import locate
 from t5x_lite.progress import messages_to, say, silent
 from t5x_lite.report import task_report
 from t5x_lite.resolve import resolve
@@ -345,7 +346,7 @@ def _on_task(
         )
     say(f"{workdir.name}: {directory.name}")
     results = finetuning.finetune(
-        run_directory.locate(workdir),
+        locate(workdir),
         task,
         directory,
         questions.settings,

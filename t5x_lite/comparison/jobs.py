@@ -11,7 +11,7 @@ from t5x_lite.config.permission import Modules, permitted_code, user_code
 from t5x_lite.errors import IO_ERROR, UserError
 from t5x_lite.manifest import Level, verification, verification_level
 from t5x_lite.progress import say
-from t5x_lite.signals import Stopped, interrupting
+from t5x_lite.signals import Stopped, stop_on_signals
 from t5x_lite.workers import end_with_parent
 
 _SECONDS_BETWEEN_LOOKS = 0.5  # how often the output of the jobs is read
@@ -38,7 +38,7 @@ def run_jobs(jobs: Mapping[str, Job], at_once: int, logs: Path) -> dict[str, Use
     running: dict[int, _Running] = {}
     shares: dict[int, list[int]] = {}  # cores of each running job, by its process sentinel
     failed: dict[str, UserError] = {}
-    with interrupting():
+    with stop_on_signals():
         try:
             while waiting or running:
                 # Start a job on each free share of the cores.
@@ -126,7 +126,7 @@ def _run_job(
         os.dup2(file.fileno(), sys.stderr.fileno())
         function, arguments = job
         try:
-            with interrupting(), user_code(permitted), verification(level):
+            with stop_on_signals(), user_code(permitted), verification(level):
                 function(*arguments)
             sender.send(None)
         except UserError as error:

@@ -39,6 +39,7 @@ from t5x_lite.finetuning.scoring import (
 from t5x_lite.inference.predict import as_records, predict
 from t5x_lite.model.check import plan_checked
 from t5x_lite.model.transformer import count_parameters, parameter_shapes
+from t5x_lite.model_address import ModelAddress
 from t5x_lite.progress import say
 from t5x_lite.resolve import resolve
 from t5x_lite.training import loop, run_directory
@@ -46,7 +47,7 @@ from t5x_lite.training.adapt import parse_adaptation
 from t5x_lite.training.best import PREFIX
 from t5x_lite.training.check import check_training
 from t5x_lite.training.log import read_metrics
-from t5x_lite.training.run_directory import LoadedModel, ModelAddress
+from t5x_lite.training.run_directory import LoadedModel
 
 
 class Reached(NamedTuple):

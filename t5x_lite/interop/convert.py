@@ -19,11 +19,12 @@ from t5x_lite.interop import conventions, huggingface, peft
 from t5x_lite.model.heads import Params
 from t5x_lite.model.transformer import count_parameters, parameter_axes, parameter_shapes
 from t5x_lite.model.vocabulary import grow_vocabulary
+from t5x_lite.model_address import ModelAddress, locate
 from t5x_lite.progress import say
 from t5x_lite.resolve import resolve, resolve_model
-from t5x_lite.training import run_directory
+from t5x_lite.training import run_directory, run_history
 from t5x_lite.training.adapt import merge_low_rank
-from t5x_lite.training.run_directory import LoadedModel, ModelAddress
+from t5x_lite.training.run_directory import LoadedModel
 from t5x_lite.version import VERSION
 
 
@@ -145,7 +146,7 @@ def export_model(
             "adapter"; if `masked` is asked of a model that has not learned it.
     """
     loaded = run_directory.load(address, mesh)
-    workdir = run_directory.locate(address).directory
+    workdir = locate(address).directory
     model, params, task_head = loaded.model, loaded.params, _task_head(loaded)
     is_decoder = model.architecture == "decoder"
     looks_ahead = isinstance(loaded.rows, RowPlan) and is_decoder and loaded.rows.shape.looks_ahead
@@ -161,7 +162,7 @@ def export_model(
         reason = "this model has LoRA updates that are not merged into its weights"
         fix = "use --merge to merge them, or --adapter to write only them"
         raise UserError(USAGE, f"export: {reason}; {fix}")
-    origin = {"run": run_directory.identity(workdir), "step": loaded.step, "t5x_lite": VERSION}
+    origin = {"run": run_history.identity(workdir), "step": loaded.step, "t5x_lite": VERSION}
     if lora == "adapter":
         family = loaded.conventions.model_type
         class_name = peft.write(path, model, params, dtype, task_head, family, origin)

@@ -51,7 +51,7 @@ class BestCheckpoint:
         best = self._values.index(max(self._values))
         return len(self._values) - 1 - best >= self._patience
 
-    def meet(self, step: int, evaluated: dict[str, float], params: Any) -> None:
+    def record(self, step: int, evaluated: dict[str, float], params: Any) -> None:
         """Record an evaluation. If it is the best so far, save its parameters."""
         value = evaluated[self._metric]
         if value > self._best:

@@ -351,9 +351,7 @@ class Checkpoints:
             facts: what else the manifest records, as JSON.
             healthy: False if the run may have diverged; it then replaces no other checkpoint.
         """
-        with self._writable():
-            self._checkpointer.wait_until_finished()
-        self._tidy()
+        self.wait()  # for the save before this one
         if self._is_local:
             self._check_room(step, state)
         arrays = ocp.tree.to_flat_dict(state, sep="/")

@@ -24,20 +24,20 @@ class Health:
     """The figures of the last healthy steps.
 
     Args:
-        record: what `record` returned, of a checkpoint; empty: a run begins.
+        saved: what `to_json` returned for a checkpoint; empty: a run begins.
 
     Attributes:
-        is_healthy: what the last step was.
+        is_healthy: False if the last step was unhealthy.
         skipped: number of steps whose update was left out.
         skipped_in_a_row: number of them since the last other step.
     """
 
-    def __init__(self, record: dict[str, Any] | None = None):
-        record = record or {}
-        self._figures: list[list[float]] = record.get("figures", [])  # step, loss, log of the norm
-        self.skipped: int = record.get("skipped", 0)
-        self.skipped_in_a_row: int = record.get("skipped_in_a_row", 0)
-        self.is_healthy: bool = record.get("is_healthy", True)
+    def __init__(self, saved: dict[str, Any] | None = None):
+        saved = saved or {}
+        self._figures: list[list[float]] = saved.get("figures", [])  # step, loss, log of the norm
+        self.skipped: int = saved.get("skipped", 0)
+        self.skipped_in_a_row: int = saved.get("skipped_in_a_row", 0)
+        self.is_healthy: bool = saved.get("is_healthy", True)
 
     def limits(self, step: int) -> tuple[float, float]:
         """Return the largest loss and gradient norm with which a step is healthy. They follow from
@@ -45,7 +45,7 @@ class Health:
 
         >>> health = Health()
         >>> for step in range(1, 20):
-        ...     _ = health.meet(step, loss=2.0 + step % 2 / 10, norm=1.0)
+        ...     _ = health.record(step, loss=2.0 + step % 2 / 10, norm=1.0)
         >>> loss, norm = health.limits(20)
         >>> round(loss, 2), round(norm)
         (2.79, 148)
@@ -66,8 +66,9 @@ class Health:
         log_norm = median + _FURTHEST * max(_deviation(norms, median), _LEAST_LOG)
         return loss, math.exp(min(log_norm, 700.0))
 
-    def meet(self, step: int, loss: float, norm: float) -> bool:
-        """Record the figures of a step, and return whether it is healthy."""
+    def record(self, step: int, loss: float, norm: float) -> bool:
+        """Record the figures of a step; return True if it is healthy."""
+        self.skipped_in_a_row = 0
         loss_limit, norm_limit = self.limits(step)
         is_finite = math.isfinite(loss) and math.isfinite(norm)
         self.is_healthy = is_finite and bool(loss <= loss_limit and norm <= norm_limit)
@@ -76,11 +77,15 @@ class Health:
             del self._figures[: -WINDOW - 1]  # limits() leaves out the last one
         return self.is_healthy
 
-    def record(self) -> dict[str, Any]:
-        """Return everything as JSON, for a checkpoint."""
-        figures = [list(one) for one in self._figures]
+    def skip(self) -> None:
+        """Count a step whose update was left out."""
+        self.skipped += 1
+        self.skipped_in_a_row += 1
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything that a run must know to continue."""
         return {
-            "figures": figures,
+            "figures": list(self._figures),
             "skipped": self.skipped,
             "skipped_in_a_row": self.skipped_in_a_row,
             "is_healthy": self.is_healthy,

@@ -89,11 +89,6 @@ def read_metrics(path: Path) -> list[dict]:
     return records
 
 
-def digest_of(content: bytes) -> dict[str, Any]:
-    """Return size and hash of a metrics.jsonl, as a checkpoint records them."""
-    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-
-
 def check_metrics(path: Path, recorded: dict[str, Any]) -> None:
     """Compare a metrics.jsonl, which may have become longer, with what a checkpoint has recorded.
 
@@ -103,7 +98,8 @@ def check_metrics(path: Path, recorded: dict[str, Any]) -> None:
     if not recorded:
         return
     content = path.read_bytes() if path.exists() else b""
-    if digest_of(content[: recorded["bytes"]]) != recorded:
+    found = hashlib.sha256(content[: recorded["bytes"]]).hexdigest()
+    if found != recorded["sha256"]:
         raise Damage("a record has changed since the checkpoint was saved")
 
 
@@ -183,6 +179,7 @@ class Log:
                 name: named(workdir, config, first) for name, named in find_loggers(config).items()
             }
             self._file = _cut_metrics(workdir / "metrics.jsonl", first)
+            self._written = hashlib.sha256((workdir / "metrics.jsonl").read_bytes())
 
     def __enter__(self):
         self._messages.enter_context(messages_to(self._say))
@@ -224,8 +221,10 @@ class Log:
         seconds = {name: round(value, 3) for name, value in self.watch.seconds().items()}
         # first_not_finite has ruled out NaN and infinity, which are not JSON.
         record = {"step": step, "split": split, **metrics, "seconds": seconds}
-        self._file.write(json.dumps(record, allow_nan=False) + "\n")
+        line = json.dumps(record, allow_nan=False) + "\n"
+        self._file.write(line)
         self._file.flush()
+        self._written.update(line.encode())
         values = {f"{split}/{name}": value for name, value in metrics.items() if value is not None}
         self._of_each_logger(lambda logger: logger.write(step, values))
         storage.push(self._workdir, now=False)
@@ -271,7 +270,7 @@ class Log:
             storage.push(self._workdir)
         except UserError as error:  # saving the checkpoint matters more than this copy
             self._say(f"{error}; it will be tried again")
-        return digest_of((self._workdir / "metrics.jsonl").read_bytes())
+        return {"bytes": self._file.tell(), "sha256": self._written.hexdigest()}
 
     def _say(self, text: str) -> None:
         """Show a line, above the bar if there is one."""

@@ -30,10 +30,11 @@ from t5x_lite.model.flops import peak_flops
 from t5x_lite.model.heads import Row
 from t5x_lite.model.parts.table import unsplit_parts
 from t5x_lite.model.transformer import parameter_axes
+from t5x_lite.model_address import locate
 from t5x_lite.parallel.placement import place_batch
 from t5x_lite.progress import say
 from t5x_lite.resolve import Resolved, with_steps_of
-from t5x_lite.training import run_directory
+from t5x_lite.training import run_directory, run_history
 from t5x_lite.training.best import PREFIX, BestCheckpoint
 from t5x_lite.training.checkpoint import Checkpoints
 from t5x_lite.training.health import MOST_SKIPPED, Health
@@ -147,6 +148,10 @@ class Run(Evaluator):
             return self.program.train_step(state, batch, self.frozen)
         on_host = tuple(np.float32(limit) for limit in limits)  # the same in all processes
         return self.program.train_step(state, batch, self.frozen, on_host)
+
+    def training_batch(self, events: Sequence[dict[str, Any]], step: int) -> Row:
+        """Return the batch of a step (from 1), given the history of the run."""
+        return self.batch(self.batches, run_history.batch_number(events, step))
 
     def fresh_state(self) -> TrainState:
         """Return the state before the first step."""
@@ -271,23 +276,23 @@ def train(
     config = run.resolved.config
     # Processes that differ in their settings or text would hang or learn different things.
     if jax.process_count() > 1:
-        history = json.dumps(run_directory.history(workdir))
+        history = json.dumps(run_history.events(workdir))
         check_same(run_directory.facts(config, workdir, data) | {"the run's history": history})
     has_begun = storage.durable_path(workdir / "checkpoints").is_dir()
     if not (has_begun and config.init_from):
         run_directory.check_init_from(run.resolved, data.tokenizer)
     with run_directory.owned(workdir, config, run.resolved.steps, data, take_over, change):
         if config.init_from:
-            run_directory.keep_ends(workdir, run_directory.locate(config.init_from).directory)
+            run_directory.keep_ends(workdir, locate(config.init_from).directory)
         if not run.adaptation.is_full:
-            run_directory.record_base(workdir, run_directory.locate(config.init_from))
+            run_directory.record_base(workdir, locate(config.init_from))
         # A checkpoint is only restored with the settings and the row order it was made with.
         settings = run_directory.fixed_settings(run.resolved.written_out)
         settings["version of the stream"] = STREAM_VERSION
-        origin = settings, run_directory.identity(workdir), run_directory.text_hashes(data)
+        origin = settings, run_history.identity(workdir), run_directory.text_hashes(data)
         every = config.training.keep_every
         checkpoints = Checkpoints(workdir / "checkpoints", *origin, keep_every=every)
-        events = run_directory.history(workdir)
+        events = run_history.events(workdir)
         stop = StopSignal()
         try:
             with run.within(), stop.listening():
@@ -334,12 +339,8 @@ def _train_steps(
     # A run that has already stopped early does no further step.
     if best and best.is_over:
         last = first
-    is_main = jax.process_index() == 0
-    facts = checkpoints.facts(first) if checkpoints.newest is not None else {}
-    if first and is_main:
-        run_directory.check_records(workdir, facts)
-    health = Health(facts.get("health"))
-    log = Log(workdir, config, first, last, active=is_main, on_log=on_log)
+    health = _saved_health(checkpoints, workdir) if first else Health()
+    log = Log(workdir, config, first, last, active=jax.process_index() == 0, on_log=on_log)
     profile = Profile(config.training.profile, workdir)
     stacks = workdir / f"stacks-{jax.process_index()}.txt"
     heartbeat = Heartbeat(stacks, lambda: log.watch.now, config.training.stuck_after)
@@ -349,11 +350,8 @@ def _train_steps(
             if first < last:
                 log.status("compiling the train step")
             state = run.start(checkpoints)
-
-        def batch_of(index: int) -> Row:
-            return run.batch(run.batches, run_directory.batch_number(events, index + 1))
-
-        batches = prefetch(batch_of, first, last, config.data.workers)
+        batch_of = partial(run.training_batch, events)
+        batches = prefetch(batch_of, first + 1, last + 1, config.data.workers)
         pending = None  # the last step and its metrics, not read yet
         for step in range(first + 1, last + 1):
             # The wait counts as data only where the device is idle, not while it computes a step.
@@ -401,6 +399,14 @@ def _train_steps(
         raise UserError(exit_code, f"{reason}; the same command continues")
 
 
+def _saved_health(checkpoints: Checkpoints, workdir: Path) -> Health:
+    """Return the figures of the newest checkpoint; say if metrics.jsonl has changed since then."""
+    facts = checkpoints.facts(checkpoints.newest or 0)
+    if jax.process_index() == 0:
+        run_directory.check_records(workdir, facts)
+    return Health(facts.get("health"))
+
+
 def _evaluate(
     run: Run, state: TrainState, step: int, judge: Judge | None, most: int
 ) -> dict[str, float]:
@@ -422,7 +428,7 @@ def _has_converged(
     training.patience evaluations.
     """
     with log.watch("checkpoint"):
-        best.meet(step, validation, state.params)
+        best.record(step, validation, state.params)
     return best.is_over
 
 
@@ -445,7 +451,7 @@ def _save(
         # Metrics go to disk first: a checkpoint never lacks those before it.
         metrics = log.sync()
         facts = {"raw_tokens": round(step * run.batches.raw_tokens), "metrics": metrics}
-        facts |= {"health": health.record(), "history": events}
+        facts |= {"health": health.to_json(), "history": events}
         checkpoints.save(step, state, facts, healthy=health.is_healthy)
         log.callbacks.call("on_checkpoint", step, checkpoints.directory / f"{step}")
 
@@ -489,16 +495,14 @@ def _read_metrics(
     heartbeat.finished(step)
     log.at(step)
     if values.pop("skipped", 0):
-        health.skipped += 1
+        health.skip()
         figures = f"loss {values['total_loss']:.4g}, gradient norm {values['gradient_norm']:.4g}"
         say(f"step {step}: {figures}; its update is left out")
-        health.skipped_in_a_row += 1
         if health.skipped_in_a_row >= MOST_SKIPPED:
             reason = f"the updates of {MOST_SKIPPED} steps in a row were left out"
             raise Diverged(step, f"step {step}: {reason}; this step is not saved")
         return
-    health.skipped_in_a_row = 0
-    health.meet(step, values["total_loss"], values["gradient_norm"])
+    health.record(step, values["total_loss"], values["gradient_norm"])
     _check_finite(step, values)
     if run.resolved.config.training.skip_step:
         values["skipped_steps"] = health.skipped

@@ -10,7 +10,7 @@ from t5x_lite.config import RunConfig
 from t5x_lite.data.rows.batches import Batches
 from t5x_lite.errors import NOT_FINITE, UserError
 from t5x_lite.progress import say
-from t5x_lite.training import run_directory
+from t5x_lite.training import run_history
 from t5x_lite.training.checkpoint import Checkpoints
 
 
@@ -54,10 +54,10 @@ def go_back(
         checkpoints.wait()
         step = checkpoints.go_back([event["to"] for event in rollbacks])
     if step is None:
-        number = run_directory.batch_number(events, diverged.step)
+        number = run_history.batch_number(events, diverged.step)
         fix = remedy(config, batches, diverged.step, number, len(rollbacks))
         raise Diverged(diverged.step, f"{diverged}; {fix}")
-    next_batch = run_directory.batch_number(events, diverged.step) + 1
+    next_batch = run_history.batch_number(events, diverged.step) + 1
     event = {
         "event": "rollback",
         "from": diverged.step,
@@ -66,7 +66,7 @@ def go_back(
         "reason": str(diverged),
     }
     if jax.process_index() == 0:
-        run_directory.add_to_history(workdir, event)
+        run_history.add(workdir, event)
         say(f"{diverged}")
         say(f"back to step {step}; the batches of steps {step + 1} to {diverged.step} are skipped")
     return event

@@ -10,7 +10,6 @@ import hashlib
 import json
 import platform
 import re
-import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -60,9 +59,11 @@ from t5x_lite.model.heads import Params, is_of_head
 from t5x_lite.model.parts.positions import position_limit
 from t5x_lite.model.transformer import parameter_axes, parameter_shapes
 from t5x_lite.model.vocabulary import with_more_ids
+from t5x_lite.model_address import ModelAddress, locate
 from t5x_lite.parallel.mesh import DeviceMesh, make_mesh, padded_for, use_mesh
 from t5x_lite.progress import say
 from t5x_lite.resolve import Resolved, resolve
+from t5x_lite.training import run_history
 from t5x_lite.training.adapt import is_added, parse_adaptation
 from t5x_lite.training.best import best_directory
 from t5x_lite.training.checkpoint import Checkpoints, complete_steps
@@ -122,11 +123,11 @@ def owned(
         check_same_text(workdir, data)
         try:
             if is_main:
-                _give_identity(workdir)
+                run_history.begin(workdir)
                 if changes:  # recorded before it is in force
                     saved = max(saved_steps(workdir / "checkpoints"), default=0)
                     event = {"event": "change", "after_step": saved, "settings": changes}
-                    add_to_history(workdir, event)
+                    run_history.add(workdir, event)
                 write = storage.write_durably
                 write(workdir / "config.json", json.dumps(to_dict(config), indent=2))
                 write(workdir / "corpus.json", json.dumps(data.manifest, indent=2))
@@ -181,70 +182,6 @@ def _cannot_write(workdir: Path, error: OSError) -> UserError:
     return UserError(IO_ERROR, f"--workdir={workdir}: cannot be written: {error.strerror or error}")
 
 
-_IDENTITY = "run.json"
-
-
-def identity(workdir: Path) -> str:
-    """Return the identity of the run in a directory, which each of its checkpoints carries; empty
-    if it has none.
-    """
-    return _read_identity(workdir)["id"]
-
-
-def _read_identity(workdir: Path) -> dict[str, Any]:
-    """Read what a run is known by, and its history, from run.json."""
-    path = workdir / _IDENTITY
-    if not path.exists():
-        return {"id": "", "history": []}
-    record = read_json(path, "bring it back, or remove it: each checkpoint has a copy")
-    with user_errors(NO_FILE, f"{path}: no run wrote this; remove it, as checkpoints have a copy"):
-        for event in record["history"]:
-            if event["event"] == "rollback":
-                _ = int(event["to"]), int(event["next_batch"])
-        return {"id": str(record["id"]), "history": list(record["history"])}
-
-
-def _give_identity(workdir: Path) -> None:
-    """Give a run an identity when it begins. If run.json was lost, take it from a checkpoint."""
-    if (workdir / _IDENTITY).exists():
-        return
-    record = {"id": secrets.token_hex(8), "history": []}
-    directory = storage.durable_path(workdir / "checkpoints")
-    for step in sorted(complete_steps(directory), reverse=True):
-        with suppress(manifest.Damage):
-            facts = manifest.read(directory / str(step))
-            record = {"id": facts["run"], "history": facts.get("history", [])}
-            break
-    storage.write_durably(workdir / _IDENTITY, json.dumps(record, indent=2))
-
-
-def history(workdir: Path) -> list[dict[str, Any]]:
-    """Return what has happened to a run, in order: how it went back, which settings changed."""
-    return _read_identity(workdir)["history"]
-
-
-def add_to_history(workdir: Path, event: dict[str, Any]) -> None:
-    """Record an event of a run, before the run continues with it."""
-    record = _read_identity(workdir)
-    record["history"].append(event)
-    storage.write_durably(workdir / _IDENTITY, json.dumps(record, indent=2))
-    storage.push(workdir)
-
-
-def batch_number(history: Sequence[dict[str, Any]], step: int) -> int:
-    """Return the number of the batch, from 0, that a step reads, from 1. A run that went back does
-    not read again what it had read.
-
-    >>> went_back = {"event": "rollback", "from": 30, "to": 20, "next_batch": 30}
-    >>> [batch_number([went_back], step) for step in (20, 21, 22)]
-    [19, 30, 31]
-    """
-    for event in reversed(history):
-        if event["event"] == "rollback" and step > event["to"]:
-            return event["next_batch"] + step - event["to"] - 1
-    return step - 1
-
-
 def _check_nothing_foreign(workdir: Path) -> None:
     for name in ("metrics.jsonl", "corpus.json", "tokenizer", "checkpoints"):
         if storage.durable_path(workdir / name).exists() and not (workdir / "config.json").exists():
@@ -257,7 +194,7 @@ def _check_nothing_foreign(workdir: Path) -> None:
 def _check_names_no_checkpoint(workdir: Path) -> None:
     """Reject a new directory whose name is the address of a checkpoint of another run."""
     other = workdir.parent / workdir.name.rpartition("@")[0]
-    is_run = (other / _IDENTITY).exists()
+    is_run = (other / run_history.FILE).exists()
     if "@" in workdir.name and is_run and not (workdir / "config.json").exists():
         reason = f"would hide a checkpoint of the run in {other}"
         raise UserError(USAGE, f"--workdir={workdir}: {reason}; name another")
@@ -353,8 +290,8 @@ def create(
     resolved = resolve(config, tokenizer.vocabulary)
     workdir.mkdir(parents=True, exist_ok=True)
     tokenizer.save(workdir / "tokenizer")
-    _give_identity(workdir)
-    settings, run = fixed_settings(resolved.written_out), identity(workdir)
+    run_history.begin(workdir)
+    settings, run = fixed_settings(resolved.written_out), run_history.identity(workdir)
     checkpoints = Checkpoints(workdir / "checkpoints", settings, run)
     try:
         checkpoints.save(0, {"params": params})
@@ -372,32 +309,6 @@ def create(
 # Reading.
 
 
-class ModelAddress(NamedTuple):
-    """Where a trained model is: the directory of its run, and which of its checkpoints."""
-
-    directory: Path
-    checkpoint: str = ""  # a step, "10M-tokens" or "best"; empty: the newest, of a task the best
-
-    def __str__(self) -> str:
-        mark = f"@{self.checkpoint}" if self.checkpoint else ""
-        return f"{storage.durable_path(self.directory.resolve())}{mark}"
-
-
-def locate(address: str | Path) -> ModelAddress:
-    """Read the address of a trained model: RUN, RUN@STEP, RUN@10M-tokens or RUN@best.
-
-    >>> locate("runs/gpt@4000")
-    ModelAddress(directory=PosixPath('runs/gpt'), checkpoint='4000')
-    """
-    address = str(address).rstrip("/") or "/"
-    base, mark, checkpoint = address.rpartition("@")
-    # The @ may belong to the name of a directory, or of one above it.
-    is_name = "/" in checkpoint or (not storage.is_remote(address) and Path(address).exists())
-    if not mark or is_name:
-        return ModelAddress(storage.local_path(address))
-    return ModelAddress(storage.local_path(base), checkpoint or "nothing")
-
-
 def choose_step(checkpoints: Checkpoints, address: ModelAddress) -> int:
     """Return the step of the checkpoint that an address names, and check its files.
 
@@ -405,7 +316,7 @@ def choose_step(checkpoints: Checkpoints, address: ModelAddress) -> int:
         UserError: if it was not kept, or is damaged; the message names those that are there.
     """
     which, kept = address.checkpoint, checkpoints.steps
-    if not which or (which == "best" and kept):
+    if which in ("", "best"):  # of the best evaluations, the newest is the best
         step = checkpoints.newest
         if step is None:
             raise UserError(NO_FILE, f"{address.directory}: no checkpoint yet; train first")
@@ -691,7 +602,7 @@ def _restore(
     workdir, directory = address.directory, _checkpoints_of(address)
     if not storage.durable_path(directory).is_dir():
         raise UserError(NO_FILE, f"{workdir}: no checkpoint yet; train first")
-    settings, run = fixed_settings(resolved.written_out), identity(workdir)
+    settings, run = fixed_settings(resolved.written_out), run_history.identity(workdir)
     checkpoints = Checkpoints(directory, settings, run, read_only=True)
     try:
         step = choose_step(checkpoints, address)
@@ -738,7 +649,7 @@ def check_same_base(workdir: Path, base: ModelAddress) -> None:
 
 def _checkpoint_hash(address: ModelAddress) -> str:
     """Return a hash of the checkpoint that a model's parameters are read from."""
-    run = identity(address.directory)
+    run = run_history.identity(address.directory)
     checkpoints = Checkpoints(_checkpoints_of(address), {}, run, read_only=True)
     try:
         facts = checkpoints.facts(choose_step(checkpoints, address))

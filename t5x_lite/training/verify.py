@@ -10,14 +10,14 @@ from t5x_lite import manifest, storage
 from t5x_lite.data.tokenizers import tokenizer as tokenizers
 from t5x_lite.errors import UserError, read_json
 from t5x_lite.manifest import Damage
-from t5x_lite.training import run_directory
+from t5x_lite.training import run_directory, run_history
 from t5x_lite.training.best import best_directory
 from t5x_lite.training.checkpoint import check_whole, complete_steps, find_difference, is_complete
 from t5x_lite.training.log import check_metrics, read_metrics
 
 
 class Finding(NamedTuple):
-    """What was found about one part of a run, or about an export."""
+    """Result of checking an export or one part of a run."""
 
     path: str
     what: str  # such as "step 500, 12 files, 9.1 MB"
@@ -59,7 +59,7 @@ def _verify_run(workdir: Path) -> Iterator[Finding]:
     yield _finding(workdir / "run.json", "identity", lambda: _identity(workdir))
     run = ""
     with suppress(UserError):
-        run = run_directory.identity(workdir)
+        run = run_history.identity(workdir)
     for checkpoints in (workdir / "checkpoints", best_directory(workdir)):
         where = storage.durable_path(checkpoints)
         for step in sorted(complete_steps(where)):
@@ -82,7 +82,7 @@ def _verify_export(directory: Path) -> Finding:
 
 
 def _identity(workdir: Path) -> str:
-    run = run_directory.identity(workdir)
+    run = run_history.identity(workdir)
     if not run:
         raise Damage("it is missing")
     return run

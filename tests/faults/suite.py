@@ -37,7 +37,7 @@ from t5x_lite.errors import UserError
 from t5x_lite.interop import convert
 from t5x_lite.progress import messages_to
 from t5x_lite.resolve import resolve, text_data
-from t5x_lite.training import loop, run_directory
+from t5x_lite.training import loop, run_directory, run_history
 from t5x_lite.training.checkpoint import Checkpoints
 from t5x_lite.training.checksums import checksums
 from t5x_lite.training.log import read_metrics
@@ -184,7 +184,7 @@ def restore(workdir: Path) -> tuple[int, dict[str, int]]:
     data = run_directory.open_data(workdir, resolved, tokenizer)
     trained = loop.Run(resolved, data)
     fixed = run_directory.fixed_settings(trained.resolved.written_out)
-    checkpoints = Checkpoints(workdir / "checkpoints", fixed, run_directory.identity(workdir))
+    checkpoints = Checkpoints(workdir / "checkpoints", fixed, run_history.identity(workdir))
     try:
         with trained.within():
             state = ocp.tree.to_flat_dict(trained.start(checkpoints), sep="/")
@@ -232,15 +232,19 @@ def kills(runs: Runs, rng: np.random.Generator, place: Path) -> None:
     """kill -9 at a random moment, in saves and evaluations too: the same end, to the last bit."""
     family = str(rng.choice(list(FAMILIES)))
     command = ("train", f"--config={runs.config(family)}", f"--workdir={place}")
-    process = start(*command, env=dict(os.environ))
-    records = int(rng.integers(1, STEPS))
-    deadline = time.monotonic() + 120
-    while len(read_metrics(place / "metrics.jsonl")) < records and process.poll() is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    time.sleep(float(rng.uniform(0, 0.05)))
-    process.kill()
-    process.communicate()
+    for _ in range(rng.integers(1, 4)):
+        process = start(*command, env=dict(os.environ))
+        in_save, have = rng.random() < 0.4, len(read_metrics(place / "metrics.jsonl"))
+        records = int(rng.integers(have, have + 12))
+        while process.poll() is None:
+            if in_save and list(place.glob("checkpoints/*.orbax-checkpoint-tmp")):
+                break
+            if not in_save and len(read_metrics(place / "metrics.jsonl")) > records:
+                time.sleep(float(rng.uniform(0, 0.05)))
+                break
+            time.sleep(0.0005)  # a save is short
+        process.kill()
+        process.communicate()
     run(*command)
     assert arrays_of(place) == arrays_of(runs.whole(family))
 

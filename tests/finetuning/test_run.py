@@ -18,10 +18,10 @@ from t5x_lite.errors import UserError
 from t5x_lite.finetuning.results import show
 from t5x_lite.interop import huggingface
 from t5x_lite.interop.convert import as_run
+from t5x_lite.model_address import ModelAddress
 from t5x_lite.progress import messages_to
 from t5x_lite.training.adapt import parse_adaptation
 from t5x_lite.training.log import read_metrics
-from t5x_lite.training.run_directory import ModelAddress
 
 OBJECTIVES = {
     "encoder": "masked_lm",

@@ -16,9 +16,10 @@ from t5x_lite import manifest
 from t5x_lite.errors import NOT_FINITE, TERMINATED, UserError
 from t5x_lite.progress import messages_to
 from t5x_lite.resolve import text_data
-from t5x_lite.training import loop, run_directory
+from t5x_lite.training import loop, run_history
 from t5x_lite.training.best import BestCheckpoint
 from t5x_lite.training.health import WINDOW, Health
+from t5x_lite.training.optimizer import OPTIMIZERS
 from t5x_lite.training.rollback import remedy
 
 STEPS = {"training.steps": 30, "training.checkpoint_every": 5, "training.log_every": 1}
@@ -26,7 +27,7 @@ STEPS = {"training.steps": 30, "training.checkpoint_every": 5, "training.log_eve
 
 def met(figures):
     health = Health()
-    return [health.meet(step, *each) for step, each in enumerate(figures, 1)], health
+    return [health.record(step, *each) for step, each in enumerate(figures, 1)], health
 
 
 def test_spikes_are_unhealthy_and_what_a_run_does_is_not():
@@ -55,15 +56,15 @@ def test_a_run_that_continues_decides_alike():
     whole, limits = Health(), {}
     for step, one in enumerate(each, 1):
         limits[step] = whole.limits(step)
-        whole.meet(step, *one)
+        whole.record(step, *one)
     for stop in (1, 7, 8, 9, 100, 299):
         _, health = met(each[:stop])
-        health = Health(json.loads(json.dumps(health.record())))
+        health = Health(json.loads(json.dumps(health.to_json())))
         for step in range(stop + 1, 301):
             assert health.limits(step) == limits[step]
-            health.meet(step, *each[step - 1])
-        assert health.record() == whole.record()
-    assert len(whole.record()["figures"]) == WINDOW + 1
+            health.record(step, *each[step - 1])
+        assert health.to_json() == whole.to_json()
+    assert len(whole.to_json()["figures"]) == WINDOW + 1
 
 
 @pytest.fixture
@@ -99,7 +100,7 @@ def test_a_run_goes_back_and_skips_what_it_has_read(make, tmp_path, poison):
     poison(math.nan, 17)
     said = train(make, tmp_path / "run", **{"training.rollback": 1})
     assert "back to step 15; the batches of steps 16 to 18 are skipped" in said
-    (event,) = run_directory.history(tmp_path / "run")
+    (event,) = run_history.events(tmp_path / "run")
     assert (event["from"], event["to"], event["next_batch"]) == (18, 15, 18)
     steps = [record["step"] for record in figures(tmp_path / "run") if record["split"] == "train"]
     assert steps == list(range(1, 31))
@@ -121,7 +122,7 @@ def test_a_run_goes_back_further_if_that_does_not_help(make, tmp_path, poison):
         train(make, tmp_path / "run", **{"training.rollback": 2})
     assert caught.value.code == NOT_FINITE
     assert "decoder_weights" not in str(caught.value)
-    events = run_directory.history(tmp_path / "run")
+    events = run_history.events(tmp_path / "run")
     assert [event["to"] for event in events] == [15, 10]
     assert saved_steps(tmp_path / "run")[-1] == 10
 
@@ -150,6 +151,36 @@ def test_early_steps_are_left_out_too(make, tmp_path, poison, value, number):
     poison(value, number)
     train(make, tmp_path / "run", **{"training.skip_step": True, "training.steps": 9})
     assert all(np.isfinite(leaf).all() for leaf in saved_state(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("way", [{}, {"training.microbatches": 2}, {"training.exact": True}])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_rule_can_leave_an_update_out(make, name, way):
+    """However its state is made up and its gradient summed: all but the number of steps stays."""
+    more = {"optimizer.name": name, "data.batch_size": 16, "model.d_model": 128, **way}
+    resolved, corpus = make(**more)
+    data = text_data(resolved, corpus)
+    if name == "muon" and "training.exact" in way:
+        with pytest.raises(UserError, match="multiplies matrices"):
+            loop.Run(resolved, data)
+        return
+    trained = loop.Run(resolved, data)
+    with trained.within():
+        state = trained.fresh_state()
+        batch = trained.batch(trained.batches, 0)
+        before = jax.tree.map(np.array, state)
+        skipped, metrics = trained.train_step(state, batch, (0.0, 0.0))
+        assert metrics["skipped"] == 1
+        after = jax.tree.map(np.array, skipped)
+        changed, metrics = trained.train_step(skipped, batch, (math.inf, math.inf))
+        assert metrics["skipped"] == 0
+    assert after.step == before.step + 1
+    kept = jax.tree.leaves((before.params, before.opt_state))
+    for a, b in zip(kept, jax.tree.leaves((after.params, after.opt_state)), strict=True):
+        assert a.tobytes() == b.tobytes()
+    assert any(
+        map(np.any, jax.tree.leaves(jax.tree.map(np.subtract, changed.params, before.params)))
+    )
 
 
 def test_a_run_that_learns_nothing_ends(make, tmp_path, poison):
@@ -193,7 +224,7 @@ def test_the_best_parameters_survive_going_back(tmp_path):
     records = []
 
     def evaluate(best, step, value):
-        best.meet(step, {"task_x": value}, params)
+        best.record(step, {"task_x": value}, params)
         records.append({"step": step, "split": "validation", "task_x": value})
         lines = "".join(json.dumps(record) + "\n" for record in records)
         (tmp_path / "metrics.jsonl").write_text(lines)
@@ -250,7 +281,7 @@ def test_the_advice_works(tmp_path, config_file):
     assert "model.num_heads" in err
     out, _ = run(*command, lower, "--change", "--config.optimizer.grad_clip_norm=0.5")
     assert "optimizer.learning_rate: 0.01 before, 0.001 after step 8" in out
-    (event,) = run_directory.history(tmp_path / "run")
+    (event,) = run_history.events(tmp_path / "run")
     changed = {"optimizer.learning_rate": [0.01, 0.001], "optimizer.grad_clip_norm": [1.0, 0.5]}
     assert event == {"event": "change", "after_step": 8, "settings": changed}
     rates = {

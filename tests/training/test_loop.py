@@ -32,8 +32,8 @@ SLOW = {
     ],
 )
 def test_killed_and_started_again_ends_bitwise_the_same(tmp_path, config_file, cell):
-    """benchmarks/kills.py kills every family, and oftener. What was not killed is not a process of
-    its own, but compiled with the same flags.
+    """tests/faults/suite.py kills every family, and more often. The run that is not killed is in
+    this process, but compiled with the same flags.
     """
     settings = {"optimizer.name": "adafactor", "model.dropout": 0.1}
     path = config_file(*cell, **SLOW, **settings)

@@ -340,12 +340,16 @@ def test_a_run_may_start_from_a_kept_step(several, tmp_path):
         ("@best", "no best checkpoint; only runs on a task keep one"),
         ("@99M-tokens", "no such checkpoint"),
         ("@newest", "no such checkpoint"),
-        ("@", "no such checkpoint"),
     ],
 )
 def test_checkpoints_that_are_not_there_are_named(several, mark, words):
     _, err = run("evaluate", f"--workdir={several / 'run'}{mark}", code=66)
     assert words in err
+
+
+def test_an_address_that_ends_in_its_mark_is_refused(several):
+    _, err = run("evaluate", f"--workdir={several / 'run'}@", code=2)
+    assert "got nothing after the @, expected a step" in err
 
 
 def test_a_damaged_step_is_refused_if_it_is_named(several, tmp_path):

@@ -7,6 +7,7 @@ import pytest
 from conftest import run
 
 from t5x_lite import manifest
+from t5x_lite.training.optimizer import OPTIMIZERS
 
 
 def lines(out: str) -> dict[str, str]:
@@ -21,6 +22,18 @@ def test_a_whole_run_is_whole(trained):
     parts = {"config.json", "run.json", "tokenizer", "metrics.jsonl", "6"}
     assert lines(out) == dict.fromkeys(parts, "whole")
     assert "all 5 parts are what was written" in out
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_state_of_every_optimizer_is_verified(tmp_path, config_file, name):
+    """Its arrays have the same names when they are saved, restored and verified."""
+    more = {"optimizer.name": name, "training.steps": 1, "model.d_model": 128}
+    command = ("train", f"--config={config_file(**more)}", f"--workdir={tmp_path / 'run'}")
+    run(*command)
+    out, _ = run("verify", tmp_path / "run")
+    assert "all 5 parts are what was written" in out
+    out, _ = run(*command, "--config.training.steps=2")
+    assert "damaged" not in out
 
 
 def rewrite(path, change):
