@@ -123,14 +123,30 @@ def read_json(path: Path, fix: str) -> dict:
             `fix`.
     """
     try:
+        if path.exists() and not path.is_file():
+            raise UserError(NO_FILE, f"{path}: is no file; {fix}")
         value = json.loads(path.read_bytes())
     except FileNotFoundError as error:
         raise UserError(NO_FILE, f"{path}: no such file; {fix}") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(NO_FILE, f"{path}: cannot be read ({error}); {fix}") from error
     if not isinstance(value, dict):
         raise UserError(NO_FILE, f"{path}: holds {type(value).__name__}, expected an object; {fix}")
     return value
+
+
+def shortened(message: str, at_most: int = 1500) -> str:
+    """Return a message without the middle of one that is too long to read, as of a setting that
+    holds a book. The end, which says what to do, is kept.
+
+    >>> shortened(f"a={'x' * 90}: expected b", at_most=40)
+    'a=xxxxxxxxxxxxxxxxxxxxxxx… (64 characters) …xxx: expected b'
+    """
+    excess = len(message) - at_most
+    if excess <= 0:
+        return message
+    head = at_most * 5 // 8
+    return f"{message[:head]}… ({excess} characters) …{message[head + excess :]}"
 
 
 def nearest(name: object, names: Iterable[str]) -> str:

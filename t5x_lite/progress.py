@@ -8,6 +8,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 from t5x_lite import storage
+from t5x_lite.terminal import raw_stderr
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -114,4 +115,4 @@ def bar(name: str, counted: bool = False) -> "Progress":
     if counted:
         columns += [MofNCompleteColumn(), TimeRemainingColumn()]
     columns.append(TextColumn("{task.fields[line]}", markup=False))
-    return Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty())
+    return Progress(*columns, console=Console(file=raw_stderr()), disable=not sys.stderr.isatty())
