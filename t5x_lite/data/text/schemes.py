@@ -4,6 +4,7 @@ tasks use the same object for a scheme.
 
 import hashlib
 import os
+import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator
@@ -14,6 +15,7 @@ from urllib.parse import parse_qsl
 from t5x_lite.config.permission import import_code
 from t5x_lite.data.text import files, worlds
 from t5x_lite.data.text.files import Document
+from t5x_lite.data.text.foreign_sets import check_card, check_features, check_files
 from t5x_lite.data.text.records import Record
 from t5x_lite.errors import BAD_DATA, NO_FILE, UserError, nearest, optional_import, user_errors
 
@@ -91,6 +93,10 @@ class TensorFlowDataSet(_DataSet):
             tfds = optional_import("tensorflow_datasets", "tfds", where)
             # c4, glue and others are registered only by this import.
             optional_import("tensorflow_datasets.text", "tfds", where)
+        from etils import epath
+
+        place = options.get("data_dir", tfds.core.constants.DATA_DIR)
+        check_features(epath.Path(str(place)) / re.split("[/:]", name)[0], where)
         with user_errors(NO_FILE, f"{where}: cannot be read"):
             builder = tfds.builder(name, **options)
             if builder.info.file_format.value == "array_record":
@@ -110,6 +116,9 @@ class HuggingFaceDataSet(_DataSet):
         """Yield the records of a split."""
         name, options = _parse_query(address)
         datasets = optional_import("datasets", "hf", where)
+        is_here = Path(name).is_dir()
+        if is_here:
+            check_card(Path(name), where)
         with user_errors(NO_FILE, f"{where}: cannot be read"):
             if (Path(name) / "dataset_info.json").exists():
                 _check_options(options, (), where)
@@ -118,8 +127,12 @@ class HuggingFaceDataSet(_DataSet):
                 _check_options(options, ("split",), where)
                 data_set = datasets.load_from_disk(name)[options.get("split", "train")]
             else:
-                options.setdefault("split", "train")
-                data_set = datasets.load_dataset(name, streaming=True, **options)
+                named = options.pop("split", "train")
+                builder = datasets.load_dataset_builder(name, **options)
+                if "data_files" not in options:
+                    inside = f"{os.path.abspath(name)}/" if is_here else "hf://"
+                    check_files((builder.config.data_files or {}).values(), inside, where)
+                data_set = builder.as_streaming_dataset(named)
             yield from data_set
 
 
