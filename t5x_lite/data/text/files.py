@@ -5,6 +5,8 @@ parquet files and tables hold one document per record.
 """
 
 import io
+import os
+import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import groupby
@@ -56,6 +58,11 @@ def find(source: str, key: str, suffixes: tuple[str, ...] = SUFFIXES) -> list["O
     """
     import fsspec
 
+    scheme, _, path = source.rpartition("://")
+    is_virtual = scheme in ("", "file") and os.path.abspath(path).startswith(_VIRTUAL)
+    if is_virtual or not path.strip("/"):
+        reason = "is a whole file system, or one of the system's own"
+        raise UserError(NO_FILE, f"{key}={source}: {reason}; name a directory of text")
     with user_errors(NO_FILE, f"{key}={source}: cannot be reached"):
         file_system, path = fsspec.core.url_to_fs(source)
         if file_system.isdir(path):
@@ -74,6 +81,14 @@ def find(source: str, key: str, suffixes: tuple[str, ...] = SUFFIXES) -> list["O
         compression = _COMPRESSIONS.get(_compressed_ending(name))
         files.append(fsspec.core.OpenFile(file_system, name, compression=compression))
     return files
+
+
+# Where Linux shows processes and devices as files.
+_VIRTUAL = ("/proc/", "/sys/", "/dev/")
+
+
+def _is_local(file_system: Any) -> bool:
+    return "file" in file_system.protocol
 
 
 def _compressed_ending(name: str) -> str:
@@ -109,7 +124,15 @@ def size_on_disk(file: "OpenFile", key: str) -> int:
 
 def _info(file: "OpenFile", key: str) -> dict[str, Any]:
     with user_errors(NO_FILE, f"{key}: cannot read {file.path}"):
+        check_regular(file, key)
         return file.fs.info(file.path)
+
+
+def check_regular(file: "OpenFile", key: str) -> None:
+    """Reject a pipe or a device, which may never end, and can be read only once."""
+    if _is_local(file.fs) and not stat.S_ISREG(os.stat(file.path).st_mode):
+        reason = "is a pipe or a device; write its text to a file"
+        raise UserError(NO_FILE, f"{key}: {file.path}: {reason}")
 
 
 def read(file: "OpenFile", document: DocumentUnit, field: str, key: str) -> Iterator[Document]:
@@ -142,12 +165,63 @@ def suffix(file: "OpenFile") -> str:
 
 @contextmanager
 def opened(file: "OpenFile", key: str) -> Iterator[BinaryIO]:
-    """Open a file and decompress it. Any error while it is read becomes a UserError."""
+    """Open a file and decompress it. Any error while it is read becomes a UserError.
+
+    Raises:
+        UserError: for a file whose first bytes show that it is no text, but a PDF, say.
+    """
+    with user_errors(NO_FILE, f"{key}: cannot read {file.path}"):
+        check_regular(file, key)
     with user_errors(NO_FILE, f"{key}: cannot read {file.path}"), file as raw_stream:
         if _compressed_ending(file.path) == ".zst":
             raw_stream = _ZstdReader(raw_stream)
         # Buffer here: files that fsspec opens in a bucket ignore the limit of readline.
-        yield io.BufferedReader(raw_stream, 1 << 20)
+        stream = io.BufferedReader(raw_stream, 1 << 20)
+        if suffix(file) != ".parquet":
+            problem = is_no_text(stream.peek(_HEAD)[:_HEAD])
+            if problem:
+                raise UserError(BAD_DATA, f"{key}: {file.path}: {problem}")
+        yield stream
+
+
+_HEAD = 4096  # bytes at the start of a file that show what it is
+_KINDS = {
+    b"%PDF-": "a PDF",
+    b"PK\x03\x04": "a zip archive, as .docx, .xlsx and .epub are",
+    b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1": "an old Office document",
+    b"\x89PNG\r\n\x1a\n": "a PNG image",
+    b"\xff\xd8\xff": "a JPEG image",
+    b"GIF87a": "a GIF image",
+    b"GIF89a": "a GIF image",
+    b"PAR1": "a parquet file; let its name end in .parquet",
+    b"\x1f\x8b": "compressed; let its name end in .gz",
+    b"\xfd7zXZ\x00": "compressed; let its name end in .xz",
+    b"\x28\xb5\x2f\xfd": "compressed; let its name end in .zst",
+    b"BZh91AY&SY": "compressed; let its name end in .bz2",
+    b"\x7fELF": "a program",
+    b"\x93NUMPY": "an array of numpy",
+    b"SQLite format 3\x00": "a database",
+    b"\xff\xfe\x00\x00": "UTF-32; convert it: iconv -f UTF-32 -t UTF-8",
+    b"\x00\x00\xfe\xff": "UTF-32; convert it: iconv -f UTF-32 -t UTF-8",
+    b"\xff\xfe": "UTF-16; convert it: iconv -f UTF-16 -t UTF-8",
+    b"\xfe\xff": "UTF-16; convert it: iconv -f UTF-16 -t UTF-8",
+}
+
+
+def is_no_text(head: bytes) -> str:
+    """Say what a file is by its first bytes, if it is no text in UTF-8; empty if it may be.
+
+    >>> is_no_text(b"%PDF-1.7"), is_no_text("The café".encode())
+    ('is a PDF, expected text in UTF-8', '')
+    """
+    for start, kind in _KINDS.items():
+        if head.startswith(start):
+            what, semicolon, fix = kind.partition(";")
+            return f"is {what}, expected text in UTF-8{semicolon}{fix}"
+    if len(head) >= 64 and head.count(0) > len(head) / 5:
+        fix = "if it is UTF-16 without a byte order mark, convert it: iconv -f UTF-16LE -t UTF-8"
+        return f"has {head.count(0)} zero bytes among its first {len(head)}, expected text; {fix}"
+    return ""
 
 
 class _ZstdReader(io.RawIOBase):

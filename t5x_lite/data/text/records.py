@@ -8,6 +8,7 @@ hold quotes as ordinary characters (GLUE); cells between commas may be quoted.
 import csv
 import io
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Literal, NamedTuple
@@ -127,6 +128,10 @@ def _table(
     with wrapped as text, user_errors(BAD_DATA, f"{where}: cannot be read"):
         lines = csv.reader(text, **dialect)
         names = list(reading.columns) or next(lines, [])
+        twice = [name for name, count in Counter(names).items() if count > 1]
+        if twice:
+            reason = f"two columns are called {twice[0]!r}; rename one"
+            raise UserError(BAD_DATA, f"{where}: {reason}")
         for cells in lines:
             here = f"{where}, line {lines.line_num}"
             if len(cells) == len(names):

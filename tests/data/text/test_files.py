@@ -2,6 +2,7 @@ import bz2
 import gzip
 import json
 import lzma
+import os
 
 import fsspec
 import pyarrow
@@ -222,3 +223,79 @@ def test_damaged_files_are_refused(tmp_path, name, content, code, words):
     with pytest.raises(UserError, match=words) as caught:
         texts(tmp_path / name)
     assert caught.value.code == code
+
+
+TEXT = "The cat sat on the mat. " * 20
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"%PDF-1.7 ...", "is a PDF, expected text in UTF-8"),
+        (b"PK\x03\x04...", "is a zip archive, as .docx"),
+        (b"\x89PNG\r\n\x1a\n...", "is a PNG image"),
+        (b"\x7fELF...", "is a program"),
+        (
+            gzip.compress(TEXT.encode()),
+            "is compressed, expected text in UTF-8; let its name end in",
+        ),
+        (bz2.compress(TEXT.encode()), "let its name end in .bz2"),
+        (lzma.compress(TEXT.encode()), "let its name end in .xz"),
+        (TEXT.encode("utf-16"), "is UTF-16, expected text in UTF-8; convert it: iconv -f UTF-16"),
+        (TEXT.encode("utf-32"), "is UTF-32, expected text in UTF-8; convert it: iconv -f UTF-32"),
+        (TEXT.encode("utf-16-le"), "zero bytes among its first"),
+        (TEXT.encode("utf-16-be"), "if it is UTF-16 without a byte order mark"),
+        (TEXT.encode("utf-32-be"), "zero bytes among its first"),
+        (b"\0" * 9000, "has 4096 zero bytes among its first 4096"),
+    ],
+)
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.csv", "a.txt.gz"])
+def test_what_is_no_text_is_refused_by_its_content(tmp_path, name, content, words):
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    with pytest.raises(UserError) as caught:
+        list(sources.documents(str(path)))
+    assert caught.value.code == BAD_DATA
+    assert words in str(caught.value)
+
+
+def test_text_with_some_zero_bytes_or_a_mark_is_text(tmp_path):
+    for content in (
+        b"\xef\xbb\xbfa cat",
+        b"a\0cat",
+        b"%PD",
+        b"PK is a name",
+        b"BZh is, too",
+        b"\xff",
+    ):
+        (tmp_path / "a.txt").write_bytes(content)
+        assert list(sources.documents(str(tmp_path / "a.txt"))) == [content]
+
+
+def test_pipes_devices_and_whole_file_systems_are_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe.txt")
+    (tmp_path / "zero.txt").symlink_to("/dev/zero")
+    for name in ("pipe.txt", "zero.txt"):
+        with pytest.raises(UserError, match="is a pipe or a device; write its text to a file"):
+            list(sources.documents(str(tmp_path / name)))
+        with pytest.raises(UserError, match="is a pipe or a device"):
+            sources.fingerprint(str(tmp_path / name))
+    for place in (
+        "/",
+        "//",
+        "file:///",
+        "gs://",
+        "/dev/stdin",
+        "/proc/self/mem",
+        "file:///proc/1/mem",
+    ):
+        with pytest.raises(UserError, match="is a whole file system, or one of the system's own"):
+            list(sources.documents(place))
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv"])
+def test_two_columns_of_one_name_are_refused(tmp_path, name):
+    separator = "," if name == "a.csv" else "\t"
+    (tmp_path / name).write_text(f"text{separator}id{separator}text\n1{separator}2{separator}3\n")
+    with pytest.raises(UserError, match="two columns are called 'text'; rename one"):
+        list(sources.documents(str(tmp_path / name)))
