@@ -20,14 +20,14 @@ class Ragged(NamedTuple):
     @classmethod
     def from_rows(cls, rows, dtype: DTypeLike = np.int32) -> "Ragged":
         """Make rows from a list."""
-        arrays = [np.asarray(row, dtype) for row in rows]
+        arrays = [_cast(row, dtype) for row in rows]
         values = np.concatenate(arrays) if arrays else np.zeros(0, dtype)
         return cls(values, np.array([len(array) for array in arrays], np.int64))
 
     @classmethod
     def from_array(cls, values: ArrayLike, dtype: DTypeLike = np.int32) -> "Ragged":
         """Make rows from an array [rows, n]; every row has length n."""
-        array = np.asarray(values, dtype)
+        array = _cast(values, dtype)
         return cls(array.reshape(-1), np.full(len(array), array.shape[1]))
 
     @classmethod
@@ -107,3 +107,22 @@ class Ragged(NamedTuple):
         shift = self.starts[order] - new_starts
         sources = np.repeat(shift, lengths) + np.arange(lengths.sum())
         return Ragged(self.values[sources], lengths)
+
+
+def _cast(values: ArrayLike, dtype: DTypeLike) -> np.ndarray:
+    """Return values as an array of a type.
+
+    Raises:
+        TypeError: for fractions where whole numbers are wanted.
+        OverflowError: for numbers that do not fit.
+    """
+    array = np.asarray(values)
+    if array.dtype == dtype or not array.size:
+        return array.astype(dtype, copy=False)
+    if array.dtype.kind == "f" and np.dtype(dtype).kind in "iu":
+        reason = f"got {array.dtype}, expected whole numbers"
+        raise TypeError(f"{reason}; for weights, give dtype=np.float32")
+    cast = array.astype(dtype)
+    if array.dtype.kind in "iu" and not np.array_equal(cast, array):
+        raise OverflowError(f"got numbers up to {array.max()}, too large for {np.dtype(dtype)}")
+    return cast

@@ -93,7 +93,7 @@ def _hidden_states(loaded: LoadedModel, texts: list[str]) -> list[np.ndarray]:
     if model.architecture == "encoder":
         pairs, shape = Pairs(inputs, nothing, scored=nothing), RowShape(length, scored=1)
     elif model.is_encoder_decoder:
-        one_target = Ragged.from_array(np.zeros((len(ids), 1)))
+        one_target = Ragged.from_array(np.zeros((len(ids), 1), np.int32))
         pairs, shape = Pairs(inputs, one_target), RowShape(length, decoder=1)
     else:
         prefix = model.architecture == "prefix_decoder"

@@ -152,7 +152,7 @@ def _prompt(loaded: LoadedModel, inputs: list[np.ndarray]) -> Prompt:
         length = bucket_length(
             longest, config.max_length if position_limit(config) is not None else _UNLIMITED
         )
-        one_target = Ragged.from_array(np.zeros((len(inputs), 1)))
+        one_target = Ragged.from_array(np.zeros((len(inputs), 1), np.int32))
         pairs = Pairs(Ragged.from_rows(inputs), one_target)
         starts = np.full(len(inputs), loaded.start)
         row = lay_out(pairs, RowShape(encoder=length, decoder=1), vocabulary, starts=starts)

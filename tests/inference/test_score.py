@@ -97,7 +97,7 @@ def test_a_decoder_of_masks_scores_by_them(make):
         weights = np.zeros((1, len(text)), np.float32)
         weights[0, at] = 1
         one, of_masks = Ragged.from_rows([text]), Ragged.from_rows([read])
-        pairs = Pairs(Ragged.empty(1), one, Ragged.from_array(weights), read=of_masks)
+        pairs = Pairs(Ragged.empty(1), one, Ragged.from_array(weights, np.float32), read=of_masks)
         row = lay_out(pairs, RowShape(decoder=20, looks_ahead=True), vocabulary)
         (place,) = np.flatnonzero(row["decoder_weights"][0])
         logits = logits_of(loaded.model)(loaded.params, row)

@@ -146,7 +146,7 @@ def masked_next_token(
     ('', 'the cat sat')
     """
     mask, noisy = _masked(tokens, rng, vocabulary, noise_density, mask_rate, random_rate, choice)
-    weights = Ragged.from_array(mask.astype(np.float32))
+    weights = Ragged.from_array(mask.astype(np.float32), np.float32)
     targets, read = Ragged.from_array(tokens), Ragged.from_array(noisy)
     return Pairs(Ragged.empty(len(tokens)), targets, weights, read=read)
 
