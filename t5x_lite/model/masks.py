@@ -81,7 +81,9 @@ def find_rules(texts: tuple[str, ...], setting: str = "attention_rules") -> tupl
     """
     rules = []
     for text in texts:
-        rule = find_named(text, RULES, f"model.{setting}", "rule")()
+        make = find_named(text, RULES, f"model.{setting}", "rule")
+        with user_errors(BAD_CONFIG, f"model.{setting}={text}: cannot be made"):
+            rule = make()
         if not isinstance(rule, Rule):
             reason = (
                 "expected methods __call__(queries, keys) and visible(positions, bidirectional)"

@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 from t5x_lite import locks, storage
 from t5x_lite.config import RunConfig
-from t5x_lite.errors import IO_ERROR, NO_FILE, UserError, user_errors
+from t5x_lite.errors import BAD_CONFIG, IO_ERROR, NO_FILE, UserError, user_errors
 from t5x_lite.manifest import Damage
 from t5x_lite.model.heads import find_head
 from t5x_lite.progress import bar, current_listener, messages_to
@@ -175,9 +175,10 @@ class Log:
         self._task = self._bar.add_task("", total=last, completed=first, line="")
         # Other processes compute the same metrics, and write none of them.
         if active:
-            self._loggers: dict[str, Logger] = {
-                name: named(workdir, config, first) for name, named in find_loggers(config).items()
-            }
+            self._loggers: dict[str, Logger] = {}
+            for name, named in find_loggers(config).items():
+                with user_errors(BAD_CONFIG, f"training.loggers: {name} cannot be made"):
+                    self._loggers[name] = named(workdir, config, first)
             self._file = _cut_metrics(workdir / "metrics.jsonl", first)
             self._written = hashlib.sha256((workdir / "metrics.jsonl").read_bytes())
 

@@ -12,9 +12,9 @@ from optax import contrib
 
 from t5x_lite.config import Optimizer
 from t5x_lite.config.named import find_named
-from t5x_lite.errors import BAD_CONFIG, UserError
+from t5x_lite.errors import BAD_CONFIG, UserError, user_errors
 from t5x_lite.parallel.axes import Names, is_kernel
-from t5x_lite.training.schedules import Schedule, find_schedule
+from t5x_lite.training.schedules import Schedule, check_schedule
 from t5x_lite.training.update_rule import (
     UpdateRule,
     by_label,
@@ -138,7 +138,11 @@ def make_optimizer(config: Optimizer, schedule: Schedule, axes: Any) -> UpdateRu
         UserError: for an unknown name or option.
     """
     named = find_named(config.name, OPTIMIZERS, "optimizer.name", "optimizer")
-    rule = named(config, schedule, axes)
+    with user_errors(BAD_CONFIG, f"optimizer.name={named.name}: cannot be made"):
+        rule = named(config, schedule, axes)
+    if not callable(getattr(rule, "init", None)) or not callable(getattr(rule, "update", None)):
+        reason = f"made {str(rule)[:100]}, expected optax.GradientTransformation or UpdateRule"
+        raise UserError(BAD_CONFIG, f"optimizer.name={named.name}: {reason}")
     transformation = optax.GradientTransformation(rule.init, rule.update)
     # Without clipping, the state has the same structure as with it: it may be switched on later.
     largest = config.grad_clip_norm
@@ -149,6 +153,6 @@ def make_optimizer(config: Optimizer, schedule: Schedule, axes: Any) -> UpdateRu
 
 def check_optimizer(config: Optimizer) -> None:
     """Reject an optimizer or schedule that does not exist, before anything is prepared."""
-    find_schedule(config)
+    check_schedule(config)
     # Build the rule for a single kernel: this also checks its options.
     make_optimizer(config, lambda step: 0.0 * step, {"kernel": ("embed", "mlp")})

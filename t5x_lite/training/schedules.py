@@ -4,14 +4,17 @@ A schedule of your own needs no place here, only a config that names it by its m
 `optimizer.schedule=my_module.my_schedule`. It is a function like those below.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from t5x_lite.config import Optimizer
 from t5x_lite.config.named import Named, find_named
+from t5x_lite.errors import BAD_CONFIG, UserError, user_errors
 
 Schedule = Callable[[Any], jax.Array]  # step (from 0) → learning rate
 
@@ -70,6 +73,19 @@ def find_schedule(config: Optimizer) -> Named:
         UserError: for an unknown name or option.
     """
     return find_named(config.schedule, SCHEDULES, "optimizer.schedule", "schedule")
+
+
+def check_schedule(config: Optimizer) -> None:
+    """Reject a schedule of the user's that fails, or that returns no finite number."""
+    share = find_schedule(config)
+    what = f"optimizer.schedule={share.name}"
+    for tenth in range(11):
+        with user_errors(BAD_CONFIG, f"{what}: failed"):
+            value = share(Place(100, 10.0, tenth / 10), config)
+            is_number = np.shape(value) == () and math.isfinite(float(value))
+        if not is_number:
+            reason = f"returned {str(value)[:100]}, expected a finite number"
+            raise UserError(BAD_CONFIG, f"{what}: {reason}")
 
 
 def depends_on_end(config: Optimizer) -> bool:

@@ -1,5 +1,6 @@
 """Metrics of a task's predictions, computed with the libraries that the benchmarks use."""
 
+import math
 import re
 from collections.abc import Sequence
 from itertools import groupby, zip_longest
@@ -8,11 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from t5x_lite.config import Task
-from t5x_lite.config.named import find_named
+from t5x_lite.config.named import Named, find_named
 from t5x_lite.data.tasks.answers import exact_match, text_of, token_f1
 from t5x_lite.data.tasks.kinds.kind import Example, Judgement, Label
 from t5x_lite.data.tasks.kinds.table import kind_of, metrics_of
-from t5x_lite.errors import BAD_CONFIG, BAD_DATA, UserError, nearest, optional_import
+from t5x_lite.errors import BAD_CONFIG, BAD_DATA, UserError, nearest, optional_import, user_errors
 
 
 class Metric(NamedTuple):
@@ -59,7 +60,26 @@ def find_metric(task: Task, name: str) -> Metric:
         return known[name]
     if "." not in name:
         raise UserError(BAD_CONFIG, f"task.metrics: got {name!r}; {nearest(name, known)}")
-    return Metric(find_named(name, {}, "task.metrics", "metric"), bounds=None)
+    return Metric(_Own(find_named(name, {}, "task.metrics", "metric")), bounds=None)
+
+
+class _Own:
+    """A metric of the user's, which is held to what a metric is."""
+
+    def __init__(self, score: Named):
+        self._score = score
+
+    def __call__(
+        self, task: Task, examples: Sequence[Example], predictions: Sequence[Label]
+    ) -> float | None:
+        what = f"task.metrics: {self._score.name}"
+        with user_errors(BAD_CONFIG, f"{what} failed"):
+            value = self._score(task, examples, predictions)
+            is_number = value is None or math.isfinite(float(value))
+        if not is_number:
+            reason = f"returned {str(value)[:100]}, expected a finite number or None"
+            raise UserError(BAD_CONFIG, f"{what}: {reason}")
+        return None if value is None else float(value)
 
 
 def check_metrics(task: Task) -> None:
