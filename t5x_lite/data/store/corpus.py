@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import Any, Literal
 import numpy as np
 
 from t5x_lite import locks, storage
+from t5x_lite.cache import cache_directory
 from t5x_lite.data.store.remote_tokens import RemoteTokens
 from t5x_lite.data.tokenizers import tokenizer
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
@@ -31,6 +33,7 @@ Split = Literal["train", "validation"]
 SPLITS: tuple[Split, ...] = ("train", "validation")
 MANIFEST = "manifest.json"
 _TOKENS = "[0-9]*.bin"  # the files of ids
+_DTYPES = ("<u2", "<u4")  # of ids
 
 
 @dataclass(frozen=True)
@@ -89,20 +92,6 @@ def hold_out(corpus: Corpus) -> Corpus:
     return replace(corpus, manifest=manifest, sources=tuple(sources))
 
 
-def cache_directory() -> Path:
-    """Return the private directory for stores and compiled programs, $T5X_LITE_CACHE or
-    ~/.cache/t5x_lite, and create it if needed.
-    """
-    directory = os.environ.get("T5X_LITE_CACHE")
-    if directory:
-        path = Path(directory)
-    else:
-        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        path = Path(base) / "t5x_lite"
-    path.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return path
-
-
 def cache_of(address: str) -> Path:
     """Return the directory in the cache for a store in a bucket."""
     return cache_directory() / "stores" / _short_hash(address)
@@ -134,17 +123,18 @@ def open_store(place: str | Path, check_again: bool = False) -> Corpus:
     # Take the stamps first, so that a change while the files are read is noticed.
     stamps = _stamps(store)
     manifest = read_json(store / MANIFEST, "run prepare")
+    store_tokenizer = tokenizer.load(store / "tokenizer")
+    ids = store_tokenizer.vocabulary.size
     try:
         sources = _open_sources(store, address, manifest)
         _check_manifest(manifest, sources)
         if not address and (check_again or not _is_verified(store, stamps)):
-            _check_hashes(store, manifest, sources)
+            _check_hashes(store, manifest, sources, ids)
             _remember_verified(store, stamps)
         fingerprint = manifest["tokenizer"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         reason = f"no usable token store ({error}); run prepare"
         raise UserError(NO_FILE, f"{store}: {reason}") from error
-    store_tokenizer = tokenizer.load(store / "tokenizer")
     if store_tokenizer.fingerprint != fingerprint:
         raise UserError(
             BAD_DATA,
@@ -156,6 +146,8 @@ def open_store(place: str | Path, check_again: bool = False) -> Corpus:
 
 def _open_sources(store: Path, address: str, manifest: dict[str, Any]) -> list[Source]:
     """Open the ids of each source, on disk or in a bucket."""
+    if manifest["dtype"] not in _DTYPES:
+        raise ValueError(f"dtype is {manifest['dtype']!r}, expected one of {', '.join(_DTYPES)}")
     dtype = np.dtype(manifest["dtype"])
     sources = []
     for number, record in enumerate(manifest["sources"]):
@@ -173,6 +165,14 @@ def _open_sources(store: Path, address: str, manifest: dict[str, Any]) -> list[S
 
 def _check_manifest(manifest: dict[str, Any], sources: list[Source]) -> None:
     """Raise ValueError, KeyError or TypeError if the manifest is incomplete or contradictory."""
+    for record in manifest["sources"]:
+        _check_count(record["text_cleaning"].values())
+        if not isinstance(record["source"], str) or not isinstance(record["text"], str):
+            raise TypeError("a source has no name or no hash")
+        for split in SPLITS:
+            of_split = record[split]
+            _check_count(of_split[name] for name in ("documents", "tokens", "bytes"))
+            _check_count(shard["tokens"] for shard in of_split["shards"])
     for split in SPLITS:
         tokens = sum(len(source.tokens[split]) for source in sources)
         if manifest[split]["tokens"] != tokens:
@@ -189,6 +189,12 @@ def _check_manifest(manifest: dict[str, Any], sources: list[Source]) -> None:
         raise TypeError("made_from names no text")
 
 
+def _check_count(counts: Iterable[Any]) -> None:
+    for count in counts:
+        if type(count) is not int or count < 0:
+            raise TypeError(f"a count is {str(count)[:50]!r}, expected a whole number")
+
+
 def _open_tokens(path: Path, dtype: np.dtype, prepared: int) -> np.ndarray:
     """Map a file of ids into memory, after checking that it holds `prepared` ids."""
     if not prepared:
@@ -200,8 +206,12 @@ def _open_tokens(path: Path, dtype: np.dtype, prepared: int) -> np.ndarray:
     return tokens
 
 
-def _check_hashes(store: Path, manifest: dict[str, Any], sources: list[Source]) -> None:
-    """Raise UserError if a shard does not match its hash in the manifest."""
+def _check_hashes(
+    store: Path, manifest: dict[str, Any], sources: list[Source], vocab_size: int
+) -> None:
+    """Raise UserError if a shard does not match its hash in the manifest, or holds other ids than
+    those of the tokenizer.
+    """
     for number, (record, source) in enumerate(zip(manifest["sources"], sources, strict=True)):
         for split in SPLITS:
             start = 0
@@ -210,6 +220,9 @@ def _check_hashes(store: Path, manifest: dict[str, Any], sources: list[Source]) 
                 tokens = source.tokens[split][start:end]
                 if hashlib.sha256(tokens.data).hexdigest() != shard["sha256"]:
                     reason = f"changed since it was prepared (token {start} on); remove the store"
+                    raise UserError(BAD_DATA, f"{store / f'{number}.{split}.bin'}: {reason}")
+                if len(tokens) and tokens.max() >= vocab_size:
+                    reason = f"holds the id {tokens.max()}, the tokenizer has {vocab_size}"
                     raise UserError(BAD_DATA, f"{store / f'{number}.{split}.bin'}: {reason}")
                 start = end
 
