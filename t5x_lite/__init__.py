@@ -16,6 +16,7 @@ __version__ = VERSION
 if TYPE_CHECKING:
     from t5x_lite.api import (
         LanguageModel,
+        allow,
         compare,
         evaluate,
         finetune,
@@ -24,12 +25,12 @@ if TYPE_CHECKING:
         messages_to,
         prepare,
         train,
-        user_code,
     )
     from t5x_lite.api import load_model as load
 
 __all__ = [
     "LanguageModel",
+    "allow",
     "compare",
     "evaluate",
     "finetune",
@@ -39,7 +40,6 @@ __all__ = [
     "messages_to",
     "prepare",
     "train",
-    "user_code",
 ]
 
 

@@ -8,20 +8,26 @@ from collections.abc import Sequence
 
 from t5x_lite import storage
 from t5x_lite.commands import COMMANDS
-from t5x_lite.commands.common import permitted_modules, share
+from t5x_lite.commands.common import share
 from t5x_lite.commands.line import parse
-from t5x_lite.config.permission import user_code
-from t5x_lite.errors import INTERRUPTED, UserError, foreseen_errors
+from t5x_lite.config.permission import allow, guarded
+from t5x_lite.errors import INTERRUPTED, UserError, foreseen_errors, shortened
 from t5x_lite.machine import check_platforms
 from t5x_lite.manifest import Level, verification
 from t5x_lite.signals import Stopped, stop_on_signals
+from t5x_lite.terminal import visible, visible_output
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
+    with visible_output():
+        return _main(sys.argv[1:] if argv is None else argv)
+
+
+def _main(argv: Sequence[str]) -> int:
     try:
         with stop_on_signals(), foreseen_errors():
-            args = parse(sys.argv[1:] if argv is None else argv)
+            args = parse(argv)
             if args.command not in ("prepare", "plan", "doctor"):
                 unused = check_platforms()
                 if unused:
@@ -29,12 +35,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             if hasattr(args, "mesh") or args.command == "compare":
                 share(args)
             level: Level = getattr(args, "verify", "full")
-            with user_code(permitted_modules(args)), verification(level):
+            code = getattr(args, "allow_code", ())
+            paths = getattr(args, "allow_path", ())
+            with guarded(), allow(code, paths), verification(level):
                 COMMANDS[args.command].run(args)
             storage.push_all()
         return 0
     except UserError as error:
-        code, message = error.code, storage.with_addresses(str(error))
+        code, message = error.code, shortened(visible(storage.with_addresses(str(error))))
     except Stopped as stopped:
         code, message = stopped.code, f"stopped by {stopped}; what was saved is kept"
     except KeyboardInterrupt:

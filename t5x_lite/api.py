@@ -28,16 +28,16 @@ from t5x_lite.config.files import (
     get_config,
     load,
     load_comparison,
-    names_run,
     with_absolute_paths,
 )
-from t5x_lite.config.permission import is_code_decided, user_code
+from t5x_lite.config.permission import allow, guarded, having, permission
+from t5x_lite.config.provenance import settings_written_here, written_here
 from t5x_lite.data import inspection
 from t5x_lite.data.rows.batches import TextData, ledger, make_batches
 from t5x_lite.data.store.corpus import Corpus
 from t5x_lite.data.store.prepare import prepare as prepare_text
 from t5x_lite.data.tasks.examples import with_labels_of
-from t5x_lite.data.tasks.load import code_of_task, load_task
+from t5x_lite.data.tasks.load import load_own_task, load_own_tasks, load_task
 from t5x_lite.data.tasks.task_data import TaskData, TaskPlan
 from t5x_lite.data.tokenizers import tokenizer as tokenizers
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
@@ -68,6 +68,7 @@ from t5x_lite.training.run_directory import LoadedModel
 
 __all__ = [
     "LanguageModel",
+    "allow",
     "compare",
     "evaluate",
     "finetune",
@@ -77,7 +78,6 @@ __all__ = [
     "messages_to",
     "prepare",
     "train",
-    "user_code",
 ]
 
 ConfigLike = Any  # a RunConfig, a ConfigDict or dict of settings, or the name of a config
@@ -85,18 +85,20 @@ ConfigLike = Any  # a RunConfig, a ConfigDict or dict of settings, or the name o
 
 @contextmanager
 def _opened(config: ConfigLike) -> Iterator[RunConfig]:
-    """Check and open a config. Within, settings written here may name any code, unless user_code
-    has said which; the config.json of a run directory is data, and may name only what is permitted.
+    """Check and open a config. Within, what it names is permitted if Python code has written it: a
+    command has permitted already what the user has written, and a run's config.json is data.
     """
-    is_data = isinstance(config, str) and names_run(config)
-    with user_code(() if is_data or is_code_decided() else None):
-        if isinstance(config, RunConfig):
-            yield with_absolute_paths(config)
-        elif isinstance(config, str):
+    by_python = not permission().is_guarded
+    with guarded():
+        if isinstance(config, str):
             yield load(config)
-        else:
-            settings = config.to_dict() if hasattr(config, "to_dict") else config
-            yield with_absolute_paths(build(RunConfig, settings))
+            return
+        if not isinstance(config, RunConfig):
+            config = build(RunConfig, config.to_dict() if hasattr(config, "to_dict") else config)
+        run = with_absolute_paths(config)
+        if by_python:
+            written_here(run)
+        yield run
 
 
 def prepare(config: ConfigLike, beam_options: Sequence[str] | None = None) -> Corpus:
@@ -148,6 +150,11 @@ def evaluate(workdir: str | Path, mesh: Mesh | None = None) -> dict[str, Any]:
         the step, the split and the metrics, such as loss in nats, accuracy and, for text,
         perplexity. A run on a task also has the task's metrics.
     """
+    with guarded():
+        return _evaluate(workdir, mesh)
+
+
+def _evaluate(workdir: str | Path, mesh: Mesh | None) -> dict[str, Any]:
     directory = locate(workdir).directory
     resolved, _ = run_directory.read(directory)
     loop.setup_jax(resolved.model.dtype)
@@ -198,26 +205,37 @@ def finetune(
         the results, as in report.json. They hold the mean and standard deviation of each metric,
         the settings chosen, and all cells.
     """
-    if isinstance(task, str):
-        task = load_task(task)
     axes = [f"{key}={','.join(map(str, values))}" for key, values in (grid or {}).items()]
     settings = [f"{key}={value}" for key, value in overrides.items()]
     workdir = Path(workdir)
-    base = convert.as_run(locate(init), workdir / "imported")
-    results = tuning.finetune(
-        base,
-        task,
-        workdir,
-        settings,
-        seeds,
-        axes,
-        from_scratch,
-        adapt,
-        on_log,
-        Path(init).resolve().name,
-    )
+    by_python = not permission().is_guarded
+    with guarded():
+        learned = _task(task, by_python)
+        if by_python:
+            settings_written_here([*settings, *axes])
+        results = tuning.finetune(
+            convert.as_run(locate(init), workdir / "imported"),
+            learned,
+            workdir,
+            settings,
+            seeds,
+            axes,
+            from_scratch,
+            adapt,
+            on_log,
+            Path(init).resolve().name,
+        )
     task_report.write(results, workdir)
     return results
+
+
+def _task(task: str | Task, by_python: bool) -> Task:
+    """Load a task, and permit what it names if Python code has written it; see _opened."""
+    if isinstance(task, str):
+        return load_own_task(task) if by_python else load_task(task)
+    if by_python:
+        written_here(task)
+    return task
 
 
 def compare(config: ConfigLike, workdir: str | Path) -> dict[str, Any]:
@@ -226,12 +244,16 @@ def compare(config: ConfigLike, workdir: str | Path) -> dict[str, Any]:
     Returns:
         the results that the report shows.
     """
-    with user_code(() if is_code_decided() else None):
+    by_python = not permission().is_guarded
+    with guarded():
         if isinstance(config, str):
             config = load_comparison(config)
         elif not isinstance(config, CompareConfig):
             settings = config.to_dict() if hasattr(config, "to_dict") else config
             config = with_absolute_paths(build_comparison(settings))
+        if by_python:
+            written_here(config)
+            load_own_tasks(config.tasks)
         return comparison.compare(config, Path(workdir))
 
 
@@ -292,8 +314,9 @@ def inspect_task(
     config: ConfigLike, task: str | Task, split: str = "train", examples: int = 3
 ) -> str:
     """Show the first examples of a task as text, the way the model of a config reads them."""
-    task = load_task(task) if isinstance(task, str) else task
-    with _opened(config) as run, user_code(code_of_task(task)):
+    by_python = not permission().is_guarded
+    with _opened(config) as run:
+        task = _task(task, by_python)
         run = dataclasses.replace(run, task=with_labels_of(task))
         rows = plan_checked(run)
         assert isinstance(rows, TaskPlan)
@@ -409,10 +432,12 @@ class LanguageModel:
             a dict with task, split, method, examples (their number), metrics, groups and
             predictions (a record for each example).
         """
-        if isinstance(task, str):
-            task = load_task(task)
         asking = Asking(split, shots, seed, direction, limit)
-        return evaluate_task(self._loaded, task, asking)
+        by_python = not permission().is_guarded
+        with having(self._loaded.permitted), guarded():
+            asked = _task(task, by_python)
+            loaded = dataclasses.replace(self._loaded, permitted=permission())
+            return evaluate_task(loaded, asked, asking)
 
     @overload
     def embed(self, texts: str, pooling: Pooling = "mean") -> np.ndarray: ...
@@ -457,13 +482,18 @@ def load_model(path: str | Path, mesh: Mesh | None = None) -> LanguageModel:
 
     A run whose objective or part is code of yours needs your permission for its modules:
 
-    with t5x_lite.user_code(["my_objectives"]):
+    with t5x_lite.allow(code=["my_objectives"]):
         model = t5x_lite.load("runs/mine")
 
     Args:
         mesh: the mesh to shard the parameters over; None: one device. Hugging Face files must be
             imported before they can be sharded.
     """
+    with guarded():
+        return LanguageModel(_load(path, mesh))
+
+
+def _load(path: str | Path, mesh: Mesh | None) -> LoadedModel:
     directory = locate(path).directory
     check_is_run(directory)
     if "model_type" in read_json(
@@ -473,7 +503,5 @@ def load_model(path: str | Path, mesh: Mesh | None = None) -> LanguageModel:
             raise UserError(USAGE, f"{path}: a model that is to be sharded is imported first")
         with messages_to(to_stderr):
             loaded = convert.read(directory)
-        loaded = dataclasses.replace(loaded, params=jax.device_put(loaded.params))
-    else:
-        loaded = run_directory.load(path, mesh)
-    return LanguageModel(loaded)
+        return dataclasses.replace(loaded, params=jax.device_put(loaded.params))
+    return run_directory.load(path, mesh)

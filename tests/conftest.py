@@ -13,7 +13,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from t5x_lite.config.permission import user_code
+from t5x_lite.config.permission import allow
+from t5x_lite.errors import BAD_CONFIG, UserError
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # What the tests compute is compiled in half the time; only the manual's commands are compiled as
@@ -243,7 +244,7 @@ def write_module(tmp_path, monkeypatch):
 @pytest.fixture
 def own_code():
     """Settings may name code of any module, as they may in a file of the user's own."""
-    with user_code(None):
+    with allow(None):
         yield
 
 
@@ -290,3 +291,12 @@ def run_apart(*args, code: int = 0, **more) -> tuple[str, str]:
     assert process.returncode == code, f"exit code {process.returncode}\n{out}\n{err}"
     assert "Traceback" not in err, err
     return out, err
+
+
+def refusal(function, *args, code: int = BAD_CONFIG, **more) -> str:
+    """The one sentence of the UserError that a call raises."""
+    with pytest.raises(UserError) as caught:
+        function(*args, **more)
+    assert caught.value.code == code
+    assert "\n" not in str(caught.value)
+    return str(caught.value)

@@ -18,7 +18,7 @@ import numpy as np
 
 from t5x_lite.config import RunConfig
 from t5x_lite.config import files as config_files
-from t5x_lite.config.permission import user_code
+from t5x_lite.config.permission import allow
 from t5x_lite.data.store.prepare import prepare
 from t5x_lite.resolve import resolve, text_data
 from t5x_lite.training.log import mean_metrics
@@ -221,7 +221,7 @@ def prove(
 ) -> dict:
     """The figures: case → variant → relative differences."""
     modules = ["linear_attention", "electra", "my_shampoo"]
-    with tempfile.TemporaryDirectory() as directory, user_code(modules):
+    with tempfile.TemporaryDirectory() as directory, allow(modules):
         module_of_the_manual("own-block.md", "linear_attention.py", Path(directory))
         module_of_the_manual("own-loss.md", "electra.py", Path(directory))
         module_of_the_manual("own-optimizer.md", "my_shampoo.py", Path(directory))

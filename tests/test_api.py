@@ -81,7 +81,7 @@ def test_a_model_with_code_of_ones_own_is_used_where_that_is_permitted(
     ):
         with pytest.raises(UserError, match="if you trust researched"):
             use(tmp_path / "run")
-    with t5x_lite.user_code(["researched"]):
+    with t5x_lite.allow(["researched"]):
         again = t5x_lite.load(tmp_path / "run")
     assert repr(again) == repr(model)
     assert again.score("the cat") == expected

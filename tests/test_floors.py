@@ -18,6 +18,7 @@ import t5x_lite
 PACKAGE = ROOT / "t5x_lite"
 FLOORS = (
     {
+        "cache",
         "errors",
         "config",
         "hardware",
@@ -28,6 +29,7 @@ FLOORS = (
         "progress",
         "signals",
         "storage",
+        "terminal",
         "version",
         "workers",
     },

@@ -8,7 +8,7 @@ from conftest import ALL_CELLS, settings
 from t5x_lite import resolve as resolving
 from t5x_lite.config import Model, ModelDimensions, RunConfig
 from t5x_lite.config.files import build
-from t5x_lite.config.permission import user_code
+from t5x_lite.config.permission import allow
 from t5x_lite.data.rows.batches import make_batches
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import BAD_CONFIG, UserError
@@ -180,6 +180,6 @@ def test_code_that_is_not_allowed_is_not_planned(write_module):
         with pytest.raises(UserError, match="--allow-code=planned_code"):
             refused()
         assert not mark.exists()
-    with user_code({"planned_code"}):
+    with allow({"planned_code"}):
         assert resolve(config, VOCABULARY).rows.members[0].window == 40
     assert mark.exists()

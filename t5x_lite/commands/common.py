@@ -18,7 +18,7 @@ from t5x_lite.model_address import locate
 
 if TYPE_CHECKING:
     from t5x_lite.api import LanguageModel
-    from t5x_lite.config.permission import Modules
+    from t5x_lite.config import Task
     from t5x_lite.data.rows.row_plan import RowPlan
 
 
@@ -61,13 +61,12 @@ def add_verify(command: argparse.ArgumentParser) -> None:
     command.add_argument("--verify", choices=LEVELS, default="full", help=help)
 
 
-def add_allow_code(command: argparse.ArgumentParser) -> None:
-    """Add the option that permits modules of the user."""
-    help = (
-        "a module of your own that the run's objective or source may be imported from; may be "
-        "repeated"
-    )
+def add_allow(command: argparse.ArgumentParser) -> None:
+    """Add the options that permit what a config.json or a report.json names."""
+    help = "a module of your own that the run's config may import; may be repeated"
     command.add_argument("--allow-code", action="append", default=[], metavar="MODULE", help=help)
+    help = "a file, directory or address that the run's config may open; may be repeated"
+    command.add_argument("--allow-path", action="append", default=[], metavar="PATH", help=help)
 
 
 def add_distributed(command: argparse.ArgumentParser) -> None:
@@ -103,16 +102,6 @@ def config_name(args: argparse.Namespace) -> str:
             USAGE, f"{args.command}: --config=FILE is missing; try --config=gpt_tiny, which ships"
         )
     return args.config
-
-
-def permitted_modules(args: argparse.Namespace) -> "Modules":
-    """Return the modules whose code settings may name."""
-    from t5x_lite.config.files import code_of_command
-
-    permitted = getattr(args, "allow_code", [])
-    if not getattr(args, "config", None):
-        return permitted
-    return code_of_command(args.config, args.overrides, permitted)
 
 
 def read_config(args: argparse.Namespace) -> RunConfig:
@@ -182,6 +171,13 @@ def read_mesh(args: argparse.Namespace) -> Mesh | None:
             )
         sizes[axis] = size
     return build(Mesh, sizes, "mesh.")
+
+
+def read_task(args: argparse.Namespace) -> "Task":
+    """Read --task. What it names is permitted, since the user has written it."""
+    from t5x_lite.data.tasks.load import load_own_task
+
+    return load_own_task(args.task)
 
 
 def load_model(args: argparse.Namespace) -> "LanguageModel":

@@ -6,7 +6,7 @@ import argparse
 
 from t5x_lite import storage
 from t5x_lite.commands.common import (
-    add_allow_code,
+    add_allow,
     add_config,
     add_distributed,
     add_verify,
@@ -26,7 +26,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
     add_config(command)
     add_workdir(command)
     add_verify(command)
-    add_allow_code(command)
+    add_allow(command)
     add = command.add_argument
     add("--seeds", type=number_type(1), help="number of seeds to train each cell with")
     help = "add seeds up to this number, until every difference to the baseline is decided"
@@ -67,7 +67,10 @@ def run(args: argparse.Namespace) -> None:
 def comparison_of(args: argparse.Namespace) -> CompareConfig:
     """Read the config of the comparison, with the options of the command."""
     from t5x_lite.config.files import load_comparison
+    from t5x_lite.data.tasks.load import load_own_tasks
 
     given = {"seeds": args.seeds, "max_seeds": args.max_seeds}
     seeds = [f"{name}={value}" for name, value in given.items() if value is not None]
-    return load_comparison(config_name(args), [*args.overrides, *seeds], args.grid, args.tune)
+    config = load_comparison(config_name(args), [*args.overrides, *seeds], args.grid, args.tune)
+    load_own_tasks(config.tasks)  # a run, which is data, has none
+    return config

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from t5x_lite.commands.common import (
-    add_allow_code,
+    add_allow,
     add_mesh,
     add_verify,
     add_workdir,
@@ -13,6 +13,7 @@ from t5x_lite.commands.common import (
     number_type,
     read_mesh,
     read_model_address,
+    read_task,
 )
 from t5x_lite.errors import USAGE, UserError
 from t5x_lite.progress import columns, messages_to, say, to_stderr
@@ -24,7 +25,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
     """Add the options of this command to its parser."""
     add_workdir(command)
     add_verify(command)
-    add_allow_code(command)
+    add_allow(command)
     add_mesh(command)
     add = command.add_argument
     add("--json", action="store_true", help="print one line of JSON")
@@ -65,9 +66,7 @@ def run(args: argparse.Namespace) -> None:
 
 def _evaluate_task(args: argparse.Namespace) -> None:
     """Evaluate a model on a task, whether it was trained on it or not."""
-    from t5x_lite.data.tasks.load import load_task
-
-    task = load_task(args.task)
+    task = read_task(args)
     model = load_model(args)
     results = model.evaluate_task(
         task, args.split, args.shots, args.seed, "channel" if args.channel else "direct", args.limit

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from t5x_lite.commands.common import (
-    add_allow_code,
+    add_allow,
     add_mesh,
     add_verify,
     add_workdir,
@@ -19,7 +19,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
     """Add the options of this command to its parser."""
     add_workdir(command)
     add_verify(command)
-    add_allow_code(command)
+    add_allow(command)
     add_mesh(command)
     command.add_argument("--to", choices=["hf"], default="hf", help="format of the files")
     types = ("float32", "bfloat16", "float16")

@@ -4,7 +4,7 @@ import argparse
 import json
 
 from t5x_lite.commands.common import (
-    add_allow_code,
+    add_allow,
     add_json,
     add_mesh,
     add_texts,
@@ -22,7 +22,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
     """Add the options of this command to its parser."""
     add_workdir(command)
     add_verify(command)
-    add_allow_code(command)
+    add_allow(command)
     add_mesh(command)
     add_texts(command)
     add_json(command)

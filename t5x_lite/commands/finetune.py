@@ -5,10 +5,11 @@ from pathlib import Path
 
 from t5x_lite import storage
 from t5x_lite.commands.common import (
-    add_allow_code,
+    add_allow,
     add_verify,
     add_workdir,
     number_type,
+    read_task,
     read_workdir,
 )
 from t5x_lite.errors import USAGE, UserError
@@ -22,7 +23,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
     """Add the options of this command to its parser."""
     add_workdir(command)
     add_verify(command)
-    add_allow_code(command)
+    add_allow(command)
     add = command.add_argument
     add("--init", help="run directory, or directory of Hugging Face files, to start from")
     add(
@@ -42,15 +43,16 @@ def add_options(command: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Fine-tune a model on a task, and print what it reached."""
     from t5x_lite.config.files import check_is_run
-    from t5x_lite.data.tasks.load import load_task
+    from t5x_lite.config.provenance import settings_written_here
 
     workdir = read_workdir(args)
     if not args.init or not args.task:
         missing = "init=DIR" if not args.init else "task=NAME"
         example = "finetune --init=runs/bert --task=which_module --workdir=runs/modules"
         raise UserError(USAGE, f"finetune: --{missing} is missing; for example, {example}")
-    task, init = load_task(args.task), locate(args.init)
+    task, init = read_task(args), locate(args.init)
     check_is_run(init.directory)
+    settings_written_here([*args.overrides, *args.grid])
     from t5x_lite.finetuning.results import show
     from t5x_lite.finetuning.run import finetune
     from t5x_lite.interop.convert import as_run

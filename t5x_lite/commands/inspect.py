@@ -5,11 +5,12 @@ of a task, or the contents of a token store.
 import argparse
 
 from t5x_lite.commands.common import (
-    add_allow_code,
+    add_allow,
     add_config,
     number_type,
     planned_config,
     read_config,
+    read_task,
 )
 from t5x_lite.errors import USAGE, UserError
 from t5x_lite.progress import say
@@ -20,7 +21,7 @@ EXAMPLE = "t5x_lite inspect --config=t5_tiny"
 def add_options(command: argparse.ArgumentParser) -> None:
     """Add the options of this command to its parser."""
     add_config(command)
-    add_allow_code(command)
+    add_allow(command)
     command.add_argument(
         "--examples", type=number_type(0), default=3, help="number of rows or examples to show"
     )
@@ -36,7 +37,7 @@ def run(args: argparse.Namespace) -> None:
         from t5x_lite import api
 
         config = read_config(args)
-        shown = api.inspect_task(config, args.task, "train", args.examples)
+        shown = api.inspect_task(config, read_task(args), "train", args.examples)
         return say(shown)
     if args.store:
         from t5x_lite.data.inspection import show_store

@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from t5x_lite.commands.common import (
-    add_allow_code,
+    add_allow,
     add_config,
     add_workdir,
     number_type,
@@ -24,7 +24,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
     """Add the options of this command to its parser."""
     add_config(command)
     add_workdir(command)
-    add_allow_code(command)
+    add_allow(command)
     add = command.add_argument
     help = "the devices: v5e:4x4, v5p:8x8x8, 2*v6e:16x16 (slices), h100:8x8 (nodes of 8), cpu:8"
     add("--topology", default="cpu:1", help=help)

@@ -2,7 +2,7 @@
 
 import argparse
 
-from t5x_lite.commands.common import add_allow_code, add_config, planned_config
+from t5x_lite.commands.common import add_allow, add_config, planned_config
 from t5x_lite.errors import USAGE, UserError
 from t5x_lite.progress import say
 
@@ -12,7 +12,7 @@ EXAMPLE = "t5x_lite prepare --config=gpt_tiny"
 def add_options(command: argparse.ArgumentParser) -> None:
     """Add the options of this command to its parser."""
     add_config(command)
-    add_allow_code(command)
+    add_allow(command)
     help = "read and encode on Apache Beam workers, with Beam's OPTIONS; '': on this machine"
     command.add_argument("--beam", metavar="OPTIONS", help=help)
 

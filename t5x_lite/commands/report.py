@@ -5,7 +5,7 @@ compare or finetune.
 import argparse
 
 from t5x_lite import storage
-from t5x_lite.commands.common import add_allow_code, add_workdir, read_workdir
+from t5x_lite.commands.common import add_allow, add_workdir, read_workdir
 from t5x_lite.progress import say
 
 EXAMPLE = "t5x_lite report runs/gpt"
@@ -14,7 +14,7 @@ EXAMPLE = "t5x_lite report runs/gpt"
 def add_options(command: argparse.ArgumentParser) -> None:
     """Add the options of this command to its parser."""
     add_workdir(command)
-    add_allow_code(command)
+    add_allow(command)
     help = "runs to show side by side; default: what is in --workdir"
     command.add_argument("runs", nargs="*", metavar="RUN", help=help)
 

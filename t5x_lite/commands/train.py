@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from t5x_lite.commands.common import (
-    add_allow_code,
+    add_allow,
     add_config,
     add_distributed,
     add_verify,
@@ -25,7 +25,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
     add_config(command)
     add_workdir(command)
     add_verify(command)
-    add_allow_code(command)
+    add_allow(command)
     add_distributed(command)
     help = "use the directory of a run that has ended, if its lock cannot tell that it has"
     command.add_argument("--take-over", action="store_true", help=help)

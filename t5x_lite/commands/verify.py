@@ -3,7 +3,7 @@
 import argparse
 
 from t5x_lite import storage
-from t5x_lite.commands.common import add_allow_code, add_verify
+from t5x_lite.commands.common import add_allow, add_verify
 from t5x_lite.errors import NO_FILE, UserError
 from t5x_lite.progress import say
 
@@ -13,7 +13,7 @@ EXAMPLE = "t5x_lite verify runs/gpt"
 def add_options(command: argparse.ArgumentParser) -> None:
     """Add the options of this command to its parser."""
     add_verify(command)
-    add_allow_code(command)
+    add_allow(command)
     help = "a run, an export, or a directory of them"
     command.add_argument("path", nargs="+", metavar="DIR", help=help)
 

@@ -17,6 +17,7 @@ from t5x_lite.comparison.budget import with_budget
 from t5x_lite.comparison.side_runs import train_side_run
 from t5x_lite.comparison.span_bits import Span, span_bits
 from t5x_lite.config import RunConfig
+from t5x_lite.config.permission import grant
 from t5x_lite.data.rows.batches import TextData
 from t5x_lite.data.rows.row_plan import RowPlan
 from t5x_lite.data.tokenizers.vocabulary import Vocabulary
@@ -133,6 +134,7 @@ def adapt(workdir: Path, adaptation: Adaptation, directory: Path) -> bool:
     """
     before, tokenizer = run_directory.read(workdir)
     init_from = str(storage.durable_path(workdir.resolve()))
+    grant(places=[init_from])  # an argument, and no data
     try:
         resolved = plan_adapted_run(before.config, adaptation, tokenizer.vocabulary, init_from)
     except UserError:

@@ -22,7 +22,6 @@ from t5x_lite.config import CompareConfig, RunConfig, to_dict
 from t5x_lite.data.rows.batches import TextData, ledger
 from t5x_lite.errors import BAD_CONFIG, UserError, read_json
 from t5x_lite.model.transformer import count_active_parameters, count_parameters
-from t5x_lite.model_address import locate
 from t5x_lite.resolve import Resolved
 from t5x_lite.training import loop, run_directory
 from t5x_lite.training.log import read_metrics
@@ -80,7 +79,7 @@ def inherited(config: RunConfig) -> Counter[str]:
     total: Counter[str] = Counter()
     seen: set[Path] = set()
     while config.init_from:
-        address = locate(config.init_from)
+        address = run_directory.base_of(config)
         directory = address.directory
         if directory.resolve() in seen:  # an imported model starts from itself
             break

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from multiprocessing import connection
 from pathlib import Path
 
-from t5x_lite.config.permission import Modules, permitted_code, user_code
+from t5x_lite.config.permission import Permission, having, permission
 from t5x_lite.errors import IO_ERROR, UserError
 from t5x_lite.manifest import Level, verification, verification_level
 from t5x_lite.progress import say
@@ -85,7 +85,7 @@ class _Running:
         self.name = name
         self._log, self._shown = log, 0
         self._receiver, sender = context.Pipe(duplex=False)
-        arguments = (job, cores, log, sender, permitted_code(), verification_level())
+        arguments = (job, cores, log, sender, permission(), verification_level())
         self.process = context.Process(target=_run_job, args=arguments)
         self.process.start()
         sender.close()
@@ -113,7 +113,7 @@ def _run_job(
     cores: list[int],
     log: Path,
     sender: connection.Connection,
-    permitted: Modules,
+    permitted: Permission,
     level: Level,
 ) -> None:
     """Run a job in this process, and send its error, or None, to the parent."""
@@ -126,7 +126,7 @@ def _run_job(
         os.dup2(file.fileno(), sys.stderr.fileno())
         function, arguments = job
         try:
-            with stop_on_signals(), user_code(permitted), verification(level):
+            with stop_on_signals(), having(permitted), verification(level):
                 function(*arguments)
             sender.send(None)
         except UserError as error:

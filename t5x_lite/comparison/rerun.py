@@ -14,7 +14,9 @@ from typing import Any, NamedTuple
 from t5x_lite.comparison import run
 from t5x_lite.config import CompareConfig
 from t5x_lite.config.files import build_comparison
-from t5x_lite.config.permission import permitted_code
+from t5x_lite.config.permission import check_named, grant
+from t5x_lite.config.provenance import is_known, names_in
+from t5x_lite.data.tasks.load import file_of, load_task
 from t5x_lite.errors import BAD_CONFIG, IO_ERROR, USAGE, UserError, read_json, user_errors
 
 Results = Mapping[str, Any]
@@ -47,13 +49,20 @@ def read_report(path: Path) -> tuple[CompareConfig, Results]:
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise UserError(BAD_CONFIG, f"{path}: its scores cannot be read; {expected}") from error
     config = build_comparison(settings)
-    permitted = permitted_code()
+    if is_known(settings):
+        grant(places=names_in(config).places)
+    # All that is missing in one sentence.
+    named = names_in(config)
     for task in config.tasks:
-        file = task.partition("(")[0].partition(":")[0]
-        if file.endswith(".py") and permitted is not None and file not in permitted:
-            reason = "the report is data, which runs no file of Python"
-            fix = f"if you trust it, add --allow-code={file}"
-            raise UserError(BAD_CONFIG, f"tasks: {task}: {reason}; {fix}")
+        file = file_of(task)
+        if file:
+            named.modules.add(file)
+        else:
+            of_task = names_in(load_task(task))
+            if is_known(settings):
+                grant(places=of_task.places)
+            named |= of_task
+    check_named(named.modules, named.places, str(path))
     return config, results
 
 

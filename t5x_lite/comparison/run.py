@@ -31,6 +31,7 @@ from t5x_lite.comparison.jobs import run_jobs
 from t5x_lite.comparison.results import hours_spent, kilowatt_hours, results_of
 from t5x_lite.comparison.tune import check_same_choices, plan_tries, run_tries, tuned_cells
 from t5x_lite.config import CompareConfig, RunConfig, to_dict
+from t5x_lite.config.provenance import remember
 from t5x_lite.config.schema import LOGS
 from t5x_lite.data.rows.row_plan import RowPlan
 from t5x_lite.data.store.prepare import prepare
@@ -169,7 +170,9 @@ def _train_and_report(
         say("no report yet: run the same command as one process to write it")
     elif finished:
         results = results_of(config, cells, finished, failed, questions, looks, tuning)
-        results["config"] = to_dict(as_asked(config, looks))
+        asked = as_asked(config, looks)
+        remember(asked)
+        results["config"] = to_dict(asked)
         results["jobs"] = jobs
         results["hours"] = hours_spent(workdir)
         results["kilowatt_hours"] = kilowatt_hours(sum(results["hours"].values()))

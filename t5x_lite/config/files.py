@@ -17,14 +17,20 @@ from typing import Any, TypeVar, get_args
 
 from t5x_lite.config import CompareConfig, RunConfig, default, type_hints
 from t5x_lite.config.grammar import (
-    has_scheme,
+    absolute,
     names_files,
     parse_list,
     parse_sources,
     read_value,
     wants_text,
 )
-from t5x_lite.config.permission import Modules, named_code
+from t5x_lite.config.permission import grant
+from t5x_lite.config.provenance import (
+    is_known,
+    names_in,
+    settings_written_here,
+    written_here,
+)
 from t5x_lite.config.ranges import check_value
 from t5x_lite.config.roles import BUDGET, PATH, SOURCES, TOKENIZER, settings_with
 from t5x_lite.errors import (
@@ -415,7 +421,27 @@ def load(name: str, overrides: Sequence[str] = ()) -> RunConfig:
         raise UserError(
             BAD_CONFIG, f"--config={name} compares several runs; use it with the command compare"
         )
-    return with_absolute_paths(build(RunConfig, override(settings, overrides)))
+    is_own = names_run(name) and is_known(settings)
+    config = with_absolute_paths(build(RunConfig, override(settings, overrides)))
+    _permit(config, name, is_own, overrides)
+    return config
+
+
+def _permit(
+    config: RunConfig | CompareConfig, name: str, is_own: bool, written: Sequence[str]
+) -> None:
+    """Permit what the user has written: the whole config, unless --config names a run.
+
+    Args:
+        is_own: True for the config.json of a run that the user has trained on this machine.
+        written: settings of the command line.
+    """
+    if not names_run(name):
+        written_here(config)
+        return
+    settings_written_here(written)
+    if is_own:
+        grant(places=names_in(config).places)
 
 
 def load_comparison(
@@ -433,6 +459,7 @@ def load_comparison(
         tune: as parse_grid has them; each cell chooses among these values.
     """
     settings = read_settings(name)
+    is_own = names_run(name) and is_known(settings)
     if "cells" not in settings:
         settings = {"base": settings, "cells": {"": {}}, "title": Path(name).stem}
     cells = settings["cells"]
@@ -461,7 +488,9 @@ def load_comparison(
     if tune:
         chosen_among = {key: tuple(values) for key, values in parse_grid(tune, "--tune").items()}
         settings["tune"] = merge(settings.get("tune", {}), nested(chosen_among))
-    return with_absolute_paths(build_comparison(settings))
+    config = with_absolute_paths(build_comparison(settings))
+    _permit(config, name, is_own, [*overrides, *axes, *tune])
+    return config
 
 
 def _axes_of_grid(axes: Sequence[str]) -> list[dict[str, Settings]]:
@@ -496,7 +525,11 @@ def _check_effect(cells: dict[str, Any], overrides: Sequence[str]) -> None:
 
 def load_run_config(path: Path) -> RunConfig:
     """The config of a run directory's config.json, checked like any other."""
-    return build(RunConfig, read_json(path, "expected the directory of a run"))
+    settings = read_json(path, "expected the directory of a run")
+    config = build(RunConfig, settings)
+    if is_known(settings):
+        grant(places=names_in(config).places)
+    return config
 
 
 # Paths.
@@ -517,24 +550,6 @@ def with_absolute_paths(config: Any) -> Any:
     return dataclasses.replace(config, **changed)
 
 
-def _absolute(source: str) -> str:
-    """The source with the path in it made absolute, where there is one.
-
-    >>> _absolute("hf:c4"), _absolute("tfds:c4/en:3.1.0?data_dir=/data/../tfds&split=train")
-    ('hf:c4', 'tfds:c4/en:3.1.0?data_dir=/tfds&split=train')
-    """
-    if source.startswith("tfds:"):
-        return re.sub(r"(?<=[?&]data_dir=)[^&:]+(?=&|$)", lambda path: _absolute(path[0]), source)
-    if source.startswith("hf:"):
-        name, mark, query = source.removeprefix("hf:").partition("?")
-        if os.path.isdir(os.path.expanduser(name)):
-            name = _absolute(name)
-        return f"hf:{name}{mark}{query}"
-    if source in ("", "python_docs") or has_scheme(source):
-        return source
-    return os.path.abspath(os.path.expanduser(source))
-
-
 def _absolute_terms(sources: str) -> str:
     """Return a sum of sources with each made absolute.
 
@@ -543,7 +558,7 @@ def _absolute_terms(sources: str) -> str:
     """
     terms = []
     for rate, source in parse_sources(sources, "data.source"):
-        terms.append(f"{rate!r} * {_absolute(source)}" if rate else _absolute(source))
+        terms.append(f"{rate!r} * {absolute(source)}" if rate else absolute(source))
     return " + ".join(terms)
 
 
@@ -551,7 +566,7 @@ def _absolute_tokenizer(tokenizer: str) -> str:
     return os.path.abspath(tokenizer) if names_files(tokenizer) else tokenizer
 
 
-_ABSOLUTE = {PATH: _absolute, SOURCES: _absolute_terms, TOKENIZER: _absolute_tokenizer}
+_ABSOLUTE = {PATH: absolute, SOURCES: _absolute_terms, TOKENIZER: _absolute_tokenizer}
 
 
 def flatten(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
@@ -600,14 +615,3 @@ def check_is_run(workdir: Path) -> None:
     if not workdir.is_dir():
         raise UserError(NO_FILE, f"{workdir}: no such directory; expected that of a run")
     raise UserError(NO_FILE, f"{workdir}: has no config.json; expected the directory of a run")
-
-
-def code_of_command(name: str, overrides: Sequence[str], permitted: Sequence[str]) -> Modules:
-    """Return the modules that the settings of a command may name code of.
-
-    Any, where its config is a file of Python; of a run directory, whose config.json is data, only
-    those that the command line names: in a setting, or by --allow-code.
-    """
-    if not names_run(name):
-        return None
-    return {*named_code(*(text.partition("=")[2] for text in overrides)), *permitted}

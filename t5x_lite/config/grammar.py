@@ -9,6 +9,7 @@ Nothing between brackets or quotes separates. Names and values are taken as they
 is run: the type of what a value is for decides whether it is read as a literal (see `read_value`).
 """
 
+import os
 import re
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
@@ -241,3 +242,30 @@ def names_files(tokenizer: str) -> bool:
 def has_scheme(source: str) -> bool:
     """True for a source with a scheme: tfds:…, hf:…, python:…, gs://…"""
     return re.match(r"[a-z0-9]+:", source) is not None
+
+
+def is_generated(source: str) -> bool:
+    """True for a source that opens nothing: a function, or this package, makes its text.
+
+    >>> is_generated("world:facts"), is_generated("python_docs"), is_generated("a.txt")
+    (True, True, False)
+    """
+    return source.partition(":")[0] in ("", "python_docs", "python", "world", "offline")
+
+
+def absolute(source: str) -> str:
+    """The source with the path in it made absolute, where there is one.
+
+    >>> absolute("hf:c4"), absolute("tfds:c4/en:3.1.0?data_dir=/data/../tfds&split=train")
+    ('hf:c4', 'tfds:c4/en:3.1.0?data_dir=/tfds&split=train')
+    """
+    if source.startswith("tfds:"):
+        return re.sub(r"(?<=[?&]data_dir=)[^&:]+(?=&|$)", lambda path: absolute(path[0]), source)
+    if source.startswith("hf:"):
+        name, mark, query = source.removeprefix("hf:").partition("?")
+        if os.path.isdir(os.path.expanduser(name)):
+            name = absolute(name)
+        return f"hf:{name}{mark}{query}"
+    if source in ("", "python_docs") or has_scheme(source):
+        return source
+    return os.path.abspath(os.path.expanduser(source))

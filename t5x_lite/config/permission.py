@@ -1,56 +1,162 @@
-"""Which code of the user's own settings may name, as `module.name`, and how it is imported."""
+"""The gate between settings and the machine: which code and which places settings may name.
+
+Settings that the user has written, in a config file, on the command line or in Python, may name
+any. The config.json of a run, a report.json and all other data may come from somebody else. They
+may name only what the user has written as well, or permits by name: see provenance.py.
+
+A *place* is anything outside of the process that a setting names: a file, a directory, an address
+in a bucket, a data set, a run to start from, a service that metrics are sent to.
+"""
 
 import importlib
 import re
+import shlex
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from pathlib import PurePosixPath
 from typing import Any
 
+from t5x_lite.config.grammar import absolute
 from t5x_lite.errors import BAD_CONFIG, UserError, user_errors
 
 # Modules that settings may name code of; None: any.
 Modules = Collection[str] | None
 
 _imported: set[str] = set()  # by this process
-_permitted: ContextVar[Modules] = ContextVar("permitted")  # unset: none
+
+
+@dataclass
+class Permission:
+    """What settings may name.
+
+    Attributes:
+        modules: Python modules, or files that end in .py; None: any.
+        places: absolute, as settings write them; what lies below one of them is permitted, too.
+        is_guarded: False outside of commands and of the functions of api.py: there the caller is
+            Python code, which has written every place itself.
+    """
+
+    modules: set[str] | None = field(default_factory=set)
+    places: set[str] = field(default_factory=set)
+    is_guarded: bool = False
+
+    def admits_place(self, place: str) -> bool:
+        """Return True for a place that may be opened."""
+        if not self.is_guarded:
+            return True
+        place = absolute(place)
+        if place in self.places:
+            return True
+        # In addresses, parts such as .. and :: have meanings that differ between file systems.
+        if "::" in place or ".." in PurePosixPath(place).parts:
+            return False
+        return any(place.startswith(f"{above.rstrip('/')}/") for above in self.places if above)
+
+
+_permission: ContextVar[Permission] = ContextVar("permission")
+
+
+def permission() -> Permission:
+    """Return what is permitted now: what another process has to be told."""
+    return _permission.get(None) or Permission()
 
 
 @contextmanager
-def user_code(modules: Modules) -> Iterator[None]:
-    """Let settings name code of these modules, and of those that were permitted already.
-
-    Settings that the user has written, in a config file, on the command line or in Python, may name
-    any code. A config.json is data: it runs nothing that the user does not permit.
-    """
-    before = permitted_code()
-    both = None if modules is None or before is None else {*before, *modules}
-    token = _permitted.set(both)
+def having(changed: Permission) -> Iterator[None]:
+    """Replace what is permitted."""
+    token = _permission.set(changed)
     try:
         yield
     finally:
-        _permitted.reset(token)
+        _permission.reset(token)
 
 
-def permitted_code() -> Modules:
-    """Return the modules that are permitted now: what another process has to be told."""
-    return _permitted.get(())
+@contextmanager
+def allow(code: Modules = (), paths: Iterable[str] = ()) -> Iterator[None]:
+    """Let settings name code of these modules and open these places, too.
+
+    Args:
+        code: names of modules; None: any.
+        paths: files, directories (with all that lies in them), or addresses such as hf:NAME.
+    """
+    now = permission()
+    modules = None if code is None or now.modules is None else {*now.modules, *code}
+    places = now.places | set(map(absolute, paths))
+    with having(replace(now, modules=modules, places=places)):
+        yield
 
 
-def is_code_decided() -> bool:
-    """Return True within user_code: somebody has said what may be imported."""
-    return _permitted.get("unset") != "unset"
+@contextmanager
+def guarded() -> Iterator[None]:
+    """Within, settings open only the places that are permitted."""
+    now = permission()
+    modules = None if now.modules is None else set(now.modules)
+    with having(Permission(modules, set(now.places), is_guarded=True)):
+        yield
+
+
+def grant(modules: Iterable[str] = (), places: Iterable[str] = ()) -> None:
+    """Add what the user has written to what is permitted, until the context around it ends."""
+    now = _permission.get(None)
+    if now is None:
+        return
+    if now.modules is not None:
+        now.modules.update(modules)
+    now.places.update(map(absolute, places))
 
 
 def named_code(*settings: str) -> set[str]:
-    """Return the modules of all `module.name` in settings.
+    """Return the modules of all `module.name` in settings that name code.
 
-    >>> sorted(named_code("2 * mine.noise(rate=0.5) + causal_lm", "python:texts.read", "a/b.txt"))
+    >>> sorted(named_code("2 * mine.noise(rate=0.5) + causal_lm", "texts.read", "a/b.txt"))
     ['mine', 'texts']
     """
     names = re.findall(r"(?<![\w./-])([A-Za-z_][\w.]*)\.[A-Za-z_]\w*", " ".join(settings))
     return set(names)
+
+
+def check_place(
+    place: str, where: str, does: str = "opens nothing outside of its directory"
+) -> None:
+    """Reject a place that settings may not name.
+
+    Args:
+        where: names the setting in errors.
+        does: what data does not do, for errors.
+    """
+    if not permission().admits_place(place):
+        reason = f"the file that names it is data, which {does}"
+        fix = f"add --allow-path={shlex.quote(place)}, or in Python load it within allow(paths=[…])"
+        raise UserError(BAD_CONFIG, f"{where}={place}: {reason}; if you trust it, {fix}")
+
+
+def check_code(module: str, where: str) -> None:
+    """Reject a module, or a file of Python, that settings may not name."""
+    permitted = permission().modules
+    if permitted is not None and module not in permitted:
+        reason = "the file that names it is data, which imports no module"
+        fix = f"add --allow-code={module}, or in Python load it within allow(code=[{module!r}])"
+        raise UserError(BAD_CONFIG, f"{where}: {reason}; if you trust {module}, {fix}")
+
+
+def check_named(modules: Collection[str], places: Collection[str], where: str) -> None:
+    """Reject modules and places that data may not name, all of them in one sentence.
+
+    Args:
+        where: the file that names them, for errors.
+    """
+    now = permission()
+    refused = [] if now.modules is None else sorted(set(modules) - now.modules)
+    options = [f"--allow-code={module}" for module in refused]
+    for place in sorted(places):
+        if not now.admits_place(place):
+            options.append(f"--allow-path={shlex.quote(place)}")
+    if options:
+        reason = "is data, and names code or files outside of it"
+        raise UserError(BAD_CONFIG, f"{where}: {reason}; if you trust it, add {' '.join(options)}")
 
 
 def import_code(name: str, where: str) -> Any:
@@ -60,15 +166,10 @@ def import_code(name: str, where: str) -> Any:
         where: names the setting in errors.
 
     Raises:
-        UserError: for a module that user_code does not permit, and for whatever importing it
-            raises.
+        UserError: for a module that is not permitted, and for whatever importing it raises.
     """
     module, _, function = name.rpartition(".")
-    permitted = permitted_code()
-    if permitted is not None and module not in permitted:
-        reason = "the file that names it is data, which imports no module"
-        fix = f"add --allow-code={module}, or in Python load it within user_code([{module!r}])"
-        raise UserError(BAD_CONFIG, f"{where}: {reason}; if you trust {module}, {fix}")
+    check_code(module, where)
     if "" not in sys.path:
         sys.path.append("")  # like `python -m`: the directory that the command is given in
     with user_errors(BAD_CONFIG, f"{where}: expected module.function of your own"):

@@ -19,6 +19,7 @@ from t5x_lite.config.roles import (
     ADAPTATION,
     ADJUSTABLE,
     BUDGET,
+    CODE,
     COMPUTATION,
     FORMAT,
     HEADS,
@@ -26,6 +27,8 @@ from t5x_lite.config.roles import (
     OUTPUT,
     PATH,
     RESUMABLE,
+    SENDS,
+    SETTINGS,
     SIZE,
     SOURCES,
     TOKENIZER,
@@ -177,7 +180,7 @@ class Model(Checked):
 
     # Parts are named as `name`, `name(option=value)`, or `my_module.MyPart` of your own: see
     # model/parts/table.py. What mixes positions in a block: attention, lstm(cells=0)
-    mixer: str = "attention"
+    mixer: Annotated[str, CODE] = "attention"
     num_heads: Annotated[Positive, SIZE] = 4  # of attention
     head_dim: Annotated[NonNegative, SIZE] = 0  # width of a head; 0: d_model / num_heads
     # Heads of keys and values, each for a group of query heads; 1: multi-query; 0: num_heads
@@ -188,17 +191,17 @@ class Model(Checked):
 
     # mlp: act(x U) V; gated_mlp: (act(x U) * x W) V (Shazeer, 2020); experts(num=8, top_k=2, …): a
     # mixture of them, see model/parts/experts.py; none
-    feed_forward: str = "mlp"
+    feed_forward: Annotated[str, CODE] = "mlp"
     d_ff: Annotated[NonNegative, SIZE] = 0  # inner width of the feed-forward part; 0: 4 × d_model
     # act in the feed-forward part, and in BERT's mlm_head: see model/parts/activations.py
-    activation: str = "gelu"
+    activation: Annotated[str, CODE] = "gelu"
 
     # x + attention(norm(x)) + feed_forward(norm(x))
     parallel_residual: bool = False
     # One norm for both (PaLM), or one each (GPT-NeoX)
     shared_norm: Annotated[bool, OnlyWith("parallel_residual")] = True
     # layer_norm (Ba et al., 2016), rms_norm (Zhang and Sennrich, 2019), none
-    norm: str = "layer_norm"
+    norm: Annotated[str, CODE] = "layer_norm"
     # Before each part (GPT-2, T5), after its residual sum (BERT), on its output (OLMo 2), or both
     # before it and on its output (Gemma 2)
     norm_position: Literal["pre", "post", "output", "both"] = "pre"
@@ -218,20 +221,20 @@ class Model(Checked):
     # How order enters: learned(offset=0), sinusoidal, relative(buckets=32, distance=128) (T5),
     # rotary(base=10000, fraction=1.0, scaling="none"), alibi, shaw(distance=16), transformer_xl,
     # universal, none: see model/parts/positions.py
-    positions: str = "learned"
+    positions: Annotated[str, CODE] = "learned"
     # Rows of the learned position table, and the longest piece that `score` reads at a time; 0: the
     # longest stack of a row
     max_length: NonNegative = 0
 
     # Rules of self-attention beside those of the architecture, all of which must hold:
     # window(size=128), or my_module.MyRule(option=value) of your own, see model/masks.py
-    attention_rules: tuple = ()
+    attention_rules: Annotated[tuple, CODE] = ()
     # Kinds of layers, repeated through each stack, such as ("local", "global"). Local layers have
     # local_rules and local_positions in place of attention_rules and positions (Gemma, ModernBERT)
     layer_pattern: tuple = ()
-    local_rules: Annotated[tuple, OnlyWith("layer_pattern")] = ()
+    local_rules: Annotated[tuple, CODE, OnlyWith("layer_pattern")] = ()
     # rotary(…) or none, as positions are then, too; "": as positions
-    local_positions: Annotated[str, OnlyWith("layer_pattern")] = ""
+    local_positions: Annotated[str, CODE, OnlyWith("layer_pattern")] = ""
 
     # Stacks of one repeated layer (ALBERT)
     shared_layers: Literal["none", "all", "encoder", "decoder"] = "none"
@@ -271,7 +274,7 @@ class Model(Checked):
     lm_head: Annotated[bool, HEADS] = True
     # Heads of your own beside those of the objective, my_module.my_head(option=value): see
     # model/heads.py
-    heads: Annotated[tuple, HEADS] = ()
+    heads: Annotated[tuple, CODE, HEADS] = ()
 
     # What adapts a trained model to a task, its own parameters frozen: see training/adapt.py, which
     # sets these.
@@ -499,12 +502,12 @@ class Optimizer(Checked):
 
     # The update rule: adamw, adafactor, lion, muon, or one of your own, my_module.my_rule: see
     # training/optimizer.py
-    name: str = "adamw"
+    name: Annotated[str, CODE] = "adamw"
     learning_rate: Annotated[float, Range(0.0, 100.0), ADJUSTABLE] = 1e-3  # the peak
 
     # How the learning rate falls after the warm-up: cosine, linear, inverse_square_root, constant,
     # or one of your own, my_module.my_schedule: see training/schedules.py
-    schedule: str = "cosine"
+    schedule: Annotated[str, CODE] = "cosine"
     # What warmup_steps and decay_steps count; tokens: raw tokens read
     schedule_unit: Literal["steps", "tokens"] = "steps"
     # Linear, from initial_lr_ratio × peak to the peak
@@ -579,10 +582,10 @@ class Training(Checked):
     profile: Annotated[tuple, RESUMABLE, SIZE] = ()
     # Where curves go besides metrics.jsonl: tensorboard, wandb, mlflow, or my_module.MyLogger of
     # your own: see training/loggers.py
-    loggers: Annotated[tuple, RESUMABLE, SIZE] = ("tensorboard",)
+    loggers: Annotated[tuple, CODE, SENDS, RESUMABLE, SIZE] = ("tensorboard",)
     # What of your own is called after steps, records and checkpoints: my_module.MyCallback, see
     # training/callbacks.py
-    callbacks: Annotated[tuple, RESUMABLE, SIZE] = ()
+    callbacks: Annotated[tuple, CODE, RESUMABLE, SIZE] = ()
 
     def _contradictions(self) -> Iterator[str]:
         if self.rollback and not (self.checkpoint_every or self.keep_every):
@@ -630,7 +633,8 @@ class Task(Checked):
     # split for validation
     validation_fraction: Annotated[float, Range(0.0, 0.9)] = 0.1
     columns: tuple = ()  # names of the columns of a tsv or csv file that has no line of them
-    prepare: str = ""  # a function of data/tasks/preprocess.py that changes each record first
+    # A function of data/tasks/preprocess.py that changes each record first
+    prepare: Annotated[str, CODE] = ""
     # What to do with a line that has too few or too many cells, or is no JSON: stop, or skip and
     # count it
     bad_lines: Literal["stop", "skip"] = "stop"
@@ -671,7 +675,7 @@ class Task(Checked):
 
     # How predictions are judged: names in data/tasks/metrics.py. The first is what checkpoints and
     # settings are chosen by. Empty: those usual for the kind
-    metrics: tuple = ()
+    metrics: Annotated[tuple, CODE] = ()
     # The file that the benchmark wants of the test split, such as RTE.tsv; whether it has the names
     # of the labels, or their numbers
     submission: Annotated[str, RESUMABLE] = ""
@@ -695,11 +699,12 @@ class RunConfig(Checked):
     seed: Seed = 0  # of parameters, order, masks and dropout
     # The directory of a run whose parameters this one starts from; empty: drawn at random
     init_from: Annotated[str, RESUMABLE, PATH] = ""
-    objective: str = "causal_lm"  # inputs and targets, e.g. span_corruption(mean_span_length=2)
+    # Inputs and targets, such as span_corruption(mean_span_length=2)
+    objective: Annotated[str, CODE] = "causal_lm"
     task: Task = Task()  # learned instead of the objective, where it has a name
     # Which parameters are trained, those of init_from or new ones: full, lora(rank=8, alpha=16),
     # prefix(20), prompt(20), adapter(64), bitfit, probe, or last(2)
-    adapt: str = "full"
+    adapt: Annotated[str, CODE] = "full"
     data: Data = Data()
     model: Model = Model()
     mesh: Mesh = Mesh()
@@ -779,7 +784,7 @@ class CompareConfig(Checked):
     tune_seed: Seed = 2**31 - 1  # of the tries; never one that is reported
     # The same for tasks: settings of the fine-tuning with several values each, as
     # "optimizer.learning_rate=1e-4,3e-4", from which every run chooses by its validation examples
-    tune_finetune: tuple = ()
+    tune_finetune: Annotated[tuple, SETTINGS] = ()
 
     # Held-out spans, of one word or several, whose bits per byte all models are asked for; 0: none
     span_count: NonNegative = 1024
@@ -793,7 +798,7 @@ class CompareConfig(Checked):
     # Tasks, as `finetune --task` has them, that every model is fine-tuned for; those that nothing
     # is learned for (BLiMP, LAMBADA) it is asked as it is
     tasks: tuple = ()
-    finetune: tuple = ()  # settings of the fine-tuning, as "data.epochs=2"
+    finetune: Annotated[tuple, SETTINGS] = ()  # settings of the fine-tuning, as "data.epochs=2"
     from_scratch: bool = False  # fine-tune each model with fresh parameters, too
     # Beside the models: a unigram and a Kneser-Ney trigram model of the same tokens
     ngram: bool = True

@@ -18,11 +18,10 @@ import jax
 
 from t5x_lite.config import RunConfig, Task
 from t5x_lite.config.files import label_of, parse_grid
-from t5x_lite.config.permission import named_code, user_code
+from t5x_lite.config.permission import grant
 from t5x_lite.data.tasks.examples import with_labels_of
 from t5x_lite.data.tasks.kinds.kind import Label
 from t5x_lite.data.tasks.kinds.table import kind_of, metrics_of
-from t5x_lite.data.tasks.load import code_of_task
 from t5x_lite.data.tasks.metrics import judge
 from t5x_lite.data.tasks.task_data import TaskData, TaskPlan, TaskSplit
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
@@ -109,13 +108,13 @@ def finetune(
     if seeds < 1:
         raise UserError(USAGE, f"finetune: --seeds={seeds}: expected at least 1")
     combinations = combinations_of(grid, overrides)
-    with user_code(code_of_task(task) | named_code(*overrides, *grid)):
-        directory = init.directory.resolve()
-        resolved, tokenizer = run_directory.read(directory)
-        base = _Base(name or directory.name, directory, resolved.config, tokenizer)
-        init_from = "" if from_scratch else str(init)
-        cells = _cells(base, with_labels_of(task), combinations, overrides, adapt, init_from)
-        return _train_cells(base, cells, workdir, seeds, overrides, on_log)
+    directory = init.directory.resolve()
+    resolved, tokenizer = run_directory.read(directory)
+    base = _Base(name or directory.name, directory, resolved.config, tokenizer)
+    init_from = "" if from_scratch else str(init)
+    grant(places=[init_from])  # an argument, and no data
+    cells = _cells(base, with_labels_of(task), combinations, overrides, adapt, init_from)
+    return _train_cells(base, cells, workdir, seeds, overrides, on_log)
 
 
 def _cells(

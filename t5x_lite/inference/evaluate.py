@@ -4,10 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 from t5x_lite.config import Task
-from t5x_lite.config.permission import user_code
 from t5x_lite.config.roles import FORMAT, settings_with
 from t5x_lite.data.tasks.kinds.table import kind_of
-from t5x_lite.data.tasks.load import code_of_task
 from t5x_lite.data.tasks.metrics import by_group, check_metrics, judge
 from t5x_lite.data.tasks.records import has_splits
 from t5x_lite.data.tasks.task_data import TaskData, TaskPlan
@@ -35,11 +33,10 @@ def evaluate_task(loaded: LoadedModel, task: Task, asking: Asking) -> dict[str, 
         reason = f"this model has only learned {learned}, not {task.name}"
         fix = f"for a file of your own, use --task='{learned}(FILE)'"
         raise UserError(USAGE, f"evaluate: {reason}; {fix}")
-    with user_code(code_of_task(task)):
-        if learned == task.name and not asking.shots:
-            evaluated = _evaluate_learned(loaded, task, asking)
-        else:
-            evaluated = ask(loaded, task, asking)
+    if learned == task.name and not asking.shots:
+        evaluated = _evaluate_learned(loaded, task, asking)
+    else:
+        evaluated = ask(loaded, task, asking)
     return {
         "task": task.name,
         "split": evaluated.examples.split,

@@ -15,6 +15,8 @@ from uuid import uuid4
 from t5x_lite.config import RunConfig, to_dict
 from t5x_lite.config.files import flatten
 from t5x_lite.config.named import Named, find_named
+from t5x_lite.config.permission import check_place
+from t5x_lite.config.provenance import WRITES_HERE
 from t5x_lite.errors import IO_ERROR, optional_import, user_errors
 
 PROJECT = "t5x_lite"  # what runs are filed under, unless the environment says otherwise
@@ -123,7 +125,7 @@ class MLflow:
 
 
 LOGGERS: dict[str, Callable[[Path, RunConfig, int], Logger]] = {
-    "tensorboard": TensorBoard,
+    WRITES_HERE: TensorBoard,
     "wandb": WeightsAndBiases,
     "mlflow": MLflow,
 }
@@ -133,10 +135,14 @@ def find_loggers(config: RunConfig) -> dict[str, Named]:
     """Find what `training.loggers` names.
 
     Raises:
-        UserError: for an unknown name or option.
+        UserError: for an unknown name or option, or a service that is not permitted.
     """
     names = map(str, config.training.loggers)
-    return {name: find_named(name, LOGGERS, "training.loggers", "logger") for name in names}
+    loggers = {name: find_named(name, LOGGERS, "training.loggers", "logger") for name in names}
+    for name, logger in loggers.items():
+        if logger.name in LOGGERS and logger.name != WRITES_HERE:
+            check_place(name, "training.loggers", "sends nothing anywhere")
+    return loggers
 
 
 def _kept(path: Path, make: Callable[[], Any]) -> str:

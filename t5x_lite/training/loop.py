@@ -19,10 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from t5x_lite import storage
+from t5x_lite.cache import cache_directory
 from t5x_lite.config import RunConfig
 from t5x_lite.data.rows.batches import Batches, RunData, ledger
 from t5x_lite.data.rows.streams import VERSION as STREAM_VERSION
-from t5x_lite.data.store.corpus import cache_directory
 from t5x_lite.data.tasks.kinds.table import metrics_of
 from t5x_lite.data.tasks.task_data import TaskPlan
 from t5x_lite.errors import BAD_CONFIG, BAD_DATA, UserError
@@ -30,7 +30,6 @@ from t5x_lite.model.flops import peak_flops
 from t5x_lite.model.heads import Row
 from t5x_lite.model.parts.table import unsplit_parts
 from t5x_lite.model.transformer import parameter_axes
-from t5x_lite.model_address import locate
 from t5x_lite.parallel.placement import place_batch
 from t5x_lite.progress import say
 from t5x_lite.resolve import Resolved, with_steps_of
@@ -283,9 +282,9 @@ def train(
         run_directory.check_init_from(run.resolved, data.tokenizer)
     with run_directory.owned(workdir, config, run.resolved.steps, data, take_over, change):
         if config.init_from:
-            run_directory.keep_ends(workdir, locate(config.init_from).directory)
+            run_directory.keep_ends(workdir, run_directory.base_of(config).directory)
         if not run.adaptation.is_full:
-            run_directory.record_base(workdir, locate(config.init_from))
+            run_directory.record_base(workdir, run_directory.base_of(config))
         # A checkpoint is only restored with the settings and the row order it was made with.
         settings = run_directory.fixed_settings(run.resolved.written_out)
         settings["version of the stream"] = STREAM_VERSION

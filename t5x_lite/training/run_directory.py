@@ -25,7 +25,8 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from t5x_lite import locks, manifest, storage
 from t5x_lite.config import Mesh, ModelDimensions, RunConfig, to_dict
 from t5x_lite.config.files import flatten, load_run_config
-from t5x_lite.config.permission import Modules, permitted_code, user_code
+from t5x_lite.config.permission import Permission, check_place, grant, having, permission
+from t5x_lite.config.provenance import remember
 from t5x_lite.config.roles import (
     ADAPTATION,
     ADJUSTABLE,
@@ -114,13 +115,14 @@ def owned(
         if is_main:
             _check_nothing_foreign(workdir)
             _check_names_no_checkpoint(workdir)
-        if config.init_from and is_same(workdir, locate(config.init_from).directory):
+        if config.init_from and is_same(workdir, base_of(config).directory):
             raise UserError(
                 USAGE,
                 f"--workdir={workdir}: holds the model that the run starts from; name another",
             )
         changes = _check_same_run(workdir, config, steps, change)
         check_same_text(workdir, data)
+        remember(config)
         try:
             if is_main:
                 run_history.begin(workdir)
@@ -298,9 +300,12 @@ def create(
         checkpoints.wait()
     finally:
         checkpoints.close()
-    config = replace(config, init_from=str(storage.durable_path(workdir.resolve())))
+    own = str(storage.durable_path(workdir.resolve()))
+    config = replace(config, init_from=own)
+    grant(places=[own])
     if conventions is not None:
         storage.write_durably(workdir / _CONVENTIONS, json.dumps(conventions._asdict(), indent=2))
+    remember(config)
     # Last: a directory with a config.json is whole.
     storage.write_durably(workdir / "config.json", json.dumps(to_dict(config), indent=2))
     storage.push(workdir)
@@ -429,7 +434,7 @@ class LoadedModel:
     params: Params
     step: int  # number of steps that it was trained for
     mesh: DeviceMesh | None = None  # mesh over which parameters are sharded; None: one device
-    permitted: Modules = field(default_factory=permitted_code)  # modules that its config may name
+    permitted: Permission = field(default_factory=permission)  # what its config may name
     conventions: Conventions = Conventions()  # of a model that was imported
 
     @property
@@ -473,18 +478,20 @@ class LoadedModel:
     @contextmanager
     def within(self) -> Iterator[None]:
         """Use the model's mesh and sharding rules, and permit the user's code that it needs."""
-        with user_code(self.permitted), use_mesh(self.mesh, self.model, split_rows=False):
+        with having(self.permitted), use_mesh(self.mesh, self.model, split_rows=False):
             yield
 
 
 def read(workdir: Path) -> tuple[Resolved, Tokenizer]:
     """Read the resolved config and the tokenizer of the run in a directory.
 
-    config.json is data: only modules that `config.permission.user_code` permits are imported.
+    config.json is data: see config/permission.py for what it may name.
     """
     config = load_run_config(workdir / "config.json")
     tokenizer = tokenizers.load(workdir / "tokenizer")
-    return resolve(config, tokenizer.vocabulary), tokenizer
+    resolved = resolve(config, tokenizer.vocabulary)
+    check_model(resolved.model, resolved.rows.shape)
+    return resolved, tokenizer
 
 
 def open_data(
@@ -570,7 +577,7 @@ def _load_parameters(
     trained, step = _restore(address, resolved, trained_shapes, trained_shardings, axes)
     if adaptation.is_full:
         return trained, step
-    base = locate(resolved.config.init_from)
+    base = base_of(resolved.config)
     if not (base.directory / "config.json").exists():
         reason = f"its parameters are those of {base.directory}, which is not there"
         raise UserError(NO_FILE, f"{address.directory}: was adapted from another model; {reason}")
@@ -625,6 +632,16 @@ def _checkpoints_of(address: ModelAddress) -> Path:
     return address.directory / "checkpoints"
 
 
+def base_of(config: RunConfig) -> ModelAddress:
+    """Return the address of the model that a run starts from.
+
+    Raises:
+        UserError: if the config is data, and may not name it.
+    """
+    check_place(config.init_from, "init_from")
+    return locate(config.init_from)
+
+
 # Models that were adapted.
 
 _BASE = "base.json"  # which model a run adapts
@@ -671,7 +688,7 @@ def check_init_from(resolved: Resolved, tokenizer: Tokenizer) -> None:
             fix = "set init_from to the run directory of the model to adapt"
             raise UserError(BAD_CONFIG, f"adapt={resolved.config.adapt}: {fix}")
         return
-    directory = locate(resolved.config.init_from).directory
+    directory = base_of(resolved.config).directory
     theirs, their_tokenizer = read(directory)
     # Start from the settings that may differ.
     free = settings_with(ModelDimensions, COMPUTATION, HEADS, OUTPUT)
@@ -712,7 +729,7 @@ def merge_parameters(resolved: Resolved, fresh: Params, mesh: DeviceMesh) -> tup
     Raises:
         UserError: if a parameter other than a head's does not fit.
     """
-    address = locate(resolved.config.init_from)
+    address = base_of(resolved.config)
     directory = address.directory
     theirs, _ = read(directory)
     params = _parameters_for(resolved.model, address, theirs, mesh)

@@ -108,7 +108,7 @@ def test_what_differs_is_said():
         (
             '{"cells": {}, "config": {"tasks": ["a.py:b"], "cells": {"a": {"data": {"lengths": '
             '{"sequence_length": 8}}}}}}',
-            "runs no file of Python; if you trust it, add --allow-code=a.py",
+            "names code or files outside of it; if you trust it, add --allow-code=a.py",
         ),
     ],
 )

@@ -6,29 +6,20 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, run, settings
+from conftest import ROOT, refusal, run, settings
 
 from t5x_lite.config import RunConfig, default, to_dict
 from t5x_lite.config import files as config_files
 from t5x_lite.config.files import (
     build,
     build_comparison,
-    code_of_command,
     find,
     flatten,
     get_config,
     load,
     load_comparison,
 )
-from t5x_lite.errors import BAD_CONFIG, USAGE, UserError
-
-
-def refusal(function, *args, code=BAD_CONFIG, **more) -> str:
-    with pytest.raises(UserError) as caught:
-        function(*args, **more)
-    assert caught.value.code == code
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+from t5x_lite.errors import BAD_CONFIG, USAGE
 
 
 def refused(*overrides, file="gpt_tiny") -> str:
@@ -342,10 +333,8 @@ def test_a_bare_name_is_not_shadowed_by_a_run_of_that_name(tmp_path, monkeypatch
         Path(name).mkdir()
         Path(name, "config.json").write_text(json.dumps(to_dict(shipped) | {"seed": 5}))
     assert load("gpt_tiny") == shipped
-    assert code_of_command("gpt_tiny", [], []) is None
     for run_directory in ("./gpt_tiny", "other"):
         assert load(run_directory).seed == 5
-        assert code_of_command(run_directory, [], []) == set()
 
 
 @pytest.mark.parametrize(
@@ -370,24 +359,6 @@ def test_a_model_of_hugging_face_is_no_config(tmp_path):
 # Data is not code.
 
 
-def test_which_modules_a_command_may_import(tmp_path):
-    (tmp_path / "config.json").write_text("{}")
-    overrides = [
-        "objective=mine.words(x=1) + 2 * causal_lm",
-        "data.source=python:my.text.documents",
-        "seed=not_mine.f",
-        "model.dtype=neither.f",
-        "model.mixer=my.parts.Mixer(size=3)",
-    ]
-    assert code_of_command("gpt_tiny", overrides, []) is None  # a file of Python runs anyway
-    assert code_of_command(str(tmp_path), [], []) == set()
-    assert code_of_command(str(tmp_path), overrides, []) == {
-        *("mine", "my.text", "my.parts"),
-        *("not_mine", "neither"),  # settings that name no code
-    }
-    assert code_of_command(str(tmp_path), [], ["a", "b.c"]) == {"a", "b.c"}
-
-
 OWN_CODE = """
 from t5x_lite.data.objectives.language import causal_lm as mine
 
@@ -406,7 +377,7 @@ def test_code_that_a_config_json_names_is_not_run_unless_allowed(
     workdir.mkdir()
     values = settings(text_file, **{"data.validation_fraction": 0.3} | setting)
     (workdir / "config.json").write_text(json.dumps(values))
-    command = ["inspect", f"--config={workdir}", "--examples=1"]
+    command = ["inspect", f"--config={workdir}", "--examples=1", f"--allow-path={text_file}"]
 
     for more in ([], ["--allow-code=effec"], [f"--allow-code={tmp_path}"], ["--allow-code="]):
         _, err = run(*command, *more, code=BAD_CONFIG)
@@ -422,7 +393,8 @@ def test_code_that_a_config_json_names_is_not_run_unless_allowed(
 def test_code_named_on_the_command_line_is_allowed(tmp_path, text_file, write_module):
     mark = write_module("effect", OWN_CODE)
     (tmp_path / "config.json").write_text(json.dumps(settings(text_file)))
-    run("inspect", f"--config={tmp_path}", "--examples=1", "--config.objective=effect.mine")
+    command = ["inspect", f"--config={tmp_path}", "--examples=1", f"--allow-path={text_file}"]
+    run(*command, "--config.objective=effect.mine")
     assert mark.exists()
 
 

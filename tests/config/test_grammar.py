@@ -6,6 +6,7 @@ import sys
 from typing import Annotated, Literal
 
 import pytest
+from conftest import refusal
 
 from t5x_lite.config.grammar import (
     has_scheme,
@@ -17,17 +18,9 @@ from t5x_lite.config.grammar import (
     read_value,
 )
 from t5x_lite.config.named import find_named
-from t5x_lite.config.permission import import_code, permitted_code, user_code
+from t5x_lite.config.permission import allow, import_code, permission
 from t5x_lite.config.ranges import Positive, Range
-from t5x_lite.errors import BAD_CONFIG, UserError
-
-
-def refusal(function, *args) -> str:
-    with pytest.raises(UserError) as caught:
-        function(*args)
-    assert caught.value.code == BAD_CONFIG
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+from t5x_lite.errors import UserError
 
 
 @pytest.mark.parametrize(
@@ -222,26 +215,26 @@ def test_a_tokenizer_names_files_and_a_source_a_scheme():
 def test_code_is_imported_only_from_a_module_that_is_permitted(write_module):
     mark = write_module("effects", "def f(): return 5")
     for permitted in ((), {"effect", "f", "effects.f"}):
-        with user_code(permitted):
+        with allow(permitted):
             message = refusal(import_code, "effects.f", "objective=effects.f")
         assert message == refusal(import_code, "effects.f", "objective=effects.f")
         assert message.startswith("objective=effects.f: the file that names it is data")
         assert "if you trust effects, add --allow-code=effects, or in Python" in message
         assert "effects" not in sys.modules
         assert not mark.exists()
-    with user_code({"effects"}):
+    with allow({"effects"}):
         assert import_code("effects.f", "objective")() == 5
     assert mark.exists()
     assert "if you trust effects" in refusal(import_code, "effects.f", "objective=effects.f")
 
 
 def test_what_is_permitted_adds_up():
-    assert permitted_code() == ()
-    with user_code(["a"]), user_code(["b"]):
-        assert set(permitted_code() or ()) == {"a", "b"}
-        with user_code(None), user_code(["c"]):
-            assert permitted_code() is None
-    assert permitted_code() == ()
+    assert permission().modules == set()
+    with allow(["a"]), allow(["b"]):
+        assert permission().modules == {"a", "b"}
+        with allow(None), allow(["c"]):
+            assert permission().modules is None
+    assert permission().modules == set()
 
 
 @pytest.mark.parametrize(
@@ -257,6 +250,6 @@ def test_what_is_permitted_adds_up():
 )
 def test_what_importing_raises_is_one_sentence(write_module, text, name):
     write_module("broken", text)
-    with user_code(None):
+    with allow(None):
         message = refusal(import_code, name, f"objective={name}")
     assert message.startswith(f"objective={name}: expected module.function of your own (")

@@ -155,11 +155,11 @@ import math, tempfile
 from pathlib import Path
 import jax
 import proof_sharding as p
-from t5x_lite.config.permission import user_code
+from t5x_lite.config.permission import allow
 from t5x_lite.data.store.prepare import prepare
 p.module_of_the_manual("own-optimizer.md", "my_shampoo.py", Path(tempfile.mkdtemp()))
 config = p.build("the manual's Shampoo", sys.argv[1], {"mesh": {"fsdp": 4}})
-with user_code(["my_shampoo"]):
+with allow(["my_shampoo"]):
     program = p.make_run(config, prepare(config.data), 4).program
     shapes, shardings = program.shapes.opt_state, program.shardings.opt_state
 split = []

@@ -11,7 +11,7 @@ from flax.traverse_util import flatten_dict
 from model.proofs import random_params
 from proof_sharding import module_of_the_manual
 
-from t5x_lite.config.permission import user_code
+from t5x_lite.config.permission import allow
 from t5x_lite.data.rows.batches import make_batches
 from t5x_lite.errors import UserError
 from t5x_lite.model import transformer
@@ -115,7 +115,7 @@ def run_of(make, tmp_path, monkeypatch):
         )
         return resolved, loss, batch
 
-    with user_code(["xlnet", "electra"]):
+    with allow(["xlnet", "electra"]):
         yield run
     for name in ("xlnet", "electra"):
         sys.modules.pop(name, None)
@@ -296,5 +296,5 @@ def test_a_loss_of_two_streams_learns_and_says_what_it_costs(run_of):
 def test_a_loss_that_does_not_say_what_it_costs_is_refused(tmp_path, monkeypatch):
     (tmp_path / "costless.py").write_text("def of_nothing(models=None):\n    return None\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with user_code(["costless"]), pytest.raises(UserError, match="has no method __call__"):
+    with allow(["costless"]), pytest.raises(UserError, match="has no method __call__"):
         find_loss("costless.of_nothing")

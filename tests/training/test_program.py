@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from proof_sharding import module_of_the_manual
 
-from t5x_lite.config.permission import user_code
+from t5x_lite.config.permission import allow
 from t5x_lite.errors import UserError
 from t5x_lite.parallel.mesh import use_mesh
 from t5x_lite.resolve import text_data
@@ -49,7 +49,7 @@ def test_an_optimizer_that_multiplies_matrices_is_not_exact(make, name, tmp_path
     more = {"training.exact": True, "data.batch_size": 16, "optimizer.name": name}
     more["optimizer.weight_decay"] = 0.0  # Adafactor has none
     module_of_the_manual("own-optimizer.md", "my_shampoo.py", tmp_path)
-    with user_code(["my_shampoo"]):
+    with allow(["my_shampoo"]):
         resolved, _ = make("causal_lm", "decoder", **more)
         if name in ("muon", "my_shampoo.shampoo"):
             with pytest.raises(UserError, match="the optimizer multiplies matrices"):

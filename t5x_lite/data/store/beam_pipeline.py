@@ -23,7 +23,7 @@ import numpy as np
 
 from t5x_lite import storage
 from t5x_lite.config import Data
-from t5x_lite.config.permission import Modules, permitted_code, user_code
+from t5x_lite.config.permission import Permission, having, permission
 from t5x_lite.data.store.corpus import SPLITS, Split
 from t5x_lite.data.store.encoding import EncodedShard, Progress, ShardEncoder, SingleTokenPolicy
 from t5x_lite.data.store.shards import (
@@ -89,7 +89,7 @@ class BeamEncoder:
         single_token = self._data.text_cleaning.single_token
         self._run(
             parts_by_name,
-            _ReadPart(self._data, source, rule, permitted_code(), staging),
+            _ReadPart(self._data, source, rule, permission(), staging),
             _EncodeShard(single_token, self._dtype, staging),
         )
 
@@ -170,14 +170,14 @@ class _ReadPart:
     data: Data
     source: SourceSetting
     rule: SplitRule
-    permitted: Modules
+    permitted: Permission
     staging: str
 
     def __call__(self, named_part: tuple[str, Part]) -> Iterator[tuple[str, Shard]]:
         name, part = named_part
         cleaner = Cleaner(self.data.text_cleaning, self.source.where)
         names = []
-        with _told(self.staging), user_code(self.permitted):
+        with _told(self.staging), having(self.permitted):
             documents = clean_documents(self.data, self.source, cleaner, part)
             for shard in make_shards(split_documents(documents, self.rule)):
                 names.append(f"{name}-{len(names):05}")

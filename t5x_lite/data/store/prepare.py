@@ -20,15 +20,16 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from t5x_lite import locks, storage
+from t5x_lite.cache import cache_directory
 from t5x_lite.config import Data
 from t5x_lite.config.grammar import names_files, parse_sources
+from t5x_lite.config.permission import check_place
 from t5x_lite.data.store.beam_pipeline import BeamEncoder, Pipeline
 from t5x_lite.data.store.corpus import (
     MANIFEST,
     SPLITS,
     Corpus,
     Split,
-    cache_directory,
     cache_of,
     open_store,
 )
@@ -67,9 +68,10 @@ def prepare(
             this machine.
 
     Raises:
-        UserError: for text that cannot be used, code that is not permitted, or a store that was
-            made from something else.
+        UserError: for text that cannot be used, code or places that are not permitted, or a store
+            that was made from something else.
     """
+    _check_places(data)
     if storage.is_remote(data.store):
         corpus = _store_in_bucket(data, beam_options)
         _check_origin(corpus, data)
@@ -103,6 +105,15 @@ def prepare(
     if data.store:
         _check_origin(corpus, data)
     return _with_rates(corpus, data)
+
+
+def _check_places(data: Data) -> None:
+    """Reject a store, text or tokenizer that may not be opened, before any of them is."""
+    if data.store:
+        check_place(data.store, "data.store")
+    for source in list_sources(data):
+        sources.check_permitted(source.name, source.key)
+    tokenizer.check_permitted(data.tokenizer)
 
 
 def _with_rates(corpus: Corpus, data: Data) -> Corpus:

@@ -3,13 +3,15 @@ kind of task with its settings.
 """
 
 import runpy
+from collections.abc import Iterable
 from pathlib import Path
 from typing import get_args
 
 from t5x_lite.config import Task, type_hints
 from t5x_lite.config.files import ROOTS, Settings, build, with_absolute_paths
 from t5x_lite.config.grammar import parse_call, read_value
-from t5x_lite.config.permission import named_code
+from t5x_lite.config.permission import check_code, grant, permission
+from t5x_lite.config.provenance import written_here
 from t5x_lite.data.tasks.kinds.table import KINDS
 from t5x_lite.errors import BAD_CONFIG, NO_FILE, UserError, nearest, user_errors
 
@@ -19,6 +21,9 @@ def load_task(spec: str) -> Task:
     with its settings.
 
     sst2 · 'sst2(DIR/{split}.tsv)' · my_tasks.py:mine · 'classify(file.tsv, text=sentence)'
+
+    Raises:
+        UserError: for a task that does not exist, or a file of Python that is not permitted.
 
     >>> load_task("classify(file.tsv, text=sentence, label=label)").text
     'sentence'
@@ -41,13 +46,36 @@ def load_task(spec: str) -> Task:
     return with_absolute_paths(build(Task, settings, "task."))
 
 
+def load_own_task(spec: str) -> Task:
+    """Load a task that the user has named, and permit the file, the code and the examples that it
+    names.
+    """
+    file = file_of(spec)
+    if file:
+        grant(modules=[file])
+    task = load_task(spec)
+    written_here(task)
+    return task
+
+
+def load_own_tasks(specs: Iterable[str]) -> None:
+    """Permit what the tasks of a comparison name that the user has written."""
+    for spec in specs:
+        load_own_task(spec)
+
+
+def file_of(spec: str) -> str:
+    """Return the file of Python that defines a task; empty if none does.
+
+    >>> file_of("my_tasks.py:mine(a.tsv)"), file_of("sst2(a.py:b.tsv)")
+    ('my_tasks.py', '')
+    """
+    file = spec.partition("(")[0].partition(":")[0].strip()
+    return file if file.endswith(".py") else ""
+
+
 def _needs_kind(file: str) -> str:
     return f"a file of yours needs its kind: --task='classify({file}, text=COLUMN)'"
-
-
-def code_of_task(task: Task) -> set[str]:
-    """Return the user's modules that a task names."""
-    return named_code(task.source, task.prepare, *map(str, task.metrics))
 
 
 def shipped_tasks() -> dict[str, Settings]:
@@ -96,6 +124,8 @@ def _named_task(name: str) -> Settings:
 def _tasks_of_file(path: Path, name: str) -> dict[str, Settings]:
     if not path.is_file():
         raise UserError(NO_FILE, f"--task={name}: no such file; expected one that defines TASKS")
+    if permission().is_guarded:
+        check_code(str(path), f"--task={name}")
     with user_errors(BAD_CONFIG, f"--task={name}: cannot be read"):
         tasks = runpy.run_path(str(path)).get("TASKS")
     if not isinstance(tasks, dict):

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 import numpy as np
 
 from t5x_lite.config import Task
-from t5x_lite.config.grammar import has_scheme
+from t5x_lite.config.grammar import has_scheme, is_generated
+from t5x_lite.config.permission import check_place
 from t5x_lite.data.tasks.offline import OFFLINE
 from t5x_lite.data.text import files
 from t5x_lite.data.text.records import READERS, BadLines, Reading, Record, read_records
@@ -67,6 +68,8 @@ _SCHEMES = {**SCHEMES, "offline": Offline()}
 
 
 def _read_source(task: Task, split: str, bad_lines: BadLines) -> Iterator[Record]:
+    if not is_generated(task.source):
+        check_place(task.source, "task.source")
     source = source_of_split(task.source, split)
     where = f"task.source={source}"
     scheme, _, address = source.partition(":")

@@ -19,6 +19,7 @@ import numpy as np
 
 from t5x_lite.config.grammar import names_files, parse_call
 from t5x_lite.config.named import Named, find_named
+from t5x_lite.config.permission import check_place
 from t5x_lite.data.tokenizers.text_models import (
     LONE_SURROGATE,
     Bytes,
@@ -307,6 +308,12 @@ def make(
     return _find_kind(spec)(documents)
 
 
+def check_permitted(spec: str) -> None:
+    """Reject the files of a tokenizer that settings may not name."""
+    if names_files(spec):
+        check_place(spec, "data.tokenizer")
+
+
 def _find_kind(spec: str) -> Named:
     """Find a kind of tokenizer by its name, with its options."""
     if parse_call(spec, "data.tokenizer").name not in _KINDS:
@@ -321,6 +328,7 @@ def planned_size(spec: str, add_specials: bool = False) -> int:
     >>> planned_size("sentencepiece(vocab_size=32000)"), planned_size("bytes")
     (32000, 524)
     """
+    check_permitted(spec)
     if not names_files(spec):
         kind = _find_kind(spec)
         if kind.target is not of_bytes:

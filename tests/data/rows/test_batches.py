@@ -15,7 +15,7 @@ from conftest import ALL_CELLS, CELLS, ROOT, run, with_devices
 from hypothesis import given
 from hypothesis import strategies as st
 
-from t5x_lite.config.permission import permitted_code, user_code
+from t5x_lite.config.permission import allow, permission
 from t5x_lite.data.objectives.pairs import Pairs
 from t5x_lite.data.ragged import Ragged
 from t5x_lite.data.rng import Purpose, RowRng, philox_key
@@ -149,8 +149,8 @@ def test_workers_and_restarts_change_nothing(batches_of, workers):
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
 def test_threads_that_make_batches_have_the_permissions_of_the_run(workers):
-    with user_code(["mine"]):
-        permitted = list(prefetch(lambda step: permitted_code(), 0, 9, workers))
+    with allow(["mine"]):
+        permitted = list(prefetch(lambda step: permission().modules, 0, 9, workers))
     assert permitted == [{"mine"}] * 9
 
 

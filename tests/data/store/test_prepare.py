@@ -8,7 +8,7 @@ import pytest
 from conftest import run, sentences
 
 from t5x_lite.config import Data, TextCleaning
-from t5x_lite.config.permission import user_code
+from t5x_lite.config.permission import allow
 from t5x_lite.data.store import corpus, shards
 from t5x_lite.data.store import prepare as preparing
 from t5x_lite.data.store.prepare import prepare
@@ -197,7 +197,7 @@ def test_code_is_imported_only_where_it_is_allowed(tmp_path, monkeypatch, key):
     assert module not in sys.modules
 
     for guarded in (data, named):
-        with user_code([module]):
+        with allow([module]):
             assert prepare(guarded).manifest["validation"]["documents"]
     # The stores exist now; their source is compared all the same.
     del sys.modules[module]

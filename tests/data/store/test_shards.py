@@ -3,7 +3,7 @@ import sys
 import pytest
 
 from t5x_lite.config import Data, TextCleaning
-from t5x_lite.config.permission import user_code
+from t5x_lite.config.permission import allow
 from t5x_lite.data.store import shards
 from t5x_lite.data.text import files
 from t5x_lite.data.text.cleaning import Cleaner
@@ -123,5 +123,5 @@ def test_code_is_imported_only_where_it_is_allowed(tmp_path, monkeypatch):
         with pytest.raises(UserError, match="--allow-code=guarded_shards"):
             read()
     assert "guarded_shards" not in sys.modules
-    with user_code(["guarded_shards"]):
+    with allow(["guarded_shards"]):
         assert shards.text_hash(data, source) == shards.text_hash(data, source)

@@ -5,7 +5,7 @@ from itertools import islice
 import pytest
 
 from t5x_lite.config import files as config_files
-from t5x_lite.config.permission import user_code
+from t5x_lite.config.permission import allow
 from t5x_lite.data.text import schemes, sources
 from t5x_lite.errors import BAD_CONFIG, BAD_DATA, NO_FILE, UserError
 
@@ -119,11 +119,11 @@ def test_code_is_imported_only_where_it_is_allowed(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     source = "python:guarded_text.some"
     for permitted in ((), ["another_module"]):
-        with user_code(permitted):
+        with allow(permitted):
             with pytest.raises(UserError, match="--allow-code=guarded_text"):
                 list(sources.documents(source))
             with pytest.raises(UserError, match="--allow-code=guarded_text"):
                 sources.fingerprint(source)
     assert "guarded_text" not in sys.modules
-    with user_code(["guarded_text"]):
+    with allow(["guarded_text"]):
         assert list(sources.documents(source)) == ["a b", b"c"]

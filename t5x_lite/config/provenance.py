@@ -1,0 +1,167 @@
+"""Who has written settings: what the user's own name is permitted, and a config that the user has
+trained on this machine is known again.
+
+    config file, command line, Python ── written_here ──► any code, any place
+    config.json, report.json ── is_known ──► no code; its places, if the user has written the same
+                                             settings before, on this machine
+"""
+
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from t5x_lite.cache import cache_directory
+from t5x_lite.config.grammar import is_generated, names_files, parse_list, parse_sources
+from t5x_lite.config.permission import grant, named_code, permission
+from t5x_lite.config.roles import CODE, PATH, SENDS, SETTINGS, SOURCES, TOKENIZER, Role, roles
+from t5x_lite.config.schema import CompareConfig, RunConfig, to_dict
+
+WRITES_HERE = "tensorboard"  # the logger that sends nothing: it writes to the run's directory
+
+
+class Named(NamedTuple):
+    """What settings name outside of the package."""
+
+    modules: set[str]
+    places: set[str]
+
+    def __or__(self, other: "Named") -> "Named":
+        return Named(self.modules | other.modules, self.places | other.places)
+
+
+def names_in(config: Any, keys: Collection[str] | None = None) -> Named:
+    """Return the code and the places that settings name.
+
+    Args:
+        config: a RunConfig, CompareConfig or Task.
+        keys: only these settings, by their dotted names; None: all.
+
+    >>> from t5x_lite.config import Task
+    >>> names_in(Task(name="mine", source="python:mine.read"))
+    Named(modules={'mine'}, places=set())
+    """
+    named = Named(set(), set())
+    of_schema = roles(type(config))
+    for key, value in _flat(config):
+        if keys is None or key in keys:
+            for text in _texts(value):
+                named |= _names_in_text(text, of_schema[key])
+    if isinstance(config, CompareConfig):
+        for cell in config.cells.values():
+            named |= names_in(cell)
+        named |= names_in_settings(_as_texts(config.tune))
+    return named
+
+
+def names_in_settings(settings: Iterable[str]) -> Named:
+    """Return what texts such as "optimizer.name=mine.shampoo,adamw" name."""
+    named = Named(set(), set())
+    of_schema = roles(CompareConfig) | roles(RunConfig)
+    for setting in settings:
+        key, _, values = setting.partition("=")
+        of_key = of_schema.get(re.sub(r"^(base|cells\.[^.]+)\.", "", key), set())
+        for value in {values, *parse_list(values, key)}:
+            named |= _names_in_text(value, of_key)
+    return named
+
+
+def _names_in_text(text: str, of_setting: set[Role]) -> Named:
+    modules: set[str] = set()
+    places: set[str] = set()
+    if SETTINGS in of_setting:
+        return names_in_settings([text])
+    if CODE in of_setting:
+        modules |= named_code(text)
+    if SENDS in of_setting and "." not in text and text != WRITES_HERE:
+        places.add(text)
+    if TOKENIZER in of_setting:
+        if names_files(text):
+            places.add(text)
+        else:
+            modules |= named_code(text)
+    if of_setting & {PATH, SOURCES}:
+        terms = (
+            [source for _, source in parse_sources(text, "")] if SOURCES in of_setting else [text]
+        )
+        for source in terms:
+            scheme, _, address = source.partition(":")
+            if scheme == "python":
+                modules.add(address.rpartition(".")[0])
+            elif not is_generated(source):
+                places.add(source)
+    return Named(modules, places)
+
+
+def _flat(config: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the settings of a config by their dotted names."""
+    for name, value in vars(config).items():
+        if dataclasses.is_dataclass(value):
+            yield from _flat(value, f"{path}{name}.")
+        elif name != "cells":
+            yield f"{path}{name}", value
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, tuple | list):
+        for inner in value:
+            yield from _texts(inner)
+
+
+def _as_texts(settings: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    """Yield nested settings with several values each as texts, a text for each value."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _as_texts(value, f"{path}{name}.")
+        else:
+            for text in _texts(value):
+                yield f"{path}{name}={text}"
+
+
+# The user's own settings.
+
+
+def written_here(config: Any, keys: Collection[str] | None = None) -> None:
+    """Permit what settings name that the user has written; see names_in."""
+    named = names_in(config, keys)
+    grant(named.modules, named.places)
+
+
+def settings_written_here(settings: Iterable[str]) -> None:
+    """Permit what settings of the command line name; see names_in_settings."""
+    named = names_in_settings(settings)
+    grant(named.modules, named.places)
+
+
+# Data.
+
+
+def is_known(settings: Mapping[str, Any]) -> bool:
+    """Return True for the settings of a run or a comparison that the user has trained on this
+    machine, whatever directory they now lie in.
+    """
+    with suppress(OSError, RuntimeError):  # no cache
+        return _mark_of(settings).exists()
+    return False
+
+
+def remember(config: RunConfig | CompareConfig) -> None:
+    """Know these settings again, unless they name a place that is not permitted."""
+    now = permission()
+    if all(map(now.admits_place, names_in(config).places)):
+        with suppress(OSError, RuntimeError):  # no cache
+            mark = _mark_of(to_dict(config))
+            mark.parent.mkdir(exist_ok=True)
+            mark.touch()
+
+
+def _mark_of(settings: Mapping[str, Any]) -> Path:
+    """Return the file that is there if the user has written these settings."""
+    content = json.dumps(settings, sort_keys=True, default=repr).encode()
+    return cache_directory() / "written" / hashlib.sha256(content).hexdigest()

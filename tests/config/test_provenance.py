@@ -1,0 +1,147 @@
+"""What settings name outside of the package, and whose settings may."""
+
+import os
+
+import pytest
+from conftest import refusal, settings
+
+from t5x_lite.cache import cache_directory
+from t5x_lite.config import CompareConfig, RunConfig, Task, to_dict
+from t5x_lite.config.files import build
+from t5x_lite.config.permission import (
+    Permission,
+    allow,
+    check_named,
+    check_place,
+    grant,
+    guarded,
+    having,
+    permission,
+)
+from t5x_lite.config.provenance import is_known, names_in, names_in_settings, remember
+
+
+@pytest.fixture
+def config(text_file):
+    return build(RunConfig, settings(text_file))
+
+
+def test_names_are_found_by_the_roles_of_settings(text_file):
+    config = build(
+        RunConfig,
+        settings(
+            text_file,
+            "2 * mine.words(x=1) + causal_lm",
+            **{
+                "data.source": f"3 * {text_file} + python:my.text.documents + world:facts",
+                "data.validation_source": "python_docs",
+                "data.tokenizer": "/there/vocab.txt",
+                "data.store": "gs://bucket/store",
+                "data.field": "not_mine.f",
+                "init_from": "/there/run@4000",
+                "model.mixer": "my.parts.Mixer(size=3)",
+                "model.attention_rules": ["my_rules.near", "window(size=8)"],
+                "training.loggers": ["wandb", "my_logs.Logger"],
+            },
+        ),
+    )
+    modules, places = names_in(config)
+    assert modules == {"mine", "my.text", "my.parts", "my_rules", "my_logs"}
+    files = {str(text_file), "/there/vocab.txt", "gs://bucket/store", "/there/run@4000"}
+    assert places == files | {"wandb"}
+    assert names_in(config, {"objective"}) == ({"mine"}, set())
+
+
+def test_names_in_tasks_and_comparisons(config):
+    task = Task(name="a", source="/there/{split}.tsv", prepare="m.clean", metrics=("n.score",))
+    assert names_in(task) == ({"m", "n"}, {"/there/{split}.tsv"})
+    compare = CompareConfig(
+        cells={"a": config},
+        tune={"optimizer": {"name": ("adamw", "mine.shampoo")}},
+        finetune=("optimizer.schedule=mine_too.flat",),
+    )
+    assert names_in(compare) == ({"mine", "mine_too"}, {config.data.source})
+
+
+def test_names_in_settings_of_the_command_line():
+    given = [
+        "data.source=corpus.txt",
+        "base.objective=mine.words",
+        "cells.a.optimizer.name=b.c,d.e",
+    ]
+    modules, places = names_in_settings([*given, "data.field=not.code", "nonsense", "seed=x.y"])
+    assert modules == {"mine", "b", "d"}  # and not corpus
+    assert places == {"corpus.txt"}
+
+
+def test_a_place_permits_what_lies_below_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    permitted = Permission(set(), {"/data", str(tmp_path / "here"), "gs://bucket/a"}, True)
+    for place in ("/data", "/data/x/y.txt", "here/x", "./here", "/x/../data/y", "gs://bucket/a/b"):
+        assert permitted.admits_place(place), place
+    for place in (
+        *("/", "/datas", "/data/../etc/passwd", "there", "gs://bucket", "gs://bucket/ab"),
+        *("gs://bucket/a/../b", "gs://bucket/a/x::file:///etc/passwd", "hf:data", ""),
+    ):
+        assert not permitted.admits_place(place), place
+
+
+def test_python_code_opens_what_it_writes_and_a_guard_closes():
+    check_place("/etc/passwd", "data.source")
+    with guarded():
+        message = refusal(check_place, "/etc/it's", "data.source")
+        assert message.startswith("data.source=/etc/it's: the file that names it is data")
+        assert "add --allow-path='/etc/it'\"'\"'s'" in message
+        with allow(paths=["/etc"]):
+            check_place("/etc/passwd", "data.source")
+        grant(places=["/etc"])
+        check_place("/etc/passwd", "data.source")
+    with guarded():  # what was granted has ended
+        refusal(check_place, "/etc/passwd", "data.source")
+
+
+def test_all_that_is_refused_stands_in_one_sentence():
+    with guarded(), allow(code=["a"], paths=["/a"]):
+        check_named({"a"}, {"/a/b"}, "report.json")
+        message = refusal(check_named, {"a", "b"}, {"/a/b", "/c d", "hf:x"}, "report.json")
+    assert message.endswith("add --allow-code=b --allow-path='/c d' --allow-path=hf:x")
+
+
+def test_what_another_process_is_told():
+    with guarded(), allow(code=["a"], paths=["/a"]):
+        told = permission()
+    with having(told):
+        check_place("/a/b", "data.source")
+        assert permission().modules == {"a"}
+
+
+def test_settings_are_known_again_if_all_they_name_was_permitted(config, tmp_path, monkeypatch):
+    monkeypatch.setenv("T5X_LITE_CACHE", str(tmp_path / "cache"))
+    assert not is_known(to_dict(config))
+    with guarded():
+        remember(config)  # it names a text that this command may not read
+        assert not is_known(to_dict(config))
+        grant(places=[config.data.source])
+        remember(config)
+    assert is_known(to_dict(config))
+    assert not is_known(to_dict(config) | {"seed": 1})
+    monkeypatch.setenv("T5X_LITE_CACHE", "/proc/nowhere")
+    assert not is_known(to_dict(config))
+    remember(config)
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="no users")
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o1777])
+def test_a_cache_that_others_may_write_to_is_refused(tmp_path, monkeypatch, mode):
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    cache.chmod(mode)
+    monkeypatch.setenv("T5X_LITE_CACHE", str(cache))
+    message = refusal(cache_directory, code=74)
+    assert "others may write to it" in message
+    assert f"chmod go-w {cache}" in message
+    cache.chmod(mode & ~0o022)
+    assert cache_directory() == cache
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    if cache.stat().st_uid:
+        assert "belongs to somebody else" in refusal(cache_directory, code=74)
