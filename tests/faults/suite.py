@@ -26,6 +26,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from conftest import ROOT, run, sentences, settings, start
+from faults.hostile import of_model, of_report, of_run, of_store, of_text, of_tokenizer
 
 from t5x_lite import manifest
 from t5x_lite.config import RunConfig
@@ -93,6 +94,23 @@ class Runs:
         path = self.directory / "exported"
         run("export", f"--workdir={self.whole()}", path)
         return path
+
+    def tokenizer(self, kind: str) -> Path:
+        """The directory of a tokenizer in Hugging Face's or SentencePiece's files."""
+        place = self.directory / f"{kind}_tokenizer"
+        if not place.exists():
+            name = "byte_level_bpe" if kind == "bpe" else "sentencepiece"
+            made = tokenizers.make(f"{name}(vocab_size=600)", [self.text.read_text()])
+            made.save(place)
+        return place
+
+    @cached_property
+    def report(self) -> Path:
+        """The report.json of a comparison of two cells."""
+        workdir = self.directory / "compared"
+        more = ("--grid=model.d_model=8,16", "--config.span_count=8", "--config.ngram=False")
+        run("compare", f"--config={self.config()}", f"--workdir={workdir}", *more)
+        return workdir / "report.json"
 
     @cached_property
     def store(self) -> Path:
@@ -331,6 +349,25 @@ def divergence(runs: Runs, rng: np.random.Generator, place: Path) -> None:
         loop.Run.batch = batch  # type: ignore[method-assign]
 
 
+def hostile(runs: Runs, rng: np.random.Generator, place: Path) -> None:
+    """A dirty or hostile file: one sentence, no code is run, nothing outside is opened, 20 s."""
+    kind = rng.random()
+    if kind < 0.35:
+        made: tuple = (of_run, runs.whole(family=str(rng.choice(list(FAMILIES)))))
+    elif kind < 0.6:
+        made = (of_text, runs.text)
+    elif kind < 0.7:
+        made = (of_tokenizer, runs.tokenizer(str(rng.choice(["bpe", "sentencepiece"]))))
+    elif kind < 0.85:
+        made = (of_model, runs.exported)
+    elif kind < 0.95:
+        made = (of_report, runs.report)
+    else:
+        made = (of_store, runs.store)
+    trial, whole = made
+    trial(whole, rng, place)
+
+
 @dataclass(frozen=True)
 class Row:
     """One row of the table."""
@@ -356,6 +393,7 @@ ROWS = (
     Row(signals, 60),
     Row(disk, 40),
     Row(divergence, 40),
+    Row(hostile, 2000),
 )
 
 

@@ -3,7 +3,15 @@
 import pytest
 from faults.suite import ROWS, Runs, attempt
 
-QUICK = {"checkpoint": 10, "files": 10, "kills": 2, "signals": 2, "disk": 2, "divergence": 1}
+QUICK = {
+    "checkpoint": 10,
+    "files": 10,
+    "kills": 2,
+    "signals": 2,
+    "disk": 2,
+    "divergence": 1,
+    "hostile": 30,
+}
 SLOW = ("kills", "signals", "disk")  # tests/training has cheaper ones of these
 
 
