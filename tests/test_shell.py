@@ -1,6 +1,7 @@
 """Shell scripts, and those that launch/ writes, as shellcheck reads them."""
 
 import json
+import shlex
 import subprocess
 import sys
 
@@ -70,6 +71,19 @@ def test_what_a_pod_runs():
     manifest = json.loads(here_document(printed))
     job = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]
     check(job["template"]["spec"]["containers"][0]["command"][2])
+
+
+def test_a_word_that_ends_a_here_document_does_not(tmp_path):
+    """A dry run is pasted into a shell: nothing of a word may be run there."""
+    mark = tmp_path / "was run"
+    words = ["train", "--config=gpt_tiny", f"--workdir=a\nEND\ntouch '{mark}'\n"]
+    printed = dry_run("slurm", "--dry-run", *words)
+    script = f"sbatch() {{ cat > {shlex.quote(str(tmp_path / 'job'))}; }}\n{printed}"
+    subprocess.run(["bash", "-c", script], check=True)
+    assert not mark.exists()
+    job = (tmp_path / "job").read_text()
+    assert "touch" in job  # it is part of a quoted word there
+    assert job.rstrip().endswith("exit $code")
 
 
 def test_what_slurm_runs(tmp_path):
