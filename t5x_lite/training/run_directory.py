@@ -8,6 +8,7 @@ WORKDIR/config.json  run.json  corpus.json  tokenizer/  metrics.jsonl  checkpoin
 
 import hashlib
 import json
+import os
 import platform
 import re
 from collections.abc import Iterator, Sequence
@@ -107,6 +108,8 @@ def owned(
     with ExitStack() as stack:
         try:
             workdir.mkdir(parents=True, exist_ok=True)
+            if is_main:
+                _check_is_free(workdir)
             if is_main:  # the other processes may already see what this one writes
                 where = f"--workdir={workdir}"
                 stack.enter_context(locks.only_writer(workdir, where, take_over))
@@ -182,6 +185,20 @@ def facts(config: RunConfig, workdir: Path, data: RunData) -> dict[str, str]:
 
 def _cannot_write(workdir: Path, error: OSError) -> UserError:
     return UserError(IO_ERROR, f"--workdir={workdir}: cannot be written: {error.strerror or error}")
+
+
+def _check_is_free(workdir: Path) -> None:
+    """Reject a directory that is not for runs: the root, its children, a home, or somebody else's,
+    if it holds anything and no run.
+    """
+    if storage.is_mirrored(workdir) or (workdir / "config.json").exists():
+        return
+    place = workdir.resolve()
+    is_others = hasattr(os, "getuid") and place.stat().st_uid not in (os.getuid(), 0)
+    is_system = len(place.parts) <= 2 or place == Path.home()
+    if (is_others or is_system) and any(place.iterdir()):
+        reason = "belongs to somebody else" if is_others else "is no directory of its own"
+        raise UserError(USAGE, f"--workdir={workdir}: {reason}, and holds files; name a new one")
 
 
 def _check_nothing_foreign(workdir: Path) -> None:

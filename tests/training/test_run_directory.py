@@ -371,3 +371,22 @@ def test_the_name_of_a_directory_may_have_an_at(several, tmp_path):
     for name in ("run@4", "run@4@2"):
         out, _ = run("evaluate", f"--workdir={tmp_path / 'me@home' / name}", "--json")
         assert json.loads(out)["step"] == (6 if name == "run@4" else 2)
+
+
+def test_directories_that_are_not_for_runs_are_refused(tmp_path, config_file, monkeypatch):
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    config = f"--config={config_file()}"
+    (home / "mine.txt").touch()
+    for place in ("/", "/usr", home):
+        _, err = run("train", config, f"--workdir={place}", code=2)
+        assert "is no directory of its own, and holds files; name a new one" in err
+    assert sorted(path.name for path in home.iterdir()) == ["mine.txt"]
+    if os.getuid() == 0:
+        theirs = tmp_path / "theirs"
+        theirs.mkdir()
+        (theirs / "a.txt").touch()
+        os.chown(theirs, 12345, 12345)
+        _, err = run("train", config, f"--workdir={theirs}", code=2)
+        assert "belongs to somebody else" in err
