@@ -28,9 +28,10 @@ from t5x_lite.config.files import (
     get_config,
     load,
     load_comparison,
+    names_run,
     with_absolute_paths,
 )
-from t5x_lite.config.permission import allow, guarded, having, permission
+from t5x_lite.config.permission import allow, guarded, permission, with_permission
 from t5x_lite.config.provenance import settings_written_here, written_here
 from t5x_lite.data import inspection
 from t5x_lite.data.rows.batches import TextData, ledger, make_batches
@@ -83,12 +84,19 @@ __all__ = [
 ConfigLike = Any  # a RunConfig, a ConfigDict or dict of settings, or the name of a config
 
 
+def _is_written_by_caller() -> bool:
+    """Return True if what this function is given was written by Python code: outside of commands,
+    which have permitted already what the user has written.
+    """
+    return not permission().is_guarded
+
+
 @contextmanager
 def _opened(config: ConfigLike) -> Iterator[RunConfig]:
     """Check and open a config. Within, what it names is permitted if Python code has written it: a
     command has permitted already what the user has written, and a run's config.json is data.
     """
-    by_python = not permission().is_guarded
+    by_caller = _is_written_by_caller()
     with guarded():
         if isinstance(config, str):
             yield load(config)
@@ -96,7 +104,7 @@ def _opened(config: ConfigLike) -> Iterator[RunConfig]:
         if not isinstance(config, RunConfig):
             config = build(RunConfig, config.to_dict() if hasattr(config, "to_dict") else config)
         run = with_absolute_paths(config)
-        if by_python:
+        if by_caller:
             written_here(run)
         yield run
 
@@ -208,10 +216,10 @@ def finetune(
     axes = [f"{key}={','.join(map(str, values))}" for key, values in (grid or {}).items()]
     settings = [f"{key}={value}" for key, value in overrides.items()]
     workdir = Path(workdir)
-    by_python = not permission().is_guarded
+    by_caller = _is_written_by_caller()
     with guarded():
-        learned = _task(task, by_python)
-        if by_python:
+        learned = _task(task, by_caller)
+        if by_caller:
             settings_written_here([*settings, *axes])
         results = tuning.finetune(
             convert.as_run(locate(init), workdir / "imported"),
@@ -229,11 +237,11 @@ def finetune(
     return results
 
 
-def _task(task: str | Task, by_python: bool) -> Task:
+def _task(task: str | Task, by_caller: bool) -> Task:
     """Load a task, and permit what it names if Python code has written it; see _opened."""
     if isinstance(task, str):
-        return load_own_task(task) if by_python else load_task(task)
-    if by_python:
+        return load_own_task(task) if by_caller else load_task(task)
+    if by_caller:
         written_here(task)
     return task
 
@@ -244,14 +252,15 @@ def compare(config: ConfigLike, workdir: str | Path) -> dict[str, Any]:
     Returns:
         the results that the report shows.
     """
-    by_python = not permission().is_guarded
+    by_caller = _is_written_by_caller()
     with guarded():
+        is_run = isinstance(config, str) and names_run(config)
         if isinstance(config, str):
             config = load_comparison(config)
         elif not isinstance(config, CompareConfig):
             settings = config.to_dict() if hasattr(config, "to_dict") else config
             config = with_absolute_paths(build_comparison(settings))
-        if by_python:
+        if by_caller and not is_run:
             written_here(config)
             load_own_tasks(config.tasks)
         return comparison.compare(config, Path(workdir))
@@ -314,9 +323,9 @@ def inspect_task(
     config: ConfigLike, task: str | Task, split: str = "train", examples: int = 3
 ) -> str:
     """Show the first examples of a task as text, the way the model of a config reads them."""
-    by_python = not permission().is_guarded
+    by_caller = _is_written_by_caller()
     with _opened(config) as run:
-        task = _task(task, by_python)
+        task = _task(task, by_caller)
         run = dataclasses.replace(run, task=with_labels_of(task))
         rows = plan_checked(run)
         assert isinstance(rows, TaskPlan)
@@ -433,9 +442,9 @@ class LanguageModel:
             predictions (a record for each example).
         """
         asking = Asking(split, shots, seed, direction, limit)
-        by_python = not permission().is_guarded
-        with having(self._loaded.permitted), guarded():
-            asked = _task(task, by_python)
+        by_caller = _is_written_by_caller()
+        with with_permission(self._loaded.permitted), guarded():
+            asked = _task(task, by_caller)
             loaded = dataclasses.replace(self._loaded, permitted=permission())
             return evaluate_task(loaded, asked, asking)
 

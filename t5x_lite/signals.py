@@ -1,6 +1,8 @@
 """SIGTERM and SIGHUP end a command in the way that Ctrl-C does, with exit codes of their own."""
 
+import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,6 +10,7 @@ from types import FrameType
 
 from t5x_lite.errors import HUNG_UP, TERMINATED
 
+_SECONDS = 0.05  # until a signal is sent again
 CODES = {signal.SIGTERM: TERMINATED, signal.SIGHUP: HUNG_UP}
 
 
@@ -20,12 +23,17 @@ class Stopped(KeyboardInterrupt):
 
     def __init__(self, number: int):
         super().__init__(signal.Signals(number).name)
+        self.number = number
         self.code = CODES[signal.Signals(number)]
 
 
 @contextmanager
 def stop_on_signals() -> Iterator[None]:
-    """Raise Stopped at these signals, within. One that is ignored, as under nohup, stays so."""
+    """Raise Stopped at these signals, within. One that is ignored, as under nohup, stays so.
+
+    Python drops an exception that is raised in a destructor or a callback of the garbage collector,
+    such as jax's. A signal that comes just then, Ctrl-C included, is sent again.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield  # Python allows signal handlers in the main thread only
         return
@@ -33,10 +41,21 @@ def stop_on_signals() -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         raise Stopped(number)
 
+    def send_again(dropped: "sys.UnraisableHookArgs") -> None:
+        error = dropped.exc_value
+        if not isinstance(error, KeyboardInterrupt):
+            return of_others(dropped)
+        number = error.number if isinstance(error, Stopped) else signal.SIGINT
+        timer = threading.Timer(_SECONDS, os.kill, (os.getpid(), number))
+        timer.daemon = True
+        timer.start()
+
+    of_others, sys.unraisablehook = sys.unraisablehook, send_again
     heeded = [number for number in CODES if signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, stop) for number in heeded}
     try:
         yield
     finally:
+        sys.unraisablehook = of_others
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -283,7 +283,7 @@ def write_durably(path: Any, text: str) -> None:
     # Processes that write at the same time do not write the same file.
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     partial.unlink(missing_ok=True)
-    with open(partial, "x") as file:
+    with open(partial, "x", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

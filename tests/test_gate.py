@@ -18,6 +18,7 @@ import pytest
 from conftest import run, settings
 from outside import MODULE, SECRET, watching
 
+import t5x_lite
 from t5x_lite.__main__ import main
 from t5x_lite.commands import COMMANDS
 from t5x_lite.config import RunConfig
@@ -28,7 +29,7 @@ from t5x_lite.errors import BAD_CONFIG, UserError
 # How each command is given somebody else's run, or the report of somebody else's comparison.
 GIVEN = {
     "prepare": ["--config={run}"],
-    "plan": ["--config={run}", "--chips=1"],
+    "plan": ["--config={run}", "--topology=cpu:1"],
     "train": ["--config={run}", "--workdir={new}"],
     "finetune": [
         *("--init={run}", "--task=classify(mine.tsv, text=sentence)", "--workdir={new}"),
@@ -53,6 +54,10 @@ GIVEN_NONE = {"import", "list", "doctor", "completion"}
 
 def test_every_command_is_tried():
     assert GIVEN.keys() | GIVEN_NONE == COMMANDS.keys()
+
+
+# Of what is refused, or was done; not of a command that is wrong.
+CODES = (0, 2, 65, 66, 78)
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +161,10 @@ def given(whole, secret, tmp_path, monkeypatch, no_network):
         arguments = [one.format(run=theirs, new=new, report=report) for one in GIVEN[command]]
         err = io.StringIO()
         with redirect_stdout(io.StringIO()), redirect_stderr(err), watching() as events:
-            main([command, *arguments, *more])
+            code = main([command, *arguments, *more])
+        assert code in CODES, err.getvalue()
+        assert "usage: " not in err.getvalue()
+        assert "which is no option" not in err.getvalue()
         assert "Traceback" not in err.getvalue()
         shutil.rmtree(new, ignore_errors=True)
         sys.modules.pop(MODULE, None)
@@ -229,6 +237,36 @@ def test_a_run_of_the_users_own_reaches_what_it_names(learned, tmp_path, monkeyp
     assert "task.source=" in err
     allowed = (f"--allow-path={base}", f"--allow-path={Path(config['task']['source']).parent}")
     assert run("evaluate", "--workdir=moved", *allowed)[0] == out
+
+
+def test_a_run_is_no_comparison(whole, tmp_path, monkeypatch, no_network):
+    """A config.json with cells and tasks is none of ours: its task file is not run."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / f"{MODULE}.py").write_text("TASKS = {'mine': {'source': 'world:facts'}}\n")
+    (tmp_path / "theirs").mkdir()
+    config = {"base": settings_of(whole), "cells": {"a": {}}, "tasks": [f"{MODULE}.py:mine"]}
+    (tmp_path / "theirs/config.json").write_text(json.dumps(config))
+    with watching() as events:
+        _, err = run("compare", "--config=theirs", "--workdir=new", "--dry-run", code=BAD_CONFIG)
+    assert "which is no setting of a run" in err
+    with watching() as of_python, pytest.raises(UserError, match="is no setting of a run"):
+        t5x_lite.compare("theirs", "new")
+    assert not events + of_python
+
+
+def test_what_python_takes_from_data_is_checked(whole, secret, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "theirs").mkdir()
+    config = settings_of(whole)
+    for key, value in (("source", f"{secret}/text.txt"), ("source", ":/../../secret.txt")):
+        config["data"][key] = value
+        (tmp_path / "theirs/config.json").write_text(json.dumps(config))
+        for function in (t5x_lite.get_config, t5x_lite.inspect, t5x_lite.prepare):
+            with watching() as events, pytest.raises(UserError, match="--allow-path"):
+                function("theirs")
+            assert not events
+    with t5x_lite.allow(paths=[config["data"]["source"]]):
+        assert t5x_lite.get_config("theirs").seed == 0
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,8 @@ import pytest
 from conftest import ROOT, start
 from training.runs import wait_for
 
+from t5x_lite.signals import Stopped, stop_on_signals
+
 # Each command stops itself where the signal is to come: while it imports, prepares or asks.
 STOP_WITHIN = """
 import os, signal, sys
@@ -100,3 +102,28 @@ def processes_with(word: str) -> list[int]:
             if word.encode() in words and b"t5x_lite" in words:
                 found.append(int(path))
     return found
+
+
+class _InDestructor:
+    """Python drops what is raised in a destructor."""
+
+    def __init__(self, number: int):
+        self.number = number
+
+    def __del__(self):
+        os.kill(os.getpid(), self.number)
+        sum(range(1000))  # the handler runs between two instructions
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_that_python_would_drop_comes_again(number, capfd):
+    def dropped():
+        with stop_on_signals():
+            _InDestructor(number)
+            for _ in range(1000):
+                time.sleep(0.01)
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        dropped()
+    assert isinstance(caught.value, Stopped) == (number != signal.SIGINT)
+    assert "Exception ignored" not in capfd.readouterr().err

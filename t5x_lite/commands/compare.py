@@ -66,11 +66,12 @@ def run(args: argparse.Namespace) -> None:
 
 def comparison_of(args: argparse.Namespace) -> CompareConfig:
     """Read the config of the comparison, with the options of the command."""
-    from t5x_lite.config.files import load_comparison
+    from t5x_lite.config.files import load_comparison, names_run
     from t5x_lite.data.tasks.load import load_own_tasks
 
     given = {"seeds": args.seeds, "max_seeds": args.max_seeds}
     seeds = [f"{name}={value}" for name, value in given.items() if value is not None]
     config = load_comparison(config_name(args), [*args.overrides, *seeds], args.grid, args.tune)
-    load_own_tasks(config.tasks)  # a run, which is data, has none
+    if not names_run(config_name(args)):
+        load_own_tasks(config.tasks)
     return config

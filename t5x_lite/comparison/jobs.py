@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from multiprocessing import connection
 from pathlib import Path
 
-from t5x_lite.config.permission import Permission, having, permission
+from t5x_lite.config.permission import Permission, permission, with_permission
 from t5x_lite.errors import IO_ERROR, UserError
 from t5x_lite.manifest import Level, verification, verification_level
 from t5x_lite.progress import say
@@ -126,7 +126,7 @@ def _run_job(
         os.dup2(file.fileno(), sys.stderr.fileno())
         function, arguments = job
         try:
-            with stop_on_signals(), having(permitted), verification(level):
+            with stop_on_signals(), with_permission(permitted), verification(level):
                 function(*arguments)
             sender.send(None)
         except UserError as error:

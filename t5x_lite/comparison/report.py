@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from t5x_lite import storage
 from t5x_lite.comparison import scaling_report
 from t5x_lite.comparison.scores import (
     ADAPTED,
@@ -53,10 +54,10 @@ def write(results: Results, directory: Path) -> None:
     shown, table = report(results), as_csv(results)
     papers.check_papers(results.get("papers", []))
     with user_errors(IO_ERROR, f"{directory}: the report cannot be written"):
-        (directory / "report.json").write_text(json.dumps(results, indent=1), "utf-8")
-        (directory / "report.csv").write_text(table, "utf-8")
-        (directory / "report.tex").write_text(tex.tex(shown), "utf-8")
-        (directory / "report.bib").write_text(papers.bibtex(papers_of(results)), "utf-8")
+        storage.write_durably(directory / "report.json", json.dumps(results, indent=1))
+        storage.write_durably(directory / "report.csv", table)
+        storage.write_durably(directory / "report.tex", tex.tex(shown))
+        storage.write_durably(directory / "report.bib", papers.bibtex(papers_of(results)))
     page.write(shown, directory)
 
 

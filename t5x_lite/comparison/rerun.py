@@ -15,7 +15,7 @@ from t5x_lite.comparison import run
 from t5x_lite.config import CompareConfig
 from t5x_lite.config.files import build_comparison
 from t5x_lite.config.permission import check_named, grant
-from t5x_lite.config.provenance import is_known, names_in
+from t5x_lite.config.provenance import known_places, names_in
 from t5x_lite.data.tasks.load import file_of, load_task
 from t5x_lite.errors import BAD_CONFIG, IO_ERROR, USAGE, UserError, read_json, user_errors
 
@@ -49,20 +49,16 @@ def read_report(path: Path) -> tuple[CompareConfig, Results]:
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise UserError(BAD_CONFIG, f"{path}: its scores cannot be read; {expected}") from error
     config = build_comparison(settings)
-    if is_known(settings):
-        grant(places=names_in(config).places)
-    # All that is missing in one sentence.
+    grant(places=known_places(settings))
+    # All that is missing in one sentence, but for what files of Python name: they are not run yet.
     named = names_in(config)
     for task in config.tasks:
         file = file_of(task)
         if file:
             named.modules.add(file)
         else:
-            of_task = names_in(load_task(task))
-            if is_known(settings):
-                grant(places=of_task.places)
-            named |= of_task
-    check_named(named.modules, named.places, str(path))
+            named |= names_in(load_task(task))
+    check_named(*named, str(path))
     return config, results
 
 

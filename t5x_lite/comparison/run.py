@@ -9,6 +9,7 @@ The same command continues where it was stopped, and does not repeat what is fin
 """
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,10 +32,11 @@ from t5x_lite.comparison.jobs import run_jobs
 from t5x_lite.comparison.results import hours_spent, kilowatt_hours, results_of
 from t5x_lite.comparison.tune import check_same_choices, plan_tries, run_tries, tuned_cells
 from t5x_lite.config import CompareConfig, RunConfig, to_dict
-from t5x_lite.config.provenance import remember
+from t5x_lite.config.provenance import names_in, remember
 from t5x_lite.config.schema import LOGS
 from t5x_lite.data.rows.row_plan import RowPlan
 from t5x_lite.data.store.prepare import prepare
+from t5x_lite.data.tasks.load import load_task
 from t5x_lite.errors import (
     BAD_CONFIG,
     NO_FILE,
@@ -171,7 +173,8 @@ def _train_and_report(
     elif finished:
         results = results_of(config, cells, finished, failed, questions, looks, tuning)
         asked = as_asked(config, looks)
-        remember(asked)
+        of_tasks = (names_in(load_task(task)).places for task in config.tasks)
+        remember(asked, itertools.chain(*of_tasks))
         results["config"] = to_dict(asked)
         results["jobs"] = jobs
         results["hours"] = hours_spent(workdir)

@@ -24,9 +24,9 @@ from t5x_lite.config.grammar import (
     read_value,
     wants_text,
 )
-from t5x_lite.config.permission import grant
+from t5x_lite.config.permission import check_named, grant, guarded
 from t5x_lite.config.provenance import (
-    is_known,
+    known_places,
     names_in,
     settings_written_here,
     written_here,
@@ -295,6 +295,10 @@ def read_settings(name: str) -> Settings:
         if "model_type" in settings:
             reason = "this is a model of Hugging Face; import it, and use the run"
             raise UserError(BAD_CONFIG, f"--config={name}: {reason}")
+        unknown = set(settings) - set(type_hints(RunConfig))
+        if unknown:
+            reason = f"its config.json has {min(unknown)!r}, which is no setting of a run"
+            raise UserError(BAD_CONFIG, f"--config={name}: {reason}; name another directory")
         return settings
     file, colon, argument = name.partition(":")
     path = find(file)
@@ -355,6 +359,11 @@ def get_config(name: str = "", **overrides: Any) -> Any:
     5
     """
     settings = read_settings(name) if name else {}
+    if name and names_run(name):
+        # From here on, Python code holds these settings as its own.
+        with guarded():
+            grant(places=known_places(settings))
+            check_named(*names_in(build(RunConfig, settings)), f"{name}/config.json")
     compares = isinstance(settings.get("cells"), dict)
     config = default(CompareConfig if compares else RunConfig)
     known = config.to_dict()
@@ -421,27 +430,26 @@ def load(name: str, overrides: Sequence[str] = ()) -> RunConfig:
         raise UserError(
             BAD_CONFIG, f"--config={name} compares several runs; use it with the command compare"
         )
-    is_own = names_run(name) and is_known(settings)
+    places = known_places(settings) if names_run(name) else None
     config = with_absolute_paths(build(RunConfig, override(settings, overrides)))
-    _permit(config, name, is_own, overrides)
+    _permit(config, places, overrides)
     return config
 
 
 def _permit(
-    config: RunConfig | CompareConfig, name: str, is_own: bool, written: Sequence[str]
+    config: RunConfig | CompareConfig, known: set[str] | None, arguments: Sequence[str]
 ) -> None:
-    """Permit what the user has written: the whole config, unless --config names a run.
+    """Permit what the user has written: the whole config, or what the command line adds to a run.
 
     Args:
-        is_own: True for the config.json of a run that the user has trained on this machine.
-        written: settings of the command line.
+        known: known_places of the run that --config names; None: it names a config file.
+        arguments: settings of the command line.
     """
-    if not names_run(name):
+    if known is None:
         written_here(config)
-        return
-    settings_written_here(written)
-    if is_own:
-        grant(places=names_in(config).places)
+    else:
+        settings_written_here(arguments)
+        grant(places=known)
 
 
 def load_comparison(
@@ -459,7 +467,7 @@ def load_comparison(
         tune: as parse_grid has them; each cell chooses among these values.
     """
     settings = read_settings(name)
-    is_own = names_run(name) and is_known(settings)
+    places = known_places(settings) if names_run(name) else None
     if "cells" not in settings:
         settings = {"base": settings, "cells": {"": {}}, "title": Path(name).stem}
     cells = settings["cells"]
@@ -489,7 +497,7 @@ def load_comparison(
         chosen_among = {key: tuple(values) for key, values in parse_grid(tune, "--tune").items()}
         settings["tune"] = merge(settings.get("tune", {}), nested(chosen_among))
     config = with_absolute_paths(build_comparison(settings))
-    _permit(config, name, is_own, [*overrides, *axes, *tune])
+    _permit(config, places, [*overrides, *axes, *tune])
     return config
 
 
@@ -524,12 +532,12 @@ def _check_effect(cells: dict[str, Any], overrides: Sequence[str]) -> None:
 
 
 def load_run_config(path: Path) -> RunConfig:
-    """The config of a run directory's config.json, checked like any other."""
+    """The config of a run directory's config.json, checked like any other. Places that the user has
+    permitted to it before are permitted again.
+    """
     settings = read_json(path, "expected the directory of a run")
-    config = build(RunConfig, settings)
-    if is_known(settings):
-        grant(places=names_in(config).places)
-    return config
+    grant(places=known_places(settings))
+    return build(RunConfig, settings)
 
 
 # Paths.

@@ -241,7 +241,7 @@ def names_files(tokenizer: str) -> bool:
 
 def has_scheme(source: str) -> bool:
     """True for a source with a scheme: tfds:…, hf:…, python:…, gs://…"""
-    return re.match(r"[a-z0-9]+:", source) is not None
+    return re.match(r"[A-Za-z0-9][\w+.-]*:", source) is not None
 
 
 def is_generated(source: str) -> bool:
@@ -250,7 +250,10 @@ def is_generated(source: str) -> bool:
     >>> is_generated("world:facts"), is_generated("python_docs"), is_generated("a.txt")
     (True, True, False)
     """
-    return source.partition(":")[0] in ("", "python_docs", "python", "world", "offline")
+    if source in ("", "python_docs"):
+        return True
+    scheme, colon, _ = source.partition(":")
+    return bool(colon) and scheme in ("python", "world", "offline")
 
 
 def absolute(source: str) -> str:

@@ -28,6 +28,10 @@ Modules = Collection[str] | None
 _imported: set[str] = set()  # by this process
 
 
+class NotPermitted(UserError):
+    """Data names code or a place that it may not name."""
+
+
 @dataclass
 class Permission:
     """What settings may name.
@@ -48,26 +52,38 @@ class Permission:
         if not self.is_guarded:
             return True
         place = absolute(place)
-        if place in self.places:
+        run = place.rpartition("@")[0]  # of a checkpoint, RUN@STEP
+        if place in self.places or (run and run in self.places):
             return True
         # In addresses, parts such as .. and :: have meanings that differ between file systems.
         if "::" in place or ".." in PurePosixPath(place).parts:
             return False
-        return any(place.startswith(f"{above.rstrip('/')}/") for above in self.places if above)
+        if place.startswith(("hf:", "tfds:")):
+            name, _, query = place.partition("?")
+            options = {option.partition("=")[0] for option in query.split("&") if option}
+            return name in self.places and options <= _OF_DATA_SETS
+        if ":" in place.partition("/")[0] and "://" not in place:
+            return False
+        return any(place.startswith(f"{above.rstrip('/')}/") for above in self.places)
 
+
+# Options of a data set that choose a part of it.
+_OF_DATA_SETS = {"name", "split", "revision"}
 
 _permission: ContextVar[Permission] = ContextVar("permission")
 
 
 def permission() -> Permission:
-    """Return what is permitted now: what another process has to be told."""
-    return _permission.get(None) or Permission()
+    """Return a copy of what is permitted now, as another process has to be told."""
+    now = _permission.get(None) or Permission()
+    modules = None if now.modules is None else set(now.modules)
+    return replace(now, modules=modules, places=set(now.places))
 
 
 @contextmanager
-def having(changed: Permission) -> Iterator[None]:
-    """Replace what is permitted."""
-    token = _permission.set(changed)
+def with_permission(now: Permission) -> Iterator[None]:
+    """Within, permit this and nothing else."""
+    token = _permission.set(now)
     try:
         yield
     finally:
@@ -85,16 +101,14 @@ def allow(code: Modules = (), paths: Iterable[str] = ()) -> Iterator[None]:
     now = permission()
     modules = None if code is None or now.modules is None else {*now.modules, *code}
     places = now.places | set(map(absolute, paths))
-    with having(replace(now, modules=modules, places=places)):
+    with with_permission(replace(now, modules=modules, places=places)):
         yield
 
 
 @contextmanager
 def guarded() -> Iterator[None]:
     """Within, settings open only the places that are permitted."""
-    now = permission()
-    modules = None if now.modules is None else set(now.modules)
-    with having(Permission(modules, set(now.places), is_guarded=True)):
+    with with_permission(replace(permission(), is_guarded=True)):
         yield
 
 
@@ -105,7 +119,12 @@ def grant(modules: Iterable[str] = (), places: Iterable[str] = ()) -> None:
         return
     if now.modules is not None:
         now.modules.update(modules)
-    now.places.update(map(absolute, places))
+    now.places.update(absolute(place) for place in places if place)
+
+
+def service(name: str) -> str:
+    """Return the place that stands for a service which metrics are sent to."""
+    return f"service:{name}"
 
 
 def named_code(*settings: str) -> set[str]:
@@ -114,7 +133,7 @@ def named_code(*settings: str) -> set[str]:
     >>> sorted(named_code("2 * mine.noise(rate=0.5) + causal_lm", "texts.read", "a/b.txt"))
     ['mine', 'texts']
     """
-    names = re.findall(r"(?<![\w./-])([A-Za-z_][\w.]*)\.[A-Za-z_]\w*", " ".join(settings))
+    names = re.findall(r"(?<![\w./-])([^\W\d][\w.]*)\.[^\W\d]\w*", " ".join(settings))
     return set(names)
 
 
@@ -130,7 +149,7 @@ def check_place(
     if not permission().admits_place(place):
         reason = f"the file that names it is data, which {does}"
         fix = f"add --allow-path={shlex.quote(place)}, or in Python load it within allow(paths=[…])"
-        raise UserError(BAD_CONFIG, f"{where}={place}: {reason}; if you trust it, {fix}")
+        raise NotPermitted(BAD_CONFIG, f"{where}={place}: {reason}; if you trust it, {fix}")
 
 
 def check_code(module: str, where: str) -> None:
@@ -139,7 +158,7 @@ def check_code(module: str, where: str) -> None:
     if permitted is not None and module not in permitted:
         reason = "the file that names it is data, which imports no module"
         fix = f"add --allow-code={module}, or in Python load it within allow(code=[{module!r}])"
-        raise UserError(BAD_CONFIG, f"{where}: {reason}; if you trust {module}, {fix}")
+        raise NotPermitted(BAD_CONFIG, f"{where}: {reason}; if you trust {module}, {fix}")
 
 
 def check_named(modules: Collection[str], places: Collection[str], where: str) -> None:
@@ -156,7 +175,8 @@ def check_named(modules: Collection[str], places: Collection[str], where: str) -
             options.append(f"--allow-path={shlex.quote(place)}")
     if options:
         reason = "is data, and names code or files outside of it"
-        raise UserError(BAD_CONFIG, f"{where}: {reason}; if you trust it, add {' '.join(options)}")
+        fix = f"if you trust it, add {' '.join(options)}"
+        raise NotPermitted(BAD_CONFIG, f"{where}: {reason}; {fix}")
 
 
 def import_code(name: str, where: str) -> Any:

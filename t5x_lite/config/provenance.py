@@ -2,55 +2,52 @@
 trained on this machine is known again.
 
     config file, command line, Python ── written_here ──► any code, any place
-    config.json, report.json ── is_known ──► no code; its places, if the user has written the same
-                                             settings before, on this machine
+    config.json, report.json ── known_places ──► no code; the places that were permitted to the same
+                                                 settings before, on this machine
 """
 
 import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from t5x_lite import storage
 from t5x_lite.cache import cache_directory
-from t5x_lite.config.grammar import is_generated, names_files, parse_list, parse_sources
-from t5x_lite.config.permission import grant, named_code, permission
+from t5x_lite.config.grammar import is_generated, names_files, parse_list, parse_sources, read_value
+from t5x_lite.config.permission import grant, named_code, permission, service
 from t5x_lite.config.roles import CODE, PATH, SENDS, SETTINGS, SOURCES, TOKENIZER, Role, roles
 from t5x_lite.config.schema import CompareConfig, RunConfig, to_dict
+from t5x_lite.errors import UserError
 
 WRITES_HERE = "tensorboard"  # the logger that sends nothing: it writes to the run's directory
 
 
-class Named(NamedTuple):
+class Outside(NamedTuple):
     """What settings name outside of the package."""
 
     modules: set[str]
     places: set[str]
 
-    def __or__(self, other: "Named") -> "Named":
-        return Named(self.modules | other.modules, self.places | other.places)
+    def __or__(self, other: "Outside") -> "Outside":
+        return Outside(self.modules | other.modules, self.places | other.places)
 
 
-def names_in(config: Any, keys: Collection[str] | None = None) -> Named:
-    """Return the code and the places that settings name.
-
-    Args:
-        config: a RunConfig, CompareConfig or Task.
-        keys: only these settings, by their dotted names; None: all.
+def names_in(config: Any) -> Outside:
+    """Return the code and the places that the settings of a RunConfig, CompareConfig or Task name.
 
     >>> from t5x_lite.config import Task
     >>> names_in(Task(name="mine", source="python:mine.read"))
-    Named(modules={'mine'}, places=set())
+    Outside(modules={'mine'}, places=set())
     """
-    named = Named(set(), set())
+    named = Outside(set(), set())
     of_schema = roles(type(config))
     for key, value in _flat(config):
-        if keys is None or key in keys:
-            for text in _texts(value):
-                named |= _names_in_text(text, of_schema[key])
+        for text in _texts(value):
+            named |= _names_in_text(text, of_schema[key])
     if isinstance(config, CompareConfig):
         for cell in config.cells.values():
             named |= names_in(cell)
@@ -58,19 +55,21 @@ def names_in(config: Any, keys: Collection[str] | None = None) -> Named:
     return named
 
 
-def names_in_settings(settings: Iterable[str]) -> Named:
+def names_in_settings(settings: Iterable[str]) -> Outside:
     """Return what texts such as "optimizer.name=mine.shampoo,adamw" name."""
-    named = Named(set(), set())
+    named = Outside(set(), set())
     of_schema = roles(CompareConfig) | roles(RunConfig)
     for setting in settings:
         key, _, values = setting.partition("=")
         of_key = of_schema.get(re.sub(r"^(base|cells\.[^.]+)\.", "", key), set())
-        for value in {values, *parse_list(values, key)}:
+        literal = read_value(values)
+        written = [values, *parse_list(values, key)] if literal == values else _texts(literal)
+        for value in written:
             named |= _names_in_text(value, of_key)
     return named
 
 
-def _names_in_text(text: str, of_setting: set[Role]) -> Named:
+def _names_in_text(text: str, of_setting: set[Role]) -> Outside:
     modules: set[str] = set()
     places: set[str] = set()
     if SETTINGS in of_setting:
@@ -78,7 +77,7 @@ def _names_in_text(text: str, of_setting: set[Role]) -> Named:
     if CODE in of_setting:
         modules |= named_code(text)
     if SENDS in of_setting and "." not in text and text != WRITES_HERE:
-        places.add(text)
+        places.add(service(text))
     if TOKENIZER in of_setting:
         if names_files(text):
             places.add(text)
@@ -94,7 +93,7 @@ def _names_in_text(text: str, of_setting: set[Role]) -> Named:
                 modules.add(address.rpartition(".")[0])
             elif not is_generated(source):
                 places.add(source)
-    return Named(modules, places)
+    return Outside(modules, places)
 
 
 def _flat(config: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -127,9 +126,9 @@ def _as_texts(settings: Mapping[str, Any], path: str = "") -> Iterator[str]:
 # The user's own settings.
 
 
-def written_here(config: Any, keys: Collection[str] | None = None) -> None:
-    """Permit what settings name that the user has written; see names_in."""
-    named = names_in(config, keys)
+def written_here(config: Any) -> None:
+    """Permit what a config names that the user has written; see names_in."""
+    named = names_in(config)
     grant(named.modules, named.places)
 
 
@@ -142,26 +141,31 @@ def settings_written_here(settings: Iterable[str]) -> None:
 # Data.
 
 
-def is_known(settings: Mapping[str, Any]) -> bool:
-    """Return True for the settings of a run or a comparison that the user has trained on this
-    machine, whatever directory they now lie in.
+def known_places(settings: Mapping[str, Any]) -> set[str]:
+    """Return the places that the user has permitted to these settings on this machine, as when the
+    run was trained here, whatever directory it now lies in.
     """
-    with suppress(OSError, RuntimeError):  # no cache
-        return _mark_of(settings).exists()
-    return False
+    with suppress(OSError, RuntimeError, UserError):  # no usable cache
+        return set(_mark_of(settings).read_text("utf-8").splitlines())
+    return set()
 
 
-def remember(config: RunConfig | CompareConfig) -> None:
-    """Know these settings again, unless they name a place that is not permitted."""
-    now = permission()
-    if all(map(now.admits_place, names_in(config).places)):
-        with suppress(OSError, RuntimeError):  # no cache
-            mark = _mark_of(to_dict(config))
-            mark.parent.mkdir(exist_ok=True)
-            mark.touch()
+def remember(config: RunConfig | CompareConfig, more: Iterable[str] = ()) -> None:
+    """Know these settings again, with those of the places that they name which are permitted now.
+
+    Args:
+        more: places that they name in another way, as by the name of a task.
+    """
+    now, settings = permission(), to_dict(config)
+    named = names_in(config).places | set(more)
+    places = {place for place in named if now.admits_place(place)} | known_places(settings)
+    with suppress(OSError, RuntimeError, UserError):
+        mark = _mark_of(settings)
+        mark.parent.mkdir(exist_ok=True)
+        storage.write_durably(mark, "\n".join(sorted(places)))
 
 
 def _mark_of(settings: Mapping[str, Any]) -> Path:
-    """Return the file that is there if the user has written these settings."""
+    """Return the file that holds the permitted places of settings."""
     content = json.dumps(settings, sort_keys=True, default=repr).encode()
     return cache_directory() / "written" / hashlib.sha256(content).hexdigest()

@@ -5,6 +5,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from t5x_lite import storage
 from t5x_lite.config import Task
 from t5x_lite.data.tasks.answers import normalise_answer
 from t5x_lite.data.tasks.kinds.table import kind_of, metrics_of
@@ -20,7 +21,7 @@ _MOST_LABELS = 20  # largest number of labels in a confusion matrix
 def write(results: dict[str, Any], directory: Path) -> None:
     """Write the results as report.json into a directory."""
     with user_errors(IO_ERROR, f"{directory}: the report cannot be written"):
-        (directory / "report.json").write_text(json.dumps(results, indent=1), "utf-8")
+        storage.write_durably(directory / "report.json", json.dumps(results, indent=1))
 
 
 def curves_of(workdir: Path, metric: str) -> dict[str, list]:

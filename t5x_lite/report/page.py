@@ -12,6 +12,7 @@ from typing import Any
 import jinja2
 import markupsafe
 
+from t5x_lite import storage
 from t5x_lite.errors import IO_ERROR, UserError, optional_import, user_errors
 
 # The beginning of a number, which a unit may follow; or a dash or nothing, in place of a number
@@ -112,13 +113,13 @@ def write(page: Page, directory: Path) -> None:
     There is no chart.svg if the page has no chart or charts cannot be drawn.
     """
     with user_errors(IO_ERROR, f"{directory}: the report cannot be written"):
-        (directory / "report.md").write_text(markdown(page), "utf-8")
-        (directory / "report.html").write_text(html(page), "utf-8")
+        storage.write_durably(directory / "report.md", markdown(page))
+        storage.write_durably(directory / "report.html", html(page))
         charts = [part for section in page.sections for part in section.parts]
         for chart in (part for part in charts if isinstance(part, Chart)):
             picture = _svg(chart)
             if picture:
-                (directory / "chart.svg").write_text(picture, "utf-8")
+                storage.write_durably(directory / "chart.svg", picture)
             break
 
 

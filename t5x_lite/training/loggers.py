@@ -15,7 +15,7 @@ from uuid import uuid4
 from t5x_lite.config import RunConfig, to_dict
 from t5x_lite.config.files import flatten
 from t5x_lite.config.named import Named, find_named
-from t5x_lite.config.permission import check_place
+from t5x_lite.config.permission import check_place, service
 from t5x_lite.config.provenance import WRITES_HERE
 from t5x_lite.errors import IO_ERROR, optional_import, user_errors
 
@@ -141,7 +141,7 @@ def find_loggers(config: RunConfig) -> dict[str, Named]:
     loggers = {name: find_named(name, LOGGERS, "training.loggers", "logger") for name in names}
     for name, logger in loggers.items():
         if logger.name in LOGGERS and logger.name != WRITES_HERE:
-            check_place(name, "training.loggers", "sends nothing anywhere")
+            check_place(service(name), "training.loggers", "sends nothing anywhere")
     return loggers
 
 

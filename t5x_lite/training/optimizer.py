@@ -14,7 +14,7 @@ from t5x_lite.config import Optimizer
 from t5x_lite.config.named import find_named
 from t5x_lite.errors import BAD_CONFIG, UserError, user_errors
 from t5x_lite.parallel.axes import Names, is_kernel
-from t5x_lite.training.schedules import Schedule, check_schedule
+from t5x_lite.training.schedules import Schedule, find_schedule
 from t5x_lite.training.update_rule import (
     UpdateRule,
     by_label,
@@ -153,6 +153,6 @@ def make_optimizer(config: Optimizer, schedule: Schedule, axes: Any) -> UpdateRu
 
 def check_optimizer(config: Optimizer) -> None:
     """Reject an optimizer or schedule that does not exist, before anything is prepared."""
-    check_schedule(config)
+    find_schedule(config)
     # Build the rule for a single kernel: this also checks its options.
     make_optimizer(config, lambda step: 0.0 * step, {"kernel": ("embed", "mlp")})

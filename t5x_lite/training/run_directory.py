@@ -26,7 +26,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from t5x_lite import locks, manifest, storage
 from t5x_lite.config import Mesh, ModelDimensions, RunConfig, to_dict
 from t5x_lite.config.files import flatten, load_run_config
-from t5x_lite.config.permission import Permission, check_place, grant, having, permission
+from t5x_lite.config.permission import Permission, check_place, grant, permission, with_permission
 from t5x_lite.config.provenance import remember
 from t5x_lite.config.roles import (
     ADAPTATION,
@@ -495,7 +495,7 @@ class LoadedModel:
     @contextmanager
     def within(self) -> Iterator[None]:
         """Use the model's mesh and sharding rules, and permit the user's code that it needs."""
-        with having(self.permitted), use_mesh(self.mesh, self.model, split_rows=False):
+        with with_permission(self.permitted), use_mesh(self.mesh, self.model, split_rows=False):
             yield
 
 

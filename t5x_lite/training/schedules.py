@@ -75,9 +75,10 @@ def find_schedule(config: Optimizer) -> Named:
     return find_named(config.schedule, SCHEDULES, "optimizer.schedule", "schedule")
 
 
-def check_schedule(config: Optimizer) -> None:
-    """Reject a schedule of the user's that fails, or that returns no finite number."""
-    share = find_schedule(config)
+def _check_own(share: Named, config: Optimizer) -> None:
+    """Reject a schedule of the user's that fails, or that returns no finite number. It computes
+    with jax, so this must come after the processes of a run have found each other.
+    """
     what = f"optimizer.schedule={share.name}"
     for tenth in range(11):
         with user_errors(BAD_CONFIG, f"{what}: failed"):
@@ -113,6 +114,8 @@ def make_schedule(config: Optimizer, steps: int, raw_tokens_per_step: float) -> 
         raw_tokens_per_step: converts a warm-up and a decay in tokens to steps.
     """
     share = find_schedule(config)
+    if share.name not in SCHEDULES:
+        _check_own(share, config)
     # Convert tokens to steps; the result may be a fraction of a step.
     unit = raw_tokens_per_step if config.schedule_unit == "tokens" else 1
     warmup = config.warmup_steps / unit

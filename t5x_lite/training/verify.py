@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from t5x_lite import manifest, storage
+from t5x_lite.config.permission import NotPermitted
 from t5x_lite.data.tokenizers import tokenizer as tokenizers
 from t5x_lite.errors import UserError, read_json
 from t5x_lite.manifest import Damage
@@ -139,6 +140,8 @@ def _finding(path: Path, name: str, check: Callable[[], str]) -> Finding:
     """Turn the result of a check, or the reason why it failed, into a Finding."""
     try:
         detail = check()
+    except NotPermitted:  # nothing is damaged
+        raise
     except (Damage, UserError) as error:
         return Finding(storage.address_of(path), name, str(error))
     return Finding(storage.address_of(path), f"{name}, {detail}" if detail else name)

@@ -15,10 +15,10 @@ from t5x_lite.config.permission import (
     check_place,
     grant,
     guarded,
-    having,
     permission,
+    with_permission,
 )
-from t5x_lite.config.provenance import is_known, names_in, names_in_settings, remember
+from t5x_lite.config.provenance import known_places, names_in, names_in_settings, remember
 
 
 @pytest.fixture
@@ -48,8 +48,7 @@ def test_names_are_found_by_the_roles_of_settings(text_file):
     modules, places = names_in(config)
     assert modules == {"mine", "my.text", "my.parts", "my_rules", "my_logs"}
     files = {str(text_file), "/there/vocab.txt", "gs://bucket/store", "/there/run@4000"}
-    assert places == files | {"wandb"}
-    assert names_in(config, {"objective"}) == ({"mine"}, set())
+    assert places == files | {"service:wandb"}
 
 
 def test_names_in_tasks_and_comparisons(config):
@@ -110,24 +109,51 @@ def test_all_that_is_refused_stands_in_one_sentence():
 def test_what_another_process_is_told():
     with guarded(), allow(code=["a"], paths=["/a"]):
         told = permission()
-    with having(told):
+    with with_permission(told):
         check_place("/a/b", "data.source")
         assert permission().modules == {"a"}
 
 
-def test_settings_are_known_again_if_all_they_name_was_permitted(config, tmp_path, monkeypatch):
+def test_settings_are_known_again_with_the_places_that_were_permitted(
+    config, tmp_path, monkeypatch
+):
     monkeypatch.setenv("T5X_LITE_CACHE", str(tmp_path / "cache"))
-    assert not is_known(to_dict(config))
+    source = config.data.source
+    assert known_places(to_dict(config)) == set()
     with guarded():
         remember(config)  # it names a text that this command may not read
-        assert not is_known(to_dict(config))
-        grant(places=[config.data.source])
-        remember(config)
-    assert is_known(to_dict(config))
-    assert not is_known(to_dict(config) | {"seed": 1})
-    monkeypatch.setenv("T5X_LITE_CACHE", "/proc/nowhere")
-    assert not is_known(to_dict(config))
+        assert known_places(to_dict(config)) == set()
+        grant(places=[source])
+        remember(config, ["/a/task.tsv"])
+        assert known_places(to_dict(config)) == {source}
+    with guarded(), allow(paths=["/a"]):
+        remember(config, ["/a/task.tsv"])
+        assert known_places(to_dict(config)) == {source, "/a/task.tsv"}
+    assert known_places(to_dict(config) | {"seed": 1}) == set()
+    (tmp_path / "cache").chmod(0o777)
+    assert known_places(to_dict(config)) == set()
     remember(config)
+    monkeypatch.setenv("T5X_LITE_CACHE", "/proc/nowhere")
+    assert known_places(to_dict(config)) == set()
+    remember(config)
+
+
+def test_permitting_the_working_directory_permits_no_service_and_no_address(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    with guarded(), allow(paths=[".", "hf:allenai/c4", "/there/run"]):
+        now = permission()
+    for place in ("a.txt", "hf:allenai/c4?name=en&split=train", "/there/run@4", "/there/run/x"):
+        assert now.admits_place(place), place
+    for place in (
+        *("service:wandb", "FILE:///etc/x", "arrow_hdfs://h/x", "a.b+c:x", ":/../x", "hf:a"),
+        *("hf:allenai/c4?data_files=/etc/passwd", "hf:allenai/c4x", "/there/run2@4", "/x@4"),
+    ):
+        assert not now.admits_place(place) or place == ":/../x", place
+
+
+def test_code_may_have_any_name():
+    assert names_in_settings(["objective=übel.wörter"]).modules == {"übel"}
+    assert names_in_settings(["training.loggers=['wandb']"]).places == {"service:wandb"}
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="no users")

@@ -2,6 +2,7 @@
 and with names of code and files that are not theirs. One trial is one such file and one command.
 """
 
+import copy
 import io
 import json
 import shutil
@@ -73,9 +74,9 @@ def change_json(path: Path, rng: np.random.Generator) -> None:
         if how < 0.1:
             del place[key]
         elif how < 0.15 and isinstance(place, dict):
-            place["another"] = VALUES[rng.integers(len(VALUES))]
+            place["another"] = copy.deepcopy(VALUES[rng.integers(len(VALUES))])
         else:
-            place[key] = VALUES[rng.integers(len(VALUES))]
+            place[key] = copy.deepcopy(VALUES[rng.integers(len(VALUES))])
     path.write_text(json.dumps(value))
 
 
@@ -150,7 +151,7 @@ def of_run(whole: Path, rng: np.random.Generator, place: Path) -> None:
     off = "--verify=off"
     commands = [
         ("inspect", f"--config={place}", "--examples=1"),
-        ("plan", f"--config={place}", "--chips=1"),
+        ("plan", f"--config={place}", "--topology=cpu:1"),
         ("prepare", f"--config={place}"),
         ("generate", f"--workdir={place}", "the cat", "--max-new-tokens=2", off),
         ("score", f"--workdir={place}", "the cat", off),

@@ -23,7 +23,7 @@ import numpy as np
 
 from t5x_lite import storage
 from t5x_lite.config import Data
-from t5x_lite.config.permission import Permission, having, permission
+from t5x_lite.config.permission import Permission, permission, with_permission
 from t5x_lite.data.store.corpus import SPLITS, Split
 from t5x_lite.data.store.encoding import EncodedShard, Progress, ShardEncoder, SingleTokenPolicy
 from t5x_lite.data.store.shards import (
@@ -177,7 +177,7 @@ class _ReadPart:
         name, part = named_part
         cleaner = Cleaner(self.data.text_cleaning, self.source.where)
         names = []
-        with _told(self.staging), having(self.permitted):
+        with _told(self.staging), with_permission(self.permitted):
             documents = clean_documents(self.data, self.source, cleaner, part)
             for shard in make_shards(split_documents(documents, self.rule)):
                 names.append(f"{name}-{len(names):05}")

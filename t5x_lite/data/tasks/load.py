@@ -71,7 +71,7 @@ def file_of(spec: str) -> str:
     ('my_tasks.py', '')
     """
     file = spec.partition("(")[0].partition(":")[0].strip()
-    return file if file.endswith(".py") else ""
+    return str(Path(file)) if file.endswith(".py") else ""
 
 
 def _needs_kind(file: str) -> str:

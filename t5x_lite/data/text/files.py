@@ -59,7 +59,9 @@ def find(source: str, key: str, suffixes: tuple[str, ...] = SUFFIXES) -> list["O
     import fsspec
 
     scheme, _, path = source.rpartition("://")
-    is_virtual = scheme in ("", "file") and os.path.abspath(path).startswith(_VIRTUAL)
+    here = f"{os.path.abspath(path)}/"
+    is_virtual = scheme in ("", "file", "local") and here.startswith(_VIRTUAL)
+    is_virtual = is_virtual and not here.startswith("/dev/shm/")  # files in memory
     if is_virtual or not path.strip("/"):
         reason = "is a whole file system, or one of the system's own"
         raise UserError(NO_FILE, f"{key}={source}: {reason}; name a directory of text")

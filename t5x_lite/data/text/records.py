@@ -128,7 +128,7 @@ def _table(
     with wrapped as text, user_errors(BAD_DATA, f"{where}: cannot be read"):
         lines = csv.reader(text, **dialect)
         names = list(reading.columns) or next(lines, [])
-        twice = [name for name, count in Counter(names).items() if count > 1]
+        twice = [name for name, count in Counter(filter(None, names)).items() if count > 1]
         if twice:
             reason = f"two columns are called {twice[0]!r}; rename one"
             raise UserError(BAD_DATA, f"{where}: {reason}")
