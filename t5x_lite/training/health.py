@@ -1,8 +1,8 @@
 """Tell a healthy step from one at which a run diverges, by the losses and gradient norms before it.
 
 A step is unhealthy if its loss or its gradient norm is not finite, or lies more than ten robust
-standard deviations above the median of the last 128 healthy steps. Among 32,525 recorded steps of
-646 runs that converged there was none (benchmarks/healthy_steps.py). The figures are kept in each
+standard deviations above the median of the last 128 healthy steps. Among 35,267 recorded steps of
+704 runs that converged there was none (benchmarks/healthy_steps.py). The figures are kept in each
 checkpoint, so that a run that was stopped decides as if it had not been.
 """
 
