@@ -118,10 +118,15 @@ class _InDestructor:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_that_python_would_drop_comes_again(number, capfd):
     def dropped():
-        with stop_on_signals():
-            _InDestructor(number)
-            for _ in range(1000):
-                time.sleep(0.01)
+        # Whatever started the tests may ignore some of these signals.
+        before = signal.signal(number, signal.default_int_handler)
+        try:
+            with stop_on_signals():
+                _InDestructor(number)
+                for _ in range(1000):
+                    time.sleep(0.01)
+        finally:
+            signal.signal(number, before)
 
     with pytest.raises(KeyboardInterrupt) as caught:
         dropped()

@@ -3,7 +3,10 @@ the setting, before anything is trained. Objectives have tests/data/objectives/t
 """
 
 import pytest
-from conftest import run
+from conftest import refusal, run
+
+from t5x_lite.config import Task
+from t5x_lite.data.tasks.metrics import find_metric
 
 MODULE = """
 import jax.numpy as jnp
@@ -44,12 +47,9 @@ def test_a_bad_function_is_named(key, name, config_file, write_module, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["fails", "numbers", "infinite", "text"])
-def test_a_bad_metric_is_named(name, config_file, write_module, tmp_path):
+@pytest.mark.usefixtures("own_code")
+def test_a_bad_metric_is_named(name, write_module):
     write_module("mine", MODULE)
-    run("train", f"--config={config_file()}", f"--workdir={tmp_path}/run")
-    lines = [f"a cat {number}\t{number % 2}" for number in range(40)]
-    (tmp_path / "a.tsv").write_text("\n".join(["text\tlabel", *lines]))
-    task = f"--task=classify({tmp_path}/a.tsv, metrics=mine.{name})"
-    where = (f"--init={tmp_path}/run", f"--workdir={tmp_path}/tuned")
-    _, err = run("finetune", *where, task, "--config.training.steps=1", code=78)
-    assert f"task.metrics: mine.{name}" in err
+    task = Task(name="a", source="a.tsv", metrics=(f"mine.{name}",))
+    message = refusal(find_metric(task, f"mine.{name}").score, task, [], [])
+    assert message.startswith(f"task.metrics: mine.{name}")
