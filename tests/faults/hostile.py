@@ -16,6 +16,7 @@ import numpy as np
 from outside import MODULE, SECRET, watching
 
 from t5x_lite.__main__ import main
+from t5x_lite.terminal import visible
 
 SECONDS = 20  # that a command may take
 CODES = (0, 2, 65, 66, 69, 71, 74, 76, 78)
@@ -56,7 +57,7 @@ def call(*words: object) -> str:
     assert "Traceback" not in said, said[-1000:]
     assert not events, events[:3]
     assert len(said.splitlines()[-1] if said else "") < 2000, len(said)
-    assert all(letter.isprintable() or letter in "\n\t" for letter in said), repr(said[-300:])
+    assert visible(said) == said, repr(said[-300:])
     return said
 
 
