@@ -84,29 +84,38 @@ __all__ = [
 ConfigLike = Any  # a RunConfig, a ConfigDict or dict of settings, or the name of a config
 
 
-def _is_written_by_caller() -> bool:
-    """Return True if what this function is given was written by Python code: outside of commands,
-    which have permitted already what the user has written.
+@contextmanager
+def _gate() -> Iterator[bool]:
+    """Let settings open only what is permitted, within.
+
+    Yields:
+        True if Python code has written the arguments of the function, which are then permitted. A
+        command has permitted already what the user has written.
     """
-    return not permission().is_guarded
+    by_caller = not permission().is_guarded
+    with guarded():
+        yield by_caller
 
 
 @contextmanager
 def _opened(config: ConfigLike) -> Iterator[RunConfig]:
-    """Check and open a config. Within, what it names is permitted if Python code has written it: a
-    command has permitted already what the user has written, and a run's config.json is data.
+    """Check and open a config, behind the gate."""
+    with _gate() as by_caller:
+        yield _run_config(config, by_caller)
+
+
+def _run_config(config: ConfigLike, by_caller: bool) -> RunConfig:
+    """Check a config, and permit what it names if the caller has written it. The name of a run is
+    not its config: config.json is data.
     """
-    by_caller = _is_written_by_caller()
-    with guarded():
-        if isinstance(config, str):
-            yield load(config)
-            return
-        if not isinstance(config, RunConfig):
-            config = build(RunConfig, config.to_dict() if hasattr(config, "to_dict") else config)
-        run = with_absolute_paths(config)
-        if by_caller:
-            written_here(run)
-        yield run
+    if isinstance(config, str):
+        return load(config)
+    if not isinstance(config, RunConfig):
+        config = build(RunConfig, config.to_dict() if hasattr(config, "to_dict") else config)
+    run = with_absolute_paths(config)
+    if by_caller:
+        written_here(run)
+    return run
 
 
 def prepare(config: ConfigLike, beam_options: Sequence[str] | None = None) -> Corpus:
@@ -158,7 +167,7 @@ def evaluate(workdir: str | Path, mesh: Mesh | None = None) -> dict[str, Any]:
         the step, the split and the metrics, such as loss in nats, accuracy and, for text,
         perplexity. A run on a task also has the task's metrics.
     """
-    with guarded():
+    with _gate():
         return _evaluate(workdir, mesh)
 
 
@@ -216,8 +225,7 @@ def finetune(
     axes = [f"{key}={','.join(map(str, values))}" for key, values in (grid or {}).items()]
     settings = [f"{key}={value}" for key, value in overrides.items()]
     workdir = Path(workdir)
-    by_caller = _is_written_by_caller()
-    with guarded():
+    with _gate() as by_caller:
         learned = _task(task, by_caller)
         if by_caller:
             settings_written_here([*settings, *axes])
@@ -238,7 +246,7 @@ def finetune(
 
 
 def _task(task: str | Task, by_caller: bool) -> Task:
-    """Load a task, and permit what it names if Python code has written it; see _opened."""
+    """Load a task, and permit what it names if the caller has written it."""
     if isinstance(task, str):
         return load_own_task(task) if by_caller else load_task(task)
     if by_caller:
@@ -252,8 +260,7 @@ def compare(config: ConfigLike, workdir: str | Path) -> dict[str, Any]:
     Returns:
         the results that the report shows.
     """
-    by_caller = _is_written_by_caller()
-    with guarded():
+    with _gate() as by_caller:
         is_run = isinstance(config, str) and names_run(config)
         if isinstance(config, str):
             config = load_comparison(config)
@@ -323,9 +330,8 @@ def inspect_task(
     config: ConfigLike, task: str | Task, split: str = "train", examples: int = 3
 ) -> str:
     """Show the first examples of a task as text, the way the model of a config reads them."""
-    by_caller = _is_written_by_caller()
-    with _opened(config) as run:
-        task = _task(task, by_caller)
+    with _gate() as by_caller:
+        run, task = _run_config(config, by_caller), _task(task, by_caller)
         run = dataclasses.replace(run, task=with_labels_of(task))
         rows = plan_checked(run)
         assert isinstance(rows, TaskPlan)
@@ -442,7 +448,7 @@ class LanguageModel:
             predictions (a record for each example).
         """
         asking = Asking(split, shots, seed, direction, limit)
-        by_caller = _is_written_by_caller()
+        by_caller = not permission().is_guarded
         with with_permission(self._loaded.permitted), guarded():
             asked = _task(task, by_caller)
             loaded = dataclasses.replace(self._loaded, permitted=permission())
@@ -498,7 +504,7 @@ def load_model(path: str | Path, mesh: Mesh | None = None) -> LanguageModel:
         mesh: the mesh to shard the parameters over; None: one device. Hugging Face files must be
             imported before they can be sharded.
     """
-    with guarded():
+    with _gate():
         return LanguageModel(_load(path, mesh))
 
 

@@ -239,6 +239,15 @@ def test_a_run_of_the_users_own_reaches_what_it_names(learned, tmp_path, monkeyp
     assert run("evaluate", "--workdir=moved", *allowed)[0] == out
 
 
+def test_a_task_is_shown_with_no_tokenizer_of_data(given, whole, secret):
+    """A run that was imported has no text, and its tokenizer is read by itself."""
+    config = settings_of(whole)
+    config["data"] |= {"source": "", "tokenizer": f"{secret}/vocab.txt"}
+    task = "--task=classify(mine.tsv, text=sentence)"
+    assert not given("inspect", config, task)
+    assert given("inspect", config, task, f"--allow-path={secret}")
+
+
 def test_a_run_is_no_comparison(whole, tmp_path, monkeypatch, no_network):
     """A config.json with cells and tasks is none of ours: its task file is not run."""
     monkeypatch.chdir(tmp_path)

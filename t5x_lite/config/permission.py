@@ -34,7 +34,7 @@ class NotPermitted(UserError):
 
 @dataclass
 class Permission:
-    """What settings may name.
+    """The code and the places that settings may name.
 
     Attributes:
         modules: Python modules, or files that end in .py; None: any.

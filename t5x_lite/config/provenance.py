@@ -27,7 +27,7 @@ WRITES_HERE = "tensorboard"  # the logger that sends nothing: it writes to the r
 
 
 class Outside(NamedTuple):
-    """What settings name outside of the package."""
+    """Code and places that settings name."""
 
     modules: set[str]
     places: set[str]

@@ -10,6 +10,7 @@ import numpy as np
 
 from t5x_lite import manifest, storage
 from t5x_lite.config import Data, Lengths, Mesh, Model, ModelDimensions, Optimizer, RunConfig
+from t5x_lite.config.permission import grant
 from t5x_lite.data.rows.row_plan import RowPlan
 from t5x_lite.data.tasks.task_data import TaskPlan
 from t5x_lite.data.tokenizers import tokenizer as tokenizers
@@ -70,6 +71,7 @@ def read(path: Path, tokenizer_files: str = "", add_specials: bool = False) -> L
     """
     _check_manifest(path)
     model, params = huggingface.read(path)
+    grant(places=[tokenizer_files or str(path)])  # an argument, and no data
     tokenizer = tokenizers.make(tokenizer_files or f"{path}/", (), add_specials)
     size = tokenizer.vocabulary.size
     if add_specials and size > model.vocab_size:

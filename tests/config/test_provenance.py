@@ -8,6 +8,7 @@ from conftest import refusal, settings
 from t5x_lite.cache import cache_directory
 from t5x_lite.config import CompareConfig, RunConfig, Task, to_dict
 from t5x_lite.config.files import build
+from t5x_lite.config.grammar import is_generated
 from t5x_lite.config.permission import (
     Permission,
     allow,
@@ -19,6 +20,7 @@ from t5x_lite.config.permission import (
     with_permission,
 )
 from t5x_lite.config.provenance import known_places, names_in, names_in_settings, remember
+from t5x_lite.data.tasks.records import TASK_SCHEMES
 
 
 @pytest.fixture
@@ -149,6 +151,13 @@ def test_permitting_the_working_directory_permits_no_service_and_no_address(monk
         *("hf:allenai/c4?data_files=/etc/passwd", "hf:allenai/c4x", "/there/run2@4", "/x@4"),
     ):
         assert not now.admits_place(place) or place == ":/../x", place
+
+
+@pytest.mark.parametrize("scheme", TASK_SCHEMES)
+def test_a_scheme_opens_something_unless_the_grammar_says_that_it_is_generated(scheme):
+    opens = hasattr(TASK_SCHEMES[scheme], "directory")
+    assert is_generated(f"{scheme}:x") != opens
+    assert not is_generated(f"not_{scheme}:x")
 
 
 def test_code_may_have_any_name():

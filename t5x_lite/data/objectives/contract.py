@@ -3,13 +3,17 @@ user's own is held to it in every batch.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 
 from t5x_lite.data.objectives.declaration import Bound, Traits
 from t5x_lite.data.objectives.pairs import Pairs
 from t5x_lite.data.ragged import Ragged
+
+_RAGGED = [
+    name for name, kind in get_type_hints(Pairs).items() if Ragged in (kind, *get_args(kind))
+]
 
 
 class ContractError(ValueError):
@@ -44,7 +48,7 @@ def check_parts(
 
 def _check_ragged(pairs: Pairs, rows: int) -> None:
     """Check that each field has as many rows as there are windows, and a value for each place."""
-    for name in ("inputs", "targets", "weights", "read", "types", "scored"):
+    for name in _RAGGED:
         field = getattr(pairs, name)
         if field is None:
             continue
@@ -105,6 +109,9 @@ def _check_optional(pairs: Pairs, traits: Traits) -> None:
         beyond = places >= np.repeat(pairs.inputs.lengths, pairs.scored.lengths)
         if beyond.any() or places.min(initial=0) < 0:
             raise ContractError("some of its `scored` are not places of its inputs")
+    if pairs.labels is not None and np.shape(pairs.labels) != (len(pairs),):
+        got = f"labels of shape {np.shape(pairs.labels)}"
+        raise ContractError(f"its pairs have {got}, expected one for each of {len(pairs)}")
     given = (pairs.types is not None, pairs.labels is not None)
     if given != (traits.sentence_pairs, traits.sentence_pairs):
         wants = "both, for Traits(sentence_pairs=True)" if traits.sentence_pairs else "neither"
@@ -114,7 +121,8 @@ def _check_optional(pairs: Pairs, traits: Traits) -> None:
 def _check_bound(pairs: Pairs, n: int, bound: Bound, traits: Traits) -> None:
     inputs, targets = pairs.inputs.lengths, pairs.targets.lengths
     both = inputs if traits.aligned else inputs + targets  # positions on one stack
-    made = int(inputs.max(initial=0)), int(targets.max(initial=0)), int(both.max(initial=0))
-    if any(length > most for length, most in zip(made, bound[:3], strict=True)):
+    made = tuple(int(lengths.max(initial=0)) for lengths in (inputs, targets, both))
+    most = (bound.inputs, bound.targets, bound.both)
+    if np.greater(made, most).any():
         got = f"made {made} inputs, targets and both of {n} tokens"
-        raise ContractError(f"{got}, its bound is {tuple(bound[:3])}; fix the bound")
+        raise ContractError(f"{got}, its bound is {most}; fix the bound")

@@ -152,8 +152,9 @@ def dry_run(objective: Objective, window: int, vocabulary: Vocabulary) -> None:
     for row in range(_ROWS):
         alone = objective(tokens[row : row + 1], RowRng(0, [row]), vocabulary)
         for pairs, one in zip(together, alone, strict=True):
-            for name in ("inputs", "targets", "weights"):
-                if getattr(pairs, name).arrays()[row].tolist() != getattr(one, name).tolist()[0]:
+            before, (again,) = vars(pairs.each()[row]), one.each()
+            for name, value in vars(again).items():
+                if not np.array_equal(before[name], value):
                     reason = f"the {name} of a row change when it is made again, alone"
                     fix = "take all random numbers from rng, and nothing from other rows"
                     raise UserError(BAD_CONFIG, f"{what}: {reason}; {fix}")

@@ -71,7 +71,8 @@ def prepare(
         UserError: for text that cannot be used, code or places that are not permitted, or a store
             that was made from something else.
     """
-    _check_places(data)
+    if data.store:
+        check_place(data.store, "data.store")
     if storage.is_remote(data.store):
         corpus = _store_in_bucket(data, beam_options)
         _check_origin(corpus, data)
@@ -105,15 +106,6 @@ def prepare(
     if data.store:
         _check_origin(corpus, data)
     return _with_rates(corpus, data)
-
-
-def _check_places(data: Data) -> None:
-    """Reject a store, text or tokenizer that may not be opened, before any of them is."""
-    if data.store:
-        check_place(data.store, "data.store")
-    for source in list_sources(data):
-        sources.check_permitted(source.name, source.key)
-    tokenizer.check_permitted(data.tokenizer)
 
 
 def _with_rates(corpus: Corpus, data: Data) -> Corpus:

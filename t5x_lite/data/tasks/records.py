@@ -64,7 +64,7 @@ class Offline(Scheme):
         return OFFLINE[address](split)
 
 
-_SCHEMES = {**SCHEMES, "offline": Offline()}
+TASK_SCHEMES = {**SCHEMES, "offline": Offline()}
 
 
 def _read_source(task: Task, split: str, bad_lines: BadLines) -> Iterator[Record]:
@@ -73,8 +73,8 @@ def _read_source(task: Task, split: str, bad_lines: BadLines) -> Iterator[Record
     source = source_of_split(task.source, split)
     where = f"task.source={source}"
     scheme, _, address = source.partition(":")
-    if scheme in _SCHEMES:
-        yield from _SCHEMES[scheme].records(address, split, where)
+    if scheme in TASK_SCHEMES:
+        yield from TASK_SCHEMES[scheme].records(address, split, where)
     else:
         for file in _find_files(source, where):
             yield from _read_file(file, task.columns, where, bad_lines)
@@ -91,8 +91,8 @@ def source_of_split(source: str, split: str) -> str:
     scheme, _, address = source.partition(":")
     if "{split}" in source:
         return source.replace("{split}", split)
-    if scheme in _SCHEMES:
-        return f"{scheme}:{_SCHEMES[scheme].with_split(address, split)}"
+    if scheme in TASK_SCHEMES:
+        return f"{scheme}:{TASK_SCHEMES[scheme].with_split(address, split)}"
     if not has_scheme(source) and Path(source).is_dir():
         return f"{source.rstrip('/')}/{split}.*"
     return source
@@ -100,7 +100,7 @@ def source_of_split(source: str, split: str) -> str:
 
 def has_splits(source: str) -> bool:
     """Return True if a source holds several splits, False if it is one file with all examples."""
-    is_named = source.partition(":")[0] in _SCHEMES or "{split}" in source
+    is_named = source.partition(":")[0] in TASK_SCHEMES or "{split}" in source
     return is_named or Path(source).is_dir()
 
 
@@ -109,7 +109,7 @@ def _find_files(source: str, where: str) -> list["OpenFile"]:
     found = [file for file in found if files.suffix(file) in files.SUFFIXES]
     if not found:
         expected = f"expected a file, directory or glob with {' '.join(files.SUFFIXES)} files"
-        schemes = " ".join(f"{scheme}:…" for scheme in _SCHEMES)
+        schemes = " ".join(f"{scheme}:…" for scheme in TASK_SCHEMES)
         raise UserError(NO_FILE, f"{where}: no such examples; {expected}, or one of {schemes}")
     return found
 

@@ -50,7 +50,7 @@ def documents(
     Raises:
         UserError: for a source that cannot be read, or that is not permitted.
     """
-    check_permitted(source, key)
+    _check_permitted(source, key)
     scheme, _, address = source.partition(":")
     if source == "python_docs":
         yield from python_docs()
@@ -61,7 +61,7 @@ def documents(
             yield from files.read(file, document, field, key)
 
 
-def check_permitted(source: str, key: str) -> None:
+def _check_permitted(source: str, key: str) -> None:
     """Reject a source that settings may not name. Text that this package makes may always be named;
     whether a function may be, is checked when it is imported.
     """
@@ -72,7 +72,7 @@ def check_permitted(source: str, key: str) -> None:
 
 def find_files(source: str, key: str = "data.source") -> list["OpenFile"] | None:
     """Return the files of a source, sorted by name, or None if it is not files."""
-    check_permitted(source, key)
+    _check_permitted(source, key)
     if source == "python_docs" or source.partition(":")[0] in SCHEMES:
         return None
     return _find_files(source, key)
@@ -84,7 +84,7 @@ def fingerprint(source: str, key: str = "data.source") -> str:
     It holds the Python version, or names, sizes and times of files. For a function it is the hash
     of the function's file. For a data set that is not on this machine, it is only the name.
     """
-    check_permitted(source, key)
+    _check_permitted(source, key)
     scheme, _, address = source.partition(":")
     if source == "python_docs":
         return "python_docs, each paragraph once, of " + sys.version.split()[0]

@@ -238,8 +238,9 @@ def files(spec: str) -> dict[str, bytes]:
             a directory that holds one of these.
 
     Raises:
-        UserError: for files that cannot be read, or are empty.
+        UserError: for files that settings may not name, that cannot be read, or are empty.
     """
+    check_place(spec, "data.tokenizer")
     path = Path(spec)
     if path.is_dir():
         directory = path
@@ -308,12 +309,6 @@ def make(
     return _find_kind(spec)(documents)
 
 
-def check_permitted(spec: str) -> None:
-    """Reject the files of a tokenizer that settings may not name."""
-    if names_files(spec):
-        check_place(spec, "data.tokenizer")
-
-
 def _find_kind(spec: str) -> Named:
     """Find a kind of tokenizer by its name, with its options."""
     if parse_call(spec, "data.tokenizer").name not in _KINDS:
@@ -328,7 +323,6 @@ def planned_size(spec: str, add_specials: bool = False) -> int:
     >>> planned_size("sentencepiece(vocab_size=32000)"), planned_size("bytes")
     (32000, 524)
     """
-    check_permitted(spec)
     if not names_files(spec):
         kind = _find_kind(spec)
         if kind.target is not of_bytes:

@@ -180,6 +180,15 @@ def test_an_aligned_objective_names_places_of_its_inputs(config_file, write_modu
     assert "some of its `scored` are not places of its inputs" in err
 
 
+def test_each_field_of_a_row_is_made_from_that_row_alone(config_file, write_module):
+    head = HEAD + "\n@lm(looks_ahead=True)\n"
+    body = "    return pairs_of(tokens, read=Ragged.from_array(tokens * 0 + len(tokens)))"
+    write_module("mine", f"{head}def bad(tokens, rng, vocabulary):\n{body}\n")
+    path = config_file("mine.bad", **{"data.lengths": {"sequence_length": 20}})
+    _, err = run("inspect", f"--config={path}", code=78)
+    assert "the read of a row change when it is made again, alone" in err
+
+
 def test_ragged_casts_nothing_that_does_not_fit():
     assert Ragged.from_rows([[1.5]], np.float32).tolist() == [[1.5]]
     assert Ragged.from_array(np.array([[2**31 - 1]], np.int64)).tolist() == [[2**31 - 1]]
