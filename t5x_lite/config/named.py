@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 
 from t5x_lite.config.grammar import parse_call, read_value
 from t5x_lite.config.permission import import_code
-from t5x_lite.config.ranges import check_value
+from t5x_lite.config.ranges import Check, check_value
 from t5x_lite.errors import BAD_CONFIG, UserError, nearest, user_errors
 
 # What every module of flax is made with here
@@ -100,7 +100,7 @@ def find_named(text: str, table: Mapping[str, Any], key: str, what: str) -> Name
 
 
 @dataclass(frozen=True)
-class OneOf:
+class OneOf(Check):
     """Metadata of a type whose values name an entry of a table, or code of the user's own:
     `choice: Annotated[str, OneOf("choice", CHOICES)] = "token"`.
     """

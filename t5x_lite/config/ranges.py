@@ -10,7 +10,7 @@ import math
 import sys
 from dataclasses import dataclass
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Protocol, Union, get_args, get_origin, runtime_checkable
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from t5x_lite.errors import BAD_CONFIG, UserError, nearest
 
@@ -42,13 +42,12 @@ class Range:
         return f"between {self.low} and {self.high}" + (", neither included" if self.open else "")
 
 
-@runtime_checkable
-class Check(Protocol):
+class Check:
     """Metadata of a type that checks its values itself, such as named.OneOf."""
 
     def check(self, value: Any, key: str) -> None:
         """Raise UserError for a value that the type does not admit."""
-        ...
+        raise NotImplementedError
 
 
 Positive = Annotated[int, Range(1)]

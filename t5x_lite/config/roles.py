@@ -9,8 +9,10 @@ model that starts from another has it in common with that one.
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
+from types import MappingProxyType
 from typing import Any, get_args, get_type_hints
 
 
@@ -46,10 +48,11 @@ class OnlyWith:
     other: str
 
 
-def type_hints(schema: type) -> dict[str, Any]:
+@cache
+def type_hints(schema: type) -> Mapping[str, Any]:
     """Return the type of each field of a dataclass, with its metadata: ranges and roles."""
     hints = get_type_hints(schema, include_extras=True)
-    return {field.name: hints[field.name] for field in dataclasses.fields(schema)}
+    return MappingProxyType({field.name: hints[field.name] for field in dataclasses.fields(schema)})
 
 
 def roles(schema: type) -> dict[str, set[Role]]:

@@ -598,12 +598,14 @@ def companion_params(companion: Companion, params: Params) -> Params:
     return params[companion.name] | shared_params(companion, params)
 
 
+# What follows from the dimensions alone is asked for again and again, and remembered.
 @cache
 def boxed_shapes(config: ModelDimensions) -> Params:
     """Return the parameter tree as shapes, boxed with their axis names; nothing is allocated."""
     return jax.eval_shape(lambda: initialise(config, jax.random.key(0)))
 
 
+@cache
 def parameter_shapes(config: ModelDimensions) -> Params:
     """Return the parameter tree as shapes; nothing is allocated."""
     return jax.tree.map(lambda box: box.value, boxed_shapes(config), is_leaf=_is_box)
@@ -613,11 +615,13 @@ def _is_box(leaf: Any) -> bool:
     return isinstance(leaf, nn.meta.AxisMetadata)
 
 
+@cache
 def parameter_axes(config: ModelDimensions) -> Params:
     """Return the parameter tree as tuples of logical axis names."""
     return jax.tree.map(lambda box: tuple(box.names), boxed_shapes(config), is_leaf=_is_box)
 
 
+@cache
 def split_axes(config: ModelDimensions) -> Params:
     """Return the parameter tree as tuples of axis names that the mesh may split: None for heads or
     features of a part that does not say that it can be split by them, and so runs whole.
@@ -639,6 +643,7 @@ def _split_names(config: ModelDimensions, path: tuple[str, ...], names: Names) -
     )
 
 
+@cache
 def unpadded_shapes(config: ModelDimensions) -> Params:
     """Return the parameter tree as shapes, without the embedding rows that are padding."""
 

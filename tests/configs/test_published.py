@@ -2,7 +2,6 @@
 transposed; nothing is allocated.
 """
 
-import functools
 import re
 import runpy
 
@@ -13,7 +12,7 @@ from flax.traverse_util import flatten_dict
 from t5x_lite.config import Optimizer
 from t5x_lite.config import files as config_files
 from t5x_lite.errors import UserError
-from t5x_lite.model import decoding, transformer
+from t5x_lite.model import decoding
 from t5x_lite.model.transformer import count_parameters, parameter_axes, parameter_shapes
 from t5x_lite.resolve import plan, resolve_model
 from t5x_lite.training.optimizer import make_optimizer
@@ -23,14 +22,6 @@ PUBLISHED = runpy.run_path(str(config_files.find("published")))["SIZES"]
 MODIFICATIONS = runpy.run_path(str(config_files.find("modifications")))["MODIFICATIONS"]
 ALL = [f"published:{name}" for name in PUBLISHED]
 ALL += [f"modifications:{name}" for name in MODIFICATIONS]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def shapes_are_made_once():
-    """Tracing the initialisation is what takes long here, and several tests ask for it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transformer, "boxed_shapes", functools.cache(transformer.boxed_shapes))
-        yield
 
 
 def model_of(name: str):
