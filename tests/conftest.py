@@ -1,9 +1,12 @@
 """A small corpus of bytes, small configs, and the command line as a user has it."""
 
+import gc
 import importlib.util
 import io
 import os
 import random
+import runpy
+import signal
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -44,6 +47,9 @@ if "USERS_XLA_FLAGS" not in os.environ:
 USERS_FLAGS = os.environ["USERS_XLA_FLAGS"]
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 ROOT = Path(__file__).parent.parent
+# Traced programs are millions of objects that live on; looking through them every 700 allocations
+# takes a fifteenth of the tests' time.
+gc.set_threshold(200_000, 20, 100)
 # No test is timed: a busy machine would fail it.
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
@@ -214,14 +220,19 @@ def config_file(tmp_path, text_file):
 @pytest.fixture
 def exchange(monkeypatch):
     """A function that puts a module of the test's into a table of a block's parts."""
-    from t5x_lite.model.transformer import boxed_shapes
+    from t5x_lite.model import transformer
+
+    def forget():
+        for function in vars(transformer).values():
+            if hasattr(function, "cache_clear"):
+                function.cache_clear()
 
     def put(table, name, part):
         monkeypatch.setitem(table, name, part)
-        boxed_shapes.cache_clear()
+        forget()
 
     yield put
-    boxed_shapes.cache_clear()
+    forget()
 
 
 @pytest.fixture
@@ -246,6 +257,34 @@ def own_code():
     """Settings may name code of any module, as they may in a file of the user's own."""
     with allow(None):
         yield
+
+
+@pytest.fixture
+def run_script(monkeypatch, capfd):
+    """A function that runs a script of launch/ in this process, as one of its own takes a second to
+    import what it needs. It does not wait where it would sleep.
+    """
+
+    def script(name, *words, cwd, path) -> subprocess.CompletedProcess:
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+        capfd.readouterr()
+        with monkeypatch.context() as patch:
+            patch.chdir(cwd)
+            patch.setenv("PATH", path)
+            patch.setattr(sys, "path", sys.path.copy())
+            patch.setattr(sys, "argv", [f"launch/{name}", *words])
+            patch.setattr("time.sleep", lambda seconds: None)
+            try:
+                runpy.run_path(str(ROOT / "launch" / name), run_name="__main__")
+                code = 0
+            except SystemExit as exit:
+                code = exit.code
+            finally:
+                for number, handler in handlers.items():
+                    signal.signal(number, handler)
+        return subprocess.CompletedProcess(words, code or 0, *capfd.readouterr())
+
+    return script
 
 
 def start(*args, **more) -> subprocess.Popen:

@@ -8,7 +8,6 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
 
 from t5x_lite.errors import BAD_CONFIG, NO_FILE
 
@@ -35,7 +34,7 @@ def get_config():
 
 
 @pytest.fixture
-def launch(tmp_path):
+def launch(tmp_path, run_script):
     """A function that runs launch/cells where sbatch and a comparison are."""
     directory = tmp_path / "given"
     directory.mkdir()
@@ -46,9 +45,7 @@ def launch(tmp_path):
     (tmp_path / "question.py").write_text(CONFIG)
 
     def run(*words: str, path: str = f"{sbatch.parent}:{os.environ['PATH']}", name: str = "cells"):
-        command = [sys.executable, ROOT / "launch" / name, *words]
-        env = os.environ | {"PATH": path}
-        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=env)
+        return run_script(name, *words, cwd=tmp_path, path=path)
 
     run.given = directory
     return run

@@ -1,13 +1,11 @@
 """launch/gke, with a kubectl and a docker that write down what they are given."""
 
 import json
-import os
 import subprocess
 import sys
 import tarfile
 
 import pytest
-from conftest import ROOT
 
 PROGRAM = """#!{python}
 import json, pathlib, sys
@@ -24,7 +22,7 @@ ASKED = ("my-run", "--topology=v5e:4x4", "--image=registry/t5x_lite")
 
 
 @pytest.fixture
-def launch(tmp_path):
+def launch(tmp_path, run_script):
     """A function that runs launch/gke: what was asked of kubectl and docker, and what it said."""
     programs = tmp_path / "bin"
     programs.mkdir()
@@ -34,11 +32,7 @@ def launch(tmp_path):
 
     def run(*words, code=0, path=":/usr/bin:/bin"):
         (programs / "asked.jsonl").write_text("")
-        done = subprocess.run(
-            [sys.executable, ROOT / "launch/gke", *words],
-            capture_output=True, text=True, cwd=tmp_path, stdin=subprocess.DEVNULL,
-            env=os.environ | {"PATH": f"{programs}{path}"},
-        )  # fmt: skip
+        done = run_script("gke", *words, cwd=tmp_path, path=f"{programs}{path}")
         assert done.returncode == code, done.stderr
         assert "Traceback" not in done.stderr
         asked = [json.loads(line) for line in (programs / "asked.jsonl").read_text().splitlines()]

@@ -43,7 +43,7 @@ def queue(state, **more):
 
 
 @pytest.fixture
-def launch(tmp_path):
+def launch(tmp_path, run_script):
     """A function that runs a command of launch/ in a scene: its exit code, what was asked of
     gcloud, and what it said.
     """
@@ -52,9 +52,15 @@ def launch(tmp_path):
     gcloud.write_text(GCLOUD.format(python=sys.executable, directory=str(tmp_path)))
     gcloud.chmod(0o755)
 
-    def begin(name, *words, scene=(), programs=":/usr/bin:/bin", nohup=False):
-        (tmp_path / "scene.json").write_text(json.dumps(list(scene)))
-        (tmp_path / "asked.jsonl").write_text("")
+    def play(name, *words, scene=(), programs=":/usr/bin:/bin", code=0):
+        set_the_scene(scene)
+        done = run_script(name, *words, cwd=tmp_path, path=f"{tmp_path / 'bin'}{programs}")
+        assert done.returncode == code, done.stderr
+        return asked(), done.stdout, done.stderr
+
+    def begin(name, *words, scene, nohup=False):
+        """In a process of its own, which signals can be sent to."""
+        set_the_scene(scene)
         # As it is, but for waiting. What started the tests may ignore signals, which is inherited.
         script = (
             "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
@@ -67,18 +73,15 @@ def launch(tmp_path):
         return subprocess.Popen(
             [sys.executable, "-c", script, *words],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
-            env=os.environ | {"PATH": f"{tmp_path / 'bin'}{programs}"},
+            env=os.environ | {"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"},
         )  # fmt: skip
+
+    def set_the_scene(scene):
+        (tmp_path / "scene.json").write_text(json.dumps(list(scene)))
+        (tmp_path / "asked.jsonl").write_text("")
 
     def asked():
         return [json.loads(line) for line in (tmp_path / "asked.jsonl").read_text().splitlines()]
-
-    def play(*words, code=0, **more):
-        process = begin(*words, **more)
-        out, err = process.communicate(timeout=60)
-        assert process.returncode == code, err
-        assert "Traceback" not in err
-        return asked(), out, err
 
     play.begin, play.asked = begin, asked
     return play
