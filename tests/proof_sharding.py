@@ -2,7 +2,8 @@
 every architecture and for parts that lie on a mesh in a way of their own: loss and gradients in
 float64, then the losses of 20 steps in float32 at the peak learning rate.
 
-Run by test_sharding.py (both at once, fewer steps); by hand: python tests/proof_sharding.py
+Run by hand: python tests/proof_sharding.py; parallel/test_mesh.py runs parts of it, and what needs
+half of the compilation, a few whole steps in float64.
 """
 
 import json
@@ -10,6 +11,7 @@ import os
 import re
 import sys
 import tempfile
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -99,6 +101,10 @@ VARIANTS = {
     "4 microbatches": ({"training": {"microbatches": 4}}, 1),
     "both": ({"mesh": {"data": 2, "fsdp": 2, "tensor": 2}, "training": {"microbatches": 4}}, 8),
     "sequence": ({"mesh": {"fsdp": 2, "sequence": 2, "tensor": 2}}, 8),
+    "sequence and microbatches": (
+        {"mesh": {"fsdp": 2, "sequence": 2, "tensor": 2}, "training": {"microbatches": 4}},
+        8,
+    ),
     # More of tensor than grouped key heads, each of which is then on several devices.
     "sequence and tensor": ({"mesh": {"sequence": 2, "tensor": 4}}, 8),
     "fsdp 2": ({"mesh": {"fsdp": 2}}, 2),
@@ -122,6 +128,19 @@ def module_of_the_manual(page: str, title: str, directory: Path) -> None:
         sys.path.append(str(directory))
 
 
+@contextmanager
+def manuals_modules():
+    """Where the modules of the manual's pages can be imported, and settings may name them."""
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        allow(["linear_attention", "electra", "my_shampoo"]),
+    ):
+        module_of_the_manual("own-block.md", "linear_attention.py", Path(directory))
+        module_of_the_manual("own-loss.md", "electra.py", Path(directory))
+        module_of_the_manual("own-optimizer.md", "my_shampoo.py", Path(directory))
+        yield
+
+
 def merged(values: dict, more: dict) -> dict:
     """`values` with the nested settings of `more`."""
     return values | {
@@ -129,22 +148,25 @@ def merged(values: dict, more: dict) -> dict:
     }
 
 
+def architecture(case: str) -> str:
+    """The architecture of a case."""
+    named = {**PARTS, **OBJECTIVES, **OPTIMIZERS}
+    return named[case][0] if case in named else case
+
+
 def build(case: str, source: str, more: dict) -> RunConfig:
     """The tiny config of a case, narrow, on the given text: split documents make rows of unequal
     targets.
     """
-    architecture, parts = PARTS.get(case, (case, {}))
-    if case in OBJECTIVES:  # its generator has a quarter of the heads
-        parts = {"num_heads": 8}
+    _, parts = PARTS.get(case, (case, {}))
     optimizer = {"warmup_steps": 0}
     if case in OPTIMIZERS:
-        architecture, optimizer["name"] = OPTIMIZERS[case]
+        _, optimizer["name"] = OPTIMIZERS[case]
         optimizer["weight_decay"] = 0.0  # Adafactor has none
-    if case in OBJECTIVES:
-        architecture, _ = OBJECTIVES[case]
-    name, objective, lengths = CASES[architecture]
-    if case in OBJECTIVES:
+    name, objective, lengths = CASES[architecture(case)]
+    if case in OBJECTIVES:  # its generator has a quarter of the heads
         _, objective = OBJECTIVES[case]
+        parts = {"num_heads": 8}
     base = config_files.read_settings(name)
     base["data"]["lengths"] = lengths
     data = {
@@ -154,7 +176,7 @@ def build(case: str, source: str, more: dict) -> RunConfig:
         "document": "block",
         "split_documents": True,
     }
-    model = {"architecture": architecture, "d_model": 32, "d_ff": 64, "scan": True} | parts
+    model = {"architecture": architecture(case), "d_model": 32, "d_ff": 64, "scan": True} | parts
     ours = {"objective": objective, "data": data, "model": model, "optimizer": optimizer}
     return config_files.build(RunConfig, merged(merged(base, ours), more))
 
@@ -191,6 +213,24 @@ def losses(config, corpus, devices, steps):
     return np.array(made)
 
 
+def training(config, corpus, devices, steps):
+    """Loss and norm of the gradient of each of the first steps in float64, and the parameters after
+    them.
+    """
+    made = []
+    with jax.enable_x64(True):
+        config = replace(config, model=replace(config.model, dtype="float64"))
+        run = make_run(config, corpus, devices)
+        with run.within():
+            state = run.fresh_state()
+            for step in range(steps):
+                state, figures = run.train_step(state, run.batch(run.batches, step))
+                figures = jax.device_get(figures)
+                loss = mean_metrics(figures["sums"])["total_loss"]
+                made.append((loss, figures["gradient_norm"]))
+            return np.array(made), jax.device_get(state.params)
+
+
 def relative(a, b) -> float:
     """The largest difference of two trees, relative to the largest value of each leaf. (The
     gradient of a key's bias is zero but for rounding: a leaf counts as at least 10⁻⁶ of the
@@ -220,12 +260,22 @@ def prove(
     variants=tuple(VARIANTS),
 ) -> dict:
     """The figures: case → variant → relative differences."""
-    modules = ["linear_attention", "electra", "my_shampoo"]
-    with tempfile.TemporaryDirectory() as directory, allow(modules):
-        module_of_the_manual("own-block.md", "linear_attention.py", Path(directory))
-        module_of_the_manual("own-loss.md", "electra.py", Path(directory))
-        module_of_the_manual("own-optimizer.md", "my_shampoo.py", Path(directory))
+    with manuals_modules():
         return {case: prove_case(source, case, steps, variants) for case in cases}
+
+
+def prove_training(source: str, case: str, variant: str, steps: int) -> dict:
+    """The relative differences of a few steps in float64: a gradient of another size shows in its
+    norm, one of another direction in the parameters.
+    """
+    one, other = build(case, source, {}), build(case, source, VARIANTS[variant][0])
+    corpus = prepare(one.data)
+    figures, parameters = training(one, corpus, 1, steps)
+    figures2, parameters2 = training(other, corpus, VARIANTS[variant][1], steps)
+    return {
+        "figures": float((np.abs(figures - figures2) / figures).max()),
+        "parameters": relative(parameters, parameters2),
+    }
 
 
 def prove_case(source: str, case: str, steps: int, variants) -> dict:
