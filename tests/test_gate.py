@@ -118,7 +118,7 @@ def settings_with_names(
 def whole(tmp_path_factory, text_file):
     """A run on text that any data may name."""
     directory = tmp_path_factory.mktemp("whole")
-    more = {"data.source": "world:facts", "training.steps": 1}
+    more = {"data.source": "world:facts", "training.steps": 1, "model.num_layers": 1}
     (directory / "config.py").write_text(
         f"def get_config():\n    return {settings(text_file, **more)!r}\n"
     )

@@ -4,15 +4,19 @@ import pytest
 from faults.suite import ROWS, Runs, attempt
 
 QUICK = {
-    "checkpoint": 10,
+    "checkpoint": 6,
     "files": 10,
     "kills": 2,
     "signals": 2,
     "disk": 2,
     "divergence": 1,
-    "hostile": 30,
+    "hostile": 15,
+    "meshes": 1,
+    "long_run": 1,
+    "many_cells": 1,
 }
-SLOW = ("kills", "signals", "disk")  # tests/training has cheaper ones of these
+# tests/training and tests/parallel have cheaper ones of these.
+SLOW = ("kills", "signals", "disk", "meshes", "long_run", "many_cells")
 
 
 @pytest.fixture(scope="module")
