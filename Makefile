@@ -39,7 +39,7 @@ test-slow: $(VENV)/.tested-with$(NEWEST)
 
 # Break runs, checkpoints and files in every way we know: half an hour; it prints a table.
 test-faults: $(VENV)/.tested-with$(NEWEST)
-	$(BIN)/python tests/faults/suite.py
+	$(BIN)/python tests/faults/suite.py --jobs=2
 
 # Against transformers and torch, in an environment of its own, which takes some gigabytes.
 test-peers:

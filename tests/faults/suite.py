@@ -1,12 +1,13 @@
 """Faults as a test suite: break a run in every way we know, many times, and see that it survives.
 
-    python tests/faults/suite.py [--share=1.0] [--only=checkpoint,signals]
+    python tests/faults/suite.py [--share=1.0] [--only=checkpoint,signals] [--jobs=2]
 
 Every trial is a function of its row and number, so that a failure can be tried again. The table it
 prints stands in docs/measured.md. tests/faults/test_suite.py tries each row a few times.
 """
 
 import argparse
+import multiprocessing
 import os
 import shutil
 import signal
@@ -25,7 +26,7 @@ os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # as conftest does
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from conftest import ROOT, run, sentences, settings, start
+from conftest import ROOT, run, sentences, settings, start, with_devices
 from faults.hostile import of_model, of_report, of_run, of_store, of_text, of_tokenizer
 
 from t5x_lite import manifest
@@ -349,6 +350,133 @@ def divergence(runs: Runs, rng: np.random.Generator, place: Path) -> None:
         loop.Run.batch = batch  # type: ignore[method-assign]
 
 
+def meshes(runs: Runs, rng: np.random.Generator, place: Path) -> None:
+    """Other devices or processes at each start: the same rows and losses; bits, if exact."""
+    family, exact = str(rng.choice(list(FAMILIES))), bool(rng.random() < 0.4)
+    more = {"data.batch_size": 16} | ({"training.exact": True} if exact else {})
+    on_devices = rng.random() < 0.7
+    counts = rng.permutation([8, 4, 2, 1, 8]) if on_devices else rng.permutation([1, 2, 4, 1])
+    for number, count in enumerate(map(int, counts), 1):
+        until = STEPS if number == len(counts) else number * EVERY
+        command = [
+            *("train", f"--config={runs.config(family, **more)}", f"--workdir={place}"),
+            f"--config.training.steps={until}",
+            *([] if exact else random_mesh(count, rng)),
+        ]
+        if on_devices:
+            process = start(*command, env=with_devices(count))
+        else:
+            process = subprocess.Popen(
+                [sys.executable, ROOT / "launch/local", str(count), *command],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                cwd=ROOT,
+            )
+        out, err = process.communicate(timeout=300)
+        assert process.returncode == 0, (counts, count, out[-500:] + err[-500:])
+    whole = runs.whole(family, **more)
+    # Each start evaluates at its end, so there are more evaluations.
+    one, other = (
+        [record for record in read_metrics(run / "metrics.jsonl") if record["split"] == "train"]
+        for run in (whole, place)
+    )
+    for a, b in zip(one, other, strict=True):
+        for key in ("step", "loss_tokens", "raw_tokens"):
+            assert a[key] == b[key], (key, a[key], b[key], counts)
+        difference = abs(a["loss"] - b["loss"]) / a["loss"]
+        assert difference <= (0 if exact else 1e-6), (a["step"], difference, counts)
+    if exact:
+        assert arrays_of(place) == arrays_of(whole)
+
+
+def random_mesh(count: int, rng: np.random.Generator) -> list[str]:
+    """Options that arrange so many devices, for a model of two heads."""
+    tensor = int(rng.choice([1, 2])) if count > 1 else 1
+    fsdp = int(rng.choice([n for n in (1, 2, 4, 8) if count // tensor % n == 0]))
+    return [f"--config.mesh.tensor={tensor}", f"--config.mesh.fsdp={fsdp}"]
+
+
+@dataclass(frozen=True)
+class Use:
+    """What a process holds at one moment."""
+
+    memory: float  # megabytes
+    descriptors: int
+    threads: int
+
+    @classmethod
+    def of(cls, process: int) -> "Use":
+        """Read it from /proc."""
+        place = Path(f"/proc/{process}")
+        pages = int((place / "statm").read_text().split()[1])
+        descriptors, threads = (len(list((place / name).iterdir())) for name in ("fd", "task"))
+        return cls(pages * os.sysconf("SC_PAGE_SIZE") / 2**20, descriptors, threads)
+
+
+def use_over_time(
+    command: list[Any], done: Callable[[], int], whole: int, temporary: Path
+) -> dict[int, list[Use]]:
+    """Run a command to its end: what it holds in each quarter of its work, and in the temporary
+    directory nothing afterwards.
+    """
+    temporary.mkdir(parents=True)
+    process = start(
+        *command, env=os.environ | {"TMPDIR": str(temporary)}, stdout=subprocess.DEVNULL
+    )
+    quarters: dict[int, list[Use]] = {}
+    while process.poll() is None:
+        try:
+            quarters.setdefault(min(4 * done() // whole, 3), []).append(Use.of(process.pid))
+        except OSError:  # it has just ended
+            break
+        time.sleep(0.2)
+    _, err = process.communicate()
+    assert process.returncode == 0, err
+    assert not list(temporary.iterdir())
+    return quarters
+
+
+def check_flat(quarters: dict[int, list[Use]]) -> None:
+    """From the second quarter to the last nothing grows."""
+    first, last = quarters[1], quarters[3]
+    memory = [float(np.median([use.memory for use in of])) for of in (first, last)]
+    print(f"memory {memory[0]:.0f} → {memory[1]:.0f} MB", file=sys.stderr)
+    assert memory[1] < memory[0] * 1.03 + 5, memory
+    for name in ("descriptors", "threads"):
+        before, after = (max(getattr(use, name) for use in of) for of in (first, last))
+        assert after <= before + 2, (name, before, after)
+
+
+def long_run(runs: Runs, rng: np.random.Generator, place: Path) -> None:
+    """20,000 steps with evaluations and saves: memory, descriptors, threads and disk stay flat."""
+    steps = 20_000
+    more = {"checkpoint_every": 500, "eval_every": 1000, "log_every": 50, "steps": steps}
+    options = [f"--config.training.{name}={value}" for name, value in more.items()]
+    command = ["train", f"--config={runs.config()}", f"--workdir={place}", *options]
+    sizes = []
+
+    def done() -> int:
+        saved = [path for path in place.glob("checkpoints/*") if path.name.isdecimal()]
+        sizes.append(len(saved))
+        return max((int(path.name) for path in saved), default=0)
+
+    check_flat(use_over_time(command, done, steps, place.parent / "tmp"))
+    assert max(sizes) <= 3, max(sizes)  # the newest two, and one that is being removed
+
+
+def many_cells(runs: Runs, rng: np.random.Generator, place: Path) -> None:
+    """A comparison of 20 cells in one process: memory, descriptors and threads stay flat."""
+    rates = ",".join(f"{rate:.1e}" for rate in np.geomspace(1e-4, 1e-2, 20))
+    options = [f"--grid=optimizer.learning_rate={rates}", "--config.span_count=8"]
+    command = ["compare", f"--config={runs.config()}", f"--workdir={place}", *options]
+
+    def done() -> int:
+        return len(list(place.glob("*/checkpoints")))
+
+    check_flat(use_over_time(command, done, 20, place.parent / "tmp"))
+
+
 def hostile(runs: Runs, rng: np.random.Generator, place: Path) -> None:
     """A dirty or hostile file: one sentence, no code is run, nothing outside is opened, 20 s."""
     kind = rng.random()
@@ -394,6 +522,9 @@ ROWS = (
     Row(disk, 40),
     Row(divergence, 40),
     Row(hostile, 2000),
+    Row(meshes, 20),
+    Row(long_run, 1),
+    Row(many_cells, 1),
 )
 
 
@@ -409,27 +540,53 @@ def attempt(row: Row, number: int, runs: Runs) -> str:
     return ""
 
 
+RUNS: Runs  # of this process
+
+
+def begin(number: Any, jobs: int, directory: Path) -> None:
+    """Give a process that makes trials processors, a cache and whole runs of its own."""
+    global RUNS
+    with number.get_lock():
+        number.value += 1
+        mine = number.value - 1
+    processors = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, processors[mine::jobs] or processors)
+    place = directory / str(mine)
+    place.mkdir()
+    os.environ["T5X_LITE_CACHE"] = str(place / "cache")
+    RUNS = Runs(place)
+
+
+def tried(row_and_number: tuple[int, int]) -> str:
+    """Do one trial in a process that has begun."""
+    row, number = row_and_number
+    return attempt(ROWS[row], number, RUNS)
+
+
 def main() -> int:
     """Run all rows, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--share", type=float, default=1.0, help="part of the tries of each row")
     parser.add_argument("--only", default="", help="names of rows, NAME,NAME")
+    parser.add_argument("--jobs", type=int, default=1, help="number of trials at once")
     arguments = parser.parse_args()
     wanted = arguments.only.split(",") if arguments.only else [row.name for row in ROWS]
     failures, lines = [], ["| fault | tries | survived | seconds |", "|---|--:|--:|--:|"]
+    processes = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as directory:
-        os.environ["T5X_LITE_CACHE"] = f"{directory}/cache"
-        runs = Runs(Path(directory))
-        for row in ROWS:
-            if row.name not in wanted:
-                continue
-            tries, began = max(round(row.tries * arguments.share), 1), time.monotonic()
-            failed = [text for n in range(tries) if (text := attempt(row, n, runs))]
-            failures += failed
-            seconds = time.monotonic() - began
-            survived = tries - len(failed)
-            lines.append(f"| {row.meaning} | {tries:,} | {survived:,} | {seconds:.0f} |")
-            print(lines[-1], file=sys.stderr, flush=True)
+        begun = processes.Value("i", 0), arguments.jobs, Path(directory)
+        with processes.Pool(arguments.jobs, begin, begun) as pool:
+            for row in ROWS:
+                if row.name not in wanted:
+                    continue
+                tries, since = max(round(row.tries * arguments.share), 1), time.monotonic()
+                numbers = [(ROWS.index(row), number) for number in range(tries)]
+                failed = [text for text in pool.imap_unordered(tried, numbers) if text]
+                failures += failed
+                seconds = time.monotonic() - since
+                survived = tries - len(failed)
+                lines.append(f"| {row.meaning} | {tries:,} | {survived:,} | {seconds:.0f} |")
+                print(lines[-1], file=sys.stderr, flush=True)
     print("\n".join(lines))
     print("\n".join(failures), file=sys.stderr)
     return 1 if failures else 0
