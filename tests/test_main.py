@@ -55,6 +55,7 @@ def test_what_ships_is_listed(what):
 def test_bad_commands_are_refused_and_leave_nothing(tmp_path, command, code, words):
     _, err = run(*command.format(tmp_path).split(), code=code)
     assert words in err
+    assert len(err.splitlines()) == 1
     assert not list(tmp_path.iterdir())
 
 

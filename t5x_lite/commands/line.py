@@ -3,16 +3,27 @@
 import argparse
 import textwrap
 from collections.abc import Sequence
+from typing import NoReturn
 
 from t5x_lite.commands import COMMANDS
 from t5x_lite.errors import USAGE, UserError, nearest
 from t5x_lite.version import VERSION
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser that says what is wrong in one sentence, as everything else here does."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise UserError; argparse would print all options in front of its message."""
+        where = self.prog.partition(" ")[2]
+        what = message.removeprefix("argument ")
+        raise UserError(USAGE, f"{where}{': ' * bool(where)}{what}; see {self.prog} --help")
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
     description = "Pretrain BERT, T5 and GPT from one codebase, and compare."
-    main = argparse.ArgumentParser("t5x_lite", description=description)
+    main = Parser("t5x_lite", description=description)
     main.add_argument("--version", action="version", version=VERSION)
     commands = main.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, module in COMMANDS.items():
