@@ -28,6 +28,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from conftest import ROOT, run, sentences, settings, start, with_devices
 from faults.hostile import of_model, of_report, of_run, of_store, of_text, of_tokenizer
+from faults.options import of_options, of_settings
 
 from t5x_lite import manifest
 from t5x_lite.config import RunConfig
@@ -350,6 +351,40 @@ def divergence(runs: Runs, rng: np.random.Generator, place: Path) -> None:
         loop.Run.batch = batch  # type: ignore[method-assign]
 
 
+def options(runs: Runs, rng: np.random.Generator, place: Path) -> None:
+    """Random settings and options of every command: refused in one line, or meant."""
+    config, whole, words = f"--config={runs.config()}", f"--workdir={runs.whole()}", "the cat"
+    small = ("--config.training.steps=2", "--config.training.checkpoint_every=2")
+    given: dict[str, list[Any]] = {
+        "prepare": [config],
+        "plan": [config],
+        "train": [config, "--workdir={new}", *small],
+        "evaluate": [whole],
+        "generate": [whole, words],
+        "fill": [whole, "the ___ sat"],
+        "score": [whole, words],
+        "embed": [whole, words],
+        "compare": [config, "--workdir={new}", "--dry-run"],
+        "report": ["--workdir={new}", runs.whole()],
+        "inspect": [config],
+        "export": [whole, "{new}"],
+        "verify": [runs.whole()],
+        "list": [],
+        "doctor": [],
+        "completion": ["bash"],
+    }
+    here = Path.cwd()
+    place.mkdir()
+    os.chdir(place)  # what an option may name is written here
+    try:
+        if rng.random() < 0.6:
+            of_settings(runs.config(), rng, place / "new")
+        else:
+            of_options(given, rng, place / "new")
+    finally:
+        os.chdir(here)
+
+
 def meshes(runs: Runs, rng: np.random.Generator, place: Path) -> None:
     """Other devices or processes at each start: the same rows and losses; bits, if exact."""
     family, exact = str(rng.choice(list(FAMILIES))), bool(rng.random() < 0.4)
@@ -525,6 +560,7 @@ ROWS = (
     Row(meshes, 20),
     Row(long_run, 1),
     Row(many_cells, 1),
+    Row(options, 5000),
 )
 
 

@@ -14,6 +14,7 @@ QUICK = {
     "meshes": 1,
     "long_run": 1,
     "many_cells": 1,
+    "options": 20,
 }
 # tests/training and tests/parallel have cheaper ones of these.
 SLOW = ("kills", "signals", "disk", "meshes", "long_run", "many_cells")
