@@ -42,7 +42,8 @@ def _main(argv: Sequence[str]) -> int:
             storage.push_all()
         return 0
     except UserError as error:
-        code, message = error.code, shortened(visible(storage.with_addresses(str(error))))
+        in_one_line = storage.with_addresses(str(error)).replace("\n", "\\n")
+        code, message = error.code, shortened(visible(in_one_line))
     except Stopped as stopped:
         code, message = stopped.code, f"stopped by {stopped}; what was saved is kept"
     except KeyboardInterrupt:

@@ -87,6 +87,9 @@ def check_value(value: Any, kind: Any, key: str) -> Any:
 
     >>> check_value(3, float, "optimizer.learning_rate")
     3.0
+    >>> check_value(["query", 2], tuple[str, ...], "model.lora_targets")
+    Traceback (most recent call last):
+    t5x_lite.errors.UserError: model.lora_targets: got 2, expected text
     >>> check_value("layr_norm", Literal["layer_norm", "rms_norm"], "model.norm")
     Traceback (most recent call last):
     t5x_lite.errors.UserError: model.norm: got 'layr_norm'; did you mean layer_norm?
@@ -112,6 +115,7 @@ def check_value(value: Any, kind: Any, key: str) -> Any:
         return value
     if get_origin(kind) in (Union, UnionType):
         return _check_union(value, kind, key)
+    members = get_args(kind)  # of tuple[str, ...]
     kind = get_origin(kind) or kind  # of list[int], list
     if kind is float and type(value) is int:
         # What is too large for a float is infinite, as 1e999 is.
@@ -126,6 +130,8 @@ def check_value(value: Any, kind: Any, key: str) -> Any:
         or (isinstance(value, bool) and kind in (int, float))
     ):
         raise UserError(BAD_CONFIG, f"{key}: got {value!r}, expected {_describe(kind)}")
+    if isinstance(value, tuple) and members:
+        return tuple(check_value(member, members[0], key) for member in value)
     return value
 
 

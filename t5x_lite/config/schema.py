@@ -228,11 +228,11 @@ class Model(Checked):
 
     # Rules of self-attention beside those of the architecture, all of which must hold:
     # window(size=128), or my_module.MyRule(option=value) of your own, see model/masks.py
-    attention_rules: Annotated[tuple, CODE] = ()
+    attention_rules: Annotated[tuple[str, ...], CODE] = ()
     # Kinds of layers, repeated through each stack, such as ("local", "global"). Local layers have
     # local_rules and local_positions in place of attention_rules and positions (Gemma, ModernBERT)
-    layer_pattern: tuple = ()
-    local_rules: Annotated[tuple, CODE, OnlyWith("layer_pattern")] = ()
+    layer_pattern: tuple[str, ...] = ()
+    local_rules: Annotated[tuple[str, ...], CODE, OnlyWith("layer_pattern")] = ()
     # rotary(…) or none, as positions are then, too; "": as positions
     local_positions: Annotated[str, CODE, OnlyWith("layer_pattern")] = ""
 
@@ -274,7 +274,7 @@ class Model(Checked):
     lm_head: Annotated[bool, HEADS] = True
     # Heads of your own beside those of the objective, my_module.my_head(option=value): see
     # model/heads.py
-    heads: Annotated[tuple, CODE, HEADS] = ()
+    heads: Annotated[tuple[str, ...], CODE, HEADS] = ()
 
     # What adapts a trained model to a task, its own parameters frozen: see training/adapt.py, which
     # sets these.
@@ -282,7 +282,7 @@ class Model(Checked):
     # "embedding" is (Hu et al., 2022)
     lora_rank: Annotated[NonNegative, ADAPTATION] = 0
     lora_alpha: Annotated[float, Range(0.0), OnlyWith("lora_rank")] = 16.0
-    lora_targets: Annotated[tuple, OnlyWith("lora_rank")] = ("query", "value")
+    lora_targets: Annotated[tuple[str, ...], OnlyWith("lora_rank")] = ("query", "value")
     # Width of the bottleneck after each part of a block (Houlsby et al., 2019)
     adapter_size: Annotated[NonNegative, ADAPTATION] = 0
     # Keys and values of each layer's self-attention that are no token's (Li and Liang, 2021)
@@ -582,10 +582,10 @@ class Training(Checked):
     profile: Annotated[tuple, RESUMABLE, SIZE] = ()
     # Where curves go besides metrics.jsonl: tensorboard, wandb, mlflow, or my_module.MyLogger of
     # your own: see training/loggers.py
-    loggers: Annotated[tuple, CODE, SENDS, RESUMABLE, SIZE] = ("tensorboard",)
+    loggers: Annotated[tuple[str, ...], CODE, SENDS, RESUMABLE, SIZE] = ("tensorboard",)
     # What of your own is called after steps, records and checkpoints: my_module.MyCallback, see
     # training/callbacks.py
-    callbacks: Annotated[tuple, CODE, RESUMABLE, SIZE] = ()
+    callbacks: Annotated[tuple[str, ...], CODE, RESUMABLE, SIZE] = ()
 
     def _contradictions(self) -> Iterator[str]:
         if self.rollback and not (self.checkpoint_every or self.keep_every):
@@ -632,7 +632,8 @@ class Task(Checked):
     # Share of the training examples that is held out, by a hash of each, where the source has no
     # split for validation
     validation_fraction: Annotated[float, Range(0.0, 0.9)] = 0.1
-    columns: tuple = ()  # names of the columns of a tsv or csv file that has no line of them
+    # Names of the columns of a tsv or csv file that has no line of them
+    columns: tuple[str, ...] = ()
     # A function of data/tasks/preprocess.py that changes each record first
     prepare: Annotated[str, CODE] = ""
     # What to do with a line that has too few or too many cells, or is no JSON: stop, or skip and
@@ -648,7 +649,7 @@ class Task(Checked):
     label: str = "label"
     labels: Annotated[tuple, FORMAT] = ()  # names of the classes, in the order of their numbers
     first_label: Annotated[int, Range(-1)] = 0  # the number of the first label, or answer
-    choices: tuple = ()  # choose: the fields of the answers, or one that holds a list
+    choices: tuple[str, ...] = ()  # choose: the fields of the answers, or one that holds a list
     # The answers in such a list that a row has room for, each read with the question in the model's
     # whole length; the readings of a longer list are shorter
     most_choices: Annotated[int, Range(2, 100)] = 5
@@ -675,7 +676,7 @@ class Task(Checked):
 
     # How predictions are judged: names in data/tasks/metrics.py. The first is what checkpoints and
     # settings are chosen by. Empty: those usual for the kind
-    metrics: Annotated[tuple, CODE] = ()
+    metrics: Annotated[tuple[str, ...], CODE] = ()
     # The file that the benchmark wants of the test split, such as RTE.tsv; whether it has the names
     # of the labels, or their numbers
     submission: Annotated[str, RESUMABLE] = ""
@@ -802,11 +803,14 @@ class CompareConfig(Checked):
     from_scratch: bool = False  # fine-tune each model with fresh parameters, too
     # Beside the models: a unigram and a Kneser-Ney trigram model of the same tokens
     ngram: bool = True
-    papers: tuple = ()  # where the question is from: keys of report/papers.py, or BibTeX entries
-    # What the report shows of each model:
-    blanks: tuple = ()  # sentences with a ___ that masked language models fill with a word
-    spans: tuple = ()  # texts with ___ that models of span_corruption fill with any number of words
-    prompts: tuple = ()  # texts that language models continue
+    # Where the question is from: keys of report/papers.py, or BibTeX entries
+    papers: tuple[str, ...] = ()
+    # What the report shows of each model: sentences with a ___ that masked language models
+    # fill with a word,
+    blanks: tuple[str, ...] = ()
+    # texts with ___ that models of span_corruption fill with any number of words
+    spans: tuple[str, ...] = ()
+    prompts: tuple[str, ...] = ()  # texts that language models continue
 
     def __post_init__(self):
         super().__post_init__()

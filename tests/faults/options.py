@@ -91,7 +91,7 @@ def is_meant(value: Any, text: str) -> bool:
     if isinstance(expected, dict) or isinstance(value, dict):
         return True  # of the names of cells and tasks
     listed = tuple(filter(None, text.split(",")))
-    alone = isinstance(value, tuple) and value in ((expected,), (text,), listed)
+    alone = isinstance(value, tuple) and value in ((expected,), (text,), (text.strip(),), listed)
     same = value == expected and isinstance(value, bool) == isinstance(expected, bool)
     return bool(same or alone or value in (text, str(expected)))
 
