@@ -298,7 +298,7 @@ def _check_texts(
     for key in ("blanks", "spans", "prompts"):
         for text in getattr(config, key):
             needs_blank = key != "prompts"
-            if not isinstance(text, str) or not text or (needs_blank and "___" not in text):
+            if not text or (needs_blank and "___" not in text):
                 expected = "a text with ___" if needs_blank else "a text"
                 raise UserError(BAD_CONFIG, f"{key}: got {text!r}, expected {expected}")
             for name, of_cell in resolved.items():

@@ -202,7 +202,7 @@ def test_what_cannot_be_adapted_is_refused(tmp_path, text_file):
         (("t5", "gpt"), {"adapt_tokens": 5}, "a step of 8 rows reads 320 raw tokens"),
         (("bert",), {"adapt_tokens": 960}, "no cell can be a prefix language model"),
         (("t5", "gpt"), {"decide_by": "adapted_bits"}, "decide_by: got 'adapted_bits'"),
-        (("gpt",), {"papers": ({},)}, "papers: got {}, expected a text such as"),
+        (("gpt",), {"papers": ({},)}, "papers: got {}, expected text"),
     ):
         values = comparison(text_file, families, **more)
         path = tmp_path / "config.py"

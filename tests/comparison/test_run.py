@@ -125,7 +125,7 @@ def test_a_comparison_from_end_to_end(tmp_path, written):
     assert (workdir / "report.json").read_text() == before
     for setting, words in [
         ("cells.gpt.seed=3", "seed: cells have different seeds"),
-        ("prompts=[5]", "expected a text"),
+        ("prompts=[5]", "prompts: got 5, expected text"),
         ("blanks=['no blank']", "expected a text with ___"),
         (f"prompts=['{'x' * 90}']", "is longer than a row of bert, 42 tokens"),
         ("cells.gtp.seed=1", "no such cell; did you mean gpt?"),
