@@ -13,7 +13,7 @@ import runpy
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any, TypeVar, get_args
 
 from t5x_lite.config import CompareConfig, RunConfig, default, type_hints
 from t5x_lite.config.grammar import (
@@ -31,7 +31,7 @@ from t5x_lite.config.provenance import (
     settings_written_here,
     written_here,
 )
-from t5x_lite.config.ranges import check_value
+from t5x_lite.config.ranges import check_value, is_list
 from t5x_lite.config.roles import BUDGET, PATH, SOURCES, TOKENIZER, settings_with
 from t5x_lite.errors import (
     BAD_CONFIG,
@@ -199,9 +199,7 @@ def _from_text(value: Any, kind: Any, key: str) -> Any:
     if wants_text(kind) or not isinstance(value, str):
         return value
     read = read_value(value, kind)
-    if isinstance(read, str) and tuple in (
-        get_origin(one) or one for one in (kind, *get_args(kind))
-    ):
+    if isinstance(read, str) and is_list(kind):
         return tuple(parse_list(read, key)) if read else ()
     return read
 

@@ -130,9 +130,14 @@ def check_value(value: Any, kind: Any, key: str) -> Any:
         or (isinstance(value, bool) and kind in (int, float))
     ):
         raise UserError(BAD_CONFIG, f"{key}: got {value!r}, expected {_describe(kind)}")
-    if isinstance(value, tuple) and members:
+    if isinstance(value, tuple) and members and members[-1] is ...:
         return tuple(check_value(member, members[0], key) for member in value)
     return value
+
+
+def is_list(kind: Any) -> bool:
+    """Return True for tuple and tuple[X, ...], with metadata or without."""
+    return any((get_origin(one) or one) is tuple for one in (kind, *get_args(kind)))
 
 
 def _check_union(value: Any, kind: Any, key: str) -> Any:

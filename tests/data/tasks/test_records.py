@@ -157,3 +157,8 @@ def test_a_task_of_the_users_own_file(tmp_path):
     path.write_text("TASKS = 3")
     with pytest.raises(UserError, match=r"expected TASKS = \{name: "):
         load_task(str(path))
+
+
+def test_bars_separate_the_items_of_every_list():
+    task = load_task("classify(x.tsv, text=a, label=b, metrics=accuracy|f1, columns=a|b)")
+    assert (task.metrics, task.columns) == (("accuracy", "f1"), ("a", "b"))
