@@ -15,9 +15,9 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise UserError; argparse would print all options in front of its message."""
-        where = self.prog.partition(" ")[2]
-        what = message.removeprefix("argument ")
-        raise UserError(USAGE, f"{where}{': ' * bool(where)}{what}; see {self.prog} --help")
+        _, *command = self.prog.split()
+        what = ": ".join([*command, message.removeprefix("argument ")])
+        raise UserError(USAGE, f"{what}; see {self.prog} --help")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -60,12 +60,11 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         raise UserError(USAGE, f"{rest[0]}: no such command; {nearest(rest[0], COMMANDS)}")
     main = parser()
     args, unknown = main.parse_known_args(rest)
-    args.parser = main
     if unknown:
         raise UserError(
             USAGE, f"{args.command}: got {unknown[0]}, {_suggest_option(args, unknown[0])}"
         )
-    args.overrides = overrides
+    args.parser, args.overrides = main, overrides
     if overrides and not hasattr(args, "config"):
         raise UserError(USAGE, f"{args.command}: takes no --config settings")
     return args

@@ -31,7 +31,7 @@ from t5x_lite.config.provenance import (
     settings_written_here,
     written_here,
 )
-from t5x_lite.config.ranges import check_value, is_list
+from t5x_lite.config.ranges import check_value, list_type
 from t5x_lite.config.roles import BUDGET, PATH, SOURCES, TOKENIZER, settings_with
 from t5x_lite.errors import (
     BAD_CONFIG,
@@ -198,8 +198,11 @@ def _from_text(value: Any, kind: Any, key: str) -> Any:
     """
     if wants_text(kind) or not isinstance(value, str):
         return value
+    members = get_args(list_type(kind))
+    if members and wants_text(members[0]) and value[:1] not in ("(", "["):
+        return tuple(read_value(part, str) for part in parse_list(value, key)) if value else ()
     read = read_value(value, kind)
-    if isinstance(read, str) and is_list(kind):
+    if isinstance(read, str) and list_type(kind):
         return tuple(parse_list(read, key)) if read else ()
     return read
 

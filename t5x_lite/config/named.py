@@ -113,7 +113,7 @@ class OneOf(Check):
         return find_named(text, self.table, key, self.what)
 
     def check(self, value: str, key: str) -> None:
-        """See ranges.Check."""
+        """Raise UserError for a value that names nothing, or has options that do not exist."""
         self.find(value, key)
 
 

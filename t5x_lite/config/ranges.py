@@ -8,6 +8,7 @@ norm: Literal["layer_norm", "rms_norm"] = "layer_norm"
 import ast
 import math
 import sys
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -15,8 +16,16 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from t5x_lite.errors import BAD_CONFIG, UserError, nearest
 
 
+class Check(ABC):
+    """Metadata of a type that says which of its values are admitted."""
+
+    @abstractmethod
+    def check(self, value: Any, key: str) -> None:
+        """Raise UserError for a value that is not admitted."""
+
+
 @dataclass(frozen=True)
-class Range:
+class Range(Check):
     """The numbers from low to high; with `open`, without low and high themselves."""
 
     low: float = -math.inf
@@ -27,6 +36,11 @@ class Range:
         if self.open:
             return self.low < value < self.high
         return self.low <= value <= self.high
+
+    def check(self, value: float, key: str) -> None:
+        """Raise UserError for a number outside."""
+        if value not in self:
+            raise UserError(BAD_CONFIG, f"{key}: got {value}, expected {self}")
 
     def __str__(self) -> str:
         """
@@ -40,14 +54,6 @@ class Range:
         if self.low == -math.inf:
             return f"{'below' if self.open else 'at most'} {self.high}"
         return f"between {self.low} and {self.high}" + (", neither included" if self.open else "")
-
-
-class Check:
-    """Metadata of a type that checks its values itself, such as named.OneOf."""
-
-    def check(self, value: Any, key: str) -> None:
-        """Raise UserError for a value that the type does not admit."""
-        raise NotImplementedError
 
 
 Positive = Annotated[int, Range(1)]
@@ -108,8 +114,6 @@ def check_value(value: Any, kind: Any, key: str) -> Any:
         base, *metadata = get_args(kind)
         value = check_value(value, base, key)
         for part in metadata:
-            if isinstance(part, Range) and value not in part:
-                raise UserError(BAD_CONFIG, f"{key}: got {value}, expected {part}")
             if isinstance(part, Check):
                 part.check(value, key)
         return value
@@ -135,9 +139,15 @@ def check_value(value: Any, kind: Any, key: str) -> Any:
     return value
 
 
-def is_list(kind: Any) -> bool:
-    """Return True for tuple and tuple[X, ...], with metadata or without."""
-    return any((get_origin(one) or one) is tuple for one in (kind, *get_args(kind)))
+def list_type(kind: Any) -> Any:
+    """Return the tuple or tuple[X, ...] that a type is, with metadata or without; None if it is no
+    list.
+
+    >>> list_type(Annotated[tuple[str, ...], "a role"]), list_type(tuple | None), list_type(str)
+    (tuple[str, ...], <class 'tuple'>, None)
+    """
+    among = (one for one in (kind, *get_args(kind)) if (get_origin(one) or one) is tuple)
+    return next(among, None)
 
 
 def _check_union(value: Any, kind: Any, key: str) -> Any:

@@ -598,7 +598,7 @@ def companion_params(companion: Companion, params: Params) -> Params:
     return params[companion.name] | shared_params(companion, params)
 
 
-# What follows from the dimensions alone is asked for again and again, and remembered.
+# Cached, as tracing the initialisation takes seconds: nobody may change what these return.
 @cache
 def boxed_shapes(config: ModelDimensions) -> Params:
     """Return the parameter tree as shapes, boxed with their axis names; nothing is allocated."""

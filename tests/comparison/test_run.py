@@ -383,10 +383,10 @@ def test_each_cell_is_trained_under_each_budget(text_file, tmp_path):
 @pytest.mark.parametrize(
     ("budgets", "expected"),
     [
-        ((0,), "got 0, expected numbers above 0"),
-        ((float("inf"),), "got inf, expected numbers above 0"),
-        ((float("nan"),), "got nan, expected numbers above 0"),
-        (("1e6",), "got '1e6', expected numbers above 0"),
+        ((0,), "got 0.0, expected above 0.0"),
+        ((float("inf"),), "got inf, expected a number"),
+        ((float("nan"),), "got nan, expected a number"),
+        (("1e6",), "got '1e6', expected a number"),
         ((1e6, 1e6), r"got \(1000000.0, 1000000.0\), expected each once"),
     ],
 )

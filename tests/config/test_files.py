@@ -105,7 +105,7 @@ def test_get_config_takes_overrides_and_stays_locked():
         ("model.scan=1", "expected True or False"),
         ("model.heads=[[]]", "model.heads: got [], expected text"),
         ("model.attention_rules=[1,2]", "model.attention_rules: got 1, expected text"),
-        ("training.callbacks=1", "training.callbacks: got 1, expected"),
+        ("training.callbacks=[1]", "training.callbacks: got 1, expected text"),
         ("optimizer.learning_rate=nan", "expected a number"),
         ("optimizer.learning_rate=1e999", "expected a number"),
         ("model=5", "expected keys such as model.architecture"),

@@ -162,7 +162,10 @@ def test_nothing_can_be_changed_unchecked():
             "optimizer.decay_steps: got 50, expected more than optimizer.warmup_steps 100",
         ),
         (lambda: Training(profile=(3, 2)), "training.profile: got [3, 2], expected [first, last]"),
-        (lambda: Training(profile=(True, 2)), "training.profile: got [True, 2], expected [first"),
+        (
+            lambda: Training(profile=(True, 2)),
+            "training.profile: got True, expected a whole number",
+        ),
         (lambda: RunConfig(), "data.lengths.sequence_length: got 0; a row of architecture decoder"),
         (
             lambda: dataclasses.replace(LM, data=Data(lengths=Lengths(40, inputs=5))),

@@ -11,7 +11,7 @@ from t5x_lite.config.files import ROOTS, Settings, build, with_absolute_paths
 from t5x_lite.config.grammar import parse_call, read_value
 from t5x_lite.config.permission import check_code, grant, permission
 from t5x_lite.config.provenance import written_here
-from t5x_lite.config.ranges import is_list
+from t5x_lite.config.ranges import list_type
 from t5x_lite.data.tasks.kinds.table import KINDS
 from t5x_lite.errors import BAD_CONFIG, NO_FILE, UserError, nearest, user_errors
 
@@ -101,7 +101,7 @@ def _listed(value: str, key: str) -> str | tuple[str, ...]:
     """Read an option of a task. In a list, bars separate the items: labels=no|yes."""
     text = str(read_value(value, str))
     kind = type_hints(Task).get(key)
-    if not is_list(kind):
+    if list_type(kind) is None:
         return text
     return tuple(str(read_value(part, str)) for part in text.split("|"))
 

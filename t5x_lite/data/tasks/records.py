@@ -58,7 +58,7 @@ class Offline(Scheme):
     """offline:NAME, a task made from the text that comes with Python: see offline.py."""
 
     def records(self, address: str, split: str, where: str) -> Iterator[Record]:
-        """See Scheme."""
+        """Yield the examples of the task of that name."""
         if address not in OFFLINE:
             raise UserError(NO_FILE, f"{where}: no such task; {nearest(address, OFFLINE)}")
         return OFFLINE[address](split)
