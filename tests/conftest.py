@@ -47,8 +47,8 @@ if "USERS_XLA_FLAGS" not in os.environ:
 USERS_FLAGS = os.environ["USERS_XLA_FLAGS"]
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 ROOT = Path(__file__).parent.parent
-# Traced programs are millions of objects that live on; looking through them every 700 allocations
-# takes a fifteenth of the tests' time.
+# Traced programs are millions of objects that live on. Python would look through them every 700
+# allocations, which takes a fifteenth of the tests' time.
 gc.set_threshold(200_000, 20, 100)
 # No test is timed: a busy machine would fail it.
 hypothesis.settings.register_profile("untimed", deadline=None)

@@ -59,6 +59,7 @@ def test_each_cell_chooses_its_rate_with_a_seed_and_a_text_that_are_not_reported
 
     run(*command, "--tune=optimizer.learning_rate=3e-3,100")
     results = json.loads((workdir / "report.json").read_text())
+    assert results["tuning"]["gpt"]["chosen"] == "learning_rate=3e-3"
     assert results["tuning"]["gpt"]["at_end"] == ["optimizer.learning_rate"]
 
     # A value more: what was tried before is not tried again.

@@ -4,13 +4,13 @@ import pytest
 from faults.suite import ROWS, Runs, attempt
 
 QUICK = {
-    "checkpoint": 6,
+    "checkpoint": 10,
     "files": 10,
     "kills": 2,
     "signals": 2,
     "disk": 2,
     "divergence": 1,
-    "hostile": 15,
+    "hostile": 30,
     "meshes": 1,
     "long_run": 1,
     "many_cells": 1,
