@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
-from typing import Any, get_args, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 
 @dataclass(frozen=True)
@@ -55,17 +55,27 @@ def type_hints(schema: type) -> Mapping[str, Any]:
     return MappingProxyType({field.name: hints[field.name] for field in dataclasses.fields(schema)})
 
 
-def roles(schema: type) -> dict[str, set[Role]]:
-    """Return the roles of each setting by its dotted name, those of nested sections included."""
-    found = {}
+def setting_types(schema: type) -> dict[str, Any]:
+    """Return the type of each setting by its dotted name, those of nested sections included. The
+    roles of a section are metadata of all its types.
+    """
+    found: dict[str, Any] = {}
     for name, kind in type_hints(schema).items():
         if dataclasses.is_dataclass(kind):
             assert isinstance(kind, type)
-            found |= {f"{name}.{inner}": of_inner for inner, of_inner in roles(kind).items()}
-            continue
-        of_section = getattr(schema, "ROLES", ())
-        found[name] = {part for part in (*get_args(kind), *of_section) if isinstance(part, Role)}
+            found |= {f"{name}.{inner}": of for inner, of in setting_types(kind).items()}
+        else:
+            of_section = getattr(schema, "ROLES", ())
+            found[name] = Annotated[kind, *of_section] if of_section else kind
     return found
+
+
+def roles(schema: type) -> dict[str, set[Role]]:
+    """Return the roles of each setting by its dotted name."""
+    return {
+        name: {part for part in get_args(kind) if isinstance(part, Role)}
+        for name, kind in setting_types(schema).items()
+    }
 
 
 def settings_with(schema: type, *wanted: Role) -> set[str]:

@@ -30,8 +30,8 @@ VALUES: list[Any] = [
 ]
 
 
-def call(*words: object) -> str:
-    """Run a command in this process, and return what it said.
+def call(*words: object) -> tuple[int, str]:
+    """Run a command in this process, and return its exit code and what it said.
 
     Raises:
         AssertionError: for a traceback, a hang, an unknown exit code, or anything outside.
@@ -47,7 +47,7 @@ def call(*words: object) -> str:
         with redirect_stdout(io.StringIO()), redirect_stderr(err), watching() as events:
             try:
                 code = main([str(word) for word in words])
-            except SystemExit as exit:  # argparse's
+            except SystemExit as exit:  # of --help and --version
                 code = exit.code
     finally:
         signal.alarm(0)
@@ -58,7 +58,7 @@ def call(*words: object) -> str:
     assert not events, events[:3]
     assert len(said.splitlines()[-1] if said else "") < 2000, len(said)
     assert visible(said) == said, repr(said[-300:])
-    return said
+    return code, said
 
 
 # Changing what is there.

@@ -3,97 +3,80 @@ written. One trial is one command.
 """
 
 import argparse
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import numpy as np
 from faults.hostile import call
-from outside import SECRET
 
 from t5x_lite.commands.common import planned_config
 from t5x_lite.commands.line import parse, parser
 from t5x_lite.config import RunConfig
 from t5x_lite.config.files import flatten
 from t5x_lite.config.ranges import parse_literal
-from t5x_lite.config.roles import PATH, SOURCES, roles, type_hints
+from t5x_lite.config.roles import PATH, SOURCES, setting_types, settings_with
 from t5x_lite.config.schema import to_dict
 from t5x_lite.errors import UserError
 
 # What may stand for any value, on the command line.
+_WORDS = """
+0 1 2 3 7 8 16 -1 0.5 0.1 1e-3 1e9 -0.5 nan inf 2147483648 4611686018427387904 1e400 -0.0
+True false None yes x none .. 🐈 \\ ' " ( a,b=( [] () {} [1,2] (1,) [[]] 1,2 a=b f(x=1) f( f()
+experts() lora(4) lstm(cells=8) relative(per_layer=True) rotary(base=-1) window(size=0)
+causal_lm masked_lm causal_lm@2 world:facts world:none
+"""
 VALUES = (
-    *("0", "1", "2", "3", "7", "8", "16", "-1", "0.5", "0.1", "1e-3", "1e9", "-0.5", "nan", "inf"),
-    *("2147483648", "4611686018427387904", "1e400", "-0.0", "True", "false", "None", "yes"),
-    *(
-        "",
-        " ",
-        "x",
-        "none",
-        "x" * 5000,
-        "a\nb",
-        "\x1b[2J",
-        "🐈",
-        "(",
-        "a,b=(",
-        "..",
-        "'",
-        '"',
-        "\\",
-    ),
-    *("[]", "()", "{}", "[1,2]", "(1,)", "{'a': 1}", "[[]]", "1,2", "a=b", "f(x=1)", "f(", "f()"),
-    *(
-        "relative(per_layer=True)",
-        "rotary(base=-1)",
-        "lstm(cells=8)",
-        "window(size=0)",
-        "experts()",
-    ),
-    *("causal_lm", "masked_lm", "prefix_lm + ul2", "causal_lm@2", "world:facts", "world:none"),
+    *_WORDS.split(),
+    *("", " ", "x" * 5000, "a\nb", "\x1b[2J", "{'a': 1}", "prefix_lm + ul2"),
 )
-# Options that wait for other processes, or read and write where they say.
+# Options that wait for other processes, permit something, or name what the trial itself names.
 LEFT_OUT = {"--help", "--distributed", "--allow-code", "--allow-path", "--workdir", "--config"}
-LARGE = 64.0  # sizes beyond are not trained here
+LARGE = 64.0  # what has larger sizes is not trained here
 
 
-def leaf_types(schema: type, before: str = "") -> dict[str, Any]:
-    """Return the type of each setting by its dotted name."""
-    found: dict[str, Any] = {}
-    for name, kind in type_hints(schema).items():
-        key = f"{before}{name}"
-        found |= leaf_types(kind, f"{key}.") if hasattr(kind, "SECTION") else {key: kind}
-    return found
+def is_refusal(code: int, said: str) -> bool:
+    """Whether a command was refused, which must take one line."""
+    if code:
+        *before, last = said.splitlines()
+        assert last.startswith("t5x_lite: "), said[-300:]
+        assert not any(line.startswith("t5x_lite: ") for line in before), said[-2000:]
+        assert "usage: " not in said, said[-300:]
+    return bool(code)
 
 
-def choices_of(kind: Any) -> list[str]:
+def words_of(kind: Any) -> list[str]:
     """Return the values that a type names."""
     if get_origin(kind) is Literal:
         return [str(choice) for choice in get_args(kind)]
-    return [choice for part in get_args(kind) for choice in choices_of(part)]
+    return [choice for part in get_args(kind) for choice in words_of(part)]
 
 
 def random_settings(rng: np.random.Generator) -> dict[str, str]:
-    """Return one to three settings; those of names often have a name that there is."""
-    types = leaf_types(RunConfig)
+    """Return one to three settings; where a type names values, often one of those."""
+    types = setting_types(RunConfig)
     made = {}
     for key in rng.choice(list(types), size=rng.integers(1, 4), replace=False):
-        choices = choices_of(types[key])
-        among = choices if choices and rng.random() < 0.6 else VALUES
+        named = words_of(types[key])
+        among = named if named and rng.random() < 0.6 else VALUES
         made[str(key)] = str(among[rng.integers(len(among))])
     return made
 
 
 def is_meant(value: Any, text: str) -> bool:
-    """Whether a setting's value is what the text says."""
+    """Whether a setting's value is what the text says: as a literal, as a list, or as it is."""
     try:
-        expected = parse_literal(text)
+        literal = parse_literal(text)
     except ValueError:
-        expected = text
-    value, expected = (tuple(one) if isinstance(one, list) else one for one in (value, expected))
-    if isinstance(expected, dict) or isinstance(value, dict):
-        return True  # of the names of cells and tasks
-    listed = tuple(filter(None, text.split(",")))
-    alone = isinstance(value, tuple) and value in ((expected,), (text,), (text.strip(),), listed)
-    same = value == expected and isinstance(value, bool) == isinstance(expected, bool)
-    return bool(same or alone or value in (text, str(expected)))
+        literal = text
+    value, literal = (tuple(one) if isinstance(one, list) else one for one in (value, literal))
+    if isinstance(value, tuple):
+        parts = tuple(part.strip() for part in re.split(",", text) if part.strip())
+        in_brackets = literal if isinstance(literal, tuple) else (literal,)
+        return value in (parts, in_brackets, (text.strip(),), (str(literal),))
+    is_same_type = isinstance(value, bool) == isinstance(literal, bool)
+    return bool(value in (text, str(literal)) or (value == literal and is_same_type))
 
 
 def of_settings(config: Path, rng: np.random.Generator, place: Path) -> None:
@@ -102,24 +85,22 @@ def of_settings(config: Path, rng: np.random.Generator, place: Path) -> None:
     words = [f"--config.{key}={value}" for key, value in settings.items()]
     command = ["train", f"--config={config}", f"--workdir={place}", *words]
     try:
-        resolved, _ = planned_config(parse(command))
+        checked, _ = planned_config(parse(command))
     except UserError:
-        said = call(*command).splitlines()
-        assert len(said) == 1, said
+        assert is_refusal(*call(*command))
         return
-    flat = flatten(to_dict(resolved))
-    having = roles(RunConfig)
-    names_files = [key for key in settings if having[key] & {PATH, SOURCES}]
-    for key, text in settings.items():
-        if key not in names_files:  # which become absolute
-            assert is_meant(flat[key], text), (key, text, flat[key])
-    sizes = [value for value in map(flat.get, settings) if isinstance(value, int | float)]
-    if not names_files and all(abs(size) <= LARGE for size in sizes) and rng.random() < 0.1:
-        call(*command, "--config.training.steps=2")
+    values = flatten(to_dict(checked))
+    of_files = settings_with(RunConfig, PATH, SOURCES)  # which become absolute
+    for key in settings.keys() - of_files:
+        assert is_meant(values[key], settings[key]), (key, settings[key], values[key])
+    sizes = [value for value in map(values.get, settings) if isinstance(value, int | float)]
+    is_small = all(abs(size) <= LARGE for size in sizes)
+    if is_small and not settings.keys() & of_files and rng.random() < 0.1:
+        is_refusal(*call(*command, "--config.training.steps=2"))
 
 
-def of_options(given: dict[str, list[Any]], rng: np.random.Generator, place: Path) -> None:
-    """A command with one or two random options.
+def of_options(given: Mapping[str, list[Any]], rng: np.random.Generator) -> None:
+    """A command with none to two random options; with none, it does what it is for.
 
     Args:
         given: command → words that it is given besides.
@@ -136,12 +117,12 @@ def of_options(given: dict[str, list[Any]], rng: np.random.Generator, place: Pat
         if action.option_strings and LEFT_OUT.isdisjoint(action.option_strings)
     ]
     words: list[Any] = []
-    for action in rng.permutation(np.array(known, dtype=object))[: rng.integers(1, 3)]:
-        option = action.option_strings[-1]
+    for index in rng.permutation(len(known))[: rng.integers(0, 3)]:
+        option, action = known[index].option_strings[-1], known[index]
         if action.nargs == 0:
             words.append(option)
             continue
         among = list(action.choices) if action.choices and rng.random() < 0.5 else VALUES
         words.append(f"{option}={among[rng.integers(len(among))]}")
-    assert SECRET not in str(words)
-    call(name, *(str(word).format(new=place) for word in given[name]), *words)
+    refused = is_refusal(*call(name, *given[name], *words))
+    assert words or not refused, name

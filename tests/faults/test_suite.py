@@ -1,7 +1,9 @@
 """Each row of the fault suite, a few times; make test-faults has all of its tries."""
 
 import pytest
-from faults.suite import ROWS, Runs, attempt
+from faults.suite import ROWS, Runs, attempt, given
+
+from t5x_lite.commands import COMMANDS
 
 QUICK = {
     "checkpoint": 10,
@@ -33,3 +35,7 @@ def runs(tmp_path_factory):
 def test_a_few_tries_of_each_row(runs, row):
     for number in range(QUICK[row.name]):
         assert not attempt(row, number, runs)
+
+
+def test_options_of_every_command_are_tried(runs, tmp_path):
+    assert given(runs, tmp_path).keys() == COMMANDS.keys()

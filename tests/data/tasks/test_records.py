@@ -8,6 +8,8 @@ import pyarrow.parquet
 import pytest
 
 from t5x_lite.config import Task
+from t5x_lite.config.ranges import list_type
+from t5x_lite.config.roles import setting_types
 from t5x_lite.data.tasks.examples import load_split, with_labels_of
 from t5x_lite.data.tasks.load import load_task
 from t5x_lite.data.tasks.records import bad_lines_of, read_split
@@ -159,6 +161,10 @@ def test_a_task_of_the_users_own_file(tmp_path):
         load_task(str(path))
 
 
-def test_bars_separate_the_items_of_every_list():
-    task = load_task("classify(x.tsv, text=a, label=b, metrics=accuracy|f1, columns=a|b)")
-    assert (task.metrics, task.columns) == (("accuracy", "f1"), ("a", "b"))
+LISTS = [name for name, kind in setting_types(Task).items() if list_type(kind)]
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_bars_separate_the_items_of_every_list(name):
+    task = load_task(f"classify(x.tsv, text=a, label=b, {name}=a|1)")
+    assert getattr(task, name) == ("a", "1")
