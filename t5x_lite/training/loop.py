@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import copy_context
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from t5x_lite.model.flops import peak_flops
 from t5x_lite.model.heads import Row
 from t5x_lite.model.parts.table import unsplit_parts
 from t5x_lite.model.transformer import parameter_axes
-from t5x_lite.parallel.placement import place_batch
+from t5x_lite.parallel.placement import place_batch, replicated
 from t5x_lite.progress import say
 from t5x_lite.resolve import Resolved, with_steps_of
 from t5x_lite.training import run_directory, run_history
@@ -144,9 +144,14 @@ class Run(Evaluator):
             limits: see make_train_step.
         """
         if limits is None:
-            return self.program.train_step(state, batch, self.frozen)
+            return self.program.train_step(state, batch, self._seed, self.frozen)
         on_host = tuple(np.float32(limit) for limit in limits)  # the same in all processes
-        return self.program.train_step(state, batch, self.frozen, on_host)
+        return self.program.train_step(state, batch, self._seed, self.frozen, on_host)
+
+    @cached_property
+    def _seed(self) -> jax.Array:
+        """The seed, on all devices."""
+        return jax.device_put(np.uint32(self.resolved.config.seed), replicated(self.program.mesh))
 
     def training_batch(self, events: Sequence[dict[str, Any]], step: int) -> Row:
         """Return the batch of a step (from 1), given the history of the run."""
@@ -154,8 +159,8 @@ class Run(Evaluator):
 
     def fresh_state(self) -> TrainState:
         """Return the state before the first step."""
-        program, seed = self.program, self.resolved.config.seed
-        return create_state(self.resolved.model, seed, program.optimizer, program.shardings)
+        program = self.program
+        return create_state(self.resolved.model, self._seed, program.optimizer, program.shardings)
 
     def start(self, checkpoints: Checkpoints) -> TrainState:
         """Return the newest saved state or, if there is none, a fresh state, with the parameters of
@@ -185,10 +190,9 @@ class Run(Evaluator):
         """
         model, program = self.resolved.model, self.program
         everything = parameter_shardings(model, program.mesh)
-        draw = jax.jit(
-            partial(fresh_parameters, model, self.resolved.config.seed), out_shardings=everything
-        )
-        params, report = run_directory.merge_parameters(self.resolved, draw(), program.mesh)
+        draw = jax.jit(partial(fresh_parameters, model), out_shardings=everything)
+        fresh = draw(self._seed)
+        params, report = run_directory.merge_parameters(self.resolved, fresh, program.mesh)
         say(report)
         trained, self.frozen = self.adaptation.split(params)
         first = partial(first_state, optimizer=program.optimizer)

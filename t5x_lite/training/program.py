@@ -10,6 +10,7 @@ from functools import cached_property, partial
 from typing import Any
 
 import jax
+import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -164,12 +165,11 @@ class Program:
 
     @cached_property
     def train_step(self) -> Any:
-        """Compiled function: (state, batch, frozen parameters) → (state, metrics). The input state
-        is donated: the new state reuses its memory.
+        """Compiled function: (state, batch, seed, frozen parameters) → (state, metrics). The input
+        state is donated: the new state reuses its memory.
         """
-        seed = self.resolved.config.seed
         return jax.jit(
-            make_train_step(self.loss, seed, self.optimizer, self.schedule, self.adaptation),
+            make_train_step(self.loss, self.optimizer, self.schedule, self.adaptation),
             donate_argnums=0,
             out_shardings=(self.shardings, replicated(self.mesh)),
         )
@@ -225,7 +225,7 @@ class Program:
         # The state is also given as shapes, each with its sharding.
         state = jax.tree.map(_placed, self.shapes, self.shardings)
         with self.within():
-            return self.train_step.trace(state, batch, self.frozen)
+            return self.train_step.trace(state, batch, np.uint32(0), self.frozen)
 
     @property
     def frozen(self) -> Any:

@@ -29,7 +29,7 @@ class TrainState(struct.PyTreeNode):
     opt_state: Any
 
 
-def fresh_parameters(model: ModelDimensions, seed: int) -> Params:
+def fresh_parameters(model: ModelDimensions, seed: int | jax.Array) -> Params:
     """Draw all parameters, as a function of only the seed."""
     return nn.meta.unbox(initialise(model, jax.random.key(seed)))
 
@@ -39,20 +39,21 @@ def first_state(trained: Params, optimizer: UpdateRule) -> TrainState:
     return TrainState(jnp.zeros((), jnp.int32), trained, optimizer.init(trained))
 
 
-def fresh_state(model: ModelDimensions, seed: int, optimizer: UpdateRule) -> TrainState:
+def fresh_state(model: ModelDimensions, seed: int | jax.Array, optimizer: UpdateRule) -> TrainState:
     """Return the state before the first step, with fresh parameters."""
     return first_state(fresh_parameters(model, seed), optimizer)
 
 
 def create_state(
     model: ModelDimensions,
-    seed: int,
+    seed: jax.Array,
     optimizer: UpdateRule,
     shardings: TrainState,
 ) -> TrainState:
     """Return a fresh state, with each array made on the devices that hold it."""
-    make = jax.jit(lambda: fresh_state(model, seed, optimizer), out_shardings=shardings)
-    return make()
+    # The seed is an argument of what is compiled, so that all seeds share one program.
+    draw = partial(fresh_state, model, optimizer=optimizer)
+    return jax.jit(draw, out_shardings=shardings)(seed)
 
 
 def state_shapes(
@@ -88,12 +89,11 @@ def parameter_shardings(model: ModelDimensions, mesh: DeviceMesh) -> Any:
 
 def make_train_step(
     loss: Loss,
-    seed: int,
     optimizer: UpdateRule,
     schedule: Schedule,
     adaptation: Adaptation = FULL,
 ) -> Callable[..., tuple[TrainState, dict]]:
-    """Return the train step, a function (state, batch, frozen) → (state, metrics).
+    """Return the train step, a function (state, batch, seed, frozen) → (state, metrics).
 
     The metrics are the sums of the loss, the learning rate, and the norms of gradient and
     parameters. `frozen` holds the parameters that are not trained.
@@ -105,6 +105,7 @@ def make_train_step(
     def train_step(
         state: TrainState,
         batch: Row,
+        seed: int | jax.Array,
         frozen: Params | None = None,
         limits: tuple[jax.Array, jax.Array] | None = None,
     ) -> tuple[TrainState, dict]:

@@ -32,8 +32,16 @@ def test_what_is_lowered_without_data_is_the_step_of_a_run(make, objective, arch
     with run.within():
         batch = run.batch(run.batches, 0)
         expected = run.train_step(run.fresh_state(), batch)
-        found = compiled(run.fresh_state(), batch, {})
+        found = compiled(run.fresh_state(), batch, np.uint32(run.resolved.config.seed), {})
     jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def test_runs_that_differ_only_in_their_seed_share_one_program(make):
+    texts = []
+    for seed in (0, 1):
+        resolved, _ = make("causal_lm", "decoder", **{"seed": seed, "model.dropout": 0.1})
+        texts.append(Program(resolved).trace().lower().as_text())
+    assert texts[0] == texts[1]
 
 
 def test_experts_cannot_be_balanced_exactly(make):

@@ -101,10 +101,10 @@ def test_dropout_is_a_function_of_the_step_and_off_in_evaluation(make):
 def test_each_dropout_acts_by_itself_in_training(make, part):
     loss, batch = loss_and_batch(make, **{f"model.{part}": 0.5})
     unmoved = optax.set_to_zero()
-    step = jax.jit(make_train_step(loss, 0, unmoved, lambda step: 0.0))
+    step = jax.jit(make_train_step(loss, unmoved, lambda step: 0.0))
     state = fresh_state(loss.model, 0, unmoved)
     nll = [
-        float(step(state.replace(step=jnp.int32(n)), batch)[1]["sums"]["lm"]["nll"])
+        float(step(state.replace(step=jnp.int32(n)), batch, 0)[1]["sums"]["lm"]["nll"])
         for n in (0, 0, 1)
     ]
     assert nll[0] == nll[1] != nll[2]
