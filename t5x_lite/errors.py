@@ -1,5 +1,6 @@
 """The exception for problems that a user can fix, and the exit codes that scripts can rely on."""
 
+import errno
 import importlib
 import json
 from collections.abc import Iterable, Iterator
@@ -20,6 +21,7 @@ HUNG_UP = 129  # SIGHUP, as when a terminal is closed; checkpoint saved
 INTERRUPTED = 130  # Ctrl-C; checkpoint saved
 STUCK = 142  # no step finished for a long time
 TERMINATED = 143  # SIGTERM; checkpoint saved
+_DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.EROFS}
 STOPPED = (HUNG_UP, INTERRUPTED, TERMINATED)  # by the user or the system; nothing went wrong
 
 
@@ -46,7 +48,7 @@ def user_errors(code: int, what: str) -> Iterator[None]:
     MemoryError and UserError pass through unchanged.
 
     Args:
-        code: the exit code of the UserError.
+        code: the exit code of the UserError; IO_ERROR in its place if the disk is full or fails.
         what: what could not be done; begins the message.
 
     >>> with user_errors(NO_FILE, "cannot read a.gz"):
@@ -61,6 +63,8 @@ def user_errors(code: int, what: str) -> Iterator[None]:
     except (Exception, SystemExit) as error:  # libraries' errors share no other base class
         first_line = (str(error).strip().splitlines() or [""])[0][:200]
         reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {first_line}"
+        if getattr(error, "errno", None) in _DISK_ERRORS:
+            code = IO_ERROR
         raise UserError(code, f"{what} ({reason})") from error
 
 

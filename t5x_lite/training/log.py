@@ -8,9 +8,9 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from t5x_lite import locks, storage
 from t5x_lite.config import RunConfig
@@ -175,12 +175,11 @@ class Log:
         self._task = self._bar.add_task("", total=last, completed=first, line="")
         # Other processes compute the same metrics, and write none of them.
         if active:
-            self._loggers: dict[str, Logger] = {}
-            for name, named in find_loggers(config).items():
-                with user_errors(BAD_CONFIG, f"training.loggers: {name} cannot be made"):
-                    self._loggers[name] = named(workdir, config, first)
-            self._file = _cut_metrics(workdir / "metrics.jsonl", first)
-            self._written = hashlib.sha256((workdir / "metrics.jsonl").read_bytes())
+            path = workdir / "metrics.jsonl"
+            _cut_metrics(path, first)
+            self._loggers = _make_loggers(workdir, config, first)
+            self._file = open(path, "a")
+            self._written = hashlib.sha256(path.read_bytes())
 
     def __enter__(self):
         self._messages.enter_context(messages_to(self._say))
@@ -253,7 +252,8 @@ class Log:
                 with user_errors(IO_ERROR, f"training.loggers: {name}: nothing more is written"):
                     call(logger)
             except UserError as error:
-                del self._loggers[name]
+                with suppress(Exception):  # what could not be written may not be closed either
+                    self._loggers.pop(name).close()
                 self._say(str(error))
 
     def sync(self) -> dict[str, Any]:
@@ -283,14 +283,22 @@ class Log:
             self._bar.console.print(text, markup=False)
 
 
-def _cut_metrics(path: Path, first: int) -> TextIO:
-    """Remove the records after step `first` from the file, and open it to append."""
-    # Replace the file in one step, so that a kill leaves either the old or the new one.
+def _make_loggers(workdir: Path, config: RunConfig, first: int) -> dict[str, Logger]:
+    """Make the loggers that training.loggers names: all of them, or none."""
+    loggers = {}
+    with ExitStack() as made:
+        for name, named in find_loggers(config).items():
+            with user_errors(BAD_CONFIG, f"training.loggers: {name} cannot be made"):
+                loggers[name] = named(workdir, config, first)
+            made.callback(loggers[name].close)
+        made.pop_all()
+    return loggers
+
+
+def _cut_metrics(path: Path, first: int) -> None:
+    """Remove the records after step `first` from the file."""
     kept = [record for record in read_metrics(path) if record["step"] <= first]
-    partial = path.with_suffix(".partial")
-    partial.write_text("".join(json.dumps(record) + "\n" for record in kept))
-    os.replace(partial, path)
-    return open(path, "a")
+    storage.write_durably(path, "".join(json.dumps(record) + "\n" for record in kept))
 
 
 def _line(split: str, metrics: dict) -> str:

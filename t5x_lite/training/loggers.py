@@ -6,12 +6,14 @@ config that names it by its module: `training.loggers=my_module.MyLogger`.
 
 import logging
 import os
+import socket
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 from uuid import uuid4
 
+from t5x_lite import storage
 from t5x_lite.config import RunConfig, to_dict
 from t5x_lite.config.files import flatten
 from t5x_lite.config.named import Named, find_named
@@ -19,6 +21,7 @@ from t5x_lite.config.permission import check_place, service
 from t5x_lite.config.provenance import WRITES_HERE
 from t5x_lite.errors import IO_ERROR, optional_import, user_errors
 
+_FLUSH_EVERY = 10.0  # seconds until TensorBoard can read what was written
 PROJECT = "t5x_lite"  # what runs are filed under, unless the environment says otherwise
 
 
@@ -37,23 +40,46 @@ class Logger(Protocol):
 
 
 class TensorBoard:
-    """Event files in WORKDIR/tensorboard."""
+    """Event files in WORKDIR/tensorboard.
+
+    Events are written by this thread. The usual SummaryWriter has a thread of its own: an error in
+    it, such as a full disk, is a traceback there, and the run then waits for it for ever.
+    """
 
     def __init__(self, workdir: Path, config: RunConfig, first: int):
-        from tensorboardX import SummaryWriter
+        from tensorboardX import RecordWriter
+        from tensorboardX.proto import event_pb2
 
-        # The run repeats the steps after its checkpoint, so drop what was written for them.
-        purge = first + 1 if first else None
-        self._writer = SummaryWriter(str(workdir / "tensorboard"), purge_step=purge)
+        self._protos: Any = event_pb2
+        directory = workdir / "tensorboard"
+        directory.mkdir(parents=True, exist_ok=True)
+        # Two starts may be in one second; only then would the step not tell their files apart.
+        name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{first}"
+        self._file = RecordWriter(str(directory / name))
+        self._flushed = time.monotonic()
+        self._write(file_version="brain.Event:2")
+        if first:
+            # The run repeats the steps after its checkpoint, so drop what was written for them.
+            start = self._protos.SessionLog(status=self._protos.SessionLog.START)
+            self._write(step=first + 1, session_log=start)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """See Logger."""
+        from tensorboardX.summary import scalar
+
         for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
+            self._write(step=step, summary=scalar(name, value))
+        if time.monotonic() - self._flushed > _FLUSH_EVERY:
+            self._file.flush()
+            self._flushed = time.monotonic()
+
+    def _write(self, **fields: Any) -> None:
+        event = self._protos.Event(wall_time=time.time(), **fields)
+        self._file.write(event.SerializeToString())
 
     def close(self) -> None:
         """See Logger."""
-        self._writer.close()
+        self._file.close()
 
 
 class WeightsAndBiases:
@@ -148,5 +174,5 @@ def find_loggers(config: RunConfig) -> dict[str, Named]:
 def _kept(path: Path, make: Callable[[], Any]) -> str:
     """Return the id stored in a file. The first time, make one and store it."""
     if not path.exists():
-        path.write_text(make())
+        storage.write_durably(path, make())
     return path.read_text()

@@ -2,11 +2,17 @@
 and MLflow get is in tests/peers.
 """
 
+import itertools
+import shutil
+import struct
 import sys
 
+import pytest
 from conftest import run
+from tensorboardX.proto import event_pb2
 
 from t5x_lite.training import loggers
+from t5x_lite.training.log import read_metrics
 
 
 def test_what_is_refused(monkeypatch, tmp_path, config_file):
@@ -35,6 +41,40 @@ def test_a_logger_that_fails_ends_no_run(exchange, tmp_path, config_file):
     out, _ = run("train", f"--config={config_file()}", f"--workdir={tmp_path / 'run'}")
     assert out.count("training.loggers: tensorboard: nothing more is written (ConnectionError") == 1
     assert "validation loss" in out
+
+
+def test_tensorboard_reads_each_value_once(tmp_path, config_file):
+    """Of the steps that a continued run repeats, it reads the later values."""
+    settings = {"training.checkpoint_every": 2, "training.keep_every": 2}
+    command = ("train", f"--config={config_file(**settings)}", f"--workdir={tmp_path / 'run'}")
+    run(*command, "--config.training.steps=3")
+    shutil.rmtree(tmp_path / "run/checkpoints/3")
+    run(*command, "--config.training.steps=4")
+    read = {}
+    files = sorted((tmp_path / "run/tensorboard").iterdir(), key=lambda path: path.suffix)
+    for event in itertools.chain.from_iterable(map(events, files)):
+        if event.HasField("session_log"):
+            read = {key: value for key, value in read.items() if key[0] < event.step}
+        for value in event.summary.value:
+            assert (event.step, value.tag) not in read
+            read[event.step, value.tag] = value.simple_value
+    records = read_metrics(tmp_path / "run/metrics.jsonl")
+    for record in records:
+        values = {key: value for key, value in record.items() if isinstance(value, int | float)}
+        values.pop("step")
+        for name, value in values.items():
+            tag = f"{record['split']}/{name}"
+            assert read.pop((record["step"], tag)) == pytest.approx(value, rel=1e-6), tag
+    assert not read
+
+
+def events(path):
+    """The events of a file: of each record its length, a checksum, its content, and another."""
+    content, place = path.read_bytes(), 0
+    while place < len(content):
+        (length,) = struct.unpack_from("Q", content, place)
+        yield event_pb2.Event.FromString(content[place + 12 : place + 12 + length])
+        place += length + 16
 
 
 MINE = """
