@@ -146,7 +146,7 @@ def _hash_files(
     if flush and isinstance(directory, Path):
         for path in (directory, *directory.rglob("*")):
             if path.is_dir():
-                storage.flush_directory(path)
+                storage.flush(path)
     return hashes
 
 

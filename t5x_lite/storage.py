@@ -274,26 +274,36 @@ def open_to_read(path: Any) -> BinaryIO:
     return files.open(name, "rb")
 
 
-def write_durably(path: Any, text: str) -> None:
+def write_durably(path: Any, content: str | bytes) -> None:
     """Write a file in one step, and flush it to the device: after a crash, it is complete or
     unchanged. A symbolic link is replaced, not followed.
     """
+    if isinstance(content, str):
+        content = content.encode()
     if not isinstance(path, Path):
-        return write(str(path), text.encode())
+        return write(str(path), content)
     # Processes that write at the same time do not write the same file.
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     partial.unlink(missing_ok=True)
-    with open(partial, "x", encoding="utf-8") as file:
-        file.write(text)
+    with open(partial, "xb") as file:
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())
     os.replace(partial, path)
-    flush_directory(path.parent)
+    flush(path.parent)
 
 
-def flush_directory(directory: Path) -> None:
-    """Flush the names in a directory to the device."""
-    handle = os.open(directory, os.O_RDONLY)
+def make_directory(directory: Path) -> None:
+    """Make a directory and those above it, and flush their names to the device."""
+    missing = [path for path in (directory, *directory.parents) if not path.exists()]
+    directory.mkdir(parents=True, exist_ok=True)
+    for path in missing:
+        flush(path.parent)
+
+
+def flush(path: Path) -> None:
+    """Flush a file, or the names in a directory, to the device."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
@@ -383,4 +393,6 @@ def download(address: str, directory: Path, last: str, leave: str = "") -> None:
                 (directory / name).parent.mkdir(parents=True, exist_ok=True)
                 files.get_file(path, str(directory / name))
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / last).write_bytes(found)
+        for path in directory.rglob("*"):
+            flush(path)
+        write_durably(directory / last, found)

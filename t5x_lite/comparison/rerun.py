@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from t5x_lite import storage
 from t5x_lite.comparison import run
 from t5x_lite.config import CompareConfig
 from t5x_lite.config.files import build_comparison
@@ -81,8 +82,8 @@ def rerun(path: Path, workdir: Path, jobs: int = 0) -> tuple[Results, list[str]]
         reason = "is not empty, so what it holds would not be trained again"
         raise UserError(USAGE, f"--workdir={workdir}: {reason}; name another")
     with user_errors(IO_ERROR, f"{workdir}: cannot be written"):
-        workdir.mkdir(parents=True, exist_ok=True)
-        mark.write_text(digest)
+        storage.make_directory(workdir)
+        storage.write_durably(mark, digest)
     after = run.compare(config, workdir, jobs=jobs or before.get("jobs", 1))
     return after, compared(before, after)
 

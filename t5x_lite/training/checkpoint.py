@@ -49,7 +49,7 @@ _ADJUSTABLE = settings_with(RunConfig, ADJUSTABLE)
 _WRITTEN_LATER = ("_CHECKPOINT_METADATA", "commit_success.txt")  # by orbax, after the manifest
 _OF_ORBAX = re.compile(
     r"_CHECKPOINT_METADATA|commit_success\.txt|_METADATA|_sharding|array_metadatas|d"
-    r"|manifest\.(json|json\.partial|ocdbt)|ocdbt\.process_\d+"
+    r"|manifest\.json(\.\d+\.partial)?|manifest\.ocdbt|ocdbt\.process_\d+"
 )
 _ROOM, _ROOM_OF_FILES = 1.05, 1 << 20  # what files take besides the arrays: a share, and bytes
 _NONE, _FAILED = -1, -2  # in place of a step, where process 0 tells the others
@@ -390,7 +390,7 @@ class Checkpoints:
         if not self._is_writer or not self._directory.is_dir():
             return
         if self._is_local:
-            storage.flush_directory(self._directory)
+            storage.flush(self._directory)
         steps = self.steps
         healthy = [step for step in steps if self._is_healthy(step)]
         kept = {*healthy[-self._keep :], *steps[-1:]}
@@ -429,7 +429,7 @@ class Checkpoints:
             if shard.replica_id == 0
         )
         needed = arrays * _ROOM + _ROOM_OF_FILES
-        self._directory.mkdir(parents=True, exist_ok=True)
+        storage.make_directory(self._directory)
         free = shutil.disk_usage(self._directory).free
         if free < needed:
             sizes = f"{needed / 1e6:,.1f} MB needed, {free / 1e6:,.1f} MB free"

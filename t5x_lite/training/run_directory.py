@@ -107,7 +107,7 @@ def owned(
     is_main = jax.process_index() == 0
     with ExitStack() as stack:
         try:
-            workdir.mkdir(parents=True, exist_ok=True)
+            storage.make_directory(workdir)
             if is_main:
                 _check_is_free(workdir)
             if is_main:  # the other processes may already see what this one writes
@@ -304,10 +304,19 @@ def create(
     """Create a run directory for a model that was not trained here: its config, its tokenizer, and
     its parameters as step 0. Runs with this config start from these parameters.
     """
-    if workdir.exists() and (not workdir.is_dir() or any(workdir.iterdir())):
+    # Its name until everything else is written. A directory with it was left by a process that
+    # was killed or could not write.
+    unfinished = workdir / "config.json.unfinished"
+    if unfinished.exists():
+        storage.remove_tree(workdir)
+    names = [name for name in storage.names_in(workdir) if not name.startswith(unfinished.name)]
+    if names or (workdir.exists() and not workdir.is_dir()):
         raise UserError(USAGE, f"--workdir={workdir}: exists; name another directory")
     resolved = resolve(config, tokenizer.vocabulary)
-    workdir.mkdir(parents=True, exist_ok=True)
+    own = str(storage.durable_path(workdir.resolve()))
+    config = replace(config, init_from=own)
+    storage.make_directory(workdir)
+    storage.write_durably(unfinished, json.dumps(to_dict(config), indent=2))
     tokenizer.save(workdir / "tokenizer")
     run_history.begin(workdir)
     settings, run = fixed_settings(resolved.written_out), run_history.identity(workdir)
@@ -317,14 +326,13 @@ def create(
         checkpoints.wait()
     finally:
         checkpoints.close()
-    own = str(storage.durable_path(workdir.resolve()))
-    config = replace(config, init_from=own)
     grant(places=[own])
     if conventions is not None:
         storage.write_durably(workdir / _CONVENTIONS, json.dumps(conventions._asdict(), indent=2))
     remember(config)
     # Last: a directory with a config.json is whole.
-    storage.write_durably(workdir / "config.json", json.dumps(to_dict(config), indent=2))
+    unfinished.rename(workdir / "config.json")
+    storage.flush(workdir)
     storage.push(workdir)
 
 

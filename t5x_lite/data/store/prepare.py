@@ -261,11 +261,12 @@ def _make_store(
     pipeline: Pipeline | None,
 ) -> None:
     """Make the store, or continue to make it."""
-    is_empty = not store.exists() or not any(store.iterdir())
-    if not is_empty and not (store / JOURNAL).exists():
+    # A journal that was being written when the process was killed does not have its name yet.
+    names = [name for name in storage.names_in(store) if not name.startswith(f"{JOURNAL}.")]
+    if names and JOURNAL not in names:
         reason = "exists, but is not a token store; name another data.store"
         raise UserError(BAD_DATA, f"{store}: {reason}")
-    store.mkdir(exist_ok=True)
+    storage.make_directory(store)
     journal = _Journal(store, origin)
 
     # Load the tokenizer, or make it.
@@ -302,9 +303,7 @@ def _make_store(
         **totals,
         "sources": records,
     }
-    partial = store / "manifest.json.partial"
-    partial.write_text(json.dumps(manifest, indent=1))
-    os.replace(partial, store / MANIFEST)
+    storage.write_durably(store / MANIFEST, json.dumps(manifest, indent=1))
     (store / JOURNAL).unlink()
     if pipeline is not None:
         storage.remove(pipeline.staging)
@@ -377,10 +376,12 @@ class _Journal:
         """Append a line to the journal."""
         with open(self._path, "a") as file:
             file.write(json.dumps(record) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
 
     def forget(self) -> None:
         """Empty the journal, so that the next run starts over."""
-        self._path.write_text("")
+        storage.write_durably(self._path, "")
 
     def tokenizer(self) -> Tokenizer | None:
         """Return the tokenizer of this store, or None if it is not made yet."""
@@ -413,6 +414,7 @@ def _write_source(
         for split in SPLITS:
             file = _open_at(journal.store / f"{number}.{split}.bin", ends[split])
             files[split] = stack.enter_context(file)
+        storage.flush(journal.store)  # the names of the files
         source_bytes = sources.size(source.name, source.key)
         progress = stack.enter_context(Progress(source.name, source_bytes))
 
@@ -426,6 +428,7 @@ def _write_source(
             for split, file in files.items():
                 file.write(encoded.ids[split])
                 file.flush()
+                os.fsync(file.fileno())  # before the journal says that it is written
             record = {
                 "source": number,
                 "text": text,
@@ -440,8 +443,6 @@ def _write_source(
             journal.forget()
             reason = "changed while its store was made; start again"
             raise UserError(BAD_DATA, f"{source.where}: {reason}")
-        for file in files.values():
-            os.fsync(file.fileno())
 
     issues = encode.issues
     splits = {}

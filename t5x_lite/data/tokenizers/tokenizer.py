@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from t5x_lite import storage
 from t5x_lite.config.grammar import names_files, parse_call
 from t5x_lite.config.named import Named, find_named
 from t5x_lite.config.permission import check_place
@@ -166,16 +167,16 @@ class Tokenizer:
 
     def save(self, directory: Path) -> None:
         """Write the model's files, and vocabulary.json, which says what they are."""
-        directory.mkdir(parents=True, exist_ok=True)
+        storage.make_directory(directory)
         for name, content in self.model.files().items():
-            (directory / name).write_bytes(content)
+            storage.write_durably(directory / name, content)
         record = {
             "kind": self.model.kind,
             "own": self.model.is_own,
             "add_specials": self._add_specials,
             "fingerprint": self.fingerprint,
         }
-        (directory / "vocabulary.json").write_text(json.dumps(record))
+        storage.write_durably(directory / "vocabulary.json", json.dumps(record))
 
 
 def _without_added_tokens(model: TextModel) -> tuple[str, Any]:
