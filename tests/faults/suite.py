@@ -7,6 +7,7 @@ prints stands in BENCHMARKS.md. tests/faults/test_suite.py tries each row a few 
 """
 
 import argparse
+import errno
 import multiprocessing
 import os
 import shutil
@@ -19,7 +20,7 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from conftest import ROOT, run, sentences, settings, start, with_devices
+from faults.disk import Call, Disk, fates, read_calls, watched
 from faults.hostile import of_model, of_report, of_run, of_store, of_text, of_tokenizer
 from faults.options import of_options, of_settings
 
@@ -61,7 +63,7 @@ FAMILIES = {
 # What is broken.
 
 
-@dataclass
+@dataclass(eq=False)
 class Runs:
     """Whole runs to break copies of, made when they are needed."""
 
@@ -123,6 +125,17 @@ class Runs:
         more = ("--grid=model.d_model=8,16", "--config.span_count=8", "--config.ngram=False")
         run("compare", f"--config={self.config()}", f"--workdir={workdir}", *more)
         return workdir / "report.json"
+
+    @cache  # noqa: B019  it lives as long as the process
+    def calls(self, command: str) -> tuple[Path, list[Call]]:
+        """A directory in which a command has made another, and the calls that have written it."""
+        top, log = self.directory / f"watched-{command}", self.directory / f"{command}.calls"
+        top.mkdir()
+        watching = os.environ | watched(self.directory, top, log=log)
+        process = start(*WRITING[command](self, top / "run"), env=watching)
+        process.communicate()
+        assert process.returncode == 0
+        return top, list(read_calls(log))
 
     @cached_property
     def store(self) -> Path:
@@ -307,22 +320,86 @@ def signals(runs: Runs, rng: np.random.Generator, place: Path) -> None:
         assert arrays_of(place, 400) == arrays_of(whole, 400)
 
 
-def disk(runs: Runs, rng: np.random.Generator, place: Path) -> None:
-    """A file that grows too large (EFBIG): 74, the old checkpoint whole, and then the same end."""
-    command = ["train", f"--config={runs.config()}", f"--workdir={place}"]
-    limit = f"trap '' XFSZ; ulimit -f {rng.integers(2, 60)}; exec \"$@\""  # in kB
-    words = ["bash", "-c", limit, "bash", sys.executable, "-m", "t5x_lite", *command]
+# What commands are given that write a directory, as a function of it.
+WRITING: dict[str, Callable[[Runs, Path], list[Any]]] = {
+    "train": lambda runs, new: ["train", f"--config={runs.config()}", f"--workdir={new}"],
+    "prepare": lambda runs, new: [
+        *("prepare", f"--config={runs.config()}", f"--config.data.store={new}")
+    ],
+    "finetune": lambda runs, new: [
+        *("finetune", f"--init={runs.whole()}", f"--workdir={new}"),
+        *(f"--task=classify({runs.examples}, text=sentence)", "--config.training.steps=4"),
+    ],
+    "compare": lambda runs, new: [
+        *("compare", f"--config={runs.config()}", f"--workdir={new}"),
+        *("--grid=model.d_model=8,16", "--config.span_count=8", "--config.ngram=False"),
+    ],
+    "import": lambda runs, new: ["import", "--from=hf", runs.exported, f"--workdir={new}"],
+    "export": lambda runs, new: ["export", f"--workdir={runs.whole()}", new],
+}
 
-    cache = place.parent / "cache" if rng.random() < 0.2 else runs.directory / "cache"
-    environment = os.environ | {"T5X_LITE_CACHE": str(cache)}
-    environment["JAX_ENABLE_COMPILATION_CACHE"] = "false"
-    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.returncode == 74, (done.returncode, done.stderr)
-    assert "Traceback" not in done.stderr, done.stderr
-    for finding in verify(place) if (place / "tokenizer").is_dir() else ():
-        assert "checkpoints" not in finding.path or not finding.damage
-    run(*command)
-    assert arrays_of(place) == arrays_of(runs.whole())
+
+def power(runs: Runs, rng: np.random.Generator, place: Path) -> None:
+    """Power is lost after any call that writes: the old or the new checkpoint, the same end."""
+    command = str(rng.choice(["train", "prepare"], p=[0.9, 0.1]))
+    top, calls = runs.calls(command)
+    calls = calls[: rng.integers(len(calls)) + 1]
+    disk, place = Disk(top), place / "run"
+    for call in calls:
+        disk.do(call)
+    for fate in fates(rng):
+        disk.write(place.parent, fate)
+        if command == "train":
+            named = [call.target.name for call in calls if call.name == "rename"]
+            new = max((int(name) for name in named if name.isdecimal()), default=0)
+            if new:
+                check_old_or_new(runs, place, new)
+        if command == "prepare" or rng.random() < 0.1:
+            run(*WRITING[command](runs, place))
+            for one in files_below(top / "run") if command == "prepare" else ():
+                found = place.parent / one.relative_to(top)
+                assert found.read_bytes() == one.read_bytes(), one
+            assert command == "prepare" or arrays_of(place) == arrays_of(runs.whole())
+        shutil.rmtree(place.parent)
+
+
+def check_old_or_new(runs: Runs, place: Path, new: int) -> None:
+    """A run restores its newest checkpoint or the one before, and has the metrics before it."""
+    step, sums = restore(place)
+    assert step in (new, new - EVERY), (step, new)
+    if step:
+        whole = runs.whole(**{"training.keep_every": EVERY})
+        assert sums == {path: of[2] for path, of in arrays_of(whole, step).items()}
+        steps = {record["step"] for record in read_metrics(place / "metrics.jsonl")}
+        assert steps >= set(range(1, step + 1)), (step, steps)
+
+
+DISK_ERRORS = ("ENOSPC", "EDQUOT", "EIO", "EFBIG", "EROFS", "EACCES")
+
+
+def disk(runs: Runs, rng: np.random.Generator, place: Path) -> None:
+    """A full, failing or read-only disk, at any call: 74, the old checkpoint whole, same end."""
+    command = str(rng.choice(list(WRITING), p=[0.6, *[0.4 / (len(WRITING) - 1)] * 5]))
+    _, calls = runs.calls(command)
+    failing = {
+        "error": getattr(errno, str(rng.choice(DISK_ERRORS))),
+        "start": int(rng.integers(len(calls))) + 1,
+        "times": int(rng.choice([1, len(calls)])),
+    }
+    watching = os.environ | watched(runs.directory, place.parent, **failing)
+    if rng.random() < 0.2:  # the cache is on that disk, too
+        watching["T5X_LITE_CACHE"] = str(place.parent / "cache")
+    process = start(*WRITING[command](runs, place), env=watching)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode in (0, 74), (process.returncode, failing, err)
+    assert "Traceback" not in err, (failing, err)
+    checkpoints = place / "checkpoints"
+    for finding in verify(place) if (place / "tokenizer").is_dir() and checkpoints.is_dir() else ():
+        assert "checkpoints" not in finding.path or not finding.damage, (failing, finding)
+    if process.returncode:
+        run(*WRITING[command](runs, place))
+    if command == "train":
+        assert arrays_of(place) == arrays_of(runs.whole()), failing
 
 
 def divergence(runs: Runs, rng: np.random.Generator, place: Path) -> None:
@@ -572,6 +649,7 @@ ROWS = (
     Row(files, 500),
     Row(kills, 60),
     Row(signals, 60),
+    Row(power, 500),
     Row(disk, 40),
     Row(divergence, 40),
     Row(hostile, 2000),
