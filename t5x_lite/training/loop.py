@@ -99,11 +99,14 @@ class Evaluator:
         rows_at = partial(batches.batch_at, step)
         return place_batch(rows_at, batches.batch_size, self.program.mesh)
 
-    def evaluate(self, params: Any, most: int = 0) -> dict[str, float]:
+    def evaluate(
+        self, params: Any, most: int = 0, on_batch: Callable[[int], None] = lambda number: None
+    ) -> dict[str, float]:
         """Compute the metrics over all rows of the validation split.
 
         Args:
             most: number of batches to read, from the first; 0: all.
+            on_batch: called after each batch with its number, from 1, and with 0 at the end.
         """
         # Add up sums and weights over all batches, and divide once at the end.
         total: dict = {}
@@ -112,6 +115,8 @@ class Evaluator:
             sums = jax.device_get(self.program.eval_step(params, self.batch(self.validation, step)))
             sums = jax.tree.map(float, sums)
             total = jax.tree.map(lambda a, b: a + b, total, sums) if total else sums
+            on_batch(step + 1)
+        on_batch(0)
         return mean_metrics(total)
 
 
@@ -381,7 +386,7 @@ def _train_steps(
                 # The last evaluation reads the whole split, whatever training.eval_steps is.
                 most = 0 if step == last else config.training.eval_steps
                 with log.watch("evaluation"):
-                    validation = _evaluate(run, state, step, judge, most)
+                    validation = _evaluate(run, state, step, judge, most, heartbeat)
                 _check_finite(step, validation)
                 log.write(step, "validation", validation)
                 if best and _has_converged(best, log, step, validation, state) and not is_last:
@@ -411,13 +416,13 @@ def _saved_health(checkpoints: Checkpoints, workdir: Path) -> Health:
 
 
 def _evaluate(
-    run: Run, state: TrainState, step: int, judge: Judge | None, most: int
+    run: Run, state: TrainState, step: int, judge: Judge | None, most: int, heartbeat: Heartbeat
 ) -> dict[str, float]:
     """Return the metrics of the validation split, or of its first `most` batches, and those of a
     task.
     """
     params = run.whole(state)
-    validation = run.evaluate(params, most)
+    validation = run.evaluate(params, most, heartbeat.evaluated)
     if judge:
         judged = judge(run.loaded(params, step))
         validation |= {f"{PREFIX}{name}": value for name, value in judged.items()}

@@ -8,7 +8,6 @@ import json
 import math
 import os
 import statistics
-import sys
 import threading
 import time
 from collections import deque
@@ -21,10 +20,12 @@ import jax
 
 from t5x_lite import storage
 from t5x_lite.errors import BAD_CONFIG, STUCK, UserError
+from t5x_lite.progress import to_stderr
 
 _ARRIVE_WITHIN = 600  # seconds, from the first process to the last
 _BEATS_BEFORE_THE_END = 10  # heartbeats in the time that a step may take
-_STEPS = ("step", "data")  # phases with a time limit; compiling, evaluating, saving have none
+_STEPS = ("step", "data")  # phases with a time limit
+_PATIENCE_OTHERWISE = 10  # times that limit until who saves or compiles for long is named
 _rounds = itertools.count()  # calls of check_same, which every process counts alike
 
 
@@ -113,13 +114,16 @@ def check_same(facts: dict[str, str]) -> None:
 
 
 class Heartbeat:
-    """End a run of several processes that is stuck. If no step finishes for too long, each process
-    that is still alive says which process does not move, writes the stacks of its own threads to a
-    file, and exits with 142.
+    """End a run of several processes that is stuck. If no step or batch of an evaluation finishes
+    for too long, each process that is still alive says which process does not move, writes the
+    stacks of its own threads to a file, and exits with 142.
+
+    While this process compiles or saves, which may take long, only a process that does not respond
+    ends the run; others that keep it waiting are named.
 
     Args:
         stacks: the file for the stacks.
-        phase: returns what the run does now, a name of its Stopwatch. Only steps are limited.
+        phase: returns what the run does now, a name of its Stopwatch.
         patience: seconds that a step may take, or 20 times the median step if that is longer; 0: no
             limit.
     """
@@ -128,7 +132,8 @@ class Heartbeat:
         self._stacks, self._phase, self._patience = stacks, phase, patience
         self._period = min(patience / _BEATS_BEFORE_THE_END, 5.0)
         self._seconds: deque[float] = deque(maxlen=50)  # durations of the last steps
-        self._step, self._moved = 0, time.monotonic()  # last finished step, and when it finished
+        self._step, self._batch = 0, 0  # last finished step, and batch of the evaluation after it
+        self._moved = self._said = time.monotonic()  # when it finished; when others were named
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True, name="heartbeat")
 
@@ -144,7 +149,11 @@ class Heartbeat:
         """Record that a step has finished."""
         now = time.monotonic()
         self._seconds.append(now - self._moved)
-        self._step, self._moved = step, now
+        self._step, self._batch, self._moved = step, 0, now
+
+    def evaluated(self, batch: int) -> None:
+        """Record that a batch of an evaluation has finished, counted from 1; 0: it is over."""
+        self._batch, self._moved = batch, time.monotonic()
 
     @property
     def limit(self) -> float:
@@ -155,11 +164,18 @@ class Heartbeat:
             return math.inf
         return max(self._patience, 20 * statistics.median(self._seconds))
 
+    @property
+    def _is_timed(self) -> bool:
+        """True in a step, and in an evaluation whose program has been compiled."""
+        return self._phase() in _STEPS or self._batch > 1
+
     def _watch(self) -> None:
+        was_timed = True
         while not self._over.wait(self._period):
-            # Time spent compiling, evaluating or saving does not count.
-            if self._phase() not in _STEPS:
+            # The time of a step begins when all else is done.
+            if self._is_timed and not was_timed:
                 self._moved = time.monotonic()
+            was_timed = self._is_timed
             self._tell()
             if time.monotonic() - self._moved > self.limit:
                 self._end_unless_it_moves()
@@ -182,30 +198,45 @@ class Heartbeat:
 
     def _end_unless_it_moves(self) -> None:
         moved, before = self._moved, self._others()
-        # Wait for three beats: processes that are alive send another one meanwhile.
-        for _ in range(3):
+        # Processes that are alive send another beat meanwhile, if late where they compile.
+        for _ in range(3 if self._is_timed else _BEATS_BEFORE_THE_END):
             if self._over.wait(self._period):
                 return
             self._tell()
         after = self._others()
-        # This process has moved after all.
-        if self._moved != moved or self._phase() not in _STEPS:
+        if self._moved != moved:  # after all
             return
-        said = [*_culprits(before, after, self._step)]
+        idle = time.monotonic() - moved
+        silent = _silent(before, after)
+        late = [one for one in _late(after, self._step) if one[0] not in silent]
+        is_busy = not self._is_timed or any(phase not in _STEPS for _, _, phase in late)
+        said = [f"{who} does not respond" for who in silent.values()]
+        said += [f"process {who} is at step {step} ({phase})" for who, step, phase in late]
         said.append(f"this process is at step {self._step} ({self._phase()})")
+        if is_busy and not silent:
+            self._name(idle, said)
+            return
         # Write the stacks, and push them where the run directory is mirrored.
         with open(self._stacks, "w") as file:
             faulthandler.dump_traceback(file)
         _answer(lambda: storage.push(self._stacks.parent), 2 * self._period)
-        idle = time.monotonic() - moved
-        late = f"no step has finished for {idle:.0f} s (limit: {self.limit:.0f} s)"
+        reason = f"no step has finished for {idle:.0f} s (limit: {self.limit:.0f} s)"
         fix = f"{self._stacks} shows where its threads are; the same command continues"
-        print(f"t5x_lite: {late}: {'; '.join(said)}; {fix}", file=sys.stderr, flush=True)
+        to_stderr(f"t5x_lite: {reason}: {'; '.join(said)}; {fix}")
         # When process 0 ends, jax aborts the others: give them time to print their message.
         for _ in range(4 if jax.process_index() == 0 else 0):
             time.sleep(self._period)
             self._tell()
         os._exit(STUCK)  # the main thread may never return
+
+    def _name(self, idle: float, said: list[str]) -> None:
+        """Say now and then who keeps this process waiting, while all respond."""
+        patience = _PATIENCE_OTHERWISE * self.limit
+        if idle > patience and time.monotonic() - self._said > patience:
+            self._said = time.monotonic()
+            to_stderr(
+                f"t5x_lite: no step has finished for {idle:.0f} s: {'; '.join(said)}; all respond"
+            )
 
 
 def _answer(call: Callable[[], Any], patience: float) -> Any:
@@ -223,18 +254,18 @@ def _answer(call: Callable[[], Any], patience: float) -> Any:
     return answers[0] if answers else None
 
 
-def _culprits(
-    before: dict[int, list] | None, after: dict[int, list] | None, step: int
-) -> Iterator[str]:
-    """Name the processes that do not move, from the heartbeats [step, phase, time] of all processes
-    at two times.
-    """
+def _silent(before: dict[int, list] | None, after: dict[int, list] | None) -> dict[int, str]:
+    """Name the processes that have sent no heartbeat between two times, by their number."""
     if before is None or after is None:
-        yield "process 0, which coordinates the others, does not respond"
-        return
-    for process, beat in after.items():
-        if beat == before.get(process):
-            yield f"process {process} does not respond"
-        # A process that is behind, or waits for data, holds the others up.
-        elif beat[0] < step or beat[1] == "data":
-            yield f"process {process} is at step {beat[0]} ({beat[1]})"
+        return {0: "process 0, which coordinates the others,"}
+    silent = [process for process, beat in after.items() if beat == before.get(process)]
+    return {process: f"process {process}" for process in silent}
+
+
+def _late(beats: dict[int, list] | None, step: int) -> Iterator[tuple[int, int, str]]:
+    """Return process, step and phase of those that hold the others up: they are behind, wait for
+    data, or do something other than steps.
+    """
+    for process, (at, phase, _) in (beats or {}).items():
+        if at < step or phase != "step":
+            yield process, at, phase

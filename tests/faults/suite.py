@@ -650,7 +650,7 @@ ROWS = (
     Row(kills, 60),
     Row(signals, 60),
     Row(power, 500),
-    Row(disk, 40),
+    Row(disk, 60),
     Row(divergence, 40),
     Row(hostile, 2000),
     Row(meshes, 20),

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import time
-from types import SimpleNamespace
 
 import jax
 import pytest
@@ -176,9 +175,12 @@ def test_processes_that_differ_say_in_what(tmp_path, config_file, differs):
         (0, "process 0, which coordinates the others,"),
     ],
 )
+@pytest.mark.parametrize("busy", ["", "eval_every", "checkpoint_every"])
 @pytest.mark.slow
-def test_a_process_that_has_stopped_is_named(tmp_path, config_file, number, words):
-    path = config_file(**{"training.steps": 100_000, "training.stuck_after": 5.0})
+def test_a_process_that_has_stopped_is_named(tmp_path, config_file, number, words, busy):
+    """Also where almost all of its time is spent on evaluations, or on checkpoints."""
+    settings = {"training.steps": 100_000, "training.stuck_after": 5.0}
+    path = config_file(**settings, **({f"training.{busy}": 1} if busy else {}))
     workdir = tmp_path / "run"
     first, second = of_each(path, 2, [workdir] * 2)
     try:
@@ -225,32 +227,105 @@ def test_four_devices_of_processes_train_to_the_losses_of_one(
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
-def test_a_run_that_moves_again_goes_on(tmp_path, monkeypatch):
+class Others:
+    """A run of two processes, of which the other is this object.
+
+    Attributes:
+        beat: what the other has told last: its step, phase, and time.
+        ended: exit codes that this process would have ended with.
+    """
+
+    def __init__(self, monkeypatch):
+        self.beat = [7, "step", 0.0]
+        self.is_alive = True
+        self.ended: list[int] = []
+        monkeypatch.setattr(jax, "process_count", lambda: 2)
+        monkeypatch.setattr(processes, "_client", lambda: self)
+        monkeypatch.setattr(processes.os, "_exit", self.ended.append)
+
+    def key_value_set(self, key, value, allow_overwrite):
+        pass
+
+    def key_value_dir_get(self, where):
+        if self.is_alive:
+            self.beat[2] += 1
+        return [(f"{where}1", json.dumps(self.beat))]
+
+
+@pytest.fixture
+def others(monkeypatch):
+    return Others(monkeypatch)
+
+
+def is_soon(condition):
+    """Whether it holds within ten seconds."""
+    deadline = time.monotonic() + 10
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return condition()
+
+
+def test_a_run_that_moves_again_goes_on(tmp_path, others, capsys):
     """And one whose first steps are slow, or that evaluates, is not timed."""
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    kept = {"t5x_lite/beats/1": json.dumps([7, "step", 0.0])}
-    service = SimpleNamespace(
-        key_value_set=lambda key, value, allow_overwrite: kept.__setitem__(key, value),
-        key_value_dir_get=lambda where: list(kept.items()),
-    )
-    monkeypatch.setattr(processes, "_client", lambda: service)
-    ended = []
-    monkeypatch.setattr(processes.os, "_exit", ended.append)
     phase = ["step"]
     with processes.Heartbeat(tmp_path / "stacks", lambda: phase[0], 0.2) as heartbeat:
         time.sleep(0.5)  # the first step
         heartbeat.finished(1)
         heartbeat.finished(2)
-        phase[0] = "evaluation"
-        time.sleep(0.5)
+        for phase[0] in ("evaluation", "checkpoint", "compile"):
+            time.sleep(0.4)
         phase[0] = "step"
         for step in range(3, 20):
             time.sleep(0.05)
             heartbeat.finished(step)
-        assert not ended
-        heartbeat._seconds.extend([0.0] * 50)
-        deadline = time.monotonic() + 10
-        while not ended and time.monotonic() < deadline:
+        phase[0] = "evaluation"
+        for batch in range(1, 20):
             time.sleep(0.05)
-    assert 142 in ended
+            heartbeat.evaluated(batch)
+        heartbeat.evaluated(0)
+        phase[0] = "step"
+        assert not others.ended
+        heartbeat._seconds.extend([0.0] * 50)
+        assert is_soon(lambda: others.ended)
+    assert others.ended[0] == 142
+    assert "this process is at step 19 (step)" in capsys.readouterr().err
     assert "_watch" in (tmp_path / "stacks").read_text()
+
+
+@pytest.mark.parametrize("phase", ["compile", "evaluation", "checkpoint", "step", "data"])
+def test_a_process_that_does_not_respond_is_named_in_every_phase(tmp_path, others, capsys, phase):
+    others.is_alive = False
+    with processes.Heartbeat(tmp_path / "stacks", lambda: phase, 0.2) as heartbeat:
+        heartbeat._seconds.extend([0.0] * 50)
+        heartbeat.finished(7)
+        assert is_soon(lambda: others.ended)
+    words = f"process 1 does not respond; this process is at step 7 ({phase}); "
+    assert words in capsys.readouterr().err
+
+
+def test_a_batch_of_an_evaluation_is_timed_as_a_step_is(tmp_path, others, capsys):
+    others.beat = [7, "data", 0.0]
+    with processes.Heartbeat(tmp_path / "stacks", lambda: "evaluation", 0.2) as heartbeat:
+        heartbeat._seconds.extend([0.0] * 50)
+        heartbeat.finished(7)
+        heartbeat.evaluated(2)
+        assert is_soon(lambda: others.ended)
+    assert "process 1 is at step 7 (data); this process is at" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("phase", ["step", "checkpoint"])
+def test_a_process_that_saves_for_long_is_named_and_waited_for(tmp_path, others, capfd, phase):
+    others.beat = [6, "checkpoint", 0.0]
+    said = ""
+    with processes.Heartbeat(tmp_path / "stacks", lambda: phase, 0.1) as heartbeat:
+        heartbeat._seconds.extend([0.0] * 50)
+        heartbeat.finished(7)
+
+        def is_named():
+            nonlocal said
+            said += capfd.readouterr().err
+            return "process 1 is at step 6 (checkpoint); this process is at step 7" in said
+
+        assert is_soon(is_named)
+    assert "all respond" in said
+    assert not others.ended
