@@ -1,4 +1,4 @@
-"""The address of a trained model: RUN, or RUN@STEP, RUN@10M-tokens or RUN@best."""
+"""The address of a trained model: RUN, or RUN@STEP, RUN@10M-tokens, RUN@10M-words or RUN@best."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -11,7 +11,7 @@ class ModelAddress(NamedTuple):
     """Where a trained model is: the directory of its run, and which of its checkpoints."""
 
     directory: Path
-    checkpoint: str = ""  # a step, "10M-tokens" or "best"; empty: the newest, of a task the best
+    checkpoint: str = ""  # a step, "10M-words" or "best"; empty: the newest, of a task the best
 
     def __str__(self) -> str:
         mark = f"@{self.checkpoint}" if self.checkpoint else ""
@@ -34,6 +34,6 @@ def locate(address: str | Path) -> ModelAddress:
     if not mark or is_name:
         return ModelAddress(storage.local_path(address))
     if not checkpoint:
-        expected = "expected a step, a number of tokens or best, such as RUN@4000"
+        expected = "expected a step, an amount of text or best, such as RUN@4000"
         raise UserError(USAGE, f"{address}: got nothing after the @, {expected}")
     return ModelAddress(storage.local_path(base), checkpoint)

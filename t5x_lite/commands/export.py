@@ -11,6 +11,9 @@ from t5x_lite.commands.common import (
     read_mesh,
     read_model_address,
 )
+from t5x_lite.errors import USAGE, UserError
+from t5x_lite.model_address import locate
+from t5x_lite.progress import say
 
 EXAMPLE = "t5x_lite export --workdir=runs/gpt exported/gpt"
 
@@ -31,6 +34,8 @@ def add_options(command: argparse.ArgumentParser) -> None:
     updates.add_argument("--adapter", dest="lora", action="store_const", const="adapter", help=help)
     help = "of a decoder of masked_next_token: write a model that predicts masked tokens"
     command.add_argument("--masked", action="store_true", help=help)
+    help = "write all kept checkpoints, to directories named as revisions: chck_10M, step4000"
+    command.add_argument("--revisions", action="store_true", help=help)
     command.add_argument("path", help="the directory to write")
 
 
@@ -39,6 +44,19 @@ def run(args: argparse.Namespace) -> None:
     address = read_model_address(args)
     from t5x_lite.interop import convert
 
-    convert.export_model(
-        address, Path(args.path), args.dtype, read_mesh(args), args.lora, args.masked
-    )
+    options = (args.dtype, read_mesh(args), args.lora, args.masked)
+    if not args.revisions:
+        convert.export_model(address, Path(args.path), *options)
+        return
+    run = locate(address)
+    if run.checkpoint:
+        reason = f"got {run.checkpoint} after the @, but --revisions writes all checkpoints"
+        raise UserError(USAGE, f"--workdir: {reason}; leave one out")
+    from t5x_lite.training.run_directory import revisions
+
+    for name, checkpoint in revisions(run.directory).items():
+        path = Path(args.path) / name
+        if path.exists():  # by the same command, which was stopped: an export is whole or not there
+            say(f"{path} exists")
+        else:
+            convert.export_model(str(checkpoint), path, *options)

@@ -39,6 +39,7 @@ def recipe(config: RunConfig) -> dict[str, Any]:
         "training.microbatches": 1,
         "training.label_smoothing": 0.0,
         "training.keep_every": 0,
+        "training.keep_at": (),
         "training.log_every": 20,
         "training.profile": (),
         "training.callbacks": (),

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from t5x_lite import storage
+from t5x_lite.amounts import Unit, parse_amount
 from t5x_lite.cache import cache_directory
 from t5x_lite.config import RunConfig
 from t5x_lite.data.rows.batches import Batches, RunData, ledger
@@ -136,6 +137,7 @@ class Run(Evaluator):
         # data.epochs may end the run before training.steps.
         resolved = with_steps_of(resolved, self.batches)
         super().__init__(resolved, data, devices, self.batches.raw_tokens)
+        self._kept = _steps_to_keep(config, self.batches)
         self.adaptation = self.program.adaptation
         self.frozen: Any = {}  # parameters that are not trained
 
@@ -161,6 +163,10 @@ class Run(Evaluator):
     def training_batch(self, events: Sequence[dict[str, Any]], step: int) -> Row:
         """Return the batch of a step (from 1), given the history of the run."""
         return self.batch(self.batches, run_history.batch_number(events, step))
+
+    def is_kept(self, step: int) -> bool:
+        """Return True if the checkpoint of this step is kept."""
+        return step in self._kept or is_due(step, self.resolved.config.training.keep_every)
 
     def fresh_state(self) -> TrainState:
         """Return the state before the first step."""
@@ -236,6 +242,26 @@ class Run(Evaluator):
         }
 
 
+def _steps_to_keep(config: RunConfig, batches: Batches) -> set[int]:
+    """Return the steps that training.keep_at names.
+
+    Raises:
+        UserError: if it counts words, and the text's were not counted.
+    """
+    in_a_step: dict[Unit, float] = {"steps": 1.0, "tokens": batches.raw_tokens}
+    in_a_step["words"] = batches.words
+    steps = set()
+    for text in config.training.keep_at:
+        amount = parse_amount(text)
+        assert amount is not None  # checked with the config
+        if not in_a_step[amount.unit]:
+            reason = f"got {text}, but the words of this text were not counted"
+            fix = "count tokens, or make its store anew" if config.data.source else "count tokens"
+            raise UserError(BAD_CONFIG, f"training.keep_at: {reason}; {fix}")
+        steps.add(amount.to_steps(in_a_step))
+    return steps
+
+
 def state_sizes(resolved: Resolved) -> tuple[int, int]:
     """Return the bytes of parameters and optimizer state together, and the bytes of the gradients,
     without allocating anything.
@@ -298,8 +324,7 @@ def train(
         settings = run_directory.fixed_settings(run.resolved.written_out)
         settings["version of the stream"] = STREAM_VERSION
         origin = settings, run_history.identity(workdir), run_directory.text_hashes(data)
-        every = config.training.keep_every
-        checkpoints = Checkpoints(workdir / "checkpoints", *origin, keep_every=every)
+        checkpoints = Checkpoints(workdir / "checkpoints", *origin, is_kept=run.is_kept)
         events = run_history.events(workdir)
         stop = StopSignal()
         try:
@@ -377,7 +402,8 @@ def _train_steps(
             exit_code = stop.exit_code()
             is_last = step == last or exit_code
             evaluating = is_due(step, config.training.eval_every) or step == last
-            saving = _is_saved(step, config) or is_last
+            every = config.training.checkpoint_every
+            saving = is_due(step, every) or run.is_kept(step) or is_last
             # Evaluate and save only after the metrics of this step are known to be finite.
             if evaluating or saving:
                 _read_metrics(run, log, heartbeat, health, pending)
@@ -458,16 +484,15 @@ def _save(
     with log.watch("checkpoint"):
         # Metrics go to disk first: a checkpoint never lacks those before it.
         metrics = log.sync()
-        facts = {"raw_tokens": round(step * run.batches.raw_tokens), "metrics": metrics}
-        facts |= {"health": health.to_json(), "history": events}
+        facts = {
+            "raw_tokens": round(step * run.batches.raw_tokens),
+            "words": round(step * run.batches.words),
+            "metrics": metrics,
+            "health": health.to_json(),
+            "history": events,
+        }
         checkpoints.save(step, state, facts, healthy=health.is_healthy)
         log.callbacks.call("on_checkpoint", step, checkpoints.directory / f"{step}")
-
-
-def _is_saved(step: int, config: RunConfig) -> bool:
-    """Return True if a checkpoint is due after this step."""
-    training = config.training
-    return is_due(step, training.checkpoint_every) or is_due(step, training.keep_every)
 
 
 def _setting_of(run: Run, first: int, last: int) -> str:

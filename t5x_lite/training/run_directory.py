@@ -8,9 +8,9 @@ WORKDIR/config.json  run.json  corpus.json  tokenizer/  metrics.jsonl  checkpoin
 
 import hashlib
 import json
+import math
 import os
 import platform
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -24,6 +24,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from t5x_lite import locks, manifest, storage
+from t5x_lite.amounts import Amount, parse_amount
 from t5x_lite.config import Mesh, ModelDimensions, RunConfig, to_dict
 from t5x_lite.config.files import flatten, load_run_config
 from t5x_lite.config.permission import Permission, check_place, grant, permission, with_permission
@@ -351,26 +352,40 @@ def choose_step(checkpoints: Checkpoints, address: ModelAddress) -> int:
         if step is None:
             raise UserError(NO_FILE, f"{address.directory}: no checkpoint yet; train first")
         return step
-    read = _AMOUNT.fullmatch(which)
-    if read:
-        # The text read at a kept step is as near to a round number as batches allow.
-        wanted = float(read["number"]) * _FACTORS[read["factor"]]
-        tokens = {}
-        for step in kept:
-            with suppress(UserError):  # one that is damaged cannot be asked
-                tokens[step] = checkpoints.facts(step).get("raw_tokens", 0)
-        near = [step for step in tokens if abs(tokens[step] - wanted) <= _NEAR * wanted]
-        found = min(near, key=lambda step: abs(tokens[step] - wanted), default=None)
-    else:
-        found = int(which) if which.isdecimal() and int(which) in kept else None
+    amount, found = parse_amount(which), None
+    if amount and amount.unit == "steps":
+        found = int(amount.number) if amount.number in kept else None
+    elif amount:
+        found = _nearest_step(checkpoints, amount)
+    elif which == "0" and 0 in kept:  # of a model that was imported
+        found = 0
     if found is None:
         steps = ", ".join(map(str, kept)) or "none"
-        expected = f"expected a step that was kept ({steps}), best, or a number of tokens"
-        raise UserError(
-            NO_FILE, f"{address.directory}@{which}: no such checkpoint; {expected}, as 10M-tokens"
-        )
+        expected = f"expected a step that was kept ({steps}), best, or an amount of text"
+        reason = f"no such checkpoint; {expected}, as 10M-tokens or 10M-words"
+        raise UserError(NO_FILE, f"{address.directory}@{which}: {reason}")
     checkpoints.check_files(found)
     return found
+
+
+def revisions(workdir: Path) -> dict[str, ModelAddress]:
+    """Return the addresses of all kept checkpoints of a run, by the names that published models
+    give them: chck_10M is that of 10M-words (BabyLM), step4000 that of a step (Pythia).
+    """
+    config = load_run_config(workdir / "config.json")
+    checkpoints = Checkpoints(workdir / "checkpoints", {}, read_only=True)
+    try:
+        named = {f"step{step}": step for step in checkpoints.steps}
+        for text in config.training.keep_at:
+            amount = parse_amount(text)
+            step = _nearest_step(checkpoints, amount) if amount else None
+            if amount and amount.unit != "steps" and step is not None:
+                named.pop(f"step{step}", None)
+                named[f"chck_{text.removesuffix('-words')}"] = step
+    finally:
+        checkpoints.close()
+    by_step = sorted(named, key=lambda name: named[name])
+    return {name: ModelAddress(workdir, str(named[name])) for name in by_step}
 
 
 def step_of(address: ModelAddress) -> int:
@@ -386,8 +401,22 @@ def step_of(address: ModelAddress) -> int:
         checkpoints.close()
 
 
-_AMOUNT = re.compile(r"(?P<number>\d+(\.\d+)?)(?P<factor>[kMB]?)-tokens")
-_FACTORS = {"": 1.0, "k": 1e3, "M": 1e6, "B": 1e9}
+def _nearest_step(checkpoints: Checkpoints, amount: Amount) -> int | None:
+    """Return the kept step that has read about this much text, or None. Batches do not end at round
+    numbers, so half a batch more or less is the same amount, or a share of it.
+    """
+    key = "raw_tokens" if amount.unit == "tokens" else "words"
+    nearest, least = None, math.inf
+    for step in checkpoints.steps:
+        with suppress(UserError):  # one that is damaged cannot be asked
+            read = checkpoints.facts(step).get(key, 0)
+            away = abs(read - amount.number)
+            half_a_batch = read / max(step, 1) / 2
+            if away <= max(_NEAR * amount.number, half_a_batch) and away < least:
+                nearest, least = step, away
+    return nearest
+
+
 _NEAR = 0.02  # a checkpoint is that of 10M tokens if it has read this much more or less
 
 _CONVENTIONS = "generation.json"  # of a model that was imported

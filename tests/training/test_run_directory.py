@@ -11,7 +11,7 @@ import pytest
 from conftest import run, sentences, settings
 from flax.traverse_util import flatten_dict
 from model.proofs import random_params
-from training.runs import figures
+from training.runs import figures, saved_steps
 
 import t5x_lite
 from t5x_lite import manifest
@@ -320,6 +320,39 @@ def test_any_kept_step_can_be_read(several, tmp_path):
     run("generate", f"--workdir={workdir}@2", "the", "--max-new-tokens=2")
     run("export", f"--workdir={workdir}@2", tmp_path / "exported")
     assert manifest.read(tmp_path / "exported")["step"] == 2
+
+
+def test_amounts_of_text_are_kept_and_exported_as_revisions(several, text_file, tmp_path):
+    workdir, exported = tmp_path / "run", tmp_path / "exported"
+    facts = manifest.read(several / "run/checkpoints/2")
+    # Words as wc counts them; the tokens are bytes, and one that ends each document.
+    documents = text_file.read_text().split("\n\n")
+    words_per_token = sum(len(text.split()) for text in documents) / sum(
+        len(text) + 1 for text in documents
+    )
+    assert facts["words"] == pytest.approx(facts["raw_tokens"] * words_per_token, rel=0.02)
+
+    two, five = (f"{facts['words'] / 2 * steps:.0f}" for steps in (2, 5.2))
+    kept = f"--config.training.keep_at=('{two}-words','{five}-words','3','10k-words')"
+    command = ("train", f"--config={several / 'config.py'}", f"--workdir={workdir}", kept)
+    run(*command, "--config.training.keep_every=0", "--config.training.steps=9")
+    assert saved_steps(workdir) == [2, 3, 5, 9]
+    out, _ = run("evaluate", f"--workdir={workdir}@{five}-words", "--json")
+    assert json.loads(out)["step"] == 5
+    for _ in range(2):  # the second time it finds all of them there
+        run("export", "--revisions", f"--workdir={workdir}", exported)
+    names = {f"chck_{two}": 2, f"chck_{five}": 5, "step3": 3, "step9": 9}
+    steps = {path.name: manifest.read(path)["step"] for path in exported.iterdir()}
+    assert steps == names
+    _, err = run("export", "--revisions", f"--workdir={workdir}@3", exported, code=2)
+    assert "got 3 after the @, but --revisions writes all checkpoints" in err
+
+
+@pytest.mark.parametrize("amount", ["10M", "many", "0", "-3", "1e6", "5 M-words", "0-words"])
+def test_what_is_no_amount_is_refused(several, tmp_path, amount):
+    command = ("train", f"--config={several / 'config.py'}", f"--workdir={tmp_path / 'run'}")
+    _, err = run(*command, f"--config.training.keep_at=('{amount}',)", code=78)
+    assert f"training.keep_at: got {amount}, expected a number of steps, tokens or words" in err
 
 
 def test_a_run_may_start_from_a_kept_step(several, tmp_path):

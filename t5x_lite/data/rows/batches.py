@@ -83,6 +83,12 @@ class Batches:
         return float(raw_tokens @ self.shares) * self.batch_size
 
     @property
+    def words(self) -> float:
+        """Mean number of words that one batch reads; 0 if they were not counted."""
+        words = np.array([stream.raw_tokens * stream.words_per_token for stream in self.streams])
+        return float(words @ self.shares) * self.batch_size if words.all() else 0.0
+
+    @property
     def validation_batches(self) -> int:
         """Number of batches that hold every row of a validation split once."""
         return -(-sum(stream.rows(1) for stream in self.streams) // self.batch_size)
@@ -244,6 +250,7 @@ def make_batches(plan: RowPlan, data: Data, seed: int, corpus: Corpus, split: st
             seed=seed,
             number=number,
             split_documents=plan.split_documents,
+            words_per_token=source.words_per_token,
         )
         for number, ((source, member), stream_windows) in enumerate(
             zip(product(sources, plan.members), windows, strict=True)

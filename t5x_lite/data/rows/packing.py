@@ -127,6 +127,11 @@ class PackedExamples:
         return np.array(room)
 
     @property
+    def words_per_token(self) -> float:
+        """The words of examples are not counted."""
+        return 0.0
+
+    @property
     def raw_tokens(self) -> float:
         """Mean number of inputs and targets in a row of the first epoch."""
         total = self.examples.inputs.lengths.sum() + self.examples.targets.lengths.sum()

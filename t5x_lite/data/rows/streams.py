@@ -46,6 +46,11 @@ class RowStream(Protocol):
         """Mean number of raw tokens that a row reads."""
         ...
 
+    @property
+    def words_per_token(self) -> float:
+        """Mean number of words, separated by whitespace, in a raw token; 0: not counted."""
+        ...
+
     def rows(self, epochs: int) -> int:
         """Return how many rows `epochs` epochs hold."""
         ...
@@ -81,6 +86,7 @@ class TextStream:
     seed: int
     number: int = 0  # index of the stream in its mixture; each stream draws its own random numbers
     split_documents: bool = False
+    words_per_token: float = 0.0
 
     def __str__(self) -> str:
         return f"{self.objective} on {self.source}"

@@ -43,6 +43,7 @@ class Source:
     name: str
     rate: float  # rate given in the setting; 0: none
     tokens: dict[str, Tokens]  # split → ids, read as needed from disk or a bucket
+    words_per_token: float = 0.0  # of the training text; 0: not counted
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,9 @@ def _open_sources(store: Path, address: str, manifest: dict[str, Any]) -> list[S
                 tokens[split] = RemoteTokens(file, store / "shards", dtype, shards)
             else:
                 tokens[split] = _open_tokens(path, dtype, record[split]["tokens"])
-        sources.append(Source(record["source"], 0.0, tokens))
+        of_training = record["train"]
+        words_per_token = of_training.get("words", 0) / max(of_training["tokens"], 1)
+        sources.append(Source(record["source"], 0.0, tokens, words_per_token))
     return sources
 
 

@@ -56,6 +56,7 @@ class ShardEncoder:
         parts = [np.zeros(0, self.dtype)]
         kept_documents = 0
         kept_bytes = 0
+        words = 0
         single_tokens = 0
         for utf8 in documents:
             tokens = self.tokenizer.encode(utf8.decode())
@@ -70,12 +71,14 @@ class ShardEncoder:
             parts.append(eos)
             kept_documents += 1
             kept_bytes += len(utf8)
+            words += len(utf8.split())
         all_ids = np.concatenate(parts)
         content = all_ids.tobytes()
         counts = {
             "documents": kept_documents,
             "tokens": len(all_ids),
             "bytes": kept_bytes,
+            "words": words,
             "single_token": single_tokens,
             "sha256": hashlib.sha256(content).hexdigest(),
         }

@@ -317,8 +317,10 @@ def _total(counts: list[Record]) -> Record:
 
 
 def _sum(counts: list[Record]) -> Record:
-    """Add up documents, tokens and bytes."""
-    names = ("documents", "tokens", "bytes")
+    """Add up documents, tokens, bytes and words."""
+    names = ["documents", "tokens", "bytes"]
+    if all("words" in count for count in counts):  # an earlier version did not count them
+        names.append("words")
     return {name: sum(count[name] for count in counts) for name in names}
 
 

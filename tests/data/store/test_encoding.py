@@ -29,6 +29,7 @@ def test_documents_are_encoded_by_split_and_end_in_eos():
         "documents": 2,
         "tokens": 5,
         "bytes": 3,
+        "words": 2,
         "single_token": 1,
         "sha256": hashlib.sha256(encoded.ids["train"]).hexdigest(),
     }

@@ -1,0 +1,47 @@
+"""Amounts of training: 4000 steps, 10M-tokens or 10M-words of text."""
+
+import re
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+Unit = Literal["steps", "tokens", "words"]
+_AMOUNT = re.compile(r"(?P<number>\d+(\.\d+)?)(?P<factor>[kMB]?)-(?P<unit>tokens|words)")
+_FACTORS = {"": 1.0, "k": 1e3, "M": 1e6, "B": 1e9}
+EXPECTED = "a number of steps, tokens or words, such as 4000, 10M-tokens or 10M-words"
+
+
+class Amount(NamedTuple):
+    """How much a model is trained: steps, or the tokens or words of text that it reads."""
+
+    number: float
+    unit: Unit
+
+    def to_steps(self, in_a_step: Mapping[Unit, float]) -> int:
+        """Return the number of steps that comes nearest to this amount, at least 1.
+
+        Args:
+            in_a_step: how many tokens and words a step reads.
+
+        >>> Amount(10e6, "words").to_steps({"steps": 1, "words": 3e6})
+        3
+        """
+        return max(round(self.number / in_a_step[self.unit]), 1)
+
+
+def parse_amount(text: str) -> Amount | None:
+    """Read an amount; None if the text is none.
+
+    >>> parse_amount("4000")
+    Amount(number=4000.0, unit='steps')
+    >>> parse_amount("1.5B-tokens")
+    Amount(number=1500000000.0, unit='tokens')
+    >>> parse_amount("best") is None
+    True
+    """
+    if text.isascii() and text.isdecimal() and int(text):
+        return Amount(float(text), "steps")
+    read = _AMOUNT.fullmatch(text)
+    if not read or not float(read["number"]):
+        return None
+    number = float(read["number"]) * _FACTORS[read["factor"]]
+    return Amount(number, "tokens" if read["unit"] == "tokens" else "words")
