@@ -9,8 +9,10 @@ See api.py. Importing this package alone imports neither jax nor numpy.
 
 from typing import TYPE_CHECKING, Any
 
+from t5x_lite.machine import give_threads_to_simulated_devices
 from t5x_lite.version import VERSION
 
+give_threads_to_simulated_devices()
 __version__ = VERSION
 
 if TYPE_CHECKING:

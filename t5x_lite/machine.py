@@ -1,10 +1,11 @@
 """Detection of this machine's accelerators, and of whether the installed jax can use them, without
-importing jax.
+importing jax; and what the environment must say before jax is used.
 """
 
 import importlib.util
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
 from t5x_lite.errors import NO_FILE, USAGE, UserError, install_line
@@ -22,6 +23,24 @@ _INSTALL = {
 _INSTALL["gpu"] = _INSTALL["cuda"]
 _GOOGLE = "0x1ae0"  # Google's PCI vendor id
 _PLATFORMS = ("cuda", "tpu")
+
+
+def give_threads_to_simulated_devices(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Let XLA have enough threads where XLA_FLAGS makes several devices out of one CPU.
+
+    By default it has as many as there are processors or devices. In a collective a thread waits for
+    all devices, and one device may be in several collectives at once: with a thread for each device
+    they can all wait, until XLA ends the process after 40 s. XLA reads the number from NPROC.
+
+    >>> environment = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    >>> give_threads_to_simulated_devices(environment)
+    >>> environment["NPROC"]
+    '32'
+    """
+    flag = r"--xla_force_host_platform_device_count=(\d+)"
+    found = re.search(flag, environment.get("XLA_FLAGS", ""))
+    if found and int(found[1]) > 1:
+        environment.setdefault("NPROC", str(4 * int(found[1])))
 
 
 def count_accelerators(
