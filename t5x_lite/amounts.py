@@ -4,10 +4,12 @@ import re
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
+from t5x_lite.config.ranges import Check
+from t5x_lite.errors import BAD_CONFIG, UserError
+
 Unit = Literal["steps", "tokens", "words"]
 _AMOUNT = re.compile(r"(?P<number>\d+(\.\d+)?)(?P<factor>[kMB]?)-(?P<unit>tokens|words)")
 _FACTORS = {"": 1.0, "k": 1e3, "M": 1e6, "B": 1e9}
-EXPECTED = "a number of steps, tokens or words, such as 4000, 10M-tokens or 10M-words"
 
 
 class Amount(NamedTuple):
@@ -45,3 +47,13 @@ def parse_amount(text: str) -> Amount | None:
         return None
     number = float(read["number"]) * _FACTORS[read["factor"]]
     return Amount(number, "tokens" if read["unit"] == "tokens" else "words")
+
+
+class IsAmount(Check):
+    """The texts that parse_amount reads."""
+
+    def check(self, value: str, key: str) -> None:
+        """Raise UserError for a text that is no amount."""
+        if parse_amount(value) is None:
+            expected = "a number of steps, tokens or words, such as 4000, 10M-tokens or 10M-words"
+            raise UserError(BAD_CONFIG, f"{key}: got {value}, expected {expected}")

@@ -21,8 +21,8 @@ HUNG_UP = 129  # SIGHUP, as when a terminal is closed; checkpoint saved
 INTERRUPTED = 130  # Ctrl-C; checkpoint saved
 STUCK = 142  # no step finished for a long time
 TERMINATED = 143  # SIGTERM; checkpoint saved
-_DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.EROFS}
 STOPPED = (HUNG_UP, INTERRUPTED, TERMINATED)  # by the user or the system; nothing went wrong
+_DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.EROFS}
 
 
 class UserError(Exception):

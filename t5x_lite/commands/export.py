@@ -48,13 +48,13 @@ def run(args: argparse.Namespace) -> None:
     if not args.revisions:
         convert.export_model(address, Path(args.path), *options)
         return
-    run = locate(address)
-    if run.checkpoint:
-        reason = f"got {run.checkpoint} after the @, but --revisions writes all checkpoints"
+    located = locate(address)
+    if located.checkpoint:
+        reason = f"got {located.checkpoint} after the @, but --revisions writes all checkpoints"
         raise UserError(USAGE, f"--workdir: {reason}; leave one out")
     from t5x_lite.training.run_directory import revisions
 
-    for name, checkpoint in revisions(run.directory).items():
+    for name, checkpoint in revisions(located.directory).items():
         path = Path(args.path) / name
         if path.exists():  # by the same command, which was stopped: an export is whole or not there
             say(f"{path} exists")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from t5x_lite.amounts import EXPECTED, parse_amount
+from t5x_lite.amounts import IsAmount
 from t5x_lite.config.grammar import parse_sources
 from t5x_lite.config.ranges import NonNegative, Positive, Range, Share, check_value
 from t5x_lite.config.roles import (
@@ -556,7 +556,7 @@ class Training(Checked):
     keep_every: Annotated[NonNegative, RESUMABLE, SIZE] = 0
     # Save at these amounts, and keep these, too: 4000 (steps), 10M-tokens or 10M-words of text; the
     # nearest step. Words are separated by blanks, as BabyLM counts them
-    keep_at: Annotated[tuple[str, ...], RESUMABLE, SIZE] = ()
+    keep_at: Annotated[tuple[Annotated[str, IsAmount()], ...], RESUMABLE, SIZE] = ()
     # How often a run that diverges may go back to its last healthy checkpoint, and from there skip
     # the batches that it has read since: see training/health.py
     rollback: Annotated[NonNegative, RESUMABLE] = 0
@@ -591,10 +591,7 @@ class Training(Checked):
     callbacks: Annotated[tuple[str, ...], CODE, RESUMABLE, SIZE] = ()
 
     def _contradictions(self) -> Iterator[str]:
-        for text in self.keep_at:
-            if parse_amount(text) is None:
-                yield f"training.keep_at: got {text}, expected {EXPECTED}"
-        if self.rollback and not (self.checkpoint_every or self.keep_every):
+        if self.rollback and not (self.checkpoint_every or self.keep_every or self.keep_at):
             reason = "but nothing is saved to go back to; set training.checkpoint_every"
             yield f"training.rollback: got {self.rollback}, {reason}"
         if self.exact and self.microbatches > 1:

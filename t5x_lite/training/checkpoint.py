@@ -16,7 +16,7 @@ import platform
 import re
 import shutil
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Container, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -64,7 +64,7 @@ class Checkpoints:
         run: identity of the run; a checkpoint of another run is damage. Empty: any run.
         text: hashes of text and tokenizer, recorded in each checkpoint.
         keep: number of healthy checkpoints to keep, the newest ones.
-        is_kept: says of a step that its checkpoint is kept in any case.
+        kept: steps whose checkpoints are kept in any case.
         read_only: change nothing in the directory.
     """
 
@@ -75,7 +75,7 @@ class Checkpoints:
         run: str = "",
         text: dict | None = None,
         keep: int = KEPT,
-        is_kept: Callable[[int], bool] = lambda step: False,
+        kept: Container[int] = (),
         read_only: bool = False,
     ):
         # Orbax warns about what is intended, and logs the traceback of each error that it raises.
@@ -85,7 +85,7 @@ class Checkpoints:
         self._directory = storage.durable_path(directory.resolve())
         self._is_local = isinstance(self._directory, Path)
         self._settings, self._run, self._text = settings, run, text or {}
-        self._keep, self._is_kept = keep, is_kept
+        self._keep, self._kept = keep, kept
         self._is_writer = not read_only and jax.process_index() == 0
         self._newest: int | None = None  # see newest
         self._has_looked = False
@@ -393,10 +393,9 @@ class Checkpoints:
             storage.flush(self._directory)
         steps = self.steps
         healthy = [step for step in steps if self._is_healthy(step)]
-        kept = {*healthy[-self._keep :], *steps[-1:]}
-        kept |= {step for step in steps if self._is_kept(step)}
+        newest = {*healthy[-self._keep :], *steps[-1:]}
         for step in steps:
-            if step not in kept:
+            if step not in newest and step not in self._kept:
                 self._remove(step)
 
     def _is_healthy(self, step: int) -> bool:

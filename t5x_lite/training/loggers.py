@@ -42,8 +42,8 @@ class Logger(Protocol):
 class TensorBoard:
     """Event files in WORKDIR/tensorboard.
 
-    Events are written by this thread. The usual SummaryWriter has a thread of its own: an error in
-    it, such as a full disk, is a traceback there, and the run then waits for it for ever.
+    Events are written by the caller's thread. SummaryWriter has a thread of its own: an error in
+    it, such as a full disk, is a traceback there, and the run then blocks on its queue.
     """
 
     def __init__(self, workdir: Path, config: RunConfig, first: int):
@@ -53,7 +53,7 @@ class TensorBoard:
         self._protos: Any = event_pb2
         directory = workdir / "tensorboard"
         directory.mkdir(parents=True, exist_ok=True)
-        # Two starts may be in one second; only then would the step not tell their files apart.
+        # The step tells apart the files of two starts within a second.
         name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{first}"
         self._file = RecordWriter(str(directory / name))
         self._flushed = time.monotonic()
@@ -64,7 +64,7 @@ class TensorBoard:
             self._write(step=first + 1, session_log=start)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """See Logger."""
+        """Write the values as scalars."""
         from tensorboardX.summary import scalar
 
         for name, value in values.items():
@@ -78,7 +78,7 @@ class TensorBoard:
         self._file.write(event.SerializeToString())
 
     def close(self) -> None:
-        """See Logger."""
+        """Write what is left to the file."""
         self._file.close()
 
 
@@ -103,11 +103,11 @@ class WeightsAndBiases:
             )
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """See Logger."""
+        """Send the values of a step."""
         self._run.log(dict(values), step=step)
 
     def close(self) -> None:
-        """See Logger."""
+        """End the run there."""
         self._run.finish()
 
 
@@ -138,7 +138,7 @@ class MLflow:
         return run_id
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """See Logger."""
+        """Send the values of a step, with the time."""
         now = int(1000 * time.time())  # MLflow's timestamps are in milliseconds
         metrics = [
             self._mlflow.entities.Metric(name, value, now, step) for name, value in values.items()
@@ -146,7 +146,7 @@ class MLflow:
         self._client.log_batch(self._id, metrics=metrics)
 
     def close(self) -> None:
-        """See Logger."""
+        """Mark the run as ended."""
         self._client.set_terminated(self._id)
 
 

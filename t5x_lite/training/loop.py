@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import copy_context
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -137,7 +138,7 @@ class Run(Evaluator):
         # data.epochs may end the run before training.steps.
         resolved = with_steps_of(resolved, self.batches)
         super().__init__(resolved, data, devices, self.batches.raw_tokens)
-        self._kept = _steps_to_keep(config, self.batches)
+        self.kept = _steps_to_keep(config, self.batches)
         self.adaptation = self.program.adaptation
         self.frozen: Any = {}  # parameters that are not trained
 
@@ -163,10 +164,6 @@ class Run(Evaluator):
     def training_batch(self, events: Sequence[dict[str, Any]], step: int) -> Row:
         """Return the batch of a step (from 1), given the history of the run."""
         return self.batch(self.batches, run_history.batch_number(events, step))
-
-    def is_kept(self, step: int) -> bool:
-        """Return True if the checkpoint of this step is kept."""
-        return step in self._kept or is_due(step, self.resolved.config.training.keep_every)
 
     def fresh_state(self) -> TrainState:
         """Return the state before the first step."""
@@ -242,24 +239,42 @@ class Run(Evaluator):
         }
 
 
-def _steps_to_keep(config: RunConfig, batches: Batches) -> set[int]:
-    """Return the steps that training.keep_at names.
+@dataclass(frozen=True)
+class KeptSteps:
+    """The steps whose checkpoints are kept: multiples of `every`, if that is not 0, and some more.
+
+    >>> 6 in KeptSteps(3, frozenset({4})), 5 in KeptSteps(3, frozenset({4}))
+    (True, False)
+    """
+
+    every: int
+    more: frozenset[int]
+
+    def __contains__(self, step: object) -> bool:
+        return step in self.more or (isinstance(step, int) and is_due(step, self.every))
+
+
+def _steps_to_keep(config: RunConfig, batches: Batches) -> KeptSteps:
+    """Return the steps that training.keep_every and training.keep_at name.
 
     Raises:
-        UserError: if it counts words, and the text's were not counted.
+        UserError: if these are words, and the words of the text were not counted.
     """
-    in_a_step: dict[Unit, float] = {"steps": 1.0, "tokens": batches.raw_tokens}
-    in_a_step["words"] = batches.words
-    steps = set()
+    in_a_step: dict[Unit, float] = {
+        "steps": 1.0,
+        "tokens": batches.raw_tokens,
+        "words": batches.words,
+    }
+    more = set()
     for text in config.training.keep_at:
         amount = parse_amount(text)
-        assert amount is not None  # checked with the config
+        assert amount is not None  # the config has been checked
         if not in_a_step[amount.unit]:
             reason = f"got {text}, but the words of this text were not counted"
             fix = "count tokens, or make its store anew" if config.data.source else "count tokens"
             raise UserError(BAD_CONFIG, f"training.keep_at: {reason}; {fix}")
-        steps.add(amount.to_steps(in_a_step))
-    return steps
+        more.add(amount.to_steps(in_a_step))
+    return KeptSteps(config.training.keep_every, frozenset(more))
 
 
 def state_sizes(resolved: Resolved) -> tuple[int, int]:
@@ -324,7 +339,7 @@ def train(
         settings = run_directory.fixed_settings(run.resolved.written_out)
         settings["version of the stream"] = STREAM_VERSION
         origin = settings, run_history.identity(workdir), run_directory.text_hashes(data)
-        checkpoints = Checkpoints(workdir / "checkpoints", *origin, is_kept=run.is_kept)
+        checkpoints = Checkpoints(workdir / "checkpoints", *origin, kept=run.kept)
         events = run_history.events(workdir)
         stop = StopSignal()
         try:
@@ -403,7 +418,7 @@ def _train_steps(
             is_last = step == last or exit_code
             evaluating = is_due(step, config.training.eval_every) or step == last
             every = config.training.checkpoint_every
-            saving = is_due(step, every) or run.is_kept(step) or is_last
+            saving = is_due(step, every) or step in run.kept or is_last
             # Evaluate and save only after the metrics of this step are known to be finite.
             if evaluating or saving:
                 _read_metrics(run, log, heartbeat, health, pending)
@@ -411,10 +426,7 @@ def _train_steps(
             if evaluating:
                 # The last evaluation reads the whole split, whatever training.eval_steps is.
                 most = 0 if step == last else config.training.eval_steps
-                with log.watch("evaluation"):
-                    validation = _evaluate(run, state, step, judge, most, heartbeat)
-                _check_finite(step, validation)
-                log.write(step, "validation", validation)
+                validation = _evaluate(run, log, heartbeat, state, step, judge, most)
                 if best and _has_converged(best, log, step, validation, state) and not is_last:
                     patience = config.training.patience
                     say(f"stopping early: no improvement in {patience} evaluations")
@@ -442,16 +454,25 @@ def _saved_health(checkpoints: Checkpoints, workdir: Path) -> Health:
 
 
 def _evaluate(
-    run: Run, state: TrainState, step: int, judge: Judge | None, most: int, heartbeat: Heartbeat
+    run: Run,
+    log: Log,
+    heartbeat: Heartbeat,
+    state: TrainState,
+    step: int,
+    judge: Judge | None,
+    most: int,
 ) -> dict[str, float]:
-    """Return the metrics of the validation split, or of its first `most` batches, and those of a
-    task.
+    """Return and log the metrics of the validation split, or of its first `most` batches, and those
+    of a task.
     """
-    params = run.whole(state)
-    validation = run.evaluate(params, most, heartbeat.evaluated)
-    if judge:
-        judged = judge(run.loaded(params, step))
-        validation |= {f"{PREFIX}{name}": value for name, value in judged.items()}
+    with log.watch("evaluation"):
+        params = run.whole(state)
+        validation = run.evaluate(params, most, heartbeat.evaluated)
+        if judge:
+            judged = judge(run.loaded(params, step))
+            validation |= {f"{PREFIX}{name}": value for name, value in judged.items()}
+    _check_finite(step, validation)
+    log.write(step, "validation", validation)
     return validation
 
 

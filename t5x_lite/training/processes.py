@@ -25,7 +25,7 @@ from t5x_lite.progress import to_stderr
 _ARRIVE_WITHIN = 600  # seconds, from the first process to the last
 _BEATS_BEFORE_THE_END = 10  # heartbeats in the time that a step may take
 _STEPS = ("step", "data")  # phases with a time limit
-_PATIENCE_OTHERWISE = 10  # times that limit until who saves or compiles for long is named
+_PATIENCE_OTHERWISE = 10  # times the limit of a step, for processes that compile or save
 _rounds = itertools.count()  # calls of check_same, which every process counts alike
 
 
@@ -133,7 +133,8 @@ class Heartbeat:
         self._period = min(patience / _BEATS_BEFORE_THE_END, 5.0)
         self._seconds: deque[float] = deque(maxlen=50)  # durations of the last steps
         self._step, self._batch = 0, 0  # last finished step, and batch of the evaluation after it
-        self._moved = self._said = time.monotonic()  # when it finished; when others were named
+        self._moved = time.monotonic()  # when it finished
+        self._reported = self._moved  # when processes that keep this one waiting were named
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True, name="heartbeat")
 
@@ -214,7 +215,7 @@ class Heartbeat:
         said += [f"process {who} is at step {step} ({phase})" for who, step, phase in late]
         said.append(f"this process is at step {self._step} ({self._phase()})")
         if is_busy and not silent:
-            self._name(idle, said)
+            self._report_wait(idle, said)
             return
         # Write the stacks, and push them where the run directory is mirrored.
         with open(self._stacks, "w") as file:
@@ -229,14 +230,13 @@ class Heartbeat:
             self._tell()
         os._exit(STUCK)  # the main thread may never return
 
-    def _name(self, idle: float, said: list[str]) -> None:
-        """Say now and then who keeps this process waiting, while all respond."""
+    def _report_wait(self, idle: float, said: list[str]) -> None:
+        """Print now and then which processes keep this one waiting, while all respond."""
         patience = _PATIENCE_OTHERWISE * self.limit
-        if idle > patience and time.monotonic() - self._said > patience:
-            self._said = time.monotonic()
-            to_stderr(
-                f"t5x_lite: no step has finished for {idle:.0f} s: {'; '.join(said)}; all respond"
-            )
+        if idle > patience and time.monotonic() - self._reported > patience:
+            self._reported = time.monotonic()
+            reason = f"no step has finished for {idle:.0f} s"
+            to_stderr(f"t5x_lite: {reason}: {'; '.join(said)}; all respond")
 
 
 def _answer(call: Callable[[], Any], patience: float) -> Any:
@@ -258,8 +258,11 @@ def _silent(before: dict[int, list] | None, after: dict[int, list] | None) -> di
     """Name the processes that have sent no heartbeat between two times, by their number."""
     if before is None or after is None:
         return {0: "process 0, which coordinates the others,"}
-    silent = [process for process, beat in after.items() if beat == before.get(process)]
-    return {process: f"process {process}" for process in silent}
+    return {
+        process: f"process {process}"
+        for process, beat in after.items()
+        if beat == before.get(process)
+    }
 
 
 def _late(beats: dict[int, list] | None, step: int) -> Iterator[tuple[int, int, str]]:

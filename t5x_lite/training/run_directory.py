@@ -375,17 +375,21 @@ def revisions(workdir: Path) -> dict[str, ModelAddress]:
     config = load_run_config(workdir / "config.json")
     checkpoints = Checkpoints(workdir / "checkpoints", {}, read_only=True)
     try:
-        named = {f"step{step}": step for step in checkpoints.steps}
-        for text in config.training.keep_at:
-            amount = parse_amount(text)
-            step = _nearest_step(checkpoints, amount) if amount else None
-            if amount and amount.unit != "steps" and step is not None:
-                named.pop(f"step{step}", None)
-                named[f"chck_{text.removesuffix('-words')}"] = step
+        steps = checkpoints.steps
+        amounts = {text: parse_amount(text) for text in config.training.keep_at}
+        named = {
+            f"chck_{text.removesuffix('-words')}": _nearest_step(checkpoints, amount)
+            for text, amount in amounts.items()
+            if amount and amount.unit != "steps"
+        }
     finally:
         checkpoints.close()
-    by_step = sorted(named, key=lambda name: named[name])
-    return {name: ModelAddress(workdir, str(named[name])) for name in by_step}
+    if not steps:
+        raise UserError(NO_FILE, f"{workdir}: no checkpoint yet; train first")
+    # A run that goes on has not come to all of its amounts.
+    named = {name: step for name, step in named.items() if step is not None}
+    named |= {f"step{step}": step for step in steps if step not in named.values()}
+    return {name: ModelAddress(workdir, str(step)) for name, step in named.items()}
 
 
 def step_of(address: ModelAddress) -> int:

@@ -98,33 +98,27 @@ static int fails(const char *call) {
     errno = kept;                                             \
     return result
 
-#define OPENS(name)                                                                         \
-    int name(const char *path, int flags, ...) {                                            \
-        va_list more;                                                                       \
-        va_start(more, flags);                                                              \
-        mode_t mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(more, mode_t) : 0;             \
-        va_end(more);                                                                       \
-        char place[PATH_MAX] = "";                                                          \
-        if (flags & (O_CREAT | O_TRUNC)) path_in(AT_FDCWD, path, place);                    \
-        const char *call = flags & O_TRUNC ? "truncate" : "create";                         \
-        WATCHED(int, call, place, NEXT(name)(path, flags, mode), "", 0, NULL, 0);           \
-    }
-OPENS(open)
-OPENS(open64)
+/* The mode of a file that may be made is the argument after `flags`. */
+#define MODE(flags)                                                        \
+    va_list more;                                                          \
+    va_start(more, flags);                                                 \
+    mode_t mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(more, mode_t) : 0; \
+    va_end(more)
 
-#define OPENS_AT(name)                                                                       \
-    int name(int directory, const char *path, int flags, ...) {                              \
-        va_list more;                                                                        \
-        va_start(more, flags);                                                               \
-        mode_t mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(more, mode_t) : 0;              \
-        va_end(more);                                                                        \
-        char place[PATH_MAX] = "";                                                           \
-        if (flags & (O_CREAT | O_TRUNC)) path_in(directory, path, place);                    \
-        const char *call = flags & O_TRUNC ? "truncate" : "create";                          \
-        WATCHED(int, call, place, NEXT(name)(directory, path, flags, mode), "", 0, NULL, 0); \
+#define OPENS(at, name)                                                                     \
+    int at(int directory, const char *path, int flags, ...) {                               \
+        MODE(flags);                                                                        \
+        char place[PATH_MAX] = "";                                                          \
+        if (flags & (O_CREAT | O_TRUNC)) path_in(directory, path, place);                   \
+        const char *call = flags & O_TRUNC ? "truncate" : "create";                         \
+        WATCHED(int, call, place, NEXT(at)(directory, path, flags, mode), "", 0, NULL, 0);  \
+    }                                                                                       \
+    int name(const char *path, int flags, ...) {                                            \
+        MODE(flags);                                                                        \
+        return at(AT_FDCWD, path, flags, mode);                                             \
     }
-OPENS_AT(openat)
-OPENS_AT(openat64)
+OPENS(openat, open)
+OPENS(openat64, open64)
 
 ssize_t write(int file, const void *bytes, size_t length) {
     char place[PATH_MAX];

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
@@ -568,14 +569,21 @@ def use_over_time(
 
 
 def check_flat(quarters: dict[int, list[Use]]) -> None:
-    """From the second quarter to the last nothing grows but memory, by 3 % and 5 MB at most."""
-    first, last = quarters[1], quarters[3]
-    memory = [float(np.median([use.memory for use in of])) for of in (first, last)]
-    print(f"memory {memory[0]:.0f} → {memory[1]:.0f} MB", file=sys.stderr)
-    assert memory[1] < memory[0] * 1.03 + 5, memory
-    for name in ("descriptors", "threads"):
-        before, after = (max(getattr(use, name) for use in of) for of in (first, last))
-        assert after <= before + 2, (name, before, after)
+    """From the second quarter to the last nothing grows but memory, by 3 % and 5 MB at most.
+
+    Of each the median: a save that is going on has ten descriptors more.
+    """
+    names = ("memory", "descriptors", "threads")
+    use = {
+        name: [float(np.median([getattr(use, name) for use in quarters[of]])) for of in (1, 3)]
+        for name in names
+    }
+    print(use, file=sys.stderr)
+    before, after = use["memory"]
+    assert after < before * 1.03 + 5, use
+    for name in names[1:]:
+        before, after = use[name]
+        assert after <= before + 1, use
 
 
 def long_run(runs: Runs, rng: np.random.Generator, place: Path) -> None:
@@ -665,7 +673,7 @@ def attempt(row: Row, number: int, runs: Runs) -> str:
     with tempfile.TemporaryDirectory(dir=runs.directory) as place:
         try:
             with messages_to(lambda line: None):
-                rng = np.random.default_rng([ROWS.index(row), number])
+                rng = np.random.default_rng([zlib.crc32(row.name.encode()), number])
                 row.trial(runs, rng, Path(place) / "run")
         except Exception as error:  # any error is a fault that was not survived
             return f"{row.name} {number}: {type(error).__name__}: {str(error)[:500]}"
