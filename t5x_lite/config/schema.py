@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from t5x_lite.amounts import IsAmount
+from t5x_lite.config.amounts import IsAmount
 from t5x_lite.config.grammar import parse_sources
 from t5x_lite.config.ranges import NonNegative, Positive, Range, Share, check_value
 from t5x_lite.config.roles import (

@@ -20,9 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from t5x_lite import storage
-from t5x_lite.amounts import Unit, parse_amount
 from t5x_lite.cache import cache_directory
 from t5x_lite.config import RunConfig
+from t5x_lite.config.amounts import Unit, parse_amount
 from t5x_lite.data.rows.batches import Batches, RunData, ledger
 from t5x_lite.data.rows.streams import VERSION as STREAM_VERSION
 from t5x_lite.data.tasks.kinds.table import metrics_of

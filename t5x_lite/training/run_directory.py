@@ -24,8 +24,8 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from t5x_lite import locks, manifest, storage
-from t5x_lite.amounts import Amount, parse_amount
 from t5x_lite.config import Mesh, ModelDimensions, RunConfig, to_dict
+from t5x_lite.config.amounts import Amount, parse_amount
 from t5x_lite.config.files import flatten, load_run_config
 from t5x_lite.config.permission import Permission, check_place, grant, permission, with_permission
 from t5x_lite.config.provenance import remember
