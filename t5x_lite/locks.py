@@ -23,6 +23,7 @@ from t5x_lite import storage
 from t5x_lite.errors import IO_ERROR, USAGE, UserError
 
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # errors of some network file systems
+FILES = (".lock", storage.LOCK)  # of a directory that is locked
 _POLL_EVERY = 1.0  # seconds
 _SETTLING_SECONDS = 2.0  # until it is clear which of two processes has taken a lock over
 _held: dict[str, "Owner"] = {}  # the lock files of this process, by address
@@ -84,7 +85,7 @@ def only_writer(directory: Path, what: str, take_over: bool = False) -> Iterator
         UserError: if another process writes the directory.
     """
     with ExitStack() as stack:
-        if storage.is_mirrored(directory) or not _flock(stack, directory / ".lock", what):
+        if storage.is_mirrored(directory) or not _flock(stack, directory / FILES[0], what):
             stack.enter_context(lock_file(_file_of(directory), what, take_over))
         yield
 

@@ -19,7 +19,7 @@ import ml_dtypes
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from t5x_lite import manifest
+from t5x_lite import locks, manifest, storage
 from t5x_lite.config import Architecture, Model, ModelDimensions
 from t5x_lite.config.files import build
 from t5x_lite.data.rows.layouts import RowShape
@@ -619,16 +619,28 @@ def write_directory(
     path = path.resolve()
     safetensors = optional_import("safetensors.numpy", "hf", "export")
     partial = path.with_name(path.name + ".partial")
-    if partial.exists():
-        reason = "left by an export that was killed; remove it"
-        raise UserError(USAGE, f"export: {partial} exists, {reason}")
-    partial.mkdir(parents=True)
-    try:
-        with user_errors(IO_ERROR, f"{partial}: cannot be written"):
-            for name, content in files.items():
-                (partial / name).write_bytes(content)
-            safetensors.save_file(tensors, partial / tensor_file, {"format": "pt"})
-            manifest.write(partial, origin or {})
-            os.replace(partial, path)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)  # remove what a full disk or Ctrl-C has left
+    with user_errors(IO_ERROR, f"{partial}: cannot be written"):
+        storage.make_directory(partial)
+        with locks.only_writer(partial, f"export: {path}"):
+            _remove_unfinished(partial, {*files, tensor_file})
+            try:
+                for name, content in files.items():
+                    (partial / name).write_bytes(content)
+                safetensors.save_file(tensors, partial / tensor_file, {"format": "pt"})
+                manifest.write(partial, origin or {}, leave_out=locks.FILES)
+                os.replace(partial, path)
+            except BaseException:  # a full disk or Ctrl-C
+                shutil.rmtree(partial, ignore_errors=True)
+                raise
+            for name in locks.FILES:
+                (path / name).unlink(missing_ok=True)
+        storage.flush(path.parent)
+
+
+def _remove_unfinished(partial: Path, names: set[str]) -> None:
+    """Remove what an export of these files has left when it was killed, or when the disk failed."""
+    for name in set(storage.names_in(partial)) - set(locks.FILES):
+        if name not in names and not name.startswith(manifest.NAME):
+            reason = f"has {name}, which this export does not write; move it away"
+            raise UserError(USAGE, f"export: {partial} {reason}")
+        (partial / name).unlink()

@@ -5,6 +5,7 @@
 import dataclasses
 import json
 import re
+import shutil
 import struct
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 from interop_cases import MODELS, make_dimensions, make_params
 
+from t5x_lite import locks
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import BAD_CONFIG, NO_FILE, USAGE, UserError
 from t5x_lite.interop import huggingface, peft
@@ -356,10 +358,26 @@ def test_nothing_is_overwritten(tmp_path):
     (tmp_path / "file").touch()
     assert "exists; name another directory" in refused(tmp_path / "file", USAGE)
     (tmp_path / "x.partial").mkdir()
-    assert "left by an export that was killed" in refused(tmp_path / "x", USAGE)
+    (tmp_path / "x.partial/mine").touch()
+    assert "x.partial has mine, which this export does not write" in refused(tmp_path / "x", USAGE)
+    assert (tmp_path / "x.partial/mine").exists()
     (tmp_path / "empty").mkdir()
     write(tmp_path / "empty", "gpt2")
     assert huggingface.read(tmp_path / "empty")[0].d_model == 8
+
+
+def test_what_a_stopped_export_has_left_is_written_again(tmp_path):
+    write(tmp_path / "whole", "gpt2")
+    shutil.copytree(tmp_path / "whole", tmp_path / "x.partial")
+    (tmp_path / "x.partial/model.safetensors").write_bytes(b"the beginning")
+    (tmp_path / "x.partial/manifest.json.1.partial").touch()
+    with locks.only_writer(tmp_path / "x.partial", "another"):
+        assert "another run is going on there" in refused(tmp_path / "x", USAGE)
+    write(tmp_path / "x", "gpt2")
+    assert {path.name for path in tmp_path.iterdir()} == {"whole", "x"}
+    for one in (tmp_path / "whole").iterdir():
+        assert (tmp_path / "x" / one.name).read_bytes() == one.read_bytes()
+    assert len(list((tmp_path / "x").iterdir())) == len(list((tmp_path / "whole").iterdir()))
 
 
 def test_models_that_cannot_be_written(tmp_path):
