@@ -97,6 +97,7 @@ class Mirror:
             self.next_push = began + _PUSH_EVERY
             for name, version in self._state().items():
                 if self.copied.get(name) != version:
+                    _make_parent(files, f"{root}/{name}")
                     files.put_file(str(self.here / name), f"{root}/{name}")
                     self.copied[name] = version
             wait = (time.monotonic() - began) / _PUSH_SHARE

@@ -1,8 +1,8 @@
 """Export a trained model to Hugging Face's file formats."""
 
 import argparse
-from pathlib import Path
 
+from t5x_lite import storage
 from t5x_lite.commands.common import (
     add_allow,
     add_mesh,
@@ -45,8 +45,10 @@ def run(args: argparse.Namespace) -> None:
     from t5x_lite.interop import convert
 
     options = (args.dtype, read_mesh(args), args.lora, args.masked)
+    directory = storage.local_path(args.path)
     if not args.revisions:
-        convert.export_model(address, Path(args.path), *options)
+        convert.export_model(address, directory, *options)
+        storage.push(directory)
         return
     located = locate(address)
     if located.checkpoint:
@@ -55,8 +57,9 @@ def run(args: argparse.Namespace) -> None:
     from t5x_lite.training.run_directory import revisions
 
     for name, checkpoint in revisions(located.directory).items():
-        path = Path(args.path) / name
-        if path.exists():  # by the same command, which was stopped: an export is whole or not there
+        path = directory / name
+        if convert.is_exported(checkpoint, path, *options):
             say(f"{path} exists")
         else:
             convert.export_model(str(checkpoint), path, *options)
+            storage.push(directory)

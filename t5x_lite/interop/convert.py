@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -164,7 +164,8 @@ def export_model(
         reason = "this model has LoRA updates that are not merged into its weights"
         fix = "use --merge to merge them, or --adapter to write only them"
         raise UserError(USAGE, f"export: {reason}; {fix}")
-    origin = {"run": run_history.identity(workdir), "step": loaded.step, "t5x_lite": VERSION}
+    made_from = _made_from(workdir, loaded.step, dtype, lora, masked)
+    origin = {**made_from, "t5x_lite": VERSION}
     if lora == "adapter":
         family = loaded.conventions.model_type
         class_name = peft.write(path, model, params, dtype, task_head, family, origin)
@@ -185,6 +186,45 @@ def export_model(
         origin,
     )
     say(f"exported: {path}, for {class_name}.from_pretrained")
+
+
+def is_exported(
+    address: ModelAddress,
+    path: Path,
+    dtype: str,
+    mesh: Mesh | None = None,
+    lora: Literal["merge", "adapter"] | None = None,
+    masked: bool = False,
+) -> bool:
+    """Return True if export_model with the same arguments has written a directory before. An export
+    is whole or not there.
+
+    Args:
+        address: names a step.
+
+    Raises:
+        UserError: if the directory holds another export.
+    """
+    if not manifest.is_in(path):
+        return False
+    expected = _made_from(address.directory, int(address.checkpoint), dtype, lora, masked)
+    try:
+        found = manifest.read(path)
+    except manifest.Damage as damage:
+        raise UserError(BAD_DATA, f"{path}: {damage}; remove it") from damage
+    for key, value in expected.items():
+        if found.get(key) != value:
+            got = f"holds an export with {key}={found.get(key)}, not {value}"
+            raise UserError(USAGE, f"export: {path} {got}; remove it, or name another directory")
+    return True
+
+
+def _made_from(
+    workdir: Path, step: int, dtype: str, lora: str | None, masked: bool
+) -> dict[str, Any]:
+    """Return what decides the parameters of an export, as its manifest records it."""
+    run = run_history.identity(workdir)
+    return {"run": run, "step": step, "dtype": dtype, "lora": lora, "masked": masked}
 
 
 def _as_encoder(model: ModelDimensions, params: Params) -> tuple[ModelDimensions, Params]:

@@ -74,6 +74,9 @@ _TASK_HEADS = re.compile(r"(classifier|score|qa_outputs|classification_head)\..*
 _CLASS_OF_TASK = re.compile(
     r"For(Sequence|Token)Classification$|For(QuestionAnswering|MultipleChoice)"
 )
+# What a killed process may have left besides the files themselves: safetensors, and storage, write
+# under another name first.
+_TEMPORARY = re.compile(rf"\.tmp\w{{6}}|{re.escape(manifest.NAME)}.*")
 # Names in old versions of `transformers` → today's names.
 _RENAMED = {
     "LayerNorm.gamma": "LayerNorm.weight",
@@ -627,6 +630,8 @@ def write_directory(
                 for name, content in files.items():
                     (partial / name).write_bytes(content)
                 safetensors.save_file(tensors, partial / tensor_file, {"format": "pt"})
+                # safetensors makes a private file.
+                (partial / tensor_file).chmod((partial / next(iter(files))).stat().st_mode)
                 manifest.write(partial, origin or {}, leave_out=locks.FILES)
                 os.replace(partial, path)
             except BaseException:  # a full disk or Ctrl-C
@@ -640,7 +645,7 @@ def write_directory(
 def _remove_unfinished(partial: Path, names: set[str]) -> None:
     """Remove what an export of these files has left when it was killed, or when the disk failed."""
     for name in set(storage.names_in(partial)) - set(locks.FILES):
-        if name not in names and not name.startswith(manifest.NAME):
+        if name not in names and not _TEMPORARY.fullmatch(name):
             reason = f"has {name}, which this export does not write; move it away"
             raise UserError(USAGE, f"export: {partial} {reason}")
         (partial / name).unlink()

@@ -5,14 +5,17 @@
 import dataclasses
 import json
 import re
-import shutil
+import signal
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import ROOT
 from flax.traverse_util import flatten_dict, unflatten_dict
 from interop_cases import MODELS, make_dimensions, make_params
 
@@ -366,18 +369,34 @@ def test_nothing_is_overwritten(tmp_path):
     assert huggingface.read(tmp_path / "empty")[0].d_model == 8
 
 
-def test_what_a_stopped_export_has_left_is_written_again(tmp_path):
-    write(tmp_path / "whole", "gpt2")
-    shutil.copytree(tmp_path / "whole", tmp_path / "x.partial")
-    (tmp_path / "x.partial/model.safetensors").write_bytes(b"the beginning")
-    (tmp_path / "x.partial/manifest.json.1.partial").touch()
-    with locks.only_writer(tmp_path / "x.partial", "another"):
-        assert "another run is going on there" in refused(tmp_path / "x", USAGE)
-    write(tmp_path / "x", "gpt2")
-    assert {path.name for path in tmp_path.iterdir()} == {"whole", "x"}
-    for one in (tmp_path / "whole").iterdir():
-        assert (tmp_path / "x" / one.name).read_bytes() == one.read_bytes()
-    assert len(list((tmp_path / "x").iterdir())) == len(list((tmp_path / "whole").iterdir()))
+WRITES = """
+import resource, signal, sys
+from pathlib import Path
+import numpy as np
+from t5x_lite.interop.huggingface import write_directory
+signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+tensors = {"weight": np.zeros(10_000, "float32")}
+write_directory(Path(sys.argv[1]), {"config.json": b"{}"}, tensors, "model.safetensors")
+"""
+
+
+def test_what_a_killed_export_has_left_is_written_again(tmp_path):
+    """The system kills it in the middle of the largest file."""
+    process = subprocess.run([sys.executable, "-c", WRITES, tmp_path / "x"], cwd=ROOT)
+    assert process.returncode == -signal.SIGXFSZ
+    assert [path.name for path in tmp_path.iterdir()] == ["x.partial"]
+    tensors = {"weight": np.zeros(10_000, "float32")}
+    arguments = (tmp_path / "x", {"config.json": b"{}"}, tensors, "model.safetensors")
+    with locks.only_writer(tmp_path / "x.partial", "another"), pytest.raises(UserError) as caught:
+        huggingface.write_directory(*arguments)
+    assert "another run is going on there" in str(caught.value)
+    huggingface.write_directory(*arguments)
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+    files = {path.name: path for path in (tmp_path / "x").iterdir()}
+    assert files.keys() == {"config.json", "model.safetensors", "manifest.json"}
+    assert len({path.stat().st_mode for path in files.values()}) == 1
+    assert load_file(files["model.safetensors"])["weight"].size == 10_000
 
 
 def test_models_that_cannot_be_written(tmp_path):

@@ -346,6 +346,17 @@ def test_amounts_of_text_are_kept_and_exported_as_revisions(several, text_file, 
     assert steps == names
     _, err = run("export", "--revisions", f"--workdir={workdir}@3", exported, code=2)
     assert "got 3 after the @, but --revisions writes all checkpoints" in err
+    again = ("export", "--revisions", f"--workdir={workdir}", exported, "--dtype=bfloat16")
+    _, err = run(*again, code=2)
+    assert f"chck_{two} holds an export with dtype=float32, not bfloat16; remove it" in err
+    shutil.rmtree(exported / "step3")
+    (exported / "step3").mkdir()  # as a process leaves it that is killed at once
+    for address in (exported, f"file://{tmp_path}/elsewhere"):
+        run("export", "--revisions", f"--workdir={workdir}", address)
+    for name in names:
+        elsewhere = tmp_path / "elsewhere" / name
+        assert manifest.read(exported / name) == manifest.read(elsewhere)
+        manifest.check_files(elsewhere, manifest.read(elsewhere))
 
 
 @pytest.mark.parametrize("amount", ["10M", "many", "0", "-3", "1e6", "5 M-words", "0-words"])
