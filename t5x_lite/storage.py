@@ -227,12 +227,16 @@ def rename(directory: Any, target: Any) -> None:
         files.mv(name, file_system(str(target))[1], recursive=True)
 
 
-def remove_tree(directory: Path) -> None:
-    """Remove a directory, and its remote copy if it is in a mirror. Do nothing if there is none."""
-    shutil.rmtree(directory, ignore_errors=True)
-    mirror = _mirror_of(directory)
+def remove_tree(path: Path) -> None:
+    """Remove a directory or a file, and its remote copy if it is in a mirror. Do nothing if there
+    is none.
+    """
+    if path.is_file():
+        path.unlink()
+    shutil.rmtree(path, ignore_errors=True)
+    mirror = _mirror_of(path)
     if mirror is not None:
-        remove(mirror.address_of(directory))
+        remove(mirror.address_of(path))
 
 
 def with_addresses(message: str) -> str:

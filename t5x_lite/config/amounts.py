@@ -8,7 +8,10 @@ from t5x_lite.config.ranges import Check
 from t5x_lite.errors import BAD_CONFIG, UserError
 
 Unit = Literal["steps", "tokens", "words"]
-_AMOUNT = re.compile(r"(?P<number>\d+(\.\d+)?)(?P<factor>[kMB]?)-(?P<unit>tokens|words)")
+_STEPS = re.compile(r"[0-9]{1,15}")
+_TEXT = re.compile(
+    r"(?P<number>[0-9]{1,15}(\.[0-9]{1,9})?)(?P<factor>[kMB]?)-(?P<unit>tokens|words)"
+)
 _FACTORS = {"": 1.0, "k": 1e3, "M": 1e6, "B": 1e9}
 
 
@@ -40,9 +43,9 @@ def parse_amount(text: str) -> Amount | None:
     >>> parse_amount("best") is None
     True
     """
-    if text.isascii() and text.isdecimal() and int(text):
+    if _STEPS.fullmatch(text) and int(text):
         return Amount(float(text), "steps")
-    read = _AMOUNT.fullmatch(text)
+    read = _TEXT.fullmatch(text)
     if not read or not float(read["number"]):
         return None
     number = float(read["number"]) * _FACTORS[read["factor"]]

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from t5x_lite import manifest, storage
+from t5x_lite import manifest
 from t5x_lite.config import Data, Lengths, Mesh, Model, ModelDimensions, Optimizer, RunConfig
 from t5x_lite.config.permission import grant
 from t5x_lite.data.rows.row_plan import RowPlan
@@ -254,7 +254,6 @@ def as_run(address: ModelAddress, imported: Path) -> ModelAddress:
         return address
     directory = imported / _digest(path)
     if not (directory / "config.json").is_file():
-        storage.remove_tree(directory)  # remove what a killed import has left
         import_model(path, directory, "")
     return ModelAddress(directory)
 

@@ -20,7 +20,7 @@ from collections.abc import Collection, Container, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -55,6 +55,13 @@ _ROOM, _ROOM_OF_FILES = 1.05, 1 << 20  # what files take besides the arrays: a s
 _NONE, _FAILED = -1, -2  # in place of a step, where process 0 tells the others
 
 
+class Standing(NamedTuple):
+    """What decides how long a checkpoint stays."""
+
+    healthy: bool  # False: the run may have diverged, and it replaces no other
+    kept: bool  # until a user removes it, even if the run goes on with other settings
+
+
 class Checkpoints:
     """The checkpoints of one run, in DIRECTORY/STEP.
 
@@ -64,7 +71,7 @@ class Checkpoints:
         run: identity of the run; a checkpoint of another run is damage. Empty: any run.
         text: hashes of text and tokenizer, recorded in each checkpoint.
         keep: number of healthy checkpoints to keep, the newest ones.
-        kept: steps whose checkpoints are kept in any case.
+        kept: steps whose checkpoints stay, now and when the run goes on with other steps to keep.
         read_only: change nothing in the directory.
     """
 
@@ -89,7 +96,7 @@ class Checkpoints:
         self._is_writer = not read_only and jax.process_index() == 0
         self._newest: int | None = None  # see newest
         self._has_looked = False
-        self._healthy: dict[int, bool] = {}  # by step, as their manifests say
+        self._standings: dict[int, Standing] = {}  # by step, as their manifests say
         self._saving: tuple[int, dict] = (0, {})  # step being saved, and facts for its manifest
         if self._is_writer:
             self._remove_leftovers()
@@ -181,7 +188,7 @@ class Checkpoints:
         Returns:
             its step; None if there is none.
         """
-        healthy = [step for step in self.steps if self._is_healthy(step)]
+        healthy = [step for step in self.steps if self._standing(step).healthy]
         step = max(set(healthy) - set(tried), default=None)
         if step is not None:
             self.remove_after(step)
@@ -356,10 +363,11 @@ class Checkpoints:
             self._check_room(step, state)
         arrays = ocp.tree.to_flat_dict(state, sep="/")
         sums = checksums(list(arrays.values()))
+        standing = self._standings[step] = Standing(healthy, step in self._kept)
         recorded = {
             **(facts or {}),
             "step": step,
-            "healthy": healthy,
+            **standing._asdict(),
             "run": self._run,
             "settings": self._settings,
             "text": self._text,
@@ -370,7 +378,6 @@ class Checkpoints:
             },
         }
         self._saving = step, recorded
-        self._healthy[step] = healthy
         with self._writable():
             args = ocp.args.StandardSave(state)
             self._checkpointer.save(self._directory / str(step), args=args)
@@ -392,24 +399,26 @@ class Checkpoints:
         if self._is_local:
             storage.flush(self._directory)
         steps = self.steps
-        healthy = [step for step in steps if self._is_healthy(step)]
+        healthy = [step for step in steps if self._standing(step).healthy]
         newest = {*healthy[-self._keep :], *steps[-1:]}
         for step in steps:
-            if step not in newest and step not in self._kept:
+            if step not in newest and step not in self._kept and not self._standing(step).kept:
                 self._remove(step)
 
-    def _is_healthy(self, step: int) -> bool:
-        if step not in self._healthy:
+    def _standing(self, step: int) -> Standing:
+        if step not in self._standings:
             try:
-                self._healthy[step] = manifest.read(self._directory / str(step))["healthy"]
+                facts = manifest.read(self._directory / str(step))
+                found = Standing(facts["healthy"], facts.get("kept", False))
             except Damage:
-                self._healthy[step] = False
-        return self._healthy[step]
+                found = Standing(healthy=False, kept=False)
+            self._standings[step] = found
+        return self._standings[step]
 
     def _remove(self, step: int) -> None:
         """Remove a checkpoint. One that is removed in part no longer has its name."""
         where = self._directory / str(step)
-        self._healthy.pop(step, None)
+        self._standings.pop(step, None)
         if self._is_local and where.is_symlink():
             where.unlink()
         elif self._is_local:

@@ -52,10 +52,11 @@ class TensorBoard:
 
         self._protos: Any = event_pb2
         directory = workdir / "tensorboard"
-        directory.mkdir(parents=True, exist_ok=True)
         # The step tells apart the files of two starts within a second.
         name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{first}"
-        self._file = RecordWriter(str(directory / name))
+        with user_errors(IO_ERROR, f"{directory}: cannot be written"):
+            directory.mkdir(parents=True, exist_ok=True)
+            self._file = RecordWriter(str(directory / name))
         self._flushed = time.monotonic()
         self._write(file_version="brain.Event:2")
         if first:

@@ -138,7 +138,7 @@ class Run(Evaluator):
         # data.epochs may end the run before training.steps.
         resolved = with_steps_of(resolved, self.batches)
         super().__init__(resolved, data, devices, self.batches.raw_tokens)
-        self.kept = _steps_to_keep(config, self.batches)
+        self.kept = _steps_to_keep(self.resolved.config, self.batches)
         self.adaptation = self.program.adaptation
         self.frozen: Any = {}  # parameters that are not trained
 
@@ -271,9 +271,14 @@ def _steps_to_keep(config: RunConfig, batches: Batches) -> KeptSteps:
         assert amount is not None  # the config has been checked
         if not in_a_step[amount.unit]:
             reason = f"got {text}, but the words of this text were not counted"
-            fix = "count tokens, or make its store anew" if config.data.source else "count tokens"
+            has_store = config.data.source and not config.task.source
+            fix = "count tokens, or make its store anew" if has_store else "count tokens"
             raise UserError(BAD_CONFIG, f"training.keep_at: {reason}; {fix}")
-        more.add(amount.to_steps(in_a_step))
+        step = amount.to_steps(in_a_step)
+        if step > config.training.steps:
+            after = f"{text} would be step {step:,}, after the last, {config.training.steps:,}"
+            say(f"training.keep_at: {after}")
+        more.add(step)
     return KeptSteps(config.training.keep_every, frozenset(more))
 
 

@@ -75,6 +75,10 @@ from t5x_lite.training.schedules import depends_on_end
 from t5x_lite.training.step import parameter_shardings
 
 _TEXT = ("tokenizer", "train", "validation")  # keys of corpus.json that say what was read
+_CONVENTIONS = "generation.json"  # of a model that was imported
+# What `create` writes, config.json under another name until everything else is written.
+_UNFINISHED = "config.json.unfinished"
+_OF_CREATE = ("tokenizer", "checkpoints", _CONVENTIONS, run_history.FILE)
 _OUTPUTS_OF_TASKS = ("classifier/output", "token_head/output")
 
 
@@ -108,6 +112,8 @@ def owned(
     is_main = jax.process_index() == 0
     with ExitStack() as stack:
         try:
+            if is_main:
+                _check_names_no_checkpoint(workdir)
             storage.make_directory(workdir)
             if is_main:
                 _check_is_free(workdir)
@@ -118,7 +124,6 @@ def owned(
             raise _cannot_write(workdir, error) from error
         if is_main:
             _check_nothing_foreign(workdir)
-            _check_names_no_checkpoint(workdir)
         if config.init_from and is_same(workdir, base_of(config).directory):
             raise UserError(
                 USAGE,
@@ -305,36 +310,46 @@ def create(
     """Create a run directory for a model that was not trained here: its config, its tokenizer, and
     its parameters as step 0. Runs with this config start from these parameters.
     """
-    # Its name until everything else is written. A directory with it was left by a process that
-    # was killed or could not write.
-    unfinished = workdir / "config.json.unfinished"
-    if unfinished.exists():
-        storage.remove_tree(workdir)
-    names = [name for name in storage.names_in(workdir) if not name.startswith(unfinished.name)]
-    if names or (workdir.exists() and not workdir.is_dir()):
-        raise UserError(USAGE, f"--workdir={workdir}: exists; name another directory")
+    _check_names_no_checkpoint(workdir)
+    _check_is_new(workdir)
     resolved = resolve(config, tokenizer.vocabulary)
     own = str(storage.durable_path(workdir.resolve()))
     config = replace(config, init_from=own)
     storage.make_directory(workdir)
-    storage.write_durably(unfinished, json.dumps(to_dict(config), indent=2))
-    tokenizer.save(workdir / "tokenizer")
-    run_history.begin(workdir)
-    settings, run = fixed_settings(resolved.written_out), run_history.identity(workdir)
-    checkpoints = Checkpoints(workdir / "checkpoints", settings, run)
-    try:
-        checkpoints.save(0, {"params": params})
-        checkpoints.wait()
-    finally:
-        checkpoints.close()
-    grant(places=[own])
-    if conventions is not None:
-        storage.write_durably(workdir / _CONVENTIONS, json.dumps(conventions._asdict(), indent=2))
-    remember(config)
-    # Last: a directory with a config.json is whole.
-    unfinished.rename(workdir / "config.json")
-    storage.flush(workdir)
-    storage.push(workdir)
+    with locks.only_writer(workdir, f"--workdir={workdir}"):
+        _check_is_new(workdir)  # another process may have written it
+        for name in storage.names_in(workdir):
+            if name in _OF_CREATE:  # by a process that was killed
+                storage.remove_tree(workdir / name)
+        storage.write_durably(workdir / _UNFINISHED, json.dumps(to_dict(config), indent=2))
+        tokenizer.save(workdir / "tokenizer")
+        run_history.begin(workdir)
+        settings, run = fixed_settings(resolved.written_out), run_history.identity(workdir)
+        checkpoints = Checkpoints(workdir / "checkpoints", settings, run)
+        try:
+            checkpoints.save(0, {"params": params})
+            checkpoints.wait()
+        finally:
+            checkpoints.close()
+        grant(places=[own])
+        if conventions is not None:
+            content = json.dumps(conventions._asdict(), indent=2)
+            storage.write_durably(workdir / _CONVENTIONS, content)
+        remember(config)
+        # Last: a directory with a config.json is whole.
+        (workdir / _UNFINISHED).rename(workdir / "config.json")
+        storage.flush(workdir)
+        storage.push(workdir)
+
+
+def _check_is_new(workdir: Path) -> None:
+    """Reject a directory with anything in it but what `create` has not finished."""
+    if workdir.exists() and not workdir.is_dir():
+        raise UserError(USAGE, f"--workdir={workdir}: exists; name another directory")
+    ours = {*locks.FILES, *(_OF_CREATE if (workdir / _UNFINISHED).exists() else ())}
+    for name in storage.names_in(workdir):
+        if name not in ours and not name.startswith(_UNFINISHED):
+            raise UserError(USAGE, f"--workdir={workdir}: exists; name another directory")
 
 
 # Reading.
@@ -415,15 +430,14 @@ def _nearest_step(checkpoints: Checkpoints, amount: Amount) -> int | None:
         with suppress(UserError):  # one that is damaged cannot be asked
             read = checkpoints.facts(step).get(key, 0)
             away = abs(read - amount.number)
-            half_a_batch = read / max(step, 1) / 2
-            if away <= max(_NEAR * amount.number, half_a_batch) and away < least:
+            batch = read / max(step, 1)
+            allowed = batch if step == 1 else batch / 2  # step 1 is the nearest of all before it
+            if away <= max(_NEAR * amount.number, allowed) and away < least:
                 nearest, least = step, away
     return nearest
 
 
 _NEAR = 0.02  # a checkpoint is that of 10M tokens if it has read this much more or less
-
-_CONVENTIONS = "generation.json"  # of a model that was imported
 
 
 class Conventions(NamedTuple):

@@ -310,8 +310,9 @@ def test_a_model_of_hugging_face_is_imported_once_and_whole(tmp_path):
     assert base_of("bert") == base
     assert len(said) == imports  # not again
     assert base_of("bert with two heads") != base
-    # Killed before its config was written: once more.
-    (base.directory / "config.json").unlink()
+    # Killed before its config had its name: once more.
+    config = base.directory / "config.json"
+    config.rename(f"{config}.unfinished")
     assert base_of("bert") == base
     assert (base.directory / "config.json").is_file()
 

@@ -11,6 +11,7 @@ from conftest import run, run_apart, sentences, with_devices
 from inference.untrained import full_logits, logits_of, untrained
 from interop_cases import change_config, make_dimensions, make_params
 
+from t5x_lite import locks
 from t5x_lite.config import Model
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import UserError
@@ -129,6 +130,29 @@ def test_a_model_is_imported_trained_and_exported(tmp_path, gpt2):
     for leaf, exported_leaf in zip(after, jax.tree.leaves(params), strict=True):
         rows = exported_leaf != 0  # rows of padding are not written
         assert (np.asarray(leaf)[rows] == exported_leaf[rows]).all()
+
+
+def test_an_import_into_what_another_writes_or_has_left(tmp_path, gpt2):
+    command, workdir = (
+        ("import", "--from=hf", gpt2, f"--workdir={tmp_path / 'run'}"),
+        tmp_path / "run",
+    )
+    workdir.mkdir()
+    with locks.only_writer(workdir, "another"):
+        (workdir / "config.json.unfinished").touch()
+        (workdir / "tokenizer").mkdir()
+        _, err = run(*command, code=2)
+        assert "another run is going on there" in err
+        assert (workdir / "tokenizer").is_dir()
+    (workdir / "mine.txt").touch()
+    _, err = run(*command, code=2)
+    assert "exists; name another directory" in err
+    assert (workdir / "tokenizer").is_dir()
+    (workdir / "mine.txt").unlink()
+    run(*command)  # another has left it
+    run("verify", workdir)
+    _, err = run(*command, code=2)
+    assert "exists; name another directory" in err
 
 
 def test_what_an_imported_model_cannot_be_trained_with(tmp_path, gpt2):

@@ -359,11 +359,38 @@ def test_amounts_of_text_are_kept_and_exported_as_revisions(several, text_file, 
         manifest.check_files(elsewhere, manifest.read(elsewhere))
 
 
-@pytest.mark.parametrize("amount", ["10M", "many", "0", "-3", "1e6", "5 M-words", "0-words"])
+@pytest.mark.parametrize(
+    "amount",
+    [
+        *("10M", "many", "0", "-3", "1e6", "5 M-words", "0-words"),
+        *("9" * 400, "9" * 5000, "9" * 400 + "-words", "\u0663M-words"),
+    ],
+    ids=lambda amount: amount[:9],
+)
 def test_what_is_no_amount_is_refused(several, tmp_path, amount):
     command = ("train", f"--config={several / 'config.py'}", f"--workdir={tmp_path / 'run'}")
     _, err = run(*command, f"--config.training.keep_at=('{amount}',)", code=78)
-    assert f"training.keep_at: got {amount}, expected a number of steps, tokens or words" in err
+    assert f"training.keep_at: got {amount[:50]}" in err
+    assert "expected a number of steps, tokens or words" in err
+
+
+def test_what_was_kept_stays_with_other_settings(several, tmp_path):
+    shutil.copytree(several / "run", tmp_path / "run")
+    command = ("train", f"--config={several / 'config.py'}", f"--workdir={tmp_path / 'run'}")
+    more = ("--config.training.keep_every=0", "--config.training.keep_at=('1k-words','1-words')")
+    out, _ = run(*command, *more)  # nothing is left to do
+    assert "training.keep_at: 1k-words would be step" in out
+    assert saved_steps(tmp_path / "run") == [2, 4, 6]
+    run(*command, *more, "--config.training.steps=9", "--config.training.checkpoint_every=1")
+    assert saved_steps(tmp_path / "run") == [2, 4, 6, 8, 9]
+
+
+def test_the_first_step_is_the_nearest_to_the_smallest_amounts(several, tmp_path):
+    command = ("train", f"--config={several / 'config.py'}", f"--workdir={tmp_path / 'run'}")
+    run(*command, "--config.training.keep_every=0", "--config.training.keep_at=('1-words',)")
+    assert saved_steps(tmp_path / "run") == [1, 6]
+    out, _ = run("evaluate", f"--workdir={tmp_path / 'run'}@1-words", "--json")
+    assert json.loads(out)["step"] == 1
 
 
 def test_a_run_may_start_from_a_kept_step(several, tmp_path):
@@ -408,6 +435,7 @@ def test_a_run_may_not_hide_a_checkpoint(several):
     command = ("train", f"--config={several / 'config.py'}", f"--workdir={several / 'run@4'}")
     _, err = run(*command, code=2)
     assert "would hide a checkpoint of the run in" in err
+    assert not (several / "run@4").exists()  # or it would hide it from now on
 
 
 def test_the_name_of_a_directory_may_have_an_at(several, tmp_path):
