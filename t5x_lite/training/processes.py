@@ -11,10 +11,10 @@ import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -183,36 +183,36 @@ class Heartbeat:
 
     def _tell(self) -> None:
         """Tell the other processes where this one is, and that it is alive."""
-        beat = json.dumps([self._step, self._phase(), time.monotonic()])
+        beat = json.dumps([self._step, self._phase(), self._is_timed, time.monotonic()])
         key = f"t5x_lite/beats/{jax.process_index()}"
         _answer(lambda: _client().key_value_set(key, beat, allow_overwrite=True), self._period)
 
-    def _others(self) -> dict[int, list] | None:
+    def _others(self) -> dict[int, "Beat"] | None:
         """Return the last heartbeat of each other process; None if process 0, which stores them,
         does not answer.
         """
         beats = _answer(lambda: _client().key_value_dir_get("t5x_lite/beats/"), self._period)
         if beats is None:
             return None
-        found = {int(key.rsplit("/", 1)[1]): json.loads(beat) for key, beat in beats}
-        return {process: beat for process, beat in found.items() if process != jax.process_index()}
+        found = [Beat(int(key.rsplit("/", 1)[1]), *json.loads(beat)) for key, beat in beats]
+        return {beat.process: beat for beat in found if beat.process != jax.process_index()}
 
     def _end_unless_it_moves(self) -> None:
-        moved, before = self._moved, self._others()
+        moved, answers = self._moved, [self._others()]
         # Processes that are alive send another beat meanwhile, if late where they compile.
         for _ in range(3 if self._is_timed else _BEATS_BEFORE_THE_END):
             if self._over.wait(self._period):
                 return
             self._tell()
-        after = self._others()
+            answers.append(self._others())
         if self._moved != moved:  # after all
             return
         idle = time.monotonic() - moved
-        silent = _silent(before, after)
-        late = [one for one in _late(after, self._step) if one[0] not in silent]
-        is_busy = not self._is_timed or any(phase not in _STEPS for _, _, phase in late)
+        silent = _silent(answers)
+        late = [one for one in _late(answers, self._step) if one.process not in silent]
+        is_busy = not self._is_timed or not all(one.is_timed for one in late)
         said = [f"{who} does not respond" for who in silent.values()]
-        said += [f"process {who} is at step {step} ({phase})" for who, step, phase in late]
+        said += [f"process {one.process} is at step {one.step} ({one.phase})" for one in late]
         said.append(f"this process is at step {self._step} ({self._phase()})")
         if is_busy and not silent:
             self._report_wait(idle, said)
@@ -254,21 +254,41 @@ def _answer(call: Callable[[], Any], patience: float) -> Any:
     return answers[0] if answers else None
 
 
-def _silent(before: dict[int, list] | None, after: dict[int, list] | None) -> dict[int, str]:
-    """Name the processes that have sent no heartbeat between two times, by their number."""
-    if before is None or after is None:
+class Beat(NamedTuple):
+    """What a process tells the others."""
+
+    process: int
+    step: int  # the last that it finished
+    phase: str
+    is_timed: bool  # False while it compiles or saves, which may take long
+    time: float  # by its own clock
+
+
+def _silent(answers: Sequence[dict[int, Beat] | None]) -> dict[int, str]:
+    """Name the processes that have sent no heartbeat from the first answer to the last, by their
+    number.
+
+    Args:
+        answers: the heartbeats of the others, asked for again and again; None: process 0, which
+            stores them, did not answer.
+    """
+    if all(answer is None for answer in answers[1:]):
         return {0: "process 0, which coordinates the others,"}
+    given = [answer for answer in answers if answer is not None]
+    if len(given) == 1:  # nothing to compare it with
+        return {}
     return {
         process: f"process {process}"
-        for process, beat in after.items()
-        if beat == before.get(process)
+        for process, beat in given[-1].items()
+        if beat == given[0].get(process)
     }
 
 
-def _late(beats: dict[int, list] | None, step: int) -> Iterator[tuple[int, int, str]]:
-    """Return process, step and phase of those that hold the others up: they are behind, wait for
-    data, or do something other than steps.
+def _late(answers: Sequence[dict[int, Beat] | None], step: int) -> Iterator[Beat]:
+    """Return the last heartbeats of the processes that hold the others up: they are behind, wait
+    for data, or do something other than steps.
     """
-    for process, (at, phase, _) in (beats or {}).items():
-        if at < step or phase != "step":
-            yield process, at, phase
+    last = next((answer for answer in reversed(answers) if answer is not None), {})
+    for beat in last.values():
+        if beat.step < step or beat.phase != "step":
+            yield beat

@@ -133,7 +133,7 @@ class Runs:
         top, log = self.directory / f"watched-{command}", self.directory / f"{command}.calls"
         top.mkdir()
         watching = os.environ | watched(self.directory, top, log=log)
-        process = start(*WRITING[command](self, top / "run"), env=watching)
+        process = start(*WRITING[command](self, top / NEW), env=watching)
         process.communicate()
         assert process.returncode == 0
         return top, list(read_calls(log))
@@ -321,6 +321,7 @@ def signals(runs: Runs, rng: np.random.Generator, place: Path) -> None:
         assert arrays_of(place, 400) == arrays_of(whole, 400)
 
 
+NEW = "new/run"  # a directory that a command makes, in one that it makes as well
 # What commands are given that write a directory, as a function of it.
 WRITING: dict[str, Callable[[Runs, Path], list[Any]]] = {
     "train": lambda runs, new: ["train", f"--config={runs.config()}", f"--workdir={new}"],
@@ -345,11 +346,11 @@ def power(runs: Runs, rng: np.random.Generator, place: Path) -> None:
     command = str(rng.choice(["train", "prepare"], p=[0.9, 0.1]))
     top, calls = runs.calls(command)
     calls = calls[: rng.integers(len(calls)) + 1]
-    disk, place = Disk(top), place / "run"
+    disk, place = Disk(top), place / NEW
     for call in calls:
         disk.do(call)
     for fate in fates(rng):
-        disk.write(place.parent, fate)
+        disk.write(place.parents[1], fate)
         if command == "train":
             named = [call.target.name for call in calls if call.name == "rename"]
             new = max((int(name) for name in named if name.isdecimal()), default=0)
@@ -357,11 +358,11 @@ def power(runs: Runs, rng: np.random.Generator, place: Path) -> None:
                 check_old_or_new(runs, place, new)
         if command == "prepare" or rng.random() < 0.1:
             run(*WRITING[command](runs, place))
-            for one in files_below(top / "run") if command == "prepare" else ():
-                found = place.parent / one.relative_to(top)
+            for one in files_below(top / NEW) if command == "prepare" else ():
+                found = place.parents[1] / one.relative_to(top)
                 assert found.read_bytes() == one.read_bytes(), one
             assert command == "prepare" or arrays_of(place) == arrays_of(runs.whole())
-        shutil.rmtree(place.parent)
+        shutil.rmtree(place.parents[1])
 
 
 def check_old_or_new(runs: Runs, place: Path, new: int) -> None:

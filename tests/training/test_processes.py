@@ -231,12 +231,14 @@ class Others:
     """A run of two processes, of which the other is this object.
 
     Attributes:
-        beat: what the other has told last: its step, phase, and time.
+        beat: what the other has told last: its step, its phase, whether that is timed, the time.
+        answers: for each time that it is asked for, whether there is an answer; then always.
         ended: exit codes that this process would have ended with.
     """
 
     def __init__(self, monkeypatch):
-        self.beat = [7, "step", 0.0]
+        self.beat = [7, "step", True, 0.0]
+        self.answers: list[bool] = []
         self.is_alive = True
         self.ended: list[int] = []
         monkeypatch.setattr(jax, "process_count", lambda: 2)
@@ -247,8 +249,10 @@ class Others:
         pass
 
     def key_value_dir_get(self, where):
+        if self.answers and not self.answers.pop(0):
+            raise TimeoutError
         if self.is_alive:
-            self.beat[2] += 1
+            self.beat[3] += 1
         return [(f"{where}1", json.dumps(self.beat))]
 
 
@@ -303,19 +307,39 @@ def test_a_process_that_does_not_respond_is_named_in_every_phase(tmp_path, other
     assert words in capsys.readouterr().err
 
 
-def test_a_batch_of_an_evaluation_is_timed_as_a_step_is(tmp_path, others, capsys):
-    others.beat = [7, "data", 0.0]
+@pytest.mark.parametrize("phase", ["data", "evaluation"])
+def test_a_batch_of_an_evaluation_is_timed_as_a_step_is(tmp_path, others, capsys, phase):
+    others.beat = [7, phase, True, 0.0]
     with processes.Heartbeat(tmp_path / "stacks", lambda: "evaluation", 0.2) as heartbeat:
         heartbeat._seconds.extend([0.0] * 50)
         heartbeat.finished(7)
         heartbeat.evaluated(2)
         assert is_soon(lambda: others.ended)
-    assert "process 1 is at step 7 (data); this process is at" in capsys.readouterr().err
+    assert f"process 1 is at step 7 ({phase}); this process is at" in capsys.readouterr().err
+
+
+def test_one_answer_that_does_not_come_ends_nothing(tmp_path, others):
+    others.answers = [False, True, True] * 20
+    others.beat = [7, "checkpoint", False, 0.0]
+    with processes.Heartbeat(tmp_path / "stacks", lambda: "compile", 0.1) as heartbeat:
+        heartbeat._seconds.extend([0.0] * 50)
+        heartbeat.finished(7)
+        assert is_soon(lambda: not others.answers)
+    assert not others.ended
+
+
+def test_the_process_that_stores_the_heartbeats_is_named(tmp_path, others, capsys):
+    others.answers = [True] + [False] * 999
+    with processes.Heartbeat(tmp_path / "stacks", lambda: "compile", 0.1) as heartbeat:
+        heartbeat._seconds.extend([0.0] * 50)
+        heartbeat.finished(7)
+        assert is_soon(lambda: others.ended)
+    assert "process 0, which coordinates the others, does not respond" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("phase", ["step", "checkpoint"])
 def test_a_process_that_saves_for_long_is_named_and_waited_for(tmp_path, others, capfd, phase):
-    others.beat = [6, "checkpoint", 0.0]
+    others.beat = [6, "checkpoint", False, 0.0]
     said = ""
     with processes.Heartbeat(tmp_path / "stacks", lambda: phase, 0.1) as heartbeat:
         heartbeat._seconds.extend([0.0] * 50)

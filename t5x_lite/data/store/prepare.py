@@ -93,7 +93,7 @@ def prepare(
         raise UserError(BAD_DATA, f"data.store={data.store}: {reason}")
     if not (store / MANIFEST).exists():
         try:
-            store.parent.mkdir(parents=True, exist_ok=True)
+            storage.make_directory(store.parent)
             with locks.wait_for_lock(f"{store}.lock"):
                 if not (store / MANIFEST).exists():  # another process may have made it
                     pipeline = _pipeline(f"{store}.staging", origin, beam_options)
