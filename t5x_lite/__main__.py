@@ -2,9 +2,12 @@
 traceback.
 """
 
+import atexit
 import os
 import sys
+import threading
 from collections.abc import Sequence
+from typing import NoReturn
 
 from t5x_lite import storage
 from t5x_lite.commands import COMMANDS
@@ -16,6 +19,8 @@ from t5x_lite.machine import check_platforms
 from t5x_lite.manifest import Level, verification
 from t5x_lite.signals import Stopped, stop_on_signals
 from t5x_lite.terminal import visible, visible_output
+
+_JOIN_WITHIN = 5.0  # seconds
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,5 +60,26 @@ def _main(argv: Sequence[str]) -> int:
     return code
 
 
+def script() -> NoReturn:
+    """Run the command that this process is for, and end the process.
+
+    If the command failed, a thread of a library does not keep it from ending: those of orbax, whose
+    directory could not be made on a full disk, wait ten minutes for each other.
+    """
+    code, joined = main(), threading.Event()
+
+    def end() -> None:
+        if not joined.wait(_JOIN_WITHIN):
+            atexit._run_exitfuncs()
+            os._exit(code)
+
+    if code:
+        atexit.register(joined.set)  # Python calls it when all threads have ended
+        sys.stdout.flush()
+        sys.stderr.flush()
+        threading.Thread(target=end, daemon=True).start()
+    sys.exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    script()

@@ -101,3 +101,20 @@ def test_bash_completes_commands_and_settings(tmp_path):
     command = ["bash", "-c", ask, "bash", str(tmp_path / "completion")]
     found = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
     assert found == ["--config.model.num_layers"]
+
+
+STUCK = """
+import threading
+from t5x_lite import __main__, storage
+storage.atexit.register(print, "at its exit")
+threading.Thread(target=threading.Event().wait).start()
+__main__._JOIN_WITHIN = 0.1
+__main__.script()
+"""
+
+
+def test_a_thread_that_waits_for_ever_does_not_keep_a_command_that_failed():
+    command = [sys.executable, "-c", STUCK, "trian"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "at its exit\n")
+    assert done.stderr.startswith("t5x_lite: trian: no such command")

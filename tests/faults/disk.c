@@ -1,5 +1,6 @@
 /* For LD_PRELOAD; see disk.py. Calls that write below $DISK_BELOW are made one after another and
-   recorded in $DISK_LOG; from the $DISK_FROM-th on, $DISK_TIMES of them fail with $DISK_ERROR.
+   recorded in $DISK_LOG; from the $DISK_FROM-th on, $DISK_TIMES of them fail with $DISK_ERROR, or
+   with $DISK_NAMES=1 only those that make a file or a directory: the disk has no inodes left.
 
    A record has five texts that end with NUL, in the order of `record`, and the bytes written. */
 
@@ -20,7 +21,7 @@
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static const char *below;
-static long calls, from, times;
+static long calls, from, times, only_names;
 static int error, log_file = -1;
 
 /* The function of libc that one of ours stands in front of. */
@@ -34,6 +35,7 @@ static long number(const char *name) {
 __attribute__((constructor)) static void begin(void) {
     below = getenv("DISK_BELOW");
     from = number("DISK_FROM"), times = number("DISK_TIMES"), error = (int)number("DISK_ERROR");
+    only_names = number("DISK_NAMES");
     const char *log = getenv("DISK_LOG");
     if (log) log_file = NEXT(open)(log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
 }
@@ -82,6 +84,7 @@ static int fails(const char *call) {
     calls++;
     if (!from || calls < from || calls >= from + times) return 0;
     if ((error == ENOSPC || error == EDQUOT) && !strcmp(call, "remove")) return 0;
+    if (only_names && strcmp(call, "create") && strcmp(call, "directory")) return 0;
     if (error == EFBIG && strcmp(call, "write")) return 0;
     errno = error;
     return 1;

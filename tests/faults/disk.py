@@ -34,10 +34,11 @@ def watched(directory: Path, below: Path, **more: Any) -> dict[str, str]:
     Args:
         directory: where the library is made.
         more: log, a file that the calls are recorded in; or error, start and times: which error
-            calls have, from the how many-th on, and how many.
+            calls have, from the how many-th on, and how many; names=1: only those that make a file
+            or a directory.
     """
-    names = {"log": "DISK_LOG", "error": "DISK_ERROR", "start": "DISK_FROM", "times": "DISK_TIMES"}
-    settings = {names[name]: str(value) for name, value in more.items()}
+    called = {"start": "from"}
+    settings = {f"DISK_{called.get(name, name).upper()}": str(more[name]) for name in more}
     return {"LD_PRELOAD": str(library(directory)), "DISK_BELOW": str(below.resolve()), **settings}
 
 

@@ -8,6 +8,7 @@ prints stands in BENCHMARKS.md. tests/faults/test_suite.py tries each row a few 
 
 import argparse
 import errno
+import hashlib
 import multiprocessing
 import os
 import shutil
@@ -261,6 +262,8 @@ def files(runs: Runs, rng: np.random.Generator, place: Path) -> None:
             )
         elif kind == "export":
             before, after = (convert.read(one).params for one in (whole, place))
+            assert jax.tree.structure(before) == jax.tree.structure(after)
+            assert all(map(np.array_equal, jax.tree.leaves(before), jax.tree.leaves(after)))
             assert manifest.read(place)["files"] == manifest.read(whole)["files"]
         else:
             (finding,) = [one for one in verify(place) if one.path.endswith(kind)]
@@ -277,11 +280,11 @@ def kills(runs: Runs, rng: np.random.Generator, place: Path) -> None:
     family = str(rng.choice(list(FAMILIES)))
     command = ("train", f"--config={runs.config(family)}", f"--workdir={place}")
     for _ in range(rng.integers(1, 4)):
-        process = start(*command, env=dict(os.environ))
+        process, began = start(*command, env=dict(os.environ)), time.time()
         in_save, have = rng.random() < 0.4, len(read_metrics(place / "metrics.jsonl"))
         records = int(rng.integers(have, have + 12))
         while process.poll() is None:
-            if in_save and list(place.glob("checkpoints/*.orbax-checkpoint-tmp")):
+            if in_save and is_saving(place, began):
                 break
             if not in_save and len(read_metrics(place / "metrics.jsonl")) > records:
                 time.sleep(float(rng.uniform(0, 0.05)))
@@ -293,32 +296,47 @@ def kills(runs: Runs, rng: np.random.Generator, place: Path) -> None:
     assert arrays_of(place) == arrays_of(runs.whole(family))
 
 
+def is_saving(place: Path, since: float) -> bool:
+    """Return True if a checkpoint is being written that was not there before."""
+    with suppress(OSError):  # it has just been finished
+        unfinished = place.glob("checkpoints/*.orbax-checkpoint-tmp")
+        return any(path.stat().st_mtime > since for path in unfinished)
+    return False
+
+
 def signals(runs: Runs, rng: np.random.Generator, place: Path) -> None:
     """TERM, INT or HUP at a random moment: its exit code and one sentence; then it goes on."""
     number = int(rng.choice([signal.SIGTERM, signal.SIGINT, signal.SIGHUP]))
-    config = f"--config={runs.config()}"
-    commands = {
-        "train": ("train", config, f"--workdir={place}", "--config.training.steps=400"),
-        "prepare": ("prepare", config, f"--config.data.store={place / 'store'}"),
+    steps = {"training.steps": 400, "training.checkpoint_every": 20, "training.eval_every": 30}
+    config = f"--config={runs.config(**steps)}"
+    commands: dict[str, tuple] = {
+        "train": ("train", config, f"--workdir={place}"),
+        "prepare": ("prepare", config, f"--config.data.store={place}"),
         "evaluate": ("evaluate", f"--workdir={runs.whole()}"),
         "verify": ("verify", runs.whole()),
     }
     name = str(rng.choice(list(commands), p=[0.7, 0.1, 0.1, 0.1]))
-    process = start(*commands[name], env=dict(os.environ))
-    # From when Python has begun: before that, no program can answer.
-    time.sleep(float(rng.uniform(0.7, 6.0 if name == "train" else 2.0)))
-    process.send_signal(number)
-    _, err = process.communicate(timeout=60)
-    allowed = {128 + number, 0}
+    out, err = place.with_suffix(".out"), place.with_suffix(".err")
+    with out.open("w") as to_out, err.open("w") as to_err:
+        process = start(*commands[name], env=dict(os.environ), stdout=to_out, stderr=to_err)
+        # From when Python has begun: before that, no program can answer.
+        time.sleep(float(rng.uniform(0.7, 6.0 if name == "train" else 2.0)))
+        has_said, logged = bool(out.read_text()), len(read_metrics(place / "metrics.jsonl"))
+        process.send_signal(number)
+        process.wait(timeout=60)
     if process.returncode == -number:  # it had not begun
-        return
-    assert process.returncode in allowed, (name, process.returncode, err)
-    assert "Traceback" not in err, err
+        assert not has_said
+        assert not err.read_text()
+    elif process.returncode == 0:  # it was at its end
+        assert has_said if name != "train" else logged >= 400
+        assert not err.read_text()
+    else:
+        assert process.returncode == 128 + number, (name, process.returncode, err.read_text())
+        (line,) = err.read_text().splitlines()
+        assert line.startswith("t5x_lite: "), line
     if name == "train":
-        more = ("--config.training.steps=400",)
-        run("train", config, f"--workdir={place}", *more)
-        whole = runs.whole(**{"training.steps": 400})
-        assert arrays_of(place, 400) == arrays_of(whole, 400)
+        run(*commands[name])
+        assert arrays_of(place, 400) == arrays_of(runs.whole(**steps), 400)
 
 
 NEW = "new/run"  # a directory that a command makes, in one that it makes as well
@@ -345,30 +363,36 @@ def power(runs: Runs, rng: np.random.Generator, place: Path) -> None:
     """Power is lost after any call that writes: the old or the new checkpoint, the same end."""
     command = str(rng.choice(["train", "prepare"], p=[0.9, 0.1]))
     top, calls = runs.calls(command)
-    calls = calls[: rng.integers(len(calls)) + 1]
+    done = calls[: rng.integers(len(calls)) + 1] if rng.random() < 0.9 else calls
+    has_ended = len(done) == len(calls)  # and all that it has made stays
     disk, place = Disk(top), place / NEW
-    for call in calls:
+    for call in done:
         disk.do(call)
     for fate in fates(rng):
         disk.write(place.parents[1], fate)
         if command == "train":
-            named = [call.target.name for call in calls if call.name == "rename"]
+            named = [call.target.name for call in done if call.name == "rename"]
             new = max((int(name) for name in named if name.isdecimal()), default=0)
             if new:
-                check_old_or_new(runs, place, new)
-        if command == "prepare" or rng.random() < 0.1:
-            run(*WRITING[command](runs, place))
-            for one in files_below(top / NEW) if command == "prepare" else ():
+                check_old_or_new(runs, place, new, 0 if has_ended else EVERY)
+            if rng.random() < 0.1:
+                run(*WRITING[command](runs, place))
+                assert arrays_of(place) == arrays_of(runs.whole())
+        else:
+            if not has_ended:
+                run(*WRITING[command](runs, place))
+            for one in files_below(top / NEW):
                 found = place.parents[1] / one.relative_to(top)
                 assert found.read_bytes() == one.read_bytes(), one
-            assert command == "prepare" or arrays_of(place) == arrays_of(runs.whole())
         shutil.rmtree(place.parents[1])
 
 
-def check_old_or_new(runs: Runs, place: Path, new: int) -> None:
-    """A run restores its newest checkpoint or the one before, and has the metrics before it."""
+def check_old_or_new(runs: Runs, place: Path, new: int, before: int) -> None:
+    """A run restores its newest checkpoint, or the one so many steps before it, and has the metrics
+    up to there.
+    """
     step, sums = restore(place)
-    assert step in (new, new - EVERY), (step, new)
+    assert step in (new, new - before), (step, new)
     if step:
         whole = runs.whole(**{"training.keep_every": EVERY})
         assert sums == {path: of[2] for path, of in arrays_of(whole, step).items()}
@@ -382,11 +406,13 @@ DISK_ERRORS = ("ENOSPC", "EDQUOT", "EIO", "EFBIG", "EROFS", "EACCES")
 def disk(runs: Runs, rng: np.random.Generator, place: Path) -> None:
     """A full, failing or read-only disk, at any call: 74, the old checkpoint whole, same end."""
     command = str(rng.choice(list(WRITING), p=[0.6, *[0.4 / (len(WRITING) - 1)] * 5]))
-    _, calls = runs.calls(command)
+    top, calls = runs.calls(command)
+    no_inodes = rng.random() < 0.1
     failing = {
-        "error": getattr(errno, str(rng.choice(DISK_ERRORS))),
+        "error": errno.ENOSPC if no_inodes else getattr(errno, str(rng.choice(DISK_ERRORS))),
         "start": int(rng.integers(len(calls))) + 1,
         "times": int(rng.choice([1, len(calls)])),
+        "names": int(no_inodes),
     }
     watching = os.environ | watched(runs.directory, place.parent, **failing)
     if rng.random() < 0.2:  # the cache is on that disk, too
@@ -400,8 +426,26 @@ def disk(runs: Runs, rng: np.random.Generator, place: Path) -> None:
         assert "checkpoints" not in finding.path or not finding.damage, (failing, finding)
     if process.returncode:
         run(*WRITING[command](runs, place))
-    if command == "train":
-        assert arrays_of(place) == arrays_of(runs.whole()), failing
+    assert made(place) == made(top / NEW), (command, failing)
+
+
+def made(directory: Path) -> dict[str, Any]:
+    """What a command has made, as far as it is the same each time: the arrays of checkpoints, the
+    files of exports, the tokens of stores.
+    """
+    found: dict[str, Any] = {}
+    for path in sorted(directory.rglob("manifest.json")):
+        name = path.relative_to(directory).as_posix()
+        if not manifest.is_in(path.parent):
+            found[name] = {
+                one.name: hashlib.sha256(one.read_bytes()).hexdigest()
+                for one in path.parent.glob("*.bin")
+            }
+            continue
+        facts = manifest.read(path.parent)
+        found[name] = facts.get("arrays") or facts["files"]
+    assert found
+    return found
 
 
 def divergence(runs: Runs, rng: np.random.Generator, place: Path) -> None:
