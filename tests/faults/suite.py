@@ -450,7 +450,7 @@ def made(directory: Path) -> dict[str, Any]:
 
 def divergence(runs: Runs, rng: np.random.Generator, place: Path) -> None:
     """A poisoned batch: left out, or gone back from and skipped; the same again after a stop."""
-    bad, value = int(rng.integers(8, STEPS - 1)), float(rng.choice([np.nan, np.inf, 1e30]))
+    bad, kind = int(rng.integers(8, STEPS - 1)), str(rng.choice(["nan", "inf", "spike"]))
     remedy = rng.choice(["training.rollback", "training.skip_step"])
     values = settings(runs.text, **MORE, **{remedy: 1 if remedy.endswith("rollback") else True})
     config = build(RunConfig, values)
@@ -461,7 +461,11 @@ def divergence(runs: Runs, rng: np.random.Generator, place: Path) -> None:
     def poisoned(self: Any, batches: Any, number: int) -> dict:
         made = batch(self, batches, number)
         if batches is self.batches and number == bad:
-            made = {**made, "decoder_weights": made["decoder_weights"].at[0, 0].set(value)}
+            weights = made["decoder_weights"]
+            # Of a spike they nearly add up to 0, which the loss is divided by.
+            rest = weights.sum() - weights[0, 0]
+            value = 1e-3 - rest if kind == "spike" else float(kind)
+            made = {**made, "decoder_weights": weights.at[0, 0].set(value)}
         return made
 
     loop.Run.batch = poisoned  # type: ignore[method-assign]
@@ -476,6 +480,10 @@ def divergence(runs: Runs, rng: np.random.Generator, place: Path) -> None:
             ends.append(arrays_of(place / name))
             for step in (KEPT[0], STEPS):
                 assert manifest.read(place / name / f"checkpoints/{step}")["healthy"]
+            went_back = any(one["event"] == "rollback" for one in run_history.events(place / name))
+            records = read_metrics(place / name / "metrics.jsonl")
+            left_out = any(record.get("skipped_steps") for record in records)
+            assert went_back if remedy.endswith("rollback") else left_out
         assert ends[0] == ends[1]
         loaded = run_directory.load(place / "a")
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(loaded.params)]
@@ -700,8 +708,8 @@ class Row:
 ROWS = (
     Row(checkpoint, 1000),
     Row(files, 500),
-    Row(kills, 60),
-    Row(signals, 60),
+    Row(kills, 100),
+    Row(signals, 150),
     Row(power, 500),
     Row(disk, 60),
     Row(divergence, 40),
