@@ -20,7 +20,7 @@ from t5x_lite.manifest import Level, verification
 from t5x_lite.signals import Stopped, stop_on_signals
 from t5x_lite.terminal import visible, visible_output
 
-_JOIN_WITHIN = 5.0  # seconds
+_JOIN_WITHIN = 5.0  # seconds for the threads of a command that failed
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -63,8 +63,8 @@ def _main(argv: Sequence[str]) -> int:
 def script() -> NoReturn:
     """Run the command that this process is for, and end the process.
 
-    If the command failed, a thread of a library does not keep it from ending: those of orbax, whose
-    directory could not be made on a full disk, wait ten minutes for each other.
+    A command that failed ends even if a library's threads still wait: those of orbax wait for each
+    other until they time out, if a full disk let them make no directory.
     """
     code, joined = main(), threading.Event()
 

@@ -44,10 +44,11 @@ def run(args: argparse.Namespace) -> None:
     address = read_model_address(args)
     from t5x_lite.interop import convert
 
-    options = (args.dtype, read_mesh(args), args.lora, args.masked)
+    mesh = read_mesh(args)
+    form = {"dtype": args.dtype, "lora": args.lora, "masked": args.masked}
     directory = storage.local_path(args.path)
     if not args.revisions:
-        convert.export_model(address, directory, *options)
+        convert.export_model(address, directory, mesh=mesh, **form)
         storage.push(directory)
         return
     located = locate(address)
@@ -58,8 +59,8 @@ def run(args: argparse.Namespace) -> None:
 
     for name, checkpoint in revisions(located.directory).items():
         path = directory / name
-        if convert.is_exported(checkpoint, path, *options):
+        if convert.is_exported(checkpoint, path, **form):
             say(f"{path} exists")
         else:
-            convert.export_model(str(checkpoint), path, *options)
+            convert.export_model(str(checkpoint), path, mesh=mesh, **form)
             storage.push(directory)

@@ -189,21 +189,15 @@ def export_model(
 
 
 def is_exported(
-    address: ModelAddress,
-    path: Path,
-    dtype: str,
-    mesh: Mesh | None = None,
-    lora: Literal["merge", "adapter"] | None = None,
-    masked: bool = False,
+    address: ModelAddress, path: Path, dtype: str, lora: str | None, masked: bool
 ) -> bool:
-    """Return True if export_model with the same arguments has written a directory before. An export
-    is whole or not there.
+    """Return True if a directory holds what export_model would write there.
 
     Args:
         address: names a step.
 
     Raises:
-        UserError: if the directory holds another export.
+        UserError: if it holds another export, or its manifest is damaged.
     """
     if not manifest.is_in(path):
         return False

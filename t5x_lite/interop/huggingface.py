@@ -512,8 +512,7 @@ def write(
         params = _with_scaled_queries(model, params)
     tensors = _make_tensors(stored, params, dtype)
     if "token_types" in otherwise:
-        no_type = np.zeros((1, model.embedding_size), DTYPES[dtype])
-        tensors[family.type_table] = no_type
+        tensors[family.type_table] = np.zeros((1, model.embedding_size), DTYPES[dtype])
 
     class_name = _class_name(family, model)
     config: ConfigJson = {

@@ -56,7 +56,7 @@ _NONE, _FAILED = -1, -2  # in place of a step, where process 0 tells the others
 
 
 class Standing(NamedTuple):
-    """What decides how long a checkpoint stays."""
+    """A checkpoint is removed unless it is one of the newest healthy ones, or is kept."""
 
     healthy: bool  # False: the run may have diverged, and it replaces no other
     kept: bool  # until a user removes it, even if the run goes on with other settings

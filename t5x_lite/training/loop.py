@@ -422,8 +422,7 @@ def _train_steps(
             exit_code = stop.exit_code()
             is_last = step == last or exit_code
             evaluating = is_due(step, config.training.eval_every) or step == last
-            every = config.training.checkpoint_every
-            saving = is_due(step, every) or step in run.kept or is_last
+            saving = is_due(step, config.training.checkpoint_every) or step in run.kept or is_last
             # Evaluate and save only after the metrics of this step are known to be finite.
             if evaluating or saving:
                 _read_metrics(run, log, heartbeat, health, pending)
@@ -433,8 +432,7 @@ def _train_steps(
                 most = 0 if step == last else config.training.eval_steps
                 validation = _evaluate(run, log, heartbeat, state, step, judge, most)
                 if best and _has_converged(best, log, step, validation, state) and not is_last:
-                    patience = config.training.patience
-                    say(f"stopping early: no improvement in {patience} evaluations")
+                    say(f"stopping early: no improvement in {config.training.patience} evaluations")
                     last, is_last, saving = step, True, True
             if saving:
                 _save(run, checkpoints, log, health, events, step, state)

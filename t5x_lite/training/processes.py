@@ -255,7 +255,7 @@ def _answer(call: Callable[[], Any], patience: float) -> Any:
 
 
 class Beat(NamedTuple):
-    """What a process tells the others."""
+    """A heartbeat tells the other processes where one is, and that it is alive."""
 
     process: int
     step: int  # the last that it finished

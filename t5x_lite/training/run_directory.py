@@ -115,9 +115,8 @@ def owned(
             if is_main:
                 _check_names_no_checkpoint(workdir)
             storage.make_directory(workdir)
-            if is_main:
-                _check_is_free(workdir)
             if is_main:  # the other processes may already see what this one writes
+                _check_is_free(workdir)
                 where = f"--workdir={workdir}"
                 stack.enter_context(locks.only_writer(workdir, where, take_over))
         except OSError as error:
@@ -344,12 +343,10 @@ def create(
 
 def _check_is_new(workdir: Path) -> None:
     """Reject a directory with anything in it but what `create` has not finished."""
-    if workdir.exists() and not workdir.is_dir():
-        raise UserError(USAGE, f"--workdir={workdir}: exists; name another directory")
     ours = {*locks.FILES, *(_OF_CREATE if (workdir / _UNFINISHED).exists() else ())}
-    for name in storage.names_in(workdir):
-        if name not in ours and not name.startswith(_UNFINISHED):
-            raise UserError(USAGE, f"--workdir={workdir}: exists; name another directory")
+    others = [name for name in storage.names_in(workdir) if not name.startswith(_UNFINISHED)]
+    if not ours.issuperset(others) or (workdir.exists() and not workdir.is_dir()):
+        raise UserError(USAGE, f"--workdir={workdir}: exists; name another directory")
 
 
 # Reading.

@@ -1,5 +1,5 @@
 /* For LD_PRELOAD; see disk.py. Calls that write below $DISK_BELOW are made one after another and
-   recorded in $DISK_LOG; from the $DISK_FROM-th on, $DISK_TIMES of them fail with $DISK_ERROR, or
+   recorded in $DISK_LOG; from the $DISK_START-th on, $DISK_TIMES of them fail with $DISK_ERROR, or
    with $DISK_NAMES=1 only those that make a file or a directory: the disk has no inodes left.
 
    A record has five texts that end with NUL, in the order of `record`, and the bytes written. */
@@ -34,7 +34,7 @@ static long number(const char *name) {
 
 __attribute__((constructor)) static void begin(void) {
     below = getenv("DISK_BELOW");
-    from = number("DISK_FROM"), times = number("DISK_TIMES"), error = (int)number("DISK_ERROR");
+    from = number("DISK_START"), times = number("DISK_TIMES"), error = (int)number("DISK_ERROR");
     only_names = number("DISK_NAMES");
     const char *log = getenv("DISK_LOG");
     if (log) log_file = NEXT(open)(log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);

@@ -37,8 +37,7 @@ def watched(directory: Path, below: Path, **more: Any) -> dict[str, str]:
             calls have, from the how many-th on, and how many; names=1: only those that make a file
             or a directory.
     """
-    called = {"start": "from"}
-    settings = {f"DISK_{called.get(name, name).upper()}": str(more[name]) for name in more}
+    settings = {f"DISK_{name.upper()}": str(value) for name, value in more.items()}
     return {"LD_PRELOAD": str(library(directory)), "DISK_BELOW": str(below.resolve()), **settings}
 
 

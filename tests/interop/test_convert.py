@@ -133,10 +133,8 @@ def test_a_model_is_imported_trained_and_exported(tmp_path, gpt2):
 
 
 def test_an_import_into_what_another_writes_or_has_left(tmp_path, gpt2):
-    command, workdir = (
-        ("import", "--from=hf", gpt2, f"--workdir={tmp_path / 'run'}"),
-        tmp_path / "run",
-    )
+    workdir = tmp_path / "run"
+    command = ("import", "--from=hf", gpt2, f"--workdir={workdir}")
     workdir.mkdir()
     with locks.only_writer(workdir, "another"):
         (workdir / "config.json.unfinished").touch()
