@@ -5,18 +5,22 @@ BIN := $(VENV)/bin
 PYTHON ?= $(or $(wildcard $(BIN)/python),python3)
 VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 include launch/cpu.env
-# The versions tested with this Python; NEWEST=1 takes the newest instead.
-CONSTRAINTS = $(if $(NEWEST),,$(wildcard constraints/$(VERSION).txt))
+# The versions tested with this Python, each with its hashes; NEWEST=1 takes the newest instead.
+LOCKS = $(if $(NEWEST),,$(wildcard constraints/$(VERSION)))
 # Bytecode is made of what is imported, not of all that is installed; without it each of the tests' processes
 # would compile jax and the package anew, which doubles their time.
 unexport PYTHONDONTWRITEBYTECODE
-INSTALL = rm -f $(VENV)/.installed* $(VENV)/.tested-with*; \
-	$(BIN)/python -m pip install -q --no-compile --disable-pip-version-check $(if $(NEWEST),-U) $(CONSTRAINTS:%=-c %)
-
-# Google's compiler of TPUs, which is for Linux on x86 alone; in a place where only its tests find it.
-ifeq ($(shell uname -sm),Linux x86_64)
-LIBTPU = rm -rf $(VENV)/libtpu; $(BIN)/python -m pip install -q --no-compile --disable-pip-version-check --no-deps \
-	--target $(VENV)/libtpu "$$($(BIN)/python -c '$(FITTING_LIBTPU)')"
+PIP_INSTALL = $(BIN)/python -m pip install -q --no-compile --disable-pip-version-check
+# $(call INSTALL,dev): the package and an extra. LIBTPU: Google's compiler of TPUs, which is for Linux on
+# x86 alone; in a place where only its tests find it.
+ifneq ($(LOCKS),)
+INSTALL = $(PIP_INSTALL) --require-hashes -r $(LOCKS)/$1.txt && \
+	$(PIP_INSTALL) --no-deps --no-build-isolation -e .
+LIBTPU = sed -n '/^libtpu==/,/[^\\]$$/p' $(LOCKS)/tpu.txt > $(VENV)/libtpu.txt && \
+	$(PIP_INSTALL) --no-deps --target $(VENV)/libtpu --require-hashes -r $(VENV)/libtpu.txt
+else
+INSTALL = $(PIP_INSTALL) $(if $(NEWEST),-U) -e '.[$1]'
+LIBTPU = $(PIP_INSTALL) --no-deps --target $(VENV)/libtpu "$$($(BIN)/python -c '$(FITTING_LIBTPU)')"
 FITTING_LIBTPU = from importlib.metadata import requires; \
 	print(*{name.split(";")[0] for name in requires("jax") if name.startswith("libtpu")})
 endif
@@ -47,7 +51,7 @@ test-peers:
 	.venv-peers/bin/python -m pytest -q -W default tests/peers
 
 .venv-peers/.with-peers: .venv-peers/.tested-with$(NEWEST)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev,peers]'
+	$(PIP_INSTALL) -e '.[dev,peers]'
 	touch $@
 
 # The manual, built into site/ without a network; mkdocs serve shows it while it is written.
@@ -67,13 +71,15 @@ $(VENV)/bin/python:
 same-python: | $(VENV)/bin/python
 	@$(BIN)/python -c 'import sys; have = "%d.%d" % sys.version_info[:2]; sys.exit(have != "$(VERSION)" and "$(VENV) holds Python " + have + ", not $(VERSION): make clean first, or name another with VENV=")'
 
-$(VENV)/.installed$(NEWEST): pyproject.toml $(CONSTRAINTS) | same-python
-	$(INSTALL) -e '.[report]'
+$(VENV)/.installed$(NEWEST): pyproject.toml $(wildcard $(LOCKS)/*) | same-python
+	rm -f $(VENV)/.installed* $(VENV)/.tested-with*
+	$(call INSTALL,report)
 	touch $@
 
-$(VENV)/.tested-with$(NEWEST): pyproject.toml $(CONSTRAINTS) | same-python
-	$(INSTALL) -e '.[dev]'
-	$(LIBTPU)
+$(VENV)/.tested-with$(NEWEST): pyproject.toml $(wildcard $(LOCKS)/*) | same-python
+	rm -rf $(VENV)/.installed* $(VENV)/.tested-with* $(VENV)/libtpu
+	$(call INSTALL,dev)
+	$(if $(filter Linux x86_64,$(shell uname -sm)),$(LIBTPU))
 	touch $@ $(VENV)/.installed$(NEWEST)
 
 clean:

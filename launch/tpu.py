@@ -318,12 +318,14 @@ class TpuVm:
                 with archive.open("wb") as file:
                     pack(file)
             self.gcloud("tpu-vm", "scp", str(archive), target, "--worker=all", purpose="copy")
-        # The images have an older Python; uv installs the version that the constraints are for.
+        # The images have an older Python; uv installs the one that the lock is for.
+        install = '"$HOME/.local/bin/uv" pip install -q'
         script = (
             f"mkdir -p {REMOTE} && tar -xzf {REMOTE}.tar.gz -C {REMOTE} && cd {REMOTE} && "
             "curl -LsSf https://astral.sh/uv/install.sh | sh && "
             '"$HOME/.local/bin/uv" venv -q --allow-existing --python 3.12 .venv && '
-            "\"$HOME/.local/bin/uv\" pip install -q -c constraints/3.12.txt -e '.[tpu,gcs]'"
+            f"{install} --require-hashes -r constraints/3.12/tpu.txt && "
+            f"{install} --no-deps --no-build-isolation -e ."
         )
         self.ssh(script, "install")
 

@@ -110,7 +110,7 @@ def test_the_image_is_made_of_what_git_tracks(launch):
     ]  # fmt: skip
     with tarfile.open(launch.programs / "docker.stdin") as archive:
         names = archive.getnames()
-    assert {"launch/Dockerfile", "setup.py", "constraints/3.12.txt"} <= set(names)
+    assert {"launch/Dockerfile", "setup.py", "constraints/3.12/tpu.txt"} <= set(names)
     assert not any(name.startswith((".venv", "runs")) for name in names)
 
 
