@@ -13,6 +13,11 @@ class ModelAddress(NamedTuple):
     directory: Path
     checkpoint: str = ""  # a step, "10M-words" or "best"; empty: the newest, of a task the best
 
+    @property
+    def is_run(self) -> bool:
+        """True if there is a run in the directory."""
+        return (self.directory / "config.json").exists()
+
     def __str__(self) -> str:
         mark = f"@{self.checkpoint}" if self.checkpoint else ""
         return f"{storage.durable_path(self.directory.resolve())}{mark}"

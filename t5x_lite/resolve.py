@@ -161,12 +161,15 @@ def _resolve_task(config: RunConfig, vocabulary: Vocabulary, rows: TaskPlan) -> 
 def text_data(resolved: Resolved, corpus: Corpus) -> TextData:
     """Return the data of a run that learns an objective."""
     assert isinstance(resolved.rows, RowPlan), "a run on a task reads its examples"
-    return TextData(resolved.rows, resolved.config.data, resolved.config.seed, corpus)
+    config = resolved.config
+    return TextData(resolved.rows, config.data, config.seed, corpus, config.start.skip_tokens)
 
 
 def with_steps_of(resolved: Resolved, batches: Batches) -> Resolved:
     """The run, ending where data.epochs are over."""
-    return replace(resolved, steps=batches.num_steps(resolved.steps, resolved.config.data.epochs))
+    before = resolved.config.start.step
+    steps = batches.num_steps(resolved.steps - before, resolved.config.data.epochs)
+    return replace(resolved, steps=before + steps)
 
 
 def resolve_model(

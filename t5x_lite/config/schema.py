@@ -602,6 +602,43 @@ class Training(Checked):
 
 
 @dataclass(frozen=True)
+class Start(Checked):
+    """The place of a run in a sequence of stages, each of which starts from the one before. All is
+    zero for a run that is no such stage; config/stages.py fills it in.
+    """
+
+    SECTION = "start"
+    ROLES = (BUDGET, SIZE)
+
+    step: NonNegative = 0  # steps that were done before; the run counts on from there
+    raw_tokens: NonNegative = 0  # tokens of text that were read before
+    skip_tokens: NonNegative = 0  # those of this text; rows begin after them
+    # How the parameters of init_from become those of another architecture or depth, such as
+    # decoder_to_encoder: see training/conversions.py
+    convert: str = ""
+    # The step after which the optimizer's state began. If it is smaller than `step`, the state is
+    # taken from init_from; if it is the same, the state is fresh
+    optimizer_step: NonNegative = 0
+    # The steps after which the learning rate schedule begins and ends; 0: it ends with the run
+    schedule_step: NonNegative = 0
+    schedule_end: Annotated[NonNegative, RESUMABLE] = 0
+
+    def _contradictions(self) -> Iterator[str]:
+        for name in ("optimizer_step", "schedule_step"):
+            if getattr(self, name) > self.step:
+                expected = f"expected at most start.step, {self.step}"
+                yield f"start.{name}: got {getattr(self, name)}, {expected}"
+        if self.schedule_end and self.schedule_end <= self.schedule_step:
+            expected = f"expected more than start.schedule_step, {self.schedule_step}, or 0"
+            yield f"start.schedule_end: got {self.schedule_end}, {expected}"
+
+    @property
+    def takes_optimizer(self) -> bool:
+        """True if the optimizer's state is that of init_from."""
+        return self.optimizer_step < self.step
+
+
+@dataclass(frozen=True)
 class Task(Checked):
     """A downstream task: its examples, what is predicted of them, and how that is judged.
 
@@ -695,6 +732,11 @@ class RunConfig(Checked):
     seed: Seed = 0  # of parameters, order, masks and dropout
     # The directory of a run whose parameters this one starts from; empty: drawn at random
     init_from: Annotated[str, RESUMABLE, PATH] = ""
+    start: Start = Start()  # what it goes on with, as a stage after another run
+    # Stages, one after the other, each with settings that differ from those here, and `until`: the
+    # step where it ends, or a share of training.steps as "80%"; none: the run is one. See
+    # config/stages.py
+    stages: tuple[dict, ...] = ()
     # Inputs and targets, such as span_corruption(mean_span_length=2)
     objective: Annotated[str, CODE] = "causal_lm"
     task: Task = Task()  # learned instead of the objective, where it has a name
@@ -709,9 +751,28 @@ class RunConfig(Checked):
 
     def _contradictions(self) -> Iterator[str]:
         yield from self._of_lengths()
+        yield from self._of_start()
         parts, rows = self.training.microbatches, self.data.batch_size
         if rows % parts:
             yield f"training.microbatches: {parts} does not divide data.batch_size {rows}"
+
+    def _of_start(self) -> Iterator[str]:
+        start = self.start
+        if start == Start():
+            return
+        if (start.step or start.convert) and not self.init_from:
+            yield "start: a stage goes on from another run; set init_from to its directory"
+        if self.task.name:
+            yield f"start: stages learn objectives, not task {self.task.name}; leave it out"
+        if start.step >= self.training.steps:
+            reason = f"{start.step} are done before it; set more, since steps count on"
+            yield f"training.steps: got {self.training.steps}, but {reason}"
+        if start.convert and start.takes_optimizer:
+            fix = f"set start.optimizer_step to start.step, {start.step}"
+            yield f"start.convert: the optimizer's state is not converted; {fix}"
+        if start.takes_optimizer and self.adapt != "full":
+            reason = f"got {self.adapt}, which trains other parameters than init_from"
+            yield f"adapt: {reason}; set start.optimizer_step to start.step, {start.step}"
 
     def _of_lengths(self) -> Iterator[str]:
         architecture, lengths = self.model.architecture, self.data.lengths
@@ -731,7 +792,7 @@ class RunConfig(Checked):
 
 
 # What a comparison's directory holds beside its cells
-LOGS, TUNING = "logs", "tuning"
+LOGS, TUNING, TRUNKS = "logs", "tuning", "trunks"
 
 
 @dataclass(frozen=True)
@@ -819,10 +880,11 @@ class CompareConfig(Checked):
             known = ", ".join(map(str, self.cells))
             yield f"baseline: got {self.baseline!r}, expected one of the cells {known}"
         for name, cell in self.cells.items():
-            if not isinstance(name, str) or not _is_file_name(name) or name in (LOGS, TUNING):
+            taken = (LOGS, TUNING, TRUNKS)
+            if not isinstance(name, str) or not _is_file_name(name) or name in taken:
                 yield (
                     f"cells: got the name {name!r}, expected that of a directory, of at most 200 "
-                    f"bytes, and not {LOGS} or {TUNING}"
+                    f"bytes, and not {', '.join(taken)}"
                 )
             if not isinstance(cell, RunConfig):
                 yield f"cells.{name}: got {cell!r}, expected a RunConfig"

@@ -96,6 +96,7 @@ def config_of(
     settings["model"] |= adaptation.settings
     settings["task"] = to_dict(task)
     settings["init_from"] = init_from
+    settings["start"] = {}
     settings["mesh"] = {}
     settings["training"]["steps"] = 2**31 - 1  # limited only by the epochs
     override(settings, overrides)

@@ -22,7 +22,7 @@ import numpy as np
 from t5x_lite import storage
 from t5x_lite.cache import cache_directory
 from t5x_lite.config import RunConfig
-from t5x_lite.config.amounts import Unit, parse_amount
+from t5x_lite.config.amounts import Amount, Unit, parse_amount
 from t5x_lite.data.rows.batches import Batches, RunData, ledger
 from t5x_lite.data.rows.streams import VERSION as STREAM_VERSION
 from t5x_lite.data.tasks.kinds.table import metrics_of
@@ -163,12 +163,29 @@ class Run(Evaluator):
 
     def training_batch(self, events: Sequence[dict[str, Any]], step: int) -> Row:
         """Return the batch of a step (from 1), given the history of the run."""
-        return self.batch(self.batches, run_history.batch_number(events, step))
+        number = run_history.batch_number(events, step)
+        return self.batch(self.batches, number - self.resolved.config.start.step)
+
+    def text_read(self, step: int) -> dict[str, int]:
+        """Return the raw tokens and the words that have been read after a step."""
+        start, batches = self.resolved.config.start, self.batches
+        steps = step - start.step
+        words_before = start.raw_tokens * batches.words / batches.raw_tokens
+        return {
+            "raw_tokens": start.raw_tokens + round(steps * batches.raw_tokens),
+            "words": round(words_before + steps * batches.words),
+        }
 
     def fresh_state(self) -> TrainState:
         """Return the state before the first step."""
         program = self.program
-        return create_state(self.resolved.model, self._seed, program.optimizer, program.shardings)
+        state = create_state(self.resolved.model, self._seed, program.optimizer, program.shardings)
+        return self._counting_on(state)
+
+    def _counting_on(self, state: TrainState) -> TrainState:
+        """Let a stage count on from the steps before it."""
+        before = np.int32(self.resolved.config.start.step)
+        return state.replace(step=jax.device_put(before, replicated(self.program.mesh)))
 
     def start(self, checkpoints: Checkpoints) -> TrainState:
         """Return the newest saved state or, if there is none, a fresh state, with the parameters of
@@ -186,8 +203,11 @@ class Run(Evaluator):
         state = self.fresh_state()
         if not self.resolved.config.init_from:
             return state
-        # Take the parameters of init_from, but not its optimizer state or its step.
-        mesh = self.program.mesh
+        mesh, program = self.program.mesh, self.program
+        if self.resolved.config.start.takes_optimizer:
+            state = run_directory.restore_state(self.resolved, program.shapes, program.shardings)
+            return self._counting_on(state)
+        # Take the parameters of init_from, but not its optimizer state.
         params, report = run_directory.merge_parameters(self.resolved, state.params, mesh)
         say(report)
         return state.replace(params=params)
@@ -204,7 +224,7 @@ class Run(Evaluator):
         say(report)
         trained, self.frozen = self.adaptation.split(params)
         first = partial(first_state, optimizer=program.optimizer)
-        return jax.jit(first, out_shardings=program.shardings)(trained)
+        return self._counting_on(jax.jit(first, out_shardings=program.shardings)(trained))
 
     def whole(self, state: TrainState) -> Any:
         """Merge trained and frozen parameters."""
@@ -274,7 +294,15 @@ def _steps_to_keep(config: RunConfig, batches: Batches) -> KeptSteps:
             has_store = config.data.source and not config.task.source
             fix = "count tokens, or make its store anew" if has_store else "count tokens"
             raise UserError(BAD_CONFIG, f"training.keep_at: {reason}; {fix}")
-        step = amount.to_steps(in_a_step)
+        if amount.unit == "steps":
+            step = int(amount.number)
+        else:
+            # What stages before have read counts, too; an amount of theirs is not kept here.
+            before = config.start.raw_tokens * in_a_step[amount.unit] / batches.raw_tokens
+            if amount.number <= before:
+                continue
+            rest = Amount(amount.number - before, amount.unit)
+            step = config.start.step + rest.to_steps(in_a_step)
         if step > config.training.steps:
             after = f"{text} would be step {step:,}, after the last, {config.training.steps:,}"
             say(f"training.keep_at: {after}")
@@ -338,8 +366,11 @@ def train(
     with run_directory.owned(workdir, config, run.resolved.steps, data, take_over, change):
         if config.init_from:
             run_directory.keep_ends(workdir, run_directory.base_of(config).directory)
-        if not run.adaptation.is_full:
-            run_directory.record_base(workdir, run_directory.base_of(config))
+        if not run.adaptation.is_full or config.start.step:
+            base = run_directory.base_of(config)
+            # A stage that has begun needs the one before no more, but must not follow another.
+            if not (has_begun and run.adaptation.is_full) or base.is_run:
+                run_directory.record_base(workdir, base)
         # A checkpoint is only restored with the settings and the row order it was made with.
         settings = run_directory.fixed_settings(run.resolved.written_out)
         settings["version of the stream"] = STREAM_VERSION
@@ -388,11 +419,12 @@ def _train_steps(
 ) -> None:
     config = run.resolved.config
     exit_code = 0
-    first, last = checkpoints.newest or 0, run.resolved.steps
+    before = config.start.step
+    first, last = checkpoints.newest or before, run.resolved.steps
     # A run that has already stopped early does no further step.
     if best and best.is_over:
         last = first
-    health = _saved_health(checkpoints, workdir) if first else Health()
+    health = _saved_health(checkpoints, workdir) if first > before else Health()
     log = Log(workdir, config, first, last, active=jax.process_index() == 0, on_log=on_log)
     profile = Profile(config.training.profile, workdir)
     stacks = workdir / f"stacks-{jax.process_index()}.txt"
@@ -509,8 +541,7 @@ def _save(
         # Metrics go to disk first: a checkpoint never lacks those before it.
         metrics = log.sync()
         facts = {
-            "raw_tokens": round(step * run.batches.raw_tokens),
-            "words": round(step * run.batches.words),
+            **run.text_read(step),
             "metrics": metrics,
             "health": health.to_json(),
             "history": events,
@@ -532,6 +563,8 @@ def _setting_of(run: Run, first: int, last: int) -> str:
         text += f", attention {attention}"
     if first >= last:
         text += f"; already at step {first} of {last}"
+    elif first == run.resolved.config.start.step > 0:
+        text += f"; a stage from step {first} to {last}"
     elif first:
         text += f"; continuing from step {first} of {last}"
     whole = unsplit_parts(run.resolved.model, mesh.shape)
@@ -565,7 +598,7 @@ def _read_metrics(
         values["skipped_steps"] = health.skipped
     log.callbacks.call("on_step", step, values)
     if is_due(step, run.resolved.config.training.log_every) or step == run.resolved.steps:
-        values["raw_tokens"] = round(step * run.batches.raw_tokens)
+        values["raw_tokens"] = run.text_read(step)["raw_tokens"]
         log.write(step, "train", values | run.rates(*log.lap(step)))
 
 

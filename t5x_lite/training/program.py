@@ -132,8 +132,9 @@ class Program:
     @cached_property
     def schedule(self) -> Schedule:
         """Learning rate as a function of the step."""
-        optimizer = self.resolved.config.optimizer
-        return make_schedule(optimizer, self.resolved.steps, self._raw_tokens)
+        config = self.resolved.config
+        end = config.start.schedule_end or self.resolved.steps
+        return make_schedule(config.optimizer, end, self._raw_tokens, config.start.schedule_step)
 
     @cached_property
     def adaptation(self) -> Adaptation:
@@ -145,8 +146,13 @@ class Program:
     @cached_property
     def optimizer(self) -> UpdateRule:
         """Update rule of the trained parameters."""
+        config = self.resolved.config
         axes = self.adaptation.trained_part(parameter_axes(self.resolved.model))
-        return make_optimizer(self.resolved.config.optimizer, self.schedule, axes)
+        # The optimizer counts its own updates, which begin later in a stage with a fresh state.
+        began, schedule = config.start.optimizer_step, self.schedule
+        if began:
+            return make_optimizer(config.optimizer, lambda count: schedule(count + began), axes)
+        return make_optimizer(config.optimizer, schedule, axes)
 
     @cached_property
     def _state(self) -> tuple[TrainState, TrainState]:

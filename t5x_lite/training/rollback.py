@@ -79,7 +79,7 @@ def remedy(config: RunConfig, batches: Batches, step: int, number: int, rollback
         number: number of the batch that the step has read.
         rollbacks: how often the run has gone back.
     """
-    batch = batches.batch_at(number)
+    batch = batches.batch_at(number - config.start.step)
     for key, values in batch.items():
         if values.dtype.kind == "f":
             bad = np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))
@@ -87,7 +87,7 @@ def remedy(config: RunConfig, batches: Batches, step: int, number: int, rollback
                 rows = ", ".join(map(str, bad[:5]))
                 fix = f"correct objective={config.objective}, which makes them"
                 return f"{key} of the rows {rows} of its batch is not finite; {fix}"
-    if step <= 1:
+    if step <= 1 + config.start.step:
         return "no update was made before it; lower model.init_stddev, or use another model.dtype"
     lower = "lower optimizer.learning_rate or set optimizer.grad_clip_norm"
     if config.task.name:

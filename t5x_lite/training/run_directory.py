@@ -40,7 +40,7 @@ from t5x_lite.config.roles import (
     settings_with,
     without_effect,
 )
-from t5x_lite.data.rows.batches import RunData, TextData
+from t5x_lite.data.rows.batches import RunData
 from t5x_lite.data.rows.row_plan import RowPlan
 from t5x_lite.data.store.prepare import prepare
 from t5x_lite.data.tasks.task_data import TaskData, TaskPlan
@@ -65,11 +65,12 @@ from t5x_lite.model.vocabulary import with_more_ids
 from t5x_lite.model_address import ModelAddress, locate
 from t5x_lite.parallel.mesh import DeviceMesh, make_mesh, padded_for, use_mesh
 from t5x_lite.progress import say
-from t5x_lite.resolve import Resolved, resolve
+from t5x_lite.resolve import Resolved, resolve, text_data
 from t5x_lite.training import run_history
 from t5x_lite.training.adapt import is_added, parse_adaptation
 from t5x_lite.training.best import best_directory
 from t5x_lite.training.checkpoint import Checkpoints, complete_steps
+from t5x_lite.training.conversions import Converter, convert
 from t5x_lite.training.log import check_metrics
 from t5x_lite.training.schedules import depends_on_end
 from t5x_lite.training.step import parameter_shardings
@@ -116,7 +117,7 @@ def owned(
                 _check_names_no_checkpoint(workdir)
             storage.make_directory(workdir)
             if is_main:  # the other processes may already see what this one writes
-                _check_is_free(workdir)
+                check_is_free(workdir)
                 where = f"--workdir={workdir}"
                 stack.enter_context(locks.only_writer(workdir, where, take_over))
         except OSError as error:
@@ -192,11 +193,22 @@ def _cannot_write(workdir: Path, error: OSError) -> UserError:
     return UserError(IO_ERROR, f"--workdir={workdir}: cannot be written: {error.strerror or error}")
 
 
-def _check_is_free(workdir: Path) -> None:
+def is_done(workdir: Path, resolved: Resolved) -> bool:
+    """Return True if a run has done all of its steps.
+
+    Raises:
+        UserError: if the directory has a run with other settings.
+    """
+    config = resolved.config
+    _check_same_run(workdir, config, resolved.steps, change=False)
+    return resolved.steps in saved_steps(workdir / "checkpoints")
+
+
+def check_is_free(workdir: Path) -> None:
     """Reject a directory that is not for runs: the root, its children, a home, or somebody else's,
     if it holds anything and no run.
     """
-    if storage.is_mirrored(workdir) or (workdir / "config.json").exists():
+    if storage.is_mirrored(workdir) or (workdir / "config.json").exists() or not workdir.exists():
         return
     place = workdir.resolve()
     is_others = hasattr(os, "getuid") and place.stat().st_uid not in (os.getuid(), 0)
@@ -579,7 +591,7 @@ def open_data(
         data: RunData = TaskData(rows, tokenizer, config.data.batch_size, config.seed)
     else:
         corpus = prepare(config.data)
-        data = TextData(rows, config.data, config.seed, corpus)
+        data = text_data(resolved, corpus)
     check_same_text(workdir, data)
     return data
 
@@ -647,7 +659,7 @@ def _load_parameters(
     if adaptation.is_full:
         return trained, step
     base = base_of(resolved.config)
-    if not (base.directory / "config.json").exists():
+    if not base.is_run:
         reason = f"its parameters are those of {base.directory}, which is not there"
         raise UserError(NO_FILE, f"{address.directory}: was adapted from another model; {reason}")
     check_same_base(address.directory, base)
@@ -758,7 +770,23 @@ def check_init_from(resolved: Resolved, tokenizer: Tokenizer) -> None:
             raise UserError(BAD_CONFIG, f"adapt={resolved.config.adapt}: {fix}")
         return
     directory = base_of(resolved.config).directory
-    theirs, their_tokenizer = read(directory)
+    check_start(resolved, tokenizer, directory, *read(directory))
+
+
+def check_start(
+    resolved: Resolved,
+    tokenizer: Tokenizer,
+    directory: Path,
+    theirs: Resolved,
+    their_tokenizer: Tokenizer,
+) -> None:
+    """Reject a run that cannot start from another one, which may not have been trained yet: see
+    check_init_from.
+
+    Args:
+        directory: that of the other run.
+    """
+    adaptation = parse_adaptation(resolved.config.adapt)
     # Start from the settings that may differ.
     free = settings_with(ModelDimensions, COMPUTATION, HEADS, OUTPUT)
     # An adaptation may be added, but one that init_from has must be kept.
@@ -771,13 +799,23 @@ def check_init_from(resolved: Resolved, tokenizer: Tokenizer) -> None:
     extends = tokenizer.extends(their_tokenizer)
     if extends and adaptation.is_full:
         free.add("vocab_size")
+    start = resolved.config.start
+    if start.convert:
+        converter = Converter(start.convert)
+        converter.check(theirs.model, resolved.model)
+        free |= converter.changes
+    if start.takes_optimizer:
+        _check_same_state(resolved, directory, theirs)
     old, new = to_dict(theirs.model), to_dict(resolved.model)
     for key in old:
         if old[key] != new[key] and key not in free:
             reason = f"got {new[key]!r}, but init_from={directory} has {old[key]!r}"
-            raise UserError(
-                BAD_CONFIG, f"model.{key}: {reason}; --config={directory} takes its settings"
-            )
+            fix = f"--config={directory} takes its settings"
+            if key == "architecture":
+                fix += ", and start.convert names a conversion"
+            raise UserError(BAD_CONFIG, f"model.{key}: {reason}; {fix}")
+    if "vocab_size" in free and not extends and start.convert:
+        return  # a vocabulary of its own
     if not extends:
         reason = "its ids are not those that init_from was trained with, nor those and more"
         if their_tokenizer.vocabulary.sentinels:
@@ -787,6 +825,37 @@ def check_init_from(resolved: Resolved, tokenizer: Tokenizer) -> None:
     if new["vocab_size"] < old["vocab_size"]:
         reason = f"got {new['vocab_size']}, but init_from={directory} has {old['vocab_size']} ids"
         raise UserError(BAD_CONFIG, f"model.vocab_size: {reason}; set it to that, or more")
+
+
+def _check_same_state(resolved: Resolved, directory: Path, theirs: Resolved) -> None:
+    """Reject a run that would take an optimizer state that is not one of its own parameters."""
+    fix = f"set start.optimizer_step to start.step, {resolved.config.start.step}, for a fresh state"
+    for key in ("optimizer.name", "adapt"):
+        old, new = (flatten(to_dict(of.config))[key] for of in (theirs, resolved))
+        if old != new:
+            reason = f"got {new!r}, but init_from={directory}, whose state is taken, has {old!r}"
+            raise UserError(BAD_CONFIG, f"{key}: {reason}; {fix}")
+    if parameter_shapes(theirs.model) != parameter_shapes(resolved.model):
+        reason = f"its parameters are not those of init_from={directory}"
+        raise UserError(BAD_CONFIG, f"model: {reason}, whose optimizer state is taken; {fix}")
+
+
+def restore_state(resolved: Resolved, shapes: Any, shardings: Any) -> Any:
+    """Return the state of init_from: parameters, optimizer state and number of steps."""
+    address = base_of(resolved.config)
+    theirs, _ = read(address.directory)
+    settings, run = fixed_settings(theirs.written_out), run_history.identity(address.directory)
+    checkpoints = Checkpoints(_checkpoints_of(address), settings, run, read_only=True)
+    try:
+        step = choose_step(checkpoints, address)
+        if step != resolved.config.start.step:
+            reason = f"{address} has done {step} steps, start.step is {resolved.config.start.step}"
+            raise UserError(BAD_CONFIG, f"init_from: {reason}; name that checkpoint")
+        state = checkpoints.restore(step, shapes, shardings, parameter_axes(resolved.model))
+    finally:
+        checkpoints.close()
+    say(f"init_from: parameters and optimizer state loaded from {address}, step {step}")
+    return state
 
 
 def merge_parameters(resolved: Resolved, fresh: Params, mesh: DeviceMesh) -> tuple[Params, str]:
@@ -808,6 +877,9 @@ def merge_parameters(resolved: Resolved, fresh: Params, mesh: DeviceMesh) -> tup
         say(f"init_from: {after - before} new ids, with the mean of the other embeddings")
     old: Any = flatten_dict(params, sep="/")
     new: Any = flatten_dict(fresh, sep="/")
+    of_conversion: list[str] = []
+    if resolved.config.start.convert:
+        old, of_conversion = _converted(resolved, directory, old, new)
 
     # Take each parameter from init_from if it fits, or as drawn if it is a head's. The layer that
     # tells the labels of a task apart is always new, unless init_from was trained on that task.
@@ -817,7 +889,7 @@ def merge_parameters(resolved: Resolved, fresh: Params, mesh: DeviceMesh) -> tup
         is_new = is_new_task and path.startswith(_OUTPUTS_OF_TASKS)
         if path in old and old[path].shape == leaf.shape and not is_new:
             merged[path] = old[path].astype(leaf.dtype)
-        elif _may_be_new(resolved.model, tuple(path.split("/"))):
+        elif path in of_conversion or _may_be_new(resolved.model, tuple(path.split("/"))):
             merged[path] = leaf
             drawn.append(path)
         else:
@@ -834,6 +906,27 @@ def merge_parameters(resolved: Resolved, fresh: Params, mesh: DeviceMesh) -> tup
     if drawn:
         report += f"; newly drawn: {', '.join(drawn)}"
     return unflatten_dict(merged, sep="/"), report
+
+
+def _converted(
+    resolved: Resolved, directory: Path, old: dict[str, Any], fresh: dict[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
+    """Make the parameters of init_from into those of this model, as start.convert says.
+
+    Returns:
+        the parameters by path, and the paths of those that are drawn.
+    """
+    text, model = resolved.config.start.convert, resolved.model
+
+    def may_be_new(path: str) -> bool:
+        return _may_be_new(model, tuple(path.split("/")))
+
+    try:
+        return convert(Converter(text), old, fresh, model, may_be_new)
+    except KeyError as error:
+        reason = f"start.convert={text}: init_from={directory} has no {error.args[0]}"
+        fix = "choose a conversion, or an option of it, that does without"
+        raise UserError(BAD_CONFIG, f"{reason}; {fix}") from error
 
 
 def _grown(params: Params, fresh: Params, axes: Params, before: int, after: int) -> Params:

@@ -103,15 +103,18 @@ def depends_on_end(config: Optimizer) -> bool:
     return len({float(value) for value in tenths}) > 1
 
 
-def make_schedule(config: Optimizer, steps: int, raw_tokens_per_step: float) -> Schedule:
+def make_schedule(
+    config: Optimizer, steps: int, raw_tokens_per_step: float, start: int = 0
+) -> Schedule:
     """Return the learning rate of each step: a linear warm-up, then the schedule.
 
     The rate of the first step is just above initial_lr_ratio × peak; the rate of the last step of a
     decay is exactly final_lr_ratio × peak.
 
     Args:
-        steps: steps of the whole run, where the decay ends if decay_steps is 0.
+        steps: the step where the decay ends if decay_steps is 0: that of the whole run.
         raw_tokens_per_step: converts a warm-up and a decay in tokens to steps.
+        start: the step after which the schedule begins.
     """
     share = find_schedule(config)
     if share.name not in SCHEDULES:
@@ -119,10 +122,11 @@ def make_schedule(config: Optimizer, steps: int, raw_tokens_per_step: float) -> 
     # Convert tokens to steps; the result may be a fraction of a step.
     unit = raw_tokens_per_step if config.schedule_unit == "tokens" else 1
     warmup = config.warmup_steps / unit
-    decay = config.decay_steps / unit if config.decay_steps else steps
+    decay = config.decay_steps / unit if config.decay_steps else steps - start
 
     def schedule(step: Any) -> jax.Array:
-        n = step + 1.0  # counted from 1, so the first step of a warm-up from 0 has a rate above 0
+        # Counted from 1, so the first step of a warm-up from 0 has a rate above 0.
+        n = step - start + 1.0
         warmed = jnp.minimum(n / max(warmup, 1.0), 1.0)
         during_warmup = config.initial_lr_ratio + (1 - config.initial_lr_ratio) * warmed
         decayed = jnp.clip((n - warmup) / max(decay - warmup, 1.0), 0.0, 1.0)

@@ -3,7 +3,7 @@ restart.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from typing import Any, Protocol
@@ -57,6 +57,7 @@ class Batches:
     streams: tuple[RowStream, ...]
     pattern: np.ndarray
     batch_size: int
+    first_row: int = 0  # of batch 0, where a stage goes on after the rows of another
 
     @property
     def shape(self) -> RowShape:
@@ -108,10 +109,11 @@ class Batches:
             places = np.flatnonzero(self.pattern == number)
             cycles, rest = divmod(stream.rows(epochs), len(places))
             ends.append(cycles * len(self.pattern) + int(places[rest]))
-        if min(ends) < self.batch_size:
-            reason = f"data.epochs={epochs} has {min(ends)} rows, a batch {self.batch_size}"
+        left = min(ends) - self.first_row
+        if left < self.batch_size:
+            reason = f"data.epochs={epochs} has {left} rows, a batch {self.batch_size}"
             raise UserError(BAD_DATA, f"{reason}; give more text, or lower data.batch_size")
-        return min(steps, min(ends) // self.batch_size)
+        return min(steps, left // self.batch_size)
 
     @cached_property
     def _rows_per_cycle(self) -> np.ndarray:
@@ -171,7 +173,7 @@ class Batches:
         batch that are listed in `rows`.
         """
         wanted = range(self.batch_size) if rows is None else rows
-        first = step * self.batch_size
+        first = self.first_row + step * self.batch_size
         return self.rows(first + row for row in wanted)
 
 
@@ -205,6 +207,7 @@ class TextData:
     data: Data
     seed: int
     corpus: Corpus
+    skip: int = 0  # raw tokens that stages before have read
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -218,7 +221,11 @@ class TextData:
 
     def batches(self, split: Split) -> Batches:
         """Return the batches of a split."""
-        return make_batches(self.plan, self.data, self.seed, self.corpus, split)
+        batches = make_batches(self.plan, self.data, self.seed, self.corpus, split)
+        if not self.skip or split != "train":
+            return batches
+        in_a_row = batches.raw_tokens / batches.batch_size
+        return replace(batches, first_row=round(self.skip / in_a_row))
 
 
 def make_batches(plan: RowPlan, data: Data, seed: int, corpus: Corpus, split: str) -> Batches:

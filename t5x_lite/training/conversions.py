@@ -1,0 +1,359 @@
+"""Conversions: how the parameters of one model become those of another architecture, depth, length
+or vocabulary. `start.convert` names one; a stage finds that of its architectures by itself.
+
+A conversion says for each parameter of the new model which one of the old model it is made from.
+All settings of the model that it does not change have to be the same in both.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict
+
+from t5x_lite.config import ModelDimensions
+from t5x_lite.config.named import Named, find_named
+from t5x_lite.errors import BAD_CONFIG, UserError
+from t5x_lite.model.transformer import parameter_axes
+from t5x_lite.parallel.axes import Names
+
+Shape = tuple[int, ...]
+
+
+class Parameter(NamedTuple):
+    """A parameter of the new model.
+
+    Attributes:
+        path: such as decoder/layers/attention/out/kernel.
+        axes: names of its axes.
+        period: after how many layers their kinds repeat: see model.layer_pattern.
+    """
+
+    path: str
+    axes: Names
+    period: int = 1
+
+
+class Source(NamedTuple):
+    """What a parameter is made from.
+
+    Attributes:
+        path: the parameter of the old model.
+        change: (its array, shape of the new one) → the new array; None: as it is.
+    """
+
+    path: str
+    change: Callable[[jax.Array, Shape], jax.Array] | None = None
+
+
+class Conversion(NamedTuple):
+    """A conversion, as it is declared.
+
+    Attributes:
+        source: parameter of the new model → what it is made from; None: it is drawn fresh. Options
+            are keyword-only.
+        before, after: the architectures that it is for; none: any, and both the same.
+        changes: settings of the model that it changes, besides the architecture.
+    """
+
+    source: Callable[..., Source | None]
+    before: Collection[str] = ()
+    after: Collection[str] = ()
+    changes: Collection[str] = ()
+
+
+CrossAttention = Literal["self", "zero", "fresh"]
+
+
+def same(parameter: Parameter) -> Source | None:
+    """Keep all parameters: a decoder and a prefix decoder differ only in their masks. A prefix
+    decoder without a prefix computes what the decoder did (Raffel et al., 2020, §3.2.1; LM
+    adaptation and its reverse: Lester et al., 2021, §3.2; UL2R: Tay et al., 2022).
+    """
+    return Source(parameter.path)
+
+
+def decoder_to_encoder(parameter: Parameter) -> Source | None:
+    """Let every position see all others: the stack, the tables and the head stay (LLM2Vec:
+    BehnamGhader et al., 2024, §2.1; Gisserot-Boukhlef et al., 2025).
+    """
+    return Source(_of_stack(parameter.path, "encoder", "decoder"))
+
+
+def encoder_to_decoder(parameter: Parameter) -> Source | None:
+    """Let positions see only what is before them (cross-objective training: Weller et al., 2025,
+    Ettin, §3.3).
+    """
+    return Source(_of_stack(parameter.path, "decoder", "encoder"))
+
+
+def decoder_to_encoder_decoder(
+    parameter: Parameter, *, cross_attention: CrossAttention = "self"
+) -> Source | None:
+    """Make both stacks from the decoder (T5Gemma: Zhang et al., 2025, §3.2).
+
+    Args:
+        cross_attention: made from self-attention; the same with an output of zero, so that the
+            decoder first computes what it did; or drawn fresh.
+    """
+    if "cross_attention" in parameter.path:
+        return _cross_attention(parameter.path, cross_attention)
+    return Source(_of_stack(parameter.path, "encoder", "decoder"))
+
+
+def encoder_to_encoder_decoder(
+    parameter: Parameter, *, cross_attention: CrossAttention = "fresh"
+) -> Source | None:
+    """Make both stacks from the encoder (BERT2BERT: Rothe et al., 2020, §3). For the option, see
+    decoder_to_encoder_decoder.
+    """
+    if "cross_attention" in parameter.path:
+        found = _cross_attention(parameter.path, cross_attention)
+        return found and found._replace(path=_of_stack(found.path, "decoder", "encoder"))
+    return Source(_of_stack(parameter.path, "decoder", "encoder"))
+
+
+def grow_depth(
+    parameter: Parameter, *, order: Literal["stack", "interleave", "identity"] = "stack"
+) -> Source | None:
+    """Make a deeper model from copies of the layers.
+
+    Args:
+        order: of two layers, four: 0101 (stack: Gong et al., 2019) or 0011 (interleave: Chang et
+            al., 2018); identity: 0011, where each copy writes nothing to the residual stream at
+            first, so that the model computes what it did (Wu et al., 2024, LLaMA Pro, §3.2).
+    """
+    if "layers" not in parameter.axes:
+        return Source(parameter.path)
+    writes = parameter.path.split("/")[-2] in ("out", "wo") or parameter.path.endswith("/wo")
+    change = partial(_more_layers, order=order, period=parameter.period, writes=writes)
+    return Source(parameter.path, change)
+
+
+def longer_positions(parameter: Parameter) -> Source | None:
+    """Read longer texts: a table of learned positions is interpolated (Dosovitskiy et al., 2021,
+    §3.2). Rotary positions have no parameters; give them another base or scaling (Chen et al.,
+    2023).
+    """
+    if parameter.path.endswith("position_embedding"):
+        return Source(parameter.path, _interpolated)
+    return Source(parameter.path)
+
+
+def new_vocabulary(parameter: Parameter) -> Source | None:
+    """Keep the layers, and draw tables and output layer for another tokenizer (Artetxe et al.,
+    2020, §3).
+    """
+    return None if "vocab" in parameter.axes else Source(parameter.path)
+
+
+# Prefix decoders are decoders here: these differ in their masks only.
+_DECODERS = ("decoder", "prefix_decoder")
+
+CONVERSIONS = {
+    "decoder_to_prefix_decoder": Conversion(same, ("decoder",), ("prefix_decoder",)),
+    "prefix_decoder_to_decoder": Conversion(same, ("prefix_decoder",), ("decoder",)),
+    "decoder_to_encoder": Conversion(decoder_to_encoder, _DECODERS, ("encoder",)),
+    "encoder_to_decoder": Conversion(encoder_to_decoder, ("encoder",), _DECODERS),
+    "decoder_to_encoder_decoder": Conversion(
+        decoder_to_encoder_decoder, _DECODERS, ("encoder_decoder",)
+    ),
+    "encoder_to_encoder_decoder": Conversion(
+        encoder_to_encoder_decoder, ("encoder",), ("encoder_decoder",)
+    ),
+    # The stack that is kept; the other one is left out.
+    "encoder_decoder_to_encoder": Conversion(same, ("encoder_decoder",), ("encoder",)),
+    "encoder_decoder_to_decoder": Conversion(same, ("encoder_decoder",), _DECODERS),
+    "grow_depth": Conversion(grow_depth, changes=("num_layers", "num_decoder_layers")),
+    "longer_positions": Conversion(
+        longer_positions, changes=("max_length", "positions", "local_positions")
+    ),
+    "new_vocabulary": Conversion(new_vocabulary, changes=("vocab_size",)),
+}
+
+
+class Converter:
+    """The conversion that `start.convert` names, with its options.
+
+    Raises:
+        UserError: if there is no such conversion or option.
+    """
+
+    def __init__(self, text: str):
+        sources = {name: conversion.source for name, conversion in CONVERSIONS.items()}
+        self._named: Named = find_named(text, sources, "start.convert", "conversion")
+        # A name of a module would be code of the user's, which is not asked for here.
+        self.declared = CONVERSIONS.get(self._named.name, Conversion(same))
+
+    @property
+    def changes(self) -> set[str]:
+        """Settings of the model that may differ."""
+        changes = set(self.declared.changes)
+        if self.declared.before:
+            changes |= {"architecture", "num_layers", "num_decoder_layers"}
+        return changes
+
+    def check(self, old: ModelDimensions, new: ModelDimensions) -> None:
+        """Reject models that it is not for.
+
+        Raises:
+            UserError: naming what differs from what is expected.
+        """
+        what = f"start.convert={self._named}"
+        before, after = self.declared.before, self.declared.after
+        if before and not (old.architecture in before and new.architecture in after):
+            reason = f"got architectures {old.architecture} and {new.architecture}"
+            raise UserError(BAD_CONFIG, f"{what}: {reason}; name one that is for them, or none")
+        for stack in ("encoder", "decoder"):
+            layers = layers_of(new, stack)
+            known = layers_of(old, stack) or layers_of(old, _OTHER[stack])
+            if before and layers not in (0, known):
+                reason = f"got {layers} layers in the {stack}, but the stack it is made from has"
+                raise UserError(BAD_CONFIG, f"{what}: {reason} {known}; set it to that")
+            if self._named.name != "grow_depth" or not layers:
+                continue
+            if layers < known:
+                reason = f"got {layers} layers in the {stack}, but init_from has {known}"
+                raise UserError(BAD_CONFIG, f"{what}: {reason}; set at least as many")
+            period = len(new.layer_pattern) or 1
+            if layers % period or known % period:
+                reason = f"got {layers} layers made from {known}, whose kinds repeat every {period}"
+                raise UserError(BAD_CONFIG, f"{what}: {reason}; use multiples of {period}")
+        # T5's buckets of distances before a token are others where it also sees what is after it.
+        sees_ahead = {"encoder", "prefix_decoder"}
+        is_new = (old.architecture in sees_ahead) != (new.architecture in sees_ahead)
+        if old.positions.startswith("relative") and before and is_new:
+            reason = "relative positions count distances in other buckets"
+            fix = "use rotary or learned positions from the start"
+            raise UserError(BAD_CONFIG, f"{what}: {reason}; {fix}")
+        if self._named.options.get("order") == "identity" and new.norm_position != "pre":
+            reason = "order=identity needs norms before each part"
+            raise UserError(BAD_CONFIG, f"{what}: {reason}; use order=stack")
+
+    def sources(self, model: ModelDimensions) -> dict[str, Source | None]:
+        """Return what each parameter of a new model is made from, by path."""
+        axes: Any = flatten_dict(parameter_axes(model), sep="/")
+        period = len(model.layer_pattern) or 1
+        return {path: self._named(Parameter(path, names, period)) for path, names in axes.items()}
+
+
+_OTHER = {"encoder": "decoder", "decoder": "encoder"}
+
+
+def between(old: ModelDimensions, new: ModelDimensions) -> str:
+    """Return the name of the conversion for these architectures, with its defaults.
+
+    >>> from t5x_lite.config import Model
+    >>> from t5x_lite.resolve import resolve_model
+    >>> sizes = {"vocab_size": 8, "max_length": 4}
+    >>> old = resolve_model(Model(architecture="decoder"), **sizes)
+    >>> between(old, resolve_model(Model(architecture="encoder"), **sizes))
+    'decoder_to_encoder'
+    >>> between(old, old)
+    ''
+    """
+    for name, conversion in CONVERSIONS.items():
+        if old.architecture in conversion.before and new.architecture in conversion.after:
+            return name
+    return ""
+
+
+def layers_of(model: ModelDimensions, stack: str) -> int:
+    """Return the number of layers of a stack, 0 if the model does not have it."""
+    if stack == "decoder":
+        return model.num_decoder_layers
+    return model.num_layers if model.architecture in ("encoder", "encoder_decoder") else 0
+
+
+def _of_stack(path: str, new: str, old: str) -> str:
+    """Return the path in the old model's stack of a parameter of the new model's.
+
+    >>> _of_stack("encoder/final_norm/scale", new="encoder", old="decoder")
+    'decoder/final_norm/scale'
+    """
+    return f"{old}/{path.removeprefix(f'{new}/')}" if path.startswith(f"{new}/") else path
+
+
+def _cross_attention(path: str, made_from: CrossAttention) -> Source | None:
+    """Return the self-attention of the same layer, or with its output zero, or None."""
+    if made_from == "fresh":
+        return None
+    is_output = "/cross_attention/out/" in path
+    of_self = path.replace("cross_attention", "attention")
+    return Source(of_self, _zero if made_from == "zero" and is_output else None)
+
+
+def _zero(leaf: jax.Array, shape: Shape) -> jax.Array:
+    return jnp.zeros(shape, leaf.dtype)
+
+
+def _more_layers(leaf: jax.Array, shape: Shape, order: str, period: int, writes: bool) -> jax.Array:
+    """Copy layers, which are the first axis, until there are enough. Layers of one period stay
+    together.
+
+    >>> _more_layers(jnp.array([1, 2]), (4,), "identity", 1, writes=True).tolist()
+    [1, 0, 2, 0]
+    >>> _more_layers(jnp.array([1, 2]), (4,), "identity", 2, writes=True).tolist()
+    [1, 2, 0, 0]
+    """
+    layers = np.arange(shape[0])
+    group, place = np.divmod(layers, period)
+    if order == "stack":
+        return leaf[layers % len(leaf)]
+    copied = group * (len(leaf) // period) // (shape[0] // period)
+    grown = leaf[copied * period + place]
+    if order == "identity" and writes:
+        is_copy = (layers >= period) & (copied == np.roll(copied, period))
+        grown = jnp.where(is_copy.reshape(-1, *[1] * (leaf.ndim - 1)), 0, grown)
+    return grown
+
+
+def _interpolated(leaf: jax.Array, shape: Shape) -> jax.Array:
+    """Interpolate a table of positions [n, width]."""
+    return jax.image.resize(leaf, shape, "linear").astype(leaf.dtype)
+
+
+def convert(
+    converter: Converter,
+    old: Mapping[str, Any],
+    fresh: Mapping[str, Any],
+    model: ModelDimensions,
+    may_be_new: Callable[[str], bool],
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the parameters of the new model that are made from the old one, by path, and the paths
+    of those that are drawn.
+
+    Args:
+        old: the parameters of the old model.
+        fresh: those of the new model, as drawn, on the devices where they belong.
+        model: the new model.
+        may_be_new: path → True for a parameter that is drawn where the old model does not have it.
+
+    Raises:
+        KeyError: if the old model lacks another parameter; its argument is the path.
+    """
+    made, drawn = {}, []
+    taken = set()
+    for path, source in converter.sources(model).items():
+        if source is None or (source.path not in old and may_be_new(path)):
+            drawn.append(path)
+            continue
+        array = old[source.path]
+        if source.change is not None:
+            array = _changed(source.change, array, fresh[path])
+        elif source.path in taken:
+            array = jnp.copy(array)  # the state is donated, so no two parameters share an array
+        taken.add(source.path)
+        made[path] = array
+    return made, drawn
+
+
+def _changed(
+    change: Callable[[jax.Array, Shape], jax.Array], array: jax.Array, like: jax.Array
+) -> jax.Array:
+    """Change an array, and put the result where `like` is."""
+    shape = like.shape
+    return jax.jit(lambda leaf: change(leaf, shape), out_shardings=like.sharding)(array)
