@@ -33,6 +33,7 @@ from t5x_lite.config.files import (
 )
 from t5x_lite.config.permission import allow, guarded, permission, with_permission
 from t5x_lite.config.provenance import settings_written_here, written_here
+from t5x_lite.config.stages import each_stage
 from t5x_lite.data import inspection
 from t5x_lite.data.rows.batches import TextData, ledger, make_batches
 from t5x_lite.data.store.corpus import Corpus
@@ -60,12 +61,13 @@ from t5x_lite.model_address import locate
 from t5x_lite.progress import columns, messages_to, to_stderr
 from t5x_lite.report import task_report
 from t5x_lite.report.page import short
-from t5x_lite.resolve import resolve, text_data
+from t5x_lite.resolve import resolve
 from t5x_lite.training import loop, run_directory
 from t5x_lite.training.check import check_training
 from t5x_lite.training.log import perplexity
 from t5x_lite.training.loss import step_flops
 from t5x_lite.training.run_directory import LoadedModel
+from t5x_lite.training.stages import train_config
 
 __all__ = [
     "LanguageModel",
@@ -149,11 +151,9 @@ def train(
             raise UserError(
                 USAGE, f"train: learns an objective, not the task {run.task.name}; finetune does"
             )
-        rows = plan_objective_checked(run)
-        check_training(run)
-        corpus = prepare_text(run.data)
-        resolved = resolve(run, corpus.tokenizer.vocabulary, rows)
-        loop.train(resolved, text_data(resolved, corpus), workdir, on_log)
+        plans = each_stage(run, plan_objective_checked)
+        each_stage(run, check_training)
+        train_config(run, workdir, plans, on_log)
         return LanguageModel(run_directory.load(workdir))
 
 

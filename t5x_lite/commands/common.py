@@ -111,22 +111,26 @@ def read_config(args: argparse.Namespace) -> RunConfig:
     return load(config_name(args), args.overrides)
 
 
-def planned_config(args: argparse.Namespace) -> tuple[RunConfig, "RowPlan"]:
-    """Read the config of a run on text, and plan its rows. Objectives that cannot be laid out are
-    rejected before jax is imported, and contradictions in the model before text is prepared.
+def planned_config(args: argparse.Namespace) -> tuple[RunConfig, list["RowPlan"]]:
+    """Read the config of a run on text, and plan the rows of its stages. Objectives that cannot be
+    laid out are rejected before jax is imported, and contradictions in the model before text is
+    prepared.
     """
     from t5x_lite.resolve import plan_objective
 
     config = read_config(args)
     if config.task.name:
         raise UserError(USAGE, f"{args.command}: this run learned a task; continue with finetune")
-    rows = plan_objective(config)
+    from t5x_lite.config.stages import each_stage
+
+    plans = each_stage(config, plan_objective)
     from t5x_lite.model.check import check_settings as check_model_settings
     from t5x_lite.training.check import check_training
 
-    check_model_settings(config.model, rows.shape)
-    check_training(config)
-    return config, rows
+    of_stages = iter(plans)
+    each_stage(config, lambda stage: check_model_settings(stage.model, next(of_stages).shape))
+    each_stage(config, check_training)
+    return config, plans
 
 
 def check_settings(args: argparse.Namespace) -> None:

@@ -36,21 +36,18 @@ def add_options(command: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Train in the run directory, from its newest checkpoint on."""
     workdir = read_workdir(args)
-    config, rows = planned_config(args)
+    config, plans = planned_config(args)
     from t5x_lite.data.store.prepare import prepare
 
-    corpus = prepare(config.data)
+    prepare(config.data)
     join_processes(args)
     import jax
 
-    from t5x_lite.resolve import resolve, text_data
-    from t5x_lite.training.loop import train
+    from t5x_lite.training.stages import train_config
 
-    resolved = resolve(config, corpus.tokenizer.vocabulary, rows)
-    data = text_data(resolved, corpus)
-    train(resolved, data, workdir, take_over=args.take_over, change=args.change)
+    train_config(config, workdir, plans, take_over=args.take_over, change=args.change)
     if jax.process_index() == 0:
-        say(f"next: {_next_command(rows, workdir)}")
+        say(f"next: {_next_command(plans[-1], workdir)}")
 
 
 def _next_command(rows: RowPlan, workdir: Path) -> str:

@@ -32,7 +32,7 @@ from t5x_lite.config.provenance import (
     written_here,
 )
 from t5x_lite.config.ranges import check_value, list_type
-from t5x_lite.config.roles import BUDGET, PATH, SOURCES, TOKENIZER, settings_with
+from t5x_lite.config.roles import BUDGET, PATH, SOURCES, TOKENIZER, roles, settings_with
 from t5x_lite.errors import (
     BAD_CONFIG,
     NO_FILE,
@@ -555,10 +555,26 @@ def with_absolute_paths(config: Any) -> Any:
             changed[name] = with_absolute_paths(value)
         elif name == "cells":  # of a comparison
             changed[name] = {cell: with_absolute_paths(inner) for cell, inner in value.items()}
+        elif name == "stages":  # settings of the run that differ
+            changed[name] = tuple(_with_absolute_settings(type(config), stage) for stage in value)
         for role, make_absolute in _ABSOLUTE.items():
             if role in get_args(kind):
                 changed[name] = make_absolute(value)
     return dataclasses.replace(config, **changed)
+
+
+def _with_absolute_settings(schema: type, settings: Settings) -> Settings:
+    of_schema = roles(schema)
+
+    def changed(value: Any, key: str) -> Any:
+        if isinstance(value, dict):
+            return {name: changed(inner, f"{key}.{name}") for name, inner in value.items()}
+        for role, make_absolute in _ABSOLUTE.items():
+            if role in of_schema.get(key, ()) and isinstance(value, str):
+                return make_absolute(value)
+        return value
+
+    return {name: changed(value, name) for name, value in settings.items()}
 
 
 def _absolute_terms(sources: str) -> str:

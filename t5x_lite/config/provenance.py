@@ -48,6 +48,9 @@ def names_in(config: Any) -> Outside:
     for key, value in _flat(config):
         for text in _texts(value):
             named |= _names_in_text(text, of_schema[key])
+    if isinstance(config, RunConfig):
+        for stage in config.stages:
+            named |= names_in_settings(_as_texts(stage))
     if isinstance(config, CompareConfig):
         for cell in config.cells.values():
             named |= names_in(cell)

@@ -1,0 +1,179 @@
+"""Train a run with stages: a chain of runs, each of which starts from the one before.
+
+    WORKDIR/stages/1  ─►  WORKDIR/stages/2  ─►  …  ─►  WORKDIR, the last stage
+
+Every stage is an ordinary run in its own directory, so that it can be read, verified, exported and
+started from like any other.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from t5x_lite import storage
+from t5x_lite.config import Data, RunConfig
+from t5x_lite.config.permission import grant
+from t5x_lite.config.stages import naming_stage, stages_of
+from t5x_lite.data.rows.batches import TextData
+from t5x_lite.data.rows.row_plan import RowPlan
+from t5x_lite.data.store.corpus import Corpus
+from t5x_lite.data.store.prepare import prepare
+from t5x_lite.model.transformer import parameter_shapes
+from t5x_lite.progress import say
+from t5x_lite.resolve import Resolved, resolve, text_data
+from t5x_lite.training import loop, run_directory
+from t5x_lite.training.conversions import between
+from t5x_lite.training.schedules import depends_on_end
+
+
+class Stage(NamedTuple):
+    """A run that is one stage of another."""
+
+    resolved: Resolved
+    data: TextData
+    directory: Path
+
+    @property
+    def steps(self) -> int:
+        """Number of steps of this stage."""
+        config = self.resolved.config
+        return config.training.steps - config.start.step
+
+    @property
+    def raw_tokens(self) -> int:
+        """Number of tokens of text that this stage reads."""
+        return round(self.steps * self.data.batches("train").raw_tokens)
+
+
+def directories_of(workdir: Path, stages: int) -> list[Path]:
+    """Return the directory of each stage of the run in `workdir`."""
+    return [*(workdir / "stages" / str(number) for number in range(1, stages)), workdir]
+
+
+def address_of(directory: Path) -> str:
+    """Return the address of a run, for init_from."""
+    return str(storage.durable_path(directory.resolve()))
+
+
+def plan_stages(
+    config: RunConfig,
+    directories: Sequence[Path],
+    plans: Sequence[RowPlan] = (),
+    corpus_of: Callable[[Data], Corpus] = prepare,
+) -> list[Stage]:
+    """Prepare the text of all stages, and fill in what follows from it and from the models.
+
+    Args:
+        config: with stages, or without, which makes one.
+        directories: where each stage is trained.
+        plans: the rows of each stage, if they are planned already.
+        corpus_of: prepares the text of a stage.
+
+    Raises:
+        UserError: for a stage that cannot be trained, or cannot start from the one before.
+    """
+    places = [address_of(directory) for directory in directories]
+    configs = stages_of(config, places)
+    grant(places=places if len(configs) > 1 else [])  # directories of ours, and no data
+    planned: list[Stage] = []
+    read: dict[tuple[str, ...], int] = {}  # raw tokens of each text, by all stages so far
+    for number, (of_stage, directory) in enumerate(zip(configs, directories, strict=True)):
+        with naming_stage(config, number):
+            corpus = corpus_of(of_stage.data)
+            rows = plans[number] if plans else None
+            resolved = resolve(of_stage, corpus.tokenizer.vocabulary, rows)
+            if of_stage.start.schedule_end and not depends_on_end(of_stage.optimizer):
+                # Such a stage is the same, whatever comes after it.
+                resolved = _with_start(resolved, schedule_end=0)
+            if planned:
+                resolved = _after(planned[-1], resolved, read)
+                before, directory_before = planned[-1].resolved, planned[-1].directory
+                tokenizer = planned[-1].data.tokenizer
+                run_directory.check_start(
+                    resolved, corpus.tokenizer, directory_before, before, tokenizer
+                )
+            stage = Stage(resolved, text_data(resolved, corpus), directory)
+            text = _text_of(resolved)
+            read[text] = read.get(text, 0) + stage.raw_tokens
+            planned.append(stage)
+    return planned
+
+
+def _text_of(resolved: Resolved) -> tuple[str, ...]:
+    """Return what tells the text of a stage from that of another."""
+    data = resolved.config.data
+    return data.source, data.document, data.field
+
+
+def _with_start(resolved: Resolved, **settings: Any) -> Resolved:
+    start = replace(resolved.config.start, **settings)
+    return replace(resolved, config=replace(resolved.config, start=start))
+
+
+def _after(before: Stage, resolved: Resolved, read: Mapping[tuple[str, ...], int]) -> Resolved:
+    """Return a stage with what follows from the one before it.
+
+    Args:
+        read: raw tokens of each text that the stages before have read.
+    """
+    start, old = resolved.config.start, before.resolved
+    convert = start.convert or between(old.model, resolved.model)
+    # The optimizer's state goes on where it is one of the same parameters.
+    goes_on = (
+        start.takes_optimizer
+        and not convert
+        and old.config.optimizer.name == resolved.config.optimizer.name
+        and old.config.adapt == resolved.config.adapt == "full"
+        and parameter_shapes(old.model) == parameter_shapes(resolved.model)
+    )
+    return _with_start(
+        resolved,
+        convert=convert,
+        optimizer_step=old.config.start.optimizer_step if goes_on else start.step,
+        raw_tokens=sum(read.values()),
+        skip_tokens=read.get(_text_of(resolved), 0),
+    )
+
+
+def train_stages(
+    stages: Sequence[Stage],
+    on_log: Callable[[dict], None] | None = None,
+    take_over: bool = False,
+    change: bool = False,
+) -> None:
+    """Train one stage after the other, each from the end of the one before; those that are done
+    are left as they are. For the arguments see loop.train.
+
+    Raises:
+        UserError: see loop.train. A stage that cannot be trained is found before the first one is.
+    """
+    loop.setup_jax(stages[-1].resolved.model.dtype)
+    if len(stages) > 1:
+        run_directory.check_is_free(stages[-1].directory)
+        for stage in stages:
+            loop.Run(stage.resolved, stage.data)
+    for number, (resolved, data, directory) in enumerate(stages, 1):
+        if len(stages) > 1:
+            objective = resolved.config.objective
+            text = f"stage {number} of {len(stages)}: {objective}, in {directory}"
+            if number < len(stages) and run_directory.is_done(directory, resolved):
+                say(f"{text}: done")
+                continue
+            say(text)
+        loop.train(resolved, data, directory, on_log, take_over=take_over, change=change)
+
+
+def train_config(
+    config: RunConfig,
+    workdir: Path,
+    plans: Sequence[RowPlan] = (),
+    on_log: Callable[[dict], None] | None = None,
+    take_over: bool = False,
+    change: bool = False,
+) -> None:
+    """Train the run that a config describes in `workdir`, with its stages if it has some. For the
+    arguments see plan_stages and loop.train.
+    """
+    stages = plan_stages(config, directories_of(workdir, max(len(config.stages), 1)), plans)
+    train_stages(stages, on_log, take_over, change)

@@ -1,0 +1,170 @@
+"""Stages: a run that is cut in two ends as the whole, and what goes on from one to the next."""
+
+from pathlib import Path
+
+import pytest
+from conftest import settings
+
+import t5x_lite
+from t5x_lite import manifest
+from t5x_lite.config import RunConfig
+from t5x_lite.config.files import build
+from t5x_lite.errors import UserError
+from t5x_lite.training.log import read_metrics
+from t5x_lite.training.stages import directories_of, plan_stages
+
+MORE = {"training.steps": 12, "optimizer.warmup_steps": 2}
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    with t5x_lite.messages_to(lambda line: None):
+        yield
+
+
+def arrays(workdir: Path, step: int) -> dict:
+    """Shape, type and checksum of each array."""
+    return manifest.read(workdir / f"checkpoints/{step}")["arrays"]
+
+
+def losses(*directories: Path) -> list[tuple]:
+    records = [one for path in directories for one in read_metrics(path / "metrics.jsonl")]
+    return [
+        (one["step"], one["loss"], one["learning_rate"], one["raw_tokens"])
+        for one in records
+        if one["split"] == "train"
+    ]
+
+
+def planned(config: dict, workdir: Path) -> list:
+    checked = build(RunConfig, config)
+    return plan_stages(checked, directories_of(workdir, len(checked.stages)))
+
+
+@pytest.mark.parametrize(
+    ("cell", "more"),
+    [
+        (("causal_lm", "decoder"), {"training.keep_every": 4}),
+        (("span_corruption", "encoder_decoder"), {"optimizer.name": "adafactor"}),
+        (
+            ("2 * prefix_lm + causal_lm", "decoder"),
+            {"optimizer.name": "muon", "optimizer.schedule_unit": "tokens"},
+        ),
+    ],
+    ids=["gpt", "t5", "mixture"],
+)
+def test_a_run_cut_in_three_is_the_whole(text_file, tmp_path, cell, more):
+    whole = settings(text_file, *cell, **MORE, **more)
+    t5x_lite.train(whole, tmp_path / "whole")
+    t5x_lite.train(whole | {"stages": ({"until": 5}, {"until": "75%"}, {})}, tmp_path / "cut")
+    stages = directories_of(tmp_path / "cut", 3)
+    assert arrays(tmp_path / "cut", 12) == arrays(tmp_path / "whole", 12)
+    assert losses(*stages) == losses(tmp_path / "whole")
+
+
+def test_what_goes_on_and_what_begins_anew(text_file, tmp_path):
+    stages = (
+        {"until": 4},
+        {"until": 6, "objective": "prefix_lm", "model": {"architecture": "prefix_decoder"}},
+        {"until": 8, "optimizer": {"schedule": "linear", "warmup_steps": 0}},
+        {"fresh_optimizer": True},
+    )
+    config = settings(text_file, **MORE) | {"stages": stages}
+    starts = [stage.resolved.config.start for stage in planned(config, tmp_path / "run")]
+    # The parameters are the same, but what is converted is not one optimizer's any more.
+    assert [start.convert for start in starts] == [
+        "",
+        "decoder_to_prefix_decoder",
+        "prefix_decoder_to_decoder",
+        "",
+    ]
+    assert [start.optimizer_step for start in starts] == [0, 4, 6, 8]
+    assert [(start.schedule_step, start.schedule_end) for start in starts] == [
+        (0, 12),
+        (0, 12),
+        (6, 8),
+        (0, 12),
+    ]
+    # Rows go on in one order, whatever is made of them.
+    assert [start.skip_tokens for start in starts] == [0, 4 * 8 * 40, 6 * 8 * 40, 8 * 8 * 40]
+
+
+def test_another_text_is_read_from_its_beginning(text_file, tmp_path):
+    other = tmp_path / "other.txt"
+    other.write_text(text_file.read_text()[::-1])
+    of_other = {"data": {"source": str(other)}}
+    stages = ({"until": 4}, {"until": 8} | of_other, {})
+    starts = [
+        stage.resolved.config.start
+        for stage in planned(settings(text_file, **MORE) | {"stages": stages}, tmp_path / "run")
+    ]
+    in_a_step = 8 * 40
+    assert [start.raw_tokens for start in starts] == [0, 4 * in_a_step, 8 * in_a_step]
+    assert [start.skip_tokens for start in starts] == [0, 0, 4 * in_a_step]
+
+
+def test_from_a_decoder_to_an_encoder(text_file, tmp_path):
+    """What is said of a decoder that goes on as an encoder: the same stack, another objective."""
+    stages = (
+        {"until": 6},
+        {"objective": "masked_lm", "model": {"architecture": "encoder", "mlm_head": True}},
+    )
+    config = settings(text_file, **MORE) | {"stages": stages}
+    lines: list[str] = []
+    with t5x_lite.messages_to(lines.append):
+        model = t5x_lite.train(config, tmp_path / "run")
+        t5x_lite.train(config, tmp_path / "run")
+    assert model.config.objective == "masked_lm"
+    said = "\n".join(lines)
+    assert "stage 2 of 2: masked_lm" in said
+    assert "newly drawn: head/bias, head/dense/" in said
+    assert f"stage 1 of 2: causal_lm, in {tmp_path / 'run/stages/1'}: done" in said
+    assert "already at step 12 of 12" in said
+    assert [step for step, *_ in losses(*directories_of(tmp_path / "run", 2))] == [*range(1, 13)]
+
+
+@pytest.mark.parametrize(
+    ("stages", "reason"),
+    [
+        (({"until": 4}, {"until": 4}, {}), r"stages\[1\].until: got 4, expected more than 4"),
+        (({"until": "100%"}, {}), r"stages\[0\].until: got '100%', expected more than 0, and less"),
+        (({"until": "half"}, {}), r"stages\[0\].until: got 'half', expected a step, or a share"),
+        (({}, {}), r"stages\[0\].until: got None, expected a step, or a share"),
+        (({"until": 4},), r"stages\[0\].until: the last stage ends with training.steps"),
+        (({"until": 4}, {"seed": 1}), r"stages\[1\].seed: is the same in all stages"),
+        (({"until": 4}, {"modl": {}}), r"stages\[1\].modl: no such setting; did you mean model"),
+        (({"until": 4}, {"training": {"steps": 8}}), r"stages\[1\].training.steps: until says"),
+        (({"until": 4}, {"data": 3}), r"stages\[1\].data: got 3, expected keys such as"),
+        (
+            ({"until": 4}, {"model": {"d_model": 32}}),
+            r"stages\[1\].model.d_model: got 32, but init_from=.* has 16",
+        ),
+        (
+            ({"until": 4}, {"convert": "grow_width"}),
+            r"stages\[1\].start.convert=grow_width: no such conversion; did you mean grow_depth",
+        ),
+        (
+            ({"until": 4}, {"convert": "encoder_to_decoder"}),
+            r"stages\[1\].start.convert=encoder_to_decoder: got architectures decoder and decoder",
+        ),
+        (
+            ({"until": 4}, {"objective": "masked_lm"}),
+            r"stages\[1\].objective masked_lm on architecture decoder",
+        ),
+        ("causal_lm", r"stages: got .causal_lm., expected names"),
+        (("causal_lm",), r"stages: got 'causal_lm', expected names"),
+    ],
+)
+def test_stages_that_cannot_be(text_file, tmp_path, stages, reason):
+    config = settings(text_file, **MORE) | {"stages": stages}
+    with pytest.raises(UserError, match=reason):
+        t5x_lite.train(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_other_stages_are_not_mixed_up(text_file, tmp_path):
+    config = settings(text_file, **MORE)
+    t5x_lite.train(config | {"stages": ({"until": 4}, {})}, tmp_path / "run")
+    other = ({"until": 4, "model": {"dropout": 0.1}}, {})
+    with pytest.raises(UserError, match=r"model.dropout: the run in .*stages/1 has 0.0"):
+        t5x_lite.train(config | {"stages": other}, tmp_path / "run")
