@@ -12,11 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from t5x_lite import storage
 from t5x_lite.comparison.budget import with_budget
 from t5x_lite.comparison.side_runs import train_side_run
 from t5x_lite.comparison.span_bits import Span, span_bits
-from t5x_lite.config import RunConfig
+from t5x_lite.config import RunConfig, Start
 from t5x_lite.config.permission import grant
 from t5x_lite.data.rows.batches import TextData
 from t5x_lite.data.rows.row_plan import RowPlan
@@ -26,6 +25,7 @@ from t5x_lite.model.transformer import parameter_shapes
 from t5x_lite.progress import messages_to, say, silent
 from t5x_lite.resolve import Resolved, resolve
 from t5x_lite.training import run_directory
+from t5x_lite.training.stages import Stage, address_of
 
 # All architectures split the same windows at the same random points. By default, an encoder-decoder
 # would read two halves of a window, with half of the context.
@@ -91,6 +91,7 @@ def plan_adapted_run(
         data=dataclasses.replace(config.data, lengths=lengths, window=window),
         seed=(config.seed + _OTHER_ORDER) % 2**31,
         init_from=init_from,
+        start=Start(),
     )
     steps = steps_of(adaptation, config.data.batch_size)
     resolved = resolve(with_budget(changed, steps, evaluations=1), vocabulary)
@@ -133,7 +134,7 @@ def adapt(workdir: Path, adaptation: Adaptation, directory: Path) -> bool:
         False if the model cannot be a prefix language model, or diverges.
     """
     before, tokenizer = run_directory.read(workdir)
-    init_from = str(storage.durable_path(workdir.resolve()))
+    init_from = address_of(workdir)
     grant(places=[init_from])  # an argument, and no data
     try:
         resolved = plan_adapted_run(before.config, adaptation, tokenizer.vocabulary, init_from)
@@ -142,7 +143,7 @@ def adapt(workdir: Path, adaptation: Adaptation, directory: Path) -> bool:
     with messages_to(silent):
         data = run_directory.open_data(workdir, resolved, tokenizer)
     assert isinstance(data, TextData)
-    return train_side_run(f"{workdir.name}, adapted", resolved, data, directory)
+    return train_side_run(f"{workdir.name}, adapted", [Stage(resolved, data, directory)])
 
 
 def bits_of_adapted(directory: Path, spans: Sequence[Span]) -> list[float]:

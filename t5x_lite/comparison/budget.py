@@ -8,17 +8,19 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
 from types import MappingProxyType
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from t5x_lite import storage
-from t5x_lite.config import CompareConfig, RunConfig, to_dict
+from t5x_lite.config import CompareConfig, Optimizer, RunConfig, to_dict
+from t5x_lite.config.stages import UNTIL, stages_of
 from t5x_lite.data.rows.batches import TextData, ledger
 from t5x_lite.errors import BAD_CONFIG, UserError, read_json
 from t5x_lite.model.transformer import count_active_parameters, count_parameters
@@ -98,9 +100,13 @@ def inherited(config: RunConfig) -> Counter[str]:
         last, rows, shape = records[-1], config.data.batch_size, resolved.rows.shape
         # A head of a task counts its labels.
         scored = mean(one.get("loss_tokens", one.get("loss_labels", 0)) for one in records) / rows
+        # Stages count on; those before it are added on their own.
+        start = config.start
+        read = last.get("raw_tokens", 0) - start.raw_tokens
+        steps -= start.step
         total.update(
             steps=steps,
-            raw_tokens=round(steps * last.get("raw_tokens", 0) / last["step"]),
+            raw_tokens=round(steps * read / (last["step"] - start.step)),
             model_tokens=steps * rows * (shape.encoder + shape.decoder),
             flops=round(steps * rows * step_flops(resolved, shape, scored)),
             seconds=sum(record.get("train_seconds", 0) for record in records),
@@ -181,11 +187,14 @@ def spent(cost: StepCost, seconds: float) -> dict[str, float]:
     }
 
 
-def with_budget(cell: RunConfig, steps: int, evaluations: int) -> RunConfig:
+def with_budget(cell: RunConfig, steps: int | Sequence[int], evaluations: int) -> RunConfig:
     """Return the cell with this many steps, and its schedule (in steps or tokens) stretched to fit.
 
     A checkpoint is saved at every evaluation, or about every quarter of the run if that is more
     often.
+
+    Args:
+        steps: of the run, or of each of its stages.
 
     >>> from t5x_lite.config import Data, Lengths, Optimizer
     >>> schedule = Optimizer(warmup_steps=100, decay_steps=800)
@@ -197,34 +206,66 @@ def with_budget(cell: RunConfig, steps: int, evaluations: int) -> RunConfig:
     125 50 400
     1 0 2
     """
-    ratio = steps / cell.training.steps
-    before = cell.optimizer
-    warmup, decay = round(before.warmup_steps * ratio), round(before.decay_steps * ratio)
-    if before.decay_steps:  # 0 must stay 0: the decay then ends with the run
-        decay = max(decay, warmup + 1)
-    optimizer = dataclasses.replace(before, warmup_steps=warmup, decay_steps=decay)
-    every = math.ceil(steps / evaluations)
+    of_stages = (steps,) if isinstance(steps, int) else tuple(steps)
+    before = steps_of_stages(cell)
+    ratios = [now / then for now, then in zip(of_stages, before, strict=True)]
+    # The first stage decides on a schedule that goes over all, so that stages that several cells
+    # begin with stay the same in them.
+    optimizer = _stretched(dataclasses.asdict(cell.optimizer), ratios[0])
+    stages = []
+    for number, (stage, ratio) in enumerate(zip(cell.stages, ratios, strict=False)):
+        changed = dict(stage)
+        if number < len(cell.stages) - 1:
+            changed[UNTIL] = sum(of_stages[: number + 1])
+        if "optimizer" in changed:
+            changed["optimizer"] = _stretched(changed["optimizer"], ratio)
+        stages.append(changed)
+    total = sum(of_stages)
+    every = math.ceil(total / evaluations)
     training = dataclasses.replace(
         cell.training,
-        steps=steps,
+        steps=total,
         eval_every=every,
-        checkpoint_every=min(every, math.ceil(steps / _SAVES)),
-        log_every=max(steps // _WRITTEN_RECORDS, 1),
+        checkpoint_every=min(every, math.ceil(total / _SAVES)),
+        log_every=max(total // _WRITTEN_RECORDS, 1),
     )
-    return dataclasses.replace(cell, optimizer=optimizer, training=training)
+    return dataclasses.replace(
+        cell, optimizer=Optimizer(**optimizer), training=training, stages=tuple(stages)
+    )
+
+
+def _stretched(optimizer: Mapping[str, Any], ratio: float) -> dict[str, Any]:
+    """Return settings of an optimizer with the lengths of its schedule times a ratio."""
+    stretched = dict(optimizer)
+    for name in ("warmup_steps", "decay_steps"):
+        if name in stretched:
+            stretched[name] = round(stretched[name] * ratio)
+    if optimizer.get("decay_steps"):  # 0 must stay 0: the decay then ends with the run
+        stretched["decay_steps"] = max(
+            stretched["decay_steps"], stretched.get("warmup_steps", 0) + 1
+        )
+    return stretched
+
+
+def steps_of_stages(config: RunConfig) -> tuple[int, ...]:
+    """Return the number of steps of each stage; those of the run, if it has no stages."""
+    return tuple(stage.training.steps - stage.start.step for stage in stages_of(config))
 
 
 def steps_of_cells(
     config: CompareConfig,
     budget: float,
-    spent_by_cell: Mapping[str, Mapping[str, float]],
+    spent_by_cell: Mapping[str, Sequence[Mapping[str, float]]],
     inherited_by_cell: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
-) -> dict[str, int]:
-    """Return the number of steps with which each cell spends the budget.
+) -> dict[str, tuple[int, ...]]:
+    """Return the number of steps with which each cell spends the budget, for each of its stages.
+
+    A stage has the share of the budget that it has of the steps in the config. So stages that
+    several cells begin with are as long in all of them, whatever comes after.
 
     Args:
         budget: in units of config.match; 0: what the first cell spends in its own steps.
-        spent_by_cell: cell → unit → what one step spends.
+        spent_by_cell: cell → stage → unit → what one step spends.
         inherited_by_cell: cell → unit → what was spent on the model that it starts from. What a
             cell has inherited beyond the others is part of its budget.
 
@@ -236,15 +277,23 @@ def steps_of_cells(
     least = min(before.values(), default=0.0)
     first = next(iter(config.cells))
     if not budget:
-        budget = config.cells[first].training.steps * spent_by_cell[first][config.match]
+        own = zip(steps_of_stages(config.cells[first]), spent_by_cell[first], strict=True)
+        budget = sum(steps * of_step[config.match] for steps, of_step in own)
         budget += before.get(first, 0.0) - least
     steps = {}
-    for name, of_step in spent_by_cell.items():
+    for name, of_stages in spent_by_cell.items():
         more = before.get(name, 0.0) - least
-        steps[name] = round((budget - more) / of_step[config.match])
-        if steps[name] < 1:
-            reason = f"a step of {name} costs {of_step[config.match]:,.4g} {unit}"
-            if more:
-                reason += f", and it has inherited {more:,.4g} more than others"
-            raise UserError(BAD_CONFIG, f"budget: got {budget:,.4g}, but {reason}; raise it")
+        total = config.cells[name].training.steps
+        bought = []
+        for number, of_stage in enumerate(steps_of_stages(config.cells[name])):
+            cost, share = of_stages[number][config.match], of_stage / total
+            bought.append(round((budget - more) * share / cost))
+            if bought[-1] < 1:
+                reason = f"a step of {name} costs {cost:,.4g} {unit}"
+                if len(of_stages) > 1:
+                    reason = f"stage {number + 1} has {share:.0%} of it, and {reason}"
+                if more:
+                    reason += f", and it has inherited {more:,.4g} more than others"
+                raise UserError(BAD_CONFIG, f"budget: got {budget:,.4g}, but {reason}; raise it")
+        steps[name] = tuple(bought)
     return steps

@@ -3,6 +3,8 @@ to make. Anything that cannot be run is rejected here, before training starts.
 """
 
 import dataclasses
+import itertools
+import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -29,10 +31,12 @@ from t5x_lite.comparison.span_bits import (
 )
 from t5x_lite.config import CompareConfig, RunConfig
 from t5x_lite.config.files import load_run_config
+from t5x_lite.config.permission import grant
+from t5x_lite.config.schema import TRUNKS
+from t5x_lite.config.stages import each_stage
 from t5x_lite.data.rows.batches import TextData
 from t5x_lite.data.rows.streams import TextStream
 from t5x_lite.data.store.corpus import Corpus
-from t5x_lite.data.store.prepare import prepare
 from t5x_lite.data.tasks.kinds.table import metrics_of
 from t5x_lite.data.tasks.load import load_task
 from t5x_lite.errors import BAD_CONFIG, USAGE, UserError, nearest
@@ -40,24 +44,50 @@ from t5x_lite.model.check import plan_objective_checked
 from t5x_lite.progress import columns, say
 from t5x_lite.report.page import short
 from t5x_lite.report.papers import check_papers
-from t5x_lite.resolve import Resolved, resolve, text_data
+from t5x_lite.resolve import Resolved
+from t5x_lite.training import run_directory
 from t5x_lite.training.check import check_training
 from t5x_lite.training.checkpoint import KEPT
 from t5x_lite.training.run_directory import check_init_from
+from t5x_lite.training.stages import Stage, address_of, plan_stages
 
 # The smallest share of the longest window that all cells' windows may be shortened to
 _SHORTEST_WINDOW = 0.9
 
 
 class Cell(NamedTuple):
-    """One cell of a comparison, with its cost and the steps that the budget buys."""
+    """One cell of a comparison, with its cost and the steps that the budget buys.
+
+    Attributes:
+        config: settings of its first seed, with the steps that the budget buys.
+        stages: its stages, with the settings of the first seed; one, if it has no others.
+        costs: of a step of each stage.
+        seconds_per_step: of each stage, measured here; or a lower bound if no step count depends on
+            it.
+        baseline: name of the cell it is compared with: the first one under the same budget.
+    """
 
     name: str
-    resolved: Resolved  # settings of its first seed, with the steps that the budget buys
-    data: TextData
-    cost: StepCost  # of one step
-    seconds: float  # per step, measured here; or a lower bound if no step count depends on it
-    baseline: str  # name of the cell it is compared with: the first one under the same budget
+    config: RunConfig
+    stages: tuple[Stage, ...]
+    costs: tuple[StepCost, ...]
+    seconds_per_step: tuple[float, ...]
+    baseline: str
+
+    @property
+    def resolved(self) -> Resolved:
+        """Resolved settings of the last stage, whose model is the one that is compared."""
+        return self.stages[-1].resolved
+
+    @property
+    def data(self) -> TextData:
+        """What the last stage reads."""
+        return self.stages[-1].data
+
+    @property
+    def cost(self) -> StepCost:
+        """Cost of one step of the last stage."""
+        return self.costs[-1]
 
     @property
     def corpus(self) -> Corpus:
@@ -67,21 +97,43 @@ class Cell(NamedTuple):
     @property
     def inherited(self) -> Mapping[str, float]:
         """Return what was spent on the model that the cell starts from, in each unit."""
-        return inherited(self.resolved.config)
+        return inherited(self.stages[0].resolved.config)
 
     @property
     def total(self) -> dict[str, float]:
-        """Total that one run of the cell spends, in each unit."""
-        steps = self.resolved.config.training.steps
-        return {unit: steps * amount for unit, amount in spent(self.cost, self.seconds).items()}
+        """Total that one run of the cell spends on its stages, in each unit."""
+        total: dict[str, float] = {}
+        for stage, cost, seconds in zip(
+            self.stages, self.costs, self.seconds_per_step, strict=True
+        ):
+            for unit, amount in spent(cost, seconds).items():
+                total[unit] = total.get(unit, 0.0) + stage.steps * amount
+        return total
+
+    @property
+    def loss_tokens(self) -> float:
+        """Number of tokens that one run of the cell predicts."""
+        of_stages = zip(self.stages, self.costs, strict=True)
+        return sum(stage.steps * cost.loss_tokens for stage, cost in of_stages)
+
+    def with_config(self, config: RunConfig) -> "Cell":
+        """Return the cell with other settings, which cost the same."""
+        directories = [stage.directory for stage in self.stages]
+        stages = tuple(plan_stages(config, directories))
+        return self._replace(config=config, stages=stages)
 
 
 class SeededRun(NamedTuple):
-    """A cell with one seed: an ordinary training run in its own directory."""
+    """A cell with one seed: an ordinary training run in its own directory.
+
+    Attributes:
+        trunks: directories of the stages before the last, which other runs may begin with, too.
+    """
 
     cell: Cell
     seed: int
     directory: Path
+    trunks: tuple[Path, ...] = ()
 
     @property
     def name(self) -> str:
@@ -89,15 +141,22 @@ class SeededRun(NamedTuple):
         return self.directory.name
 
     @property
-    def resolved(self) -> Resolved:
-        """Resolved settings of the cell, with the seed of this run."""
-        config = dataclasses.replace(self.cell.resolved.config, seed=self.seed)
-        return dataclasses.replace(self.cell.resolved, config=config)
+    def stages(self) -> list[Stage]:
+        """The stages of the cell, with the seed of this run."""
+        stages = []
+        for stage, directory in zip(self.cell.stages, (*self.trunks, self.directory), strict=True):
+            config = dataclasses.replace(stage.resolved.config, seed=self.seed)
+            if stages:
+                config = dataclasses.replace(config, init_from=address_of(stages[-1].directory))
+            resolved = dataclasses.replace(stage.resolved, config=config)
+            data = dataclasses.replace(stage.data, seed=self.seed)
+            stages.append(Stage(resolved, data, directory))
+        return stages
 
     @property
-    def data(self) -> TextData:
-        """The cell's text, in the order that the seed of this run gives."""
-        return dataclasses.replace(self.cell.data, seed=self.seed)
+    def resolved(self) -> Resolved:
+        """Resolved settings of the last stage, with the seed of this run."""
+        return self.stages[-1].resolved
 
 
 def plan_cells(
@@ -125,19 +184,18 @@ def plan_cells(
         raise UserError(BAD_CONFIG, f"seed: {reason}; {fix}")
 
     # Prepare the text of each cell and count what a step costs.
-    resolved, data, costs = {}, {}, {}
+    stages, costs = {}, {}
     for name, cell in cells.items():
         if cell.task.name:
             raise UserError(BAD_CONFIG, f"cells.{name}.task: cells learn objectives; leave it out")
         if cell.data.epochs:
             reason = "the budget says how long a cell is trained; leave it out"
             raise UserError(BAD_CONFIG, f"cells.{name}.data.epochs: {reason}")
-        corpus = prepare(cell.data)
-        resolved[name] = resolve(cell, corpus.tokenizer.vocabulary)
-        data[name] = text_data(resolved[name], corpus)
-        check_init_from(resolved[name], corpus.tokenizer)
-        costs[name] = step_cost(resolved[name], data[name])
-    _check_texts(config, resolved, data)
+        stages[name] = plan_stages(cell, _directories(workdir, name, cell))
+        first = stages[name][0]
+        check_init_from(first.resolved, first.data.tokenizer)
+        costs[name] = tuple(step_cost(stage.resolved, stage.data) for stage in stages[name])
+    _check_texts(config, {name: of_cell[-1] for name, of_cell in stages.items()})
 
     # Measure a step where the number of steps depends on it. Otherwise the time of the matrix
     # products is a lower bound, and quick to estimate.
@@ -146,12 +204,18 @@ def plan_cells(
     for name in cells:
         if measured or config.match == "seconds":
             announce = partial(say, f"{name}: measuring a step")
-            seconds[name] = timings.of(resolved[name], data[name], announce)
+            seconds[name] = tuple(
+                timings.of(stage.resolved, stage.data, announce) for stage in stages[name]
+            )
         else:
-            seconds[name] = costs[name].flops / matmul_rate(resolved[name].model.dtype)
+            rate = matmul_rate(stages[name][-1].resolved.model.dtype)
+            seconds[name] = tuple(cost.flops / rate for cost in costs[name])
 
     # Find the number of steps of each cell under each budget.
-    spent_by_cell = {name: spent(costs[name], seconds[name]) for name in cells}
+    spent_by_cell = {
+        name: [spent(*of_stage) for of_stage in zip(costs[name], seconds[name], strict=True)]
+        for name in cells
+    }
     inherited_by_cell = {name: inherited(cell) for name, cell in cells.items()}
     planned = []
     for budget in config.budgets or (config.budget,):
@@ -160,12 +224,24 @@ def plan_cells(
         baseline = next(iter(cells)) + suffix
         for name, cell in cells.items():
             budgeted = with_budget(cell, steps[name], config.evaluations)
-            of_cell = dataclasses.replace(resolved[name], config=budgeted, steps=steps[name])
-            of_data = dataclasses.replace(data[name], data=budgeted.data)
+            of_cell = plan_stages(budgeted, _directories(workdir, name + suffix, cell))
             planned.append(
-                Cell(name + suffix, of_cell, of_data, costs[name], seconds[name], baseline)
+                Cell(
+                    name + suffix,
+                    budgeted,
+                    tuple(of_cell),
+                    costs[name],
+                    seconds[name],
+                    baseline,
+                )
             )
     return planned
+
+
+def _directories(workdir: Path, name: str, config: RunConfig) -> list[Path]:
+    """Return the directories of the stages of a run, if no other run begins with them."""
+    trunks = [workdir / TRUNKS / f"{name}-{number + 1}" for number in range(len(config.stages) - 1)]
+    return [*trunks, workdir / name]
 
 
 def names_of_cells(config: CompareConfig) -> list[str]:
@@ -281,19 +357,19 @@ def with_shared_block(cells: dict[str, RunConfig]) -> dict[str, RunConfig]:
 
 def _windows_of(cells: Mapping[str, RunConfig]) -> dict[tuple[str, int], int]:
     """Return the raw tokens in the window of each objective of each cell: (cell, index of the
-    objective in its mixture) → tokens.
+    objective among those of its stages and mixtures) → tokens.
     """
     windows = {}
     for name, cell in cells.items():
-        check_training(cell)
-        for number, member in enumerate(plan_objective_checked(cell).members):
+        each_stage(cell, check_training)
+        plans = each_stage(cell, plan_objective_checked)
+        members = itertools.chain(*(plan.members for plan in plans))
+        for number, member in enumerate(members):
             windows[name, number] = member.window
     return windows
 
 
-def _check_texts(
-    config: CompareConfig, resolved: dict[str, Resolved], data: dict[str, TextData]
-) -> None:
+def _check_texts(config: CompareConfig, stages: Mapping[str, Stage]) -> None:
     """Reject example texts that are too long or lack a blank, before hours of training."""
     for key in ("blanks", "spans", "prompts"):
         for text in getattr(config, key):
@@ -301,10 +377,10 @@ def _check_texts(
             if not text or (needs_blank and "___" not in text):
                 expected = "a text with ___" if needs_blank else "a text"
                 raise UserError(BAD_CONFIG, f"{key}: got {text!r}, expected {expected}")
-            for name, of_cell in resolved.items():
-                lengths = of_cell.config.data.lengths
+            for name, stage in stages.items():
+                lengths = stage.resolved.config.data.lengths
                 room = max(lengths.sequence_length, lengths.inputs)
-                if len(data[name].tokenizer.encode(text)) + 4 > room:
+                if len(stage.data.tokenizer.encode(text)) + 4 > room:
                     reason = f"is longer than a row of {name}, {room} tokens"
                     raise UserError(BAD_CONFIG, f"{key}: {text!r} {reason}; shorten it")
 
@@ -316,16 +392,36 @@ def seeded_runs(config: CompareConfig, cells: Sequence[Cell], workdir: Path) -> 
         UserError: if two runs would have the same name.
     """
     runs = []
+    known: dict[str, Path] = {}
     for number in range(config.seeds):
         for cell in cells:
             seed = cell.resolved.config.seed + number
             name = f"{cell.name}-seed{seed}" if number else cell.name
-            runs.append(SeededRun(cell, seed, workdir / name))
+            runs.append(SeededRun(cell, seed, workdir / name, _trunks(cell, seed, name, known)))
+    grant(places=map(address_of, known.values()))
     names = [run.name for run in runs]
     for name in names:
         if names.count(name) > 1:
             raise UserError(BAD_CONFIG, f"cells: two runs would be called {name}; rename one")
     return runs
+
+
+def _trunks(cell: Cell, seed: int, name: str, known: dict[str, Path]) -> tuple[Path, ...]:
+    """Return the directories of all stages of a run but the last. Runs that begin with the same
+    stages have them in one place, so that these are trained once.
+
+    Args:
+        known: what is known of a sequence of stages → its place; added to.
+    """
+    trunks = []
+    settings: list[Any] = [seed]
+    for number, stage in enumerate(cell.stages[:-1], 1):
+        config = stage.resolved.config
+        fixed = run_directory.fixed_settings(stage.resolved.written_out)
+        settings += [fixed, config.training.steps, config.start.schedule_end]
+        own = stage.directory.parent / f"{name}-{number}"
+        trunks.append(known.setdefault(json.dumps(settings, sort_keys=True), own))
+    return tuple(trunks)
 
 
 def order_of_text(cell: Cell) -> dict[str, Any]:

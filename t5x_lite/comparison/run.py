@@ -51,7 +51,7 @@ from t5x_lite.report import task_report
 from t5x_lite.resolve import resolve, text_data
 from t5x_lite.training import run_directory
 from t5x_lite.training.log import read_metrics
-from t5x_lite.training.loop import train
+from t5x_lite.training.stages import Stage, train_stages
 
 
 def compare(
@@ -152,10 +152,12 @@ def _train_and_report(
     failed = {run.name: untuned[run.cell.name] for run in chosen if run.cell.name in untuned}
     trainable = [run for run in chosen if run.name not in failed]
     if jobs > 1:
+        failed |= _train_trunks(trainable, jobs, workdir / LOGS)
         failed |= run_jobs(
             {
-                run.name: (train_run, (run.resolved.config, run.directory, questions))
+                run.name: (train_run, (configs_of(run.stages), questions))
                 for run in trainable
+                if run.name not in failed
             },
             jobs,
             workdir / LOGS,
@@ -213,7 +215,7 @@ def train_in_turn(runs: Sequence[SeededRun], questions: Questions | None) -> dic
         say(f"{run.name}: training in {run.directory}")
         try:
             with foreseen_errors():
-                train(run.resolved, run.data, run.directory)
+                train_stages(run.stages)
                 if questions is not None:
                     measure(run.directory, questions)
         except UserError as error:
@@ -224,13 +226,54 @@ def train_in_turn(runs: Sequence[SeededRun], questions: Questions | None) -> dic
     return failed
 
 
-def train_run(config: RunConfig, directory: Path, questions: Questions) -> None:
-    """Train and evaluate one run; run_jobs calls this in a process of its own."""
-    corpus = prepare(config.data)
-    resolved = resolve(config, corpus.tokenizer.vocabulary)
+# The config of each stage of a run, and its directory: what is sent to another process
+StageConfigs = list[tuple[RunConfig, Path]]
+
+
+def configs_of(stages: Sequence[Stage]) -> StageConfigs:
+    """Return the config and the directory of each stage."""
+    return [(stage.resolved.config, stage.directory) for stage in stages]
+
+
+def train_run(stages: StageConfigs, questions: Questions | None) -> None:
+    """Train the stages of one run, and evaluate it; run_jobs calls this in a process of its own.
+
+    Args:
+        questions: None: nothing is asked, as of a stage that others go on from.
+    """
+    trained = []
+    for config, directory in stages:
+        corpus = prepare(config.data)
+        resolved = resolve(config, corpus.tokenizer.vocabulary)
+        trained.append(Stage(resolved, text_data(resolved, corpus), directory))
     with foreseen_errors():
-        train(resolved, text_data(resolved, corpus), directory)
-        measure(directory, questions)
+        train_stages(trained)
+        if questions is not None:
+            measure(trained[-1].directory, questions)
+
+
+def _train_trunks(runs: Sequence[SeededRun], jobs: int, logs: Path) -> dict[str, UserError]:
+    """Train the stages that runs begin with, each once, before the runs themselves.
+
+    Returns:
+        The errors of the runs that cannot be trained, since one of their stages failed.
+    """
+    failed: dict[str, UserError] = {}
+    most = max((len(run.trunks) for run in runs), default=0)
+    for number in range(most):  # the first stages of all runs, then the second ones
+        due = {
+            run.trunks[number]: configs_of(run.stages[: number + 1])
+            for run in runs
+            if number < len(run.trunks) and run.name not in failed
+        }
+        errors = run_jobs(
+            {place.name: (train_run, (stages, None)) for place, stages in due.items()}, jobs, logs
+        )
+        for run in runs:
+            for place in run.trunks[number : number + 1]:
+                if place.name in errors:
+                    failed[run.name] = errors[place.name]
+    return failed
 
 
 # Reports of existing runs.
@@ -287,15 +330,17 @@ def existing_runs(directories: Sequence[Path]) -> tuple[CompareConfig, list[Seed
             for record in read_metrics(directory / "metrics.jsonl")
             if record["split"] == "train"
         ]
-        steps = trained[-1]["step"] if trained else 1
-        seconds = sum(record["train_seconds"] for record in trained) / steps
+        before = resolved.config.start.step
+        steps = trained[-1]["step"] if trained else before + 1
+        seconds = sum(record["train_seconds"] for record in trained) / (steps - before)
         training = dataclasses.replace(resolved.config.training, steps=steps)
         config = dataclasses.replace(resolved.config, training=training)
         resolved = dataclasses.replace(resolved, config=config)
 
         name = directory.resolve().name
         first = runs[0].cell.name if runs else name
-        cell = Cell(name, resolved, data, step_cost(resolved, data), seconds, first)
+        stages = (Stage(resolved, data, directory),)
+        cell = Cell(name, config, stages, (step_cost(resolved, data),), (seconds,), first)
         if name in (run.cell.name for run in runs):
             reason = f"two runs are called {name}; rename one to tell them apart in the report"
             raise UserError(USAGE, f"{directory}: {reason}")

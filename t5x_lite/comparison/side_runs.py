@@ -1,33 +1,36 @@
 """Train the runs that a report does not show, but rests on: tries of settings, and adaptations."""
 
-from pathlib import Path
+from collections.abc import Sequence
 
 from t5x_lite import storage
 from t5x_lite.config import to_dict
-from t5x_lite.data.rows.batches import TextData
 from t5x_lite.errors import NOT_FINITE, UserError, foreseen_errors, read_json
 from t5x_lite.progress import say
-from t5x_lite.resolve import Resolved
-from t5x_lite.training.loop import train
+from t5x_lite.training.stages import Stage, train_stages
 
 
-def train_side_run(name: str, resolved: Resolved, data: TextData, directory: Path) -> bool:
+def train_side_run(name: str, stages: Sequence[Stage]) -> bool:
     """Train a run, or continue it if it was stopped. What a run with other settings has left in its
-    directory is removed.
+    directories is removed.
 
     Returns:
         False if it diverges.
     """
-    path = directory / "config.json"
-    if path.is_file() and read_json(path, "remove it") != to_dict(resolved.config):
-        storage.remove_tree(directory)
-    say(f"{name}: training in {directory}")
+    if any(_holds_another(stage) for stage in stages):
+        for stage in stages:
+            storage.remove_tree(stage.directory)
+    say(f"{name}: training in {stages[-1].directory}")
     try:
         with foreseen_errors():
-            train(resolved, data, directory)
+            train_stages(stages)
     except UserError as error:
         if error.code != NOT_FINITE:
             raise
         say(f"{name}: {error}")
         return False
     return True
+
+
+def _holds_another(stage: Stage) -> bool:
+    path = stage.directory / "config.json"
+    return path.is_file() and read_json(path, "remove it") != to_dict(stage.resolved.config)

@@ -18,7 +18,7 @@ from t5x_lite.comparison.cells import Cell, SeededRun
 from t5x_lite.comparison.evaluations import kept_answer
 from t5x_lite.comparison.jobs import run_jobs
 from t5x_lite.comparison.side_runs import train_side_run
-from t5x_lite.config import CompareConfig, RunConfig, to_dict
+from t5x_lite.config import CompareConfig, Data, RunConfig, to_dict
 from t5x_lite.config.files import build, flatten, label_of, merge, nested
 from t5x_lite.config.roles import BUDGET, LOCAL, PATH, RESUMABLE, SIZE, settings_with
 from t5x_lite.config.schema import TUNING
@@ -32,8 +32,8 @@ from t5x_lite.errors import (
     read_json,
 )
 from t5x_lite.progress import say
-from t5x_lite.resolve import Resolved, resolve, text_data
 from t5x_lite.training.log import read_metrics
+from t5x_lite.training.stages import directories_of, plan_stages
 
 # Settings that cannot be tuned, besides those of the text
 _FIXED = {"seed", "init_from"} | settings_with(RunConfig, RESUMABLE, LOCAL, BUDGET, PATH, SIZE)
@@ -46,7 +46,7 @@ class Try(NamedTuple):
         cell: its name.
         label: the values as text, such as "learning_rate=0.001".
         values: value of each setting, by its dotted key.
-        tuned: the cell with these values.
+        tuned: the settings of the cell with these values.
         config: settings of the run that tries them.
         directory: directory of that run.
     """
@@ -54,7 +54,7 @@ class Try(NamedTuple):
     cell: str
     label: str
     values: dict[str, Any]
-    tuned: Resolved
+    tuned: RunConfig
     config: RunConfig
     directory: Path
 
@@ -86,9 +86,12 @@ def plan_tries(config: CompareConfig, cells: Sequence[Cell], workdir: Path) -> l
             and for wrong values.
     """
     for key in flatten(config.tune):
-        own = {repr(flatten(to_dict(cell.resolved.config)).get(key)) for cell in cells}
+        own = {repr(flatten(to_dict(cell.config)).get(key)) for cell in cells}
         if len(own) > 1:
             reason = "cells have different values of it, which tuning would replace"
+            raise UserError(BAD_CONFIG, f"tune.{key}: {reason}; tune another setting")
+        if any(key in flatten(stage) for cell in cells for stage in cell.config.stages):
+            reason = "a stage has a value of its own, which tuning would not replace"
             raise UserError(BAD_CONFIG, f"tune.{key}: {reason}; tune another setting")
     return [
         _plan_try(config, cell, values, workdir)
@@ -98,25 +101,33 @@ def plan_tries(config: CompareConfig, cells: Sequence[Cell], workdir: Path) -> l
 
 
 def _plan_try(config: CompareConfig, cell: Cell, values: dict[str, Any], workdir: Path) -> Try:
-    settings = merge(to_dict(cell.resolved.config), nested(values))
+    settings = merge(to_dict(cell.config), nested(values))
     tuned = build(RunConfig, settings, "tune.")
 
     # The losses of tries can be compared, and the budget buys as many steps, only if the text, the
     # rows and the cost of a step stay as they are.
-    resolved = resolve(tuned, cell.data.tokenizer.vocabulary)
-    fixed = {key for key in values if key in _FIXED or key.startswith("data.")}
-    is_same = not fixed and resolved.rows == cell.resolved.rows
-    if not is_same or step_cost(resolved, text_data(resolved, cell.corpus)) != cell.cost:
+    fixed = {key for key in values if key in _FIXED or key.startswith(("data.", "start."))}
+    if fixed or not _costs_the_same(tuned, cell):
         reason = "changes what a cell is, not only how it is trained"
         keys = ", ".join(sorted(fixed) or values)
         raise UserError(BAD_CONFIG, f"tune.{keys}: {reason}; make cells of its values (--grid)")
 
-    steps = max(round(cell.resolved.steps * config.tune_budget), 1)
+    steps = [max(round(stage.steps * config.tune_budget), 1) for stage in cell.stages]
     shorter = with_budget(tuned, steps, evaluations=1)
     run = dataclasses.replace(shorter, seed=config.tune_seed)
     label, checked = label_of(values), flatten(to_dict(tuned))
     directory = workdir / TUNING / f"{cell.name},{label}"
-    return Try(cell.name, label, {key: checked[key] for key in values}, resolved, run, directory)
+    return Try(cell.name, label, {key: checked[key] for key in values}, tuned, run, directory)
+
+
+def _costs_the_same(config: RunConfig, cell: Cell) -> bool:
+    """Return True if each stage has the rows of the cell, and steps that cost as much."""
+    stages = cell.with_config(config).stages
+    return all(
+        stage.resolved.rows == before.resolved.rows
+        and step_cost(stage.resolved, stage.data) == cost
+        for stage, before, cost in zip(stages, cell.stages, cell.costs, strict=True)
+    )
 
 
 def run_tries(tries: Sequence[Try], jobs: int, logs: Path) -> dict[str, UserError]:
@@ -170,15 +181,14 @@ def tuned_cells(
         chosen = min(finite, key=finite.__getitem__)
         say(f"{cell.name}: tuned to {chosen}")
         best = own[chosen]
-        of_data = dataclasses.replace(cell.data, data=best.tuned.config.data)
-        tuned.append(cell._replace(resolved=best.tuned, data=of_data))
+        tuned.append(cell.with_config(best.tuned))
         steps = best.config.training.steps
         shown[cell.name] = {
             "losses": losses,
             "chosen": chosen,
             "at_end": keys_at_end(best.values, [one.values for one in own.values()]),
             "steps": steps,
-            "share": len(own) * steps / cell.resolved.steps,
+            "share": len(own) * steps / cell.config.training.steps,
         }
     return tuned, shown, failed
 
@@ -226,14 +236,19 @@ def loss_of_try(config: RunConfig, directory: Path) -> float | None:
     return kept_answer(
         directory.with_name(f"{directory.name}.json"),
         {"config": to_dict(config), "text": text},
-        lambda: _train(config, corpus, directory),
+        lambda: _train(config, directory),
     )
 
 
-def _train(config: RunConfig, corpus: Corpus, directory: Path) -> float | None:
-    resolved = resolve(config, corpus.tokenizer.vocabulary)
-    data = text_data(resolved, hold_out(corpus))
-    if not train_side_run(directory.name, resolved, data, directory):
+def _without_its_end(data: Data) -> Corpus:
+    """Prepare a text whose end is held out: see store.corpus.hold_out."""
+    return hold_out(prepare(data))
+
+
+def _train(config: RunConfig, directory: Path) -> float | None:
+    directories = directories_of(directory, max(len(config.stages), 1))
+    stages = plan_stages(config, directories, corpus_of=_without_its_end)
+    if not train_side_run(directory.name, stages):
         return None
     records = read_metrics(directory / "metrics.jsonl")
     return [record["loss"] for record in records if record["split"] == "validation"][-1]

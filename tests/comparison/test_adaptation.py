@@ -188,7 +188,7 @@ def test_an_adaptation_that_diverges_is_left_out(written, tmp_path, monkeypatch)
         raise UserError(NOT_FINITE, "the loss is not finite")
 
     _, workdir = written
-    monkeypatch.setattr(side_runs, "train", diverge)
+    monkeypatch.setattr(side_runs, "train_stages", diverge)
     said = []
     with messages_to(said.append):
         assert not adapt(workdir / "gpt", Adaptation(320, 40), tmp_path / "adapted")

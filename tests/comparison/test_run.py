@@ -286,7 +286,7 @@ def test_what_a_cell_starts_from_is_part_of_its_budget(text_file, tmp_path):
     assert (fresh.resolved.steps, going_on.resolved.steps) == (12, 8)
     assert fresh.inherited == {}
     inherited = going_on.inherited
-    assert inherited.keys() == spent(fresh.cost, fresh.seconds).keys()
+    assert inherited.keys() == spent(fresh.cost, fresh.seconds_per_step[0]).keys()
     assert (inherited["steps"], inherited["raw_tokens"]) == (4, 4 * 8 * 40)
     assert inherited["flops"] == pytest.approx(4 * fresh.cost.flops)
     assert inherited["model_tokens"] == pytest.approx(4 * fresh.cost.model_tokens)
@@ -333,7 +333,7 @@ def test_all_cells_spend_the_same(text_file, tmp_path, match, monkeypatch):
     first = cells[0]
     assert first.resolved.steps == config.cells["bert"].training.steps
     for cell in cells:
-        half_a_step = spent(cell.cost, cell.seconds)[match] / 2
+        half_a_step = spent(cell.cost, cell.seconds_per_step[0])[match] / 2
         assert cell.total[match] == pytest.approx(first.total[match], abs=half_a_step)
         training = cell.resolved.config.training
         assert training.eval_every == -(-training.steps // 2)
@@ -361,9 +361,9 @@ def test_steps_follow_from_the_budget():
             "budget": 1000.0,
         }
     )
-    costs = {"a": {"flops": 10.0}, "b": {"flops": 3.0}}
-    assert steps_of_cells(config, 1000.0, costs) == {"a": 100, "b": 333}
-    assert steps_of_cells(config, 0.0, costs) == {"a": 1000, "b": 3333}
+    costs = {"a": [{"flops": 10.0}], "b": [{"flops": 3.0}]}
+    assert steps_of_cells(config, 1000.0, costs) == {"a": (100,), "b": (333,)}
+    assert steps_of_cells(config, 0.0, costs) == {"a": (1000,), "b": (3333,)}
 
 
 def test_each_cell_is_trained_under_each_budget(text_file, tmp_path):

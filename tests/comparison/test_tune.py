@@ -119,7 +119,7 @@ def test_tries_at_once_and_one_that_diverges(tmp_path, text_file, monkeypatch):
     assert len({one.directory for one in tries}) == len(tries) == 8
     assert tries[1].values == {"optimizer.learning_rate": 1e-3, "optimizer.beta1": 0.9}
     assert tries[1].label == "learning_rate=0.001,beta1=0.9"
-    assert tries[1].tuned.config.optimizer.beta1 == tries[1].config.optimizer.beta1 == 0.9
+    assert tries[1].tuned.optimizer.beta1 == tries[1].config.optimizer.beta1 == 0.9
 
     # The lowest loss wins; what diverged cannot.
     losses = dict(zip((one.directory for one in tries), (3, None, 2, 4, *[None] * 4), strict=True))
@@ -183,7 +183,7 @@ def test_each_budget_is_tuned_by_itself(tmp_path, text_file):
     tries = tune.plan_tries(config, cells, tmp_path)
     assert len({one.directory for one in tries}) == len(tries) == 2 * 2 * 2
     assert [one.config.training.steps for one in tries] == [2] * 4 + [4] * 4
-    assert [one.tuned.steps for one in tries] == [4] * 4 + [8] * 4
+    assert [one.tuned.training.steps for one in tries] == [4] * 4 + [8] * 4
 
 
 def test_a_reported_seed_tunes_nothing(text_file):

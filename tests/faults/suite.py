@@ -712,7 +712,7 @@ class Row:
 ROWS = (
     Row(checkpoint, 1000),
     Row(files, 500),
-    Row(kills, 100),
+    Row(kills, 200),
     Row(signals, 150),
     Row(power, 500),
     Row(disk, 60),

@@ -1,0 +1,158 @@
+"""Cells that begin with the same stages: each is what it would be alone, and the stages are trained
+once.
+"""
+
+from pathlib import Path
+
+import pytest
+from conftest import run, settings
+
+import t5x_lite
+from t5x_lite import manifest
+from t5x_lite.comparison import cells as planning
+from t5x_lite.comparison import tune
+from t5x_lite.comparison.budget import steps_of_stages, with_budget
+from t5x_lite.comparison.run import compare
+from t5x_lite.config.files import build_comparison
+from t5x_lite.errors import UserError
+
+TRUNK = {"until": "50%", "objective": "causal_lm"}
+MASKED = {
+    "objective": "masked_lm",
+    "model": {"architecture": "encoder"},
+    "optimizer": {"schedule": "linear", "warmup_steps": 1},
+}
+PREFIX = {"objective": "prefix_lm", "model": {"architecture": "prefix_decoder"}}
+CELLS = {
+    "causal": {},
+    "masked": {"stages": (TRUNK, MASKED)},
+    "prefix": {"stages": (TRUNK, PREFIX | {"until": "75%"}, {})},
+    "prefix_masked": {"stages": (TRUNK, PREFIX | {"until": "75%"}, MASKED)},
+}
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    with t5x_lite.messages_to(lambda line: None):
+        yield
+
+
+def comparison(text_file, **more) -> dict:
+    """Four ways through three stages."""
+    base = settings(text_file, **{"model.positions": "rotary", "training.steps": 12})
+    base["optimizer"] = {"schedule": "constant"}
+    return {
+        "base": base,
+        "cells": CELLS,
+        "match": "steps",
+        "evaluations": 2,
+        "span_count": 8,
+        "span_context": 6,
+        "ngram": False,
+        "other_objectives": False,
+        **more,
+    }
+
+
+def arrays(workdir: Path, step: int) -> dict:
+    return manifest.read(workdir / f"checkpoints/{step}")["arrays"]
+
+
+def test_a_tree_is_its_leaves(text_file, tmp_path):
+    """A leaf has the bits that it has alone, every trunk is trained once, and what was spent on it
+    counts in each leaf.
+    """
+    config, workdir = build_comparison(comparison(text_file)), tmp_path / "tree"
+    lines: list[str] = []
+    with t5x_lite.messages_to(lines.append):
+        report = compare(config, workdir)
+    trained = [line for line in lines if line.startswith("stage ") and not line.endswith(": done")]
+    assert len([line for line in trained if "trunks" in line]) == 2
+    assert {path.name for path in (workdir / "trunks").iterdir()} == {"masked-1", "prefix-2"}
+    assert {of["steps"] for of in report["cells"].values()} == {12}
+    assert {of["raw_tokens"] for of in report["cells"].values()} == {12 * 8 * 38}
+    assert not any(of["inherited"] for of in report["cells"].values())
+
+    *_, cell = planning.plan_cells(config, workdir)
+    t5x_lite.train(cell.config, tmp_path / "alone")
+    assert arrays(workdir / cell.name, 12) == arrays(tmp_path / "alone", 12)
+
+
+def test_each_seed_has_trunks_of_its_own(text_file, tmp_path):
+    config = build_comparison(comparison(text_file, seeds=2))
+    runs = planning.seeded_runs(config, planning.plan_cells(config, tmp_path), tmp_path)
+    assert {one.name: [path.name for path in one.trunks] for one in runs} == {
+        "causal": [],
+        "masked": ["masked-1"],
+        "prefix": ["masked-1", "prefix-2"],
+        "prefix_masked": ["masked-1", "prefix-2"],
+        "causal-seed1": [],
+        "masked-seed1": ["masked-seed1-1"],
+        "prefix-seed1": ["masked-seed1-1", "prefix-seed1-2"],
+        "prefix_masked-seed1": ["masked-seed1-1", "prefix-seed1-2"],
+    }
+    *_, last = runs
+    assert [stage.resolved.config.seed for stage in last.stages] == [1, 1, 1]
+    assert last.stages[2].resolved.config.init_from == str(tmp_path / "trunks/prefix-seed1-2")
+
+
+@pytest.mark.parametrize("match", ["raw_tokens", "model_tokens", "flops"])
+def test_every_leaf_spends_the_budget(text_file, tmp_path, match):
+    """Also where stages cost differently, and then the trunk is the same in all."""
+    config = build_comparison(comparison(text_file, match=match, budget=0.0, cells=CELLS))
+    cells = planning.plan_cells(config, tmp_path)
+    spent = [cell.total[match] for cell in cells]
+    most = max(planning.spent(cost, 1.0)[match] for cell in cells for cost in cell.costs)
+    assert max(spent) - min(spent) <= 1.5 * most
+    trunks = {one.trunks[0] for one in planning.seeded_runs(config, cells, tmp_path) if one.trunks}
+    assert len(trunks) == 1
+
+
+def test_a_schedule_over_all_ends_with_the_leaf(text_file, tmp_path):
+    """Then leaves of different lengths share nothing, since their rates differ from the start."""
+    values = comparison(text_file, match="flops", budget=0.0)
+    values["base"]["optimizer"] = {"schedule": "cosine"}
+    config = build_comparison(values)
+    runs = planning.seeded_runs(config, planning.plan_cells(config, tmp_path), tmp_path)
+    first = {one.trunks[0] for one in runs if one.trunks}
+    assert len(first) > 1
+
+
+def test_stages_stretch_with_the_budget(text_file):
+    values = comparison(text_file)
+    values["base"]["training"]["steps"] = 100
+    cell = build_comparison(values).cells["prefix_masked"]
+    assert steps_of_stages(cell) == (50, 25, 25)
+    longer = with_budget(cell, (500, 300, 200), evaluations=2)
+    assert steps_of_stages(longer) == (500, 300, 200)
+    assert longer.optimizer.warmup_steps == 1000
+    assert longer.stages[2]["optimizer"]["warmup_steps"] == 8
+    assert steps_of_stages(with_budget(longer, (50, 30, 20), evaluations=2)) == (50, 30, 20)
+
+
+def test_leaves_are_tuned_with_their_stages(text_file, tmp_path):
+    rates = {"optimizer": {"learning_rate": (1e-3, 1e-2)}}
+    values = comparison(text_file, tune=rates, cells={"masked": CELLS["masked"]})
+    config = build_comparison(values)
+    cells = planning.plan_cells(config, tmp_path)
+    tries = tune.plan_tries(config, cells, tmp_path)
+    assert not tune.run_tries(tries, 1, tmp_path / "logs")
+    (cell,), shown, _ = tune.tuned_cells(cells, tries)
+    rate = 1e-2 if "0.01" in shown["masked"]["chosen"] else 1e-3
+    assert [stage.resolved.config.optimizer.learning_rate for stage in cell.stages] == [rate] * 2
+    assert cell.total == cells[0].total
+    of_a_stage = build_comparison(values | {"tune": {"optimizer": {"warmup_steps": (1, 2)}}})
+    with pytest.raises(UserError, match=r"tune\.optimizer\.warmup_steps: a stage has a value"):
+        tune.plan_tries(of_a_stage, cells, tmp_path)
+
+
+def test_a_stage_that_fails_fails_what_goes_on_from_it(text_file, tmp_path):
+    diverging = {
+        "until": "50%",
+        "optimizer": {"learning_rate": 100.0, "weight_decay": 10.0, "warmup_steps": 0},
+    }
+    cells = {"good": {}, "bad": {"stages": (diverging, {})}}
+    path, workdir = tmp_path / "config.py", tmp_path / "run"
+    path.write_text(f"def get_config():\n    return {comparison(text_file, cells=cells)!r}\n")
+    _, err = run("compare", f"--config={path}", f"--workdir={workdir}", "--jobs=2", code=76)
+    assert "1 of 2 runs failed: bad: step" in err
