@@ -35,7 +35,7 @@ from t5x_lite.config.permission import allow, guarded, permission, with_permissi
 from t5x_lite.config.provenance import settings_written_here, written_here
 from t5x_lite.config.stages import each_stage
 from t5x_lite.data import inspection
-from t5x_lite.data.rows.batches import TextData, ledger, make_batches
+from t5x_lite.data.rows.batches import TextData, ledger
 from t5x_lite.data.store.corpus import Corpus
 from t5x_lite.data.store.prepare import prepare as prepare_text
 from t5x_lite.data.tasks.examples import with_labels_of
@@ -61,13 +61,12 @@ from t5x_lite.model_address import locate
 from t5x_lite.progress import columns, messages_to, to_stderr
 from t5x_lite.report import task_report
 from t5x_lite.report.page import short
-from t5x_lite.resolve import resolve
 from t5x_lite.training import loop, run_directory
 from t5x_lite.training.check import check_training
 from t5x_lite.training.log import perplexity
 from t5x_lite.training.loss import step_flops
 from t5x_lite.training.run_directory import LoadedModel
-from t5x_lite.training.stages import train_config
+from t5x_lite.training.stages import Stage, directories_of, plan_stages, train_config
 
 __all__ = [
     "LanguageModel",
@@ -302,28 +301,44 @@ class Inspection:
 
 def inspect(config: ConfigLike, examples: int = 3) -> Inspection:
     """Preview a run without training: its first rows as text, its ledger of tokens and FLOPs, and
-    what it will cost.
+    what it will cost. Of a run with stages, the rows are those of each stage, the FLOPs those of
+    all of them, and the sizes those of the last model.
     """
     with _opened(config) as run:
-        rows = plan_objective_checked(run)
-        corpus = prepare_text(run.data)
-        resolved = resolve(run, corpus.tokenizer.vocabulary, rows)
-        loop.setup_jax(resolved.model.dtype)
-        batches = make_batches(rows, run.data, run.seed, corpus, "train")
-        row = ledger(batches)
-        steps = batches.num_steps(resolved.steps, run.data.epochs)
-        flops = step_flops(resolved, batches.shape, row.loss_tokens)
-        state_bytes, gradient_bytes = loop.state_sizes(resolved)
-        return Inspection(
-            rows=inspection.show_rows(batches, corpus.tokenizer, examples),
-            ledger=inspection.show_ledger(batches, row, steps, flops),
-            parameters=count_parameters(resolved.model),
-            active_parameters=count_active_parameters(resolved.model),
-            state_bytes=state_bytes,
-            gradient_bytes=gradient_bytes,
-            flops=flops * steps * run.data.batch_size,
-            matmul_rate=matmul_rate(resolved.model.dtype),
-        )
+        plans = each_stage(run, plan_objective_checked)
+        stages = plan_stages(run, directories_of(Path("run"), len(plans)), plans)
+        loop.setup_jax(stages[-1].resolved.model.dtype)
+        *before, last = (_inspect_stage(stage, examples) for stage in stages)
+        if not before:
+            return last
+        ledgers = [f"{one.rows}\n\n{one.ledger}" for one in before]
+        titles = [
+            f"━━ stage {number} of {len(stages)}: {stage.resolved.config.objective} ━━"
+            for number, stage in enumerate(stages, 1)
+        ]
+        shown = [*ledgers, last.rows]
+        rows = "\n\n".join(f"{title}\n{of}" for title, of in zip(titles, shown, strict=True))
+        flops = last.flops + sum(one.flops for one in before)
+        return dataclasses.replace(last, rows=rows, flops=flops)
+
+
+def _inspect_stage(stage: Stage, examples: int) -> Inspection:
+    resolved, data = stage.resolved, stage.data
+    config, batches = resolved.config, data.batches("train")
+    row = ledger(batches)
+    steps = batches.num_steps(stage.steps, config.data.epochs)
+    flops = step_flops(resolved, batches.shape, row.loss_tokens)
+    state_bytes, gradient_bytes = loop.state_sizes(resolved)
+    return Inspection(
+        rows=inspection.show_rows(batches, data.tokenizer, examples),
+        ledger=inspection.show_ledger(batches, row, steps, flops),
+        parameters=count_parameters(resolved.model),
+        active_parameters=count_active_parameters(resolved.model),
+        state_bytes=state_bytes,
+        gradient_bytes=gradient_bytes,
+        flops=flops * steps * config.data.batch_size,
+        matmul_rate=matmul_rate(resolved.model.dtype),
+    )
 
 
 def inspect_task(

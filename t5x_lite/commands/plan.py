@@ -4,7 +4,7 @@ import argparse
 import json
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from t5x_lite.commands.common import (
     add_allow,
@@ -14,8 +14,13 @@ from t5x_lite.commands.common import (
     planned_config,
     read_workdir,
 )
+from t5x_lite.config import RunConfig
 from t5x_lite.errors import USAGE, UserError
 from t5x_lite.progress import messages_to, say, to_stderr
+
+if TYPE_CHECKING:
+    from t5x_lite.hardware import Topology
+    from t5x_lite.planning.plan import Assumptions
 
 EXAMPLE = "t5x_lite plan --config=t5_base --topology=v5e:4x4"
 
@@ -48,18 +53,34 @@ def run(args: argparse.Namespace) -> None:
     # Nothing runs here on accelerators that the machine may have.
     os.environ["JAX_PLATFORMS"] = "cpu"
     config, _ = planned_config(args)
+    from t5x_lite.config.stages import as_run, stages_of
+
     topology = parse_topology(args.topology)
     if args.scale and (args.search or args.splits):
         option = "--search" if args.search else "--splits"
         raise UserError(USAGE, f"plan: --scale plans one arrangement; leave {option} out")
     if args.workdir and not args.scale:
         raise UserError(USAGE, "plan: --workdir is for the page of --scale; leave it out")
-    from t5x_lite.planning import report as plan_report
-    from t5x_lite.planning import search as plan_search
-    from t5x_lite.planning.plan import Assumptions, make_plan
-    from t5x_lite.planning.traffic import by_axis
+    from t5x_lite.planning.plan import Assumptions
 
     assumed = Assumptions(args.mfu, args.dollars, args.watts, args.tflops)
+    stages = stages_of(config)
+    for number, stage in enumerate(stages, 1):
+        if len(stages) > 1:
+            head = f"stage {number} of {len(stages)}: {stage.objective}"
+            print(head, file=sys.stderr if args.json else sys.stdout)
+        _plan(args, as_run(stage), topology, assumed)
+
+
+def _plan(
+    args: argparse.Namespace, config: RunConfig, topology: "Topology", assumed: "Assumptions"
+) -> None:
+    """Print what one stage needs."""
+    from t5x_lite.planning import report as plan_report
+    from t5x_lite.planning import search as plan_search
+    from t5x_lite.planning.plan import make_plan
+    from t5x_lite.planning.traffic import by_axis
+
     if args.scale:
         plans = plan_search.weak_scaling(config, topology, assumed)
         if args.workdir:

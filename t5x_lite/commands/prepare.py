@@ -28,4 +28,8 @@ def run(args: argparse.Namespace) -> None:
         beam_options = None if args.beam is None else shlex.split(args.beam)
     except ValueError as error:
         raise UserError(USAGE, f"--beam={args.beam}: {str(error).lower()}; close it") from error
-    say(f"store: {prepare(config.data, beam_options).path}")
+    from t5x_lite.config.stages import stages_of
+
+    stores = [prepare(stage.data, beam_options).path for stage in stages_of(config)]
+    for path in dict.fromkeys(stores):
+        say(f"store: {path}")

@@ -11,12 +11,13 @@ steps; otherwise one schedule goes over all of them.
 """
 
 import copy
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from t5x_lite.config.files import Settings, build, merge
-from t5x_lite.config.schema import RunConfig, to_dict
+from t5x_lite.config.schema import RunConfig, Start, to_dict
 from t5x_lite.errors import BAD_CONFIG, UserError
 
 Checked = TypeVar("Checked")
@@ -107,6 +108,13 @@ def each_stage(config: RunConfig, check: Callable[[RunConfig], Checked]) -> list
         with naming_stage(config, number):
             checked.append(check(stage))
     return checked
+
+
+def as_run(stage: RunConfig) -> RunConfig:
+    """Return a stage as a run of its own, with as many steps, for what it costs."""
+    steps = stage.training.steps - stage.start.step
+    training = dataclasses.replace(stage.training, steps=steps)
+    return dataclasses.replace(stage, init_from="", start=Start(), training=training)
 
 
 _BEFORE = "the stage before"  # init_from, where only the settings are asked for

@@ -25,7 +25,7 @@ def show_rows(batches: Batches, tokenizer: Tokenizer, examples: int = 3) -> str:
     """
     lines = []
     for row in range(examples):
-        (number,), (index,) = batches.locate(np.array([row]))
+        (number,), (index,) = batches.locate(np.array([batches.first_row + row]))
         stream = batches.streams[number]
         assert isinstance(stream, TextStream)
         member = f" of {stream}" if len(batches.streams) > 1 else ""

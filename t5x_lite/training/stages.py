@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 from t5x_lite import storage
 from t5x_lite.config import Data, RunConfig
 from t5x_lite.config.permission import grant
-from t5x_lite.config.stages import naming_stage, stages_of
+from t5x_lite.config.stages import each_stage, naming_stage, stages_of
 from t5x_lite.data.rows.batches import TextData
 from t5x_lite.data.rows.row_plan import RowPlan
 from t5x_lite.data.store.corpus import Corpus
 from t5x_lite.data.store.prepare import prepare
 from t5x_lite.model.transformer import parameter_shapes
 from t5x_lite.progress import say
-from t5x_lite.resolve import Resolved, resolve, text_data
+from t5x_lite.resolve import Resolved, plan_objective, resolve, text_data
 from t5x_lite.training import loop, run_directory
 from t5x_lite.training.conversions import between
 from t5x_lite.training.schedules import depends_on_end
@@ -76,13 +76,14 @@ def plan_stages(
     places = [address_of(directory) for directory in directories]
     configs = stages_of(config, places)
     grant(places=places if len(configs) > 1 else [])  # directories of ours, and no data
+    plans = plans or each_stage(config, plan_objective)
+    configs = _with_one_order(configs, plans)
     planned: list[Stage] = []
     read: dict[tuple[str, ...], int] = {}  # raw tokens of each text, by all stages so far
     for number, (of_stage, directory) in enumerate(zip(configs, directories, strict=True)):
         with naming_stage(config, number):
             corpus = corpus_of(of_stage.data)
-            rows = plans[number] if plans else None
-            resolved = resolve(of_stage, corpus.tokenizer.vocabulary, rows)
+            resolved = resolve(of_stage, corpus.tokenizer.vocabulary, plans[number])
             if of_stage.start.schedule_end and not depends_on_end(of_stage.optimizer):
                 # Such a stage is the same, whatever comes after it.
                 resolved = _with_start(resolved, schedule_end=0)
@@ -98,6 +99,20 @@ def plan_stages(
             read[text] = read.get(text, 0) + stage.raw_tokens
             planned.append(stage)
     return planned
+
+
+def _with_one_order(configs: Sequence[RunConfig], plans: Sequence[RowPlan]) -> Sequence[RunConfig]:
+    """Let all stages shuffle the same blocks of text, so that each goes on in the order of the one
+    before, also where their windows differ.
+    """
+    windows = {member.window for plan in plans for member in plan.members}
+    if len(configs) == 1 or len(windows) == 1:
+        return configs
+    block = max(windows)
+    return [
+        replace(config, data=replace(config.data, block=config.data.block or block))
+        for config in configs
+    ]
 
 
 def _text_of(resolved: Resolved) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import settings
 
@@ -87,6 +88,21 @@ def test_what_goes_on_and_what_begins_anew(text_file, tmp_path):
     ]
     # Rows go on in one order, whatever is made of them.
     assert [start.skip_tokens for start in starts] == [0, 4 * 8 * 40, 6 * 8 * 40, 8 * 8 * 40]
+
+
+def test_windows_of_other_lengths_go_on_in_the_same_order(text_file, tmp_path):
+    """No part of the text is read twice, nor left out, where windows of 40 tokens follow others."""
+    stages = ({"until": 4}, {"data": {"lengths": {"sequence_length": 20}, "batch_size": 4}})
+    more = {"model.positions": "rotary", "training.steps": 8}
+    first, second = planned(settings(text_file, **more) | {"stages": stages}, tmp_path / "run")
+    longer, shorter = (stage.data.batches("train") for stage in (first, second))
+    assert {one.resolved.config.data.block for one in (first, second)} == {40}
+    assert shorter.first_row == 2 * 4 * 8
+    end = longer.rows(range(4 * 8, 4 * 8 + 8))["decoder_targets"]
+    np.testing.assert_array_equal(
+        end.reshape(-1, 20),
+        shorter.rows(range(shorter.first_row, shorter.first_row + 16))["decoder_targets"],
+    )
 
 
 def test_another_text_is_read_from_its_beginning(text_file, tmp_path):
