@@ -19,8 +19,8 @@ import jax
 import jax.numpy as jnp
 
 from t5x_lite import storage
-from t5x_lite.config import CompareConfig, Optimizer, RunConfig, to_dict
-from t5x_lite.config.stages import UNTIL, stages_of
+from t5x_lite.config import CompareConfig, Optimizer, RunConfig, Start, to_dict
+from t5x_lite.config.stages import UNTIL, as_run, stages_of
 from t5x_lite.data.rows.batches import TextData, ledger
 from t5x_lite.errors import BAD_CONFIG, UserError, read_json
 from t5x_lite.model.transformer import count_active_parameters, count_parameters
@@ -165,8 +165,11 @@ class Timings:
             on_measuring: called before a step is measured, which is skipped if the file has the
                 result.
         """
-        device = jax.devices()[0].device_kind
-        settings = json.dumps([to_dict(resolved.config), device])
+        device, config = jax.devices()[0].device_kind, resolved.config
+        if config.start != Start():  # where a stage begins and ends does not change what it costs
+            training = dataclasses.replace(config.training, steps=1)
+            config = dataclasses.replace(as_run(config), training=training)
+        settings = json.dumps([to_dict(config), device])
         key = hashlib.sha256(settings.encode()).hexdigest()[:16]
         if key not in self._seconds:
             self._path.parent.mkdir(parents=True, exist_ok=True)

@@ -37,6 +37,13 @@ PAPERS = {
         2019,
         "NAACL",
     ),
+    "gisserot2025": Paper(
+        "Hippolyte Gisserot-Boukhlef and Nicolas Boizard and Manuel Faysse and Duarte M. Alves and "
+        "Emmanuel Malherbe and Andr{\\'e} F. T. Martins and C{\\'e}line Hudelot and Pierre Colombo",
+        "Should We Still Pretrain Encoders with Masked Language Modeling?",
+        2025,
+        "arXiv:2507.00994",
+    ),
     "gupta2018": Paper(
         "Vineet Gupta and Tomer Koren and Yoram Singer",
         "Shampoo: Preconditioned Stochastic Tensor Optimization",

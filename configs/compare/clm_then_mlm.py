@@ -1,0 +1,52 @@
+"""Should encoders still be pretrained with masked language modelling only? A model first learns to
+predict the next word, and then to fill masks, for more or less of one budget of FLOPs (a small
+version of Gisserot-Boukhlef et al., 2025, "Should We Still Pretrain Encoders with Masked Language
+Modeling?"). The learning rate is constant in all cells, and falls in the last quarter.
+
+The cells share their beginnings: the decoder is trained once, and encoders go on from it after a
+quarter, a half and three quarters of the budget. `:tiny` is bert_tiny; docs/compared.md has its
+table. `:base` has the recipe of BERT base, and was not trained here.
+
+python -m t5x_lite compare --config=compare/clm_then_mlm --workdir=DIR --jobs=2
+"""
+
+import t5x_lite
+from t5x_lite.config import CompareConfig, default
+from t5x_lite.errors import BAD_CONFIG, UserError, nearest
+
+RECIPES = {"tiny": "bert_tiny", "base": "bert_base"}
+MASKED = {"objective": "masked_lm(noise_density=0.4)"}
+DECAY = {**MASKED, "optimizer": {"schedule": "linear", "warmup_steps": 0}}
+
+
+def get_config(size: str = "tiny"):
+    """Return the comparison with the recipe RECIPES[size]."""
+    if size not in RECIPES:
+        raise UserError(BAD_CONFIG, f"clm_then_mlm:{size}: no such size; {nearest(size, RECIPES)}")
+    config = default(CompareConfig)
+    config.seeds = 3
+    config.title = f"Causal language modelling first, masks after, {size}"
+    config.papers = ("gisserot2025",)
+    config.base = t5x_lite.get_config(RECIPES[size], **{"optimizer.schedule": "constant"})
+    if size == "tiny":
+        config.base.optimizer.update(name="muon", learning_rate=1e-2)
+    # An encoder reads two special tokens more than a decoder.
+    window = config.base.data.lengths.sequence_length - 2
+    causal = {
+        "objective": "causal_lm",
+        "model": {"architecture": "decoder", "token_types": 0},
+        "data": {"lengths": {"sequence_length": window}},
+    }
+    until = [{**causal, "until": "25%"}, {**causal, "until": "50%"}, {**causal, "until": "75%"}]
+    masked = {**MASKED, "until": "75%"}
+    config.cells = {
+        "mlm": {"stages": (masked, DECAY)},
+        "clm25": {"stages": (*until[:1], masked, DECAY)},
+        "clm50": {"stages": (*until[:2], masked, DECAY)},
+        "clm75": {"stages": (*until[:3], DECAY)},
+    }
+    config.baseline = "mlm"
+    config.match = "flops"
+    config.other_objectives = False
+    config.finetune = ("data.epochs=1", "optimizer.learning_rate=5e-3") if size == "tiny" else ()
+    return config
