@@ -19,7 +19,7 @@ import numpy as np
 from t5x_lite import storage
 from t5x_lite.comparison import run as comparison
 from t5x_lite.comparison.budget import matmul_rate
-from t5x_lite.comparison.results import bits_per_byte
+from t5x_lite.comparison.results import whole_text_bits
 from t5x_lite.config import CompareConfig, Mesh, ModelDimensions, RunConfig, Task
 from t5x_lite.config.files import (
     build,
@@ -184,8 +184,7 @@ def _evaluate(workdir: str | Path, mesh: Mesh | None) -> dict[str, Any]:
         results = evaluator.evaluate(loaded.params)
     if isinstance(data, TextData):
         results["perplexity"] = perplexity(results["loss"])
-        if resolved.rows.scores_whole_text:
-            results["bits_per_byte"] = bits_per_byte(results, data.corpus)
+        results |= whole_text_bits(results, resolved.rows, data.corpus)
     elif isinstance(data, TaskData):
         results |= judge_split(loaded, data.validation)
     return {"step": loaded.step, "split": "validation", **results}

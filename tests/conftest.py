@@ -113,6 +113,8 @@ MORE_CELLS = [
     ("causal_lm + span_corruption + fill_in_the_middle", "decoder"),
     ("masked_lm + masked_lm(noise_density=0.3)", "encoder"),
     ("masked_next_token", "decoder"),
+    ("masked_diffusion", "encoder"),
+    ("masked_diffusion", "decoder"),
     ("causal_lm + masked_next_token(choice='word')", "decoder"),
 ]
 ALL_CELLS = CELLS + MORE_CELLS

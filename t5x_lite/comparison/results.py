@@ -26,6 +26,7 @@ from t5x_lite.comparison.ladder import laws_of
 from t5x_lite.comparison.ngram import trigram_bits, unigram_bits
 from t5x_lite.comparison.scores import (
     ADAPTED,
+    BOUND,
     FROM_SCRATCH,
     in_order,
     is_lower_better,
@@ -43,12 +44,14 @@ from t5x_lite.comparison.statistics import (
 from t5x_lite.config import CompareConfig, to_dict
 from t5x_lite.config.files import flatten, label_of
 from t5x_lite.config.schema import TUNING
+from t5x_lite.data.rows.row_plan import RowPlan
 from t5x_lite.data.store.corpus import Corpus
 from t5x_lite.data.tasks.baselines import counted_answers
 from t5x_lite.data.tasks.examples import load_split, with_labels_of
 from t5x_lite.data.tasks.kinds.table import metrics_of
 from t5x_lite.data.tasks.load import load_task
 from t5x_lite.data.tasks.metrics import UnitScores, unit_scores
+from t5x_lite.data.tasks.task_data import TaskPlan
 from t5x_lite.errors import NO_FILE, UserError
 from t5x_lite.hardware import chip_of
 from t5x_lite.inference.fill import fill
@@ -162,6 +165,12 @@ def _scores_of_runs(
         for name, answer in of_tasks(of_run).items():
             samples[cell][name] = sample_of(answer)
             asked[cell][name] = question_behind(answer)
+    # An exact figure is a bound, too, so models can be compared with those that have a bound only.
+    if any(BOUND in summary for summary in summaries.values()):
+        for of_cell in values.values():
+            for seed, of_run in of_cell.items():
+                exact = of_run.get("bits_per_byte")
+                of_cell[seed] = {BOUND: exact, **of_run} if exact is not None else of_run
     return values, samples, asked
 
 
@@ -260,7 +269,7 @@ def _values_of(answers: Answers, summary: Mapping[str, Any]) -> Values:
     }
     if answers.adapted_bits:
         of_spans[ADAPTED] = answers.adapted_bits
-    of_validation = ("loss", "accuracy", "bits_per_byte")
+    of_validation = ("loss", "accuracy", "bits_per_byte", BOUND)
     return {
         **{name: np.array(bits) for name, bits in of_spans.items()},
         **{name: np.array(one["units"]["amounts"]) for name, one in of_tasks(answers).items()},
@@ -344,7 +353,7 @@ def questions_behind(cell: Cell) -> dict[str, str]:
     """
     text = cell.corpus.manifest["validation"]["sha256"]
     own = f"{cell.resolved.rows}, tokenizer {cell.corpus.manifest['tokenizer']}, text {text}"
-    return {"loss": own, "accuracy": own, "bits_per_byte": text}
+    return {"loss": own, "accuracy": own, "bits_per_byte": text, BOUND: text}
 
 
 def summarise(run: SeededRun) -> dict[str, Any]:
@@ -373,9 +382,22 @@ def summarise(run: SeededRun) -> dict[str, Any]:
         "curve": {name: _curve(trained, name) for name in ("loss", *report.TRAINING_CURVES)},
         "validation_curve": {"loss": _curve(evaluated, "loss")},
     }
-    if run.cell.resolved.rows.scores_whole_text:
-        summary["bits_per_byte"] = bits_per_byte(last, run.cell.corpus)
-    return summary
+    return summary | whole_text_bits(last, run.cell.resolved.rows, run.cell.corpus)
+
+
+def whole_text_bits(
+    evaluated: dict[str, float], rows: RowPlan | TaskPlan, corpus: Corpus
+) -> dict[str, float]:
+    """Return the bits per byte of the validation text by score, for a model that predicts all of
+    it: exactly, or at most. Empty for another.
+
+    Args:
+        evaluated: the model's validation metrics.
+    """
+    if not (rows.scores_whole_text or rows.bounds_whole_text):
+        return {}
+    name = "bits_per_byte" if rows.scores_whole_text else BOUND
+    return {name: bits_per_byte(evaluated, corpus)}
 
 
 def hours_spent(workdir: Path) -> dict[str, float]:

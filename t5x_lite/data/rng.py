@@ -21,6 +21,7 @@ so no two purposes ever share a number:
     counter of a row       bits 0-63: a Philox block, from the row's index; 64-95: number of the
                            draw; 96-127: numbers drawn for each row; 128-191: piece of the row;
                            bit 192: set
+    start of spread        bit 193: set
 
 (2^61 and 2^62, added to the seed, are bits 125 and 126 of the key.) Only raw 64-bit words come from
 numpy, whose Philox stream is fixed. They are turned into numbers here, so the results do not change
@@ -54,6 +55,9 @@ def philox_key(seed: int, purpose: Purpose, stream: int = 0, epoch: int = 0) -> 
 
 
 _ROW_COUNTER = 1 << 192
+_SPREAD_COUNTER = 1 << 193
+# 2⁶⁴ divided by the golden ratio, and by the plastic number, its kin in two dimensions
+_GOLDEN, _PLASTIC = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC13FA9A902A6328F)
 _LAST = ~np.uint64(0)  # a sort key that comes after all others
 
 
@@ -106,6 +110,21 @@ class RowRng:
     def uniform(self, n: int) -> np.ndarray:
         """Draw numbers in [0, 1), multiples of 2⁻⁵³: float64 [rows, n]."""
         return (self.random_bits(n) >> np.uint64(11)) * 2.0**-53
+
+    def spread(self) -> np.ndarray:
+        """Return one number in [0, 1) for each row, so that those of neighbouring rows lie far
+        apart, and those of any rows in sequence cover [0, 1) evenly: float64 [rows]. The first is
+        drawn, and each is the one before it plus the golden ratio, modulo 1.
+
+        >>> RowRng(7, range(4)).spread().round(2).tolist()
+        [0.95, 0.57, 0.19, 0.8]
+        """
+        start = np.random.Philox(key=self._key, counter=_SPREAD_COUNTER).random_raw() * 2.0**-64
+        # Whole numbers in fixed point, since a float has too few digits for large indices.
+        steps = (
+            self._indices.astype(np.uint64) * _GOLDEN + self._pieces.astype(np.uint64) * _PLASTIC
+        )
+        return (start + (steps >> np.uint64(11)) * 2.0**-53) % 1.0
 
     def integers(self, high: ArrayLike, n: int = 1) -> np.ndarray:
         """Draw integers in [0, high): int64 [rows, n]. `high` is a number or an array that

@@ -49,6 +49,8 @@ class Traits:
     scores_inputs: bool = False  # pairs may set score_inputs
     # every token is predicted exactly once, from the tokens before it, so bits per byte are defined
     scores_whole_text: bool = False
+    # The loss is an upper bound of −log p of the whole text, so bits per byte are bounded
+    bounds_whole_text: bool = False
     continues_text: bool = False  # targets follow the inputs in the text, as in prefix_lm
     # A decoder reads other tokens than its targets, with bidirectional attention (pairs with
     # `read`)

@@ -151,6 +151,60 @@ def masked_next_token(
     return Pairs(Ragged.empty(len(tokens)), targets, weights, read=read)
 
 
+def _diffusion_bound(n, *, shifted=False) -> Bound:
+    return Bound(0, n, n) if shifted else Bound(n + 2, n, n + 2)
+
+
+def _diffusion_traits(*, shifted=False) -> Traits:
+    return Traits(
+        aligned=not shifted,
+        has_inputs=not shifted,
+        min_tokens=2 if shifted else 1,
+        looks_ahead=shifted,
+        bounds_whole_text=True,
+    )
+
+
+@objective(
+    bound=_diffusion_bound,
+    traits=_diffusion_traits,
+    adapt=lambda architecture, options: options | {"shifted": architecture != "encoder"},
+)
+def masked_diffusion(
+    tokens: Tokens, rng: RowRng, vocabulary: Vocabulary, *, shifted: bool = False
+) -> Pairs:
+    """Mask any number of the tokens, each number as likely, and predict all of them (MDLM: Sahoo et
+    al., 2024; LLaDA: Nie et al., 2025). The loss is an upper bound of −log p of the text, and the
+    model writes text by unmasking it bit by bit.
+
+    With k of n tokens masked, each has the weight n/k. That is the loss of the papers, where each
+    token is masked with a probability t ~ U(0, 1) and weighted 1/t: k is then uniform on 0, …, n, a
+    weight's mean (n + 1)/k for the k that was drawn, and k = 0 adds nothing. Averaging over t makes
+    the same loss less noisy, and its weights add up to n. Neighbouring rows have k far apart, in
+    place of the papers' antithetic t.
+
+    Args:
+        shifted: predict each token at the position before it, as masked_next_token does; follows
+            from the architecture, where a decoder learns it.
+
+    >>> example(masked_diffusion, "the cat sat")
+    ('[CLS][MASK]he[MASK][MASK]a[MASK][MASK][MASK]at[SEP]', 't ct s')
+    """
+    rows, n = tokens.shape
+    count = 1 + (rng.spread() * n).astype(np.int64)
+    mask = rng.subset(n, count)
+    weight = (n / count).astype(np.float32)
+    noisy = np.where(mask, vocabulary["[MASK]"], tokens).astype(np.int32)
+    if shifted:
+        weights = Ragged.from_array(mask * weight[:, None], np.float32)
+        read = Ragged.from_array(noisy)
+        return Pairs(Ragged.empty(rows), Ragged.from_array(tokens), weights, read=read)
+    inputs, positions = _framed(noisy, vocabulary)
+    targets, scored = Ragged.from_mask(tokens, mask), Ragged.from_mask(positions, mask)
+    weights = Ragged(np.repeat(weight, count), count)
+    return Pairs(inputs, targets, weights, scored=scored)
+
+
 def _masked(
     tokens: Tokens,
     rng: RowRng,

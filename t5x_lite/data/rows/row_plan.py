@@ -62,6 +62,11 @@ class RowPlan:
         return len(self.members) == 1 and self.members[0].objective.traits.scores_whole_text
 
     @property
+    def bounds_whole_text(self) -> bool:
+        """True if the loss is an upper bound of −log p of the whole text."""
+        return len(self.members) == 1 and self.members[0].objective.traits.bounds_whole_text
+
+    @property
     def continues_text(self) -> bool:
         """True if any objective predicts text from what stands before it in the text."""
         return any(member.objective.traits.continues_text for member in self.members)

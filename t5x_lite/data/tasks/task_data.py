@@ -37,6 +37,7 @@ class TaskPlan:
     masked = False
     has_sentence_pairs = False
     scores_whole_text = False
+    bounds_whole_text = False
     continues_text = True
     uses_sentinels = False
     mode_of_sentinels = ""

@@ -46,7 +46,7 @@ def restore(spec: str, pair: Pair) -> list[int]:
     """Put what was hidden back into what remained."""
     name = spec.partition("(")[0]
     inputs, targets = pair.inputs.tolist(), pair.targets.tolist()
-    if name == "masked_lm":
+    if name in ("masked_lm", "masked_diffusion"):
         return restore_masked(inputs, targets, pair.scored)
     if name in PREDICTS_WHOLE_TEXT:
         assert targets.pop() == VOCABULARY.eos

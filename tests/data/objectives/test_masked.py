@@ -1,5 +1,6 @@
 """Masked language modelling: which tokens are chosen, what they become, and sentence pairs."""
 
+import math
 from collections import Counter
 
 import numpy as np
@@ -179,3 +180,98 @@ def test_it_shares_a_decoder_with_language_modelling_whose_rows_look_back():
     )
     with pytest.raises(UserError, match="positions: got relative, which tell a decoder nothing"):
         plan_objective_checked(config)
+
+
+def test_any_number_of_tokens_is_masked_and_weights_add_up():
+    n, rows = 10, 20_000
+    (pairs,) = apply("masked_diffusion", repeated(window(n), rows))
+    counts = pairs.targets.lengths
+    # Each number is as likely, in any rows that follow each other, and each set of a number.
+    assert set(counts) == set(range(1, n + 1))
+    np.testing.assert_allclose(np.bincount(counts)[1:], rows / n, atol=rows * 1e-3)
+    np.testing.assert_allclose(np.bincount(counts[5000:5100])[1:], 10, atol=2)
+    twos = [tuple(pair.scored) for pair in pairs.take(np.flatnonzero(counts == 2)).each()]
+    sets, of_each = np.unique(twos, axis=0, return_counts=True)
+    assert len(sets) == n * (n - 1) / 2
+    expected = len(twos) / len(sets)
+    assert ((of_each - expected) ** 2 / expected).sum() < 80  # χ² with 44 degrees: p < .001
+    weights = pairs.weights
+    np.testing.assert_allclose(weights.values, n / np.repeat(counts, counts), rtol=1e-6)
+    np.testing.assert_allclose(np.bincount(weights.row_ids, weights.values), n, rtol=1e-6)
+
+
+def every_mask(n: int) -> np.ndarray:
+    """All sets of masked tokens but the empty one: bool [2ⁿ − 1, n]."""
+    return np.arange(1, 2**n)[:, None] >> np.arange(n) & 1 == 1
+
+
+def of_every_mask(nll: np.ndarray, masks: np.ndarray) -> float:
+    """The mean of the loss of masked_diffusion, over its masks, in nats of a whole text.
+
+    Args:
+        nll: [masks, n] of each token, given those that are not masked.
+    """
+    n = masks.shape[1]
+    counts = masks.sum(1)
+    (pairs,) = apply("masked_diffusion", repeated(window(n), 4096))
+    drawn = pairs.targets.lengths[pairs.weights.row_ids]
+    total = 0.0
+    for mask, of_mask, count in zip(masks, nll, counts, strict=True):
+        probability = 1 / n / math.comb(n, count)
+        weight = pairs.weights.values[drawn == count][0]
+        total += probability * weight * of_mask[mask].sum()
+    return total
+
+
+@pytest.mark.parametrize("n", [2, 3, 6])
+def test_the_loss_is_that_of_mdlm(n):
+    """∫ 1/t Σ_masked nll dt, each token masked with probability t ~ U(0, 1), for any model."""
+    masks = every_mask(n)
+    nll = np.random.default_rng(n).exponential(size=masks.shape)
+    counts = masks.sum(1)
+    # A polynomial in t, which this rule integrates exactly.
+    nodes, weights = np.polynomial.legendre.leggauss(n)
+    expected = 0.0
+    for t, weight in zip((nodes + 1) / 2, weights / 2, strict=True):
+        probability = t**counts * (1 - t) ** (n - counts)
+        expected += weight * (probability / t * (nll * masks).sum(1)).sum()
+    assert of_every_mask(nll, masks) == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_loss_bounds_the_likelihood():
+    """Of a language of two letters and three places: exactly −log p with the true conditionals, and
+    in the mean more with others.
+    """
+    rng = np.random.default_rng(0)
+    texts = every_mask(3).astype(int)
+    texts = np.concatenate([np.zeros((1, 3), int), texts])
+    p = rng.dirichlet(np.ones(len(texts)))
+    masks = every_mask(3)
+
+    def loss(text: np.ndarray, model: np.ndarray) -> float:
+        nll = np.zeros(masks.shape)
+        for number, mask in enumerate(masks):
+            agrees = (texts == text)[:, ~mask].all(1)
+            for place in np.flatnonzero(mask):
+                right = agrees & (texts[:, place] == text[place])
+                nll[number, place] = -np.log(model[right].sum() / model[agrees].sum())
+        return of_every_mask(nll, masks)
+
+    for text, probability in zip(texts, p, strict=True):
+        assert loss(text, p) == pytest.approx(-np.log(probability), rel=1e-6)
+    other = rng.dirichlet(np.ones(len(texts)))
+    entropy = -(p * np.log(p)).sum()
+    assert p @ [loss(text, other) for text in texts] > entropy
+
+
+def test_a_decoder_predicts_the_same_masks_one_position_earlier():
+    tokens = repeated(window(12), 5)
+    (of_encoder,) = apply("masked_diffusion", tokens)
+    (of_decoder,) = apply("masked_diffusion(shifted=True)", tokens)
+    row = lay_out(of_decoder, RowShape(decoder=12, looks_ahead=True), VOCABULARY)
+    read = of_encoder.inputs.values.reshape(5, 14)[:, 1:-1]
+    assert (row["decoder_tokens"][:, 1:] == read[:, :-1]).all()
+    assert (row["decoder_targets"] == tokens).all()
+    weights = np.zeros((5, 12), np.float32)
+    weights[of_encoder.scored.row_ids, of_encoder.scored.values - 1] = of_encoder.weights.values
+    np.testing.assert_array_equal(row["decoder_weights"], weights)
