@@ -50,6 +50,12 @@ def add_options(command: argparse.ArgumentParser) -> None:
         default=[],
         help="stop before this string; may be repeated",
     )
+    help = "of masked_diffusion: in how many steps the masks are replaced; 0: one token a step"
+    add("--unmask-steps", type=number_type(0), default=0, help=help)
+    help = "of masked_diffusion: which predictions a step keeps"
+    add("--unmask-order", choices=["confidence", "random"], default="confidence", help=help)
+    help = "of masked_diffusion: tokens that are finished before the next begin; 0: all at once"
+    add("--unmask-block", type=number_type(0), default=0, help=help)
     help = "names of special tokens in a prompt, such as <extra_id_0>, stand for them, not for text"
     add("--special-tokens", action="store_true", help=help)
     add("--examples", help='solved examples for the prompt: JSON lines {"input": …, "target": …}')
@@ -68,6 +74,9 @@ def run(args: argparse.Namespace) -> None:
         "num_beams",
         "length_penalty",
         "special_tokens",
+        "unmask_steps",
+        "unmask_order",
+        "unmask_block",
     )
     options: dict[str, Any] = {name: getattr(args, name) for name in names}
     options["stop"] = tuple(map(_unescaped, args.stop))

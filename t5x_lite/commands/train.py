@@ -55,6 +55,8 @@ def _next_command(rows: RowPlan, workdir: Path) -> str:
     allowed = options_that_allow()
     if rows.loss != "heads":  # such a model may not predict tokens
         return f't5x_lite embed --workdir={workdir}{allowed} "The house."'
+    if rows.bounds_whole_text:
+        return f't5x_lite generate --workdir={workdir}{allowed} "The"'
     if rows.masked or rows.uses_sentinels:
         return f't5x_lite fill --workdir={workdir}{allowed} "The ___ is in the house."'
     return f't5x_lite generate --workdir={workdir}{allowed} "The"'

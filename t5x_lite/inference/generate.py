@@ -8,7 +8,7 @@ the prompt and the decoder begins with the start token.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated
+from typing import Annotated, Literal
 
 import jax
 import numpy as np
@@ -29,6 +29,7 @@ from t5x_lite.inference.decode_loop import (
     prefill,
     prepare_weights,
 )
+from t5x_lite.inference.unmask import Unmasking, check_is_diffusion, unmask
 from t5x_lite.model.parts.positions import position_limit
 from t5x_lite.parallel.placement import to_host
 from t5x_lite.training.run_directory import LoadedModel
@@ -54,6 +55,10 @@ class Options(Checked):
     num_beams: Positive = 1  # above 1: the best text of a beam search, without sampling
     length_penalty: Annotated[float, Range(0.0)] = 0.6
     stop: tuple = ()  # cut the text before the first of these strings
+    # Of models of masked_diffusion: see unmask.Unmasking
+    unmask_steps: NonNegative = 0
+    unmask_order: Literal["confidence", "random"] = "confidence"
+    unmask_block: NonNegative = 0
     # The names of special tokens in a prompt, such as <extra_id_0>, stand for them; False: are text
     special_tokens: bool = False
 
@@ -296,6 +301,7 @@ def _checked_options(loaded: LoadedModel, prompts: Sequence[str], options: dict)
     ids = loaded.tokenizer.vocabulary.size
     if isinstance(prompts, str):
         raise UserError(USAGE, f"generate: got the text {prompts!r}, expected a list of texts")
+    check_is_diffusion(loaded, _unmasking(checked), checked.num_beams)
     if checked.num_beams > ids:
         reason = f"got {checked.num_beams}, expected at most the {ids} ids of the tokenizer"
         raise UserError(USAGE, f"generate: num_beams: {reason}")
@@ -342,6 +348,10 @@ def continue_inputs(loaded: LoadedModel, inputs: list[np.ndarray], **options) ->
     return texts
 
 
+def _unmasking(options: Options) -> Unmasking:
+    return Unmasking(options.unmask_steps, options.unmask_order, options.unmask_block)
+
+
 def _stream(
     loaded: LoadedModel, inputs: list[np.ndarray], every: int, options: Options
 ) -> Iterator[list[str]]:
@@ -365,12 +375,28 @@ def _stream(
     if stop and not every:
         every = _TOKENS_BETWEEN_STOP_CHECKS
     texts = []
-    for ids in stream_ids(loaded, inputs, options.max_new_tokens, sampling, options.seed, every):
+    for ids in _written(loaded, inputs, sampling, every, options):
         texts = [_before_stop(text, stop) for text in texts_of(ids)]
         if all(stopped for _, stopped in texts):
             break
         yield [text if stopped else _settled(text, stop) for text, stopped in texts]
     yield [text for text, _ in texts]
+
+
+def _written(
+    loaded: LoadedModel,
+    inputs: list[np.ndarray],
+    sampling: Sampling,
+    every: int,
+    options: Options,
+) -> Iterator[list[np.ndarray]]:
+    """Yield the ids written so far, in the way of the model."""
+    most, seed = options.max_new_tokens, options.seed
+    if not loaded.rows.bounds_whole_text:
+        yield from stream_ids(loaded, inputs, most, sampling, seed, every)
+        return
+    for ids in unmask(loaded, inputs, most, sampling, seed, _unmasking(options)):
+        yield _until_end(ids, [ids.shape[1]] * len(ids), loaded.ends)
 
 
 def _before_stop(text: str, stop: tuple[str, ...]) -> tuple[str, bool]:

@@ -20,8 +20,9 @@ from t5x_lite.data.objectives.pairs import Pairs
 from t5x_lite.data.ragged import Ragged
 from t5x_lite.data.rows.layouts import RowShape, lay_out
 from t5x_lite.errors import USAGE, UserError
-from t5x_lite.inference.fill import before_sentinels, framed, masked_rows, split_at_blanks
+from t5x_lite.inference.fill import before_sentinels, split_at_blanks
 from t5x_lite.inference.generate import encode_prompts, first_and_rest
+from t5x_lite.inference.masked_rows import framed, masked_rows
 from t5x_lite.model import transformer
 from t5x_lite.model.heads import Params, Row, head_params, logits
 from t5x_lite.model.parts.positions import position_limit

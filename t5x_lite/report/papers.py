@@ -113,6 +113,12 @@ PAPERS = {
         2021,
         "EMNLP",
     ),
+    "nie2025": Paper(
+        "Shen Nie and Fengqi Zhu and Zebin You and others",
+        "Large Language Diffusion Models",
+        2025,
+        "arXiv:2502.09992",
+    ),
     "peters2018": Paper(
         "Matthew E. Peters and Mark Neumann and Mohit Iyyer and Matt Gardner and Christopher Clark "
         "and Kenton Lee and Luke Zettlemoyer",
@@ -120,12 +126,25 @@ PAPERS = {
         2018,
         "NAACL",
     ),
+    "prabhudesai2025": Paper(
+        "Mihir Prabhudesai and Mengning Wu and Amir Zadeh and Katerina Fragkiadaki and Deepak "
+        "Pathak",
+        "Diffusion Beats Autoregressive in Data-Constrained Settings",
+        2025,
+        "arXiv:2507.15857",
+    ),
     "raffel2020": Paper(
         "Colin Raffel and Noam Shazeer and Adam Roberts and Katherine Lee and Sharan Narang and "
         "Michael Matena and Yanqi Zhou and Wei Li and Peter J. Liu",
         "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer",
         2020,
         "JMLR",
+    ),
+    "sahoo2024": Paper(
+        "Subham Sekhar Sahoo and Marianne Arriola and Yair Schiff and others",
+        "Simple and Effective Masked Diffusion Language Models",
+        2024,
+        "NeurIPS",
     ),
     "shazeer2018": Paper(
         "Noam Shazeer and Mitchell Stern",

@@ -17,8 +17,8 @@ from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import UserError
 from t5x_lite.inference import generate
 from t5x_lite.inference.embed import embed
-from t5x_lite.inference.fill import masked_rows
 from t5x_lite.inference.generate import generate_ids, search_ids
+from t5x_lite.inference.masked_rows import masked_rows
 from t5x_lite.inference.score import target_log_probabilities
 from t5x_lite.interop import convert, huggingface
 from t5x_lite.progress import messages_to

@@ -1,0 +1,162 @@
+"""Write text by unmasking it: how models of masked_diffusion continue a prompt (LLaDA: Nie et al.,
+2025, §2.4; MaskGIT: Chang et al., 2022, §3.2).
+
+After the prompt stand masks. Each step predicts all of them, and keeps some of the predictions: the
+most confident ones, or random ones. With as many steps as tokens one token is kept at a time; with
+fewer it is faster, and tokens of one step do not know of each other.
+
+Shapes: B rows, L masks of a block, V vocabulary.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from t5x_lite.config import ModelDimensions
+from t5x_lite.errors import USAGE, UserError
+from t5x_lite.inference.decode_loop import Sampling, sample
+from t5x_lite.inference.masked_rows import framed, masked_rows
+from t5x_lite.model import transformer
+from t5x_lite.model.heads import Params, Row, head_params, logits
+from t5x_lite.model.parts.positions import position_limit
+from t5x_lite.parallel.placement import to_host
+from t5x_lite.training.run_directory import LoadedModel
+
+Order = Literal["confidence", "random"]
+
+
+class Unmasking(NamedTuple):
+    """How masks are replaced.
+
+    Attributes:
+        steps: in how many steps all of them; 0: one token a step.
+        order: which predictions of a step are kept.
+        block: number of tokens that are finished before the next ones begin, from left to right;
+            0: all at once.
+    """
+
+    steps: int = 0
+    order: Order = "confidence"
+    block: int = 0
+
+
+def kept_in_steps(tokens: int, steps: int) -> list[int]:
+    """Return how many tokens each step keeps, as evenly as possible.
+
+    >>> kept_in_steps(10, 4), kept_in_steps(3, 8)
+    ([3, 3, 2, 2], [1, 1, 1])
+    """
+    steps = min(steps, tokens)
+    return [tokens // steps + (number < tokens % steps) for number in range(steps)]
+
+
+def unmask(
+    loaded: LoadedModel,
+    inputs: list[np.ndarray],
+    max_new_tokens: int,
+    sampling: Sampling,
+    seed: int,
+    unmasking: Unmasking,
+) -> Iterator[np.ndarray]:
+    """Yield the ids [B, tokens so far] that are written after the inputs, block after block. What
+    follows an EOS is not cut off yet.
+
+    Raises:
+        UserError: if an input and what is written do not fit the position table.
+    """
+    mask = loaded.tokenizer.vocabulary["[MASK]"]
+    block = min(unmasking.block or max_new_tokens, max_new_tokens)
+    steps = unmasking.steps or max_new_tokens
+    rows = [framed(loaded, [ids, np.full(max_new_tokens, mask, np.int32)]) for ids in inputs]
+    longest = max(len(ids) for ids, _ in rows)
+    firsts = np.array([first + len(ids) for (_, first), ids in zip(rows, inputs, strict=True)])
+    texts = [ids for ids, _ in rows]
+    key = jax.random.key(seed)
+
+    for begin in range(0, max_new_tokens, block):
+        size = min(block, max_new_tokens - begin)
+        places = firsts[:, None] + np.arange(begin, begin + size)
+        numbers = np.arange(len(texts))[:, None]
+        for kept in kept_in_steps(size, max(round(steps * size / max_new_tokens), 1)):
+            key, own = jax.random.split(key)
+            row = masked_rows(loaded, texts, _length(loaded, longest))
+            with loaded.within():
+                predicted, confidence = _predict(
+                    loaded.model, sampling, _ids_of(loaded), loaded.params, row, places, own
+                )
+            predicted, confidence = to_host(predicted), to_host(confidence).copy()
+            whole = np.stack([np.pad(ids, (0, longest - len(ids))) for ids in texts])
+            is_masked = whole[numbers, places] == mask
+            if unmasking.order == "random":
+                confidence = np.asarray(jax.random.uniform(own, confidence.shape))
+            # The best `kept` of the masks of each row; ties are broken from left to right.
+            ranked = np.argsort(np.where(is_masked, -confidence, np.inf), axis=1, kind="stable")
+            chosen = ranked[:, :kept]
+            for text, of_row, ids, at in zip(texts, chosen, predicted, places, strict=True):
+                text[at[of_row]] = ids[of_row]
+        whole = np.stack([np.pad(ids, (0, longest - len(ids))) for ids in texts])
+        yield whole[numbers, firsts[:, None] + np.arange(begin + size)]
+
+
+def _length(loaded: LoadedModel, longest: int) -> int:
+    """Return the positions of a row: a power of two, so that few programs are compiled."""
+    length = max(16, 1 << (longest - 1).bit_length())
+    if position_limit(loaded.model) is None:
+        return length
+    return max(min(length, loaded.model.max_length), longest)
+
+
+def _ids_of(loaded: LoadedModel) -> tuple[int, int]:
+    """Return the number of ids, and the id of the mask, which is never predicted."""
+    vocabulary = loaded.tokenizer.vocabulary
+    return vocabulary.size, vocabulary["[MASK]"]
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _predict(
+    config: ModelDimensions,
+    sampling: Sampling,
+    ids: tuple[int, int],
+    params: Params,
+    row: Row,
+    places: Int[Array | np.ndarray, "B L"],
+    key: Any,
+) -> tuple[Int[Array, "B L"], Float[Array, "B L"]]:
+    """Return a prediction for each place, and the probability that the model gives it."""
+    size, mask = ids
+    hidden = transformer.apply(config, params, row, packed=False).hidden_states
+    hidden = jnp.take_along_axis(hidden, places[:, :, None], axis=1)
+    logits_BLV = logits(config, head_params(params), hidden)
+    numbers = jnp.arange(logits_BLV.shape[-1])
+    logits_BLV = jnp.where((numbers < size) & (numbers != mask), logits_BLV, -jnp.inf)
+    flat = logits_BLV.reshape(-1, logits_BLV.shape[-1])
+    predicted = sample(flat, key, sampling).reshape(places.shape)
+    probabilities = jax.nn.softmax(logits_BLV)
+    confidence = jnp.take_along_axis(probabilities, predicted[..., None], axis=-1)[..., 0]
+    return predicted, confidence
+
+
+def check_is_diffusion(loaded: LoadedModel, unmasking: Unmasking, num_beams: int) -> bool:
+    """Return True if a model writes by unmasking.
+
+    Raises:
+        UserError: if options are for the other kind of model.
+    """
+    is_diffusion = loaded.rows.bounds_whole_text
+    if not is_diffusion and unmasking != Unmasking():
+        reason = "is for models of masked_diffusion, which write by unmasking"
+        name = next(
+            name
+            for name, value in unmasking._asdict().items()
+            if value != getattr(Unmasking(), name)
+        )
+        raise UserError(USAGE, f"generate: unmask_{name}: {reason}; leave it out")
+    if is_diffusion and num_beams > 1:
+        reason = "this model writes by unmasking, which has no beams"
+        raise UserError(USAGE, f"generate: num_beams: {reason}; leave it out")
+    return is_diffusion
