@@ -736,7 +736,7 @@ class RunConfig(Checked):
     # Stages, one after the other, each with settings that differ from those here, and `until`: the
     # step where it ends, or a share of training.steps as "80%"; none: the run is one. See
     # config/stages.py
-    stages: tuple[dict, ...] = ()
+    stages: tuple[Any, ...] = ()
     # Inputs and targets, such as span_corruption(mean_span_length=2)
     objective: Annotated[str, CODE] = "causal_lm"
     task: Task = Task()  # learned instead of the objective, where it has a name
@@ -750,6 +750,10 @@ class RunConfig(Checked):
     training: Training = Training()
 
     def _contradictions(self) -> Iterator[str]:
+        for number, stage in enumerate(self.stages):
+            if not isinstance(stage, dict) or not all(isinstance(name, str) for name in stage):
+                expected = 'expected settings, such as {"until": "80%", "objective": "causal_lm"}'
+                yield f"stages[{number}]: got {stage!r}, {expected}"
         yield from self._of_lengths()
         yield from self._of_start()
         parts, rows = self.training.microbatches, self.data.batch_size

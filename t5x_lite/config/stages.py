@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from t5x_lite.config.files import Settings, build, merge
+from t5x_lite.config.ranges import check_value
 from t5x_lite.config.schema import RunConfig, Start, to_dict
 from t5x_lite.errors import BAD_CONFIG, UserError
 
@@ -61,12 +62,13 @@ def stages_of(config: RunConfig, directories: Sequence[str] = ()) -> tuple[RunCo
         changed.pop(UNTIL, None)
         begin = ends[number - 1] if number else 0
         converted = changed.pop(CONVERT, "")
-        is_fresh = changed.pop(FRESH_OPTIMIZER, False) or converted
+        is_fresh = changed.pop(FRESH_OPTIMIZER, False)
+        check_value(is_fresh, bool, f"{where}{FRESH_OPTIMIZER}")
         start: Settings = {
             "step": begin,
             "schedule_end": ends[-1],
             "convert": converted,
-            "optimizer_step": begin if is_fresh else 0,
+            "optimizer_step": begin if is_fresh or converted else 0,
         }
         for name in _OF_THE_RUN:
             if name in changed:

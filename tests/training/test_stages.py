@@ -167,8 +167,8 @@ def test_from_a_decoder_to_an_encoder(text_file, tmp_path):
             ({"until": 4}, {"objective": "masked_lm"}),
             r"stages\[1\].objective masked_lm on architecture decoder",
         ),
-        ("causal_lm", r"stages: got .causal_lm., expected names"),
-        (("causal_lm",), r"stages: got 'causal_lm', expected names"),
+        (("causal_lm",), r"stages\[0\]: got 'causal_lm', expected settings, such as"),
+        (({"until": 4}, {"fresh_optimizer": 1}), r"stages\[1\].fresh_optimizer: got 1, expected"),
     ],
 )
 def test_stages_that_cannot_be(text_file, tmp_path, stages, reason):
