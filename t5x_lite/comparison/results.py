@@ -372,11 +372,22 @@ def summarise(run: SeededRun) -> dict[str, Any]:
         )
     last = evaluated[-1]
     seconds = sum(record["train_seconds"] for record in trained)
+    rate = run.stages[-1].steps * run.cell.cost.model_tokens / seconds
+    # Stages before the last took time, too; those with its objective are part of its curves.
+    goes_on = True
+    for stage in reversed(run.stages[:-1]):
+        before = read_metrics(stage.directory / "metrics.jsonl")
+        of_training = [record for record in before if record["split"] == "train"]
+        seconds += sum(record["train_seconds"] for record in of_training)
+        goes_on = goes_on and stage.resolved.rows == run.cell.resolved.rows
+        if goes_on:
+            trained = of_training + trained
+            evaluated = [one for one in before if one["split"] == "validation"] + evaluated
     summary = {
         "seed": run.seed,
         "steps": trained[-1]["step"],
         "seconds": seconds,
-        "tokens_per_second": run.stages[-1].steps * run.cell.cost.model_tokens / seconds,
+        "tokens_per_second": rate,
         "loss": last["loss"],
         "accuracy": last["accuracy"],
         "curve": {name: _curve(trained, name) for name in ("loss", *report.TRAINING_CURVES)},

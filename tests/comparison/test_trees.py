@@ -15,6 +15,7 @@ from t5x_lite.comparison.budget import steps_of_stages, with_budget
 from t5x_lite.comparison.run import compare
 from t5x_lite.config.files import build_comparison
 from t5x_lite.errors import UserError
+from t5x_lite.training.log import read_metrics
 
 TRUNK = {"until": "50%", "objective": "causal_lm"}
 MASKED = {
@@ -72,6 +73,15 @@ def test_a_tree_is_its_leaves(text_file, tmp_path):
     assert {of["steps"] for of in report["cells"].values()} == {12}
     assert {of["raw_tokens"] for of in report["cells"].values()} == {12 * 8 * 38}
     assert not any(of["inherited"] for of in report["cells"].values())
+
+    # Curves go back as far as the objective does, and time is that of all stages.
+    of_masked, of_prefix = (report["cells"][name]["runs"][name] for name in ("masked", "prefix"))
+    assert of_masked["curve"]["loss"][0][0] == 7
+    assert of_prefix["curve"]["loss"][0][0] == 10
+    trunk = read_metrics(workdir / "trunks/masked-1/metrics.jsonl")
+    own = read_metrics(workdir / "masked/metrics.jsonl")
+    seconds = sum(one.get("train_seconds", 0) for one in trunk + own)
+    assert of_masked["seconds"] == pytest.approx(seconds)
 
     *_, cell = planning.plan_cells(config, workdir)
     t5x_lite.train(cell.config, tmp_path / "alone")
