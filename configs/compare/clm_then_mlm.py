@@ -39,11 +39,12 @@ def get_config(size: str = "tiny"):
     }
     until = [{**causal, "until": "25%"}, {**causal, "until": "50%"}, {**causal, "until": "75%"}]
     masked = {**MASKED, "until": "75%"}
+    anew = {"fresh_optimizer": True}  # it knows the gradients of another loss
     config.cells = {
         "mlm": {"stages": (masked, DECAY)},
-        "clm25": {"stages": (*until[:1], masked, DECAY)},
-        "clm50": {"stages": (*until[:2], masked, DECAY)},
-        "clm75": {"stages": (*until[:3], DECAY)},
+        "clm25": {"stages": (*until[:1], masked | anew, DECAY)},
+        "clm50": {"stages": (*until[:2], masked | anew, DECAY)},
+        "clm75": {"stages": (*until[:3], DECAY | anew)},
     }
     config.baseline = "mlm"
     config.match = "flops"

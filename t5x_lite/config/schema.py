@@ -771,9 +771,6 @@ class RunConfig(Checked):
         if start.step >= self.training.steps:
             reason = f"{start.step} are done before it; set more, since steps count on"
             yield f"training.steps: got {self.training.steps}, but {reason}"
-        if start.convert and start.takes_optimizer:
-            fix = f"set start.optimizer_step to start.step, {start.step}"
-            yield f"start.convert: the optimizer's state is not converted; {fix}"
         if start.takes_optimizer and self.adapt != "full":
             reason = f"got {self.adapt}, which trains other parameters than init_from"
             yield f"adapt: {reason}; set start.optimizer_step to start.step, {start.step}"

@@ -61,14 +61,13 @@ def stages_of(config: RunConfig, directories: Sequence[str] = ()) -> tuple[RunCo
         changed: Settings = copy.deepcopy(dict(stage))
         changed.pop(UNTIL, None)
         begin = ends[number - 1] if number else 0
-        converted = changed.pop(CONVERT, "")
         is_fresh = changed.pop(FRESH_OPTIMIZER, False)
         check_value(is_fresh, bool, f"{where}{FRESH_OPTIMIZER}")
         start: Settings = {
             "step": begin,
             "schedule_end": ends[-1],
-            "convert": converted,
-            "optimizer_step": begin if is_fresh or converted else 0,
+            "convert": changed.pop(CONVERT, ""),
+            "optimizer_step": begin if is_fresh else 0,
         }
         for name in _OF_THE_RUN:
             if name in changed:

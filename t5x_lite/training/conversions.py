@@ -6,18 +6,19 @@ All settings of the model that it does not change have to be the same in both.
 """
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax.traverse_util import flatten_dict
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from t5x_lite.config import ModelDimensions
 from t5x_lite.config.named import Named, find_named
 from t5x_lite.errors import BAD_CONFIG, UserError
-from t5x_lite.model.transformer import parameter_axes
+from t5x_lite.model.transformer import parameter_axes, parameter_shapes
 from t5x_lite.parallel.axes import Names
 
 Shape = tuple[int, ...]
@@ -238,6 +239,46 @@ class Converter:
         axes: Any = flatten_dict(parameter_axes(model), sep="/")
         period = len(model.layer_pattern) or 1
         return {path: self._named(Parameter(path, names, period)) for path, names in axes.items()}
+
+
+def renaming(text: str, old: ModelDimensions, new: ModelDimensions) -> dict[str, str] | None:
+    """Return the name that each parameter of the new model has in the old one, if a conversion does
+    nothing but rename them; else None. Then the state of an optimizer can be renamed, too.
+
+    Args:
+        text: the conversion; empty: none, where the models have the same parameters.
+    """
+    old = replace(old, vocab_multiple=new.vocab_multiple)  # padding is cut off, or filled up
+    before: Any = flatten_dict(parameter_shapes(old), sep="/")
+    after: Any = flatten_dict(parameter_shapes(new), sep="/")
+    if not text:
+        return {path: path for path in after} if before == after else None
+    names: dict[str, str] = {}
+    for path, source in Converter(text).sources(new).items():
+        is_same = source and source.change is None and before.get(source.path) == after[path]
+        if source is None or not is_same or source.path in names.values():
+            return None
+        names[path] = source.path
+    return names if len(names) == len(before) else None
+
+
+def rename(tree: Any, names: Mapping[str, str]) -> Any:
+    """Rename the parameters wherever a tree has a dict of them, as the state of an optimizer does.
+
+    >>> rename((0, {"encoder": {"x": 1}}), {"encoder/x": "decoder/x"})
+    (0, {'decoder': {'x': 1}})
+    """
+
+    def is_of_parameters(node: Any) -> bool:
+        return isinstance(node, dict) and set(flatten_dict(node, sep="/")) == set(names)
+
+    def renamed(node: Any) -> Any:
+        if not is_of_parameters(node):
+            return node
+        leaves: Any = flatten_dict(node, sep="/")
+        return unflatten_dict({names[path]: leaf for path, leaf in leaves.items()}, sep="/")
+
+    return jax.tree.map(renamed, tree, is_leaf=is_of_parameters)
 
 
 _OTHER = {"encoder": "decoder", "decoder": "encoder"}

@@ -70,7 +70,7 @@ from t5x_lite.training import run_history
 from t5x_lite.training.adapt import is_added, parse_adaptation
 from t5x_lite.training.best import best_directory
 from t5x_lite.training.checkpoint import Checkpoints, complete_steps
-from t5x_lite.training.conversions import Converter, convert
+from t5x_lite.training.conversions import Converter, convert, rename, renaming
 from t5x_lite.training.log import check_metrics
 from t5x_lite.training.schedules import depends_on_end
 from t5x_lite.training.step import parameter_shardings
@@ -835,7 +835,7 @@ def _check_same_state(resolved: Resolved, directory: Path, theirs: Resolved) -> 
         if old != new:
             reason = f"got {new!r}, but init_from={directory}, whose state is taken, has {old!r}"
             raise UserError(BAD_CONFIG, f"{key}: {reason}; {fix}")
-    if parameter_shapes(theirs.model) != parameter_shapes(resolved.model):
+    if renaming(resolved.config.start.convert, theirs.model, resolved.model) is None:
         reason = f"its parameters are not those of init_from={directory}"
         raise UserError(BAD_CONFIG, f"model: {reason}, whose optimizer state is taken; {fix}")
 
@@ -844,6 +844,8 @@ def restore_state(resolved: Resolved, shapes: Any, shardings: Any) -> Any:
     """Return the state of init_from: parameters, optimizer state and number of steps."""
     address = base_of(resolved.config)
     theirs, _ = read(address.directory)
+    names = renaming(resolved.config.start.convert, theirs.model, resolved.model)
+    assert names is not None  # see _check_same_state
     settings, run = fixed_settings(theirs.written_out), run_history.identity(address.directory)
     checkpoints = Checkpoints(_checkpoints_of(address), settings, run, read_only=True)
     try:
@@ -851,9 +853,13 @@ def restore_state(resolved: Resolved, shapes: Any, shardings: Any) -> Any:
         if step != resolved.config.start.step:
             reason = f"{address} has done {step} steps, start.step is {resolved.config.start.step}"
             raise UserError(BAD_CONFIG, f"init_from: {reason}; name that checkpoint")
-        state = checkpoints.restore(step, shapes, shardings, parameter_axes(resolved.model))
+        # The state as the other run has it, on the devices where this one wants it.
+        axes = parameter_axes(resolved.model)
+        theirs_shapes, theirs_shardings = rename(shapes, names), rename(shardings, names)
+        state = checkpoints.restore(step, theirs_shapes, theirs_shardings, rename(axes, names))
     finally:
         checkpoints.close()
+    state = rename(state, {old: new for new, old in names.items()})
     say(f"init_from: parameters and optimizer state loaded from {address}, step {step}")
     return state
 

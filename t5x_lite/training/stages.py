@@ -19,11 +19,10 @@ from t5x_lite.data.rows.batches import TextData
 from t5x_lite.data.rows.row_plan import RowPlan
 from t5x_lite.data.store.corpus import Corpus
 from t5x_lite.data.store.prepare import prepare
-from t5x_lite.model.transformer import parameter_shapes
 from t5x_lite.progress import say
 from t5x_lite.resolve import Resolved, plan_objective, resolve, text_data
 from t5x_lite.training import loop, run_directory
-from t5x_lite.training.conversions import between
+from t5x_lite.training.conversions import between, renaming
 from t5x_lite.training.schedules import depends_on_end
 
 
@@ -137,10 +136,9 @@ def _after(before: Stage, resolved: Resolved, read: Mapping[tuple[str, ...], int
     # The optimizer's state goes on where it is one of the same parameters.
     goes_on = (
         start.takes_optimizer
-        and not convert
         and old.config.optimizer.name == resolved.config.optimizer.name
         and old.config.adapt == resolved.config.adapt == "full"
-        and parameter_shapes(old.model) == parameter_shapes(resolved.model)
+        and renaming(convert, old.model, resolved.model) is not None
     )
     return _with_start(
         resolved,

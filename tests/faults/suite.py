@@ -42,7 +42,7 @@ from t5x_lite.config.files import build
 from t5x_lite.data.store.corpus import open_store
 from t5x_lite.data.store.prepare import prepare
 from t5x_lite.data.tokenizers import tokenizer as tokenizers
-from t5x_lite.errors import UserError
+from t5x_lite.errors import UserError, read_json
 from t5x_lite.interop import convert
 from t5x_lite.progress import messages_to
 from t5x_lite.resolve import resolve, text_data
@@ -127,6 +127,34 @@ class Runs:
         more = ("--grid=model.d_model=8,16", "--config.span_count=8", "--config.ngram=False")
         run("compare", f"--config={self.config()}", f"--workdir={workdir}", *more)
         return workdir / "report.json"
+
+    @cached_property
+    def tree(self) -> Path:
+        """The config of a comparison whose cells share their first stages."""
+        stages = ({"until": 8}, {"until": 16, "objective": "prefix_lm"}, {})
+        masked = {"objective": "masked_lm", "model": {"architecture": "encoder"}}
+        base = settings(self.text, **MORE, **{"model.positions": "rotary"})
+        values = {
+            "base": base | {"optimizer": {"schedule": "constant"}},
+            "cells": {
+                "causal": {"stages": (stages[0], {})},
+                "prefix": {"stages": stages},
+                "masked": {"stages": (*stages[:2], masked)},
+            },
+            "match": "steps",
+            "span_count": 8,
+            "ngram": False,
+        }
+        path = self.directory / "tree.py"
+        path.write_text(f"def get_config():\n    return {values!r}\n")
+        return path
+
+    @cached_property
+    def whole_tree(self) -> Path:
+        """The directory of that comparison, which ended undisturbed."""
+        workdir = self.directory / "whole_tree"
+        run("compare", f"--config={self.tree}", f"--workdir={workdir}")
+        return workdir
 
     @cache  # noqa: B019  it lives as long as the process
     def calls(self, command: str) -> tuple[Path, list[Call]]:
@@ -294,6 +322,26 @@ def kills(runs: Runs, rng: np.random.Generator, place: Path) -> None:
         process.communicate()
     run(*command)
     assert arrays_of(place) == arrays_of(runs.whole(family))
+
+
+def trees(runs: Runs, rng: np.random.Generator, place: Path) -> None:
+    """kill -9 of a comparison whose cells share stages: the same parameters, the same scores."""
+    whole = runs.whole_tree
+    command = ("compare", f"--config={runs.tree}", f"--workdir={place}")
+    command += ("--jobs=2",) if rng.random() < 0.5 else ()
+    for _ in range(2):
+        process = start(*command, env=dict(os.environ))
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=float(rng.uniform(2, 14)))
+        process.kill()
+        process.communicate()
+    run(*command)
+    for name in ("causal", "prefix", "masked"):
+        assert arrays_of(place / name) == arrays_of(whole / name), name
+    before, after = (read_json(one / "report.json", "")["cells"] for one in (whole, place))
+    for name, cell in before.items():
+        for score, found in cell["scores"].items():
+            assert found["mean"] == after[name]["scores"][score]["mean"], (name, score)
 
 
 def is_saving(place: Path, since: float) -> bool:
@@ -713,6 +761,7 @@ ROWS = (
     Row(checkpoint, 1000),
     Row(files, 500),
     Row(kills, 200),
+    Row(trees, 25),
     Row(signals, 150),
     Row(power, 500),
     Row(disk, 60),

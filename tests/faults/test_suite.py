@@ -20,10 +20,11 @@ QUICK = {
     "meshes": 1,
     "long_run": 1,
     "many_cells": 1,
+    "trees": 1,
     "options": 20,
 }
 # tests/training and tests/parallel have cheaper ones of these.
-SLOW = ("kills", "signals", "disk", "meshes", "long_run", "many_cells")
+SLOW = ("kills", "trees", "signals", "disk", "meshes", "long_run", "many_cells")
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 from conftest import settings
 
@@ -11,6 +12,9 @@ from t5x_lite import manifest
 from t5x_lite.config import RunConfig
 from t5x_lite.config.files import build
 from t5x_lite.errors import UserError
+from t5x_lite.training import loop
+from t5x_lite.training.checkpoint import Checkpoints
+from t5x_lite.training.checksums import checksums
 from t5x_lite.training.log import read_metrics
 from t5x_lite.training.stages import directories_of, plan_stages
 
@@ -72,14 +76,14 @@ def test_what_goes_on_and_what_begins_anew(text_file, tmp_path):
     )
     config = settings(text_file, **MORE) | {"stages": stages}
     starts = [stage.resolved.config.start for stage in planned(config, tmp_path / "run")]
-    # The parameters are the same, but what is converted is not one optimizer's any more.
+    # Another mask is another model with the same parameters.
     assert [start.convert for start in starts] == [
         "",
         "decoder_to_prefix_decoder",
         "prefix_decoder_to_decoder",
         "",
     ]
-    assert [start.optimizer_step for start in starts] == [0, 4, 6, 8]
+    assert [start.optimizer_step for start in starts] == [0, 0, 0, 8]
     assert [(start.schedule_step, start.schedule_end) for start in starts] == [
         (0, 12),
         (0, 12),
@@ -137,6 +141,50 @@ def test_from_a_decoder_to_an_encoder(text_file, tmp_path):
     assert f"stage 1 of 2: causal_lm, in {tmp_path / 'run/stages/1'}: done" in said
     assert "already at step 12 of 12" in said
     assert [step for step, *_ in losses(*directories_of(tmp_path / "run", 2))] == [*range(1, 13)]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "muon",
+        "adafactor",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("adamw", "lion")),
+    ],
+)
+def test_the_optimizer_goes_on_under_other_names(text_file, tmp_path, name):
+    """An encoder and back: what the optimizer knew of the decoder, it knows of the encoder."""
+    stages = (
+        {"until": 2},
+        {"until": 4, "objective": "masked_lm", "model": {"architecture": "encoder"}},
+        {},
+    )
+    more = {"optimizer.name": name, "model.positions": "rotary", "training.steps": 6}
+    config = settings(text_file, **more) | {"stages": stages}
+    run = planned(config, tmp_path / "run")
+    assert [stage.resolved.config.start.optimizer_step for stage in run] == [0, 0, 0]
+    t5x_lite.train(config, tmp_path / "run")
+    # The second stage begins with the arrays that the first one ended with, under other names.
+    second = loop.Run(run[1].resolved, run[1].data)
+    places = directories_of(tmp_path / "run", 3)
+    with second.within():
+        state = second.start(Checkpoints(tmp_path / "none", {}, read_only=True))
+    found = sorted(
+        (path.replace("encoder", "decoder"), total)
+        for path, total in sums_of(state).items()
+        if not path.endswith("step")
+    )
+    expected = sorted(
+        (path, checksum)
+        for path, (_, _, checksum) in arrays(places[0], 2).items()
+        if not path.endswith("step")
+    )
+    assert found == expected
+    assert int(state.step) == 2
+
+
+def sums_of(state) -> dict[str, int]:
+    leaves = ocp.tree.to_flat_dict(state, sep="/")
+    return dict(zip(leaves, checksums(list(leaves.values())), strict=True))
 
 
 @pytest.mark.parametrize(
