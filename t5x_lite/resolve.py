@@ -162,7 +162,8 @@ def text_data(resolved: Resolved, corpus: Corpus) -> TextData:
     """Return the data of a run that learns an objective."""
     assert isinstance(resolved.rows, RowPlan), "a run on a task reads its examples"
     config = resolved.config
-    return TextData(resolved.rows, config.data, config.seed, corpus, config.start.skip_tokens)
+    start, steps = config.start, config.training.steps - config.start.step
+    return TextData(resolved.rows, config.data, config.seed, corpus, start.skip_tokens, steps)
 
 
 def with_steps_of(resolved: Resolved, batches: Batches) -> Resolved:

@@ -73,17 +73,22 @@ class RowRng:
         key: key from `philox_key`.
         indices: [rows] index of each row.
         pieces: [rows], or one value for all rows: which piece of its row each one is.
+        progress: [rows], or one value for all rows: how much of the training is done when each is
+            read, from 0 to 1.
 
     >>> together, alone = RowRng(0, [6, 7, 8]), RowRng(0, [7])
     >>> together.integers(10, 4)[1].tolist() == alone.integers(10, 4)[0].tolist()
     True
     """
 
-    def __init__(self, key: int, indices: ArrayLike, pieces: ArrayLike = 0):
+    def __init__(
+        self, key: int, indices: ArrayLike, pieces: ArrayLike = 0, progress: ArrayLike = 1.0
+    ):
         self._key = key
         self._draw = 0
         self._indices = np.atleast_1d(np.asarray(indices, np.int64))
         self._pieces = np.broadcast_to(pieces, self._indices.shape)
+        self.progress = np.broadcast_to(progress, self._indices.shape)
         # Runs of consecutive indices are read from one stream.
         next_index = self._indices[1:] == self._indices[:-1] + 1
         same_piece = self._pieces[1:] == self._pieces[:-1]

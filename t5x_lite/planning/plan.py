@@ -357,7 +357,8 @@ def expected_tokens(rows: RowPlan) -> Tokens:
     vocabulary = Tokenizer().vocabulary
     total = np.zeros(3)
     for member in rows.members:
-        rng = RowRng(0, np.arange(_SAMPLED_ROWS))
+        progress = np.linspace(0, 1, _SAMPLED_ROWS)
+        rng = RowRng(0, np.arange(_SAMPLED_ROWS), progress=progress)
         parts = member.objective(_any_text(member), rng, vocabulary)
         raw = np.array([_raw_tokens(member), 0, 0])
         total += member.rate * (raw + sum(map(_tokens_of, parts)))

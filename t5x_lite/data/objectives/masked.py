@@ -7,8 +7,9 @@ from typing import Annotated
 import numpy as np
 
 from t5x_lite.config.named import Named, OneOf
-from t5x_lite.config.ranges import ProperShare, Share
+from t5x_lite.config.ranges import Share
 from t5x_lite.data.objectives import noise
+from t5x_lite.data.objectives.annealed import AnnealedShare, annealed, largest
 from t5x_lite.data.objectives.declaration import Bound, Traits, objective
 from t5x_lite.data.objectives.pairs import Mask, Pairs, Tokens, example
 from t5x_lite.data.objectives.sentence_pairs import SENTENCE_PAIRS, PerRow, Second, WindowPairs
@@ -39,7 +40,7 @@ def _find_choice(name: str) -> Named:
 
 
 def _masked_bound(
-    n, *, noise_density=0.15, mask_rate=0.8, random_rate=0.1, second="", **options
+    n, *, noise_density: float | str = 0.15, mask_rate=0.8, random_rate=0.1, second="", **options
 ) -> Bound:
     if mask_rate + random_rate > 1:
         raise UserError(
@@ -47,7 +48,7 @@ def _masked_bound(
             "objective=masked_lm: mask_rate + random_rate is more than 1; lower one of them",
         )
     special = 3 if second else 2  # [CLS] and one or two [SEP]
-    return Bound(n + special, max(round(n * noise_density), 1), n + special)
+    return Bound(n + special, max(round(n * largest(noise_density)), 1), n + special)
 
 
 def _masked_traits(*, second="", static=False, **options) -> Traits:
@@ -66,7 +67,7 @@ def masked_lm(
     rng: RowRng,
     vocabulary: Vocabulary,
     *,
-    noise_density: ProperShare = 0.15,
+    noise_density: AnnealedShare = 0.15,
     mask_rate: Share = 0.8,
     random_rate: Share = 0.1,
     choice: ChoiceName = "token",
@@ -78,7 +79,8 @@ def masked_lm(
     or drawn.
 
     Args:
-        noise_density: fraction of the tokens to choose.
+        noise_density: fraction of the tokens to choose; linear(0.3, 0.15) goes from one to another
+            while the run trains, and validation has the last one.
         mask_rate: fraction of the chosen tokens that become [MASK].
         random_rate: fraction of the chosen tokens that become a random token.
         choice: how to choose. "token": single tokens, exactly that many. "word": whole words, at
@@ -130,7 +132,7 @@ def masked_next_token(
     rng: RowRng,
     vocabulary: Vocabulary,
     *,
-    noise_density: ProperShare = 0.15,
+    noise_density: AnnealedShare = 0.15,
     mask_rate: Share = 0.8,
     random_rate: Share = 0.1,
     choice: ChoiceName = "token",
@@ -209,7 +211,7 @@ def _masked(
     tokens: Tokens,
     rng: RowRng,
     vocabulary: Vocabulary,
-    noise_density: float,
+    noise_density: float | str,
     mask_rate: float,
     random_rate: float,
     choice: str,
@@ -219,7 +221,7 @@ def _masked(
     """
     # Choose round(noise_density · ordinary tokens) of each row, but at least one.
     ordinary = np.count_nonzero(vocabulary.is_ordinary(tokens), axis=1)
-    count = np.rint(ordinary * noise_density).astype(np.int64)
+    count = np.rint(ordinary * annealed(noise_density, rng)).astype(np.int64)
     count = np.minimum(np.maximum(count, 1), ordinary)
     choose = _find_choice(choice)
     mask = choose(tokens, count, rng, vocabulary)

@@ -11,6 +11,7 @@ import numpy as np
 from t5x_lite.config.grammar import parse_sum
 from t5x_lite.config.named import Named, find_named
 from t5x_lite.data.objectives import OBJECTIVES, UL2
+from t5x_lite.data.objectives.annealed import is_annealed
 from t5x_lite.data.objectives.contract import ContractError, check_parts
 from t5x_lite.data.objectives.declaration import Bound, ObjectiveFunction, Traits
 from t5x_lite.data.objectives.pairs import Pairs
@@ -74,6 +75,11 @@ class Objective(Named):
         """Traits that the objective declares for these options."""
         with user_errors(BAD_CONFIG, f"objective={self.name}: its traits failed"):
             return self.target.traits(**self.options)
+
+    @property
+    def changes(self) -> bool:
+        """True if an option changes in the course of a run: see annealed.py."""
+        return any(is_annealed(value) for value in self.options.values())
 
     @cached_property
     def uses_sentinels(self) -> bool:

@@ -208,6 +208,7 @@ class TextData:
     seed: int
     corpus: Corpus
     skip: int = 0  # raw tokens that stages before have read
+    steps: int = 0  # of the run, for options that change in its course; 0: not known
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -222,10 +223,21 @@ class TextData:
     def batches(self, split: Split) -> Batches:
         """Return the batches of a split."""
         batches = make_batches(self.plan, self.data, self.seed, self.corpus, split)
-        if not self.skip or split != "train":
+        if split != "train":
             return batches
         in_a_row = batches.raw_tokens / batches.batch_size
-        return replace(batches, first_row=round(self.skip / in_a_row))
+        batches = replace(batches, first_row=round(self.skip / in_a_row))
+        if not self.steps:
+            return batches
+        # Each stream has its share of the rows of the run.
+        first = batches.first_row
+        end = first + batches.num_steps(self.steps, self.data.epochs) * batches.batch_size
+        streams = [
+            replace(stream, span=(first * share, end * share))
+            for stream, share in zip(batches.streams, batches.shares, strict=True)
+            if isinstance(stream, TextStream)
+        ]
+        return replace(batches, streams=tuple(streams))
 
 
 def make_batches(plan: RowPlan, data: Data, seed: int, corpus: Corpus, split: str) -> Batches:
@@ -370,7 +382,10 @@ def ledger(batches: Batches, rows: int = 64) -> Ledger:
 
 def _stream_ledger(stream: RowStream, rows: int) -> Ledger:
     """Compute the mean contents of a row of one stream."""
-    indices = range(min(rows, stream.rows(1)))
+    indices = list(range(min(rows, stream.rows(1))))
+    if isinstance(stream, TextStream) and stream.objective.changes:
+        first, end = stream.span  # rows of all of the run, which differ
+        indices = np.linspace(first, max(end - 1, first), rows).astype(int).tolist()
     alone = Batches((stream,), np.zeros(1, np.int64), len(indices))
     counted = alone.rows(indices)
     # Padding has segment 0. Positions that are not scored have weight 0.

@@ -87,6 +87,7 @@ class TextStream:
     number: int = 0  # index of the stream in its mixture; each stream draws its own random numbers
     split_documents: bool = False
     words_per_token: float = 0.0
+    span: tuple[float, float] = (0.0, 0.0)  # the first row of the run, and the one after its last
 
     def __str__(self) -> str:
         return f"{self.objective} on {self.source}"
@@ -160,7 +161,7 @@ class TextStream:
             ids = window_ids[group.rows]
             if traits.windows_per_row == 2:
                 tokens = np.stack([tokens, self._elsewhere(tokens, ids)], 1)
-            rng = RowRng(key, ids, group.pieces)
+            rng = RowRng(key, ids, group.pieces, self._progress(indices[group.rows]))
             for pairs in self.objective(tokens, rng, self.vocabulary):
                 parts.append((group.rows, group.pieces, pairs))
         if len(parts) == 1:
@@ -173,6 +174,13 @@ class TextStream:
         order = np.lexsort((pieces, rows))
         all_pairs = Pairs.concatenate([pairs for _, _, pairs in parts])
         return all_pairs.take(order), rows[order]
+
+    def _progress(self, indices: np.ndarray) -> np.ndarray | float:
+        """Return how much of the training is done when each of these rows is read, from 0 to 1."""
+        first, end = self.span
+        if end <= first:
+            return 1.0
+        return np.clip((indices - first) / (end - first), 0.0, 1.0)
 
     def _elsewhere(self, tokens: np.ndarray, window_ids: np.ndarray) -> np.ndarray:
         """Read, for each window [rows, n], tokens of another document than its longest one."""

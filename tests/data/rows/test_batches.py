@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from t5x_lite.config.permission import allow, permission
+from t5x_lite.data.objectives.mixture import parse_objective
 from t5x_lite.data.objectives.pairs import Pairs
 from t5x_lite.data.ragged import Ragged
 from t5x_lite.data.rng import Purpose, RowRng, philox_key
@@ -26,6 +27,7 @@ from t5x_lite.resolve import text_data
 from t5x_lite.training.loop import Run, prefetch
 
 SPLIT = {"data.split_documents": True}
+ONE = np.zeros(1, np.int64)  # the pattern of a single stream
 
 # A batch is a pure function of the step.
 
@@ -444,3 +446,58 @@ def test_validation_of_a_mixture_reads_the_split_once_a_stream(batches_of):
     last = batches.batch_at(batches.validation_batches - 1)
     is_real = inner[-batches.batch_size :] >= 0
     assert (last["decoder_segments"].any(1) == is_real).all()
+
+
+def masked_counts(data, rows) -> np.ndarray:
+    """How many tokens each of these rows of training hides."""
+    made = data.batches("train").rows(rows)
+    return (made["encoder_weights"] > 0).sum(1)
+
+
+@pytest.mark.parametrize("objective", ["masked_lm", "masked_lm + masked_lm(choice='word')"])
+def test_an_option_changes_in_the_course_of_a_run(make, objective):
+    """From row to row, whichever rows are asked for together; validation has the last value."""
+    annealed = objective.replace("masked_lm", "masked_lm(noise_density=linear(0.5, 0.1))", 1)
+    resolved, corpus = make(annealed, "encoder", **{"training.steps": 10})
+    data = text_data(resolved, corpus)
+    window = resolved.rows.members[0].window
+    every = len(resolved.rows.members)
+    counts = masked_counts(data, range(0, 10 * 8, every))
+    # A row may hold an end of a document, which is never masked.
+    expected = window * np.linspace(0.5, 0.1, len(counts), endpoint=False)
+    assert (counts <= np.rint(expected)).all()
+    assert np.abs(counts - expected).mean() < 1.5
+    assert masked_counts(data, [every * 3])[0] == counts[3]
+    # What is counted of the run is the mean over it.
+    batches = data.batches("train")
+    of_stream = ledger(dataclasses.replace(batches, streams=batches.streams[:1], pattern=ONE))
+    assert of_stream.loss_tokens == pytest.approx(counts.mean(), rel=0.05)
+    assert masked_counts(data, [every * 400])[0] <= round(0.1 * window)
+    validation = data.batches("validation").rows(range(3))
+    assert (validation["encoder_weights"] > 0).sum(1).max() <= round(0.1 * window)
+
+
+def test_a_stage_has_the_course_of_an_option_to_itself(make):
+    start = {"start.step": 10, "start.skip_tokens": 10 * 8 * 38, "init_from": "other"}
+    more = start | {"training.steps": 20}
+    resolved, corpus = make("masked_lm(noise_density=linear(0.5, 0.1))", "encoder", **more)
+    data = text_data(resolved, corpus)
+    window, first = resolved.rows.members[0].window, data.batches("train").first_row
+    assert masked_counts(data, [first])[0] >= 0.45 * window
+    assert masked_counts(data, [first + 10 * 8])[0] <= round(0.1 * window)
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("linear(0.3)", "got linear\\(0.3\\), expected a number, or linear\\(first, last\\)"),
+        ("linear(0.3, x)", "expected a number, or linear"),
+        ("linear(0.3, 1.0)", "noise_density: got 1.0, expected between 0 and 1"),
+        ("cosine(0.3, 0.1)", "expected a number, or linear"),
+        ("high", "got high, expected a number, or linear"),
+        ("1.5", "got 1.5, expected between 0 and 1"),
+    ],
+)
+def test_an_option_that_does_not_change_like_that(value, reason):
+    with pytest.raises(UserError, match=reason):
+        parse_objective(f"masked_lm(noise_density={value})")
