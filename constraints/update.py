@@ -9,6 +9,7 @@ takes the newest. Run the tests on each Python before a lock is committed.
 
 import argparse
 import json
+import re
 import subprocess
 import tomllib
 import urllib.request
@@ -25,7 +26,8 @@ INDEX = "https://pypi.org/simple"
 PYTHONS = ("3.11.5", "3.12", "3.13")
 # Lock → the extras that it holds. launch/ installs the one for TPUs.
 LOCKS = {"report": ("report",), "dev": ("dev",), "tpu": ("tpu", "gcs")}
-PLATFORMS = ("any", "linux_x86_64", "linux_aarch64", "macosx")
+# manylinux_2_28_x86_64 and macosx_11_0_arm64, for example; not musllinux, ppc64le or Windows
+PLATFORMS = re.compile(r"any|(manylinux|linux).*_(x86_64|aarch64)|macosx_.*")
 
 
 def resolve(python: str, extras: tuple[str, ...], lock: Path, upgrade: bool) -> str:
@@ -61,9 +63,7 @@ def installs(name: str, python: str) -> bool:
     except InvalidWheelFilename:
         return True
     return any(
-        _fits(tag.interpreter, tag.abi, python)
-        and any(platform in tag.platform for platform in PLATFORMS)
-        and "musl" not in tag.platform
+        _fits(tag.interpreter, tag.abi, python) and PLATFORMS.fullmatch(tag.platform)
         for tag in tags
     )
 

@@ -64,6 +64,7 @@ def test_every_package_has_its_hashes(lock):
         ("safetensors-0.6.2-cp38-abi3-macosx_11_0_arm64.whl", "3.13", True),
         ("orjson-3.11-cp311-cp311-musllinux_1_2_x86_64.whl", "3.11", False),
         ("orjson-3.11-cp311-cp311-win_amd64.whl", "3.11", False),
+        ("orjson-3.11-cp311-cp311-manylinux_2_17_ppc64le.whl", "3.11", False),
         ("six-1.17.0-py2.py3-none-any.whl", "3.12", True),
         ("numpy-2.4.6.tar.gz", "3.12", True),
     ],

@@ -37,9 +37,10 @@ def run(args: argparse.Namespace) -> None:
     """Train in the run directory, from its newest checkpoint on."""
     workdir = read_workdir(args)
     config, plans = planned_config(args)
+    from t5x_lite.config.stages import each_stage
     from t5x_lite.data.store.prepare import prepare
 
-    prepare(config.data)
+    each_stage(config, lambda stage: prepare(stage.data))
     join_processes(args)
     import jax
 

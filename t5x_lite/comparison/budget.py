@@ -212,18 +212,19 @@ def with_budget(cell: RunConfig, steps: int | Sequence[int], evaluations: int) -
     of_stages = (steps,) if isinstance(steps, int) else tuple(steps)
     before = steps_of_stages(cell)
     ratios = [now / then for now, then in zip(of_stages, before, strict=True)]
-    # The first stage decides on a schedule that goes over all, so that stages that several cells
-    # begin with stay the same in them.
-    optimizer = _stretched(dataclasses.asdict(cell.optimizer), ratios[0])
+    # The first stage decides on the warm-up of a schedule that goes over all, so that stages that
+    # several cells begin with stay the same in them; a decay ends with the whole.
+    total = sum(of_stages)
+    whole = total / cell.training.steps
+    optimizer = _stretched(dataclasses.asdict(cell.optimizer), ratios[0], whole)
     stages = []
     for number, (stage, ratio) in enumerate(zip(cell.stages, ratios, strict=False)):
         changed = dict(stage)
         if number < len(cell.stages) - 1:
             changed[UNTIL] = sum(of_stages[: number + 1])
         if "optimizer" in changed:
-            changed["optimizer"] = _stretched(changed["optimizer"], ratio)
+            changed["optimizer"] = _stretched(changed["optimizer"], ratio, ratio)
         stages.append(changed)
-    total = sum(of_stages)
     every = math.ceil(total / evaluations)
     training = dataclasses.replace(
         cell.training,
@@ -237,10 +238,10 @@ def with_budget(cell: RunConfig, steps: int | Sequence[int], evaluations: int) -
     )
 
 
-def _stretched(optimizer: Mapping[str, Any], ratio: float) -> dict[str, Any]:
-    """Return settings of an optimizer with the lengths of its schedule times a ratio."""
+def _stretched(optimizer: Mapping[str, Any], warmup: float, decay: float) -> dict[str, Any]:
+    """Return settings of an optimizer with the lengths of its schedule times these ratios."""
     stretched = dict(optimizer)
-    for name in ("warmup_steps", "decay_steps"):
+    for name, ratio in (("warmup_steps", warmup), ("decay_steps", decay)):
         if name in stretched:
             stretched[name] = round(stretched[name] * ratio)
     if optimizer.get("decay_steps"):  # 0 must stay 0: the decay then ends with the run

@@ -29,9 +29,10 @@ from t5x_lite.comparison.span_bits import (
     shortened,
     validation_documents,
 )
-from t5x_lite.config import CompareConfig, RunConfig
-from t5x_lite.config.files import load_run_config
+from t5x_lite.config import CompareConfig, RunConfig, to_dict
+from t5x_lite.config.files import flatten, load_run_config
 from t5x_lite.config.permission import grant
+from t5x_lite.config.roles import BUDGET, settings_with
 from t5x_lite.config.schema import TRUNKS
 from t5x_lite.config.stages import each_stage
 from t5x_lite.data.rows.batches import TextData
@@ -45,7 +46,6 @@ from t5x_lite.progress import columns, say
 from t5x_lite.report.page import short
 from t5x_lite.report.papers import check_papers
 from t5x_lite.resolve import Resolved
-from t5x_lite.training import run_directory
 from t5x_lite.training.check import check_training
 from t5x_lite.training.checkpoint import KEPT
 from t5x_lite.training.run_directory import check_init_from
@@ -414,14 +414,30 @@ def _trunks(cell: Cell, seed: int, name: str, known: dict[str, Path]) -> tuple[P
         known: what is known of a sequence of stages → its place; added to.
     """
     trunks = []
-    settings: list[Any] = [seed]
+    stages: list[Any] = [seed]
     for number, stage in enumerate(cell.stages[:-1], 1):
-        config = stage.resolved.config
-        fixed = run_directory.fixed_settings(stage.resolved.written_out)
-        settings += [fixed, config.training.steps, config.start.schedule_end]
+        stages.append(_decides_parameters(stage, is_first=number == 1))
         own = stage.directory.parent / f"{name}-{number}"
-        trunks.append(known.setdefault(json.dumps(settings, sort_keys=True), own))
+        trunks.append(known.setdefault(json.dumps(stages, sort_keys=True), own))
     return tuple(trunks)
+
+
+def _decides_parameters(stage: Stage, is_first: bool) -> dict[str, Any]:
+    """Return all that the parameters at the end of a stage follow from, given those at its
+    beginning: the text, and every setting but how often it is evaluated and saved.
+    """
+    config = stage.resolved.config
+    settings = flatten(to_dict(config))
+    for key in settings_with(RunConfig, BUDGET):
+        settings.pop(key, None)
+    if not is_first:
+        del settings["init_from"]  # the stage before, wherever that lies
+    manifest = stage.data.corpus.manifest
+    return settings | {
+        "steps": config.training.steps,
+        "start": to_dict(config.start),
+        "text": [manifest["train"], manifest["tokenizer"]],
+    }
 
 
 def order_of_text(cell: Cell) -> dict[str, Any]:

@@ -73,7 +73,7 @@ def build(schema: type[Schema], values: Any, path: str = "") -> Schema:
         UserError: for unknown keys, naming the nearest, for wrong types, and for values out of
             range.
     """
-    hints = type_hints(schema)
+    hints, values = type_hints(schema), _plain(values)
     if not isinstance(values, dict):
         expected = f"expected keys such as {path}{next(iter(hints))}"
         raise UserError(
@@ -91,6 +91,15 @@ def build(schema: type[Schema], values: Any, path: str = "") -> Schema:
             made[name] = check_value(_from_text(value, kind, key), kind, key)
     built: Any = schema(**made)
     return built
+
+
+def _plain(value: Any) -> Any:
+    """Return dicts in place of ConfigDicts, those in lists included."""
+    if hasattr(value, "to_dict"):
+        value = value.to_dict()
+    if isinstance(value, dict):
+        return {name: _plain(inner) for name, inner in value.items()}
+    return type(value)(map(_plain, value)) if type(value) in (list, tuple) else value
 
 
 def build_comparison(settings: Settings) -> CompareConfig:

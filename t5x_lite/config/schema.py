@@ -771,9 +771,6 @@ class RunConfig(Checked):
         if start.step >= self.training.steps:
             reason = f"{start.step} are done before it; set more, since steps count on"
             yield f"training.steps: got {self.training.steps}, but {reason}"
-        if start.takes_optimizer and self.adapt != "full":
-            reason = f"got {self.adapt}, which trains other parameters than init_from"
-            yield f"adapt: {reason}; set start.optimizer_step to start.step, {start.step}"
 
     def _of_lengths(self) -> Iterator[str]:
         architecture, lengths = self.model.architecture, self.data.lengths

@@ -18,8 +18,9 @@ from typing import Any, TypeVar
 
 from t5x_lite.config.files import Settings, build, merge
 from t5x_lite.config.ranges import check_value
+from t5x_lite.config.roles import type_hints
 from t5x_lite.config.schema import RunConfig, Start, to_dict
-from t5x_lite.errors import BAD_CONFIG, UserError
+from t5x_lite.errors import BAD_CONFIG, UserError, nearest
 
 Checked = TypeVar("Checked")
 
@@ -53,6 +54,7 @@ def stages_of(config: RunConfig, directories: Sequence[str] = ()) -> tuple[RunCo
     """
     if not config.stages:
         return (config,)
+    _check_names(config)
     base = to_dict(config) | {"stages": ()}
     ends = _ends(config)
     runs: list[RunConfig] = []
@@ -78,7 +80,8 @@ def stages_of(config: RunConfig, directories: Sequence[str] = ()) -> tuple[RunCo
         if isinstance(of_optimizer, dict) and any(name in of_optimizer for name in _OF_A_SCHEDULE):
             start |= {"schedule_step": begin, "schedule_end": end}
         settings = merge(base, changed) | {"start": start}
-        settings["training"]["steps"] = end
+        if isinstance(settings["training"], dict):
+            settings["training"]["steps"] = end
         if number:
             settings["init_from"] = directories[number - 1] if directories else _BEFORE
         with naming_stage(config, number):
@@ -119,6 +122,19 @@ def as_run(stage: RunConfig) -> RunConfig:
 
 
 _BEFORE = "the stage before"  # init_from, where only the settings are asked for
+
+
+def _check_names(config: RunConfig) -> None:
+    known = [UNTIL, CONVERT, FRESH_OPTIMIZER, *type_hints(RunConfig)]
+    for number, stage in enumerate(config.stages):
+        for name in stage:
+            if name in known:
+                continue
+            fix = nearest(name, known)
+            section, dot, setting = name.partition(".")
+            if dot:
+                fix = f'write {{"{section}": {{"{setting}": …}}}}'
+            raise UserError(BAD_CONFIG, f"stages[{number}].{name}: no such setting; {fix}")
 
 
 def _check_length(changed: Settings, where: str) -> None:

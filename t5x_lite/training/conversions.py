@@ -284,6 +284,15 @@ def rename(tree: Any, names: Mapping[str, str]) -> Any:
 _OTHER = {"encoder": "decoder", "decoder": "encoder"}
 
 
+def conversions_of(setting: str) -> list[str]:
+    """Return the names of the conversions that change a setting of the model.
+
+    >>> conversions_of("max_length")
+    ['longer_positions']
+    """
+    return [name for name, conversion in CONVERSIONS.items() if setting in conversion.changes]
+
+
 def between(old: ModelDimensions, new: ModelDimensions) -> str:
     """Return the name of the conversion for these architectures, with its defaults.
 

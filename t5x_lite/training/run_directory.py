@@ -70,7 +70,13 @@ from t5x_lite.training import run_history
 from t5x_lite.training.adapt import is_added, parse_adaptation
 from t5x_lite.training.best import best_directory
 from t5x_lite.training.checkpoint import Checkpoints, complete_steps
-from t5x_lite.training.conversions import Converter, convert, rename, renaming
+from t5x_lite.training.conversions import (
+    Converter,
+    conversions_of,
+    convert,
+    rename,
+    renaming,
+)
 from t5x_lite.training.log import check_metrics
 from t5x_lite.training.schedules import depends_on_end
 from t5x_lite.training.step import parameter_shardings
@@ -129,7 +135,7 @@ def owned(
                 USAGE,
                 f"--workdir={workdir}: holds the model that the run starts from; name another",
             )
-        changes = _check_same_run(workdir, config, steps, change)
+        changes = check_same_run(workdir, config, steps, change)
         check_same_text(workdir, data)
         remember(config)
         try:
@@ -193,17 +199,6 @@ def _cannot_write(workdir: Path, error: OSError) -> UserError:
     return UserError(IO_ERROR, f"--workdir={workdir}: cannot be written: {error.strerror or error}")
 
 
-def is_done(workdir: Path, resolved: Resolved) -> bool:
-    """Return True if a run has done all of its steps.
-
-    Raises:
-        UserError: if the directory has a run with other settings.
-    """
-    config = resolved.config
-    _check_same_run(workdir, config, resolved.steps, change=False)
-    return resolved.steps in saved_steps(workdir / "checkpoints")
-
-
 def check_is_free(workdir: Path) -> None:
     """Reject a directory that is not for runs: the root, its children, a home, or somebody else's,
     if it holds anything and no run.
@@ -236,7 +231,7 @@ def _check_names_no_checkpoint(workdir: Path) -> None:
         raise UserError(USAGE, f"--workdir={workdir}: {reason}; name another")
 
 
-def _check_same_run(
+def check_same_run(
     workdir: Path, config: RunConfig, steps: int, change: bool
 ) -> dict[str, list[Any]]:
     """Reject settings that differ from those the directory's run was started with.
@@ -277,11 +272,11 @@ def _check_same_run(
 
     # More steps are allowed, but a schedule that ends with the run then has another end.
     ends_with_run = depends_on_end(config.optimizer)
-    old_steps = before.training.steps
-    if saved and ends_with_run and old_steps != config.training.steps and jax.process_index() == 0:
+    old_end, new_end = (one.start.schedule_end or one.training.steps for one in (before, config))
+    if saved and ends_with_run and old_end != new_end and jax.process_index() == 0:
         say(
-            f"training.steps: {old_steps} before, {config.training.steps} now: from here on the "
-            "learning rate decays to the new end; optimizer.decay_steps would have fixed it"
+            f"training.steps: {old_end} before, {new_end} now: from here on the learning rate "
+            "decays to the new end; optimizer.decay_steps would have fixed it"
         )
     return changes
 
@@ -811,8 +806,9 @@ def check_start(
         if old[key] != new[key] and key not in free:
             reason = f"got {new[key]!r}, but init_from={directory} has {old[key]!r}"
             fix = f"--config={directory} takes its settings"
-            if key == "architecture":
-                fix += ", and start.convert names a conversion"
+            names = conversions_of(key)
+            if names:
+                fix += f", or convert it: start.convert={'|'.join(names)}"
             raise UserError(BAD_CONFIG, f"model.{key}: {reason}; {fix}")
     if "vocab_size" in free and not extends and start.convert:
         return  # a vocabulary of its own
@@ -829,7 +825,8 @@ def check_start(
 
 def _check_same_state(resolved: Resolved, directory: Path, theirs: Resolved) -> None:
     """Reject a run that would take an optimizer state that is not one of its own parameters."""
-    fix = f"set start.optimizer_step to start.step, {resolved.config.start.step}, for a fresh state"
+    step = resolved.config.start.step
+    fix = f"begin with a fresh state, as start.optimizer_step={step} does"
     for key in ("optimizer.name", "adapt"):
         old, new = (flatten(to_dict(of.config))[key] for of in (theirs, resolved))
         if old != new:

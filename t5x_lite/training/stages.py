@@ -6,6 +6,7 @@ Every stage is an ordinary run in its own directory, so that it can be read, ver
 started from like any other.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from t5x_lite.data.rows.batches import TextData
 from t5x_lite.data.rows.row_plan import RowPlan
 from t5x_lite.data.store.corpus import Corpus
 from t5x_lite.data.store.prepare import prepare
-from t5x_lite.progress import say
+from t5x_lite.progress import messages_to, say, silent
 from t5x_lite.resolve import Resolved, plan_objective, resolve, text_data
 from t5x_lite.training import loop, run_directory
 from t5x_lite.training.conversions import between, renaming
@@ -38,6 +39,11 @@ class Stage(NamedTuple):
         """Number of steps of this stage."""
         config = self.resolved.config
         return config.training.steps - config.start.step
+
+    @property
+    def saved_steps(self) -> list[int]:
+        """The steps of its checkpoints."""
+        return run_directory.saved_steps(self.directory / "checkpoints")
 
     @property
     def raw_tokens(self) -> int:
@@ -74,7 +80,8 @@ def plan_stages(
     """
     places = [address_of(directory) for directory in directories]
     configs = stages_of(config, places)
-    grant(places=places if len(configs) > 1 else [])  # directories of ours, and no data
+    # Below the workdir, and nothing else of it: what a stage reads may be named by data.
+    grant(places=places[:-1])
     plans = plans or each_stage(config, plan_objective)
     configs = _with_one_order(configs, plans)
     planned: list[Stage] = []
@@ -87,14 +94,14 @@ def plan_stages(
                 # Such a stage is the same, whatever comes after it.
                 resolved = _with_start(resolved, schedule_end=0)
             if planned:
-                resolved = _after(planned[-1], resolved, read)
+                resolved = _after(planned[-1], resolved, corpus, read)
                 before, directory_before = planned[-1].resolved, planned[-1].directory
                 tokenizer = planned[-1].data.tokenizer
                 run_directory.check_start(
                     resolved, corpus.tokenizer, directory_before, before, tokenizer
                 )
             stage = Stage(resolved, text_data(resolved, corpus), directory)
-            text = _text_of(resolved)
+            text = _text_of(corpus)
             read[text] = read.get(text, 0) + stage.raw_tokens
             planned.append(stage)
     return planned
@@ -114,10 +121,9 @@ def _with_one_order(configs: Sequence[RunConfig], plans: Sequence[RowPlan]) -> S
     ]
 
 
-def _text_of(resolved: Resolved) -> tuple[str, ...]:
-    """Return what tells the text of a stage from that of another."""
-    data = resolved.config.data
-    return data.source, data.document, data.field
+def _text_of(corpus: Corpus) -> tuple[str, ...]:
+    """Return what tells the tokens that a stage reads from those of another."""
+    return json.dumps(corpus.manifest["train"], sort_keys=True), corpus.manifest["tokenizer"]
 
 
 def _with_start(resolved: Resolved, **settings: Any) -> Resolved:
@@ -125,7 +131,9 @@ def _with_start(resolved: Resolved, **settings: Any) -> Resolved:
     return replace(resolved, config=replace(resolved.config, start=start))
 
 
-def _after(before: Stage, resolved: Resolved, read: Mapping[tuple[str, ...], int]) -> Resolved:
+def _after(
+    before: Stage, resolved: Resolved, corpus: Corpus, read: Mapping[tuple[str, ...], int]
+) -> Resolved:
     """Return a stage with what follows from the one before it.
 
     Args:
@@ -145,7 +153,7 @@ def _after(before: Stage, resolved: Resolved, read: Mapping[tuple[str, ...], int
         convert=convert,
         optimizer_step=old.config.start.optimizer_step if goes_on else start.step,
         raw_tokens=sum(read.values()),
-        skip_tokens=read.get(_text_of(resolved), 0),
+        skip_tokens=read.get(_text_of(corpus), 0),
     )
 
 
@@ -166,15 +174,22 @@ def train_stages(
         run_directory.check_is_free(stages[-1].directory)
         for stage in stages:
             loop.Run(stage.resolved, stage.data)
-    for number, (resolved, data, directory) in enumerate(stages, 1):
+            with messages_to(silent):
+                run_directory.check_same_run(
+                    stage.directory, stage.resolved.config, stage.resolved.steps, change
+                )
+    # Stages that others have gone on from are done, even if their directories were removed.
+    begun = [number for number, stage in enumerate(stages) if stage.saved_steps]
+    first = begun[-1] if begun else 0
+    if first < len(stages) - 1 and stages[first].resolved.steps in stages[first].saved_steps:
+        first += 1
+    for number, (resolved, data, directory) in enumerate(stages):
         if len(stages) > 1:
+            done = ": done" if number < first else ""
             objective = resolved.config.objective
-            text = f"stage {number} of {len(stages)}: {objective}, in {directory}"
-            if number < len(stages) and run_directory.is_done(directory, resolved):
-                say(f"{text}: done")
-                continue
-            say(text)
-        loop.train(resolved, data, directory, on_log, take_over=take_over, change=change)
+            say(f"stage {number + 1} of {len(stages)}: {objective}, in {directory}{done}")
+        if number >= first:
+            loop.train(resolved, data, directory, on_log, take_over=take_over, change=change)
 
 
 def train_config(

@@ -2,6 +2,7 @@
 once.
 """
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,31 @@ def test_a_schedule_over_all_ends_with_the_leaf(text_file, tmp_path):
     assert len(first) > 1
 
 
+def test_what_begins_otherwise_has_a_trunk_of_its_own(text_file, tmp_path):
+    """Another text of the same settings but its name, another way to handle bad steps."""
+    other = tmp_path / "other.txt"
+    other.write_text(text_file.read_text()[::-1])
+    stages = (TRUNK, {})
+    cells = {
+        "a": {"stages": stages},
+        "b": {"stages": stages, "data": {"source": str(other)}},
+        "c": {"stages": stages, "training": {"skip_step": True}},
+        "d": {"stages": stages, "training": {"keep_every": 3}},
+    }
+    values = comparison(text_file, cells=cells)
+    config = build_comparison(values)
+    runs = planning.seeded_runs(config, planning.plan_cells(config, tmp_path), tmp_path)
+    assert len({one.trunks for one in runs}) == 4
+    # And if they start from different models.
+    with t5x_lite.messages_to(lambda line: None):
+        for name in ("x", "y"):
+            t5x_lite.train(values["base"], tmp_path / name)
+    cells = {name: {"stages": stages, "init_from": str(tmp_path / name)} for name in ("x", "y")}
+    config = build_comparison(comparison(text_file, cells=cells))
+    runs = planning.seeded_runs(config, planning.plan_cells(config, tmp_path), tmp_path)
+    assert len({one.trunks for one in runs}) == 2
+
+
 def test_stages_stretch_with_the_budget(text_file):
     values = comparison(text_file)
     values["base"]["training"]["steps"] = 100
@@ -136,6 +162,10 @@ def test_stages_stretch_with_the_budget(text_file):
     longer = with_budget(cell, (500, 300, 200), evaluations=2)
     assert steps_of_stages(longer) == (500, 300, 200)
     assert longer.optimizer.warmup_steps == 1000
+    linear = dataclasses.replace(cell.optimizer, warmup_steps=10, decay_steps=100)
+    of_other_lengths = with_budget(dataclasses.replace(cell, optimizer=linear), (50, 5, 20), 1)
+    assert of_other_lengths.optimizer.warmup_steps == 10
+    assert of_other_lengths.optimizer.decay_steps == of_other_lengths.training.steps == 75
     assert longer.stages[2]["optimizer"]["warmup_steps"] == 8
     assert steps_of_stages(with_budget(longer, (50, 30, 20), evaluations=2)) == (50, 30, 20)
 

@@ -99,7 +99,6 @@ def test_every_parameter_has_a_source_of_its_shape(variant, settings):
     assert set(drawn) == set(filter(expected, fresh))
     # The state of a run is donated, so its arrays must be different ones.
     assert len({id(leaf) for leaf in made.values()}) == len(made)
-    apply(new, unflatten_dict(made, sep="/"), ENCODER_ROW | ROW)
 
 
 def hidden(model, params, row):

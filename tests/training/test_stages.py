@@ -1,15 +1,18 @@
 """Stages: a run that is cut in two ends as the whole, and what goes on from one to the next."""
 
+import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from conftest import settings
+from conftest import run, settings
+from ml_collections import ConfigDict
 
 import t5x_lite
 from t5x_lite import manifest
-from t5x_lite.config import RunConfig
+from t5x_lite.config import RunConfig, to_dict
 from t5x_lite.config.files import build
 from t5x_lite.errors import UserError
 from t5x_lite.training import loop
@@ -198,6 +201,12 @@ def sums_of(state) -> dict[str, int]:
         (({"until": 4}, {"seed": 1}), r"stages\[1\].seed: is the same in all stages"),
         (({"until": 4}, {"modl": {}}), r"stages\[1\].modl: no such setting; did you mean model"),
         (({"until": 4}, {"training": {"steps": 8}}), r"stages\[1\].training.steps: until says"),
+        (({"until": 4}, {"training": 3}), r"stages\[1\].training: got 3, expected keys such as"),
+        (({"untill": 4}, {}), r"stages\[0\].untill: no such setting; did you mean until"),
+        (
+            ({"until": 4}, {"optimizer.name": "lion"}),
+            r'stages\[1\].optimizer.name: no such setting; write {"optimizer": {"name": …}}',
+        ),
         (({"until": 4}, {"data": 3}), r"stages\[1\].data: got 3, expected keys such as"),
         (
             ({"until": 4}, {"model": {"d_model": 32}}),
@@ -232,3 +241,53 @@ def test_other_stages_are_not_mixed_up(text_file, tmp_path):
     other = ({"until": 4, "model": {"dropout": 0.1}}, {})
     with pytest.raises(UserError, match=r"model.dropout: the run in .*stages/1 has 0.0"):
         t5x_lite.train(config | {"stages": other}, tmp_path / "run")
+
+
+def test_what_was_trained_is_not_lost_by_other_stages(text_file, tmp_path):
+    """A stage that is over may not become longer or shorter; nothing is trained before that."""
+    config = settings(text_file, **MORE)
+    t5x_lite.train(config | {"stages": ({"until": 4}, {"until": 8}, {})}, tmp_path / "run")
+    before = arrays(tmp_path / "run/stages/1", 4)
+    for until in (6, 2):
+        other = ({"until": until}, {"until": 8}, {})
+        with pytest.raises(UserError, match=r"training.steps: got 2, but|start.step: the run in"):
+            t5x_lite.train(config | {"stages": other}, tmp_path / "run")
+    assert [path.name for path in (tmp_path / "run/stages/1/checkpoints").iterdir()] == ["4"]
+    assert arrays(tmp_path / "run/stages/1", 4) == before
+    # A stage that others have gone on from is needed no more, and not trained again.
+    shutil.rmtree(tmp_path / "run/stages/1")
+    t5x_lite.train(config | {"stages": ({"until": 4}, {"until": 8}, {})}, tmp_path / "run")
+    assert not (tmp_path / "run/stages/1").exists()
+
+
+def test_another_tokenizer_reads_from_the_beginning(text_file, tmp_path):
+    other = {"data": {"tokenizer": "byte_level_bpe(vocab_size=540)"}, "convert": "new_vocabulary"}
+    config = settings(text_file, **MORE) | {"stages": ({"until": 4}, other)}
+    _, second = planned(config, tmp_path / "run")
+    assert second.resolved.config.start.skip_tokens == 0
+    assert second.resolved.config.start.raw_tokens == 4 * 8 * 40
+
+
+def test_stages_of_a_config_dict(text_file):
+    config = t5x_lite.config.default()
+    config.data.lengths.sequence_length = 8
+    config.stages = [ConfigDict({"until": 4, "model": {"d_model": 8}}), ConfigDict()]
+    built = build(RunConfig, config)
+    assert built.stages == ({"until": 4, "model": {"d_model": 8}}, {})
+
+
+def test_stages_of_data_reach_no_file_of_the_workdir(text_file, tmp_path):
+    """config.json of a run, which is data, names a file in the directory that it is trained in."""
+    secret = tmp_path / "mine/secret.txt"
+    secret.parent.mkdir()
+    secret.write_text("word " * 4000)
+    config = settings("world:facts", **MORE)
+    stages = [{"until": 2, "data": {"source": str(secret)}}, {}]
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    data = to_dict(build(RunConfig, config)) | {"stages": stages}
+    (foreign / "config.json").write_text(json.dumps(data))
+    command = ("train", f"--config={foreign}", f"--workdir={secret.parent}")
+    _, err = run(*command, code=78)
+    assert "stages[0].data.source" in err
+    assert "--allow-path" in err
