@@ -173,7 +173,7 @@ def train_stages(
     if len(stages) > 1:
         run_directory.check_is_free(stages[-1].directory)
         for stage in stages:
-            loop.Run(stage.resolved, stage.data)
+            loop.Run(stage.resolved, stage.data)  # rejects a run that cannot work
             with messages_to(silent):
                 run_directory.check_same_run(
                     stage.directory, stage.resolved.config, stage.resolved.steps, change
