@@ -26,7 +26,7 @@ def get_config(size: str = "tiny"):
     config = default(CompareConfig)
     config.seeds = 3
     config.title = f"Causal language modelling first, masks after, {size}"
-    config.papers = ("gisserot2025",)
+    config.papers = ("gisserot-boukhlef2025",)
     config.base = t5x_lite.get_config(RECIPES[size], **{"optimizer.schedule": "constant"})
     if size == "tiny":
         config.base.optimizer.update(name="muon", learning_rate=1e-2)

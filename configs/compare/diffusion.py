@@ -31,14 +31,10 @@ def get_config(size: str = "tiny"):
     if size == "tiny":
         config.base.optimizer.update(name="muon", learning_rate=1e-2)
     # A row of diffusion has two special tokens more than one of a decoder.
-    length = config.base.data.lengths.sequence_length + 2
+    length = config.base.data.lengths.sequence_length
     config.cells = {
-        "causal": {},
-        "diffusion": {
-            "objective": "masked_diffusion",
-            "model": {"architecture": "encoder"},
-            "data": {"lengths": {"sequence_length": length}},
-        },
+        "causal": {"data": {"lengths": {"sequence_length": length - 2}}},
+        "diffusion": {"objective": "masked_diffusion", "model": {"architecture": "encoder"}},
     }
     config.budgets = BUDGETS[size]
     config.decide_by = "bits_per_byte_bound"

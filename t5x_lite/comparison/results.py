@@ -41,9 +41,10 @@ from t5x_lite.comparison.statistics import (
     scored_cells,
     scores_of,
 )
-from t5x_lite.config import CompareConfig, to_dict
+from t5x_lite.config import CompareConfig, RunConfig, to_dict
 from t5x_lite.config.files import flatten, label_of
 from t5x_lite.config.schema import TUNING
+from t5x_lite.config.stages import in_words
 from t5x_lite.data.rows.row_plan import RowPlan
 from t5x_lite.data.store.corpus import Corpus
 from t5x_lite.data.tasks.baselines import counted_answers
@@ -91,7 +92,7 @@ def results_of(
     counted_units = counting_on_tasks(questions, tasks)
 
     # Compare them between cells, and list the settings in which the cells differ.
-    recipes = differing({cell.name: flatten(to_dict(cell.resolved.config)) for cell in cells})
+    recipes = differing({cell.name: _recipe(cell.config) for cell in cells})
     baselines = {cell.name: cell.baseline for cell in cells}
     rule = rule_of(config, values, asked, looks)
     scores = scores_of(values, samples, asked, baselines, is_lower_better, rule, counted_units)
@@ -140,6 +141,12 @@ def _sizes_of(corpus: Corpus) -> dict[str, dict[str, Any]]:
         split: {key: corpus.manifest[split][key] for key in names}
         for split in ("train", "validation")
     }
+
+
+def _recipe(config: RunConfig) -> dict[str, Any]:
+    """Return the settings of a cell by their keys, its stages in words."""
+    settings = flatten(to_dict(config))
+    return settings | {"stages": " → ".join(in_words(config))} if config.stages else settings
 
 
 def _scores_of_runs(

@@ -114,6 +114,24 @@ def each_stage(config: RunConfig, check: Callable[[RunConfig], Checked]) -> list
     return checked
 
 
+def in_words(config: RunConfig) -> list[str]:
+    """Describe each stage by its objective, its architecture if that changes, and its end.
+
+    >>> from t5x_lite.config import Data, Lengths
+    >>> data = Data(lengths=Lengths(sequence_length=8))
+    >>> masked = {"objective": "masked_lm", "model": {"architecture": "encoder"}}
+    >>> in_words(RunConfig(data=data, stages=({"until": "30%"}, masked)))
+    ['causal_lm to step 300', 'masked_lm on encoder to step 1000']
+    """
+    words, before = [], config.model.architecture
+    for stage in stages_of(config):
+        architecture = stage.model.architecture
+        on = f" on {architecture}" if architecture != before else ""
+        words.append(f"{stage.objective}{on} to step {stage.training.steps}")
+        before = architecture
+    return words
+
+
 def as_run(stage: RunConfig) -> RunConfig:
     """Return a stage as a run of its own, with as many steps, for what it costs."""
     steps = stage.training.steps - stage.start.step

@@ -62,10 +62,11 @@ def fill_words(loaded: LoadedModel, text: str, top: int = 5) -> list[list[tuple[
         text = loaded.tokenizer.decode([token])
         return text.strip() or repr(text)
 
-    # The mask itself is no answer, though a model of diffusion may never have learned that.
-    ranked = np.array(probabilities)
-    ranked[:, mask] = -1
-    likeliest = np.argsort(-ranked, -1)[:, :top]
+    if loaded.rows.bounds_whole_text:  # as in unmasking, where the mask itself is no answer
+        probabilities = np.array(probabilities)
+        probabilities[:, mask] = 0
+        probabilities /= probabilities.sum(-1, keepdims=True)
+    likeliest = np.argsort(-probabilities, -1)[:, :top]
     return [
         [(word(token), float(of_blank[token])) for token in tokens]
         for tokens, of_blank in zip(likeliest, probabilities, strict=True)

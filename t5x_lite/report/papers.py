@@ -37,7 +37,7 @@ PAPERS = {
         2019,
         "NAACL",
     ),
-    "gisserot2025": Paper(
+    "gisserot-boukhlef2025": Paper(
         "Hippolyte Gisserot-Boukhlef and Nicolas Boizard and Manuel Faysse and Duarte M. Alves and "
         "Emmanuel Malherbe and Andr{\\'e} F. T. Martins and C{\\'e}line Hudelot and Pierre Colombo",
         "Should We Still Pretrain Encoders with Masked Language Modeling?",

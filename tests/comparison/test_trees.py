@@ -75,6 +75,10 @@ def test_a_tree_is_its_leaves(text_file, tmp_path):
     assert {of["raw_tokens"] for of in report["cells"].values()} == {12 * 8 * 38}
     assert not any(of["inherited"] for of in report["cells"].values())
 
+    stages = report["recipes"]["stages"]
+    assert stages["masked"] == "causal_lm to step 6 → masked_lm on encoder to step 12"
+    assert stages["causal"] == []
+    assert not any(key.startswith("start.") for key in report["recipes"])
     # Curves go back as far as the objective does, and time is that of all stages.
     of_masked, of_prefix = (report["cells"][name]["runs"][name] for name in ("masked", "prefix"))
     assert of_masked["curve"]["loss"][0][0] == 7

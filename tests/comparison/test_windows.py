@@ -9,6 +9,7 @@ from t5x_lite.comparison.adaptation import plan_adaptation, plan_adapted_run
 from t5x_lite.comparison.cells import plan_cells, with_equal_windows
 from t5x_lite.config import Architecture, Lengths
 from t5x_lite.config.files import build_comparison, load_comparison
+from t5x_lite.config.stages import each_stage
 from t5x_lite.data.objectives import OBJECTIVES
 from t5x_lite.data.objectives.mixture import parse_objective
 from t5x_lite.data.rows.batches import ledger
@@ -19,7 +20,8 @@ from t5x_lite.report.papers import check_papers
 from t5x_lite.resolve import plan_objective
 
 PRESETS = [
-    "bert_or_gpt:small", "bert_or_gpt:tiny", "bert_recipes", "modifications", "modifications:tiny",
+    "bert_or_gpt:small", "bert_or_gpt:tiny", "bert_recipes", "clm_then_mlm:base",
+    "clm_then_mlm:tiny", "diffusion:small", "diffusion:tiny", "modifications", "modifications:tiny",
     "objectives", "optimizers", "python_docs", "quickstart", "raffel_table2", "raffel_table2:small",
     "raffel_table2:tiny", "rnn_to_transformer", "scaling:small", "scaling:tiny",
     "worlds:facts", "worlds:facts,ten",
@@ -27,7 +29,7 @@ PRESETS = [
 
 
 def windows(cells) -> set[int]:
-    plans = [plan_objective(cell) for cell in cells.values()]
+    plans = [plan for cell in cells.values() for plan in each_stage(cell, plan_objective)]
     return {member.window for plan in plans for member in plan.members}
 
 

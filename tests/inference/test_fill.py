@@ -9,12 +9,15 @@ from t5x_lite.inference.fill import fill
 from t5x_lite.inference.generate import generate_ids
 
 
-def test_filling_words_gives_probabilities_that_add_up(make):
-    loaded = untrained(make, "masked_lm", "encoder")
+@pytest.mark.parametrize("objective", ["masked_lm", "masked_diffusion"])
+def test_filling_words_gives_probabilities_that_add_up(make, objective):
+    loaded = untrained(make, objective, "encoder")
     first, second = fill(loaded, "the ___ sees ___", top=loaded.model.vocab_size)
     for words in (first, second):
         assert sum(p for _, p in words) == pytest.approx(1, abs=1e-4)
         assert [p for _, p in words] == sorted((p for _, p in words), reverse=True)
+        if objective == "masked_diffusion":
+            assert words[-1][1] == 0  # the mask
 
 
 @pytest.mark.parametrize(
