@@ -29,7 +29,7 @@ def get_config(size: str = "tiny"):
     config.papers = ("gisserot-boukhlef2025",)
     config.base = t5x_lite.get_config(RECIPES[size], **{"optimizer.schedule": "constant"})
     if size == "tiny":
-        config.base.optimizer.update(name="muon", learning_rate=1e-2)
+        config.base.optimizer.update(name="muon", learning_rate=5e-3)
     # An encoder reads two special tokens more than a decoder.
     window = config.base.data.lengths.sequence_length - 2
     causal = {
