@@ -224,12 +224,13 @@ class Converter:
                 reason = f"got {layers} layers made from {known}, whose kinds repeat every {period}"
                 raise UserError(BAD_CONFIG, f"{what}: {reason}; use multiples of {period}")
         # T5's buckets of distances before a token are others where it also sees what is after it.
-        sees_ahead = {"encoder", "prefix_decoder"}
-        is_new = (old.architecture in sees_ahead) != (new.architecture in sees_ahead)
-        if old.positions.startswith("relative") and before and is_new:
-            reason = "relative positions count distances in other buckets"
-            fix = "use rotary or learned positions from the start"
-            raise UserError(BAD_CONFIG, f"{what}: {reason}; {fix}")
+        for path, source in self.sources(new).items():
+            if source is None or "relative_bias" not in path:
+                continue
+            if _sees_ahead(new, path) != _sees_ahead(old, source.path):
+                reason = "relative positions count distances in other buckets"
+                fix = "use rotary or learned positions from the start"
+                raise UserError(BAD_CONFIG, f"{what}: {reason}; {fix}")
         if self._named.options.get("order") == "identity" and new.norm_position != "pre":
             reason = "order=identity needs norms before each part"
             raise UserError(BAD_CONFIG, f"{what}: {reason}; use order=stack")
@@ -279,6 +280,11 @@ def rename(tree: Any, names: Mapping[str, str]) -> Any:
         return unflatten_dict({names[path]: leaf for path, leaf in leaves.items()}, sep="/")
 
     return jax.tree.map(renamed, tree, is_leaf=is_of_parameters)
+
+
+def _sees_ahead(model: ModelDimensions, path: str) -> bool:
+    """Return True if the stack of a parameter sees what comes after a token."""
+    return path.startswith("encoder/") or model.architecture == "prefix_decoder"
 
 
 _OTHER = {"encoder": "decoder", "decoder": "encoder"}

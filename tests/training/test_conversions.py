@@ -178,6 +178,15 @@ def test_one_stack_is_kept(stack):
     assert all(np.array_equal(kept[path], made[path]) for path in made)
 
 
+def test_a_stack_that_is_kept_keeps_its_relative_positions():
+    for stack in ("encoder", "decoder"):
+        variant = f"encoder_decoder_to_{stack}"
+        old, new = models(variant, positions="relative")
+        Converter(variant).check(old, new)
+        made, _, _ = converted(variant, old, new, random_params(old))
+        assert f"{stack}/relative_bias/embedding" in made
+
+
 def test_layers_are_copied_in_order():
     numbers = {}
     for order in ("stack", "interleave", "identity"):
@@ -219,6 +228,12 @@ def test_positions_are_interpolated():
             {"positions": "relative"},
             {"architecture": "encoder", "positions": "relative"},
             "decoder_to_encoder",
+            "relative positions count distances in other buckets",
+        ),
+        (
+            {"positions": "relative"},
+            {"architecture": "encoder_decoder", "positions": "relative"},
+            "decoder_to_encoder_decoder",
             "relative positions count distances in other buckets",
         ),
         (
