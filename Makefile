@@ -41,7 +41,7 @@ test: $(VENV)/.tested-with$(NEWEST)
 test-slow: $(VENV)/.tested-with$(NEWEST)
 	$(BIN)/python -m pytest -q -n 2 -m slow
 
-# Break runs, checkpoints and files in every way we know: an hour; it prints a table.
+# Break runs, checkpoints and files in every way we know: more than an hour; it prints a table.
 test-faults: $(VENV)/.tested-with$(NEWEST)
 	$(BIN)/python tests/faults/suite.py --jobs=2
 

@@ -307,18 +307,20 @@ def inspect(config: ConfigLike, examples: int = 3) -> Inspection:
         plans = each_stage(run, plan_objective_checked)
         stages = plan_stages(run, directories_of(Path("run"), len(plans)), plans)
         loop.setup_jax(stages[-1].resolved.model.dtype)
-        *before, last = (_inspect_stage(stage, examples) for stage in stages)
-        if not before:
+        inspected = [_inspect_stage(stage, examples) for stage in stages]
+        last = inspected[-1]
+        if len(stages) == 1:
             return last
-        ledgers = [f"{one.rows}\n\n{one.ledger}" for one in before]
-        titles = [
-            f"━━ stage {number} of {len(stages)}: {stage.resolved.config.objective} ━━"
-            for number, stage in enumerate(stages, 1)
-        ]
-        shown = [*ledgers, last.rows]
-        rows = "\n\n".join(f"{title}\n{of}" for title, of in zip(titles, shown, strict=True))
-        flops = last.flops + sum(one.flops for one in before)
-        return dataclasses.replace(last, rows=rows, flops=flops)
+        # One after the other; the ledger of the last stage follows its rows as in any run.
+        shown = []
+        for number, (stage, one) in enumerate(zip(stages, inspected, strict=True), 1):
+            objective = stage.resolved.config.objective
+            shown.append(f"━━ stage {number} of {len(stages)}: {objective} ━━")
+            shown.append(f"{one.rows}\n")
+            if one is not last:
+                shown.append(f"{one.ledger}\n")
+        flops = sum(one.flops for one in inspected)
+        return dataclasses.replace(last, rows="\n".join(shown).rstrip(), flops=flops)
 
 
 def _inspect_stage(stage: Stage, examples: int) -> Inspection:
@@ -326,7 +328,7 @@ def _inspect_stage(stage: Stage, examples: int) -> Inspection:
     config, batches = resolved.config, data.batches("train")
     row = ledger(batches)
     steps = batches.num_steps(stage.steps, config.data.epochs)
-    flops = step_flops(resolved, batches.shape, row.loss_tokens)
+    flops = step_flops(resolved, batches.shape, row.scored)
     state_bytes, gradient_bytes = loop.state_sizes(resolved)
     return Inspection(
         rows=inspection.show_rows(batches, data.tokenizer, examples),

@@ -3,9 +3,8 @@ et al., 2025, "Diffusion Beats Autoregressive in Data-Constrained Settings")? Bo
 text that is read about once, five and nine times, with the same model but for its mask. Their bits
 per byte can be compared: those of diffusion are an upper bound.
 
-`:tiny` is gpt_tiny on the built-in text, half a million tokens; docs/compared.md has its table.
-`:small` has GPT-2's size and recipe, for a text of your own with 100 million tokens, and was not
-trained here.
+`:tiny` is gpt_tiny on the built-in text, half a million tokens. `:small` has GPT-2's size and
+recipe, for a text of your own with 100 million tokens. Neither was trained here.
 
 python -m t5x_lite compare --config=compare/diffusion --workdir=DIR --jobs=2
 """

@@ -121,15 +121,16 @@ def planned_config(args: argparse.Namespace) -> tuple[RunConfig, list["RowPlan"]
     config = read_config(args)
     if config.task.name:
         raise UserError(USAGE, f"{args.command}: this run learned a task; continue with finetune")
-    from t5x_lite.config.stages import each_stage
+    from t5x_lite.config.stages import each_stage, naming_stage, stages_of
 
     plans = each_stage(config, plan_objective)
     from t5x_lite.model.check import check_settings as check_model_settings
     from t5x_lite.training.check import check_training
 
-    of_stages = iter(plans)
-    each_stage(config, lambda stage: check_model_settings(stage.model, next(of_stages).shape))
-    each_stage(config, check_training)
+    for number, (stage, rows) in enumerate(zip(stages_of(config), plans, strict=True)):
+        with naming_stage(config, number):
+            check_model_settings(stage.model, rows.shape)
+            check_training(stage)
     return config, plans
 
 

@@ -66,7 +66,7 @@ def step_cost(resolved: Resolved, data: TextData) -> StepCost:
         raw_tokens=rows * row.raw_tokens,
         model_tokens=rows * row.model_tokens,
         loss_tokens=rows * row.loss_tokens,
-        flops=rows * step_flops(resolved, batches.shape, row.loss_tokens),
+        flops=rows * step_flops(resolved, batches.shape, row.scored),
         padding=row.padding,
         rows_cut=row.cut,
         state_bytes=loop.state_sizes(resolved)[0],

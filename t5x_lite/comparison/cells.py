@@ -31,7 +31,6 @@ from t5x_lite.comparison.span_bits import (
 )
 from t5x_lite.config import CompareConfig, RunConfig, to_dict
 from t5x_lite.config.files import flatten, load_run_config
-from t5x_lite.config.permission import grant
 from t5x_lite.config.roles import BUDGET, settings_with
 from t5x_lite.config.schema import TRUNKS
 from t5x_lite.config.stages import each_stage
@@ -81,7 +80,7 @@ class Cell(NamedTuple):
 
     @property
     def data(self) -> TextData:
-        """What the last stage reads."""
+        """Text of the last stage."""
         return self.stages[-1].data
 
     @property
@@ -197,19 +196,8 @@ def plan_cells(
         costs[name] = tuple(step_cost(stage.resolved, stage.data) for stage in stages[name])
     _check_texts(config, {name: of_cell[-1] for name, of_cell in stages.items()})
 
-    # Measure a step where the number of steps depends on it. Otherwise the time of the matrix
-    # products is a lower bound, and quick to estimate.
-    timings = Timings(workdir / "seconds_per_step.json")
-    seconds = {}
-    for name in cells:
-        if measured or config.match == "seconds":
-            announce = partial(say, f"{name}: measuring a step")
-            seconds[name] = tuple(
-                timings.of(stage.resolved, stage.data, announce) for stage in stages[name]
-            )
-        else:
-            rate = matmul_rate(stages[name][-1].resolved.model.dtype)
-            seconds[name] = tuple(cost.flops / rate for cost in costs[name])
+    is_timed = measured or config.match == "seconds"
+    seconds = _seconds_per_step(stages, costs, workdir, is_timed)
 
     # Find the number of steps of each cell under each budget.
     spent_by_cell = {
@@ -225,17 +213,34 @@ def plan_cells(
         for name, cell in cells.items():
             budgeted = with_budget(cell, steps[name], config.evaluations)
             of_cell = plan_stages(budgeted, _directories(workdir, name + suffix, cell))
+            costs_and_seconds = costs[name], seconds[name]
             planned.append(
-                Cell(
-                    name + suffix,
-                    budgeted,
-                    tuple(of_cell),
-                    costs[name],
-                    seconds[name],
-                    baseline,
-                )
+                Cell(name + suffix, budgeted, tuple(of_cell), *costs_and_seconds, baseline)
             )
     return planned
+
+
+def _seconds_per_step(
+    stages: Mapping[str, Sequence[Stage]],
+    costs: Mapping[str, Sequence[StepCost]],
+    workdir: Path,
+    is_timed: bool,
+) -> dict[str, tuple[float, ...]]:
+    """Return the seconds that a step takes, by cell and stage: measured if `is_timed`, else those
+    of its matrix products, which are a lower bound and quick to estimate.
+    """
+    timings = Timings(workdir / "seconds_per_step.json")
+    seconds = {}
+    for name, of_cell in stages.items():
+        if is_timed:
+            announce = partial(say, f"{name}: measuring a step")
+            seconds[name] = tuple(
+                timings.of(stage.resolved, stage.data, announce) for stage in of_cell
+            )
+        else:
+            rate = matmul_rate(of_cell[-1].resolved.model.dtype)
+            seconds[name] = tuple(cost.flops / rate for cost in costs[name])
+    return seconds
 
 
 def _directories(workdir: Path, name: str, config: RunConfig) -> list[Path]:
@@ -398,7 +403,6 @@ def seeded_runs(config: CompareConfig, cells: Sequence[Cell], workdir: Path) -> 
             seed = cell.resolved.config.seed + number
             name = f"{cell.name}-seed{seed}" if number else cell.name
             runs.append(SeededRun(cell, seed, workdir / name, _trunks(cell, seed, name, known)))
-    grant(places=map(address_of, known.values()))
     names = [run.name for run in runs]
     for name in names:
         if names.count(name) > 1:

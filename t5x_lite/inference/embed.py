@@ -16,7 +16,8 @@ from t5x_lite.data.objectives.pairs import Pairs
 from t5x_lite.data.ragged import Ragged
 from t5x_lite.data.rows.layouts import RowShape, lay_out
 from t5x_lite.errors import IO_ERROR, USAGE, UserError, user_errors
-from t5x_lite.inference.generate import bucket_length, first_and_rest
+from t5x_lite.inference.buckets import bucket_length
+from t5x_lite.inference.generate import first_and_rest
 from t5x_lite.model.heads import Params, Row
 from t5x_lite.model.parts.positions import position_limit
 from t5x_lite.model.transformer import Transformer
@@ -86,9 +87,7 @@ def _hidden_states(loaded: LoadedModel, texts: list[str]) -> list[np.ndarray]:
 
     # Lay out rows as in training. A decoder reads its targets shifted right, after the start token,
     # so it never reads the last one: EOS.
-    length = bucket_length(longest)
-    if position_limit(model) is not None:
-        length = bucket_length(longest, model.max_length)
+    length = bucket_length(longest, position_limit(model))
     inputs, nothing = Ragged.from_rows(ids), Ragged.empty(len(ids))
     if model.architecture == "encoder":
         pairs, shape = Pairs(inputs, nothing, scored=nothing), RowShape(length, scored=1)

@@ -11,8 +11,9 @@ from jaxtyping import Array, Float, Int
 
 from t5x_lite.config import ModelDimensions
 from t5x_lite.errors import USAGE, UserError
+from t5x_lite.inference.buckets import bucket_length
 from t5x_lite.inference.decode_loop import Sampling
-from t5x_lite.inference.generate import bucket_length, generate_ids
+from t5x_lite.inference.generate import generate_ids
 from t5x_lite.inference.masked_rows import framed, masked_rows
 from t5x_lite.model import transformer
 from t5x_lite.model.heads import Params, Row, head_params, logits

@@ -20,6 +20,7 @@ from t5x_lite.data.objectives.pairs import Pairs
 from t5x_lite.data.ragged import Ragged
 from t5x_lite.data.rows.layouts import RowShape, lay_out
 from t5x_lite.errors import USAGE, UserError
+from t5x_lite.inference.buckets import bucket_length
 from t5x_lite.inference.decode_loop import (
     Prompt,
     Sampling,
@@ -29,14 +30,12 @@ from t5x_lite.inference.decode_loop import (
     prefill,
     prepare_weights,
 )
-from t5x_lite.inference.unmask import Unmasking, check_is_diffusion, unmask
+from t5x_lite.inference.unmask import Unmasking, check_options, unmask
 from t5x_lite.model.parts.positions import position_limit
 from t5x_lite.parallel.placement import to_host
 from t5x_lite.training.run_directory import LoadedModel
 
 GREEDY = Sampling()
-# Longer buckets are powers of two, so that prompts of similar length share one compiled program
-_MIN_BUCKET = 16
 _UNLIMITED = 1 << 62
 _TOKENS_BETWEEN_STOP_CHECKS = 16  # the compiled loop cannot see stop strings
 
@@ -75,18 +74,6 @@ class Options(Checked):
                 "generate: top_k and top_p restrict what is sampled, but nothing is; set a "
                 "temperature"
             )
-
-
-def bucket_length(length: int, longest: int = _UNLIMITED) -> int:
-    """Round a length up to a power of two, at least 16, but not above `longest`.
-
-    A length that is above `longest` itself is returned unchanged.
-
-    >>> bucket_length(3), bucket_length(17), bucket_length(17, longest=20)
-    (16, 32, 20)
-    """
-    power_of_two = max(_MIN_BUCKET, 1 << (length - 1).bit_length())
-    return max(min(power_of_two, longest), length)
 
 
 def _output_room(config: ModelDimensions, prompt: int) -> int:
@@ -154,9 +141,7 @@ def _prompt(loaded: LoadedModel, inputs: list[np.ndarray]) -> Prompt:
                 USAGE,
                 "generate: got an empty prompt, but the encoder must read something; write one",
             )
-        length = bucket_length(
-            longest, config.max_length if position_limit(config) is not None else _UNLIMITED
-        )
+        length = bucket_length(longest, position_limit(config))
         one_target = Ragged.from_array(np.zeros((len(inputs), 1), np.int32))
         pairs = Pairs(Ragged.from_rows(inputs), one_target)
         starts = np.full(len(inputs), loaded.start)
@@ -301,7 +286,7 @@ def _checked_options(loaded: LoadedModel, prompts: Sequence[str], options: dict)
     ids = loaded.tokenizer.vocabulary.size
     if isinstance(prompts, str):
         raise UserError(USAGE, f"generate: got the text {prompts!r}, expected a list of texts")
-    check_is_diffusion(loaded, _unmasking(checked), checked.num_beams)
+    check_options(loaded, _unmasking(checked), checked.num_beams)
     if checked.num_beams > ids:
         reason = f"got {checked.num_beams}, expected at most the {ids} ids of the tokenizer"
         raise UserError(USAGE, f"generate: num_beams: {reason}")

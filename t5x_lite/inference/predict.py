@@ -18,7 +18,8 @@ from t5x_lite.data.tasks.kinds.table import kind_of
 from t5x_lite.data.tasks.metrics import judge
 from t5x_lite.data.tasks.task_data import TaskPlan, TaskSplit
 from t5x_lite.errors import USAGE, UserError
-from t5x_lite.inference.generate import bucket_length, forget_weights, generate_ids
+from t5x_lite.inference.buckets import bucket_length
+from t5x_lite.inference.generate import forget_weights, generate_ids
 from t5x_lite.model import transformer
 from t5x_lite.model.heads import HEADS, Params, Row
 from t5x_lite.parallel.placement import to_host

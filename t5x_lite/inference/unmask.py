@@ -19,6 +19,7 @@ from jaxtyping import Array, Float, Int
 
 from t5x_lite.config import ModelDimensions
 from t5x_lite.errors import USAGE, UserError
+from t5x_lite.inference.buckets import bucket_length
 from t5x_lite.inference.decode_loop import Sampling, sample
 from t5x_lite.inference.masked_rows import framed, masked_rows
 from t5x_lite.model import transformer
@@ -72,43 +73,38 @@ def unmask(
     mask = loaded.tokenizer.vocabulary["[MASK]"]
     block = min(unmasking.block or max_new_tokens, max_new_tokens)
     steps = unmasking.steps or max_new_tokens
-    rows = [framed(loaded, [ids, np.full(max_new_tokens, mask, np.int32)]) for ids in inputs]
-    longest = max(len(ids) for ids, _ in rows)
-    firsts = np.array([first + len(ids) for (_, first), ids in zip(rows, inputs, strict=True)])
-    texts = [ids for ids, _ in rows]
-    key = jax.random.key(seed)
 
-    for begin in range(0, max_new_tokens, block):
-        size = min(block, max_new_tokens - begin)
-        places = firsts[:, None] + np.arange(begin, begin + size)
-        numbers = np.arange(len(texts))[:, None]
+    # The rows that the model reads are views of one array, in which masks are replaced.
+    masks = np.full(max_new_tokens, mask, np.int32)
+    rows = [framed(loaded, [ids, masks]) for ids in inputs]
+    ids = np.full((len(rows), max(len(row) for row, _ in rows)), mask, np.int32)
+    texts = []
+    for number, (row, _) in enumerate(rows):
+        ids[number, : len(row)] = row
+        texts.append(ids[number, : len(row)])
+    length = bucket_length(ids.shape[1], position_limit(loaded.model))
+    begins = np.array([first + len(of) for (_, first), of in zip(rows, inputs, strict=True)])
+    by_row = np.arange(len(rows))[:, None]
+
+    key = jax.random.key(seed)
+    for start in range(0, max_new_tokens, block):
+        size = min(block, max_new_tokens - start)
+        places = begins[:, None] + np.arange(start, start + size)
         for kept in kept_in_steps(size, max(round(steps * size / max_new_tokens), 1)):
-            key, own = jax.random.split(key)
-            row = masked_rows(loaded, texts, _length(loaded, longest))
+            key, for_ids, for_order = jax.random.split(key, 3)
+            row = masked_rows(loaded, texts, length)
             with loaded.within():
                 predicted, confidence = _predict(
-                    loaded.model, sampling, _ids_of(loaded), loaded.params, row, places, own
+                    loaded.model, sampling, _ids_of(loaded), loaded.params, row, places, for_ids
                 )
-            predicted, confidence = to_host(predicted), to_host(confidence).copy()
-            whole = np.stack([np.pad(ids, (0, longest - len(ids))) for ids in texts])
-            is_masked = whole[numbers, places] == mask
             if unmasking.order == "random":
-                confidence = np.asarray(jax.random.uniform(own, confidence.shape))
+                confidence = jax.random.uniform(for_order, places.shape)
             # The best `kept` of the masks of each row; ties are broken from left to right.
-            ranked = np.argsort(np.where(is_masked, -confidence, np.inf), axis=1, kind="stable")
-            chosen = ranked[:, :kept]
-            for text, of_row, ids, at in zip(texts, chosen, predicted, places, strict=True):
-                text[at[of_row]] = ids[of_row]
-        whole = np.stack([np.pad(ids, (0, longest - len(ids))) for ids in texts])
-        yield whole[numbers, firsts[:, None] + np.arange(begin + size)]
-
-
-def _length(loaded: LoadedModel, longest: int) -> int:
-    """Return the positions of a row: a power of two, so that few programs are compiled."""
-    length = max(16, 1 << (longest - 1).bit_length())
-    if position_limit(loaded.model) is None:
-        return length
-    return max(min(length, loaded.model.max_length), longest)
+            is_masked = ids[by_row, places] == mask
+            priority = np.where(is_masked, to_host(confidence), -1)
+            best = np.argsort(-priority, axis=1, kind="stable")[:, :kept]
+            ids[by_row, places[by_row, best]] = to_host(predicted)[by_row, best]
+        yield ids[by_row, begins[:, None] + np.arange(start + size)]
 
 
 def _ids_of(loaded: LoadedModel) -> tuple[int, int]:
@@ -141,22 +137,19 @@ def _predict(
     return predicted, confidence
 
 
-def check_is_diffusion(loaded: LoadedModel, unmasking: Unmasking, num_beams: int) -> bool:
-    """Return True if a model writes by unmasking.
-
-    Raises:
-        UserError: if options are for the other kind of model.
+def check_options(loaded: LoadedModel, unmasking: Unmasking, num_beams: int) -> None:
+    """Raise UserError for options of unmasking if a model writes in another way, and for beams if
+    it writes by unmasking.
     """
     is_diffusion = loaded.rows.bounds_whole_text
-    if not is_diffusion and unmasking != Unmasking():
+    changed = [
+        name
+        for name, default in Unmasking()._asdict().items()
+        if getattr(unmasking, name) != default
+    ]
+    if changed and not is_diffusion:
         reason = "is for models of masked_diffusion, which write by unmasking"
-        name = next(
-            name
-            for name, value in unmasking._asdict().items()
-            if value != getattr(Unmasking(), name)
-        )
-        raise UserError(USAGE, f"generate: unmask_{name}: {reason}; leave it out")
+        raise UserError(USAGE, f"generate: unmask_{changed[0]}: {reason}; leave it out")
     if is_diffusion and num_beams > 1:
         reason = "this model writes by unmasking, which has no beams"
         raise UserError(USAGE, f"generate: num_beams: {reason}; leave it out")
-    return is_diffusion

@@ -62,7 +62,8 @@ class Tokens:
 
     raw: float  # read from the text
     model: float  # in the encoder and the decoder
-    loss: float  # scored by the loss
+    loss: float  # scored by the loss, by their weights
+    scored: float  # positions that are predicted, whatever their weights
 
 
 @dataclass(frozen=True)
@@ -303,7 +304,7 @@ def make_plan(
 
     # FLOPs, the backward pass being twice the forward; traffic over axes of more than one device.
     batch_size, model, shape = config.data.batch_size, resolved.model, rows.shape
-    flops = batch_size * step_flops(resolved, shape, tokens.loss)
+    flops = batch_size * step_flops(resolved, shape, tokens.scored)
     computed_again = batch_size * forward_flops_of(resolved, shape, 0) if model.remat else 0.0
     mesh = dict(program.mesh.shape)
     sent = _sent(step, mesh)
@@ -355,12 +356,12 @@ def expected_tokens(rows: RowPlan) -> Tokens:
     The objectives of a mixture are weighted by their rates.
     """
     vocabulary = Tokenizer().vocabulary
-    total = np.zeros(3)
+    total = np.zeros(4)
     for member in rows.members:
         progress = np.linspace(0, 1, _SAMPLED_ROWS)
         rng = RowRng(0, np.arange(_SAMPLED_ROWS), progress=progress)
         parts = member.objective(_any_text(member), rng, vocabulary)
-        raw = np.array([_raw_tokens(member), 0, 0])
+        raw = np.array([_raw_tokens(member), 0, 0, 0])
         total += member.rate * (raw + sum(map(_tokens_of, parts)))
     return Tokens(*total.tolist())
 
@@ -380,11 +381,13 @@ def _any_text(member: Member) -> np.ndarray:
 
 
 def _tokens_of(pairs: Pairs) -> np.ndarray:
-    """Return 0, and the model tokens and loss tokens of the mean row: [3]."""
+    """Return 0, and the model tokens, loss tokens and scored positions of the mean row: [4]."""
     is_aligned = pairs.scored is not None
     model = pairs.inputs.lengths.sum() + (0 if is_aligned else pairs.targets.lengths.sum())
-    loss = pairs.weights.values.sum() + (pairs.inputs.lengths * pairs.score_inputs).sum()
-    return np.array([0, model, loss]) / _SAMPLED_ROWS
+    of_inputs = (pairs.inputs.lengths * pairs.score_inputs).sum()
+    loss = pairs.weights.values.sum() + of_inputs
+    scored = np.count_nonzero(pairs.weights.values) + of_inputs
+    return np.array([0, model, loss, scored]) / _SAMPLED_ROWS
 
 
 def _splits(program: Program) -> tuple[Split, ...]:

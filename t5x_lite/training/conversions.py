@@ -16,8 +16,9 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from t5x_lite.config import ModelDimensions
+from t5x_lite.config.grammar import parse_call
 from t5x_lite.config.named import Named, find_named
-from t5x_lite.errors import BAD_CONFIG, UserError
+from t5x_lite.errors import BAD_CONFIG, UserError, nearest
 from t5x_lite.model.transformer import parameter_axes, parameter_shapes
 from t5x_lite.parallel.axes import Names
 
@@ -39,10 +40,10 @@ class Parameter(NamedTuple):
 
 
 class Source(NamedTuple):
-    """What a parameter is made from.
+    """The parameter of the old model that one of the new model is made from, and how.
 
     Attributes:
-        path: the parameter of the old model.
+        path: that of the old parameter.
         change: (its array, shape of the new one) → the new array; None: as it is.
     """
 
@@ -184,10 +185,13 @@ class Converter:
     """
 
     def __init__(self, text: str):
-        sources = {name: conversion.source for name, conversion in CONVERSIONS.items()}
-        self._named: Named = find_named(text, sources, "start.convert", "conversion")
-        # A name of a module would be code of the user's, which is not asked for here.
-        self.declared = CONVERSIONS.get(self._named.name, Conversion(same))
+        key = "start.convert"
+        name = parse_call(text, key).name
+        if name not in CONVERSIONS:  # nor may it be of a module of the user's
+            hint = nearest(name, CONVERSIONS)
+            raise UserError(BAD_CONFIG, f"{key}={name}: no such conversion; {hint}")
+        self.declared = CONVERSIONS[name]
+        self._named: Named = find_named(text, {name: self.declared.source}, key, "conversion")
 
     @property
     def changes(self) -> set[str]:
@@ -209,12 +213,12 @@ class Converter:
             reason = f"got architectures {old.architecture} and {new.architecture}"
             raise UserError(BAD_CONFIG, f"{what}: {reason}; name one that is for them, or none")
         for stack in ("encoder", "decoder"):
-            layers = layers_of(new, stack)
-            known = layers_of(old, stack) or layers_of(old, _OTHER[stack])
+            layers = _layers_of(new, stack)
+            known = _layers_of(old, stack) or _layers_of(old, _OTHER[stack])
             if before and layers not in (0, known):
                 reason = f"got {layers} layers in the {stack}, but the stack it is made from has"
                 raise UserError(BAD_CONFIG, f"{what}: {reason} {known}; set it to that")
-            if self._named.name != "grow_depth" or not layers:
+            if "num_layers" not in self.declared.changes or not layers:
                 continue
             if layers < known:
                 reason = f"got {layers} layers in the {stack}, but init_from has {known}"
@@ -317,7 +321,7 @@ def between(old: ModelDimensions, new: ModelDimensions) -> str:
     return ""
 
 
-def layers_of(model: ModelDimensions, stack: str) -> int:
+def _layers_of(model: ModelDimensions, stack: str) -> int:
     """Return the number of layers of a stack, 0 if the model does not have it."""
     if stack == "decoder":
         return model.num_decoder_layers

@@ -247,7 +247,7 @@ class Run(Evaluator):
         model = self.resolved.model
         rows_per_second = self.batches.batch_size * steps / max(seconds, 1e-9)
         # MFU counts the FLOPs that the mathematics needs, without recomputation.
-        flops = step_flops(self.resolved, self.batches.shape, self.ledger.loss_tokens)
+        flops = step_flops(self.resolved, self.batches.shape, self.ledger.scored)
         peak = peak_flops(jax.devices()[0].device_kind, model.dtype)
         stats = jax.local_devices()[0].memory_stats() or {}
         return {
@@ -419,12 +419,11 @@ def _train_steps(
 ) -> None:
     config = run.resolved.config
     exit_code = 0
-    before = config.start.step
-    first, last = checkpoints.newest or before, run.resolved.steps
+    first, last = checkpoints.newest or config.start.step, run.resolved.steps
     # A run that has already stopped early does no further step.
     if best and best.is_over:
         last = first
-    health = _saved_health(checkpoints, workdir) if first > before else Health()
+    health = _saved_health(checkpoints, workdir)
     log = Log(workdir, config, first, last, active=jax.process_index() == 0, on_log=on_log)
     profile = Profile(config.training.profile, workdir)
     stacks = workdir / f"stacks-{jax.process_index()}.txt"
@@ -481,8 +480,12 @@ def _train_steps(
 
 
 def _saved_health(checkpoints: Checkpoints, workdir: Path) -> Health:
-    """Return the figures of the newest checkpoint; say if metrics.jsonl has changed since then."""
-    facts = checkpoints.facts(checkpoints.newest or 0)
+    """Return the figures of the newest checkpoint, if any; say if metrics.jsonl has changed since
+    then.
+    """
+    if not checkpoints.newest:
+        return Health()
+    facts = checkpoints.facts(checkpoints.newest)
     if jax.process_index() == 0:
         run_directory.check_records(workdir, facts)
     return Health(facts.get("health"))

@@ -80,8 +80,6 @@ def plan_stages(
     """
     places = [address_of(directory) for directory in directories]
     configs = stages_of(config, places)
-    # Below the workdir, and nothing else of it: what a stage reads may be named by data.
-    grant(places=places[:-1])
     plans = plans or each_stage(config, plan_objective)
     configs = _with_one_order(configs, plans)
     planned: list[Stage] = []
@@ -170,6 +168,8 @@ def train_stages(
         UserError: see loop.train. A stage that cannot be trained is found before the first one is.
     """
     loop.setup_jax(stages[-1].resolved.model.dtype)
+    # What stages start from, and no more of the workdir: what they read may be named by data.
+    grant(places=[address_of(stage.directory) for stage in stages[:-1]])
     if len(stages) > 1:
         run_directory.check_is_free(stages[-1].directory)
         for stage in stages:

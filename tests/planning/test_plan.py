@@ -27,19 +27,26 @@ def planned(config, topology, *settings, **assumed):
 @pytest.mark.parametrize(
     ("objective", "architecture", "lengths", "tokens"),
     [
-        ("causal_lm", "decoder", {"sequence_length": 512}, (512, 512, 512)),
-        ("span_corruption", "encoder_decoder", {"inputs": 512, "targets": 114}, (568, 626, 114)),
-        ("masked_lm", "encoder", {"sequence_length": 512}, (510, 512, 76)),
-        ("prefix_lm(split=0.5)", "prefix_decoder", {"sequence_length": 512}, (512, 512, 256)),
+        ("causal_lm", "decoder", {"sequence_length": 512}, (512, 512, 512, 512)),
+        ("span_corruption", "encoder_decoder", {"inputs": 512, "targets": 114},
+         (568, 626, 114, 114)),
+        ("masked_lm", "encoder", {"sequence_length": 512}, (510, 512, 76, 76)),
+        ("prefix_lm(split=0.5)", "prefix_decoder", {"sequence_length": 512}, (512, 512, 256, 256)),
         ("2 * causal_lm + 2 * prefix_lm(split=0.5)", "decoder", {"sequence_length": 512},
-         (512, 512, 384)),
+         (512, 512, 384, 384)),
+        # Half of the positions, whose weights add up to all.
+        ("masked_diffusion", "encoder", {"sequence_length": 512}, (510, 512, 510, 255)),
+        ("masked_diffusion", "decoder", {"sequence_length": 512}, (512, 512, 512, 256)),
     ],
 )  # fmt: skip
 def test_tokens_are_known_before_the_text(objective, architecture, lengths, tokens):
     config = load("gpt_tiny")
     written = dataclasses.replace(config.data.lengths, **lengths)
     rows = plan_rows(objective, architecture, written)
-    assert dataclasses.astuple(expected_tokens(rows)) == pytest.approx(tokens, abs=1)
+    found = dataclasses.astuple(expected_tokens(rows))
+    assert found[:3] == pytest.approx(tokens[:3], abs=1)
+    # A few rows are looked at, which hide any number of tokens each.
+    assert found[3] == pytest.approx(tokens[3], rel=0.05 if "diffusion" in objective else 0.01)
 
 
 def test_the_state_is_split_as_the_mesh_says():

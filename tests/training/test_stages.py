@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from conftest import run, settings
+from conftest import run, run_apart, settings, with_devices
 from ml_collections import ConfigDict
 
 import t5x_lite
@@ -21,6 +21,7 @@ from t5x_lite.training.checksums import checksums
 from t5x_lite.training.log import read_metrics
 from t5x_lite.training.stages import directories_of, plan_stages
 
+GROWN = "grow_depth(order='interleave')"
 MORE = {"training.steps": 12, "optimizer.warmup_steps": 2}
 
 
@@ -183,6 +184,25 @@ def test_the_optimizer_goes_on_under_other_names(text_file, tmp_path, name):
     )
     assert found == expected
     assert int(state.step) == 2
+
+
+def test_stages_on_a_mesh_are_those_on_one_device(text_file, tmp_path):
+    """Also where the second stage takes what one device has saved, and the vocabulary is padded."""
+    encoder = {"objective": "masked_lm", "model": {"architecture": "encoder"}}
+    deeper = encoder | {"model": encoder["model"] | {"num_layers": 4}, "convert": GROWN}
+    more = {"model.positions": "rotary", "model.vocab_multiple": 1, "optimizer.name": "muon"}
+    stages = ({"until": 3}, {"until": 6} | encoder, deeper)
+    values = settings(text_file, **more, **{"training.steps": 9}) | {"stages": stages}
+    path = tmp_path / "config.py"
+    path.write_text(f"def get_config():\n    return {values!r}\n")
+    run("train", f"--config={path}", f"--workdir={tmp_path / 'one'}")
+    mesh = ("--config.mesh.fsdp=2", "--config.mesh.tensor=2")
+    shutil.copytree(tmp_path / "one/stages/1", tmp_path / "continued/stages/1")
+    for name in ("all", "continued"):
+        command = ("train", f"--config={path}", f"--workdir={tmp_path / name}", *mesh)
+        run_apart(*command, env=with_devices(4))
+        ours, theirs = (losses(*directories_of(tmp_path / of, 3)) for of in (name, "one"))
+        np.testing.assert_allclose(ours, theirs, rtol=2e-5)
 
 
 def sums_of(state) -> dict[str, int]:

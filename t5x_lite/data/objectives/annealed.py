@@ -2,6 +2,7 @@
 `masked_lm(noise_density=linear(0.3, 0.15))`.
 """
 
+from contextlib import suppress
 from typing import Annotated
 
 import numpy as np
@@ -39,14 +40,12 @@ AnnealedShare = Annotated[float | str, IsAnnealed(_PROPER_SHARE)]
 
 def _ends(text: str, key: str) -> tuple[float, float]:
     call = parse_call(text, key)
-    try:
+    with suppress(ValueError):
         first, last = (float(str(parse_literal(end))) for end in call.arguments)
-    except ValueError as error:
-        expected = f"expected a number, or {LINEAR}(first, last)"
-        raise UserError(BAD_CONFIG, f"{key}: got {text}, {expected}") from error
-    if call.name != LINEAR or call.options:
-        raise UserError(BAD_CONFIG, f"{key}: got {text}, expected a number, or {LINEAR}(0.3, 0.15)")
-    return first, last
+        if call.name == LINEAR and not call.options:
+            return first, last
+    expected = f"expected a number, or {LINEAR}(first, last)"
+    raise UserError(BAD_CONFIG, f"{key}: got {text}, {expected}")
 
 
 def is_annealed(value: object) -> bool:

@@ -354,6 +354,7 @@ class Ledger:
     raw_tokens: float  # tokens of the text
     model_tokens: float  # encoder and decoder positions that are not padding
     loss_tokens: float  # sum of the loss weights
+    scored: float  # positions that are predicted; each may have a weight other than 1
     padding: float  # fraction of the positions
     # Fraction of the raw tokens that does not fit the rows (split documents, sentence pairs)
     left_out: float
@@ -373,6 +374,7 @@ def ledger(batches: Batches, rows: int = 64) -> Ledger:
         raw_tokens=mean("raw_tokens"),
         model_tokens=mean("model_tokens"),
         loss_tokens=mean("loss_tokens"),
+        scored=mean("scored"),
         padding=mean("padding"),
         left_out=mean("left_out"),
         cut=mean("cut"),
@@ -397,6 +399,7 @@ def _stream_ledger(stream: RowStream, rows: int) -> Ledger:
         raw_tokens=stream.raw_tokens,
         model_tokens=model_tokens,
         loss_tokens=sum(float(value.sum()) for value in weights) / len(indices),
+        scored=sum(int((value > 0).sum()) for value in weights) / len(indices),
         padding=1 - model_tokens / positions,
         left_out=stream.left_out(indices),
         cut=stream.cut(range(min(_ROWS_LOOKED_AT, stream.rows(1)))),

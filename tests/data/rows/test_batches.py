@@ -501,3 +501,13 @@ def test_a_stage_has_the_course_of_an_option_to_itself(make):
 def test_an_option_that_does_not_change_like_that(value, reason):
     with pytest.raises(UserError, match=reason):
         parse_objective(f"masked_lm(noise_density={value})")
+
+
+@pytest.mark.parametrize("architecture", ["encoder", "decoder"])
+def test_positions_are_counted_whatever_their_weights(batches_of, architecture):
+    """Of masked_diffusion half of the positions are scored, and their weights add up to all."""
+    batches = batches_of("masked_diffusion", architecture)
+    (stream,) = batches.streams
+    row = ledger(batches, rows=1000)
+    assert row.loss_tokens == pytest.approx(stream.raw_tokens)
+    assert row.scored == pytest.approx((stream.raw_tokens + 1) / 2, rel=0.02)
