@@ -115,6 +115,15 @@ class Cell(NamedTuple):
         of_stages = zip(self.stages, self.costs, strict=True)
         return sum(stage.steps * cost.loss_tokens for stage, cost in of_stages)
 
+    @property
+    def epochs(self) -> float:
+        """How often one run of the cell reads its text; for several texts the sum over them."""
+        of_stages = zip(self.stages, self.costs, strict=True)
+        return sum(
+            stage.steps * cost.raw_tokens / stage.data.corpus.manifest["train"]["tokens"]
+            for stage, cost in of_stages
+        )
+
     def with_config(self, config: RunConfig) -> "Cell":
         """Return the cell with other settings, which cost the same."""
         directories = [stage.directory for stage in self.stages]
@@ -475,16 +484,18 @@ def plan_in_words(
         at_least: True if the times are lower bounds, which count only the matrix products.
     """
     time = "time, at least" if at_least else "time"
-    heading = ["cell", "parameters", "steps", "raw tokens", "model tokens", "FLOPs"]
+    heading = ["cell", "parameters", "steps", "raw tokens", "epochs", "model tokens", "FLOPs"]
     rows = [[*heading, "padding", "rows cut", time]]
     for cell in cells:
         total = cell.total
-        spent = [short(total[unit]) for unit in ("raw_tokens", "model_tokens", "flops")]
+        spent = [short(total[unit]) for unit in ("model_tokens", "flops")]
         rows.append(
             [
                 cell.name,
                 short(cell.cost.parameters),
                 f"{total['steps']:,.0f}",
+                short(total["raw_tokens"]),
+                f"{cell.epochs:.1f}",
                 *spent,
                 f"{cell.cost.padding:.1%}",
                 f"{cell.cost.rows_cut:.0%}",

@@ -684,10 +684,12 @@ def parity_sheet(results: Results) -> Table:
             ratio = of[unit] / against if against else 1.0
             is_equal = abs(ratio - 1) < _EQUAL
             row.append(short(of[unit]) if is_equal else f"{short(of[unit])} (×{ratio:.2f})")
-        rows.append([*row, f"{of['padding']:.1%}", f"{of['rows_cut']:.0%}"])
+        epochs = f"{of['epochs']:.1f}" if "epochs" in of else "–"  # results of an older version
+        rows.append([*row, epochs, f"{of['padding']:.1%}", f"{of['rows_cut']:.0%}"])
     matched = results["match"]
     names = [f"{name} (matched)" if unit == matched else name for unit, name in UNITS.items()]
-    heading = ["cell", "parameters", "FLOPs per sequence", *names, "padding", "rows cut"]
+    heading = ["cell", "parameters", "FLOPs per sequence", *names, "epochs"]
+    heading += ["padding", "rows cut"]
     if any(of.get("inherited") for of in cells.values()):
         heading.append(f"inherited {UNITS[matched]}")
         for row, of in zip(rows, cells.values(), strict=True):

@@ -298,6 +298,7 @@ def _spent_by(cell: Cell, summaries: Mapping[str, Mapping[str, Any]]) -> dict[st
         "flops_per_sequence": cell.cost.flops_per_sequence,
         "padding": cell.cost.padding,
         "rows_cut": cell.cost.rows_cut,
+        "epochs": cell.epochs,
         "loss_tokens": cell.loss_tokens,
         **cell.total,
         "inherited": dict(cell.inherited),

@@ -138,6 +138,8 @@ class Data(Checked):
     # Of a task that share a row; 0: as many as there is room for
     examples_per_row: NonNegative = 0
     lengths: Lengths = Lengths()
+    # Train on the first so many tokens of the text, again and again; 0: on all of it
+    unique_tokens: NonNegative = 0
     # The run ends when any text has been read this often; 0: only after training.steps
     epochs: Annotated[NonNegative, RESUMABLE, BUDGET] = 0
     # Raw tokens that a row reads at most; 0: as many as fit. Rows with room for more are padded

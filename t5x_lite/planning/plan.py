@@ -225,6 +225,9 @@ class Plan:
             return {}
         records = json.loads(storage.read(f"{store}/{MANIFEST}"))["sources"]
         sizes = {record["source"]: record["train"]["tokens"] for record in records}
+        if unique := self.config.data.unique_tokens:
+            share = unique / sum(sizes.values())
+            sizes = {source: share * size for source, size in sizes.items()}
         read = self.tokens_of_sources()
         if not set(read) <= set(sizes):  # the sources are concatenated
             sizes = {source: sum(sizes.values()) for source in read}

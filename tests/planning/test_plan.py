@@ -326,6 +326,9 @@ def test_epochs_are_those_of_the_store_where_there_is_one(tmp_path):
     total = sum(len(source.tokens["train"]) for source in corpus.sources)
     (read,) = planned["tokens_of_sources"].values()
     assert planned["epochs_of_sources"] == {sources: read / total}
+    part = ("--config.data.unique_tokens=1000", f"--config.data.source={sources}")
+    planned = json.loads(run(*command, *part)[0])
+    assert planned["epochs_of_sources"] == {sources: pytest.approx(read / 1000)}
 
     rated = f"3 * {tmp_path}/a.txt + 1 * {tmp_path}/b.txt"
     planned = json.loads(run(*command, f"--config.data.source={rated}")[0])

@@ -63,6 +63,40 @@ class Corpus:
         return np.concatenate(parts) if len(parts) > 1 else parts[0]
 
 
+def _first(tokens: Tokens, length: int) -> Tokens:
+    """Return the first `length` tokens, without reading them."""
+    return tokens.first(length) if isinstance(tokens, RemoteTokens) else tokens[:length]
+
+
+def keep_first(corpus: Corpus, unique_tokens: int) -> Corpus:
+    """Return the corpus with less training text: its first `unique_tokens` tokens, of each source
+    in proportion to its size. The manifest estimates how many bytes and words they are.
+
+    Raises:
+        UserError: if there is less text than that.
+    """
+    whole = corpus.manifest["train"]
+    if unique_tokens > whole["tokens"]:
+        reason = f"the training text has {whole['tokens']:,} tokens"
+        fix = "lower it, give more text, or set 0 for all of it"
+        raise UserError(
+            BAD_DATA, f"data.unique_tokens: got {unique_tokens:,}, but {reason}; {fix}"
+        )
+    # Round so that the sources add up to unique_tokens.
+    sizes = np.cumsum([0, *(len(source.tokens["train"]) for source in corpus.sources)])
+    lengths = np.diff(sizes * unique_tokens // whole["tokens"]).tolist()
+    sources = [
+        replace(source, tokens={**source.tokens, "train": _first(source.tokens["train"], length)})
+        for source, length in zip(corpus.sources, lengths, strict=True)
+    ]
+    share = unique_tokens / whole["tokens"]
+    counts = {name: round(share * whole[name]) for name in whole if name != "sha256"}
+    of_part = hashlib.sha256(f"{whole['sha256']} {lengths}".encode()).hexdigest()
+    train = counts | {"tokens": unique_tokens, "sha256": of_part}
+    manifest = {**corpus.manifest, "train": train}
+    return replace(corpus, manifest=manifest, sources=tuple(sources))
+
+
 def hold_out(corpus: Corpus) -> Corpus:
     """Return the corpus with other validation text: the end of the training text of each source,
     which is without it then. What is chosen by that text can be judged on the corpus as it is.
@@ -82,8 +116,7 @@ def hold_out(corpus: Corpus) -> Corpus:
         begins = np.flatnonzero(held_out[: length // 2] == eos) + 1
         if len(begins):
             held_out = held_out[begins[0] :]
-        rest = len(train) - len(held_out)
-        kept = train.first(rest) if isinstance(train, RemoteTokens) else train[:rest]
+        kept = _first(train, len(train) - len(held_out))
         sources.append(replace(source, tokens={"train": kept, "validation": held_out}))
     manifest = {
         **corpus.manifest,

@@ -31,6 +31,7 @@ from t5x_lite.data.store.corpus import (
     Corpus,
     Split,
     cache_of,
+    keep_first,
     open_store,
 )
 from t5x_lite.data.store.encoding import EncoderPool, LocalEncoder, Progress, SourceEncoder
@@ -76,11 +77,11 @@ def prepare(
     if storage.is_remote(data.store):
         corpus = _store_in_bucket(data, beam_options)
         _check_origin(corpus, data)
-        return _with_rates(corpus, data)
+        return _to_train_on(corpus, data)
     if data.store and (Path(data.store) / MANIFEST).exists():
         corpus = open_store(Path(data.store).resolve())
         _check_origin(corpus, data)
-        return _with_rates(corpus, data)
+        return _to_train_on(corpus, data)
 
     origin = _describe_origin(data)
     if data.store:
@@ -105,16 +106,21 @@ def prepare(
     corpus = open_store(store)
     if data.store:
         _check_origin(corpus, data)
-    return _with_rates(corpus, data)
+    return _to_train_on(corpus, data)
 
 
-def _with_rates(corpus: Corpus, data: Data) -> Corpus:
-    """Return the corpus with the rates that the settings give its sources."""
+def _to_train_on(corpus: Corpus, data: Data) -> Corpus:
+    """Return what a run trains on: the corpus with the rates that the settings give its sources,
+    and not more than data.unique_tokens of it.
+    """
     rates = [rate for rate, _ in parse_sources(data.source, "data.source")]
     rated = list(corpus.sources)
     for number, rate in enumerate(rates):
         rated[number] = replace(rated[number], rate=rate)
-    return replace(corpus, sources=tuple(rated))
+    rated_corpus = replace(corpus, sources=tuple(rated))
+    if not data.unique_tokens:
+        return rated_corpus
+    return keep_first(rated_corpus, data.unique_tokens)
 
 
 def _store_in_bucket(data: Data, beam_options: Sequence[str] | None) -> Corpus:

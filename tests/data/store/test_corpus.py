@@ -1,17 +1,18 @@
 import hashlib
 import json
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from conftest import run, sentences
+from conftest import ALL_CELLS, refusal, run, sentences
 
 from t5x_lite.config import Data
 from t5x_lite.config.files import load
 from t5x_lite.data.rows.batches import make_batches, source_rates
 from t5x_lite.data.store import corpus
 from t5x_lite.data.store.prepare import prepare
-from t5x_lite.errors import NO_FILE, UserError
+from t5x_lite.errors import BAD_DATA, NO_FILE, UserError
 from t5x_lite.resolve import plan
 
 
@@ -195,3 +196,55 @@ def test_a_mixture_of_sources_trains_and_the_ledger_shows_it(tmp_path, config_fi
 def test_bad_rates_are_refused(source, words):
     with pytest.raises(UserError, match=words):
         load("gpt_tiny", [f"data.source={source}"])
+
+
+@pytest.mark.parametrize("unique", [1, 999, 4000])
+@pytest.mark.parametrize("sources", ["one", "two"])
+def test_only_the_first_of_the_text_is_trained_on(tmp_path, sources, unique):
+    source = two_sources(tmp_path)
+    if sources == "one":
+        source = source.split(" + ")[1]
+    data = Data(source=source, document="block", tokenizer="bytes")
+    whole, part = prepare(data), prepare(replace(data, unique_tokens=unique))
+    assert part.path == whole.path
+    assert part.manifest["validation"] == whole.manifest["validation"]
+
+    assert part.manifest["train"]["tokens"] == unique
+    sizes = np.array([len(source.tokens["train"]) for source in whole.sources])
+    kept = np.array([len(source.tokens["train"]) for source in part.sources])
+    assert kept.sum() == unique
+    np.testing.assert_allclose(kept, unique * sizes / sizes.sum(), atol=1)
+    for before, after, length in zip(whole.sources, part.sources, kept, strict=True):
+        assert after.tokens["train"].tolist() == before.tokens["train"][:length].tolist()
+        assert after.tokens["validation"] is not after.tokens["train"]
+
+    # Another part is another text, which a run does not go on with.
+    hashes = {prepare(replace(data, unique_tokens=n)).manifest["train"]["sha256"] for n in (0, 998)}
+    assert part.manifest["train"]["sha256"] not in hashes
+    size = whole.manifest["train"]["tokens"]
+    expected = f"unique_tokens: got {size + 1:,}, but the training text has {size:,} tokens"
+    assert expected in refusal(prepare, replace(data, unique_tokens=size + 1), code=BAD_DATA)
+
+
+@pytest.mark.parametrize(("objective", "architecture"), ALL_CELLS)
+def test_no_objective_reads_more_than_the_unique_tokens(
+    tmp_path, make, objective, architecture
+):
+    # The first documents are words, the others numbers.
+    path, held_out = tmp_path / "text.txt", tmp_path / "held_out.txt"
+    words = sentences(40)
+    path.write_text(f"{words}\n\n" + "\n\n".join(map(str, range(3000))))
+    held_out.write_text(sentences(40))
+    more = {"data.source": str(path), "data.validation_source": str(held_out)}
+    resolved, corpus = make(
+        objective, architecture, **more, **{"data.unique_tokens": len(words) // 2}
+    )
+    batches = make_batches(resolved.rows, resolved.config.data, 0, corpus, "train")
+    rows = 4 * batches.streams[0].rows(1)
+    for stream in batches.streams:
+        read = {*np.concatenate(stream.read(range(rows))).tolist()}
+        known = {*stream.windows.tokens.tolist()}
+        assert read == known
+        assert not known & {*corpus.tokenizer.encode("0123456789").tolist()}
+        assert len(stream.documents.tokens) == len(words) // 2
+        assert stream.epochs(rows) == pytest.approx(4, rel=0.2)
