@@ -160,7 +160,7 @@ def build(case: str, source: str, more: dict) -> RunConfig:
     targets.
     """
     _, parts = PARTS.get(case, (case, {}))
-    optimizer = {"warmup_steps": 0}
+    optimizer = {"warmup_steps": 0, "average": "ema(decay=0.5)"}
     if case in OPTIMIZERS:
         _, optimizer["name"] = OPTIMIZERS[case]
         optimizer["weight_decay"] = 0.0  # Adafactor has none
@@ -216,7 +216,7 @@ def losses(config, corpus, devices, steps):
 
 def train_steps(config, corpus, devices, steps):
     """Loss and norm of the gradient of each of the first steps in float64; the parameters after
-    them, and the average that the optimizer keeps of the gradients.
+    them and their average, and the average that the optimizer keeps of the gradients.
     """
     made = []
     with jax.enable_x64(True):
@@ -230,7 +230,8 @@ def train_steps(config, corpus, devices, steps):
                 loss = mean_metrics(figures["sums"])["total_loss"]
                 made.append((loss, figures["gradient_norm"]))
             average = optax.tree.get(state.opt_state, "mu")
-            return np.array(made), jax.device_get(state.params), jax.device_get(average)
+            parameters = state.params, run.whole(state)
+            return np.array(made), jax.device_get(parameters), jax.device_get(average)
 
 
 def relative(a, b) -> float:

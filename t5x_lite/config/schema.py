@@ -531,6 +531,10 @@ class Optimizer(Checked):
     # Largest global norm of the gradient; 0: no clipping
     grad_clip_norm: Annotated[float, Range(0.0), ADJUSTABLE] = 1.0
 
+    # An average of the parameters, which is evaluated and used in their place: ema(decay=0.999),
+    # tail(share=0.2), or one of your own, my_module.my_average: see training/averaging.py
+    average: Annotated[str, CODE] = ""
+
     def _contradictions(self) -> Iterator[str]:
         if 0 < self.decay_steps <= self.warmup_steps:
             expected = f"expected more than optimizer.warmup_steps {self.warmup_steps}, or 0"

@@ -18,7 +18,9 @@ import shutil
 import sys
 from collections.abc import Collection, Container, Iterator
 from contextlib import contextmanager
+from functools import reduce
 from importlib.metadata import version
+from operator import getitem
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +28,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from absl import logging
-from flax.traverse_util import flatten_dict
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.experimental import multihost_utils
 
 from t5x_lite import manifest, storage
@@ -37,6 +39,7 @@ from t5x_lite.errors import BAD_CONFIG, IO_ERROR, NO_FILE, UserError, user_error
 from t5x_lite.manifest import Damage
 from t5x_lite.model.heads import Params
 from t5x_lite.progress import say
+from t5x_lite.training.averaging import PLACE_OF_AVERAGE
 from t5x_lite.training.checksums import checksum_on_host, checksums
 from t5x_lite.version import VERSION
 
@@ -274,19 +277,25 @@ class Checkpoints:
         return state
 
     def restore_parameters(self, step: int, shapes: Any, shardings: Any, axes: Params) -> Any:
-        """Restore only the parameters of a step, without the rest of its state."""
-        abstract = {"params": _abstract(shapes, shardings)}
-        restore_args = jax.tree.map(
-            lambda args: dataclasses.replace(args, strict=False),  # as above
-            ocp.checkpoint_utils.construct_restore_args(abstract),
-        )
+        """Restore only the parameters of a step, without the rest of its state: their average, if
+        the run has kept one.
+        """
         with self._readable(step) as facts:
+            has_average = any(
+                path.startswith("/".join(PLACE_OF_AVERAGE)) for path in facts["arrays"]
+            )
+            place = PLACE_OF_AVERAGE if has_average else ("params",)
+            abstract: Any = unflatten_dict({place: _abstract(shapes, shardings)})
+            restore_args = jax.tree.map(
+                lambda args: dataclasses.replace(args, strict=False),  # as above
+                ocp.checkpoint_utils.construct_restore_args(abstract),
+            )
             self._check_shapes(step, abstract, axes)
             args = ocp.args.PyTreeRestore(abstract, restore_args=restore_args, partial_restore=True)
             with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-                params = checkpointer.restore(self._directory / str(step), args=args)
-        self._check_arrays(step, params, facts)
-        return params["params"]
+                restored = checkpointer.restore(self._directory / str(step), args=args)
+        self._check_arrays(step, restored, facts)
+        return reduce(getitem, place, restored)
 
     def _check_arrays(self, step: int, restored: Any, facts: dict) -> None:
         """Compare restored arrays with what was in memory when they were saved."""

@@ -36,6 +36,7 @@ from t5x_lite.parallel.placement import place_batch, replicated
 from t5x_lite.progress import say
 from t5x_lite.resolve import Resolved, with_steps_of
 from t5x_lite.training import run_directory, run_history
+from t5x_lite.training.averaging import average_or_newest
 from t5x_lite.training.best import PREFIX, BestCheckpoint
 from t5x_lite.training.checkpoint import Checkpoints
 from t5x_lite.training.health import MOST_SKIPPED, Health
@@ -227,8 +228,9 @@ class Run(Evaluator):
         return self._counting_on(jax.jit(first, out_shardings=program.shardings)(trained))
 
     def whole(self, state: TrainState) -> Any:
-        """Merge trained and frozen parameters."""
-        return self.adaptation.merge(state.params, self.frozen)
+        """Return the parameters that are evaluated, trained and frozen ones together."""
+        trained = average_or_newest(state.params, state.opt_state)
+        return self.adaptation.merge(trained, self.frozen)
 
     def loaded(self, params: Any, step: int) -> LoadedModel:
         """Return the model as inference uses it."""
@@ -521,7 +523,7 @@ def _has_converged(
     training.patience evaluations.
     """
     with log.watch("checkpoint"):
-        best.record(step, validation, state.params)
+        best.record(step, validation, average_or_newest(state.params, state.opt_state))
     return best.is_over
 
 

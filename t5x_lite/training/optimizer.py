@@ -14,6 +14,7 @@ from t5x_lite.config import Optimizer
 from t5x_lite.config.named import find_named
 from t5x_lite.errors import BAD_CONFIG, UserError, user_errors
 from t5x_lite.parallel.axes import Names, is_kernel
+from t5x_lite.training.averaging import averaged, find_average
 from t5x_lite.training.schedules import Schedule, find_schedule
 from t5x_lite.training.update_rule import (
     UpdateRule,
@@ -128,11 +129,16 @@ def _muon(config: Optimizer, schedule: Schedule, axes: Any) -> UpdateRule:
 OPTIMIZERS = {"adamw": _adamw, "adafactor": _adafactor, "lion": _lion, "muon": _muon}
 
 
-def make_optimizer(config: Optimizer, schedule: Schedule, axes: Any) -> UpdateRule:
-    """Return the rule that `optimizer.name` names, with clipping by the global norm before it.
+def make_optimizer(
+    config: Optimizer, schedule: Schedule, axes: Any, steps: int = 1, before: int = 0
+) -> UpdateRule:
+    """Return the rule that `optimizer.name` names, with clipping by the global norm before it, and
+    `optimizer.average` after it.
 
     Args:
         axes: the parameter tree with tuples of logical axis names: see transformer.parameter_axes.
+        steps: of the run or stage, for averages over its end.
+        before: updates of this state that stages before this one have made.
 
     Raises:
         UserError: for an unknown name or option.
@@ -148,11 +154,14 @@ def make_optimizer(config: Optimizer, schedule: Schedule, axes: Any) -> UpdateRu
     largest = config.grad_clip_norm
     clip = optax.clip_by_global_norm(largest) if largest else optax.identity()
     transformation = optax.chain(clip, transformation)
-    return UpdateRule(*transformation, state_axes=getattr(rule, "state_axes", None))
+    rule = UpdateRule(*transformation, state_axes=getattr(rule, "state_axes", None))
+    average = find_average(config)
+    return averaged(rule, average, before, steps) if average else rule
 
 
 def check_optimizer(config: Optimizer) -> None:
-    """Reject an optimizer or schedule that does not exist, before anything is prepared."""
+    """Reject an optimizer, schedule or average that does not exist, before anything is prepared."""
     find_schedule(config)
+    find_average(config)
     # Build the rule for a single kernel: this also checks its options.
     make_optimizer(config, lambda step: 0.0 * step, {"kernel": ("embed", "mlp")})

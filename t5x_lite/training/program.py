@@ -34,6 +34,7 @@ from t5x_lite.parallel.placement import replicated
 from t5x_lite.parallel.presets import Workload, arrange
 from t5x_lite.resolve import Resolved
 from t5x_lite.training.adapt import Adaptation, parse_adaptation
+from t5x_lite.training.averaging import check_average
 from t5x_lite.training.loss import Loss, make_parallelism
 from t5x_lite.training.optimizer import make_optimizer
 from t5x_lite.training.schedules import Schedule, make_schedule
@@ -149,10 +150,12 @@ class Program:
         config = self.resolved.config
         axes = self.adaptation.trained_part(parameter_axes(self.resolved.model))
         # The optimizer counts its own updates, which begin later in a stage with a fresh state.
-        began, schedule = config.start.optimizer_step, self.schedule
-        if began:
-            return make_optimizer(config.optimizer, lambda count: schedule(count + began), axes)
-        return make_optimizer(config.optimizer, schedule, axes)
+        start, schedule = config.start, self.schedule
+        began = start.optimizer_step
+        of_state = (lambda count: schedule(count + began)) if began else schedule
+        check_average(config.optimizer)
+        steps = self.resolved.steps - start.step
+        return make_optimizer(config.optimizer, of_state, axes, steps, start.step - began)
 
     @cached_property
     def _state(self) -> tuple[TrainState, TrainState]:

@@ -827,7 +827,7 @@ def _check_same_state(resolved: Resolved, directory: Path, theirs: Resolved) -> 
     """Reject a run that would take an optimizer state that is not one of its own parameters."""
     step = resolved.config.start.step
     fix = f"begin with a fresh state, as start.optimizer_step={step} does"
-    for key in ("optimizer.name", "adapt"):
+    for key in ("optimizer.name", "optimizer.average", "adapt"):
         old, new = (flatten(to_dict(of.config))[key] for of in (theirs, resolved))
         if old != new:
             reason = f"got {new!r}, but init_from={directory}, whose state is taken, has {old!r}"

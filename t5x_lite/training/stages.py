@@ -143,6 +143,7 @@ def _after(
     goes_on = (
         start.takes_optimizer
         and old.config.optimizer.name == resolved.config.optimizer.name
+        and old.config.optimizer.average == resolved.config.optimizer.average
         and old.config.adapt == resolved.config.adapt == "full"
         and renaming(convert, old.model, resolved.model) is not None
     )

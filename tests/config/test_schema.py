@@ -29,6 +29,7 @@ from t5x_lite.model.parts.norms import NORMS
 from t5x_lite.model.parts.positions import POSITIONS
 from t5x_lite.model.parts.table import FEED_FORWARDS, MIXERS
 from t5x_lite.training.adapt import ADAPTATIONS
+from t5x_lite.training.averaging import AVERAGES
 from t5x_lite.training.loggers import LOGGERS
 from t5x_lite.training.optimizer import OPTIMIZERS
 from t5x_lite.training.schedules import SCHEDULES
@@ -217,6 +218,7 @@ TABLES = {
     "norm": NORMS,
     "positions": POSITIONS,
     "adapt": ADAPTATIONS,
+    "average": AVERAGES,
 }
 
 

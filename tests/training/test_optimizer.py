@@ -12,6 +12,7 @@ from t5x_lite.config import Optimizer
 from t5x_lite.errors import UserError
 from t5x_lite.model.transformer import parameter_axes, parameter_shapes
 from t5x_lite.training.adapt import ADAPTATIONS, parse_adaptation
+from t5x_lite.training.averaging import AVERAGE
 from t5x_lite.training.optimizer import (
     OPTIMIZERS,
     check_optimizer,
@@ -318,8 +319,12 @@ def test_the_state_of_what_is_trained_has_its_axes(name, adapt, make):
     model = make("causal_lm", "decoder", **{"model.num_layers": 2}, **settings)[0].model
     axes = adaptation.trained_part(parameter_axes(model))
     shapes, _ = adaptation.split_shapes(parameter_shapes(model))
-    rule = make_optimizer(Optimizer(name=name), lambda step: 0.1, axes)
+    rule = make_optimizer(Optimizer(name=name, average="ema"), lambda step: 0.1, axes)
     names_of = names_of_state(rule, shapes, axes)
     state = jax.eval_shape(rule.init, shapes)
+    is_axes = {"is_leaf": lambda leaf: isinstance(leaf, tuple)}
+    averages = jax.tree_util.tree_leaves_with_path({AVERAGE: state[AVERAGE]})
+    for (path, leaf), names in zip(averages, jax.tree.leaves(axes, **is_axes), strict=True):
+        assert tuple(names_of(path, leaf)) == names
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):
         assert len(names_of(path, leaf)) == len(leaf.shape)

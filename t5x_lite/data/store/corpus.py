@@ -79,9 +79,7 @@ def keep_first(corpus: Corpus, unique_tokens: int) -> Corpus:
     if unique_tokens > whole["tokens"]:
         reason = f"the training text has {whole['tokens']:,} tokens"
         fix = "lower it, give more text, or set 0 for all of it"
-        raise UserError(
-            BAD_DATA, f"data.unique_tokens: got {unique_tokens:,}, but {reason}; {fix}"
-        )
+        raise UserError(BAD_DATA, f"data.unique_tokens: got {unique_tokens:,}, but {reason}; {fix}")
     # Round so that the sources add up to unique_tokens.
     sizes = np.cumsum([0, *(len(source.tokens["train"]) for source in corpus.sources)])
     lengths = np.diff(sizes * unique_tokens // whole["tokens"]).tolist()

@@ -227,9 +227,7 @@ def test_only_the_first_of_the_text_is_trained_on(tmp_path, sources, unique):
 
 
 @pytest.mark.parametrize(("objective", "architecture"), ALL_CELLS)
-def test_no_objective_reads_more_than_the_unique_tokens(
-    tmp_path, make, objective, architecture
-):
+def test_no_objective_reads_more_than_the_unique_tokens(tmp_path, make, objective, architecture):
     # The first documents are words, the others numbers.
     path, held_out = tmp_path / "text.txt", tmp_path / "held_out.txt"
     words = sentences(40)
