@@ -190,7 +190,9 @@ def spent(cost: StepCost, seconds: float) -> dict[str, float]:
     }
 
 
-def with_budget(cell: RunConfig, steps: int | Sequence[int], evaluations: int) -> RunConfig:
+def with_budget(
+    cell: RunConfig, steps: int | Sequence[int], evaluations: int, keep: bool = False
+) -> RunConfig:
     """Return the cell with this many steps, and its schedule (in steps or tokens) stretched to fit.
 
     A checkpoint is saved at every evaluation, or about every quarter of the run if that is more
@@ -198,6 +200,7 @@ def with_budget(cell: RunConfig, steps: int | Sequence[int], evaluations: int) -
 
     Args:
         steps: of the run, or of each of its stages.
+        keep: True to keep a checkpoint at every evaluation.
 
     >>> from t5x_lite.config import Data, Lengths, Optimizer
     >>> schedule = Optimizer(warmup_steps=100, decay_steps=800)
@@ -232,6 +235,7 @@ def with_budget(cell: RunConfig, steps: int | Sequence[int], evaluations: int) -
         eval_every=every,
         checkpoint_every=min(every, math.ceil(total / _SAVES)),
         log_every=max(total // _WRITTEN_RECORDS, 1),
+        keep_every=every if keep else cell.training.keep_every,
     )
     return dataclasses.replace(
         cell, optimizer=Optimizer(**optimizer), training=training, stages=tuple(stages)

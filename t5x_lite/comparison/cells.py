@@ -220,7 +220,7 @@ def plan_cells(
         suffix = _suffix(config, budget)
         baseline = next(iter(cells)) + suffix
         for name, cell in cells.items():
-            budgeted = with_budget(cell, steps[name], config.evaluations)
+            budgeted = with_budget(cell, steps[name], config.evaluations, config.score_curves)
             of_cell = plan_stages(budgeted, _directories(workdir, name + suffix, cell))
             costs_and_seconds = costs[name], seconds[name]
             planned.append(
@@ -505,7 +505,8 @@ def plan_in_words(
     lines = [columns(rows, "<" + ">" * (len(rows[0]) - 1))]
     seconds = config.seeds * sum(cell.total["seconds"] for cell in cells)
     runs_of_each = config.seeds + tries / len(cells)
-    disk = runs_of_each * KEPT * sum(cell.cost.state_bytes for cell in cells)
+    kept = KEPT + config.evaluations * config.score_curves
+    disk = runs_of_each * kept * sum(cell.cost.state_bytes for cell in cells)
     matched = f"matched by {config.match.replace('_', ' ')}"
     bound = "at least " if at_least else ""
     seeds_in_words = "1 seed" if config.seeds == 1 else f"{config.seeds} seeds"
@@ -568,6 +569,7 @@ def questions_of(config: CompareConfig, cells: Sequence[Cell]) -> Questions:
         settings=config.finetune,
         grid=config.tune_finetune,
         from_scratch=config.from_scratch,
+        curves=config.score_curves,
         fingerprints={task.name: fingerprints(task) for task in map(load_task, config.tasks)},
     )
 

@@ -7,6 +7,7 @@ kept in the run's directory, because computing them takes a while:
     other_objectives.json         validation loss under the objectives of the other cells
     tasks/NAME.json               score on a task, after fine-tuning in tasks/NAME
     tasks/NAME-from-scratch.json  score on a task, after training from fresh parameters
+    score_curves/STEP.json        scores of an earlier checkpoint, which was kept
 """
 
 import dataclasses
@@ -17,13 +18,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NotRequired, TypedDict
 
 import jax
 
 from t5x_lite import storage
 from t5x_lite.comparison.adaptation import ADAPTED_RUN, Adaptation, adapt, bits_of_adapted
-from t5x_lite.comparison.span_bits import Span, SpanBits, scored_contexts, span_bits
+from t5x_lite.comparison.scores import name_of_task_score, span_score
+from t5x_lite.comparison.span_bits import (
+    Span,
+    SpanBits,
+    num_bytes,
+    scored_contexts,
+    span_bits,
+)
 from t5x_lite.config import RunConfig, Task
 from t5x_lite.data.rows.batches import TextData
 from t5x_lite.data.tasks.examples import load_split, with_labels_of
@@ -56,6 +65,7 @@ class Questions:
         settings: settings for fine-tuning, such as "data.epochs=2".
         grid: settings with several values, from which fine-tuning chooses.
         from_scratch: True to also learn the tasks from fresh parameters.
+        curves: True to ask earlier checkpoints, too.
         fingerprints: task → split → hash of its examples.
     """
 
@@ -66,6 +76,7 @@ class Questions:
     settings: tuple[str, ...] = ()
     grid: tuple[str, ...] = ()
     from_scratch: bool = False
+    curves: bool = False
     fingerprints: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
@@ -96,6 +107,10 @@ class TaskAnswer(TypedDict):
     head: NotRequired[str]
 
 
+# Scores of a run at several steps: score → pairs [step, value]
+ScoreCurves = dict[str, list[list[float]]]
+
+
 @dataclass(frozen=True)
 class Answers:
     """Results of the extra evaluations of one run.
@@ -106,6 +121,7 @@ class Answers:
         losses: objective → validation loss in nats per scored token.
         tasks: task → its first metric, on examples that chose nothing.
         from_scratch: the same, for models trained from fresh parameters.
+        curves: scores of the checkpoints that were kept on the way.
     """
 
     span_bits: dict[str, dict[str, list[float]]]
@@ -113,13 +129,18 @@ class Answers:
     losses: dict[str, float]
     tasks: dict[str, TaskAnswer]
     from_scratch: dict[str, TaskAnswer]
+    curves: ScoreCurves
 
 
-def measure(workdir: Path, questions: Questions) -> Answers:
-    """Return the extra evaluations of a run, computing those that its directory does not have."""
+def measure(workdir: Path, questions: Questions, stages: Sequence[Path] = ()) -> Answers:
+    """Return the extra evaluations of a run, computing those that its directory does not have.
+
+    Args:
+        stages: directories of the stages before the last.
+    """
     steps = [record["step"] for record in read_metrics(workdir / "metrics.jsonl")]
     step = max(steps, default=0)
-    digest = hashlib.sha256(json.dumps(questions.spans).encode()).hexdigest()[:16]
+    digest = _digest(questions.spans)
     resolved, _ = run_directory.read(workdir)
     own = resolved.config.objective
     others = [objective for objective in questions.objectives if objective != own]
@@ -159,7 +180,55 @@ def measure(workdir: Path, questions: Questions) -> Answers:
         ),
         tasks=reached[False],
         from_scratch=reached[True],
+        curves=_score_curves([*stages, workdir], questions),
     )
+
+
+def _score_curves(directories: Sequence[Path], questions: Questions) -> ScoreCurves:
+    """Return the scores of the kept checkpoints of a run, for spans and for tasks that nothing is
+    learned for, computing those that its directories do not have.
+
+    Args:
+        directories: those of its stages.
+    """
+    curves: ScoreCurves = {}
+    if not questions.curves:
+        return curves
+    unlearned = [task for task in map(load_task, questions.tasks) if not is_learned(task)]
+    key = {
+        "spans": _digest(questions.spans),
+        "tasks": [dataclasses.asdict(task) for task in unlearned],
+        "examples": [questions.fingerprints[task.name] for task in unlearned],
+    }
+    for workdir in directories:
+        resolved, _ = run_directory.read(workdir)
+        every = resolved.config.training.keep_every
+        for step in sorted(run_directory.saved_steps(workdir / "checkpoints")):
+            if every and step % every and step != resolved.steps:
+                continue
+            compute = partial(_scores_at, f"{workdir}@{step}", questions.spans, unlearned)
+            scores = kept_answer(workdir / "score_curves" / f"{step}.json", key, compute)
+            for name, value in scores.items():
+                curves.setdefault(name, []).append([step, value])
+    return curves
+
+
+def _scores_at(address: str, spans: Sequence[Span], tasks: Sequence[Task]) -> dict[str, float]:
+    """Return the scores of one checkpoint: score → its mean."""
+    say(f"{address}: asking for scores")
+    loaded, scores = run_directory.load(address), {}
+    for context in scored_contexts(loaded) if spans else ():
+        bits = span_bits(loaded, spans, context).without_end.sum()
+        scores[span_score(context)] = float(bits / num_bytes(spans).sum())
+    for task in tasks:
+        answer = _asked(loaded, task)
+        name = name_of_task_score(task.name, answer["metric"])
+        scores[name] = fmean(answer["units"]["amounts"])
+    return scores
+
+
+def _digest(spans: Sequence[Span]) -> str:
+    return hashlib.sha256(json.dumps(spans).encode()).hexdigest()[:16]
 
 
 def kept_answer(path: Path, key: dict[str, Any], compute: Callable[[], Any]) -> Any:
@@ -327,20 +396,8 @@ def _on_task(
     from_scratch: bool,
 ) -> TaskAnswer:
     """Return a run's answer to a task, fine-tuned in `directory` if the task has to be learned."""
-    metric = metrics_of(task)[0]
     if not is_learned(task):
-        asked = ask(run_directory.load(workdir), task, Asking())
-        examples = asked.examples
-        units = unit_scores(examples.task, examples.examples, asked.predictions)
-        return TaskAnswer(
-            metric=metric,
-            method=asked.method,
-            split="validation",
-            fingerprint=examples.fingerprint,
-            on=examples.split,
-            examples=len(examples),
-            units=units._asdict(),
-        )
+        return _asked(run_directory.load(workdir), task)
     say(f"{workdir.name}: {directory.name}")
     results = finetuning.finetune(
         locate(workdir),
@@ -353,7 +410,7 @@ def _on_task(
     task_report.write(results, directory)
     scored = results["scored"]
     return TaskAnswer(
-        metric=metric,
+        metric=metrics_of(task)[0],
         method="fine-tuned",
         split=scored["split"],
         fingerprint=scored["fingerprint"],
@@ -362,4 +419,20 @@ def _on_task(
         units=scored["units"],
         chosen=results["chosen"],
         head=results["head"],
+    )
+
+
+def _asked(loaded: run_directory.LoadedModel, task: Task) -> TaskAnswer:
+    """Return a model's answer to a task that nothing is learned for."""
+    asked = ask(loaded, task, Asking())
+    examples = asked.examples
+    units = unit_scores(examples.task, examples.examples, asked.predictions)
+    return TaskAnswer(
+        metric=metrics_of(task)[0],
+        method=asked.method,
+        split="validation",
+        fingerprint=examples.fingerprint,
+        on=examples.split,
+        examples=len(examples),
+        units=units._asdict(),
     )

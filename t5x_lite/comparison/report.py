@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from t5x_lite import storage
 from t5x_lite.comparison import scaling_report
 from t5x_lite.comparison.scores import (
     ADAPTED,
+    BOUND,
     FROM_SCRATCH,
     OF_SPANS,
     SCORES,
@@ -626,46 +628,55 @@ def _ends_of_spans(results: Results) -> list[Part]:
 
 
 def _learning_curves(results: Results) -> list[Part]:
-    """Return charts of the loss, one per objective, and of TRAINING_CURVES.
+    """Return charts of the scores that were asked on the way, of the loss, one per objective, and
+    of TRAINING_CURVES.
 
     The x-axis is the unit that the cells are matched by; others can be chosen in a browser.
     """
     # For each unit and run, how much one step spends: it scales steps to that unit.
     units = dict.fromkeys([results["match"], *UNITS])
     axes: dict[str, dict[str, float]] = {UNITS[unit]: {} for unit in units}
-    groups = {}
+    groups, all_runs = {}, {}
     by_objective: dict[str, dict[str, Any]] = {}
     for cell, of in results["cells"].items():
         for name, run in of["runs"].items():
-            groups[name] = cell
+            groups[name], all_runs[name] = cell, run
             by_objective.setdefault(of["objective"], {})[name] = run
             for unit in units:
                 axes[UNITS[unit]][name] = of[unit] / of["steps"]
+    draw = partial(charts.curves, axes=axes, groups=groups)
 
     parts: list[Part] = []
+    for name, curves in _score_curves(all_runs).items():
+        parts += draw({}, curves, y=heading_of(name))
     for objective, runs in by_objective.items():
-        parts += charts.curves(
+        parts += draw(
             {name: run["curve"]["loss"] for name, run in runs.items()},
             {name: run["validation_curve"]["loss"] for name, run in runs.items()},
             y="loss, nats",
-            axes=axes,
-            groups=groups,
             caption=f"{objective}: thin lines for training, thick lines for validation",
         )
     for key, title in TRAINING_CURVES.items():
-        parts += charts.curves(
-            {
-                name: run["curve"].get(key, [])
-                for runs in by_objective.values()
-                for name, run in runs.items()
-            },
-            {},
-            y=title,
-            axes=axes,
-            groups=groups,
-            log=key == "gradient_norm",
-        )
+        curves = {name: run["curve"].get(key, []) for name, run in all_runs.items()}
+        parts += draw(curves, {}, y=title, log=key == "gradient_norm")
     return parts
+
+
+def _score_curves(runs: dict[str, Any]) -> dict[str, dict[str, list[list[float]]]]:
+    """Return the curves of each score that was asked on the way: score → run → curve. An exact
+    figure is among those of an upper bound, if there are such.
+    """
+    of_runs = {name: run.get("score_curves", {}) for name, run in runs.items()}
+    names = in_order(score for curves in of_runs.values() for score in curves)
+    if BOUND in names:
+        names = [name for name in names if name != "bits_per_byte"]
+    found: dict[str, dict[str, list[list[float]]]] = {}
+    for score in names:
+        found[score] = {}
+        for name, curves in of_runs.items():
+            exact = curves.get("bits_per_byte", []) if score == BOUND else []
+            found[score][name] = sorted([*curves.get(score, []), *exact])
+    return found
 
 
 # What was equal.

@@ -18,6 +18,7 @@ from t5x_lite.comparison.effects import effects_of
 from t5x_lite.comparison.evaluations import (
     Answers,
     Questions,
+    ScoreCurves,
     TaskAnswer,
     is_learned,
     measure,
@@ -60,6 +61,7 @@ from t5x_lite.inference.generate import continue_texts
 from t5x_lite.report.environment import environment
 from t5x_lite.training import run_directory
 from t5x_lite.training.log import read_metrics
+from t5x_lite.training.stages import Stage
 
 # Sampling for the prompts in a report: the likeliest text of a small model repeats itself
 SAMPLED = {"max_new_tokens": 48, "temperature": 0.8, "top_p": 0.9}
@@ -86,7 +88,9 @@ def results_of(
     corpus, spans = cells[0].corpus, questions.spans
     sample = Sample(num_bytes(spans), np.array([span.passage for span in spans], int))
     summaries = {run.name: summarise(run) for run in runs}
-    answers = {run.name: measure(run.directory, questions) for run in runs}
+    answers = {run.name: measure(run.directory, questions, run.trunks) for run in runs}
+    for name, of_run in answers.items():
+        summaries[name]["score_curves"] |= of_run.curves
     values, samples, asked = _scores_of_runs(cells, runs, answers, summaries, sample)
     tasks = {name: one for of_run in answers.values() for name, one in of_tasks(of_run).items()}
     counted_units = counting_on_tasks(questions, tasks)
@@ -382,11 +386,13 @@ def summarise(run: SeededRun) -> dict[str, Any]:
     seconds = sum(record["train_seconds"] for record in trained)
     rate = run.stages[-1].steps * run.cell.cost.model_tokens / seconds
     # Stages before the last took time, too; those with its objective are part of its curves.
-    goes_on = True
+    goes_on, curves = True, _whole_text_curves(run.stages[-1], evaluated)
     for stage in reversed(run.stages[:-1]):
         before = read_metrics(stage.directory / "metrics.jsonl")
         of_training = [record for record in before if record["split"] == "train"]
         seconds += sum(record["train_seconds"] for record in of_training)
+        for name, curve in _whole_text_curves(stage, before).items():
+            curves[name] = curve + curves.get(name, [])
         goes_on = goes_on and stage.resolved.rows == run.cell.resolved.rows
         if goes_on:
             trained = of_training + trained
@@ -400,8 +406,20 @@ def summarise(run: SeededRun) -> dict[str, Any]:
         "accuracy": last["accuracy"],
         "curve": {name: _curve(trained, name) for name in ("loss", *report.TRAINING_CURVES)},
         "validation_curve": {"loss": _curve(evaluated, "loss")},
+        "score_curves": curves,
     }
     return summary | whole_text_bits(last, run.cell.resolved.rows, run.cell.corpus)
+
+
+def _whole_text_curves(stage: Stage, records: Sequence[dict[str, Any]]) -> ScoreCurves:
+    """Return the bits per byte of the validation text at each evaluation of a stage."""
+    curves: ScoreCurves = {}
+    for record in records:
+        if record["split"] == "validation":
+            bits = whole_text_bits(record, stage.resolved.rows, stage.data.corpus)
+            for name, value in bits.items():
+                curves.setdefault(name, []).append([record["step"], value])
+    return curves
 
 
 def whole_text_bits(

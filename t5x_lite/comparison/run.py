@@ -217,7 +217,7 @@ def train_in_turn(runs: Sequence[SeededRun], questions: Questions | None) -> dic
             with foreseen_errors():
                 train_stages(run.stages)
                 if questions is not None:
-                    measure(run.directory, questions)
+                    measure(run.directory, questions, run.trunks)
         except UserError as error:
             if error.code in STOPPED:
                 raise
@@ -249,7 +249,8 @@ def train_run(stages: StageConfigs, questions: Questions | None) -> None:
     with foreseen_errors():
         train_stages(trained)
         if questions is not None:
-            measure(trained[-1].directory, questions)
+            *before, last = (stage.directory for stage in trained)
+            measure(last, questions, before)
 
 
 def _train_trunks(runs: Sequence[SeededRun], jobs: int, logs: Path) -> dict[str, UserError]:

@@ -835,6 +835,9 @@ class CompareConfig(Checked):
     # Rows of all cells read equally many raw tokens: as many as fit the rows of every cell
     equal_windows: bool = True
     evaluations: Positive = 4  # of each run, at equal distances
+    # Keep a checkpoint at each evaluation, and ask it for the spans and for the tasks that nothing
+    # is learned for, so that the report shows how these scores have grown
+    score_curves: bool = False
 
     # Settings with the values that each cell tries before its seeds are trained, all combinations
     # of them, as {"optimizer": {"learning_rate": (1e-3, 3e-3)}}. It keeps those with the lowest

@@ -3,6 +3,7 @@ once.
 """
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,11 @@ from t5x_lite import manifest
 from t5x_lite.comparison import cells as planning
 from t5x_lite.comparison import tune
 from t5x_lite.comparison.budget import steps_of_stages, with_budget
+from t5x_lite.comparison.report import report as page_of
 from t5x_lite.comparison.run import compare
 from t5x_lite.config.files import build_comparison
 from t5x_lite.errors import UserError
+from t5x_lite.report.page import Chart
 from t5x_lite.training.log import read_metrics
 
 TRUNK = {"until": "50%", "objective": "causal_lm"}
@@ -64,7 +67,13 @@ def test_a_tree_is_its_leaves(text_file, tmp_path):
     """A leaf has the bits that it has alone, every trunk is trained once, and what was spent on it
     counts in each leaf.
     """
-    config, workdir = build_comparison(comparison(text_file)), tmp_path / "tree"
+    pairs = [
+        {"sentence_good": f"the cat {verb} it.", "sentence_bad": f"it {verb} cat the.", "UID": verb}
+        for verb in ("sees", "hears", "likes")
+    ]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
+    more = {"score_curves": True, "tasks": (f"blimp({tmp_path}/pairs.jsonl)",)}
+    config, workdir = build_comparison(comparison(text_file, **more)), tmp_path / "tree"
     lines: list[str] = []
     with t5x_lite.messages_to(lines.append):
         report = compare(config, workdir)
@@ -87,6 +96,27 @@ def test_a_tree_is_its_leaves(text_file, tmp_path):
     own = read_metrics(workdir / "masked/metrics.jsonl")
     seconds = sum(one.get("train_seconds", 0) for one in trunk + own)
     assert of_masked["seconds"] == pytest.approx(seconds)
+
+    # Scores were asked at each evaluation and at the end of each stage; the last is the cell's own.
+    steps = {"causal": [6, 12], "masked": [6, 12], "prefix": [6, 9, 12]}
+    for name, expected in steps.items():
+        of_cell = report["cells"][name]
+        curves = of_cell["runs"][name]["score_curves"]
+        left = "span_bits_left"
+        assert [step for step, _ in curves[left]] == expected
+        assert {step for step, _ in curves["blimp: grouped accuracy"]} == {*expected}
+        for score in (left, "blimp: grouped accuracy"):
+            assert curves[score][-1][1] == pytest.approx(of_cell["scores"][score]["mean"])
+    of_causal = report["cells"]["causal"]["runs"]["causal"]["score_curves"]
+    assert [step for step, _ in of_causal["bits_per_byte"]] == [6, 12]
+    (curves,) = (one for one in page_of(report).sections if one.heading == "Learning curves")
+    drawn = [part.description for part in curves.parts if isinstance(part, Chart)]
+    first = (
+        "blimp: grouped accuracy",
+        "span bits per byte, text before",
+        "span bits per byte, text on both",
+    )
+    assert all(text.startswith(start) for text, start in zip(drawn, first, strict=False))
 
     *_, cell = planning.plan_cells(config, workdir)
     t5x_lite.train(cell.config, tmp_path / "alone")
