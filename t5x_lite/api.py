@@ -19,7 +19,7 @@ import numpy as np
 from t5x_lite import storage
 from t5x_lite.comparison import run as comparison
 from t5x_lite.comparison.budget import matmul_rate
-from t5x_lite.comparison.results import whole_text_bits
+from t5x_lite.comparison.whole_text import whole_text_bits
 from t5x_lite.config import CompareConfig, Mesh, ModelDimensions, RunConfig, Task
 from t5x_lite.config.files import (
     build,

@@ -4,6 +4,7 @@ kept in the run's directory, because computing them takes a while:
     span_bits.json                bits of each held-out span, see span_bits.py
     adapted.json                  whether the model was adapted in adapted/, see adaptation.py
     adapted_bits.json             bits of each span, once it is
+    whole_text.json               bits per byte of a mixture's members that predict a whole text
     other_objectives.json         validation loss under the objectives of the other cells
     tasks/NAME.json               score on a task, after fine-tuning in tasks/NAME
     tasks/NAME-from-scratch.json  score on a task, after training from fresh parameters
@@ -14,7 +15,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -33,12 +34,16 @@ from t5x_lite.comparison.span_bits import (
     scored_contexts,
     span_bits,
 )
+from t5x_lite.comparison.whole_text import whole_text_bits
 from t5x_lite.config import RunConfig, Task
 from t5x_lite.data.rows.batches import TextData
+from t5x_lite.data.rows.row_plan import RowPlan
+from t5x_lite.data.store.corpus import Corpus
 from t5x_lite.data.tasks.examples import load_split, with_labels_of
 from t5x_lite.data.tasks.kinds.table import kind_of, metrics_of
 from t5x_lite.data.tasks.load import load_task
 from t5x_lite.data.tasks.metrics import unit_scores
+from t5x_lite.data.tasks.task_data import TaskPlan
 from t5x_lite.errors import BAD_CONFIG, IO_ERROR, UserError, read_json, user_errors
 from t5x_lite.finetuning import run as finetuning
 from t5x_lite.inference.zero_shot import Asking, ask
@@ -118,6 +123,8 @@ class Answers:
     Attributes:
         span_bits: context → fields of span_bits.SpanBits → bits of each span.
         adapted_bits: bits of each span once the model is adapted; empty if it is not.
+        whole_text: score → bits per byte of the whole text, of a model that has learned to predict
+            it and something else.
         losses: objective → validation loss in nats per scored token.
         tasks: task → its first metric, on examples that chose nothing.
         from_scratch: the same, for models trained from fresh parameters.
@@ -126,6 +133,7 @@ class Answers:
 
     span_bits: dict[str, dict[str, list[float]]]
     adapted_bits: list[float]
+    whole_text: dict[str, float]
     losses: dict[str, float]
     tasks: dict[str, TaskAnswer]
     from_scratch: dict[str, TaskAnswer]
@@ -144,6 +152,7 @@ def measure(workdir: Path, questions: Questions, stages: Sequence[Path] = ()) ->
     resolved, _ = run_directory.read(workdir)
     own = resolved.config.objective
     others = [objective for objective in questions.objectives if objective != own]
+    members = _predict_whole_text(resolved.rows)
     tasks = [
         task
         for task in map(load_task, questions.tasks)
@@ -173,6 +182,11 @@ def measure(workdir: Path, questions: Questions, stages: Sequence[Path] = ()) ->
             lambda: _span_bits(workdir, questions.spans),
         ),
         adapted_bits=_adapted_bits(workdir, questions, {"step": step}, digest),
+        whole_text=kept_answer(
+            workdir / "whole_text.json",
+            {"step": step, "objectives": members},
+            lambda: _whole_text(workdir, members),
+        ),
         losses=kept_answer(
             workdir / "other_objectives.json",
             {"step": step, "objectives": others},
@@ -288,20 +302,50 @@ def _adapted_bits(
     )
 
 
+def _whole_text(workdir: Path, objectives: Sequence[str]) -> dict[str, float]:
+    """Return the bits per byte of the whole validation text under each of the objectives, which
+    predict all of it: score → bits per byte.
+    """
+    found: dict[str, float] = {}
+    for _, rows, corpus, metrics in _under(workdir, objectives):
+        found |= whole_text_bits(metrics, rows, corpus)
+    return found
+
+
 def _losses(workdir: Path, objectives: Sequence[str]) -> dict[str, float]:
-    """Return the validation loss under each of the other objectives that the model can express.
+    """Return the validation loss under each of the other objectives that the model can express."""
+    evaluated = _under(workdir, objectives)
+    return {objective: metrics["loss"] for objective, _, _, metrics in evaluated}
+
+
+def _predict_whole_text(rows: RowPlan | TaskPlan) -> list[str]:
+    """Return the objectives of a mixture that predict a whole text."""
+    if not isinstance(rows, RowPlan) or len(rows.members) == 1:
+        return []
+    objectives = [member.objective for member in rows.members]
+    return [
+        str(objective)
+        for objective in objectives
+        if objective.traits.scores_whole_text or objective.traits.bounds_whole_text
+    ]
+
+
+def _under(
+    workdir: Path, objectives: Sequence[str]
+) -> Iterator[tuple[str, RowPlan, Corpus, dict[str, float]]]:
+    """Yield each objective that the model can express, with its rows, the text, and the validation
+    metrics.
 
     The architecture must be able to learn the objective, with the parameters that the model has and
     in rows as long as its own.
     """
     if not objectives:
-        return {}
+        return
     resolved, tokenizer = run_directory.read(workdir)
     with messages_to(silent):
         data = run_directory.open_data(workdir, resolved, tokenizer)
     assert isinstance(data, TextData)
     loaded = run_directory.load(workdir)
-    losses = {}
     for objective in objectives:
         config = dataclasses.replace(resolved.config, objective=objective)
         try:
@@ -310,11 +354,11 @@ def _losses(workdir: Path, objectives: Sequence[str]) -> dict[str, float]:
             continue
         if parameter_shapes(other.model) != parameter_shapes(resolved.model):
             continue
+        assert isinstance(other.rows, RowPlan)  # the config names no task
         of_other = dataclasses.replace(data, plan=other.rows)
         evaluator = loop.Evaluator(other, of_other, jax.local_devices()[:1])
         with evaluator.within():
-            losses[objective] = evaluator.evaluate(loaded.params)["loss"]
-    return losses
+            yield objective, other.rows, data.corpus, evaluator.evaluate(loaded.params)
 
 
 # Tasks.

@@ -1,6 +1,5 @@
 """Results of a comparison as data: everything that its report shows."""
 
-import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -42,18 +41,17 @@ from t5x_lite.comparison.statistics import (
     scored_cells,
     scores_of,
 )
+from t5x_lite.comparison.whole_text import whole_text_bits
 from t5x_lite.config import CompareConfig, RunConfig, to_dict
 from t5x_lite.config.files import flatten, label_of
 from t5x_lite.config.schema import TUNING
 from t5x_lite.config.stages import in_words
-from t5x_lite.data.rows.row_plan import RowPlan
 from t5x_lite.data.store.corpus import Corpus
 from t5x_lite.data.tasks.baselines import counted_answers
 from t5x_lite.data.tasks.examples import load_split, with_labels_of
 from t5x_lite.data.tasks.kinds.table import metrics_of
 from t5x_lite.data.tasks.load import load_task
 from t5x_lite.data.tasks.metrics import UnitScores, unit_scores
-from t5x_lite.data.tasks.task_data import TaskPlan
 from t5x_lite.errors import NO_FILE, UserError
 from t5x_lite.hardware import chip_of
 from t5x_lite.inference.fill import fill
@@ -91,6 +89,7 @@ def results_of(
     answers = {run.name: measure(run.directory, questions, run.trunks) for run in runs}
     for name, of_run in answers.items():
         summaries[name]["score_curves"] |= of_run.curves
+        summaries[name] |= of_run.whole_text
     values, samples, asked = _scores_of_runs(cells, runs, answers, summaries, sample)
     tasks = {name: one for of_run in answers.values() for name, one in of_tasks(of_run).items()}
     counted_units = counting_on_tasks(questions, tasks)
@@ -180,8 +179,9 @@ def _scores_of_runs(
     if any(BOUND in summary for summary in summaries.values()):
         for of_cell in values.values():
             for seed, of_run in of_cell.items():
-                exact = of_run.get("bits_per_byte")
-                of_cell[seed] = {BOUND: exact, **of_run} if exact is not None else of_run
+                if "bits_per_byte" in of_run:
+                    known = (of_run[name] for name in ("bits_per_byte", BOUND) if name in of_run)
+                    of_cell[seed] = {**of_run, BOUND: min(map(float, known))}
     return values, samples, asked
 
 
@@ -413,28 +413,15 @@ def summarise(run: SeededRun) -> dict[str, Any]:
 
 def _whole_text_curves(stage: Stage, records: Sequence[dict[str, Any]]) -> ScoreCurves:
     """Return the bits per byte of the validation text at each evaluation of a stage."""
+    evaluated = [record for record in records if record["split"] == "validation"]
     curves: ScoreCurves = {}
-    for record in records:
-        if record["split"] == "validation":
+    for record in evaluated:
+        # Earlier evaluations may have read only a part of the text (training.eval_steps).
+        if record["loss_tokens"] == evaluated[-1]["loss_tokens"]:
             bits = whole_text_bits(record, stage.resolved.rows, stage.data.corpus)
             for name, value in bits.items():
                 curves.setdefault(name, []).append([record["step"], value])
     return curves
-
-
-def whole_text_bits(
-    evaluated: dict[str, float], rows: RowPlan | TaskPlan, corpus: Corpus
-) -> dict[str, float]:
-    """Return the bits per byte of the validation text by score, for a model that predicts all of
-    it: exactly, or at most. Empty for another.
-
-    Args:
-        evaluated: the model's validation metrics.
-    """
-    if not (rows.scores_whole_text or rows.bounds_whole_text):
-        return {}
-    name = "bits_per_byte" if rows.scores_whole_text else BOUND
-    return {name: bits_per_byte(evaluated, corpus)}
 
 
 def hours_spent(workdir: Path) -> dict[str, float]:
@@ -484,16 +471,6 @@ def _curve(records: list[dict], name: str) -> list[list[float]]:
     """Return a metric as pairs [step, value], without the records that do not have it."""
     pairs = [[record["step"], record.get(name)] for record in records]
     return [pair for pair in pairs if pair[1] is not None]
-
-
-def bits_per_byte(evaluated: dict, corpus: Corpus) -> float:
-    """Return the bits per byte of a causal model: bits of all tokens, with EOS, per byte of text.
-
-    Args:
-        evaluated: the model's validation metrics.
-    """
-    bits = evaluated["loss"] * evaluated["loss_tokens"] / math.log(2)
-    return bits / corpus.manifest["validation"]["bytes"]
 
 
 def counting(

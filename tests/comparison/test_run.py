@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from conftest import run, settings, start
 
+import t5x_lite
 from t5x_lite.comparison import cells as study_cells
 from t5x_lite.comparison import report
 from t5x_lite.comparison import run as compare
@@ -492,3 +493,36 @@ def test_a_tokenizer_that_is_lossy_is_said_to_be(text_file):
     counts = {"documents": 1, "tokens": 1, "bytes": 1}
     notes = report._reading_notes(results | {"corpus": {"validation": counts}})
     assert any("lossy" in str(note) for note in notes)
+
+
+def test_a_mixture_is_asked_for_the_whole_text_in_each_way(tmp_path, text_file):
+    """It has learned to go on with a text and to fill its masks: it has a figure for both."""
+    base = settings(text_file, **{"training.steps": 4, "model.positions": "rotary"})
+    mixture = "causal_lm + masked_diffusion"
+    cells = {"causal": {}, "both": {"objective": mixture}}
+    written = {"base": base, "cells": cells, "span_count": 0, "ngram": False}
+    results = compare.compare(build_comparison(written), tmp_path / "run")
+    causal, both = (results["cells"][name]["scores"] for name in ("causal", "both"))
+    assert both["bits_per_byte_bound"]["mean"] <= both["bits_per_byte"]["mean"]
+    assert causal["bits_per_byte_bound"]["mean"] == causal["bits_per_byte"]["mean"]
+    assert both["bits_per_byte"]["difference"]
+
+    # The same parameters in a run of one objective, which do not change there.
+    cell = study_cells.plan_cells(build_comparison(written), tmp_path / "run")[1]
+    for objective in ("causal_lm", "masked_diffusion"):
+        more = {"init_from": str(tmp_path / "run/both"), "objective": objective}
+        config = settings(
+            text_file,
+            **more,
+            **{
+                "training.steps": 1,
+                "model.positions": "rotary",
+                "optimizer.learning_rate": 0.0,
+                "data.window": cell.data.plan.members[0].window,
+            },
+        )
+        t5x_lite.train(config, tmp_path / objective)
+        alone = t5x_lite.evaluate(tmp_path / objective)
+        found = json.loads((tmp_path / "run/both/whole_text.json").read_text())["answer"]
+        name = "bits_per_byte" if objective == "causal_lm" else "bits_per_byte_bound"
+        assert found[name] == pytest.approx(alone[name], rel=1e-6)
