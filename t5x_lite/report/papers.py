@@ -140,6 +140,12 @@ PAPERS = {
         2020,
         "JMLR",
     ),
+    "samuel2025": Paper(
+        "David Samuel and Lucas Georges Gabriel Charpentier",
+        "Dual-objective Language Models: Training Efficiency Without Overfitting",
+        2025,
+        "arXiv:2512.14549",
+    ),
     "sahoo2024": Paper(
         "Subham Sekhar Sahoo and Marianne Arriola and Yair Schiff and others",
         "Simple and Effective Masked Diffusion Language Models",
