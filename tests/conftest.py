@@ -116,6 +116,8 @@ MORE_CELLS = [
     ("masked_diffusion", "encoder"),
     ("masked_diffusion", "decoder"),
     ("causal_lm + masked_next_token(choice='word')", "decoder"),
+    ("meap", "decoder"),
+    ("meap(choice='span') + masked_next_token", "decoder"),
 ]
 ALL_CELLS = CELLS + MORE_CELLS
 

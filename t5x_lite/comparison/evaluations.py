@@ -4,7 +4,7 @@ kept in the run's directory, because computing them takes a while:
     span_bits.json                bits of each held-out span, see span_bits.py
     adapted.json                  whether the model was adapted in adapted/, see adaptation.py
     adapted_bits.json             bits of each span, once it is
-    whole_text.json               bits per byte of a mixture's members that predict a whole text
+    whole_text.json               bits per byte of the whole text, under another objective
     other_objectives.json         validation loss under the objectives of the other cells
     tasks/NAME.json               score on a task, after fine-tuning in tasks/NAME
     tasks/NAME-from-scratch.json  score on a task, after training from fresh parameters
@@ -123,8 +123,8 @@ class Answers:
     Attributes:
         span_bits: context → fields of span_bits.SpanBits → bits of each span.
         adapted_bits: bits of each span once the model is adapted; empty if it is not.
-        whole_text: score → bits per byte of the whole text, of a model that has learned to predict
-            it and something else.
+        whole_text: score → bits per byte of the whole text, for a model that has learned to predict
+            it, but whose own validation loss is another.
         losses: objective → validation loss in nats per scored token.
         tasks: task → its first metric, on examples that chose nothing.
         from_scratch: the same, for models trained from fresh parameters.
@@ -152,7 +152,7 @@ def measure(workdir: Path, questions: Questions, stages: Sequence[Path] = ()) ->
     resolved, _ = run_directory.read(workdir)
     own = resolved.config.objective
     others = [objective for objective in questions.objectives if objective != own]
-    members = _predict_whole_text(resolved.rows)
+    members = predict_whole_text(resolved.rows)
     tasks = [
         task
         for task in map(load_task, questions.tasks)
@@ -318,16 +318,21 @@ def _losses(workdir: Path, objectives: Sequence[str]) -> dict[str, float]:
     return {objective: metrics["loss"] for objective, _, _, metrics in evaluated}
 
 
-def _predict_whole_text(rows: RowPlan | TaskPlan) -> list[str]:
-    """Return the objectives of a mixture that predict a whole text."""
-    if not isinstance(rows, RowPlan) or len(rows.members) == 1:
+def predict_whole_text(rows: RowPlan | TaskPlan) -> list[str]:
+    """Return the objectives, besides its own, under which a model predicts a whole text that it has
+    learned to predict: members of a mixture, and causal_lm for a model that reads from left to
+    right, but not this text as it stands.
+    """
+    if not isinstance(rows, RowPlan) or rows.scores_whole_text or rows.bounds_whole_text:
         return []
-    objectives = [member.objective for member in rows.members]
-    return [
-        str(objective)
-        for objective in objectives
-        if objective.traits.scores_whole_text or objective.traits.bounds_whole_text
-    ]
+    objectives = []
+    for objective in (member.objective for member in rows.members):
+        traits = objective.traits
+        if traits.scores_whole_text or traits.bounds_whole_text:
+            objectives.append(str(objective))
+        elif traits.continues_text and not traits.has_inputs:
+            objectives.append("causal_lm")
+    return list(dict.fromkeys(objectives))
 
 
 def _under(

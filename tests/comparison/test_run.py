@@ -18,7 +18,10 @@ from t5x_lite.comparison import cells as study_cells
 from t5x_lite.comparison import report
 from t5x_lite.comparison import run as compare
 from t5x_lite.comparison.budget import spent, steps_of_cells
+from t5x_lite.comparison.evaluations import predict_whole_text
+from t5x_lite.config import Lengths
 from t5x_lite.config.files import build_comparison
+from t5x_lite.data.rows.row_plan import plan_rows
 from t5x_lite.errors import UserError
 
 LENGTHS = {
@@ -526,3 +529,22 @@ def test_a_mixture_is_asked_for_the_whole_text_in_each_way(tmp_path, text_file):
         found = json.loads((tmp_path / "run/both/whole_text.json").read_text())["answer"]
         name = "bits_per_byte" if objective == "causal_lm" else "bits_per_byte_bound"
         assert found[name] == pytest.approx(alone[name], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("objective", "expected"),
+    [
+        ("causal_lm", []),
+        ("causal_lm + 2 * causal_lm", ["causal_lm"]),
+        ("masked_next_token", []),
+        ("prefix_lm", []),
+        ("causal_lm + masked_diffusion", ["causal_lm", "masked_diffusion(shifted=True)"]),
+        ("meap", ["causal_lm"]),
+        ("meap + masked_next_token + causal_lm", ["causal_lm"]),
+        ("fill_in_the_middle(fim_rate=0.9)", ["causal_lm"]),
+        ("fill_in_the_middle(fim_rate=1)", []),
+    ],
+)
+def test_a_whole_text_is_asked_of_models_that_have_learned_to_predict_it(objective, expected):
+    rows = plan_rows(objective, "decoder", Lengths(sequence_length=40))
+    assert predict_whole_text(rows) == expected

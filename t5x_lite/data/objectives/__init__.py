@@ -18,6 +18,7 @@ OBJECTIVES = {
         language.fill_in_the_middle,
         masked.masked_lm,
         masked.masked_next_token,
+        masked.meap,
         masked.masked_diffusion,
         denoising.span_corruption,
         denoising.iid_denoising,

@@ -93,9 +93,10 @@ def _check_optional(pairs: Pairs, traits: Traits) -> None:
         raise ContractError(
             f"its pairs {has} `scored`; declare Traits(aligned={not traits.aligned})"
         )
-    if len(pairs.read.values) and not traits.looks_ahead:
-        raise ContractError("its pairs have `read`; declare Traits(looks_ahead=True)")
     read = pairs.read.lengths
+    if (read[~np.asarray(pairs.reads_causally)] > 0).any() and not traits.looks_ahead:
+        fix = "declare Traits(looks_ahead=True), or give Pairs reads_causally=True"
+        raise ContractError(f"its pairs have `read`; {fix}")
     if ((read != 0) & (read != pairs.targets.lengths)).any():
         raise ContractError("its rows have other numbers of `read` than of targets")
     if traits.has_inputs and (pairs.targets.lengths[pairs.inputs.lengths == 0] > 0).any():

@@ -153,6 +153,32 @@ def masked_next_token(
     return Pairs(Ragged.empty(len(tokens)), targets, weights, read=read)
 
 
+@objective(
+    bound=lambda n, **options: Bound(0, n, n),
+    traits=Traits(has_inputs=False, min_tokens=1, continues_text=True),
+)
+def meap(
+    tokens: Tokens,
+    rng: RowRng,
+    vocabulary: Vocabulary,
+    *,
+    noise_density: AnnealedShare = 0.15,
+    choice: ChoiceName = "token",
+) -> Pairs:
+    """Predict every token from those before it, some of which are masked (MEAP: Zhuang et al.,
+    2025, §3). The decoder looks back only, so it writes text as one of causal_lm does.
+
+    Args:
+        noise_density, choice: as in masked_lm; every chosen token is read as [MASK].
+
+    >>> example(meap, "the cat sat")
+    ('', 'the cat sat')
+    """
+    _, noisy = _masked(tokens, rng, vocabulary, noise_density, 1.0, 0.0, choice)
+    read, targets = Ragged.from_array(noisy), Ragged.from_array(tokens)
+    return Pairs(Ragged.empty(len(tokens)), targets, read=read, reads_causally=True)
+
+
 def _diffusion_bound(n, *, shifted=False) -> Bound:
     return Bound(0, n, n) if shifted else Bound(n + 2, n, n + 2)
 

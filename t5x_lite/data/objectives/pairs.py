@@ -56,9 +56,10 @@ class Pairs:
         weights: loss weight of each target; 1 if left out.
         scored: None for text to text, where the targets are a text of their own. For aligned pairs
             (masked LM), the position in the inputs of each target.
-        read: ids that a decoder reads in place of its targets, with bidirectional attention; as
-            many as there are targets. Where a row is empty, or `read` is left out, the decoder
-            reads its targets from left to right.
+        read: ids that a decoder reads in place of its targets, as many as there are targets. Where
+            a row is empty, or `read` is left out, the decoder reads its targets from left to right.
+        reads_causally: bool [rows], or one value for all rows: `read` is read from left to right,
+            too, not with bidirectional attention.
         score_inputs: bool [rows], or one value for all rows: a decoder that reads its inputs
             causally is scored on them too.
         types: token types of the inputs (BERT's segments A and B).
@@ -75,6 +76,7 @@ class Pairs:
     weights: Ragged = NOT_GIVEN
     scored: Ragged | None = None
     read: Ragged = NOT_GIVEN
+    reads_causally: np.ndarray | bool = False
     score_inputs: np.ndarray | bool = False
     types: Ragged | None = None
     labels: np.ndarray | None = None
@@ -87,7 +89,8 @@ class Pairs:
             object.__setattr__(self, "weights", Ragged(ones, self.targets.lengths))
         if self.read is NOT_GIVEN:
             object.__setattr__(self, "read", Ragged.empty(rows))
-        object.__setattr__(self, "score_inputs", np.broadcast_to(self.score_inputs, rows))
+        for name in ("reads_causally", "score_inputs"):
+            object.__setattr__(self, name, np.broadcast_to(getattr(self, name), rows))
 
     def __len__(self) -> int:
         return len(self.inputs.lengths)

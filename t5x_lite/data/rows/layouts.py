@@ -183,11 +183,12 @@ def _decoder(
     them shifted right within their segment: position j holds stream[j − 1] and predicts stream[j].
     """
     inputs, stream, weights = pairs.inputs, pairs.targets, pairs.weights
-    # Some pairs read other tokens than their targets, with bidirectional attention.
-    sees_both_ways = pairs.read.lengths > 0
+    # Some pairs read other tokens than their targets, most of them with bidirectional attention.
+    reads_others = pairs.read.lengths > 0
+    sees_both_ways = reads_others & ~np.asarray(pairs.reads_causally)
     read = stream
-    if sees_both_ways.any():
-        read = Ragged.where(sees_both_ways, pairs.read, stream)
+    if reads_others.any():
+        read = Ragged.where(reads_others, pairs.read, stream)
     if not shape.encoder:
         scores_inputs = np.asarray(pairs.score_inputs)
         if shape.bidirectional_prefix:  # inputs that attend in both directions cannot be scored

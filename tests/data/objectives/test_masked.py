@@ -275,3 +275,23 @@ def test_a_decoder_predicts_the_same_masks_one_position_earlier():
     weights = np.zeros((5, 12), np.float32)
     weights[of_encoder.scored.row_ids, of_encoder.scored.values - 1] = of_encoder.weights.values
     np.testing.assert_array_equal(row["decoder_weights"], weights)
+
+
+@pytest.mark.parametrize("choice", ["token", "word", "span"])
+def test_meap_reads_masks_from_left_to_right_and_predicts_all(choice):
+    """The tokens that masked_lm chooses are read as [MASK]; beside an objective that looks ahead,
+    the decoder still looks back only.
+    """
+    tokens = repeated(text_rows("The old grey cat sat on the mat. " * 5, 1)[0], 20)
+    (bert,) = apply(f"masked_lm(choice={choice!r}, mask_rate=1, random_rate=0)", tokens)
+    (pairs,) = apply(f"meap(choice={choice!r})", tokens)
+    rows, n = tokens.shape
+    plan = plan_rows("meap + masked_next_token", "decoder", Lengths(sequence_length=n))
+    assert plan.shape.looks_ahead
+    read = bert.inputs.values.reshape(rows, n + 2)[:, 1:-1]
+    for shape in (RowShape(decoder=n), plan.shape):
+        row = lay_out(pairs, shape, VOCABULARY)
+        assert (row["decoder_tokens"][:, 1:] == read[:, :-1]).all()
+        assert (row["decoder_targets"] == tokens).all()
+        assert (row["decoder_weights"] == 1).all()
+        assert not row.get("decoder_prefix", np.zeros(1)).any()

@@ -17,6 +17,7 @@ LAID_OUT = {
     "causal_lm": ("decoder",),
     "fill_in_the_middle": ("decoder",),
     "masked_next_token": ("decoder",),
+    "meap": ("decoder",),
     "masked_diffusion": ("encoder", "decoder"),
 }
 
