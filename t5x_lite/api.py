@@ -19,7 +19,6 @@ import numpy as np
 from t5x_lite import storage
 from t5x_lite.comparison import run as comparison
 from t5x_lite.comparison.budget import matmul_rate
-from t5x_lite.comparison.whole_text import whole_text_bits
 from t5x_lite.config import CompareConfig, Mesh, ModelDimensions, RunConfig, Task
 from t5x_lite.config.files import (
     build,
@@ -67,6 +66,7 @@ from t5x_lite.training.log import perplexity
 from t5x_lite.training.loss import step_flops
 from t5x_lite.training.run_directory import LoadedModel
 from t5x_lite.training.stages import Stage, directories_of, plan_stages, train_config
+from t5x_lite.training.whole_text import whole_text_bits
 
 __all__ = [
     "LanguageModel",
@@ -184,7 +184,7 @@ def _evaluate(workdir: str | Path, mesh: Mesh | None) -> dict[str, Any]:
         results = evaluator.evaluate(loaded.params)
     if isinstance(data, TextData):
         results["perplexity"] = perplexity(results["loss"])
-        results |= whole_text_bits(results, resolved.rows, data.corpus)
+        results |= whole_text_bits(results, resolved.rows, data.corpus.manifest)
     elif isinstance(data, TaskData):
         results |= judge_split(loaded, data.validation)
     return {"step": loaded.step, "split": "validation", **results}

@@ -1,6 +1,7 @@
 """Export a trained model to Hugging Face's file formats."""
 
 import argparse
+import re
 
 from t5x_lite import storage
 from t5x_lite.commands.common import (
@@ -36,31 +37,48 @@ def add_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--masked", action="store_true", help=help)
     help = "write all kept checkpoints, to directories named as revisions: chck_10M, step4000"
     command.add_argument("--revisions", action="store_true", help=help)
+    help = "name this licence in the model card, as the Hub writes it: apache-2.0"
+    command.add_argument("--license", default="", help=help)
+    help = "upload to this repository of the Hugging Face Hub, made private if it is new"
+    command.add_argument("--push", default="", metavar="USER/NAME", help=help)
     command.add_argument("path", help="the directory to write")
 
 
 def run(args: argparse.Namespace) -> None:
-    """Write a model as files of Hugging Face."""
+    """Write a model as files of Hugging Face, and upload them if asked."""
     address = read_model_address(args)
-    from t5x_lite.interop import convert
+    if not re.fullmatch(r"[\w.+-]*", args.license):
+        expected = "expected the name that the Hub has for it, such as apache-2.0"
+        raise UserError(USAGE, f"export: --license: got {args.license!r}, {expected}")
+    from t5x_lite.interop import convert, hub
+    from t5x_lite.training import run_directory
 
-    mesh = read_mesh(args)
+    if args.push:
+        hub.check_repository(args.push)
     form = {"dtype": args.dtype, "lora": args.lora, "masked": args.masked}
+    described = {"name": args.push, "licence": args.license, "mesh": read_mesh(args)}
     directory = storage.local_path(args.path)
-    if not args.revisions:
-        convert.export_model(address, directory, mesh=mesh, **form)
-        storage.push(directory)
-        return
     located = locate(address)
+    if not args.revisions:
+        # An upload that failed can be repeated without another export.
+        checkpoint = located._replace(checkpoint=str(run_directory.step_to_load(located)))
+        if args.push and convert.is_exported(checkpoint, directory, **form):
+            say(f"{directory} exists")
+        else:
+            convert.export_model(address, directory, **form, **described)
+            storage.push(directory)
+        if args.push:
+            hub.upload(directory, args.push)
+        return
     if located.checkpoint:
         reason = f"got {located.checkpoint} after the @, but --revisions writes all checkpoints"
         raise UserError(USAGE, f"--workdir: {reason}; leave one out")
-    from t5x_lite.training.run_directory import revisions
-
-    for name, checkpoint in revisions(located.directory).items():
+    for name, checkpoint in run_directory.revisions(located.directory).items():
         path = directory / name
         if convert.is_exported(checkpoint, path, **form):
             say(f"{path} exists")
         else:
-            convert.export_model(str(checkpoint), path, mesh=mesh, **form)
+            convert.export_model(str(checkpoint), path, **form, **described)
             storage.push(directory)
+        if args.push:
+            hub.upload(path, args.push, revision=name)

@@ -34,7 +34,6 @@ from t5x_lite.comparison.span_bits import (
     scored_contexts,
     span_bits,
 )
-from t5x_lite.comparison.whole_text import whole_text_bits
 from t5x_lite.config import RunConfig, Task
 from t5x_lite.data.rows.batches import TextData
 from t5x_lite.data.rows.row_plan import RowPlan
@@ -55,6 +54,7 @@ from t5x_lite.report import task_report
 from t5x_lite.resolve import resolve
 from t5x_lite.training import loop, run_directory
 from t5x_lite.training.log import read_metrics
+from t5x_lite.training.whole_text import whole_text_bits
 
 
 @dataclass(frozen=True)
@@ -308,7 +308,7 @@ def _whole_text(workdir: Path, objectives: Sequence[str]) -> dict[str, float]:
     """
     found: dict[str, float] = {}
     for _, rows, corpus, metrics in _under(workdir, objectives):
-        found |= whole_text_bits(metrics, rows, corpus)
+        found |= whole_text_bits(metrics, rows, corpus.manifest)
     return found
 
 

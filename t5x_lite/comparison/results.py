@@ -26,7 +26,6 @@ from t5x_lite.comparison.ladder import laws_of
 from t5x_lite.comparison.ngram import trigram_bits, unigram_bits
 from t5x_lite.comparison.scores import (
     ADAPTED,
-    BOUND,
     FROM_SCRATCH,
     in_order,
     is_lower_better,
@@ -41,7 +40,6 @@ from t5x_lite.comparison.statistics import (
     scored_cells,
     scores_of,
 )
-from t5x_lite.comparison.whole_text import whole_text_bits
 from t5x_lite.config import CompareConfig, RunConfig, to_dict
 from t5x_lite.config.files import flatten, label_of
 from t5x_lite.config.schema import TUNING
@@ -60,6 +58,7 @@ from t5x_lite.report.environment import environment
 from t5x_lite.training import run_directory
 from t5x_lite.training.log import read_metrics
 from t5x_lite.training.stages import Stage
+from t5x_lite.training.whole_text import BOUND, whole_text_bits
 
 # Sampling for the prompts in a report: the likeliest text of a small model repeats itself
 SAMPLED = {"max_new_tokens": 48, "temperature": 0.8, "top_p": 0.9}
@@ -408,7 +407,7 @@ def summarise(run: SeededRun) -> dict[str, Any]:
         "validation_curve": {"loss": _curve(evaluated, "loss")},
         "score_curves": curves,
     }
-    return summary | whole_text_bits(last, run.cell.resolved.rows, run.cell.corpus)
+    return summary | whole_text_bits(last, run.cell.resolved.rows, run.cell.corpus.manifest)
 
 
 def _whole_text_curves(stage: Stage, records: Sequence[dict[str, Any]]) -> ScoreCurves:
@@ -418,7 +417,7 @@ def _whole_text_curves(stage: Stage, records: Sequence[dict[str, Any]]) -> Score
     for record in evaluated:
         # Earlier evaluations may have read only a part of the text (training.eval_steps).
         if record["loss_tokens"] == evaluated[-1]["loss_tokens"]:
-            bits = whole_text_bits(record, stage.resolved.rows, stage.data.corpus)
+            bits = whole_text_bits(record, stage.resolved.rows, stage.data.corpus.manifest)
             for name, value in bits.items():
                 curves.setdefault(name, []).append([record["step"], value])
     return curves

@@ -7,6 +7,8 @@ in SCORES.
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from t5x_lite.training.whole_text import BOUND, EXACT
+
 
 class Score(NamedTuple):
     """A score that is not of a task.
@@ -28,7 +30,6 @@ def span_score(context: str) -> str:
 
 
 ADAPTED = "adapted_bits"
-BOUND = "bits_per_byte_bound"
 # In the order of the report
 SCORES = {
     ADAPTED: Score(
@@ -43,7 +44,7 @@ SCORES = {
     span_score("both"): Score(
         "span bits per byte, text on both sides", asked="Given the text on both sides of a gap"
     ),
-    "bits_per_byte": Score("bits per byte, whole text"),
+    EXACT: Score("bits per byte, whole text"),
     # An upper bound, which diffusion has, beside the exact figure of the models that have one
     BOUND: Score("bits per byte, whole text, at most"),
     # On each objective's own targets, which cannot be compared between objectives

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +18,7 @@ from t5x_lite.data.tokenizers import tokenizer as tokenizers
 from t5x_lite.data.tokenizers.vocabulary import Vocabulary
 from t5x_lite.errors import BAD_DATA, USAGE, UserError, read_json
 from t5x_lite.interop import conventions, huggingface, peft
+from t5x_lite.interop.model_card import model_card
 from t5x_lite.model.heads import Params
 from t5x_lite.model.transformer import count_parameters, parameter_axes, parameter_shapes
 from t5x_lite.model.vocabulary import grow_vocabulary
@@ -131,8 +133,10 @@ def export_model(
     mesh: Mesh | None = None,
     lora: Literal["merge", "adapter"] | None = None,
     masked: bool = False,
+    name: str = "",
+    licence: str = "",
 ) -> None:
-    """Write the model of a run directory as Hugging Face files.
+    """Write the model of a run directory as Hugging Face files, with a model card.
 
     Args:
         address: see run_directory.locate.
@@ -142,6 +146,8 @@ def export_model(
             them, for `peft`.
         masked: write a decoder of masked_next_token as a class that reads texts both ways and
             predicts masked tokens, each at the position before it.
+        name: what users of the model load it by; empty: that of the directory.
+        licence: named in the card, such as "apache-2.0"; empty: none.
 
     Raises:
         UserError: if the model has LoRA updates and `lora` is None, or if it has none and `lora` is
@@ -166,9 +172,12 @@ def export_model(
         raise UserError(USAGE, f"export: {reason}; {fix}")
     made_from = _made_from(workdir, loaded.step, dtype, lora, masked)
     origin = {**made_from, "t5x_lite": VERSION}
+    card = partial(
+        model_card, loaded, workdir, name or path.name, licence=licence, adapter=lora == "adapter"
+    )
     if lora == "adapter":
         family = loaded.conventions.model_type
-        class_name = peft.write(path, model, params, dtype, task_head, family, origin)
+        class_name = peft.write(path, model, params, dtype, task_head, family, origin, card)
         say(f"exported: {path}, for peft on the exported base as {class_name}")
         return
     model, params = merge_low_rank(model, params)
@@ -184,6 +193,7 @@ def export_model(
         loaded.conventions.model_type,
         loaded.model.architecture,
         origin,
+        card,
     )
     say(f"exported: {path}, for {class_name}.from_pretrained")
 

@@ -9,7 +9,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -438,6 +438,9 @@ def _read_parameter(
 # Writing.
 
 
+CARD = "README.md"  # not in the manifest, since people add to it
+
+
 @dataclass(frozen=True)
 class TaskHead:
     """The head of a task."""
@@ -471,6 +474,7 @@ def write(
     model_type: str = "",
     framed_as: Architecture | None = None,
     origin: dict[str, Any] | None = None,
+    card: Callable[[str], str] | None = None,
 ) -> str:
     """Write a model for `from_pretrained`.
 
@@ -487,6 +491,7 @@ def write(
         framed_as: the architecture whose special tokens the tokenizer puts around a text; None:
             the model's.
         origin: see write_directory.
+        card: makes README.md, given the name of the class.
 
     Returns:
         the name of the model's class in `transformers`.
@@ -527,6 +532,8 @@ def write(
         config.update(task_head.settings)
     files = pretrained_files(tokenizer, framed_as or model.architecture)
     files["config.json"] = (json.dumps(config, indent=2) + "\n").encode()
+    if card is not None:
+        files[CARD] = card(class_name).encode()
     write_directory(path, files, tensors, "model.safetensors", origin)
     return class_name
 
@@ -631,7 +638,7 @@ def write_directory(
                 safetensors.save_file(tensors, partial / tensor_file, {"format": "pt"})
                 # safetensors makes a private file.
                 (partial / tensor_file).chmod((partial / next(iter(files))).stat().st_mode)
-                manifest.write(partial, origin or {}, leave_out=locks.FILES)
+                manifest.write(partial, origin or {}, leave_out=(*locks.FILES, CARD))
                 os.replace(partial, path)
             except BaseException:  # a full disk or Ctrl-C
                 shutil.rmtree(partial, ignore_errors=True)

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from t5x_lite.errors import USAGE, UserError
 from t5x_lite.interop.families.family import Family, Location
 from t5x_lite.interop.families.table import FAMILIES, find_family
 from t5x_lite.interop.huggingface import (
+    CARD,
     DTYPES,
     TaskHead,
     by_path,
@@ -46,6 +48,7 @@ def write(
     task_head: TaskHead | None = None,
     model_type: str = "",
     origin: dict[str, Any] | None = None,
+    card: Callable[[str], str] | None = None,
 ) -> str:
     """Write adapter_config.json and adapter_model.safetensors: the updates, and the head of a task.
 
@@ -54,7 +57,7 @@ def write(
         dtype: type of the tensors, a name in huggingface.DTYPES.
         task_head: the head of the task that the model has learned, if it has one.
         model_type: the family to write it as, see huggingface.write.
-        origin: see huggingface.write_directory.
+        origin, card: see huggingface.write.
 
     Returns:
         the name of the `transformers` class to load the base model with.
@@ -100,6 +103,8 @@ def write(
         "modules_to_save": sorted(saved_modules) or None,
     }
     files = {"adapter_config.json": (json.dumps(config, indent=2) + "\n").encode()}
+    if card is not None:
+        files[CARD] = card(family.class_name).encode()
     named = {
         f"base_model.model.{name}": np.ascontiguousarray(tensor.astype(DTYPES[dtype]))
         for name, tensor in tensors.items()

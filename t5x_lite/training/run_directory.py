@@ -411,6 +411,13 @@ def revisions(workdir: Path) -> dict[str, ModelAddress]:
     return {name: ModelAddress(workdir, str(step)) for name, step in named.items()}
 
 
+def step_to_load(address: ModelAddress) -> int:
+    """Return the step of the checkpoint that is loaded for an address."""
+    if address.checkpoint:
+        return step_of(address)
+    return max(saved_steps(_checkpoints_of(address)), default=0)
+
+
 def step_of(address: ModelAddress) -> int:
     """Return how many steps a model was trained for; 0 for one that was not trained here."""
     directory = address.directory / "checkpoints"

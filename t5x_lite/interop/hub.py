@@ -1,0 +1,46 @@
+"""Upload exported models to the Hugging Face Hub."""
+
+import re
+from pathlib import Path
+
+from t5x_lite.errors import IO_ERROR, USAGE, UserError, optional_import, user_errors
+from t5x_lite.progress import say
+from t5x_lite.version import VERSION
+
+_NAME = r"[A-Za-z0-9][\w.-]*"
+
+
+def check_repository(repository: str) -> None:
+    """Reject what is no repository, and a missing package, before anything is written."""
+    if not re.fullmatch(f"{_NAME}/{_NAME}", repository):
+        expected = "expected USER/NAME, or ORGANISATION/NAME"
+        raise UserError(USAGE, f"export: --push: got {repository!r}, {expected}")
+    optional_import("huggingface_hub", "hf", "export: --push")
+
+
+def upload(directory: Path, repository: str, revision: str = "") -> None:
+    """Upload the files of a directory. The Hub's own settings say where it is, and who you are
+    (HF_ENDPOINT, HF_TOKEN, or `hf auth login`).
+
+    Args:
+        repository: USER/NAME; it is made, and private, if it does not exist.
+        revision: the branch to write; empty: the main one.
+
+    Raises:
+        UserError: if it cannot be uploaded.
+    """
+    hub = optional_import("huggingface_hub", "hf", "export: --push")
+    optional_import("huggingface_hub.utils", "hf", "export: --push").disable_progress_bars()
+    failed = f"{repository}: cannot be uploaded; the export is in {directory}"
+    with user_errors(IO_ERROR, failed):
+        api = hub.HfApi()
+        api.create_repo(repository, private=True, exist_ok=True)
+        if revision:
+            api.create_branch(repository, branch=revision, exist_ok=True)
+        api.upload_folder(
+            repo_id=repository,
+            folder_path=directory,
+            revision=revision or None,
+            commit_message=f"Export of t5x_lite {VERSION}",
+        )
+    say(f"uploaded: {repository}{revision and f', revision {revision}'}")

@@ -1,0 +1,28 @@
+"""Bits per byte of the whole validation text, for models that predict all of it."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from t5x_lite.data.rows.row_plan import RowPlan
+from t5x_lite.data.tasks.task_data import TaskPlan
+
+# Names of the exact figure, and of an upper bound, which diffusion has
+EXACT, BOUND = "bits_per_byte", "bits_per_byte_bound"
+
+
+def whole_text_bits(
+    evaluated: Mapping[str, float], rows: RowPlan | TaskPlan, manifest: Mapping[str, Any]
+) -> dict[str, float]:
+    """Return the bits per byte of the validation text, for a model that predicts all of it, exactly
+    or at most: the bits of all tokens, with EOS, per byte of text. Empty for another model.
+
+    Args:
+        evaluated: the model's validation metrics.
+        manifest: that of the text.
+    """
+    if not (rows.scores_whole_text or rows.bounds_whole_text):
+        return {}
+    bits = evaluated["loss"] * evaluated["loss_tokens"] / math.log(2)
+    name = EXACT if rows.scores_whole_text else BOUND
+    return {name: bits / manifest["validation"]["bytes"]}
