@@ -5,6 +5,7 @@ A conversion says for each parameter of the new model which one of the old model
 All settings of the model that it does not change have to be the same in both.
 """
 
+import zlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
@@ -18,9 +19,11 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from t5x_lite.config import ModelDimensions
 from t5x_lite.config.grammar import parse_call
 from t5x_lite.config.named import Named, find_named
+from t5x_lite.config.ranges import Share
 from t5x_lite.errors import BAD_CONFIG, UserError, nearest
+from t5x_lite.model.parts.positions import make_positions
 from t5x_lite.model.transformer import parameter_axes, parameter_shapes
-from t5x_lite.parallel.axes import Names
+from t5x_lite.parallel.axes import Names, is_kernel
 
 Shape = tuple[int, ...]
 
@@ -31,12 +34,17 @@ class Parameter(NamedTuple):
     Attributes:
         path: such as decoder/layers/attention/out/kernel.
         axes: names of its axes.
-        period: after how many layers their kinds repeat: see model.layer_pattern.
+        model: the new model.
     """
 
     path: str
     axes: Names
-    period: int = 1
+    model: ModelDimensions
+
+    @property
+    def period(self) -> int:
+        """After how many layers their kinds repeat: see model.layer_pattern."""
+        return len(self.model.layer_pattern) or 1
 
 
 class Source(NamedTuple):
@@ -135,6 +143,48 @@ def grow_depth(
     return Source(parameter.path, change)
 
 
+def grow_width(parameter: Parameter, *, noise: Share = 0.01) -> Source | None:
+    """Make a wider model from copies of its features, heads and hidden units: `model.d_model` and
+    `num_heads`, `d_ff`, or all of them, times whole numbers. What a kernel reads twice it weighs by
+    half, so that the model computes what it did (Net2Net: Chen et al., 2016, §2.2; bert2BERT: Chen
+    et al., 2022, §3.3).
+
+    Args:
+        noise: standard deviation of the relative noise on kernels. Without noise, copies have equal
+            gradients, and stay copies for ever.
+    """
+    model, path = parameter.model, parameter.path
+    power = 0.0
+    if path == "embedding" and model.scale_embeddings:
+        power = -0.5  # the model multiplies it by the root of its width
+    elif _reads_table(model) and path.startswith(_before_output(model)):
+        # The table is the output layer, too: it cannot weigh its inputs by half, but the norm
+        # before it can.
+        power = -1.0 + 0.5 * model.scale_embeddings + 0.5 * model.scale_logits
+    kernel_noise = noise if is_kernel(parameter.axes) else 0.0
+    change = partial(
+        _wider,
+        reads=is_kernel(parameter.axes),
+        power=power,
+        noise=kernel_noise,
+        seed=zlib.crc32(path.encode()),
+    )
+    return Source(path, change)
+
+
+def _reads_table(model: ModelDimensions) -> bool:
+    """Return True if the output layer is the table of tokens, as wide as the model."""
+    return model.tie_embeddings and model.embedding_size == model.d_model
+
+
+def _before_output(model: ModelDimensions) -> str:
+    """Return where the parameters of the norm before the output layer are."""
+    if model.mlm_head:
+        return "head/norm/"
+    stack = "encoder" if model.architecture == "encoder" else "decoder"
+    return f"{stack}/final_norm/"
+
+
 def longer_positions(parameter: Parameter) -> Source | None:
     """Read longer texts: a table of learned positions is interpolated (Dosovitskiy et al., 2021,
     §3.2). Rotary positions have no parameters; give them another base or scaling (Chen et al.,
@@ -170,6 +220,9 @@ CONVERSIONS = {
     "encoder_decoder_to_encoder": Conversion(same, ("encoder_decoder",), ("encoder",)),
     "encoder_decoder_to_decoder": Conversion(same, ("encoder_decoder",), _DECODERS),
     "grow_depth": Conversion(grow_depth, changes=("num_layers", "num_decoder_layers")),
+    "grow_width": Conversion(
+        grow_width, changes=("d_model", "embedding_size", "num_heads", "num_kv_heads", "d_ff")
+    ),
     "longer_positions": Conversion(
         longer_positions, changes=("max_length", "positions", "local_positions")
     ),
@@ -235,6 +288,8 @@ class Converter:
                 reason = "relative positions count distances in other buckets"
                 fix = "use rotary or learned positions from the start"
                 raise UserError(BAD_CONFIG, f"{what}: {reason}; {fix}")
+        if "d_model" in self.declared.changes:
+            _check_widths(old, new, what)
         if self._named.options.get("order") == "identity" and new.norm_position != "pre":
             reason = "order=identity needs norms before each part"
             raise UserError(BAD_CONFIG, f"{what}: {reason}; use order=stack")
@@ -242,8 +297,7 @@ class Converter:
     def sources(self, model: ModelDimensions) -> dict[str, Source | None]:
         """Return what each parameter of a new model is made from, by path."""
         axes: Any = flatten_dict(parameter_axes(model), sep="/")
-        period = len(model.layer_pattern) or 1
-        return {path: self._named(Parameter(path, names, period)) for path, names in axes.items()}
+        return {path: self._named(Parameter(path, names, model)) for path, names in axes.items()}
 
 
 def renaming(text: str, old: ModelDimensions, new: ModelDimensions) -> dict[str, str] | None:
@@ -369,6 +423,57 @@ def _more_layers(leaf: jax.Array, shape: Shape, order: str, period: int, writes:
         is_copy = (layers >= period) & (copied == np.roll(copied, period))
         grown = jnp.where(is_copy.reshape(-1, *[1] * (leaf.ndim - 1)), 0, grown)
     return grown
+
+
+def _check_widths(old: ModelDimensions, new: ModelDimensions, what: str) -> None:
+    """Reject widths that no copies make, and models that would compute something else."""
+    growth = {}
+    for key in CONVERSIONS["grow_width"].changes:
+        before, after = getattr(old, key), getattr(new, key)
+        if after % before:
+            reason = f"got model.{key}={after}, but init_from has {before}"
+            raise UserError(BAD_CONFIG, f"{what}: {reason}; use a multiple of that")
+        growth[key] = after // before
+    if old.head_dim != new.head_dim or growth["num_heads"] != growth["num_kv_heads"]:
+        reason = f"got heads of width {new.head_dim}, {new.num_heads} with {new.num_kv_heads}"
+        before = f"{old.head_dim}, {old.num_heads} with {old.num_kv_heads} of keys and values"
+        fix = "let their numbers grow, not their width"
+        raise UserError(BAD_CONFIG, f"{what}: {reason}, but init_from has {before}; {fix}")
+    positions = {new.positions, new.local_positions or new.positions}
+    kinds = [make_positions(replace(new, positions=kind)) for kind in sorted(positions)]
+    if new.mixer != "attention" or not all(kind.same_when_wider for kind in kinds):
+        reason = f"mixer {new.mixer}, positions {', '.join(sorted(positions))}"
+        expected = "expected attention, with positions that do not depend on the width"
+        fix = "use grow_depth, or a model with rotary, learned or relative positions"
+        raise UserError(BAD_CONFIG, f"{what}: {reason}; {expected}; {fix}")
+    paths: Any = flatten_dict(parameter_axes(new), sep="/")
+    has_norm = any(path.startswith(_before_output(new)) for path in paths)
+    if _reads_table(new) and growth["d_model"] > 1 and not has_norm:
+        reason = "the table of tokens is the output layer, with no norm of its own before it"
+        fix = "use tie_embeddings=False or norm_position=pre from the start"
+        raise UserError(BAD_CONFIG, f"{what}: {reason}; {fix}")
+
+
+def _wider(
+    leaf: jax.Array, shape: Shape, reads: bool, power: float, noise: float, seed: int
+) -> jax.Array:
+    """Repeat an array along its axes until it has the shape.
+
+    Args:
+        reads: True for a kernel, which divides what it reads from copies by their number.
+        power: multiply by the growth of the last axis to this power.
+        noise: standard deviation of relative noise.
+
+    >>> _wider(jnp.array([[1.0], [2.0]]), (4, 2), True, 0.0, 0.0, seed=0).tolist()
+    [[0.5, 0.5], [1.0, 1.0], [0.5, 0.5], [1.0, 1.0]]
+    """
+    repeats = [after // before for before, after in zip(leaf.shape, shape, strict=True)]
+    grown = jnp.tile(leaf, repeats) * (repeats[-1] ** power)
+    if reads:
+        grown /= repeats[-2]
+    if noise and max(repeats) > 1:
+        grown *= 1 + noise * jax.random.normal(jax.random.key(seed), shape, leaf.dtype)
+    return grown.astype(leaf.dtype)
 
 
 def _interpolated(leaf: jax.Array, shape: Shape) -> jax.Array:

@@ -13,6 +13,7 @@ from model.proofs import ROW, random_params, small
 from t5x_lite.config import Architecture
 from t5x_lite.errors import UserError
 from t5x_lite.model import masks
+from t5x_lite.model.heads import HEADS, head_params, logits
 from t5x_lite.model.transformer import apply
 from t5x_lite.training.conversions import CONVERSIONS, Converter, between, convert
 
@@ -26,6 +27,7 @@ OPTIONS = {
     ],
     "encoder_to_encoder_decoder": ["", "(cross_attention='self')"],
     "grow_depth": ["(order='stack')", "(order='interleave')", "(order='identity')"],
+    "grow_width": ["", "(noise=0)"],
 }
 VARIANTS = [
     name + options for name in CONVERSIONS for options in OPTIONS.get(name, [""])
@@ -59,6 +61,7 @@ def models(variant: str, **settings):
         "num_layers": {"num_layers": 4},
         "max_length": {"max_length": 9},
         "vocab_size": {"vocab_size": 17},
+        "d_model": {"d_model": 2 * settings.get("d_model", 6), "num_heads": 4, "d_ff": 21},
     }
     new = next((changes[name] for name in declared.changes if name in changes), {})
     if settings.get("mlm_head") and "encoder_decoder" in (before, after):
@@ -167,6 +170,69 @@ def test_where_masks_agree_the_model_is_the_same(variant, settings, monkeypatch)
     )
 
 
+def logits_of(model, params, row):
+    """The logits of every position of the stack that is scored."""
+    output = apply(model, params, row)
+    return np.asarray(logits(model, head_params(params), HEADS["lm"].read(output, row)))
+
+
+# What grows, and how many times
+GROWTH = {
+    "features and heads": {"d_model": 2, "num_heads": 2, "num_kv_heads": 2},
+    "all": {"d_model": 3, "num_heads": 3, "num_kv_heads": 3, "d_ff": 2},
+    "hidden units": {"d_ff": 3},
+    "heads": {"num_heads": 2, "num_kv_heads": 2},
+}
+WIDENED = SETTINGS | {
+    "grouped": {"num_heads": 4, "num_kv_heads": 2, "head_dim": 3, "qk_norm": "all"},
+    "T5": {"architecture": "encoder_decoder", "positions": "relative", "scale_logits": True},
+    "scaled": {"scale_embeddings": True},
+    "scaled T5": {"scale_embeddings": True, "scale_logits": True},
+    "BERT": {"architecture": "encoder", "mlm_head": True, "token_types": 2},
+    "BERT, post": {
+        "architecture": "encoder",
+        "mlm_head": True,
+        "norm_position": "post",
+        "embedding_norm": True,
+    },
+    "factorised": {"embedding_size": 4},
+    "experts": {"feed_forward": "experts(num=2, top_k=1, d_ff=5, capacity=4.0)"},
+    "shaw": {"positions": "shaw"},
+}
+
+
+@pytest.mark.parametrize(
+    ("settings", "growth"),
+    [(name, "all") for name in WIDENED] + [("plain", growth) for growth in GROWTH],
+)
+def test_a_wider_model_computes_what_the_narrow_one_did(settings, growth):
+    old = small(**WIDENED[settings])
+    sizes = {key: getattr(old, key) * times for key, times in GROWTH[growth].items()}
+    new = small(**(WIDENED[settings] | sizes | {"head_dim": old.head_dim}))
+    Converter("grow_width(noise=0)").check(old, new)
+    params = random_params(old)
+    made, drawn, fresh = converted("grow_width(noise=0)", old, new, params)
+    assert not drawn
+    assert {path: leaf.shape for path, leaf in made.items()} == {
+        path: leaf.shape for path, leaf in fresh.items()
+    }
+    row = ENCODER_ROW | ROW
+    wide = logits_of(new, unflatten_dict(made, sep="/"), row)
+    np.testing.assert_allclose(wide, logits_of(old, params, row), atol=1e-10)
+
+
+def test_noise_tells_copies_apart():
+    old, new = models("grow_width")
+    params = random_params(old)
+    made, _, _ = converted("grow_width", old, new, params)
+    exact, _, _ = converted("grow_width(noise=0)", old, new, params)
+    kernel = "decoder/layers/feed_forward/wi/kernel"
+    relative = made[kernel] / exact[kernel] - 1
+    assert 0.005 < relative.std() < 0.02
+    assert not np.allclose(made[kernel][..., :7], made[kernel][..., 7:14], rtol=1e-4)
+    np.testing.assert_array_equal(made["embedding"], exact["embedding"])
+
+
 @pytest.mark.parametrize("stack", ["encoder", "decoder"])
 def test_one_stack_is_kept(stack):
     variant = f"encoder_decoder_to_{stack}"
@@ -254,6 +320,23 @@ def test_positions_are_interpolated():
             {"norm_position": "post", "num_layers": 4},
             "grow_depth(order=identity)",
             "order=identity needs norms before each part",
+        ),
+        ({}, {"d_model": 9, "num_heads": 3}, "grow_width", "got model.d_model=9, but init_from"),
+        ({}, {"d_model": 12}, "grow_width", "got heads of width 6, 2 with 2, but init_from has 3"),
+        (
+            {"norm_position": "post"},
+            {"norm_position": "post", "d_model": 12, "num_heads": 4},
+            "grow_width",
+            "the table of tokens is the output layer, with no norm of its own before it",
+        ),
+        *(
+            (
+                {"positions": positions},
+                {"positions": positions, "d_model": 12, "num_heads": 4},
+                "grow_width",
+                f"mixer attention, positions {positions}; expected attention",
+            )
+            for positions in ("sinusoidal", "universal", "alibi", "transformer_xl")
         ),
     ],
 )

@@ -44,6 +44,8 @@ class NoPositions:
             attention's.
         has_mimetic_init: True if two heads can begin by attending to the tokens beside theirs.
         drops_out_at_end: True if the stack drops out once more after its last norm, as T5 does.
+        same_when_wider: True if a model that is made wider by copies of its features and heads has
+            the same positions in each copy.
         only_rotates: True if `rotate` is all that it does, so that layers may differ in it.
     """
 
@@ -55,6 +57,7 @@ class NoPositions:
     logits_cost = 1.0
     has_mimetic_init = False
     drops_out_at_end = False
+    same_when_wider = True
 
     @property
     def only_rotates(self) -> bool:
@@ -137,6 +140,8 @@ class Learned(NoPositions):
 class Sinusoidal(NoPositions):
     """Sinusoids added to the embeddings (Vaswani et al., 2017, §3.5)."""
 
+    same_when_wider = False
+
     def embed(self, positions: Int[Array, "B T"], table: Parameter | None) -> Float[Array, "B T W"]:
         """Return the sinusoids of the positions."""
         return sinusoidal(positions, self.config.embedding_size)
@@ -145,6 +150,8 @@ class Sinusoidal(NoPositions):
 @dataclass(frozen=True)
 class Universal(NoPositions):
     """Sinusoids of position and depth before every layer (Dehghani et al., 2019, §2.1)."""
+
+    same_when_wider = False
 
     def before_layer(
         self, positions: Int[Array, "B T"], depth: int | Int[Array, ""]
@@ -199,6 +206,8 @@ class Rotary(NoPositions):
 @dataclass(frozen=True)
 class Alibi(NoPositions):
     """Biases that fall with the distance (Press et al., 2022)."""
+
+    same_when_wider = False
 
     in_attention = True
     is_bias = True
@@ -292,6 +301,8 @@ class Shaw(NoPositions):
 @dataclass(frozen=True)
 class XL(NoPositions):
     """Transformer-XL's relative positions (Dai et al., 2019, §3.3)."""
+
+    same_when_wider = False
 
     in_attention = True
     needs_logits = True
