@@ -2,6 +2,7 @@
 
 import argparse
 import re
+from pathlib import Path
 
 from t5x_lite import storage
 from t5x_lite.commands.common import (
@@ -13,7 +14,7 @@ from t5x_lite.commands.common import (
     read_model_address,
 )
 from t5x_lite.errors import USAGE, UserError
-from t5x_lite.model_address import locate
+from t5x_lite.model_address import ModelAddress, locate
 from t5x_lite.progress import say
 
 EXAMPLE = "t5x_lite export --workdir=runs/gpt exported/gpt"
@@ -55,30 +56,39 @@ def run(args: argparse.Namespace) -> None:
 
     if args.push:
         hub.check_repository(args.push)
-    form = {"dtype": args.dtype, "lora": args.lora, "masked": args.masked}
-    described = {"name": args.push, "licence": args.license, "mesh": read_mesh(args)}
-    directory = storage.local_path(args.path)
+    mesh, directory = read_mesh(args), storage.local_path(args.path)
     located = locate(address)
-    if not args.revisions:
-        # An upload that failed can be repeated without another export.
-        checkpoint = located._replace(checkpoint=str(run_directory.step_to_load(located)))
-        if args.push and convert.is_exported(checkpoint, directory, **form):
-            say(f"{directory} exists")
+    form = {"dtype": args.dtype, "lora": args.lora, "masked": args.masked}
+
+    def export(source: str, checkpoint: ModelAddress, path: Path, revision: str = "") -> None:
+        """Write one checkpoint, unless it is there already, and upload it."""
+        if (args.revisions or args.push) and convert.is_exported(checkpoint, path, **form):
+            say(f"{path} exists")
+            hub.check_card(path, args.push, args.license)
         else:
-            convert.export_model(address, directory, **form, **described)
+            convert.export_model(
+                source,
+                path,
+                mesh=mesh,
+                name=args.push,
+                license_name=args.license,
+                revision=revision if args.push else "",
+                **form,
+            )
             storage.push(directory)
         if args.push:
-            hub.upload(directory, args.push)
+            hub.upload(path, args.push, revision)
+
+    if not args.revisions:
+        step = run_directory.step_to_load(located) if args.push else 0
+        export(address, located._replace(checkpoint=str(step)), directory)
         return
     if located.checkpoint:
         reason = f"got {located.checkpoint} after the @, but --revisions writes all checkpoints"
         raise UserError(USAGE, f"--workdir: {reason}; leave one out")
+    path = directory
     for name, checkpoint in run_directory.revisions(located.directory).items():
         path = directory / name
-        if convert.is_exported(checkpoint, path, **form):
-            say(f"{path} exists")
-        else:
-            convert.export_model(str(checkpoint), path, **form, **described)
-            storage.push(directory)
-        if args.push:
-            hub.upload(path, args.push, revision=name)
+        export(str(checkpoint), checkpoint, path, revision=name)
+    if args.push:  # what is loaded if no revision is named: the last one
+        hub.upload(path, args.push)

@@ -117,11 +117,13 @@ class Cell(NamedTuple):
 
     @property
     def epochs(self) -> float:
-        """How often one run of the cell reads its text; for several texts the sum over them."""
+        """How often one run of the cell reads the training text that it ends with."""
+        text = self.corpus.manifest["train"]
         of_stages = zip(self.stages, self.costs, strict=True)
         return sum(
-            stage.steps * cost.raw_tokens / stage.data.corpus.manifest["train"]["tokens"]
+            stage.steps * cost.raw_tokens / text["tokens"]
             for stage, cost in of_stages
+            if stage.data.corpus.manifest["train"] == text
         )
 
     def with_config(self, config: RunConfig) -> "Cell":

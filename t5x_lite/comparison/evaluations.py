@@ -152,7 +152,7 @@ def measure(workdir: Path, questions: Questions, stages: Sequence[Path] = ()) ->
     resolved, _ = run_directory.read(workdir)
     own = resolved.config.objective
     others = [objective for objective in questions.objectives if objective != own]
-    members = predict_whole_text(resolved.rows)
+    members = whole_text_objectives(resolved.rows)
     tasks = [
         task
         for task in map(load_task, questions.tasks)
@@ -217,25 +217,35 @@ def _score_curves(directories: Sequence[Path], questions: Questions) -> ScoreCur
     for workdir in directories:
         resolved, _ = run_directory.read(workdir)
         every = resolved.config.training.keep_every
+        if not every:
+            say(f"{workdir}: was trained without score_curves, so only its last steps are asked")
         for step in sorted(run_directory.saved_steps(workdir / "checkpoints")):
             if every and step % every and step != resolved.steps:
                 continue
-            compute = partial(_scores_at, f"{workdir}@{step}", questions.spans, unlearned)
+            compute = partial(_scores_at, workdir, step, questions.spans, unlearned)
             scores = kept_answer(workdir / "score_curves" / f"{step}.json", key, compute)
             for name, value in scores.items():
                 curves.setdefault(name, []).append([step, value])
     return curves
 
 
-def _scores_at(address: str, spans: Sequence[Span], tasks: Sequence[Task]) -> dict[str, float]:
+def _scores_at(
+    workdir: Path, step: int, spans: Sequence[Span], tasks: Sequence[Task]
+) -> dict[str, float]:
     """Return the scores of one checkpoint: score → its mean."""
+    address = f"{workdir}@{step}"
     say(f"{address}: asking for scores")
-    loaded, scores = run_directory.load(address), {}
+    loaded = run_directory.load(address)
+    scores = _whole_text(workdir, whole_text_objectives(loaded.rows), address)
     for context in scored_contexts(loaded) if spans else ():
         bits = span_bits(loaded, spans, context).without_end.sum()
         scores[span_score(context)] = float(bits / num_bytes(spans).sum())
     for task in tasks:
-        answer = _asked(loaded, task)
+        try:
+            answer = _asked(loaded, task)
+        except UserError as error:  # an earlier stage may be another model
+            say(f"{address}: left out of {task.name}: {error}")
+            continue
         name = name_of_task_score(task.name, answer["metric"])
         scores[name] = fmean(answer["units"]["amounts"])
     return scores
@@ -302,12 +312,15 @@ def _adapted_bits(
     )
 
 
-def _whole_text(workdir: Path, objectives: Sequence[str]) -> dict[str, float]:
+def _whole_text(workdir: Path, objectives: Sequence[str], address: str = "") -> dict[str, float]:
     """Return the bits per byte of the whole validation text under each of the objectives, which
     predict all of it: score → bits per byte.
+
+    Args:
+        address: the checkpoint to ask; empty: the newest of the run.
     """
     found: dict[str, float] = {}
-    for _, rows, corpus, metrics in _under(workdir, objectives):
+    for _, rows, corpus, metrics in _under(workdir, objectives, address):
         found |= whole_text_bits(metrics, rows, corpus.manifest)
     return found
 
@@ -318,10 +331,10 @@ def _losses(workdir: Path, objectives: Sequence[str]) -> dict[str, float]:
     return {objective: metrics["loss"] for objective, _, _, metrics in evaluated}
 
 
-def predict_whole_text(rows: RowPlan | TaskPlan) -> list[str]:
-    """Return the objectives, besides its own, under which a model predicts a whole text that it has
-    learned to predict: members of a mixture, and causal_lm for a model that reads from left to
-    right, but not this text as it stands.
+def whole_text_objectives(rows: RowPlan | TaskPlan) -> list[str]:
+    """Return the objectives under which a model is asked for the whole text, if its own validation
+    loss does not say that: members of a mixture, and causal_lm for objectives that teach a decoder
+    to go on with a text, but change what it reads.
     """
     if not isinstance(rows, RowPlan) or rows.scores_whole_text or rows.bounds_whole_text:
         return []
@@ -336,7 +349,7 @@ def predict_whole_text(rows: RowPlan | TaskPlan) -> list[str]:
 
 
 def _under(
-    workdir: Path, objectives: Sequence[str]
+    workdir: Path, objectives: Sequence[str], address: str = ""
 ) -> Iterator[tuple[str, RowPlan, Corpus, dict[str, float]]]:
     """Yield each objective that the model can express, with its rows, the text, and the validation
     metrics.
@@ -350,7 +363,7 @@ def _under(
     with messages_to(silent):
         data = run_directory.open_data(workdir, resolved, tokenizer)
     assert isinstance(data, TextData)
-    loaded = run_directory.load(workdir)
+    loaded = run_directory.load(address or workdir)
     for objective in objectives:
         config = dataclasses.replace(resolved.config, objective=objective)
         try:

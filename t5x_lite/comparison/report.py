@@ -647,7 +647,7 @@ def _learning_curves(results: Results) -> list[Part]:
     draw = partial(charts.curves, axes=axes, groups=groups)
 
     parts: list[Part] = []
-    for name, curves in _score_curves(all_runs).items():
+    for name, curves in _curves_by_score(all_runs).items():
         parts += draw({}, curves, y=heading_of(name))
     for objective, runs in by_objective.items():
         parts += draw(
@@ -662,7 +662,7 @@ def _learning_curves(results: Results) -> list[Part]:
     return parts
 
 
-def _score_curves(runs: dict[str, Any]) -> dict[str, dict[str, list[list[float]]]]:
+def _curves_by_score(runs: dict[str, Any]) -> dict[str, dict[str, list[list[float]]]]:
     """Return the curves of each score that was asked on the way: score → run → curve. An exact
     figure is among those of an upper bound, if there are such.
     """
@@ -674,8 +674,13 @@ def _score_curves(runs: dict[str, Any]) -> dict[str, dict[str, list[list[float]]
     for score in names:
         found[score] = {}
         for name, curves in of_runs.items():
-            exact = curves.get("bits_per_byte", []) if score == BOUND else []
-            found[score][name] = sorted([*curves.get(score, []), *exact])
+            points = list(curves.get(score, []))
+            if score == BOUND:
+                points += curves.get("bits_per_byte", [])
+            smallest: dict[float, float] = {}
+            for step, value in points:
+                smallest[step] = min(value, smallest.get(step, value))
+            found[score][name] = [[step, smallest[step]] for step in sorted(smallest)]
     return found
 
 
@@ -714,7 +719,7 @@ def _parity_notes(results: Results) -> list[Part]:
     notes: list[Part] = [
         "Raw tokens: tokens of the text that was read. Model tokens: positions of encoder and "
         "decoder. Loss tokens: tokens that were predicted. FLOPs: matrix products that the "
-        "mathematics needs, forward and backward."
+        "mathematics needs, forward and backward. Epochs: how often the training text was read."
     ]
     if any(of.get("inherited") for of in results["cells"].values()):
         notes.append(
@@ -730,6 +735,8 @@ def _parity_notes(results: Results) -> list[Part]:
     if results["texts"]:
         listed = ", ".join(results["texts"])
         notes.append(f"The cells do not read the same text: they differ in {listed}.")
+        if "training text" in results["texts"] and results["counting"]:
+            notes.append(f"The counted models have read that of {next(iter(results['cells']))}.")
         if "validation text" in results["texts"]:
             notes.append(
                 "Spans come from the validation text of the first cell. Another cell may have been "

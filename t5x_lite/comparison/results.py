@@ -58,7 +58,7 @@ from t5x_lite.report.environment import environment
 from t5x_lite.training import run_directory
 from t5x_lite.training.log import read_metrics
 from t5x_lite.training.stages import Stage
-from t5x_lite.training.whole_text import BOUND, whole_text_bits
+from t5x_lite.training.whole_text import BOUND, whole_evaluations, whole_text_bits
 
 # Sampling for the prompts in a report: the likeliest text of a small model repeats itself
 SAMPLED = {"max_new_tokens": 48, "temperature": 0.8, "top_p": 0.9}
@@ -390,8 +390,9 @@ def summarise(run: SeededRun) -> dict[str, Any]:
         before = read_metrics(stage.directory / "metrics.jsonl")
         of_training = [record for record in before if record["split"] == "train"]
         seconds += sum(record["train_seconds"] for record in of_training)
-        for name, curve in _whole_text_curves(stage, before).items():
-            curves[name] = curve + curves.get(name, [])
+        if validation_text(stage.data.corpus) == validation_text(run.cell.corpus):
+            for name, curve in _whole_text_curves(stage, before).items():
+                curves[name] = curve + curves.get(name, [])
         goes_on = goes_on and stage.resolved.rows == run.cell.resolved.rows
         if goes_on:
             trained = of_training + trained
@@ -410,16 +411,18 @@ def summarise(run: SeededRun) -> dict[str, Any]:
     return summary | whole_text_bits(last, run.cell.resolved.rows, run.cell.corpus.manifest)
 
 
+def validation_text(corpus: Corpus) -> tuple[str, str]:
+    """Return what tells a validation text, as tokens, from another."""
+    return corpus.manifest["validation"]["sha256"], corpus.manifest["tokenizer"]
+
+
 def _whole_text_curves(stage: Stage, records: Sequence[dict[str, Any]]) -> ScoreCurves:
     """Return the bits per byte of the validation text at each evaluation of a stage."""
-    evaluated = [record for record in records if record["split"] == "validation"]
     curves: ScoreCurves = {}
-    for record in evaluated:
-        # Earlier evaluations may have read only a part of the text (training.eval_steps).
-        if record["loss_tokens"] == evaluated[-1]["loss_tokens"]:
-            bits = whole_text_bits(record, stage.resolved.rows, stage.data.corpus.manifest)
-            for name, value in bits.items():
-                curves.setdefault(name, []).append([record["step"], value])
+    for record in whole_evaluations(records, stage.resolved.config):
+        bits = whole_text_bits(record, stage.resolved.rows, stage.data.corpus.manifest)
+        for name, value in bits.items():
+            curves.setdefault(name, []).append([record["step"], value])
     return curves
 
 

@@ -36,6 +36,7 @@ def recipe(config: RunConfig) -> dict[str, Any]:
         "optimizer.grad_clip_norm": 1.0,
         "optimizer.beta1": 0.9,
         "optimizer.beta2": 0.999,
+        "optimizer.average": "",
         "training.microbatches": 1,
         "training.label_smoothing": 0.0,
         "training.keep_every": 0,

@@ -134,7 +134,8 @@ def export_model(
     lora: Literal["merge", "adapter"] | None = None,
     masked: bool = False,
     name: str = "",
-    licence: str = "",
+    license_name: str = "",
+    revision: str = "",
 ) -> None:
     """Write the model of a run directory as Hugging Face files, with a model card.
 
@@ -147,7 +148,8 @@ def export_model(
         masked: write a decoder of masked_next_token as a class that reads texts both ways and
             predicts masked tokens, each at the position before it.
         name: what users of the model load it by; empty: that of the directory.
-        licence: named in the card, such as "apache-2.0"; empty: none.
+        license_name: named in the card, such as "apache-2.0"; empty: none.
+        revision: the branch that users load; empty: the main one.
 
     Raises:
         UserError: if the model has LoRA updates and `lora` is None, or if it has none and `lora` is
@@ -173,7 +175,13 @@ def export_model(
     made_from = _made_from(workdir, loaded.step, dtype, lora, masked)
     origin = {**made_from, "t5x_lite": VERSION}
     card = partial(
-        model_card, loaded, workdir, name or path.name, licence=licence, adapter=lora == "adapter"
+        model_card,
+        loaded,
+        workdir,
+        name or path.resolve().name,
+        license_name=license_name,
+        adapter=lora == "adapter",
+        revision=revision,
     )
     if lora == "adapter":
         family = loaded.conventions.model_type

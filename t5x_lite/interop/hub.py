@@ -1,5 +1,6 @@
 """Upload exported models to the Hugging Face Hub."""
 
+import json
 import re
 from pathlib import Path
 
@@ -16,6 +17,25 @@ def check_repository(repository: str) -> None:
         expected = "expected USER/NAME, or ORGANISATION/NAME"
         raise UserError(USAGE, f"export: --push: got {repository!r}, {expected}")
     optional_import("huggingface_hub", "hf", "export: --push")
+
+
+def check_card(directory: Path, repository: str, license_name: str) -> None:
+    """Reject the card of an earlier export that would say something else in the repository.
+
+    Raises:
+        UserError: naming what to change in it.
+    """
+    path = directory / "README.md"
+    card = path.read_text() if path.is_file() else ""
+    line = f"license: {json.dumps(license_name)}"
+    if license_name and line not in card:
+        reason = f"it has no line {line}"
+    elif repository and repository not in card:
+        reason = f"it does not name {repository}"
+    else:
+        return
+    fix = "edit it, or remove the directory and export again"
+    raise UserError(USAGE, f"export: {path}: {reason}; {fix}")
 
 
 def upload(directory: Path, repository: str, revision: str = "") -> None:

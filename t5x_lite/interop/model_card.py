@@ -5,23 +5,22 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from t5x_lite import manifest
 from t5x_lite.config import RunConfig, to_dict
-from t5x_lite.config.files import flatten
+from t5x_lite.config.files import flatten, load_run_config
 from t5x_lite.config.grammar import has_scheme, parse_sources
 from t5x_lite.config.roles import LOCAL, PATH, SENDS, settings_with
 from t5x_lite.config.schema import default
-from t5x_lite.config.stages import in_words
 from t5x_lite.data.tasks.task_data import TaskPlan
 from t5x_lite.errors import read_json
 from t5x_lite.model.transformer import count_parameters
 from t5x_lite.training.log import read_metrics
 from t5x_lite.training.run_directory import LoadedModel
-from t5x_lite.training.whole_text import BOUND, EXACT, whole_text_bits
+from t5x_lite.training.whole_text import BOUND, EXACT, whole_evaluations, whole_text_bits
 
 # What the end of a class's name says a model does, as the Hub calls it
 PIPELINES = {
@@ -51,8 +50,9 @@ def model_card(
     workdir: Path,
     name: str,
     class_name: str,
-    licence: str = "",
+    license_name: str = "",
     adapter: bool = False,
+    revision: str = "",
 ) -> str:
     """Return the card of a model as Markdown, with the metadata that the Hugging Face Hub reads.
 
@@ -61,24 +61,45 @@ def model_card(
     Args:
         name: of the model, as its users load it.
         class_name: in `transformers`.
-        licence: as the Hub writes it, such as "apache-2.0".
+        license_name: as the Hub writes it, such as "apache-2.0".
         adapter: True for LoRA's updates alone, which need the model that they were trained on.
+        revision: the branch of the repository; empty: the main one.
     """
-    return (
-        "\n\n".join(
-            [
-                _metadata(loaded, class_name, licence, adapter),
-                f"# {name}",
-                _summary(loaded, workdir),
-                _usage(name, class_name, adapter),
-                *_section("Scores", _scores(loaded, workdir), "score", "value"),
-                *_section("Text", _text(loaded, workdir), "", ""),
-                *_section("Training", _training(loaded, workdir), "", ""),
-                *_section("Settings", _settings(loaded.config), "setting", "value"),
-            ]
-        )
-        + "\n"
-    )
+    stages = _stages(loaded, workdir)
+    parts = [
+        _metadata(loaded, class_name, license_name, adapter),
+        f"# {_cell(name)}",
+        _summary(loaded, workdir, stages),
+        _usage(name, class_name, adapter, revision),
+        *_section("Scores", _scores(loaded, workdir), "score", "value"),
+        *_section("Text", _text(loaded, stages), "what", "how much"),
+        *_section("Training", _training(loaded, workdir, stages), "what", "how"),
+        *_section("Settings", _settings(loaded.config), "setting", "value"),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+class Stage(NamedTuple):
+    """A run that the model has gone through: one stage, or the whole."""
+
+    config: RunConfig
+    directory: Path
+    end: int  # the step where it ended
+
+
+def _stages(loaded: LoadedModel, workdir: Path) -> list[Stage]:
+    """Return the stages of a run, as far as they lie in its directory."""
+    stages = []
+    for path in sorted((workdir / "stages").glob("*/config.json"), key=_number_of_stage):
+        config = load_run_config(path)
+        if config.training.steps <= loaded.config.start.step:
+            stages.append(Stage(config, path.parent, config.training.steps))
+    return [*stages, Stage(loaded.config, workdir, loaded.step)]
+
+
+def _number_of_stage(path: Path) -> int:
+    name = path.parent.name
+    return int(name) if name.isdecimal() else 0
 
 
 def _section(heading: str, rows: _Rows, *columns: str) -> Iterator[str]:
@@ -94,10 +115,10 @@ def _cell(text: str) -> str:
     return re.sub(r"\s+", " ", text).replace("|", "\\|")
 
 
-def _metadata(loaded: LoadedModel, class_name: str, licence: str, adapter: bool) -> str:
+def _metadata(loaded: LoadedModel, class_name: str, license_name: str, adapter: bool) -> str:
     lines = ["---", f"library_name: {'peft' if adapter else 'transformers'}"]
-    if licence:
-        lines.append(f"license: {licence}")
+    if license_name:
+        lines.append(f"license: {json.dumps(license_name)}")
     ends = [end for end in PIPELINES if class_name.endswith(end)]
     if ends:
         lines.append(f"pipeline_tag: {PIPELINES[ends[0]]}")
@@ -105,36 +126,53 @@ def _metadata(loaded: LoadedModel, class_name: str, licence: str, adapter: bool)
     return "\n".join(lines)
 
 
-def _summary(loaded: LoadedModel, workdir: Path) -> str:
+def _summary(loaded: LoadedModel, workdir: Path, stages: Sequence[Stage]) -> str:
     """Say in a sentence what the model is and what it has learned."""
     kind = loaded.model.architecture.replace("_", "-")
     article = "An" if kind.startswith("e") else "A"
-    size = f"{count_parameters(loaded.model):,} parameters"
+    model = f"{article} {kind} with {count_parameters(loaded.model):,} parameters"
+    if not loaded.step:
+        return f"{model}. It was imported, and not trained here."
     if isinstance(loaded.rows, TaskPlan):
-        learned = f"fine-tuned for {loaded.rows.task.name}"
-    else:
-        learned = f"trained with `{loaded.config.objective}`"
-    read = _records(workdir, "train", loaded.step)[-1:]
-    amount = f" on {read[0]['raw_tokens']:,} tokens of text" if _has(read, "raw_tokens") else ""
-    return f"{article} {kind} with {size}, {learned} for {loaded.step:,} steps{amount}."
+        return f"{model}, fine-tuned for {loaded.rows.task.name}, {_steps(loaded.step)}."
+    learned = [f"with `{stage.config.objective}` to step {stage.end:,}" for stage in stages]
+    if len(stages) == 1:
+        learned = [f"with `{loaded.config.objective}` for {_steps(loaded.step)}"]
+    read = _facts(workdir, loaded.step).get("raw_tokens")
+    amount = f", on {read:,} tokens of text" if read else ""
+    return f"{model}, trained {', then '.join(learned)}{amount}."
 
 
-def _usage(name: str, class_name: str, adapter: bool) -> str:
+def _steps(count: int) -> str:
+    return f"{count:,} step{'s' if count > 1 else ''}"
+
+
+def _facts(workdir: Path, step: int) -> dict[str, Any]:
+    """Return what the manifest of a checkpoint records; nothing if it is not there."""
+    for directory in ("checkpoints", "best"):
+        where = workdir / directory / str(step)
+        if manifest.is_in(where):
+            return manifest.read(where)
+    return {}
+
+
+def _usage(name: str, class_name: str, adapter: bool, revision: str) -> str:
     """Show how to load the model."""
+    of_model = json.dumps(name) + (f", revision={json.dumps(revision)}" if revision else "")
     if adapter:
         lines = [
             "from peft import PeftModel",
             f"from transformers import {class_name}",
             "",
             f'base = {class_name}.from_pretrained("…")  # the model that was adapted',
-            f'model = PeftModel.from_pretrained(base, "{name}")',
+            f"model = PeftModel.from_pretrained(base, {of_model})",
         ]
     else:
         lines = [
             f"from transformers import AutoTokenizer, {class_name}",
             "",
-            f'tokenizer = AutoTokenizer.from_pretrained("{name}")',
-            f'model = {class_name}.from_pretrained("{name}")',
+            f"tokenizer = AutoTokenizer.from_pretrained({of_model})",
+            f"model = {class_name}.from_pretrained({of_model})",
         ]
     return "\n".join(["```python", *lines, "```"])
 
@@ -145,35 +183,39 @@ def _records(workdir: Path, split: str, step: int) -> list[dict[str, Any]]:
     return [one for one in records if one["split"] == split and one["step"] <= step]
 
 
-def _has(records: Sequence[Mapping[str, Any]], key: str) -> bool:
-    return bool(records) and key in records[-1]
-
-
 # Scores.
 
 
 def _scores(loaded: LoadedModel, workdir: Path) -> _Rows:
     """Return the model's own scores: of its validation text at this step, or of its task."""
     if isinstance(loaded.rows, TaskPlan):
-        return _of_task(workdir)
-    evaluated = _records(workdir, "validation", loaded.step)
-    if not evaluated or evaluated[-1]["step"] != loaded.step:
+        return _of_task(loaded, workdir)
+    records = read_metrics(workdir / "metrics.jsonl")
+    evaluated = [
+        one for one in whole_evaluations(records, loaded.config) if one["step"] == loaded.step
+    ]
+    if not evaluated:
         return []
     found = {key: evaluated[-1][key] for key in ("loss", "accuracy")}
     corpus = read_json(workdir / "corpus.json", "bring it back")
     found |= whole_text_bits(evaluated[-1], loaded.rows, corpus)
     rows = [(_HEADINGS[key], f"{value:.4f}") for key, value in found.items()]
     if not loaded.tokenizer.lossless and {EXACT, BOUND} & set(found):
-        rows.append(("", "The tokenizer loses some of the text: bits per byte do not compare"))
+        rows.append(("note", "the tokenizer loses some of the text: bits per byte do not compare"))
     return rows
 
 
-def _of_task(workdir: Path) -> _Rows:
-    """Return the score of a fine-tuning, with its 95 % interval over the examples."""
+def _of_task(loaded: LoadedModel, workdir: Path) -> _Rows:
+    """Return the score of a fine-tuning, with its 95 % interval over the examples, for the
+    checkpoint that was judged.
+    """
     path = workdir / "report.json"
     if not path.is_file():
         return []
     results = read_json(path, "run finetune again")
+    of_seeds = [seed for cell in results["cells"] for seed in cell["seeds"].values()]
+    if loaded.step not in {seed["step"] for seed in of_seeds}:
+        return []
     scored, metric = results["scored"], results["metric"].replace("_", " ")
     amounts, clusters = (np.array(scored["units"][key]) for key in ("amounts", "clusters"))
     # Examples of one cluster are more alike than others, so their errors are added up first.
@@ -188,56 +230,74 @@ def _of_task(workdir: Path) -> _Rows:
 # What it was made from.
 
 
-def _text(loaded: LoadedModel, workdir: Path) -> _Rows:
-    """Return what is known of the text: its sources, its size and its hash."""
-    path = workdir / "corpus.json"
-    if isinstance(loaded.rows, TaskPlan) or not path.is_file():
-        return []
-    corpus = read_json(path, "bring it back")
-    sources = parse_sources(loaded.config.data.source, "data.source")
-    rows = [("sources", ", ".join(without_directory(name) for _, name in sources) or "unknown")]
-    for split in ("train", "validation"):
-        of_split = corpus.get(split, {})
-        if "sha256" in of_split:
-            counts = (f"{of_split[key]:,} {key}" for key in ("documents", "tokens", "bytes"))
-            rows.append((split, f"{', '.join(counts)}; SHA-256 {of_split['sha256'][:16]}…"))
+def _text(loaded: LoadedModel, stages: Sequence[Stage]) -> _Rows:
+    """Return what is known of the text of each stage: its sources, its size and its hash."""
+    rows: list[tuple[str, str]] = []
+    if isinstance(loaded.rows, TaskPlan):
+        return rows
+    for stage in stages:
+        path = stage.directory / "corpus.json"
+        if not path.is_file():
+            continue
+        corpus = read_json(path, "bring it back")
+        sources = parse_sources(stage.config.data.source, "data.source")
+        named = ", ".join(without_directory(name) for _, name in sources)
+        of_stage = [("sources", named or "unknown")]
+        for split in ("train", "validation"):
+            counts = corpus.get(split, {})
+            if "sha256" in counts:
+                of_stage.append((split, _size(counts, stage.config, split)))
+        rows += [row for row in of_stage if row not in rows]  # stages may share a text
     vocabulary = loaded.tokenizer.vocabulary
     kind = "lossless" if loaded.tokenizer.lossless else "not lossless"
-    rows.append(("tokenizer", f"{vocabulary.size:,} ids, {kind}"))
-    return rows
+    return [*rows, ("tokenizer", f"{vocabulary.size:,} ids, {kind}")]
+
+
+def _size(counts: Mapping[str, Any], config: RunConfig, split: str) -> str:
+    """Return the size of a split in words, and its hash."""
+    if split == "train" and config.data.unique_tokens:
+        return f"the first {counts['tokens']:,} tokens (data.unique_tokens)"
+    shown = ", ".join(f"{counts[key]:,} {key}" for key in ("documents", "tokens", "bytes"))
+    return f"{shown}; SHA-256 of the tokens {counts['sha256'][:16]}…"
 
 
 def without_directory(name: str) -> str:
-    """Return a source without the directories of the machine that it was read on.
+    """Return a source without the directories of the machine that it was read on, and without what
+    follows a question mark, which may hold a password.
 
-    >>> without_directory("/home/me/books.txt"), without_directory("hf:wikitext?name=x")
-    ('books.txt', 'hf:wikitext?name=x')
-    >>> without_directory("gs://my-bucket/books/*.txt")
-    '*.txt'
+    >>> without_directory("/home/me/books.txt"), without_directory("hf:wikitext?token=x")
+    ('books.txt', 'hf:wikitext')
+    >>> without_directory("gs://my-bucket/books/*.txt"), without_directory("hf:/home/me/books")
+    ('*.txt', 'hf:books')
     """
+    name = re.split(r"[?#]", name)[0].rstrip("/")
+    scheme, colon, rest = name.partition(":")
     if has_scheme(name) and "://" not in name:
-        return name
-    return name.rstrip("/").rpartition("/")[2]
+        is_path = rest.startswith(("/", ".", "~")) or "\\" in rest
+        return f"{scheme}{colon}{rest.rpartition('/')[2] if is_path else rest}"
+    return re.split(r"[/\\]", name)[-1]
 
 
-def _training(loaded: LoadedModel, workdir: Path) -> _Rows:
-    """Return the stages of the run, the time it took, and the versions that it ran with."""
-    rows = []
-    if loaded.config.stages:
-        rows.append(("stages", " → ".join(in_words(loaded.config))))
-    if loaded.config.optimizer.average:
-        rows.append(("parameters", f"average of the last ones: {loaded.config.optimizer.average}"))
-    trained = _records(workdir, "train", loaded.step)
-    seconds = sum(one.get("train_seconds", 0) for one in trained)
+def _training(loaded: LoadedModel, workdir: Path, stages: Sequence[Stage]) -> _Rows:
+    """Return what the model began with, the time it took, and the versions that it ran with."""
+    config, rows = loaded.config, []
+    if config.init_from:
+        base = without_directory(config.init_from)
+        if config.start.step and len(stages) == 1:
+            rows.append(("begins", f"with {base}, after its step {config.start.step:,}"))
+        elif not config.start.step:
+            rows.append(("begins", f"with the parameters of {base}"))
+    if config.optimizer.average:
+        rows.append(("parameters", f"an average over the steps: {config.optimizer.average}"))
+    records = [one for stage in stages for one in _records(stage.directory, "train", stage.end)]
+    seconds = sum(one.get("train_seconds", 0) for one in records)
     if seconds:
-        rows.append(("time", f"{seconds / 3600:.2f} hours, without compilation and evaluation"))
-    for directory in ("best", "checkpoints"):
-        where = workdir / directory / str(loaded.step)
-        if manifest.is_in(where):
-            facts = manifest.read(where)
-            found = ", ".join(f"{name} {number}" for name, number in facts["versions"].items())
-            rows += [("versions", found), ("run", f"{facts['run']}, step {loaded.step}")]
-            break
+        time = f"{seconds / 3600:.1f} hours" if seconds > 3600 else f"{seconds:.0f} seconds"
+        rows.append(("time", f"{time}, without compilation and evaluation"))
+    facts = _facts(workdir, loaded.step)
+    if facts:
+        versions = ", ".join(f"{name} {number}" for name, number in facts["versions"].items())
+        rows += [("versions", versions), ("run", f"{facts['run']}, step {loaded.step}")]
     return rows
 
 

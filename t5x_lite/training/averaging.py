@@ -14,7 +14,6 @@ from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from t5x_lite.config import Optimizer
@@ -32,8 +31,9 @@ class Moment(NamedTuple):
 
     Attributes:
         updates: number of updates since the average began, at least 1.
-        step: of the run, or of the stage, from 1.
-        steps: of the run, or of the stage.
+        step: number of updates of the run, or of the stage, at least 1. Steps whose update was left
+            out (training.skip_step) do not count.
+        steps: steps of the run, or of the stage.
     """
 
     updates: Any
@@ -53,9 +53,10 @@ def ema(now: Moment, decay: Annotated[float, Range(0.0, 1.0)] = 0.999) -> jax.Ar
 
 def tail(now: Moment, share: Annotated[float, Range(0.0, 1.0)] = 0.2) -> jax.Array:
     """Mean over the last `share` of the steps (Kaddour, 2022, "Stop Wasting My Time!", averages
-    some of them; Hägele et al., 2024, at a constant learning rate).
+    some of them; Hägele et al., 2024, at a constant learning rate). A run that goes on to more
+    steps after its tail has begun has averaged other ones: name the number at the start.
     """
-    before = math.ceil((1 - share) * now.steps)
+    before = now.steps - math.floor(share * now.steps + 1e-6)
     return 1 / jnp.maximum(now.step - before, 1.0)
 
 
@@ -107,22 +108,36 @@ def averaged(
     return UpdateRule(init, update, rule.state_axes)
 
 
-def check_average(config: Optimizer) -> None:
-    """Reject an average that does not exist, and one of the user's that returns no weight."""
+def check_average(config: Optimizer, steps: int) -> None:
+    """Reject an average of the user's that fails, or that returns no weight. It computes with jax,
+    so this must come after the processes of a run have found each other.
+    """
     named = find_average(config)
     if named is None or named.name in AVERAGES:
         return
     what = f"optimizer.average={named.name}"
-    for step in range(1, 11):
+    for step in sorted({1, 2, (steps + 1) // 2, steps}):
         with user_errors(BAD_CONFIG, f"{what}: failed"):
-            value = named(Moment(np.int32(step), np.int32(step), 10))
-            is_weight = np.shape(value) == () and 0 <= float(value) <= 1
+            # In the train step, numbers are traced: the function may not branch on them.
+            count = jnp.int32(step)
+            weight = jax.jit(lambda count: jnp.asarray(named(Moment(count, count, steps))))(count)
+            is_weight = weight.shape == () and 0 <= float(weight) <= 1
         if not is_weight:
-            reason = f"returned {str(value)[:100]}, expected a number from 0 to 1"
+            reason = f"returned {str(weight)[:100]} at step {step}, expected a number from 0 to 1"
             raise UserError(BAD_CONFIG, f"{what}: {reason}")
+
+
+def restarted(params: Any, opt_state: Any) -> Any:
+    """Return an optimizer's state whose average, if it keeps one, begins with these parameters."""
+    if not _has_average(opt_state):
+        return opt_state
+    return opt_state | {AVERAGE: jax.tree.map(jnp.copy, params)}
 
 
 def average_or_newest(params: Any, opt_state: Any) -> Any:
     """Return the average of the parameters if the optimizer keeps one, or else the newest ones."""
-    has_average = isinstance(opt_state, dict) and AVERAGE in opt_state
-    return opt_state[AVERAGE] if has_average else params
+    return opt_state[AVERAGE] if _has_average(opt_state) else params
+
+
+def _has_average(opt_state: Any) -> bool:
+    return isinstance(opt_state, dict) and AVERAGE in opt_state

@@ -36,7 +36,7 @@ from t5x_lite.parallel.placement import place_batch, replicated
 from t5x_lite.progress import say
 from t5x_lite.resolve import Resolved, with_steps_of
 from t5x_lite.training import run_directory, run_history
-from t5x_lite.training.averaging import average_or_newest
+from t5x_lite.training.averaging import average_or_newest, restarted
 from t5x_lite.training.best import PREFIX, BestCheckpoint
 from t5x_lite.training.checkpoint import Checkpoints
 from t5x_lite.training.health import MOST_SKIPPED, Health
@@ -211,7 +211,7 @@ class Run(Evaluator):
         # Take the parameters of init_from, but not its optimizer state.
         params, report = run_directory.merge_parameters(self.resolved, state.params, mesh)
         say(report)
-        return state.replace(params=params)
+        return state.replace(params=params, opt_state=restarted(params, state.opt_state))
 
     def _adapted(self) -> TrainState:
         """Load the parameters of init_from, keep those that are frozen, and return a fresh state of

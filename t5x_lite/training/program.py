@@ -68,6 +68,7 @@ class Program:
         self, resolved: Resolved, raw_tokens: float = 0.0, devices: Sequence[Any] | None = None
     ):
         config = resolved.config
+        check_average(config.optimizer, resolved.steps - config.start.step)
         self.resolved = resolved  # replaced below, once the mesh is known
         self._raw_tokens = raw_tokens
         devices = jax.devices() if devices is None else devices
@@ -153,7 +154,6 @@ class Program:
         start, schedule = config.start, self.schedule
         began = start.optimizer_step
         of_state = (lambda count: schedule(count + began)) if began else schedule
-        check_average(config.optimizer)
         steps = self.resolved.steps - start.step
         return make_optimizer(config.optimizer, of_state, axes, steps, start.step - began)
 

@@ -1,9 +1,10 @@
 """Bits per byte of the whole validation text, for models that predict all of it."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from t5x_lite.config import RunConfig
 from t5x_lite.data.rows.row_plan import RowPlan
 from t5x_lite.data.tasks.task_data import TaskPlan
 
@@ -26,3 +27,13 @@ def whole_text_bits(
     bits = evaluated["loss"] * evaluated["loss_tokens"] / math.log(2)
     name = EXACT if rows.scores_whole_text else BOUND
     return {name: bits / manifest["validation"]["bytes"]}
+
+
+def whole_evaluations(records: Sequence[dict[str, Any]], config: RunConfig) -> list[dict[str, Any]]:
+    """Return the evaluations that have read the whole validation text: all of them, or only that of
+    the last step, if others read a part of it (training.eval_steps).
+    """
+    evaluated = [record for record in records if record["split"] == "validation"]
+    if not config.training.eval_steps:
+        return evaluated
+    return [record for record in evaluated if record["step"] == config.training.steps]

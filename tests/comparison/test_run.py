@@ -18,7 +18,7 @@ from t5x_lite.comparison import cells as study_cells
 from t5x_lite.comparison import report
 from t5x_lite.comparison import run as compare
 from t5x_lite.comparison.budget import spent, steps_of_cells
-from t5x_lite.comparison.evaluations import predict_whole_text
+from t5x_lite.comparison.evaluations import whole_text_objectives
 from t5x_lite.config import Lengths
 from t5x_lite.config.files import build_comparison
 from t5x_lite.data.rows.row_plan import plan_rows
@@ -547,4 +547,4 @@ def test_a_mixture_is_asked_for_the_whole_text_in_each_way(tmp_path, text_file):
 )
 def test_a_whole_text_is_asked_of_models_that_have_learned_to_predict_it(objective, expected):
     rows = plan_rows(objective, "decoder", Lengths(sequence_length=40))
-    assert predict_whole_text(rows) == expected
+    assert whole_text_objectives(rows) == expected

@@ -13,7 +13,7 @@ from conftest import run, settings
 
 import t5x_lite
 from t5x_lite.interop.families.table import FAMILIES
-from t5x_lite.interop.model_card import PIPELINES
+from t5x_lite.interop.model_card import PIPELINES, without_directory
 from t5x_lite.training.log import read_metrics
 
 
@@ -34,10 +34,10 @@ def test_a_card_says_what_the_run_has_recorded(trained, tmp_path, text_file):
     head, _, rest = card.removeprefix("---\n").partition("---\n")
     assert head.splitlines()[:3] == [
         "library_name: transformers",
-        "license: apache-2.0",
+        'license: "apache-2.0"',
         "pipeline_tag: text-generation",
     ]
-    assert "trained with `causal_lm` for 6 steps on 1,920 tokens of text." in rest
+    assert "trained with `causal_lm` for 6 steps, on 1,920 tokens of text." in rest
     assert 'model = GPTNeoXForCausalLM.from_pretrained("my-gpt")' in rest
     last = read_metrics(trained / "metrics.jsonl")[-1]
     evaluated = t5x_lite.evaluate(trained)
@@ -46,7 +46,7 @@ def test_a_card_says_what_the_run_has_recorded(trained, tmp_path, text_file):
     corpus = json.loads((trained / "corpus.json").read_text())
     assert f"{corpus['train']['tokens']:,} tokens" in rest
     assert corpus["train"]["sha256"][:16] in rest
-    assert "average of the last ones: ema(decay=0.5)" in rest
+    assert "an average over the steps: ema(decay=0.5)" in rest
     assert "| `model.d_model` | `16` |" in rest
 
     # Nothing of this machine: the text is named without its directory.
@@ -61,9 +61,58 @@ def test_a_card_says_what_the_run_has_recorded(trained, tmp_path, text_file):
 def test_an_earlier_step_has_a_card_without_scores_that_are_not_its_own(trained, tmp_path):
     run("export", f"--workdir={trained}@3", tmp_path / "earlier")
     card = (tmp_path / "earlier/README.md").read_text()
-    assert "for 3 steps on 960 tokens" in card
+    assert "for 3 steps, on 960 tokens" in card
     assert "## Scores" not in card
     assert "license" not in card
+
+
+def test_a_card_tells_of_every_stage(tmp_path, text_file):
+    other = tmp_path / "other.txt"
+    other.write_text(text_file.read_text()[::-1])
+    config = settings(text_file, **{"training.log_every": 4, "model.positions": "rotary"})
+    first = {"until": 3, "objective": "prefix_lm", "data": {"source": str(other)}}
+    with t5x_lite.messages_to(lambda line: None):
+        t5x_lite.train(config | {"stages": (first, {})}, tmp_path / "run")
+    run("export", f"--workdir={tmp_path / 'run'}", tmp_path / "out")
+    card = (tmp_path / "out/README.md").read_text()
+    # Counted by the checkpoint: the last record is that of step 4.
+    assert "trained with `prefix_lm` to step 3, then with `causal_lm` to step 6, on 1,9" in card
+    assert "| sources | other.txt |" in card
+    assert f"| sources | {text_file.name} |" in card
+    run("export", f"--workdir={tmp_path / 'run/stages/1'}", tmp_path / "first")
+    card = (tmp_path / "first/README.md").read_text()
+    assert "trained with `prefix_lm` for 3 steps" in card
+
+
+def test_a_part_of_the_validation_text_gives_no_score(tmp_path, text_file):
+    more = {"training.eval_every": 3, "training.eval_steps": 1, "training.keep_every": 3}
+    with t5x_lite.messages_to(lambda line: None):
+        t5x_lite.train(
+            settings(text_file, **more, **{"model.positions": "rotary"}), tmp_path / "run"
+        )
+    for step, has_scores in ((3, False), (6, True)):
+        run("export", f"--workdir={tmp_path / 'run'}@{step}", tmp_path / f"{step}")
+        assert ("## Scores" in (tmp_path / f"{step}/README.md").read_text()) == has_scores
+
+
+@pytest.mark.parametrize(
+    ("source", "named"),
+    [
+        ("/home/me/a.txt", "a.txt"),
+        ("texts/*.jsonl", "*.jsonl"),
+        ("hf:wikitext?name=x&token=secret", "hf:wikitext"),
+        ("hf:me/data", "hf:me/data"),
+        ("hf:/home/me/data", "hf:data"),
+        ("tfds:c4/en:3.1.0?data_dir=/home/me", "tfds:c4/en:3.1.0"),
+        ("https://me:secret@there.org/a/b.txt?token=secret", "b.txt"),
+        ("gs://mine/a/b.txt", "b.txt"),
+        ("python:my_module.texts", "python:my_module.texts"),
+        ("world:facts", "world:facts"),
+        ("python_docs", "python_docs"),
+    ],
+)
+def test_a_source_is_named_without_its_place(source, named):
+    assert without_directory(source) == named
 
 
 def test_a_fine_tuned_model_has_the_score_of_its_task(tmp_path, text_file):
@@ -88,6 +137,7 @@ def test_a_fine_tuned_model_has_the_score_of_its_task(tmp_path, text_file):
     assert f"| {scored['mean']:.4f} ± {half:.4f} |" in card
     assert "fine-tuned for pets" in card
     assert "pipeline_tag: text-classification" in card
+    assert "| begins | with the parameters of base |" in card
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -176,7 +226,11 @@ def test_a_model_is_uploaded_with_all_its_files(trained, tmp_path, hub):
 
 def test_revisions_are_uploaded_as_branches(trained, tmp_path, hub):
     run("export", f"--workdir={trained}", "--push=me/gpt", "--revisions", tmp_path / "out")
-    assert hub.commits.keys() == {"step3", "step6"}
+    assert hub.commits.keys() == {"step3", "step6", "main"}
+    assert hub.commits["main"] == hub.commits["step6"]
+    for revision in ("step3", "step6"):
+        card = hub.commits[revision]["README.md"].decode()
+        assert f'from_pretrained("me/gpt", revision="{revision}")' in card
     branches = [path for method, path in hub.asked if "/branch/" in path]
     assert [path.rpartition("/")[2] for path in branches] == ["step3", "step6"]
 
@@ -190,6 +244,9 @@ def test_an_upload_that_failed_can_be_repeated(trained, tmp_path, hub):
     hub.broken = False
     out, _ = run(*command)
     assert out.splitlines() == [f"{tmp_path / 'out'} exists", "uploaded: me/gpt"]
+    # The card is no other one: what would be different there is named.
+    _, err = run(*command, "--license=mit", code=2)
+    assert 'README.md: it has no line license: "mit"; edit it, or remove' in err
     # Another model is not taken for it.
     _, err = run("export", f"--workdir={trained}@3", "--push=me/gpt", tmp_path / "out", code=2)
     assert "holds an export with step=6, not 3" in err

@@ -12,7 +12,9 @@ from conftest import refusal, run, settings
 
 import t5x_lite
 from t5x_lite import manifest
-from t5x_lite.config import Optimizer
+from t5x_lite.config import Optimizer, RunConfig, Task
+from t5x_lite.config.files import build
+from t5x_lite.finetuning.recipe import config_of
 from t5x_lite.training.averaging import (
     AVERAGE,
     AVERAGES,
@@ -21,6 +23,7 @@ from t5x_lite.training.averaging import (
     averaged,
     check_average,
     find_average,
+    tail,
 )
 from t5x_lite.training.checkpoint import Checkpoints
 from t5x_lite.training.log import read_metrics
@@ -237,18 +240,65 @@ def test_what_is_no_average(average, words):
 
 
 MINE = """
-def newest(now):
-    return 1.0
+import jax.numpy as jnp
+
+
+def tenth(now):
+    return 0.1
 
 
 def bad(now):
     return now.step * 2.0
+
+
+def late(now):
+    return jnp.where(now.step > 11, 2.0, 1.0)
+
+
+def branching(now):
+    return 1.0 if now.step < 3 else 0.5
 """
 
 
 @pytest.mark.usefixtures("own_code")
-def test_an_average_of_ones_own(write_module):
+def test_an_average_of_ones_own(write_module, text_file, tmp_path):
     write_module("averages", MINE)
-    check_average(Optimizer(average="averages.newest"))
-    expected = "optimizer.average=averages.bad: returned 2.0, expected a number from 0 to 1"
-    assert refusal(check_average, Optimizer(average="averages.bad")) == expected
+    for name, steps, reason in (
+        ("bad", 12, "returned 2.0 at step 1, expected a number from 0 to 1"),
+        ("late", 12, "returned 2.0 at step 12, expected a number from 0 to 1"),
+        ("branching", 12, "failed (TracerBoolConversionError"),
+    ):
+        config = settings(text_file, **{"training.steps": steps})
+        config["optimizer"] = {"average": f"averages.{name}"}
+        sentence = refusal(t5x_lite.train, config, tmp_path / name)
+        assert sentence.startswith(f"optimizer.average=averages.{name}: ")
+        assert reason in sentence
+        assert not (tmp_path / name).exists()
+    check_average(Optimizer(average="averages.late"), steps=11)
+
+
+@pytest.mark.usefixtures("own_code")
+def test_an_average_begins_with_the_parameters_of_init_from(
+    plain, write_module, text_file, tmp_path
+):
+    """Not with those that were drawn before these were loaded."""
+    write_module("averages", MINE)
+    config = settings(text_file) | {"init_from": str(plain)}
+    config["optimizer"] = {"average": "averages.tenth", "learning_rate": 0.0}
+    params = t5x_lite.train(config, tmp_path / "run").params
+    check = partial(np.testing.assert_allclose, atol=1e-6)
+    jax.tree.map(check, params, kept_parameters(plain, [6])[0])
+
+
+@pytest.mark.parametrize("share", [0.05, 0.15, 0.3, 0.45, 0.7, 0.85, 0.95])
+@pytest.mark.parametrize("steps", [20, 100, 1000])
+def test_a_tail_has_the_steps_of_its_share(share, steps):
+    weights = [float(tail(Moment(n, n, steps), share)) for n in range(1, steps + 1)]
+    assert sum(weight < 1 for weight in weights) == round(share * steps) - 1
+    assert weights[-1] == pytest.approx(1 / round(share * steps))
+
+
+def test_a_task_is_learned_without_the_average_of_the_pretraining(text_file):
+    config = build(RunConfig, with_average(text_file, "ema"))
+    task = Task(name="mine", kind="classify", source="a.tsv", labels=("a", "b"))
+    assert config_of(config, task).optimizer.average == ""

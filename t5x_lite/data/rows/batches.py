@@ -330,8 +330,9 @@ def _check_length(source: Source, split: str, needed: int) -> None:
     """Reject a source with fewer than `needed` tokens in a split."""
     tokens = len(source.tokens[split])
     if tokens < needed:
-        reason = f"{split} has {tokens} tokens, its rows need {needed}; give more text"
-        raise UserError(BAD_DATA, f"data.source: {source.name}: {reason}")
+        reason = f"{split} has {tokens} tokens, its rows need {needed}"
+        fix = "give more text, or raise data.unique_tokens where that is set"
+        raise UserError(BAD_DATA, f"data.source: {source.name}: {reason}; {fix}")
 
 
 def source_rates(sources: list[Source], data: Data) -> list[float]:

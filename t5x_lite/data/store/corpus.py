@@ -70,23 +70,32 @@ def _first(tokens: Tokens, length: int) -> Tokens:
 
 def keep_first(corpus: Corpus, unique_tokens: int) -> Corpus:
     """Return the corpus with less training text: its first `unique_tokens` tokens, of each source
-    in proportion to its size. The manifest estimates how many bytes and words they are.
+    in proportion to its size. EOS takes the place of the last one. The manifest estimates how many
+    documents, bytes and words they are.
 
     Raises:
-        UserError: if there is less text than that.
+        UserError: if there is less text than that, or nothing is left of a source.
     """
     whole = corpus.manifest["train"]
+    got = f"data.unique_tokens: got {unique_tokens:,}"
     if unique_tokens > whole["tokens"]:
         reason = f"the training text has {whole['tokens']:,} tokens"
         fix = "lower it, give more text, or set 0 for all of it"
-        raise UserError(BAD_DATA, f"data.unique_tokens: got {unique_tokens:,}, but {reason}; {fix}")
+        raise UserError(BAD_DATA, f"{got}, but {reason}; {fix}")
     # Round so that the sources add up to unique_tokens.
     sizes = np.cumsum([0, *(len(source.tokens["train"]) for source in corpus.sources)])
     lengths = np.diff(sizes * unique_tokens // whole["tokens"]).tolist()
-    sources = [
-        replace(source, tokens={**source.tokens, "train": _first(source.tokens["train"], length)})
-        for source, length in zip(corpus.sources, lengths, strict=True)
-    ]
+    sources = []
+    for source, length in zip(corpus.sources, lengths, strict=True):
+        train = source.tokens["train"]
+        if len(train) and not length:
+            reason = f"of which {source.name} has no share: it has {len(train):,} tokens"
+            raise UserError(BAD_DATA, f"{got}, {reason}; set more, or leave that source out")
+        kept = train
+        if length < len(train):  # a copy, as the text is read again from its beginning after EOS
+            kept = np.array(_first(train, length))
+            kept[-1:] = corpus.tokenizer.vocabulary.eos
+        sources.append(replace(source, tokens={**source.tokens, "train": kept}))
     share = unique_tokens / whole["tokens"]
     counts = {name: round(share * whole[name]) for name in whole if name != "sha256"}
     of_part = hashlib.sha256(f"{whole['sha256']} {lengths}".encode()).hexdigest()
