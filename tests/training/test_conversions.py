@@ -27,7 +27,6 @@ OPTIONS = {
     ],
     "encoder_to_encoder_decoder": ["", "(cross_attention='self')"],
     "grow_depth": ["(order='stack')", "(order='interleave')", "(order='identity')"],
-    "grow_width": ["", "(noise=0)"],
 }
 VARIANTS = [
     name + options for name in CONVERSIONS for options in OPTIONS.get(name, [""])

@@ -233,8 +233,8 @@ def sums_of(state) -> dict[str, int]:
             r"stages\[1\].model.d_model: got 32, but init_from=.* has 16",
         ),
         (
-            ({"until": 4}, {"convert": "grow_width"}),
-            r"stages\[1\].start.convert=grow_width: no such conversion; did you mean grow_depth",
+            ({"until": 4}, {"convert": "grow_widths"}),
+            r"stages\[1\].start.convert=grow_widths: no such conversion; did you mean grow_width",
         ),
         (
             ({"until": 4}, {"convert": "encoder_to_decoder"}),
