@@ -222,21 +222,33 @@ def _score_curves(directories: Sequence[Path], questions: Questions) -> ScoreCur
         for step in sorted(run_directory.saved_steps(workdir / "checkpoints")):
             if every and step % every and step != resolved.steps:
                 continue
-            compute = partial(_scores_at, workdir, step, questions.spans, unlearned)
+            asks_text = _validation_text(workdir) == _validation_text(directories[-1])
+            compute = partial(_scores_at, workdir, step, questions.spans, unlearned, asks_text)
             scores = kept_answer(workdir / "score_curves" / f"{step}.json", key, compute)
             for name, value in scores.items():
                 curves.setdefault(name, []).append([step, value])
     return curves
 
 
+def _validation_text(workdir: Path) -> tuple[str, str]:
+    """Return what tells the validation text of a run, as tokens, from another."""
+    recorded = read_json(workdir / "corpus.json", "bring it back")
+    return recorded["validation"]["sha256"], recorded["tokenizer"]
+
+
 def _scores_at(
-    workdir: Path, step: int, spans: Sequence[Span], tasks: Sequence[Task]
+    workdir: Path, step: int, spans: Sequence[Span], tasks: Sequence[Task], asks_text: bool
 ) -> dict[str, float]:
-    """Return the scores of one checkpoint: score → its mean."""
+    """Return the scores of one checkpoint: score → its mean.
+
+    Args:
+        asks_text: True to ask a mixture for its whole validation text.
+    """
     address = f"{workdir}@{step}"
     say(f"{address}: asking for scores")
     loaded = run_directory.load(address)
-    scores = _whole_text(workdir, whole_text_objectives(loaded.rows), address)
+    objectives = whole_text_objectives(loaded.rows) if asks_text else []
+    scores = _whole_text(workdir, objectives, address)
     for context in scored_contexts(loaded) if spans else ():
         bits = span_bits(loaded, spans, context).without_end.sum()
         scores[span_score(context)] = float(bits / num_bytes(spans).sum())

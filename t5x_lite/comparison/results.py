@@ -87,7 +87,9 @@ def results_of(
     summaries = {run.name: summarise(run) for run in runs}
     answers = {run.name: measure(run.directory, questions, run.trunks) for run in runs}
     for name, of_run in answers.items():
-        summaries[name]["score_curves"] |= of_run.curves
+        curves = summaries[name]["score_curves"]
+        for score, points in of_run.curves.items():  # of other stages than those that are there
+            curves[score] = sorted([*curves.get(score, []), *points])
         summaries[name] |= of_run.whole_text
     values, samples, asked = _scores_of_runs(cells, runs, answers, summaries, sample)
     tasks = {name: one for of_run in answers.values() for name, one in of_tasks(of_run).items()}

@@ -230,3 +230,26 @@ def test_a_stage_that_fails_fails_what_goes_on_from_it(text_file, tmp_path):
     path.write_text(f"def get_config():\n    return {comparison(text_file, cells=cells)!r}\n")
     _, err = run("compare", f"--config={path}", f"--workdir={workdir}", "--jobs=2", code=76)
     assert "1 of 2 runs failed: bad: step" in err
+
+
+def test_curves_of_a_mixture_go_on_after_those_of_one_objective(text_file, tmp_path):
+    """Its own loss does not say its bits per byte, so its checkpoints are asked. A stage on another
+    text has no part in the curve.
+    """
+    other = tmp_path / "other.txt"
+    other.write_text(text_file.read_text()[::-1])
+    mixture = {"objective": "causal_lm + masked_next_token"}
+    cells = {
+        "mixed": {"stages": ({"until": "50%"}, mixture)},
+        "moved": {"stages": ({"until": "50%", "data": {"source": str(other)}} | mixture, {})},
+    }
+    more = {"cells": cells, "score_curves": True, "span_count": 0}
+    report = compare(build_comparison(comparison(text_file, **more)), tmp_path / "tree")
+    steps = {
+        name: [step for step, _ in of["runs"][name]["score_curves"]["bits_per_byte"]]
+        for name, of in report["cells"].items()
+    }
+    assert steps == {"mixed": [6, 12], "moved": [12]}
+    mixed = report["cells"]["mixed"]
+    last = mixed["runs"]["mixed"]["score_curves"]["bits_per_byte"][-1][1]
+    assert last == pytest.approx(mixed["scores"]["bits_per_byte"]["mean"], rel=1e-6)
