@@ -5,7 +5,8 @@ All learn from the same few tokens, read again and again, with the same model bu
 Their bits per byte can be compared: those of diffusion are an upper bound. A decoder with dropout
 is there, too, since one that only memorises its text is no opponent.
 
-`:tiny` is gpt_tiny on 131 thousand tokens, read 4, 16 and 64 times; docs/compared.md has its table.
+`:tiny` is gpt_tiny on 131 thousand tokens, read 4, 16 and 64 times; docs/compared.md has its table
+for two seeds on WikiText-2.
 `:small` has GPT-2's size and recipe on 100 million tokens, and was not trained here.
 
 python -m t5x_lite compare --config=compare/diffusion --workdir=DIR --jobs=2

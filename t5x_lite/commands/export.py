@@ -52,6 +52,7 @@ def run(args: argparse.Namespace) -> None:
         expected = "expected the name that the Hub has for it, such as apache-2.0"
         raise UserError(USAGE, f"export: --license: got {args.license!r}, {expected}")
     from t5x_lite.interop import convert, hub
+    from t5x_lite.interop.model_card import Naming
     from t5x_lite.training import run_directory
 
     if args.push:
@@ -66,15 +67,8 @@ def run(args: argparse.Namespace) -> None:
             say(f"{path} exists")
             hub.check_card(path, args.push, args.license)
         else:
-            convert.export_model(
-                source,
-                path,
-                mesh=mesh,
-                name=args.push,
-                license_name=args.license,
-                revision=revision if args.push else "",
-                **form,
-            )
+            naming = Naming(args.push, args.license, revision if args.push else "")
+            convert.export_model(source, path, mesh=mesh, naming=naming, **form)
             storage.push(directory)
         if args.push:
             hub.upload(path, args.push, revision)

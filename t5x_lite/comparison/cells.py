@@ -117,7 +117,7 @@ class Cell(NamedTuple):
 
     @property
     def epochs(self) -> float:
-        """How often one run of the cell reads the training text that it ends with."""
+        """Return the epochs that one run of the cell reads of the text that it ends with."""
         text = self.corpus.manifest["train"]
         of_stages = zip(self.stages, self.costs, strict=True)
         return sum(

@@ -54,7 +54,7 @@ from t5x_lite.report import task_report
 from t5x_lite.resolve import resolve
 from t5x_lite.training import loop, run_directory
 from t5x_lite.training.log import read_metrics
-from t5x_lite.training.whole_text import whole_text_bits
+from t5x_lite.training.whole_text import validation_text, whole_text_bits
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,11 @@ def _score_curves(directories: Sequence[Path], questions: Questions) -> ScoreCur
         "tasks": [dataclasses.asdict(task) for task in unlearned],
         "examples": [questions.fingerprints[task.name] for task in unlearned],
     }
-    for workdir in directories:
+    texts = [
+        validation_text(read_json(workdir / "corpus.json", "bring it back"))
+        for workdir in directories
+    ]
+    for workdir, text in zip(directories, texts, strict=True):
         resolved, _ = run_directory.read(workdir)
         every = resolved.config.training.keep_every
         if not every:
@@ -222,18 +226,12 @@ def _score_curves(directories: Sequence[Path], questions: Questions) -> ScoreCur
         for step in sorted(run_directory.saved_steps(workdir / "checkpoints")):
             if every and step % every and step != resolved.steps:
                 continue
-            asks_text = _validation_text(workdir) == _validation_text(directories[-1])
+            asks_text = text == texts[-1]
             compute = partial(_scores_at, workdir, step, questions.spans, unlearned, asks_text)
             scores = kept_answer(workdir / "score_curves" / f"{step}.json", key, compute)
             for name, value in scores.items():
                 curves.setdefault(name, []).append([step, value])
     return curves
-
-
-def _validation_text(workdir: Path) -> tuple[str, str]:
-    """Return what tells the validation text of a run, as tokens, from another."""
-    recorded = read_json(workdir / "corpus.json", "bring it back")
-    return recorded["validation"]["sha256"], recorded["tokenizer"]
 
 
 def _scores_at(

@@ -14,7 +14,6 @@ from t5x_lite import storage
 from t5x_lite.comparison import scaling_report
 from t5x_lite.comparison.scores import (
     ADAPTED,
-    BOUND,
     FROM_SCRATCH,
     OF_SPANS,
     SCORES,
@@ -28,6 +27,7 @@ from t5x_lite.data.tasks.baselines import BAG_OF_WORDS
 from t5x_lite.errors import IO_ERROR, user_errors
 from t5x_lite.report import charts, page, papers, tex
 from t5x_lite.report.page import Bold, Page, Part, Quote, Section, Table, short
+from t5x_lite.training.whole_text import BOUND, EXACT
 
 Results = Mapping[str, Any]
 
@@ -669,14 +669,14 @@ def _curves_by_score(runs: dict[str, Any]) -> dict[str, dict[str, list[list[floa
     of_runs = {name: run.get("score_curves", {}) for name, run in runs.items()}
     names = in_order(score for curves in of_runs.values() for score in curves)
     if BOUND in names:
-        names = [name for name in names if name != "bits_per_byte"]
+        names = [name for name in names if name != EXACT]
     found: dict[str, dict[str, list[list[float]]]] = {}
     for score in names:
         found[score] = {}
         for name, curves in of_runs.items():
             points = list(curves.get(score, []))
             if score == BOUND:
-                points += curves.get("bits_per_byte", [])
+                points += curves.get(EXACT, [])
             smallest: dict[float, float] = {}
             for step, value in points:
                 smallest[step] = min(value, smallest.get(step, value))
@@ -719,7 +719,8 @@ def _parity_notes(results: Results) -> list[Part]:
     notes: list[Part] = [
         "Raw tokens: tokens of the text that was read. Model tokens: positions of encoder and "
         "decoder. Loss tokens: tokens that were predicted. FLOPs: matrix products that the "
-        "mathematics needs, forward and backward. Epochs: how often the training text was read."
+        "mathematics needs, forward and backward. Epochs: how often the training text was read; "
+        "after several texts, the last one."
     ]
     if any(of.get("inherited") for of in results["cells"].values()):
         notes.append(

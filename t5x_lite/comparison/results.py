@@ -58,7 +58,13 @@ from t5x_lite.report.environment import environment
 from t5x_lite.training import run_directory
 from t5x_lite.training.log import read_metrics
 from t5x_lite.training.stages import Stage
-from t5x_lite.training.whole_text import BOUND, whole_evaluations, whole_text_bits
+from t5x_lite.training.whole_text import (
+    BOUND,
+    EXACT,
+    validation_text,
+    whole_evaluations,
+    whole_text_bits,
+)
 
 # Sampling for the prompts in a report: the likeliest text of a small model repeats itself
 SAMPLED = {"max_new_tokens": 48, "temperature": 0.8, "top_p": 0.9}
@@ -87,10 +93,7 @@ def results_of(
     summaries = {run.name: summarise(run) for run in runs}
     answers = {run.name: measure(run.directory, questions, run.trunks) for run in runs}
     for name, of_run in answers.items():
-        curves = summaries[name]["score_curves"]
-        for score, points in of_run.curves.items():  # of other stages than those that are there
-            curves[score] = sorted([*curves.get(score, []), *points])
-        summaries[name] |= of_run.whole_text
+        _add_asked(summaries[name], of_run)
     values, samples, asked = _scores_of_runs(cells, runs, answers, summaries, sample)
     tasks = {name: one for of_run in answers.values() for name, one in of_tasks(of_run).items()}
     counted_units = counting_on_tasks(questions, tasks)
@@ -138,6 +141,14 @@ def results_of(
     }
 
 
+def _add_asked(summary: dict[str, Any], answers: Answers) -> None:
+    """Add to the summary of a run what it was asked of the whole text, and on the way."""
+    summary |= answers.whole_text
+    curves = summary["score_curves"]
+    for score, points in answers.curves.items():  # of other stages than those that are there
+        curves[score] = sorted([*curves.get(score, []), *points])
+
+
 def _sizes_of(corpus: Corpus) -> dict[str, dict[str, Any]]:
     """Return the documents, tokens, bytes and hash of each split."""
     names = ("documents", "tokens", "bytes", "sha256")
@@ -180,8 +191,8 @@ def _scores_of_runs(
     if any(BOUND in summary for summary in summaries.values()):
         for of_cell in values.values():
             for seed, of_run in of_cell.items():
-                if "bits_per_byte" in of_run:
-                    known = (of_run[name] for name in ("bits_per_byte", BOUND) if name in of_run)
+                if EXACT in of_run:
+                    known = (of_run[name] for name in (EXACT, BOUND) if name in of_run)
                     of_cell[seed] = {**of_run, BOUND: min(map(float, known))}
     return values, samples, asked
 
@@ -281,7 +292,7 @@ def _values_of(answers: Answers, summary: Mapping[str, Any]) -> Values:
     }
     if answers.adapted_bits:
         of_spans[ADAPTED] = answers.adapted_bits
-    of_validation = ("loss", "accuracy", "bits_per_byte", BOUND)
+    of_validation = ("loss", "accuracy", EXACT, BOUND)
     return {
         **{name: np.array(bits) for name, bits in of_spans.items()},
         **{name: np.array(one["units"]["amounts"]) for name, one in of_tasks(answers).items()},
@@ -366,7 +377,7 @@ def questions_behind(cell: Cell) -> dict[str, str]:
     """
     text = cell.corpus.manifest["validation"]["sha256"]
     own = f"{cell.resolved.rows}, tokenizer {cell.corpus.manifest['tokenizer']}, text {text}"
-    return {"loss": own, "accuracy": own, "bits_per_byte": text, BOUND: text}
+    return {"loss": own, "accuracy": own, EXACT: text, BOUND: text}
 
 
 def summarise(run: SeededRun) -> dict[str, Any]:
@@ -392,7 +403,8 @@ def summarise(run: SeededRun) -> dict[str, Any]:
         before = read_metrics(stage.directory / "metrics.jsonl")
         of_training = [record for record in before if record["split"] == "train"]
         seconds += sum(record["train_seconds"] for record in of_training)
-        if validation_text(stage.data.corpus) == validation_text(run.cell.corpus):
+        texts = (one.data.corpus.manifest for one in (stage, run.cell))
+        if len(set(map(validation_text, texts))) == 1:
             for name, curve in _whole_text_curves(stage, before).items():
                 curves[name] = curve + curves.get(name, [])
         goes_on = goes_on and stage.resolved.rows == run.cell.resolved.rows
@@ -411,11 +423,6 @@ def summarise(run: SeededRun) -> dict[str, Any]:
         "score_curves": curves,
     }
     return summary | whole_text_bits(last, run.cell.resolved.rows, run.cell.corpus.manifest)
-
-
-def validation_text(corpus: Corpus) -> tuple[str, str]:
-    """Return what tells a validation text, as tokens, from another."""
-    return corpus.manifest["validation"]["sha256"], corpus.manifest["tokenizer"]
 
 
 def _whole_text_curves(stage: Stage, records: Sequence[dict[str, Any]]) -> ScoreCurves:
@@ -492,10 +499,8 @@ def counting(
     vocab_size = corpus.tokenizer.vocabulary.size
     whole = corpus.manifest["validation"]["bytes"]
     counted = {
-        "unigram": {"bits_per_byte": unigram_bits(train_tokens, held_out, vocab_size) / whole},
-        "Kneser-Ney trigram": {
-            "bits_per_byte": trigram_bits(train_tokens, held_out, vocab_size) / whole
-        },
+        "unigram": {EXACT: unigram_bits(train_tokens, held_out, vocab_size) / whole},
+        "Kneser-Ney trigram": {EXACT: trigram_bits(train_tokens, held_out, vocab_size) / whole},
     }
     if spans:
         for name, bits in counted_bits(corpus, spans).items():

@@ -18,7 +18,7 @@ from t5x_lite.data.tokenizers import tokenizer as tokenizers
 from t5x_lite.data.tokenizers.vocabulary import Vocabulary
 from t5x_lite.errors import BAD_DATA, USAGE, UserError, read_json
 from t5x_lite.interop import conventions, huggingface, peft
-from t5x_lite.interop.model_card import model_card
+from t5x_lite.interop.model_card import Naming, model_card
 from t5x_lite.model.heads import Params
 from t5x_lite.model.transformer import count_parameters, parameter_axes, parameter_shapes
 from t5x_lite.model.vocabulary import grow_vocabulary
@@ -133,9 +133,7 @@ def export_model(
     mesh: Mesh | None = None,
     lora: Literal["merge", "adapter"] | None = None,
     masked: bool = False,
-    name: str = "",
-    license_name: str = "",
-    revision: str = "",
+    naming: Naming = Naming(),
 ) -> None:
     """Write the model of a run directory as Hugging Face files, with a model card.
 
@@ -147,9 +145,7 @@ def export_model(
             them, for `peft`.
         masked: write a decoder of masked_next_token as a class that reads texts both ways and
             predicts masked tokens, each at the position before it.
-        name: what users of the model load it by; empty: that of the directory.
-        license_name: named in the card, such as "apache-2.0"; empty: none.
-        revision: the branch that users load; empty: the main one.
+        naming: what the card says; without a name, that of the directory.
 
     Raises:
         UserError: if the model has LoRA updates and `lora` is None, or if it has none and `lora` is
@@ -174,15 +170,9 @@ def export_model(
         raise UserError(USAGE, f"export: {reason}; {fix}")
     made_from = _made_from(workdir, loaded.step, dtype, lora, masked)
     origin = {**made_from, "t5x_lite": VERSION}
-    card = partial(
-        model_card,
-        loaded,
-        workdir,
-        name or path.resolve().name,
-        license_name=license_name,
-        adapter=lora == "adapter",
-        revision=revision,
-    )
+    if not naming.name:
+        naming = naming._replace(name=path.resolve().name)
+    card = partial(model_card, loaded, workdir, naming, lora == "adapter")
     if lora == "adapter":
         family = loaded.conventions.model_type
         class_name = peft.write(path, model, params, dtype, task_head, family, origin, card)

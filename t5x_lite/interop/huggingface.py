@@ -512,30 +512,46 @@ def write(
     left_out = sorted(_tops(by_path(params)) - _tops(stored))
     if left_out:
         say(f"left out, since {family.class_name} has none: {', '.join(left_out)}")
+    tensors = _tensors_of(family, model, stored, params, dtype)
+
+    class_name = _class_name(family, model)
+    config = {
+        "architectures": [class_name],
+        "model_type": model_type,
+        "dtype": dtype,
+        "torch_dtype": dtype,  # what transformers 4 calls it
+        **_special_ids(model, tokenizer.vocabulary, ends, start),
+        **family.write_config(model),
+    }
+    if task_head is not None:
+        config.update(task_head.settings)
+    files = pretrained_files(tokenizer, framed_as or model.architecture)
+    files["config.json"] = (json.dumps(config, indent=2) + "\n").encode()
+    files |= card_files(card, class_name)
+    write_directory(path, files, tensors, "model.safetensors", origin)
+    return class_name
+
+
+def _tensors_of(
+    family: Family,
+    model: ModelDimensions,
+    stored: dict[str, StoredParameter],
+    params: Params,
+    dtype: str,
+) -> dict[str, np.ndarray]:
+    """Return the tensors of a model as its family has them."""
     otherwise = family.written_otherwise(model)
     if "scale_attention" in otherwise:
         params = _with_scaled_queries(model, params)
     tensors = _make_tensors(stored, params, dtype)
     if "token_types" in otherwise:
         tensors[family.type_table] = np.zeros((1, model.embedding_size), DTYPES[dtype])
+    return tensors
 
-    class_name = _class_name(family, model)
-    config: ConfigJson = {
-        "architectures": [class_name],
-        "model_type": model_type,
-        "dtype": dtype,
-        "torch_dtype": dtype,  # what transformers 4 calls it
-    }
-    config.update(_special_ids(model, tokenizer.vocabulary, ends, start))
-    config.update(family.write_config(model))
-    if task_head is not None:
-        config.update(task_head.settings)
-    files = pretrained_files(tokenizer, framed_as or model.architecture)
-    files["config.json"] = (json.dumps(config, indent=2) + "\n").encode()
-    if card is not None:
-        files[CARD] = card(class_name).encode()
-    write_directory(path, files, tensors, "model.safetensors", origin)
-    return class_name
+
+def card_files(card: Callable[[str], str] | None, class_name: str) -> dict[str, bytes]:
+    """Return the file of a model card by its name; none without a card."""
+    return {} if card is None else {CARD: card(class_name).encode()}
 
 
 def _with_scaled_queries(model: ModelDimensions, params: Params) -> Params:

@@ -45,32 +45,37 @@ _HEADINGS = {
 _Rows = Sequence[tuple[str, str]]
 
 
+class Naming(NamedTuple):
+    """What the user of an export says of it.
+
+    Attributes:
+        name: what the model is loaded by.
+        license: as the Hub writes it, such as "apache-2.0"; empty: none is named.
+        revision: the branch of the repository; empty: the main one.
+    """
+
+    name: str = ""
+    license: str = ""
+    revision: str = ""
+
+
 def model_card(
-    loaded: LoadedModel,
-    workdir: Path,
-    name: str,
-    class_name: str,
-    license_name: str = "",
-    adapter: bool = False,
-    revision: str = "",
+    loaded: LoadedModel, workdir: Path, naming: Naming, adapter: bool, class_name: str
 ) -> str:
     """Return the card of a model as Markdown, with the metadata that the Hugging Face Hub reads.
 
     Files are named without their directories, and a licence is given only if the user names one.
 
     Args:
-        name: of the model, as its users load it.
-        class_name: in `transformers`.
-        license_name: as the Hub writes it, such as "apache-2.0".
         adapter: True for LoRA's updates alone, which need the model that they were trained on.
-        revision: the branch of the repository; empty: the main one.
+        class_name: in `transformers`.
     """
     stages = _stages(loaded, workdir)
     parts = [
-        _metadata(loaded, class_name, license_name, adapter),
-        f"# {_cell(name)}",
+        _metadata(loaded, class_name, naming.license, adapter),
+        f"# {_cell(naming.name)}",
         _summary(loaded, workdir, stages),
-        _usage(name, class_name, adapter, revision),
+        _usage(naming, class_name, adapter),
         *_section("Scores", _scores(loaded, workdir), "score", "value"),
         *_section("Text", _text(loaded, stages), "what", "how much"),
         *_section("Training", _training(loaded, workdir, stages), "what", "how"),
@@ -79,7 +84,7 @@ def model_card(
     return "\n\n".join(parts) + "\n"
 
 
-class Stage(NamedTuple):
+class TrainedStage(NamedTuple):
     """A run that the model has gone through: one stage, or the whole."""
 
     config: RunConfig
@@ -87,14 +92,14 @@ class Stage(NamedTuple):
     end: int  # the step where it ended
 
 
-def _stages(loaded: LoadedModel, workdir: Path) -> list[Stage]:
+def _stages(loaded: LoadedModel, workdir: Path) -> list[TrainedStage]:
     """Return the stages of a run, as far as they lie in its directory."""
     stages = []
     for path in sorted((workdir / "stages").glob("*/config.json"), key=_number_of_stage):
         config = load_run_config(path)
         if config.training.steps <= loaded.config.start.step:
-            stages.append(Stage(config, path.parent, config.training.steps))
-    return [*stages, Stage(loaded.config, workdir, loaded.step)]
+            stages.append(TrainedStage(config, path.parent, config.training.steps))
+    return [*stages, TrainedStage(loaded.config, workdir, loaded.step)]
 
 
 def _number_of_stage(path: Path) -> int:
@@ -126,7 +131,7 @@ def _metadata(loaded: LoadedModel, class_name: str, license_name: str, adapter: 
     return "\n".join(lines)
 
 
-def _summary(loaded: LoadedModel, workdir: Path, stages: Sequence[Stage]) -> str:
+def _summary(loaded: LoadedModel, workdir: Path, stages: Sequence[TrainedStage]) -> str:
     """Say in a sentence what the model is and what it has learned."""
     kind = loaded.model.architecture.replace("_", "-")
     article = "An" if kind.startswith("e") else "A"
@@ -156,9 +161,11 @@ def _facts(workdir: Path, step: int) -> dict[str, Any]:
     return {}
 
 
-def _usage(name: str, class_name: str, adapter: bool, revision: str) -> str:
+def _usage(naming: Naming, class_name: str, adapter: bool) -> str:
     """Show how to load the model."""
-    of_model = json.dumps(name) + (f", revision={json.dumps(revision)}" if revision else "")
+    of_model = json.dumps(naming.name)
+    if naming.revision:
+        of_model += f", revision={json.dumps(naming.revision)}"
     if adapter:
         lines = [
             "from peft import PeftModel",
@@ -230,7 +237,7 @@ def _of_task(loaded: LoadedModel, workdir: Path) -> _Rows:
 # What it was made from.
 
 
-def _text(loaded: LoadedModel, stages: Sequence[Stage]) -> _Rows:
+def _text(loaded: LoadedModel, stages: Sequence[TrainedStage]) -> _Rows:
     """Return what is known of the text of each stage: its sources, its size and its hash."""
     rows: list[tuple[str, str]] = []
     if isinstance(loaded.rows, TaskPlan):
@@ -278,7 +285,7 @@ def without_directory(name: str) -> str:
     return re.split(r"[/\\]", name)[-1]
 
 
-def _training(loaded: LoadedModel, workdir: Path, stages: Sequence[Stage]) -> _Rows:
+def _training(loaded: LoadedModel, workdir: Path, stages: Sequence[TrainedStage]) -> _Rows:
     """Return what the model began with, the time it took, and the versions that it ran with."""
     config, rows = loaded.config, []
     if config.init_from:

@@ -13,10 +13,10 @@ from t5x_lite.errors import USAGE, UserError
 from t5x_lite.interop.families.family import Family, Location
 from t5x_lite.interop.families.table import FAMILIES, find_family
 from t5x_lite.interop.huggingface import (
-    CARD,
     DTYPES,
     TaskHead,
     by_path,
+    card_files,
     check_free,
     stored_parameters,
     write_directory,
@@ -103,8 +103,7 @@ def write(
         "modules_to_save": sorted(saved_modules) or None,
     }
     files = {"adapter_config.json": (json.dumps(config, indent=2) + "\n").encode()}
-    if card is not None:
-        files[CARD] = card(family.class_name).encode()
+    files |= card_files(card, family.class_name)
     named = {
         f"base_model.model.{name}": np.ascontiguousarray(tensor.astype(DTYPES[dtype]))
         for name, tensor in tensors.items()

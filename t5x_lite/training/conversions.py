@@ -146,8 +146,8 @@ def grow_depth(
 def grow_width(parameter: Parameter, *, noise: Share = 0.01) -> Source | None:
     """Make a wider model from copies of its features, heads and hidden units: `model.d_model` and
     `num_heads`, `d_ff`, or all of them, times whole numbers. What a kernel reads twice it weighs by
-    half, so that the model computes what it did (Net2Net: Chen et al., 2016, §2.2; bert2BERT: Chen
-    et al., 2022, §3.3).
+    half, so that the model computes what it did (Chen et al., 2016, Net2Net; Chen et al., 2022,
+    bert2BERT).
 
     Args:
         noise: standard deviation of the relative noise on kernels. Without noise, copies have equal
@@ -161,12 +161,12 @@ def grow_width(parameter: Parameter, *, noise: Share = 0.01) -> Source | None:
         # The table is the output layer, too: it cannot weigh its inputs by half, but the norm
         # before it can.
         power = -1.0 + 0.5 * model.scale_embeddings + 0.5 * model.scale_logits
-    kernel_noise = noise if is_kernel(parameter.axes) else 0.0
+    reads = is_kernel(parameter.axes)
     change = partial(
         _wider,
-        reads=is_kernel(parameter.axes),
+        reads=reads,
         power=power,
-        noise=kernel_noise,
+        noise=noise if reads else 0.0,
         seed=zlib.crc32(path.encode()),
     )
     return Source(path, change)

@@ -162,6 +162,5 @@ def make_optimizer(
 def check_optimizer(config: Optimizer) -> None:
     """Reject an optimizer, schedule or average that does not exist, before anything is prepared."""
     find_schedule(config)
-    find_average(config)
-    # Build the rule for a single kernel: this also checks its options.
+    # Build the rule for a single kernel: this also checks its options, and the average.
     make_optimizer(config, lambda step: 0.0 * step, {"kernel": ("embed", "mlp")})

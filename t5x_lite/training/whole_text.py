@@ -29,6 +29,11 @@ def whole_text_bits(
     return {name: bits / manifest["validation"]["bytes"]}
 
 
+def validation_text(manifest: Mapping[str, Any]) -> tuple[str, str]:
+    """Return what tells the validation text of a manifest, as tokens, from another."""
+    return manifest["validation"]["sha256"], manifest["tokenizer"]
+
+
 def whole_evaluations(records: Sequence[dict[str, Any]], config: RunConfig) -> list[dict[str, Any]]:
     """Return the evaluations that have read the whole validation text: all of them, or only that of
     the last step, if others read a part of it (training.eval_steps).

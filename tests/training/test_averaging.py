@@ -168,6 +168,25 @@ def test_the_next_stage_begins_with_the_average(plain, text_file, tmp_path):
         jax.tree.map(check, trained.params, newest[-1])
 
 
+def test_the_average_of_an_adapted_model_is_that_of_its_updates(plain, text_file, tmp_path):
+    """The parameters that are frozen have no average, and are those of the base."""
+    config = settings(text_file, **{"model.lora_rank": 8, "training.steps": 3})
+    config |= {"init_from": str(plain), "adapt": "lora"}
+    config["training"] |= {"keep_every": 1}
+    found = {}
+    for average in ("", "tail(share=1.0)"):
+        workdir = tmp_path / (average or "none")
+        config["optimizer"] = {"average": average, "learning_rate": 1e-2, "warmup_steps": 0}
+        t5x_lite.train(config, workdir)
+        found[average] = kept_parameters(workdir, [1, 2, 3])
+    newest = found[""]
+    expected = jax.tree.map(lambda *arrays: np.mean(arrays, 0), *newest)
+    check = partial(np.testing.assert_allclose, atol=1e-6)
+    jax.tree.map(check, found["tail(share=1.0)"][-1], expected)
+    with pytest.raises(AssertionError):
+        jax.tree.map(check, newest[-1], expected)
+
+
 def test_an_ema_goes_on_through_stages(text_file, tmp_path):
     config = with_average(text_file, "ema(decay=0.6)", eval_every=0)
     t5x_lite.train(config, tmp_path / "whole")

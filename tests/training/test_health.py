@@ -157,7 +157,7 @@ def test_early_steps_are_left_out_too(make, tmp_path, poison, value, number):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_rule_can_leave_an_update_out(make, name, way):
     """However its state is made up and its gradient summed: all but the number of steps stays."""
-    more = {"optimizer.name": name, "data.batch_size": 16, **way}
+    more = {"optimizer.name": name, "optimizer.average": "ema", "data.batch_size": 16, **way}
     more |= {"model.d_model": 128, "model.num_layers": 1}  # wide enough for all of Adafactor
     resolved, corpus = make(**more)
     data = text_data(resolved, corpus)

@@ -90,7 +90,8 @@ class Pairs:
         if self.read is NOT_GIVEN:
             object.__setattr__(self, "read", Ragged.empty(rows))
         for name in ("reads_causally", "score_inputs"):
-            object.__setattr__(self, name, np.broadcast_to(getattr(self, name), rows))
+            flags = np.asarray(getattr(self, name), bool)
+            object.__setattr__(self, name, np.broadcast_to(flags, rows))
 
     def __len__(self) -> int:
         return len(self.inputs.lengths)
