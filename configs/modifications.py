@@ -12,7 +12,7 @@ python -m t5x_lite train --config=modifications:swiglu --config.data.source='tex
 """
 
 import t5x_lite
-from t5x_lite.errors import BAD_CONFIG, UserError, nearest
+from t5x_lite.config import variant
 
 GATED = {"feed_forward": "gated_mlp", "d_ff": 2048}
 UNTIED = {"tie_embeddings": False, "scale_logits": False}
@@ -61,12 +61,8 @@ MODIFICATIONS = {
 
 def get_config(name: str = "vanilla"):
     """Return T5 1.0 base with the changes of MODIFICATIONS[name]."""
-    if name not in MODIFICATIONS:
-        raise UserError(
-            BAD_CONFIG,
-            f"--config=modifications:{name}: no such name; {nearest(name, MODIFICATIONS)}",
-        )
+    changed, _ = variant(MODIFICATIONS, name)
     config = t5x_lite.get_config("t5_base")
     config.model.update(norm="layer_norm", bias=True)
-    config.model.update(MODIFICATIONS[name][0])
+    config.model.update(changed)
     return config

@@ -9,7 +9,7 @@ python -m t5x_lite train --config=published:t5_small --config.data.source='text/
 from typing import NamedTuple
 
 import t5x_lite
-from t5x_lite.errors import BAD_CONFIG, UserError, nearest
+from t5x_lite.config import variant
 
 
 class Size(NamedTuple):
@@ -218,11 +218,7 @@ SIZES = {
 
 def get_config(name: str = ""):
     """Return the recipe of SIZES[name] at that size."""
-    if name not in SIZES:
-        raise UserError(
-            BAD_CONFIG, f"--config=published:{name}: no such size; {nearest(name, SIZES)}"
-        )
-    size = SIZES[name]
+    size = variant(SIZES, name)
     config = t5x_lite.get_config(size.recipe)
     config.model.update(size.model)
     config.optimizer.update(size.optimizer)

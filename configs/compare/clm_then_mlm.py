@@ -11,8 +11,7 @@ python -m t5x_lite compare --config=compare/clm_then_mlm --workdir=DIR --jobs=2
 """
 
 import t5x_lite
-from t5x_lite.config import CompareConfig, default
-from t5x_lite.errors import BAD_CONFIG, UserError, nearest
+from t5x_lite.config import CompareConfig, default, variant
 
 RECIPES = {"tiny": "bert_tiny", "base": "bert_base"}
 MASKED = {"objective": "masked_lm(noise_density=0.4)"}
@@ -21,13 +20,12 @@ DECAY = {**MASKED, "optimizer": {"schedule": "linear", "warmup_steps": 0}}
 
 def get_config(size: str = "tiny"):
     """Return the comparison with the recipe RECIPES[size]."""
-    if size not in RECIPES:
-        raise UserError(BAD_CONFIG, f"clm_then_mlm:{size}: no such size; {nearest(size, RECIPES)}")
+    recipe = variant(RECIPES, size)
     config = default(CompareConfig)
     config.seeds = 3
     config.title = f"Causal language modelling first, masks after, {size}"
     config.papers = ("gisserot-boukhlef2025",)
-    config.base = t5x_lite.get_config(RECIPES[size], **{"optimizer.schedule": "constant"})
+    config.base = t5x_lite.get_config(recipe, **{"optimizer.schedule": "constant"})
     if size == "tiny":
         config.base.optimizer.update(name="muon", learning_rate=5e-3)
     # An encoder reads two special tokens more than a decoder.

@@ -13,8 +13,7 @@ python -m t5x_lite compare --config=compare/diffusion --workdir=DIR --jobs=2
 """
 
 import t5x_lite
-from t5x_lite.config import CompareConfig, default
-from t5x_lite.errors import BAD_CONFIG, UserError, nearest
+from t5x_lite.config import CompareConfig, default, variant
 
 RECIPES = {"tiny": "gpt_tiny", "small": "gpt2_small"}
 UNIQUE_TOKENS = {"tiny": 2**17, "small": 10**8}
@@ -23,13 +22,12 @@ EPOCHS = (4, 16, 64)
 
 def get_config(size: str = "tiny"):
     """Return the comparison with the recipe RECIPES[size]."""
-    if size not in RECIPES:
-        raise UserError(BAD_CONFIG, f"diffusion:{size}: no such size; {nearest(size, RECIPES)}")
+    recipe = variant(RECIPES, size)
     config = default(CompareConfig)
     config.seeds = 3
     config.title = f"Language modelling or diffusion, over and over, {size}"
     config.papers = ("prabhudesai2025", "samuel2025", "sahoo2024", "nie2025")
-    config.base = t5x_lite.get_config(RECIPES[size])
+    config.base = t5x_lite.get_config(recipe)
     config.base.data.unique_tokens = UNIQUE_TOKENS[size]
     if size == "tiny":
         config.base.optimizer.update(name="muon", learning_rate=1e-2)

@@ -13,10 +13,10 @@ python -m t5x_lite compare --config=compare/modifications:tiny --workdir=DIR --j
 import runpy
 
 import t5x_lite
-from t5x_lite.config import CompareConfig, default
+from t5x_lite.config import CompareConfig, default, variant
 from t5x_lite.config.files import find
-from t5x_lite.errors import BAD_CONFIG, UserError, nearest
 
+RECIPES = {"base": "modifications:vanilla", "tiny": "t5_tiny"}
 MODIFICATIONS = runpy.run_path(str(find("modifications")))["MODIFICATIONS"]
 SHRUNK = ("num_layers", "d_model", "num_heads", "d_ff", "embedding_size")
 WHOLE = ("num_layers", "num_heads")  # settings that must be divisible by six
@@ -29,20 +29,14 @@ def sixth(model: dict) -> dict:
 
 def get_config(size: str = "base"):
     """Return the comparison at the paper's size ("base") or at a sixth of it ("tiny")."""
-    if size not in ("base", "tiny"):
-        reason = f"no such size; {nearest(size, ('base', 'tiny'))}"
-        raise UserError(BAD_CONFIG, f"modifications:{size}: {reason}")
     config = default(CompareConfig)
+    config.base = t5x_lite.get_config(variant(RECIPES, size))
     config.seeds = 3
     config.title = f"Narang et al. (2021), table 1, {size}"
     config.papers = ("narang2021",)
-    vanilla = t5x_lite.get_config("modifications:vanilla")
     changes = {name: settings for name, (settings, _) in MODIFICATIONS.items()}
-    if size == "base":
-        config.base = vanilla
-    else:
-        config.base = t5x_lite.get_config("t5_tiny")
-        config.base.model = vanilla.model
+    if size == "tiny":
+        vanilla = t5x_lite.get_config(RECIPES["base"])
         config.base.model.update(sixth(vanilla.model.to_dict()))
         config.base.model.update(dtype="float32", vocab_size=0, scan=False, remat=False)
         config.base.model.update(dropout=0.0, attention_dropout=0.0, ff_dropout=0.0)

@@ -11,8 +11,7 @@ python -m t5x_lite compare --config=compare/raffel_table2:tiny --workdir=DIR --j
 from typing import Any, NamedTuple
 
 import t5x_lite
-from t5x_lite.config import CompareConfig, default
-from t5x_lite.errors import BAD_CONFIG, UserError, nearest
+from t5x_lite.config import CompareConfig, default, variant
 
 
 class Size(NamedTuple):
@@ -61,9 +60,7 @@ def lengths(architecture: str, objective: str, tokens: int) -> dict[str, int]:
 
 def get_config(size: str = "base"):
     """Return the comparison at SIZES[size]."""
-    if size not in SIZES:
-        raise UserError(BAD_CONFIG, f"raffel_table2:{size}: no such size; {nearest(size, SIZES)}")
-    recipe, layers, tokens, budget = SIZES[size]
+    recipe, layers, tokens, budget = variant(SIZES, size)
     config = default(CompareConfig)
     config.seeds = 3
     config.title = f"Raffel et al. (2020), table 2, {size}"

@@ -11,9 +11,8 @@ python -m t5x_lite compare --config=compare/scaling:tiny --workdir=DIR --jobs=2
 
 from typing import NamedTuple
 
-from t5x_lite.config import CompareConfig, default
+from t5x_lite.config import CompareConfig, default, variant
 from t5x_lite.config.files import grid
-from t5x_lite.errors import BAD_CONFIG, UserError, nearest
 
 
 class Ladder(NamedTuple):
@@ -53,9 +52,7 @@ OBJECTIVES = {
 
 def get_config(size: str = "tiny"):
     """Return the comparison of the sizes and budgets in LADDERS[size]."""
-    if size not in LADDERS:
-        raise UserError(BAD_CONFIG, f"scaling:{size}: no such size; {nearest(size, LADDERS)}")
-    ladder = LADDERS[size]
+    ladder = variant(LADDERS, size)
     config = default(CompareConfig)
     config.title = f"Scaling of language modelling and of masked language modelling, {size}"
     base = config.base

@@ -18,9 +18,8 @@ import runpy
 from typing import Any
 
 import t5x_lite
-from t5x_lite.config import CompareConfig, default
+from t5x_lite.config import CompareConfig, default, variant
 from t5x_lite.config.files import find
-from t5x_lite.errors import BAD_CONFIG, UserError, nearest
 
 # The tasks of each world
 WORLDS = {
@@ -29,6 +28,7 @@ WORLDS = {
     "copying": ("which_list",),
 }
 TEN = ",ten"  # after the name of a world: all ten cells
+NAMES = (*WORLDS, *(world + TEN for world in WORLDS))
 RATES = (5e-3, 1e-2, 2e-2)
 DENOISING = "span_corruption(noise_density=0.5, mean_span_length=1.5)"
 
@@ -52,11 +52,7 @@ def cell(architecture: str, model: dict[str, Any], objective: str) -> dict[str, 
 
 def get_config(argument: str = "facts"):
     """Return the comparison in a world, as WORLD or WORLD,ten."""
-    known = [*WORLDS, *(world + TEN for world in WORLDS)]
-    if argument not in known:
-        reason = f"no such comparison; {nearest(argument, known)}"
-        raise UserError(BAD_CONFIG, f"worlds:{argument}: {reason}")
-    world = argument.removesuffix(TEN)
+    world = variant({name: name.removesuffix(TEN) for name in NAMES}, argument)
     architectures = runpy.run_path(str(find("compare/raffel_table2")))["architectures"](2)
     if not argument.endswith(TEN):
         architectures = {name: architectures[name] for name in ("encoder_decoder", "decoder")}

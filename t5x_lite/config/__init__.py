@@ -1,8 +1,8 @@
 """Settings: the schema of a run and of a comparison, and the files, names and texts they come from.
 
-A config file needs `default` and, for comparisons, CompareConfig:
+A config file needs `default`, for comparisons CompareConfig, and `variant` if it takes an argument:
 
-    from t5x_lite.config import CompareConfig, default
+    from t5x_lite.config import CompareConfig, default, variant
 """
 
 from t5x_lite.config.schema import (
@@ -26,6 +26,7 @@ from t5x_lite.config.schema import (
     default,
     to_dict,
     type_hints,
+    variant,
 )
 
 __all__ = [
@@ -49,4 +50,5 @@ __all__ = [
     "default",
     "to_dict",
     "type_hints",
+    "variant",
 ]

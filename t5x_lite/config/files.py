@@ -331,13 +331,13 @@ def _run_config_file(path: Path, arguments: tuple[str, ...], name: str) -> Any:
         if get_config is None:
             return None
         if arguments and not inspect.signature(get_config).parameters:
-            file = name.partition(":")[0]
-            raise UserError(
-                BAD_CONFIG, f"--config={name}: this config has no variants; use --config={file}"
-            )
+            fix = f"use --config={name.partition(':')[0]}"
+            raise UserError(BAD_CONFIG, f"this config has no variants; {fix}")
         return get_config(*arguments)
-    except (UserError, MemoryError):
+    except MemoryError:
         raise
+    except UserError as error:
+        raise UserError(error.code, f"--config={name}: {error}") from error
     except (Exception, SystemExit) as error:
         lines = [
             frame.lineno

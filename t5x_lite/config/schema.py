@@ -7,10 +7,10 @@ same settings as a locked ConfigDict; files.py turns it into these dataclasses.
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from t5x_lite.config.amounts import IsAmount
 from t5x_lite.config.grammar import parse_sources
@@ -36,8 +36,9 @@ from t5x_lite.config.roles import (
     Role,
     type_hints,
 )
-from t5x_lite.errors import BAD_CONFIG, UserError
+from t5x_lite.errors import BAD_CONFIG, UserError, nearest
 
+Item = TypeVar("Item")
 Architecture = Literal["encoder", "decoder", "prefix_decoder", "encoder_decoder"]
 Dropout = Annotated[float, Range(0.0, 0.9)]
 Stddev = Annotated[float, Range(0.0, 10.0)]
@@ -926,6 +927,20 @@ def _with_tuples(value: Any) -> Any:
 def _is_file_name(name: str) -> bool:
     """True if a directory can have this name."""
     return name.isprintable() and Path(name).name == name != ".." and 0 < len(name.encode()) <= 200
+
+
+def variant(table: Mapping[str, Item], name: str) -> Item:
+    """Return what a table of a config file has for the argument of --config=FILE:ARGUMENT.
+
+    >>> variant({"tiny": 2, "base": 12}, "base")
+    12
+
+    Raises:
+        UserError: if it has nothing of this name.
+    """
+    if name not in table:
+        raise UserError(BAD_CONFIG, f"no such variant; {nearest(name, table)}")
+    return table[name]
 
 
 def to_dict(config: Any) -> dict:
