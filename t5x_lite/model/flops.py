@@ -2,9 +2,10 @@
 
 Multiply and add count as two; the backward pass is twice the forward. Recomputation, norms and
 softmax do not count; causal attention counts half of its square, that of a prefix decoder, whose
-split varies, all of it; the output layer counts scored positions only; what is computed once for
-all rows, such as Transformer-XL's distances, does not count. Parameters that are not trained count
-as if they were. Each part of a block and each head states its own cost.
+split varies, all of it, and a mixture of both the mean over its rows; the output layer counts
+scored positions only; what is computed once for all rows, such as Transformer-XL's distances, does
+not count. Parameters that are not trained count as if they were. Each part of a block and each head
+states its own cost.
 """
 
 from t5x_lite.config import ModelDimensions
@@ -33,8 +34,12 @@ def forward_flops(config: ModelDimensions, shape: RowShape, scored: float | int)
         total += _stack_flops(config, config.num_layers, encoder)
     if shape.decoder:
         layers = config.num_decoder_layers * (2 if config.backward_decoder else 1)
-        sees_ahead = shape.bidirectional_prefix or shape.looks_ahead
-        visible = visible_keys(config, shape.decoder, sees_ahead, config.num_decoder_layers)
+        bidirectional = 1.0 if shape.bidirectional_prefix else shape.looks_ahead
+        visible = 0.0
+        for sees_ahead, share in ((True, bidirectional), (False, 1 - bidirectional)):
+            if share:
+                count = config.num_decoder_layers
+                visible += share * visible_keys(config, shape.decoder, sees_ahead, count)
         total += _stack_flops(
             config, layers, StackShape(shape.decoder, visible, bidirectional=False)
         )

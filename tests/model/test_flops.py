@@ -54,6 +54,30 @@ def test_flops_agree_with_the_compiler(make, architecture, feed_forward):
 
 
 @pytest.mark.parametrize(
+    ("mixture", "shares"),
+    [
+        ("15 * causal_lm + masked_next_token", {"causal_lm": 15 / 16, "masked_next_token": 1 / 16}),
+        ("masked_next_token + 2 * meap", {"masked_next_token": 1 / 3, "meap": 2 / 3}),
+        ("causal_lm + masked_diffusion", {"causal_lm": 0.5, "masked_diffusion": 0.5}),
+        ("causal_lm + span_corruption", {"causal_lm": 0.5, "span_corruption": 0.5}),
+    ],
+)
+def test_a_mixture_costs_the_mean_of_its_objectives(make, mixture, shares):
+    """Rows that are read from left to right cost half a square of attention, whatever is beside
+    them.
+    """
+    length = {"data.lengths": {"sequence_length": 128}}
+
+    def cost(objective):
+        resolved, _ = make(objective, "decoder", **length)
+        return step_flops(resolved, resolved.rows.shape, 64)
+
+    expected = sum(share * cost(objective) for objective, share in shares.items())
+    assert cost(mixture) == pytest.approx(expected, rel=1e-9)
+    assert cost("causal_lm") < cost("masked_next_token")
+
+
+@pytest.mark.parametrize(
     "part",
     [
         {"num_kv_heads": 2},

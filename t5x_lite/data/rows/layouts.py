@@ -38,7 +38,7 @@ class RowShape:
     decoder: int = 0
     scored: int = 0  # slots for the scored positions of an encoder, only for aligned pairs
     bidirectional_prefix: bool = False  # a decoder attends to its inputs in both directions
-    looks_ahead: bool = False  # some decoder rows are bidirectional as a whole (pairs with `read`)
+    looks_ahead: float = 0.0  # share of decoder rows that are bidirectional (pairs with `read`)
     labels: int = 0  # slots for labels of segments, only for tasks with a head
     segment: int = 0  # most positions of one segment, where a row is made for several; 0: a row's
     prompt: int = 0  # positions of a soft prompt, which each segment gets besides these

@@ -136,7 +136,7 @@ def plan_rows(
         raise UserError(BAD_CONFIG, f"objective={objective}: {reason}")
     # All rows have the shape of the largest member.
     scored = max(shape.scored for shape in shapes)
-    looks_ahead = any(member.objective.traits.looks_ahead for member in members)
+    looks_ahead = sum(member.rate for member in members if member.objective.traits.looks_ahead)
     shape = replace(shapes[0], scored=scored, looks_ahead=looks_ahead)
     return RowPlan(tuple(members), shape, split_documents)
 
