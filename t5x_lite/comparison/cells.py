@@ -334,21 +334,22 @@ def with_equal_windows(cells: dict[str, RunConfig]) -> dict[str, RunConfig]:
     equal as they are stay unchanged.
 
     Raises:
-        UserError: if the longest window would lose more than a tenth of its tokens, which no one
-            wants without knowing it.
+        UserError: if a cell's window would lose more than a tenth of its tokens, which no one wants
+            without knowing it.
     """
     windows = _windows_of(cells)
-    longest = max(windows.values())
+    # Rows of a mixture have one shape, in which its objectives have room for more or less text.
+    longest = max(map(min, windows))
     equal = cells
-    while len(set(windows.values())) > 1:
+    while len(set(itertools.chain(*windows))) > 1:
         # Some objectives take only even windows, for example, so the shortest may not suit all.
-        window = min(windows.values())
+        window = min(itertools.chain(*windows))
         equal = {
             name: dataclasses.replace(cell, data=dataclasses.replace(cell.data, window=window))
             for name, cell in cells.items()
         }
         windows = _windows_of(equal)
-    shortest = min(windows.values())
+    shortest = min(itertools.chain(*windows))
     if shortest < _SHORTEST_WINDOW * longest:
         reason = f"their rows have room for different windows, {shortest} to {longest} raw tokens"
         fix = "choose data.lengths for similar windows, or set equal_windows=False to keep them"
@@ -362,7 +363,7 @@ def with_shared_block(cells: dict[str, RunConfig]) -> dict[str, RunConfig]:
     The block is as long as the longest window. Cells whose windows are all equal need none, and a
     data.block that is set is kept.
     """
-    windows = set(_windows_of(cells).values())
+    windows = set(itertools.chain(*_windows_of(cells)))
     block = max(windows) if len(windows) > 1 else 0
     shared = {}
     for name, cell in cells.items():
@@ -371,17 +372,13 @@ def with_shared_block(cells: dict[str, RunConfig]) -> dict[str, RunConfig]:
     return shared
 
 
-def _windows_of(cells: Mapping[str, RunConfig]) -> dict[tuple[str, int], int]:
-    """Return the raw tokens in the window of each objective of each cell: (cell, index of the
-    objective among those of its stages and mixtures) → tokens.
-    """
-    windows = {}
-    for name, cell in cells.items():
+def _windows_of(cells: Mapping[str, RunConfig]) -> list[list[int]]:
+    """Return the raw tokens in the windows of the objectives of each stage of each cell."""
+    windows = []
+    for cell in cells.values():
         each_stage(cell, check_training)
-        plans = each_stage(cell, plan_objective_checked)
-        members = itertools.chain(*(plan.members for plan in plans))
-        for number, member in enumerate(members):
-            windows[name, number] = member.window
+        for plan in each_stage(cell, plan_objective_checked):
+            windows.append([member.window for member in plan.members])
     return windows
 
 
