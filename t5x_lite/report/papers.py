@@ -158,12 +158,49 @@ PAPERS = {
         2018,
         "ICML",
     ),
+    "tay2022": Paper(
+        "Yi Tay and Jason Wei and Hyung Won Chung and Vinh Q. Tran and others",
+        "Transcending Scaling Laws with 0.1\\% Extra Compute",
+        2022,
+        "arXiv:2210.11399",
+    ),
+    "tay2023": Paper(
+        "Yi Tay and Mostafa Dehghani and Vinh Q. Tran and Xavier Garcia and others",
+        "UL2: Unifying Language Learning Paradigms",
+        2023,
+        "ICLR",
+    ),
     "vaswani2017": Paper(
         "Ashish Vaswani and Noam Shazeer and Niki Parmar and Jakob Uszkoreit and Llion Jones and "
         "Aidan N. Gomez and {\\L}ukasz Kaiser and Illia Polosukhin",
         "Attention Is All You Need",
         2017,
         "NeurIPS",
+    ),
+    "weller2025": Paper(
+        "Orion Weller and Kathryn Ricci and Marc Marone and Antoine Chaffin and Dawn Lawrie and "
+        "Benjamin {Van Durme}",
+        "Seq vs Seq: An Open Suite of Paired Encoders and Decoders",
+        2025,
+        "arXiv:2507.11412",
+    ),
+    "yu2024": Paper(
+        "Xinru Yu and Bin Guo and Shiwei Luo and Jie Wang and Tao Ji and Yuanbin Wu",
+        "AntLM: Bridging Causal and Masked Language Models",
+        2024,
+        "CoNLL",
+    ),
+    "zhang2025a": Paper(
+        "Biao Zhang and Fedor Moiseev and Joshua Ainslie and Paul Suganthan and Min Ma and others",
+        "Encoder-Decoder Gemma: Improving the Quality-Efficiency Trade-Off via Adaptation",
+        2025,
+        "arXiv:2504.06225",
+    ),
+    "zhang2025b": Paper(
+        "Biao Zhang and Yong Cheng and Siamak Shakeri and Xinyi Wang and Min Ma and Orhan Firat",
+        "Encoder-Decoder or Decoder-Only? Revisiting Encoder-Decoder Large Language Model",
+        2025,
+        "arXiv:2510.26622",
     ),
 }
 

@@ -20,8 +20,10 @@ from t5x_lite.report.papers import check_papers
 from t5x_lite.resolve import plan_objective
 
 PRESETS = [
-    "bert_or_gpt:small", "bert_or_gpt:tiny", "bert_recipes", "clm_then_mlm:base",
-    "clm_then_mlm:tiny", "diffusion:small", "diffusion:tiny", "modifications", "modifications:tiny",
+    "adapt:small", "adapt:tiny", "antlm:base", "antlm:tiny", "bert_recipes", "clm_then_mlm:base",
+    "clm_then_mlm:tiny", "diffusion:small", "diffusion:tiny", "encdec_or_decoder:small",
+    "encdec_or_decoder:tiny", "ettin:base", "ettin:tiny", "gpt_bert:small", "gpt_bert:tiny",
+    "lm_adapt:base", "lm_adapt:tiny", "modifications", "modifications:tiny",
     "objectives", "optimizers", "python_docs", "quickstart", "raffel_table2", "raffel_table2:small",
     "raffel_table2:tiny", "rnn_to_transformer", "scaling:small", "scaling:tiny",
     "worlds:facts", "worlds:facts,ten",

@@ -49,7 +49,7 @@ def test_every_config_loads(path):
     [
         ("raffel_table2", ["base", "small", "tiny"]),
         ("modifications", ["base", "tiny"]),
-        ("bert_or_gpt", ["tiny", "small"]),
+        ("gpt_bert", ["tiny", "small"]),
         ("scaling", ["tiny"]),
     ],
 )
@@ -57,7 +57,9 @@ def test_comparisons_of_several_sizes(name, sizes):
     for size in sizes:
         cells = load_comparison(f"compare/{name}:{size}").cells
         assert len(cells) > 2
-    assert f"{name}:tinny: no such size" in refusal(load_comparison, f"compare/{name}:tinny")
+    mistyped = f"compare/{name}:tinny"
+    expected = f"--config={mistyped}: no such variant; did you mean tiny?"
+    assert refusal(load_comparison, mistyped) == expected
 
 
 def test_no_config_needs_jax():

@@ -1,0 +1,59 @@
+"""An encoder-decoder that learns prefix language modelling, or a decoder that learns causal
+language modelling, at several sizes and budgets (a small version of Zhang et al., 2025,
+"Encoder-Decoder or Decoder-Only? Revisiting Encoder-Decoder Large Language Model")? Both have
+rotary positions, tied tables and as many layers in all. The paper: decoders need less compute, and
+both scale alike.
+
+`:tiny` has the blocks of gpt_tiny; docs/compared.md has its table. `:small` is for one GPU, and was
+not trained here.
+
+python -m t5x_lite compare --config=compare/encdec_or_decoder --workdir=DIR --jobs=2
+"""
+
+from typing import NamedTuple
+
+import t5x_lite
+from t5x_lite.config import CompareConfig, default, variant
+
+
+class Ladder(NamedTuple):
+    """Sizes as (layers in all, width), and budgets in FLOPs."""
+
+    recipe: str
+    sizes: tuple[tuple[int, int], ...]
+    budgets: tuple[float, ...]
+    head_dim: int
+
+
+LADDERS = {
+    "tiny": Ladder("gpt_tiny", ((2, 64), (4, 96), (6, 128)), (1.5e12, 3e12, 6e12), 32),
+    "small": Ladder("gpt2_small", ((8, 512), (12, 768), (16, 1024)), (1e17, 3e17, 1e18), 64),
+}
+
+
+def get_config(size: str = "tiny"):
+    """Return the comparison of the sizes and budgets in LADDERS[size]."""
+    ladder = variant(LADDERS, size)
+    config = default(CompareConfig)
+    config.seeds = 2
+    config.title = f"Encoder-decoder or decoder, {size}"
+    config.papers = ("zhang2025b",)
+    config.base = t5x_lite.get_config(ladder.recipe, **{"model.positions": "rotary"})
+    if size == "tiny":
+        config.base.data.tokenizer = "sentencepiece(vocab_size=2048)"
+        config.base.optimizer.update(name="muon", learning_rate=1e-2)
+    half = config.base.data.lengths.sequence_length // 2
+    prefix = {
+        "objective": "prefix_lm",
+        "data": {"lengths": {"sequence_length": 0, "inputs": half, "targets": half}},
+    }
+    cells = {}
+    for layers, width in ladder.sizes:
+        shape = {"d_model": width, "num_heads": width // ladder.head_dim}
+        stacks = {"architecture": "encoder_decoder", "num_layers": layers // 2}
+        cells[f"decoder-{layers}x{width}"] = {"model": shape | {"num_layers": layers}}
+        cells[f"encdec-{layers}x{width}"] = prefix | {"model": shape | stacks}
+    config.cells = cells
+    config.match, config.budgets = "flops", ladder.budgets
+    config.update(evaluations=1, other_objectives=False)
+    return config
