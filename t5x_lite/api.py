@@ -35,6 +35,7 @@ from t5x_lite.config.provenance import settings_written_here, written_here
 from t5x_lite.config.stages import each_stage
 from t5x_lite.data import inspection
 from t5x_lite.data.rows.batches import TextData, ledger
+from t5x_lite.data.rows.row_plan import RowPlan
 from t5x_lite.data.store.corpus import Corpus
 from t5x_lite.data.store.prepare import prepare as prepare_text
 from t5x_lite.data.tasks.examples import with_labels_of
@@ -50,6 +51,7 @@ from t5x_lite.inference.fill import fill
 from t5x_lite.inference.generate import continue_texts, stream_texts
 from t5x_lite.inference.predict import judge_split
 from t5x_lite.inference.score import Score, score
+from t5x_lite.inference.token_predictions import TokenPrediction, predict_tokens
 from t5x_lite.inference.zero_shot import Asking, Direction
 from t5x_lite.interop import convert
 from t5x_lite.model import transformer
@@ -383,6 +385,11 @@ class LanguageModel:
         return self._loaded.model
 
     @property
+    def rows(self) -> RowPlan | TaskPlan:
+        """The rows that the model was trained on."""
+        return self._loaded.rows
+
+    @property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of the model."""
         return self._loaded.tokenizer
@@ -435,6 +442,15 @@ class LanguageModel:
         if isinstance(texts, str):
             return score(self._loaded, [texts], context)[0]
         return score(self._loaded, list(texts), context)
+
+    def predict_tokens(
+        self, text: str, context: str = "", top: int = 5, special_tokens: bool = False
+    ) -> list[TokenPrediction]:
+        """Return the probability of each token of a text, and the `top` likeliest tokens there.
+
+        See inference.token_predictions.predict_tokens.
+        """
+        return predict_tokens(self._loaded, text, context, top, special_tokens)
 
     def evaluate_task(
         self,

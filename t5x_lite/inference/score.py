@@ -74,15 +74,19 @@ def score(loaded: LoadedModel, texts: list[str], context: str = "") -> list[Scor
             _make_score(text, "log_probability", scores.nats)
             for text, scores in zip(texts, of_tokens, strict=True)
         ]
-    if not context and loaded.model.architecture != "decoder":
-        raise UserError(
-            USAGE, "score: this model scores a text given another one; name that with --context"
-        )
+    check_context(loaded, context)
     (context_ids,) = encode_prompts(loaded, [context])
     targets = [loaded.tokenizer.encode(text) for text in texts]
     log_probabilities = target_log_probabilities(loaded, [context_ids] * len(texts), targets)
     scores = zip(texts, log_probabilities, strict=True)
     return [_make_score(text, "log_probability", nats) for text, nats in scores]
+
+
+def check_context(loaded: LoadedModel, context: str) -> None:
+    """Reject a text without a context, if the model reads one before it writes."""
+    if not context and loaded.model.architecture != "decoder":
+        reason = "this model scores a text given another one"
+        raise UserError(USAGE, f"score: {reason}; name that with --context")
 
 
 def _make_score(text: str, kind, nats: np.ndarray) -> Score:
@@ -92,7 +96,7 @@ def _make_score(text: str, kind, nats: np.ndarray) -> Score:
     return Score(text, kind, total, len(nats), -total / math.log(2) / num_bytes)
 
 
-class _Piece(NamedTuple):
+class Piece(NamedTuple):
     """A text, or a part of it that fits a row."""
 
     text: int  # index of the text
@@ -132,7 +136,7 @@ def score_targets(
     Raises:
         UserError: if the inputs are too long.
     """
-    pieces = _pieces(loaded, inputs, targets)
+    pieces = pieces_of(loaded, inputs, targets)
     parts: list[np.ndarray] = [np.zeros(0)] * len(pieces)
     lengths = [len(piece.inputs) + len(piece.targets) for piece in pieces]
     for numbers in like_lengths(lengths):
@@ -153,12 +157,12 @@ def score_targets(
     return scores
 
 
-def _row_length(length: int, longest: int = 1 << 30) -> int:
+def row_length(length: int, longest: int = 1 << 30) -> int:
     """Round a length up to the positions of a row: 8, 12, 16, 24, 32, 48, and so on.
 
     Where many texts are scored, the steps between powers of two are worth their compilation.
 
-    >>> [_row_length(length) for length in (3, 13, 17, 25)], _row_length(17, longest=20)
+    >>> [row_length(length) for length in (3, 13, 17, 25)], row_length(17, longest=20)
     ([8, 16, 24, 32], 20)
     """
     power_of_two = max(8, 1 << (length - 1).bit_length())
@@ -179,8 +183,8 @@ def like_lengths(lengths: Sequence[int]) -> Iterator[list[int]]:
     """
     # Row length → indices, from short to long.
     buckets: dict[int, list[int]] = {}
-    for number in sorted(range(len(lengths)), key=lambda number: _row_length(lengths[number])):
-        buckets.setdefault(_row_length(lengths[number]), []).append(number)
+    for number in sorted(range(len(lengths)), key=lambda number: row_length(lengths[number])):
+        buckets.setdefault(row_length(lengths[number]), []).append(number)
     numbers: list[int] = []
     for bucket, longer in pairwise([*buckets, 0]):
         numbers += buckets[bucket]
@@ -195,9 +199,9 @@ def like_lengths(lengths: Sequence[int]) -> Iterator[list[int]]:
         numbers = []
 
 
-def _pieces(
+def pieces_of(
     loaded: LoadedModel, inputs: list[np.ndarray], targets: list[np.ndarray]
-) -> list[_Piece]:
+) -> list[Piece]:
     """Cut targets into pieces that fit a row, each after all of its inputs.
 
     Raises:
@@ -217,14 +221,30 @@ def _pieces(
             reason = f"the context has {len(context)} tokens, the model reads {model.max_length}"
             raise UserError(USAGE, f"score: {reason}; shorten it")
         for start in range(0, len(ids), room):
-            pieces.append(_Piece(number, context, ids[start : start + room]))
+            pieces.append(Piece(number, context, ids[start : start + room]))
     return pieces
 
 
 def _score_pieces(
-    loaded: LoadedModel, pieces: list[_Piece], ends: Sequence[int]
+    loaded: LoadedModel, pieces: list[Piece], ends: Sequence[int]
 ) -> list[np.ndarray]:
     """Return the scores of _decoder_scores for the targets of each piece: [scores, targets]."""
+    row, first = decoder_rows(loaded, pieces)
+    with loaded.within():
+        ids = np.array(ends, np.int32)
+        scores = to_host(_decoder_scores(loaded.model, loaded.params, row, ids))
+    parts = zip(scores, first, pieces, strict=True)
+    return [row[:, start : start + len(piece.targets)] for row, start, piece in parts]
+
+
+def decoder_rows(
+    loaded: LoadedModel, pieces: list[Piece]
+) -> tuple[dict[str, np.ndarray], list[int]]:
+    """Lay out pieces as rows of a decoder.
+
+    Returns:
+        the rows, and the position of each piece's first target.
+    """
     model = loaded.model
     inputs = [piece.inputs for piece in pieces]
     starts = np.full(len(inputs), loaded.start)
@@ -234,7 +254,7 @@ def _score_pieces(
     pairs = Pairs(Ragged.from_rows(inputs), Ragged.from_rows([piece.targets for piece in pieces]))
 
     def bucket(lengths) -> int:
-        return _row_length(int(max(lengths)), model.max_length)
+        return row_length(int(max(lengths)), model.max_length)
 
     if model.is_encoder_decoder:
         shape = RowShape(
@@ -244,12 +264,9 @@ def _score_pieces(
         both = bucket(pairs.inputs.lengths + pairs.targets.lengths)
         shape = RowShape(decoder=both, bidirectional_prefix=model.architecture == "prefix_decoder")
     row = lay_out(pairs, shape, loaded.tokenizer.vocabulary, starts=starts)
-    with loaded.within():
-        scores = to_host(_decoder_scores(model, loaded.params, row, np.array(ends, np.int32)))
     # Where inputs and targets share a stack, the targets come after the inputs.
-    first = [0] * len(inputs) if model.is_encoder_decoder else map(len, inputs)
-    parts = zip(scores, first, pieces, strict=True)
-    return [row[:, start : start + len(piece.targets)] for row, start, piece in parts]
+    first = [0 if model.is_encoder_decoder else len(ids) for ids in inputs]
+    return row, first
 
 
 @partial(jax.jit, static_argnums=0)
@@ -309,7 +326,7 @@ def score_masked(
     scores = np.zeros((len(rows), _num_scores(ends)))
     for numbers in like_lengths([len(row) for row in rows]):
         batch = [rows[number] for number in numbers]
-        length = _row_length(max(map(len, batch)), loaded.model.max_length)
+        length = row_length(max(map(len, batch)), loaded.model.max_length)
         row = masked_rows(loaded, batch, length)
         at, chosen = np.array(positions)[numbers], np.array(answers)[numbers]
         with loaded.within():

@@ -1,0 +1,181 @@
+"""Say what a model expects at each token of a text: how likely the token is, and which others are.
+
+Shapes: N tokens of the text, D positions of a row, V vocabulary.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from t5x_lite.config import ModelDimensions
+from t5x_lite.data.tokenizers.tokenizer import Tokenizer
+from t5x_lite.inference.generate import encode_prompts
+from t5x_lite.inference.masked_rows import framed, masked_rows
+from t5x_lite.inference.score import (
+    check_context,
+    decoder_rows,
+    like_lengths,
+    pieces_of,
+    row_length,
+)
+from t5x_lite.model import transformer
+from t5x_lite.model.heads import Params, Row, head_params, logits
+from t5x_lite.parallel.placement import to_host
+from t5x_lite.training.run_directory import LoadedModel
+
+
+class TokenPrediction(NamedTuple):
+    """What a model expects in the place of one token.
+
+    Attributes:
+        text: the token; those of a text make the text.
+        probability: of the token.
+        likeliest: the likeliest tokens there with their probabilities, the likeliest first.
+    """
+
+    text: str
+    probability: float
+    likeliest: list[tuple[str, float]]
+
+
+# Log-probability of each token [N], and those of the likeliest ids [N, top], with these ids
+_Found = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+def predict_tokens(
+    loaded: LoadedModel, text: str, context: str = "", top: int = 5, special_tokens: bool = False
+) -> list[TokenPrediction]:
+    """Predict each token of a text: given those before it if the model reads from left to right,
+    given all others if it reads both sides. The context comes before the text, and an
+    encoder-decoder or a prefix decoder needs one, as in `score`.
+
+    Args:
+        top: number of likeliest tokens.
+        special_tokens: the names of special tokens in the text stand for them, as in what a model
+            wrote; otherwise they are text.
+
+    Raises:
+        UserError: if a context is needed but missing, or if there is no room for it.
+    """
+    loaded.check_predicts_tokens("score")
+    tokenizer = loaded.tokenizer
+    ids = tokenizer.encode_with_specials(text) if special_tokens else tokenizer.encode(text)
+    top = min(top, loaded.model.vocab_size)
+    if not len(ids):
+        return []
+    if loaded.rows.masked:
+        before = tokenizer.encode(context)
+        found = _found_at_masks(loaded, before, ids, top)
+    else:
+        check_context(loaded, context)
+        (before,) = encode_prompts(loaded, [context])
+        found = _found_from_left_to_right(loaded, before, ids, top)
+    pieces = _pieces_of_text(tokenizer, before, ids)
+    predictions = []
+    for piece, chosen, values, likeliest in zip(pieces, *found, strict=True):
+        others = [
+            (shown(tokenizer, int(token)), float(np.exp(value)))
+            for token, value in zip(likeliest, values, strict=True)
+        ]
+        predictions.append(TokenPrediction(piece, float(np.exp(chosen)), others))
+    return predictions
+
+
+def shown(tokenizer: Tokenizer, token: int) -> str:
+    """Return a token as text, quoted if it would be invisible."""
+    text = tokenizer.decode([token])
+    return text.strip() or repr(text)
+
+
+def _pieces_of_text(tokenizer: Tokenizer, before: np.ndarray, ids: np.ndarray) -> list[str]:
+    """Return what each id adds to the text. The bytes of one character are added by the last."""
+    pieces, written = [], ""
+    for end in range(1, len(ids) + 1):
+        whole = tokenizer.decode_after(before, ids[:end])
+        is_last = end == len(ids)
+        grown = whole if is_last else whole.rstrip("\ufffd")
+        pieces.append(grown[len(written) :] if grown.startswith(written) else "")
+        written = grown if grown.startswith(written) else written
+    return pieces
+
+
+def _found_from_left_to_right(
+    loaded: LoadedModel, before: np.ndarray, ids: np.ndarray, top: int
+) -> _Found:
+    of_pieces = []
+    for piece in pieces_of(loaded, [before], [ids]):
+        row, (first,) = decoder_rows(loaded, [piece])
+        with loaded.within():
+            found = map(to_host, _at_all_positions(loaded.model, loaded.params, row, top))
+        last = first + len(piece.targets)
+        of_pieces.append([column[first:last] for column in found])
+    chosen, values, likeliest = (np.concatenate(column) for column in zip(*of_pieces, strict=True))
+    return chosen, values, likeliest
+
+
+def _found_at_masks(loaded: LoadedModel, before: np.ndarray, ids: np.ndarray, top: int) -> _Found:
+    """Mask each token in a row of its own (Salazar et al., 2020)."""
+    mask = loaded.tokenizer.vocabulary["[MASK]"]
+    whole, first = framed(loaded, [before, ids])
+    positions = np.arange(len(ids)) + first + len(before)
+    rows = []
+    for position in positions:
+        row = whole.copy()
+        row[position] = mask
+        rows.append(row)
+    chosen = np.zeros(len(ids))
+    values, likeliest = np.zeros((len(ids), top)), np.zeros((len(ids), top), np.int32)
+    for numbers in like_lengths([len(whole)] * len(ids)):
+        batch = [rows[number] for number in numbers]
+        row = masked_rows(loaded, batch, row_length(len(whole), loaded.model.max_length))
+        # A mask is no answer where it is what the model is asked to replace.
+        hidden = [mask] if loaded.rows.bounds_whole_text else []
+        with loaded.within():
+            found = _at_one_position(
+                loaded.model,
+                loaded.params,
+                row,
+                positions[numbers],
+                ids[numbers],
+                np.array(hidden, np.int32),
+                top,
+            )
+        chosen[numbers], values[numbers], likeliest[numbers] = map(to_host, found)
+    return chosen, values, likeliest
+
+
+@partial(jax.jit, static_argnums=(0, 3))
+def _at_all_positions(
+    model: ModelDimensions, params: Params, row: Row, top: int
+) -> tuple[Float[Array, "D"], Float[Array, "D top"], Int[Array, "D top"]]:
+    """Return what is found at all positions of a decoder's one row."""
+    hidden = transformer.apply(model, params, row, packed=False).hidden_states[0]
+    return _find(logits(model, head_params(params), hidden), row["decoder_targets"][0], top)
+
+
+@partial(jax.jit, static_argnums=(0, 6))
+def _at_one_position(
+    model: ModelDimensions,
+    params: Params,
+    row: Row,
+    positions: Int[Array, "N"],
+    answers: Int[Array, "N"],
+    impossible: Int[Array, "ids"],
+    top: int,
+) -> tuple[Float[Array, "N"], Float[Array, "N top"], Int[Array, "N top"]]:
+    """Return what is found at one position of each of N rows."""
+    hidden = transformer.apply(model, params, row, packed=False).hidden_states
+    hidden = hidden[jnp.arange(len(hidden)), positions]
+    logits_NV = logits(model, head_params(params), hidden)
+    return _find(logits_NV.at[:, impossible].set(-jnp.inf), answers, top)
+
+
+def _find(logits_NV: Array, answers: Array, top: int) -> tuple[Array, Array, Array]:
+    log_probabilities = jax.nn.log_softmax(logits_NV)
+    chosen = jnp.take_along_axis(log_probabilities, answers[:, None], -1)[:, 0]
+    values, likeliest = jax.lax.top_k(log_probabilities, top)
+    return chosen, values, likeliest
