@@ -44,6 +44,7 @@ FLOORS = (
     {"report"},
     {"comparison", "planning"},
     {"api"},
+    {"play"},
     {"commands"},
     {"__main__", "__init__"},
 )

@@ -41,6 +41,8 @@ GIVEN = {
     "fill": ["--workdir={run}", "the ___ sat", "--verify=off"],
     "score": ["--workdir={run}", "the cat", "--verify=off"],
     "embed": ["--workdir={run}", "the cat", "--verify=off"],
+    # Refused once the first run is read, so that nothing is served.
+    "play": ["--workdir={run}", "--beside={new}", "--port=0", "--verify=off"],
     "compare": ["--config={run}", "--grid=seed=0,1", "--workdir={new}", "--dry-run"],
     "report": ["--workdir={new}", "{run}"],
     "rerun": ["{report}", "--workdir={new}"],

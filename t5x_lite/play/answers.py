@@ -1,0 +1,83 @@
+"""What the page asks of a model: a request as JSON, and the answers as they come."""
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from t5x_lite.errors import USAGE, UserError, nearest
+
+if TYPE_CHECKING:
+    from t5x_lite.api import LanguageModel
+    from t5x_lite.inference.token_predictions import TokenPrediction
+
+Json = dict[str, Any]
+# Options of inference.generate that the page has
+_OPTIONS = ("max_new_tokens", "temperature", "top_k", "top_p", "seed")
+_TOP = 8  # likeliest tokens of a place
+
+
+def describe(name: str, model: "LanguageModel") -> Json:
+    """Return what the page says about a model, and the actions that it can do."""
+    return {"name": name, "about": repr(model), "actions": actions_of(model)}
+
+
+def actions_of(model: "LanguageModel") -> list[str]:
+    """Return the names in ACTIONS of what a model can do."""
+    dimensions, rows = model.dimensions, model.rows
+    can = {
+        "continue": dimensions.architecture != "encoder" or rows.bounds_whole_text,
+        "fill": rows.masked or rows.uses_sentinels,
+        "score": dimensions.architecture in ("encoder", "decoder"),
+    }
+    return [name for name in ACTIONS if can[name] and dimensions.lm_head]
+
+
+def answer(model: "LanguageModel", request: Mapping[str, Any]) -> Iterator[Json]:
+    """Do what a request asks; yield the answers as they come.
+
+    Args:
+        request: action, text and, to continue it, options of inference.generate.
+
+    Raises:
+        UserError: if the model cannot do it, or the request is none.
+    """
+    action, text = request.get("action"), request.get("text")
+    possible = actions_of(model)
+    if action not in possible:
+        raise UserError(USAGE, f"action: got {action!r}; {nearest(action, possible)}")
+    if not isinstance(text, str):
+        raise UserError(USAGE, f"text: got {text!r}, expected a text")
+    options = {name: request[name] for name in _OPTIONS if name in request}
+    yield from ACTIONS[action](model, text, options)
+
+
+def _continue(model: "LanguageModel", text: str, options: Json) -> Iterator[Json]:
+    """Yield the text that a model writes, piece by piece, and then its tokens."""
+    began, written = time.monotonic(), ""
+    for piece in model.stream(text, **options):
+        written += piece
+        yield {"piece": piece}
+    seconds = time.monotonic() - began
+    # What it wrote may hold special tokens, such as T5's sentinels.
+    tokens = model.predict_tokens(written, text, _TOP, special_tokens=True)
+    yield {"tokens": _as_json(tokens), "seconds": seconds}
+
+
+def _fill(model: "LanguageModel", text: str, options: Json) -> Iterator[Json]:
+    """Yield what a model fills in for each blank: a text, or the likeliest tokens."""
+    yield {"blanks": model.fill(text, _TOP)}
+
+
+def _score(model: "LanguageModel", text: str, options: Json) -> Iterator[Json]:
+    """Yield the tokens of a text, and how many bits its bytes take."""
+    if not text:
+        raise UserError(USAGE, "text: got none, expected one to score")
+    tokens = _as_json(model.predict_tokens(text, top=_TOP))
+    yield {"tokens": tokens, "bits_per_byte": model.score(text).bits_per_byte}
+
+
+def _as_json(tokens: "list[TokenPrediction]") -> list[Json]:
+    return [token._asdict() for token in tokens]
+
+
+ACTIONS = {"continue": _continue, "fill": _fill, "score": _score}
