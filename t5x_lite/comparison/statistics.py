@@ -195,8 +195,8 @@ def scores_of(
             numbers, whose intervals cover only seeds.
         questions: cell → score → key that says what the score measures, where cells may differ.
             Scores with different keys are not compared.
-        baselines: cell → the cell that it is compared with. A score that this one does not have is
-            compared with the first cell that has it.
+        baselines: cell → the cell that it is compared with. A score that this one does not have, or
+            that measures something else there, is compared with the first cell that has the same.
         is_lower_better: returns True for a score that is better when it is lower.
         rule: how differences get their verdicts.
         counted: score → model that only counts → its amounts of the same units.
@@ -274,10 +274,8 @@ def _compare(
         }
         correlation = correlation_of_seeds(list(among.values()))
         score["may_be_best"] = _may_be_best(cell, among, sign, correlation, rule.level)
-        baseline = baselines[cell]
-        if name not in scored[baseline]:
-            baseline = next(iter(among))
-        if baseline != cell and baseline in among:
+        baseline = baselines[cell] if baselines[cell] in among else next(iter(among))
+        if baseline != cell:
             found = difference(scored[cell][name], among[baseline], correlation)
             score["difference"] = found | {"baseline": baseline}
 

@@ -266,15 +266,18 @@ def test_looking_ten_times_takes_a_tenth_of_the_level():
 def test_cells_are_compared_with_their_baselines_where_the_question_is_one():
     values = {
         name: {seed: {"loss": loss + 0.01 * seed, "cb: accuracy": loss / 10} for seed in range(3)}
-        for name, loss in zip("abcd", (3.0, 2.5, 2.0, 1.0), strict=True)
+        for name, loss in zip("abcde", (3.0, 2.5, 2.0, 1.0, 0.8), strict=True)
     }
-    questions = {name: {"loss": "lm" if name != "d" else "mlm"} for name in values}
-    baselines = {"a": "a", "b": "a", "c": "c", "d": "c"}
+    questions = {name: {"loss": "lm" if name < "d" else "mlm"} for name in values}
+    baselines = {"a": "a", "b": "a", "c": "c", "d": "c", "e": "c"}
     scores = scores_of(values, {}, questions, baselines, lambda score: score == "loss")
     assert "difference" not in scores["a"]["loss"]
     assert scores["b"]["loss"]["difference"]["mean"] == pytest.approx(-0.5)
     assert "difference" not in scores["c"]["loss"]
     assert "difference" not in scores["d"]["loss"]
-    assert scores["d"]["loss"]["among"] == ["d"]
-    assert scores["d"]["loss"]["may_be_best"] is None
+    assert scores["d"]["loss"]["among"] == ["d", "e"]
+    # What the baseline has not measured is compared with the first that has.
+    assert scores["e"]["loss"]["difference"]["baseline"] == "d"
+    assert scores["e"]["loss"]["difference"]["mean"] == pytest.approx(-0.2)
+    assert scores["e"]["loss"]["may_be_best"]
     assert scores["d"]["cb: accuracy"]["difference"]["mean"] == pytest.approx(-0.1)
