@@ -51,7 +51,8 @@ def predict_tokens(
 ) -> list[TokenPrediction]:
     """Predict each token of a text: given those before it if the model reads from left to right,
     given all others if it reads both sides. The context comes before the text, and an
-    encoder-decoder or a prefix decoder needs one, as in `score`.
+    encoder-decoder or a prefix decoder needs one, as in `score`. If both are longer than a row of
+    one stack, the context loses its beginning, half of the row at most.
 
     Args:
         top: number of likeliest tokens.
@@ -59,7 +60,7 @@ def predict_tokens(
             wrote; otherwise they are text.
 
     Raises:
-        UserError: if a context is needed but missing, or if there is no room for it.
+        UserError: if a context is needed but missing.
     """
     loaded.check_predicts_tokens("score")
     tokenizer = loaded.tokenizer
@@ -73,6 +74,7 @@ def predict_tokens(
     else:
         check_context(loaded, context)
         (before,) = encode_prompts(loaded, [context])
+        before = _shortened(loaded, before, len(ids))
         found = _found_from_left_to_right(loaded, before, ids, top)
     pieces = _pieces_of_text(tokenizer, before, ids)
     predictions = []
@@ -83,6 +85,15 @@ def predict_tokens(
         ]
         predictions.append(TokenPrediction(piece, float(np.exp(chosen)), others))
     return predictions
+
+
+def _shortened(loaded: LoadedModel, context: np.ndarray, targets: int) -> np.ndarray:
+    """Cut a context on the left, so that it fits a row with its targets."""
+    if loaded.model.is_encoder_decoder:
+        return context
+    length = loaded.model.max_length - loaded.extra_start
+    room = max(length - targets, length // 2)
+    return context[max(len(context) - room, 0) :]
 
 
 def shown(tokenizer: Tokenizer, token: int) -> str:

@@ -59,6 +59,10 @@ def test_a_text_longer_than_a_row_is_predicted_in_pieces(make):
     (whole,) = score(loaded, [text])
     assert sum(np.log(one.probability) for one in found) == pytest.approx(whole.nats, abs=1e-3)
     assert predict_tokens(loaded, "") == []
+    # A context that is too long loses its beginning.
+    after = [predict_tokens(loaded, " cat", text[-cut:]) for cut in (len(text), 36)]
+    assert after[0] == after[1]
+    assert after[0] != predict_tokens(loaded, " cat", text[-30:])
 
 
 def test_what_needs_a_context_says_so(make):
