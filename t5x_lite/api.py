@@ -39,6 +39,8 @@ from t5x_lite.data.rows.row_plan import RowPlan
 from t5x_lite.data.store.corpus import Corpus
 from t5x_lite.data.store.prepare import prepare as prepare_text
 from t5x_lite.data.tasks.examples import with_labels_of
+from t5x_lite.data.tasks.kinds.chat import Chat, read_turns, render
+from t5x_lite.data.tasks.kinds.table import kind_of
 from t5x_lite.data.tasks.load import load_own_task, load_own_tasks, load_task
 from t5x_lite.data.tasks.task_data import TaskData, TaskPlan
 from t5x_lite.data.tokenizers import tokenizer as tokenizers
@@ -413,6 +415,26 @@ class LanguageModel:
         if isinstance(prompts, str):
             return continue_texts(self._loaded, [prompts], **options)[0]
         return continue_texts(self._loaded, prompts, **options)
+
+    def reply(self, turns: Sequence[Mapping[str, str]], **options: Any) -> str:
+        """Return the reply of a model that was tuned on conversations.
+
+        Args:
+            turns: {"role": "user", "content": …} and so on; the last is not the assistant's.
+            options: see generate.
+
+        Raises:
+            UserError: if it was tuned on something else.
+        """
+        return self.generate(self.render(turns), **options)
+
+    def render(self, turns: Sequence[Mapping[str, str]]) -> str:
+        """Return turns as the text that the model continues with its reply: see reply."""
+        task = self.config.task
+        if not isinstance(kind_of(task), Chat):
+            trained = task.name or self.config.objective
+            raise UserError(USAGE, f"reply: this model was trained on {trained}; use generate")
+        return render(task, read_turns(turns, "reply"))
 
     def stream(self, prompt: str, **options: Any) -> Iterator[str]:
         """Yield the text that the model writes after one prompt, piece by piece."""

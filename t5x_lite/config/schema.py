@@ -656,8 +656,8 @@ class Task(Checked):
     SECTION = "task"
 
     name: str = ""  # in reports and prompts; empty: the run has no task, it learns its objective
-    # What is predicted: classify, regress, choose, generate, extract, label, complete, prefer: see
-    # data/tasks/kinds
+    # What is predicted: classify, regress, choose, generate, chat, extract, label, complete or
+    # prefer: see data/tasks/kinds
     kind: Annotated[str, FORMAT] = "classify"
 
     # Where the examples are: hf:NAME, tfds:NAME, python:module.function, offline:NAME (see
@@ -696,6 +696,7 @@ class Task(Checked):
 
     # In words, for models that read and write text. Empty: "name field: text …", as T5 has it.
     prompt: Annotated[str, FORMAT] = ""
+    turn: Annotated[str, FORMAT] = "{role}:\n{content}\n\n"  # chat: how a turn is written
     label_words: Annotated[tuple, FORMAT] = ()  # what is written for each label; empty: its name
     # Every model with a decoder writes its answers in words, so that families can be compared.
     # False: each family in its own way, which is a head for a decoder alone

@@ -12,7 +12,6 @@ from jaxtyping import Array
 
 from t5x_lite.config import ModelDimensions
 from t5x_lite.data.tasks.examples import Examples
-from t5x_lite.data.tasks.formats import prompt_of
 from t5x_lite.data.tasks.kinds.kind import Example, Formatted, Label
 from t5x_lite.data.tasks.kinds.table import kind_of
 from t5x_lite.data.tasks.metrics import judge
@@ -135,7 +134,7 @@ def as_records(examples: Examples, predictions: Sequence[Label]) -> list[dict]:
 
     def text_of(example: Example) -> str:
         if not example.text and not example.choices:
-            return prompt_of(task, example)
+            return kind.prompt(task, example)
         return " | ".join(filter(None, (example.text, example.text_pair, *example.choices)))
 
     return [

@@ -21,7 +21,6 @@ import numpy as np
 
 from t5x_lite.config import Task
 from t5x_lite.data.tasks.examples import Examples, as_text, load_split, with_labels_of
-from t5x_lite.data.tasks.formats import prompt_of
 from t5x_lite.data.tasks.kinds.choose import likeliest
 from t5x_lite.data.tasks.kinds.kind import Example, Label
 from t5x_lite.data.tasks.kinds.table import kind_of
@@ -171,7 +170,7 @@ def question_of(task: Task, example: Example) -> str:
         return lookup(example.record, task.question, f"task {task.name}")
     if kind_of(task).completes:
         return f"{example.text} {example.text_pair}".strip()
-    return prompt_of(task, example)
+    return kind_of(task).prompt(task, example)
 
 
 def answers_of(task: Task, example: Example) -> list[str]:

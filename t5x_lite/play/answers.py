@@ -4,6 +4,8 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from t5x_lite.data.tasks.kinds.chat import Chat
+from t5x_lite.data.tasks.kinds.table import kind_of
 from t5x_lite.errors import USAGE, UserError, nearest
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ def actions_of(model: "LanguageModel") -> list[str]:
     """Return the names in ACTIONS of what a model can do."""
     dimensions, rows = model.dimensions, model.rows
     can = {
+        "reply": isinstance(kind_of(model.config.task), Chat),
         "continue": dimensions.architecture != "encoder" or rows.bounds_whole_text,
         "fill": rows.masked or rows.uses_sentinels,
         "score": dimensions.architecture in ("encoder", "decoder"),
@@ -36,7 +39,8 @@ def answer(model: "LanguageModel", request: Mapping[str, Any]) -> Iterator[Json]
     """Do what a request asks; yield the answers as they come.
 
     Args:
-        request: action, text and, to continue it, options of inference.generate.
+        request: action, text and, to continue it or reply to it, options of inference.generate;
+            to reply, also the turns before.
 
     Raises:
         UserError: if the model cannot do it, or the request is none.
@@ -48,6 +52,9 @@ def answer(model: "LanguageModel", request: Mapping[str, Any]) -> Iterator[Json]
     if not isinstance(text, str):
         raise UserError(USAGE, f"text: got {text!r}, expected a text")
     options = {name: request[name] for name in _OPTIONS if name in request}
+    if action == "reply":
+        turns = [*request.get("turns", ()), {"role": "user", "content": text}]
+        text = model.render(turns)
     yield from ACTIONS[action](model, text, options)
 
 
@@ -80,4 +87,4 @@ def _as_json(tokens: "list[TokenPrediction]") -> list[Json]:
     return [token._asdict() for token in tokens]
 
 
-ACTIONS = {"continue": _continue, "fill": _fill, "score": _score}
+ACTIONS = {"reply": _continue, "continue": _continue, "fill": _fill, "score": _score}

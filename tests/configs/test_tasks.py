@@ -11,7 +11,6 @@ import pytest
 
 from t5x_lite.config import Task
 from t5x_lite.data.tasks.examples import Examples, load_split
-from t5x_lite.data.tasks.formats import prompt_of
 from t5x_lite.data.tasks.kinds.kind import Example, words_of_labels
 from t5x_lite.data.tasks.kinds.table import kind_of, metrics_of
 from t5x_lite.data.tasks.load import load_task, shipped_tasks
@@ -1115,7 +1114,8 @@ def test_rows(name, tmp_path):
 @pytest.mark.parametrize("name", [name for name in CASES if name not in WITHOUT_PROMPT])
 def test_prompts(name, tmp_path):
     examples, expected = load_case(name, tmp_path)
-    prompts = [prompt_of(examples.task, example) for example in examples.examples]
+    kind = kind_of(examples.task)
+    prompts = [kind.prompt(examples.task, example) for example in examples.examples]
     assert prompts == [read.prompt for read in expected]
 
 

@@ -72,9 +72,15 @@ def load_split(task: Task, split: str, limit: int = 0) -> Examples:
     for number, record in enumerate(_records(task, name, bad_lines)):
         if is_divided and _is_held_out(record, task.validation_fraction) != (split == "validation"):
             continue
-        examples.append(_example(task, kind, record, number, name))
-        # Only a whole split tells whether its labels are hidden, so read on while they may be.
-        are_hidden = are_hidden and kind.is_placeholder(examples[-1].label)
+        # A record may hold several examples, which are on one side of a split.
+        where = f"task {task.name}, example {number} of {name}"
+        for part, one in enumerate(kind.records(task, record, where)):
+            example = _example(task, kind, one, number, where)
+            if one is not record:
+                example = replace(example, id=f"{example.id}/{part}")
+            examples.append(example)
+            # Only a whole split tells whether its labels are hidden, so read on while they may be.
+            are_hidden = are_hidden and kind.is_placeholder(example.label)
         if limit and len(examples) >= limit and not are_hidden:
             break
     if not examples:
@@ -112,9 +118,8 @@ def _is_held_out(record: Record, share: float) -> bool:
     return number < share * 2**64
 
 
-def _example(task: Task, kind: Kind, record: Record, number: int, split: str) -> Example:
+def _example(task: Task, kind: Kind, record: Record, number: int, where: str) -> Example:
     """Make an example from a record, with its fields as named by the task."""
-    where = f"task {task.name}, example {number} of {split}"
 
     def text_of(field: str) -> str:
         return kind.read_text(lookup(record, field, where))

@@ -19,7 +19,6 @@ from t5x_lite.data.objectives.pairs import Pairs, SegmentLabels
 from t5x_lite.data.ragged import Ragged
 from t5x_lite.data.rows.layouts import RowShape
 from t5x_lite.data.tasks.kinds.kind import Example, Format, Formatted, Kind
-from t5x_lite.data.tasks.records import lookup
 from t5x_lite.data.tasks.words import Words
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 
@@ -214,16 +213,45 @@ def text_to_text(
     """Format examples as `prompt </s>` → `answer </s>`. A prompt or answer that is too long loses
     its end.
     """
+    return _in_words(kind, task, examples, tokenizer, shape, [tokenizer.vocabulary.eos])
+
+
+def conversation(
+    kind: Kind, task: Task, examples: Sequence[Example], tokenizer: Tokenizer, shape: RowShape
+) -> Formatted:
+    """Format replies as `turns` → `reply </s>`, which are one text on one stack; an encoder reads
+    `</s>` after the turns. Turns that are too long lose their beginning, a reply its end.
+    """
+    after = [tokenizer.vocabulary.eos] if shape.encoder else []
+    return _in_words(kind, task, examples, tokenizer, shape, after, keeps_end=True)
+
+
+def _in_words(
+    kind: Kind,
+    task: Task,
+    examples: Sequence[Example],
+    tokenizer: Tokenizer,
+    shape: RowShape,
+    after_prompt: list[int],
+    keeps_end: bool = False,
+) -> Formatted:
+    """Format examples as a prompt and an answer.
+
+    Args:
+        after_prompt: ids that follow the prompt.
+        keeps_end: a prompt that is too long loses its beginning; otherwise its end.
+    """
     eos = tokenizer.vocabulary.eos
     room = answer_room(kind, task, tokenizer, shape)
-    input_room = (shape.encoder or shape.decoder - room) - 1
+    input_room = (shape.encoder or shape.decoder - room) - len(after_prompt)
     inputs, targets, truncated = [], [], 0
     for example in examples:
-        prompt = tokenizer.encode(prompt_of(task, example))
+        prompt = tokenizer.encode(kind.prompt(task, example))
         answer = tokenizer.encode(kind.answer(task, example))
         if len(prompt) > input_room or len(answer) >= room:
             truncated += 1
-        inputs.append([*prompt[:input_room], eos])
+        first = max(len(prompt) - input_room, 0) if keeps_end else 0
+        inputs.append([*prompt[first : first + input_room], *after_prompt])
         targets.append([*answer[: room - 1], eos])
     pairs = Pairs(Ragged.from_rows(inputs), Ragged.from_rows(targets))
     return Formatted(pairs, np.arange(len(examples)), (), truncated, room)
@@ -246,23 +274,3 @@ def answer_room(kind: Kind, task: Task, tokenizer: Tokenizer, shape: RowShape) -
     if not answers:
         return most
     return min(max(len(tokenizer.encode(answer)) for answer in answers) + 1, most)
-
-
-def prompt_of(task: Task, example: Example) -> str:
-    """Return the text that a text-to-text model reads: task.prompt or, as in T5, the name of the
-    task and each field after its name.
-
-    >>> task = Task(name="rte", source="rte.csv", text="sentence1", text_pair="sentence2")
-    >>> prompt_of(task, Example(0, "A", "B", 0, (), None, {"sentence1": "A", "sentence2": "B"}))
-    'rte sentence1: A sentence2: B'
-    """
-    if task.prompt:
-        return lookup(example.record, task.prompt, f"task {task.name}")
-    parts = [task.name]
-    for number, choice in enumerate(example.choices, 1):
-        parts.append(f"choice{number}: {choice}")
-    for field, text in ((task.text, example.text), (task.text_pair, example.text_pair)):
-        if text:
-            name = "text" if "{" in field else field.rpartition(".")[2]
-            parts.append(f"{name}: {text}")
-    return " ".join(parts)

@@ -2,7 +2,7 @@
 one, derive a class from Kind in a file of its own, and enter it in table.KINDS.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -110,6 +110,10 @@ class Kind:
         if self.needs_choices and not task.choices:
             yield f"task.choices: task {task.name} has none; name the fields that hold the answers"
 
+    def records(self, task: Task, record: Record, where: str) -> Iterable[Record]:
+        """Return a record for each example that one of the data set holds."""
+        return [record]
+
     def read_text(self, value: Any) -> str:
         """Return the text in a column."""
         return "" if value is None else str(value)
@@ -180,6 +184,26 @@ class Kind:
         raise NotImplementedError
 
     # Learning in words.
+
+    def prompt(self, task: Task, example: Example) -> str:
+        """Return the text that a text-to-text model reads: task.prompt or, as in T5, the name of
+        the task and each field after its name.
+
+        >>> task = Task(name="rte", source="rte.csv", text="sentence1", text_pair="sentence2")
+        >>> example = Example(0, "A", "B", 0, (), None, {"sentence1": "A", "sentence2": "B"})
+        >>> Kind().prompt(task, example)
+        'rte sentence1: A sentence2: B'
+        """
+        if task.prompt:
+            return lookup(example.record, task.prompt, f"task {task.name}")
+        parts = [task.name]
+        for number, choice in enumerate(example.choices, 1):
+            parts.append(f"choice{number}: {choice}")
+        for field, text in ((task.text, example.text), (task.text_pair, example.text_pair)):
+            if text:
+                name = "text" if "{" in field else field.rpartition(".")[2]
+                parts.append(f"{name}: {text}")
+        return " ".join(parts)
 
     def answer(self, task: Task, example: Example) -> str:
         """Return what a text-to-text model writes; if several texts are right, the first one."""

@@ -4,6 +4,7 @@ To add one: a file beside this one with a class derived from kind.Kind, and its 
 """
 
 from t5x_lite.config import Task
+from t5x_lite.data.tasks.kinds.chat import Chat
 from t5x_lite.data.tasks.kinds.choose import Choose
 from t5x_lite.data.tasks.kinds.classify import Classify
 from t5x_lite.data.tasks.kinds.extract import Extract
@@ -18,6 +19,7 @@ KINDS: dict[str, Kind] = {
     "regress": Regress(),
     "choose": Choose(),
     "generate": Generate(),
+    "chat": Chat(),
     "extract": Extract(),
     "label": LabelWords(),
     "complete": Complete(),

@@ -1,0 +1,102 @@
+"""Conversations: each reply of the assistant is learned, given all turns before it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from t5x_lite.config import Task
+from t5x_lite.data.tasks.formats import conversation
+from t5x_lite.data.tasks.kinds.kind import Example, Format, OfTexts
+from t5x_lite.data.tasks.records import lookup
+from t5x_lite.data.text.records import Record
+from t5x_lite.errors import BAD_DATA, UserError
+
+ASSISTANT = "assistant"
+# The names of roles in other data sets
+_ROLES = {"human": "user", "gpt": ASSISTANT, "model": ASSISTANT}
+
+
+class Turn(NamedTuple):
+    """What one side says in a conversation."""
+
+    role: str
+    content: str
+
+
+class Chat(OfTexts):
+    """A conversation is a list of turns, {"role": …, "content": …}, in the column `text`."""
+
+    meaning = "which reply in a conversation"
+    shown = "any"
+    formats = {
+        architecture: Format(conversation, "lm")
+        for architecture in ("decoder", "prefix_decoder", "encoder_decoder")
+    }
+
+    def check(self, task: Task) -> Iterator[str]:
+        """Check that a turn is written with its role and its content."""
+        if not _parts(task):
+            expected = "expected a template with {role} before {content}, each once"
+            yield f"task.turn: got {task.turn!r}, {expected}"
+
+    def records(self, task: Task, record: Record, where: str) -> Iterator[Record]:
+        """Yield a record for each reply of the assistant, which is the label. The text is all turns
+        before it, and ends where the reply begins.
+        """
+        turns = read_turns(lookup(record, task.text, where), where)
+        for number, turn in enumerate(turns):
+            if turn.role == ASSISTANT:
+                before = render(task, turns[:number])
+                yield record | {task.text: before, task.label: turn.content}
+
+    def prompt(self, task: Task, example: Example) -> str:
+        """Return the turns before the reply."""
+        return example.text
+
+
+def read_turns(value: Any, where: str) -> list[Turn]:
+    """Read turns from dicts.
+
+    >>> read_turns([{"from": "human", "value": "Hi!"}], "here")
+    [Turn(role='user', content='Hi!')]
+
+    Raises:
+        UserError: for anything else.
+    """
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise UserError(BAD_DATA, f"{where}: got {value!r}, expected a list of turns")
+    turns = []
+    for number, turn in enumerate(value):
+        role, content = _field(turn, "role", "from"), _field(turn, "content", "value")
+        if not isinstance(role, str) or not isinstance(content, str):
+            expected = f"expected a dict with texts as role and content, got {turn!r}"
+            raise UserError(BAD_DATA, f"{where}: turn {number}: {expected}")
+        turns.append(Turn(_ROLES.get(role, role), content))
+    return turns
+
+
+def _field(turn: Any, key: str, other_key: str) -> Any:
+    """Return a field of a turn, which has another key in the data sets of ShareGPT."""
+    return turn.get(key, turn.get(other_key)) if isinstance(turn, Mapping) else None
+
+
+def render(task: Task, turns: Sequence[Turn]) -> str:
+    """Write turns as one text that the assistant's reply continues.
+
+    >>> render(Task(turn="{role}: {content}\\n"), [Turn("user", "Hi!")])
+    'user: Hi!\\nassistant: '
+    """
+    before, between, after = _parts(task)
+    text = ""
+    for turn in turns:
+        text += f"{before}{turn.role}{between}{turn.content}{after}"
+    return f"{text}{before}{ASSISTANT}{between}"
+
+
+def _parts(task: Task) -> tuple[str, ...]:
+    """Return what stands before the role, between it and the content, and after that; nothing if a
+    template lacks one of them.
+    """
+    before, role, rest = task.turn.partition("{role}")
+    between, content, after = rest.partition("{content}")
+    is_whole = role and content and not any("{" in part for part in (before, between, after))
+    return (before, between, after) if is_whole else ()
