@@ -373,7 +373,8 @@ class LanguageModel:
         loaded = self._loaded
         with loaded.within():
             size = short(count_parameters(loaded.model))
-        trained = f"{loaded.config.objective}, step {loaded.step}"
+        learned = loaded.config.task.name or loaded.config.objective
+        trained = f"{learned}, step {loaded.step}"
         return f"LanguageModel({loaded.model.architecture}, {size} parameters, {trained})"
 
     @property

@@ -1,6 +1,5 @@
 """What the page asks of a model: a request as JSON, and the answers as they come."""
 
-import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -60,14 +59,13 @@ def answer(model: "LanguageModel", request: Mapping[str, Any]) -> Iterator[Json]
 
 def _continue(model: "LanguageModel", text: str, options: Json) -> Iterator[Json]:
     """Yield the text that a model writes, piece by piece, and then its tokens."""
-    began, written = time.monotonic(), ""
+    written = ""
     for piece in model.stream(text, **options):
         written += piece
         yield {"piece": piece}
-    seconds = time.monotonic() - began
     # What it wrote may hold special tokens, such as T5's sentinels.
     tokens = model.predict_tokens(written, text, _TOP, special_tokens=True)
-    yield {"tokens": _as_json(tokens), "seconds": seconds}
+    yield {"tokens": _as_json(tokens)}
 
 
 def _fill(model: "LanguageModel", text: str, options: Json) -> Iterator[Json]:
