@@ -44,7 +44,7 @@ FLOORS = (
     {"report"},
     {"comparison", "planning"},
     {"api"},
-    {"play"},
+    {"pages"},
     {"commands"},
     {"__main__", "__init__"},
 )

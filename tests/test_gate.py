@@ -51,7 +51,7 @@ GIVEN = {
     "verify": ["{run}"],
 }
 # Commands that read no config.json of ours.
-GIVEN_NONE = {"import", "list", "doctor", "completion"}
+GIVEN_NONE = {"import", "list", "doctor", "completion", "watch"}
 
 
 def test_every_command_is_tried():

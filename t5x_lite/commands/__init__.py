@@ -23,12 +23,14 @@ from t5x_lite.commands import (
     score,
     train,
     verify,
+    watch,
 )
 
 _MODULES = (
     prepare,
     plan,
     train,
+    watch,
     finetune,
     evaluate,
     generate,

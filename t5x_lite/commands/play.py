@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> None:
     from t5x_lite import api
     from t5x_lite.config.files import check_is_run
     from t5x_lite.model_address import locate
-    from t5x_lite.play.server import Server
+    from t5x_lite.pages.play import play_server
     from t5x_lite.training.loop import setup_jax
 
     addresses = [first, *args.beside]
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> None:
         if addresses.count(address) > 1:
             raise UserError(USAGE, f"play: {address} is given twice; name each run once")
     models = {}
-    with Server(models, args.port) as server:
+    with play_server(models, args.port) as server:
         setup_jax()
         for name, address in zip(_short_names(addresses), addresses, strict=True):
             models[name] = api.load_model(address)

@@ -7,7 +7,7 @@ from conftest import refusal, run
 
 import t5x_lite
 from t5x_lite.errors import USAGE
-from t5x_lite.play.answers import actions_of, answer
+from t5x_lite.pages.play import actions_of, answer
 
 OBJECTIVES = {"decoder": "causal_lm", "encoder_decoder": "span_corruption"}
 

@@ -1,27 +1,27 @@
-"""Serve the page on this machine only, with nothing but Python's own server.
+"""Serve one page on this machine only, with nothing but Python's own server.
 
-GET /         the page
-GET /models   what it says about the models
-POST /ask     a request of answers.py, answered in lines of JSON
+GET /        the page
+GET /NAME    JSON that the page asks for
+POST /NAME   a request of the page as JSON, answered in lines of JSON as the answers come
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import Context, copy_context
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 from t5x_lite.errors import USAGE, UserError
-from t5x_lite.play.answers import Json, answer, describe
 
-if TYPE_CHECKING:
-    from t5x_lite.api import LanguageModel
+Json = dict[str, Any]
+# (query of the address) → JSON, and (request) → its answers
+Get = Callable[[Mapping[str, str]], Any]
+Post = Callable[[Json], Iterator[Json]]
 
 HOST = "127.0.0.1"
-_PAGE = Path(__file__).with_name("page.html")
 _LONGEST = 1 << 20  # bytes of a request
 # The page is one file: nothing is loaded from elsewhere or sent there.
 _POLICY = (
@@ -30,10 +30,14 @@ _POLICY = (
 )
 
 
-class Server(ThreadingHTTPServer):
-    """Serves models by name. One request is computed at a time.
+class LocalServer(ThreadingHTTPServer):
+    """Serves a page, each request in a thread of its own.
 
     Args:
+        page: the file of the page.
+        get: path → function that makes what is answered.
+        post: path → function that yields what is answered. In both, a UserError is answered by
+            {"error": its sentence}.
         port: 0 for any that is free.
 
     Raises:
@@ -42,9 +46,14 @@ class Server(ThreadingHTTPServer):
 
     daemon_threads = True  # Ctrl-C does not wait for what is being written
 
-    def __init__(self, models: Mapping[str, "LanguageModel"], port: int = 0):
-        self.models = models
-        self.computing = Lock()
+    def __init__(
+        self,
+        page: Path,
+        get: Mapping[str, Get],
+        post: Mapping[str, Post] | None = None,
+        port: int = 0,
+    ):
+        self.page, self.get, self.post = page, get, post or {}
         self._context = copy_context()  # permissions, which threads do not inherit
         try:
             super().__init__((HOST, port), _Handler)
@@ -66,37 +75,35 @@ class Server(ThreadingHTTPServer):
         """Return the permissions of the command."""
         return self._context.copy()
 
-    def answers(self, request: Any) -> Iterator[Json]:
-        """Answer a request; the last answer is an error if it failed."""
-        try:
-            if not isinstance(request, dict) or request.get("model") not in self.models:
-                raise UserError(USAGE, f"model: expected one of {', '.join(self.models)}")
-            with self.computing:
-                yield from answer(self.models[request["model"]], request)
-        except UserError as error:
-            yield {"error": str(error)}
-
 
 class _Handler(BaseHTTPRequestHandler):
-    server: Server  # pyright: ignore[reportIncompatibleVariableOverride]
+    server: LocalServer  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def do_GET(self) -> None:
         if not self._is_from_here():
             return
-        if self.path.partition("?")[0] == "/":
+        address = urlsplit(self.path)
+        if address.path == "/":
             self._begin("text/html; charset=utf-8")
-            self.wfile.write(_PAGE.read_bytes())
-        elif self.path == "/models":
-            models = [describe(name, model) for name, model in self.server.models.items()]
+            self.wfile.write(self.server.page.read_bytes())
+        elif address.path in self.server.get:
+            query = dict(parse_qsl(address.query))
+            answer = self.server.in_context().run(self._get, address.path, query)
             self._begin("application/json")
-            self.wfile.write(json.dumps(models).encode())
+            self.wfile.write(json.dumps(answer).encode())
         else:
             self.send_error(HTTPStatus.NOT_FOUND)
+
+    def _get(self, path: str, query: Mapping[str, str]) -> Any:
+        try:
+            return self.server.get[path](query)
+        except UserError as error:
+            return {"error": str(error)}
 
     def do_POST(self) -> None:
         if not self._is_from_here():
             return
-        if self.path != "/ask":
+        if self.path not in self.server.post:
             return self.send_error(HTTPStatus.NOT_FOUND)
         # A form of another page cannot send this type without asking first.
         if self.headers.get_content_type() != "application/json":
@@ -107,17 +114,25 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             request = json.loads(self.rfile.read(int(length)))
         except (ValueError, RecursionError):
+            request = None
+        if not isinstance(request, dict):
             return self.send_error(HTTPStatus.BAD_REQUEST)
         self._begin("application/x-ndjson")
         self.server.in_context().run(self._answer, request)
 
-    def _answer(self, request: Any) -> None:
+    def _answer(self, request: Json) -> None:
         try:
-            for one in self.server.answers(request):
-                self.wfile.write(json.dumps(one).encode() + b"\n")
-                self.wfile.flush()
+            try:
+                for one in self.server.post[self.path](request):
+                    self._write_line(one)
+            except UserError as error:
+                self._write_line({"error": str(error)})
         except ConnectionError:
             pass  # the page was closed, or asked something else
+
+    def _write_line(self, answer: Json) -> None:
+        self.wfile.write(json.dumps(answer).encode() + b"\n")
+        self.wfile.flush()
 
     def _is_from_here(self) -> bool:
         """Refuse what another site's page sends, also under a name that leads here."""

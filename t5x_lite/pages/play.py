@@ -1,20 +1,40 @@
-"""What the page asks of a model: a request as JSON, and the answers as they come."""
+"""The page on which models write, fill in and score side by side."""
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from t5x_lite.data.tasks.kinds.chat import Chat
 from t5x_lite.data.tasks.kinds.table import kind_of
 from t5x_lite.errors import USAGE, UserError, nearest
+from t5x_lite.pages.server import Json, LocalServer
 
 if TYPE_CHECKING:
     from t5x_lite.api import LanguageModel
     from t5x_lite.inference.token_predictions import TokenPrediction
 
-Json = dict[str, Any]
+_PAGE = Path(__file__).with_name("play.html")
 # Options of inference.generate that the page has
 _OPTIONS = ("max_new_tokens", "temperature", "top_k", "top_p", "seed")
 _TOP = 8  # likeliest tokens of a place
+
+
+def play_server(models: Mapping[str, "LanguageModel"], port: int = 0) -> LocalServer:
+    """Return the server of the page, for models by name. One request is computed at a time."""
+    computing = Lock()
+
+    def ask(request: Json) -> Iterator[Json]:
+        name = request.get("model")
+        if not isinstance(name, str) or name not in models:
+            raise UserError(USAGE, f"model: expected one of {', '.join(models)}")
+        with computing:
+            yield from answer(models[name], request)
+
+    def describe_all(query: Mapping[str, str]) -> list[Json]:
+        return [describe(name, model) for name, model in models.items()]
+
+    return LocalServer(_PAGE, {"/models": describe_all}, {"/ask": ask}, port)
 
 
 def describe(name: str, model: "LanguageModel") -> Json:

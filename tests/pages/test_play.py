@@ -14,8 +14,7 @@ from inference.untrained import untrained
 
 from t5x_lite.api import LanguageModel
 from t5x_lite.errors import USAGE, UserError
-from t5x_lite.play.answers import ACTIONS, actions_of, answer
-from t5x_lite.play.server import Server
+from t5x_lite.pages.play import ACTIONS, actions_of, answer, play_server
 
 HOSTILE = "<script>injected = 1</script>"
 # One of each kind of row and architecture: what a model can do depends on nothing else.
@@ -66,7 +65,7 @@ def test_what_is_written_is_what_is_predicted(model):
 
 @contextmanager
 def serving(models):
-    with Server(models) as server:
+    with play_server(models) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         try:
@@ -97,11 +96,16 @@ def test_only_the_page_itself_may_ask(model):
         # What is no request
         assert ask(server, "GET", "/../server.py")[0] == 404
         assert ask(server, "POST", "/models", request, **kind)[0] == 404
-        for bad in (b"{", b"[" * 100_000):
+        for bad in (b"{", b"[" * 100_000, b"[]", b"1"):
             assert ask(server, "POST", "/ask", bad, **kind)[0] == 400
         for length in ("2000000", "-1", "x"):
             assert ask(server, "POST", "/ask", **kind, **{"Content-Length": length})[0] == 413
-        for bad in ({}, [], {"model": "none"}, {"model": "gpt", "action": "fill", "text": "___"}):
+        for bad in (
+            {},
+            {"model": "none"},
+            {"model": ["gpt"]},
+            {"model": "gpt", "action": "fill", "text": "___"},
+        ):
             status, answered = ask(server, "POST", "/ask", json.dumps(bad).encode(), **kind)
             assert (status, list(json.loads(answered))) == (200, ["error"])
 
@@ -112,7 +116,7 @@ def test_bad_commands_are_one_sentence(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     _, err = run("play", f"--workdir={tmp_path}", f"--beside={tmp_path}", code=2)
     assert "is given twice" in err
-    with Server({}) as taken:
+    with play_server({}) as taken:
         _, err = run("play", f"--workdir={tmp_path}", f"--port={taken.server_port}", code=2)
     assert "in use; name another, or 0 for any that is free" in err
 

@@ -1,0 +1,1 @@
+"""Pages that a command serves on this machine: `play` tries models, `watch` follows runs."""
