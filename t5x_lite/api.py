@@ -50,10 +50,10 @@ from t5x_lite.finetuning import run as tuning
 from t5x_lite.inference.embed import Pooling, embed
 from t5x_lite.inference.evaluate import evaluate_task
 from t5x_lite.inference.fill import fill
-from t5x_lite.inference.generate import continue_texts, stream_texts
+from t5x_lite.inference.generate import continue_texts, stream_texts, stream_written
 from t5x_lite.inference.predict import judge_split
 from t5x_lite.inference.score import Score, score
-from t5x_lite.inference.token_predictions import TokenPrediction, predict_tokens
+from t5x_lite.inference.token_predictions import TokenPrediction, predict_ids, predict_tokens
 from t5x_lite.inference.zero_shot import Asking, Direction
 from t5x_lite.interop import convert
 from t5x_lite.model import transformer
@@ -418,16 +418,37 @@ class LanguageModel:
         return continue_texts(self._loaded, prompts, **options)
 
     def reply(self, turns: Sequence[Mapping[str, str]], **options: Any) -> str:
-        """Return the reply of a model that was tuned on conversations.
+        """Return the reply of a model that was tuned on conversations. One that leaves no room for
+        it in a row loses its beginning, as in training.
 
         Args:
             turns: {"role": "user", "content": …} and so on; the last is not the assistant's.
-            options: see generate.
+            options: see generate; not stop and num_beams.
 
         Raises:
             UserError: if it was tuned on something else.
         """
-        return self.generate(self.render(turns), **options)
+        *_, (_, _, text) = stream_written(self._loaded, self.render(turns), cut=True, **options)
+        return text
+
+    def stream_tokens(
+        self, prompt: str, top: int = 5, cut: bool = False, **options: Any
+    ) -> Iterator[str | list[TokenPrediction]]:
+        """Yield the text that the model writes after a prompt, piece by piece, and at last its
+        tokens, with their probabilities and the `top` likeliest in their places.
+
+        Args:
+            cut: a prompt that leaves no room in a row loses its beginning.
+            options: see generate; not stop and num_beams.
+        """
+        before, written = "", None
+        for written in stream_written(self._loaded, prompt, cut=cut, **options):
+            text = written[2]
+            yield text[len(before) :]
+            before = text
+        assert written is not None
+        read, ids, _ = written
+        yield predict_ids(self._loaded, ids, read, top)
 
     def render(self, turns: Sequence[Mapping[str, str]]) -> str:
         """Return turns as the text that the model continues with its reply: see reply."""
@@ -466,14 +487,12 @@ class LanguageModel:
             return score(self._loaded, [texts], context)[0]
         return score(self._loaded, list(texts), context)
 
-    def predict_tokens(
-        self, text: str, context: str = "", top: int = 5, special_tokens: bool = False
-    ) -> list[TokenPrediction]:
+    def predict_tokens(self, text: str, context: str = "", top: int = 5) -> list[TokenPrediction]:
         """Return the probability of each token of a text, and the `top` likeliest tokens there.
 
         See inference.token_predictions.predict_tokens.
         """
-        return predict_tokens(self._loaded, text, context, top, special_tokens)
+        return predict_tokens(self._loaded, text, context, top)
 
     def evaluate_task(
         self,

@@ -41,8 +41,10 @@ def run(args: argparse.Namespace) -> None:
     addresses = [first, *args.beside]
     for address in addresses:
         check_is_run(locate(address).directory)
-        if addresses.count(address) > 1:
-            raise UserError(USAGE, f"play: {address} is given twice; name each run once")
+    names = [str(locate(address)) for address in addresses]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(USAGE, f"play: {name} is given twice; name each run once")
     models = {}
     with play_server(models, args.port) as server:
         setup_jax()

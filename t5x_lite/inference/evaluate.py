@@ -5,6 +5,7 @@ from typing import Any
 
 from t5x_lite.config import Task
 from t5x_lite.config.roles import FORMAT, settings_with
+from t5x_lite.data.tasks.kinds.chat import Chat
 from t5x_lite.data.tasks.kinds.table import kind_of
 from t5x_lite.data.tasks.metrics import by_group, check_metrics, judge
 from t5x_lite.data.tasks.records import has_splits
@@ -18,8 +19,9 @@ from t5x_lite.training.run_directory import LoadedModel
 def evaluate_task(loaded: LoadedModel, task: Task, asking: Asking) -> dict[str, Any]:
     """Evaluate a model on a task.
 
-    A task that the model was trained on is answered as in training, unless shots are asked for. Any
-    other task is answered as in inference.zero_shot.
+    A task that the model was trained on is answered as in training, unless shots are asked for, and
+    so are other conversations by a model that was trained on some. Any other task is answered as in
+    inference.zero_shot.
 
     Returns:
         a dict with task, split, method, examples (their number), metrics, chance (the accuracy of
@@ -28,12 +30,14 @@ def evaluate_task(loaded: LoadedModel, task: Task, asking: Asking) -> dict[str, 
     Raises:
         UserError: if the model was trained on another task and has no language model head.
     """
-    learned = loaded.rows.task.name if isinstance(loaded.rows, TaskPlan) else ""
+    trained_on = loaded.rows.task if isinstance(loaded.rows, TaskPlan) else None
+    learned = trained_on.name if trained_on else ""
     if learned and learned != task.name and not loaded.model.lm_head:
         reason = f"this model has only learned {learned}, not {task.name}"
         fix = f"for a file of your own, use --task='{learned}(FILE)'"
         raise UserError(USAGE, f"evaluate: {reason}; {fix}")
-    if learned == task.name and not asking.shots:
+    both_chat = trained_on is not None and _is_chat(trained_on) and _is_chat(task)
+    if (learned == task.name or both_chat) and not asking.shots:
         evaluated = _evaluate_learned(loaded, task, asking)
     else:
         evaluated = ask(loaded, task, asking)
@@ -49,6 +53,10 @@ def evaluate_task(loaded: LoadedModel, task: Task, asking: Asking) -> dict[str, 
         "groups": evaluated.groups,
         "predictions": as_records(evaluated.examples, evaluated.predictions),
     }
+
+
+def _is_chat(task: Task) -> bool:
+    return isinstance(kind_of(task), Chat)
 
 
 def _evaluate_learned(loaded: LoadedModel, task: Task, asking: Asking) -> Evaluated:
@@ -73,5 +81,5 @@ def _evaluate_learned(loaded: LoadedModel, task: Task, asking: Asking) -> Evalua
     if split.examples.has_labels:
         metrics = judge(learned, split.examples.examples, predictions)
         groups = by_group(learned, split.examples.examples, predictions)
-    method = f"as trained on {task.name}"
+    method = f"as trained on {rows.task.name}"
     return Evaluated(method, metrics, groups, split.examples, predictions)

@@ -94,10 +94,7 @@ def with_room(loaded: LoadedModel, ids: np.ndarray, max_new_tokens: int) -> np.n
     """
     if position_limit(loaded.model) is None:
         return ids
-    length = loaded.model.max_length
-    if not loaded.model.is_encoder_decoder:
-        length -= min(max_new_tokens, length // 2) + loaded.extra_start
-    return ids[max(len(ids) - length, 0) :]
+    return _end_of(loaded, ids, max_new_tokens)
 
 
 def _output_rooms(loaded: LoadedModel, inputs: list[np.ndarray], max_new_tokens: int) -> list[int]:
@@ -331,6 +328,38 @@ def continue_inputs(loaded: LoadedModel, inputs: list[np.ndarray], **options) ->
     """
     *_, texts = _stream(loaded, inputs, 0, build(Options, options, "generate."))
     return texts
+
+
+def stream_written(
+    loaded: LoadedModel, prompt: str, *, cut: bool = False, every: int = 4, **options
+) -> Iterator[tuple[np.ndarray, np.ndarray, str]]:
+    """Yield what is written so far after one prompt: the ids of the prompt, the ids written, and
+    their text. The text only grows.
+
+    Args:
+        cut: a prompt that leaves no room in a row for max_new_tokens loses its beginning, half of
+            the row at most.
+        every: number of tokens between yields.
+        options: the fields of Options but for `stop` and `num_beams`.
+    """
+    checked = _checked_options(loaded, [prompt], options)
+    inputs = encode_prompts(loaded, [prompt], checked.special_tokens)
+    if cut:
+        inputs = [_end_of(loaded, ids, checked.max_new_tokens) for ids in inputs]
+    sampling = Sampling(checked.temperature, checked.top_k, checked.top_p)
+    ids, text = np.zeros(0, np.int32), ""
+    for (ids,) in _written(loaded, inputs, sampling, every, checked):
+        text = loaded.tokenizer.decode_after(inputs[0], ids)
+        yield inputs[0], ids, _settled(text, ())
+    yield inputs[0], ids, text
+
+
+def _end_of(loaded: LoadedModel, ids: np.ndarray, max_new_tokens: int) -> np.ndarray:
+    """Cut a prompt on the left, to what a row of training has room for."""
+    length = loaded.model.max_length
+    if not loaded.model.is_encoder_decoder:
+        length -= min(max_new_tokens, length // 2) + loaded.extra_start
+    return ids[max(len(ids) - length, 0) :]
 
 
 def _unmasking(options: Options) -> Unmasking:

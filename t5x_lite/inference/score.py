@@ -92,7 +92,7 @@ def check_context(loaded: LoadedModel, context: str) -> None:
 def _make_score(text: str, kind, nats: np.ndarray) -> Score:
     """Sum the log-probabilities [tokens] of a text."""
     total = float(np.sum(nats, dtype=np.float64))
-    num_bytes = max(len(text.encode()), 1)
+    num_bytes = max(len(text.encode(errors="surrogatepass")), 1)
     return Score(text, kind, total, len(nats), -total / math.log(2) / num_bytes)
 
 

@@ -13,9 +13,11 @@ from jaxtyping import Array, Float, Int
 
 from t5x_lite.config import ModelDimensions
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
+from t5x_lite.errors import USAGE, UserError
 from t5x_lite.inference.generate import encode_prompts
 from t5x_lite.inference.masked_rows import framed, masked_rows
 from t5x_lite.inference.score import (
+    Piece,
     check_context,
     decoder_rows,
     like_lengths,
@@ -24,6 +26,7 @@ from t5x_lite.inference.score import (
 )
 from t5x_lite.model import transformer
 from t5x_lite.model.heads import Params, Row, head_params, logits
+from t5x_lite.model.parts.positions import position_limit
 from t5x_lite.parallel.placement import to_host
 from t5x_lite.training.run_directory import LoadedModel
 
@@ -47,34 +50,48 @@ _Found = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def predict_tokens(
-    loaded: LoadedModel, text: str, context: str = "", top: int = 5, special_tokens: bool = False
+    loaded: LoadedModel, text: str, context: str = "", top: int = 5
 ) -> list[TokenPrediction]:
     """Predict each token of a text: given those before it if the model reads from left to right,
     given all others if it reads both sides. The context comes before the text, and an
-    encoder-decoder or a prefix decoder needs one, as in `score`. If both are longer than a row of
-    one stack, the context loses its beginning, half of the row at most.
+    encoder-decoder or a prefix decoder needs one, as in `score`.
+
+    A text that is longer than the table of positions is predicted in pieces, each given the context
+    but not the pieces before it, as in `score`. Without such a table it is read as a whole.
 
     Args:
         top: number of likeliest tokens.
-        special_tokens: the names of special tokens in the text stand for them, as in what a model
-            wrote; otherwise they are text.
 
     Raises:
-        UserError: if a context is needed but missing.
+        UserError: if a context is needed but missing, or the text is too long for an encoder.
     """
     loaded.check_predicts_tokens("score")
+    if loaded.rows.masked:
+        if "___" in context:
+            reason = "the context of a masked model comes before the text, token by token"
+            raise UserError(USAGE, f"score: {reason}; write it without ___")
+        before = loaded.tokenizer.encode(context)
+    else:
+        check_context(loaded, context)
+        (before,) = encode_prompts(loaded, [context])
+    return predict_ids(loaded, loaded.tokenizer.encode(text), before, top)
+
+
+def predict_ids(
+    loaded: LoadedModel, ids: np.ndarray, before: np.ndarray, top: int = 5
+) -> list[TokenPrediction]:
+    """Predict the tokens of a text by their ids, given the ids that the model has read before: see
+    predict_tokens.
+    """
+    if not isinstance(top, int) or isinstance(top, bool) or top < 1:
+        raise UserError(USAGE, f"top: got {top!r}, expected a whole number, at least 1")
     tokenizer = loaded.tokenizer
-    ids = tokenizer.encode_with_specials(text) if special_tokens else tokenizer.encode(text)
     top = min(top, loaded.model.vocab_size)
     if not len(ids):
         return []
     if loaded.rows.masked:
-        before = tokenizer.encode(context)
         found = _found_at_masks(loaded, before, ids, top)
     else:
-        check_context(loaded, context)
-        (before,) = encode_prompts(loaded, [context])
-        before = _shortened(loaded, before, len(ids))
         found = _found_from_left_to_right(loaded, before, ids, top)
     pieces = _pieces_of_text(tokenizer, before, ids)
     predictions = []
@@ -87,15 +104,6 @@ def predict_tokens(
     return predictions
 
 
-def _shortened(loaded: LoadedModel, context: np.ndarray, targets: int) -> np.ndarray:
-    """Cut a context on the left, so that it fits a row with its targets."""
-    if loaded.model.is_encoder_decoder:
-        return context
-    length = loaded.model.max_length - loaded.extra_start
-    room = max(length - targets, length // 2)
-    return context[max(len(context) - room, 0) :]
-
-
 def shown(tokenizer: Tokenizer, token: int) -> str:
     """Return a token as text, quoted if it would be invisible."""
     text = tokenizer.decode([token])
@@ -103,7 +111,9 @@ def shown(tokenizer: Tokenizer, token: int) -> str:
 
 
 def _pieces_of_text(tokenizer: Tokenizer, before: np.ndarray, ids: np.ndarray) -> list[str]:
-    """Return what each id adds to the text. The bytes of one character are added by the last."""
+    """Return what each id adds to the text. The bytes of one character are added by the last, those
+    of a character that is never complete by the last of all.
+    """
     pieces, written = [], ""
     for end in range(1, len(ids) + 1):
         whole = tokenizer.decode_after(before, ids[:end])
@@ -117,8 +127,11 @@ def _pieces_of_text(tokenizer: Tokenizer, before: np.ndarray, ids: np.ndarray) -
 def _found_from_left_to_right(
     loaded: LoadedModel, before: np.ndarray, ids: np.ndarray, top: int
 ) -> _Found:
+    pieces = [Piece(0, before, ids)]
+    if position_limit(loaded.model) is not None:
+        pieces = pieces_of(loaded, [before], [ids])
     of_pieces = []
-    for piece in pieces_of(loaded, [before], [ids]):
+    for piece in pieces:
         row, (first,) = decoder_rows(loaded, [piece])
         with loaded.within():
             found = map(to_host, _at_all_positions(loaded.model, loaded.params, row, top))
@@ -133,16 +146,15 @@ def _found_at_masks(loaded: LoadedModel, before: np.ndarray, ids: np.ndarray, to
     mask = loaded.tokenizer.vocabulary["[MASK]"]
     whole, first = framed(loaded, [before, ids])
     positions = np.arange(len(ids)) + first + len(before)
-    rows = []
-    for position in positions:
-        row = whole.copy()
-        row[position] = mask
-        rows.append(row)
+    if len(whole) > loaded.model.max_length:
+        reason = f"the text has {len(whole)} tokens, the model reads {loaded.model.max_length}"
+        raise UserError(USAGE, f"score: {reason}; shorten it")
     chosen = np.zeros(len(ids))
     values, likeliest = np.zeros((len(ids), top)), np.zeros((len(ids), top), np.int32)
     for numbers in like_lengths([len(whole)] * len(ids)):
-        batch = [rows[number] for number in numbers]
-        row = masked_rows(loaded, batch, row_length(len(whole), loaded.model.max_length))
+        batch = np.tile(whole, (len(numbers), 1))
+        batch[np.arange(len(numbers)), positions[numbers]] = mask
+        row = masked_rows(loaded, list(batch), row_length(len(whole), loaded.model.max_length))
         # A mask is no answer where it is what the model is asked to replace.
         hidden = [mask] if loaded.rows.bounds_whole_text else []
         with loaded.within():

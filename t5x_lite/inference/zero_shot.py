@@ -209,9 +209,11 @@ def score_answers(
     encode = loaded.tokenizer.encode
     before, targets = [encode(prompt) for prompt in prompts], [encode(text) for text in answers]
     if isinstance(loaded.rows, TaskPlan) and loaded.rows.format.head == "lm":
-        # A model that learned a task in words reads and writes whole texts, which end in EOS.
+        # A model that learned a task in words writes whole texts, and mostly reads them, too.
         eos = [loaded.tokenizer.vocabulary.eos]
-        before, targets = ([np.append(ids, eos) for ids in texts] for texts in (before, targets))
+        targets = [np.append(ids, eos) for ids in targets]
+        if loaded.rows.format.ends_prompt:
+            before = [np.append(ids, eos) for ids in before]
     return score_after(loaded, before, targets)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from t5x_lite.data.tasks.kinds.chat import Chat
 from t5x_lite.data.tasks.kinds.table import kind_of
+from t5x_lite.data.tokenizers.text_models import LONE_SURROGATE
 from t5x_lite.errors import USAGE, UserError, nearest
 from t5x_lite.pages.server import Json, LocalServer
 
@@ -70,22 +71,24 @@ def answer(model: "LanguageModel", request: Mapping[str, Any]) -> Iterator[Json]
         raise UserError(USAGE, f"action: got {action!r}; {nearest(action, possible)}")
     if not isinstance(text, str):
         raise UserError(USAGE, f"text: got {text!r}, expected a text")
+    text = LONE_SURROGATE.sub("\ufffd", text)  # JSON may hold them, UTF-8 may not
     options = {name: request[name] for name in _OPTIONS if name in request}
     if action == "reply":
-        turns = [*request.get("turns", ()), {"role": "user", "content": text}]
-        text = model.render(turns)
+        before = request.get("turns", [])
+        if not isinstance(before, list):
+            raise UserError(USAGE, f"turns: got {before!r}, expected a list")
+        text = model.render([*before, {"role": "user", "content": text}])
+        options["cut"] = True
     yield from ACTIONS[action](model, text, options)
 
 
 def _continue(model: "LanguageModel", text: str, options: Json) -> Iterator[Json]:
     """Yield the text that a model writes, piece by piece, and then its tokens."""
-    written = ""
-    for piece in model.stream(text, **options):
-        written += piece
-        yield {"piece": piece}
-    # What it wrote may hold special tokens, such as T5's sentinels.
-    tokens = model.predict_tokens(written, text, _TOP, special_tokens=True)
-    yield {"tokens": _as_json(tokens)}
+    for written in model.stream_tokens(text, _TOP, **options):
+        if isinstance(written, str):
+            yield {"piece": written}
+        else:
+            yield {"tokens": _as_json(written)}
 
 
 def _fill(model: "LanguageModel", text: str, options: Json) -> Iterator[Json]:

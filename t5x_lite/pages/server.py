@@ -7,6 +7,7 @@ POST /NAME   a request of the page as JSON, answered in lines of JSON as the ans
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from contextvars import Context, copy_context
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,7 +23,7 @@ Get = Callable[[Mapping[str, str]], Any]
 Post = Callable[[Json], Iterator[Json]]
 
 HOST = "127.0.0.1"
-_LONGEST = 1 << 20  # bytes of a request
+_DIGITS = 6  # of the length of a request, in bytes
 # The page is one file: nothing is loaded from elsewhere or sent there.
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
@@ -69,7 +70,8 @@ class LocalServer(ThreadingHTTPServer):
     @property
     def own_hosts(self) -> set[str]:
         """What a browser may call this server."""
-        return {f"{name}:{self.server_port}" for name in (HOST, "localhost")}
+        names = {f"{name}:{self.server_port}" for name in (HOST, "localhost")}
+        return names | {HOST, "localhost"} if self.server_port == 80 else names
 
     def in_context(self) -> Context:
         """Return the permissions of the command."""
@@ -78,6 +80,11 @@ class LocalServer(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     server: LocalServer  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def handle(self) -> None:
+        """Answer a connection, which the page may close at any time."""
+        with suppress(ConnectionError):
+            super().handle()
 
     def do_GET(self) -> None:
         if not self._is_from_here():
@@ -109,7 +116,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers.get_content_type() != "application/json":
             return self.send_error(HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
         length = self.headers.get("Content-Length", "")
-        if not length.isdecimal() or int(length) > _LONGEST:
+        if not length.isdecimal() or len(length) > _DIGITS:
             return self.send_error(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
         try:
             request = json.loads(self.rfile.read(int(length)))
@@ -122,13 +129,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, request: Json) -> None:
         try:
-            try:
-                for one in self.server.post[self.path](request):
-                    self._write_line(one)
-            except UserError as error:
-                self._write_line({"error": str(error)})
+            for one in self.server.post[self.path](request):
+                self._write_line(one)
+        except UserError as error:
+            self._write_line({"error": str(error)})
         except ConnectionError:
-            pass  # the page was closed, or asked something else
+            raise
+        except Exception as error:  # the page must not wait for ever
+            self._write_line({"error": f"this failed: {type(error).__name__}: {error}"})
+            raise
 
     def _write_line(self, answer: Json) -> None:
         self.wfile.write(json.dumps(answer).encode() + b"\n")

@@ -54,5 +54,13 @@ def test_a_tuned_model_replies(make, talks, tmp_path, architecture, adapt):
     assert "".join(token["text"] for token in last["tokens"]) == written
     message = refusal(list, answer(model, request | {"turns": [1]}), code=65)
     assert message == "reply: turn 0: expected a dict with texts as role and content, got 1"
-    out, _ = run("evaluate", f"--workdir={workdir}", f"--task={talks}")
-    assert "exact match" in out
+    # Other conversations are answered as those were that it learned, whatever their file is called.
+    (tmp_path / "other.jsonl").write_text((tmp_path / "talks.jsonl").read_text())
+    for task in (talks, f"chat({tmp_path}/other.jsonl, text=messages, turn={{role}}-{{content}})"):
+        out, _ = run("evaluate", f"--workdir={workdir}", f"--task={task}")
+        assert "by as trained on talks" in out
+    # A conversation that is too long for a row loses its beginning.
+    long = [{"role": "user", "content": "a" * 100}, *turns]
+    room = model.dimensions.max_length - (6 if architecture == "decoder" else 0)
+    end = model.render(long)[-room + (architecture == "encoder_decoder") :]
+    assert model.reply(long, max_new_tokens=6) == model.generate(end, max_new_tokens=6)

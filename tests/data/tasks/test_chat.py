@@ -112,8 +112,12 @@ def test_sharegpt_is_read_as_well(task, tmp_path):
     [
         ("hello", "got 'hello', expected a list of turns"),
         ([["user", "hi"]], "turn 0: expected a dict with texts as role and content"),
-        ([{"role": "user"}], "turn 0: expected a dict with texts as role and content"),
+        ([{"content": "hi"}], "turn 0: expected a dict with texts as role and content"),
         ([{"role": "user", "content": [{"type": "image"}]}], "turn 0: expected a dict with texts"),
+        (
+            [{"role": "me", "content": "hi"}],
+            "turn 0: got the role 'me', expected one of",
+        ),
     ],
 )
 def test_what_is_no_conversation_is_one_sentence(task, tmp_path, messages, words):
@@ -128,6 +132,30 @@ def test_what_is_no_conversation_is_one_sentence(task, tmp_path, messages, words
 def test_a_turn_needs_its_role_and_its_content(task, turn):
     message = refusal(kind_of, replace(task, turn=turn), code=BAD_CONFIG)
     assert "expected a template with {role} before {content}, each once" in message
+
+
+@pytest.mark.parametrize("name", ["prompt", "text_pair"])
+def test_what_a_chat_does_not_read_is_refused(task, name):
+    message = refusal(kind_of, replace(task, **{name: "x"}), code=BAD_CONFIG)
+    assert message == f"task.{name}: got 'x', but a chat has its turns only; set task.turn"
+    message = refusal(kind_of, replace(task, label="messages"), code=BAD_CONFIG)
+    assert message.startswith("task.label: got 'messages', the column of the turns")
+
+
+def test_roles_of_others_and_calls_of_tools(task, tmp_path):
+    talk = [
+        {"role": "Developer", "content": "Be short."},
+        {"role": "user", "content": None, "value": "Hi"},
+        {"role": "assistant", "content": None},
+        {"role": "tool", "content": "42"},
+        {"role": "bot", "content": "Yes"},
+    ]
+    path = tmp_path / "tools.jsonl"
+    path.write_text(json.dumps({"messages": talk}) + "\n")
+    task = replace(task, source=str(path), turn="{role}:{content};", validation="")
+    (one,) = load_split(replace(task, validation_fraction=0.0), "train").examples
+    assert one.text == "system:Be short.;user:Hi;assistant:;tool:42;assistant:"
+    assert one.label == ("Yes",)
 
 
 def test_an_encoder_cannot_reply(task):

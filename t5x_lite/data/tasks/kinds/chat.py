@@ -11,8 +11,13 @@ from t5x_lite.data.text.records import Record
 from t5x_lite.errors import BAD_DATA, UserError
 
 ASSISTANT = "assistant"
-# The names of roles in other data sets
-_ROLES = {"human": "user", "gpt": ASSISTANT, "model": ASSISTANT}
+# The names of roles in data sets, and ours
+_ROLES = {
+    **{name: name for name in ("system", "user", ASSISTANT, "tool", "function")},
+    "developer": "system",
+    "human": "user",
+    **dict.fromkeys(("gpt", "model", "bot", "chatbot"), ASSISTANT),
+}
 
 
 class Turn(NamedTuple):
@@ -28,12 +33,19 @@ class Chat(OfTexts):
     meaning = "which reply in a conversation"
     shown = "any"
     formats = {
-        architecture: Format(conversation, "lm")
-        for architecture in ("decoder", "prefix_decoder", "encoder_decoder")
+        "decoder": Format(conversation, "lm", ends_prompt=False),
+        "prefix_decoder": Format(conversation, "lm", ends_prompt=False),
+        "encoder_decoder": Format(conversation, "lm"),
     }
 
     def check(self, task: Task) -> Iterator[str]:
-        """Check that a turn is written with its role and its content."""
+        """Check that a turn is written with its role and its content, and that nothing else is."""
+        if task.label == task.text:
+            yield f"task.label: got {task.label!r}, the column of the turns; name another or none"
+        for name in ("prompt", "text_pair"):
+            if getattr(task, name):
+                got = getattr(task, name)
+                yield f"task.{name}: got {got!r}, but a chat has its turns only; set task.turn"
         if not _parts(task):
             expected = "expected a template with {role} before {content}, each once"
             yield f"task.turn: got {task.turn!r}, {expected}"
@@ -44,7 +56,7 @@ class Chat(OfTexts):
         """
         turns = read_turns(lookup(record, task.text, where), where)
         for number, turn in enumerate(turns):
-            if turn.role == ASSISTANT:
+            if turn.role == ASSISTANT and turn.content:
                 before = render(task, turns[:number])
                 yield record | {task.text: before, task.label: turn.content}
 
@@ -67,16 +79,25 @@ def read_turns(value: Any, where: str) -> list[Turn]:
     turns = []
     for number, turn in enumerate(value):
         role, content = _field(turn, "role", "from"), _field(turn, "content", "value")
+        if isinstance(turn, Mapping) and content is None:
+            content = ""  # of a call of tools
         if not isinstance(role, str) or not isinstance(content, str):
             expected = f"expected a dict with texts as role and content, got {turn!r}"
             raise UserError(BAD_DATA, f"{where}: turn {number}: {expected}")
-        turns.append(Turn(_ROLES.get(role, role), content))
+        if role.lower() not in _ROLES:
+            known = ", ".join(_ROLES)
+            raise UserError(
+                BAD_DATA, f"{where}: turn {number}: got the role {role!r}, expected one of {known}"
+            )
+        turns.append(Turn(_ROLES[role.lower()], content))
     return turns
 
 
 def _field(turn: Any, key: str, other_key: str) -> Any:
     """Return a field of a turn, which has another key in the data sets of ShareGPT."""
-    return turn.get(key, turn.get(other_key)) if isinstance(turn, Mapping) else None
+    if not isinstance(turn, Mapping):
+        return None
+    return turn[key] if turn.get(key) is not None else turn.get(other_key)
 
 
 def render(task: Task, turns: Sequence[Turn]) -> str:

@@ -64,10 +64,12 @@ class Format(NamedTuple):
     Attributes:
         function: (kind, task, examples, tokenizer, shape of a row) → the examples as pairs.
         head: the head that predicts, a name in model.heads.HEADS.
+        ends_prompt: True if EOS follows a prompt, also where the answer stands on the same stack.
     """
 
     function: Callable[..., Formatted]
     head: str
+    ends_prompt: bool = True
 
 
 class Kind:
