@@ -34,7 +34,8 @@ from t5x_lite.comparison.span_bits import (
     scored_contexts,
     span_bits,
 )
-from t5x_lite.config import RunConfig, Task
+from t5x_lite.config import RunConfig, Task, to_dict
+from t5x_lite.config.files import build
 from t5x_lite.data.rows.batches import TextData
 from t5x_lite.data.rows.row_plan import RowPlan
 from t5x_lite.data.store.corpus import Corpus
@@ -266,11 +267,16 @@ def _digest(spans: Sequence[Span]) -> str:
 
 
 def kept_answer(path: Path, key: dict[str, Any], compute: Callable[[], Any]) -> Any:
-    """Return the result that the file holds for this key, or compute it and write it there."""
+    """Return the result that the file holds for this key, or compute it and write it there.
+
+    Args:
+        key: what the result depends on. "config" and "task" are all settings of a RunConfig and of
+            a Task; one that is new since the file was written had its default.
+    """
     key = json.loads(json.dumps(key))
     if path.is_file():
         written = read_json(path, "remove it")
-        if written.get("of") == key:
+        if _with_new_settings(written.get("of")) == key:
             return written["answer"]
         # Fine-tuned under another key: from older parameters or with other settings.
         storage.remove_tree(path.with_suffix(""))
@@ -279,6 +285,20 @@ def kept_answer(path: Path, key: dict[str, Any], compute: Callable[[], Any]) -> 
         path.parent.mkdir(parents=True, exist_ok=True)
         storage.write_durably(path, json.dumps({"of": key, "answer": answer}))
     return answer
+
+
+def _with_new_settings(key: Any) -> Any:
+    """Return the key of a file with the settings that it lacks."""
+    if not isinstance(key, dict):
+        return key
+    filled = dict(key)
+    for name, schema in (("config", RunConfig), ("task", Task)):
+        if name in key:
+            try:
+                filled[name] = to_dict(build(schema, key[name]))
+            except UserError:  # a setting that is gone, or has another meaning now
+                return None
+    return filled
 
 
 def _span_bits(workdir: Path, spans: Sequence[Span]) -> dict[str, dict[str, list[float]]]:

@@ -9,8 +9,9 @@ from conftest import run, settings
 
 from t5x_lite.comparison import cells as planning
 from t5x_lite.comparison import tune
-from t5x_lite.config import Data
-from t5x_lite.config.files import build_comparison, load_comparison
+from t5x_lite.comparison.evaluations import kept_answer
+from t5x_lite.config import Data, Task, to_dict
+from t5x_lite.config.files import build_comparison, load, load_comparison
 from t5x_lite.data.store.corpus import SPLITS, hold_out
 from t5x_lite.data.store.prepare import prepare
 from t5x_lite.errors import UserError
@@ -248,3 +249,25 @@ def test_settings_of_fine_tuning_that_cannot_be_tuned_are_refused_early(tmp_path
         config = of_two(text_file, tasks=("which_module",), tune_finetune=(axis,))
         with pytest.raises(UserError, match=expected):
             planning.plan_comparison(build_comparison(config), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "new", "changed"),
+    [
+        ("config", load("gpt_tiny"), "adapt", {"seed": 4}),
+        ("task", Task(name="t", source="x"), "turn", {"label": "other"}),
+    ],
+)
+def test_answers_are_kept_where_only_a_setting_is_new(tmp_path, name, settings, new, changed):
+    path, values = tmp_path / "answer.json", to_dict(settings)
+    key = {"step": 5, name: values}
+    assert kept_answer(path, key, lambda: "first") == "first"
+    without = {field: value for field, value in values.items() if field != new}
+    for written, expected in (
+        (without, "first"),
+        (values | changed, "second"),
+        (without | {"gone": 1}, "second"),
+        (None, "second"),
+    ):
+        path.write_text(json.dumps({"of": {"step": 5, name: written}, "answer": "first"}))
+        assert kept_answer(path, key, lambda: "second") == expected
