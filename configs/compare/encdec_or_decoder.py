@@ -4,8 +4,8 @@ language modelling, at several sizes and budgets (a small version of Zhang et al
 rotary positions, tied tables and as many layers in all. The paper: decoders need less compute, and
 both scale alike.
 
-`:tiny` has the blocks of gpt_tiny; docs/compared.md has its table. `:small` is for one GPU, and was
-not trained here.
+`:tiny` has the blocks of gpt_tiny, and takes an hour on a laptop; `:small` is for one GPU. Neither
+was trained here.
 
 python -m t5x_lite compare --config=compare/encdec_or_decoder --workdir=DIR --jobs=2
 """
