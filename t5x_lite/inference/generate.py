@@ -343,6 +343,10 @@ def stream_written(
         options: the fields of Options but for `stop` and `num_beams`.
     """
     checked = _checked_options(loaded, [prompt], options)
+    for name in ("stop", "num_beams"):
+        if name in options:
+            reason = "is not for a text that is shown token by token"
+            raise UserError(USAGE, f"generate: {name} {reason}; leave it out, or use generate")
     inputs = encode_prompts(loaded, [prompt], checked.special_tokens)
     if cut:
         inputs = [_end_of(loaded, ids, checked.max_new_tokens) for ids in inputs]

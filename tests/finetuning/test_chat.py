@@ -1,6 +1,7 @@
 """A model that was tuned on conversations replies, in Python and on the page."""
 
 import json
+from functools import partial
 
 import pytest
 from conftest import refusal, run
@@ -43,6 +44,8 @@ def test_a_tuned_model_replies(make, talks, tmp_path, architecture, adapt):
     assert repr(model).endswith(", talks, step 1)")
     said = model.reply(turns, max_new_tokens=6)
     assert said == model.generate("user:1? assistant:", max_new_tokens=6)
+    message = refusal(partial(model.reply, turns, stop=("x",)), code=USAGE)
+    assert message.startswith("generate: stop is not for a text that is shown token by token")
     # On the page, with what was said before
     assert actions_of(model)[0] == "reply"
     request = {"action": "reply", "text": "2?", "max_new_tokens": 6}
