@@ -84,7 +84,7 @@ def settings_with(schema: type, *wanted: Role) -> set[str]:
     >>> from t5x_lite.config import Task
     >>> from t5x_lite.config.roles import FORMAT
     >>> sorted(settings_with(Task, FORMAT))
-    ['in_words', 'kind', 'label_words', 'labels', 'no_answer', 'number_step', 'prompt']
+    ['in_words', 'kind', 'label_words', 'labels', 'no_answer', 'number_step', 'prompt', 'turn']
     """
     return {name for name, having in roles(schema).items() if having & set(wanted)}
 

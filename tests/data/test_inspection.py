@@ -109,5 +109,5 @@ def test_rows_are_shown_as_each_stack_reads_them(
             "mask" in objective and "salient" not in objective and reads
         ):  # the text has no such spans
             assert any("[MASK]" in line for line in reads)
-    has_prefix = batches.shape.bidirectional_prefix or batches.shape.looks_ahead
+    has_prefix = batches.shape.bidirectional_prefix or batches.shape.looks_ahead > 0
     assert has_prefix == ("are seen both ways" in shown)

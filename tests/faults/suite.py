@@ -566,6 +566,9 @@ def given(runs: Runs, new: Path) -> dict[str, list[Any]]:
         "import": ["--from=hf", runs.exported, f"--workdir={new}"],
         "export": [whole, new],
         "verify": [runs.whole()],
+        # What would serve until Ctrl-C is given a run that does not exist.
+        "play": [whole, f"--beside={new}"],
+        "watch": [new],
         "list": [],
         "doctor": [],
         "completion": ["bash"],

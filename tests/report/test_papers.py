@@ -1,6 +1,7 @@
 """BibTeX of the papers behind a comparison."""
 
 import re
+import string
 
 import pytest
 
@@ -17,10 +18,15 @@ def test_an_entry_is_bibtex(key):
         depth += {"{": 1, "}": -1}.get(character, 0)
         assert depth >= 0
     assert depth == 0
-    # Authors are whole names, joined by "and", and the key is the first one and the year.
+    # Authors are whole names, joined by "and". The key is the first one and the year, with a letter
+    # where there are several of one year.
     authors = PAPERS[key].authors.split(" and ")
     assert all(" " in author or author == "others" for author in authors)
-    assert key == f"{authors[0].split()[-1].lower()}{PAPERS[key].year}"
+    plain = f"{authors[0].split()[-1].lower()}{PAPERS[key].year}"
+    several = [other for other in PAPERS if other.startswith(plain)]
+    letters = ["", *string.ascii_lowercase] if len(several) == 1 else string.ascii_lowercase
+    assert several == [f"{plain}{letter}" for letter in letters[: len(several)]]
+    assert key in several
 
 
 def test_a_paper_of_your_own_is_its_entry():

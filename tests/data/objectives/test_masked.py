@@ -170,7 +170,7 @@ def test_masked_next_token_is_masked_lm_predicted_one_position_earlier():
 
 def test_it_shares_a_decoder_with_language_modelling_whose_rows_look_back():
     plan = plan_rows("causal_lm + masked_next_token", "decoder", Lengths(sequence_length=8))
-    assert plan.shape == RowShape(decoder=8, looks_ahead=True)
+    assert plan.shape == RowShape(decoder=8, looks_ahead=0.5)
     (pairs,) = apply("causal_lm", window(8)[None])
     assert not lay_out(pairs, plan.shape, VOCABULARY)["decoder_prefix"].any()
     config = RunConfig(
