@@ -544,6 +544,9 @@ def divergence(runs: Runs, rng: np.random.Generator, place: Path) -> None:
         loop.Run.batch = batch  # type: ignore[method-assign]
 
 
+SERVING = {"play", "watch"}  # until Ctrl-C: tests/pages tries them
+
+
 def given(runs: Runs, new: Path) -> dict[str, list[Any]]:
     """Return what each command is given to do what it is for."""
     config, whole, text = f"--config={runs.config()}", f"--workdir={runs.whole()}", "the cat"
@@ -566,9 +569,6 @@ def given(runs: Runs, new: Path) -> dict[str, list[Any]]:
         "import": ["--from=hf", runs.exported, f"--workdir={new}"],
         "export": [whole, new],
         "verify": [runs.whole()],
-        # What would serve until Ctrl-C is given a run that does not exist.
-        "play": [whole, f"--beside={new}"],
-        "watch": [new],
         "list": [],
         "doctor": [],
         "completion": ["bash"],
