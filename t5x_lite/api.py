@@ -39,7 +39,7 @@ from t5x_lite.data.rows.row_plan import RowPlan
 from t5x_lite.data.store.corpus import Corpus
 from t5x_lite.data.store.prepare import prepare as prepare_text
 from t5x_lite.data.tasks.examples import with_labels_of
-from t5x_lite.data.tasks.kinds.chat import Chat, read_turns, render
+from t5x_lite.data.tasks.kinds.chat import read_turns, render
 from t5x_lite.data.tasks.kinds.table import kind_of
 from t5x_lite.data.tasks.load import load_own_task, load_own_tasks, load_task
 from t5x_lite.data.tasks.task_data import TaskData, TaskPlan
@@ -50,7 +50,7 @@ from t5x_lite.finetuning import run as tuning
 from t5x_lite.inference.embed import Pooling, embed
 from t5x_lite.inference.evaluate import evaluate_task
 from t5x_lite.inference.fill import fill
-from t5x_lite.inference.generate import continue_texts, stream_texts, stream_written
+from t5x_lite.inference.generate import Written, continue_texts, stream_texts, stream_written
 from t5x_lite.inference.predict import judge_split
 from t5x_lite.inference.score import Score, score
 from t5x_lite.inference.token_predictions import TokenPrediction, predict_ids, predict_tokens
@@ -370,12 +370,16 @@ class LanguageModel:
         self._loaded = loaded
 
     def __repr__(self) -> str:
+        return f"LanguageModel({self.summary})"
+
+    @property
+    def summary(self) -> str:
+        """Architecture, size and training in a few words."""
         loaded = self._loaded
         with loaded.within():
             size = short(count_parameters(loaded.model))
         learned = loaded.config.task.name or loaded.config.objective
-        trained = f"{learned}, step {loaded.step}"
-        return f"LanguageModel({loaded.model.architecture}, {size} parameters, {trained})"
+        return f"{loaded.model.architecture}, {size} parameters, {learned}, step {loaded.step}"
 
     @property
     def config(self) -> RunConfig:
@@ -428,8 +432,8 @@ class LanguageModel:
         Raises:
             UserError: if it was tuned on something else.
         """
-        *_, (_, _, text) = stream_written(self._loaded, self.render(turns), cut=True, **options)
-        return text
+        *_, last = stream_written(self._loaded, self.render(turns), cut=True, **options)
+        return last.text
 
     def stream_tokens(
         self, prompt: str, top: int = 5, cut: bool = False, **options: Any
@@ -441,19 +445,16 @@ class LanguageModel:
             cut: a prompt that leaves no room in a row loses its beginning.
             options: see generate; not stop and num_beams.
         """
-        before, written = "", None
+        last = Written(np.zeros(0, np.int32), np.zeros(0, np.int32), "")
         for written in stream_written(self._loaded, prompt, cut=cut, **options):
-            text = written[2]
-            yield text[len(before) :]
-            before = text
-        assert written is not None
-        read, ids, _ = written
-        yield predict_ids(self._loaded, ids, read, top)
+            yield written.text[len(last.text) :]
+            last = written
+        yield predict_ids(self._loaded, last.ids, last.prompt, top)
 
     def render(self, turns: Sequence[Mapping[str, str]]) -> str:
         """Return turns as the text that the model continues with its reply: see reply."""
         task = self.config.task
-        if not isinstance(kind_of(task), Chat):
+        if not kind_of(task).replies:
             trained = task.name or self.config.objective
             raise UserError(USAGE, f"reply: this model was trained on {trained}; use generate")
         return render(task, read_turns(turns, "reply"))

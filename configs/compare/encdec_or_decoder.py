@@ -1,11 +1,10 @@
-"""An encoder-decoder that learns prefix language modelling, or a decoder that learns causal
-language modelling, at several sizes and budgets (a small version of Zhang et al., 2025,
-"Encoder-Decoder or Decoder-Only? Revisiting Encoder-Decoder Large Language Model")? Both have
-rotary positions, tied tables and as many layers in all. The paper: decoders need less compute, and
-both scale alike.
+"""Which learns more from the same compute, an encoder-decoder with prefix language modelling or a
+decoder with causal language modelling, and how does it change with size (a small version of Zhang
+et al., 2025, "Encoder-Decoder or Decoder-Only? Revisiting Encoder-Decoder Large Language Model")?
+Both have rotary positions, tied tables and as many layers in all. The paper: decoders do, and both
+scale alike.
 
-`:tiny` has the blocks of gpt_tiny, and takes an hour on a laptop; `:small` is for one GPU. Neither
-was trained here.
+`:tiny` has the blocks of gpt_tiny, and `:small` is for one GPU. Neither was trained here.
 
 python -m t5x_lite compare --config=compare/encdec_or_decoder --workdir=DIR --jobs=2
 """
@@ -26,8 +25,18 @@ class Ladder(NamedTuple):
 
 
 LADDERS = {
-    "tiny": Ladder("gpt_tiny", ((2, 64), (4, 96), (6, 128)), (1.5e12, 3e12, 6e12), 32),
-    "small": Ladder("gpt2_small", ((8, 512), (12, 768), (16, 1024)), (1e17, 3e17, 1e18), 64),
+    "tiny": Ladder(
+        recipe="gpt_tiny",
+        sizes=((2, 64), (4, 96), (6, 128)),
+        budgets=(1.5e12, 3e12, 6e12),
+        head_dim=32,
+    ),
+    "small": Ladder(
+        recipe="gpt2_small",
+        sizes=((8, 512), (12, 768), (16, 1024)),
+        budgets=(1e17, 3e17, 1e18),
+        head_dim=64,
+    ),
 }
 
 

@@ -2,7 +2,6 @@
 
 import argparse
 import webbrowser
-from collections.abc import Sequence
 
 from t5x_lite.commands.common import (
     add_allow,
@@ -36,31 +35,22 @@ def run(args: argparse.Namespace) -> None:
     from t5x_lite.config.files import check_is_run
     from t5x_lite.model_address import locate
     from t5x_lite.pages.play import play_server
+    from t5x_lite.pages.server import short_names
     from t5x_lite.training.loop import setup_jax
 
     addresses = [first, *args.beside]
-    for address in addresses:
-        check_is_run(locate(address).directory)
-    names = [str(locate(address)) for address in addresses]
-    for name in names:
-        if names.count(name) > 1:
-            raise UserError(USAGE, f"play: {name} is given twice; name each run once")
+    located = [locate(address) for address in addresses]
+    for one in located:
+        check_is_run(one.directory)
+        if list(map(str, located)).count(str(one)) > 1:
+            raise UserError(USAGE, f"play: {one} is given twice; name each run once")
     models = {}
+    # A port that is taken is refused before models are loaded.
     with play_server(models, args.port) as server:
         setup_jax()
-        for name, address in zip(_short_names(addresses), addresses, strict=True):
+        for name, address in zip(short_names(addresses), addresses, strict=True):
             models[name] = api.load_model(address)
         say(f"{server.address} (Ctrl-C ends it)")
         if args.open:
             webbrowser.open(server.address)
         server.serve_forever()
-
-
-def _short_names(addresses: Sequence[str]) -> list[str]:
-    """Name runs by their directories, or by whole addresses if two of these are equal.
-
-    >>> _short_names(["runs/gpt", "runs/bert"]), _short_names(["a/gpt", "b/gpt"])
-    (['gpt', 'bert'], ['a/gpt', 'b/gpt'])
-    """
-    names = [address.rstrip("/").rpartition("/")[2] for address in addresses]
-    return names if len(set(names)) == len(names) else list(addresses)

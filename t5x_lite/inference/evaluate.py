@@ -5,7 +5,6 @@ from typing import Any
 
 from t5x_lite.config import Task
 from t5x_lite.config.roles import FORMAT, settings_with
-from t5x_lite.data.tasks.kinds.chat import Chat
 from t5x_lite.data.tasks.kinds.table import kind_of
 from t5x_lite.data.tasks.metrics import by_group, check_metrics, judge
 from t5x_lite.data.tasks.records import has_splits
@@ -36,8 +35,8 @@ def evaluate_task(loaded: LoadedModel, task: Task, asking: Asking) -> dict[str, 
         reason = f"this model has only learned {learned}, not {task.name}"
         fix = f"for a file of your own, use --task='{learned}(FILE)'"
         raise UserError(USAGE, f"evaluate: {reason}; {fix}")
-    both_chat = trained_on is not None and _is_chat(trained_on) and _is_chat(task)
-    if (learned == task.name or both_chat) and not asking.shots:
+    both_reply = trained_on is not None and all(kind_of(of).replies for of in (trained_on, task))
+    if (learned == task.name or both_reply) and not asking.shots:
         evaluated = _evaluate_learned(loaded, task, asking)
     else:
         evaluated = ask(loaded, task, asking)
@@ -53,10 +52,6 @@ def evaluate_task(loaded: LoadedModel, task: Task, asking: Asking) -> dict[str, 
         "groups": evaluated.groups,
         "predictions": as_records(evaluated.examples, evaluated.predictions),
     }
-
-
-def _is_chat(task: Task) -> bool:
-    return isinstance(kind_of(task), Chat)
 
 
 def _evaluate_learned(loaded: LoadedModel, task: Task, asking: Asking) -> Evaluated:

@@ -59,17 +59,13 @@ def fill_words(loaded: LoadedModel, text: str, top: int = 5) -> list[list[tuple[
     with loaded.within():
         probabilities = to_host(_blank_probabilities(config, loaded.params, row, blanks))
 
-    def word(token: int) -> str:
-        text = loaded.tokenizer.decode([token])
-        return text.strip() or repr(text)
-
     if loaded.rows.bounds_whole_text:  # as in unmasking, where the mask itself is no answer
         probabilities = np.array(probabilities)
         probabilities[:, mask] = 0
         probabilities /= probabilities.sum(-1, keepdims=True)
     likeliest = np.argsort(-probabilities, -1)[:, :top]
     return [
-        [(word(token), float(of_blank[token])) for token in tokens]
+        [(loaded.tokenizer.show(token), float(of_blank[token])) for token in tokens]
         for tokens, of_blank in zip(likeliest, probabilities, strict=True)
     ]
 

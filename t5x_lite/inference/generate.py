@@ -8,7 +8,7 @@ the prompt and the decoder begins with the start token.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -330,11 +330,24 @@ def continue_inputs(loaded: LoadedModel, inputs: list[np.ndarray], **options) ->
     return texts
 
 
+class Written(NamedTuple):
+    """What a model has written so far after a prompt.
+
+    Attributes:
+        prompt: the ids that it has read.
+        ids: the ids that it has written.
+        text: these as text, without a character that is not complete.
+    """
+
+    prompt: np.ndarray
+    ids: np.ndarray
+    text: str
+
+
 def stream_written(
     loaded: LoadedModel, prompt: str, *, cut: bool = False, every: int = 4, **options
-) -> Iterator[tuple[np.ndarray, np.ndarray, str]]:
-    """Yield what is written so far after one prompt: the ids of the prompt, the ids written, and
-    their text. The text only grows.
+) -> Iterator[Written]:
+    """Yield what is written so far after one prompt. The text only grows.
 
     Args:
         cut: a prompt that leaves no room in a row for max_new_tokens loses its beginning, half of
@@ -347,15 +360,15 @@ def stream_written(
         if name in options:
             reason = "is not for a text that is shown token by token"
             raise UserError(USAGE, f"generate: {name} {reason}; leave it out, or use generate")
-    inputs = encode_prompts(loaded, [prompt], checked.special_tokens)
+    (read,) = encode_prompts(loaded, [prompt], checked.special_tokens)
     if cut:
-        inputs = [_end_of(loaded, ids, checked.max_new_tokens) for ids in inputs]
+        read = _end_of(loaded, read, checked.max_new_tokens)
     sampling = Sampling(checked.temperature, checked.top_k, checked.top_p)
     ids, text = np.zeros(0, np.int32), ""
-    for (ids,) in _written(loaded, inputs, sampling, every, checked):
-        text = loaded.tokenizer.decode_after(inputs[0], ids)
-        yield inputs[0], ids, _settled(text, ())
-    yield inputs[0], ids, text
+    for (ids,) in _written(loaded, [read], sampling, every, checked):
+        text = loaded.tokenizer.decode_after(read, ids)
+        yield Written(read, ids, _settled(text, ()))
+    yield Written(read, ids, text)
 
 
 def _end_of(loaded: LoadedModel, ids: np.ndarray, max_new_tokens: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Say what a model expects at each token of a text: how likely the token is, and which others are.
+"""Predict each token of a text: how likely it is in its place, and which tokens are likeliest.
 
 Shapes: N tokens of the text, D positions of a row, V vocabulary.
 """
@@ -32,7 +32,7 @@ from t5x_lite.training.run_directory import LoadedModel
 
 
 class TokenPrediction(NamedTuple):
-    """What a model expects in the place of one token.
+    """The prediction of one token of a text.
 
     Attributes:
         text: the token; those of a text make the text.
@@ -96,18 +96,10 @@ def predict_ids(
     pieces = _pieces_of_text(tokenizer, before, ids)
     predictions = []
     for piece, chosen, values, likeliest in zip(pieces, *found, strict=True):
-        others = [
-            (shown(tokenizer, int(token)), float(np.exp(value)))
-            for token, value in zip(likeliest, values, strict=True)
-        ]
+        words = map(tokenizer.show, likeliest.tolist())
+        others = list(zip(words, np.exp(values).tolist(), strict=True))
         predictions.append(TokenPrediction(piece, float(np.exp(chosen)), others))
     return predictions
-
-
-def shown(tokenizer: Tokenizer, token: int) -> str:
-    """Return a token as text, quoted if it would be invisible."""
-    text = tokenizer.decode([token])
-    return text.strip() or repr(text)
 
 
 def _pieces_of_text(tokenizer: Tokenizer, before: np.ndarray, ids: np.ndarray) -> list[str]:
@@ -116,11 +108,13 @@ def _pieces_of_text(tokenizer: Tokenizer, before: np.ndarray, ids: np.ndarray) -
     """
     pieces, written = [], ""
     for end in range(1, len(ids) + 1):
-        whole = tokenizer.decode_after(before, ids[:end])
-        is_last = end == len(ids)
-        grown = whole if is_last else whole.rstrip("\ufffd")
-        pieces.append(grown[len(written) :] if grown.startswith(written) else "")
-        written = grown if grown.startswith(written) else written
+        text = tokenizer.decode_after(before, ids[:end])
+        if end < len(ids):
+            text = text.rstrip("\ufffd")  # perhaps the first bytes of a character
+        if not text.startswith(written):
+            text = written
+        pieces.append(text[len(written) :])
+        written = text
     return pieces
 
 
@@ -137,7 +131,7 @@ def _found_from_left_to_right(
             found = map(to_host, _at_all_positions(loaded.model, loaded.params, row, top))
         last = first + len(piece.targets)
         of_pieces.append([column[first:last] for column in found])
-    chosen, values, likeliest = (np.concatenate(column) for column in zip(*of_pieces, strict=True))
+    chosen, values, likeliest = map(np.concatenate, zip(*of_pieces, strict=True))
     return chosen, values, likeliest
 
 

@@ -46,7 +46,7 @@ _Rows = Sequence[tuple[str, str]]
 
 
 class Naming(NamedTuple):
-    """What the user of an export says of it.
+    """The name, licence and revision that a user gives to an export.
 
     Attributes:
         name: what the model is loaded by.

@@ -5,7 +5,6 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from t5x_lite.data.tasks.kinds.chat import Chat
 from t5x_lite.data.tasks.kinds.table import kind_of
 from t5x_lite.data.tokenizers.text_models import LONE_SURROGATE
 from t5x_lite.errors import USAGE, UserError, nearest
@@ -40,14 +39,14 @@ def play_server(models: Mapping[str, "LanguageModel"], port: int = 0) -> LocalSe
 
 def describe(name: str, model: "LanguageModel") -> Json:
     """Return what the page says about a model, and the actions that it can do."""
-    return {"name": name, "about": repr(model), "actions": actions_of(model)}
+    return {"name": name, "about": model.summary, "actions": actions_of(model)}
 
 
 def actions_of(model: "LanguageModel") -> list[str]:
     """Return the names in ACTIONS of what a model can do."""
     dimensions, rows = model.dimensions, model.rows
     can = {
-        "reply": isinstance(kind_of(model.config.task), Chat),
+        "reply": kind_of(model.config.task).replies,
         "continue": dimensions.architecture != "encoder" or rows.bounds_whole_text,
         "fill": rows.masked or rows.uses_sentinels,
         "score": dimensions.architecture in ("encoder", "decoder"),

@@ -6,7 +6,7 @@ POST /NAME   a request of the page as JSON, answered in lines of JSON as the ans
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from contextvars import Context, copy_context
 from http import HTTPStatus
@@ -29,6 +29,16 @@ _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+
+
+def short_names(paths: Sequence[str]) -> list[str]:
+    """Name paths by their last parts, or each by the whole path if two of these are equal.
+
+    >>> short_names(["runs/gpt", "runs/bert/"]), short_names(["a/gpt", "b/gpt"])
+    (['gpt', 'bert'], ['a/gpt', 'b/gpt'])
+    """
+    names = [path.rstrip("/").rpartition("/")[2] for path in paths]
+    return names if len(set(names)) == len(names) else list(paths)
 
 
 class LocalServer(ThreadingHTTPServer):
@@ -69,7 +79,7 @@ class LocalServer(ThreadingHTTPServer):
 
     @property
     def own_hosts(self) -> set[str]:
-        """What a browser may call this server."""
+        """Hosts and ports under which a browser may reach this server."""
         names = {f"{name}:{self.server_port}" for name in (HOST, "localhost")}
         return names | {HOST, "localhost"} if self.server_port == 80 else names
 
@@ -135,7 +145,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._write_line({"error": str(error)})
         except ConnectionError:
             raise
-        except Exception as error:  # the page must not wait for ever
+        except Exception as error:  # the page must not wait for an answer that never comes
             self._write_line({"error": f"this failed: {type(error).__name__}: {error}"})
             raise
 

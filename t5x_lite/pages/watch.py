@@ -2,10 +2,11 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from t5x_lite.errors import NO_FILE, UserError, read_json
-from t5x_lite.pages.server import Json, LocalServer
+from t5x_lite.pages.server import Json, LocalServer, short_names
 from t5x_lite.training.log import read_metrics
 
 _PAGE = Path(__file__).with_name("watch.html")
@@ -23,16 +24,13 @@ def watch_server(directories: Sequence[Path], port: int = 0) -> LocalServer:
             raise UserError(NO_FILE, f"{directory}: no such directory; {fix}")
 
     def runs(query: Mapping[str, str]) -> list[Json]:
-        return [describe(name, path) for name, path in find_runs(directories).items()]
+        described = []
+        for name, path in find_runs(directories).items():
+            known = query.get(name, "")
+            described.append(describe(name, path, int(known) if known.isdecimal() else 0))
+        return described
 
-    def metrics(query: Mapping[str, str]) -> Json:
-        path = find_runs(directories).get(query.get("run", ""))
-        if path is None:
-            raise UserError(NO_FILE, f"run: got {query.get('run')!r}, which is no run here")
-        after = query.get("after", "")
-        return records_after(path, int(after) if after.isdecimal() else 0)
-
-    return LocalServer(_PAGE, {"/runs": runs, "/metrics": metrics}, port=port)
+    return LocalServer(_PAGE, {"/runs": runs}, port=port)
 
 
 def find_runs(directories: Sequence[Path]) -> dict[str, Path]:
@@ -40,35 +38,47 @@ def find_runs(directories: Sequence[Path]) -> dict[str, Path]:
     a run holds its stages.
     """
     found = {}
-    for directory in directories:
+    names = short_names([str(directory.resolve()) for directory in directories])
+    for name, directory in zip(names, directories, strict=True):
         for inside in ("", "*/", "*/*/", "*/stages/*/"):
             for path in sorted(directory.glob(f"{inside}config.json")):
-                name = path.parent.relative_to(directory.parent).as_posix()
-                found[name] = path.parent
+                below = path.parent.relative_to(directory)
+                found[(Path(name) / below).as_posix()] = path.parent
     return found
 
 
-def describe(name: str, directory: Path) -> Json:
-    """Return what the page says about a run: its objective, its steps, and how many seconds ago it
-    has written something, or None. Of what is no run, return an error.
+def describe(name: str, directory: Path, known: int = 0) -> Json:
+    """Return what the page says about a run: its objective, its steps, how many seconds ago it has
+    written something (None: nothing yet), and its records after the first `known`.
+
+    `before` is how many records come before these: none, if the run has gone back to an earlier
+    step and written them anew. If the directory cannot be read, there is only an error.
     """
     path = directory / "config.json"
     try:
         config = read_json(path, "it belongs to a run")
         learns = config["task"]["name"] or config["objective"]
         steps = config["training"]["steps"]
-    except (UserError, LookupError, TypeError) as error:
-        lacks = f"{path}: is not that of a run, it lacks {error}"
-        return {"name": name, "error": str(error) if isinstance(error, UserError) else lacks}
-    written = directory / "metrics.jsonl"
-    silent = time.time() - written.stat().st_mtime if written.exists() else None
-    return {"name": name, "learns": str(learns), "steps": steps, "silent": silent}
+        records, silent = _records(directory / "metrics.jsonl")
+    except UserError as error:
+        return {"name": name, "error": str(error)}
+    except (LookupError, TypeError) as error:
+        return {"name": name, "error": f"{path}: is not that of a run, it lacks {error}"}
+    before = known if known <= len(records) else 0
+    about = {"name": name, "learns": str(learns), "steps": steps, "silent": silent}
+    return {**about, "before": before, "records": records[before:]}
 
 
-def records_after(directory: Path, count: int) -> Json:
-    """Return the records of a run after the first `count`, and how many come before them: none, if
-    the run has gone back to an earlier step and begun them anew.
-    """
-    records = read_metrics(directory / "metrics.jsonl")
-    before = count if count <= len(records) else 0
-    return {"before": before, "records": records[before:]}
+def _records(path: Path) -> tuple[list[dict], float | None]:
+    """Return the records of a run, and the seconds since the last was written."""
+    try:
+        now = path.stat()
+    except OSError:  # it has written none yet
+        return [], None
+    return _read(path, now.st_mtime_ns, now.st_size), time.time() - now.st_mtime
+
+
+@lru_cache(maxsize=256)
+def _read(path: Path, written_at: int, size: int) -> list[dict]:
+    """Read the records of a file that was written then, and has that size."""
+    return read_metrics(path)

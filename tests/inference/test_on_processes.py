@@ -34,9 +34,11 @@ answers = {
 }
 if architecture == "encoder":
     answers["score"] = [score.nats for score in model.score(texts[:2])]
+    answers["tokens"] = [token.probability for token in model.predict_tokens(texts[0])]
 else:
     context = "" if architecture == "decoder" else "On the mat"
     answers["score"] = [score.nats for score in model.score(texts[:2], context)]
+    answers["tokens"] = [token.probability for token in model.predict_tokens(texts[0], context)]
     prompts = texts[:2]
     answers["greedy"] = model.generate(prompts, max_new_tokens=20)
     answers["sampled"] = model.generate(prompts, max_new_tokens=20, temperature=1.0, seed=3)

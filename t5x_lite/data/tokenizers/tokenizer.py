@@ -165,6 +165,15 @@ class Tokenizer:
             return f"<extra_id_{sentinel}>"
         return self._names.get(token_id, f"<id {token_id}>")
 
+    def show(self, token_id: int) -> str:
+        """Return one token as text without blanks around it, quoted if nothing else is in it.
+
+        >>> Tokenizer().show(ord("a")), Tokenizer().show(ord(" "))
+        ('a', "' '")
+        """
+        text = self.decode([token_id])
+        return text.strip() or repr(text)
+
     def save(self, directory: Path) -> None:
         """Write the model's files, and vocabulary.json, which says what they are."""
         storage.make_directory(directory)

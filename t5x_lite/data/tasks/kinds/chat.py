@@ -21,7 +21,7 @@ _ROLES = {
 
 
 class Turn(NamedTuple):
-    """What one side says in a conversation."""
+    """One turn of a conversation: who speaks, and the text."""
 
     role: str
     content: str
@@ -31,6 +31,7 @@ class Chat(OfTexts):
     """A conversation is a list of turns, {"role": …, "content": …}, in the column `text`."""
 
     meaning = "which reply in a conversation"
+    replies = True
     shown = "any"
     formats = {
         "decoder": Format(conversation, "lm", ends_prompt=False),

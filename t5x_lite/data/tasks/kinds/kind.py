@@ -89,6 +89,7 @@ class Kind:
         names_labels: True if labels have names, which `label_names` finds.
         needs_choices: True if task.choices has to name columns.
         completes: True if an answer continues the text.
+        replies: True if examples are conversations.
         shown: which predictions a report shows.
     """
 
@@ -103,6 +104,7 @@ class Kind:
     names_labels: ClassVar[bool] = False
     needs_choices: ClassVar[bool] = False
     completes: ClassVar[bool] = False
+    replies: ClassVar[bool] = False
     shown: ClassVar[Literal["right and wrong", "largest errors", "any"]] = "right and wrong"
 
     # Reading examples.
