@@ -1,9 +1,10 @@
-"""Bytes a token of the tokenizers that can be trained, on text that they have not seen.
+"""Measure the bytes per token of the tokenizers that can be trained, on text that they have not
+seen.
 
     python benchmarks/bytes_per_token.py [FILE ...] [--vocab-size=8192]
 
-The texts are README's first example, the built-in one, and the files or directories that are named.
-Each tokenizer is trained on the first nine tenths of a text and judged by the last.
+The texts are the README's first example, the built-in text, and the given files or directories.
+Each tokenizer is trained on the first nine tenths of a text and judged by the last tenth.
 """
 
 import argparse
@@ -34,7 +35,7 @@ def texts_of(files: list[str]) -> dict[str, str]:
 
 
 def main() -> None:
-    """Print a table: text, tokenizer, ids, bytes a token, seconds to train."""
+    """Print a table: text, tokenizer, ids, bytes per token, seconds to train."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("files", nargs="*")
     parser.add_argument("--vocab-size", type=int, default=8192)

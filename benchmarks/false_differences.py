@@ -1,10 +1,12 @@
-"""How often would a report be wrong? Reports of simulated cells: how many hold a difference that is
-not there, how often the truth lies outside an interval, and how often a real difference is found.
+"""How often would a report be wrong? Simulates the reports of cells and counts how many contain a
+false difference, how often the truth lies outside an interval, and how often a real difference is
+found.
 
-A run's amount of a unit (span or example) is the sum of what the unit is worth for all models, the
-luck of the seed, part of which all cells share because they read the text in the same order, and
-noise. Spans come in passages that are alike, and are as noisy as the quickstart's. Right answers
-are drawn from such sums. A row of the table is a kind of score, with cells and seeds.
+A run's value on a unit (a span or an example) is the sum of three terms: how hard the unit is for
+all models, the luck of the seed, and noise. Cells share part of the luck, because they read the
+text in the same order. Spans of one passage are alike, and are as noisy as the quickstart's.
+Whether an example is answered right is drawn from such a sum. A row of the table is a kind of score
+with a number of cells and seeds.
 
 python benchmarks/false_differences.py --reports=400
 """
@@ -18,16 +20,16 @@ from scipy import stats
 from t5x_lite.comparison.statistics import Rule, Sample, scores_of
 from t5x_lite.progress import columns, say
 
-LUCK = 0.02  # standard deviation over seeds, of scores around 2 bits or 50 % of right answers
-EFFECT = 0.1  # what the last cell is better or worse by, where there is a difference to be found
+LUCK = 0.02  # standard deviation over seeds, for scores around 2 bits or 50 % right answers
+EFFECT = 0.1  # how much better the last cell is, when there is a difference to be found
 
 
 class Score(NamedTuple):
-    """A kind of score: how many units it has, and what one is like."""
+    """A kind of score, as described by its units (spans or examples; 0 for a loss)."""
 
     units: int
     clusters: int
-    typical: float  # mean of its amounts
+    typical: float  # mean of the values
     is_bounded: bool
 
 
@@ -45,8 +47,8 @@ def simulated(score: Score, effects: np.ndarray, seeds: int, shared: float, rand
     """Return the values of a report with one score, and its sample.
 
     Args:
-        effects: [cells] what each cell is better by.
-        shared: correlation of the luck of cells that have the same seed.
+        effects: [cells] shift of each cell's mean.
+        shared: correlation of the luck of cells with the same seed.
     """
     cells = len(effects)
     common = random.normal(size=(1, seeds))
@@ -62,7 +64,7 @@ def simulated(score: Score, effects: np.ndarray, seeds: int, shared: float, rand
         units = random.normal(size=score.units)
         noise = random.normal(size=(cells, seeds, score.units))
         if score.is_bounded:
-            # An example is answered right if the sum of what it is worth and noise is high enough.
+            # An example is answered right if the sum of its difficulty and noise is low enough.
             threshold = stats.norm.ppf(np.clip(means, 1e-4, 1 - 1e-4))[..., None]
             amounts = (np.sqrt(0.5) * (units + noise) < threshold).astype(float)
             sizes = np.ones(score.units)
@@ -79,7 +81,7 @@ def simulated(score: Score, effects: np.ndarray, seeds: int, shared: float, rand
 
 
 def report_of(values, samples, rule=Rule()):
-    """Return the scores of a report whose cells are all compared with the first."""
+    """Return the scores of a report that compares all cells with the first."""
     names = list(values)
     nothing, baselines = {name: {} for name in names}, dict.fromkeys(names, names[0])
     scores = scores_of(values, samples, nothing, baselines, lambda name: True, rule)
@@ -107,10 +109,11 @@ def measured(
 
 
 def decided(score: Score, cells: int, effect: float, reports: int, random) -> list[str]:
-    """Return a row of the table of reports that add seeds, from 3 to 12, until all is decided.
+    """Return a row of the second table, of reports that add seeds until all differences are
+    decided, from 3 to 12.
 
     Args:
-        effect: what the last cell is better by.
+        effect: how much better the last cell is.
     """
     rule = Rule(alpha=0.01, looks=10, effect=EFFECT, score="score")
     verdicts, seeds_used = [], []
@@ -133,7 +136,7 @@ def decided(score: Score, cells: int, effect: float, reports: int, random) -> li
 
 
 def main() -> None:
-    """Print the table."""
+    """Print both tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--reports", type=int, default=400, help="simulated reports of each row")
     arguments = parser.parse_args()
@@ -152,7 +155,7 @@ def main() -> None:
             rows.append([name, str(cells), str(seeds), f"{shared:g}", *row])
     say(columns(rows, "<" + ">" * 7))
 
-    # Looking after every seed: nulls, then an effect of the size that matters.
+    # Look after every seed: first equal cells, then an effect of the size that matters.
     rows = [["score", "cells", "effect", "different", "equivalent", "seeds"]]
     for name, cells, effect in (
         ("loss", 2, 0.0),

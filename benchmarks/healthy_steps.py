@@ -1,8 +1,9 @@
-"""How often a step of a run that converged is called unhealthy (training/health.py).
+"""Count how often a step of a run that converged is called unhealthy (training/health.py).
 
-    python benchmarks/healthy_steps.py DIR…      (looks for metrics.jsonl below)
+    python benchmarks/healthy_steps.py DIR…      (finds every metrics.jsonl below DIR)
 
-Steps that were not recorded are not there, so the window reaches further back than in a run.
+Steps that were not recorded are missing, so the window of Health reaches further back than in a
+run.
 """
 
 import sys

@@ -3,8 +3,8 @@ steps, for gpt_tiny.
 
     python benchmarks/loop.py [ROUNDS] [CONFIG]
 
-Three variants take turns: the bare steps, each of which waits for the step before; the loop as it
-is, without checkpoints in between; and the loop with a checkpoint every 100 steps. Metrics are
+Three variants take turns: the bare steps, each of which waits for the step before; the whole loop
+without checkpoints in between; and the loop with a checkpoint every 100 steps. Metrics are
 logged every 50 steps. The time is taken from step 50 to step 350, which leaves out compilation and
 the end of the run. Prints medians of ratios, and the time of one heartbeat of the watchdog, which
 runs of several processes send every 5 seconds.

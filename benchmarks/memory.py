@@ -4,8 +4,9 @@ positions or all at once, and with only LoRA trained.
 
     python benchmarks/memory.py [TOPOLOGY]
 
-Without TOPOLOGY, the step is compiled for the device of this machine. With it, such as v5e:2x2, the
-step is compiled for a TPU that need not be there, with splash attention (`pip install libtpu`).
+Without TOPOLOGY, the step is compiled for the device of this machine. With a TOPOLOGY such as
+v5e:2x2, it is compiled with splash attention for a TPU, which this machine need not have
+(`pip install libtpu`).
 """
 
 import os

@@ -1,5 +1,5 @@
 """Worker of step_time.py: for each line of input, a number, run that many training steps of a
-config without dropout, and print as JSON the seconds of each, and the rates of the median one.
+config without dropout. Prints the seconds of each step and the rates of the median step as JSON.
 
 our_step.py bert|t5|gpt tiny|base|gpu KEY=VALUE…
 """

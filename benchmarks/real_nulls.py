@@ -1,5 +1,5 @@
 """How often would a report of real runs be wrong? One small GPT is trained with many seeds. Its
-runs are dealt to pairs of cells, which are therefore equal: every difference is a false one.
+runs are dealt to pairs of cells, which are therefore equal, so every difference found is false.
 
 The GPT has two layers of width 64, and reads 200 × 8 × 128 bytes of the built-in text. First, each
 cell has three seeds; then seeds are added, from 3 to 12, until the pair is decided (alpha=0.01,
@@ -26,7 +26,7 @@ from t5x_lite.config.files import load_comparison
 from t5x_lite.progress import columns, say
 
 FEW, MOST = 3, 12  # seeds of a cell
-EFFECT = 0.1  # the smallest difference that matters, in nats a token and in bits a byte
+EFFECT = 0.1  # the smallest difference that matters, in nats per token and in bits per byte
 
 
 def train(workdir: Path, runs: int, jobs: int) -> tuple[dict[str, np.ndarray], Sample]:
@@ -47,8 +47,8 @@ def train(workdir: Path, runs: int, jobs: int) -> tuple[dict[str, np.ndarray], S
 def verdicts(
     amounts: np.ndarray, sample: Sample | None, max_seeds: int
 ) -> tuple[dict[str, Any], int]:
-    """Return the difference between two cells, whose runs take turns in amounts [runs, ...], and
-    the seeds that each cell needed.
+    """Return the difference between two cells, whose runs alternate in `amounts` [runs, ...], and
+    the number of seeds that each cell needed.
     """
     looks = max_seeds - FEW + 1
     rule = Rule() if looks == 1 else Rule(alpha=0.01, looks=looks, effect=EFFECT, score="score")

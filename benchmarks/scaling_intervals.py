@@ -1,10 +1,10 @@
-"""How often the intervals of a scaling law hold the truth, by simulation.
+"""Simulate how often the intervals of a scaling law contain the truth.
 
 python benchmarks/scaling_intervals.py [SETS]
 
-Points follow Chinchilla's law with noise: 20 with equal noise, as a small ladder has, and 240 of
-which short runs have more. Each set is fitted, and the table says in what share of the sets the
-95 % intervals hold E, alpha and beta.
+Points follow Chinchilla's law with noise: either 20 points with equal noise, as in a small ladder,
+or 240 points where short runs are noisier. Each set is fitted, and the output says in what share of
+the sets the 95 % intervals contain E, alpha and beta.
 """
 
 import math
@@ -18,7 +18,7 @@ TRUTH = ScalingLaw(E=1.69, A=406.4, alpha=0.34, B=410.7, beta=0.28)
 
 
 def grid(budgets: np.ndarray, sizes: np.ndarray) -> list[tuple[float, float]]:
-    """Parameters and tokens of runs: under each budget, sizes around the best one."""
+    """Return parameters and tokens of runs: under each budget, sizes around the best one."""
     runs = []
     for flops in budgets:
         best = math.sqrt(flops / 6 / 20)
@@ -27,7 +27,7 @@ def grid(budgets: np.ndarray, sizes: np.ndarray) -> list[tuple[float, float]]:
 
 
 def drawn(runs: list[tuple[float, float]], is_equal: bool, seed: int) -> list[Point]:
-    """Points with 0.5 % noise, or with 0.2 to 2.5 %, the more the shorter the run."""
+    """Return points with 0.5 % noise, or with 0.2 to 2.5 %, more for shorter runs."""
     random = np.random.default_rng(seed)
     middle = np.median([math.log(tokens) for _, tokens in runs])
     points = []
@@ -40,7 +40,7 @@ def drawn(runs: list[tuple[float, float]], is_equal: bool, seed: int) -> list[Po
 
 
 def main() -> None:
-    """Print the table."""
+    """Print the share of intervals that contain the truth, for both kinds of sets."""
     sets = int(sys.argv[1]) if len(sys.argv) > 1 else 40
     cases = {
         "20 points, equal noise": (

@@ -1,5 +1,5 @@
-"""The peer of text_to_rows.py: seqio's pipeline from text files to batches of span corruption. It
-runs in an environment of its own, and prints the raw tokens read and the seconds.
+"""Peer of text_to_rows.py: seqio's pipeline from text files to batches of span corruption. It runs
+in its own environment, and prints the raw tokens that it read and the seconds that it took.
 
 python benchmarks/seqio_rows.py 'GLOB' SPIECE.MODEL
 """

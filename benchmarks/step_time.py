@@ -7,12 +7,12 @@ tiny: the three tiny configs, 8 rows; base: BERT base, T5 base and GPT-2 small, 
 positions (T5: 512 inputs, 114 targets); gpu: the same on an NVIDIA GPU, 32 rows, GPT-2 with 1,024
 positions.
 
-PEER_PYTHON: the python of an environment of its own with torch and transformers. The peer runs
-eager and compiled, in float32, bfloat16 autocast and pure bfloat16; ours runs in float32 and
-bfloat16. The fastest variant of each side is compared. All variants are in memory at once, so at
-base size the far slower ones, float32 and eager, are left out. On a GPU the peer runs in autocast,
-and ours with and without a scan over layers. Each side has the memory settings that suit it: ours
-has launch/cpu.env, the peer has huge pages (with one arena it is slower).
+PEER_PYTHON: the python of a separate environment with torch and transformers. The peer runs eager
+and compiled, in float32, bfloat16 autocast and pure bfloat16; ours runs in float32 and bfloat16.
+The fastest variants of the two sides are compared. All variants are in memory at once, so at base
+size the far slower ones, float32 and eager, are left out. On a GPU the peer runs in autocast, and
+ours with and without a scan over layers. Each side has the memory settings that suit it: ours has
+launch/cpu.env, the peer has huge pages (with a single arena it is slower).
 """
 
 import json
@@ -29,8 +29,8 @@ from record import keep
 
 HERE = Path(__file__).parent
 Variant = tuple[str, str]  # ours or peer, and what distinguishes it
-# Steps per turn, of which the median is taken. The first may be slow, because the memory of a
-# waiting process may have been given to others.
+# Steps per turn; their median counts. The first step may be slow, because others may have taken the
+# memory of a waiting process.
 STEPS = 5
 OURS = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # all processes share a GPU's memory
 OURS |= dict(
@@ -80,13 +80,13 @@ def worker(python: str, script: str, environment: dict, *args: str) -> subproces
 
 
 def ask(process: subprocess.Popen, steps: int = STEPS) -> dict[str, Any]:
-    """Return what a worker says of its next steps: the seconds of each, and ours the tokens per
-    second and the MFU; infinite seconds if the process failed.
+    """Let a worker run its next steps, and return its answer: the seconds of each step and, from
+    ours, the tokens per second and the MFU. The seconds are infinite if the process failed.
     """
     try:
         process.stdin.write(f"{steps}\n")
         process.stdin.flush()
-        # Whatever else a worker says, such as that another one is making the corpus, is no answer.
+        # Skip a worker's other messages, such as that another one is making the corpus.
         return json.loads(next(line for line in process.stdout if line.startswith("{")))
     except (BrokenPipeError, StopIteration, ValueError):
         return {"seconds": [math.inf]}
@@ -110,8 +110,8 @@ def start(peer: str, family: str, size: str) -> dict[Variant, subprocess.Popen]:
 def measure(
     workers: dict[Variant, subprocess.Popen], rounds: int
 ) -> tuple[dict[Variant, list[float]], dict[Variant, str]]:
-    """Let the workers take turns, and end them. Return the milliseconds of each variant's steps by
-    round, and in words how much of the device ours use, where its peak is known.
+    """Let the workers take turns, then end them. Return the milliseconds of each variant's steps by
+    round, and as text the tokens per second and MFU of ours if the device's peak is known.
     """
     for process in workers.values():
         ask(process, 1)  # wait until it has started

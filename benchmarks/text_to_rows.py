@@ -4,8 +4,8 @@ with T5's SentencePiece model.
     python benchmarks/text_to_rows.py PEER_PYTHON 'GLOB' SPIECE.MODEL
 
 PEER_PYTHON: the python of an environment with seqio, t5 and TensorFlow. Both sides read the same
-files on all cores of the machine. The peer's time starts after its imports. Ours is the time of the
-command `prepare`, including its start, and of one epoch of batches.
+files on all cores of the machine. The peer's time starts after its imports. Ours covers the
+`prepare` command, including its start-up, and one epoch of batches.
 """
 
 import subprocess

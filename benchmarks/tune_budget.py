@@ -1,6 +1,7 @@
-"""Do shorter tries choose the same? Each cell of a comparison is tuned with its whole budget and
-with shares of it (`tune_budget`). A row of the table is a cell: what the whole budget chooses and
-what each share chooses, with the loss that this choice costs after the whole budget.
+"""Do shorter tries choose the same settings? Each cell of a comparison is tuned with its whole
+budget and with shares of it (`tune_budget`). A row of the table is a cell: the choice of the whole
+budget and its loss, and the choice of each share and how much higher its loss is after the whole
+budget.
 
 python benchmarks/tune_budget.py --config=compare/worlds:facts,ten --workdir=DIR --jobs=2
 """

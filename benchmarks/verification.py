@@ -1,10 +1,10 @@
-"""What checking checkpoints costs: the share of a save and of a restore.
+"""Measure how much the checking of checkpoints adds to saving and restoring them.
 
-    python benchmarks/verification.py [ROUNDS]      (5 unless told)
+    python benchmarks/verification.py [ROUNDS]      (default: 5)
 
-In each round a state of 100 MB and one of 2 GB are saved with and without manifest and checksums,
-and restored with --verify=full, files and off, in turns. A save is timed as a run waits for it (the
-call), and to its end in the background.
+In each round, a state of 100 MB and one of 2 GB are saved with and without manifest and checksums,
+and restored with --verify=full, files and off. A save is timed twice: until the call returns, for
+which a run waits, and until it ends in the background.
 """
 
 import statistics
@@ -32,7 +32,7 @@ SETTINGS = {"model.vocab_size": 1}
 
 @contextmanager
 def unchecked():
-    """Write an empty manifest, of no file and no array."""
+    """Let saves write an empty manifest, without hashes of files and checksums of arrays."""
 
     def write(directory, facts, leave_out=()):
         with mock.patch.object(manifest, "_hash_files", return_value={}):
@@ -47,14 +47,14 @@ def unchecked():
 
 
 def state_of(numbers: int) -> dict:
-    """Arrays of float32, as a run has them."""
+    """Return a state of float32 arrays that together have this many numbers."""
     draw = np.random.default_rng(0).standard_normal(numbers // ARRAYS, np.float32)
     arrays = {f"a{number}": jnp.asarray(draw + number) for number in range(ARRAYS)}
     return {"params": jax.block_until_ready(arrays)}
 
 
 def timed(call) -> float:
-    """Seconds of a call."""
+    """Return the seconds that a call takes."""
     began = time.perf_counter()
     call()
     return time.perf_counter() - began
@@ -71,7 +71,7 @@ def restore(place: Path, state: dict) -> None:
 
 
 def measure(state: dict) -> dict[str, float]:
-    """Seconds of each way, in one round."""
+    """Return the seconds of every kind of save and restore, in one round."""
     seconds = {}
     for name, around in (("without manifest", unchecked), ("with manifest", nullcontext)):
         with tempfile.TemporaryDirectory() as place, around():
@@ -89,7 +89,7 @@ def measure(state: dict) -> dict[str, float]:
 
 
 def main(rounds: int) -> None:
-    """Measure, print medians, and keep all figures."""
+    """Measure all rounds, print the medians and keep all figures."""
     results = {}
     for size, numbers in SIZES.items():
         state = state_of(numbers)

@@ -7,7 +7,7 @@ end here.
 
 The paper's released code differs in three more ways. It masks 15 % of all tokens, including [CLS]
 and [SEP]; here it is 15 % of the ordinary tokens. Its Adam has no bias correction. And its learning
-rate decays from step 0, so that the warm-up ends 1 % below the peak, which is reached here.
+rate decays from step 0, so its warm-up ends 1 % below the peak, whereas ours reaches the peak.
 
 python -m t5x_lite train --config=configs/bert_base.py --config.data.source='text/*.txt'
 --workdir=DIR

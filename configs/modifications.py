@@ -50,7 +50,8 @@ MODIFICATIONS = {
     "tied_inputs": (UNTIED, 248),
     "tied_decoder": ({"shared_embeddings": False}, 248),
     "untied": ({"shared_embeddings": False, **UNTIED}, 273),
-    # Mesh TensorFlow's capacity of 2.0 is that of tokens, which choose two experts each.
+    # Mesh TensorFlow's capacity of 2.0 is relative to tokens, which choose two experts each; ours
+    # is relative to choices.
     "mixture_of_experts": (
         {"feed_forward": "experts(num=32, top_k=2, capacity=1.0, every=4, d_ff=1536)"},
         648,

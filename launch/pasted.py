@@ -1,11 +1,12 @@
-"""Commands that --dry-run prints, for people to paste into a shell."""
+"""Format the commands that --dry-run prints, so that people can paste them into a shell."""
 
 import shlex
 from collections.abc import Sequence
 
 
 def with_input(command: Sequence[str], text: str) -> str:
-    """Return a command that reads a text, as a here-document: it ends where the text does.
+    """Return a command with a text as its input, written as a here-document. Its end marker is not
+    a line of the text.
 
     >>> print(with_input(["sbatch", "--nodes=2"], "echo a"))
     sbatch --nodes=2 <<'END'

@@ -252,8 +252,8 @@ class TpuVm:
             waited, delay = waited + delay, min(2 * delay, 60.0)
 
     def describe(self, kind: str) -> dict[str, Any]:
-        """Return gcloud's description of the VM or of the request for it; empty if there is none of
-        that name.
+        """Return gcloud's description of the VM or of the request for it; empty if it does not
+        exist.
 
         Args:
             kind: "tpu-vm" or "queued-resources".
@@ -276,7 +276,7 @@ class TpuVm:
 
     @property
     def runtime(self) -> str:
-        """The software version of the workers: the one given, or else what fits the type."""
+        """The software version of the workers: the one given, or the default of the type."""
         family = self.args.type.partition("-")[0]
         known = TYPES[family].runtime if family in TYPES else "tpu-ubuntu2204-base"
         return self.args.runtime or known

@@ -1,8 +1,8 @@
-"""Is an encoder-decoder that was made from a decoder better than the decoder that went on, and than
-one from nothing (a small version of Zhang et al., 2025, "Encoder-Decoder Gemma")? Both stacks and
-the cross-attention begin as copies of the decoder's, and learn prefix language modelling or UL2 for
-the last fifth of the steps. The paper: it is, with prefix language modelling for what is written,
-and with UL2 for what is understood.
+"""Is an encoder-decoder that was made from a decoder better than the decoder itself, trained for as
+long, and than an encoder-decoder from scratch (a small version of Zhang et al., 2025,
+"Encoder-Decoder Gemma")? Both stacks and the cross-attention begin as copies of the decoder's, and
+learn prefix language modelling or UL2 for the last fifth of the steps. The paper says that it is,
+with prefix language modelling for generation and with UL2 for understanding.
 
 `:tiny` is gpt_tiny with Muon; docs/compared.md has its table. `:small` has GPT-2's size and recipe,
 and was not trained here.

@@ -1,6 +1,7 @@
-"""Does a model gain if it alternates between the next word and masks, and changes its attention
-with them (a small version of Yu et al., 2024, "AntLM: Bridging Causal and Masked Language Models",
-with the shares of its BabyLlama: 4, 16 and 4 epochs)? The paper: a decoder and an encoder both do.
+"""Does a model gain if it alternates between predicting the next word and predicting masks, and
+switches its attention accordingly (a small version of Yu et al., 2024, "AntLM: Bridging Causal and
+Masked Language Models", with the shares of its BabyLlama: 4, 16 and 4 epochs)? The paper says that
+a decoder and an encoder both do.
 
 `:tiny` is bert_tiny with Muon; docs/compared.md has its table. `:base` has the recipe of BERT base,
 and was not trained here.
@@ -12,7 +13,7 @@ import t5x_lite
 from t5x_lite.config import CompareConfig, default, variant
 
 RECIPES = {"tiny": "bert_tiny", "base": "bert_base"}
-# What each cell learns, from one share of the steps to the next
+# The objectives of each cell, one per stage
 ORDERS = {
     "mlm": ("mlm", "mlm", "mlm"),
     "clm_mlm_clm": ("clm", "mlm", "clm"),
@@ -34,7 +35,7 @@ def get_config(size: str = "tiny"):
     causal = {
         "objective": "causal_lm",
         "model": {"architecture": "decoder", "token_types": 0},
-        # A row of an encoder has two special tokens more.
+        # An encoder's row has two more special tokens.
         "data": {"lengths": {"sequence_length": config.base.data.lengths.sequence_length - 2}},
     }
     learn = {"mlm": {"objective": "masked_lm"}, "clm": causal}

@@ -1,9 +1,9 @@
 """Should encoders still be pretrained with masked language modelling only? A model first learns to
-predict the next word, and then to fill masks, for more or less of one budget of FLOPs (a small
+predict the next word and then to fill masks, with different shares of the same FLOPs (a small
 version of Gisserot-Boukhlef et al., 2025, "Should We Still Pretrain Encoders with Masked Language
-Modeling?"). The learning rate is constant in all cells, and falls in the last quarter.
+Modeling?"). In all cells the learning rate is constant until it falls in the last quarter.
 
-The cells share their beginnings: the decoder is trained once, and encoders go on from it after a
+The cells share their beginnings: the decoder is trained once, and encoders continue from it after a
 quarter, a half and three quarters of the budget. `:tiny` is bert_tiny; docs/compared.md has its
 table. `:base` has the recipe of BERT base, and was not trained here.
 
@@ -28,7 +28,7 @@ def get_config(size: str = "tiny"):
     config.base = t5x_lite.get_config(recipe, **{"optimizer.schedule": "constant"})
     if size == "tiny":
         config.base.optimizer.update(name="muon", learning_rate=5e-3)
-    # An encoder reads two special tokens more than a decoder.
+    # An encoder's row has two more special tokens than a decoder's.
     window = config.base.data.lengths.sequence_length - 2
     causal = {
         "objective": "causal_lm",
@@ -37,7 +37,7 @@ def get_config(size: str = "tiny"):
     }
     until = [{**causal, "until": "25%"}, {**causal, "until": "50%"}, {**causal, "until": "75%"}]
     masked = {**MASKED, "until": "75%"}
-    anew = {"fresh_optimizer": True}  # it knows the gradients of another loss
+    anew = {"fresh_optimizer": True}  # the old moments are of another loss
     config.cells = {
         "mlm": {"stages": (masked, DECAY)},
         "clm25": {"stages": (*until[:1], masked | anew, DECAY)},

@@ -1,13 +1,13 @@
-"""Does masked diffusion beat language modelling when text is short, and do both together beat each
-alone (small versions of Prabhudesai et al., 2025, "Diffusion Beats Autoregressive in
+"""Does masked diffusion beat language modelling when there is little text, and do both together
+beat each alone (small versions of Prabhudesai et al., 2025, "Diffusion Beats Autoregressive in
 Data-Constrained Settings", and of Samuel and Charpentier, 2025, "Dual-objective Language Models")?
-All learn from the same few tokens, read again and again, with the same model but for its mask.
-Their bits per byte can be compared: those of diffusion are an upper bound. A decoder with dropout
-is there, too, since one that only memorises its text is no opponent.
+All cells read the same few tokens again and again, with the same model except for its attention
+mask. Their bits per byte can be compared; for diffusion they are an upper bound. One of the
+decoders has dropout, because a decoder that only memorises its text would be too weak a baseline.
 
 `:tiny` is gpt_tiny on 131 thousand tokens, read 4, 16 and 64 times; docs/compared.md has its table
-for two seeds on WikiText-2.
-`:small` has GPT-2's size and recipe on 100 million tokens, and was not trained here.
+for two seeds on WikiText-2. `:small` has GPT-2's size and recipe on 100 million tokens, and was not
+trained here.
 
 python -m t5x_lite compare --config=compare/diffusion --workdir=DIR --jobs=2
 """
@@ -32,7 +32,7 @@ def get_config(size: str = "tiny"):
     if size == "tiny":
         config.base.optimizer.update(name="muon", learning_rate=1e-2)
         config.base.data.tokenizer = "sentencepiece(vocab_size=2048)"
-    # A row of diffusion has two special tokens more than one of a decoder.
+    # A row of diffusion has two more special tokens than a decoder's.
     length = config.base.data.lengths.sequence_length
     causal = {"data": {"lengths": {"sequence_length": length - 2}}}
     config.cells = {

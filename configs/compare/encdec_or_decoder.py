@@ -1,8 +1,8 @@
 """Which learns more from the same compute, an encoder-decoder with prefix language modelling or a
 decoder with causal language modelling, and how does it change with size (a small version of Zhang
 et al., 2025, "Encoder-Decoder or Decoder-Only? Revisiting Encoder-Decoder Large Language Model")?
-Both have rotary positions, tied tables and as many layers in all. The paper: decoders do, and both
-scale alike.
+Both have rotary positions, tied embeddings and the same total number of layers. The paper says that
+decoders do, and that both scale alike.
 
 `:tiny` has the blocks of gpt_tiny, and `:small` is for one GPU. Neither was trained here.
 
@@ -16,7 +16,7 @@ from t5x_lite.config import CompareConfig, default, variant
 
 
 class Ladder(NamedTuple):
-    """Sizes as (layers in all, width), and budgets in FLOPs."""
+    """Sizes as (total number of layers, width), and budgets in FLOPs."""
 
     recipe: str
     sizes: tuple[tuple[int, int], ...]

@@ -1,7 +1,7 @@
-"""Is an encoder as good if it was a decoder first, and a decoder if it was an encoder? A pair with
-one recipe, and a pair that changes its objective for the last fifth of the steps (a small version
-of Weller et al., 2025, "Seq vs Seq: An Open Suite of Paired Encoders and Decoders"). The paper:
-no, each is best with its own objective from the start.
+"""Is an encoder as good if it was a decoder first, and a decoder if it was an encoder? One pair of
+models keeps its objectives, and one pair swaps them for the last fifth of the steps (a small
+version of Weller et al., 2025, "Seq vs Seq: An Open Suite of Paired Encoders and Decoders"). The
+paper says no: each is best with its own objective from the start.
 
 `:tiny` is bert_tiny with Muon; docs/compared.md has its table. `:base` has the recipe of BERT base,
 and was not trained here.
@@ -29,7 +29,7 @@ def get_config(size: str = "tiny"):
     causal = {
         "objective": "causal_lm",
         "model": {"architecture": "decoder", "token_types": 0},
-        # A row of an encoder has two special tokens more.
+        # An encoder's row has two more special tokens.
         "data": {"lengths": {"sequence_length": config.base.data.lengths.sequence_length - 2}},
     }
     first, last = {"until": "80%"}, {"optimizer": {"schedule": "linear", "warmup_steps": 0}}

@@ -1,7 +1,7 @@
-"""Can a T5 that has only filled gaps write on, and how much does it learn in the last tenth of its
-steps as a prefix language model (a small version of the LM adaptation of Lester et al., 2021, §3.2,
-and of the other way about, UL2R: Tay et al., 2022)? The paper: it cannot, which ruins prompts, and
-a tenth is enough.
+"""Can a T5 that has only filled gaps continue a text, and how much does it learn in a last tenth of
+its steps as a prefix language model (a small version of the LM adaptation of Lester et al., 2021,
+§3.2, and of the opposite, UL2R: Tay et al., 2022)? The paper says that it cannot, which ruins
+prompts, and that a tenth is enough.
 
 `:tiny` is t5_tiny with Muon; docs/compared.md has its table. `:base` has the recipe of T5 1.1 base,
 and was not trained here.
@@ -12,7 +12,7 @@ python -m t5x_lite compare --config=compare/lm_adapt --workdir=DIR --jobs=2
 import t5x_lite
 from t5x_lite.config import CompareConfig, default, variant
 
-# Recipe, and raw tokens of a row
+# The recipe, and the raw tokens of a row
 RECIPES = {"tiny": ("t5_tiny", 128), "base": ("t5_1_1_base", 568)}
 
 

@@ -3,9 +3,9 @@ rows of --config=modifications, each with as many steps and as much text as the 
 Their FLOPs differ, as in the paper, and the report says by how much.
 
 `modifications` has the paper's size, T5 1.0 base. `:tiny` is for a laptop: it divides every size by
-six, including the number of layers, and has the recipe of t5_tiny with Muon. It leaves out mixtures
-of experts, which are in every fourth layer. Its 28 cells take about a minute each. Neither was
-trained here.
+six, including the number of layers, and has the recipe of t5_tiny with Muon. It leaves out the rows
+whose layers or heads are not divisible by six, and mixtures of experts, which are in every fourth
+layer. Its 28 cells take about a minute each. Neither was trained here.
 
 python -m t5x_lite compare --config=compare/modifications:tiny --workdir=DIR --jobs=2
 """

@@ -37,6 +37,6 @@ def get_config():
     config.base.optimizer.update(name="muon", learning_rate=5e-3)
     config.cells = OBJECTIVES
     config.baseline = "span_corruption"
-    # The models that write their whole text again are asked for spans, too, once they are adapted.
+    # Once adapted, the models that rewrite their whole text are also scored on spans.
     config.adapt_tokens = 100 * 8 * 128
     return config

@@ -1,6 +1,6 @@
 """Which optimizer? A small version of GPT-2 with each optimizer at two learning rates, a factor of
-three apart, on the built-in text or on your own. Muon stands in for Shampoo (Gupta et al., 2018):
-it is Shampoo without accumulation (Bernstein and Newhouse, 2024), and optax has no other variant.
+three apart, on the built-in text or on your own. Muon represents Shampoo (Gupta et al., 2018): it
+is Shampoo without accumulation (Bernstein and Newhouse, 2024), and optax has no other variant.
 
 python -m t5x_lite compare --config=compare/optimizers --workdir=DIR
 """

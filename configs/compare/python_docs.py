@@ -2,12 +2,14 @@
 with every Python.
 
 With Muon at these learning rates, the models learn more in 350 steps than with AdamW in 700. BERT
-hides 30 % of the tokens, twice as many as usual, which teaches it more in so few steps. T5 hides
-half of them and starts with attention to what it is asked for (model.mimetic_init). Without this it
-learns only the order of its targets for some 2,000 steps, and fills every blank with "the". After
-pretraining, each model is fine-tuned for two epochs to tell which Python module a passage comes
-from, and so is a model with fresh parameters. T5 and GPT are also adapted to continue a text, and
-then asked for the same spans.
+hides 30 % of the tokens, twice as many as usual, because that teaches it more in so few steps. T5
+hides half of them, and its attention is initialised to find what it is asked for
+(model.mimetic_init). Without this it learns only the order of its targets for some 2,000 steps, and
+fills every blank with "the".
+
+After pretraining, each model is fine-tuned for two epochs to tell which Python module a passage
+comes from, and so is a model with fresh parameters. T5 and GPT are also adapted to continue a text,
+and then scored on the same spans.
 
 python -m t5x_lite compare --config=compare/python_docs --workdir=/tmp/python_docs --jobs=2
 """
@@ -32,8 +34,8 @@ def get_config():
     config.title = "BERT, T5 and GPT on the documentation of Python"
     config.papers = ("devlin2019", "raffel2020")
     config.base.optimizer.name = "muon"
-    # A BPE of this size has no fewer tokens of this text, and GPT reached fewer bits per byte on
-    # the pieces of a unigram model: 1.904 for 1.943, one seed.
+    # A BPE of this size does not write this text in fewer tokens, and GPT reached fewer bits per
+    # byte with the pieces of a unigram model: 1.904 instead of 1.943, one seed.
     config.base.data.tokenizer = "sentencepiece(vocab_size=4096, model_type='unigram')"
     config.cells = {
         name: merge(changes_of(f"{name}_tiny"), changes) for name, changes in CHANGES.items()

@@ -1,15 +1,15 @@
-"""Who can answer backwards? Three models read a small language of 64 facts, which it tells in one
-direction only, "the capital of LAND is TOWN", and are then asked about some in the other: which
-land has the capital TOWN? (t5x_lite/data/text/worlds.py; Berglund et al., 2023, "The reversal
+"""Who can answer backwards? Three models read a small language that tells 64 facts in one direction
+only, "the capital of LAND is TOWN". Then they are asked about some of them in the other direction:
+which land has the capital TOWN? (t5x_lite/data/text/worlds.py; Berglund et al., 2023, "The reversal
 curse".)
 
 gpt             a decoder that learned to predict the next word
-gpt_denoising   the same decoder, with T5's objective: it learned to fill gaps
-bert            an encoder of the same size; it writes no answers, but fills gaps, too
+gpt_denoising   the same decoder with T5's objective: it learned to fill gaps
+bert            an encoder of the same size; it writes no answers, but also fills gaps
 
-Both decoders are those of compare/worlds, which crosses objective and architecture and has T5's
-encoder-decoder as well. They are fine-tuned on 38 facts, asked in both directions, and judged by 19
-others.
+Both decoders are those of compare/worlds, which crosses objective and architecture and also has
+T5's encoder-decoder. They are fine-tuned on questions about 38 facts, in both directions, and
+judged by 19 others.
 
 python -m t5x_lite compare --config=compare/quickstart --workdir=/tmp/quickstart --jobs=2
 """
@@ -19,7 +19,7 @@ import runpy
 from t5x_lite.config.files import find, merge
 from t5x_lite.data.text.worlds import make_world
 
-# As compare/worlds chose them for the two decoders
+# Learning rates. compare/worlds chose those of the two decoders.
 RATES = {"gpt": 5e-3, "gpt_denoising": 2e-2, "bert": 2e-2}
 
 
@@ -43,7 +43,7 @@ def get_config():
     config.seeds = 3
     config.baseline = "gpt"
     config.tasks = ("which_land", "which_town")  # the answer first, then the control
-    # The last fact is one that is asked only in the end.
+    # The last fact is in the test split.
     land, town = make_world().facts[-1]
     config.blanks = (f" the capital of {land} is ___ .", f" the capital of ___ is {town} .")
     config.prompts = (f" the capital of {land} is", f" which land has the capital {town} ?")

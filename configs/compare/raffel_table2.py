@@ -90,6 +90,6 @@ def get_config(size: str = "base"):
         "optimizer.schedule=constant",
         "optimizer.learning_rate=5e-3" if size == "tiny" else "optimizer.learning_rate=1e-3",
         "optimizer.weight_decay=0",
-        "task.in_words=True",  # decoders as well, for which a head is usual
+        "task.in_words=True",  # also for decoders, which otherwise get a classification head
     )
     return config

@@ -75,7 +75,7 @@ def get_config(size: str = "tiny"):
         }
         for layers, width in ladder.sizes
     }
-    # An encoder has two more positions, for [CLS] and [SEP], so that all rows read as much text.
+    # An encoder has two more positions, for [CLS] and [SEP]: all rows read the same amount of text.
     of_encoder = {"data": {"lengths": {"sequence_length": ladder.length + 2}}}
     objectives = {"gpt": OBJECTIVES["gpt"], "bert": {**OBJECTIVES["bert"], **of_encoder}}
     config.cells = grid(objectives, sizes)

@@ -1,15 +1,15 @@
 """Small generated languages, each for one thing that an objective may or may not teach: see
 t5x_lite/data/text/worlds.py.
 
-facts       asked in the order in which they were told (the control), and in the other
-agreement   of a verb, across another noun
+facts       asked in the order in which they were told (the control), and in the reverse order
+agreement   of a verb with its subject, across another noun
 copying     of a list
 
-Two architectures × two objectives, so that the report tells the effect of the one from that of the
-other; `worlds:facts,ten` has the ten cells of Raffel et al. (2020), table 2. All read the same text
-in the same order, and each cell chooses its learning rate. Denoising hides half of the tokens, in
-spans of 1.5 on average, because the 15 % of the paper teach little in so few steps. Then each model
-is fine-tuned on some questions, and judged by others. docs/compared.md has their tables.
+Two architectures are crossed with two objectives, so that the report can separate their effects;
+`worlds:facts,ten` has the ten cells of Raffel et al. (2020), table 2. All cells read the same text
+in the same order, and each chooses its learning rate. Denoising hides half of the tokens, in spans
+of 1.5 on average, because the paper's 15 % teach little in so few steps. Then each model is
+fine-tuned on some questions and judged by others. docs/compared.md has the tables.
 
 python -m t5x_lite compare --config=compare/worlds:facts --workdir=DIR --jobs=2
 """
@@ -43,7 +43,7 @@ def cell(architecture: str, model: dict[str, Any], objective: str) -> dict[str, 
         inputs = targets = 32
     if model["architecture"] == "encoder_decoder":
         lengths = {"inputs": inputs, "targets": targets}
-        # Else attention to the inputs is learned only after some thousand steps.
+        # Otherwise the decoder learns to attend to its inputs only after some thousand steps.
         model = {**model, "mimetic_init": not model.get("shared_stacks", False)}
     else:
         lengths = {"sequence_length": inputs + targets}
@@ -79,7 +79,7 @@ def get_config(argument: str = "facts"):
     config.tasks = WORLDS[world]
     config.finetune = (
         "data.epochs=100",
-        "training.steps=150",  # fewer than the epochs have, so the same in each world
+        "training.steps=150",  # fewer than the epochs have, so the number is the same in each world
         "data.batch_size=16",
         "data.examples_per_row=1",
         "optimizer.learning_rate=2e-3",

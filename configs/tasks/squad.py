@@ -7,7 +7,7 @@ metrics are SQuAD's: the share of answers that match one of the correct ones, an
 words, both ignoring case, punctuation and articles.
 
 The prompt is as in preprocessors.squad of Google's t5, except that t5 puts blanks around
-punctuation, in the answer, too.
+punctuation, also in the answer.
 """
 
 _SQUAD = {

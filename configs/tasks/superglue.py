@@ -1,7 +1,7 @@
 """SuperGLUE (Wang et al., 2019): eight tasks of English understanding.
 
-The source is aps/super_glue on Hugging Face. Classes and prompts are as in Google's t5, see
-glue.py; the test splits have no labels.
+The source is aps/super_glue on Hugging Face. Classes and prompts are as in Google's t5 (see
+glue.py). The test splits have no labels.
 
 The metrics are SuperGLUE's: accuracy; for CB also the mean F1 of the classes; for MultiRC the F1
 over all answers, and the share of questions with every answer right; for ReCoRD the F1 of words and

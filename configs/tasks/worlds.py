@@ -1,9 +1,9 @@
-"""Questions about generated languages, to models whose text is of the same world: see
+"""Questions about generated languages, for models that have read text of the same world: see
 t5x_lite/data/text/worlds.py.
 
-All are answered in words, and all can be answered without a mistake. By chance: a land or a town, 1
-in 64, or 1 in 19 without those of other splits; the verb, 1 in 2; a list of n words, 1 in 24 to the
-power of n.
+All questions are answered in words, and all can be answered without a mistake. The chance of
+guessing right is 1 in 64 for a land or a town, or 1 in 19 without those of other splits; 1 in 2 for
+the verb; and 1 in 24 to the power of n for a list of n words.
 """
 
 
