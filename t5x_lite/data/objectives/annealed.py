@@ -1,4 +1,4 @@
-"""Options of objectives that change in the course of a run, such as
+"""Options of objectives that change during a run, such as
 `masked_lm(noise_density=linear(0.3, 0.15))`.
 """
 
@@ -16,7 +16,7 @@ LINEAR = "linear"
 
 
 class IsAnnealed(Check):
-    """The texts linear(first, last), with two numbers in a range."""
+    """Admits a number in a range, or linear(first, last) with two numbers in it."""
 
     def __init__(self, allowed: Range):
         self.allowed = allowed
@@ -25,7 +25,7 @@ class IsAnnealed(Check):
         return str(self.allowed)
 
     def check(self, value: float | str, key: str) -> None:
-        """Raise UserError for another text, or a number out of range."""
+        """Raise UserError for any other text, or for a number out of range."""
         if isinstance(value, str):
             for end in _ends(value, key):
                 check_value(end, Annotated[float, self.allowed], key)
@@ -34,7 +34,7 @@ class IsAnnealed(Check):
 
 
 _PROPER_SHARE = Range(0, 1, open=True)
-# A share of the tokens, or linear(first, last): it goes from one to the other while the run trains.
+# A fraction of the tokens, or linear(first, last): from the first to the last during the run.
 AnnealedShare = Annotated[float | str, IsAnnealed(_PROPER_SHARE)]
 
 
@@ -49,12 +49,12 @@ def _ends(text: str, key: str) -> tuple[float, float]:
 
 
 def is_annealed(value: object) -> bool:
-    """Return True for the value of an option that changes in the course of a run."""
+    """Return True for the value of an option that changes during a run."""
     return isinstance(value, str) and value.startswith(f"{LINEAR}(")
 
 
 def annealed(value: float | str, rng: RowRng) -> float | np.ndarray:
-    """Return an option as it is for the rows of `rng`: a number, or [rows].
+    """Return the value of an option for the rows of `rng`: one number, or [rows] numbers.
 
     >>> annealed("linear(0.3, 0.1)", RowRng(0, [0, 1, 2], progress=np.array([0, 0.5, 1]))).tolist()
     [0.3, 0.2, 0.1]

@@ -1,5 +1,5 @@
-"""What the pairs of an objective must be. Tests hold those that ship to it; a function of the
-user's own is held to it in every batch.
+"""The contract for the pairs that an objective returns. Tests check the objectives that ship; a
+user's function is checked in every batch.
 """
 
 from collections.abc import Callable
@@ -23,15 +23,15 @@ class ContractError(ValueError):
 def check_parts(
     parts: Any, tokens: np.ndarray, bound: Callable[[int], Bound], traits: Traits, vocab_size: int
 ) -> None:
-    """Reject what an objective has made of windows, if it breaks the contract.
+    """Reject what an objective returned if it breaks the contract.
 
     Args:
         parts: what it returned, as a tuple.
-        tokens: the windows [rows, n], or [rows, 2, n].
+        tokens: the windows that it was given, [rows, n] or [rows, 2, n].
         bound: function n → Bound.
 
     Raises:
-        ContractError: a sentence that says what was made and what is expected.
+        ContractError: with a message that says what was returned and what is expected.
     """
     if len(parts) != traits.pairs_per_window:
         raise ContractError(f"made {len(parts)} Pairs, its traits say {traits.pairs_per_window}")
@@ -47,7 +47,7 @@ def check_parts(
 
 
 def _check_ragged(pairs: Pairs, rows: int) -> None:
-    """Check that each field has as many rows as there are windows, and a value for each place."""
+    """Check that each field has one row per window, and as many values as its lengths add up to."""
     for name in _RAGGED:
         field = getattr(pairs, name)
         if field is None:
@@ -87,7 +87,7 @@ def _check_weights(pairs: Pairs) -> None:
 
 
 def _check_optional(pairs: Pairs, traits: Traits) -> None:
-    """Check the fields that the traits speak of."""
+    """Check the fields that depend on the traits."""
     if (pairs.scored is not None) != traits.aligned:
         has = "have" if pairs.scored is not None else "have no"
         raise ContractError(
@@ -121,7 +121,7 @@ def _check_optional(pairs: Pairs, traits: Traits) -> None:
 
 def _check_bound(pairs: Pairs, n: int, bound: Bound, traits: Traits) -> None:
     inputs, targets = pairs.inputs.lengths, pairs.targets.lengths
-    both = inputs if traits.aligned else inputs + targets  # positions on one stack
+    both = inputs if traits.aligned else inputs + targets  # positions if both are on one stack
     made = tuple(int(lengths.max(initial=0)) for lengths in (inputs, targets, both))
     most = (bound.inputs, bound.targets, bound.both)
     if np.greater(made, most).any():

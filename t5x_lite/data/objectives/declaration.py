@@ -20,9 +20,7 @@ from t5x_lite.data.tokenizers.vocabulary import Vocabulary
 
 
 class Bound(NamedTuple):
-    """Upper bounds on what an objective makes of a window of n raw tokens, each attained by some
-    row.
-    """
+    """Upper bounds on what a window of n raw tokens becomes. Some row attains each bound."""
 
     inputs: int
     targets: int
@@ -39,8 +37,8 @@ class Traits:
     has_inputs: bool = True  # every row has inputs before its first target
     min_tokens: int = 2  # raw tokens in the shortest window
     window_multiple: int = 1  # window lengths are min_tokens plus a multiple of this
-    # 2: tokens are [rows, 2, n]. The second window begins in another document than the longest one
-    # of the first window, and is filled with EOS after the end of that document
+    # 2: tokens are [rows, 2, n]. The second window begins in a document other than the longest one
+    # of the first window, and is filled with EOS after the end of that other document
     windows_per_row: int = 1
     # 2: it returns a tuple of two Pairs, which share one encoder_decoder row
     pairs_per_window: int = 1
@@ -49,18 +47,18 @@ class Traits:
     scores_inputs: bool = False  # pairs may set score_inputs
     # every token is predicted exactly once, from the tokens before it, so bits per byte are defined
     scores_whole_text: bool = False
-    # The loss is an upper bound of −log p of the whole text, so bits per byte are bounded
+    # The loss is an upper bound on −log p of the whole text, so bits per byte are bounded
     bounds_whole_text: bool = False
     continues_text: bool = False  # targets follow the inputs in the text, as in prefix_lm
-    # A decoder reads other tokens than its targets, with bidirectional attention (pairs with
-    # `read`)
+    # A decoder reads other tokens than its targets, with bidirectional attention: see Pairs.read
     looks_ahead: bool = False
     # The inputs are the text before and after the targets, separated by marks
     fills_middle: bool = False
-    # What is minimised: heads, the losses of all heads, or my_module.MyLoss(option=value) of your
-    # own, see training/loss.py
+    # Loss to minimise: "heads", the losses of all heads, or one of your own,
+    # my_module.MyLoss(option=value): see training/loss.py
     loss: str = "heads"
-    # What it trains, of what the config says: another Transformer, with heads and companions
+    # Function from the config's model to the model to train, which may have more heads and
+    # companions
     model: Callable[[ModelDimensions], ModelDimensions] = lambda model: model
 
 
@@ -93,7 +91,7 @@ def objective(
     Args:
         bound: function (n, **options) → Bound. It must grow with n.
         traits: Traits, or a function (**options) → Traits if they depend on the options.
-        adapt: function (architecture, options) → options, for architectures that need other options
+        adapt: function (architecture, options) → options, for architectures that need options other
             than the given ones.
     """
 

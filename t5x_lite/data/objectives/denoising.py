@@ -50,8 +50,8 @@ def full_text(tokens: Tokens, vocabulary: Vocabulary) -> Ragged:
 
 def replace_spans(tokens: Tokens, mask: Mask, vocabulary: Vocabulary, mode: str = "") -> Pairs:
     """Replace each run of masked tokens in the inputs by one sentinel. The targets hold each
-    sentinel followed by the tokens that it replaces. Both end in EOS (Raffel et al., 2020,
-    figure 2: there the targets end in a final sentinel, but the released code ends them in EOS).
+    sentinel followed by the tokens that it replaces. Both end in EOS (Raffel et al., 2020; in their
+    figure 2 the targets end in a final sentinel, but the released code ends them in EOS).
     """
     starts_span = mask.copy()
     starts_span[:, 1:] &= ~mask[:, :-1]
@@ -297,7 +297,7 @@ def text_infilling(
     masked_before = np.cumsum(lengths, axis=1) - lengths
     used = masked_before < noise
     lengths = np.where(used, np.minimum(lengths, noise - masked_before), 0)
-    # The last span takes the rest if nearly all spans are empty
+    # The last span takes the rest if nearly all spans are empty.
     lengths[:, -1] += noise - lengths.sum(1)
     spans = np.count_nonzero(used, axis=1)
 

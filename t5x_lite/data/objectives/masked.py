@@ -20,7 +20,7 @@ from t5x_lite.errors import BAD_CONFIG, UserError
 
 __all__ = ["example"]  # for the doctests
 
-# (tokens [rows, n], how many of each row [rows], rng, vocabulary) → mask of the chosen [rows, n]
+# (tokens [rows, n], how many to choose [rows], rng, vocabulary) → mask of the chosen [rows, n]
 Choice = Callable[[Tokens, np.ndarray, RowRng, Vocabulary], Mask]
 CHOICES: dict[str, Choice] = {
     "token": noise.random_tokens,
@@ -79,8 +79,8 @@ def masked_lm(
     or drawn.
 
     Args:
-        noise_density: fraction of the tokens to choose; linear(0.3, 0.15) goes from one to another
-            while the run trains, and validation has the last one.
+        noise_density: fraction of the tokens to choose; linear(0.3, 0.15) goes from the first to
+            the second during the run, and validation uses the second.
         mask_rate: fraction of the chosen tokens that become [MASK].
         random_rate: fraction of the chosen tokens that become a random token.
         choice: how to choose. "token": single tokens, exactly that many. "word": whole words, at
@@ -166,7 +166,7 @@ def meap(
     choice: ChoiceName = "token",
 ) -> Pairs:
     """Predict every token from those before it, some of which are masked (MEAP: Zhuang et al.,
-    2025, §3). The decoder looks back only, so it writes text as one of causal_lm does.
+    2025, §3). The decoder only looks back, so it generates text like one trained with causal_lm.
 
     Args:
         noise_density, choice: as in masked_lm; every chosen token is read as [MASK].
@@ -201,19 +201,19 @@ def _diffusion_traits(*, shifted=False) -> Traits:
 def masked_diffusion(
     tokens: Tokens, rng: RowRng, vocabulary: Vocabulary, *, shifted: bool = False
 ) -> Pairs:
-    """Mask any number of the tokens, each number as likely, and predict all of them (MDLM: Sahoo et
-    al., 2024; LLaDA: Nie et al., 2025). The loss is an upper bound of −log p of the text, and the
-    model writes text by unmasking it bit by bit.
+    """Mask a uniformly random number of tokens; predict the masked ones (MDLM: Sahoo et al., 2024;
+    LLaDA: Nie et al., 2025). The loss is an upper bound on −log p of the text. The model generates
+    text by unmasking it step by step.
 
-    With k of n tokens masked, each has the weight n/k. That is the loss of the papers, where each
-    token is masked with a probability t ~ U(0, 1) and weighted 1/t: k is then uniform on 0, …, n, a
-    weight's mean (n + 1)/k for the k that was drawn, and k = 0 adds nothing. Averaging over t makes
-    the same loss less noisy, and its weights add up to n. Neighbouring rows have k far apart, in
-    place of the papers' antithetic t.
+    With k of n tokens masked, each masked token has the weight n/k. This is the loss of the papers,
+    which mask each token with probability t ~ U(0, 1) and weight it by 1/t. There, k is uniform on
+    0, …, n, the mean weight for a given k is (n + 1)/k, and k = 0 adds nothing. Averaging over t
+    gives the same loss with less noise, and weights that add up to n. Neighbouring rows have values
+    of k that are far apart, instead of the papers' antithetic t.
 
     Args:
-        shifted: predict each token at the position before it, as masked_next_token does; follows
-            from the architecture, where a decoder learns it.
+        shifted: predict each token at the position before it, as masked_next_token does. The
+            architecture decides: True for all but an encoder.
 
     >>> example(masked_diffusion, "the cat sat")
     ('[CLS][MASK]he[MASK][MASK]a[MASK][MASK][MASK]at[SEP]', 't ct s')
@@ -253,8 +253,8 @@ def _masked(
     mask = choose(tokens, count, rng, vocabulary)
     chosen = Ragged.from_mask(tokens, mask)
 
-    # Replace 80 % by [MASK] and 10 % by a random token, and keep 10 %. Each token draws for itself,
-    # except that all tokens of a span share one draw; adjacent spans count as one.
+    # By default, replace 80 % by [MASK] and 10 % by a random token, and keep 10 %. Each token draws
+    # for itself, except that all tokens of a span share one draw; adjacent spans count as one.
     row, draw = chosen.row_ids, chosen.positions
     slots = _masked_bound(tokens.shape[1], noise_density=noise_density).targets
     shared_draw = _span_ids(mask)[mask] if choose.target is noise.spans_of_words else draw

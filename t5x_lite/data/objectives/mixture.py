@@ -1,5 +1,5 @@
-"""Parse the setting `objective`: one objective with its options, or a mixture of several with
-rates.
+"""Parse the setting `objective`: one objective with its options, or a mixture of several
+objectives with rates.
 """
 
 import math
@@ -19,8 +19,8 @@ from t5x_lite.data.rng import RowRng
 from t5x_lite.data.tokenizers.vocabulary import Vocabulary
 from t5x_lite.errors import BAD_CONFIG, UserError, user_errors
 
-_ROWS = 3  # of a dry run
-_MANY = 1000  # raw tokens; enough for the bound to show whether an objective makes sentinels
+_ROWS = 3  # number of rows in a dry run
+_MANY = 1000  # raw tokens; enough for the bound to show whether an objective uses sentinels
 
 
 @dataclass(frozen=True)
@@ -40,16 +40,16 @@ class Objective(Named):
         """Turn windows [rows, n], or [rows, 2, n] for an objective that reads two windows, into a
         tuple of one or two Pairs.
         """
-        if self.name in OBJECTIVES:  # held to the contract by tests
+        if self.name in OBJECTIVES:  # tests check these against the contract
             return self._parts(tokens, rng, vocabulary)
         return self.checked(tokens, rng, vocabulary)
 
     def checked(self, tokens: np.ndarray, rng: RowRng, vocabulary: Vocabulary) -> tuple[Pairs, ...]:
-        """Do the same, and hold the objective to its contract. It gets int32, in which numbers do
-        not wrap, whatever the store holds.
+        """Like `__call__`, but also check the result against the contract. The objective gets int32
+        tokens, whatever type the store has, so that its arithmetic does not wrap around.
 
         Raises:
-            UserError: if it fails, or breaks the contract.
+            UserError: if the objective fails, or breaks the contract.
         """
         windows, n = tokens.shape[0], tokens.shape[-1]
         what = f"objective {self.name}: failed on {windows} windows of {n} tokens"
@@ -78,7 +78,7 @@ class Objective(Named):
 
     @property
     def changes(self) -> bool:
-        """True if an option changes in the course of a run: see annealed.py."""
+        """True if an option changes during a run: see annealed.py."""
         return any(is_annealed(value) for value in self.options.values())
 
     @cached_property
@@ -109,8 +109,8 @@ def parse_mixture(spec: str) -> list[tuple[float, Objective]]:
     """Parse one objective, or a sum of several with rates. Return (fraction of the rows, objective)
     for each.
 
-    As in algebra, a rate before brackets applies to every term inside them. "ul2" is the mean of
-    Tay et al.'s seven denoisers: in a sum it counts as one term.
+    As in algebra, a rate before brackets applies to every term inside them. "ul2" stands for the
+    mean of Tay et al.'s seven denoisers: in a sum it counts as one term.
 
     >>> mixture = parse_mixture("3 * causal_lm + prefix_lm(split=0.5)")
     >>> [(rate, objective.name) for rate, objective in mixture]

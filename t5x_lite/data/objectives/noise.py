@@ -74,8 +74,8 @@ def iid_noise(n: int, rng: RowRng, noise_density: float) -> Mask:
 
 def word_starts(tokens: Tokens, vocabulary: Vocabulary) -> Mask:
     """Return True for each token that begins a word. A word includes the space before it.
-    Punctuation is a word of its own, and so is each character of a script that puts no blanks
-    between words, such as Chinese, Japanese or Thai.
+    Punctuation is a word of its own, and so is each character of a script without spaces between
+    words, such as Chinese, Japanese or Thai.
     """
     pieces = vocabulary.describe(tokens)
     starts = pieces.starts_word | (after(pieces.ends_word) & ~pieces.mark)
@@ -99,7 +99,8 @@ def sentence_starts(pieces: Pieces) -> Mask:
     """Return True for each token that begins a sentence after another one."""
     may_start = pieces.starts_word & (pieces.opening | ~pieces.punctuation)
     starts = after(pieces.ends_sentence) & may_start
-    # A point between digits ends nothing, even where the vocabulary has lost the blanks around it.
+    # A point between digits does not end a sentence, even if a vocabulary that does not record
+    # spaces (WordPiece) makes the second number look like a new word.
     return starts & ~(after(after(pieces.digit)) & pieces.digit)
 
 
@@ -230,16 +231,16 @@ def spans_of_words(tokens: Tokens, count: Count, rng: RowRng, vocabulary: Vocabu
 def salient_spans(tokens: Tokens, count: Count, rng: RowRng, vocabulary: Vocabulary) -> Mask:
     """Mask names, numbers and dates, as whole spans in random order, up to `count` [rows] tokens
     (salient spans: Guu et al., 2020, §3.4; also used for T5's closed-book results, Roberts et al.,
-    2020). They used a tagger. The rule here marks words with a digit, and words with a capital that
-    do not begin a sentence. Adjacent marked words form one span.
+    2020). The papers used a tagger. The rule here marks words with a digit, and words with a
+    capital that do not begin a sentence. Adjacent marked words form one span.
     """
     words, pieces = word_ids(tokens, vocabulary), vocabulary.describe(tokens)
     rows, n = words.shape
     starts_word = np.diff(words, axis=1, prepend=-1) > 0
     starts_word |= after(pieces.blank)
 
-    # A word begins a sentence if only blanks come before it, or if it follows the end of another
-    # sentence.
+    # A word begins a sentence if only whitespace comes before it, or if it follows the end of
+    # another sentence.
     text_position = np.where(pieces.blank, -1, np.arange(n))
     last_text = np.maximum.accumulate(text_position, axis=1)[:, :-1]
     after_end = np.take_along_axis(pieces.ends_sentence, np.maximum(last_text, 0), 1)

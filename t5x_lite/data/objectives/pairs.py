@@ -1,4 +1,4 @@
-"""Pairs of inputs and targets, which objectives make."""
+"""Pairs of inputs and targets, the output of objectives."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -54,12 +54,12 @@ class Pairs:
     Attributes:
         inputs, targets: ids of a text-to-text pair, or of an aligned pair: see `scored`.
         weights: loss weight of each target; 1 if left out.
-        scored: None for text to text, where the targets are a text of their own. For aligned pairs
-            (masked LM), the position in the inputs of each target.
-        read: ids that a decoder reads in place of its targets, as many as there are targets. Where
-            a row is empty, or `read` is left out, the decoder reads its targets from left to right.
-        reads_causally: bool [rows], or one value for all rows: `read` is read from left to right,
-            too, not with bidirectional attention.
+        scored: None for text to text, where the targets are a separate text. For aligned pairs
+            (masked LM), the position of each target in the inputs.
+        read: ids that a decoder reads instead of its targets, as many as there are targets. If a
+            row is empty, or `read` is left out, the decoder reads its targets from left to right.
+        reads_causally: bool [rows], or one value for all rows: `read` is also read from left to
+            right, and not with bidirectional attention.
         score_inputs: bool [rows], or one value for all rows: a decoder that reads its inputs
             causally is scored on them too.
         types: token types of the inputs (BERT's segments A and B).
@@ -144,8 +144,8 @@ class Pairs:
 
 
 def example(objective: Callable, text: str, row: int = 1, **options) -> tuple[str, str]:
-    """Return the inputs and targets that an objective makes of a text, decoded. Letters are tokens.
-    For worked examples.
+    """Return the decoded inputs and targets that an objective makes from a text, with letters as
+    tokens. Used for worked examples.
 
     >>> def halve(tokens, rng, vocabulary):
     ...     return Pairs(Ragged.from_array(tokens[:, :2]), Ragged.from_array(tokens[:, 2:]))

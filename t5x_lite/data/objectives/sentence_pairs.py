@@ -47,10 +47,11 @@ def longest_document(tokens: Tokens, vocabulary: Vocabulary) -> tuple[PerRow, Pe
 
 
 def begins_sentence(tokens: Tokens, vocabulary: Vocabulary) -> Mask:
-    """Return True for each token that begins a sentence or a line. White space belongs to the text
+    """Return True for each token that begins a sentence or a line. Whitespace belongs to the text
     after it.
     """
     pieces = vocabulary.describe(tokens)
+    # Of several line breaks in a row, only the first begins a line.
     in_blank = after(pieces.blank & pieces.starts_line)
     line = after(pieces.ends_line) | (pieces.starts_line & ~in_blank)
     line[:, 0] = False
@@ -85,7 +86,7 @@ def next_pairs(tokens: WindowPairs, rng: RowRng, vocabulary: Vocabulary) -> Sent
     begin, cut, end = _stretches(window, rng, vocabulary)
     is_next = rng.integers(2)[:, 0]
 
-    # B from the other window begins at the first place where a sentence begins there.
+    # B from the other window begins where the first sentence of that window begins.
     n = window.shape[1]
     place = np.arange(n)
     is_eos = other == vocabulary.eos

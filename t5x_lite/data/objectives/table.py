@@ -18,7 +18,7 @@ _FIRST_SENTENCE = re.compile(r"(?P<meaning>.+?) \((?P<source>[^()]*\d{4}[^()]*)\
 
 def table() -> str:
     """Return a Markdown table with the meaning and source of each objective, and the inputs and
-    targets that it makes of an example text with letters as tokens.
+    targets that it makes from an example text with letters as tokens.
     """
     lines = ["| objective | what it does | from | inputs | targets |", "|---|---|---|---|---|"]
     for name, objective in OBJECTIVES.items():

@@ -19,9 +19,9 @@ from t5x_lite.data.store.corpus import Corpus, Source, Split
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import BAD_DATA, UserError
 
-# Rows in one cycle of a mixture; the smallest possible share is one of them
+# Rows in one cycle of a mixture; each member makes at least one of them
 _PATTERN_ROWS = 100_000
-# Rows whose windows are looked at to find how many are cut: no text is read for it
+# Rows that are checked to find how many are cut; this reads no text
 _ROWS_LOOKED_AT = 4096
 
 
@@ -50,14 +50,14 @@ class Batches:
     """The rows of one split. `rows` and `batch_at` are pure functions of their arguments.
 
     A mixture has several streams. In training, `pattern` repeats and says which stream makes the
-    next row; each stream continues after its last row. In validation, the streams follow one
+    next row; each stream continues with its next row. In validation, the streams follow one
     another, and each is read once.
     """
 
     streams: tuple[RowStream, ...]
     pattern: np.ndarray
     batch_size: int
-    first_row: int = 0  # of batch 0, where a stage goes on after the rows of another
+    first_row: int = 0  # first row of batch 0; more than 0 if a stage continues after earlier ones
 
     @property
     def shape(self) -> RowShape:
@@ -189,8 +189,8 @@ class RunData(Protocol):
 
     @property
     def manifest(self) -> dict[str, Any]:
-        """Return the record of the data that a run directory keeps, corpus.json. A run continues
-        only if "tokenizer", "train" and "validation" are unchanged.
+        """Record of the data, which a run directory keeps in corpus.json. A run continues only if
+        "tokenizer", "train" and "validation" are unchanged.
         """
         ...
 
@@ -207,8 +207,8 @@ class TextData:
     data: Data
     seed: int
     corpus: Corpus
-    skip: int = 0  # raw tokens that stages before have read
-    steps: int = 0  # of the run, for options that change in its course; 0: not known
+    skip: int = 0  # raw tokens that earlier stages have read
+    steps: int = 0  # steps of training, for options that change during it; 0: not known
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -225,6 +225,7 @@ class TextData:
         batches = make_batches(self.plan, self.data, self.seed, self.corpus, split)
         if split != "train":
             return batches
+        # Begin after the rows that earlier stages have read.
         in_a_row = batches.raw_tokens / batches.batch_size
         batches = replace(batches, first_row=round(self.skip / in_a_row))
         if not self.steps:
@@ -288,8 +289,8 @@ def _training_windows(
     plan: RowPlan, data: Data, seed: int, sources: list[Source], pattern: np.ndarray, eos: int
 ) -> Iterator[ShuffledWindows | StaticWindows]:
     """Yield the windows of each member on each source. In the shuffled order of a source, the
-    windows of all members follow one another in the order of the pattern. Static windows stay where
-    they are, so they take no part in that order.
+    windows of all members follow one another in the order of the pattern. Static windows are at
+    fixed positions of the text, so they are not part of that order.
     """
     sizes = [member.window for member in plan.members]
     static = [member.objective.traits.static for member in plan.members]
@@ -356,8 +357,8 @@ class Ledger:
     model_tokens: float  # encoder and decoder positions that are not padding
     loss_tokens: float  # sum of the loss weights
     scored: float  # positions that are predicted; each may have a weight other than 1
-    padding: float  # fraction of the positions
-    # Fraction of the raw tokens that does not fit the rows (split documents, sentence pairs)
+    padding: float  # fraction of the positions that are padding
+    # Fraction of the raw tokens that does not fit into the rows (split documents, sentence pairs)
     left_out: float
     # Fraction of the rows whose window runs from one shuffled block of the text into another
     cut: float
@@ -387,7 +388,7 @@ def _stream_ledger(stream: RowStream, rows: int) -> Ledger:
     """Compute the mean contents of a row of one stream."""
     indices = list(range(min(rows, stream.rows(1))))
     if isinstance(stream, TextStream) and stream.objective.changes:
-        first, end = stream.span  # rows of all of the run, which differ
+        first, end = stream.span  # rows from the whole run, since they change during it
         indices = np.linspace(first, max(end - 1, first), rows).astype(int).tolist()
     alone = Batches((stream,), np.zeros(1, np.int64), len(indices))
     counted = alone.rows(indices)

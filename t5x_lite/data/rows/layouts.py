@@ -40,8 +40,9 @@ class RowShape:
     bidirectional_prefix: bool = False  # a decoder attends to its inputs in both directions
     looks_ahead: float = 0.0  # share of decoder rows that are bidirectional (pairs with `read`)
     labels: int = 0  # slots for labels of segments, only for tasks with a head
-    segment: int = 0  # most positions of one segment, where a row is made for several; 0: a row's
-    prompt: int = 0  # positions of a soft prompt, which each segment gets besides these
+    # Most positions of one segment, if a row is made for several segments; 0: as many as the row
+    segment: int = 0
+    prompt: int = 0  # positions of a soft prompt, which each segment has in addition
 
     @property
     def longest(self) -> int:
@@ -50,7 +51,9 @@ class RowShape:
 
     @property
     def longest_segment(self) -> int:
-        """Most positions that a model counts, since each segment counts its own."""
+        """Most positions of one segment. Positions count from 0 in each segment, so this is how far
+        a model has to count.
+        """
         return self.segment or self.longest
 
     def holds(self, inputs: int, targets: int, both: int) -> bool:
@@ -77,7 +80,7 @@ def lay_out(
         row_of_pair: row of each pair, ascending and below `rows`. By default, each pair is a row.
             The pairs of a row must fit the shape.
         rows: number of rows; needed only with row_of_pair.
-        starts: [pairs] id that a decoder reads first in each segment; by default, the start token.
+        starts: [pairs] first id that a decoder reads in each segment; by default, the start token.
     """
     if row_of_pair is None:
         row_of_pair, rows = np.arange(len(pairs)), len(pairs)
@@ -183,7 +186,8 @@ def _decoder(
     them shifted right within their segment: position j holds stream[j − 1] and predicts stream[j].
     """
     inputs, stream, weights = pairs.inputs, pairs.targets, pairs.weights
-    # Some pairs read other tokens than their targets, most of them with bidirectional attention.
+    # Pairs with `read` read other tokens than their targets, with bidirectional attention unless
+    # they set `reads_causally`.
     reads_others = pairs.read.lengths > 0
     sees_both_ways = reads_others & ~np.asarray(pairs.reads_causally)
     read = stream
@@ -198,7 +202,7 @@ def _decoder(
         stream = Ragged.join(inputs, stream)
         weights = Ragged.join(input_weights, weights)
 
-    # Shift right by one; each segment begins with its start.
+    # Shift right by one; each segment begins with its start token.
     shifted = np.empty_like(read.values)
     shifted[1:] = read.values[:-1]
     is_used = stream.lengths > 0
@@ -221,7 +225,7 @@ def _decoder(
 
 def _stack(name: str, ids: Ragged, place: Callable, vocabulary: Vocabulary, row_of_pair) -> Row:
     """Return tokens, segments and positions of one stack."""
-    # Number of each pair within its row, from 1: its index minus the index of the row's first pair.
+    # Number the pairs of each row from 1.
     segment = np.arange(len(row_of_pair)) - np.searchsorted(row_of_pair, row_of_pair) + 1
     return {
         f"{name}_tokens": place(ids.values, vocabulary.pad),
@@ -239,7 +243,7 @@ def _placer(lengths: np.ndarray, row_of_pair: np.ndarray, rows: int, row_length:
     is_used = np.arange(row_length) < used[:, None]
 
     def place(values, blank=0, dtype=np.int32) -> np.ndarray:
-        if is_full:
+        if is_full:  # no padding: the values are the rows
             return values.astype(dtype, copy=False).reshape(rows, row_length)
         placed = np.full((rows, row_length), blank, dtype)
         placed[is_used] = values

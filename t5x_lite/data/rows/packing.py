@@ -19,14 +19,14 @@ from t5x_lite.data.rows.windows import permute
 from t5x_lite.data.tokenizers.vocabulary import Vocabulary
 from t5x_lite.errors import BAD_DATA, UserError
 
-_OPEN_ROWS = 256  # rows that are filled at a time; more would hardly pack better, and take longer
+_OPEN_ROWS = 256  # rows that are filled at a time; more would take longer and hardly pack better
 
 
 def pack(sizes: np.ndarray, room: np.ndarray, order: np.ndarray) -> np.ndarray:
     """Assign a row to each example by best fit, going through the examples in the given order.
 
     Args:
-        sizes: [examples, resources] what each example takes of a row, such as positions in a stack.
+        sizes: [examples, resources] what each example needs, such as positions in a stack.
         room: [resources] what a row has.
         order: [examples] indices of the examples.
 
@@ -38,7 +38,7 @@ def pack(sizes: np.ndarray, room: np.ndarray, order: np.ndarray) -> np.ndarray:
     row_number = np.zeros(_OPEN_ROWS, np.int64)
     rows = 0
     for example in order:
-        # A row must have enough of every resource; how full it is counts all of them.
+        # A row must have enough of every resource. Its free room is summed over all of them.
         fits = (free >= sizes[example]).all(1)
         total_free = free.sum(1)
         # Take the fullest row with enough room.
@@ -100,7 +100,7 @@ class PackedExamples:
 
     @cached_property
     def _sizes(self) -> np.ndarray:
-        """Return what each example takes of a row: [examples, resources], as in _room."""
+        """What each example needs of each resource in _room: [examples, resources]."""
         inputs, targets = self.examples.inputs.lengths, self.examples.targets.lengths
         sizes = np.stack([inputs, targets], 1)
         if not self.shape.encoder:
@@ -115,7 +115,7 @@ class PackedExamples:
 
     @cached_property
     def _room(self) -> np.ndarray:
-        """Return the room of a row: positions in each stack, slots for labels and for examples."""
+        """Room of a row: positions in each stack, slots for labels and for examples."""
         if self.shape.encoder:
             room = [self.shape.encoder, self.shape.scored or self.shape.decoder or 1]
         else:
@@ -128,7 +128,7 @@ class PackedExamples:
 
     @property
     def words_per_token(self) -> float:
-        """The words of examples are not counted."""
+        """Always 0: the words of examples are not counted."""
         return 0.0
 
     @property
@@ -184,8 +184,8 @@ class PackedExamples:
         return 0.0
 
     def pairs(self, indices: ArrayLike) -> tuple[Pairs, np.ndarray]:
-        """Return the pairs of these rows, one per segment, and for each pair the place of its row
-        in `indices`, ascending.
+        """Return the pairs of these rows, one per segment, and for each pair the position of its
+        row in `indices`, ascending.
         """
         pairs, places = [], []
         for place, row in enumerate(np.asarray(indices, np.int64).tolist()):

@@ -1,5 +1,5 @@
-"""Plan the rows of a run once: which objectives, how many raw tokens each window has, and which row
-shape.
+"""Plan the rows of a run once: the objectives, the number of raw tokens in each window, and the
+shape of a row.
 """
 
 from bisect import bisect_left
@@ -63,12 +63,12 @@ class RowPlan:
 
     @property
     def bounds_whole_text(self) -> bool:
-        """True if the loss is an upper bound of −log p of the whole text."""
+        """True if the loss is an upper bound on −log p of the whole text."""
         return len(self.members) == 1 and self.members[0].objective.traits.bounds_whole_text
 
     @property
     def continues_text(self) -> bool:
-        """True if any objective predicts text from what stands before it in the text."""
+        """True if any objective predicts text from the text before it."""
         return any(member.objective.traits.continues_text for member in self.members)
 
     @property
@@ -83,7 +83,7 @@ class RowPlan:
 
     @property
     def mode_of_sentinels(self) -> str:
-        """UL2 mode of the first objective that uses sentinels; "" if it has none."""
+        """UL2 mode of the first objective that uses sentinels; "" if there is none."""
         modes = [
             member.objective.options.get("mode", "")
             for member in self.members
@@ -108,7 +108,7 @@ def plan_rows(
 
     Args:
         objective: one objective or a mixture, as in the config.
-        longest_window: raw tokens that a row reads at most; 0: as many as fit.
+        longest_window: maximum number of raw tokens that a row reads; 0: as many as fit.
 
     Raises:
         UserError: if an objective cannot be laid out; the error says why.
@@ -180,7 +180,7 @@ def fit_window(
     """Return the largest window, in raw tokens, whose bound fits the row, and the row's shape.
 
     Args:
-        longest: raw tokens that the window has at most; 0: as many as fit.
+        longest: maximum number of raw tokens in the window; 0: as many as fit.
     """
     # Find the room of a row. An encoder may score any of its positions until its bound is known.
     if architecture == "encoder_decoder":

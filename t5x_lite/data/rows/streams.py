@@ -22,7 +22,7 @@ VERSION = 5  # version of the stream: a run continues only with the version it w
 
 
 class RowStream(Protocol):
-    """Rows of pairs by index: text under an objective (TextStream), or examples
+    """Rows of pairs by index: text under an objective (TextStream), or the examples of a task
     (packing.PackedExamples).
     """
 
@@ -60,17 +60,17 @@ class RowStream(Protocol):
         ...
 
     def pairs(self, indices: ArrayLike) -> tuple[Pairs, np.ndarray]:
-        """Return the pairs of these rows, one per segment, and for each pair the place of its row
-        in `indices`, ascending.
+        """Return the pairs of these rows, one per segment, and for each pair the position of its
+        row in `indices`, ascending.
         """
         ...
 
     def left_out(self, indices: ArrayLike) -> float:
-        """Return the fraction of the raw tokens of these rows that does not fit the rows."""
+        """Return the fraction of these rows' raw tokens that does not fit into the rows."""
         ...
 
     def cut(self, indices: ArrayLike) -> float:
-        """Return the fraction of these rows that read two places of the text as one."""
+        """Return the fraction of these rows that join separate parts of the text."""
         ...
 
 
@@ -87,7 +87,7 @@ class TextStream:
     number: int = 0  # index of the stream in its mixture; each stream draws its own random numbers
     split_documents: bool = False
     words_per_token: float = 0.0
-    span: tuple[float, float] = (0.0, 0.0)  # the first row of the run, and the one after its last
+    span: tuple[float, float] = (0.0, 0.0)  # first row of the run, and the row after the last one
 
     def __str__(self) -> str:
         return f"{self.objective} on {self.source}"
@@ -122,8 +122,8 @@ class TextStream:
         return list(self.windows.read(self.windows.window_ids(np.asarray(indices, np.int64))))
 
     def left_out(self, indices: ArrayLike) -> float:
-        """Return the fraction of the raw tokens that does not fit the rows, when documents are
-        split or rows are sentence pairs.
+        """Return the fraction of the raw tokens that does not fit into the rows. It is 0 unless
+        documents are split or rows are sentence pairs.
         """
         windows = self.read(indices)
         if self.objective.traits.sentence_pairs:
@@ -142,8 +142,8 @@ class TextStream:
         return self.windows.cut(self.windows.window_ids(np.asarray(indices, np.int64)))
 
     def pairs(self, indices: ArrayLike) -> tuple[Pairs, np.ndarray]:
-        """Return the pairs of these rows, one per segment, and for each pair the place of its row
-        in `indices`, ascending.
+        """Return the pairs of these rows, one per segment, and for each pair the position of its
+        row in `indices`, ascending.
         """
         indices = np.asarray(indices, np.int64)
         window_ids = self.windows.window_ids(indices)
@@ -155,6 +155,7 @@ class TextStream:
         parts: list[tuple[np.ndarray, np.ndarray, Pairs]] = []  # (rows, piece numbers, pairs)
         for group in self._groups(indices, window_ids):
             tokens, n = group.tokens, group.tokens.shape[1]
+            # A piece that is too short for the objective is read but not scored.
             if n < traits.min_tokens:
                 parts.append((group.rows, group.pieces, _unscored(tokens, traits.aligned)))
                 continue
@@ -176,14 +177,14 @@ class TextStream:
         return all_pairs.take(order), rows[order]
 
     def _progress(self, indices: np.ndarray) -> np.ndarray | float:
-        """Return how much of the training is done when each of these rows is read, from 0 to 1."""
+        """Return the fraction of the training that is done when each of these rows is read."""
         first, end = self.span
         if end <= first:
             return 1.0
         return np.clip((indices - first) / (end - first), 0.0, 1.0)
 
     def _elsewhere(self, tokens: np.ndarray, window_ids: np.ndarray) -> np.ndarray:
-        """Read, for each window [rows, n], tokens of another document than its longest one."""
+        """For each window [rows, n], read tokens of a document other than its longest one."""
         begin, _ = longest_document(tokens, self.vocabulary)
         places = self.windows.places(window_ids, begin)
         purpose = Purpose.TRAINING_NEGATIVES if self.endless else Purpose.VALIDATION_NEGATIVES
@@ -196,7 +197,7 @@ class TextStream:
         return Documents(self.windows.tokens, self.vocabulary.eos)
 
     def _groups(self, indices: np.ndarray, window_ids: np.ndarray) -> list["_Group"]:
-        """Group what the objective reads, whole windows or pieces of them, by length."""
+        """Group the windows, or the pieces of windows, by length."""
         # The usual case: all windows are whole and have the same length.
         if self.endless and not self.split_documents:
             windows = np.asarray(self.windows.read(window_ids))
@@ -213,9 +214,9 @@ class TextStream:
         return groups
 
     def _pieces(self, window: np.ndarray) -> list[np.ndarray]:
-        """Return the window, or with split_documents its documents, each a segment of its own.
-        Several documents make more inputs and targets than one (each adds an EOS and sentinels), so
-        documents that do not fit the row are shortened or left out.
+        """Return the window or, with split_documents, its documents, each a segment of its own.
+        Several documents become more inputs and targets than one (each adds an EOS and sentinels),
+        so documents that do not fit the row are shortened or left out.
         """
         if not self.split_documents:
             return [window]

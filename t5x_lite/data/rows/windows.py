@@ -1,7 +1,7 @@
 """Which tokens a row reads: windows of a text as a pure function of the row index, in O(1) memory.
 
 ShuffledWindows     training: consecutive windows of the text in its shuffled order, infinite
-StaticWindows       training with static masks: the same windows each epoch, in another order
+StaticWindows       training with static masks: the same windows each epoch, in a new order
 SequentialWindows   validation: consecutive windows of the text in its own order, once
 """
 
@@ -48,22 +48,23 @@ class Windows(Protocol):
         ...
 
     def places(self, window_ids: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-        """Return the place in the text of one token per window, `offsets` [rows] tokens after its
-        first.
+        """Return the position in the text of one token per window: the token that is `offsets`
+        [rows] tokens after the first.
         """
         ...
 
     def cut(self, window_ids: np.ndarray) -> float:
-        """Return the fraction of these windows that are not one piece of the text."""
+        """Return the fraction of these windows that are not one contiguous piece of the text."""
         ...
 
 
 def permute(index: np.ndarray, size: int, key: int) -> np.ndarray:
     """Map each index through a keyed permutation of range(size), in O(1) memory.
 
-    This is a Feistel network over the two digits of a number in mixed radix. A result in the small
-    excess beyond the range goes through the network again until it is inside (Black and Rogaway,
-    2002, "Ciphers with arbitrary finite domains", §3 and §4).
+    This is a Feistel network over the two digits of a number in mixed radix. The digits can hold
+    slightly more numbers than the range: a result outside the range goes through the network again
+    until it is inside (Black and Rogaway, 2002, "Ciphers with arbitrary finite domains", §3 and
+    §4).
 
     >>> sorted(permute(np.arange(10), 10, key=7).tolist())
     [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
@@ -104,7 +105,7 @@ class BlockOrder:
     block: int  # tokens that stay together
     seed: int
     source: int = 0  # index of the text among several
-    # Id that replaces the last token of a block, where windows cross into the next block
+    # Id that replaces the last token of each block if windows can cross into the next block
     boundary: int | None = None
 
     @property
@@ -114,7 +115,7 @@ class BlockOrder:
 
     @property
     def epoch_tokens(self) -> int:
-        """Tokens in an epoch. Fewer than a block are left out, different ones in each epoch."""
+        """Tokens in an epoch. Less than one block is left out, a different part in each epoch."""
         return self.blocks * self.block
 
     def read(self, starts: np.ndarray, size: int) -> np.ndarray:
@@ -122,7 +123,7 @@ class BlockOrder:
         # Find where in the text the blocks begin that each window touches.
         first_block = starts // self.block
         last_block = (starts + size - 1) // self.block
-        touched = int((last_block - first_block).max()) + 1  # blocks that a window touches, at most
+        touched = int((last_block - first_block).max()) + 1  # most blocks that any window touches
         block_begins = self._block_begins(first_block[:, None] + np.arange(touched))
 
         # A window is a sequence of pieces of blocks. For each piece, position in the text =
@@ -142,7 +143,7 @@ class BlockOrder:
         return windows
 
     def places(self, positions: np.ndarray) -> np.ndarray:
-        """Return where in the text each of these positions of the order is."""
+        """Return where in the text each of these positions in the order is."""
         begins = self._block_begins(positions // self.block)
         return (begins + positions % self.block) % len(self.tokens)
 
@@ -217,7 +218,7 @@ class ShuffledWindows:
 
 @dataclass(frozen=True)
 class StaticWindows:
-    """Read the same windows in every epoch, each epoch in its own order."""
+    """The same windows of a text in every epoch, each epoch in its own order."""
 
     tokens: Tokens
     size: int
@@ -300,7 +301,7 @@ class Documents:
 
     @cached_property
     def ends(self) -> np.ndarray:
-        """Return the end of each document: the index after its last token."""
+        """End of each document: the index after its last token."""
         ends = [np.array([len(self.tokens)])]
         for start in range(0, len(self.tokens), _READ_AT_A_TIME):
             part = self.tokens[start : start + _READ_AT_A_TIME]
@@ -308,18 +309,18 @@ class Documents:
         return np.unique(np.concatenate(ends))
 
     def elsewhere(self, places: np.ndarray, uniform: np.ndarray, size: int) -> np.ndarray:
-        """Read tokens of another document for each place: [rows, size]. The place to read from is
-        drawn uniformly from the text outside the document of the given place. EOS fills the row
-        from the end of the other document on.
+        """Read tokens of another document for each position in the text: [rows, size]. The position
+        to read from is drawn uniformly from the text outside the document of the given position.
+        After the end of the other document, the row is filled with EOS.
 
         Args:
-            places: [rows] places in the text.
+            places: [rows] positions in the text.
             uniform: [rows] random numbers in [0, 1) that decide where to read.
         """
         begin, end = self._bounds(places)
         rest = len(self.tokens) - (end - begin)
         start = (uniform * rest).astype(np.int64)
-        start += np.where(start >= begin, end - begin, 0)  # skip the document of the place itself
+        start += np.where(start >= begin, end - begin, 0)  # skip the document of the given position
         # Move the start back where needed, to read as much of the document (without its EOS) as
         # fits.
         begin, end = self._bounds(start)
@@ -328,6 +329,6 @@ class Documents:
         return np.where(at < end[:, None], self.tokens.take(at, mode="clip"), self.eos)
 
     def _bounds(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return where the document of each place begins and ends."""
+        """Return where the document of each position begins and ends."""
         number = np.searchsorted(self.ends, places, side="right")
         return np.append(0, self.ends)[number], self.ends[number]

@@ -49,7 +49,7 @@ _ERROR = "error.json"
 
 
 class Pipeline(NamedTuple):
-    """A pipeline that each source of a store runs through.
+    """The Beam pipeline that encodes each source of a store.
 
     Attributes:
         options: options of Apache Beam, such as ("--runner=DataflowRunner", "--project=…").
@@ -113,7 +113,7 @@ class BeamEncoder:
         """Run the pipeline to its end.
 
         Raises:
-            UserError: the error that a worker raised, or that the pipeline failed.
+            UserError: with the error that a worker raised, or if the pipeline failed.
         """
         logging.disable(logging.WARNING)  # importing it warns about optional packages
         beam = optional_import("apache_beam", "beam", "--beam")
@@ -131,7 +131,7 @@ class BeamEncoder:
                     | "shards to all workers" >> beam.Reshuffle()
                     | "encode" >> beam.Map(encode)
                 )
-        except (Exception, SystemExit) as error:  # from any runner, and from its options
+        except (Exception, SystemExit) as error:  # any runner's errors, and those of bad options
             if storage.exists(f"{staging}/{_ERROR}"):
                 raised = json.loads(storage.read(f"{staging}/{_ERROR}"))
                 raise UserError(raised["code"], raised["reason"]) from error
@@ -160,7 +160,7 @@ def _read_json(staging: str, name: str) -> dict[str, Any]:
     return json.loads(storage.read(f"{staging}/{name}.json"))
 
 
-# What workers run. A worker may repeat the work of one that failed; the result is the same.
+# Code that workers run. A worker may repeat the work of one that failed; the result is the same.
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ def _load_tokenizer(staging: str) -> Tokenizer:
 
 @contextmanager
 def _told(staging: str) -> Iterator[None]:
-    """Save a UserError where the process that runs the pipeline finds it, and raise it again."""
+    """Save a UserError where the process that runs the pipeline finds it, then raise it again."""
     try:
         yield
     except UserError as error:

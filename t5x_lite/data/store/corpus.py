@@ -1,12 +1,12 @@
 """The token store: a corpus as flat files of ids on disk, with EOS after each document.
 
-STORE/manifest.json      what it was made from, counts, issues of the text, SHA-256 of each shard
+STORE/manifest.json      origin, counts, issues of the text, SHA-256 of each shard
 STORE/tokenizer/
 STORE/0.train.bin        ids of source 0: little-endian uint16, or uint32 for a large vocabulary
 STORE/0.validation.bin
 
-If a store is in a bucket, its manifest and tokenizer are copied here, and ids are fetched when they
-are read.
+If a store is in a bucket, its manifest and tokenizer are copied to the local cache, and ids are
+fetched when they are read.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ class Source:
     name: str
     rate: float  # rate given in the setting; 0: none
     tokens: dict[str, Tokens]  # split → ids, read as needed from disk or a bucket
-    words_per_token: float = 0.0  # of the training text; 0: not counted
+    words_per_token: float = 0.0  # in the training text; 0: not counted
 
 
 @dataclass(frozen=True)
@@ -69,12 +69,12 @@ def _first(tokens: Tokens, length: int) -> Tokens:
 
 
 def keep_first(corpus: Corpus, unique_tokens: int) -> Corpus:
-    """Return the corpus with less training text: its first `unique_tokens` tokens, of each source
-    in proportion to its size. EOS takes the place of the last one. The manifest estimates how many
-    documents, bytes and words they are.
+    """Return the corpus with less training text: `unique_tokens` tokens, from the beginning of each
+    source in proportion to its size. EOS replaces the last token of each source that is cut. The
+    manifest's counts of documents, bytes and words become estimates.
 
     Raises:
-        UserError: if there is less text than that, or nothing is left of a source.
+        UserError: if there is less text than that, or if nothing is left of a source.
     """
     whole = corpus.manifest["train"]
     got = f"data.unique_tokens: got {unique_tokens:,}"
@@ -92,7 +92,7 @@ def keep_first(corpus: Corpus, unique_tokens: int) -> Corpus:
             reason = f"of which {source.name} has no share: it has {len(train):,} tokens"
             raise UserError(BAD_DATA, f"{got}, {reason}; set more, or leave that source out")
         kept = train
-        if length < len(train):  # a copy, as the text is read again from its beginning after EOS
+        if length < len(train):  # copy, to end in EOS: the text is read again from its beginning
             kept = np.array(_first(train, length))
             kept[-1:] = corpus.tokenizer.vocabulary.eos
         sources.append(replace(source, tokens={**source.tokens, "train": kept}))
@@ -105,11 +105,12 @@ def keep_first(corpus: Corpus, unique_tokens: int) -> Corpus:
 
 
 def hold_out(corpus: Corpus) -> Corpus:
-    """Return the corpus with other validation text: the end of the training text of each source,
-    which is without it then. What is chosen by that text can be judged on the corpus as it is.
+    """Return the corpus with other validation text: the end of each source's training text, which
+    is then removed from training. Settings that are chosen by this text can still be judged on the
+    corpus's own validation text.
 
-    It has about as many tokens as the validation text, but at most a tenth of the training text. It
-    begins with a document where one begins in its first half.
+    The new text has about as many tokens as the old validation text, but at most a tenth of the
+    training text. It begins at the first document that begins in its first half, if there is one.
     """
     in_train = sum(len(source.tokens["train"]) for source in corpus.sources)
     in_validation = sum(len(source.tokens["validation"]) for source in corpus.sources)
@@ -120,6 +121,7 @@ def hold_out(corpus: Corpus) -> Corpus:
         train = source.tokens["train"]
         length = round(share * len(train))
         held_out = np.asarray(train[len(train) - length :])
+        # Begin at the start of a document, if there is one in the first half.
         begins = np.flatnonzero(held_out[: length // 2] == eos) + 1
         if len(begins):
             held_out = held_out[begins[0] :]
@@ -252,8 +254,8 @@ def _open_tokens(path: Path, dtype: np.dtype, prepared: int) -> np.ndarray:
 def _check_hashes(
     store: Path, manifest: dict[str, Any], sources: list[Source], vocab_size: int
 ) -> None:
-    """Raise UserError if a shard does not match its hash in the manifest, or holds other ids than
-    those of the tokenizer.
+    """Raise UserError if a shard does not match its hash in the manifest, or holds ids that the
+    tokenizer does not have.
     """
     for number, (record, source) in enumerate(zip(manifest["sources"], sources, strict=True)):
         for split in SPLITS:
@@ -270,17 +272,17 @@ def _check_hashes(
                 start = end
 
 
-# Hashing a large store takes minutes. So once the hashes of a store were right, it is not read
-# again until one of its files changes: the stamps of the files are saved in the cache. Without a
-# usable cache, a store is hashed every time.
+# Hashing a large store takes minutes. So a store whose hashes were right is not hashed again until
+# one of its files changes: the stamps of the files are saved in the cache. Without a usable cache,
+# a store is hashed every time.
 
 _SETTLED_AFTER = 2.0  # seconds; two writes within one tick of the disk's clock get the same time
 _NO_CACHE = (OSError, RuntimeError, ValueError)  # no space, no home directory, invalid JSON
 
 
 def _stamps(store: Path) -> list[list[Any]]:
-    """Return size, inode and times of each file. Some of them change when a file is written or
-    replaced.
+    """Return size, inode and times of each file. At least one of them changes when a file is
+    written or replaced.
     """
     stamps = []
     for path in sorted([*store.glob(MANIFEST), *store.glob(_TOKENS)]):

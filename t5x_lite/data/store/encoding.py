@@ -1,4 +1,4 @@
-"""Encode shards of text to ids in several processes, and show the progress."""
+"""Encode shards of text as ids in several processes, and show the progress."""
 
 import hashlib
 import multiprocessing
@@ -29,7 +29,7 @@ SingleTokenPolicy = Literal["keep", "skip", "stop"]  # what to do with documents
 class EncodedShard(NamedTuple):
     """Result of encoding a shard."""
 
-    counts: dict[Split, dict[str, Any]]  # documents, tokens, bytes, single_token, sha256
+    counts: dict[Split, dict[str, Any]]  # documents, tokens, bytes, words, single_token, sha256
     ids: dict[Split, bytes]
 
 
@@ -105,8 +105,8 @@ def _encode_in_worker(shard: Shard) -> EncodedShard:
 
 
 class EncoderPool:
-    """Encodes shards in several processes. The first shard is encoded in this one, so that a small
-    text starts no others.
+    """Encodes shards in several processes. The first shard is encoded in the calling process, so
+    that a small text starts no others.
 
     Args:
         tokenizer_directory: where the tokenizer is saved, for the other processes.
@@ -123,7 +123,7 @@ class EncoderPool:
         self._submitted = 0
 
     def submit(self, shard: Shard) -> Future[EncodedShard]:
-        """Start to encode a shard."""
+        """Start encoding a shard."""
         self._submitted += 1
         if self._submitted == 1 or self.size == 1:
             future = Future()
@@ -167,7 +167,7 @@ class SourceEncoder(Protocol):
 
         Args:
             number: index of the source, from 0.
-            written: hashes of the shards at the start of the source that are already written. These
+            written: hashes of the source's first shards, which are already written. These shards
                 are not encoded again.
             progress: counts the bytes that are read.
         """

@@ -1,9 +1,9 @@
 """Prepare a token store: clean documents, encode them in several processes, and write their ids.
 
-Text of any size takes bounded memory. It is cut into shards as it is read, a pool of processes
-encodes them, and their ids are appended in order. A journal records each shard that is written.
-After a kill, the next run cuts off what follows the last recorded shard, and continues with the
-next one. The manifest is written last: a directory with a manifest is a store.
+Memory is bounded for text of any size: the text is cut into shards as it is read, a pool of
+processes encodes them, and their ids are appended in order. A journal records each written shard.
+After a kill, the next run cuts off everything after the last recorded shard, and continues with the
+next shard. The manifest is written last: a directory with a manifest is a store.
 """
 
 import hashlib
@@ -48,7 +48,7 @@ from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import BAD_DATA, IO_ERROR, NO_FILE, UserError
 from t5x_lite.progress import say
 
-VERSION = 6  # version of the store: raised when the same settings make other bytes
+VERSION = 6  # version of the store: raised when the same settings give different bytes
 JOURNAL = "journal.jsonl"
 
 Record = dict[str, Any]  # a JSON object
@@ -61,12 +61,12 @@ def prepare(
     """Open the store that the settings describe, and make it first if there is none.
 
     Several processes may call this at once: one makes the store, the others wait. A complete store
-    that is named in `data.store` does not need its text any more. It is used if the text cannot be
-    reached, and if a file was touched but still has the same contents.
+    that is named in `data.store` does not need its text any more. It is used even if the text
+    cannot be reached, or if a file was touched but still has the same contents.
 
     Args:
-        beam_options: options of Apache Beam, whose workers then read and encode the text; None: use
-            this machine.
+        beam_options: options of Apache Beam, whose workers then read and encode the text; None:
+            this machine does so.
 
     Raises:
         UserError: for text that cannot be used, code or places that are not permitted, or a store
@@ -110,8 +110,8 @@ def prepare(
 
 
 def _to_train_on(corpus: Corpus, data: Data) -> Corpus:
-    """Return what a run trains on: the corpus with the rates that the settings give its sources,
-    and not more than data.unique_tokens of it.
+    """Return the corpus that a run trains on: with the rates that the settings give its sources,
+    and with at most data.unique_tokens tokens.
     """
     rates = [rate for rate, _ in parse_sources(data.source, "data.source")]
     rated = list(corpus.sources)
@@ -153,7 +153,7 @@ def _is_made(store: Path, origin: Record) -> bool:
     return is_same
 
 
-# What a store is made from, which the manifest records as `made_from`.
+# The origin of a store, which the manifest records as `made_from`.
 
 
 def _describe_origin(data: Data) -> Record:
@@ -351,10 +351,10 @@ def _say_totals(data: Data, totals: dict[Split, Record], records: list[Record]) 
 
 
 class _Journal:
-    """The parts already written of a store that is being made, as JSON lines.
+    """Records, as JSON lines, what is already written of a store that is being made.
 
-    The first line says what the store is made from, the second names its tokenizer, and each
-    further line is a shard.
+    The first line is the origin of the store, the second line its tokenizer, and each further line
+    one shard.
     """
 
     def __init__(self, store: Path, origin: Record):
@@ -392,13 +392,13 @@ class _Journal:
         storage.write_durably(self._path, "")
 
     def tokenizer(self) -> Tokenizer | None:
-        """Return the tokenizer of this store, or None if it is not made yet."""
+        """Return the tokenizer of this store, or None if there is none yet."""
         if len(self._lines) < 2:
             return None
         return tokenizer.load(self.store / "tokenizer")
 
     def shards(self, number: int) -> list[Record]:
-        """Return the records of the shards of a source that are written."""
+        """Return the records of a source's shards that are already written."""
         return [line for line in self._lines[2:] if line["source"] == number]
 
 
@@ -422,7 +422,7 @@ def _write_source(
         for split in SPLITS:
             file = _open_at(journal.store / f"{number}.{split}.bin", ends[split])
             files[split] = stack.enter_context(file)
-        storage.flush(journal.store)  # the names of the files
+        storage.flush(journal.store)  # make the new file names durable
         source_bytes = sources.size(source.name, source.key)
         progress = stack.enter_context(Progress(source.name, source_bytes))
 
@@ -468,7 +468,7 @@ def _write_source(
 
 
 def _open_at(path: Path, end: int) -> BinaryIO:
-    """Open a file to append to, cut off after the part that is known to be complete."""
+    """Open a file for appending, after cutting it off at the end of its complete part."""
     file = open(path, "ab")
     file.truncate(end)
     file.seek(end)

@@ -1,5 +1,5 @@
 """The ids of a store in a bucket. A shard is fetched when it is first read, and checked against the
-manifest. When the disk is nearly full, the shards that were read longest ago are removed.
+manifest. When the disk is nearly full, the least recently read shards are removed.
 
     gs://bucket/store/0.train.bin ─ bytes of a shard ─► CACHE/shards/SHA256.bin ─► windows
 """
@@ -28,8 +28,7 @@ _FREE_BYTES, _FREE_SHARE = 5 << 30, 0.05
 
 class RemoteTokens:
     """Ids [N] that are read like an array: with `len`, slices, arrays of indices, `take` and
-    comparisons, or all at once with `np.asarray`. Several threads and processes may read the same
-    ids.
+    comparisons, or all at once with `np.asarray`. Several threads and processes can read them.
 
     Args:
         address: file with the ids of all shards, one after another.
@@ -86,7 +85,7 @@ class RemoteTokens:
         return found
 
     def take(self, places: np.ndarray, mode: str = "raise") -> np.ndarray:
-        """Return the ids at these places, counted from 0; `mode` is as in `np.ndarray.take`."""
+        """Return the ids at these positions, from 0; `mode` is as in `np.ndarray.take`."""
         if places.dtype.kind not in "iu":
             raise TypeError(f"places of {places.dtype}; expected whole numbers")
         flat = places.reshape(-1).astype(np.int64)
@@ -97,7 +96,7 @@ class RemoteTokens:
         elif flat.size and (flat.min() < 0 or flat.max() >= len(self)):
             raise IndexError(f"a place outside {len(self)} tokens")
         found = np.empty(flat.shape, self.dtype)
-        # Group the places by shard, so that each shard is read once.
+        # Group the positions by shard, so that each shard is read once.
         numbers = self._shard_of(flat)
         by_shard = np.argsort(numbers, kind="stable")
         needed, counts = np.unique(numbers, return_counts=True)
@@ -115,11 +114,11 @@ class RemoteTokens:
         vars(self).update(state, _fetching=threading.Lock())
 
     def _shard_of(self, places: np.ndarray) -> np.ndarray:
-        """Return the index of the shard that holds each place."""
+        """Return the index of the shard that holds each position."""
         return np.searchsorted(self._ends, places, side="right")
 
     def _begin(self, number: int) -> int:
-        """Return the place of a shard's first id."""
+        """Return the position of a shard's first id."""
         return int(self._ends[number - 1]) if number else 0
 
     def _read(self, numbers: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
@@ -164,7 +163,7 @@ class RemoteTokens:
         with user_errors(IO_ERROR, f"{self._address}: cannot be read"):
             contents = files.cat_ranges([path] * len(numbers), begins, ends, on_error="raise")
             for content in contents:
-                if isinstance(content, Exception):  # some file systems return errors all the same
+                if isinstance(content, Exception):  # some file systems return errors regardless
                     raise content
         fetched = {}
         for number, content in zip(numbers, contents, strict=True):
@@ -200,8 +199,8 @@ class RemoteTokens:
             self._warned = True
 
     def _make_room(self) -> None:
-        """If the disk is nearly full, remove a tenth of the files in the cache, the ones that were
-        read longest ago. They include partial files of killed processes.
+        """If the disk is nearly full, remove the least recently read tenth of the files in the
+        cache. This includes partial files of killed processes.
         """
         disk = shutil.disk_usage(self._cache)
         if disk.free >= min(_FREE_BYTES, _FREE_SHARE * disk.total):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 PART_BYTES = 64_000_000  # size of files on disk
 SHARD_BYTES = 4_000_000  # size of text
-# Up to this many documents are split by the rank of their hash, so that each split has some; to
+# Up to this many documents are split by the rank of their hash, so that each split has some. To
 # know the ranks, all text is read twice. More documents, or longer ones, are split by the hash
 # itself.
 _FEW_DOCUMENTS = 200
@@ -114,10 +114,10 @@ class SplitRule:
 def split_rule(data: Data, source: SourceSetting) -> SplitRule:
     """Return the rule that splits a source.
 
-    Validation text is a source of its own, or a fraction of each source. In a fraction, documents
-    with a small hash are held out, so copies within a source are in the same split. Of a few
-    documents, at least one is held out. A source of one document is cut in two, so that the same
-    fraction of its characters is held out.
+    Validation text is a separate source, or a fraction of each source. For a fraction, documents
+    with a small hash are held out, so copies within a source are in the same split. If there are
+    few documents, at least one is held out. If there is only one, it is cut in two, so that the
+    same fraction of its characters is held out.
     """
     if data.validation_source:
         return SplitRule(2**64 if source.is_held_out else 0)
@@ -153,7 +153,7 @@ class _SmallSource(NamedTuple):
 
 
 def _read_small_source(data: Data, source: SourceSetting) -> _SmallSource | None:
-    """Return the hashes and the size of all documents; None if there are many."""
+    """Return the hashes and the size of all documents; None if they are many or long."""
     hashes = []
     characters = 0
     for document in clean_documents(data, source):
@@ -191,7 +191,7 @@ def _cut_in_two(
 
 def parts(source: SourceSetting, rule: SplitRule) -> list[Part]:
     """Group the files of a source into parts of about PART_BYTES. A source of one document is a
-    single part; a source that is not files is [None].
+    single part. If the source does not consist of files, return [None].
     """
     found = sources.find_files(source.name, source.key)
     if found is None:

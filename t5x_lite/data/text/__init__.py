@@ -1,1 +1,1 @@
-"""Text: the sources it comes from, and the cleaning of text that has issues."""
+"""Text: where it comes from, and how it is cleaned."""

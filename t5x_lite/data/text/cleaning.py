@@ -1,5 +1,5 @@
-"""Text cleaning: real text has issues. A setting says what to do about each kind, and all are
-counted.
+"""Text cleaning. Real text has issues: for each kind, a setting says what to do about it, and the
+documents that have it are counted.
 """
 
 from collections import Counter
@@ -30,7 +30,7 @@ class Cleaner:
         """Return the clean text of a document, or None if it is skipped.
 
         Raises:
-            UserError: for an issue that the settings stop at.
+            UserError: for an issue whose setting is "stop".
 
         >>> cleaner = Cleaner(TextCleaning(carriage_return="replace"), "here")
         >>> cleaner(b"one\\r\\ntwo \\xff"), cleaner("  "), dict(cleaner.counts)
@@ -71,7 +71,7 @@ class Cleaner:
         return text if is_kept else None
 
     def _allows(self, issue: str) -> bool:
-        """Count an issue of a document. Return True if a document with it is kept."""
+        """Count an issue of a document. Return True if a document with this issue is kept."""
         self.counts[issue] += 1
         policy = getattr(self._settings, issue)
         if policy == "stop":

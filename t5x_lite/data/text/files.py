@@ -27,7 +27,7 @@ SUFFIXES = (".txt", *READERS)
 _COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": None}
 _ARCHIVES = (".zip", ".tar", ".tgz", *(".tar" + ending for ending in _COMPRESSIONS))
 
-# A document with more bytes (or characters, if decoded) is read as several, and counted.
+# A document with more bytes (or characters, if decoded) is counted and read as several documents.
 LONGEST = 1 << 25
 
 
@@ -54,10 +54,11 @@ def find(source: str, key: str, suffixes: tuple[str, ...] = SUFFIXES) -> list["O
         suffixes: endings of the files to read in a directory, compressed or not.
 
     Raises:
-        UserError: if the place cannot be reached, or a file is an archive.
+        UserError: if the location cannot be reached, or a file is an archive.
     """
     import fsspec
 
+    # Reject a whole file system, and the system's virtual directories.
     scheme, _, path = source.rpartition("://")
     here = f"{os.path.abspath(path)}/"
     is_virtual = scheme in ("", "file", "local") and here.startswith(_VIRTUAL)
@@ -85,7 +86,7 @@ def find(source: str, key: str, suffixes: tuple[str, ...] = SUFFIXES) -> list["O
     return files
 
 
-# Where Linux shows processes and devices as files.
+# Directories in which Linux shows processes and devices as files.
 _VIRTUAL = ("/proc/", "/sys/", "/dev/")
 
 
@@ -102,7 +103,7 @@ def _compressed_ending(name: str) -> str:
 
 
 def fingerprint(file: "OpenFile", key: str) -> str:
-    """Return name, size and time (or ETag) of a file, which change when its text does."""
+    """Return name, size and time (or ETag) of a file, a string that changes when its text does."""
     info = _info(file, key)
     version = ""
     for name in ("mtime", "etag", "ETag", "md5Hash", "updated"):
@@ -113,14 +114,14 @@ def fingerprint(file: "OpenFile", key: str) -> str:
 
 
 def size(file: "OpenFile", key: str) -> int:
-    """Return the bytes of text; 0 if they are not known before the file is read."""
+    """Return the size of the text in bytes; 0 if it is not known before the file is read."""
     if _compressed_ending(file.path) or file.path.lower().endswith(".parquet"):
         return 0
     return size_on_disk(file, key)
 
 
 def size_on_disk(file: "OpenFile", key: str) -> int:
-    """Return the bytes of the file itself; 0 if they are not known."""
+    """Return the size of the file itself in bytes; 0 if it is not known."""
     return _info(file, key).get("size") or 0
 
 
@@ -131,7 +132,7 @@ def _info(file: "OpenFile", key: str) -> dict[str, Any]:
 
 
 def check_regular(file: "OpenFile", key: str) -> None:
-    """Reject a pipe or a device, which may never end, and can be read only once."""
+    """Reject a pipe or a device, which may never end and can be read only once."""
     if _is_local(file.fs) and not stat.S_ISREG(os.stat(file.path).st_mode):
         reason = "is a pipe or a device; write its text to a file"
         raise UserError(NO_FILE, f"{key}: {file.path}: {reason}")
@@ -170,7 +171,7 @@ def opened(file: "OpenFile", key: str) -> Iterator[BinaryIO]:
     """Open a file and decompress it. Any error while it is read becomes a UserError.
 
     Raises:
-        UserError: for a file whose first bytes show that it is no text, but a PDF, say.
+        UserError: for a file whose first bytes show that it is not text but, for example, a PDF.
     """
     with user_errors(NO_FILE, f"{key}: cannot read {file.path}"):
         check_regular(file, key)
@@ -211,7 +212,7 @@ _KINDS = {
 
 
 def is_no_text(head: bytes) -> str:
-    """Say what a file is by its first bytes, if it is no text in UTF-8; empty if it may be.
+    """Describe a file whose first bytes show that it is not UTF-8 text; empty if it may be.
 
     >>> is_no_text(b"%PDF-1.7"), is_no_text("The café".encode())
     ('is a PDF, expected text in UTF-8', '')
@@ -274,7 +275,7 @@ def _lines(stream: BinaryIO) -> Iterator[bytes]:
     while line := rest + stream.readline(LONGEST - len(rest)):
         rest = b""
         if len(line) >= LONGEST and not line.endswith(b"\n"):
-            # The last character may be incomplete: it belongs to the next piece.
+            # The last character may be incomplete, so it goes into the next piece.
             end = _last_character(line)
             rest = line[end:]
             line = line[:end]
@@ -282,8 +283,8 @@ def _lines(stream: BinaryIO) -> Iterator[bytes]:
 
 
 def _last_character(text: bytes) -> int:
-    """Return where the last UTF-8 character begins, if it is within the last four bytes, else the
-    end.
+    """Return the index where the last UTF-8 character begins, or the end of the text if none begins
+    within the last four bytes.
     """
     for position in range(len(text) - 1, len(text) - 5, -1):
         is_continuation_byte = text[position] & 0xC0 == 0x80
@@ -368,7 +369,7 @@ _CUTTERS: dict[DocumentUnit, Callable[[Iterable[bytes]], Iterator[bytes]]] = {
 
 
 def text_of(record: object, field: str, where: str) -> Iterator[Document]:
-    """Yield the text of a record, in pieces if it is longer than LONGEST; null is an empty text.
+    """Yield the text of a record, in pieces if it is longer than LONGEST. A null is an empty text.
 
     >>> list(text_of({"text": "a b", "id": 7}, "text", "here"))
     ['a b']

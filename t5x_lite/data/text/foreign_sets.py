@@ -1,6 +1,6 @@
-"""Data sets of TensorFlow Datasets and Hugging Face may come from anybody, and their libraries do
-as they say: features.json names modules to import, README.md files and addresses to read. Both are
-checked here before the library sees them.
+"""Safety checks for data sets of TensorFlow Datasets and Hugging Face. Anyone can publish one, and
+the libraries do what its files say: features.json names modules to import, and README.md names
+files and addresses to read. Both are checked here before the library reads them.
 """
 
 import itertools
@@ -17,11 +17,11 @@ _MODULE = "tensorflow_datasets."
 
 
 def check_features(directory: Any, where: str) -> None:
-    """Reject a data set of TensorFlow Datasets that names a class of any other package.
+    """Reject a data set of TensorFlow Datasets that names a class outside of that package.
 
     Args:
-        directory: where it and its versions are, a Path or an etils.epath.
-        where: names it in errors.
+        directory: directory of the data set and its versions, a Path or an etils.epath.
+        where: name of the data set in error messages.
     """
     if not directory.is_dir():
         return
@@ -37,7 +37,7 @@ def check_features(directory: Any, where: str) -> None:
 
 
 def _classes_in(features: Any) -> Iterator[str]:
-    """Yield the names of classes in a features.json, in either of the two forms that exist.
+    """Yield the names of classes in a features.json, in either of its two formats.
 
     >>> list(_classes_in({"pythonClassName": "a.B", "featuresDict": {"x": {"type": "c.D"}}}))
     ['a.B', 'c.D']
@@ -55,11 +55,11 @@ def _classes_in(features: Any) -> Iterator[str]:
 
 
 def check_card(directory: Path, where: str) -> None:
-    """Reject a data set of Hugging Face on disk whose README.md or state.json leads out of its
-    directory.
+    """Reject a data set of Hugging Face on disk whose README.md or state.json names a file outside
+    its directory.
 
     Args:
-        where: names it in errors.
+        where: name of the data set in error messages.
     """
     for path in (directory / "README.md", *directory.glob("**/state.json")):
         if not path.is_file():
@@ -83,7 +83,7 @@ def _front_matter(text: str) -> Any:
 
 
 def _files_in(card: Any) -> Iterator[str]:
-    """Yield the texts below the keys of a card, or of a state.json, that name files.
+    """Yield the strings under those keys of a card or a state.json that name files.
 
     >>> list(_files_in({"configs": [{"data_files": [{"split": "train", "path": ["a", "b"]}]}]}))
     ['train', 'a', 'b']
@@ -111,8 +111,8 @@ def check_files(files_of_splits: Iterable[Iterable[str]], inside: str, where: st
     """Reject a data set of Hugging Face that would read files which are not its own.
 
     Args:
-        files_of_splits: what the library has found.
-        inside: the directory of the data set, or "hf://" for one of the hub.
+        files_of_splits: files that the library has found for each split.
+        inside: directory of the data set, or "hf://" for a data set on the hub.
     """
     for files in files_of_splits:
         for file in files:

@@ -1,8 +1,8 @@
-"""Records in files: the lines of a table, the objects of JSON lines, the rows of parquet. Text and
-tasks read them by the same rules.
+"""Records in files: lines of a table, objects in JSON lines, or rows of a parquet file. Sources of
+text and tasks read them by the same rules.
 
-A byte order mark is no part of the text. A table's first line names its columns. Cells between tabs
-hold quotes as ordinary characters (GLUE); cells between commas may be quoted.
+A byte order mark is not part of the text. The first line of a table names its columns. In a .tsv
+file, a quote is an ordinary character (as in GLUE). In a .csv file, cells may be quoted.
 """
 
 import csv
@@ -22,11 +22,12 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 @dataclass
 class BadLines:
-    """Lines that hold no record: skipped and counted, or rejected.
+    """What to do with lines that hold no record: skip and count them, or raise an error.
 
     Attributes:
         policy: "stop" or "skip".
-        fix: what to do about one, for errors.
+        fix: advice in the error message.
+        skipped: number of lines skipped so far.
     """
 
     policy: str = "stop"
@@ -46,9 +47,9 @@ class Reading(NamedTuple):
     Attributes:
         columns: names of the columns of a table whose first line does not name them.
         bad_lines: what to do with a line that holds no record.
-        invalid_utf8: "strict" rejects bytes that are no UTF-8; with "surrogateescape" they become
+        invalid_utf8: "strict" rejects bytes that are not UTF-8; "surrogateescape" turns them into
             lone surrogates, which text cleaning counts.
-        wanted: the one column that is needed, if it is one; others need not be read.
+        wanted: the only column that is needed, so that the others need not be read; empty: all are.
     """
 
     bad_lines: BadLines
@@ -60,14 +61,14 @@ class Reading(NamedTuple):
 def read_records(
     stream: BinaryIO, suffix: str, reading: Reading, where: str
 ) -> Iterator[tuple[Record, str]]:
-    """Yield (record, where it stands) of a file.
+    """Yield each record of a file, with its location for error messages.
 
     Args:
-        suffix: ending of its name, one of READERS.
-        where: names the file in errors.
+        suffix: extension of the file name, one of READERS.
+        where: name of the file in error messages.
 
     Raises:
-        UserError: for a file that holds no records.
+        UserError: if the file cannot be read as records.
     """
     yield from READERS[suffix](stream, reading, where)
 
@@ -85,7 +86,7 @@ def _parquet(stream: BinaryIO, reading: Reading, where: str) -> Iterator[tuple[R
 
 
 def _json(stream: BinaryIO, reading: Reading, where: str) -> Iterator[tuple[Record, str]]:
-    """Yield one object per line, or those of one list in the whole file."""
+    """Yield one object per line or, if the whole file is one list, the objects in it."""
     for number, line in enumerate(stream, 1):
         if number == 1:
             line = line.removeprefix(_BYTE_ORDER_MARK)

@@ -1,5 +1,5 @@
-"""Schemes of sources: the part before the colon in tfds:…, hf:…, python:… and world:…. Text and
-tasks use the same object for a scheme.
+"""Schemes of sources: the part before the colon in tfds:…, hf:…, python:… and world:…. Sources of
+text and tasks share one object per scheme.
 """
 
 import hashlib
@@ -35,7 +35,8 @@ class Scheme(ABC):
 
     @abstractmethod
     def records(self, address: str, split: str, where: str) -> Iterator[Record]:
-        """Yield the records of a split, which `with_split` has also put into the address.
+        """Yield the records of a split. If the source belongs to a task, `with_split` has also put
+        the split into the address.
 
         Raises:
             UserError: for a source that cannot be read.
@@ -46,8 +47,8 @@ class Scheme(ABC):
         return address
 
     def fingerprint(self, address: str, where: str) -> str:
-        """Return a text that changes when the source's text does, as far as this machine can tell;
-        the address is not part of it.
+        """Return a string that changes when the source's text does, as far as this machine can
+        tell. It does not include the address.
         """
         return ""
 
@@ -64,8 +65,8 @@ class _DataSet(Scheme):
         """Return the directory of the data set, if its address names one."""
 
     def fingerprint(self, address: str, where: str) -> str:
-        """Return names, sizes and times of the data set's files, if it is on this machine and its
-        address says where.
+        """Return names, sizes and times of the data set's files, if the address names a directory
+        on this machine.
         """
         parts = []
         directory = self.directory(address)
@@ -85,10 +86,12 @@ class TensorFlowDataSet(_DataSet):
         return Path(options.get("data_dir", os.devnull)) / name.replace(":", "/")
 
     def records(self, address: str, split: str, where: str) -> Iterator[Record]:
-        """Yield the records of a split. Only tfrecord files need TensorFlow, not array_record."""
+        """Yield the records of a split. Files in tfrecord format need TensorFlow; files in
+        array_record format do not.
+        """
         name, options = _parse_query(address)
         named = options.pop("split", "train")
-        # TensorFlow is missing on purpose. Hide the message that this import prints about it.
+        # TensorFlow is not installed on purpose. Hide the message that this import prints about it.
         with redirect_stdout(None), redirect_stderr(None):
             tfds = optional_import("tensorflow_datasets", "tfds", where)
             # c4, glue and others are registered only by this import.
@@ -120,6 +123,7 @@ class HuggingFaceDataSet(_DataSet):
         if is_here:
             check_card(Path(name), where)
         with user_errors(NO_FILE, f"{where}: cannot be read"):
+            # Saved with save_to_disk, without or with splits; otherwise loaded by name.
             if (Path(name) / "dataset_info.json").exists():
                 _check_options(options, (), where)
                 data_set = datasets.load_from_disk(name)
@@ -137,8 +141,8 @@ class HuggingFaceDataSet(_DataSet):
 
 
 class Function(Scheme):
-    """python:module.function, a function of the user's. Without arguments it returns texts; with
-    the name of a split, it returns the records of a task.
+    """python:module.function, a user's function. Called without arguments, it returns texts; called
+    with the name of a split, it returns the records of a task.
     """
 
     def documents(self, address: str, field: str, where: str) -> Iterator[Document]:
@@ -195,7 +199,7 @@ class Worlds(Scheme):
         return _hash_of_file(Path(worlds.__file__))
 
     def _read(self, address: str, where: str) -> tuple[str, int]:
-        """Split an address into what it names and the seed."""
+        """Split an address into its name and its seed."""
         name, options = _parse_query(address)
         _check_options(options, ("seed",), where)
         seed = options.get("seed", "0")
@@ -224,7 +228,7 @@ def _parse_query(address: str) -> tuple[str, dict[str, str]]:
     ('c4/en', {'split': 'train+validation'})
     """
     name, _, query = address.partition("?")
-    escaped = query.replace("+", "%2B")  # a plus would be read as a space
+    escaped = query.replace("+", "%2B")  # parse_qsl would turn a plus into a space
     return name, dict(parse_qsl(escaped, keep_blank_values=True))
 
 

@@ -1,6 +1,6 @@
-"""Where text comes from: a source is one line of a config, and yields documents in a fixed order.
+"""Sources of text. A source is one line of a config, and yields documents in a fixed order.
 
-python_docs                      the text that every Python installation carries
+python_docs                      the documentation that comes with every Python installation
 PATH, a glob, or a directory     .txt .jsonl .json .parquet .csv .tsv, also .gz .bz2 .xz .zst;
                                  any address that fsspec supports (gs://…, s3://…)
 tfds:NAME?split=…&data_dir=…     a data set of TensorFlow Datasets
@@ -38,14 +38,15 @@ def documents(
     key: str = "data.source",
     part: Sequence["OpenFile"] | None = None,
 ) -> Iterator[Document]:
-    """Yield the documents of a source, in a fixed order: bytes, or str if it holds decoded text.
+    """Yield the documents of a source in a fixed order, as bytes, or as str if the source holds
+    decoded text.
 
     Args:
         document: what one document of a text file is: the "file", a "line", or a "block" between
             blank lines.
         field: column of JSON lines, parquet and data sets that holds the text.
         key: setting that names the source, for errors.
-        part: files to read, if the source is files; None: all.
+        part: files to read, if the source consists of files; None: all of them.
 
     Raises:
         UserError: for a source that cannot be read, or that is not permitted.
@@ -62,8 +63,8 @@ def documents(
 
 
 def _check_permitted(source: str, key: str) -> None:
-    """Reject a source that settings may not name. Text that this package makes may always be named;
-    whether a function may be, is checked when it is imported.
+    """Reject a source that settings may not name. Text that this package generates is always
+    permitted. A user's function is checked when it is imported.
     """
     is_own = source in ("", "python_docs") or source.partition(":")[0] in SCHEMES
     if not (is_own and is_generated(source)):
@@ -71,7 +72,7 @@ def _check_permitted(source: str, key: str) -> None:
 
 
 def find_files(source: str, key: str = "data.source") -> list["OpenFile"] | None:
-    """Return the files of a source, sorted by name, or None if it is not files."""
+    """Return the files of a source, sorted by name, or None if it does not consist of files."""
     _check_permitted(source, key)
     if source == "python_docs" or source.partition(":")[0] in SCHEMES:
         return None
@@ -81,8 +82,9 @@ def find_files(source: str, key: str = "data.source") -> list["OpenFile"] | None
 def fingerprint(source: str, key: str = "data.source") -> str:
     """Return a line that changes when the text does.
 
-    It holds the Python version, or names, sizes and times of files. For a function it is the hash
-    of the function's file. For a data set that is not on this machine, it is only the name.
+    It holds the Python version, or names, sizes and times of files. For a function or a generated
+    language, it holds a hash of the file with the code. For a data set that is not on this machine,
+    it holds only the name.
     """
     _check_permitted(source, key)
     scheme, _, address = source.partition(":")
@@ -102,7 +104,7 @@ def _short_hash(content: bytes) -> str:
 
 
 def size(source: str, key: str = "data.source") -> int:
-    """Return the bytes of text; 0 if they are not known before the text is read."""
+    """Return the size of the text in bytes; 0 if it is not known before the text is read."""
     found = find_files(source, key)
     sizes = [files.size(file, key) for file in found or []]
     return sum(sizes) if all(sizes) else 0
@@ -131,8 +133,8 @@ def python_docs() -> Iterator[str]:
 
     First come the docstrings of the standard library, one module per document. They are read with
     `ast`, and nothing is imported. Then come the reference topics of `pydoc_data`, one topic per
-    document. Topics contain each other, so paragraphs of earlier documents are left out. This way,
-    text that is held out is new.
+    document. Topics contain each other, so paragraphs of earlier documents are left out. Otherwise,
+    held-out text would also occur in the training text.
     """
     yield from _each_paragraph_once(_python_docs())
 
@@ -150,7 +152,8 @@ def _python_docs() -> Iterator[str]:
 
 
 def _each_paragraph_once(documents: Iterable[str]) -> Iterator[str]:
-    """Yield documents without the paragraphs that an earlier document has, except short ones.
+    """Yield documents without the paragraphs that an earlier document contains. Short paragraphs
+    are kept.
 
     >>> long = "This paragraph is longer than forty letters."
     >>> list(_each_paragraph_once([f"One.\\n\\n{long}", f"One.\\n\\n{long}\\n\\nTwo.", long]))

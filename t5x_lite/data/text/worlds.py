@@ -1,16 +1,19 @@
 """Worlds: small generated languages, each of which isolates one thing that objectives differ in.
 
-facts       "the capital of LAND is TOWN", in three forms, each with the land before its town. Some
-            are also asked and answered, in both directions: which town, and which land? A language
-            model does not learn to answer the second question about the others (the reversal curse:
-            Berglund et al., 2023; Allen-Zhu and Li, 2023, "Physics of language models 3.2").
+facts       "the capital of LAND is TOWN", in three forms, each with the land before its town. For
+            some facts, the text also asks and answers both questions: which town, and which land? A
+            language model does not learn to answer the second question about the other facts (the
+            reversal curse: Berglund et al., 2023; Allen-Zhu and Li, 2023, "Physics of language
+            models 3.2").
 agreement   a verb that agrees with a noun across another noun, as in BLiMP's distractor agreement
-            (Warstadt et al., 2020). A noun has no ending: only the sentences tell its number.
-copying     a list of words, and the same list again, as induction heads do (Olsson et al., 2022).
+            (Warstadt et al., 2020). Nouns have no plural ending: only the sentences show whether
+            a noun is singular or plural.
+copying     a list of words, then the same list again: what induction heads do (Olsson et al.,
+            2022).
 
-A world is text, "world:facts?seed=1", and the examples of tasks about it, such as
-"world:which_land?seed=1". No question of a test split is asked in the text or in another split. All
-is drawn from the seed.
+A world provides text, such as "world:facts?seed=1", and examples of tasks about that text, such as
+"world:which_land?seed=1". No question of a test split occurs in the text or in another split.
+Everything is drawn from the seed.
 """
 
 import random
@@ -21,14 +24,14 @@ from itertools import count, islice
 from typing import NamedTuple, TypeVar
 
 _FACTS, _NOUNS, _ITEMS = 64, 48, 24
-_TELLINGS = 90  # of each fact
-_ASKINGS = 60  # of each fact that the text asks about, in each direction
-_SENTENCES = 4000  # of agreement, and of copying
+_TELLINGS = 90  # sentences that state each fact
+_ASKINGS = 60  # questions in each direction about each fact of the training splits
+_SENTENCES = 4000  # in the text of agreement, and in the text of copying
 _SENTENCES_IN_DOCUMENT = 8
-_EXAMPLES = 96  # in a split of the task about copying
-_LENGTHS = (3, 4, 5, 6)  # of lists
+_EXAMPLES = 96  # in each split of which_list
+_LENGTHS = (3, 4, 5, 6)  # words in a list
 
-# Splits of each task, with the shares of the facts and nouns that they begin and end with
+# Splits of each task: the range of the facts or nouns that each asks about, as fractions of all
 SPLITS = {"train": (0, 0.6), "validation": (0.6, 0.7), "test": (0.7, 1)}
 
 _TOLD = (
@@ -40,7 +43,7 @@ _WHICH_TOWN = "which town is the capital of {land} ?"
 _WHICH_LAND = "which land has the capital {town} ?"
 _PREPOSITIONS = ("near", "behind", "above", "under")
 _ADJECTIVES = ("old", "new", "red", "big")
-_VERBS = ("is", "are")  # of a noun in the singular, and in the plural
+_VERBS = ("is", "are")  # of a singular noun, and of a plural noun
 
 Thing = TypeVar("Thing")
 
@@ -53,8 +56,8 @@ class Fact(NamedTuple):
 
 
 class Example(NamedTuple):
-    """A question and its answer. Both begin with a blank, as words in the middle of a text do: then
-    they have the same tokens there and here.
+    """A question and its answer. Both begin with a space, like words in the middle of a text, so
+    that they have the same tokens as in the text.
     """
 
     question: str
@@ -66,10 +69,10 @@ class World:
     """The words of all languages.
 
     Attributes:
-        seed: what all is drawn from.
+        seed: seed that everything is drawn from.
         facts: lands and their capitals.
-        nouns: pairs of a word for one thing and a word for several.
-        items: words of lists.
+        nouns: pairs of a singular and its plural, two unrelated words.
+        items: words that lists consist of.
     """
 
     seed: int
@@ -78,13 +81,13 @@ class World:
     items: tuple[str, ...]
 
     def rng(self, purpose: str) -> random.Random:
-        """Return the random numbers for a purpose, the same in every version of Python."""
+        """Return a random number generator for a purpose. Call only its random(): see `_draw`."""
         return random.Random(f"{self.seed} {purpose}")
 
 
 @cache
 def make_world(seed: int = 0) -> World:
-    """Draw the words of a world, each once: consonant, vowel, consonant, vowel, consonant.
+    """Draw the words of a world, all different, as consonant, vowel, consonant, vowel, consonant.
 
     >>> make_world().facts[0], len(make_world().facts)
     (Fact(land='puped', town='bunip'), 64)
@@ -105,14 +108,14 @@ def make_world(seed: int = 0) -> World:
 
 
 def _draw(rng: random.Random, options: Sequence[Thing]) -> Thing:
-    """Return one of the options. Of all methods of Python's generator, only random() is promised to
-    give the same numbers in later versions.
+    """Draw one of the options. This calls only random(), because Python promises the same numbers
+    in later versions for no other method of its generator.
     """
     return options[int(rng.random() * len(options))]
 
 
 def _part_of(things: Sequence[Thing], split: str) -> Sequence[Thing]:
-    """Return the things that a split asks about: no two splits share one."""
+    """Return the things that a split asks about. No two splits share a thing."""
     start, end = (round(share * len(things)) for share in SPLITS[split])
     return things[start:end]
 
@@ -121,8 +124,8 @@ def _part_of(things: Sequence[Thing], split: str) -> Sequence[Thing]:
 
 
 def facts(world: World) -> Iterator[str]:
-    """Yield every fact, told in each form equally often, and the questions about those facts that
-    are asked in the training splits, with their answers.
+    """Yield every fact, in each form equally often, and the questions of the training splits with
+    their answers.
     """
     for fact in world.facts:
         for number in range(_TELLINGS):
@@ -156,7 +159,7 @@ def copying(world: World) -> Iterator[str]:
 def _not_asked(
     draw: Callable[[], Example], task: Callable[[World, str], Iterator[Example]], world: World
 ) -> Iterator[Example]:
-    """Draw the sentences of a text, without those that a task asks for."""
+    """Draw the sentences of a text, skipping those that a split of the task asks about."""
     asked = {example for split in SPLITS for example in task(world, split)}
     drawn = (draw() for _ in count())
     yield from islice((example for example in drawn if example not in asked), _SENTENCES)
@@ -168,7 +171,7 @@ LANGUAGES: dict[str, Callable[[World], Iterator[str]]] = {
 
 
 def documents(language: str, seed: int) -> Iterator[str]:
-    """Yield the text of a language, its sentences in random order, eight in each document."""
+    """Yield the documents of a language: its sentences in random order, eight to a document."""
     world = make_world(seed)
     sentences = list(LANGUAGES[language](world))
     rng = world.rng("order of sentences")
@@ -181,20 +184,23 @@ def documents(language: str, seed: int) -> Iterator[str]:
 
 
 def which_town(world: World, split: str) -> Iterator[Example]:
-    """Ask for what was told after the land: the control, which every model should answer."""
+    """Ask for the town, which the text names after the land. This is the control, which every model
+    should answer.
+    """
     for fact in _part_of(world.facts, split):
         yield Example(" " + _WHICH_TOWN.format(land=fact.land), f" {fact.town}")
 
 
 def which_land(world: World, split: str) -> Iterator[Example]:
-    """Ask for what was told before the town."""
+    """Ask for the land, which the text names before the town."""
     for fact in _part_of(world.facts, split):
         yield Example(" " + _WHICH_LAND.format(town=fact.town), f" {fact.land}")
 
 
 def which_verb(world: World, split: str) -> Iterator[Example]:
-    """Ask for the verb after each noun, with another one between them. In the test split it is of
-    the other number, so that the nearest noun is always wrong; before, its number tells nothing.
+    """Ask for the verb of each noun, with another noun between them. In the test split, the nouns
+    differ in number (singular or plural), so that agreeing with the nearest noun is always wrong.
+    In the other splits, the number of the second noun is random.
     """
     rng = world.rng(f"agreement {split}")
     nouns = _part_of(world.nouns, split)
@@ -205,7 +211,7 @@ def which_verb(world: World, split: str) -> Iterator[Example]:
 
 
 def which_list(world: World, split: str) -> Iterator[Example]:
-    """Ask for a list again."""
+    """Ask for the same list again."""
     rng = world.rng("copying")
     lists: dict[Example, None] = {}
     while len(lists) < _EXAMPLES * len(SPLITS):
@@ -226,7 +232,12 @@ def _verb_of(
     other: int,
     rng: random.Random,
 ) -> Example:
-    """Return two nouns of these numbers, 0 for one thing and 1 for several, and the verb."""
+    """Return a phrase with two nouns, and the verb of the first noun.
+
+    Args:
+        firsts, seconds: nouns to draw from, (singular, plural) each.
+        number, other: numbers of the first and the second noun: 0 for singular, 1 for plural.
+    """
     first, second = _draw(rng, firsts)[number], _draw(rng, seconds)[other]
     return Example(f" the {first} {_draw(rng, _PREPOSITIONS)} the {second}", f" {_VERBS[number]}")
 
