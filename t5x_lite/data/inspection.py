@@ -20,8 +20,8 @@ _COUNTED_AT_A_TIME = 1 << 24  # tokens; a store may be larger than memory
 
 
 def show_rows(batches: Batches, tokenizer: Tokenizer, examples: int = 3) -> str:
-    """Show the first rows of training: the text, what the objective makes of it, and what each
-    stack of the model reads.
+    """Show the first rows of training: the text, the pairs that the objective turns it into, and
+    what each stack of the model reads.
     """
     lines = []
     for row in range(examples):
@@ -54,8 +54,8 @@ def _show_pair(pair: Pair, segment: int, tokenizer: Tokenizer) -> list[str]:
 
 
 def _show_reading(row: Row, tokenizer: Tokenizer) -> list[str]:
-    """Show what each stack of the model reads of one segment, how much of it is a prefix, and the
-    loss weights.
+    """Show the tokens of one segment that each stack of the model reads, how many of them are a
+    prefix, and the loss weights.
     """
     lines = []
     for stack in ("encoder", "decoder"):
@@ -75,7 +75,7 @@ def _show_reading(row: Row, tokenizer: Tokenizer) -> list[str]:
 
 
 def show_targets(pair: Pair, tokenizer: Tokenizer) -> str:
-    """Show the targets as text; for aligned pairs, each with its position."""
+    """Show the targets as text; for aligned pairs, show each target with its position."""
     if pair.scored is None:
         return repr(tokenizer.decode(pair.targets))
     placed = zip(pair.targets, pair.scored, strict=True)
@@ -90,7 +90,7 @@ def _run_lengths(weights: np.ndarray) -> str:
 
 
 def show_task(split: TaskSplit, tokenizer: Tokenizer, examples: int = 3) -> str:
-    """Show the first examples of a task, each as the model reads it and with its answer."""
+    """Show the first examples of a task: what the model reads, and the answer."""
     formatted = split.formatted
     task, labels = split.examples.task, formatted.pairs.segment_labels
     lines = []
@@ -103,6 +103,7 @@ def show_task(split: TaskSplit, tokenizer: Tokenizer, examples: int = 3) -> str:
             # A decoder reads the start token, then all of its targets except the last one.
             read = inputs if len(inputs) else np.array([tokenizer.vocabulary.start, *targets[:-1]])
             lines.append(f"reads    {tokenizer.decode(read)!r}")
+            # Show one label per scored position, the text to write, or one label for the pair.
             if formatted.pairs.scored is not None:
                 (scored,) = formatted.pairs.scored.take(np.array([pair])).arrays()
                 names = [str(task.labels[number]) for number in targets.tolist()]
@@ -123,8 +124,8 @@ def show_task(split: TaskSplit, tokenizer: Tokenizer, examples: int = 3) -> str:
 
 
 def show_ledger(batches: Batches, row: Ledger, steps: int, flops_per_row: float) -> str:
-    """Show what one row holds, and what the whole run will read and compute; for a mixture, also
-    each of its members.
+    """Show what one row holds, and what the whole run will read and compute. For a mixture, also
+    show each member.
     """
     rows = batches.batch_size * steps
     counts = {
@@ -148,8 +149,8 @@ def show_ledger(batches: Batches, row: Ledger, steps: int, flops_per_row: float)
 
 
 def _show_members(batches: Batches, row: Ledger, rows: int) -> str:
-    """Show for each member of a mixture its tokens, its share of the rows and of the text, its
-    epochs and its padding.
+    """Show, for each member of a mixture, its tokens, its share of the rows and of all raw tokens,
+    its epochs and its padding.
     """
     lines = [("member", "tokens", "rows", "of all read", "epochs", "raw", "loss", "padding")]
     for stream, share, member in zip(batches.streams, batches.shares, row.members, strict=True):
@@ -226,7 +227,7 @@ def _show_split(
 
 
 def _count_tokens(tokens: Tokens, tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
-    """Return how often each id occurs, and the places where documents end."""
+    """Return how often each id occurs, and the positions where documents end."""
     frequencies = np.zeros(tokenizer.vocabulary.size, np.int64)
     ends = []
     for start in range(0, len(tokens), _COUNTED_AT_A_TIME):
@@ -249,8 +250,8 @@ def _length_histogram(lengths: np.ndarray) -> list[str]:
 
 
 def _token_namer(tokenizer: Tokenizer) -> Callable[[int], str]:
-    """Return a function that shows a token by its own text, or else by its name. Decoding the token
-    would drop the space at its start.
+    """Return a function that shows a token by its text, or by its name if it has no text. Decoding
+    the token instead would drop a space at its start.
     """
     texts = dict(enumerate(tokenizer.vocabulary.texts()))
 

@@ -7,8 +7,8 @@ from numpy.typing import ArrayLike, DTypeLike
 
 
 class Ragged(NamedTuple):
-    """Rows of different lengths: `values` holds them one after another, `lengths` [rows] the length
-    of each.
+    """Rows of different lengths. `values` holds the rows one after another, and `lengths` [rows]
+    the length of each row.
 
     >>> Ragged.join(Ragged.from_rows([[1, 2], []]), Ragged.from_array([[7], [8]])).tolist()
     [[1, 2, 7], [8]]
@@ -19,7 +19,7 @@ class Ragged(NamedTuple):
 
     @classmethod
     def from_rows(cls, rows, dtype: DTypeLike = np.int32) -> "Ragged":
-        """Make rows from a list."""
+        """Make rows from a list of lists or arrays."""
         arrays = [_cast(row, dtype) for row in rows]
         values = np.concatenate(arrays) if arrays else np.zeros(0, dtype)
         return cls(values, np.array([len(array) for array in arrays], np.int64))
@@ -32,7 +32,7 @@ class Ragged(NamedTuple):
 
     @classmethod
     def empty(cls, rows: int, dtype: DTypeLike = np.int32) -> "Ragged":
-        """Make rows of length 0."""
+        """Make this many rows of length 0."""
         return cls(np.zeros(0, dtype), np.zeros(rows, np.int64))
 
     @classmethod
@@ -53,7 +53,7 @@ class Ragged(NamedTuple):
 
     @classmethod
     def where(cls, condition: np.ndarray, a: "Ragged", b: "Ragged") -> "Ragged":
-        """Take a row from a where the condition [rows] is true, else from b."""
+        """Take each row from `a` where the condition [rows] is true, otherwise from `b`."""
         lengths = np.where(condition, a.lengths, b.lengths)
         values = np.empty(lengths.sum(), a.values.dtype)
         from_a = np.repeat(condition, lengths)
@@ -63,7 +63,7 @@ class Ragged(NamedTuple):
 
     @classmethod
     def stack(cls, parts: list["Ragged"]) -> "Ragged":
-        """Concatenate the parts as lists of rows."""
+        """Put the rows of each part after the rows of the part before it."""
         values = np.concatenate([part.values for part in parts])
         return cls(values, np.concatenate([part.lengths for part in parts]))
 
@@ -88,7 +88,7 @@ class Ragged(NamedTuple):
         return self.broadcast(np.arange(len(self.lengths)))
 
     def broadcast(self, row_values: np.ndarray) -> np.ndarray:
-        """Repeat the number of each row [rows] for every value of the row."""
+        """Repeat each row's number, `row_values` [rows], for every value of that row."""
         return np.repeat(row_values, self.lengths)
 
     def arrays(self) -> list[np.ndarray]:
@@ -102,7 +102,7 @@ class Ragged(NamedTuple):
     def take(self, order: np.ndarray) -> "Ragged":
         """Select rows by index, in the given order."""
         lengths = self.lengths[order]
-        # The position of a value in `values` is its new position, shifted by the move of its row.
+        # A value's old position in `values` is its new position plus the shift of its row.
         new_starts = np.cumsum(lengths) - lengths
         shift = self.starts[order] - new_starts
         sources = np.repeat(shift, lengths) + np.arange(lengths.sum())
@@ -110,11 +110,11 @@ class Ragged(NamedTuple):
 
 
 def _cast(values: ArrayLike, dtype: DTypeLike) -> np.ndarray:
-    """Return values as an array of a type.
+    """Convert values to an array of this type.
 
     Raises:
-        TypeError: for fractions where whole numbers are wanted.
-        OverflowError: for numbers that do not fit.
+        TypeError: if the values are floats and the type is an integer.
+        OverflowError: if an integer does not fit the type.
     """
     array = np.asarray(values)
     if array.dtype == dtype or not array.size:

@@ -2,8 +2,8 @@
 index, not on the other rows of a batch.
 
 All numbers come from counter-based Philox (Salmon et al., 2011), in numpy's form Philox4x64, which
-has a key of 128 bits and a counter of 256. Each purpose has its own part of the key or the counter,
-so no two purposes ever share a number:
+has a key of 128 bits and a counter of 256. Each purpose has its own keys or counters, so no two
+purposes ever share a number:
 
     purpose                key: bits 64-94   bits 40-63   bits 0-39      counter
     training rows          seed              stream       0              of the row: see below
@@ -56,7 +56,7 @@ def philox_key(seed: int, purpose: Purpose, stream: int = 0, epoch: int = 0) -> 
 
 _ROW_COUNTER = 1 << 192
 _SPREAD_COUNTER = 1 << 193
-# 2⁶⁴ divided by the golden ratio, and by the plastic number, its kin in two dimensions
+# 2⁶⁴ divided by the golden ratio, and by the plastic number, its counterpart in two dimensions
 _GOLDEN, _PLASTIC = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC13FA9A902A6328F)
 _LAST = ~np.uint64(0)  # a sort key that comes after all others
 
@@ -66,15 +66,15 @@ class RowRng:
     is drawn with.
 
     Row (key, index, piece) takes its d-th draw of n numbers from the words index·n, index·n + 1, …
-    of a Philox stream whose counter holds d, n and piece. So neighbouring rows are read in one go,
-    and any row can be read on its own.
+    of a Philox stream whose counter holds d, n and piece. So neighbouring rows can be drawn
+    together, and any row can be drawn on its own.
 
     Args:
         key: key from `philox_key`.
         indices: [rows] index of each row.
-        pieces: [rows], or one value for all rows: which piece of its row each one is.
-        progress: [rows], or one value for all rows: how much of the training is done when each is
-            read, from 0 to 1.
+        pieces: [rows], or one value for all rows: number of the piece within its row.
+        progress: [rows], or one value for all rows: fraction of the training that is done when the
+            row is read.
 
     >>> together, alone = RowRng(0, [6, 7, 8]), RowRng(0, [7])
     >>> together.integers(10, 4)[1].tolist() == alone.integers(10, 4)[0].tolist()
@@ -117,9 +117,9 @@ class RowRng:
         return (self.random_bits(n) >> np.uint64(11)) * 2.0**-53
 
     def spread(self) -> np.ndarray:
-        """Return one number in [0, 1) for each row, so that those of neighbouring rows lie far
-        apart, and those of any rows in sequence cover [0, 1) evenly: float64 [rows]. The first is
-        drawn, and each is the one before it plus the golden ratio, modulo 1.
+        """Return one number in [0, 1) for each row: float64 [rows]. Neighbouring rows have numbers
+        far apart, and consecutive rows cover [0, 1) evenly. The number of row 0 is random, and each
+        following row adds the golden ratio, modulo 1.
 
         >>> RowRng(7, range(4)).spread().round(2).tolist()
         [0.95, 0.57, 0.19, 0.8]
@@ -164,7 +164,7 @@ class RowRng:
             keys[~candidates] = _LAST
         # Choose the candidates with the `count` smallest keys.
         if np.ndim(count) == 0:
-            # The subset is empty or complete: `partition` has no place to divide at.
+            # An empty or complete subset leaves nothing for `partition` to divide.
             if not 0 < count < n:
                 return np.full(keys.shape, count > 0)
             return keys < np.partition(keys, count, axis=1)[:, count : count + 1]

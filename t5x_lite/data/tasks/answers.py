@@ -1,5 +1,5 @@
-"""Answers in words, compared with all right ones as SQuAD's released evaluation does (versions 1.1
-and 2.0).
+"""Compare answers in words with all right answers, as SQuAD's released evaluation does (versions
+1.1 and 2.0).
 """
 
 import re
@@ -18,7 +18,7 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def normalise_answer(text: str) -> str:
-    """Make the text lower case and remove punctuation, articles and extra blanks, as in SQuAD's
+    """Make the text lower case and remove punctuation, articles and extra whitespace, as in SQuAD's
     released evaluation.
 
     >>> normalise_answer("The  U.S. Army!")
@@ -62,7 +62,7 @@ def _over_answers(
     scores = []
     for example, predicted in zip(examples, predictions, strict=True):
         label: Any = example.label
-        # Answers that are nothing but articles and punctuation do not count beside others.
+        # Ignore right answers that consist of articles and punctuation, unless all of them do.
         answers = [answer for answer in map(normalise_answer, label) if answer] or [""]
         text = normalise_answer(text_of(predicted))
         scores.append(max(compare(text, answer) for answer in answers))

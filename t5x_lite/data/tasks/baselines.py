@@ -1,7 +1,7 @@
-"""What counting reaches on a task, a bar that a model should clear:
+"""Baselines that only count. Their scores on a task are a bar that a model should clear:
 
-most frequent answer    of the training examples
-mean answer             the same, where answers are numbers
+most frequent answer    the most frequent answer of the training examples
+mean answer             their mean answer, if answers are numbers
 bag of words            a linear model of which words a text has, without their order (scikit-learn)
 """
 
@@ -16,7 +16,7 @@ from t5x_lite.errors import UserError, optional_import
 
 MOST_FREQUENT, MEAN, BAG_OF_WORDS = "most frequent answer", "mean answer", "bag of words"
 
-# Words; in scripts without blanks between words, characters: Chinese, Japanese, Thai, Korean
+# Words; characters in scripts that are not split into words: Chinese, Japanese, Thai, Korean
 _WORD = (
     r"(?u)[\u2e80-\u9fff\uac00-\ud7af\u0e00-\u0e7f]|[^\W\u2e80-\u9fff\uac00-\ud7af\u0e00-\u0e7f]+"
 )
@@ -25,9 +25,9 @@ _WORD = (
 def counted_answers(
     task: Task, train: Sequence[Example], asked: Sequence[Example]
 ) -> dict[str, list[Label]]:
-    """Return the predictions of each model that only counts, by its name.
+    """Return the predictions of each baseline, by its name.
 
-    There is no bag of words for answers that are texts or choices, or without scikit-learn.
+    There is a bag of words only for classes and numbers, and only if scikit-learn is installed.
 
     Args:
         train: examples with labels.
@@ -41,7 +41,7 @@ def counted_answers(
     elif predicts == "labels":
         counted[MOST_FREQUENT] = _most_frequent_labels(labels, asked)
     else:
-        if predicts == "text":  # an example may have several right texts, and a prediction has one
+        if predicts == "text":  # an example may have several right texts; a prediction has one
             labels = [label[:1] for label in labels]
         (answer, _), *_ = Counter(labels).most_common(1)
         counted[MOST_FREQUENT] = [answer] * len(asked)
@@ -53,7 +53,7 @@ def counted_answers(
 
 
 def _most_frequent_labels(labels: Sequence[Any], asked: Sequence[Example]) -> list[Label]:
-    """Return the most frequent label of all words, for each word of each example."""
+    """Predict, for each word of each example, the label that is most frequent over all words."""
     (label, _), *_ = Counter(one for of_text in labels for one in of_text).most_common(1)
     return [
         (label,) * len(example.label) if isinstance(example.label, tuple) else ()
@@ -73,7 +73,7 @@ def _bag_of_words(
         sparse = optional_import("scipy.sparse", "report", "a bag of words")
     except UserError:
         return None
-    # Words of the second text are others than those of the first.
+    # A word of the second text is a different feature from the same word in the first.
     columns = []
     for field in ("text", "text_pair"):
         vectorizer = text.CountVectorizer(binary=True, token_pattern=_WORD)

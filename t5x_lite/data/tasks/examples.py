@@ -1,4 +1,4 @@
-"""Examples: the records of a task's splits, checked, with their fields as named by the task."""
+"""Examples of a task: the records of its splits, checked, with the fields that the task names."""
 
 import hashlib
 import json
@@ -67,19 +67,21 @@ def load_split(task: Task, split: str, limit: int = 0) -> Examples:
     bad_lines = bad_lines_of(task)
     kind = kind_of(task)
     examples: list[Example] = []
-    # Where questions may have no answer, only a test split of nothing but those hides its answers.
+    # If questions may have no answer, an empty answer is a label. Answers then count as hidden only
+    # in a test split, and only if all of them are empty.
     are_hidden = split == "test" or not task.no_answer
     for number, record in enumerate(_records(task, name, bad_lines)):
         if is_divided and _is_held_out(record, task.validation_fraction) != (split == "validation"):
             continue
-        # A record may hold several examples, which are on one side of a split.
+        # A record may hold several examples, which stay in the same split.
         where = f"task {task.name}, example {number} of {name}"
         for part, one in enumerate(kind.records(task, record, where)):
             example = _example(task, kind, one, number, where)
             if one is not record:
                 example = replace(example, id=f"{example.id}/{part}")
             examples.append(example)
-            # Only a whole split tells whether its labels are hidden, so read on while they may be.
+            # Labels are hidden only if all labels of the split are placeholders. Until one is not,
+            # keep reading, even beyond the limit.
             are_hidden = are_hidden and kind.is_placeholder(example.label)
         if limit and len(examples) >= limit and not are_hidden:
             break
@@ -108,7 +110,7 @@ def _records(task: Task, split: str, bad_lines: BadLines) -> Iterator[Record]:
 
 
 def as_text(record: Record) -> str:
-    """Return a record as text, which is equal for equal records, those with NaN included."""
+    """Return a record as text. Equal records give equal texts, even if they contain NaN."""
     return json.dumps(record, sort_keys=True, default=str)
 
 
@@ -119,7 +121,7 @@ def _is_held_out(record: Record, share: float) -> bool:
 
 
 def _example(task: Task, kind: Kind, record: Record, number: int, where: str) -> Example:
-    """Make an example from a record, with its fields as named by the task."""
+    """Make an example from a record, with the fields that the task names."""
 
     def text_of(field: str) -> str:
         return kind.read_text(lookup(record, field, where))
@@ -135,7 +137,7 @@ def _example(task: Task, kind: Kind, record: Record, number: int, where: str) ->
         if len(choices) < 2:
             raise UserError(BAD_DATA, f"{where}: has {len(choices)} answers, expected at least two")
     example = Example(
-        # GLUE's own files have no column of ids, so the number of the example is its id.
+        # GLUE's own files have no id column, so the number of the record is the default.
         id=record.get(task.id, number),
         text=text_of(task.text) if task.text and not is_in_prompt else "",
         text_pair=text_of(task.text_pair) if task.text_pair else "",
@@ -149,8 +151,8 @@ def _example(task: Task, kind: Kind, record: Record, number: int, where: str) ->
 
 
 def with_labels_of(task: Task) -> Task:
-    """Return the task with labels. If a task names none, they are the names of labels that occur in
-    its training examples, sorted.
+    """Return the task with its labels. If it names none, they are the label names that occur in its
+    training examples, sorted.
     """
     kind = kind_of(task)
     if task.labels or not kind.names_labels:

@@ -1,10 +1,11 @@
-"""How each family reads the examples of a task: one function each, which returns pairs of ids.
+"""How each model family reads the examples of a task: one function per family, which returns pairs
+of ids.
 
 BERT  [CLS] text [SEP] text_pair [SEP], a head on the first position (Devlin et al., 2019, §4)
 GPT   <s> text [SEP] text_pair [CLS], a head on the last position (Radford et al., 2018, §3.3)
 T5    prompt </s> → answer </s>; a prefix decoder has both on one stack (Raffel et al., 2020, §2.4)
 
-Texts that are too long lose their end. Of two texts, the longer one is cut, until both fit (BERT's
+A text that is too long loses its end. Of two texts, the longer one is cut until both fit (BERT's
 released code).
 """
 
@@ -28,8 +29,8 @@ DELIMITER, EXTRACT = "[SEP]", "[CLS]"
 
 
 def truncate(texts: Sequence[np.ndarray], room: int) -> list[np.ndarray]:
-    """Cut one or two texts to `room` tokens in total. The longer text loses its end. Of two equally
-    long texts the second is cut first, as in BERT's _truncate_seq_pair.
+    """Cut one or two texts to `room` tokens in total. The longer text loses its end. If both are
+    equally long, the second is cut first, as in BERT's _truncate_seq_pair.
 
     >>> truncate([np.arange(5), np.arange(2)], room=5)
     [array([0, 1, 2]), array([0, 1])]
@@ -100,8 +101,9 @@ def gpt(
 
 
 def _room(shape: RowShape, length: int, readings: int) -> int:
-    """Return the positions of each reading of an example. They share a row of this length, each in
-    the model's whole length if they fit, and each has the soft prompt, if there is one.
+    """Return how many positions each reading of an example gets. The readings share a row of this
+    length; each gets the model's full length if all of them fit. A soft prompt takes its positions
+    from every reading.
     """
     share = (length + shape.prompt) // readings - shape.prompt
     return max(min(share, shape.longest_segment), 0)
@@ -124,7 +126,7 @@ class PairsOfTask:
         self.truncated: set[int] = set()
 
     def add(self, example: int, ids: list, types: list, value: Any, truncated: bool) -> None:
-        """Add one pair, as lists of ids and types that are joined."""
+        """Add one pair. `ids` and `types` are lists of arrays that are joined."""
         self.ids.append(np.concatenate(ids).astype(np.int32))
         if types:
             self.types.append(np.concatenate(types).astype(np.int32))
@@ -144,8 +146,8 @@ class PairsOfTask:
         Args:
             position_of: length of a pair → the position that the head reads.
             on_targets: the ids are targets; otherwise they are inputs.
-            share_a_row: the pairs of an example are learned together, as the answers to a question
-                are; otherwise each by itself, as windows of a text are.
+            share_a_row: the pairs of an example stay in one row, like the answers to a question;
+                otherwise each is learned by itself, like the windows of a text.
         """
         read, nothing = Ragged.from_rows(self.ids), Ragged.empty(len(self.ids))
         example_of_pair = np.array(self.examples)
@@ -219,8 +221,9 @@ def text_to_text(
 def conversation(
     kind: Kind, task: Task, examples: Sequence[Example], tokenizer: Tokenizer, shape: RowShape
 ) -> Formatted:
-    """Format replies as `turns` → `reply </s>`, which are one text on one stack; an encoder reads
-    `</s>` after the turns. Turns that are too long lose their beginning, a reply its end.
+    """Format replies as `turns` → `reply </s>`. Without an encoder, both are one text; an encoder
+    reads `</s>` after the turns. Turns that are too long lose their beginning, and a reply that is
+    too long loses its end.
     """
     after = [tokenizer.vocabulary.eos] if shape.encoder else []
     return _in_words(kind, task, examples, tokenizer, shape, after, keeps_end=True)
@@ -239,7 +242,7 @@ def _in_words(
 
     Args:
         after_prompt: ids that follow the prompt.
-        keeps_end: a prompt that is too long loses its beginning; otherwise its end.
+        keeps_end: a prompt that is too long loses its beginning instead of its end.
     """
     eos = tokenizer.vocabulary.eos
     room = answer_room(kind, task, tokenizer, shape)
@@ -257,7 +260,7 @@ def _in_words(
     return Formatted(pairs, np.arange(len(examples)), (), truncated, room)
 
 
-# Architectures that read a prompt and write an answer, whatever the kind of task.
+# Formats of the architectures that read a prompt and write an answer, the same for most kinds.
 IN_WORDS = {
     architecture: Format(text_to_text, "lm")
     for architecture in ("prefix_decoder", "encoder_decoder")

@@ -1,5 +1,5 @@
-"""Find a task by name: one that ships in configs/tasks, one defined in a file of the user's, or a
-kind of task with its settings.
+"""Find a task by name: one that ships in configs/tasks, one defined in a user's file, or a kind of
+task with its settings.
 """
 
 import runpy
@@ -23,7 +23,7 @@ def load_task(spec: str) -> Task:
     sst2 · 'sst2(DIR/{split}.tsv)' · my_tasks.py:mine · 'classify(file.tsv, text=sentence)'
 
     Raises:
-        UserError: for a task that does not exist, or a file of Python that is not permitted.
+        UserError: for a task that does not exist, or a Python file that is not permitted.
 
     >>> load_task("classify(file.tsv, text=sentence, label=label)").text
     'sentence'
@@ -47,8 +47,8 @@ def load_task(spec: str) -> Task:
 
 
 def load_own_task(spec: str) -> Task:
-    """Load a task that the user has named, and permit the file, the code and the examples that it
-    names.
+    """Load a task that the user has named. Permit the file that defines it, and the code and the
+    examples that it names.
     """
     file = file_of(spec)
     if file:
@@ -59,13 +59,13 @@ def load_own_task(spec: str) -> Task:
 
 
 def load_own_tasks(specs: Iterable[str]) -> None:
-    """Permit what the tasks of a comparison name that the user has written."""
+    """Permit everything that the tasks of a user's comparison name."""
     for spec in specs:
         load_own_task(spec)
 
 
 def file_of(spec: str) -> str:
-    """Return the file of Python that defines a task; empty if none does.
+    """Return the Python file that defines a task; empty if none does.
 
     >>> file_of("my_tasks.py:mine(a.tsv)"), file_of("sst2(a.py:b.tsv)")
     ('my_tasks.py', '')

@@ -20,8 +20,8 @@ class Metric(NamedTuple):
     """One way to judge predictions."""
 
     score: Judgement
-    judges: tuple[str, ...] = ()  # what kinds of tasks predict: see Kind; none: any
-    library: str = ""  # library that it needs, in the extra [tasks]
+    judges: tuple[str, ...] = ()  # predictions that it judges: see Kind.predicts; empty: any
+    library: str = ""  # library that it needs, from the extra [tasks]
     # True if it is the mean of its values for single examples
     is_mean: bool = False
     bounds: tuple[float, float] | None = (0.0, 1.0)  # None: it may be any number
@@ -30,10 +30,10 @@ class Metric(NamedTuple):
 def judge(
     task: Task, examples: Sequence[Example], predictions: Sequence[Label]
 ) -> dict[str, float]:
-    """Compute the metrics of a task, by name, leaving out those that concern none of the examples.
+    """Return the metrics of a task by name, without those that apply to none of the examples.
 
     Raises:
-        UserError: if the first metric does, by which checkpoints are chosen.
+        UserError: if the first metric, by which checkpoints are chosen, applies to none of them.
     """
     scores = {}
     for name in metrics_of(task):
@@ -48,8 +48,8 @@ def judge(
 
 
 def find_metric(task: Task, name: str) -> Metric:
-    """Return the metric with this name: one of the kind of task, one of METRICS, or a function of
-    the user's, `my_module.my_metric`.
+    """Return the metric with this name: a metric of the kind of task, one of METRICS, or a user's
+    function, `my_module.my_metric`.
 
     Raises:
         UserError: if there is none.
@@ -64,7 +64,7 @@ def find_metric(task: Task, name: str) -> Metric:
 
 
 class _Own:
-    """A metric of the user's, which is held to what a metric is."""
+    """A user's metric: checks that it returns a finite number or None."""
 
     def __init__(self, score: Named):
         self._score = score
@@ -83,8 +83,8 @@ class _Own:
 
 
 def check_metrics(task: Task) -> None:
-    """Reject, before any training, metrics that do not exist, that judge another kind of task, or
-    whose library is not installed.
+    """Reject metrics that do not exist, that judge another kind of task, or whose library is not
+    installed. This is called before any training.
     """
     own, predicts = kind_of(task).own_metrics, kind_of(task).predicts
     for name in metrics_of(task):
@@ -103,17 +103,18 @@ def check_metrics(task: Task) -> None:
 
 # A metric as a mean over examples, from which its uncertainty follows.
 
-_GROUPS = 50  # of examples that are left out in turn
+_GROUPS = 50  # number of groups of examples; each group is left out in turn
 
 
 class UnitScores(NamedTuple):
     """The first metric of a task as the mean of amounts.
 
     Attributes:
-        amounts: the metric's value for each example or, for a metric that is no mean over examples,
-            the jackknife's pseudo-value for each group of examples (Efron and Tibshirani, 1993,
-            §11.5): what the metric would be if all examples were like this group.
-        clusters: number of each amount's cluster: examples of one text are more alike than others.
+        amounts: the metric's value for each example. If the metric is not a mean over examples, the
+            jackknife's pseudo-value for each group of examples (Efron and Tibshirani, 1993, §11.5):
+            what the metric would be if all examples were like this group.
+        clusters: number of each amount's cluster. Examples of one cluster are more alike than
+            others: see `clusters_of`.
         bounds: least and greatest value of the metric; None: it may be any number.
         count: number of clusters of examples; there may be fewer groups.
     """
@@ -129,7 +130,7 @@ def unit_scores(
 ) -> UnitScores:
     """Return the first metric of a task as the mean of amounts.
 
-    The same examples give the same units, whatever the predictions, so that two models can be
+    The units depend only on the examples, not on the predictions, so that two models can be
     compared unit by unit.
     """
     metric = find_metric(task, metrics_of(task)[0])
@@ -154,18 +155,18 @@ def unit_scores(
         )
         without = whole if of_kept is None else of_kept
         amounts.append(count * whole - (count - 1) * without)
-    # The pseudo-values have the jackknife's variance; their mean is moved to the metric itself.
+    # Move the mean of the pseudo-values to the metric itself. Their variance is the jackknife's.
     shift = whole - sum(amounts) / count
     shifted = [amount + shift for amount in amounts]
     return UnitScores(shifted, list(range(count)), metric.bounds, len(set(clusters)))
 
 
 def clusters_of(examples: Sequence[Example]) -> list[int]:
-    """Number the groups of examples or, without groups, their texts: examples of one number are
-    more alike than others, such as the questions about one passage.
+    """Return the number of each example's cluster: its group or, without groups, its text. Examples
+    of one cluster are more alike than others, such as the questions about one passage.
 
-    Of two texts it is the longer one, in the mean over the examples: the passage and not the
-    question.
+    If the examples have two texts, the text that is longer on average decides: the passage and not
+    the question.
     """
     keys: list[Any] = [example.group for example in examples]
     if None in keys:
@@ -173,7 +174,7 @@ def clusters_of(examples: Sequence[Example]) -> list[int]:
             [getattr(example, name) for example in examples] for name in ("text", "text_pair")
         ]
         longer = max(fields, key=lambda texts: sum(map(len, texts)))
-        # A text that all examples have in common tells nothing about them.
+        # An example is a cluster of its own if it has no text, or if all examples have the same.
         is_shared = len(set(longer)) == 1
         keys = [(number,) if is_shared or not text else text for number, text in enumerate(longer)]
     numbers: dict[Any, int] = {}
@@ -197,7 +198,7 @@ def _classes(
     task: Task, examples: Sequence[Example], predictions: Sequence[Label]
 ) -> tuple[list, list]:
     """Return labels and predictions as numbers. A prediction that is not a label becomes a wrong
-    one (as in t5's f1_score_with_invalid).
+    label (as in t5's f1_score_with_invalid).
     """
     labels, predicted = [], []
     for example, prediction in zip(examples, predictions, strict=True):
@@ -350,7 +351,7 @@ METRICS: dict[str, Metric] = {
 def by_group(
     task: Task, examples: Sequence[Example], predictions: Sequence[Label]
 ) -> dict[str, float]:
-    """Compute the first metric for each group of examples, by name; empty without groups."""
+    """Return the first metric for each group of examples, by group; empty without groups."""
     if not task.group:
         return {}
     numbered = sorted(range(len(examples)), key=lambda number: str(examples[number].group))

@@ -1,5 +1,5 @@
-"""Tasks that every Python installation can make from the text it carries: for tests, the tour and
-the quickstart. They are small and easy; a good score only shows that everything works.
+"""Tasks that are made from the text of any Python installation, for tests, the tour and the
+quickstart. They are small and easy; a good score only shows that everything works.
 
 A passage is a paragraph of a docstring in the standard library. A hash of its text decides its
 split: 80 % train, 10 % validation, 10 % test.
@@ -31,8 +31,8 @@ def which_module(split: str) -> Iterator[dict[str, Any]]:
 
 
 def next_passage(split: str) -> Iterator[dict[str, Any]]:
-    """Yield pairs of passages: do they follow each other? The second is the next passage, or one
-    from another file. A hash of the first decides which.
+    """Yield pairs of passages: does the second follow the first? The second is the next passage, or
+    one from another file. A hash of the first decides which.
     """
     passages_of_files = [_passages(path) for path in library_modules()]
     by_file = [passages for passages in passages_of_files if len(passages) > 1]
@@ -74,8 +74,8 @@ def _module_name(path: Path) -> str:
 
 @cache
 def _passages(path: Path) -> list[str]:
-    """Return the paragraphs of a file's docstrings, without doctests and those too short or too
-    long, each once.
+    """Return the paragraphs of a file's docstrings, each once, without doctests and without
+    paragraphs that are too short or too long.
     """
     passages = {}
     for docstring in module_docstrings(path):
@@ -87,7 +87,7 @@ def _passages(path: Path) -> list[str]:
 
 
 def _code(path: Path) -> list[str]:
-    """Return the blocks of a file between blank lines that contain an equals sign, and no
+    """Return the blocks of a file between blank lines that contain an equals sign, but no
     docstrings, comments or doctests.
     """
     blocks = path.read_text("utf-8", errors="replace").split("\n\n")

@@ -1,5 +1,5 @@
 """Functions for task.prepare: changes that the records of some data sets need before the task can
-name their fields. Each turns one record into the records it stands for.
+name their fields. Each function turns one record into one or more records.
 """
 
 import re
@@ -33,7 +33,7 @@ def _mark(text: str, span: str, index: int, mark: str) -> str:
 
 def record(record: Record) -> Iterable[Record]:
     """Prepare ReCoRD: turn the highlights of the passage into sentences, as in t5, and put each
-    entity into the query. If several entities are right, only the first is put in.
+    entity into the query. If several entities are right, only the first of them is used.
 
     >>> [changed] = record({"passage": "A cat.\\n@highlight\\nIt sat", "query": "@placeholder sat",
     ...     "entities": ["Tom", "Ann", "Thomas"], "answers": ["Tom", "Thomas"],
@@ -83,7 +83,7 @@ def multirc(record: Record) -> Iterable[Record]:
 
 
 def last_word(record: Record) -> Iterable[Record]:
-    """Prepare LAMBADA: split a passage into its context and its last word with the blank before it.
+    """Prepare LAMBADA: split a passage into its context and its last word with the space before it.
 
     >>> [(r["context"], r["word"]) for r in last_word({"text": "and then he left"})]
     [('and then he', ' left')]
@@ -99,7 +99,7 @@ def sentences(record: Record) -> Iterable[Record]:
 
 def hellaswag(record: Record) -> Iterable[Record]:
     """Prepare HellaSwag: remove WikiHow's mark-up, such as "[step]", from the context and its
-    endings. "question" becomes the context with its topic before it.
+    endings. The new field "question" is the context with its topic before it.
 
     >>> [changed] = hellaswag({"activity_label": "Tea", "ctx_a": "How to brew [title] Boil water.",
     ...     "ctx_b": "then", "endings": ["[step] Pour it.", "Sing."]})
@@ -137,7 +137,7 @@ def copa(record: Record) -> Iterable[Record]:
 
 
 def arc(record: Record) -> Iterable[Record]:
-    """Prepare ARC: find the number of the right answer, whose key is a letter or a number.
+    """Prepare ARC: find the index of the right answer, whose key is a letter or a number.
 
     >>> [changed] = arc({"choices": {"text": ["2", "1"], "label": ["1", "2"]}, "answerKey": "2"})
     >>> changed["answer"]
@@ -149,7 +149,7 @@ def arc(record: Record) -> Iterable[Record]:
 
 
 def trivia_qa(record: Record) -> Iterable[Record]:
-    """Prepare TriviaQA: list all answers that count as right, the answer itself before its aliases.
+    """Prepare TriviaQA: list all answers that count as right, the answer itself first.
 
     >>> [changed] = trivia_qa({"answer": {"value": "Mars", "aliases": ["The red planet", "Mars"]}})
     >>> changed["answers"]

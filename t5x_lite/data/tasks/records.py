@@ -1,5 +1,5 @@
-"""Read the records of a task from its files, a data set, or a function of the user's. Each record
-is a dict of columns.
+"""Read the records of a task from its files, a data set, or a user's function. Each record is a
+dict of columns.
 """
 
 import io
@@ -28,7 +28,7 @@ def bad_lines_of(task: Task) -> BadLines:
 
 
 def read_split(task: Task, split: str, bad_lines: BadLines) -> Iterator[Record]:
-    """Yield the records of one split of a task, unchanged.
+    """Yield the records of one split of a task, before task.prepare changes them.
 
     Args:
         split: name of the split in the source.
@@ -58,7 +58,7 @@ class Offline(Scheme):
     """offline:NAME, a task made from the text that comes with Python: see offline.py."""
 
     def records(self, address: str, split: str, where: str) -> Iterator[Record]:
-        """Yield the examples of the task of that name."""
+        """Yield the examples of the task with this name."""
         if address not in OFFLINE:
             raise UserError(NO_FILE, f"{where}: no such task; {nearest(address, OFFLINE)}")
         return OFFLINE[address](split)
@@ -129,14 +129,14 @@ def _read_file(
 
 
 def _read_lines(text: TextIO) -> Iterator[Record]:
-    """Read each line as the column "text", and skip blank lines."""
+    """Yield each line as a record with the column "text", skipping blank lines."""
     for line in text:
         if line.strip():
             yield {"text": line.rstrip("\r\n")}
 
 
 def lookup(record: Record, field: str, where: str) -> Any:
-    """Return a field of a record: a column, a column within a nested one, or a template of several.
+    """Return a field of a record: a column, a nested column, or a template of several columns.
 
     >>> record = {"a": "x", "b": {"c": ["y"]}}
     >>> lookup(record, "b.c", "here"), lookup(record, "{a}: {b.c}", "here")

@@ -1,4 +1,4 @@
-"""Rows of a task, which a run learns in place of an objective."""
+"""Rows of a task, which a run learns instead of an objective."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,7 +18,7 @@ from t5x_lite.data.tasks.metrics import check_metrics
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import BAD_CONFIG, BAD_DATA, UserError, nearest
 
-_SHORTEST = 8  # positions for a text, at least
+_SHORTEST = 8  # minimum number of positions for a text
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class TaskPlan:
     task: Task
     format: Format
     shape: RowShape
-    examples_per_row: int  # at most; 0: as many as fit
-    prompt_length: int = 0  # embeddings of the soft prompt before each text
+    examples_per_row: int  # maximum; 0: as many as fit
+    prompt_length: int = 0  # number of embeddings in the soft prompt before each text
 
     # The same properties as RowPlan's.
     packed = True
@@ -64,7 +64,7 @@ def plan_task(
     way, kind = find_format(task, architecture), kind_of(task)
     length = lengths.sequence_length
     check_metrics(task)
-    # A head that compares several readings needs all of them in a row.
+    # A head that compares several readings of an example needs all of them in one row.
     row_length, of_head = length, {}
     if way.head != "lm":
         row_length = length * kind.most_readings(task)
@@ -118,7 +118,7 @@ class TaskSplit:
 
 @dataclass(frozen=True)
 class TaskData:
-    """Examples of a task, as a run reads them: a RunData, like text under its objectives."""
+    """Examples of a task, as a run reads them: a RunData, like batches.TextData."""
 
     plan: TaskPlan
     tokenizer: Tokenizer
@@ -127,7 +127,7 @@ class TaskData:
 
     @cached_property
     def train(self) -> TaskSplit:
-        """Training examples, in another order each epoch."""
+        """Training examples, in a new order in each epoch."""
         return self.split("train")
 
     @cached_property
@@ -181,7 +181,7 @@ class TaskData:
         return TaskSplit(examples, formatted, rows)
 
     def _check_answers_can_be_told_apart(self) -> None:
-        """Reject labels that the vocabulary does not know, or writes alike."""
+        """Reject answers that the vocabulary has no tokens for, or that it writes alike."""
         task, tokenizer = self.plan.task, self.tokenizer
         written: dict[str, str] = {}
         for answer in kind_of(task).closed_answers(task):

@@ -10,7 +10,7 @@ import numpy as np
 
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 
-# Words and punctuation, each with the blanks before it: BERT's basic tokens.
+# Words and punctuation, each with the whitespace before it: BERT's basic tokens.
 _WORD = re.compile(r"\s*(?:\w+|[^\w\s])|\s+$")
 
 
@@ -22,7 +22,7 @@ class Words:
         text: the whole text.
         ids: [n] ids of the window.
         word_of_id: [n] index of the word that each id belongs to; −1: none.
-        starts, ends: where in the text each word starts (without blanks) and ends.
+        starts, ends: where in the text each word starts (without whitespace) and ends.
     """
 
     text: str
@@ -32,7 +32,7 @@ class Words:
     ends: tuple[int, ...]
 
     def at(self, character: int) -> int:
-        """Return the index of the word at a place in the text."""
+        """Return the index of the last word that starts at or before a character of the text."""
         return max(bisect_right(self.starts, character) - 1, 0)
 
     def window(self, start: int, room: int) -> "Words":
@@ -41,6 +41,7 @@ class Words:
         """
         part = slice(start, start + room)
         word_of_id = self.word_of_id[part].copy()
+        # A word is cut if the id just outside the window belongs to the same word.
         for neighbour, edge in ((start - 1, 0), (start + room, -1)):
             is_inside = len(word_of_id) and 0 <= neighbour < len(self.ids)
             if is_inside and self.word_of_id[neighbour] == word_of_id[edge]:
@@ -48,14 +49,14 @@ class Words:
         return Words(self.text, self.ids[part], word_of_id, self.starts, self.ends)
 
     def behind(self, offset: int) -> "Words":
-        """Return the same ids after `offset` other ids, which belong to no word."""
+        """Return the words of the same ids after `offset` other ids, which belong to no word."""
         none = np.full(offset, -1)
         word_of_id = np.concatenate([none, self.word_of_id])
         return Words(self.text, self.ids, word_of_id, self.starts, self.ends)
 
     def positions_of(self, first_word: int, last_word: int) -> tuple[int, int]:
         """Return the position of the first id of one word and of the last id of another; −1, −1 if
-        one of them is not in this window.
+        one of the words is not in this window.
         """
         firsts = np.flatnonzero(self.word_of_id == first_word)
         lasts = np.flatnonzero(self.word_of_id == last_word)

@@ -12,27 +12,29 @@ import numpy as np
 class Pieces(NamedTuple):
     """Properties of the text of tokens: bool [rows, n] each. Special ids are words."""
 
-    starts_word: np.ndarray  # begins with a blank, punctuation, or a character that is a word
-    ends_word: np.ndarray  # ends with one, and is not blank: a blank belongs to the next word
-    blank: np.ndarray  # only white space
+    # Begins with whitespace, punctuation, or a character that is a word by itself
+    starts_word: np.ndarray
+    # Ends with one of these, but is not only whitespace, which belongs to the next word
+    ends_word: np.ndarray
+    blank: np.ndarray  # only whitespace
     punctuation: np.ndarray  # begins with punctuation
-    opening: np.ndarray  # begins with an opening quote or bracket, as “ and 《 are
-    mark: np.ndarray  # begins with a mark of the character before it, such as an accent
+    opening: np.ndarray  # begins with an opening quote or bracket, such as “ or 《
+    mark: np.ndarray  # begins with a mark on the character before it, such as an accent
     digit: np.ndarray  # contains a digit
-    capital: np.ndarray  # first non-blank character is a capital
-    ends_sentence: np.ndarray  # last non-blank character ends a sentence, as . ! ? and 。 do
-    starts_line: np.ndarray  # leading blanks contain a line break
-    ends_line: np.ndarray  # trailing blanks contain one, and it is not blank
+    capital: np.ndarray  # first character, apart from whitespace, is a capital
+    ends_sentence: np.ndarray  # last such character ends a sentence, like . ! ? and 。
+    starts_line: np.ndarray  # leading whitespace contains a line break
+    ends_line: np.ndarray  # trailing whitespace contains one, after some text
 
 
 _SPECIAL_PIECE = {**dict.fromkeys(Pieces._fields, False), "starts_word": True, "ends_word": True}
 
-# Characters that end sentences: Latin, its wide forms, Chinese and Japanese, Hindi, Arabic, Urdu,
-# Armenian, Ethiopic, Burmese, Khmer. From Unicode's property Sentence_Terminal.
+# Characters that end sentences: Latin, its full-width forms, Chinese and Japanese, Hindi, Arabic,
+# Urdu, Armenian, Ethiopic, Burmese, Khmer. From Unicode's property Sentence_Terminal.
 _SENTENCE_ENDS = tuple(".!?…．！？。｡।॥؟۔։።፧။។៕")
 
-# Scripts that put no blanks between words. A character, with its marks, counts as a word: BERT's
-# released code does so with Chinese characters, and no rule finds the words without a dictionary.
+# Scripts without spaces between words. Each character, with its marks, counts as a word, as Chinese
+# characters do in BERT's released code: without a dictionary, no rule finds the words.
 _WITHOUT_BLANKS = (
     (0x0E00, 0x0EFF),  # Thai, Lao
     (0x1000, 0x109F),  # Burmese
@@ -47,7 +49,7 @@ _WITHOUT_BLANKS = (
     (0x4E00, 0x9FFF),
     (0xAA60, 0xAADF),  # Burmese, Tai Viet
     (0xF900, 0xFAFF),  # Chinese characters
-    (0xFF66, 0xFF9F),  # narrow Katakana
+    (0xFF66, 0xFF9F),  # half-width Katakana
     (0x1B000, 0x1B16F),  # Kana
     (0x20000, 0x3FFFF),  # Chinese characters
 )
@@ -64,19 +66,19 @@ def _is_mark(character: str) -> bool:
 
 
 def _is_word(character: str) -> bool:
-    """Return True for a letter of a script without blanks between words."""
+    """Return True for a letter of a script without spaces between words."""
     code = ord(character)
     in_script = any(low <= code <= high for low, high in _WITHOUT_BLANKS)
     return in_script and not _is_mark(character)
 
 
 def _stands_alone(character: str) -> bool:
-    """Return True for a character that is never in a word with others."""
+    """Return True for a character that is always a word by itself."""
     return _is_punctuation(character) or _is_word(character)
 
 
 def _describe(text: str) -> dict[str, bool]:
-    """Return the properties, by the names of Pieces, of a text that is not empty."""
+    """Return the properties of a text that is not empty, by their names in Pieces."""
     stripped = text.strip()
     is_blank = not stripped
     leading = text[: len(text) - len(text.lstrip())]
@@ -87,7 +89,7 @@ def _describe(text: str) -> dict[str, bool]:
         "ends_word": not is_blank and (text[-1].isspace() or _stands_alone(base[-1])),
         "blank": is_blank,
         "punctuation": _is_punctuation(text[0]),
-        # Not ASCII: the bracket in "in 2005.[1]" begins no sentence.
+        # ASCII does not count: the bracket in "in 2005.[1]" does not begin a sentence.
         "opening": not text[0].isascii() and unicodedata.category(text[0]) in ("Ps", "Pi"),
         "mark": _is_mark(text[0]),
         "digit": any(character.isdigit() for character in stripped),
@@ -112,8 +114,8 @@ def _begins_inside(piece: bytes) -> bool:
 def _describe_together(pieces: tuple[bytes, ...]) -> list[int]:
     """Return the properties of pieces that share characters, as bits.
 
-    Each is described by the characters that it has any byte of, but no word or line starts inside
-    a character, and none ends there.
+    Each piece is described by all characters that it has a byte of. But no word or line starts or
+    ends inside a character.
     """
     # A byte that belongs to no character becomes a character of its own.
     text = b"".join(pieces).decode(errors="surrogateescape")
@@ -159,7 +161,8 @@ class PieceTable:
         Tokens that hold parts of one character, as bytes do, are described together.
         """
         properties = self._properties[tokens]
-        # A token continues the one before it, unless that is special or in no row.
+        # A token that begins inside a character continues the token before it, unless there is none
+        # in this row or it is special.
         inside = self._begins_inside[tokens]
         inside[:, 0] = False
         inside[:, 1:] &= self._has_text[tokens[:, :-1]]

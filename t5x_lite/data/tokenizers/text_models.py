@@ -20,11 +20,11 @@ class TextModel(Protocol):
     """A model that turns text into ids and back.
 
     Attributes:
-        kind: which class it is, in a saved tokenizer.
+        kind: name of this class in a saved tokenizer.
         size: number of ids.
         ordinary: runs of the ids that text encodes to.
         specials: ids of its special tokens, by name.
-        is_own: True if it is trained by this package, or bytes. Special ids are then appended to
+        is_own: True if it is bytes or was trained by this package. Special ids are then appended to
             it.
         lossless: True if decode(encode(text)) == text.
     """
@@ -55,7 +55,7 @@ class TextModel(Protocol):
 
 # Long texts are encoded in chunks of about this many characters.
 CHUNK = 1 << 20
-# Chunks are cut at single spaces, which no model here has inside a piece.
+# Chunks are cut at single spaces, which are never inside a piece of the models here.
 _SINGLE_SPACE = re.compile(r"(?<=\S) (?=\S)")
 
 
@@ -80,7 +80,7 @@ def _join_ids(parts: Iterable[list[int]]) -> np.ndarray:
 
 
 def runs_between(size: int, special: Collection[int]) -> tuple[range, ...]:
-    """Return the runs of ids, of those below `size`, that are not special.
+    """Return the runs of ids below `size` that are not special.
 
     >>> runs_between(10, [0, 1, 6])
     (range(2, 6), range(7, 10))
@@ -155,7 +155,7 @@ class SentencePiece:
         self._model = model
         self.size: int = model.get_piece_size()
         special = []
-        # SentencePiece finds user-defined symbols in text, such as <mask>; here they are special.
+        # SentencePiece finds user-defined symbols, such as <mask>, in text. Here they are special.
         user_defined: dict[str, int] = {}
         for i in range(self.size):
             if model.is_control(i) or model.is_unknown(i):
@@ -172,7 +172,7 @@ class SentencePiece:
             self._add_special("<pad>", model.pad_id())
             self._add_special("</s>", model.eos_id())
             self._add_special("<s>", model.bos_id())
-        # A lossless model spells a ▁ in the text in bytes.
+        # A lossless model spells a ▁ of the text as bytes.
         self._space_mark_ids: list[int] = []
         for byte in SPACE_MARK.encode():
             self._space_mark_ids.append(model.piece_to_id(f"<0x{byte:02X}>"))
@@ -191,7 +191,8 @@ class SentencePiece:
         """
         if self.lossless:
             return _join_ids(self._encode_lossless(text))
-        # Existing models put a space before each text and drop the spaces around it, also at cuts.
+        # Existing models add a space before each text and drop the spaces around it. They do so for
+        # every chunk.
         ids = _join_ids(self._model.encode(chunk) for chunk in chunks(text))
         if self._user_defined:
             ids[np.isin(ids, self._user_defined)] = self._model.unk_id()
@@ -223,7 +224,7 @@ class SentencePiece:
 
     @property
     def is_bpe(self) -> bool:
-        """True for a BPE, whose scores are the negative places of its merges; False for a unigram
+        """True for a BPE, whose scores are the negated ranks of its merges; False for a unigram
         model, whose scores are log-probabilities.
         """
         scores = [score for _, score in self.scores() if score < 0]
@@ -257,7 +258,7 @@ _OTHER_NAMES = {
     "[CLS]": ("<s>",),
     "[SEP]": ("</s>",),
 }
-_HIDDEN = "\U0010fffe"  # a code that stands for no character, before names that are to be hidden
+_HIDDEN = "\U0010fffe"  # not a character; goes before names that must not be found in text
 _BYTE = re.compile("<0x[0-9A-F]{2}>")  # a byte of a character that has no piece
 _MAX_IDS = 10_000_000  # ten times the ids of the largest vocabularies
 _SPECIAL = re.compile(
@@ -269,14 +270,14 @@ class HuggingFace:
     """A model of the `tokenizers` package.
 
     Special tokens are never found in text. Other tokens that were added to the model, such as runs
-    of blanks, are.
+    of spaces, are found.
 
     Args:
         content: JSON of the model.
         is_own: True for a model trained here.
 
     Raises:
-        UserError: if the model has no ordinary pieces or impossible ids, or the package is not
+        UserError: if the model has no ordinary pieces or invalid ids, or the package is not
             installed.
     """
 
@@ -329,7 +330,7 @@ class HuggingFace:
                 reason += f"{self._model.token_to_id(piece)}; number the added tokens in order"
                 raise UserError(BAD_DATA, f"data.tokenizer: {reason}")
 
-        # Find out how its pieces spell text.
+        # Find out how the pieces spell text.
         self._is_byte_level = "ByteLevel" in _types(description.get("decoder"))
         model = description["model"]
         self._is_wordpiece: bool = model.get("type") == "WordPiece"
@@ -340,7 +341,7 @@ class HuggingFace:
         self.lossless: bool = is_plain and self._keeps_everything()
 
     def _keeps_everything(self) -> bool:
-        """Return True if texts with everything that is often lost are decoded unchanged."""
+        """Return True if texts with everything that tokenizers often lose are decoded unchanged."""
         characters = [chr(code) for code in range(256)]
         for text in ("a é\u0085 漢😀\n\t" + "".join(characters), "hi", " hi  "):
             ids = self._model.encode(text).ids
@@ -353,8 +354,8 @@ class HuggingFace:
         return {"tokenizer.json": self._content}
 
     def encode(self, text: str) -> np.ndarray:
-        """Encode a text. If the text spells out a special token of the vocabulary, it becomes the
-        unknown id.
+        """Encode a text. A special token of the vocabulary that is spelled out in the text becomes
+        the unknown id.
         """
         parts = []
         for chunk in chunks(text):
@@ -393,8 +394,8 @@ class HuggingFace:
 
 
 def _wordpiece_text(piece: str, continuation_prefix: str) -> str:
-    """Return the text of a piece of WordPiece, which does not say where blanks are: there is one
-    before a word, and none before punctuation.
+    """Return the text of a piece of WordPiece. WordPiece does not record spaces: assume one before
+    a word, and none before punctuation.
     """
     if piece.startswith(continuation_prefix):
         return piece.removeprefix(continuation_prefix)
@@ -405,7 +406,7 @@ def _checked_size(ids: dict[str, int]) -> int:
     """Return the number of ids, the largest plus one.
 
     Raises:
-        UserError: for ids that no vocabulary has.
+        UserError: for invalid ids, or two pieces with the same id.
     """
     taken: dict[int, str] = {}
     for piece, i in ids.items():
@@ -419,7 +420,7 @@ def _checked_size(ids: dict[str, int]) -> int:
 
 
 def _types(decoder: dict[str, Any] | None) -> list[str]:
-    """Return the type of a tokenizer's decoder; those of all its parts, if it is a sequence."""
+    """Return the type of a tokenizer's decoder and, if it is a sequence, of all its parts."""
     if not decoder:
         return []
     parts = decoder.get("decoders", ())
@@ -435,7 +436,7 @@ def _read_vocabulary(model: dict[str, Any]) -> dict[str, int]:
 
 
 def _add_our_names(specials: dict[str, int]) -> None:
-    """Add our names of special tokens, in place, where a tokenizer uses other names."""
+    """Add our names of special tokens, in place, if a tokenizer uses other names."""
     for name, other_names in _OTHER_NAMES.items():
         for other_name in other_names:
             if other_name in specials:
@@ -445,8 +446,9 @@ def _add_our_names(specials: dict[str, int]) -> None:
 def _hide_special_pieces(description: dict[str, Any]) -> None:
     """Change the special tokens of a `tokenizers` model, in place, so that none is found in text.
 
-    Those of the model itself need no entry among the added tokens. Others keep their entries, since
-    the ids of added tokens follow from their places, but get a name that no text contains.
+    A special token that is also a piece of the model needs no entry among the added tokens. The
+    others keep their entries, since the ids of added tokens follow from their places, but get a
+    name that no text contains.
     """
     model = description["model"]
     in_model = _read_vocabulary(model)
@@ -458,7 +460,7 @@ def _hide_special_pieces(description: dict[str, Any]) -> None:
             token["content"] = _HIDDEN + token["content"]
         added.append(token)
     description["added_tokens"] = added
-    # A Unigram model finds all its pieces in text, whatever they look like.
+    # A Unigram model finds all its pieces in text, so hide the special ones among them too.
     if isinstance(model["vocab"], list):
         for entry in model["vocab"]:
             if _SPECIAL.fullmatch(entry[0]):

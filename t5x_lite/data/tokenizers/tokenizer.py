@@ -1,7 +1,7 @@
-"""Tokenizers turn text into ids and back, with special ids.
+"""Tokenizers turn text into ids and back, and add special ids.
 
-Special ids stand outside the text: no text encodes to one, except to <unk> for text that an
-existing tokenizer does not know.
+Special ids are never part of a text: no text encodes to one, except that text which an existing
+tokenizer does not know encodes to <unk>.
 """
 
 import hashlib
@@ -74,8 +74,8 @@ class Tokenizer:
         return digest.hexdigest()[:16]
 
     def extends(self, other: "Tokenizer") -> bool:
-        """Return True if this is the other tokenizer, or that one with more ids: appended special
-        ids, or tokens added to its file.
+        """Return True if this is the other tokenizer, or the other tokenizer with more ids:
+        appended special ids, or tokens added to its file.
         """
         if self.fingerprint == other.fingerprint:
             return True
@@ -92,8 +92,8 @@ class Tokenizer:
         return np.asarray(ids, np.int32)
 
     def encode_with_specials(self, text: str) -> np.ndarray:
-        """Encode a text in which the names of special tokens stand for them: int32 [tokens]. The
-        text between them is encoded piece by piece.
+        """Encode a text in which special tokens are written by name: int32 [tokens]. The text
+        between them is encoded piece by piece.
 
         >>> tokenizer = Tokenizer()
         >>> ids = tokenizer.encode_with_specials("a<extra_id_0>b</s>")
@@ -129,23 +129,23 @@ class Tokenizer:
     def decode_after(self, before: Iterable[int], ids: Iterable[int]) -> str:
         """Return the text that ids add to the text of the ids before them.
 
-        With the vocabularies of T5, LLaMA and BERT, decoding them without the ids before would lose
-        the blank that they begin with.
+        With the vocabularies of T5, LLaMA and BERT, decoding `ids` on their own would lose the
+        space that they begin with.
         """
         before = list(before)
         if before and before[-1] == self.vocabulary.eos:
-            return self.decode(ids)  # a text of its own
-        # Special ids before the text would begin it anew, and so lose its blank.
+            return self.decode(ids)  # a new text begins after EOS
+        # Decoding starts anew after a special id, which would also lose the space: leave them out.
         before = [i for i in before if self.vocabulary.is_ordinary(np.array(i))]
         text, whole = self.decode(before), self.decode([*before, *ids])
         if whole.startswith(text):
             return whole[len(text) :]
-        # The decoder has also changed the end of the text before: take what differs.
+        # The decoder has also changed the end of the text before: return all from there on.
         pairs = enumerate(zip(text, whole, strict=False))
         return whole[next((i for i, (a, b) in pairs if a != b), len(whole)) :]
 
     def as_written(self, text: str) -> str:
-        """Return a text as this vocabulary writes it: BERT's has "3. 8" for "3.8". A text with
+        """Return a text as this vocabulary writes it: BERT's writes "3.8" as "3. 8". A text with
         characters that it does not know, and so cannot write, is returned unchanged.
         """
         ids = self.encode(text)
@@ -166,7 +166,7 @@ class Tokenizer:
         return self._names.get(token_id, f"<id {token_id}>")
 
     def show(self, token_id: int) -> str:
-        """Return one token as text without blanks around it, quoted if nothing else is in it.
+        """Return one token as text without surrounding whitespace; quoted if it is only whitespace.
 
         >>> Tokenizer().show(ord("a")), Tokenizer().show(ord(" "))
         ('a', "' '")
@@ -189,7 +189,7 @@ class Tokenizer:
 
 
 def _without_added_tokens(model: TextModel) -> tuple[str, Any]:
-    """Return what decides how a model encodes text, added tokens aside."""
+    """Return everything that decides how a model encodes text, except for added tokens."""
     contents: dict[str, Any] = {}
     for name, content in model.files().items():
         if name != "tokenizer.json":
@@ -205,7 +205,7 @@ def load(directory: Path) -> Tokenizer:
     """Load the tokenizer that `save` wrote.
 
     Raises:
-        UserError: if there is none, or its files have changed since.
+        UserError: if there is none, or its files have changed since they were saved.
     """
     with user_errors(NO_FILE, f"{directory}: no usable tokenizer"):
         record = json.loads((directory / "vocabulary.json").read_text())
@@ -226,7 +226,7 @@ def load(directory: Path) -> Tokenizer:
     return tokenizer
 
 
-# Files that a tokenizer's directory may hold, in the order in which they are looked for.
+# Sets of files that a tokenizer's directory may hold, in the order in which they are tried.
 _SAVED = ["vocabulary.json"]  # read by `load`
 _GPT2 = ["encoder.json", "vocab.bpe"]
 _LAYOUTS = [
@@ -248,7 +248,7 @@ def files(spec: str) -> dict[str, bytes]:
             a directory that holds one of these.
 
     Raises:
-        UserError: for files that settings may not name, that cannot be read, or are empty.
+        UserError: for files that settings may not name, that cannot be read, or that are empty.
     """
     check_place(spec, "data.tokenizer")
     path = Path(spec)
@@ -328,7 +328,7 @@ def _find_kind(spec: str) -> Named:
 
 
 def planned_size(spec: str, add_specials: bool = False) -> int:
-    """Return how many ids `make` will give, before there is any text to train on.
+    """Return how many ids the tokenizer that `make` returns will have, without training it.
 
     >>> planned_size("sentencepiece(vocab_size=32000)"), planned_size("bytes")
     (32000, 524)
@@ -342,7 +342,7 @@ def planned_size(spec: str, add_specials: bool = False) -> int:
 
 # Training.
 
-ModelType = Literal["bpe", "unigram"]  # of SentencePiece
+ModelType = Literal["bpe", "unigram"]  # SentencePiece's model types
 _DEFAULT_VOCAB_SIZE = 8192
 # Characters to train on; SentencePiece needs half a gigabyte for them
 _TRAINING_CHARACTERS = 20_000_000
@@ -362,7 +362,7 @@ def _pieces_for(vocab_size: int) -> int:
     """Return how many pieces a text model has in a vocabulary of this size.
 
     Raises:
-        UserError: if there is no room for any text.
+        UserError: if the vocabulary is too small for any text.
     """
     if type(vocab_size) is not int or vocab_size < _MIN_VOCAB_SIZE:
         expected = f"expected a number from {_MIN_VOCAB_SIZE} on"
@@ -389,18 +389,19 @@ def train_sentencepiece(
 ) -> Tokenizer:
     """Train a lossless SentencePiece model.
 
-    It normalises nothing and keeps all white space. At most half of the pieces that are asked for
-    are single characters; rarer characters are spelled in bytes. The first 20 million characters of
-    the documents are read. If they are too few for `vocab_size` ids, the vocabulary is the largest
-    that they support. The same text always gives the same tokenizer.
+    It normalises nothing and keeps all whitespace. At most half of the requested pieces are single
+    characters; rarer characters are spelled as bytes. The first 20 million characters of the
+    documents are read. If they are too few for `vocab_size` ids, the vocabulary is the largest that
+    they support. The same text always gives the same tokenizer.
 
     Args:
         vocab_size: number of ids, special ones and sentinels included.
-        model_type: "bpe" merges the most frequent pair again and again (Sennrich et al., 2016);
-            "unigram" leaves out what a unigram model needs least (Kudo, 2018), as T5's tokenizer.
+        model_type: "bpe" repeatedly merges the most frequent pair (Sennrich et al., 2016);
+            "unigram", as in T5's tokenizer, repeatedly removes the pieces that a unigram model
+            needs least (Kudo, 2018).
 
     Raises:
-        UserError: if `vocab_size` has no room for any text, or the text has nothing to learn from.
+        UserError: if `vocab_size` is too small for any text, or the text has nothing to learn from.
     """
     pieces = _pieces_for(vocab_size)
     texts = _without_rare_characters(list(_training_texts(documents)), pieces)
@@ -423,13 +424,13 @@ def train_sentencepiece(
 def train_byte_level_bpe(
     documents: Iterable[str], vocab_size: int = _DEFAULT_VOCAB_SIZE
 ) -> Tokenizer:
-    """Train a byte-level BPE with GPT-2's rules (Radford et al., 2019, §2.2), by `tokenizers`.
+    """Train a byte-level BPE with GPT-2's rules (Radford et al., 2019, §2.2), using `tokenizers`.
 
     Args:
         vocab_size: number of ids, special ones and sentinels included.
 
     Raises:
-        UserError: if `vocab_size` has no room for any text, the text has nothing to learn from, or
+        UserError: if `vocab_size` is too small for any text, the text has nothing to learn from, or
             the package is not installed.
     """
     texts = list(_training_texts(documents))
@@ -465,8 +466,8 @@ def _training_texts(documents: Iterable[str]) -> Iterator[str]:
 
 
 def _without_rare_characters(texts: list[str], pieces: int) -> list[str]:
-    """Replace all but the most frequent characters by spaces. About half as many characters remain
-    as there are pieces.
+    """Replace all but the most frequent characters by spaces. The number of characters that remain
+    is about half the number of pieces.
     """
     counts = Counter()
     for text in texts:
@@ -504,7 +505,7 @@ def _train_model(texts: list[str], pieces: int, model_type: ModelType, **options
         pad_id=-1,
         bos_id=-1,
         eos_id=-1,
-        num_threads=1,  # with more threads, sums and so the pieces depend on how many there are
+        num_threads=1,  # sums, and so the pieces, would depend on the number of threads
         minloglevel=2,
         **options,
     )

@@ -11,7 +11,7 @@ from t5x_lite.data.tokenizers.pieces import Pieces, PieceTable
 from t5x_lite.data.tokenizers.text_models import TextModel
 from t5x_lite.errors import BAD_CONFIG, UserError
 
-# Sentinels that we append; UL2's densest spans, at 512 inputs and 512 targets, take 127
+# Number of sentinels that we append; UL2's densest spans need 127 at 512 inputs and 512 targets
 SENTINELS = 256
 T5_SENTINELS = 100  # sentinels that T5 appends to its SentencePiece model
 # Special tokens that any objective may need, so that all runs of a comparison can share one
@@ -37,7 +37,7 @@ class Vocabulary:
     specials: dict[str, int] = field(default_factory=dict)  # name → id, such as [MASK]
     # Number of sentinels; they are the last ids, with <extra_id_0> the very last
     sentinels: int = 0
-    # Returns the bytes of each id, and None for special ids; a function, since it takes time
+    # Function that returns the bytes of each id, and None for special ids; a call takes time
     texts: Callable[[], list[bytes | None]] = field(default=list, compare=False, repr=False)
 
     def __getitem__(self, name: str) -> int:
@@ -71,19 +71,19 @@ class Vocabulary:
         return self.pad if self.bos is None else self.bos
 
     def is_ordinary(self, ids: np.ndarray) -> np.ndarray:
-        """Return True where an id stands for text; False also for numbers that are no ids."""
+        """Return True where an id stands for text. Numbers that are not ids give False."""
         is_id = (ids >= 0) & (ids < self.size)
         return self._is_ordinary[np.where(is_id, ids, self.size)]
 
     def extends(self, other: "Vocabulary") -> bool:
-        """Return True if each id of the other vocabulary means here what it means there."""
+        """Return True if each id of the other vocabulary has the same meaning in this one."""
         if self.size < other.size or (self.pad, self.eos, self.bos) != (
             other.pad,
             other.eos,
             other.bos,
         ):
             return False
-        # Sentinels are counted from the end.
+        # Sentinels are counted from the end, so with another size they have other ids.
         if other.sentinels and (self.size, self.sentinels) != (other.size, other.sentinels):
             return False
         names = {name: self.specials.get(name) for name in other.specials}
@@ -99,7 +99,7 @@ class Vocabulary:
 
     @cached_property
     def _is_ordinary(self) -> np.ndarray:
-        flags = np.zeros(self.size + 1, bool)  # the last stands for all numbers that are no ids
+        flags = np.zeros(self.size + 1, bool)  # the last flag is for numbers that are not ids
         flags[self.ordinary_ids] = True
         return flags
 

@@ -1,4 +1,4 @@
-"""Conversations: each reply of the assistant is learned, given all turns before it."""
+"""Conversations: the model learns each reply of the assistant, given all turns before it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from t5x_lite.data.text.records import Record
 from t5x_lite.errors import BAD_DATA, UserError
 
 ASSISTANT = "assistant"
-# The names of roles in data sets, and ours
+# Names of roles in data sets → our names
 _ROLES = {
     **{name: name for name in ("system", "user", ASSISTANT, "tool", "function")},
     "developer": "system",
@@ -28,7 +28,7 @@ class Turn(NamedTuple):
 
 
 class Chat(OfTexts):
-    """A conversation is a list of turns, {"role": …, "content": …}, in the column `text`."""
+    """A conversation: a list of turns, {"role": …, "content": …}, in the column task.text."""
 
     meaning = "which reply in a conversation"
     replies = True
@@ -40,7 +40,9 @@ class Chat(OfTexts):
     }
 
     def check(self, task: Task) -> Iterator[str]:
-        """Check that a turn is written with its role and its content, and that nothing else is."""
+        """Yield a message if task.turn is not a template of one role and one content, or if a
+        setting names a text other than the turns.
+        """
         if task.label == task.text:
             yield f"task.label: got {task.label!r}, the column of the turns; name another or none"
         for name in ("prompt", "text_pair"):
@@ -52,8 +54,8 @@ class Chat(OfTexts):
             yield f"task.turn: got {task.turn!r}, {expected}"
 
     def records(self, task: Task, record: Record, where: str) -> Iterator[Record]:
-        """Yield a record for each reply of the assistant, which is the label. The text is all turns
-        before it, and ends where the reply begins.
+        """Yield a record for each reply of the assistant. The reply is the label. The text holds
+        all turns before it, and ends where the reply begins.
         """
         turns = read_turns(lookup(record, task.text, where), where)
         for number, turn in enumerate(turns):
@@ -81,7 +83,7 @@ def read_turns(value: Any, where: str) -> list[Turn]:
     for number, turn in enumerate(value):
         role, content = _field(turn, "role", "from"), _field(turn, "content", "value")
         if isinstance(turn, Mapping) and content is None:
-            content = ""  # of a call of tools
+            content = ""  # a tool call has no content
         if not isinstance(role, str) or not isinstance(content, str):
             expected = f"expected a dict with texts as role and content, got {turn!r}"
             raise UserError(BAD_DATA, f"{where}: turn {number}: {expected}")
@@ -95,7 +97,7 @@ def read_turns(value: Any, where: str) -> list[Turn]:
 
 
 def _field(turn: Any, key: str, other_key: str) -> Any:
-    """Return a field of a turn, which has another key in the data sets of ShareGPT."""
+    """Return a field of a turn. Data sets in ShareGPT's format use the other key."""
     if not isinstance(turn, Mapping):
         return None
     return turn[key] if turn.get(key) is not None else turn.get(other_key)
@@ -115,8 +117,8 @@ def render(task: Task, turns: Sequence[Turn]) -> str:
 
 
 def _parts(task: Task) -> tuple[str, ...]:
-    """Return what stands before the role, between it and the content, and after that; nothing if a
-    template lacks one of them.
+    """Return the parts of the template task.turn: before the role, between role and content, and
+    after the content. Return nothing if the template lacks one of the two or has other fields.
     """
     before, role, rest = task.turn.partition("{role}")
     between, content, after = rest.partition("{content}")

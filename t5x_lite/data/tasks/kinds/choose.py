@@ -20,11 +20,11 @@ from t5x_lite.data.tasks.kinds.kind import (
 )
 from t5x_lite.errors import BAD_DATA, UserError
 
-_MOST_ANSWERS = 32  # label slots for the answers to a question, at least
+_MOST_ANSWERS = 32  # minimum number of label slots, for the answers to one question
 
 
 class Choose(Kind):
-    """The label is the number of the right answer, from 0."""
+    """The label is the index of the right answer, from 0."""
 
     meaning = "which of several answers"
     predicts = "choice"
@@ -38,11 +38,11 @@ class Choose(Kind):
     }
 
     def parse_label(self, task: Task, value: Any, choices: Sequence[str], where: str) -> Label:
-        """Return the number of the right answer, from a label name (a letter), its number, or its
+        """Return the index of the right answer, given its label name (a letter), its number or its
         text.
         """
-        # Some answers are numbers. So a text is first looked up among the answers, unless it is a
-        # label name.
+        # Some answers are numbers. So a text that is not a label name is first looked up among the
+        # answers.
         is_name = str(value) in [str(name) for name in task.labels]
         if isinstance(value, str) and value in choices and not is_name:
             return list(choices).index(value)
@@ -57,7 +57,7 @@ class Choose(Kind):
         return example.choices[label] if isinstance(label, int) else None
 
     def slots(self, length: int) -> dict[str, Any]:
-        """Reserve a slot for each answer to at least one question."""
+        """Reserve enough slots for all answers to at least one question."""
         return {"labels": max(super().slots(length)["labels"], _MOST_ANSWERS)}
 
     def model_settings(self, task: Task) -> dict[str, int]:
@@ -65,7 +65,7 @@ class Choose(Kind):
         return {"num_classes": 1}
 
     def most_readings(self, task: Task) -> int:
-        """Return the number of answers, which are compared within a row."""
+        """Return the number of answers to a question: they are compared within one row."""
         return len(task.choices) if len(task.choices) > 1 else task.most_choices
 
     def readings(self, task: Task, example: Example) -> list[tuple[str, str, Any]]:
@@ -91,11 +91,11 @@ class Choose(Kind):
         return predictions
 
     def answer(self, task: Task, example: Example) -> str:
-        """Return the right answer as T5 writes it, by its number."""
+        """Return the right answer as T5 writes it: choice1, choice2, …"""
         return f"choice{example.label + 1}" if isinstance(example.label, int) else ""
 
     def closed_answers(self, task: Task) -> Sequence[str]:
-        """Return the first two answers; the others differ from them in their number."""
+        """Return the first two answers; the others differ from them only in the number."""
         return ("choice1", "choice2")
 
     def longest_answers(self, task: Task) -> Sequence[str]:
@@ -103,7 +103,7 @@ class Choose(Kind):
         return ("choice99",)
 
     def label_of(self, task: Task, text: str, example: Example, as_written: AsWritten) -> Label:
-        """Return the number of the answer that a text names."""
+        """Return the index of the answer that a text names."""
         numbers = range(1, len(example.choices) + 1)
         names = [as_written(f"choice{number}") for number in numbers]
         return names.index(text) if text in names else None
@@ -113,7 +113,7 @@ class Choose(Kind):
         return example.choices
 
     def chance(self, task: Task, examples: Sequence[Example]) -> float | None:
-        """Return the mean share of right answers."""
+        """Return one over the number of answers, as a mean over the examples."""
         return float(np.mean([1 / len(example.choices) for example in examples]))
 
 

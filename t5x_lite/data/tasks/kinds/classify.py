@@ -35,11 +35,11 @@ class Classify(Kind):
     }
 
     def parse_label(self, task: Task, value: Any, choices: Sequence[str], where: str) -> Label:
-        """Return the number of a class, from its name or number."""
+        """Return the index of a class, given its name or number."""
         return number_of_class(task, value, where)
 
     def label_names(self, value: Any) -> Sequence[str]:
-        """Return the one name that a value is."""
+        """Return the value as the only name."""
         return () if is_missing(value) else (str(value),)
 
     def readable(self, task: Task, label: Label, example: Example) -> Any:
@@ -47,7 +47,7 @@ class Classify(Kind):
         return None if label is None else str(task.labels[_number(label)])
 
     def submitted(self, task: Task, label: Label, example: Example) -> Any:
-        """Return the name of a class, or its number where the benchmark wants that."""
+        """Return the name of a class, or its number if the benchmark wants numbers."""
         number = 0 if label is None else _number(label)
         return str(task.labels[number]) if task.submission_names else number + task.first_label
 
@@ -74,11 +74,11 @@ class Classify(Kind):
         return words_of_labels(task)
 
     def longest_answers(self, task: Task) -> Sequence[str]:
-        """Return the words of the classes, one of which is an answer."""
+        """Return the words of the classes: an answer is one of them."""
         return self.closed_answers(task)
 
     def label_of(self, task: Task, text: str, example: Example, as_written: AsWritten) -> Label:
-        """Return the number of the class that a text names."""
+        """Return the index of the class that a text names."""
         words = [as_written(word) for word in words_of_labels(task)]
         return words.index(text) if text in words else None
 
@@ -87,7 +87,7 @@ class Classify(Kind):
         return task.answer_words or task.label_words or task.labels
 
     def chance(self, task: Task, examples: Sequence[Example]) -> float | None:
-        """Return the share of one class among all."""
+        """Return one over the number of classes."""
         return 1 / len(task.labels)
 
 

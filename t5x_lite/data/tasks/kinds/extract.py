@@ -35,7 +35,7 @@ def bert_span(
     answer (Devlin et al., 2019, §4.2).
 
     A text that is too long is read in windows that overlap by half. If a window does not contain
-    the answer, both positions are the position of [CLS]. The question gets at most half of the row.
+    the answer, both positions are that of [CLS]. The question gets at most half of the row.
     """
     vocabulary = tokenizer.vocabulary
     cls, sep = vocabulary["[CLS]"], vocabulary["[SEP]"]
@@ -70,12 +70,13 @@ def _answer_words(task: Task, example: Example, words: Words) -> tuple[int, int]
     """Return the first and last word of the first right answer; −1, −1 if there is none.
 
     Raises:
-        UserError: if the answer does not stand at the place that the record names.
+        UserError: if the answer is not at the position that the record gives.
     """
     if example.label is None:
         return -1, -1
     assert isinstance(example.label, tuple)
     text, answer = example.text_pair, str(example.label[0])
+    # Search for the answer, unless the record gives its position.
     start = text.find(answer)
     if task.answer_start and answer:
         where = f"task {task.name}, example {example.id}"
@@ -116,8 +117,8 @@ def _judged_where(
 
 
 class Extract(OfTexts):
-    """The label is the texts of the spans that count as right; an empty text, if a question has no
-    answer.
+    """The label holds the text of each span that counts as right, or one empty text if the question
+    has no answer.
     """
 
     meaning = "which span of the text"
@@ -133,7 +134,7 @@ class Extract(OfTexts):
     }
 
     def parse_label(self, task: Task, value: Any, choices: Sequence[str], where: str) -> Label:
-        """Return the texts that count as right; an empty one, if the question has no answer."""
+        """Return the texts that count as right, or one empty text if the question has no answer."""
         label = super().parse_label(task, value, choices, where)
         if label is None and task.no_answer and value is not None:
             return ("",)
@@ -153,9 +154,9 @@ class Extract(OfTexts):
         """Return the text of the best span in any window of each example. The score of a span is
         the sum of the logits at its first and last position.
 
-        A question may have no answer with task.no_answer: the score of that is the sum of the
-        logits at [CLS], the lowest of all windows. It is the prediction if it is larger than the
-        best span's by more than task.null_threshold (Devlin et al., 2019, §4.3).
+        With task.no_answer, a question may have no answer. The score of "no answer" is the sum of
+        the logits at [CLS], in the window where it is lowest. "No answer" is predicted if its score
+        exceeds the best span's by more than task.null_threshold (Devlin et al., 2019, §4.3).
         """
         best = [(-np.inf, "")] * len(examples)
         null = np.full(len(examples), np.inf)
@@ -172,7 +173,7 @@ class Extract(OfTexts):
 
 def _best_span(words: Words, logits: np.ndarray) -> tuple[float, str]:
     """Return the score and the text of the best span in one window."""
-    # The question and the special tokens belong to no word of the text.
+    # Only tokens of the text belong to a word; the question and special tokens do not.
     real = np.flatnonzero(words.word_of_id >= 0)
     if not len(real):
         return -np.inf, ""

@@ -1,5 +1,5 @@
-"""A kind of task defines what its labels are, and how each family learns and predicts them. To add
-one, derive a class from Kind in a file of its own, and enter it in table.KINDS.
+"""A kind of task defines what its labels are, and how each model family learns and predicts them.
+To add one, derive a class from Kind in a file of its own, and add it to table.KINDS.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,13 +17,13 @@ from t5x_lite.errors import BAD_CONFIG, BAD_DATA, UserError
 
 Label = int | float | str | tuple[str, ...] | tuple[int, ...] | None
 # (task, examples, predictions) → a number; higher is better. A prediction is None if a model that
-# answers in text wrote something that is not a label. The result is None if the metric concerns
+# answers in text wrote something that is not a label. The result is None if the metric applies to
 # none of the examples.
 Judgement = Callable[[Task, Sequence["Example"], Sequence[Label]], float | None]
 
 AsWritten = Callable[[str], str]  # a text → the text as the vocabulary writes it
 
-_POSITIONS_PER_LABEL = 8  # of a row, for one label slot: few examples are shorter
+_POSITIONS_PER_LABEL = 8  # positions of a row per label slot: few examples are shorter
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,9 @@ class Example:
     """One example of a task.
 
     Attributes:
-        id: names the example in predictions.
-        label: the label, in the form of the task's kind; None: no label, as in a test split.
+        id: name of the example in predictions.
+        label: the label, in the form that the kind of task uses; None: no label, as in a test
+            split.
         choices: the answers (choose), or the better and the worse sentence (prefer).
         group: examples of one group are scored together.
         record: all columns, for prompts.
@@ -52,19 +53,19 @@ class Formatted(NamedTuple):
 
     pairs: Pairs
     example_of_pair: np.ndarray  # index of the example that each pair belongs to
-    words_of_pair: tuple[Words, ...]  # of each pair, where a label is of words
+    words_of_pair: tuple[Words, ...]  # words of each pair, if labels are spans; otherwise empty
     truncated: int  # number of examples that were cut
-    # Most tokens of an answer in words, EOS included; 0 if answers are not words
+    # Largest number of tokens in a written answer, EOS included; 0 if answers are not written
     answer_room: int = 0
 
 
 class Format(NamedTuple):
-    """The way in which an architecture reads a kind of task.
+    """How an architecture reads a kind of task.
 
     Attributes:
         function: (kind, task, examples, tokenizer, shape of a row) → the examples as pairs.
-        head: the head that predicts, a name in model.heads.HEADS.
-        ends_prompt: True if EOS follows a prompt, also where the answer stands on the same stack.
+        head: name of the head that predicts, in model.heads.HEADS.
+        ends_prompt: True if EOS follows a prompt, even if the answer is on the same stack.
     """
 
     function: Callable[..., Formatted]
@@ -73,18 +74,19 @@ class Format(NamedTuple):
 
 
 class Kind:
-    """A kind of task, with the defaults of all kinds.
+    """Base class of all kinds of tasks, with their defaults.
 
     Attributes:
         meaning: the question that a task of this kind asks.
         formats: architecture → how it reads the task; other architectures cannot learn it.
-        if_no_label: what to do where a training example has no label.
-        predicts: what a prediction is, by which metrics say what they judge.
+        if_no_label: advice in the error about a training example without a label.
+        predicts: what a prediction is; each metric lists which of these it judges.
         metrics: names of the metrics that judge it by default; task.metrics overrides them.
         own_metrics: metrics of this kind only, by name, each between 0 and 1.
-        asked_by: how to evaluate a model that was not trained on the task: by the likelihood of its
-            options, by generating a text, token by token, or by which of two sentences is likelier;
-            "": it cannot be evaluated.
+        asked_by: how to evaluate a model that was not trained on the task. "options": by the
+            likelihood of each option. "text": by generating an answer. "tokens": by whether each
+            token of the answer is the likeliest. "sentences": by which of two sentences is
+            likelier. "": it cannot be evaluated.
         is_learned: False if models are only evaluated on it.
         names_labels: True if labels have names, which `label_names` finds.
         needs_choices: True if task.choices has to name columns.
@@ -115,7 +117,7 @@ class Kind:
             yield f"task.choices: task {task.name} has none; name the fields that hold the answers"
 
     def records(self, task: Task, record: Record, where: str) -> Iterable[Record]:
-        """Return a record for each example that one of the data set holds."""
+        """Return one record for each example that a record of the data set holds."""
         return [record]
 
     def read_text(self, value: Any) -> str:
@@ -137,13 +139,15 @@ class Kind:
         raise NotImplementedError
 
     def label_names(self, value: Any) -> Sequence[str]:
-        """Return the names of labels that occur in a value of the label column of the training
-        examples, none of which are hidden.
+        """Return the names of the labels in a value of the label column. The value comes from a
+        training example, so its label is not hidden.
         """
         return ()
 
     def is_placeholder(self, label: Label) -> bool:
-        """Return True for a label that stands for a hidden one, if all labels of a split do."""
+        """Return True for a label that may be a placeholder for a hidden one. Labels count as
+        hidden only if all labels of a split are placeholders.
+        """
         return False
 
     def check_example(self, example: Example, where: str) -> None:
@@ -162,15 +166,15 @@ class Kind:
     # Learning with a head.
 
     def slots(self, length: int) -> dict[str, Any]:
-        """Return the fields of RowShape that hold labels, for rows of this length."""
+        """Return the fields of RowShape that reserve slots for labels, for rows of this length."""
         return {"labels": max(length // _POSITIONS_PER_LABEL, 1)}
 
     def model_settings(self, task: Task) -> dict[str, int]:
-        """Return the settings of the model that make the head of the task."""
+        """Return the model settings that define the head of the task."""
         return {}
 
     def most_readings(self, task: Task) -> int:
-        """Return how many readings, each as long as the model allows, a row must have room for."""
+        """Return how many readings, each of the model's full length, a row must hold."""
         return 1
 
     def readings(self, task: Task, example: Example) -> list[tuple[str, str, Any]]:
@@ -191,7 +195,7 @@ class Kind:
 
     def prompt(self, task: Task, example: Example) -> str:
         """Return the text that a text-to-text model reads: task.prompt or, as in T5, the name of
-        the task and each field after its name.
+        the task followed by each field with its name.
 
         >>> task = Task(name="rte", source="rte.csv", text="sentence1", text_pair="sentence2")
         >>> example = Example(0, "A", "B", 0, (), None, {"sentence1": "A", "sentence2": "B"})
@@ -210,7 +214,9 @@ class Kind:
         return " ".join(parts)
 
     def answer(self, task: Task, example: Example) -> str:
-        """Return what a text-to-text model writes; if several texts are right, the first one."""
+        """Return the text that a text-to-text model learns to write: the first of those that are
+        right.
+        """
         return "" if example.label is None else str(self.readable(task, example.label, example))
 
     def closed_answers(self, task: Task) -> Sequence[str]:
@@ -218,14 +224,16 @@ class Kind:
         return ()
 
     def longest_answers(self, task: Task) -> Sequence[str]:
-        """Return texts that are as long as any answer; none: an answer may have any length."""
+        """Return texts, the longest of which is as long as any answer; none if an answer may have
+        any length.
+        """
         return ()
 
     def label_of(self, task: Task, text: str, example: Example, as_written: AsWritten) -> Label:
         """Return the label that a text stands for; None if there is no such label.
 
         Args:
-            text: what a model wrote, without blanks around it.
+            text: text that a model wrote, without surrounding whitespace.
             as_written: returns a text as the vocabulary writes it, the form that labels have in
                 `text`.
         """
@@ -257,7 +265,7 @@ class OfTexts(Kind):
         return tuple(map(str, texts)) or None
 
     def is_placeholder(self, label: Label) -> bool:
-        """Return True for an empty text, by which test splits hide the answers."""
+        """Return True for an empty text, which test splits have in place of hidden answers."""
         return label is None or label == ("",)
 
     def answer(self, task: Task, example: Example) -> str:
@@ -265,7 +273,9 @@ class OfTexts(Kind):
         return str(example.label[0]) if isinstance(example.label, tuple) else ""
 
     def label_of(self, task: Task, text: str, example: Example, as_written: AsWritten) -> Label:
-        """Return the text, or the right one that the vocabulary writes in the same way."""
+        """Return the right answer that the vocabulary writes like this text, or else the text
+        itself.
+        """
         answers = example.label if isinstance(example.label, tuple) else ()
         for answer in map(str, answers):
             if text == as_written(answer):
@@ -274,20 +284,20 @@ class OfTexts(Kind):
 
 
 def is_missing(value: Any) -> bool:
-    """Return True where a record has no label. The −1 by which data sets hide labels is not
-    missing: only the kind of task knows whether it may be one.
+    """Return True if a record has no label. A −1 does not count as missing: many data sets use it
+    for hidden labels, but only the kind of task knows whether it may be a label.
     """
     return value is None or str(value) == ""
 
 
 def is_withheld(value: Any) -> bool:
-    """Return True for what data sets have in place of hidden labels, where −1 is no label."""
+    """Return True for what data sets have in place of a hidden label, if −1 is not a label."""
     return is_missing(value) or str(value) in ("-1", "-1.0")
 
 
 def number_of_label(task: Task, value: Any, count: int) -> int | None:
-    """Return the number, from 0, that a label's name or number stands for, such as 1 or "1"; None
-    if there is no such label.
+    """Return the index of a label, from 0, given its name or its number, such as 1 or "1"; None if
+    there is no such label.
     """
     names = [str(name) for name in task.labels]
     if str(value) in names:
@@ -303,10 +313,10 @@ def number_of_label(task: Task, value: Any, count: int) -> int | None:
 
 
 def number_of_class(task: Task, value: Any, where: str) -> int | None:
-    """Return the number of a class, from its name or number; None if the label is withheld.
+    """Return the index of a class, given its name or number; None if the label is withheld.
 
     Raises:
-        UserError: for a value that is neither.
+        UserError: for any other value.
     """
     number = number_of_label(task, value, len(task.labels))
     if number is None and not is_withheld(value):

@@ -1,8 +1,8 @@
-"""Label: which label has each word? Named entities, parts of speech.
+"""Label: which label does each word have? Used for named entities and parts of speech.
 
-The text is a column of words, or a text whose words stand between blanks; its labels likewise. An
-encoder labels the first piece of each word (Devlin et al., 2019, §5.3), a text-to-text model writes
-the labels in order.
+The text is a list of words, or a string in which spaces separate the words. The labels have the
+same form. An encoder labels the first piece of each word (Devlin et al., 2019, §5.3); a
+text-to-text model writes the labels in order.
 """
 
 import re
@@ -39,7 +39,7 @@ def bert_words(
 ) -> Formatted:
     """Format examples as aligned pairs `[CLS] words [SEP]`, scored at the first piece of each word.
 
-    A text that is too long becomes several pairs; only a word that alone fills a row is cut.
+    A text that is too long becomes several pairs. Only a word that is longer than a row is cut.
     """
     vocabulary = tokenizer.vocabulary
     cls, sep = vocabulary["[CLS]"], vocabulary["[SEP]"]
@@ -50,6 +50,7 @@ def bert_words(
         words = example.text.split(" ")
         pieces = [tokenizer.encode(words[0]), *(tokenizer.encode(f" {word}") for word in words[1:])]
         truncated += any(len(of_word) > room for of_word in pieces)
+        # A word without tokens gets a [SEP], so that its label has a position.
         pieces = [of_word[:room] if len(of_word) else np.array([sep]) for of_word in pieces]
         labels = example.label if isinstance(example.label, tuple) else (0,) * len(words)
         for first, end in _windows([len(of_word) for of_word in pieces], room):
@@ -70,7 +71,7 @@ def bert_words(
 
 
 def _windows(lengths: Sequence[int], room: int) -> Iterator[tuple[int, int]]:
-    """Yield (first word, word after the last) of as many words at a time as have room.
+    """Yield (first word, word after the last) of consecutive windows with as many words as fit.
 
     >>> list(_windows([2, 3, 1, 4], room=5))
     [(0, 2), (2, 4)]
@@ -90,7 +91,7 @@ def _windows(lengths: Sequence[int], room: int) -> Iterator[tuple[int, int]]:
 def _tags(
     task: Task, examples: Sequence[Example], predictions: Sequence[Label]
 ) -> Iterator[tuple[list[str], list[str]]]:
-    """Yield the right and the predicted labels of each example; O for those that are missing."""
+    """Yield the right and the predicted labels of each example. A missing prediction becomes O."""
     for example, predicted in zip(examples, predictions, strict=True):
         assert isinstance(example.label, tuple)
         right = [str(task.labels[int(number)]) for number in example.label]
@@ -101,7 +102,7 @@ def _tags(
 
 def entities(tags: Sequence[str]) -> set[Entity]:
     """Return the entities in labels such as B-PER I-PER O, as CoNLL's conlleval reads them: I- may
-    begin one, too. A label without a prefix is an entity of one word.
+    also begin an entity. A label without a prefix is an entity of one word.
 
     >>> sorted(entities(["B-PER", "I-PER", "O", "I-LOC", "B-LOC"]))
     [('LOC', 3, 4), ('LOC', 4, 5), ('PER', 0, 2)]
@@ -112,6 +113,7 @@ def entities(tags: Sequence[str]) -> set[Entity]:
         prefix, dash, rest = tag.partition("-")
         if prefix not in ("B", "I") or not dash:
             prefix, rest = ("O", "") if tag == "O" else ("B", tag)
+        # An entity ends before a word that is not I- of its type.
         if kind and (prefix != "I" or rest != kind):
             found.add((kind, start, place))
             kind = ""
@@ -121,7 +123,9 @@ def entities(tags: Sequence[str]) -> set[Entity]:
 
 
 def entity_f1(task: Task, examples: Sequence[Example], predictions: Sequence[Label]) -> float:
-    """Return the F1 of whole entities, over all of them (CoNLL-2003): type and both ends count."""
+    """Return the F1 over all entities (CoNLL-2003). An entity is right if its type and both its
+    ends are right.
+    """
     right = predicted = common = 0
     for labels, found in _tags(task, examples, predictions):
         these, those = entities(labels), entities(found)
@@ -144,7 +148,7 @@ def token_accuracy(task: Task, examples: Sequence[Example], predictions: Sequenc
 
 
 class LabelWords(Kind):
-    """The label is a tuple of the numbers of the labels of all words."""
+    """The label is a tuple: for each word, the index of its label."""
 
     meaning = "which label of each word"
     predicts = "labels"
@@ -157,19 +161,19 @@ class LabelWords(Kind):
     }
 
     def check(self, task: Task) -> Iterator[str]:
-        """Reject labels with blanks, which separate the labels of words."""
+        """Yield a message for each label that contains whitespace, which separates labels."""
         yield from super().check(task)
         for word in (*task.labels, *task.label_words):
             if str(word).split() != [str(word)]:
                 yield f"task.labels: {word!r} has blanks, which separate labels; leave them out"
 
     def read_text(self, value: Any) -> str:
-        """Put one blank between words."""
+        """Join the words with single spaces. Whitespace inside a word becomes a no-break space."""
         words = value if isinstance(value, list) else str(value or "").split()
         return " ".join("\N{NO-BREAK SPACE}".join(str(word).split()) for word in words)
 
     def parse_label(self, task: Task, value: Any, choices: Sequence[str], where: str) -> Label:
-        """Return the number of the label of each word."""
+        """Return the index of the label of each word."""
         names = self.label_names(value)
         if not names:
             return None
@@ -199,13 +203,13 @@ class LabelWords(Kind):
         return [str(name) for name in value] if isinstance(value, list) else str(value).split()
 
     def readable(self, task: Task, label: Label, example: Example) -> Any:
-        """Return the names of the labels, separated by blanks."""
+        """Return the names of the labels, separated by spaces."""
         if not isinstance(label, tuple):
             return None
         return " ".join(str(task.labels[int(number)]) for number in label)
 
     def submitted(self, task: Task, label: Label, example: Example) -> Any:
-        """Return the names of the labels, separated by blanks."""
+        """Return the names of the labels, separated by spaces."""
         return self.readable(task, label, example) or ""
 
     def slots(self, length: int) -> dict[str, Any]:
@@ -223,14 +227,14 @@ class LabelWords(Kind):
         formatted: Formatted,
         outputs: Sequence[np.ndarray],
     ) -> list[Label]:
-        """Return the likeliest label of each word, over all windows of an example."""
+        """Return the likeliest label of each word, joining the windows of each example."""
         numbers: list[list[int]] = [[] for _ in examples]
         for number, logits in zip(formatted.example_of_pair.tolist(), outputs, strict=True):
             numbers[number] += logits.argmax(-1).tolist()
         return [tuple(of_example) for of_example in numbers]
 
     def answer(self, task: Task, example: Example) -> str:
-        """Return the words of the labels, separated by blanks."""
+        """Return the words of the labels, separated by spaces."""
         words = words_of_labels(task)
         if not isinstance(example.label, tuple):
             return ""
@@ -241,11 +245,11 @@ class LabelWords(Kind):
         return words_of_labels(task)
 
     def label_of(self, task: Task, text: str, example: Example, as_written: AsWritten) -> Label:
-        """Return the numbers of the labels that a text names, one per word. A vocabulary may write
-        blanks into a label: "b - per".
+        """Return the indices of the labels that a text names, one per word. A vocabulary may put
+        spaces into a label: "b - per".
         """
         words = [as_written(word) for word in words_of_labels(task)]
-        # Where one label begins like another, the longer one is meant.
+        # If one label is the beginning of another, try the longer one first.
         longest_first = sorted(words, key=len, reverse=True)
         label = re.compile(f"({'|'.join(map(re.escape, longest_first))})(?:\\s+|$)")
         numbers: list[int] = []

@@ -46,7 +46,7 @@ class Regress(Kind):
         return number
 
     def is_placeholder(self, label: Label) -> bool:
-        """Return True for −1, as which GLUE hides the numbers of its test split."""
+        """Return True for −1, which GLUE's test split has in place of the hidden numbers."""
         return label == -1.0
 
     def submitted(self, task: Task, label: Label, example: Example) -> Any:
@@ -68,7 +68,7 @@ class Regress(Kind):
         return [float(value[0]) for value in outputs]
 
     def answer(self, task: Task, example: Example) -> str:
-        """Round to the nearest step (a fifth in T5): there are few different texts to learn.
+        """Round to the nearest step (0.2 in T5), so that there are few different texts to learn.
 
         >>> task = Task(name="stsb", kind="regress", source="stsb.tsv")
         >>> Regress().answer(task, Example(0, "", "", 3.75, (), None, {}))
@@ -76,19 +76,19 @@ class Regress(Kind):
         """
         if example.label is None:
             return ""
-        # Use float32 as T5 does: that decides numbers halfway between two steps.
+        # Use float32 as T5 does: it decides how numbers halfway between two steps are rounded.
         label = np.float32(float(example.label))  # type: ignore[arg-type]
         steps = np.round(label * np.float32(round(1 / task.number_step, 9)))
-        number = float(steps) * task.number_step + 0.0  # which makes 0.0 of −0.0
+        number = float(steps) * task.number_step + 0.0  # + 0.0 turns −0.0 into 0.0
         return f"{number:.{_decimals(task)}f}"
 
     def longest_answers(self, task: Task) -> Sequence[str]:
-        """Return a number as long as any is expected."""
+        """Return a number that is as long as any expected answer."""
         return ("-9999.9999",)
 
     def label_of(self, task: Task, text: str, example: Example, as_written: AsWritten) -> Label:
         """Return the number that a text stands for."""
-        # A vocabulary may write blanks into a number: "3. 8".
+        # A vocabulary may put spaces into a number: "3. 8".
         without_blanks = "".join(text.split())
         try:
             number = float(without_blanks if text == as_written(without_blanks) else text)

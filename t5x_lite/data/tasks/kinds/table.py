@@ -1,6 +1,6 @@
 """The kinds of tasks, by their names in `task.kind`.
 
-To add one: a file beside this one with a class derived from kind.Kind, and its name here.
+To add one, derive a class from kind.Kind in a file next to this one, and add its name here.
 """
 
 from t5x_lite.config import Task
@@ -62,6 +62,6 @@ def find_format(task: Task, architecture: str) -> Format:
         raise UserError(
             BAD_CONFIG, f"task {task.name}: {reason} cannot learn to {task.kind}; it can {kinds}"
         )
-    # What reads a prefix in words can be read by a decoder alone, too.
+    # With task.in_words, a decoder reads the task like a prefix decoder: as a prompt and an answer.
     in_words = task.in_words and architecture == "decoder"
     return kind.formats["prefix_decoder" if in_words else architecture]

@@ -48,5 +48,5 @@ class Prefer(Kind):
         return example.choices[label] if isinstance(label, int) else None
 
     def chance(self, task: Task, examples: Sequence[Example]) -> float | None:
-        """Return the share of one sentence of two."""
+        """Return one half: one of two sentences is right."""
         return 0.5
