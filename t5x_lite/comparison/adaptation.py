@@ -1,10 +1,10 @@
-"""Ask all text-to-text models one question. Each reads some of the training text once more, as a
-prefix language model, and is then asked for held-out spans, given the text before them.
+"""Ask all text-to-text models the same question. Each model reads some of the training text again,
+as a prefix language model, and is then scored on held-out spans, given the text before them.
 
     trained model ─► the same rows of text under prefix_lm ─► bits of each span
 
-Without this, a denoiser is asked to continue a text and has never done so. T5 was adapted in this
-way by Lester et al. (2021, §2.2). An encoder writes no text, and is left out.
+Without this step, a denoiser would have to continue a text, which it was never trained to do.
+Lester et al. (2021, §2.2) adapted T5 in this way. An encoder writes no text and is left out.
 """
 
 import dataclasses
@@ -30,17 +30,17 @@ from t5x_lite.training.stages import Stage, address_of
 # All architectures split the same windows at the same random points. By default, an encoder-decoder
 # would read two halves of a window, with half of the context.
 OBJECTIVE = "prefix_lm(mirrored=False)"
-ADAPTED_RUN = "adapted"  # name of its directory in that of a run
-_OTHER_ORDER = 2**30  # added to a run's seed: the rows that it began with are not the first again
-_ROUNDING = 0.01  # largest difference in the tokens of models with other batches
+ADAPTED_RUN = "adapted"  # name of the adapted run's directory, inside the run's own
+_OTHER_ORDER = 2**30  # added to a run's seed, so that it does not begin with the same rows again
+_ROUNDING = 0.01  # largest share by which whole steps may miss the number of tokens
 
 
 class Adaptation(NamedTuple):
     """The text that every model reads as a prefix language model.
 
     Attributes:
-        tokens: raw tokens in all.
-        window: raw tokens of a row, the same for all models.
+        tokens: total number of raw tokens.
+        window: raw tokens per row, the same for all models.
     """
 
     tokens: int
@@ -48,17 +48,17 @@ class Adaptation(NamedTuple):
 
 
 def plan_adaptation(tokens: int, cells: Iterable[RowPlan]) -> Adaptation | None:
-    """Return the adaptation in windows as long as the shortest of all cells; None for 0 tokens."""
+    """Plan the adaptation with the shortest window of all cells; return None for 0 tokens."""
     if not tokens:
         return None
     return Adaptation(tokens, min(member.window for cell in cells for member in cell.members))
 
 
 def steps_of(adaptation: Adaptation, batch_size: int) -> int:
-    """Return the steps of a model with this batch size.
+    """Return the number of steps that adapt a model with this batch size.
 
     Raises:
-        UserError: if they read more or less than the others do.
+        UserError: if whole steps cannot read the planned number of tokens.
     """
     of_step = batch_size * adaptation.window
     steps = round(adaptation.tokens / of_step)
@@ -72,7 +72,7 @@ def steps_of(adaptation: Adaptation, batch_size: int) -> int:
 def plan_adapted_run(
     config: RunConfig, adaptation: Adaptation, vocabulary: Vocabulary, init_from: str = ""
 ) -> Resolved:
-    """Return the run that adapts a model, with the optimizer that trained it.
+    """Plan the run that adapts a model, with the optimizer that trained it.
 
     Args:
         init_from: the run directory of the model.
@@ -104,10 +104,10 @@ def plan_adapted_run(
 def check_adaptation(
     adaptation: Adaptation | None, cells: Mapping[str, tuple[RunConfig, Vocabulary]]
 ) -> None:
-    """Say which cells cannot be adapted.
+    """Print which cells cannot be adapted.
 
     Raises:
-        UserError: if none can, or if they would read different amounts.
+        UserError: if no cell can be adapted, or if cells would read different amounts.
     """
     if adaptation is None:
         return
@@ -128,14 +128,14 @@ def check_adaptation(
 
 
 def adapt(workdir: Path, adaptation: Adaptation, directory: Path) -> bool:
-    """Adapt the model of a run in a directory; an adaptation that was stopped continues.
+    """Adapt the model of a run, in `directory`. An adaptation that was stopped continues.
 
     Returns:
-        False if the model cannot be a prefix language model, or diverges.
+        False if the model cannot be a prefix language model, or if it diverges.
     """
     before, tokenizer = run_directory.read(workdir)
     init_from = address_of(workdir)
-    grant(places=[init_from])  # an argument, and no data
+    grant(places=[init_from])  # permitted, because it is an argument and not data
     try:
         resolved = plan_adapted_run(before.config, adaptation, tokenizer.vocabulary, init_from)
     except UserError:

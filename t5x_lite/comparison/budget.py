@@ -30,7 +30,7 @@ from t5x_lite.training.log import read_metrics
 from t5x_lite.training.loss import step_flops
 
 _TIMED_STEPS = 5
-_SAVES = 4  # checkpoints per run: a kill loses about a quarter of it at most
+_SAVES = 4  # checkpoints per run: a killed run loses at most about a quarter
 _WRITTEN_RECORDS = 50  # approximate number of training records per run in metrics.jsonl
 
 
@@ -40,13 +40,13 @@ class StepCost:
 
     rows: int  # sequences per batch
     parameters: int
-    active_parameters: int  # that one token is computed with
+    active_parameters: int  # parameters used for one token
     raw_tokens: float  # tokens of the text that are read
     model_tokens: float  # encoder and decoder positions, without padding
     loss_tokens: float  # tokens that are predicted
     flops: float
     padding: float  # share of the positions that are padding
-    rows_cut: float  # share of the rows that run from one shuffled block of the text into another
+    rows_cut: float  # share of the rows that cross from one shuffled block of text into another
     state_bytes: int  # size of a checkpoint: parameters and optimizer state
 
     @property
@@ -74,9 +74,10 @@ def step_cost(resolved: Resolved, data: TextData) -> StepCost:
 
 
 def inherited(config: RunConfig) -> Counter[str]:
-    """Return what was spent on the model that a run starts from, and on those that it in turn
-    started from, in each unit that cells can be matched by. Nothing for a model that was not
-    trained here. Model tokens are all positions of the rows, with padding.
+    """Return what was spent on the model that a run starts from, in each unit of config.match.
+
+    This includes the models that it in turn started from. A model that was not trained here counts
+    as nothing. Model tokens are all positions of the rows, including padding.
     """
     total: Counter[str] = Counter()
     seen: set[Path] = set()
@@ -98,9 +99,9 @@ def inherited(config: RunConfig) -> Counter[str]:
         if not records:
             continue
         last, rows, shape = records[-1], config.data.batch_size, resolved.rows.shape
-        # A head of a task counts its labels.
+        # Runs with a task head log labels instead of tokens.
         scored = mean(one.get("loss_tokens", one.get("loss_labels", 0)) for one in records) / rows
-        # Stages count on; those before it are added on their own.
+        # The counts of a stage include earlier stages, which are added in their own turn.
         start = config.start
         read = last.get("raw_tokens", 0) - start.raw_tokens
         steps -= start.step
@@ -162,8 +163,7 @@ class Timings:
         """Return the seconds per step of a cell with these settings on this kind of device.
 
         Args:
-            on_measuring: called before a step is measured, which is skipped if the file has the
-                result.
+            on_measuring: called before a step is measured, unless the file already has the result.
         """
         device, config = jax.devices()[0].device_kind, resolved.config
         if config.start != Start():  # where a stage begins and ends does not change what it costs
@@ -199,7 +199,7 @@ def with_budget(
     often.
 
     Args:
-        steps: of the run, or of each of its stages.
+        steps: number of steps of the run, or of each of its stages.
         keep: True to keep a checkpoint at every evaluation.
 
     >>> from t5x_lite.config import Data, Lengths, Optimizer
@@ -215,8 +215,8 @@ def with_budget(
     of_stages = (steps,) if isinstance(steps, int) else tuple(steps)
     before = steps_of_stages(cell)
     ratios = [now / then for now, then in zip(of_stages, before, strict=True)]
-    # The first stage decides on the warm-up of a schedule that goes over all, so that stages that
-    # several cells begin with stay the same in them; a decay ends with the whole.
+    # A schedule may span all stages. Its warm-up is stretched with the first stage, so that a first
+    # stage that several cells share stays the same in all of them. Its decay ends with the run.
     total = sum(of_stages)
     whole = total / cell.training.steps
     optimizer = _stretched(dataclasses.asdict(cell.optimizer), ratios[0], whole)
@@ -243,7 +243,7 @@ def with_budget(
 
 
 def _stretched(optimizer: Mapping[str, Any], warmup: float, decay: float) -> dict[str, Any]:
-    """Return settings of an optimizer with the lengths of its schedule times these ratios."""
+    """Return optimizer settings with the warm-up and decay steps multiplied by these ratios."""
     stretched = dict(optimizer)
     for name, ratio in (("warmup_steps", warmup), ("decay_steps", decay)):
         if name in stretched:
@@ -256,7 +256,7 @@ def _stretched(optimizer: Mapping[str, Any], warmup: float, decay: float) -> dic
 
 
 def steps_of_stages(config: RunConfig) -> tuple[int, ...]:
-    """Return the number of steps of each stage; those of the run, if it has no stages."""
+    """Return the number of steps of each stage, or of the run if it has no stages."""
     return tuple(stage.training.steps - stage.start.step for stage in stages_of(config))
 
 
@@ -266,19 +266,20 @@ def steps_of_cells(
     spent_by_cell: Mapping[str, Sequence[Mapping[str, float]]],
     inherited_by_cell: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
 ) -> dict[str, tuple[int, ...]]:
-    """Return the number of steps with which each cell spends the budget, for each of its stages.
+    """Return the number of steps that the budget buys each cell, for each of its stages.
 
-    A stage has the share of the budget that it has of the steps in the config. So stages that
-    several cells begin with are as long in all of them, whatever comes after.
+    The budget is divided among stages in proportion to their steps in the config. So stages that
+    several cells begin with are equally long in all of them, regardless of what comes after.
 
     Args:
-        budget: in units of config.match; 0: what the first cell spends in its own steps.
+        budget: amount in units of config.match; 0: what the first cell spends on the steps in its
+            config.
         spent_by_cell: cell → stage → unit → what one step spends.
         inherited_by_cell: cell → unit → what was spent on the model that it starts from. What a
-            cell has inherited beyond the others is part of its budget.
+            cell has inherited beyond the cell with the least is part of its budget.
 
     Raises:
-        UserError: if the budget does not buy some cell a single step.
+        UserError: if the budget does not buy a single step of some cell or stage.
     """
     unit = config.match.replace("_", " ")
     before = {name: of[config.match] for name, of in inherited_by_cell.items()}

@@ -59,11 +59,12 @@ class Cell(NamedTuple):
 
     Attributes:
         config: settings of its first seed, with the steps that the budget buys.
-        stages: its stages, with the settings of the first seed; one, if it has no others.
-        costs: of a step of each stage.
-        seconds_per_step: of each stage, measured here; or a lower bound if no step count depends on
-            it.
-        baseline: name of the cell it is compared with: the first one under the same budget.
+        stages: its stages, with the settings of the first seed; a single one if the config has no
+            stages.
+        costs: cost of a step of each stage.
+        seconds_per_step: seconds per step of each stage: measured on this machine, or a lower bound
+            if no step count depends on them.
+        baseline: name of the cell that it is compared with: the first one under the same budget.
     """
 
     name: str
@@ -80,7 +81,7 @@ class Cell(NamedTuple):
 
     @property
     def data(self) -> TextData:
-        """Text of the last stage."""
+        """The text of the last stage, as the model reads it."""
         return self.stages[-1].data
 
     @property
@@ -90,17 +91,17 @@ class Cell(NamedTuple):
 
     @property
     def corpus(self) -> Corpus:
-        """The text that the cell reads."""
+        """The corpus of the last stage."""
         return self.data.corpus
 
     @property
     def inherited(self) -> Mapping[str, float]:
-        """Return what was spent on the model that the cell starts from, in each unit."""
+        """Amount spent on the model that the cell starts from, in each unit."""
         return inherited(self.stages[0].resolved.config)
 
     @property
     def total(self) -> dict[str, float]:
-        """Total that one run of the cell spends on its stages, in each unit."""
+        """Total amount that one run of the cell spends on its stages, in each unit."""
         total: dict[str, float] = {}
         for stage, cost, seconds in zip(
             self.stages, self.costs, self.seconds_per_step, strict=True
@@ -117,7 +118,7 @@ class Cell(NamedTuple):
 
     @property
     def epochs(self) -> float:
-        """Return the epochs that one run of the cell reads of the text that it ends with."""
+        """Epochs of the last stage's text that one run of the cell reads, in all its stages."""
         text = self.corpus.manifest["train"]
         of_stages = zip(self.stages, self.costs, strict=True)
         return sum(
@@ -127,7 +128,7 @@ class Cell(NamedTuple):
         )
 
     def with_config(self, config: RunConfig) -> "Cell":
-        """Return the cell with other settings, which cost the same."""
+        """Return the cell with other settings that cost the same."""
         directories = [stage.directory for stage in self.stages]
         stages = tuple(plan_stages(config, directories))
         return self._replace(config=config, stages=stages)
@@ -137,7 +138,7 @@ class SeededRun(NamedTuple):
     """A cell with one seed: an ordinary training run in its own directory.
 
     Attributes:
-        trunks: directories of the stages before the last, which other runs may begin with, too.
+        trunks: directories of the stages before the last, which other runs may share.
     """
 
     cell: Cell
@@ -237,8 +238,10 @@ def _seconds_per_step(
     workdir: Path,
     is_timed: bool,
 ) -> dict[str, tuple[float, ...]]:
-    """Return the seconds that a step takes, by cell and stage: measured if `is_timed`, else those
-    of its matrix products, which are a lower bound and quick to estimate.
+    """Return the seconds per step, by cell and stage.
+
+    They are measured if `is_timed`. Otherwise only the matrix products are counted, which gives a
+    lower bound that is quick to estimate.
     """
     timings = Timings(workdir / "seconds_per_step.json")
     seconds = {}
@@ -255,7 +258,7 @@ def _seconds_per_step(
 
 
 def _directories(workdir: Path, name: str, config: RunConfig) -> list[Path]:
-    """Return the directories of the stages of a run, if no other run begins with them."""
+    """Return the directories of a run's stages, assuming that it shares none with other runs."""
     trunks = [workdir / TRUNKS / f"{name}-{number + 1}" for number in range(len(config.stages) - 1)]
     return [*trunks, workdir / name]
 
@@ -267,7 +270,7 @@ def names_of_cells(config: CompareConfig) -> list[str]:
 
 
 def _suffix(config: CompareConfig, budget: float) -> str:
-    """Return the end of a cell's name that tells its budget; empty if there is only one."""
+    """Return the suffix of a cell's name that states its budget; empty if there is only one."""
     return f"-{short(budget).replace(' ', '')}" if config.budgets else ""
 
 
@@ -315,7 +318,7 @@ def _check_decide_by(config: CompareConfig) -> None:
 
 
 def _check_same_budget(run: SeededRun) -> None:
-    """Reject a run that was started with another number of steps, since its schedule differs."""
+    """Reject a run that was started with another number of steps and so has another schedule."""
     path = run.directory / "config.json"
     if not path.exists():
         return
@@ -330,15 +333,15 @@ def with_equal_windows(cells: dict[str, RunConfig]) -> dict[str, RunConfig]:
     """Give all cells the same window: the largest that fits the rows of every cell.
 
     If one cell's window were a token shorter, most of its rows would cross from one shuffled block
-    into the next and lose context, and those of the other cells would not. Cells whose windows are
-    equal as they are stay unchanged.
+    into the next and lose context, while the rows of the other cells would not. Cells whose windows
+    are already equal stay unchanged.
 
     Raises:
-        UserError: if a cell's window would lose more than a tenth of its tokens, which no one wants
-            without knowing it.
+        UserError: if a cell's window would lose more than a tenth of its tokens, because this
+            should not happen unnoticed.
     """
     windows = _windows_of(cells)
-    # Rows of a mixture have one shape, in which its objectives have room for more or less text.
+    # All rows of a mixture have one shape, which holds more text for some objectives than others.
     longest = max(map(min, windows))
     equal = cells
     while len(set(itertools.chain(*windows))) > 1:
@@ -419,11 +422,12 @@ def seeded_runs(config: CompareConfig, cells: Sequence[Cell], workdir: Path) -> 
 
 
 def _trunks(cell: Cell, seed: int, name: str, known: dict[str, Path]) -> tuple[Path, ...]:
-    """Return the directories of all stages of a run but the last. Runs that begin with the same
-    stages have them in one place, so that these are trained once.
+    """Return the directories of all stages of a run except the last.
+
+    Runs that begin with the same stages share their directories, so that these are trained once.
 
     Args:
-        known: what is known of a sequence of stages → its place; added to.
+        known: everything that determines a sequence of stages → its directory; updated in place.
     """
     trunks = []
     stages: list[Any] = [seed]
@@ -435,15 +439,15 @@ def _trunks(cell: Cell, seed: int, name: str, known: dict[str, Path]) -> tuple[P
 
 
 def _decides_parameters(stage: Stage, is_first: bool) -> dict[str, Any]:
-    """Return all that the parameters at the end of a stage follow from, given those at its
-    beginning: the text, and every setting but how often it is evaluated and saved.
+    """Return everything that determines the parameters at the end of a stage, given those at its
+    beginning: the text, and every setting except how often it is evaluated and saved.
     """
     config = stage.resolved.config
     settings = flatten(to_dict(config))
     for key in settings_with(RunConfig, BUDGET):
         settings.pop(key, None)
     if not is_first:
-        del settings["init_from"]  # the stage before, wherever that lies
+        del settings["init_from"]  # the previous stage, wherever it is stored
     manifest = stage.data.corpus.manifest
     return settings | {
         "steps": config.training.steps,
@@ -479,7 +483,7 @@ def plan_in_words(
     """Return the parity sheet as text, with the time and disk space that all runs need.
 
     Args:
-        tries: runs in which the cells are tuned.
+        tries: number of runs that tune the cells.
         at_least: True if the times are lower bounds, which count only the matrix products.
     """
     time = "time, at least" if at_least else "time"
@@ -534,7 +538,7 @@ def plan_in_words(
 
 
 def _seconds_of_tree(config: CompareConfig, cells: Sequence[Cell]) -> float:
-    """Return the seconds that one seed of all cells takes, with every stage trained once."""
+    """Return the seconds that one seed of all cells takes, with shared stages trained once."""
     once = dataclasses.replace(config, seeds=1)
     stages = {}
     for run in seeded_runs(once, cells, Path()):

@@ -1,11 +1,11 @@
-"""Effects of crossed factors: which differences are of the architecture, which of the objective,
-and which of their interaction.
+"""Effects of crossed factors: which differences come from the architecture, which from the
+objective, and which from their interaction.
 
-The cells of a comparison are crossed if each is named after a level of the first factor, one of the
-second, and so on, as decoder-denoising is, and all combinations are there; those of a grid of
-several settings are, too. The effect of a level is what it changes compared with the first level of
-its factor, averaged over the levels of all other factors. The interaction of two levels is the
-effect of one under the other, minus its effect under the first level of that factor. Interactions
+The cells of a comparison are crossed if each name joins a level of the first factor, a level of the
+second, and so on, as in decoder-denoising, and if all combinations exist. The cells of a grid of
+several settings are crossed, too. The effect of a level is the change from the first level of its
+factor, averaged over the levels of all other factors. The interaction of two levels is the effect
+of one under the other, minus its effect under the first level of the other's factor. Interactions
 of three levels are left out.
 """
 
@@ -22,15 +22,15 @@ from t5x_lite.comparison.statistics import (
     decide,
 )
 
-SEPARATOR = "-"  # between the levels in the name of a cell; levels may hold it, too
-_MOST_CROSSED = 2  # levels of an interaction
+SEPARATOR = "-"  # between the levels in the name of a cell; a level may contain it, too
+_MOST_CROSSED = 2  # maximum number of levels in an interaction
 
-# Weights of cells: their weighted sum is the effect.
+# Cell → weight. The weighted sum of the cells' scores is the effect.
 Weights = dict[str, float]
 
 
 def levels_of(cells: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return the levels of each factor, in the order of the cells; none if they are not crossed.
+    """Return the levels of each factor, in the order of the cells; empty if they are not crossed.
 
     >>> levels_of(["gpt-lr=1e-2", "gpt-lr=1e-3", "bert-lr=1e-2", "bert-lr=1e-3"])
     [('gpt', 'bert'), ('lr=1e-2', 'lr=1e-3')]
@@ -53,7 +53,7 @@ def levels_of(cells: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def weights_of_effects(cells: Sequence[str]) -> dict[str, Weights]:
-    """Return every effect with the weights of its cells; none if the cells are not crossed.
+    """Return every effect with the weights of its cells; empty if the cells are not crossed.
 
     >>> for effect, weights in weights_of_effects(["e-a", "e-b", "d-a", "d-b"]).items():
     ...     print(f"{effect:16}", weights)
@@ -66,7 +66,7 @@ def weights_of_effects(cells: Sequence[str]) -> dict[str, Weights]:
         return {}
     of_factors = []
     for number, levels in enumerate(factors):
-        # Levels of the same name are told apart by their place in the names of cells.
+        # Levels with the same name are told apart by their position in the names of cells.
         others = {level for other in factors if other is not levels for level in other}
         is_shared = bool(others & set(levels))
         before = SEPARATOR * (is_shared and number > 0)
@@ -76,7 +76,7 @@ def weights_of_effects(cells: Sequence[str]) -> dict[str, Weights]:
     effects: dict[str, Weights] = {}
     for of_levels in product(*(one.items() for one in of_factors)):
         names = [name for name, _ in of_levels if name]
-        if not 1 <= len(names) <= _MOST_CROSSED:  # none: the mean of all cells
+        if not 1 <= len(names) <= _MOST_CROSSED:  # without a name: the mean of all cells
             continue
         weights = effects[" × ".join(names)] = {}
         for levels in product(*(of_level.items() for _, of_level in of_levels)):
@@ -86,8 +86,8 @@ def weights_of_effects(cells: Sequence[str]) -> dict[str, Weights]:
 
 
 def _weights_of_levels(levels: Sequence[str], before: str, after: str) -> dict[str, Weights]:
-    """Return the weights of the levels of a factor: for their mean, without a name, and for each
-    level but the first compared with the first.
+    """Return the weights of a factor's levels: for their mean, which has no name, and for each
+    other level compared with the first.
     """
     base, *others = levels
     weights = {"": dict.fromkeys(levels, 1 / len(levels))}
@@ -101,14 +101,14 @@ def effects_of(
     questions: Mapping[str, Mapping[str, str]],
     rule: Rule,
 ) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return the effects in every score that all cells have and that measures the same in all.
+    """Return the effects on every score that all cells have and that measures the same in all.
 
     Args:
         scored: cell → score.
         questions: cell → score → what it measures; see statistics.scores_of.
 
     Returns:
-        effect → score → what statistics.difference says. Empty if the cells are not crossed.
+        effect → score → the entries of statistics.contrast. Empty if the cells are not crossed.
     """
     weights_of = weights_of_effects(list(scored))
     effects: dict[str, dict[str, dict[str, Any]]] = {effect: {} for effect in weights_of}

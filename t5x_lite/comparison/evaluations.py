@@ -3,12 +3,12 @@ kept in the run's directory, because computing them takes a while:
 
     span_bits.json                bits of each held-out span, see span_bits.py
     adapted.json                  whether the model was adapted in adapted/, see adaptation.py
-    adapted_bits.json             bits of each span, once it is
+    adapted_bits.json             bits of each span after adaptation
     whole_text.json               bits per byte of the whole text, under another objective
     other_objectives.json         validation loss under the objectives of the other cells
     tasks/NAME.json               score on a task, after fine-tuning in tasks/NAME
     tasks/NAME-from-scratch.json  score on a task, after training from fresh parameters
-    score_curves/STEP.json        scores of an earlier checkpoint, which was kept
+    score_curves/STEP.json        scores of an earlier checkpoint that was kept
 """
 
 import dataclasses
@@ -64,14 +64,15 @@ class Questions:
 
     Attributes:
         spans: held-out spans that every model is scored on.
-        adaptation: what every model reads as a prefix language model, to be scored again.
+        adaptation: text that every model reads as a prefix language model before it is scored
+            again; None: no adaptation.
         objectives: objectives whose validation loss is measured, if the architecture can learn
             them.
         tasks: tasks to evaluate on, written as for `finetune --task`.
         settings: settings for fine-tuning, such as "data.epochs=2".
         grid: settings with several values, from which fine-tuning chooses.
         from_scratch: True to also learn the tasks from fresh parameters.
-        curves: True to ask earlier checkpoints, too.
+        curves: True to score earlier checkpoints, too.
         fingerprints: task → split → hash of its examples.
     """
 
@@ -87,19 +88,19 @@ class Questions:
 
 
 class TaskAnswer(TypedDict):
-    """The first metric of a task, as a run's directory keeps it.
+    """The first metric of a task, as stored in a run's directory.
 
     Attributes:
-        metric: its name.
-        method: how the answers are found. Scores by different methods are not compared: the
-            likelihood of a sentence from left to right, for example, with that by masks.
-        split: "test", or "validation".
+        metric: name of the metric.
+        method: how the answers are found. Scores by different methods are not compared, such as a
+            sentence's likelihood from left to right and its likelihood with masks.
+        split: "test" or "validation".
         fingerprint: hash of the examples of that split.
         on: the examples that it is measured on, in words.
-        examples: their number.
-        units: fields of data.tasks.metrics.UnitScores, whose mean it is.
-        chosen: the settings of fine-tuning that the run chose, if it had a choice.
-        head: of the fine-tuned model: "lm" if it answers in words.
+        examples: number of these examples.
+        units: fields of data.tasks.metrics.UnitScores, whose mean is the metric.
+        chosen: the fine-tuning settings that the run chose, if it had a choice.
+        head: head of the fine-tuned model: "lm" if it answers in words.
     """
 
     metric: str
@@ -123,13 +124,13 @@ class Answers:
 
     Attributes:
         span_bits: context → fields of span_bits.SpanBits → bits of each span.
-        adapted_bits: bits of each span once the model is adapted; empty if it is not.
+        adapted_bits: bits of each span after adaptation; empty if the model is not adapted.
         whole_text: score → bits per byte of the whole text, for a model that has learned to predict
-            it, but whose own validation loss is another.
+            all of it but whose validation loss measures something else.
         losses: objective → validation loss in nats per scored token.
-        tasks: task → its first metric, on examples that chose nothing.
+        tasks: task → its first metric, on examples that were not used for any choice.
         from_scratch: the same, for models trained from fresh parameters.
-        curves: scores of the checkpoints that were kept on the way.
+        curves: scores of the checkpoints that were kept during training.
     """
 
     span_bits: dict[str, dict[str, list[float]]]
@@ -142,7 +143,7 @@ class Answers:
 
 
 def measure(workdir: Path, questions: Questions, stages: Sequence[Path] = ()) -> Answers:
-    """Return the extra evaluations of a run, computing those that its directory does not have.
+    """Return the extra evaluations of a run, computing those that its directory lacks.
 
     Args:
         stages: directories of the stages before the last.
@@ -160,7 +161,7 @@ def measure(workdir: Path, questions: Questions, stages: Sequence[Path] = ()) ->
         if learns(resolved.config, task, questions.settings)
     ]
 
-    # Evaluate on each task and, if asked for, train on it from fresh parameters, too.
+    # Evaluate on each task and, if requested, train on it from fresh parameters, too.
     reached: dict[bool, dict[str, TaskAnswer]] = {False: {}, True: {}}
     for task, from_scratch in itertools.product(tasks, reached):
         if from_scratch and not (questions.from_scratch and is_learned(task)):
@@ -200,11 +201,12 @@ def measure(workdir: Path, questions: Questions, stages: Sequence[Path] = ()) ->
 
 
 def _score_curves(directories: Sequence[Path], questions: Questions) -> ScoreCurves:
-    """Return the scores of the kept checkpoints of a run, for spans and for tasks that nothing is
-    learned for, computing those that its directories do not have.
+    """Return the scores of a run's kept checkpoints on spans and on tasks without fine-tuning.
+
+    Scores that the run's directories lack are computed.
 
     Args:
-        directories: those of its stages.
+        directories: directories of the run's stages.
     """
     curves: ScoreCurves = {}
     if not questions.curves:
@@ -241,7 +243,8 @@ def _scores_at(
     """Return the scores of one checkpoint: score → its mean.
 
     Args:
-        asks_text: True to ask a mixture for its whole validation text.
+        asks_text: True to score it also on the whole validation text, under the objectives of
+            whole_text_objectives.
     """
     address = f"{workdir}@{step}"
     say(f"{address}: asking for scores")
@@ -254,7 +257,7 @@ def _scores_at(
     for task in tasks:
         try:
             answer = _asked(loaded, task)
-        except UserError as error:  # an earlier stage may be another model
+        except UserError as error:  # an earlier stage may have trained another kind of model
             say(f"{address}: left out of {task.name}: {error}")
             continue
         name = name_of_task_score(task.name, answer["metric"])
@@ -270,15 +273,15 @@ def kept_answer(path: Path, key: dict[str, Any], compute: Callable[[], Any]) -> 
     """Return the result that the file holds for this key, or compute it and write it there.
 
     Args:
-        key: what the result depends on. "config" and "task" are all settings of a RunConfig and of
-            a Task; one that is new since the file was written had its default.
+        key: everything that the result depends on. "config" and "task" hold all settings of a
+            RunConfig and of a Task. A setting that is newer than the file counts as its default.
     """
     key = json.loads(json.dumps(key))
     if path.is_file():
         written = read_json(path, "remove it")
         if _with_new_settings(written.get("of")) == key:
             return written["answer"]
-        # Fine-tuned under another key: from older parameters or with other settings.
+        # Remove models fine-tuned under another key: from older parameters or with other settings.
         storage.remove_tree(path.with_suffix(""))
     answer = compute()
     with user_errors(IO_ERROR, f"{path}: cannot be written"):
@@ -288,7 +291,7 @@ def kept_answer(path: Path, key: dict[str, Any], compute: Callable[[], Any]) -> 
 
 
 def _with_new_settings(key: Any) -> Any:
-    """Return the key of a file with the settings that it lacks."""
+    """Return the key of a file with defaults for settings that it lacks; None if it is outdated."""
     if not isinstance(key, dict):
         return key
     filled = dict(key)
@@ -296,7 +299,7 @@ def _with_new_settings(key: Any) -> Any:
         if name in key:
             try:
                 filled[name] = to_dict(build(schema, key[name]))
-            except UserError:  # a setting that is gone, or has another meaning now
+            except UserError:  # a setting no longer exists, or has another meaning now
                 return None
     return filled
 
@@ -319,10 +322,10 @@ def _span_bits(workdir: Path, spans: Sequence[Span]) -> dict[str, dict[str, list
 def _adapted_bits(
     workdir: Path, questions: Questions, of_model: dict[str, Any], spans: str
 ) -> list[float]:
-    """Return −log₂ p of each span, given the text before it, once the model is adapted.
+    """Return −log₂ p of each span, given the text before it, after adapting the model.
 
     Args:
-        of_model: what tells the model from those that the run was before.
+        of_model: what distinguishes the model from the same run's earlier ones.
         spans: hash of the spans.
     """
     adaptation = questions.adaptation
@@ -343,11 +346,11 @@ def _adapted_bits(
 
 
 def _whole_text(workdir: Path, objectives: Sequence[str], address: str = "") -> dict[str, float]:
-    """Return the bits per byte of the whole validation text under each of the objectives, which
-    predict all of it: score → bits per byte.
+    """Return the bits per byte of the whole validation text: score → bits per byte.
 
     Args:
-        address: the checkpoint to ask; empty: the newest of the run.
+        objectives: objectives that predict all of the text.
+        address: the checkpoint to evaluate; empty: the newest of the run.
     """
     found: dict[str, float] = {}
     for _, rows, corpus, metrics in _under(workdir, objectives, address):
@@ -362,9 +365,11 @@ def _losses(workdir: Path, objectives: Sequence[str]) -> dict[str, float]:
 
 
 def whole_text_objectives(rows: RowPlan | TaskPlan) -> list[str]:
-    """Return the objectives under which a model is asked for the whole text, if its own validation
-    loss does not say that: members of a mixture, and causal_lm for objectives that teach a decoder
-    to go on with a text, but change what it reads.
+    """Return the objectives under which a model can be scored on the whole text.
+
+    Empty if its own validation loss is already a score of the whole text. Otherwise they are the
+    members of a mixture that predict the whole text, and causal_lm for objectives that teach a
+    decoder to continue a text but change what it reads.
     """
     if not isinstance(rows, RowPlan) or rows.scores_whole_text or rows.bounds_whole_text:
         return []
@@ -445,8 +450,8 @@ def check_tasks(questions: Questions, cells: dict[str, RunConfig]) -> None:
 
 
 def fingerprints(task: Task) -> dict[str, str]:
-    """Return the hash of the examples of each split that judges: "validation", and "test" if it is
-    there.
+    """Return the hash of the examples of each split that models are judged on: "validation" and
+    "test". The hash of a missing split is empty.
     """
     found = {}
     labelled = with_labels_of(task)
@@ -487,7 +492,7 @@ def _on_task(
     questions: Questions,
     from_scratch: bool,
 ) -> TaskAnswer:
-    """Return a run's answer to a task, fine-tuned in `directory` if the task has to be learned."""
+    """Return a run's answer to a task, fine-tuning in `directory` if the task has to be learned."""
     if not is_learned(task):
         return _asked(run_directory.load(workdir), task)
     say(f"{workdir.name}: {directory.name}")
@@ -515,7 +520,7 @@ def _on_task(
 
 
 def _asked(loaded: run_directory.LoadedModel, task: Task) -> TaskAnswer:
-    """Return a model's answer to a task that nothing is learned for."""
+    """Return a model's answer to a task without fine-tuning."""
     asked = ask(loaded, task, Asking())
     examples = asked.examples
     units = unit_scores(examples.task, examples.examples, asked.predictions)

@@ -23,13 +23,13 @@ def run_jobs(jobs: Mapping[str, Job], at_once: int, logs: Path) -> dict[str, Use
     """Run all jobs, `at_once` at a time; write the output of each to LOGS/NAME.txt and show it.
 
     A job that fails does not stop the others. If this process is interrupted, the jobs are told to
-    save their state; if it is killed, they end.
+    save their state. If it is killed, they end.
 
     Returns:
         The errors of the jobs that failed, by name.
 
     Raises:
-        Stopped: at SIGTERM and SIGHUP, once all jobs have ended.
+        Stopped: on SIGTERM and SIGHUP, once all jobs have ended.
     """
     cores = _cores()
     free = [cores[number::at_once] or cores for number in range(at_once)]

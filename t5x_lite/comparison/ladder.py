@@ -2,8 +2,8 @@
 
     cells ─► points (N, D, score) of each objective ─► fit ─► best sizes, compute multipliers
 
-N is the number of all parameters. D is the number of raw tokens read, counting repeats. Compute is
-k · N^q · D, with k and q fitted to the FLOPs that were counted for the cells, instead of 6 N D.
+N counts all parameters. D is the number of raw tokens read, including repeats. Compute is
+k · N^q · D instead of 6 N D, with k and q fitted to the FLOPs that were counted for the cells.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from t5x_lite.comparison.scores import OF_SPANS
 from t5x_lite.config import RunConfig
 from t5x_lite.config.roles import SIZE, settings_with
 
-_SCORES = ("loss", *OF_SPANS)  # that follow a scaling law
+_SCORES = ("loss", *OF_SPANS)  # scores that follow a scaling law
 _AT_LEAST = 3  # minimum number of sizes, and of training lengths per size
 _FURTHER = 10.0  # multiple of the largest budget to which the law is extrapolated
 
@@ -45,13 +45,13 @@ def laws_of(
         cells: cells as in report.json.
         recipes: setting → cell → value, for the settings that differ. Cells of one law differ only
             in size and budget.
-        tuned: settings that each cell has chosen for itself, in which cells of one law may differ.
+        tuned: settings tuned for each cell, in which cells of one law may differ.
 
     Returns:
-        score → "objectives": objective → its points, law and best sizes; "multipliers": compute
-        that an objective needs relative to the first one.
+        score → "objectives": objective → its points, law and best sizes; and "multipliers": the
+        compute that an objective needs relative to the first one.
     """
-    # Group the cells by objective, architecture and any other setting besides size and budget.
+    # Group the cells by objective, architecture and every other setting except size and budget.
     of_size = settings_with(RunConfig, SIZE) | set(tuned)
     ladders: dict[str, list[Mapping[str, Any]]] = {}
     for name, cell in cells.items():
@@ -99,7 +99,8 @@ def _points(rungs: Sequence[Mapping[str, Any]], score: str) -> list[Point]:
 
 
 def _budgets(flops: Sequence[float]) -> dict[float, float]:
-    """Return the budget of each compute: runs within 5 % of the next cheaper one share its budget.
+    """Map each amount of compute to a budget: a run within 5 % of the next cheaper one shares its
+    budget.
 
     >>> _budgets([1.0e17, 1.04e17, 1.05e17, 3.0e17])
     {1e+17: 1e+17, 1.04e+17: 1e+17, 1.05e+17: 1e+17, 3e+17: 3e+17}
@@ -127,7 +128,7 @@ def _fitted(rungs: Sequence[Mapping[str, Any]], score: str) -> Fit:
 
 
 def frontier(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the pairs (FLOPs, loss) whose loss is lower than that of every cheaper pair.
+    """Return the pairs (FLOPs, loss) whose loss is lower than the loss of every cheaper pair.
 
     >>> frontier([(1e9, 5.0), (2e9, 5.1), (2e9, 4.5), (4e9, 4.6), (4e9, 4.0)])
     [(1000000000.0, 5.0), (2000000000.0, 4.5), (4000000000.0, 4.0)]
@@ -140,7 +141,7 @@ def frontier(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]
 
 
 def _described(found: Fit, rungs: Sequence[Mapping[str, Any]], score: str) -> dict[str, Any]:
-    """Return one objective's points, law and best sizes, as they are in report.json."""
+    """Return one objective's points, law and best sizes, in the form of report.json."""
     law = found.law
     budgets = sorted({float(f"{rung['flops']:.2g}") for rung in rungs})
 
@@ -189,8 +190,7 @@ def _described(found: Fit, rungs: Sequence[Mapping[str, Any]], score: str) -> di
 def _multipliers(fits: Mapping[str, Fit], budget: float) -> list[dict[str, Any]]:
     """Return how many times the compute of the first objective each other objective needs.
 
-    All are asked for the same score: the one that the worst of them reaches with the largest
-    budget.
+    All must reach the same score: the one that the worst of them reaches with the largest budget.
     """
     (first, of_first), *others = fits.items()
     reached = max(found.law.best_loss(budget) for found in fits.values())

@@ -32,10 +32,10 @@ from t5x_lite.training.whole_text import BOUND, EXACT
 Results = Mapping[str, Any]
 
 _ONE_SEED = "one seed: how much luck matters is not known"
-_MOST_LISTED = 4  # cells that a sentence names
+_MOST_LISTED = 4  # maximum number of cells that a sentence names
 _EQUAL = 0.01  # relative difference below which two amounts count as equal
 
-# What is drawn of training besides the loss: metric → title of the axis
+# Training curves besides the loss: metric → title of the axis
 TRAINING_CURVES = {
     "learning_rate": "learning rate",
     "gradient_norm": "gradient norm",
@@ -93,7 +93,7 @@ def _answer(results: Results) -> str:
     """Return the main results in a few sentences."""
     sentences = []
 
-    # The cells on each task, and those that counting beats.
+    # For each task, rank the cells, and name those that are not shown to beat counting.
     for name in filter(is_of_task, _score_names(results)):
         ranked = _ranked(results, name)
         if ranked and not name.endswith(FROM_SCRATCH):
@@ -106,8 +106,8 @@ def _answer(results: Results) -> str:
             sentences += _beaten_by_counting(results, name, ranked)
             sentences += _effects_in_words(results, name)
 
-    # What each cell needs for a span, once all are adapted to continue a text. Without tasks and
-    # adaptation, each is asked in the way it was trained.
+    # Bits per span once all cells are adapted to continue a text. Without tasks and adaptation,
+    # each is scored in the way it was trained.
     sentences += _bits_in_words(results, ADAPTED)
     if not sentences:
         for name in OF_SPANS:
@@ -116,7 +116,7 @@ def _answer(results: Results) -> str:
         sentences.insert(0, f"{_ONE_SEED[0].upper()}{_ONE_SEED[1:]}.")
     sentences += scaling_report.sentences(results["scaling"])
 
-    # Without any of these: the validation losses.
+    # Without any of these, give the validation losses.
     if not sentences:
         for cell, of in results["cells"].items():
             if "loss" in of["scores"]:
@@ -128,8 +128,9 @@ def _answer(results: Results) -> str:
 
 
 def _bits_in_words(results: Results, name: str) -> list[str]:
-    """Return sentences on a score in bits per byte of spans: of the cells, then of a trigram model;
-    none if the cells cannot be compared in it.
+    """Return sentences about a score in bits per byte of spans: the cells, then a trigram model.
+
+    Empty if the cells cannot be compared in it.
     """
     ranked = _ranked(results, name)
     if not ranked:
@@ -166,11 +167,11 @@ def _ranked(results: Results, name: str) -> dict[str, dict[str, Any]]:
 def _ranking(
     results: Results, name: str, ranked: dict[str, dict[str, Any]], question: str, best: str
 ) -> str:
-    """Return a sentence on which cell is best in a score, if that is resolved, with the scores.
+    """Return a sentence that says which cell is best in a score, if that is resolved, with scores.
 
     Args:
-        question: how the sentence begins.
-        best: its verb, for a best cell that is resolved.
+        question: the beginning of the sentence.
+        best: the predicate of a best cell, such as "predicts it best".
     """
     unit = " bits per byte" if name in OF_SPANS else ""
     shown = [f"{cell} {_shown(name, score['mean'])}" for cell, score in ranked.items()]
@@ -187,8 +188,10 @@ def _ranking(
 
 
 def _beaten_by_counting(results: Results, name: str, ranked: Iterable[str]) -> list[str]:
-    """Return a sentence on the best model that only counts, with the models that are not shown to
-    be better than it on a task; none if all are better or nothing was counted.
+    """Return a sentence that names the models not shown to beat the best counting model on a task.
+
+    Empty if all beat it, or if nothing was counted. If this cannot be known, the sentence only
+    gives the score of the counting model.
     """
     counted = {model: of[name] for model, of in results["counting"].items() if name in of}
     if not counted:
@@ -219,8 +222,8 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _effects_in_words(results: Results, name: str) -> list[str]:
-    """Return a sentence on the effects in a task's score that are resolved; none if the cells are
-    not crossed.
+    """Return a sentence about the resolved effects on a task's score; empty if the cells are not
+    crossed.
     """
     effects = {effect: of[name] for effect, of in results.get("effects", {}).items() if name in of}
     if not effects or any(found["p"] is None for found in effects.values()):
@@ -274,7 +277,7 @@ def _short_range(name: str, score: Mapping[str, Any]) -> str:
 def score_table(results: Results) -> Table:
     """Return the table of all scores of all cells.
 
-    The cells that may be the best of those that can be compared are marked.
+    Among cells that can be compared, those that may be the best are marked.
     """
     cells = results["cells"]
     names = _score_names(results)
@@ -316,7 +319,7 @@ def _score_cell(results: Results, cell: str, name: str) -> str | Bold:
 
 
 def _effects(results: Results) -> list[Part]:
-    """Return the table of the effects of crossed factors and of their products."""
+    """Return the table of the main effects and interactions of crossed factors."""
     effects = results.get("effects", {})
     names = [
         name
@@ -396,7 +399,7 @@ def _reading_notes(results: Results) -> list[Part]:
 
 
 def _ways_to_answer(results: Results, name: str) -> list[str]:
-    """Return a sentence on which models answer a task in words; none if nothing was fine-tuned."""
+    """Return a sentence on which models answer a task in words; empty if none was fine-tuned."""
     heads = results["tasks"].get(name, {}).get("heads", {})
     cells = [cell for cell in results["cells"] if cell in heads]
     in_words = [cell for cell in cells if heads[cell] == "lm"]
@@ -430,8 +433,8 @@ def _interval_charts(results: Results) -> list[Part]:
 
 
 def _difference_charts(results: Results) -> list[Part]:
-    """Return a chart of the differences to the baseline in the first common score of all cells:
-    what models share cancels in them, such as hard spans.
+    """Return a chart of the differences to the baseline in the first score that cells have in
+    common. Difficulties that all models share, such as hard spans, cancel in a difference.
     """
     for name in _score_names(results):
         of_cells = {
@@ -492,7 +495,7 @@ def _differences(results: Results) -> list[Part]:
 
 
 def _baseline_of(results: Results, cell: str, difference: Mapping[str, Any]) -> str:
-    """Return the cell that another is compared with, which reports of before say of cells only."""
+    """Return the cell that a difference is to; older reports only name a baseline per cell."""
     return difference.get("baseline", results["cells"][cell]["baseline"])
 
 
@@ -506,7 +509,7 @@ def _interval(difference: Mapping[str, Any], suffix: str) -> str:
 
 
 def _test(difference: Mapping[str, Any]) -> str:
-    """Return the test behind a difference, with the correlation of the seeds if it is known."""
+    """Return the name of a difference's test, with the correlation of the seeds if it is known."""
     if difference["p"] is None:
         return "none"
     test = "paired" if difference["is_paired"] else "Welch"
@@ -526,8 +529,8 @@ def _verdict(difference: Mapping[str, Any], rule: Mapping[str, Any]) -> str:
 
 
 def _tuning(results: Results) -> list[Part]:
-    """Return the table of what each cell tried and chose, what that cost, and the settings that
-    runs chose for tasks.
+    """Return the table of what each cell tried and chose, with its cost, and the settings that runs
+    chose for tasks.
     """
     tuning, cells = results.get("tuning", {}), results["cells"]
     of_tasks: list[Part] = [
@@ -602,7 +605,7 @@ def _other_objectives(results: Results) -> list[Part]:
 
 
 def _ends_of_spans(results: Results) -> list[Part]:
-    """Return the table of span bits by what is known and asked about the end of a span."""
+    """Return the table of span bits with and without predicting the end of a span."""
     kinds = {
         "without_end": "it cannot end early",
         "beginning": "it can end early",
@@ -628,12 +631,12 @@ def _ends_of_spans(results: Results) -> list[Part]:
 
 
 def _learning_curves(results: Results) -> list[Part]:
-    """Return charts of the scores that were asked on the way, of the loss, one per objective, and
-    of TRAINING_CURVES.
+    """Return charts of the scores of earlier checkpoints, of the loss (one per objective), and of
+    TRAINING_CURVES.
 
     The x-axis is the unit that the cells are matched by; others can be chosen in a browser.
     """
-    # For each unit and run, how much one step spends: it scales steps to that unit.
+    # For each unit and run, the amount that one step spends, which scales steps to that unit.
     units = dict.fromkeys([results["match"], *UNITS])
     axes: dict[str, dict[str, float]] = {UNITS[unit]: {} for unit in units}
     groups, all_runs = {}, {}
@@ -663,8 +666,9 @@ def _learning_curves(results: Results) -> list[Part]:
 
 
 def _curves_by_score(runs: dict[str, Any]) -> dict[str, dict[str, list[list[float]]]]:
-    """Return the curves of each score that was asked on the way: score → run → curve. An exact
-    figure is among those of an upper bound, if there are such.
+    """Return the curves of each score measured during training: score → run → curve.
+
+    If some runs have an upper bound, exact figures are drawn among the bounds.
     """
     of_runs = {name: run.get("score_curves", {}) for name, run in runs.items()}
     names = in_order(score for curves in of_runs.values() for score in curves)
@@ -684,7 +688,7 @@ def _curves_by_score(runs: dict[str, Any]) -> dict[str, dict[str, list[list[floa
     return found
 
 
-# What was equal.
+# What was equal for all cells.
 
 
 def parity_sheet(results: Results) -> Table:
@@ -715,7 +719,7 @@ def parity_sheet(results: Results) -> Table:
 
 
 def _parity_notes(results: Results) -> list[Part]:
-    """Return the paragraphs that define the units, and say if the cells read different text."""
+    """Return the paragraphs that define the units and say whether the cells read different text."""
     notes: list[Part] = [
         "Raw tokens: tokens of the text that was read. Model tokens: positions of encoder and "
         "decoder. Loss tokens: tokens that were predicted. FLOPs: matrix products that the "
@@ -836,7 +840,7 @@ def as_csv(results: Results) -> str:
 
 
 def papers_of(results: Results) -> list[str]:
-    """Return the keys, in report.papers, of what the comparison is about and of its methods."""
+    """Return the keys in report.papers of the papers on the comparison's subject and methods."""
     methods = []
     if results["spans"]["count"]:
         methods.append("joshi2020")  # the lengths of spans

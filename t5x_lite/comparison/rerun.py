@@ -1,8 +1,8 @@
 """Reproduce a comparison from its report.json, and compare the scores.
 
-A report has the whole config of its comparison. On the same machine, with the same versions and
-text, every score comes out equal to the last digit, unless the time of a step decides how many
-there are (match=seconds).
+A report contains the whole config of its comparison. On the same machine, with the same versions
+and text, every score is equal to the last digit, unless the measured time of a step determines the
+number of steps (match=seconds).
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from t5x_lite.data.tasks.load import file_of, load_task
 from t5x_lite.errors import BAD_CONFIG, IO_ERROR, USAGE, UserError, read_json, user_errors
 
 Results = Mapping[str, Any]
-_MARK = "rerun.sha256"  # the file in a directory that names the report it was made from
+_MARK = "rerun.sha256"  # file in the directory of a rerun that identifies the report
 
 
 class Value(NamedTuple):
@@ -33,11 +33,11 @@ class Value(NamedTuple):
 
 
 def read_report(path: Path) -> tuple[CompareConfig, Results]:
-    """Return the config of the comparison behind a report.json, and the results in it.
+    """Return the config of the comparison that wrote a report.json, and its results.
 
     Raises:
-        UserError: if the file is no report of compare, or names tasks in a file of Python that is
-            not permitted: a report is data.
+        UserError: if the file is not a report of compare, or if it names tasks in a Python file
+            that is not permitted: a report is data, and must not run code by itself.
     """
     path = path / "report.json" if path.is_dir() else path
     expected = "expected the report.json of a comparison"
@@ -51,7 +51,8 @@ def read_report(path: Path) -> tuple[CompareConfig, Results]:
         raise UserError(BAD_CONFIG, f"{path}: its scores cannot be read; {expected}") from error
     config = build_comparison(settings)
     grant(places=known_places(settings))
-    # All that is missing in one sentence, but for what files of Python name: they are not run yet.
+    # Report everything that is not permitted at once, except what Python files name in turn,
+    # because these files have not been run yet.
     named = names_in(config)
     for task in config.tasks:
         file = file_of(task)
@@ -64,12 +65,12 @@ def read_report(path: Path) -> tuple[CompareConfig, Results]:
 
 
 def rerun(path: Path, workdir: Path, jobs: int = 0) -> tuple[Results, list[str]]:
-    """Train everything behind a report again, in `workdir`, which is new or holds what an earlier
-    call has left on the way.
+    """Train everything in a report again, in `workdir`, which is empty or holds an unfinished rerun
+    of the same report.
 
     Args:
-        jobs: number of runs to train at once; 0: as many as then, since the cores that a run has
-            decide the last digits of its sums.
+        jobs: number of runs to train at once; 0: as many as for the report, because the number of
+            cores per run affects the last digits of its sums.
 
     Returns:
         The new results, and sentences that say how they compare with the report.
@@ -99,7 +100,7 @@ def values_of(results: Results) -> dict[Value, float]:
 
 
 def compared(before: Results, after: Results) -> list[str]:
-    """Return sentences that say whether the scores are the same, and if not, what else differs.
+    """Return sentences that say whether the scores are equal and, if not, what else differs.
 
     >>> report = {"cells": {"gpt": {"scores": {"loss": {"seed_numbers": [0], "seeds": [2.5]}}}}}
     >>> compared(report, report)
@@ -136,7 +137,7 @@ def _where(value: Value) -> str:
 
 
 def _what_else_differs(before: Results, after: Results) -> Iterator[str]:
-    """Yield a sentence for each fact about runs, text and machine that is not the same."""
+    """Yield a sentence for each fact about runs, text and machine that differs."""
     if after.get("jobs") != before.get("jobs"):
         yield f"--jobs={after.get('jobs')}, before {before.get('jobs')}."
     for cell, of in before["cells"].items():

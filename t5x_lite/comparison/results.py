@@ -66,7 +66,8 @@ from t5x_lite.training.whole_text import (
     whole_text_bits,
 )
 
-# Sampling for the prompts in a report: the likeliest text of a small model repeats itself
+# How the prompts in a report are continued: by sampling, because the likeliest text of a small
+# model repeats itself
 SAMPLED = {"max_new_tokens": 48, "temperature": 0.8, "top_p": 0.9}
 
 
@@ -85,8 +86,8 @@ def results_of(
         runs: the runs that finished.
         failed: the errors of the others, by run.
         questions: extra evaluations of every run.
-        looks: how often the results may be looked at, with more seeds each time.
-        tuning: how the cells were tuned, as tune.tuned_cells has it.
+        looks: number of times that the results may be looked at, with more seeds each time.
+        tuning: how the cells were tuned, from tune.tuned_cells.
     """
     corpus, spans = cells[0].corpus, questions.spans
     sample = Sample(num_bytes(spans), np.array([span.passage for span in spans], int))
@@ -98,7 +99,7 @@ def results_of(
     tasks = {name: one for of_run in answers.values() for name, one in of_tasks(of_run).items()}
     counted_units = counting_on_tasks(questions, tasks)
 
-    # Compare them between cells, and list the settings in which the cells differ.
+    # Compare the scores between cells, and list the settings in which the cells differ.
     recipes = differing({cell.name: _recipe(cell.config) for cell in cells})
     baselines = {cell.name: cell.baseline for cell in cells}
     rule = rule_of(config, values, asked, looks)
@@ -114,7 +115,7 @@ def results_of(
         "seeds": config.seeds,
         "rule": rule._asdict(),
         "cells": of_cells,
-        # With several budgets, each is a table of its own.
+        # With several budgets, each has a table of its own.
         "effects": {} if config.budgets else effects_of(scored_cells(values, samples), asked, rule),
         "failed": {name: str(error) for name, error in failed.items()},
         "recipes": recipes,
@@ -142,10 +143,10 @@ def results_of(
 
 
 def _add_asked(summary: dict[str, Any], answers: Answers) -> None:
-    """Add to the summary of a run what it was asked of the whole text, and on the way."""
+    """Add a run's scores of the whole text, and those of earlier checkpoints, to its summary."""
     summary |= answers.whole_text
     curves = summary["score_curves"]
-    for score, points in answers.curves.items():  # of other stages than those that are there
+    for score, points in answers.curves.items():  # from other stages than the points already there
         curves[score] = sorted([*curves.get(score, []), *points])
 
 
@@ -159,7 +160,7 @@ def _sizes_of(corpus: Corpus) -> dict[str, dict[str, Any]]:
 
 
 def _recipe(config: RunConfig) -> dict[str, Any]:
-    """Return the settings of a cell by their keys, its stages in words."""
+    """Return the settings of a cell by key, with its stages in words."""
     settings = flatten(to_dict(config))
     return settings | {"stages": " → ".join(in_words(config))} if config.stages else settings
 
@@ -171,8 +172,8 @@ def _scores_of_runs(
     summaries: Mapping[str, Mapping[str, Any]],
     of_spans: Sample,
 ) -> tuple[dict[str, dict[int, Values]], dict[str, dict[str, Sample]], dict[str, dict[str, str]]]:
-    """Return the values of all scores, the samples behind them, and what they measure, in the forms
-    that statistics.scores_of takes.
+    """Return the values of all scores, their samples, and what they measure, in the forms that
+    statistics.scores_of takes.
     """
     values: dict[str, dict[int, Values]] = {cell.name: {} for cell in cells}
     samples: dict[str, dict[str, Sample]] = {cell.name: {} for cell in cells}
@@ -187,7 +188,8 @@ def _scores_of_runs(
         for name, answer in of_tasks(of_run).items():
             samples[cell][name] = sample_of(answer)
             asked[cell][name] = question_behind(answer)
-    # An exact figure is a bound, too, so models can be compared with those that have a bound only.
+    # An exact figure is also a bound, so models with one can be compared with models that only have
+    # a bound.
     if any(BOUND in summary for summary in summaries.values()):
         for of_cell in values.values():
             for seed, of_run in of_cell.items():
@@ -198,8 +200,8 @@ def _scores_of_runs(
 
 
 def _examples_of(name: str, answers: Mapping[str, Answers]) -> dict[str, Any]:
-    """Return the examples behind a task's score, the settings that each run chose for it, and the
-    head that it answers with.
+    """Return the examples that a task's score is measured on, the settings that each run chose for
+    the task, and the head that each run answers with.
     """
     found: dict[str, Any] = {"chosen": {}, "heads": {}}
     for run, of_run in answers.items():
@@ -224,8 +226,8 @@ def ends_of_spans(answers: Sequence[Answers], num_bytes: np.ndarray) -> dict[str
     fill in: context → fields of span_bits.SpanBits → mean over seeds.
 
     Args:
-        answers: of the runs of a cell.
-        num_bytes: [spans] sizes of the spans.
+        answers: the answers of a cell's runs.
+        num_bytes: [spans], the size of each span.
     """
     found: dict[str, dict[str, float]] = {}
     for context, kinds in (answers[0].span_bits if answers else {}).items():
@@ -251,7 +253,7 @@ def sample_of(answer: TaskAnswer) -> Sample:
 
 
 def by_model(counted: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, dict[str, float]]:
-    """Return what models that only count reach on tasks: model → score → value.
+    """Return the scores on tasks of models that only count: model → score → value.
 
     >>> by_model({"rte: accuracy": {"bag of words": np.array([0.0, 1.0])}})
     {'bag of words': {'rte: accuracy': 0.5}}
@@ -269,8 +271,10 @@ def rule_of(
     asked: Mapping[str, Mapping[str, str]],
     looks: int,
 ) -> Rule:
-    """Return how the comparison comes to its verdicts: by the first score of the report that two
-    cells can be compared in, if the config names none.
+    """Return the rule by which the comparison reaches its verdicts.
+
+    If the config names no score to decide by, it is the first score of the report in which two
+    cells can be compared.
     """
     names = in_order(
         name for of_cell in values.values() for of_run in of_cell.values() for name in of_run
@@ -301,7 +305,7 @@ def _values_of(answers: Answers, summary: Mapping[str, Any]) -> Values:
 
 
 def _spent_by(cell: Cell, summaries: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the description and cost of a cell, with the mean seconds that its runs took."""
+    """Return the description and cost of a cell, with the mean duration of its runs in seconds."""
     config = cell.resolved.config
     seconds = [summary["seconds"] for summary in summaries.values()]
     return {
@@ -323,7 +327,7 @@ def _spent_by(cell: Cell, summaries: Mapping[str, Mapping[str, Any]]) -> dict[st
 
 
 def of_tasks(answers: Answers) -> dict[str, TaskAnswer]:
-    """Return a run's answers to tasks by the names of their scores in the report."""
+    """Return a run's answers to tasks, by the names of their scores in the report."""
     reached = {}
     for suffix, of_all in (("", answers.tasks), (FROM_SCRATCH, answers.from_scratch)):
         for task, answer in of_all.items():
@@ -334,8 +338,8 @@ def of_tasks(answers: Answers) -> dict[str, TaskAnswer]:
 def counting_on_tasks(
     questions: Questions, answers: Mapping[str, TaskAnswer]
 ) -> dict[str, dict[str, np.ndarray]]:
-    """Return what models that only count words or answers reach on the same examples: score → model
-    → amounts of the units.
+    """Score models that only count words or answers on the same examples: score → model → amounts
+    of the units.
     """
     counted: dict[str, dict[str, np.ndarray]] = {}
     for task in map(load_task, questions.tasks):
@@ -354,8 +358,8 @@ def counting_on_tasks(
 
 
 def differing(of_cells: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the entries that are not the same in all cells: key → cell → value, None for a cell
-    without such an entry.
+    """Return the entries that differ between cells: key → cell → value, or None for a cell without
+    the entry.
 
     >>> differing({"a": {"x": 1, "y": 2}, "b": {"x": 1, "y": 3, "z": 4}})
     {'y': {'a': 2, 'b': 3}, 'z': {'a': None, 'b': 4}}
@@ -370,7 +374,7 @@ def differing(of_cells: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def questions_behind(cell: Cell) -> dict[str, str]:
-    """Return what each score measures, where cells may differ in it: score → key.
+    """Return what each score measures, if cells may differ in it: score → key.
 
     Scores with different keys cannot be compared: losses depend on the objective, the tokenizer
     and the text, and bits per byte on the text.
@@ -397,7 +401,7 @@ def summarise(run: SeededRun) -> dict[str, Any]:
     last = evaluated[-1]
     seconds = sum(record["train_seconds"] for record in trained)
     rate = run.stages[-1].steps * run.cell.cost.model_tokens / seconds
-    # Stages before the last took time, too; those with its objective are part of its curves.
+    # Earlier stages took time, too. Those with the last stage's objective are part of its curves.
     goes_on, curves = True, _whole_text_curves(run.stages[-1], evaluated)
     for stage in reversed(run.stages[:-1]):
         before = read_metrics(stage.directory / "metrics.jsonl")
@@ -436,8 +440,8 @@ def _whole_text_curves(stage: Stage, records: Sequence[dict[str, Any]]) -> Score
 
 
 def hours_spent(workdir: Path) -> dict[str, float]:
-    """Return the hours that the runs below a comparison's directory took, with compilation and
-    evaluation on the way: those that are reported, their tasks, their adaptation, and tuning.
+    """Return the hours that the runs in a comparison's directory took, including compilation and
+    evaluation: the reported runs, their tasks, their adaptation, and tuning.
     """
     hours = {"runs": 0.0, "tasks": 0.0, "adaptation": 0.0, "tuning": 0.0}
     for path in workdir.glob("**/metrics.jsonl"):
@@ -453,7 +457,7 @@ def hours_spent(workdir: Path) -> dict[str, float]:
 
 
 def kilowatt_hours(hours: float) -> float | None:
-    """Return the energy of all devices in this time, at the power that hardware.CHIPS has for them;
+    """Return the energy that all devices use in this time, at the power given in hardware.CHIPS;
     None if that is not known.
     """
     devices = jax.devices()
@@ -464,7 +468,7 @@ def kilowatt_hours(hours: float) -> float | None:
 
 
 def _seconds_of(records: Sequence[dict]) -> float:
-    """Return the seconds that a run took. Each record has those since the run was last started.
+    """Return the seconds that a run took. Each record has the seconds since the run last started.
 
     >>> _seconds_of([{"seconds": {"step": n, "compile": 1}} for n in (2, 4, 1, 3)])
     9.0
@@ -515,7 +519,7 @@ def examples(
     config: CompareConfig,
     runs: Sequence[SeededRun],
 ) -> dict[str, list[dict]]:
-    """Return how each cell, with its first seed, fills or continues the texts of the config."""
+    """Return how the first run of each cell fills or continues the texts of the config."""
     answers = {}
     for run in runs:
         if run.cell.name in answers:

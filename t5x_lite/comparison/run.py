@@ -5,7 +5,7 @@
            ─► results: tasks, span bits per byte and validation loss, each with its interval
            ─► report.json, and pages and tables of it
 
-The same command continues where it was stopped, and does not repeat what is finished.
+The same command continues where it was stopped and does not repeat finished work.
 """
 
 import dataclasses
@@ -67,12 +67,12 @@ def compare(
         jobs: number of runs to train at once, each on its share of the CPU's cores.
 
     Returns:
-        What the report shows. Empty if no report is written, because `only` is given or several
-        processes train together.
+        The contents of the report. Empty if no report is written, because `only` is given or
+        several processes train together.
 
     Raises:
-        UserError: before anything is trained, for what cannot be run; and at the end, if a run
-            failed. The other runs are trained all the same.
+        UserError: before anything is trained, for anything that cannot be run; or at the end, if a
+            run failed. The other runs are trained all the same.
     """
     if jobs > 1 and jax.default_backend() != "cpu":
         reason = f"parallel runs need a CPU, but this backend is a {jax.default_backend()}"
@@ -94,7 +94,7 @@ def compare(
     if config.max_seeds and not config.effect:
         say("max_seeds: without effect, a difference that is not there is never decided")
 
-    # Train, and add a seed as long as something is open and the config allows it.
+    # Train, and add a seed as long as a difference is open and the config allows another.
     looks = max(config.max_seeds - config.seeds, 0) + 1
     results: dict[str, Any] = {}
     for number in range(looks):
@@ -111,8 +111,9 @@ def compare(
 
 
 def cells_to_decide(results: Mapping[str, Any]) -> list[str]:
-    """Return the cells whose difference to the baseline, in the score that decides, is neither
-    shown nor shown to be too small to matter.
+    """Return the cells whose difference to the baseline is still open in the score that decides.
+
+    A difference is open if it is neither shown to exist nor shown to be too small to matter.
 
     Raises:
         UserError: if no cell can be compared with its baseline in that score.
@@ -132,13 +133,13 @@ def cells_to_decide(results: Mapping[str, Any]) -> list[str]:
 def _train_and_report(
     config: CompareConfig, workdir: Path, only: Sequence[str], jobs: int, looks: int
 ) -> dict[str, Any]:
-    """Train every cell with every seed, and write and return the report; see compare."""
+    """Train every cell with every seed, write the report and return its contents; see compare."""
     is_shared = jax.process_count() > 1
     cells, runs, questions = plan_comparison(config, workdir, only)
     tries = plan_tries(config, cells, workdir)
     say(plan_in_words(config, cells, len(tries), at_least=config.match != "seconds"))
 
-    # Tune the cells that are trained here, and plan their runs again with the values found.
+    # Tune the cells that are trained here, and plan their runs again with the chosen values.
     trained = {run.cell.name for run in _chosen(runs, only)}
     tries = [one for one in tries if one.cell in trained]
     untuned = run_tries(tries, jobs, workdir / LOGS)
@@ -189,15 +190,15 @@ def _train_and_report(
 
 
 def _chosen(runs: Sequence[SeededRun], only: Sequence[str]) -> list[SeededRun]:
-    """Return the runs that are named, or whose cell is; all if no name is given."""
+    """Return the runs that are named in `only`, or whose cells are; all runs if it is empty."""
     return [run for run in runs if not only or run.name in only or run.cell.name in only]
 
 
 def as_asked(config: CompareConfig, looks: int) -> CompareConfig:
-    """Return the comparison as it was asked for, before seeds were added: what rerun trains.
+    """Return the comparison as it was requested, before seeds were added. A rerun trains this.
 
     Args:
-        looks: how often it may be looked at, with one seed more each time.
+        looks: number of times that it may be looked at, with one more seed each time.
     """
     if not config.max_seeds:
         return config
@@ -208,7 +209,7 @@ def train_in_turn(runs: Sequence[SeededRun], questions: Questions | None) -> dic
     """Train one run after another, and return the errors of those that failed, by name.
 
     Args:
-        questions: extra evaluations of each run once it is trained; None: they are made later.
+        questions: extra evaluations of each run once it is trained; None: leave them for later.
     """
     failed = {}
     for run in runs:
@@ -226,7 +227,7 @@ def train_in_turn(runs: Sequence[SeededRun], questions: Questions | None) -> dic
     return failed
 
 
-# The config of each stage of a run, and its directory: what is sent to another process
+# The config and directory of each stage of a run, in the form that is sent to another process
 StageConfigs = list[tuple[RunConfig, Path]]
 
 
@@ -236,10 +237,11 @@ def configs_of(stages: Sequence[Stage]) -> StageConfigs:
 
 
 def train_run(stages: StageConfigs, questions: Questions | None) -> None:
-    """Train the stages of one run, and evaluate it; run_jobs calls this in a process of its own.
+    """Train the stages of one run and evaluate it; run_jobs calls this in a separate process.
 
     Args:
-        questions: None: nothing is asked, as of a stage that others go on from.
+        questions: extra evaluations of the run; None: none, as for a stage that other runs
+            continue from.
     """
     trained = []
     for config, directory in stages:
@@ -254,10 +256,10 @@ def train_run(stages: StageConfigs, questions: Questions | None) -> None:
 
 
 def _train_trunks(runs: Sequence[SeededRun], jobs: int, logs: Path) -> dict[str, UserError]:
-    """Train the stages that runs begin with, each once, before the runs themselves.
+    """Train the stages that runs begin with, each only once, before the runs themselves.
 
     Returns:
-        The errors of the runs that cannot be trained, since one of their stages failed.
+        The errors of the runs that cannot be trained because one of their stages failed.
     """
     failed: dict[str, UserError] = {}
     most = max((len(run.trunks) for run in runs), default=0)
@@ -290,7 +292,7 @@ def write_report(workdir: Path, runs: Sequence[Path] = ()) -> None:
     Raises:
         UserError: if there is nothing to report, or its report.json cannot be used.
     """
-    # A comparison or fine-tuning has left its results: write the pages from them again.
+    # If a comparison or fine-tuning has left its results, write the pages from them again.
     path = workdir / "report.json"
     if path.is_file() and not runs:
         results = read_json(path, "run the command that wrote it again")
@@ -311,7 +313,7 @@ def write_report(workdir: Path, runs: Sequence[Path] = ()) -> None:
 
 
 def existing_runs(directories: Sequence[Path]) -> tuple[CompareConfig, list[SeededRun]]:
-    """Return runs that are already trained as the cells of a comparison, one cell per run.
+    """Return trained runs as the cells of a comparison, one cell per run.
 
     Raises:
         UserError: for fine-tuned runs, and for two runs with the same name.
@@ -348,6 +350,6 @@ def existing_runs(directories: Sequence[Path]) -> tuple[CompareConfig, list[Seed
         runs.append(SeededRun(cell, config.seed, directory))
     title = ", ".join(run.name for run in runs)
     cells = {run.name: run.cell.resolved.config for run in runs}
-    # A single run is scored on no spans, since there is nothing to compare them with.
+    # A single run is not scored on spans, because there is nothing to compare it with.
     span_count = CompareConfig.span_count if len(runs) > 1 else 0
     return CompareConfig(title, cells, span_count=span_count), runs

@@ -21,7 +21,7 @@ from scipy.optimize import least_squares, minimize
 # Smallest error at which the Huber loss turns from squares to absolute values (Hoffmann et al.,
 # 2022, §D.2)
 _HUBER = 1e-3
-# That error in standard deviations of normal noise, for 95 % of the efficiency of least squares
+# The same error in standard deviations of normal noise, for 95 % of the efficiency of least squares
 _EFFICIENT = 1.345
 _RESAMPLES = 200
 # Starting points: E as a share of the mean loss, and the exponents
@@ -101,7 +101,7 @@ class ScalingLaw:
         return _exp(self.log_flops_for(loss))
 
     def log_flops_for(self, loss: float) -> float:
-        """Return the logarithm of flops_for, which does not overflow where flops_for does."""
+        """Return the logarithm of flops_for, which does not overflow even if flops_for does."""
         if loss <= self.E:
             return math.inf
         both = self.alpha * self.beta / (self.alpha + self.q * self.beta)
@@ -162,7 +162,9 @@ def fit_power_law(xs: Sequence[float], losses: Sequence[float]) -> PowerLaw:
 
 @dataclass(frozen=True)
 class Fit:
-    """A fitted law, with laws fitted to residuals of random signs, which show how certain it is."""
+    """A fitted law, and laws fitted after changing the signs of residuals at random, which show how
+    certain it is.
+    """
 
     law: ScalingLaw
     resampled: tuple[ScalingLaw, ...]
@@ -181,8 +183,8 @@ def interval(
 ) -> tuple[float, float]:
     """Return an interval from Student's t and the spread of the resampled values, in logarithms.
 
-    Quantiles of the resampled values would be too narrow. benchmarks/scaling_intervals.py counts by
-    simulation how often these intervals hold the truth.
+    Quantiles of the resampled values would be too narrow. benchmarks/scaling_intervals.py measures
+    by simulation how often these intervals contain the true value.
 
     Returns:
         The low and high end; (0, inf) if a resampled value is zero, negative or not finite.
@@ -204,8 +206,8 @@ def fit(
 ) -> Fit:
     """Fit L(N, D) to points that differ in both N and D; compute is k · N^q · D.
 
-    The signs of residuals are drawn, not points, so that every size and every budget stays in the
-    fit.
+    Resampling draws the signs of residuals, not points, so that every size and every budget stays
+    in the fit.
 
     >>> truth = ScalingLaw(E=1.7, A=400.0, alpha=0.34, B=400.0, beta=0.28)
     >>> sizes = [(n, d) for n in (1e6, 1e7, 1e8) for d in (1e8, 1e9, 1e10)]
@@ -227,10 +229,10 @@ def fit(
     threshold = max(_HUBER, _EFFICIENT * 1.4826 * float(np.median(errors)))
     unknown = terms.nearest(unknown, log_loss, threshold)
 
-    # Wild bootstrap (Wu, 1986): each point keeps its residual, with a random sign, since those of
-    # small and short runs are larger than others; the law is fitted to the predictions with these.
-    # A fit comes closer to points that determine it, by 1 − their leverage (HC3: MacKinnon and
-    # White, 1985).
+    # Wild bootstrap (Wu, 1986): give each point's residual a random sign, add it to the prediction,
+    # and fit the law again. Points keep their own residuals, because those of small and short runs
+    # are larger than others. The fit comes too close to points with a high leverage, so residuals
+    # are divided by 1 − leverage (HC3: MacKinnon and White, 1985).
     predicted = terms.log_loss(unknown)
     residuals = (log_loss - predicted) / (1 - _leverages(terms.jacobian(unknown)))
     random = np.random.default_rng(seed)
@@ -262,8 +264,9 @@ def _leverages(jacobian: np.ndarray) -> np.ndarray:
 
 
 def errors_left_out(points: Sequence[Point], groups: Sequence[float]) -> dict[float, float]:
-    """Return, for each group of points such as those of one budget, how far the law of all others
-    is off: the root mean square of log predicted loss − log loss.
+    """Return the error on each group of points, such as one budget, of a law fitted to all others.
+
+    The error is the root mean square of log predicted loss − log loss.
 
     >>> truth = ScalingLaw(E=1.7, A=400.0, alpha=0.34, B=400.0, beta=0.28)
     >>> sizes = [(n, d) for n in (1e6, 1e7, 1e8) for d in (1e8, 1e9, 1e10, 1e11)]
@@ -276,7 +279,7 @@ def errors_left_out(points: Sequence[Point], groups: Sequence[float]) -> dict[fl
     for group in sorted(set(groups)):
         others = [point for point, of in zip(points, groups, strict=True) if of != group]
         left_out = [point for point, of in zip(points, groups, strict=True) if of == group]
-        # The others must still tell both exponents.
+        # The other points must still determine both exponents.
         kinds = (
             len({point.parameters for point in others}),
             len({point.tokens for point in others}),
@@ -294,8 +297,8 @@ class _Terms:
     """log L as a function of five unknowns, and its derivatives.
 
     The unknowns are log E and, for each of the two power laws, its height at the centre of the
-    points and the logarithm of its exponent. There, height and exponent hardly depend on each
-    other.
+    points and the logarithm of its exponent. At the centre, height and exponent hardly depend on
+    each other.
     """
 
     log_N: np.ndarray  # [points], minus their mean
@@ -319,14 +322,14 @@ class _Terms:
     def bounds(self) -> tuple[np.ndarray, np.ndarray]:
         """Lower and upper bounds of the unknowns.
 
-        Without them, a term that the points do not determine could run away.
+        Without them, a term that the points do not determine could diverge.
         """
         low, high = self.centre - _DEPTH, self.centre + 1
         flat, steep = np.log(_STEEPNESS)
         return np.array([low, low, flat, low, flat]), np.array([high, high, steep, high, steep])
 
     def nearest(self, start: np.ndarray, log_loss: np.ndarray, threshold: float) -> np.ndarray:
-        """Return the minimum of the Huber loss next to a start.
+        """Return the minimum of the Huber loss that is nearest to a start.
 
         Args:
             threshold: error at which the loss turns from squares to absolute values.

@@ -28,7 +28,7 @@ def sentences(scaling: Mapping[str, Any]) -> list[str]:
 
 
 def parts(scaling: Mapping[str, Any], headings: Mapping[str, str]) -> list[Part]:
-    """Return tables and charts for all scores that laws were fitted to.
+    """Return the tables and charts of all scores that laws were fitted to.
 
     Args:
         headings: score → its name in the report.
@@ -72,7 +72,7 @@ def _with_interval(bounded: Sequence[float | None]) -> str:
 
 
 def _is_determined(bounded: Sequence[float | None]) -> bool:
-    """Return True if the ends of the interval differ by a factor of a hundred at most."""
+    """Return True if the ends of the interval differ by at most a factor of a hundred."""
     _, low, high = bounded
     return bool(low and high and high / low <= _UNDETERMINED)
 
@@ -129,7 +129,7 @@ def _same_compute(label: str, of_one: Mapping[str, Any], heading: str) -> list[c
 
 
 def _frontier(objectives: Mapping[str, Any], heading: str) -> list[charts.Chart]:
-    """Draw what each objective reaches at its best size, by compute."""
+    """Draw the score that each objective reaches at its best size, by compute."""
     dots, lines = {}, {}
     for label, of_one in objectives.items():
         law, points = _law(of_one), of_one["points"]

@@ -1,6 +1,6 @@
 """The scores of a comparison: their names in report.json, headings, and order.
 
-The score of a task is called after the task and its metric, such as "rte: accuracy". All others are
+A task's score is named after the task and its metric, such as "rte: accuracy". All other scores are
 in SCORES.
 """
 
@@ -11,12 +11,12 @@ from t5x_lite.training.whole_text import BOUND, EXACT
 
 
 class Score(NamedTuple):
-    """A score that is not of a task.
+    """A score that does not belong to a task.
 
     Attributes:
-        heading: of its column.
+        heading: heading of its column.
         is_lower_better: False if higher values are better.
-        asked: for bits of spans, how a sentence on it begins.
+        asked: for bits of spans, the beginning of a sentence about the score.
     """
 
     heading: str
@@ -25,7 +25,7 @@ class Score(NamedTuple):
 
 
 def span_score(context: str) -> str:
-    """Return the name of the score of spans that are asked in a context, "left" or "both"."""
+    """Return the name of the score of spans in a context, "left" or "both"."""
     return f"span_bits_{context}"
 
 
@@ -34,7 +34,7 @@ ADAPTED = "adapted_bits"
 SCORES = {
     ADAPTED: Score(
         "bits per byte, adapted",
-        # {tokens} are those of the adaptation.
+        # {tokens}: the number of tokens of the adaptation.
         asked="After reading {tokens} tokens as prefix language models, given the text before a "
         "gap",
     ),
@@ -45,7 +45,7 @@ SCORES = {
         "span bits per byte, text on both sides", asked="Given the text on both sides of a gap"
     ),
     EXACT: Score("bits per byte, whole text"),
-    # An upper bound, which diffusion has, beside the exact figure of the models that have one
+    # The upper bound of diffusion models, shown beside the exact figure of other models
     BOUND: Score("bits per byte, whole text, at most"),
     # On each objective's own targets, which cannot be compared between objectives
     "loss": Score("validation loss"),
@@ -80,7 +80,7 @@ def is_lower_better(name: str) -> bool:
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """Return the names of scores in the order of the report, without repeats: those of tasks first.
+    """Return the names of scores in the order of the report, without repeats, tasks first.
 
     >>> in_order(["loss", "span_bits_left", "rte: accuracy", "loss"])
     ['rte: accuracy', 'span_bits_left', 'loss']

@@ -1,4 +1,4 @@
-"""Train the runs that a report does not show, but rests on: tries of settings, and adaptations."""
+"""Train runs that a report relies on but does not show: tries of settings, and adaptations."""
 
 from collections.abc import Sequence
 
@@ -10,8 +10,9 @@ from t5x_lite.training.stages import Stage, train_stages
 
 
 def train_side_run(name: str, stages: Sequence[Stage]) -> bool:
-    """Train a run, or continue it if it was stopped. What a run with other settings has left in its
-    directories is removed.
+    """Train a run, or continue it if it was stopped.
+
+    If its directories hold a run with other settings, that run is removed first.
 
     Returns:
         False if it diverges.

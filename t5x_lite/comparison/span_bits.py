@@ -1,11 +1,12 @@
-"""Span bits per byte, a score that models of all families have in common: the number of bits that a
-model needs per byte of held-out spans, given the text around them.
+"""Span bits per byte, a score that all model families share: the number of bits that a model needs
+per byte of held-out spans, given the text around them.
 
-Spans are drawn as words by a seed, so they are the same for every tokenizer. Each model is asked in
-the way it was trained: a decoder continues the text before the span, a denoiser reads a sentinel
-in its place, and an encoder fills masks from left to right. No model may end a span early: what
-would end it (EOS or any sentinel) is left out at each token, and the others sum to one. Otherwise a
-denoiser would pay for a possibility that an encoder, which sees as many masks, does not have.
+Spans are drawn in words, with a seed, so they are the same for every tokenizer. Each model is asked
+in the way it was trained: a decoder continues the text before the span, a denoiser reads a sentinel
+in its place, and an encoder fills masks from left to right. No model may end a span early: the ids
+that would end it (EOS and all sentinels) are excluded at each token, and the probabilities of the
+others are rescaled to sum to one. Otherwise a denoiser would pay for a possibility that an encoder,
+which sees the number of masks, does not have.
 """
 
 import math
@@ -34,11 +35,11 @@ from t5x_lite.training.run_directory import LoadedModel
 # What a model reads: only the text before the span, or the text on both sides.
 Context = Literal["left", "both"]
 
-_WORD = re.compile(r"\s*\S+")  # includes the white space before it, so that words join to the text
+_WORD = re.compile(r"\s*\S+")  # includes the white space before it; joined words are the text
 # Span lengths are geometric as in SpanBERT, 3.8 words on average (Joshi et al., 2020, §3.1).
 _STOP, _LONGEST_SPAN = 0.2, 10
 _SHORTEST_LEFT = 4  # minimum number of words before a span
-_PASSAGE = 1000  # maximum number of words of a passage
+_PASSAGE = 1000  # maximum number of words in a passage
 # Maximum number of special ids: in the inputs or targets of a row, and in a row that holds both
 _IN_ONE_STACK, _IN_BOTH = 4, 5
 
@@ -47,26 +48,26 @@ class SpanBits(NamedTuple):
     """−log₂ p of each span: [spans]."""
 
     without_end: np.ndarray  # each token, given that the span does not end before it
-    # Of models that end what they fill in:
+    # Only for models that end what they fill in:
     beginning: np.ndarray | None = None  # p(the answer begins with the span)
     with_end: np.ndarray | None = None  # p(the answer is the span)
 
 
 class Span(NamedTuple):
-    """A span of held-out text with its context: left + text + right is a piece of the text."""
+    """A span of held-out text with its context: left + text + right is contiguous text."""
 
     left: str
     text: str
     right: str
-    passage: int = 0  # index of the passage it is drawn from: spans of one passage are more alike
+    passage: int = 0  # index of the passage it is drawn from; spans of one passage are more alike
 
 
 def draw_spans(documents: list[str], count: int, context: int, seed: int = 0) -> list[Span]:
     """Draw spans of words, each with up to `context` words around it and at least four before it.
 
-    Documents are cut into passages of up to a thousand words. A passage is drawn in proportion to
-    its words; passages of fewer than ten words are left out. Documents are read in random order
-    until there are at least as many passages as spans.
+    Documents are cut into passages of up to a thousand words. A passage is drawn with a probability
+    in proportion to its number of words; passages of fewer than ten words are left out. Documents
+    are read in random order until there are at least as many passages as spans.
 
     >>> (span,) = draw_spans(["a b c d e f g h i j k l"], count=1, context=6)
     >>> span
@@ -175,7 +176,7 @@ def scored_contexts(loaded: LoadedModel) -> tuple[Context, ...]:
 def span_bits(loaded: LoadedModel, spans: Sequence[Span], context: Context) -> SpanBits:
     """Return −log₂ p(span | context) of each span.
 
-    With the context "left", models of masks and of sentinels read no text after the span.
+    With the context "left", models trained with masks or sentinels read no text after the span.
     """
     encode = loaded.tokenizer.encode
     before = [encode(span.left) for span in spans]
@@ -183,7 +184,7 @@ def span_bits(loaded: LoadedModel, spans: Sequence[Span], context: Context) -> S
     asked = [encode(span.text) for span in spans]
     scores = _method(loaded, context)(loaded, before, after, asked)
     nats = np.zeros((3, len(spans)))
-    # What ends a span, where something does, has a score after those of its tokens.
+    # If an id ends the span, its score follows those of the span's tokens.
     is_ended = any(len(one.nats) > len(ids) for one, ids in zip(scores, asked, strict=True))
     for number, (one, ids) in enumerate(zip(scores, asked, strict=True)):
         assert one.goes_on_nats is not None
@@ -196,7 +197,7 @@ def span_bits(loaded: LoadedModel, spans: Sequence[Span], context: Context) -> S
 
 
 def _method(loaded: LoadedModel, context: Context) -> Callable[..., list[TokenScores]]:
-    """Return the function that scores spans in the way that the model was trained."""
+    """Return the function that scores spans in the way the model was trained."""
     vocabulary = loaded.tokenizer.vocabulary
     sentinels = vocabulary.sentinel(np.arange(vocabulary.sentinels))
     ends = (vocabulary.eos, *sentinels.tolist())

@@ -1,11 +1,12 @@
-"""What can be concluded from scores: intervals that cover seeds and examples, differences with
-p-values, and the set of cells that holds the best.
+"""Draw conclusions from scores: intervals that cover seeds and examples, differences with p-values,
+and the set of cells that may be the best.
 
-Two things make a score uncertain: the seed, which draws parameters, order and masks; and the
-held-out spans or examples. Each gives a variance with its degrees of freedom, and they are added by
-Welch's and Satterthwaite's rule. With one seed the first is not known, so nothing is concluded.
+Two things make a score uncertain: the seed, which draws parameters, order and masks; and the choice
+of held-out spans or examples. Each contributes a variance with its degrees of freedom, and the two
+are added by the Welch–Satterthwaite rule. With one seed, the variance over seeds is not known, so
+nothing is concluded.
 
-How often the conclusions are wrong was simulated: benchmarks/false_differences.py, and
+Simulations measure how often the conclusions are wrong: see benchmarks/false_differences.py and
 docs/concepts/certainty.md.
 """
 
@@ -18,12 +19,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import stats
 
-# Scores of one run by name: amounts of each unit (span or example), or a single number.
+# Scores of one run by name: the amount of each unit (span or example), or a single number.
 Values = Mapping[str, np.ndarray | float]
 
 _QUANTILE = 0.975  # of 95 % intervals
-# From this many seeds on, two cells are compared seed by seed. With fewer, Welch's test is sharper
-# unless the seeds correlate strongly, which two cells cannot tell.
+# With at least this many seeds, two cells are compared seed by seed. With fewer, Welch's test is
+# sharper unless the seeds correlate strongly, which cannot be estimated from two cells.
 _SEEDS_TO_PAIR = 5
 
 
@@ -31,22 +32,23 @@ class Sample(NamedTuple):
     """The units (spans or examples) that a score is a mean over."""
 
     sizes: np.ndarray  # [units], such as the bytes of each span, or ones
-    clusters: np.ndarray  # [units], such as the passage of each span: units of one are more alike
-    # Least and greatest value of the score, such as 0 and 1 of an accuracy; None: it has none
+    # [units], such as the passage of each span. Units of one cluster are more alike than others.
+    clusters: np.ndarray
+    # Smallest and largest possible score, such as 0 and 1 for an accuracy; None: not bounded
     bounds: tuple[float, float] | None = None
-    count: int = 0  # number of clusters; 0: those of `clusters`, which may be groups of them
+    count: int = 0  # number of clusters, if `clusters` are groups of them; 0: as in `clusters`
 
     @property
     def for_score(self) -> tuple[float, ...]:
-        """Scores of further clusters that keep the interval of one score right near its bounds,
-        where all units may be alike (Agresti and Coull, 1998).
+        """Scores of added pseudo-clusters, which keep the interval of a score valid near its
+        bounds, where all units may be equal (Agresti and Coull, 1998).
         """
         return () if self.bounds is None else (*self.bounds, *self.bounds)
 
     @property
     def for_difference(self) -> tuple[float, ...]:
-        """Differences of further clusters, for the interval of a difference of two scores (Bonett
-        and Price, 2012).
+        """Differences of added pseudo-clusters, for the interval of a difference of two scores
+        (Bonett and Price, 2012).
         """
         if self.bounds is None:
             return ()
@@ -55,18 +57,19 @@ class Sample(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """How a report comes to its verdicts."""
+    """How a report reaches its verdicts."""
 
-    alpha: float = 0.05  # largest share of tables of differences, or of effects, with a false one
+    # Largest share of tables, of differences or of effects, in which any verdict is false
+    alpha: float = 0.05
     # Number of times that the report may be looked at, with more seeds each time, before a verdict.
     # Each look gets an equal share of alpha, so that stopping early costs nothing (Bonferroni).
     looks: int = 1
     effect: float = 0.0  # smallest difference that matters; 0: no cells are called equivalent
-    score: str = ""  # the score that `effect` is in units of
+    score: str = ""  # the score in whose units `effect` is given
 
     @property
     def level(self) -> float:
-        """Level of one look."""
+        """Significance level of one look."""
         return self.alpha / self.looks
 
 
@@ -78,7 +81,7 @@ class Variance(NamedTuple):
 
     @property
     def is_known(self) -> bool:
-        """True if anything can be concluded from it: no spread at all says nothing."""
+        """True if the variance supports conclusions; a variance of zero does not."""
         return self.freedom > 0 and self.value > 0
 
 
@@ -100,7 +103,7 @@ def total_variance(parts: Iterable[Variance]) -> Variance:
 
 
 def half_width(variance: Variance) -> float | None:
-    """Return half of the width of the 95 % interval of a mean; None if it is not known.
+    """Return half the width of the 95 % interval of a mean; None if it is not known.
 
     >>> round(half_width(Variance(1.0, 10)), 3)
     2.228
@@ -111,12 +114,16 @@ def half_width(variance: Variance) -> float | None:
 
 
 def chance_of_more(mean: float, variance: Variance) -> float:
-    """Return the probability of a mean at least as large as this one if the truth is 0."""
+    """Return the probability of a mean at least as large as this one if the true mean is 0."""
     return float(stats.t.sf(mean / math.sqrt(variance.value), variance.freedom))
 
 
 def variance_over_seeds(of_seeds: np.ndarray) -> Variance:
-    """Return the variance of the mean of a score over seeds: [seeds]."""
+    """Return the variance of a score's mean over seeds.
+
+    Args:
+        of_seeds: [seeds], the score of each.
+    """
     if len(of_seeds) < 2:
         return Variance(0.0, 0)
     return Variance(float(of_seeds.var(ddof=1)) / len(of_seeds), len(of_seeds) - 1)
@@ -129,7 +136,7 @@ def ratio(
 
     Args:
         amounts: [units], such as the bits of each span.
-        extra: scores of further clusters: see Sample.
+        extra: scores of added pseudo-clusters; see Sample.
 
     >>> right = np.ones(44)
     >>> sample = Sample(np.ones(44), np.arange(44), bounds=(0, 1))
@@ -191,22 +198,26 @@ def scores_of(
 
     Args:
         values: cell → seed → scores of that run.
-        samples: cell → score → the units behind it. Scores that are missing here are single
-            numbers, whose intervals cover only seeds.
+        samples: cell → score → the units that it is a mean over. Scores that are missing here are
+            single numbers, whose intervals cover only seeds.
         questions: cell → score → key that says what the score measures, where cells may differ.
             Scores with different keys are not compared.
-        baselines: cell → the cell that it is compared with. A score that this one does not have, or
-            that measures something else there, is compared with the first cell that has the same.
+        baselines: cell → the cell that it is compared with. If that cell lacks a score, or measures
+            something else by it, the first cell with the same score takes its place.
         is_lower_better: returns True for a score that is better when it is lower.
         rule: how differences get their verdicts.
         counted: score → model that only counts → its amounts of the same units.
 
     Returns:
-        cell → score → "mean"; "low" and "high" of its 95 % interval, which covers seeds and units,
-        or only units if there is one seed; "deviation" over seeds; "seeds", their scores, and
-        "seed_numbers"; "among", the cells that it is compared with; "may_be_best", False if another
-        cell is better beyond doubt, None if that cannot be known; "difference" to the baseline, see
-        difference(); "beats", model that only counts → True if the cell is better beyond doubt.
+        cell → score → a dict with the entries
+        "mean", and "low" and "high" of its 95 % interval, which covers seeds and units, or only
+        units if there is one seed;
+        "deviation", the standard deviation over seeds;
+        "seeds", the scores of the seeds, and "seed_numbers";
+        "among", the cells that it is compared with;
+        "may_be_best", False if another cell is significantly better, None if that cannot be known;
+        "difference" to the baseline, see difference();
+        "beats", model that only counts → True if the cell is significantly better.
 
     >>> losses = {"a": (3.0, 3.1), "b": (2.5, 2.4)}
     >>> values = {
@@ -233,8 +244,9 @@ def scores_of(
 def scored_cells(
     values: Mapping[str, Mapping[int, Values]], samples: Mapping[str, Mapping[str, Sample]]
 ) -> dict[str, dict[str, Scored]]:
-    """Collect the scores of each cell over its seeds: cell → score. For the arguments see
-    scores_of.
+    """Collect the scores of each cell over its seeds: cell → score.
+
+    For the arguments see scores_of.
     """
     scored: dict[str, dict[str, Scored]] = {cell: {} for cell in values}
     for cell, of_runs in values.items():
@@ -253,12 +265,13 @@ def _compare(
     rule: Rule,
     counted: Mapping[str, Mapping[str, np.ndarray]],
 ) -> None:
-    """Compare each score of each cell with those of other cells, and write into `scores` what
-    scores_of says.
+    """Compare each score of each cell with other cells' scores, and add the results to `scores`.
+
+    The entries are described in scores_of.
     """
     for cell, name in ((cell, name) for cell, of_cell in scored.items() for name in of_cell):
         score = scores[cell][name]
-        # Compare it with the cells of the same baseline that measure the same by it.
+        # Compare it with cells that have the same baseline and whose score measures the same.
         among = {}
         for other, of_other in scored.items():
             same_baseline = baselines[other] == baselines[cell]
@@ -298,7 +311,7 @@ def decide(differences: Mapping[tuple[str, str], dict[str, Any]], rule: Rule) ->
     of differences and of looks.
 
     Args:
-        differences: (row, score) → what difference() or contrast() says.
+        differences: (row, score) → the result of difference() or contrast(), updated in place.
     """
     known = {key: found for key, found in differences.items() if found["p"] is not None}
     equal = []
@@ -318,8 +331,9 @@ def decide(differences: Mapping[tuple[str, str], dict[str, Any]], rule: Rule) ->
 
 
 def _p_equivalent(found: Mapping[str, Any], effect: float) -> float:
-    """Return the larger p-value of two one-sided tests: that the difference is at least `effect`,
-    and that it is at most −`effect` (Schuirmann, 1987).
+    """Return the larger p-value of two one-sided tests (Schuirmann, 1987).
+
+    Their null hypotheses are that the difference is at least `effect`, and at most −`effect`.
     """
     variance = Variance(found["variance"], found["freedom"])
     return max(chance_of_more(effect - sign * found["center"], variance) for sign in (1, -1))
@@ -354,7 +368,7 @@ def _described(scored: Scored) -> dict[str, Any]:
 
 def correlation_of_seeds(cells: Sequence[Scored]) -> float | None:
     """Return the correlation of a score between cells with the same seed, pooled over all pairs of
-    cells; None if there are fewer than three cells or two seeds in common, too few to tell.
+    cells; None with fewer than three cells or two common seeds, which are too few to tell.
     """
     shared = set.intersection(*(set(one.seeds) for one in cells))
     if len(cells) < 3 or len(shared) < 2:
@@ -372,32 +386,33 @@ def correlation_of_seeds(cells: Sequence[Scored]) -> float | None:
 def _pairs_by_seed(cells: Sequence[Scored], correlation: float | None) -> bool:
     """Return True if cells are compared seed by seed, False if by Welch's test.
 
-    Seeds share the order of the text, so their noise may cancel; but n differences have only n − 1
-    degrees of freedom, where two sets of n scores have up to 2n − 2, and k sets up to kn − k. It
-    pays if the correlation makes the interval narrower all the same. The correlation is that of all
-    cells, because choosing by the correlation of the two would favour false differences.
+    Runs with the same seed share the order of the text, so their noise may cancel in a difference.
+    But n differences have only n − 1 degrees of freedom, whereas two sets of n scores have up to
+    2n − 2, and k sets up to kn − k. Pairing pays if the correlation is strong enough to make the
+    interval narrower all the same. The correlation is pooled over all cells, because choosing by
+    the correlation of the two cells would favour false differences.
     """
     seeds = len(set.intersection(*(set(one.seeds) for one in cells)))
     if seeds < 2:
         return False
     if correlation is None:
         return seeds >= _SEEDS_TO_PAIR
-    freedom = len(cells) * (seeds - 1)  # of Welch's test, at most
+    freedom = len(cells) * (seeds - 1)  # largest possible for Welch's test
     ratio_of_widths = stats.t.ppf(_QUANTILE, freedom) / stats.t.ppf(_QUANTILE, seeds - 1)
     return bool(correlation > 1 - ratio_of_widths**2)
 
 
 class _Difference(NamedTuple):
-    """A difference of two cells."""
+    """A difference of two cells, or another weighted sum of cells."""
 
     mean: float
-    center: float  # of its interval: the mean, or closer to 0 for scores with bounds
+    center: float  # center of its interval: the mean, or closer to 0 for scores with bounds
     over_seeds: Variance
     over_units: Variance | None  # None for scores that are single numbers
 
     @property
     def variance(self) -> Variance:
-        """Variance over seeds and units; unknown if the difference is not a number."""
+        """Variance over seeds and units; unknown if the difference is not finite."""
         parts = [self.over_seeds] + ([] if self.over_units is None else [self.over_units])
         return total_variance(parts) if math.isfinite(self.center) else Variance(0.0, 0)
 
@@ -408,8 +423,9 @@ def _difference(own: Scored, other: Scored, is_paired: bool) -> _Difference:
 
 
 def _estimate(cells: Sequence[Scored], weights: Sequence[float], is_paired: bool) -> _Difference:
-    """Return a sum of weighted scores, seed by seed or of the means over all seeds. The weights of
-    a difference are 1 and −1.
+    """Return a weighted sum of scores, taken seed by seed or between the means over all seeds.
+
+    The weights of a difference are 1 and −1.
     """
     if is_paired:
         shared = sorted(set.intersection(*(set(one.seeds) for one in cells)))
@@ -429,7 +445,7 @@ def _estimate(cells: Sequence[Scored], weights: Sequence[float], is_paired: bool
     over_units = None
     sample = cells[0].sample
     if sample is not None and all(one.amounts is not None for one in cells):
-        # All runs are asked for the same units, so what makes a unit hard for all cancels.
+        # All runs are scored on the same units, so what makes a unit hard for all of them cancels.
         amounts = np.sum([weight * one.of_units(at) for weight, one, at in parts], axis=0)
         size = sum(map(abs, weights)) / 2  # 1 for a difference
         extra = [size * value for value in sample.for_difference]
@@ -442,12 +458,15 @@ def difference(own: Scored, other: Scored, correlation: float | None) -> dict[st
     """Return the score of one cell minus that of another.
 
     Returns:
-        "mean"; "low" and "high" of its 95 % interval and "p" of its two-sided test, None if the
-        spread over seeds or units is not known; "low_over_units" and "high_over_units", the
-        interval that leaves out the noise of seeds; "is_paired", "correlation" of the seeds;
-        "low_otherwise", "high_otherwise", the interval by the other of the two tests; "verdict",
-        "different", "equivalent" or "open", and "p_corrected" behind it, are added for all
-        differences of a report together.
+        a dict with the entries
+        "mean";
+        "low" and "high" of its 95 % interval and "p" of its two-sided test, None if the spread over
+        seeds or units is not known;
+        "low_over_units" and "high_over_units", the interval without the noise of seeds;
+        "is_paired", and "correlation" of the seeds;
+        "low_otherwise" and "high_otherwise", the interval by the other of the two tests;
+        "verdict" ("different", "equivalent" or "open") and "p_corrected", on which it rests: both
+        are set by decide() for all differences of a report together.
     """
     return {
         **contrast([own, other], [1, -1], correlation),
@@ -458,8 +477,8 @@ def difference(own: Scored, other: Scored, correlation: float | None) -> dict[st
 def contrast(
     cells: Sequence[Scored], weights: Sequence[float], correlation: float | None
 ) -> dict[str, Any]:
-    """Return what difference() says, except "seeds", of a sum of weighted scores of cells, such as
-    the difference of two differences.
+    """Return the entries of difference(), except "seeds", for a weighted sum of cells' scores, such
+    as the difference of two differences.
     """
     is_paired = _pairs_by_seed(cells, correlation)
     by_rule, otherwise = (
@@ -489,7 +508,7 @@ def contrast(
 def _possible_range(
     cells: Sequence[Scored], weights: Sequence[float]
 ) -> tuple[float, float] | None:
-    """Return the least and the greatest value of a sum of weighted scores; None without bounds."""
+    """Return the smallest and largest possible weighted sum of scores; None without bounds."""
     least = greatest = 0.0
     for cell, weight in zip(cells, weights, strict=True):
         bounds = None if cell.sample is None else cell.sample.bounds
@@ -506,7 +525,8 @@ def _bounds(
     """Return the 95 % interval as "low" and "high" with a suffix; None if it is not known.
 
     Args:
-        possible: the least and the greatest value that there can be; None: there are none.
+        possible: the smallest and largest possible value, to which the interval is clipped; None:
+            not bounded.
     """
     half = half_width(variance)
     if half is None:
@@ -518,12 +538,12 @@ def _bounds(
 
 
 def beats(own: Scored, amounts: np.ndarray, tests: int, rule: Rule) -> bool | None:
-    """Return True if a cell is better beyond doubt than a model without luck, such as one that
-    counts words; None if that cannot be known.
+    """Return True if a cell is significantly better than a model without randomness, such as one
+    that counts words; None if that cannot be known.
 
     Args:
-        amounts: [units] of that model, on the same units.
-        tests: number of cells that are asked this.
+        amounts: [units], the amounts of that model on the same units.
+        tests: number of cells that are tested in this way.
     """
     assert own.amounts is not None
     assert own.sample is not None
@@ -542,11 +562,11 @@ def _may_be_best(
     correlation: float | None,
     level: float,
 ) -> bool | None:
-    """Return False if some other cell is better than this one beyond doubt, and None if that cannot
-    be known.
+    """Return False if some other cell is significantly better than this one, and None if that
+    cannot be known.
 
-    The truly best cell is among those that may be, but for a probability of `level` (multiple
-    comparisons with the best: Hsu, 1984, with Bonferroni's bound).
+    The truly best cell is excluded with a probability of at most `level` (multiple comparisons with
+    the best: Hsu, 1984, with Bonferroni's bound).
 
     Args:
         sign: 1 if higher is better, −1 if lower is.
@@ -565,7 +585,7 @@ def _may_be_best(
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Correct p-values for their number, so that 5 % of all families of tests hold a false
+    """Correct p-values for their number, so that at most 5 % of all families of tests have a false
     rejection at 0.05 (Holm, 1979).
 
     >>> [round(value, 3) for value in holm([0.01, 0.04, 0.03])]

@@ -3,8 +3,8 @@ CompareConfig.tune gives to some settings, and keep the combination with the low
 
     cell ─► tries ─► loss of each on text held out from training ─► the cell with the best values
 
-Nothing that is reported is used to choose: no seed, no text, no example. Tries are ordinary runs in
-WORKDIR/tuning, each with a file of its loss beside it, so the same command repeats none of them.
+The choice uses nothing that is reported: no seed, no text, no example. Tries are ordinary runs in
+WORKDIR/tuning. A file beside each of them holds its loss, so the same command does not repeat it.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ from t5x_lite.progress import say
 from t5x_lite.training.log import read_metrics
 from t5x_lite.training.stages import directories_of, plan_stages
 
-# Settings that cannot be tuned, besides those of the text
+# Settings that cannot be tuned, in addition to those of the text
 _FIXED = {"seed", "init_from"} | settings_with(RunConfig, RESUMABLE, LOCAL, BUDGET, PATH, SIZE)
 
 
@@ -43,11 +43,11 @@ class Try(NamedTuple):
     """A cell with one combination of values.
 
     Attributes:
-        cell: its name.
+        cell: name of the cell.
         label: the values as text, such as "learning_rate=0.001".
         values: value of each setting, by its dotted key.
         tuned: the settings of the cell with these values.
-        config: settings of the run that tries them.
+        config: settings of the run that tries these values.
         directory: directory of that run.
     """
 
@@ -60,7 +60,7 @@ class Try(NamedTuple):
 
 
 def combinations(tune: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return all combinations of the values of CompareConfig.tune; none if it is empty.
+    """Return all combinations of the values in CompareConfig.tune; empty if it has none.
 
     >>> combinations({"optimizer": {"learning_rate": (1, 2), "beta1": (0.9,)}})
     ... # doctest: +NORMALIZE_WHITESPACE
@@ -104,8 +104,8 @@ def _plan_try(config: CompareConfig, cell: Cell, values: dict[str, Any], workdir
     settings = merge(to_dict(cell.config), nested(values))
     tuned = build(RunConfig, settings, "tune.")
 
-    # The losses of tries can be compared, and the budget buys as many steps, only if the text, the
-    # rows and the cost of a step stay as they are.
+    # The losses of tries can be compared, and the budget buys the same number of steps, only if the
+    # text, the rows and the cost of a step stay the same.
     fixed = {key for key in values if key in _FIXED or key.startswith(("data.", "start."))}
     if fixed or not _costs_the_same(tuned, cell):
         reason = "changes what a cell is, not only how it is trained"
@@ -121,7 +121,7 @@ def _plan_try(config: CompareConfig, cell: Cell, values: dict[str, Any], workdir
 
 
 def _costs_the_same(config: RunConfig, cell: Cell) -> bool:
-    """Return True if each stage has the rows of the cell, and steps that cost as much."""
+    """Return True if each stage has the same rows and the same cost per step as in the cell."""
     stages = cell.with_config(config).stages
     return all(
         stage.resolved.rows == before.resolved.rows
@@ -134,7 +134,7 @@ def run_tries(tries: Sequence[Try], jobs: int, logs: Path) -> dict[str, UserErro
     """Train the tries that have no loss yet, `jobs` at a time.
 
     Returns:
-        The error of each cell with a try that failed otherwise than by diverging.
+        The error of each cell with a try that failed for any reason except divergence.
     """
     arguments = {one.directory.name: (one.config, one.directory) for one in tries}
     if jobs > 1:
@@ -160,11 +160,11 @@ def run_tries(tries: Sequence[Try], jobs: int, logs: Path) -> dict[str, UserErro
 def tuned_cells(
     cells: Sequence[Cell], tries: Sequence[Try]
 ) -> tuple[list[Cell], dict[str, Any], dict[str, UserError]]:
-    """Return the cells with the best values of each, from tries that are trained.
+    """Give each cell its best values, according to tries that are trained.
 
     Returns:
-        The cells, what the report shows of their tuning, and the errors of cells of which all tries
-        diverged. Those and cells without tries stay as they are.
+        The cells, what the report shows about their tuning, and the errors of cells whose tries all
+        diverged. These cells and those without tries are unchanged.
     """
     tuned, shown, failed = [], {}, {}
     for cell in cells:
@@ -194,10 +194,10 @@ def tuned_cells(
 
 
 def check_same_choices(config: CompareConfig, runs: Sequence[SeededRun]) -> None:
-    """Reject a run that was trained with other values than its cell chooses now.
+    """Reject runs that were trained with other values than their cells choose now.
 
     Raises:
-        UserError: if there is one, as after a change of CompareConfig.tune.
+        UserError: if there is such a run, for example after a change of CompareConfig.tune.
     """
     for run in runs:
         path = run.directory / "config.json"
@@ -211,7 +211,7 @@ def check_same_choices(config: CompareConfig, runs: Sequence[SeededRun]) -> None
 
 
 def keys_at_end(chosen: Mapping[str, Any], tried: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the settings whose chosen value is the smallest or the largest number of several.
+    """Return the settings whose chosen value is the smallest or the largest of several numbers.
 
     >>> keys_at_end({"a": 3, "b": 2}, [{"a": a, "b": b} for a in (1, 2, 3) for b in (1, 2, 3)])
     ['a']
@@ -228,8 +228,10 @@ def keys_at_end(chosen: Mapping[str, Any], tried: Sequence[Mapping[str, Any]]) -
 
 
 def loss_of_try(config: RunConfig, directory: Path) -> float | None:
-    """Train a try, or read what it has reached: its loss on text held out from training; None if it
-    diverged.
+    """Train a try, or read its result from a file.
+
+    Returns:
+        the loss on text held out from training; None if the try diverged.
     """
     corpus = prepare(config.data)
     text = {key: corpus.manifest[key] for key in ("tokenizer", "train", "validation")}
@@ -241,7 +243,7 @@ def loss_of_try(config: RunConfig, directory: Path) -> float | None:
 
 
 def _without_its_end(data: Data) -> Corpus:
-    """Prepare a text whose end is held out: see store.corpus.hold_out."""
+    """Prepare a text with its end held out; see store.corpus.hold_out."""
     return hold_out(prepare(data))
 
 
