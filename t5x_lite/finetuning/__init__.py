@@ -1,1 +1,1 @@
-"""Fine-tuning a model on a task."""
+"""Fine-tune a model on a task."""

@@ -65,7 +65,7 @@ def recipe(config: RunConfig) -> dict[str, Any]:
     }
 
 
-# Share of the steps that the learning rate warms up for.
+# Share of the steps during which the learning rate warms up.
 _WARMUP = {"encoder": 0.1, "decoder": 0.002, "prefix_decoder": 0.0, "encoder_decoder": 0.0}
 
 
@@ -84,7 +84,7 @@ def config_of(
         adapt: which parameters are trained; see training.adapt.
         init_from: the run directory to start from; empty: random parameters.
     """
-    # Keep the base model, and train it by the recipe of its family.
+    # Start from the settings of the base model, and apply the recipe of its family.
     settings = to_dict(base)
     written = recipe(base)
     if base.model.architecture == "encoder":
@@ -107,11 +107,11 @@ def config_of(
 def with_schedule(config: RunConfig, data: TaskData, is_set: set[str]) -> RunConfig:
     """Fill in the settings that depend on the number of examples.
 
-    These are the rows of a batch, the steps, the warm-up, and the steps between evaluations, one
-    per epoch. A checkpoint is saved at each evaluation.
+    These are the batch size, the number of steps, the warm-up, and the steps between evaluations
+    (one per epoch). A checkpoint is saved at each evaluation.
 
     Args:
-        is_set: keys that the user has set, whose values are kept. The steps never go beyond the
+        is_set: keys that the user has set, whose values are kept. The steps never exceed the
             epochs.
     """
     stream = data.train.rows

@@ -14,7 +14,7 @@ from t5x_lite.progress import columns
 from t5x_lite.training.best import PREFIX
 from t5x_lite.training.log import read_metrics
 
-_EXAMPLES = 4  # examples shown of the right and of the wrong predictions
+_EXAMPLES = 4  # number of examples shown under each heading
 _MOST_LABELS = 20  # largest number of labels in a confusion matrix
 
 
@@ -40,8 +40,8 @@ def answers_of(workdir: Path, task: Task) -> dict[str, Any]:
     """Read a run's predictions for the validation examples.
 
     Returns:
-        some of them under "shown" and, if there are not too many classes, a "confusion" matrix: how
-        often each label was predicted as each.
+        a selection of them under "shown" and, for tasks with few enough classes, a "confusion"
+        matrix: how often each label was predicted as each.
     """
     path = workdir / "predictions/validation.jsonl"
     with user_errors(NO_FILE, f"{path}: cannot be read"):
@@ -61,7 +61,7 @@ def answers_of(workdir: Path, task: Task) -> dict[str, Any]:
 
 
 def _some(task: Task, records: list[dict]) -> dict[str, list[dict]]:
-    """Select some predictions to show, by heading."""
+    """Select some predictions to show, grouped by heading."""
     shown = kind_of(task).shown
     if shown == "largest errors":
         errors = [abs((record["prediction"] or 0) - record["label"]) for record in records]
@@ -78,7 +78,7 @@ def _some(task: Task, records: list[dict]) -> dict[str, list[dict]]:
 
 
 def _is_right(record: dict) -> bool:
-    """Return True if a prediction is the label, or a right text under SQuAD's normalisation."""
+    """Return True if a prediction is the label, or equals it under SQuAD's normalisation."""
     prediction, label = record["prediction"], record["label"]
     labels = label if isinstance(label, list) else [label]
     if prediction in labels or not isinstance(prediction, str):

@@ -1,8 +1,7 @@
-"""Fine-tune a model on a task by the recipe of its family, with several settings and seeds if
-asked.
+"""Fine-tune a model on a task by the recipe of its family, with one or several settings and seeds.
 
-With a grid, each of its cells is trained with the first seed, the best cell is chosen by the task's
-first metric on the validation examples, and only that cell is trained with the other seeds.
+With a grid, every cell is trained with the first seed. The cell with the best validation score in
+the task's first metric is chosen, and only that cell is trained with the other seeds.
 """
 
 import dataclasses
@@ -52,9 +51,9 @@ from t5x_lite.training.run_directory import LoadedModel
 class Reached(NamedTuple):
     """Scores of one fine-tuning run."""
 
-    best: dict[str, float]  # step and metrics of its best evaluation, by which it was chosen
-    scored: Scored  # its score on examples that did not choose
-    validation: TaskSplit  # the examples that chose
+    best: dict[str, float]  # step and metrics of its best evaluation
+    scored: Scored  # score on examples that did not select this evaluation
+    validation: TaskSplit  # the examples that selected it
 
 
 @dataclass(frozen=True)
@@ -83,12 +82,12 @@ def finetune(
     on_log: Callable[[dict], None] | None = None,
     name: str = "",
 ) -> dict[str, Any]:
-    """Train a model on a task; the same call continues a run that was stopped.
+    """Train a model on a task. The same call continues a run that was stopped.
 
     Args:
         init: the model to start from.
         task: what to train on.
-        workdir: where to write report.json and the run, or a directory for each cell and seed.
+        workdir: where to write report.json and the run, or one directory per cell and seed.
         overrides: settings such as "optimizer.learning_rate=1e-4".
         seeds: number of seeds, counting up from the config's seed.
         grid: settings with several values each, such as "optimizer.learning_rate=1e-4,3e-4".
@@ -112,7 +111,7 @@ def finetune(
     resolved, tokenizer = run_directory.read(directory)
     base = _Base(name or directory.name, directory, resolved.config, tokenizer)
     init_from = "" if from_scratch else str(init)
-    grant(places=[init_from])  # an argument, and no data
+    grant(places=[init_from])  # permitted, because it is an argument and not data
     cells = _cells(base, with_labels_of(task), combinations, overrides, adapt, init_from)
     return _train_cells(base, cells, workdir, seeds, overrides, on_log)
 
@@ -168,7 +167,7 @@ def _train_cells(
 
     reached = chosen.reached[first_seed]
     if len(cells) > 1 and seeds == 1 and reached.scored.split == "validation":
-        # The examples that choose the settings do not judge, either.
+        # Examples that were used to choose the settings must not judge them, either.
         directories = [directory_of(cell, first_seed) for cell in cells]
         scored = score_on_halves(directories, reached.validation)
         chosen.reached[first_seed] = reached._replace(scored=scored)
@@ -220,7 +219,7 @@ def _train(
     is_set: set[str],
     on_log: Callable[[dict], None] | None,
 ) -> "Reached":
-    """Train one run; return what it has reached."""
+    """Train one run and return its scores."""
     rows = plan_checked(config)
     assert isinstance(rows, TaskPlan)
     if config.adapt == "probe" and rows.format.head == "lm":
@@ -236,7 +235,7 @@ def _train(
         resolved, data, workdir, on_log, judge=lambda loaded: judge_and_keep(loaded, data, workdir)
     )
     best = best_evaluation(workdir, config.task)
-    # Predictions of the best parameters: those for validation were made when they were judged.
+    # Predictions of the best parameters. Those for validation were saved at the evaluation.
     predictions = {"validation": kept_predictions(workdir)[int(best["step"])]}
     if test is not None:
         predictions["test"] = predict(run_directory.load(workdir), test)
@@ -246,7 +245,7 @@ def _train(
 
 
 def judge_and_keep(loaded: LoadedModel, data: TaskData, workdir: Path) -> dict[str, float]:
-    """Return the metrics of the validation examples, and keep the predictions behind them."""
+    """Return the metrics on the validation examples, and save the predictions."""
     predictions = predict(loaded, data.validation)
     keep_predictions(workdir, loaded.step, predictions)
     examples = data.validation.examples
@@ -314,7 +313,7 @@ def write_predictions(
 
 
 def _results(base: _Base, task: Task, cells: list[Trial], chosen: Trial) -> dict[str, Any]:
-    """Return what report.json says of the cells and the chosen one."""
+    """Return the part of report.json that describes the cells and the chosen one."""
     resolved = resolve(chosen.config, base.tokenizer.vocabulary)
     model, rows = resolved.model, resolved.rows
     assert isinstance(rows, TaskPlan)

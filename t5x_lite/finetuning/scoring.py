@@ -1,9 +1,10 @@
-"""The score of a fine-tuned model on examples that did not choose it.
+"""Score a fine-tuned model on examples that were not used to select it.
 
-Fine-tuning keeps the parameters of its best evaluation, and the best of several figures is too good
-by luck. So a run is scored on its test split if that has labels. Otherwise the validation examples
-are divided into two halves, and each half is scored with the predictions of the evaluation that the
-other half finds best: all examples count, and none has chosen the predictions it is scored with.
+Fine-tuning keeps the parameters of its best evaluation, and the best of several scores is too good
+by luck. A run is therefore scored on its test split, if that has labels. Otherwise the validation
+examples are divided into two halves, and each half is scored with the predictions of the evaluation
+that is best on the other half. All examples count, and none helped to select the predictions that
+it is scored with.
 """
 
 import hashlib
@@ -23,7 +24,7 @@ from t5x_lite.training.log import read_metrics
 
 
 class Scored(NamedTuple):
-    """A task's first metric on examples that did not choose the predictions."""
+    """A task's first metric on examples that were not used to select the predictions."""
 
     split: str  # "test" or "validation"
     fingerprint: str  # of the examples of that split
@@ -33,7 +34,7 @@ class Scored(NamedTuple):
 
     @property
     def value(self) -> float:
-        """Return the mean over the units, which is the metric."""
+        """The metric: the mean over the units."""
         return sum(self.units.amounts) / len(self.units.amounts)
 
 
@@ -73,8 +74,7 @@ def score_run(
     test: TaskSplit | None,
     of_test: Sequence[Label] | None,
 ) -> Scored:
-    """Score a run on its test split if that has labels, otherwise on halves of its validation
-    split.
+    """Score a run on its test split, if that has labels, or else on halves of its validation split.
 
     Args:
         of_test: predictions of the best parameters for the test split, if there is one.
@@ -88,8 +88,9 @@ def score_run(
 
 
 def score_on_halves(workdirs: Sequence[Path], validation: TaskSplit) -> Scored:
-    """Score each half of the validation examples with the predictions that the other half finds
-    best, among all evaluations of one run or of several with different settings.
+    """Score each half of the validation examples with the predictions that are best on the other.
+
+    The candidates are all evaluations of one run, or of several runs with different settings.
     """
     examples = validation.examples
     evaluations = {
@@ -107,7 +108,7 @@ def score_on_halves(workdirs: Sequence[Path], validation: TaskSplit) -> Scored:
 
 
 def in_first_half(examples: Sequence[Example]) -> list[bool]:
-    """Divide examples into two halves at random, so that examples of one text stay together."""
+    """Divide examples into two random halves, keeping examples of one text together."""
     return [
         hashlib.sha256(str(number).encode()).digest()[0] < 128 for number in clusters_of(examples)
     ]
@@ -116,7 +117,7 @@ def in_first_half(examples: Sequence[Example]) -> list[bool]:
 def cross_fitted(
     task: Task, examples: Sequence[Example], evaluations: Mapping[Any, Sequence[Label]]
 ) -> list[Label]:
-    """Return for each half of the examples the predictions of the evaluation that is best on the
+    """Return the predictions for each half of the examples from the evaluation that is best on the
     other half.
 
     Args:
@@ -129,7 +130,7 @@ def cross_fitted(
         scored = [number for number, one in enumerate(first) if one == is_first]
         choosing = [number for number, one in enumerate(first) if one != is_first]
         if not choosing:
-            continue  # nothing to choose by: the last evaluation it is
+            continue  # nothing to choose by, so keep the last evaluation
         of_choosing = [examples[number] for number in choosing]
         best_step, best = max(evaluations), -float("inf")
         for step, of_step in evaluations.items():

@@ -1,12 +1,12 @@
-"""Lengths of rows in inference, which are rounded up so that few programs are compiled."""
+"""Round row lengths up in inference, so that few programs are compiled."""
 
 _SHORTEST = 16
 
 
 def bucket_length(length: int, longest: int | None = None) -> int:
-    """Round a length up to a power of two, at least 16, but not above `longest`, if that is given.
+    """Round a length up to a power of two: at least 16 and, if given, at most `longest`.
 
-    A length that is above `longest` itself is returned unchanged.
+    A length that is already above `longest` is returned unchanged.
 
     >>> bucket_length(3), bucket_length(17), bucket_length(17, longest=20)
     (16, 32, 20)

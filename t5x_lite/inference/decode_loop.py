@@ -35,10 +35,10 @@ class Sampling(NamedTuple):
 
     Attributes:
         temperature: divides the logits; 0 takes the likeliest token.
-        top_k: sample from the k likeliest tokens, and those that tie with the last; 0: all.
-        top_p: sample from the likeliest tokens that together hold this probability (nucleus
+        top_k: sample from the k likeliest tokens and any that tie with the k-th; 0: from all.
+        top_p: sample from the fewest likeliest tokens that together hold this probability (nucleus
             sampling; Holtzman et al., 2020).
-        first_token: the id that each text begins with, whatever the model prefers; None: any.
+        first_token: id that every text is forced to begin with; None: the model chooses.
     """
 
     temperature: float = 0.0
@@ -48,12 +48,12 @@ class Sampling(NamedTuple):
 
 
 class StopTokens(NamedTuple):
-    """The ids that end a text, and the limit of ids that may be generated.
+    """The ids that end a text, and the upper limit of the ids that may be generated.
 
     Attributes:
-        ends: the ids that end a text: one, or several, as LLaMA 3 has. The first fills the rest of
-            a text that has ended.
-        vocab_size: only ids below this are generated, since the model's vocabulary is padded.
+        ends: the ids that end a text; some models, such as LLaMA 3, have several. The first one
+            pads texts that have ended.
+        vocab_size: only ids below this are generated, because the model's vocabulary is padded.
     """
 
     ends: tuple[int, ...]
@@ -67,9 +67,9 @@ class StopTokens(NamedTuple):
 class Prompt(struct.PyTreeNode):
     """A batch of prompts."""
 
-    tokens: Int[Array | np.ndarray, "B P"]  # what the decoder reads, padded on the right
+    tokens: Int[Array | np.ndarray, "B P"]  # the decoder's input, padded on the right
     lengths: Int[Array | np.ndarray, "B"]  # number of real tokens in each row
-    encoder: dict[str, Any] | None = None  # the Row that an encoder reads
+    encoder: dict[str, Any] | None = None  # the encoder's input, if there is an encoder
 
 
 class DecodeState(struct.PyTreeNode):
@@ -96,7 +96,7 @@ def _read_prompt(config, weights, prompt: Prompt, slots: int) -> tuple[Array, De
     """Read the prompts; return the logits [B, V] after each, and the decoder's state.
 
     Args:
-        slots: number of tokens that the state has room for, the prompt included.
+        slots: number of tokens that the state can hold, including the prompt.
     """
     tokens = jnp.asarray(prompt.tokens)
     rows, length = tokens.shape
@@ -105,7 +105,7 @@ def _read_prompt(config, weights, prompt: Prompt, slots: int) -> tuple[Array, De
     # Shorter prompts are padded on the right.
     index = jnp.broadcast_to(jnp.arange(length), tokens.shape)
     is_real = (index < prompt.lengths[:, None]).astype(jnp.int32)
-    positions = index * is_real  # padding could lie past the position table
+    positions = index * is_real  # padding could extend past the position table
     bidirectional = config.architecture == "prefix_decoder"
     hidden, state = read_tokens(
         config, weights, state, tokens, is_real, positions, 0, bidirectional
@@ -122,7 +122,8 @@ def _read_next(config, weights, state: DecoderState, ids, prompt_lengths, count,
     # prompt.
     prompt_slots = state.filled.shape[1] - output_slots
     positions = (prompt_lengths + count - 1)[:, None]
-    # A row that has used up its positions is read on, unused, until the others have ended.
+    # A row that has used up its positions keeps running until the others have ended; the caller
+    # drops its extra tokens.
     limit = position_limit(config)
     positions = positions if limit is None else jnp.minimum(positions, limit - 1)
     is_real = jnp.ones_like(positions)
@@ -141,7 +142,7 @@ def prefill(
     prompt: Prompt,
     key: Array,
 ) -> DecodeState:
-    """Read the prompts and generate the first token, with room for `output_slots` tokens."""
+    """Read the prompts, generate the first token, and reserve memory for `output_slots` tokens."""
     rows, length = prompt.tokens.shape
     logits, decoder = _read_prompt(config, weights, prompt, length + output_slots)
     if sampling.first_token is None:
@@ -217,7 +218,7 @@ def sample(logits: Float[Array, "B V"], key: Array, sampling: Sampling) -> Int[A
 
 
 class Beams(struct.PyTreeNode):
-    """The state of a beam search: in each row K live texts, and the K best that have ended."""
+    """The state of a beam search: per row, K live texts and the K best texts that have ended."""
 
     decoder: DecoderState  # with B · K rows
     ids: Int[Array, "B K N"]
@@ -230,9 +231,9 @@ class Beams(struct.PyTreeNode):
 
 @dataclass(frozen=True)
 class _BeamSearch:
-    """The rules of one beam search: see beam_search.
+    """How one beam search extends, ranks and ends its texts; see beam_search.
 
-    Shapes: K' texts before a step, K after it.
+    Shapes: K live texts in each row, but 1 before the first step.
     """
 
     stop: StopTokens
@@ -241,7 +242,7 @@ class _BeamSearch:
     until: int | Int[Array, ""]
 
     def penalised(self, scores: Array, length: Array | float) -> Array:
-        """Score texts of this length (Wu et al., 2016, eq. 14)."""
+        """Apply the length penalty to the scores of texts (Wu et al., 2016, eq. 14)."""
         return scores / ((5 + length) / 6) ** self.length_penalty
 
     def extend(self, beams: Beams, logits: Float[Array, "BK V"], decoder: DecoderState) -> Beams:
@@ -258,7 +259,7 @@ class _BeamSearch:
         parents, ids = flat // vocab, flat % vocab
         texts = _take(beams.ids, parents).at[:, :, beams.count].set(ids)
 
-        # Rank the candidates that end among the texts that ended before.
+        # Rank the candidates that end together with the texts that ended earlier.
         ends = self.stop.is_end(ids) | (beams.count + 1 >= self.until)
         new_scores = jnp.where(ends, self.penalised(scores, beams.count + 1.0), -jnp.inf)
         all_ended = jnp.concatenate([beams.ended_ids, texts], 1)
@@ -290,7 +291,7 @@ class _BeamSearch:
 
 
 def _take(texts: Int[Array, "B K1 N"], index: Int[Array, "B K2"]) -> Int[Array, "B K2 N"]:
-    """Select texts of each row."""
+    """Select texts within each row by index."""
     return jnp.take_along_axis(texts, index[..., None], 1)
 
 
@@ -312,8 +313,8 @@ def beam_search(
     that are cut off at `until` count as ended.
 
     Returns:
-        the ids, filled up with EOS, and the scores, both best first; a score of −inf marks a
-        missing text.
+        the ids, padded with EOS, and the scores, both best first; a score of −inf marks a missing
+        text.
     """
     rows, prompt_slots = prompt.tokens.shape
     search = _BeamSearch(stop, num_beams, length_penalty, until)

@@ -1,4 +1,4 @@
-"""Embed texts as vectors: the hidden states of a model, pooled or not.
+"""Embed texts as vectors: the hidden states of a model, optionally pooled.
 
 Shapes: N texts, T positions, D d_model.
 """
@@ -42,8 +42,8 @@ def embed(loaded: LoadedModel, texts: list[str], pooling: Pooling = "mean") -> l
             positions.
 
     Raises:
-        UserError: if a text has more tokens than the position table, or for "cls" without an
-            encoder.
+        UserError: if a text has more tokens than the position table has rows, or if pooling is
+            "cls" and the model has no encoder.
     """
     if pooling not in get_args(Pooling):
         raise UserError(USAGE, f"embed: pooling={pooling!r}: expected mean, cls or none")

@@ -1,4 +1,4 @@
-"""Evaluate a model on a task, whether it was trained on it or not."""
+"""Evaluate a model on a task, whether or not it was trained on that task."""
 
 from dataclasses import replace
 from typing import Any
@@ -18,13 +18,13 @@ from t5x_lite.training.run_directory import LoadedModel
 def evaluate_task(loaded: LoadedModel, task: Task, asking: Asking) -> dict[str, Any]:
     """Evaluate a model on a task.
 
-    A task that the model was trained on is answered as in training, unless shots are asked for, and
-    so are other conversations by a model that was trained on some. Any other task is answered as in
-    inference.zero_shot.
+    A model that was trained on this task answers as in training, unless shots are requested. So
+    does a model that was trained on conversations, for any task of conversations. In all other
+    cases the model is asked as in inference.zero_shot.
 
     Returns:
         a dict with task, split, method, examples (their number), metrics, chance (the accuracy of
-        guessing, or None), groups and predictions (a record for each example).
+        guessing, or None), groups and predictions (one record per example).
 
     Raises:
         UserError: if the model was trained on another task and has no language model head.
@@ -55,16 +55,16 @@ def evaluate_task(loaded: LoadedModel, task: Task, asking: Asking) -> dict[str, 
 
 
 def _evaluate_learned(loaded: LoadedModel, task: Task, asking: Asking) -> Evaluated:
-    """Answer the examples that are asked for, formatted as the model was trained to read them."""
+    """Answer the requested examples, formatted as the model was trained to read them."""
     if asking.direction == "channel":
         raise UserError(USAGE, f"evaluate: this model has learned {task.name}; leave --channel out")
     rows = loaded.rows
     assert isinstance(rows, TaskPlan)
-    # Training fixed how examples are read and answered; `task` says where they are.
+    # Training fixed how examples are read and answered; `task` only says where to find them.
     fixed = {name: getattr(rows.task, name) for name in settings_with(Task, FORMAT)}
     learned = replace(task, **fixed)
     if not has_splits(task.source) and task.source != rows.task.source:
-        learned = replace(learned, train="")  # another file, none of which was trained on
+        learned = replace(learned, train="")  # a different file: none of it was trained on
     check_metrics(learned)
     config = loaded.config
     data = TaskData(

@@ -24,7 +24,8 @@ def read_examples(path: Path) -> list[Shot]:
     """Read examples from JSON lines with "input" and "target".
 
     Raises:
-        UserError: if the file cannot be read, holds no examples, or has a line that is not one.
+        UserError: if the file cannot be read, has no examples, or has a line that is not an
+            example.
     """
     try:
         lines = path.read_text("utf-8").split("\n")
@@ -51,7 +52,7 @@ def read_examples(path: Path) -> list[Shot]:
 def few_shot_prompt(
     examples: list[Shot], query: str, shots: int, seed: int = 0, template: str = TEMPLATE
 ) -> str:
-    r"""Build a prompt from `shots` examples, drawn without replacement, and the open query.
+    r"""Build a prompt from `shots` examples, drawn without replacement, and an unanswered query.
 
     Raises:
         UserError: if the template lacks {input} before {target}, or there are too few examples.

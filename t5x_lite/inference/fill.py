@@ -1,5 +1,5 @@
-"""Fill the blanks (___) of a text: a masked language model puts one token in each, a model trained
-with sentinels any number of words.
+"""Fill the blanks (___) in a text: a masked language model fills each with one token, a model
+trained with sentinels with any number of words.
 """
 
 import re
@@ -38,7 +38,7 @@ def split_at_blanks(loaded: LoadedModel, text: str) -> list[np.ndarray]:
 def before_sentinels(loaded: LoadedModel) -> list[int]:
     """Return the ids that precede a text with sentinels: UL2's mode token, or none.
 
-    A model has a mode token if it was trained with one.
+    Only a model that was trained with mode tokens reads one.
     """
     mode = loaded.rows.mode_of_sentinels
     return [loaded.tokenizer.vocabulary[f"[{mode}]"]] if mode else []
@@ -59,7 +59,7 @@ def fill_words(loaded: LoadedModel, text: str, top: int = 5) -> list[list[tuple[
     with loaded.within():
         probabilities = to_host(_blank_probabilities(config, loaded.params, row, blanks))
 
-    if loaded.rows.bounds_whole_text:  # as in unmasking, where the mask itself is no answer
+    if loaded.rows.bounds_whole_text:  # as in unmasking, the mask itself is not an answer
         probabilities = np.array(probabilities)
         probabilities[:, mask] = 0
         probabilities /= probabilities.sum(-1, keepdims=True)
@@ -80,7 +80,7 @@ def _blank_probabilities(
 
 
 def fill_spans(loaded: LoadedModel, text: str, max_new_tokens: int = 32) -> list[str]:
-    """Return what a model trained with sentinels writes for each blank, or an empty text.
+    """Return the text that a model trained with sentinels writes for each blank; it may be empty.
 
     Raises:
         UserError: if there are more blanks than sentinels.
@@ -95,7 +95,8 @@ def fill_spans(loaded: LoadedModel, text: str, max_new_tokens: int = 32) -> list
     for number, part in enumerate(rest):
         parts.append(np.append(vocabulary.sentinel(number), part))
     ids = np.concatenate([before_sentinels(loaded), *parts, [vocabulary.eos]]).astype(np.int32)
-    # It writes: <extra_id_0> span <extra_id_1> span. Some models begin short texts otherwise.
+    # It writes: <extra_id_0> span <extra_id_1> span. The first token is forced, because some models
+    # begin differently if the text is short.
     begins = Sampling(first_token=vocabulary.sentinel(0))
     written = generate_ids(loaded, [ids], max_new_tokens, begins)[0]
 
@@ -113,7 +114,7 @@ def fill_spans(loaded: LoadedModel, text: str, max_new_tokens: int = 32) -> list
 
 
 def fill(loaded: LoadedModel, text: str, top: int = 5) -> list:
-    """Fill the blanks of a text by fill_words or fill_spans, depending on the model's training.
+    """Fill the blanks in a text with fill_words or fill_spans, as the model was trained.
 
     Raises:
         UserError: if the model was trained with neither masks nor sentinels.

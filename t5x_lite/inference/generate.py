@@ -1,8 +1,9 @@
 """Continue texts: greedily, by sampling, or by beam search.
 
-A decoder reads the start token and the prompt; an imported one reads what its tokenizer puts before
-the prompt. A prefix decoder reads both bidirectionally. In an encoder-decoder, the encoder reads
-the prompt and the decoder begins with the start token.
+A decoder reads the start token and the prompt. Instead of the start token, an imported decoder
+reads the ids that its own tokenizer puts before a text. A prefix decoder reads both
+bidirectionally. In an encoder-decoder, the encoder reads the prompt and the decoder begins with the
+start token.
 """
 
 from collections.abc import Iterator, Sequence
@@ -50,15 +51,15 @@ class Options(Checked):
     temperature: Annotated[float, Range(0.0)] = 0.0
     top_k: NonNegative = 0
     top_p: Annotated[float, Range(1e-6, 1.0)] = 1.0
-    seed: Seed = 0  # samples depend on it and on the place among the prompts
-    num_beams: Positive = 1  # above 1: the best text of a beam search, without sampling
+    seed: Seed = 0  # a sample depends on the seed and on the index of its prompt
+    num_beams: Positive = 1  # above 1: return the best text of a beam search, without sampling
     length_penalty: Annotated[float, Range(0.0)] = 0.6
     stop: tuple = ()  # cut the text before the first of these strings
-    # Of models of masked_diffusion: see unmask.Unmasking
+    # For models trained on masked_diffusion; see unmask.Unmasking
     unmask_steps: NonNegative = 0
     unmask_order: Literal["confidence", "random"] = "confidence"
     unmask_block: NonNegative = 0
-    # The names of special tokens in a prompt, such as <extra_id_0>, stand for them; False: are text
+    # Read names such as <extra_id_0> in a prompt as special tokens; False: read them as text
     special_tokens: bool = False
 
     def _contradictions(self) -> Iterator[str]:
@@ -77,8 +78,9 @@ class Options(Checked):
 
 
 def _output_room(config: ModelDimensions, prompt: int) -> int:
-    """Return how many tokens the positions of a model allow after a prompt of this many tokens; 0
-    or less if the prompt does not fit.
+    """Return how many tokens a model has positions for after a prompt of `prompt` tokens.
+
+    The result is 0 or less if the prompt leaves no room.
     """
     # Only a learned position table limits the length.
     if position_limit(config) is None:
@@ -89,8 +91,9 @@ def _output_room(config: ModelDimensions, prompt: int) -> int:
 
 
 def with_room(loaded: LoadedModel, ids: np.ndarray, max_new_tokens: int) -> np.ndarray:
-    """Truncate a prompt on the left, so that the position table has room for what is generated. At
-    least half of the positions stay for the prompt.
+    """Truncate a prompt on the left, so that the position table has room for the generated tokens.
+
+    At least half of the positions are left to the prompt.
     """
     if position_limit(loaded.model) is None:
         return ids
@@ -98,7 +101,7 @@ def with_room(loaded: LoadedModel, ids: np.ndarray, max_new_tokens: int) -> np.n
 
 
 def _output_rooms(loaded: LoadedModel, inputs: list[np.ndarray], max_new_tokens: int) -> list[int]:
-    """Return how many tokens are generated after each prompt.
+    """Return how many tokens may be generated after each prompt.
 
     Raises:
         UserError: for an encoder, or if a prompt is too long for the position table.
@@ -145,7 +148,7 @@ def _prompt(loaded: LoadedModel, inputs: list[np.ndarray]) -> Prompt:
         row = lay_out(pairs, RowShape(encoder=length, decoder=1), vocabulary, starts=starts)
         return Prompt(row["decoder_tokens"], np.ones(len(inputs), np.int32), row)
 
-    # One stack reads the start token or what stands in its place, then the prompt.
+    # A single stack reads the start token (or the ids that replace it), then the prompt.
     whole = [loaded.after_start(ids) for ids in inputs]
     longest = max(map(len, whole))
     tokens = np.full((len(inputs), bucket_length(longest)), vocabulary.pad, np.int32)
@@ -155,7 +158,7 @@ def _prompt(loaded: LoadedModel, inputs: list[np.ndarray]) -> Prompt:
 
 
 def first_and_rest(texts: list[np.ndarray]) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Split texts [T] into the ids that their rows begin with [texts], and the others [T − 1]."""
+    """Split texts [T] into their first ids [texts], which begin the rows, and the rest [T − 1]."""
     return np.array([ids[0] for ids in texts]), [ids[1:] for ids in texts]
 
 
@@ -164,9 +167,9 @@ def _stop_tokens(loaded: LoadedModel) -> StopTokens:
 
 
 def _until_end(rows, counts: Sequence[int], ends: tuple[int, ...]) -> list[np.ndarray]:
-    """Return the first ids of each row, as many as its count, cut before the one that ends it."""
+    """Return the first `count` ids of each row, cut before the first id that ends the text."""
     texts = []
-    # A copy, since the loop reuses the memory
+    # Copy the rows, because the decode loop reuses their memory.
     for row, count in zip(to_host(rows).copy(), counts, strict=True):
         places = np.flatnonzero(np.isin(row[:count], ends))
         texts.append(row[: places[0] if len(places) else count])
@@ -195,15 +198,16 @@ def stream_ids(
 ) -> Iterator[list[np.ndarray]]:
     """Yield the ids generated so far after each input, without EOS.
 
-    A text ends at EOS or after max_new_tokens (fewer if the model runs out of positions for it;
-    what the others in the batch may write is not affected).
+    A text ends at EOS or after max_new_tokens. It ends earlier if the model runs out of positions
+    for it; this does not shorten the other texts of the batch.
 
     Args:
         every: number of tokens between yields, the first of which follows the first token; 0:
             yield once, at the end.
 
     Raises:
-        UserError: if the model has no decoder, or a prompt is too long, or empty for an encoder.
+        UserError: if the model has no decoder, if a prompt is too long, or if an encoder's prompt
+            is empty.
     """
     config, stop = loaded.model, _stop_tokens(loaded)
     rooms = _output_rooms(loaded, inputs, max_new_tokens)
@@ -214,7 +218,7 @@ def stream_ids(
             config, sampling, stop, bucket_length(most), weights, prompt, jax.random.key(seed)
         )
 
-    # The compiled loop returns after every `every` tokens, to yield the text so far.
+    # The compiled loop returns after every `every` tokens, so that the text so far can be yielded.
     until = 1
     while True:
         count = int(to_host(state.count))
@@ -242,7 +246,7 @@ def search_ids(
     config, stop = loaded.model, _stop_tokens(loaded)
     rooms = _output_rooms(loaded, inputs, max_new_tokens)
     results: list[list[tuple[np.ndarray, float]]] = [[] for _ in inputs]
-    # A search ends after a number of tokens, so texts with other rooms are searched by themselves.
+    # All texts of one search have the same token limit, so run a search for each limit.
     for most in set(rooms):
         numbers = [number for number, room in enumerate(rooms) if room == most]
         with loaded.within():
@@ -262,11 +266,13 @@ def search_ids(
 def encode_prompts(
     loaded: LoadedModel, prompts: Sequence[str], special_tokens: bool = False
 ) -> list[np.ndarray]:
-    """Encode prompts. If an encoder reads them, they end in EOS, where it was trained with EOS (so
-    for span corruption and for tasks), and begin as those of an imported model do.
+    """Encode prompts, with the special tokens that an encoder reads around them.
+
+    The inputs of an encoder-decoder end in EOS if it was trained that way (for span corruption and
+    tasks). Those of an imported model begin with the ids that the model expects (BART: <s>).
 
     Args:
-        special_tokens: the names of special tokens stand for them; otherwise they are text.
+        special_tokens: read names of special tokens in a prompt as these tokens, not as text.
     """
     tokenizer = loaded.tokenizer
     encode = tokenizer.encode_with_specials if special_tokens else tokenizer.encode
@@ -321,7 +327,7 @@ def stream_texts(
 
 
 def continue_inputs(loaded: LoadedModel, inputs: list[np.ndarray], **options) -> list[str]:
-    """Return the text that the model writes after each of some encoded prompts.
+    """Return the text that the model writes after each encoded prompt.
 
     Args:
         options: the fields of Options.
@@ -331,12 +337,12 @@ def continue_inputs(loaded: LoadedModel, inputs: list[np.ndarray], **options) ->
 
 
 class Written(NamedTuple):
-    """What a model has written so far after a prompt.
+    """The text that a model has written so far after a prompt.
 
     Attributes:
-        prompt: the ids that it has read.
-        ids: the ids that it has written.
-        text: these as text, without a character that is not complete.
+        prompt: the ids that the model has read.
+        ids: the ids that the model has written.
+        text: the written ids as text; while writing goes on, without an incomplete last character.
     """
 
     prompt: np.ndarray
@@ -347,13 +353,13 @@ class Written(NamedTuple):
 def stream_written(
     loaded: LoadedModel, prompt: str, *, cut: bool = False, every: int = 4, **options
 ) -> Iterator[Written]:
-    """Yield what is written so far after one prompt. The text only grows.
+    """Yield the text written so far after one prompt. The text only grows.
 
     Args:
-        cut: a prompt that leaves no room in a row for max_new_tokens loses its beginning, half of
-            the row at most.
+        cut: truncate the prompt on the left if it leaves no room in a row for max_new_tokens, for
+            which at most half of the row is reserved.
         every: number of tokens between yields.
-        options: the fields of Options but for `stop` and `num_beams`.
+        options: the fields of Options except `stop` and `num_beams`.
     """
     checked = _checked_options(loaded, [prompt], options)
     for name in ("stop", "num_beams"):
@@ -372,7 +378,7 @@ def stream_written(
 
 
 def _end_of(loaded: LoadedModel, ids: np.ndarray, max_new_tokens: int) -> np.ndarray:
-    """Cut a prompt on the left, to what a row of training has room for."""
+    """Truncate a prompt on the left, so that a training row has room for it and the new tokens."""
     length = loaded.model.max_length
     if not loaded.model.is_encoder_decoder:
         length -= min(max_new_tokens, length // 2) + loaded.extra_start
@@ -386,14 +392,14 @@ def _unmasking(options: Options) -> Unmasking:
 def _stream(
     loaded: LoadedModel, inputs: list[np.ndarray], every: int, options: Options
 ) -> Iterator[list[str]]:
-    """Yield the texts written so far: see stream_texts."""
+    """Yield the texts written so far; see stream_texts."""
     stop = options.stop
 
     def texts_of(written: Sequence[np.ndarray]) -> list[str]:
         both = zip(inputs, written, strict=True)
         return [loaded.tokenizer.decode_after(prompt, ids) for prompt, ids in both]
 
-    # A beam search has no text before its end.
+    # A beam search has no text to show before it ends.
     if options.num_beams > 1:
         beams = search_ids(
             loaded, inputs, options.num_beams, options.max_new_tokens, options.length_penalty
@@ -421,7 +427,7 @@ def _written(
     every: int,
     options: Options,
 ) -> Iterator[list[np.ndarray]]:
-    """Yield the ids written so far, in the way of the model."""
+    """Yield the ids written so far: token by token, or by unmasking for masked_diffusion."""
     most, seed = options.max_new_tokens, options.seed
     if not loaded.rows.bounds_whole_text:
         yield from stream_ids(loaded, inputs, most, sampling, seed, every)
@@ -431,7 +437,7 @@ def _written(
 
 
 def _before_stop(text: str, stop: tuple[str, ...]) -> tuple[str, bool]:
-    """Cut a text before its first stop string; return it, and True if there was one."""
+    """Cut a text before its first stop string; return the text, and True if it had one."""
     starts = [text.find(word) for word in stop]
     starts = [start for start in starts if start >= 0]
     if not starts:
@@ -440,7 +446,7 @@ def _before_stop(text: str, stop: tuple[str, ...]) -> tuple[str, bool]:
 
 
 def _settled(text: str, stop: tuple[str, ...]) -> str:
-    """Drop an end that may still change: a partial character, or the beginning of a stop string."""
+    """Drop an unfinished end of a text: a partial character, or the start of a stop string."""
     text = text.rstrip("\ufffd")
     longest = max((len(word) for word in stop), default=0)
     for size in range(min(longest, len(text)), 0, -1):

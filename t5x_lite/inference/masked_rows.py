@@ -1,4 +1,4 @@
-"""Rows of texts with masks, for models that see both sides of a mask: an encoder, or a decoder of
+"""Rows of masked texts, for models that see both sides of a mask: encoders, and decoders trained on
 masked_next_token or masked_diffusion.
 """
 
@@ -15,8 +15,10 @@ from t5x_lite.training.run_directory import LoadedModel
 
 
 def framed(loaded: LoadedModel, parts: Sequence[np.ndarray]) -> tuple[np.ndarray, int]:
-    """Join parts of ids: between [CLS] and [SEP] for an encoder, before EOS for a decoder of
-    masked_next_token, which reads all but the last id of a row.
+    """Join parts of a text and add the special tokens that the model reads around it.
+
+    An encoder reads the text between [CLS] and [SEP]. For a decoder, EOS follows the text: a
+    decoder of masked_next_token reads all but the last id of a row.
 
     Returns:
         the ids, and the position of the first id of the parts.

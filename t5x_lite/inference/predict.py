@@ -30,7 +30,7 @@ _ROWS_PER_BATCH = 32
 def predict(loaded: LoadedModel, split: TaskSplit) -> list[Label]:
     """Predict the label of each example of a split, in order.
 
-    A prediction is None if the generated text is no label, or if two choices tie.
+    A prediction is None if the generated text is not a label, or if two choices tie.
 
     Raises:
         UserError: if the model was not trained on a task.
@@ -50,11 +50,11 @@ def judge_split(loaded: LoadedModel, split: TaskSplit) -> dict[str, float]:
     return judge(split.examples.task, split.examples.examples, predict(loaded, split))
 
 
-# Tasks that a head answers.
+# Tasks answered by a head.
 
 
 def _outputs(loaded: LoadedModel, plan: TaskPlan, split: TaskSplit) -> list[np.ndarray]:
-    """Return the head's output for each pair: [C], or [n, C] of a head that reads n positions."""
+    """Return the head's output for each pair: [C], or [n, C] if the head reads n positions."""
     rows = split.rows
     total = rows.rows(1)
     batches = split.batches(min(_ROWS_PER_BATCH, total))
@@ -93,11 +93,11 @@ def _head_outputs(config: ModelDimensions, name: str, params: Params, row: Row) 
     return head.outputs(config, params, hidden, row)
 
 
-# Tasks that are answered in words.
+# Tasks answered in words.
 
 
 def _predict_in_words(loaded: LoadedModel, split: TaskSplit) -> list[Label]:
-    """Generate the answers, and read each as a label."""
+    """Generate the answers and parse each as a label."""
     texts = generate_answers(loaded, split.formatted)
     task = split.examples.task
     kind, as_written = kind_of(task), cache(loaded.tokenizer.as_written)
@@ -108,10 +108,10 @@ def _predict_in_words(loaded: LoadedModel, split: TaskSplit) -> list[Label]:
 
 
 def generate_answers(loaded: LoadedModel, formatted: Formatted) -> list[str]:
-    """Return the text that the model generates greedily after the inputs of each pair."""
+    """Greedily generate a text after the inputs of each pair."""
     inputs, room = formatted.pairs.inputs.arrays(), formatted.answer_room
-    # Batches hold inputs of similar length. All have the same number of rows, the last one too, so
-    # that each length is compiled once.
+    # Batches hold inputs of similar length. All batches, including the last, have the same number
+    # of rows, so that each length is compiled once.
     order = sorted(range(len(inputs)), key=lambda number: bucket_length(len(inputs[number])))
     texts = [""] * len(inputs)
     for start in range(0, len(order), _ROWS_PER_BATCH):
@@ -120,7 +120,7 @@ def generate_answers(loaded: LoadedModel, formatted: Formatted) -> list[str]:
         generated = generate_ids(loaded, [inputs[number] for number in filled], room)
         for number, ids in zip(numbers, generated, strict=False):
             texts[number] = loaded.tokenizer.decode(ids)
-    forget_weights()  # free the memory, since training may go on
+    forget_weights()  # free the memory, because training may continue
     return texts
 
 
@@ -128,7 +128,7 @@ def generate_answers(loaded: LoadedModel, formatted: Formatted) -> list[str]:
 
 
 def as_records(examples: Examples, predictions: Sequence[Label]) -> list[dict]:
-    """Return a record of each example: its id, text, prediction and label (None if it has none)."""
+    """Return one record per example: its id, text, prediction and label (None if it has none)."""
     task = examples.task
     kind = kind_of(task)
 

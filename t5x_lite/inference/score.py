@@ -1,4 +1,4 @@
-"""Score how likely texts are: by the chain rule if the model reads left to right, by masks if it
+"""Score how likely texts are: by the chain rule if the model reads left to right, with masks if it
 reads both sides.
 
 Shapes: B rows, D decoder positions, K scored positions, V vocabulary.
@@ -41,7 +41,7 @@ class Score(NamedTuple):
     kind: Literal["log_probability", "pseudo_log_likelihood"]
     nats: float  # sum over the tokens, without EOS
     tokens: int  # number of tokens
-    bits_per_byte: float  # bytes of UTF-8; not comparable if the tokenizer is lossy
+    bits_per_byte: float  # per byte of UTF-8; not comparable if the tokenizer is lossy
 
 
 def score(loaded: LoadedModel, texts: list[str], context: str = "") -> list[Score]:
@@ -51,13 +51,14 @@ def score(loaded: LoadedModel, texts: list[str], context: str = "") -> list[Scor
     pieces, each given the context but not the pieces before it. A prefix decoder and an
     encoder-decoder need a context, which they read bidirectionally.
 
-    A masked language model without a context gives each text its pseudo-log-likelihood: each token
-    given all others (Salazar et al., 2020). With a context, the text fills its one blank (___) and
-    is scored by the chain rule: from left to right, each token given those filled in before.
+    Without a context, a masked language model computes the pseudo-log-likelihood of each text: each
+    token given all others (Salazar et al., 2020). With a context, the text fills the context's only
+    blank (___) and is scored by the chain rule: from left to right, each token given those filled
+    in before it.
 
     Raises:
         UserError: if a context is needed but missing, is too long, or does not have the one blank
-            that a masked language model fills.
+            that a masked language model needs.
     """
     loaded.check_predicts_tokens("score")
     if loaded.rows.masked:
@@ -83,7 +84,7 @@ def score(loaded: LoadedModel, texts: list[str], context: str = "") -> list[Scor
 
 
 def check_context(loaded: LoadedModel, context: str) -> None:
-    """Reject a text without a context, if the model reads one before it writes."""
+    """Reject an empty context, unless the model is a decoder, which needs none."""
     if not context and loaded.model.architecture != "decoder":
         reason = "this model scores a text given another one"
         raise UserError(USAGE, f"score: {reason}; name that with --context")
@@ -105,11 +106,11 @@ class Piece(NamedTuple):
 
 
 class TokenScores(NamedTuple):
-    """The likelihood of each token of a text, given what the model reads besides it."""
+    """The likelihood of each token of a text, given everything else that the model reads."""
 
     nats: np.ndarray  # log-probability of each token
     is_likeliest: np.ndarray  # True where no other token is likelier
-    # Where it is asked for: log-probability that the text goes on, and that it ends, in its place
+    # If `ends` is given: log-probability that the text continues at this place, and that it ends
     goes_on_nats: np.ndarray | None = None
     ends_nats: np.ndarray | None = None
 
@@ -127,11 +128,10 @@ def score_targets(
     targets: list[np.ndarray],
     ends: Sequence[int] = (),
 ) -> list[TokenScores]:
-    """Score each token of a target, given its inputs and the targets before it; all are ids.
+    """Score each token of each target, given the inputs and the target's tokens before it.
 
     Args:
-        ends: ids that would end a text, for TokenScores.goes_on_nats and ends_nats; empty: they are
-            not asked for.
+        ends: ids that end a text. If given, TokenScores.goes_on_nats and ends_nats are computed.
 
     Raises:
         UserError: if the inputs are too long.
@@ -160,7 +160,7 @@ def score_targets(
 def row_length(length: int, longest: int = 1 << 30) -> int:
     """Round a length up to the positions of a row: 8, 12, 16, 24, 32, 48, and so on.
 
-    Where many texts are scored, the steps between powers of two are worth their compilation.
+    Scoring usually covers many texts, so the lengths between powers of two are worth compiling.
 
     >>> [row_length(length) for length in (3, 13, 17, 25)], row_length(17, longest=20)
     ([8, 16, 24, 32], 20)
@@ -202,7 +202,7 @@ def like_lengths(lengths: Sequence[int]) -> Iterator[list[int]]:
 def pieces_of(
     loaded: LoadedModel, inputs: list[np.ndarray], targets: list[np.ndarray]
 ) -> list[Piece]:
-    """Cut targets into pieces that fit a row, each after all of its inputs.
+    """Cut targets into pieces that fit a row, each preceded by all inputs of its target.
 
     Raises:
         UserError: if the inputs leave no room.
@@ -210,7 +210,7 @@ def pieces_of(
     model = loaded.model
     pieces = []
     for number, (context, ids) in enumerate(zip(inputs, targets, strict=True)):
-        # On one stack, inputs and targets share the positions of a row.
+        # In a single stack, inputs and targets share the positions of a row.
         if model.is_encoder_decoder:
             room = model.max_length
             fits = position_limit(model) is None or len(context) <= model.max_length
@@ -288,8 +288,9 @@ def _decoder_scores(
 def _scores_of(
     logits: Float[Array, "*rows V"], targets: Array, ends: Int[Array, "ends"]
 ) -> list[Float[Array, "*rows"]]:
-    """Return log P of each target, and 1 if no token is likelier, else 0; if there are ids in
-    `ends`, also log P of all other ids, and of these.
+    """Return log P of each target, and 1 if no token is likelier, else 0.
+
+    If `ends` has ids, also return log P that the id is not one of them, and log P that it is.
     """
     log_probabilities = jax.nn.log_softmax(logits)
     chosen = jnp.take_along_axis(log_probabilities, targets[..., None], -1)[..., 0]
@@ -319,8 +320,8 @@ def score_masked(
 
     Args:
         rows: the ids of each row, masks included.
-        positions: the position in each row that is scored.
-        answers: the id whose likelihood there is wanted.
+        positions: the position to score in each row.
+        answers: the id to score at this position.
         ends: see score_targets.
     """
     scores = np.zeros((len(rows), _num_scores(ends)))
@@ -353,7 +354,7 @@ def _scores_at(
 
 
 def pseudo_log_likelihoods(loaded: LoadedModel, texts: Sequence[str]) -> list[Score]:
-    """Score each text with each of its tokens masked in a row of its own (Salazar et al., 2020)."""
+    """Score each text by masking each of its tokens in a separate row (Salazar et al., 2020)."""
     mask = loaded.tokenizer.vocabulary["[MASK]"]
     rows, positions, answers, lengths = [], [], [], []
     for text in texts:
@@ -423,7 +424,7 @@ def score_at_sentinels(
         end = second if len(right) else eos
         targets.append(np.concatenate([first, span, end]).astype(np.int32))
     scores = score_targets(loaded, inputs, targets, ends)
-    # The first token is the sentinel, which is known.
+    # Drop the first token, the sentinel: it is given.
     return [TokenScores(*(column[1:] for column in one if column is not None)) for one in scores]
 
 
@@ -434,7 +435,7 @@ def score_in_the_middle(
     spans: Sequence[np.ndarray],
     ends: Sequence[int] = (),
 ) -> list[TokenScores]:
-    """Score each span of ids between the ids before and after it, as fill in the middle.
+    """Score each span of ids between the ids before and after it, by filling in the middle.
 
     The model reads them in the order prefix, suffix, middle (Bavarian et al., 2022, §3). EOS, which
     ends the span, counts as its last token. For `ends` see score_targets.

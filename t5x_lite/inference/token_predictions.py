@@ -1,4 +1,4 @@
-"""Predict each token of a text: how likely it is in its place, and which tokens are likeliest.
+"""Predict each token of a text: how likely it is, and which tokens are likeliest in its place.
 
 Shapes: N tokens of the text, D positions of a row, V vocabulary.
 """
@@ -35,9 +35,9 @@ class TokenPrediction(NamedTuple):
     """The prediction of one token of a text.
 
     Attributes:
-        text: the token; those of a text make the text.
-        probability: of the token.
-        likeliest: the likeliest tokens there with their probabilities, the likeliest first.
+        text: the token as text; joined, the tokens of a text are the text.
+        probability: probability of the token.
+        likeliest: the likeliest tokens in its place with their probabilities, the likeliest first.
     """
 
     text: str
@@ -45,22 +45,24 @@ class TokenPrediction(NamedTuple):
     likeliest: list[tuple[str, float]]
 
 
-# Log-probability of each token [N], and those of the likeliest ids [N, top], with these ids
+# Log-probability of each token [N], log-probabilities of the likeliest ids [N, top], and these ids
 _Found = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def predict_tokens(
     loaded: LoadedModel, text: str, context: str = "", top: int = 5
 ) -> list[TokenPrediction]:
-    """Predict each token of a text: given those before it if the model reads from left to right,
-    given all others if it reads both sides. The context comes before the text, and an
-    encoder-decoder or a prefix decoder needs one, as in `score`.
+    """Predict each token of a text.
 
-    A text that is longer than the table of positions is predicted in pieces, each given the context
-    but not the pieces before it, as in `score`. Without such a table it is read as a whole.
+    A model that reads from left to right predicts a token given those before it; a model that reads
+    both sides, given all others. The context comes before the text. As in `score`, an
+    encoder-decoder or a prefix decoder needs one.
+
+    A text that is longer than the position table is predicted in pieces, each given the context but
+    not the pieces before it, as in `score`. A model without a position table reads the whole text.
 
     Args:
-        top: number of likeliest tokens.
+        top: number of likeliest tokens to return.
 
     Raises:
         UserError: if a context is needed but missing, or the text is too long for an encoder.
@@ -80,9 +82,7 @@ def predict_tokens(
 def predict_ids(
     loaded: LoadedModel, ids: np.ndarray, before: np.ndarray, top: int = 5
 ) -> list[TokenPrediction]:
-    """Predict the tokens of a text by their ids, given the ids that the model has read before: see
-    predict_tokens.
-    """
+    """Predict the tokens of an encoded text, given the encoded context; see predict_tokens."""
     if not isinstance(top, int) or isinstance(top, bool) or top < 1:
         raise UserError(USAGE, f"top: got {top!r}, expected a whole number, at least 1")
     tokenizer = loaded.tokenizer
@@ -103,8 +103,10 @@ def predict_ids(
 
 
 def _pieces_of_text(tokenizer: Tokenizer, before: np.ndarray, ids: np.ndarray) -> list[str]:
-    """Return what each id adds to the text. The bytes of one character are added by the last, those
-    of a character that is never complete by the last of all.
+    """Return the characters that each id adds to the text.
+
+    If several ids encode one character, the last of them adds it. A character that is never
+    completed is added by the last id of the text.
     """
     pieces, written = [], ""
     for end in range(1, len(ids) + 1):
@@ -149,7 +151,7 @@ def _found_at_masks(loaded: LoadedModel, before: np.ndarray, ids: np.ndarray, to
         batch = np.tile(whole, (len(numbers), 1))
         batch[np.arange(len(numbers)), positions[numbers]] = mask
         row = masked_rows(loaded, list(batch), row_length(len(whole), loaded.model.max_length))
-        # A mask is no answer where it is what the model is asked to replace.
+        # A model that writes by unmasking never predicts the mask itself.
         hidden = [mask] if loaded.rows.bounds_whole_text else []
         with loaded.within():
             found = _at_one_position(
@@ -169,7 +171,7 @@ def _found_at_masks(loaded: LoadedModel, before: np.ndarray, ids: np.ndarray, to
 def _at_all_positions(
     model: ModelDimensions, params: Params, row: Row, top: int
 ) -> tuple[Float[Array, "D"], Float[Array, "D top"], Int[Array, "D top"]]:
-    """Return what is found at all positions of a decoder's one row."""
+    """Return the predictions at all positions of a decoder's only row."""
     hidden = transformer.apply(model, params, row, packed=False).hidden_states[0]
     return _find(logits(model, head_params(params), hidden), row["decoder_targets"][0], top)
 
@@ -184,7 +186,7 @@ def _at_one_position(
     impossible: Int[Array, "ids"],
     top: int,
 ) -> tuple[Float[Array, "N"], Float[Array, "N top"], Int[Array, "N top"]]:
-    """Return what is found at one position of each of N rows."""
+    """Return the predictions at one position of each of N rows."""
     hidden = transformer.apply(model, params, row, packed=False).hidden_states
     hidden = hidden[jnp.arange(len(hidden)), positions]
     logits_NV = logits(model, head_params(params), hidden)

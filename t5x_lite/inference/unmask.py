@@ -1,9 +1,9 @@
 """Write text by unmasking it: how models of masked_diffusion continue a prompt (LLaDA: Nie et al.,
 2025, §2.4; MaskGIT: Chang et al., 2022, §3.2).
 
-After the prompt stand masks. Each step predicts all of them, and keeps some of the predictions: the
-most confident ones, or random ones. With as many steps as tokens one token is kept at a time; with
-fewer it is faster, and tokens of one step do not know of each other.
+Masks follow the prompt. Each step predicts all of them and keeps some of the predictions: the most
+confident ones, or random ones. With as many steps as tokens, each step keeps one token. Fewer steps
+are faster, but the tokens kept in one step are predicted independently of each other.
 
 Shapes: B rows, L masks of a block, V vocabulary.
 """
@@ -35,10 +35,10 @@ class Unmasking(NamedTuple):
     """How masks are replaced.
 
     Attributes:
-        steps: in how many steps all of them; 0: one token a step.
+        steps: number of steps in which all masks are replaced; 0: one token per step.
         order: which predictions of a step are kept.
-        block: number of tokens that are finished before the next ones begin, from left to right;
-            0: all at once.
+        block: number of tokens in a block. Blocks are finished one by one, from left to right; 0:
+            one block of all tokens.
     """
 
     steps: int = 0
@@ -64,11 +64,12 @@ def unmask(
     seed: int,
     unmasking: Unmasking,
 ) -> Iterator[np.ndarray]:
-    """Yield the ids [B, tokens so far] that are written after the inputs, block after block. What
-    follows an EOS is not cut off yet.
+    """Yield the ids [B, tokens so far] written after the inputs, once per block.
+
+    Ids that follow an EOS are not cut off yet.
 
     Raises:
-        UserError: if an input and what is written do not fit the position table.
+        UserError: if an input and max_new_tokens do not fit the position table.
     """
     mask = loaded.tokenizer.vocabulary["[MASK]"]
     block = min(unmasking.block or max_new_tokens, max_new_tokens)
@@ -99,7 +100,7 @@ def unmask(
                 )
             if unmasking.order == "random":
                 confidence = jax.random.uniform(for_order, places.shape)
-            # The best `kept` of the masks of each row; ties are broken from left to right.
+            # Keep the best `kept` predictions of each row; ties are broken from left to right.
             is_masked = ids[by_row, places] == mask
             priority = np.where(is_masked, to_host(confidence), -1)
             best = np.argsort(-priority, axis=1, kind="stable")[:, :kept]
@@ -138,9 +139,7 @@ def _predict(
 
 
 def check_options(loaded: LoadedModel, unmasking: Unmasking, num_beams: int) -> None:
-    """Raise UserError for options of unmasking if a model writes in another way, and for beams if
-    it writes by unmasking.
-    """
+    """Reject options of unmasking unless the model writes by unmasking, and beams if it does."""
     is_diffusion = loaded.rows.bounds_whole_text
     changed = [
         name

@@ -6,7 +6,7 @@ How the likelihood of a text is computed depends on what the model has learned:
 decoder                 log P(text | prompt), by the chain rule
 masked LM               the text fills a blank, token by token; a sentence without a prompt gets its
                         pseudo-log-likelihood (Salazar et al., 2020)
-span corruption         the text in the place of a sentinel, given everything around it
+span corruption         the text in place of a sentinel, given everything around it
 prefix LM               log P(text | prompt), with the prompt read bidirectionally
 """
 
@@ -43,20 +43,20 @@ Normalisation = Literal["sum", "byte", "token"]
 # Direct: P(answer | question). Channel: P(question | answer) (Min et al., 2022).
 Direction = Literal["direct", "channel"]
 
-_LONGEST_ANSWER = 64  # most tokens to generate
+_LONGEST_ANSWER = 64  # maximum number of tokens to generate
 _PROMPTS_AT_ONCE = 8
 _SHORTEST_PROMPT = 8  # tokens of the prompt that are always kept
 
 
 @dataclass(frozen=True)
 class Asking:
-    """Options for asking a model a task.
+    """Options for asking a model to do a task.
 
     Attributes:
         split: the split whose examples are asked.
-        shots: number of solved training examples in the prompt, drawn by `seed`.
-        direction: which of question and answer is scored given the other.
-        limit: number of examples to ask, from the first; 0: all.
+        shots: number of solved training examples in the prompt, drawn with `seed`.
+        direction: score the answer given the question, or the question given the answer.
+        limit: ask only the first `limit` examples; 0: all.
     """
 
     split: str = "validation"
@@ -73,10 +73,10 @@ class Evaluated:
     Attributes:
         method: how the answers were obtained, in words.
         metrics: values by name; for choices, one for each normalisation.
-        groups: the first metric of each group of examples.
+        groups: value of the first metric for each group of examples.
         examples: the examples that were asked.
-        predictions: one for each example; None if two answers tie or an answer is no label.
-        further: how further metrics than the first were obtained, if in another way.
+        predictions: one for each example; None if two answers tie or an answer is not a label.
+        further: how additional metrics were obtained, if by another method.
     """
 
     method: str
@@ -134,8 +134,8 @@ def ask(loaded: LoadedModel, task: Task, asking: Asking = Asking()) -> Evaluated
 def _solved(task: Task, asking: Asking, asked: Examples) -> list[str]:
     """Return the solved examples that begin the prompt of each asked example; empty without shots.
 
-    They are the same training examples for all, except that none is the asked example itself: if a
-    task has no training examples of its own, they come from those that are asked.
+    All prompts get the same training examples, but an example is never its own shot: a task without
+    training examples takes its shots from the validation split.
     """
     shots = asking.shots
     if not shots:
@@ -163,8 +163,10 @@ def _solved_text(task: Task, asking: Asking, example: Example) -> str:
 
 
 def question_of(task: Task, example: Example) -> str:
-    """Return the question to a language model: task.question or, without that, the text that an
-    answer completes (choose, complete) or the prompt of text-to-text models.
+    """Return the question to ask a language model.
+
+    This is task.question if set. Otherwise it is the text that an answer completes (choose,
+    complete), or the prompt of text-to-text models.
     """
     if task.question:
         return lookup(example.record, task.question, f"task {task.name}")
@@ -209,7 +211,7 @@ def score_answers(
     encode = loaded.tokenizer.encode
     before, targets = [encode(prompt) for prompt in prompts], [encode(text) for text in answers]
     if isinstance(loaded.rows, TaskPlan) and loaded.rows.format.head == "lm":
-        # A model that learned a task in words writes whole texts, and mostly reads them, too.
+        # A model that learned a task in words ends its answers, and mostly its prompts, with EOS.
         eos = [loaded.tokenizer.vocabulary.eos]
         targets = [np.append(ids, eos) for ids in targets]
         if loaded.rows.format.ends_prompt:
@@ -222,7 +224,7 @@ def score_after(
 ) -> list[TokenScores]:
     """Score each target after the ids before it.
 
-    A target that is too long for a row is truncated on the right, which leaves room for a few ids
+    A target that is too long for a row is truncated on the right, so that a few ids still fit
     before it. The ids before a target are truncated on the left.
     """
     most = loaded.model.max_length - 2 - _SHORTEST_PROMPT
@@ -241,8 +243,8 @@ def _shortened(
 ) -> list[np.ndarray]:
     """Truncate prompts on the left, so that each fits a row.
 
-    An encoder needs room for two special ids, and so do sentinels around a gap, with a mode token
-    before them. On one stack, the target needs room too.
+    An encoder needs room for two special ids. Sentinels around a gap need the same, plus one id if
+    the model reads a mode token. In a single stack, the target needs room too.
     """
     is_decoder = loaded.model.architecture in ("decoder", "prefix_decoder")
     special = loaded.extra_start if is_decoder and not loaded.rows.uses_sentinels else 2
@@ -263,7 +265,7 @@ def _choose(
 ) -> Evaluated:
     """Choose the likeliest answer to each question; a tie counts as wrong.
 
-    The metrics cover every normalisation; the predictions are those without one.
+    The metrics cover every normalisation; the predictions use none.
     """
     task = examples.task
     # Make a prompt and a text to score for each answer to each question.
@@ -302,7 +304,7 @@ def _choose(
 
 
 def _prefer(loaded: LoadedModel, examples: Examples) -> Evaluated:
-    """Test whether the better of two sentences is the likelier; a tie counts as wrong."""
+    """Test whether the better of two sentences is likelier; a tie counts as wrong."""
     sentences = [text for example in examples.examples for text in example.choices]
     encode = loaded.tokenizer.encode
     if loaded.rows.masked:
@@ -330,7 +332,7 @@ def _prefer(loaded: LoadedModel, examples: Examples) -> Evaluated:
         sums = [one.nats.sum() for one in scores]
     predictions = _likelier(sums)
     metrics = judge(examples.task, examples.examples, predictions)
-    # A decoder that also learned masked_next_token can score a sentence by masks, too.
+    # A decoder that also learned masked_next_token can score a sentence with masks, too.
     if loaded.rows.shape.looks_ahead and not loaded.rows.masked:
         sums = [score.nats for score in pseudo_log_likelihoods(loaded, sentences)]
         masked = judge(examples.task, examples.examples, _likelier(sums))
@@ -341,7 +343,7 @@ def _prefer(loaded: LoadedModel, examples: Examples) -> Evaluated:
 
 
 def _likelier(scores: Sequence[float]) -> list[Label]:
-    """Return which of each two scores is higher, 0 or 1; None for a tie."""
+    """Return the index of the higher score in each pair, 0 or 1; None for a tie."""
     pairs = zip(scores[::2], scores[1::2], strict=True)
     return [likeliest([float(first), float(second)]) for first, second in pairs]
 
@@ -389,7 +391,7 @@ def _complete(loaded: LoadedModel, examples: Examples) -> Evaluated:
 
 
 def _generate(loaded: LoadedModel, examples: Examples, solved: Sequence[str]) -> Evaluated:
-    """Answer each question by the first line that the model generates."""
+    """Answer each question with the first line that the model generates."""
     task = examples.task
     questions = [question_of(task, example) for example in examples.examples]
     prompts = [shots + question for shots, question in zip(solved, questions, strict=True)]

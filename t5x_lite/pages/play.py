@@ -1,4 +1,4 @@
-"""The page on which models write, fill in and score side by side."""
+"""The page on which models write, fill in blanks and score text side by side."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from t5x_lite.inference.token_predictions import TokenPrediction
 
 _PAGE = Path(__file__).with_name("play.html")
-# Options of inference.generate that the page has
+# Options of inference.generate that the page offers
 _OPTIONS = ("max_new_tokens", "temperature", "top_k", "top_p", "seed")
-_TOP = 8  # likeliest tokens of a place
+_TOP = 8  # number of likeliest tokens shown for each place
 
 
 def play_server(models: Mapping[str, "LanguageModel"], port: int = 0) -> LocalServer:
-    """Return the server of the page, for models by name. One request is computed at a time."""
+    """Return the server of the page, for named models. One request is computed at a time."""
     computing = Lock()
 
     def ask(request: Json) -> Iterator[Json]:
@@ -38,12 +38,12 @@ def play_server(models: Mapping[str, "LanguageModel"], port: int = 0) -> LocalSe
 
 
 def describe(name: str, model: "LanguageModel") -> Json:
-    """Return what the page says about a model, and the actions that it can do."""
+    """Return what the page shows about a model, and the actions that the model supports."""
     return {"name": name, "about": model.summary, "actions": actions_of(model)}
 
 
 def actions_of(model: "LanguageModel") -> list[str]:
-    """Return the names in ACTIONS of what a model can do."""
+    """Return the names of the ACTIONS that a model supports."""
     dimensions, rows = model.dimensions, model.rows
     can = {
         "reply": kind_of(model.config.task).replies,
@@ -55,14 +55,14 @@ def actions_of(model: "LanguageModel") -> list[str]:
 
 
 def answer(model: "LanguageModel", request: Mapping[str, Any]) -> Iterator[Json]:
-    """Do what a request asks; yield the answers as they come.
+    """Carry out a request, and yield the answers as they are computed.
 
     Args:
-        request: action, text and, to continue it or reply to it, options of inference.generate;
-            to reply, also the turns before.
+        request: an action and a text; to continue the text or to reply to it, also options of
+            inference.generate; to reply, also the earlier turns.
 
     Raises:
-        UserError: if the model cannot do it, or the request is none.
+        UserError: if the model does not support the action, or the request is not valid.
     """
     action, text = request.get("action"), request.get("text")
     possible = actions_of(model)
@@ -70,7 +70,7 @@ def answer(model: "LanguageModel", request: Mapping[str, Any]) -> Iterator[Json]
         raise UserError(USAGE, f"action: got {action!r}; {nearest(action, possible)}")
     if not isinstance(text, str):
         raise UserError(USAGE, f"text: got {text!r}, expected a text")
-    text = LONE_SURROGATE.sub("\ufffd", text)  # JSON may hold them, UTF-8 may not
+    text = LONE_SURROGATE.sub("\ufffd", text)  # allowed in JSON, but not in UTF-8
     options = {name: request[name] for name in _OPTIONS if name in request}
     if action == "reply":
         before = request.get("turns", [])
@@ -91,12 +91,12 @@ def _continue(model: "LanguageModel", text: str, options: Json) -> Iterator[Json
 
 
 def _fill(model: "LanguageModel", text: str, options: Json) -> Iterator[Json]:
-    """Yield what a model fills in for each blank: a text, or the likeliest tokens."""
+    """Yield the model's answer for each blank: a text, or the likeliest tokens."""
     yield {"blanks": model.fill(text, _TOP)}
 
 
 def _score(model: "LanguageModel", text: str, options: Json) -> Iterator[Json]:
-    """Yield the tokens of a text, and how many bits its bytes take."""
+    """Yield the predicted tokens of a text, and its bits per byte."""
     if not text:
         raise UserError(USAGE, "text: got none, expected one to score")
     tokens = _as_json(model.predict_tokens(text, top=_TOP))

@@ -1,8 +1,8 @@
-"""Serve one page on this machine only, with nothing but Python's own server.
+"""Serve one page on this machine only, using nothing but Python's own server.
 
 GET /        the page
 GET /NAME    JSON that the page asks for
-POST /NAME   a request of the page as JSON, answered in lines of JSON as the answers come
+POST /NAME   a request of the page as JSON; each answer is sent as a line of JSON when it is ready
 """
 
 import json
@@ -18,13 +18,13 @@ from urllib.parse import parse_qsl, urlsplit
 from t5x_lite.errors import USAGE, UserError
 
 Json = dict[str, Any]
-# (query of the address) → JSON, and (request) → its answers
+# Get: query of the address → JSON. Post: request → its answers.
 Get = Callable[[Mapping[str, str]], Any]
 Post = Callable[[Json], Iterator[Json]]
 
 HOST = "127.0.0.1"
-_DIGITS = 6  # of the length of a request, in bytes
-# The page is one file: nothing is loaded from elsewhere or sent there.
+_DIGITS = 6  # maximum number of digits of a request's length in bytes
+# The page is one file: it loads nothing from elsewhere and sends nothing there.
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -32,7 +32,7 @@ _POLICY = (
 
 
 def short_names(paths: Sequence[str]) -> list[str]:
-    """Name paths by their last parts, or each by the whole path if two of these are equal.
+    """Name paths by their last parts, or by the whole paths if two last parts are equal.
 
     >>> short_names(["runs/gpt", "runs/bert/"]), short_names(["a/gpt", "b/gpt"])
     (['gpt', 'bert'], ['a/gpt', 'b/gpt'])
@@ -42,20 +42,20 @@ def short_names(paths: Sequence[str]) -> list[str]:
 
 
 class LocalServer(ThreadingHTTPServer):
-    """Serves a page, each request in a thread of its own.
+    """A server for one page, which handles each request in its own thread.
 
     Args:
         page: the file of the page.
-        get: path → function that makes what is answered.
-        post: path → function that yields what is answered. In both, a UserError is answered by
+        get: path → function that returns the answer.
+        post: path → function that yields the answers. In both, a UserError is answered by
             {"error": its sentence}.
-        port: 0 for any that is free.
+        port: the port to listen on; 0: any free port.
 
     Raises:
         UserError: if the port is taken.
     """
 
-    daemon_threads = True  # Ctrl-C does not wait for what is being written
+    daemon_threads = True  # Ctrl-C does not wait for answers in progress
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class LocalServer(ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        """Where a browser finds the page."""
+        """Address of the page for a browser."""
         return f"http://{HOST}:{self.server_port}/"
 
     @property
@@ -84,7 +84,7 @@ class LocalServer(ThreadingHTTPServer):
         return names | {HOST, "localhost"} if self.server_port == 80 else names
 
     def in_context(self) -> Context:
-        """Return the permissions of the command."""
+        """Return a copy of the command's context, which holds its permissions."""
         return self._context.copy()
 
 
@@ -92,7 +92,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: LocalServer  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def handle(self) -> None:
-        """Answer a connection, which the page may close at any time."""
+        """Handle a connection, which the page may close at any time."""
         with suppress(ConnectionError):
             super().handle()
 
@@ -122,7 +122,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if self.path not in self.server.post:
             return self.send_error(HTTPStatus.NOT_FOUND)
-        # A form of another page cannot send this type without asking first.
+        # Another site's page cannot send this type without asking first (CORS preflight).
         if self.headers.get_content_type() != "application/json":
             return self.send_error(HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
         length = self.headers.get("Content-Length", "")
@@ -145,7 +145,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._write_line({"error": str(error)})
         except ConnectionError:
             raise
-        except Exception as error:  # the page must not wait for an answer that never comes
+        except Exception as error:  # otherwise the page would wait for an answer that never comes
             self._write_line({"error": f"this failed: {type(error).__name__}: {error}"})
             raise
 
@@ -154,7 +154,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.flush()
 
     def _is_from_here(self) -> bool:
-        """Refuse what another site's page sends, also under a name that leads here."""
+        """Return True for a request from this page; refuse requests from other sites' pages.
+
+        These may also use another host name that resolves to this machine (DNS rebinding).
+        """
         hosts, origin = self.server.own_hosts, self.headers.get("Origin")
         is_own = self.headers.get("Host") in hosts
         if not is_own or (origin and origin.removeprefix("http://") not in hosts):
@@ -171,4 +174,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing for each request."""
+        """Do not log requests."""

@@ -1,4 +1,4 @@
-"""The page that follows runs while they train: their curves, and how long they will take."""
+"""The page that follows runs while they train: their curves, and their remaining time."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -34,8 +34,9 @@ def watch_server(directories: Sequence[Path], port: int = 0) -> LocalServer:
 
 
 def find_runs(directories: Sequence[Path]) -> dict[str, Path]:
-    """Find the runs in directories as they are now: name → directory. A comparison holds runs, and
-    a run holds its stages.
+    """Find the runs that are in the directories now: name → directory.
+
+    A comparison contains runs, and a run contains its stages.
     """
     found = {}
     names = short_names([str(directory.resolve()) for directory in directories])
@@ -48,11 +49,12 @@ def find_runs(directories: Sequence[Path]) -> dict[str, Path]:
 
 
 def describe(name: str, directory: Path, known: int = 0) -> Json:
-    """Return what the page says about a run: its objective, its steps, how many seconds ago it has
-    written something (None: nothing yet), and its records after the first `known`.
+    """Return what the page shows about a run.
 
-    `before` is how many records come before these: none, if the run has gone back to an earlier
-    step and written them anew. If the directory cannot be read, there is only an error.
+    This is its objective (or its task), its number of steps, the seconds since it last wrote
+    something (None: nothing yet), and its records after the first `known`. `before` is the number
+    of records before these. It is 0 if the run has gone back to an earlier step and has fewer
+    records now. If the directory cannot be read, there is only an error.
     """
     path = directory / "config.json"
     try:
@@ -70,7 +72,7 @@ def describe(name: str, directory: Path, known: int = 0) -> Json:
 
 
 def _records(path: Path) -> tuple[list[dict], float | None]:
-    """Return the records of a run, and the seconds since the last was written."""
+    """Return the records of a run, and the seconds since the last one was written."""
     try:
         now = path.stat()
     except OSError:  # it has written none yet
@@ -80,5 +82,5 @@ def _records(path: Path) -> tuple[list[dict], float | None]:
 
 @lru_cache(maxsize=256)
 def _read(path: Path, written_at: int, size: int) -> list[dict]:
-    """Read the records of a file that was written then, and has that size."""
+    """Read the records of a file. Its time of writing and its size are keys of the cache."""
     return read_metrics(path)

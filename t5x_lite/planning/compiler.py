@@ -30,7 +30,7 @@ class Compiled:
 
     Attributes:
         arguments, temporaries: sizes stated by the compiler, None if the step does not fit. Memory
-            is reused, so their sum is not what has to fit.
+            is reused, so their sum is not the memory that the step needs.
         peak: peak memory, including arguments; for a step that does not fit, the memory that the
             compiler says it needs.
         fits: True if the compiler found enough memory.
@@ -52,8 +52,8 @@ class Compiled:
         return {name: getattr(self, name) for name in known} | {"sent": by_axis([*self.sent])}
 
     def seconds(self, topology: Topology) -> float | None:
-        """Return the seconds that the estimated cycles take; None if they, or the clock rate of the
-        chip, are not known.
+        """Return the seconds that the estimated cycles take; None if the cycles or the clock rate
+        of the chip are not known.
         """
         clock = topology.chip.clock
         return self.cycles / clock if clock and self.cycles else None
@@ -67,7 +67,7 @@ def is_installed() -> bool:
 def devices_of(topology: Topology) -> Any:
     """Return the compiler's device objects for a topology.
 
-    Sides of the torus wrap around if they do in a real slice.
+    The sides of the torus wrap around if they do in a real slice.
 
     Raises:
         UserError: if libtpu is not installed, or does not know such a slice.
@@ -81,7 +81,7 @@ def devices_of(topology: Topology) -> Any:
     name, sides = topology.name, "x".join(map(str, topology.bounds))
     options: dict[str, Any] = {"num_slices": topology.slices}
     if topology.chip.dimensions == 3:
-        # Under the name v5p the slice would have no wraparound links, and so other collectives.
+        # Under the name v5p, the slice would have no wraparound links and thus other collectives.
         name = "v5" if name == "v5p" else "tpu7x" if name == "7x" else name
         options |= {"chips_per_host_bounds": (2, 2, 1), "wrap": topology.is_ring}
         if topology.name in ("v4", "v5p"):
@@ -101,7 +101,7 @@ def compile_step(resolved: Resolved, raw_tokens: float, topology: Topology) -> C
         topology: the TPU slices to compile for.
 
     Returns:
-        the compiled step; if it does not fit into memory, only `peak` and `fits` say something.
+        the compiled step; if it does not fit into memory, only `peak` and `fits` are meaningful.
 
     Raises:
         UserError: if libtpu is missing, does not know the topology, or fails for any reason other

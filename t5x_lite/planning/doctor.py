@@ -1,5 +1,5 @@
-"""Checks of this machine, this installation and a directory to write to. Each check looks at one
-thing, and says how to fix what it finds.
+"""Check this machine, this installation and a directory to write to. Each check looks at one thing
+and says how to fix what it finds.
 """
 
 import fcntl
@@ -65,7 +65,7 @@ def versions(version: Version = metadata.version) -> Iterator[Finding]:
         except metadata.PackageNotFoundError:
             continue
     shown = ", ".join(f"{name} {number}" for name, number in found.items())
-    # What jax requires of jaxlib and, in its extra "tpu", of libtpu.
+    # Check jax's requirements for jaxlib and, in its extra "tpu", for libtpu.
     misfits = []
     for line in metadata.requires("jax") or []:
         needed = Requirement(line)
@@ -75,7 +75,7 @@ def versions(version: Version = metadata.version) -> Iterator[Finding]:
         is_meant = needed.marker is None or needed.marker.evaluate(extra)
         if is_meant and not needed.specifier.contains(found[needed.name], prereleases=True):
             misfits.append(f"{needed.name} {found[needed.name]}, jax needs {needed.specifier}")
-    # A CUDA plugin has to have the version of jaxlib.
+    # A CUDA plugin must have the same version as jaxlib.
     for plugin in ("jax-cuda12-plugin", "jax-cuda13-plugin"):
         if plugin in found and found[plugin] != found.get("jaxlib"):
             misfits.append(f"{plugin} {found[plugin]}, jaxlib is {found.get('jaxlib')}")
@@ -145,7 +145,7 @@ def libtpu_lock(
 ) -> Iterator[Finding]:
     """Check libtpu's lock file, which another process may hold or another user may have left.
 
-    Without a TPU the check finds nothing: there, only the compiler uses the lock, and it does no
+    Without a TPU, the check finds nothing: only the compiler uses the lock then, and it does no
     harm.
     """
     if has_tpu is None:
@@ -172,7 +172,7 @@ def processes(
 
     Args:
         environment: the environment variables.
-        expected: the number that there should be; None: any.
+        expected: the expected number; None: any.
     """
     counts = {}
     for name in ("T5X_LITE_PROCESSES", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE"):
@@ -185,7 +185,7 @@ def processes(
             fix = "start one on each host, with the same command"
             yield Finding(f"processes: {name} says {count}, expected {expected}", fix, True)
             return
-    # The number of this process has to lie below the count.
+    # The number of this process must be below the count.
     number = environment.get("T5X_LITE_PROCESS", "0")
     if "T5X_LITE_PROCESSES" in counts and not (
         number.isdigit() and int(number) < counts["T5X_LITE_PROCESSES"]
@@ -202,8 +202,8 @@ def place(
     clock: Callable[[], float] = time.time,
     timer: Callable[[], float] = time.perf_counter,
 ) -> Iterator[Finding]:
-    """Check a directory, local or in a bucket, by writing a probe file: that it can be written, is
-    fast enough, and has the same clock as this machine.
+    """Check that a directory, local or in a bucket, can be written, is fast enough, and has the
+    same clock as this machine. The check writes a probe file.
 
     Args:
         workdir: the path or address of the directory.
@@ -253,7 +253,7 @@ def _modified(info: dict[str, Any]) -> float:
 
 
 def disk(workdir: str, free: Callable[[str], int] | None = None) -> Iterator[Finding]:
-    """Check the free space on the disk of a directory; a bucket has no check.
+    """Check the free space on the disk of a directory; buckets are not checked.
 
     Args:
         workdir: the path or address of the directory.
@@ -261,7 +261,7 @@ def disk(workdir: str, free: Callable[[str], int] | None = None) -> Iterator[Fin
     """
     if storage.is_remote(workdir):
         return
-    # The directory may not exist yet: take its nearest parent that does.
+    # The directory may not exist yet, so take its nearest parent that does.
     existing = Path(workdir).resolve()
     while not existing.exists():
         existing = existing.parent
@@ -278,7 +278,7 @@ def huge_pages(
     environment: Mapping[str, str] = os.environ,
     has_tpu: bool | None = None,
 ) -> Iterator[Finding]:
-    """Check that memory can use huge pages: small ones cost time on CPUs and on TPU hosts.
+    """Check that memory can use huge pages: small pages cost time on CPUs and on TPU hosts.
 
     Args:
         setting: the kernel's file for transparent huge pages.
@@ -306,7 +306,7 @@ def examine(workdir: str = "", expected_processes: int | None = None) -> Iterato
 
     Args:
         workdir: the directory whose speed, clock and free space are checked; empty: none.
-        expected_processes: the number of processes that there should be; None: any.
+        expected_processes: the expected number of processes; None: any.
     """
     yield from versions()
     yield from libtpu_lock()

@@ -44,7 +44,7 @@ class Assumptions:
     """Facts that the user supplies; None means the default in hardware.py.
 
     Attributes:
-        mfu: the MFU that the run is expected to reach; None: the roofline's.
+        mfu: the MFU that the run is expected to reach; None: the highest that the roofline allows.
         dollars: the price of one device for one hour.
         watts: the power of one device.
         tflops: the peak of one device in the model's compute dtype, in 10¹² FLOP/s.
@@ -86,7 +86,7 @@ class Plan:
         mesh: size of each mesh axis.
         arrangement: how mesh.preset was interpreted; empty without a preset.
         parameters: number of parameters of the model.
-        active_parameters: those that one token is computed with; fewer in a mixture of experts.
+        active_parameters: number of parameters used for one token; fewer in a mixture of experts.
         modules: number of parameters in each module.
         splits: how each parameter is sharded.
         memory: bytes per device by purpose.
@@ -99,7 +99,7 @@ class Plan:
         peak: peak FLOP/s of a device in the model's compute dtype; None if it is not known.
         sent: bytes through a device per step, by mesh axis.
         seconds: lower bounds of the step time, by the resource that causes them.
-        assumed: the assumptions that the plan was made with.
+        assumed: the assumptions of the plan.
     """
 
     config: RunConfig
@@ -133,8 +133,8 @@ class Plan:
 
     @property
     def state(self) -> int:
-        """Bytes per device for parameters, gradients and optimizer state, which any number of
-        microbatches needs.
+        """Bytes per device for parameters, gradients and optimizer state. They do not depend on the
+        number of microbatches.
         """
         return 2 * self.memory["parameters"] + self.memory["optimizer"]
 
@@ -200,7 +200,7 @@ class Plan:
 
     @property
     def kilowatt_hours(self) -> float | None:
-        """Energy that the devices use for the run, in kWh, without their hosts; None if it is not
+        """Energy in kWh that the devices use for the run, excluding their hosts; None if it is not
         known.
         """
         given = self.assumed.watts
@@ -217,8 +217,8 @@ class Plan:
         return {source: total * rate / rates for rate, source in sources}
 
     def epochs_of_sources(self) -> dict[str, float]:
-        """Return the number of epochs over each source; empty if no data.store says how long the
-        sources are.
+        """Return the number of epochs over each source; empty without a data.store that says how
+        long the sources are.
         """
         store = self.config.data.store
         if not store or not storage.exists(f"{store}/{MANIFEST}"):
@@ -282,8 +282,8 @@ def make_plan(
         assumed: values that override hardware.py, and the expected MFU.
 
     Raises:
-        UserError: if the objective does not suit the architecture, or sizes do not divide over the
-            mesh.
+        UserError: if the objective does not suit the architecture, or if sizes cannot be divided
+            over the mesh.
     """
     resolved = resolve_without_text(config)
     rows = resolved.rows
@@ -293,7 +293,7 @@ def make_plan(
     step = trace.of_device(program.trace().jaxpr)
     splits = _splits(program)
 
-    # Memory per device: the sharded state, and what the step needs beside it.
+    # Memory per device: the sharded state, and what the step needs in addition.
     of_optimizer = jax.tree.map(
         lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where),
         program.shapes.opt_state,
@@ -305,14 +305,15 @@ def make_plan(
         **_memory_of_step(step),
     }
 
-    # FLOPs, the backward pass being twice the forward; traffic over axes of more than one device.
+    # FLOPs, where a backward pass counts as two forward passes; traffic over axes with more than
+    # one device.
     batch_size, model, shape = config.data.batch_size, resolved.model, rows.shape
     flops = batch_size * step_flops(resolved, shape, tokens.scored)
     computed_again = batch_size * forward_flops_of(resolved, shape, 0) if model.remat else 0.0
     mesh = dict(program.mesh.shape)
     sent = _sent(step, mesh)
 
-    # What the roofline and the advice need: peak FLOP/s, the whole state, the bytes moved.
+    # Inputs of the roofline and the advice: peak FLOP/s, the whole state, the bytes moved.
     known = peak_flops(topology.chip.kinds[0], model.dtype)
     peak = known if assumed.tflops is None else assumed.tflops * 1e12
     state = 2 * sum(map(_bytes_in_all, program.parameters.values()))
@@ -342,7 +343,7 @@ def make_plan(
 
 
 def _sent(step: trace.Step, mesh: dict[str, int]) -> dict[str, int]:
-    """Add up the bytes that a step sends, by the axes of the mesh that have several devices."""
+    """Add up the bytes that a step sends, by the mesh axes that have several devices."""
     sent: dict[str, int] = defaultdict(int)
     for axes, size in step.sent.items():
         sent[" × ".join(axis for axis in axes if mesh[axis] > 1)] += size
@@ -384,7 +385,7 @@ def _any_text(member: Member) -> np.ndarray:
 
 
 def _tokens_of(pairs: Pairs) -> np.ndarray:
-    """Return 0, and the model tokens, loss tokens and scored positions of the mean row: [4]."""
+    """Return 0, then the model tokens, loss tokens and scored positions of the mean row: [4]."""
     is_aligned = pairs.scored is not None
     model = pairs.inputs.lengths.sum() + (0 if is_aligned else pairs.targets.lengths.sum())
     of_inputs = (pairs.inputs.lengths * pairs.score_inputs).sum()
@@ -430,7 +431,7 @@ def _memory_of_step(step: trace.Step) -> dict[str, int]:
 
 
 def _purpose(value: trace.Value) -> str:
-    """Return what an array is for.
+    """Return the purpose of an array, as a key of Plan.memory.
 
     The stacked results of a scan over layers are gradients if the scan belongs to the backward
     pass, and saved activations otherwise.
@@ -476,7 +477,7 @@ def _with_times_of(
     seconds: Mapping[str, float],
     sent: Mapping[str, int],
 ) -> dict[str, float]:
-    """Return the given seconds of compute and memory, and the seconds that `sent` takes over each
+    """Return the given seconds of compute and memory, with the seconds that `sent` takes over each
     mesh axis whose bandwidth is known.
     """
     seconds = {name: seconds[name] for name in ("compute", "memory") if name in seconds}

@@ -14,11 +14,11 @@ from t5x_lite.report import charts
 from t5x_lite.report.page import Page, Section, Table
 
 _GiB = 2**30
-_CLOSE = 0.85  # share of the memory up to which an estimate is trusted: it has been 18 % too low
-_SHOWN = 10  # plans of a search that are listed
+_CLOSE = 0.85  # share of the memory up to which an estimate is trusted: one was 18 % too low
+_SHOWN = 10  # number of plans that a search lists
 
 
-# A line of a plan: a name, a figure, and what is said of it; or a text.
+# A line of a plan: a name, a figure and perhaps a remark on it; or a text.
 Line = tuple[str, str] | tuple[str, str, str] | str
 
 
@@ -45,7 +45,7 @@ def _heading(name: str, plan: Plan) -> list[Line]:
 
 
 def _parameters(plan: Plan) -> list[Line]:
-    """The number of parameters, in all and per module, the largest first."""
+    """The number of parameters, in total and per module, the largest first."""
     counts = {"parameters": plan.parameters}
     if plan.active_parameters < plan.parameters:
         counts["  active for one token"] = plan.active_parameters
@@ -68,7 +68,7 @@ def _memory(plan: Plan, compiled: Compiled | None) -> list[Line]:
         if compiled.arguments is not None and compiled.temporaries is not None:
             both = compiled.arguments + compiled.temporaries
             lines.append(("    its arguments + temporaries", _gib(both)))
-    # The compiler knows if it fits. Without it, an estimate close to the limit is not trusted.
+    # The compiler knows whether it fits. Without it, an estimate close to the limit is not trusted.
     fits = plan.fits if compiled is None else compiled.fits
     if plan.room is not None:
         verdict = "it fits" if fits else "it does not fit: " + _what_would_help(plan)
@@ -243,7 +243,7 @@ def scaling_page(name: str, plans: Sequence[Plan]) -> Page:
         for bound, seconds in plan.seconds.items():
             parts.setdefault(bound, []).append((plan.topology.count, seconds))
     longest = max((seconds for points in parts.values() for _, seconds in points), default=0.0)
-    # Leave out tiny ones: on a log scale they would take up most of the chart.
+    # Leave out tiny times, which would take up most of a chart with a log scale.
     parts = {
         bound: points
         for bound, points in parts.items()

@@ -21,11 +21,11 @@ def search(
     topology: Topology,
     assumed: Assumptions = Assumptions(),
 ) -> list[Plan]:
-    """Plan a run on every mesh that divides it, with remat and without, and return the plans that
+    """Plan a run on every mesh that divides it, with and without remat, and return the plans that
     fit, the fastest first.
 
     Each plan has the fewest microbatches with which it fits. A mesh with a sequence axis is planned
-    without remat only if the config has none.
+    without remat only if the config does not use remat.
 
     Args:
         config: the config of the run.
@@ -33,7 +33,7 @@ def search(
         assumed: values that override hardware.py, and the expected MFU.
 
     Raises:
-        UserError: if no plan fits, with the memory or the number of devices that is missing.
+        UserError: if no plan fits; it states the memory or the number of devices that is needed.
     """
     ways = list(_ways(config, topology))
     fitting, closest = [], None
@@ -50,7 +50,7 @@ def search(
                 if plan.fits is not False:
                     fitting.append(plan)
                     break
-    # Nothing fits: say by how much, or how many devices the state needs.
+    # Nothing fits: report how much memory is needed, or how many devices the state needs.
     if not fitting:
         if closest is None:
             reason = f"no mesh of {topology.count} devices divides this model and batch"
@@ -67,13 +67,13 @@ def search(
 
 
 def _time(plan: Plan) -> tuple[float, float, int]:
-    """Return the sort key of a plan: its bound, then the sum of all its times, then its memory."""
+    """Return the sort key of a plan: its longest time, the sum of its times, and its memory."""
     seconds = plan.seconds.values()
     return max(seconds, default=0.0), sum(seconds), plan.memory_in_all
 
 
 def _ways(config: RunConfig, topology: Topology) -> Iterator[tuple[Mesh, bool]]:
-    """Yield every mesh that divides the model and the batch, with remat and without."""
+    """Yield every mesh that divides the model and the batch, with and without remat."""
     model, devices = resolve_without_text(config).model, topology.count
     per_slice = devices // topology.slices
     for tensor, sequence in itertools.product(_divisors(per_slice), repeat=2):
@@ -103,8 +103,8 @@ def _in_microbatches(
     remat: bool,
     assumed: Assumptions,
 ) -> Iterator[Plan]:
-    """Yield plans with increasing numbers of microbatches, until the rows no longer divide or the
-    state by itself does not fit.
+    """Yield plans with increasing numbers of microbatches, until the rows can no longer be divided
+    or the state by itself does not fit.
     """
     model = dataclasses.replace(config.model, remat=remat)
     rows_of_device = config.data.batch_size * mesh.sequence * mesh.tensor // topology.count
@@ -119,8 +119,8 @@ def _in_microbatches(
         yield plan
         if plan.room is not None and plan.state > plan.room:
             return
-        # Skip microbatch counts that cannot be enough: what is needed besides the state shrinks
-        # at most in proportion to them. Stay at powers of two.
+        # Skip numbers of microbatches that cannot be enough: the memory besides the state shrinks
+        # at most in proportion to them. Only powers of two are tried.
         spare = (plan.room or math.inf) - plan.state
         over = (plan.memory_in_all - plan.state) / max(spare, 1)
         microbatches *= max(2, 2 ** math.floor(math.log2(max(over, 1))))
@@ -134,9 +134,9 @@ def weak_scaling(
     """Plan a run on 8, 16, …, 4,096 devices with a constant number of rows per device, so that the
     batch grows with the devices.
 
-    The tensor and sequence axes keep their sizes. If the config uses fsdp, it takes as much of the
-    rest of a slice as divides the model. Device counts that the other axes do not divide are left
-    out.
+    The tensor and sequence axes keep their sizes. If the config uses fsdp, this axis takes as much
+    of the rest of a slice as divides the model. Device counts that the other axes do not divide are
+    left out.
 
     Args:
         config: the config of the run.
@@ -144,7 +144,7 @@ def weak_scaling(
         assumed: values that override hardware.py, and the expected MFU.
 
     Raises:
-        UserError: if rows or model do not divide.
+        UserError: if the rows or the model cannot be divided over the devices.
     """
     model = resolve_without_text(config).model
     rows_of_device = config.data.batch_size / topology.count

@@ -1,7 +1,7 @@
 """Analyse a traced training step (its jaxpr): what one device sends, how many bytes move through
 its memory, and its peak memory. This takes a second and needs no compiler.
 
-A compiler fuses operations. The analysis therefore guesses what will become of each value:
+A compiler fuses operations. The analysis therefore guesses what will happen to each value:
 
     matrix products, gathers, scatters,     are written to memory
     kernels, loops, collectives
@@ -24,14 +24,14 @@ from typing import Any, NamedTuple
 from jax.extend.core import Literal
 from jax.interpreters.partial_eval import dce_jaxpr
 
-# Their result is the operand itself, in another shape or order, or merely passed on.
+# Operations whose result is the operand itself, unchanged or in another shape or order.
 _VIEWS = {
     *("reshape", "squeeze", "expand_dims", "transpose", "copy", "copy_p", "stop_gradient"),
     *("optimization_barrier", "layout_constraint", "sharding_constraint", "name", "rev"),
 }
 _SENDS = {"all_gather", "reduce_scatter", "psum", "pmax", "pmin", "ppermute", "all_to_all"}
 _LOOPS = {"scan", "while"}
-# They read their operands from memory and write their results to it.
+# Operations that read their operands from memory and write their results to it.
 _WRITTEN = {
     *("dot_general", "ragged_dot_general", "conv_general_dilated", "pallas_call", "gather"),
     *("scatter", "scatter-add", "scatter-mul", "scatter-max", "scatter-min", "sort", "top_k"),
@@ -39,7 +39,7 @@ _WRITTEN = {
     *_SENDS,
     *_LOOPS,
 }
-# Their results are written, but their operands can be computed on the fly.
+# Operations whose results are written, but whose operands can be computed on the fly.
 _REDUCTIONS = {
     *("reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or", "reduce_prod"),
     *("argmax", "argmin", "cumsum", "cumlogsumexp", "cummax", "cumprod"),
@@ -94,8 +94,8 @@ class _Operation(NamedTuple):
 
 
 def _on_one_device(jaxpr: Any) -> Any:
-    """Return the body of the shard_map, which is what each device runs, or the whole program if
-    there is none.
+    """Return the body of the shard_map, which each device runs, or the whole program if there is no
+    shard_map.
     """
     for equation in jaxpr.eqns:
         if equation.primitive.name == "shard_map":
@@ -148,7 +148,7 @@ def _flat(jaxpr: Any) -> tuple[list[_Operation], list[int], list[int]]:
             reads = [number(atom) for atom in equation.invars]
             inner = _inlined(equation)
             if inner is not None:
-                # A cond has one operand more than its branches: first, the index of the branch.
+                # A cond has one more operand than its branches: first, the index of the branch.
                 results = walk(inner, reads[len(reads) - len(inner.invars) :])
             else:
                 results = [next(numbers) for _ in equation.outvars]
@@ -169,7 +169,7 @@ class _Run:
     """The simulated execution of a flat program on one device.
 
     Attributes:
-        step: what the device does in it.
+        step: the work of the device in it.
 
     Args:
         operations: the program, in program order.
@@ -200,7 +200,7 @@ class _Run:
 
     def _find_written(self) -> set[int]:
         """Return the numbers of the values that are written to memory."""
-        # The final consumers of each value: a view hands its own consumers on to its operand.
+        # The final consumers of each value: a view passes its own consumers on to its operand.
         readers: dict[int, list[str]] = defaultdict(list)
         for result in self._results:
             readers[result].append("a loop" if self._in_loop else "the program")
@@ -233,8 +233,8 @@ class _Run:
         """Return the operations in the order in which they are likely to run.
 
         A reduce-scatter moves up to the operation that writes its operand, so that a gradient is
-        sharded as soon as it is computed and need not be kept whole. What is not written moves up
-        with it.
+        sharded as soon as it is computed and need not be kept whole. Operations whose results are
+        not written move up in the same way.
         """
         written_at: dict[int, int] = defaultdict(int)
         places = []
@@ -263,8 +263,8 @@ class _Run:
         return sources
 
     def _walk(self) -> Step:
-        """Run through the operations, and record traffic, memory movement and peak memory."""
-        # Find the last operation that reads each written value. Results are kept to the end.
+        """Step through the operations, and record traffic, memory movement and peak memory."""
+        # Find the last operation that reads each written value. Results are kept until the end.
         step = Step()
         last_read: dict[int, int] = {}
         for index, operation in enumerate(self.operations):
@@ -319,8 +319,8 @@ class _Run:
                 step.sent[axes] += sent
         if operation.kind not in _LOOPS:
             return Step()
-        # Analyse the body of the loop once, and multiply by the number of turns. A while loop does
-        # not say how often it turns, and counts once.
+        # Analyse the body of the loop once, and multiply by the trip count. The trip count of a
+        # while loop is not known, so its body counts once.
         turns = equation.params.get("length", 1)
         body = _jaxpr(equation.params["jaxpr" if operation.kind == "scan" else "body_jaxpr"])
         inner = _Run(*_flat(body), in_loop=True).step
@@ -335,7 +335,7 @@ class _Run:
 
 
 def _reader(operation: _Operation, place: int) -> str:
-    """Return what kind of operation reads an operand; a scan's constants are read in its body.
+    """Return the kind of operation that reads an operand; a scan's constants are read in its body.
 
     Args:
         operation: the operation.
@@ -349,8 +349,8 @@ def _reader(operation: _Operation, place: int) -> str:
 def _loop_operands(equation: Any) -> tuple[int, int]:
     """Return how many operands of a scan are constants, and how many are carried.
 
-    The other operands and results are stacked: they have one axis more outside the loop than in its
-    body, by which they are counted.
+    The other operands and results are stacked. They are counted by their additional axis, which
+    they have outside the loop but not in its body.
     """
     body = _jaxpr(equation.params["jaxpr"])
 

@@ -34,8 +34,8 @@ class Collective(NamedTuple):
 
 
 def collectives(compiled: str, mesh: DeviceMesh) -> list[Collective]:
-    """Return all collectives of a compiled program; those inside a loop are multiplied by its trip
-    count.
+    """Return all collectives of a compiled program. Collectives inside a loop are multiplied by its
+    trip count.
 
     Args:
         compiled: the text of the program, from `jax.stages.Compiled.as_text()`.
@@ -158,7 +158,7 @@ def _named(part: str, line: str) -> str:
 
 
 def _turns(loop: str, condition: list[str]) -> int:
-    """Return the trip count of a loop: the one that the compiler notes, or else the bound in the
+    """Return the trip count of a loop: the one noted by the compiler, or else the bound in the
     loop's condition.
     """
     known = re.search(r'"known_trip_count":\{"n":"(\d+)"', loop)
@@ -199,7 +199,7 @@ def _group(line: str, mesh: DeviceMesh) -> list[int]:
     listed = re.search(r"(?:replica_groups|source_target_pairs)=\{\{([\d,]+)\}", line)
     if listed:
         return [int(number) for number in listed[1].split(",")]
-    # Axes of a mesh: mesh['data'=2,'fsdp'=4] {'fsdp'}. The compiler may have made up the mesh and
+    # Axes of a mesh: mesh['data'=2,'fsdp'=4] {'fsdp'}. The compiler may have invented the mesh and
     # its names, as in 'axis_0'=8.
     by_mesh = re.search(r"replica_groups=mesh\[([^]]*)\] \{([^}]*)\}", line)
     if by_mesh:

@@ -181,7 +181,7 @@ def dots_and_lines(
 
 
 def _colours(names: Sequence[str]) -> list[str]:
-    """Return a colour for each name; with many names they repeat."""
+    """Return a colour for each name; with many names, colours repeat."""
     return [COLOURS[number % len(COLOURS)] for number in range(len(names))]
 
 

@@ -12,7 +12,7 @@ _LIBRARIES = ("jax", "jaxlib", "flax", "optax", "numpy")
 
 
 def environment() -> dict[str, str]:
-    """Return the versions and devices on which figures may depend, as text."""
+    """Return the versions and devices on which measurements may depend, as text."""
     devices = jax.devices()
     return {
         "t5x_lite": f"{version('t5x_lite')}{_commit()}",
@@ -32,7 +32,7 @@ def _commit() -> str:
     for command in (["rev-parse", "--short=12", "HEAD"], ["status", "--porcelain", "t5x_lite"]):
         try:
             done = subprocess.run(["git", *command], cwd=root, capture_output=True, text=True)
-        except OSError:  # there is no git
+        except OSError:  # git is not installed
             return ""
         if done.returncode:
             return ""
@@ -49,7 +49,7 @@ def _cores() -> int:
 
 
 def _cpu_name() -> str:
-    """Return the name of the CPU, with its best unit for matrix products if it has one we know."""
+    """Return the name of the CPU, with its best known unit for matrix products if it has one."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

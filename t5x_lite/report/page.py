@@ -1,4 +1,4 @@
-"""Report pages as data, and how they are written: as one offline HTML file and as Markdown."""
+"""Report pages as data, and functions that write them as one offline HTML file and as Markdown."""
 
 import json
 import re
@@ -15,7 +15,7 @@ import markupsafe
 from t5x_lite import storage
 from t5x_lite.errors import IO_ERROR, UserError, optional_import, user_errors
 
-# The beginning of a number, which a unit may follow; or a dash or nothing, in place of a number
+# The beginning of a number, which a unit may follow; or a dash or an empty text in its place
 _NUMBER = re.compile(r"[+-]?\.?\d|–$|$")
 _TEMPLATE = Path(__file__).with_name("page.html.jinja")
 _UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
@@ -180,7 +180,7 @@ def _svg(chart: Chart) -> str:
 
 
 def _breakable(text: str) -> markupsafe.Markup:
-    """Let text wrap after an opening bracket or a comma, as in lists of arguments or settings.
+    """Let text wrap after an opening bracket or a comma, for lists of arguments or settings.
 
     >>> _breakable("ul2(a=1,b<2)")
     Markup('ul2(<wbr>a=1,<wbr>b&lt;2)')

@@ -1,5 +1,5 @@
 """The papers that comparisons are about, as BibTeX for those who publish a report. A comparison
-names them by their keys here, or has the BibTeX entry of another paper.
+names them by their keys in PAPERS, or gives the BibTeX entry of another paper.
 """
 
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ from t5x_lite.errors import BAD_CONFIG, UserError, nearest
 
 
 class Paper(NamedTuple):
-    """A paper, with its authors as BibTeX wants them: joined by " and "."""
+    """A paper, with its authors in the form of BibTeX: joined by " and "."""
 
     authors: str
     title: str
@@ -206,7 +206,7 @@ PAPERS = {
 
 
 def check_papers(named: Iterable[str]) -> None:
-    """Reject what is neither a key of PAPERS nor a BibTeX entry.
+    """Reject names that are neither a key of PAPERS nor a BibTeX entry.
 
     >>> check_papers(["rafel2020"])
     Traceback (most recent call last):

@@ -7,7 +7,7 @@ from pathlib import Path
 from t5x_lite.report import charts, page
 from t5x_lite.report.page import Page, Part, Quote, Section, Table
 
-_LONGEST = 400  # characters of an example that are shown
+_LONGEST = 400  # maximum number of characters shown of an example
 
 
 def write(results: dict, directory: Path) -> None:
@@ -62,8 +62,8 @@ def _cells(results: dict) -> Table:
 
 
 def _summary(results: dict) -> str:
-    """Return sentences with the score on examples that chose nothing, with the validation metrics,
-    and with the number of parameters.
+    """Return sentences with the score on examples that were not used for any choice, the validation
+    metrics, and the number of parameters.
     """
     parts = []
     for name, value in results["reached"].items():
@@ -85,7 +85,7 @@ def _summary(results: dict) -> str:
 
 
 def _confusion(results: dict) -> list[Part]:
-    """Return the confusion matrix as a table; no part for tasks that have none."""
+    """Return the confusion matrix as a table; empty for tasks that have none."""
     confusion = results.get("confusion")
     if not confusion:
         return []

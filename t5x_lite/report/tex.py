@@ -1,5 +1,5 @@
-"""The tables of a report in LaTeX, for a paper: booktabs, numbers aligned on the right, the caption
-that says what the intervals are.
+"""Write the tables of a report in LaTeX, for a paper: with booktabs, with numbers aligned on the
+right, and with the captions that say what the intervals are.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ _ESCAPED = {
 
 
 def escape(text: str) -> str:
-    r"""Return text as LaTeX sets it.
+    r"""Escape text for LaTeX.
 
     >>> print(escape("span_bits ± 3 %"))
     span\_bits $\pm$ 3 \%
@@ -36,14 +36,14 @@ def escape(text: str) -> str:
 
 
 def tex(page: Page) -> str:
-    """Return all tables of a page, each a float with its caption and a label of its number."""
+    """Return all tables of a page, each as a float with its caption and a numbered label."""
     tables = [
         (section.heading, part)
         for section in page.sections
         for part in section.parts
         if isinstance(part, Table)
     ]
-    # A comment ends with its line, so the title must be on one.
+    # A LaTeX comment ends with its line, so the title must be on one line.
     parts = [_HEADER.format(title=" ".join(page.title.split()))]
     parts += [_table(heading, table, number) for number, (heading, table) in enumerate(tables, 1)]
     return "\n".join(parts)
