@@ -27,9 +27,9 @@ class Adaptation:
 
     Attributes:
         name: name in the setting `adapt`.
-        settings: settings of the model that add its parameters.
+        settings: settings of the model that add the adaptation's parameters.
         is_trained: returns True for the path of a trained parameter.
-        layers: number of layers, from the last, of a stack that are trained; 0: all.
+        layers: how many of the last layers of each stack are trained; 0: all.
     """
 
     name: str
@@ -54,8 +54,8 @@ class Adaptation:
         return self.name == "full"
 
     def check(self, model: ModelDimensions) -> None:
-        """Reject a model with the settings of another adaptation, and an adaptation other than
-        probe that would train only the head of a task.
+        """Reject a model with the settings of another adaptation, a number of layers that cannot be
+        split off, and an adaptation other than probe that would train only the head of a task.
         """
         for name, value in self.settings.items():
             if getattr(model, name) != value:
@@ -86,7 +86,7 @@ class Adaptation:
         for path, leaf in leaves.items():
             if not self.is_trained(path):
                 frozen[path] = leaf
-            # A stacked parameter has an axis of layers first: train only the last of them.
+            # The first axis of a stacked parameter counts these groups: train only the last ones.
             elif turns and "layers" in path and len(leaf) > turns:
                 trained[path], frozen[path] = leaf[-turns:], leaf[:-turns]
             else:
@@ -100,7 +100,7 @@ class Adaptation:
         leaves: Any = dict(flatten_dict(frozen))
         of_trained: Any = flatten_dict(trained)
         for path, leaf in of_trained.items():
-            # A stack that was split by layers: the frozen layers come first.
+            # In a stack that was split by layers, the frozen layers come first.
             if path in leaves:
                 leaves[path] = jnp.concatenate([leaves[path], leaf])
             else:
@@ -109,7 +109,9 @@ class Adaptation:
 
 
 def _period(paths: Iterable[Path]) -> int:
-    """Return after how many layers the kinds of layers repeat; such a group is scanned together."""
+    """Return the number of layers after which their kinds repeat. Each such group is scanned as one
+    unit.
+    """
     # The layers of a group are named block_0, block_1, …
     places = [name for path in paths for name in path if name.startswith("block_")]
     return max((int(name.removeprefix("block_")) + 1 for name in places), default=1)
@@ -119,7 +121,7 @@ PositiveFloat = Annotated[float, Range(0.0, open=True)]
 
 FULL = Adaptation("full", {}, lambda path: True)
 
-# Parts of the names of parameters that only an adapted model has.
+# Parts of names by which to recognise the parameters that only an adapted model has.
 _ADDED = ("lora_", "prefix_", "prompt", "_adapter")
 
 
@@ -134,7 +136,7 @@ def is_head(path: Path) -> bool:
 
 
 def _named(*names: str) -> Callable[[Path], bool]:
-    """Select the parameters with one of these names somewhere in their path, and heads."""
+    """Select heads, and the parameters with one of these names somewhere in their path."""
     return lambda path: is_head(path) or any(name in part for part in path for name in names)
 
 
@@ -174,7 +176,7 @@ def probe() -> Adaptation:
 
 
 def last(layers: Positive = 2) -> Adaptation:
-    """Train the last layers of each stack."""
+    """Train the last layers of each stack, and its final norm."""
 
     def is_trained(path: Path) -> bool:
         return is_head(path) or "layers" in path or "final_norm" in path
@@ -216,7 +218,8 @@ def merge_low_rank(model: ModelDimensions, params: Params) -> tuple[ModelDimensi
         *parents, name = path
         if "lora_" in name:
             continue
-        # The factors of a table are named after it, those of a kernel just lora_a and lora_b.
+        # The factors of a kernel are named lora_a and lora_b. Those of a table are prefixed with
+        # its name.
         prefix = "" if name == "kernel" else f"{name}_"
         a, b = (leaves.get((*parents, f"{prefix}lora_{factor}")) for factor in "ab")
         merged[path] = leaf if a is None else leaf + a @ b * scale

@@ -30,12 +30,12 @@ class BestCheckpoint:
     def __init__(self, workdir: Path, origin: tuple, metric: str, first: int, patience: int):
         self._metric = metric
         self._patience = patience
-        # Two are kept, since a run may go back to before the newest.
+        # Keep two checkpoints, since a run may go back to a step before the newest one.
         self._checkpoints = Checkpoints(best_directory(workdir), *origin, keep=2)
         self._checkpoints.remove_after(first)
         # Read back the earlier evaluations, so that a continued run counts its patience from them.
         self._values = []  # one for each evaluation
-        self._best = -math.inf  # of those whose parameters are kept
+        self._best = -math.inf  # best value of an evaluation whose parameters are kept
         kept = self._checkpoints.steps
         for record in read_metrics(workdir / "metrics.jsonl"):
             if record["split"] == "validation" and record["step"] <= first:
@@ -57,7 +57,7 @@ class BestCheckpoint:
         if value > self._best:
             self._best = value
             self._checkpoints.save(step, {"params": params})
-            # This must be on disk before the checkpoint that a run would continue from.
+            # It must be on disk before the checkpoint that the run would continue from.
             self._checkpoints.wait()
         self._values.append(value)
 

@@ -1,4 +1,4 @@
-"""Callbacks: code of the user's that a run calls, named by `training.callbacks`."""
+"""Callbacks: the user's own code that a run calls, named in `training.callbacks`."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,8 +12,8 @@ from t5x_lite.errors import BAD_CONFIG, user_errors
 class Callback:
     """Base class of callbacks. Name yours by its module: `training.callbacks=my_module.Mine`.
 
-    A callback is made with the run's directory and config, only in the first process of a run. An
-    error in it ends the run.
+    A callback is constructed with the run's directory and config, in the first process of the run
+    only. An error in it ends the run.
     """
 
     def __init__(self, workdir: Path, config: RunConfig):
@@ -48,7 +48,7 @@ class Callbacks:
             UserError: for any error that a callback raises.
         """
         for name, callback in self._made:
-            # Name the callback, so that the error is not taken for one of the run.
+            # Name the callback, so that the error is not mistaken for one of the run itself.
             with user_errors(BAD_CONFIG, f"training.callbacks: {name}.{method} failed"):
                 of_callback: Callable[..., None] = getattr(callback, method)
                 of_callback(*arguments)

@@ -1,8 +1,9 @@
-"""Checkpoints: written by orbax in the background, and trusted only if their manifest holds.
+"""Checkpoints: written by orbax in the background, and trusted only if they match their manifest.
 
 Each checkpoint carries a manifest with the hash of every file, a checksum of every array as it was
-in memory, and what it was made with: run, step, settings, text, versions. It is checked before
-anything is restored. A checkpoint that fails is moved aside, and the one before it is used.
+in memory, and where it comes from: run, step, settings, text, versions. It is checked before
+anything is restored. A checkpoint that fails the check is moved aside, and the previous one is
+used.
 
 DIRECTORY/STEP/manifest.json, and the files of orbax
           STEP.damaged/          moved aside; STEP.damaged.txt says why
@@ -45,8 +46,8 @@ from t5x_lite.version import VERSION
 
 _DEFAULTS = json.loads(json.dumps(flatten(default().to_dict())))
 KEPT = 2  # newest healthy checkpoints that are kept
-_UNFINISHED = ".orbax-checkpoint-tmp"  # ends the name that orbax writes under
-_REMOVED = ".removed"  # ends the name of a checkpoint that is being removed
+_UNFINISHED = ".orbax-checkpoint-tmp"  # suffix of the name that orbax writes under
+_REMOVED = ".removed"  # suffix of the name of a checkpoint that is being removed
 _DAMAGED = ".damaged"
 _ADJUSTABLE = settings_with(RunConfig, ADJUSTABLE)
 _WRITTEN_LATER = ("_CHECKPOINT_METADATA", "commit_success.txt")  # by orbax, after the manifest
@@ -54,27 +55,28 @@ _OF_ORBAX = re.compile(
     r"_CHECKPOINT_METADATA|commit_success\.txt|_METADATA|_sharding|array_metadatas|d"
     r"|manifest\.json(\.\d+\.partial)?|manifest\.ocdbt|ocdbt\.process_\d+"
 )
-_ROOM, _ROOM_OF_FILES = 1.05, 1 << 20  # what files take besides the arrays: a share, and bytes
-_NONE, _FAILED = -1, -2  # in place of a step, where process 0 tells the others
+_ROOM, _ROOM_OF_FILES = 1.05, 1 << 20  # size on disk: the arrays times a factor, plus bytes
+_NONE, _FAILED = -1, -2  # what process 0 tells the others if it has found no step
 
 
 class Standing(NamedTuple):
     """A checkpoint is removed unless it is one of the newest healthy ones, or is kept."""
 
-    healthy: bool  # False: the run may have diverged, and it replaces no other
-    kept: bool  # until a user removes it, even if the run goes on with other settings
+    healthy: bool  # False: the run may have diverged, so this replaces no other checkpoint
+    kept: bool  # kept until the user removes it, even if the run continues with other settings
 
 
 class Checkpoints:
     """The checkpoints of one run, in DIRECTORY/STEP.
 
     Args:
-        settings: flat dict {key: value} of the settings that the checkpoints are made with. Models
-            of different settings may have parameters of the same shapes.
-        run: identity of the run; a checkpoint of another run is damage. Empty: any run.
+        settings: flat dict {key: value} of the settings that the checkpoints are made with. They
+            are compared because models with different settings may have the same shapes.
+        run: identity of the run; a checkpoint of another run counts as damaged. Empty: any run.
         text: hashes of text and tokenizer, recorded in each checkpoint.
         keep: number of healthy checkpoints to keep, the newest ones.
-        kept: steps whose checkpoints stay, now and when the run goes on with other steps to keep.
+        kept: steps whose checkpoints are kept for good, even if the run continues with other steps
+            to keep.
         read_only: change nothing in the directory.
     """
 
@@ -88,7 +90,8 @@ class Checkpoints:
         kept: Container[int] = (),
         read_only: bool = False,
     ):
-        # Orbax warns about what is intended, and logs the traceback of each error that it raises.
+        # Silence orbax's log: it warns about what is intended, and repeats the traceback of each
+        # error that it raises.
         logging.set_verbosity(logging.FATAL)
         sys.unraisablehook = _pass_over_late_writes
         self.directory = directory
@@ -116,7 +119,8 @@ class Checkpoints:
             if not step.isdecimal():
                 continue
             if not self._is_local:
-                # In a bucket orbax writes under the final name, and the manifest before its mark.
+                # In a bucket orbax writes under the final name. The manifest comes before the file
+                # that marks the checkpoint as complete.
                 has_manifest = (path / manifest.NAME).exists()
                 if not rest and not has_manifest and not is_complete(path):
                     path.rmtree()
@@ -156,8 +160,8 @@ class Checkpoints:
 
     @property
     def newest(self) -> int | None:
-        """Step of the newest checkpoint that is not damaged when this is asked first, or None if
-        there is none at all. Newer ones are moved aside.
+        """Step of the newest checkpoint that was not damaged when this was first asked, or None if
+        there are no checkpoints. Newer ones are moved aside.
 
         Raises:
             UserError: if all are damaged.
@@ -186,10 +190,10 @@ class Checkpoints:
         """Go back to the newest healthy checkpoint, and remove those after it.
 
         Args:
-            tried: steps that the run has gone back to before, which did not help.
+            tried: steps that the run has already gone back to without success.
 
         Returns:
-            its step; None if there is none.
+            its step; None if there is no such checkpoint.
         """
         healthy = [step for step in self.steps if self._standing(step).healthy]
         step = max(set(healthy) - set(tried), default=None)
@@ -211,7 +215,7 @@ class Checkpoints:
             return step
         if not damaged:
             return None
-        # Nothing is moved, or the same command would begin again from nothing.
+        # Move nothing aside: otherwise the same command would start again from scratch.
         reasons = "; ".join(f"{step}: {damage}" for step, damage in damaged.items())
         fix = "bring the files back, or name another directory"
         raise UserError(NO_FILE, f"{self._directory}: no usable checkpoint ({reasons}); {fix}")
@@ -237,12 +241,12 @@ class Checkpoints:
             return
         aside = self._free_name(f"{step}{_DAMAGED}")
         storage.rename(where, self._directory / aside)
-        # Beside it: the checkpoint may be a link to elsewhere.
+        # Write the reason beside the checkpoint, which may be a link to elsewhere.
         (self._directory / f"{aside}.txt").write_text(f"{damage}\n")
         say(f"{where} is damaged: {damage}; moved to {aside}, and an earlier checkpoint is used")
 
     def _free_name(self, name: str) -> str:
-        """Return a name, with a number if it is taken."""
+        """Return a name, with a number added if it is taken."""
         taken, number, free = storage.names_in(self._directory), 1, name
         while free in taken:
             number += 1
@@ -250,7 +254,7 @@ class Checkpoints:
         return free
 
     def remove_after(self, step: int) -> None:
-        """Remove checkpoints after a step that a run goes back to."""
+        """Remove the checkpoints after a step that the run goes back to."""
         if self._is_writer:
             for later in self.steps:
                 if later > step:
@@ -277,9 +281,7 @@ class Checkpoints:
         return state
 
     def restore_parameters(self, step: int, shapes: Any, shardings: Any, axes: Params) -> Any:
-        """Restore only the parameters of a step, without the rest of its state: their average, if
-        the run has kept one.
-        """
+        """Restore only the parameters of a step, or their average if the run has kept one."""
         with self._readable(step) as facts:
             has_average = any(
                 path.startswith("/".join(PLACE_OF_AVERAGE)) for path in facts["arrays"]
@@ -287,7 +289,7 @@ class Checkpoints:
             place = PLACE_OF_AVERAGE if has_average else ("params",)
             abstract: Any = unflatten_dict({place: _abstract(shapes, shardings)})
             restore_args = jax.tree.map(
-                lambda args: dataclasses.replace(args, strict=False),  # as above
+                lambda args: dataclasses.replace(args, strict=False),  # as in restore
                 ocp.checkpoint_utils.construct_restore_args(abstract),
             )
             self._check_shapes(step, abstract, axes)
@@ -302,7 +304,7 @@ class Checkpoints:
         if manifest.verification_level() != "full":
             return
         arrays = ocp.tree.to_flat_dict(restored, sep="/")
-        # Padding of the vocabulary or the type may have been changed on purpose.
+        # Skip arrays whose shape (by padding of the vocabulary) or type was changed on purpose.
         arrays = {
             path: array
             for path, array in arrays.items()
@@ -323,7 +325,7 @@ class Checkpoints:
         Adafactor's averages over the rows and columns of a table include its padding. They have
         fewer axes than the table, and their shapes must not change.
         """
-        # Read the saved shapes from the checkpoint's metadata, which takes no array.
+        # Read the saved shapes from the checkpoint's metadata, without reading any array.
         where = self._directory / str(step)
         metadata: Any = ocp.StandardCheckpointHandler().metadata(where)
         saved = ocp.tree.to_flat_dict(metadata.tree, sep="/")
@@ -345,8 +347,8 @@ class Checkpoints:
 
     @contextmanager
     def _readable(self, step: int) -> Iterator[dict]:
-        """Give the facts of a checkpoint. Reject one of other settings, and turn orbax's errors
-        about a broken one into a UserError.
+        """Yield the facts of a checkpoint. Reject a checkpoint with other settings, and turn
+        orbax's errors about a broken one into a UserError.
         """
         where = self._directory / str(step)
         with user_errors(NO_FILE, f"{where}: cannot be restored as this model"):
@@ -364,10 +366,10 @@ class Checkpoints:
         """Begin to save a state. It may be changed or donated as soon as this returns.
 
         Args:
-            facts: what else the manifest records, as JSON.
+            facts: further facts for the manifest, as JSON.
             healthy: False if the run may have diverged; it then replaces no other checkpoint.
         """
-        self.wait()  # for the save before this one
+        self.wait()  # for the previous save
         if self._is_local:
             self._check_room(step, state)
         arrays = ocp.tree.to_flat_dict(state, sep="/")
@@ -392,8 +394,9 @@ class Checkpoints:
             self._checkpointer.save(self._directory / str(step), args=args)
 
     def _write_manifest(self) -> None:
-        """Write the manifest of the checkpoint being saved: its files are complete, and it does not
-        have its name yet. Called in the background, in process 0.
+        """Write the manifest of the checkpoint being saved. Orbax calls this in the background, in
+        process 0, when the files are complete. On a local disk the checkpoint does not have its
+        final name yet.
         """
         step, facts = self._saving
         where = self._directory / str(step)
@@ -402,7 +405,7 @@ class Checkpoints:
         manifest.write(where, facts, leave_out=_WRITTEN_LATER)
 
     def _tidy(self) -> None:
-        """Remove checkpoints that need not be kept. Those that are must be on the device before."""
+        """Remove checkpoints that need not be kept, once the others are flushed to the device."""
         if not self._is_writer or not self._directory.is_dir():
             return
         if self._is_local:
@@ -425,7 +428,9 @@ class Checkpoints:
         return self._standings[step]
 
     def _remove(self, step: int) -> None:
-        """Remove a checkpoint. One that is removed in part no longer has its name."""
+        """Remove a checkpoint. On a local disk, rename it first, so that a checkpoint that is only
+        partly removed is not mistaken for a complete one.
+        """
         where = self._directory / str(step)
         self._standings.pop(step, None)
         if self._is_local and where.is_symlink():
@@ -436,7 +441,7 @@ class Checkpoints:
             where.rmtree()
 
     def _check_room(self, step: int, state: Any) -> None:
-        """Reject a checkpoint that does not fit the disk, before anything is written."""
+        """Reject a checkpoint that does not fit on the disk, before anything is written."""
         # Count what this process writes: its own shards, without replicas.
         arrays = sum(
             shard.data.nbytes
@@ -487,8 +492,8 @@ _report_unraisable = sys.unraisablehook
 
 
 def _pass_over_late_writes(unraisable: Any) -> None:
-    """Say nothing of a write of tensorstore that fails after the first has ended the save, whose
-    error is raised. An unraisablehook.
+    """An unraisablehook that ignores late errors of tensorstore. When one write fails, its error is
+    raised and ends the save; the writes that fail after it need no report.
     """
     if str(unraisable.exc_value) != "Event loop is closed":
         _report_unraisable(unraisable)
@@ -506,7 +511,7 @@ def find_difference(saved: dict, settings: dict) -> tuple[str, Any, Any] | None:
     for key, now in settings.items():
         if key in _ADJUSTABLE:  # checked against config.json
             continue
-        # A setting that is newer than the checkpoint had the effect of today's default.
+        # If the setting is newer than the checkpoint, the run behaved as with today's default.
         before = saved.get(key, _DEFAULTS.get(key))
         if before != now:
             return key, before, now
@@ -514,8 +519,8 @@ def find_difference(saved: dict, settings: dict) -> tuple[str, Any, Any] | None:
 
 
 def is_complete(path: Any) -> bool:
-    """Return True if a checkpoint was written completely. On a disk, it only gets its name then; in
-    a bucket, a file marks it as complete.
+    """Return True if a checkpoint was written completely. On a local disk, only a complete
+    checkpoint has its final name; in a bucket, a file marks it as complete.
     """
     if isinstance(path, Path):
         return path.is_dir()
@@ -523,13 +528,13 @@ def is_complete(path: Any) -> bool:
 
 
 def check_whole(where: Any, run: str = "") -> dict[str, Any]:
-    """Check a complete checkpoint, files and arrays, and return the facts of its manifest.
+    """Check the files and arrays of a complete checkpoint, and return the facts of its manifest.
 
     Args:
         run: identity of its run; empty: any.
 
     Raises:
-        Damage: if it is not what was saved.
+        Damage: if the checkpoint is not what was saved.
     """
     facts = manifest.read(where)
     check_identity(facts, int(where.name), run)
@@ -550,7 +555,7 @@ def check_whole(where: Any, run: str = "") -> dict[str, Any]:
 
 
 def check_identity(facts: dict[str, Any], step: int, run: str) -> None:
-    """Raise Damage if a manifest is of another step, or of another run.
+    """Raise Damage if a manifest belongs to another step or another run.
 
     Args:
         run: identity of the run; empty: any.
@@ -562,7 +567,7 @@ def check_identity(facts: dict[str, Any], step: int, run: str) -> None:
 
 
 def _kind_of(array: Any) -> list:
-    """Return shape and type of an array, as a manifest has them."""
+    """Return the shape and type of an array, as a manifest records them."""
     return [list(array.shape), str(array.dtype)]
 
 
@@ -574,7 +579,7 @@ def _versions() -> dict[str, str]:
 
 
 def _innermost(error: BaseException) -> str:
-    """Return what went wrong in the first place: orbax nests messages and errors."""
+    """Return the message of the original error: orbax nests errors and their messages."""
     while error.__cause__ is not None:
         error = error.__cause__
     if isinstance(error, OSError) and error.strerror:
@@ -598,7 +603,7 @@ def _differ_in_padding(
 
 
 def _abstract(shapes: Any, shardings: Any) -> Any:
-    """Combine shapes and shardings, as the target of orbax's restore."""
+    """Combine shapes and shardings into the target of orbax's restore."""
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         shapes,

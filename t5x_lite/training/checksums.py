@@ -1,5 +1,5 @@
-"""Checksums of arrays that do not depend on how these are sharded, so that a restored array can be
-compared with what it was in memory when it was saved, on any mesh.
+"""Checksums of arrays that do not depend on how the arrays are sharded. With them a restored array
+can be compared, on any mesh, with what was in memory when it was saved.
 
 The checksum of an array is the sum, modulo 2³², of a hash of each element and its index. Each
 process sums over the shards that it holds, on the devices that hold them, and these sums are added.
@@ -17,9 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
-# Of Fibonacci hashing (Knuth, 1998, §6.4) and of the last step of MurmurHash3 (Appleby, 2011).
+# Constants of Fibonacci hashing (Knuth, 1998, §6.4) and of the last step of MurmurHash3 (Appleby,
+# 2011).
 _OF_INDEX, _FIRST, _SECOND = 0x9E3779B9, 0x85EBCA6B, 0xC2B2AE35
-_BLOCK = 1 << 16  # words that a CPU hashes at a time: they stay in its cache
+_BLOCK = 1 << 16  # words that a CPU hashes at a time; they fit its cache
 _MULTIPLES = np.arange(_BLOCK, dtype=np.uint32) * np.uint32(_OF_INDEX)
 
 
@@ -31,7 +32,7 @@ def checksums(arrays: Sequence[jax.Array]) -> list[int]:
     [1642309620, 1642309620, 1276707724]
     """
     with ThreadPoolExecutor() as pool:
-        # Arrays on accelerators are only dispatched here, and read all together.
+        # For arrays on accelerators this only dispatches the work. The sums are read below.
         sums = list(pool.map(_sum_of_shards, arrays))
     here = np.array([sum(int(part) for part in parts) % 2**32 for parts in sums], np.uint32)
     if jax.process_count() > 1:
@@ -59,7 +60,7 @@ def _sum_of_shards(array: jax.Array) -> list[Any]:
 
 
 def _sum_on_host(data: np.ndarray, starts: np.ndarray, shape: tuple[int, ...]) -> int:
-    """Hash and add up a shard with numpy: a CPU needs no compilation for it.
+    """Hash and add up a shard with numpy, which saves a compilation on the CPU.
 
     Args:
         data: the shard.
@@ -70,9 +71,9 @@ def _sum_on_host(data: np.ndarray, starts: np.ndarray, shape: tuple[int, ...]) -
     total = 0
     for first in range(0, words.size, _BLOCK):
         mixed = words[first : first + _BLOCK].astype(np.uint32)
-        if data.shape == shape:  # the usual case, in which the index of a block is cheap
+        if data.shape == shape:  # the usual case: the indices in a block are consecutive
             mixed ^= _MULTIPLES[: mixed.size] + np.uint32(first * _OF_INDEX % 2**32)
-        else:
+        else:  # translate indices in the shard into indices in the whole array
             per_element = words.size // data.size
             counted = np.arange(first, first + mixed.size, dtype=np.uint64)
             element, word = np.divmod(counted, np.uint64(per_element))
@@ -112,7 +113,7 @@ def _sum_on_device(data: jax.Array, starts: jax.Array, shape: tuple[int, ...]) -
 
 
 def _finish(mixed: Any) -> Any:
-    """Let every bit of a word of 32 bits depend on all of them; for numpy and for jax."""
+    """Mix each 32-bit word, so that every bit depends on all others. Works in numpy and jax."""
     kind = mixed.dtype.type
     mixed ^= mixed >> kind(16)
     mixed *= kind(_FIRST)

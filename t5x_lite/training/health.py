@@ -1,22 +1,22 @@
-"""Tell a healthy step from one at which a run diverges, by the losses and gradient norms before it.
+"""Detect the steps at which a run diverges, from the losses and gradient norms before them.
 
 A step is unhealthy if its loss or its gradient norm is not finite, or lies more than ten robust
-standard deviations above the median of the last 128 healthy steps. Among 35,267 recorded steps of
-704 runs that converged there was none (benchmarks/healthy_steps.py). The figures are kept in each
-checkpoint, so that a run that was stopped decides as if it had not been.
+standard deviations above the median of the last 128 healthy steps. None of 35,267 recorded steps of
+704 runs that converged was unhealthy (benchmarks/healthy_steps.py). The figures are saved in each
+checkpoint, so that a resumed run decides as if it had never been stopped.
 """
 
 import math
 from typing import Any
 
 WINDOW = 128
-MOST_SKIPPED = 10  # updates in a row that may be left out: more is no spike
-_ENOUGH = 8  # healthy steps that a deviation is estimated from
+MOST_SKIPPED = 10  # updates in a row that may be skipped; more than that is not a spike
+_ENOUGH = 8  # healthy steps that are needed to estimate a deviation
 _EARLY = 10.0  # with fewer, a loss may be this many times the largest so far
-_FURTHEST = 10.0  # robust standard deviations above the median
+_FURTHEST = 10.0  # limit of healthy figures, in robust standard deviations above the median
 _TO_SIGMA = 1.4826  # median absolute deviation → standard deviation of a normal distribution
-# Standard deviations are at least this, since a median of similar figures may have none: of a loss,
-# as a share of the median and in nats; of the logarithm of a norm.
+# Lower bounds on the standard deviations, which are 0 if most figures are equal. For the loss: a
+# share of the median, and nats. For the norm: the standard deviation of its logarithm.
 _LEAST_SHARE, _LEAST_NATS, _LEAST_LOG = 0.02, 0.05, 0.5
 
 
@@ -24,12 +24,12 @@ class Health:
     """The figures of the last healthy steps.
 
     Args:
-        saved: what `to_json` returned for a checkpoint; empty: a run begins.
+        saved: what `to_json` returned for a checkpoint; empty at the start of a run.
 
     Attributes:
         is_healthy: False if the last step was unhealthy.
-        skipped: number of steps whose update was left out.
-        skipped_in_a_row: number of them since the last other step.
+        skipped: number of steps whose update was skipped.
+        skipped_in_a_row: number of steps skipped since the last step that was not.
     """
 
     def __init__(self, saved: dict[str, Any] | None = None):
@@ -40,8 +40,8 @@ class Health:
         self.is_healthy: bool = saved.get("is_healthy", True)
 
     def limits(self, step: int) -> tuple[float, float]:
-        """Return the largest loss and gradient norm with which a step is healthy. They follow from
-        the steps up to two before it, which are known when it is dispatched.
+        """Return the largest loss and gradient norm with which a step is healthy. They depend only
+        on steps up to `step - 2`, whose figures are known when the step is dispatched.
 
         >>> health = Health()
         >>> for step in range(1, 20):
@@ -78,12 +78,12 @@ class Health:
         return self.is_healthy
 
     def skip(self) -> None:
-        """Count a step whose update was left out."""
+        """Count a step whose update was skipped."""
         self.skipped += 1
         self.skipped_in_a_row += 1
 
     def to_json(self) -> dict[str, Any]:
-        """Return everything that a run must know to continue."""
+        """Return everything that a resumed run needs to know."""
         return {
             "figures": list(self._figures),
             "skipped": self.skipped,

@@ -25,7 +25,7 @@ _SHOWN_EVERY = 10.0  # seconds between the lines that stay above the bar
 
 
 class Stopwatch:
-    """Split wall time into named parts. The first part gets the time that no other part has.
+    """Split wall time into named parts. The first part gets all time that no other part claims.
 
     >>> watch = Stopwatch("step", "evaluation")
     >>> with watch("evaluation"):
@@ -34,7 +34,7 @@ class Stopwatch:
     ['evaluation', 'step']
 
     Attributes:
-        now: the part that the current time counts for.
+        now: the part that time counts for at the moment.
     """
 
     def __init__(self, rest: str, *names: str):
@@ -44,8 +44,8 @@ class Stopwatch:
 
     @contextmanager
     def __call__(self, name: str, counts: Callable[[], bool] = lambda: True) -> Iterator[None]:
-        """Count the time inside the block for this part. If `counts()` is false at the end of the
-        block, it counts for the first part.
+        """Count the time inside the block for this part, or for the first part if `counts()` is
+        false at the end of the block.
         """
         start, self.now = time.perf_counter(), name
         try:
@@ -90,7 +90,8 @@ def read_metrics(path: Path) -> list[dict]:
 
 
 def check_metrics(path: Path, recorded: dict[str, Any]) -> None:
-    """Compare a metrics.jsonl, which may have become longer, with what a checkpoint has recorded.
+    """Compare a metrics.jsonl with what a checkpoint recorded about it. Records may have been added
+    since then.
 
     Raises:
         Damage: if a record has changed or is missing.
@@ -104,13 +105,13 @@ def check_metrics(path: Path, recorded: dict[str, Any]) -> None:
 
 
 def mean_metrics(sums: dict[str, dict]) -> dict[str, float]:
-    """Compute the metrics from the sums of a loss. Each sum is divided once.
+    """Compute the metrics from the sums of a loss. Each sum is divided by its weight, once.
 
     loss: nats per scored token. accuracy: fraction of scored tokens predicted correctly.
     total_loss: the value minimised, summed over heads and auxiliary losses. loss_tokens, or
     loss_labels for a task: the divisor of the loss. label_loss, label_accuracy: for sequence
     labels. lm_loss, lm_accuracy: for the language model trained beside a task. Auxiliary losses and
-    values that parts measure are named by stack and name, such as decoder_balance.
+    values measured by parts of the model are named by stack and name, such as decoder_balance.
     """
     metrics = {}
     total_loss = 0.0
@@ -173,7 +174,7 @@ class Log:
         self._bar = bar(workdir.name, counted=True)
         self._bar.disable |= not active
         self._task = self._bar.add_task("", total=last, completed=first, line="")
-        # Other processes compute the same metrics, and write none of them.
+        # The other processes compute the same metrics, but do not write them.
         if active:
             path = workdir / "metrics.jsonl"
             _cut_metrics(path, first)
@@ -217,7 +218,7 @@ class Log:
         """Write metrics to metrics.jsonl, the loggers and the callbacks, and show a short line."""
         if not self._active:
             return
-        # For programs: the file, the loggers, the callback.
+        # For programs: the file, the loggers, the callbacks.
         seconds = {name: round(value, 3) for name, value in self.watch.seconds().items()}
         # first_not_finite has ruled out NaN and infinity, which are not JSON.
         record = {"step": step, "split": split, **metrics, "seconds": seconds}
@@ -232,7 +233,7 @@ class Log:
         if self._on_log:
             self._on_log(record)
 
-        # For the eye: the bar, or a line where there is none.
+        # For people: the bar, or a line if there is no bar.
         text = _line(split, metrics)
         self._bar.update(self._task, line=text)
         is_old = time.monotonic() - self._shown > _SHOWN_EVERY
@@ -252,7 +253,7 @@ class Log:
                 with user_errors(IO_ERROR, f"training.loggers: {name}: nothing more is written"):
                     call(logger)
             except UserError as error:
-                with suppress(Exception):  # what could not be written may not be closed either
+                with suppress(Exception):  # a logger that cannot write may also fail to close
                     self._loggers.pop(name).close()
                 self._say(str(error))
 
@@ -265,7 +266,8 @@ class Log:
         if not self._active:
             return {}
         os.fsync(self._file.fileno())
-        # Another process that took the directory over must not get a second checkpoint.
+        # If another process has taken the directory over, do not write a checkpoint next to its
+        # own.
         locks.check_only_writer(self._workdir)
         try:
             storage.push(self._workdir)
@@ -284,7 +286,7 @@ class Log:
 
 
 def _make_loggers(workdir: Path, config: RunConfig, first: int) -> dict[str, Logger]:
-    """Make the loggers that training.loggers names: all of them, or none."""
+    """Make the loggers that training.loggers names. If one fails, close those made before it."""
     loggers = {}
     with ExitStack() as made:
         for name, named in find_loggers(config).items():
@@ -296,14 +298,14 @@ def _make_loggers(workdir: Path, config: RunConfig, first: int) -> dict[str, Log
 
 
 def _cut_metrics(path: Path, first: int) -> None:
-    """Remove the records after step `first` from the file."""
+    """Remove the records after step `first` from metrics.jsonl."""
     kept = [record for record in read_metrics(path) if record["step"] <= first]
     storage.write_durably(path, "".join(json.dumps(record) + "\n" for record in kept))
 
 
 def _line(split: str, metrics: dict) -> str:
     """Write the most important metrics as one line."""
-    loss = metrics.get("loss", metrics["total_loss"])  # a loss may have heads of its own alone
+    loss = metrics.get("loss", metrics["total_loss"])  # no `loss` if all heads are the user's own
     text = f"{split} loss {loss:.4f}"
     # A task shows its own metrics in place of perplexity and accuracy per token.
     of_task = {name: value for name, value in metrics.items() if name.startswith("task_")}

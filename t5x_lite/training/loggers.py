@@ -1,7 +1,7 @@
 """Where the curves of a run go besides metrics.jsonl: TensorBoard, Weights & Biases, MLflow.
 
-To add one: write the class and name it in LOGGERS. One of your own needs no place here, only a
-config that names it by its module: `training.loggers=my_module.MyLogger`.
+To add one, write the class and add it to LOGGERS. Your own logger needs no entry here: name it by
+its module in the config, `training.loggers=my_module.MyLogger`.
 """
 
 import logging
@@ -22,11 +22,11 @@ from t5x_lite.config.provenance import WRITES_HERE
 from t5x_lite.errors import IO_ERROR, optional_import, user_errors
 
 _FLUSH_EVERY = 10.0  # seconds until TensorBoard can read what was written
-PROJECT = "t5x_lite"  # what runs are filed under, unless the environment says otherwise
+PROJECT = "t5x_lite"  # the project that runs belong to, unless the environment names another
 
 
 class Logger(Protocol):
-    """An entry of LOGGERS. It is made with the run's directory, its config, and the step that the
+    """An entry of LOGGERS. It is made from the run's directory, its config, and the step that the
     run continues from.
     """
 
@@ -42,8 +42,8 @@ class Logger(Protocol):
 class TensorBoard:
     """Event files in WORKDIR/tensorboard.
 
-    Events are written by the caller's thread. SummaryWriter has a thread of its own: an error in
-    it, such as a full disk, is a traceback there, and the run then blocks on its queue.
+    Events are written in the caller's thread. SummaryWriter would use a thread of its own, in which
+    an error such as a full disk only prints a traceback; the run then blocks on the queue.
     """
 
     def __init__(self, workdir: Path, config: RunConfig, first: int):
@@ -52,7 +52,7 @@ class TensorBoard:
 
         self._protos: Any = event_pb2
         directory = workdir / "tensorboard"
-        # The step tells apart the files of two starts within a second.
+        # The step keeps the files of two starts within the same second apart.
         name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{first}"
         with user_errors(IO_ERROR, f"{directory}: cannot be written"):
             directory.mkdir(parents=True, exist_ok=True)
@@ -86,7 +86,8 @@ class TensorBoard:
 class WeightsAndBiases:
     """A run of Weights & Biases. A continued run keeps its id.
 
-    WANDB_PROJECT, WANDB_ENTITY, WANDB_MODE=offline and wandb's other variables say where it goes.
+    WANDB_PROJECT, WANDB_ENTITY, WANDB_MODE=offline and wandb's other variables decide where it is
+    stored.
     """
 
     def __init__(self, workdir: Path, config: RunConfig, first: int):
@@ -108,7 +109,7 @@ class WeightsAndBiases:
         self._run.log(dict(values), step=step)
 
     def close(self) -> None:
-        """End the run there."""
+        """End the run of Weights & Biases."""
         self._run.finish()
 
 
@@ -126,7 +127,7 @@ class MLflow:
             found = self._client.get_experiment_by_name(name)
             experiment = found.experiment_id if found else self._client.create_experiment(name)
             self._id = _kept(workdir / "mlflow_id", lambda: self._new(experiment, workdir, config))
-            # A continued run was marked as ended by its last process.
+            # The last process of a continued run has marked it as ended.
             self._client.update_run(self._id, "RUNNING")
 
     def _new(self, experiment: str, workdir: Path, config: RunConfig) -> str:
@@ -159,7 +160,7 @@ LOGGERS: dict[str, Callable[[Path, RunConfig, int], Logger]] = {
 
 
 def find_loggers(config: RunConfig) -> dict[str, Named]:
-    """Find what `training.loggers` names.
+    """Find the loggers that `training.loggers` names.
 
     Raises:
         UserError: for an unknown name or option, or a service that is not permitted.

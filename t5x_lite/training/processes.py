@@ -1,5 +1,5 @@
-"""Check that all processes of a run do the same thing, and that each is still at work. They talk
-through jax's coordination service, which knows all processes and needs no devices.
+"""Check that all processes of a run do the same thing, and that each is still at work. They
+communicate through jax's coordination service, which reaches all processes and needs no devices.
 """
 
 import faulthandler
@@ -22,23 +22,23 @@ from t5x_lite import storage
 from t5x_lite.errors import BAD_CONFIG, STUCK, UserError
 from t5x_lite.progress import to_stderr
 
-_ARRIVE_WITHIN = 600  # seconds, from the first process to the last
-_BEATS_BEFORE_THE_END = 10  # heartbeats in the time that a step may take
+_ARRIVE_WITHIN = 600  # seconds between the arrival of the first process and of the last
+_BEATS_BEFORE_THE_END = 10  # heartbeats within the time limit of a step
 _STEPS = ("step", "data")  # phases with a time limit
-_PATIENCE_OTHERWISE = 10  # times the limit of a step, for processes that compile or save
+_PATIENCE_OTHERWISE = 10  # times the limit of a step, while a process compiles or saves
 _rounds = itertools.count()  # calls of check_same, which every process counts alike
 
 
 def _client() -> Any:
     """Return the client of the coordination service; None if there is only one process."""
-    from jax._src import distributed  # as orbax does: it has no public name
+    from jax._src import distributed  # there is no public name; orbax imports it in the same way
 
     return distributed.global_state.client
 
 
 def devices_of_task(environment: Mapping[str, str]) -> list[int] | None:
-    """Return the numbers of the GPUs that this task of a Slurm job uses: its share of those that it
-    sees; None where that is for jax to say, which gives each task of a node one GPU.
+    """Return the indices of the GPUs that this task of a Slurm job uses: its share of the GPUs that
+    it sees. Return None to leave the choice to jax, which gives each task of a node one GPU.
 
     >>> node = {"SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_NODEID": "0", "SLURM_LOCALID": "0"}
     >>> devices_of_task(node | {"CUDA_VISIBLE_DEVICES": "0,1,2,3"})
@@ -59,7 +59,7 @@ def devices_of_task(environment: Mapping[str, str]) -> list[int] | None:
         gpus = len(visible.split(","))
     else:
         gpus = int(environment.get("SLURM_GPUS_ON_NODE") or 0)
-    # Slurm has bound its own GPUs to each task.
+    # The task sees fewer GPUs than the job has on this node: Slurm has bound GPUs to each task.
     if visible and gpus < int(environment.get("SLURM_GPUS_ON_NODE") or 0):
         return list(range(gpus))
     if gpus <= tasks:
@@ -73,7 +73,7 @@ def devices_of_task(environment: Mapping[str, str]) -> list[int] | None:
 
 
 def _tasks_of_nodes(text: str) -> list[int]:
-    """Return the number of tasks on each node, from Slurm's way of writing it.
+    """Return the number of tasks on each node, given in Slurm's notation.
 
     >>> _tasks_of_nodes("8(x2),4")
     [8, 8, 4]
@@ -86,7 +86,7 @@ def _tasks_of_nodes(text: str) -> list[int]:
 
 
 def check_same(facts: dict[str, str]) -> None:
-    """Check that all processes of a run with several processes have the same facts.
+    """Check that all processes of a run have the same facts. All of them must call this.
 
     Raises:
         UserError: in every process; it names a fact and two processes that differ in it, or a
@@ -115,15 +115,15 @@ def check_same(facts: dict[str, str]) -> None:
 
 class Heartbeat:
     """End a run of several processes that is stuck. If no step or batch of an evaluation finishes
-    for too long, each process that is still alive says which process does not move, writes the
-    stacks of its own threads to a file, and exits with 142.
+    for too long, each process that is still alive says which process is stuck, writes the stacks of
+    its own threads to a file, and exits with 142.
 
-    While this process compiles or saves, which may take long, only a process that does not respond
-    ends the run; others that keep it waiting are named.
+    While this process compiles or saves, which may take long, the run ends only if another process
+    does not respond. Processes that respond but keep this one waiting are only reported.
 
     Args:
         stacks: the file for the stacks.
-        phase: returns what the run does now, a name of its Stopwatch.
+        phase: returns what the run is doing, as a name of its Stopwatch.
         patience: seconds that a step may take, or 20 times the median step if that is longer; 0: no
             limit.
     """
@@ -133,8 +133,8 @@ class Heartbeat:
         self._period = min(patience / _BEATS_BEFORE_THE_END, 5.0)
         self._seconds: deque[float] = deque(maxlen=50)  # durations of the last steps
         self._step, self._batch = 0, 0  # last finished step, and batch of the evaluation after it
-        self._moved = time.monotonic()  # when it finished
-        self._reported = self._moved  # when processes that keep this one waiting were named
+        self._moved = time.monotonic()  # when that step or batch finished
+        self._reported = self._moved  # when the processes that keep this one waiting were reported
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True, name="heartbeat")
 
@@ -173,7 +173,7 @@ class Heartbeat:
     def _watch(self) -> None:
         was_timed = True
         while not self._over.wait(self._period):
-            # The time of a step begins when all else is done.
+            # After compiling or saving, the time of the next step starts afresh.
             if self._is_timed and not was_timed:
                 self._moved = time.monotonic()
             was_timed = self._is_timed
@@ -199,13 +199,13 @@ class Heartbeat:
 
     def _end_unless_it_moves(self) -> None:
         moved, answers = self._moved, [self._others()]
-        # Processes that are alive send another beat meanwhile, if late where they compile.
+        # Meanwhile processes that are alive send another heartbeat, even if late while compiling.
         for _ in range(3 if self._is_timed else _BEATS_BEFORE_THE_END):
             if self._over.wait(self._period):
                 return
             self._tell()
             answers.append(self._others())
-        if self._moved != moved:  # after all
+        if self._moved != moved:  # a step or batch has finished after all
             return
         idle = time.monotonic() - moved
         silent = _silent(answers)
@@ -231,7 +231,7 @@ class Heartbeat:
         os._exit(STUCK)  # the main thread may never return
 
     def _report_wait(self, idle: float, said: list[str]) -> None:
-        """Print now and then which processes keep this one waiting, while all respond."""
+        """Print, from time to time, which processes keep this one waiting. All of them respond."""
         patience = _PATIENCE_OTHERWISE * self.limit
         if idle > patience and time.monotonic() - self._reported > patience:
             self._reported = time.monotonic()
@@ -255,22 +255,22 @@ def _answer(call: Callable[[], Any], patience: float) -> Any:
 
 
 class Beat(NamedTuple):
-    """A heartbeat tells the other processes where one is, and that it is alive."""
+    """A heartbeat, which tells the other processes that one is alive and where it is."""
 
     process: int
-    step: int  # the last that it finished
+    step: int  # the last finished step
     phase: str
     is_timed: bool  # False while it compiles or saves, which may take long
     time: float  # by its own clock
 
 
 def _silent(answers: Sequence[dict[int, Beat] | None]) -> dict[int, str]:
-    """Name the processes that have sent no heartbeat from the first answer to the last, by their
-    number.
+    """Return the names of the processes that sent no heartbeat between the first answer and the
+    last, by number.
 
     Args:
-        answers: the heartbeats of the others, asked for again and again; None: process 0, which
-            stores them, did not answer.
+        answers: the heartbeats of the others, read several times; None: process 0, which stores
+            them, did not answer.
     """
     if all(answer is None for answer in answers[1:]):
         return {0: "process 0, which coordinates the others,"}
@@ -285,8 +285,8 @@ def _silent(answers: Sequence[dict[int, Beat] | None]) -> dict[int, str]:
 
 
 def _late(answers: Sequence[dict[int, Beat] | None], step: int) -> Iterator[Beat]:
-    """Return the last heartbeats of the processes that hold the others up: they are behind, wait
-    for data, or do something other than steps.
+    """Yield the last heartbeat of each process that holds the others up: it has done fewer steps,
+    waits for data, or does something other than steps.
     """
     last = next((answer for answer in reversed(answers) if answer is not None), {})
     for beat in last.values():

@@ -1,4 +1,4 @@
-"""When a run diverges, it goes back to its last healthy checkpoint, or ends and says what to do."""
+"""Take a run that has diverged back to its last healthy checkpoint, or end it with advice."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from t5x_lite.training.checkpoint import Checkpoints
 
 
 class Diverged(UserError):
-    """A run has diverged: a figure is not finite, or far from those before it.
+    """A run has diverged: a figure is not finite, or is far above its earlier values.
 
     Attributes:
         step: the step that was found unhealthy.
@@ -43,10 +43,10 @@ def go_back(
         events: the history of the run.
 
     Returns:
-        what is added to the history.
+        the event that was added to the history.
 
     Raises:
-        Diverged: if training.rollback does not allow it once more, or there is no such checkpoint.
+        Diverged: if training.rollback allows no further rollback, or there is no such checkpoint.
     """
     rollbacks = [event for event in events if event["event"] == "rollback"]
     step = None
@@ -73,11 +73,11 @@ def go_back(
 
 
 def remedy(config: RunConfig, batches: Batches, step: int, number: int, rollbacks: int) -> str:
-    """Return what to do about a step that diverged, by its likeliest cause.
+    """Return advice on a step that diverged, for the likeliest cause.
 
     Args:
-        number: number of the batch that the step has read.
-        rollbacks: how often the run has gone back.
+        number: number of the batch that the step read.
+        rollbacks: number of times that the run has gone back.
     """
     batch = batches.batch_at(number - config.start.step)
     for key, values in batch.items():

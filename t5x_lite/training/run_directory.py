@@ -1,9 +1,9 @@
-"""A run directory: who may write it, what it was started with, and how to read a trained model
-back.
+"""A run directory: who may write to it, what its run was started with, and how to load the trained
+model.
 
 WORKDIR/config.json  run.json  corpus.json  tokenizer/  metrics.jsonl  checkpoints/STEP/
         tensorboard/
-        generation.json, of a model that was imported, or began as one
+        generation.json, if the model was imported or started from an imported one
 """
 
 import hashlib
@@ -82,15 +82,15 @@ from t5x_lite.training.schedules import depends_on_end
 from t5x_lite.training.step import parameter_shardings
 
 _TEXT = ("tokenizer", "train", "validation")  # keys of corpus.json that say what was read
-_CONVENTIONS = "generation.json"  # of a model that was imported
-# What `create` writes, config.json under another name until everything else is written.
+_CONVENTIONS = "generation.json"  # Conventions of an imported model
+# The files that `create` writes. config.json has another name until all others are written.
 _UNFINISHED = "config.json.unfinished"
 _OF_CREATE = ("tokenizer", "checkpoints", _CONVENTIONS, run_history.FILE)
 _OUTPUTS_OF_TASKS = ("classifier/output", "token_head/output")
 
 
 def fixed_settings(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings, as a flat dict, that must not change when a run continues."""
+    """Return, as a flat dict, the settings that must not change when a run continues."""
     free = settings_with(RunConfig, RESUMABLE, LOCAL)
     return {key: value for key, value in flatten(config).items() if key not in free}
 
@@ -114,7 +114,8 @@ def owned(
         change: let settings with the role ADJUSTABLE differ from those that the run began with.
 
     Raises:
-        UserError: if another run is using the directory, or its run had other settings or text.
+        UserError: if another run is using the directory, or the directory's run had other settings
+            or another text.
     """
     is_main = jax.process_index() == 0
     with ExitStack() as stack:
@@ -141,7 +142,7 @@ def owned(
         try:
             if is_main:
                 run_history.begin(workdir)
-                if changes:  # recorded before it is in force
+                if changes:  # record a change before it takes effect
                     saved = max(saved_steps(workdir / "checkpoints"), default=0)
                     event = {"event": "change", "after_step": saved, "settings": changes}
                     run_history.add(workdir, event)
@@ -156,10 +157,10 @@ def owned(
 
 
 def check_records(workdir: Path, facts: dict[str, Any]) -> None:
-    """Say if metrics.jsonl has changed since a checkpoint was saved. The run need not end for it.
+    """Print a message if metrics.jsonl has changed since a checkpoint was saved. The run continues.
 
     Args:
-        facts: those of the checkpoint's manifest.
+        facts: the facts in the checkpoint's manifest.
     """
     path = workdir / "metrics.jsonl"
     try:
@@ -200,8 +201,8 @@ def _cannot_write(workdir: Path, error: OSError) -> UserError:
 
 
 def check_is_free(workdir: Path) -> None:
-    """Reject a directory that is not for runs: the root, its children, a home, or somebody else's,
-    if it holds anything and no run.
+    """Reject a directory that is not meant for runs and holds other files: the root, its children,
+    the user's home, or a directory of somebody else.
     """
     if storage.is_mirrored(workdir) or (workdir / "config.json").exists() or not workdir.exists():
         return
@@ -223,7 +224,7 @@ def _check_nothing_foreign(workdir: Path) -> None:
 
 
 def _check_names_no_checkpoint(workdir: Path) -> None:
-    """Reject a new directory whose name is the address of a checkpoint of another run."""
+    """Reject a new directory whose name would be the address of a checkpoint of another run."""
     other = workdir.parent / workdir.name.rpartition("@")[0]
     is_run = (other / run_history.FILE).exists()
     if "@" in workdir.name and is_run and not (workdir / "config.json").exists():
@@ -234,7 +235,7 @@ def _check_names_no_checkpoint(workdir: Path) -> None:
 def check_same_run(
     workdir: Path, config: RunConfig, steps: int, change: bool
 ) -> dict[str, list[Any]]:
-    """Reject settings that differ from those the directory's run was started with.
+    """Reject settings that differ from the settings that the directory's run was started with.
 
     Args:
         change: accept other values of settings with the role ADJUSTABLE.
@@ -250,7 +251,7 @@ def check_same_run(
             BAD_CONFIG,
             f"training.steps: {reason}; give at least that many, or name another --workdir",
         )
-    # Settings that affect what is learned must not change.
+    # Settings that affect what is learned must not change, unless --change allows it.
     if not (workdir / "config.json").exists():
         return {}
     before = load_run_config(workdir / "config.json")
@@ -270,7 +271,7 @@ def check_same_run(
         if jax.process_index() == 0:
             say(f"{key}: {old[key]!r} before, {new[key]!r} after step {saved}")
 
-    # More steps are allowed, but a schedule that ends with the run then has another end.
+    # More steps are allowed, but they move the end of a schedule that ends with the run.
     ends_with_run = depends_on_end(config.optimizer)
     old_end, new_end = (one.start.schedule_end or one.training.steps for one in (before, config))
     if saved and ends_with_run and old_end != new_end and jax.process_index() == 0:
@@ -287,12 +288,12 @@ def saved_steps(checkpoints: Path) -> list[int]:
 
 
 def text_hashes(data: RunData) -> dict[str, Any]:
-    """Return what each checkpoint records of text and tokenizer."""
+    """Return the hashes of text and tokenizer that each checkpoint records."""
     return {key: data.manifest[key] for key in _TEXT}
 
 
 def check_same_text(workdir: Path, data: RunData) -> None:
-    """Reject text or examples other than those the run in `workdir` was started on."""
+    """Reject text or examples that differ from what the run in `workdir` was started on."""
     if not (workdir / "corpus.json").exists():
         return
     recorded = read_json(workdir / "corpus.json", "bring it back")
@@ -325,7 +326,7 @@ def create(
     with locks.only_writer(workdir, f"--workdir={workdir}"):
         _check_is_new(workdir)  # another process may have written it
         for name in storage.names_in(workdir):
-            if name in _OF_CREATE:  # by a process that was killed
+            if name in _OF_CREATE:  # left by a process that was killed
                 storage.remove_tree(workdir / name)
         storage.write_durably(workdir / _UNFINISHED, json.dumps(to_dict(config), indent=2))
         tokenizer.save(workdir / "tokenizer")
@@ -342,14 +343,14 @@ def create(
             content = json.dumps(conventions._asdict(), indent=2)
             storage.write_durably(workdir / _CONVENTIONS, content)
         remember(config)
-        # Last: a directory with a config.json is whole.
+        # Do this last: a directory with a config.json counts as complete.
         (workdir / _UNFINISHED).rename(workdir / "config.json")
         storage.flush(workdir)
         storage.push(workdir)
 
 
 def _check_is_new(workdir: Path) -> None:
-    """Reject a directory with anything in it but what `create` has not finished."""
+    """Reject a directory that holds anything except what an unfinished `create` has left."""
     ours = {*locks.FILES, *(_OF_CREATE if (workdir / _UNFINISHED).exists() else ())}
     others = [name for name in storage.names_in(workdir) if not name.startswith(_UNFINISHED)]
     if not ours.issuperset(others) or (workdir.exists() and not workdir.is_dir()):
@@ -363,10 +364,10 @@ def choose_step(checkpoints: Checkpoints, address: ModelAddress) -> int:
     """Return the step of the checkpoint that an address names, and check its files.
 
     Raises:
-        UserError: if it was not kept, or is damaged; the message names those that are there.
+        UserError: if it was not kept, or is damaged. The message names the steps that were kept.
     """
     which, kept = address.checkpoint, checkpoints.steps
-    if which in ("", "best"):  # of the best evaluations, the newest is the best
+    if which in ("", "best"):  # in the directory `best`, the newest checkpoint is the best one
         step = checkpoints.newest
         if step is None:
             raise UserError(NO_FILE, f"{address.directory}: no checkpoint yet; train first")
@@ -376,7 +377,7 @@ def choose_step(checkpoints: Checkpoints, address: ModelAddress) -> int:
         found = int(amount.number) if amount.number in kept else None
     elif amount:
         found = _nearest_step(checkpoints, amount)
-    elif which == "0" and 0 in kept:  # of a model that was imported
+    elif which == "0" and 0 in kept:  # the parameters of an imported model
         found = 0
     if found is None:
         steps = ", ".join(map(str, kept)) or "none"
@@ -388,8 +389,8 @@ def choose_step(checkpoints: Checkpoints, address: ModelAddress) -> int:
 
 
 def revisions(workdir: Path) -> dict[str, ModelAddress]:
-    """Return the addresses of all kept checkpoints of a run, by the names that published models
-    give them: chck_10M is that of 10M-words (BabyLM), step4000 that of a step (Pythia).
+    """Return the addresses of all kept checkpoints of a run, by the revision names that published
+    models use: chck_10M for 10M-words (BabyLM), step4000 for step 4000 (Pythia).
     """
     config = load_run_config(workdir / "config.json")
     checkpoints = Checkpoints(workdir / "checkpoints", {}, read_only=True)
@@ -405,7 +406,7 @@ def revisions(workdir: Path) -> dict[str, ModelAddress]:
         checkpoints.close()
     if not steps:
         raise UserError(NO_FILE, f"{workdir}: no checkpoint yet; train first")
-    # A run that goes on has not come to all of its amounts.
+    # A run in progress has not reached all of its amounts.
     named = {name: step for name, step in named.items() if step is not None}
     named |= {f"step{step}": step for step in steps if step not in named.values()}
     return {name: ModelAddress(workdir, str(step)) for name, step in named.items()}
@@ -432,35 +433,35 @@ def step_of(address: ModelAddress) -> int:
 
 
 def _nearest_step(checkpoints: Checkpoints, amount: Amount) -> int | None:
-    """Return the kept step that has read about this much text, or None. Batches do not end at round
-    numbers, so half a batch more or less is the same amount, or a share of it.
+    """Return the kept step that had read about this much text, or None. Batches do not end at round
+    numbers, so a step may differ from the amount by half a batch, or by the fraction _NEAR.
     """
     key = "raw_tokens" if amount.unit == "tokens" else "words"
     nearest, least = None, math.inf
     for step in checkpoints.steps:
-        with suppress(UserError):  # one that is damaged cannot be asked
+        with suppress(UserError):  # skip a checkpoint whose manifest is damaged
             read = checkpoints.facts(step).get(key, 0)
             away = abs(read - amount.number)
             batch = read / max(step, 1)
-            allowed = batch if step == 1 else batch / 2  # step 1 is the nearest of all before it
+            allowed = batch if step == 1 else batch / 2  # step 1 also stands for smaller amounts
             if away <= max(_NEAR * amount.number, allowed) and away < least:
                 nearest, least = step, away
     return nearest
 
 
-_NEAR = 0.02  # a checkpoint is that of 10M tokens if it has read this much more or less
+_NEAR = 0.02  # fraction by which a checkpoint "10M-tokens" may have read more or less than that
 
 
 class Conventions(NamedTuple):
-    """How texts begin and end for a model that was imported, or that began as one.
+    """How texts begin and end for a model that was imported, or that started from an imported one.
 
     Attributes:
-        begin: ids that a decoder reads before a text: those that its tokenizer puts there or, with
-            an encoder, the one it starts from; None: the start token, with which the rows of a
-            model begin that was trained here.
-        before_inputs: ids that an encoder of two stacks reads before a text (BART: <s>).
+        begin: ids that a decoder reads before a text: the ids that its tokenizer adds or, if there
+            is an encoder, the id that the decoder starts from. None: the start token, which begins
+            the rows of models that were trained here.
+        before_inputs: ids that the encoder of an encoder-decoder reads before a text (BART: <s>).
         ends: ids that end a text, besides the vocabulary's end of text.
-        model_type: of `transformers`, which the model is exported as if it still can be.
+        model_type: kind of model, as `transformers` names it. It is exported as this if possible.
     """
 
     begin: tuple[int, ...] | None = None
@@ -470,7 +471,7 @@ class Conventions(NamedTuple):
 
 
 def check_ids(ids: Sequence[Any], vocabulary: Vocabulary, where: str) -> tuple[int, ...]:
-    """Return these ids, or raise UserError if one of them is no id of the vocabulary."""
+    """Return these ids, or raise UserError if one of them is not in the vocabulary."""
     for i in ids:
         if type(i) is not int or not 0 <= i < vocabulary.size:
             reason = f"got the id {i!r}, expected a number below {vocabulary.size:,}"
@@ -479,7 +480,7 @@ def check_ids(ids: Sequence[Any], vocabulary: Vocabulary, where: str) -> tuple[i
 
 
 def _read_conventions(workdir: Path, vocabulary: Vocabulary) -> Conventions:
-    """Return the conventions of an imported model; those of ours, if there are none."""
+    """Return the conventions of an imported model, or our own if none are recorded."""
     path = workdir / _CONVENTIONS
     if not path.exists():
         return Conventions()
@@ -495,8 +496,9 @@ def _read_conventions(workdir: Path, vocabulary: Vocabulary) -> Conventions:
 
 
 def keep_ends(workdir: Path, init_from: Path) -> None:
-    """Keep, for a run that starts from an imported model, the ids that end its texts and the kind
-    of model that it leaves as. Its rows begin as ours do.
+    """Copy the conventions of an imported model to a run that starts from it: the ids that end its
+    texts, and the kind of model to export as. The beginning of texts is not copied, since the run's
+    rows begin like all rows of models trained here.
     """
     path = init_from / _CONVENTIONS
     if path.exists() and not (workdir / _CONVENTIONS).exists():
@@ -511,14 +513,14 @@ class LoadedModel:
     """A model loaded from a run directory, with its tokenizer and parameters."""
 
     config: RunConfig  # as written in the directory
-    rows: RowPlan | TaskPlan  # rows that it was trained on
+    rows: RowPlan | TaskPlan  # rows that the model was trained on
     model: ModelDimensions
     tokenizer: Tokenizer
     params: Params
-    step: int  # number of steps that it was trained for
+    step: int  # number of steps that the model was trained for
     mesh: DeviceMesh | None = None  # mesh over which parameters are sharded; None: one device
-    permitted: Permission = field(default_factory=permission)  # what its config may name
-    conventions: Conventions = Conventions()  # of a model that was imported
+    permitted: Permission = field(default_factory=permission)  # what the config may name
+    conventions: Conventions = Conventions()  # those of an imported model
 
     @property
     def ends(self) -> tuple[int, ...]:
@@ -532,8 +534,8 @@ class LoadedModel:
         return max(len(self.after_start(np.zeros(0, np.int32))) - 1, 0)
 
     def after_start(self, ids: np.ndarray) -> np.ndarray:
-        """Put before a text what a decoder reads first: the start token or, for an imported model,
-        the ids that its own tokenizer adds. At least one id is read.
+        """Put the ids that a decoder reads first before a text: the start token or, for an imported
+        model, the ids that its own tokenizer adds. The result has at least one id.
         """
         start = self.tokenizer.vocabulary.start
         begin = (start,) if self.conventions.begin is None else self.conventions.begin
@@ -547,8 +549,8 @@ class LoadedModel:
         return begin[0] if begin else self.tokenizer.vocabulary.start
 
     def check_predicts_tokens(self, command: str) -> None:
-        """Raise UserError if the model has no language model head, or reads a prompt that it
-        learned with a task.
+        """Raise UserError if the model has no language model head, or reads a soft prompt that it
+        learned for a task.
         """
         if self.model.prompt_length:
             reason = f"this model reads a prompt that it learned with {self.rows}"
@@ -586,7 +588,7 @@ def open_data(
     task.
 
     Raises:
-        UserError: if they have changed.
+        UserError: if the text or the examples have changed.
     """
     config, rows = resolved.config, resolved.rows
     if isinstance(rows, TaskPlan):
@@ -619,7 +621,7 @@ def load(address: str | Path, mesh: Mesh | None = None) -> LoadedModel:
         check_model(model, resolved.rows.shape, sizes)
     params, step = _load_parameters(located, resolved, model, device_mesh)
     conventions = _read_conventions(workdir, tokenizer.vocabulary)
-    if step:  # it has learned rows that begin with the start token
+    if step:  # after training here, the model reads rows that begin with the start token
         conventions = conventions._replace(begin=None, before_inputs=())
     return LoadedModel(
         resolved.config,
@@ -634,10 +636,10 @@ def load(address: str | Path, mesh: Mesh | None = None) -> LoadedModel:
 
 
 def model_here(model: ModelDimensions) -> ModelDimensions:
-    """Return the model as this process can compute it: on its own kind of device, and in float32 if
-    64 bits are not enabled.
+    """Return the model in a form that this process can compute: with an attention kernel for its
+    kind of device, and in float32 if 64 bits are not enabled.
     """
-    # The kernel in the config may not exist on this device.
+    # The kernel in the config may not exist on this kind of device.
     here = replace(model, attention_kernel="auto")
     if model.dtype == "float64" and not jax.config.read("jax_enable_x64"):
         return replace(here, dtype="float32")
@@ -647,7 +649,7 @@ def model_here(model: ModelDimensions) -> ModelDimensions:
 def _load_parameters(
     address: ModelAddress, resolved: Resolved, model: ModelDimensions, mesh: DeviceMesh | None
 ) -> tuple[Params, int]:
-    """Load all parameters: the trained ones and, for an adapted model, those of its base."""
+    """Load all parameters: those of the run and, for an adapted model, those frozen in its base."""
     adaptation = parse_adaptation(resolved.config.adapt)
     shapes = parameter_shapes(model)
     if mesh is None:
@@ -665,7 +667,7 @@ def _load_parameters(
         reason = f"its parameters are those of {base.directory}, which is not there"
         raise UserError(NO_FILE, f"{address.directory}: was adapted from another model; {reason}")
     check_same_base(address.directory, base)
-    # Take from the base only parameters that the adapted model has, so not its own head.
+    # Take only parameters that the adapted model has too: the base may have another head.
     theirs, _ = read(base.directory)
     of_base = _parameters_for(model, base, theirs, mesh)
     wanted: Any = flatten_dict(shapes)
@@ -679,7 +681,7 @@ def _load_parameters(
 def _parameters_for(
     model: ModelDimensions, base: ModelAddress, of_base: Resolved, mesh: DeviceMesh | None
 ) -> Params:
-    """Load the parameters of the run in `base`, with its vocabulary padded like the model's."""
+    """Load the parameters of the run at `base`, with the vocabulary padded like the model's."""
     padded = replace(model_here(of_base.model), vocab_multiple=model.vocab_multiple)
     params, _ = _load_parameters(base, of_base, padded, mesh)
     return params
@@ -702,9 +704,7 @@ def _restore(
 
 
 def _checkpoints_of(address: ModelAddress) -> Path:
-    """Return the directory to load from: that of the best evaluation on a task, or that of the
-    checkpoints.
-    """
+    """Return the directory to load from: `best`, for a run on a task, or `checkpoints`."""
     best = best_directory(address.directory)
     of_best = saved_steps(best)
     if address.checkpoint == "best" and not of_best:
@@ -719,7 +719,7 @@ def base_of(config: RunConfig) -> ModelAddress:
     """Return the address of the model that a run starts from.
 
     Raises:
-        UserError: if the config is data, and may not name it.
+        UserError: if the config is data, and may not name this place.
     """
     check_place(config.init_from, "init_from")
     return locate(config.init_from)
@@ -731,7 +731,7 @@ _BASE = "base.json"  # which model a run adapts
 
 
 def record_base(workdir: Path, base: ModelAddress) -> None:
-    """Record which model the run in a directory adapts. If one is recorded, reject another."""
+    """Record which model the run in a directory adapts. If another one is recorded, reject it."""
     if (workdir / _BASE).exists():
         return check_same_base(workdir, base)
     record = {"base": str(base), "checkpoint": _checkpoint_hash(base)}
@@ -748,7 +748,7 @@ def check_same_base(workdir: Path, base: ModelAddress) -> None:
 
 
 def _checkpoint_hash(address: ModelAddress) -> str:
-    """Return a hash of the checkpoint that a model's parameters are read from."""
+    """Return a hash of the checkpoint that the parameters of a model are read from."""
     run = run_history.identity(address.directory)
     checkpoints = Checkpoints(_checkpoints_of(address), {}, run, read_only=True)
     try:
@@ -782,14 +782,14 @@ def check_start(
     theirs: Resolved,
     their_tokenizer: Tokenizer,
 ) -> None:
-    """Reject a run that cannot start from another one, which may not have been trained yet: see
-    check_init_from.
+    """Reject a run that cannot start from another one: see check_init_from. The other run may not
+    have been trained yet.
 
     Args:
-        directory: that of the other run.
+        directory: directory of the other run.
     """
     adaptation = parse_adaptation(resolved.config.adapt)
-    # Start from the settings that may differ.
+    # Collect the settings that may differ.
     free = settings_with(ModelDimensions, COMPUTATION, HEADS, OUTPUT)
     # An adaptation may be added, but one that init_from has must be kept.
     for name in settings_with(ModelDimensions, ADAPTATION):
@@ -818,7 +818,7 @@ def check_start(
                 fix += f", or convert it: start.convert={'|'.join(names)}"
             raise UserError(BAD_CONFIG, f"model.{key}: {reason}; {fix}")
     if "vocab_size" in free and not extends and start.convert:
-        return  # a vocabulary of its own
+        return  # the conversion gives the model a vocabulary of its own
     if not extends:
         reason = "its ids are not those that init_from was trained with, nor those and more"
         if their_tokenizer.vocabulary.sentinels:
@@ -831,7 +831,7 @@ def check_start(
 
 
 def _check_same_state(resolved: Resolved, directory: Path, theirs: Resolved) -> None:
-    """Reject a run that would take an optimizer state that is not one of its own parameters."""
+    """Reject a run that would take an optimizer state that does not match its own parameters."""
     step = resolved.config.start.step
     fix = f"begin with a fresh state, as start.optimizer_step={step} does"
     for key in ("optimizer.name", "optimizer.average", "adapt"):
@@ -857,7 +857,7 @@ def restore_state(resolved: Resolved, shapes: Any, shardings: Any) -> Any:
         if step != resolved.config.start.step:
             reason = f"{address} has done {step} steps, start.step is {resolved.config.start.step}"
             raise UserError(BAD_CONFIG, f"init_from: {reason}; name that checkpoint")
-        # The state as the other run has it, on the devices where this one wants it.
+        # Restore the state under the other run's names, but onto this run's shardings.
         axes = parameter_axes(resolved.model)
         theirs_shapes, theirs_shardings = rename(shapes, names), rename(shardings, names)
         state = checkpoints.restore(step, theirs_shapes, theirs_shardings, rename(axes, names))
@@ -891,8 +891,8 @@ def merge_parameters(resolved: Resolved, fresh: Params, mesh: DeviceMesh) -> tup
     if resolved.config.start.convert:
         old, of_conversion = _converted(resolved, directory, old, new)
 
-    # Take each parameter from init_from if it fits, or as drawn if it is a head's. The layer that
-    # tells the labels of a task apart is always new, unless init_from was trained on that task.
+    # Take each parameter from init_from if it fits, and a fresh one if it belongs to a head. The
+    # output layer of a task is always fresh, unless init_from was trained on the same task.
     is_new_task = resolved.config.task.name != theirs.config.task.name
     merged, drawn = {}, []
     for path, leaf in new.items():
@@ -921,10 +921,10 @@ def merge_parameters(resolved: Resolved, fresh: Params, mesh: DeviceMesh) -> tup
 def _converted(
     resolved: Resolved, directory: Path, old: dict[str, Any], fresh: dict[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Make the parameters of init_from into those of this model, as start.convert says.
+    """Convert the parameters of init_from into parameters of this model, as start.convert says.
 
     Returns:
-        the parameters by path, and the paths of those that are drawn.
+        the parameters by path, and the paths of those that are newly drawn.
     """
     text, model = resolved.config.start.convert, resolved.model
 
@@ -940,7 +940,7 @@ def _converted(
 
 
 def _grown(params: Params, fresh: Params, axes: Params, before: int, after: int) -> Params:
-    """Enlarge the vocabulary of parameters, as the fresh ones lie on the devices."""
+    """Enlarge the vocabulary of parameters, with the shapes and shardings of the fresh ones."""
     leaves: Any = flatten_dict(params)
     names: Any = flatten_dict(axes)
     like: Any = flatten_dict(fresh)
@@ -956,6 +956,6 @@ def _grown(params: Params, fresh: Params, axes: Params, before: int, after: int)
 
 
 def _may_be_new(model: ModelDimensions, path: tuple[str, ...]) -> bool:
-    """Return True for a parameter that may be drawn if init_from does not have it."""
+    """Return True for a parameter that may be newly drawn if init_from does not have it."""
     of_companion = model.companion(path[0]) is not None
     return of_companion or is_of_head(path[0]) or is_added(path)

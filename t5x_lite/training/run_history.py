@@ -1,5 +1,5 @@
-"""The identity of a run, which each of its checkpoints carries, and its history: how it went back,
-and which settings changed. Both are in run.json.
+"""The identity of a run, which each of its checkpoints carries, and its history: rollbacks, and
+settings that were changed. Both are stored in run.json.
 """
 
 import json
@@ -18,13 +18,13 @@ FILE = "run.json"
 
 def identity(workdir: Path) -> str:
     """Return the identity of the run in a directory, which each of its checkpoints carries; empty
-    if it has none.
+    if there is none.
     """
     return _read(workdir)["id"]
 
 
 def _read(workdir: Path) -> dict[str, Any]:
-    """Read identity and history from run.json."""
+    """Read the identity and the history from run.json."""
     path = workdir / FILE
     if not path.exists():
         return {"id": "", "history": []}
@@ -37,7 +37,9 @@ def _read(workdir: Path) -> dict[str, Any]:
 
 
 def begin(workdir: Path) -> None:
-    """Write run.json when a run begins. If it was lost, take it from the newest checkpoint."""
+    """Write run.json when a run begins. If the file was lost, restore it from the newest
+    checkpoint.
+    """
     if (workdir / FILE).exists():
         return
     record = {"id": secrets.token_hex(8), "history": []}
@@ -56,7 +58,7 @@ def events(workdir: Path) -> list[dict[str, Any]]:
 
 
 def add(workdir: Path, event: dict[str, Any]) -> None:
-    """Record an event of a run, before the run continues with it."""
+    """Record an event of a run, before the run continues after it."""
     record = _read(workdir)
     record["history"].append(event)
     storage.write_durably(workdir / FILE, json.dumps(record, indent=2))
@@ -64,8 +66,8 @@ def add(workdir: Path, event: dict[str, Any]) -> None:
 
 
 def batch_number(events: Sequence[dict[str, Any]], step: int) -> int:
-    """Return the number of the batch, from 0, that a step reads, from 1. A run that went back does
-    not read again what it had read.
+    """Return the number of the batch (from 0) that a step (from 1) reads. A run that went back does
+    not read the same batches again.
 
     >>> went_back = {"event": "rollback", "from": 30, "to": 20, "next_batch": 30}
     >>> [batch_number([went_back], step) for step in (20, 21, 22)]

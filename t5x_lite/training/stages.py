@@ -1,8 +1,8 @@
-"""Train a run with stages: a chain of runs, each of which starts from the one before.
+"""Train a run with stages: a chain of runs, each of which starts from the previous one.
 
     WORKDIR/stages/1  ─►  WORKDIR/stages/2  ─►  …  ─►  WORKDIR, the last stage
 
-Every stage is an ordinary run in its own directory, so that it can be read, verified, exported and
+Every stage is an ordinary run in its own directory, so it can be read, verified, exported and
 started from like any other.
 """
 
@@ -28,7 +28,7 @@ from t5x_lite.training.schedules import depends_on_end
 
 
 class Stage(NamedTuple):
-    """A run that is one stage of another."""
+    """One stage of a run, which is itself a run."""
 
     resolved: Resolved
     data: TextData
@@ -42,7 +42,7 @@ class Stage(NamedTuple):
 
     @property
     def saved_steps(self) -> list[int]:
-        """The steps of its checkpoints."""
+        """The steps of the stage's checkpoints."""
         return run_directory.saved_steps(self.directory / "checkpoints")
 
     @property
@@ -67,30 +67,32 @@ def plan_stages(
     plans: Sequence[RowPlan] = (),
     corpus_of: Callable[[Data], Corpus] = prepare,
 ) -> list[Stage]:
-    """Prepare the text of all stages, and fill in what follows from it and from the models.
+    """Prepare the text of all stages, and fill in the settings that follow from the text and the
+    models.
 
     Args:
-        config: with stages, or without, which makes one.
+        config: the config of a run; without stages, the run is its only stage.
         directories: where each stage is trained.
         plans: the rows of each stage, if they are planned already.
         corpus_of: prepares the text of a stage.
 
     Raises:
-        UserError: for a stage that cannot be trained, or cannot start from the one before.
+        UserError: for a stage that cannot be trained, or cannot start from the previous one.
     """
     places = [address_of(directory) for directory in directories]
     configs = stages_of(config, places)
     plans = plans or each_stage(config, plan_objective)
     configs = _with_one_order(configs, plans)
     planned: list[Stage] = []
-    read: dict[tuple[str, ...], int] = {}  # raw tokens of each text, by all stages so far
+    read: dict[tuple[str, ...], int] = {}  # text → raw tokens of it that the stages so far read
     for number, (of_stage, directory) in enumerate(zip(configs, directories, strict=True)):
         with naming_stage(config, number):
             corpus = corpus_of(of_stage.data)
             resolved = resolve(of_stage, corpus.tokenizer.vocabulary, plans[number])
             if of_stage.start.schedule_end and not depends_on_end(of_stage.optimizer):
-                # Such a stage is the same, whatever comes after it.
+                # The schedule of this stage does not depend on where the run ends.
                 resolved = _with_start(resolved, schedule_end=0)
+            # Fill in what follows from the previous stage, and check that this one can start there.
             if planned:
                 resolved = _after(planned[-1], resolved, corpus, read)
                 before, directory_before = planned[-1].resolved, planned[-1].directory
@@ -106,8 +108,8 @@ def plan_stages(
 
 
 def _with_one_order(configs: Sequence[RunConfig], plans: Sequence[RowPlan]) -> Sequence[RunConfig]:
-    """Let all stages shuffle the same blocks of text, so that each goes on in the order of the one
-    before, also where their windows differ.
+    """Make all stages shuffle the same blocks of text, so that each continues in the order of the
+    previous one, even if their windows differ.
     """
     windows = {member.window for plan in plans for member in plan.members}
     if len(configs) == 1 or len(windows) == 1:
@@ -120,7 +122,7 @@ def _with_one_order(configs: Sequence[RunConfig], plans: Sequence[RowPlan]) -> S
 
 
 def _text_of(corpus: Corpus) -> tuple[str, ...]:
-    """Return what tells the tokens that a stage reads from those of another."""
+    """Return a key for the text of a stage: equal if text and tokenizer are the same."""
     return json.dumps(corpus.manifest["train"], sort_keys=True), corpus.manifest["tokenizer"]
 
 
@@ -132,14 +134,14 @@ def _with_start(resolved: Resolved, **settings: Any) -> Resolved:
 def _after(
     before: Stage, resolved: Resolved, corpus: Corpus, read: Mapping[tuple[str, ...], int]
 ) -> Resolved:
-    """Return a stage with what follows from the one before it.
+    """Fill in the settings of a stage that follow from the previous one.
 
     Args:
-        read: raw tokens of each text that the stages before have read.
+        read: text → raw tokens of it that the earlier stages have read.
     """
     start, old = resolved.config.start, before.resolved
     convert = start.convert or between(old.model, resolved.model)
-    # The optimizer's state goes on where it is one of the same parameters.
+    # Keep the optimizer state if both stages have the same optimizer and the same parameters.
     goes_on = (
         start.takes_optimizer
         and old.config.optimizer.name == resolved.config.optimizer.name
@@ -162,14 +164,15 @@ def train_stages(
     take_over: bool = False,
     change: bool = False,
 ) -> None:
-    """Train one stage after the other, each from the end of the one before; those that are done
-    are left as they are. For the arguments see loop.train.
+    """Train one stage after the other, each from the end of the previous one. Stages that are done
+    are not touched. For the arguments see loop.train.
 
     Raises:
-        UserError: see loop.train. A stage that cannot be trained is found before the first one is.
+        UserError: see loop.train. A stage that cannot be trained is rejected before any is trained.
     """
     loop.setup_jax(stages[-1].resolved.model.dtype)
-    # What stages start from, and no more of the workdir: what they read may be named by data.
+    # Permit only the runs that stages start from. The rest of the workdir stays closed, since the
+    # config may be data.
     grant(places=[address_of(stage.directory) for stage in stages[:-1]])
     if len(stages) > 1:
         run_directory.check_is_free(stages[-1].directory)
@@ -179,7 +182,7 @@ def train_stages(
                 run_directory.check_same_run(
                     stage.directory, stage.resolved.config, stage.resolved.steps, change
                 )
-    # Stages that others have gone on from are done, even if their directories were removed.
+    # If a stage has begun, all stages before it are done, even if their directories were removed.
     begun = [number for number, stage in enumerate(stages) if stage.saved_steps]
     first = begun[-1] if begun else 0
     if first < len(stages) - 1 and stages[first].resolved.steps in stages[first].saved_steps:
@@ -201,7 +204,7 @@ def train_config(
     take_over: bool = False,
     change: bool = False,
 ) -> None:
-    """Train the run that a config describes in `workdir`, with its stages if it has some. For the
+    """Train the run that a config describes in `workdir`, stage by stage if it has stages. For the
     arguments see plan_stages and loop.train.
     """
     stages = plan_stages(config, directories_of(workdir, max(len(config.stages), 1)), plans)

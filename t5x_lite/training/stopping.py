@@ -1,5 +1,5 @@
-"""End a run early: Ctrl-C, SIGTERM and SIGHUP save first, and all processes stop after the same
-step.
+"""End a run early. On Ctrl-C, SIGTERM and SIGHUP the run saves first, and all processes stop after
+the same step.
 """
 
 import os
@@ -31,7 +31,7 @@ class StopSignal:
             yield
             return
         signals = [signal.SIGINT]
-        # One that is ignored, as SIGHUP is under nohup, stays so.
+        # Leave SIGHUP alone if it is ignored, as under nohup.
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             signals.append(signal.SIGHUP)
         if jax.process_count() == 1:
@@ -49,13 +49,13 @@ class StopSignal:
             return
         # A second Ctrl-C ends the run at once.
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        # Jax only listens for SIGTERM, and then tells the other processes.
+        # Send SIGTERM: jax listens only for this signal, and then tells the other processes.
         if jax.process_count() > 1:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def exit_code(self) -> int:
-        """Return the exit code to end with after this step, or 0 to go on. Every process must ask
-        after every step.
+        """Return the exit code to end with after this step, or 0 to continue. Every process must
+        call this after every step.
         """
         self._asked += 1
         if jax.process_count() == 1:

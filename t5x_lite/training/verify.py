@@ -1,4 +1,4 @@
-"""Check that what was written is still what it was: runs with their checkpoints, and exports."""
+"""Check that runs, with their checkpoints, and exports have not changed since they were written."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -26,8 +26,8 @@ class Finding(NamedTuple):
 
 
 def verify(directory: Path) -> Iterator[Finding]:
-    """Check everything in a directory that carries hashes: a run, an export, or directories of
-    them, such as those of a comparison.
+    """Check everything in a directory that carries hashes: a run, an export, or several of them, as
+    in the directory of a comparison.
 
     Yields:
         One Finding per checkpoint, export, tokenizer, and file of a run.
@@ -45,7 +45,9 @@ def _is_run(place: Path) -> bool:
 
 
 def _places(directory: Path) -> Iterator[Path]:
-    """Yield all directories below, except for those inside of runs that hold no other run."""
+    """Yield a directory and all directories below it, except for those inside a run that cannot
+    hold another run.
+    """
     for place, below, _ in os.walk(directory):
         inside = {"checkpoints", "best", "tokenizer"} if _is_run(Path(place)) else set()
         below[:] = sorted(set(below) - inside)
@@ -53,7 +55,7 @@ def _places(directory: Path) -> Iterator[Path]:
 
 
 def _verify_run(workdir: Path) -> Iterator[Finding]:
-    """Check the parts of a run, each apart from the others."""
+    """Check the parts of a run, each independently of the others."""
     yield _finding(workdir / "config.json", "settings", lambda: _check_settings(workdir))
     yield _finding(workdir / "tokenizer", "tokenizer", lambda: _check_tokenizer(workdir))
     yield _finding(workdir / "metrics.jsonl", "metrics", lambda: _check_metrics(workdir))
@@ -69,7 +71,7 @@ def _verify_run(workdir: Path) -> Iterator[Finding]:
                 return _size_of(check_whole(path, run))
 
             finding = _finding(checkpoints / str(step), f"step {step}", check)
-            if is_complete(where / str(step)):  # a run that goes on may have removed it
+            if is_complete(where / str(step)):  # a run in progress may have removed it
                 yield finding
 
 
@@ -123,7 +125,7 @@ def _check_metrics(workdir: Path) -> str:
 
 
 def _newest_facts(workdir: Path) -> dict[str, Any] | None:
-    """Return what the newest checkpoint records whose manifest can be read."""
+    """Return the facts in the newest manifest of a checkpoint that can be read, or None."""
     where = storage.durable_path(workdir / "checkpoints")
     for step in sorted(complete_steps(where), reverse=True):
         with suppress(Damage):

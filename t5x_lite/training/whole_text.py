@@ -8,19 +8,19 @@ from t5x_lite.config import RunConfig
 from t5x_lite.data.rows.row_plan import RowPlan
 from t5x_lite.data.tasks.task_data import TaskPlan
 
-# Names of the exact figure, and of an upper bound, which diffusion has
+# Metric names: of the exact figure, and of the upper bound that diffusion models have
 EXACT, BOUND = "bits_per_byte", "bits_per_byte_bound"
 
 
 def whole_text_bits(
     evaluated: Mapping[str, float], rows: RowPlan | TaskPlan, manifest: Mapping[str, Any]
 ) -> dict[str, float]:
-    """Return the bits per byte of the validation text, for a model that predicts all of it, exactly
-    or at most: the bits of all tokens, with EOS, per byte of text. Empty for another model.
+    """Return the bits per byte of the validation text, exact or as an upper bound: the bits of all
+    tokens, EOS included, per byte of text. Empty for a model that does not predict the whole text.
 
     Args:
         evaluated: the model's validation metrics.
-        manifest: that of the text.
+        manifest: the manifest of the text.
     """
     if not (rows.scores_whole_text or rows.bounds_whole_text):
         return {}
@@ -30,13 +30,13 @@ def whole_text_bits(
 
 
 def validation_text(manifest: Mapping[str, Any]) -> tuple[str, str]:
-    """Return what tells the validation text of a manifest, as tokens, from another."""
+    """Return a key for the tokens of the validation text that a manifest describes."""
     return manifest["validation"]["sha256"], manifest["tokenizer"]
 
 
 def whole_evaluations(records: Sequence[dict[str, Any]], config: RunConfig) -> list[dict[str, Any]]:
-    """Return the evaluations that have read the whole validation text: all of them, or only that of
-    the last step, if others read a part of it (training.eval_steps).
+    """Return the evaluations that read the whole validation text: all of them or, if
+    training.eval_steps limits the others, only the one after the last step.
     """
     evaluated = [record for record in records if record["split"] == "validation"]
     if not config.training.eval_steps:
