@@ -1,11 +1,11 @@
 """Keys of a config.json and a generation_config.json that are known not to change what a model
-computes. Any other key is either read by a Family, has the one value that a Family supports, or
-ends the import: a key that nobody has looked at may mean another model.
+computes. Any other key must be read by a Family, or have the one value that the Family supports.
+Otherwise the import is rejected: an unknown key may mean a different model.
 """
 
 from typing import Any
 
-# Special ids, what to return, and how to choose among tokens, which our own options say with each
+# Special ids, what to return, and how to choose among tokens, which our own options set in each
 # call. Version 4 of `transformers` has them in config.json, version 5 in generation_config.json.
 IN_BOTH = {
     "bos_token_id",
@@ -13,7 +13,7 @@ IN_BOTH = {
     "do_sample",
     "early_stopping",
     "eos_token_id",
-    "forced_eos_token_id",  # ends a text that has reached its greatest length
+    "forced_eos_token_id",  # ends a text that has reached its maximum length
     "length_penalty",
     "max_length",
     "num_beams",
@@ -30,7 +30,7 @@ IN_BOTH = {
     "use_cache",
 }
 
-# What `transformers` writes for every model besides: names, types, labels.
+# Further keys that `transformers` writes for every model: names, types, labels.
 HARMLESS = IN_BOTH | {
     "_attn_implementation",
     "_attn_implementation_autoset",
@@ -62,7 +62,7 @@ HARMLESS = IN_BOTH | {
     "use_return_dict",
 }
 
-# Keys of every config.json, with the values that change nothing.
+# Keys that any config.json may have, with the values that change nothing.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "add_cross_attention": (False,),
     "bad_words_ids": (None, []),
@@ -119,7 +119,7 @@ GENERATION_HARMLESS = IN_BOTH | {
     "use_mtp",
 }
 
-# Further ways to change or choose tokens, with the values that change nothing.
+# Keys of generation_config.json that change or choose tokens, with the values that change nothing.
 GENERATION_NEUTRAL: dict[str, tuple[Any, ...]] = {
     **{key: values for key, values in NEUTRAL.items() if key != "pruned_heads"},
     "constraints": (None,),

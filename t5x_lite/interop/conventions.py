@@ -1,5 +1,5 @@
-"""How a model of Hugging Face begins and ends texts: what its tokenizer puts before a text, and
-which ids end one.
+"""How a Hugging Face model begins and ends texts: the ids that its tokenizer puts before a text,
+and the ids that end a text.
 """
 
 from pathlib import Path
@@ -29,8 +29,8 @@ def read(path: Path, tokenizer_files: Path, tokenizer: Tokenizer) -> Conventions
     before_text, ends = _before_text(directory, tokenizer, family.adds_bos), _ends(path, tokenizer)
     if family.constants["architecture"] != "encoder_decoder":
         return Conventions(before_text, (), ends, model_type)
-    # The encoder reads what the tokenizer puts before a text. The decoder starts from an id of its
-    # own.
+    # The encoder reads the ids that the tokenizer puts before a text. The decoder starts from an id
+    # of its own.
     start, begin = config.get("decoder_start_token_id"), None
     if start is not None:
         begin = check_ids([start], tokenizer.vocabulary, f"{path}: decoder_start_token_id")
@@ -41,7 +41,7 @@ def _before_text(directory: Path, tokenizer: Tokenizer, adds_bos: bool) -> tuple
     """Return the ids that a tokenizer puts before a text.
 
     Args:
-        adds_bos: True if its class puts <s> there unless its files say otherwise.
+        adds_bos: True if the tokenizer's class puts <s> there unless its files say otherwise.
     """
     vocabulary = tokenizer.vocabulary
     settings = _read_if_there(directory / "tokenizer_config.json")
@@ -66,7 +66,7 @@ def _before_text(directory: Path, tokenizer: Tokenizer, adds_bos: bool) -> tuple
 
 
 def _ids_before(processor: dict[str, Any] | None) -> list[int]:
-    """Return the special ids before a text by the post-processor of a `tokenizers` file."""
+    """Return the special ids that the post-processor of a `tokenizers` file puts before a text."""
     if not processor:
         return []
     if processor["type"] == "Sequence":

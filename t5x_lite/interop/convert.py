@@ -42,7 +42,7 @@ def default_config(model: Model, tokenizer: str, vocabulary: Vocabulary) -> RunC
     """
     objectives = {"encoder": "masked_lm", "encoder_decoder": "span_corruption"}
     objective = objectives.get(model.architecture, "causal_lm")
-    # BART's, where the vocabulary has a mask but no sentinels.
+    # Use BART's objective if the vocabulary has a mask but no sentinels.
     is_bart = model.is_encoder_decoder and not vocabulary.sentinels
     if is_bart and "[MASK]" in vocabulary.specials:
         objective = "text_infilling(permute_sentences=True)"
@@ -50,7 +50,8 @@ def default_config(model: Model, tokenizer: str, vocabulary: Vocabulary) -> RunC
         objective = "masked_lm(second='next')"
     if model.is_encoder_decoder:
         longest = min(512, model.max_length or 512)
-        # Span corruption writes the spans that are missing; text infilling the whole text.
+        # The targets of span corruption are the missing spans; those of text infilling are the
+        # whole text.
         targets = 114 if objective == "span_corruption" else longest
         lengths = Lengths(inputs=longest, targets=targets)
         optimizer = Optimizer(
@@ -69,11 +70,11 @@ def read(path: Path, tokenizer_files: str = "", add_specials: bool = False) -> L
     Args:
         tokenizer_files: the path of the tokenizer; empty: it is in `path`.
         add_specials: append the special ids that the tokenizer lacks, such as [MASK]. Ids that the
-            model has no embedding for get the mean of the others (Hewitt, 2021).
+            model has no embedding for get the mean of the other embeddings (Hewitt, 2021).
     """
     _check_manifest(path)
     model, params = huggingface.read(path)
-    grant(places=[tokenizer_files or str(path)])  # an argument, and no data
+    grant(places=[tokenizer_files or str(path)])  # the caller's argument, not data
     tokenizer = tokenizers.make(tokenizer_files or f"{path}/", (), add_specials)
     size = tokenizer.vocabulary.size
     if add_specials and size > model.vocab_size:
@@ -93,7 +94,7 @@ def read(path: Path, tokenizer_files: str = "", add_specials: bool = False) -> L
 
 
 def _check_manifest(path: Path) -> None:
-    """Compare a model that t5x_lite exported with its manifest. Models of others have none."""
+    """Compare a model that t5x_lite exported with its manifest. Models from elsewhere have none."""
     if not manifest.is_in(path) or manifest.verification_level() == "off":
         return
     try:
@@ -138,22 +139,23 @@ def export_model(
     """Write the model of a run directory as Hugging Face files, with a model card.
 
     Args:
-        address: see run_directory.locate.
+        address: see model_address.locate.
         dtype: the type of the tensors, a name in huggingface.DTYPES.
         mesh: the mesh to load the parameters on; None: one device.
         lora: for a model with LoRA updates: "merge" adds them to the weights, "adapter" writes only
-            them, for `peft`.
-        masked: write a decoder of masked_next_token as a class that reads texts both ways and
-            predicts masked tokens, each at the position before it.
-        naming: what the card says; without a name, that of the directory.
+            the updates, for `peft`.
+        masked: write a decoder of masked_next_token as a class that reads texts in both directions
+            and predicts masked tokens, each at the position before it.
+        naming: name, licence and revision for the card; empty name: the name of the directory.
 
     Raises:
-        UserError: if the model has LoRA updates and `lora` is None, or if it has none and `lora` is
-            "adapter"; if `masked` is asked of a model that has not learned it.
+        UserError: if the model has LoRA updates and `lora` is None; if it has none and `lora` is
+            "adapter"; or if `masked` is set and the model was not trained with masked_next_token.
     """
     loaded = run_directory.load(address, mesh)
     workdir = locate(address).directory
     model, params, task_head = loaded.model, loaded.params, _task_head(loaded)
+    # A decoder that has learned masked_next_token can be written as an encoder.
     is_decoder = model.architecture == "decoder"
     looks_ahead = isinstance(loaded.rows, RowPlan) and is_decoder and loaded.rows.shape.looks_ahead
     if masked and not looks_ahead:
@@ -202,7 +204,7 @@ def is_exported(
     """Return True if a directory holds what export_model would write there.
 
     Args:
-        address: names a step.
+        address: must name a step.
 
     Raises:
         UserError: if it holds another export, or its manifest is damaged.
@@ -224,7 +226,7 @@ def is_exported(
 def _made_from(
     workdir: Path, step: int, dtype: str, lora: str | None, masked: bool
 ) -> dict[str, Any]:
-    """Return what decides the parameters of an export, as its manifest records it."""
+    """Return the facts that determine the tensors of an export, as its manifest records them."""
     run = run_history.identity(workdir)
     return {"run": run, "step": step, "dtype": dtype, "lora": lora, "masked": masked}
 
@@ -245,10 +247,10 @@ def _task_head(loaded: LoadedModel) -> huggingface.TaskHead | None:
 
 
 def as_run(address: ModelAddress, imported: Path) -> ModelAddress:
-    """Return the run of a model, importing it first if it is Hugging Face's.
+    """Return the address of a model's run. A model in Hugging Face files is imported first.
 
     Args:
-        address: of a run, which is returned as it is, or of Hugging Face files.
+        address: address of a run, which is returned unchanged, or of Hugging Face files.
         imported: where imported models are kept, one directory each.
     """
     path = address.directory
@@ -261,7 +263,7 @@ def as_run(address: ModelAddress, imported: Path) -> ModelAddress:
 
 
 def _digest(path: Path) -> str:
-    """Hash all files that an import reads, to tell models apart."""
+    """Return a hash of all files that an import reads, to tell models apart."""
     digest = hashlib.sha256((path / "config.json").read_bytes())
     kinds = ("*.safetensors", "*.json", "*.model", "*.txt", "*.bpe")
     for file in sorted(file for kind in kinds for file in path.glob(kind)):

@@ -12,7 +12,7 @@ _NAME = r"[A-Za-z0-9][\w.-]*"
 
 
 def check_repository(repository: str) -> None:
-    """Reject what is no repository, and a missing package, before anything is written."""
+    """Reject an invalid repository name, or a missing package, before anything is written."""
     if not re.fullmatch(f"{_NAME}/{_NAME}", repository):
         expected = "expected USER/NAME, or ORGANISATION/NAME"
         raise UserError(USAGE, f"export: --push: got {repository!r}, {expected}")
@@ -20,10 +20,11 @@ def check_repository(repository: str) -> None:
 
 
 def check_card(directory: Path, repository: str, license_name: str) -> None:
-    """Reject the card of an earlier export that would say something else in the repository.
+    """Reject the card of an earlier export if it lacks the given licence, or does not name the
+    repository.
 
     Raises:
-        UserError: naming what to change in it.
+        UserError: names what to change in the card.
     """
     path = directory / "README.md"
     card = path.read_text() if path.is_file() else ""
@@ -39,11 +40,11 @@ def check_card(directory: Path, repository: str, license_name: str) -> None:
 
 
 def upload(directory: Path, repository: str, revision: str = "") -> None:
-    """Upload the files of a directory. The Hub's own settings say where it is, and who you are
+    """Upload the files of a directory. The Hub's own settings say where the Hub is, and who you are
     (HF_ENDPOINT, HF_TOKEN, or `hf auth login`).
 
     Args:
-        repository: USER/NAME; it is made, and private, if it does not exist.
+        repository: USER/NAME; created as a private repository if it does not exist.
         revision: the branch to write; empty: the main one.
 
     Raises:

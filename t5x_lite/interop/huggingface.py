@@ -1,8 +1,8 @@
 """Read and write models as Hugging Face files: config.json, safetensors, tokenizer.
 
-Nothing in these files is ever run: pickles are refused, and names, shapes and types are checked
-against config.json before an array is made. Here a *parameter* is one of our arrays and a *tensor*
-is one in Hugging Face's files; families/ says which belong together.
+Nothing in these files is ever executed: pickles are rejected, and names, shapes and types are
+checked against config.json before an array is made. Here a *parameter* is one of our arrays, and a
+*tensor* is one in Hugging Face's files. The tables in families/ say which belong together.
 """
 
 import json
@@ -56,7 +56,7 @@ DTYPES: dict[str, Any] = {
     "float16": np.float16,
     "bfloat16": ml_dtypes.bfloat16,
 }
-# Types that tensors can be read in, by safetensors' names.
+# Types of tensors that can be read, by safetensors' names.
 _READABLE_DTYPES = ("F32", "F16", "BF16")
 
 # Tensors that hold no parameters: buffers, and leftovers of old versions of `transformers`.
@@ -70,12 +70,12 @@ _BUFFERS = re.compile(
 )
 # Tensors of task heads: for sequences, tokens, or answers in a text.
 _TASK_HEADS = re.compile(r"(classifier|score|qa_outputs|classification_head)\..*")
-# Classes that have the head of a task in place of one that predicts tokens.
+# Classes that have the head of a task instead of one that predicts tokens.
 _CLASS_OF_TASK = re.compile(
     r"For(Sequence|Token)Classification$|For(QuestionAnswering|MultipleChoice)"
 )
-# What a killed process may have left besides the files themselves: safetensors, and storage, write
-# under another name first.
+# Temporary files that a killed process may have left: safetensors and storage write under another
+# name first.
 _TEMPORARY = re.compile(rf"\.tmp\w{{6}}|{re.escape(manifest.NAME)}.*")
 # Names in old versions of `transformers` → today's names.
 _RENAMED = {
@@ -97,8 +97,8 @@ class StoredParameter:
     # In BERT, label 0 means that the second sentence follows the first; in our models, that it does
     # not.
     flips_labels: bool = False
-    heads: int = 1  # of attention, for parts that lie together by head
-    head_dim: int = 1  # for rotated pairs that are neighbours
+    heads: int = 1  # number of attention heads: see Location.by_head
+    head_dim: int = 1  # size of a head: see Location.pairs_are_neighbours
 
     @property
     def is_stacked(self) -> bool:
@@ -107,7 +107,7 @@ class StoredParameter:
 
     @property
     def tensors(self) -> dict[int, str]:
-        """Names of the tensors by layer; of a parameter that stacks none, a single one, 0."""
+        """Names of the tensors, by layer. A parameter that stacks no layers has only tensor 0."""
         last = self.shape[0] if self.is_stacked else 1
         layers = range(self.location.first_layer, last)
         return {layer: self.location.name.replace("*", str(layer)) for layer in layers}
@@ -142,9 +142,9 @@ class StoredParameter:
         """Make a tensor of one layer.
 
         Args:
-            parts: the parameters that it holds in this layer, in order.
+            parts: the parameters that the tensor holds in this layer, in order.
         """
-        if self.location.parts > 1:
+        if self.location.parts > 1:  # put the outputs of all parts side by side
             lead = parts[0].shape[:-1]
             parts = [part.reshape(*lead, self._groups, 1, -1) for part in parts]
             layer = np.concatenate(parts, -2).reshape(*lead, -1)
@@ -195,10 +195,10 @@ def stored_parameters(family: Family, model: ModelDimensions) -> dict[str, Store
 
 
 class TensorFiles:
-    """The tensors in a directory, by name. Contents are read only when they are asked for.
+    """The tensors in a directory, by name. Contents are read only when they are needed.
 
     Args:
-        path: a directory of safetensors.
+        path: a directory of safetensors files.
         prefix: Family.prefix, which is put before all names if the files leave it out.
 
     Attributes:
@@ -206,7 +206,7 @@ class TensorFiles:
         dtypes: type of each tensor, by name, as safetensors calls it.
 
     Raises:
-        UserError: if files are missing, pickled, broken, or outside of the directory.
+        UserError: if files are missing, pickled, broken, or outside the directory.
     """
 
     def __init__(self, path: Path, prefix: str):
@@ -239,15 +239,15 @@ class TensorFiles:
         return tensor
 
     def are_equal(self, name: str, other: str) -> bool:
-        """Return True if two tensors are equal bit by bit; False if there is no `other`."""
+        """Return True if two tensors are equal bit by bit, False if `other` does not exist."""
         if self.shapes[name] != self.shapes.get(other):
             return False
         return self[name].tobytes() == self[other].tobytes()
 
 
 def _weight_files(path: Path) -> list[str]:
-    """Return the names of the safetensors in a directory: the single file or, without it, those of
-    the index, as `transformers` chooses.
+    """Return the names of the safetensors files in a directory. As in `transformers`, this is the
+    single file if there is one, otherwise the files of the index.
     """
     index = path / "model.safetensors.index.json"
     names = {"model.safetensors"}
@@ -275,10 +275,8 @@ def _weight_files(path: Path) -> list[str]:
 def read(path: Path) -> tuple[Model, Params]:
     """Read a model and its parameters from a directory.
 
-    Args:
-
     Returns:
-        the model's settings, and its parameters as float32 numpy arrays, whose padding of the
+        the model's settings, and its parameters as float32 numpy arrays. The padding of the
         vocabulary is zero.
 
     Raises:
@@ -308,10 +306,10 @@ def read(path: Path) -> tuple[Model, Params]:
 
 
 def _read_model(path: Path, family: Family, config: ConfigJson, tensors: TensorFiles) -> Model:
-    """Read the model's settings from config.json, and from which tensors there are.
+    """Read the model's settings from config.json, and from the tensors in the files.
 
-    Only the tensors tell whether there is a decoder (T5), tied embeddings (T5), a language model
-    head, or a sequence label head (BERT).
+    Only the tensors tell whether the model has a decoder (T5), tied embeddings (T5), a language
+    model head, or a sequence label head (BERT).
     """
     with user_errors(BAD_DATA, f"{path}/config.json: cannot be understood"):
         fields = family.read_config(config)
@@ -342,8 +340,9 @@ def _read_model(path: Path, family: Family, config: ConfigJson, tensors: TensorF
 def _has_lm_head(family: Family, model: Model, config: ConfigJson, tensors: TensorFiles) -> bool:
     """Return True if the files hold a head that predicts tokens.
 
-    A head that is the embedding table has no tensor of its own. It is taken to be there, unless
-    config.json names the class of a task or, of a T5, the class without a head.
+    A head that is tied to the embedding table has no tensor of its own. The model is assumed to
+    have such a head unless config.json names the class of a task or, for T5, the class without a
+    head.
     """
     architectures = config.get("architectures") or []
     if architectures and all(_CLASS_OF_TASK.search(str(name)) for name in architectures):
@@ -400,8 +399,8 @@ def _check_tensors(
 
 
 def _check_angles(path: Path, tensors: TensorFiles, model: ModelDimensions) -> None:
-    """Reject rotary angles that are stored, and are not those of config.json: ESM's class takes
-    them from there.
+    """Reject stored rotary angles that differ from those of config.json. ESM's class uses the
+    stored ones.
     """
     positions = make_positions(model)
     for name in tensors.shapes:
@@ -428,7 +427,8 @@ def _read_parameter(
     array = np.zeros(padded_shape, np.float32)
     layers = array if parameter.is_stacked else array[None]
     without_padding = tuple(slice(size) for size in parameter.layer_shape)
-    # Norms that a model does not have, and does not use, are those that nothing has trained.
+    # Layers before first_layer have no such norm in the files, and do not use ours. Set it to 1, as
+    # in an untrained model.
     layers[: parameter.location.first_layer] = 1.0
     for layer, name in parameter.tensors.items():
         layers[layer][without_padding] = parameter.from_tensor(tensors[name])
@@ -438,7 +438,7 @@ def _read_parameter(
 # Writing.
 
 
-CARD = "README.md"  # not in the manifest, since people add to it
+CARD = "README.md"  # not listed in the manifest, since people edit it
 
 
 @dataclass(frozen=True)
@@ -450,7 +450,7 @@ class TaskHead:
 
     @property
     def settings(self) -> ConfigJson:
-        """Settings of config.json that describe the head; empty for choices and spans."""
+        """Settings of config.json that describe the head. Empty for choices and spans."""
         if self.name not in ("class", "number"):
             return {}
         problem = "regression" if self.name == "number" else "single_label_classification"
@@ -481,24 +481,25 @@ def write(
     Args:
         path: a directory that does not exist yet, or is empty.
         params: numpy or jax arrays, which may be sharded.
-        tokenizer: is written too.
+        tokenizer: the model's tokenizer, which is also written.
         dtype: type of the tensors, a name in DTYPES.
         task_head: the head of the task that the model has learned, if it has one.
         ends: ids that end a text, if there are several.
-        start: the id that a decoder reads first after an encoder; None: the vocabulary's.
-        model_type: the family to write it as, if it belongs to it; otherwise the first that it
-            belongs to.
-        framed_as: the architecture whose special tokens the tokenizer puts around a text; None:
-            the model's.
+        start: the id that the decoder of an encoder-decoder reads first; None: the start token of
+            the vocabulary.
+        model_type: the family to write the model as, if it belongs to it. Otherwise it is written
+            as the first family that it belongs to.
+        framed_as: the architecture whose special tokens the tokenizer puts around a text; None: the
+            architecture of the model.
         origin: see write_directory.
-        card: makes README.md, given the name of the class.
+        card: makes the content of README.md from the name of the class.
 
     Returns:
         the name of the model's class in `transformers`.
 
     Raises:
         UserError: if the model belongs to none of FAMILIES (the message names the differences from
-            the nearest), or the directory cannot be written.
+            the nearest one), or the directory cannot be written.
     """
     if task_head is None and model.num_classes not in (0, 2):
         expected = "expected none, or 2 for sentence pairs"
@@ -539,7 +540,7 @@ def _tensors_of(
     params: Params,
     dtype: str,
 ) -> dict[str, np.ndarray]:
-    """Return the tensors of a model as its family has them."""
+    """Return the tensors of a model in the form that its family expects."""
     otherwise = family.written_otherwise(model)
     if "scale_attention" in otherwise:
         params = _with_scaled_queries(model, params)
@@ -550,12 +551,12 @@ def _tensors_of(
 
 
 def card_files(card: Callable[[str], str] | None, class_name: str) -> dict[str, bytes]:
-    """Return the file of a model card by its name; none without a card."""
+    """Return the file of a model card, by its name. Return nothing if there is no card."""
     return {} if card is None else {CARD: card(class_name).encode()}
 
 
 def _with_scaled_queries(model: ModelDimensions, params: Params) -> Params:
-    """Multiply the query kernels by the factor of attention's logits."""
+    """Multiply the query kernels by the scale of the attention logits."""
     scale = np.float32(model.query_width**-0.5)
 
     def scaled(path: str, leaf: Any) -> Any:
@@ -573,7 +574,7 @@ def _class_name(family: Family, model: ModelDimensions) -> str:
 
 
 def _tops(paths: Iterable[str]) -> set[str]:
-    """Return the first names of paths."""
+    """Return the first part of each path."""
     return {path.split("/")[0] for path in paths}
 
 
@@ -634,7 +635,7 @@ def write_directory(
     If there are several processes, only the first one writes.
 
     Args:
-        origin: what the manifest says about where the model comes from.
+        origin: facts for the manifest about where the model comes from.
 
     Raises:
         UserError: if the directory cannot be written.
@@ -652,7 +653,7 @@ def write_directory(
                 for name, content in files.items():
                     (partial / name).write_bytes(content)
                 safetensors.save_file(tensors, partial / tensor_file, {"format": "pt"})
-                # safetensors makes a private file.
+                # The file that safetensors makes is private: give it the mode of the other files.
                 (partial / tensor_file).chmod((partial / next(iter(files))).stat().st_mode)
                 manifest.write(partial, origin or {}, leave_out=(*locks.FILES, CARD))
                 os.replace(partial, path)
@@ -665,7 +666,7 @@ def write_directory(
 
 
 def _remove_unfinished(partial: Path, names: set[str]) -> None:
-    """Remove what an export of these files has left when it was killed, or when the disk failed."""
+    """Remove what an earlier export of these files left when it was killed or the disk failed."""
     for name in set(storage.names_in(partial)) - set(locks.FILES):
         if name not in names and not _TEMPORARY.fullmatch(name):
             reason = f"has {name}, which this export does not write; move it away"

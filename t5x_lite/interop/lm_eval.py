@@ -33,7 +33,7 @@ class HarnessModel(_LM):
         batch_size: number of prompts to continue together.
 
     Raises:
-        UserError: if the model predicts no tokens.
+        UserError: if the model does not predict tokens.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class HarnessModel(_LM):
         return [(float(score.nats.sum()), bool(score.is_likeliest.all())) for score in scores]
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[np.ndarray, np.ndarray]:
-        """Encode both as one text; spaces between them go to the continuation, as in the harness.
+        """Encode both as one text. Spaces between them go to the continuation, as in the harness.
 
         A context that is too long is truncated on the left.
         """
@@ -82,7 +82,7 @@ class HarnessModel(_LM):
     def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
         """Return the log-probability of each text in nats.
 
-        For a masked language model it is the pseudo-log-likelihood. Texts longer than a row are
+        For a masked language model this is the pseudo-log-likelihood. Texts longer than a row are
         read in windows that share one token.
         """
         texts = [request.args[0] for request in requests]

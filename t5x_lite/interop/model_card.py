@@ -1,4 +1,4 @@
-"""Model cards: README.md of an exported model, made from what its run has recorded."""
+"""Model cards: the README.md of an exported model, made from what its run has recorded."""
 
 import json
 import math
@@ -22,7 +22,7 @@ from t5x_lite.training.log import read_metrics
 from t5x_lite.training.run_directory import LoadedModel
 from t5x_lite.training.whole_text import BOUND, EXACT, whole_evaluations, whole_text_bits
 
-# What the end of a class's name says a model does, as the Hub calls it
+# End of a class name → what the model does, as the Hub calls it
 PIPELINES = {
     "LMHeadModel": "text-generation",
     "ForCausalLM": "text-generation",
@@ -49,9 +49,9 @@ class Naming(NamedTuple):
     """The name, licence and revision that a user gives to an export.
 
     Attributes:
-        name: what the model is loaded by.
-        license: as the Hub writes it, such as "apache-2.0"; empty: none is named.
-        revision: the branch of the repository; empty: the main one.
+        name: the name that the model is loaded by.
+        license: as the Hub writes it, such as "apache-2.0"; empty: the card names none.
+        revision: the branch of the repository; empty: the main branch.
     """
 
     name: str = ""
@@ -67,8 +67,8 @@ def model_card(
     Files are named without their directories, and a licence is given only if the user names one.
 
     Args:
-        adapter: True for LoRA's updates alone, which need the model that they were trained on.
-        class_name: in `transformers`.
+        adapter: True if only LoRA's updates are exported, which need the model that they adapt.
+        class_name: name of the class in `transformers`.
     """
     stages = _stages(loaded, workdir)
     parts = [
@@ -85,7 +85,7 @@ def model_card(
 
 
 class TrainedStage(NamedTuple):
-    """A run that the model has gone through: one stage, or the whole."""
+    """One stage of a model's training, or all of it for a run without stages."""
 
     config: RunConfig
     directory: Path
@@ -93,7 +93,7 @@ class TrainedStage(NamedTuple):
 
 
 def _stages(loaded: LoadedModel, workdir: Path) -> list[TrainedStage]:
-    """Return the stages of a run, as far as they lie in its directory."""
+    """Return the stages of a run that are in its directory. The last one is the run itself."""
     stages = []
     for path in sorted((workdir / "stages").glob("*/config.json"), key=_number_of_stage):
         config = load_run_config(path)
@@ -108,7 +108,7 @@ def _number_of_stage(path: Path) -> int:
 
 
 def _section(heading: str, rows: _Rows, *columns: str) -> Iterator[str]:
-    """Yield a heading and a table; nothing if it has no rows."""
+    """Yield a heading and a table, or nothing if the table has no rows."""
     if rows:
         lines = [f"| {' | '.join(columns)} |", "|---|---|"]
         lines += [f"| {_cell(key)} | {_cell(value)} |" for key, value in rows]
@@ -132,7 +132,7 @@ def _metadata(loaded: LoadedModel, class_name: str, license_name: str, adapter: 
 
 
 def _summary(loaded: LoadedModel, workdir: Path, stages: Sequence[TrainedStage]) -> str:
-    """Say in a sentence what the model is and what it has learned."""
+    """Say in one sentence what the model is and what it has learned."""
     kind = loaded.model.architecture.replace("_", "-")
     article = "An" if kind.startswith("e") else "A"
     model = f"{article} {kind} with {count_parameters(loaded.model):,} parameters"
@@ -153,7 +153,7 @@ def _steps(count: int) -> str:
 
 
 def _facts(workdir: Path, step: int) -> dict[str, Any]:
-    """Return what the manifest of a checkpoint records; nothing if it is not there."""
+    """Return what the manifest of a checkpoint records; empty if there is none."""
     for directory in ("checkpoints", "best"):
         where = workdir / directory / str(step)
         if manifest.is_in(where):
@@ -194,7 +194,7 @@ def _records(workdir: Path, split: str, step: int) -> list[dict[str, Any]]:
 
 
 def _scores(loaded: LoadedModel, workdir: Path) -> _Rows:
-    """Return the model's own scores: of its validation text at this step, or of its task."""
+    """Return the model's own scores: on its validation text at this step, or on its task."""
     if isinstance(loaded.rows, TaskPlan):
         return _of_task(loaded, workdir)
     records = read_metrics(workdir / "metrics.jsonl")
@@ -213,8 +213,8 @@ def _scores(loaded: LoadedModel, workdir: Path) -> _Rows:
 
 
 def _of_task(loaded: LoadedModel, workdir: Path) -> _Rows:
-    """Return the score of a fine-tuning, with its 95 % interval over the examples, for the
-    checkpoint that was judged.
+    """Return the score of a fine-tuned model, with its 95 % interval over the examples. Return
+    nothing if it was not this checkpoint that was scored.
     """
     path = workdir / "report.json"
     if not path.is_file():
@@ -225,7 +225,7 @@ def _of_task(loaded: LoadedModel, workdir: Path) -> _Rows:
         return []
     scored, metric = results["scored"], results["metric"].replace("_", " ")
     amounts, clusters = (np.array(scored["units"][key]) for key in ("amounts", "clusters"))
-    # Examples of one cluster are more alike than others, so their errors are added up first.
+    # Examples of one cluster are correlated, so their errors are added up before they are squared.
     _, cluster = np.unique(clusters, return_inverse=True)
     errors = np.bincount(cluster, amounts - amounts.mean())
     half = 1.96 * math.sqrt(float(errors @ errors)) / len(amounts)
@@ -238,7 +238,7 @@ def _of_task(loaded: LoadedModel, workdir: Path) -> _Rows:
 
 
 def _text(loaded: LoadedModel, stages: Sequence[TrainedStage]) -> _Rows:
-    """Return what is known of the text of each stage: its sources, its size and its hash."""
+    """Return what is known about the text of each stage: its sources, its size and its hash."""
     rows: list[tuple[str, str]] = []
     if isinstance(loaded.rows, TaskPlan):
         return rows
@@ -261,7 +261,7 @@ def _text(loaded: LoadedModel, stages: Sequence[TrainedStage]) -> _Rows:
 
 
 def _size(counts: Mapping[str, Any], config: RunConfig, split: str) -> str:
-    """Return the size of a split in words, and its hash."""
+    """Describe the size of a split, and its hash, in words."""
     if split == "train" and config.data.unique_tokens:
         return f"the first {counts['tokens']:,} tokens (data.unique_tokens)"
     shown = ", ".join(f"{counts[key]:,} {key}" for key in ("documents", "tokens", "bytes"))
@@ -269,8 +269,8 @@ def _size(counts: Mapping[str, Any], config: RunConfig, split: str) -> str:
 
 
 def without_directory(name: str) -> str:
-    """Return a source without the directories of the machine that it was read on, and without what
-    follows a question mark, which may hold a password.
+    """Return a source without the directories of the machine that it was read on, and without
+    anything after a question mark, which may hold a password.
 
     >>> without_directory("/home/me/books.txt"), without_directory("hf:wikitext?token=x")
     ('books.txt', 'hf:wikitext')
@@ -286,7 +286,7 @@ def without_directory(name: str) -> str:
 
 
 def _training(loaded: LoadedModel, workdir: Path, stages: Sequence[TrainedStage]) -> _Rows:
-    """Return what the model began with, the time it took, and the versions that it ran with."""
+    """Return what training started from, the time it took, and the versions it ran with."""
     config, rows = loaded.config, []
     if config.init_from:
         base = without_directory(config.init_from)
@@ -309,7 +309,7 @@ def _training(loaded: LoadedModel, workdir: Path, stages: Sequence[TrainedStage]
 
 
 def _settings(config: RunConfig) -> _Rows:
-    """Return the settings that decide what is learned, without those that are the defaults."""
+    """Return the settings that affect what is learned and differ from the defaults."""
     left_out = settings_with(RunConfig, LOCAL, PATH, SENDS)
     usual = flatten(json.loads(json.dumps(default().to_dict())))
     rows = []

@@ -33,7 +33,8 @@ _TASK_TYPES = {
     "span": "QUESTION_ANS",
 }
 
-# T5's one stored table is a module of its own in each stack, and `peft` needs an update for each.
+# T5 stores one table, but it is a separate module in each stack, and `peft` needs an update for
+# each module.
 _LOOKED_UP_IN = {
     "shared": ["encoder.embed_tokens", "decoder.embed_tokens"],
     "model.shared": ["model.encoder.embed_tokens", "model.decoder.embed_tokens"],
@@ -113,7 +114,7 @@ def write(
 
 
 def _head_tensors(family: Family, model: ModelDimensions, params: Params) -> dict[str, np.ndarray]:
-    """Return the tensors of a task's head, which is saved whole, with its updates added."""
+    """Return the tensors of a task's head. The whole head is saved, with its updates added."""
     leaves = by_path(params)
     tensors = {}
     for name, parameter in stored_parameters(family, model).items():
@@ -133,7 +134,7 @@ class _Update(NamedTuple):
 def _updates_by_module(
     family: Family, model: ModelDimensions, params: Params
 ) -> dict[str, list[_Update]]:
-    """Group the updates by Hugging Face's module, in which several of ours may lie side by side.
+    """Group the updates by Hugging Face's module, which may hold several of ours side by side.
 
     In the name of a module, * stands for the layer.
     """
@@ -189,7 +190,7 @@ def _side_by_side(
     *_, rank, outputs = updates[0].b.shape
     location = updates[0].location
     up = np.zeros((location.parts * outputs, len(down)), np.float32)
-    # The rows of each part: one block, or one block a head.
+    # The rows of each part form one block, or one block per head.
     groups = model.num_heads if location.by_head else 1
     rows_of_heads = np.arange(len(up))
     if location.pairs_are_neighbours:  # ours lie half a head apart
@@ -205,7 +206,7 @@ def _side_by_side(
 def _ranks_and_scales(model: ModelDimensions, ranks: dict[str, int]) -> dict[str, Any]:
     """Return the settings that say which modules have updates, and of which rank.
 
-    Several updates side by side make one of a higher rank, scaled by the same alpha / rank.
+    Several updates side by side form one update of a higher rank, scaled by the same alpha / rank.
     """
     scale = model.lora_alpha / model.lora_rank
     higher = {module: rank for module, rank in ranks.items() if rank != model.lora_rank}

@@ -67,7 +67,7 @@ def _dump(value: Json) -> bytes:
 
 
 def _sentencepiece_files(tokenizer: Tokenizer, model: SentencePiece) -> dict[str, bytes]:
-    """Return the SentencePiece model and its config; T5's class if there are sentinels."""
+    """Return the SentencePiece model, and its config: for T5's class if there are sentinels."""
     vocabulary = tokenizer.vocabulary
     appended = set(vocabulary.specials) - {"<pad>", "</s>", "<s>"}
     if appended or vocabulary.sentinels not in (0, T5_SENTINELS):
@@ -89,7 +89,7 @@ def _sentencepiece_files(tokenizer: Tokenizer, model: SentencePiece) -> dict[str
 
 
 def _tokenizer_json(tokenizer: Tokenizer, architecture: Architecture) -> bytes:
-    """Return the content of tokenizer.json: an existing one as it is, unless ids were appended."""
+    """Return the content of tokenizer.json. An existing one only changes if ids were appended."""
     text_model = tokenizer.model
     if isinstance(text_model, HuggingFace):
         content = text_model.files()["tokenizer.json"]
@@ -107,7 +107,7 @@ def _tokenizer_json(tokenizer: Tokenizer, architecture: Architecture) -> bytes:
 
 
 def _append_special_tokens(description: Json, tokenizer: Tokenizer) -> bool:
-    """Add the special tokens that the text model lacks; return True if there are any."""
+    """Add the special tokens that the text model lacks. Return True if there are any."""
     added_tokens = description.setdefault("added_tokens", [])
     known = {token["id"] for token in added_tokens}
     token_ids = range(tokenizer.model.size, tokenizer.vocabulary.size)
@@ -172,8 +172,8 @@ def _describe_unigram(model: SentencePiece) -> Json:
 
 
 def _describe_bpe(model: SentencePiece) -> Json:
-    """Describe the merges, which SentencePiece does not store: it merges two pieces if they make a
-    piece, those first whose piece has the highest score.
+    """Describe the merges, which SentencePiece does not store. It merges two pieces if together
+    they make a piece, and begins with the merge whose piece has the highest score.
     """
     scores = model.scores()
     ids = {piece: i for i, (piece, _) in enumerate(scores)}

@@ -8,7 +8,7 @@ from t5x_lite.model.parts.positions import POSITIONS
 
 
 def _bart_fields(config: ConfigJson) -> ModelFields:
-    """Read the sizes of both stacks, which must be alike but for the number of layers."""
+    """Read the sizes of both stacks, which must be equal except for the number of layers."""
     for encoder_key, decoder_key in (
         ("encoder_attention_heads", "decoder_attention_heads"),
         ("encoder_ffn_dim", "decoder_ffn_dim"),
@@ -83,8 +83,8 @@ BART = Family(
         "attention_dropout": 0.0,
         "activation_dropout": 0.0,
     },
-    # Settings of fairseq's versions of the architecture, which no class of `transformers` reads
-    # any more, with the values of BART.
+    # Mostly settings for fairseq's variants of the architecture. No class of `transformers` reads
+    # them any more, so only BART's values are accepted.
     supported={
         "add_bias_logits": False,
         "add_final_layer_norm": False,
@@ -95,7 +95,7 @@ BART = Family(
         "is_encoder_decoder": True,
         "tie_word_embeddings": True,
     },
-    # num_hidden_layers repeats encoder_layers; layers are dropped in training only.
+    # num_hidden_layers repeats encoder_layers; layerdrop affects only training.
     harmless=frozenset(
         {
             "classif_dropout",

@@ -25,7 +25,7 @@ from t5x_lite.model.parts.positions import POSITIONS, Learned, Rotary, make_posi
 
 
 def _bert_tables(prefix: str) -> dict[str, str]:
-    """Return the lookup tables."""
+    """Return the tensors of the lookup tables."""
     return {
         "embedding": f"{prefix}embeddings.word_embeddings.weight",
         "position_embedding": f"{prefix}embeddings.position_embeddings.weight",
@@ -83,7 +83,7 @@ BERT = Family(
         "add_cross_attention": False,
         "tie_word_embeddings": True,
     },
-    # Of multilingual BERT's config.json, which no class reads.
+    # Settings in multilingual BERT's config.json that no class reads.
     harmless=frozenset(
         {
             "directionality",
@@ -125,8 +125,7 @@ BERT = Family(
 
 def _roberta_fields(config: ConfigJson) -> ModelFields:
     """Read the size of the position table."""
-    # Positions are counted from the padding id on, so the table begins with pad_token_id + 1 rows
-    # that no position uses.
+    # Positions are counted from pad_token_id + 1, so the rows before that one are never used.
     offset = config["pad_token_id"] + 1
     return {
         "max_length": config["max_position_embeddings"] - offset,
@@ -135,7 +134,7 @@ def _roberta_fields(config: ConfigJson) -> ModelFields:
 
 
 def _roberta_settings(model: ModelDimensions) -> ConfigJson:
-    """Write the size of the position table, and the one activation."""
+    """Write the size of the position table, and the only activation."""
     offset = getattr(make_positions(model), "offset", 0)
     return {
         "hidden_act": "gelu",
@@ -182,7 +181,7 @@ ROBERTA = Family(
 
 
 def _named(family: Family, old: str, new: str) -> Family:
-    """Return the same family with other names of classes."""
+    """Return the same family with other class names."""
     return dataclasses.replace(
         family,
         class_name=family.class_name.replace(old, new),
@@ -250,7 +249,7 @@ DISTILBERT = Family(
 )
 
 
-# ELECTRA: the generator, with its head, and the discriminator, without.
+# ELECTRA: the generator with its head, and the discriminator without one.
 
 ELECTRA = Family(
     class_name="ElectraForMaskedLM",
@@ -304,7 +303,7 @@ def _modernbert_fields(config: ConfigJson) -> ModelFields:
     ]
     everywhere = read_rotary(config, "full_attention", 160_000.0, base_key="global_rope_theta")
     nearby = read_rotary(config, "sliding_attention", base_key="local_rope_theta")
-    # local_attention counts both sides of a query, a window one side and the query itself.
+    # local_attention counts both sides of a query; our window counts one side and the query itself.
     window = config["local_attention"] // 2 + 1
     return {
         "bias": config["norm_bias"],
@@ -328,7 +327,7 @@ def _modernbert_settings(model: ModelDimensions) -> ConfigJson:
 
 
 def _wqkv(part: int) -> Location:
-    """Return the place of queries (0), keys (1) or values (2)."""
+    """Return the location of queries (0), keys (1) or values (2)."""
     return Location("model.layers.*.attn.Wqkv", part, parts=3)
 
 
@@ -367,7 +366,7 @@ MODERNBERT = Family(
         "tie_word_embeddings": True,
         "position_embedding_type": "absolute",
     },
-    # How it was initialised, and how it is run; layer_norm_eps is not read.
+    # How the model was initialised and how it is run; layer_norm_eps is not read.
     harmless=frozenset(
         {
             "classifier_pooling",
@@ -392,7 +391,7 @@ MODERNBERT = Family(
     other_settings=_modernbert_settings,
     modules={
         "embedding_norm": "model.embeddings.norm",
-        # The first layer reads the embeddings as they are.
+        # The first layer has no attention norm: it reads the embeddings directly.
         "encoder/layers/attention_norm": Location("model.layers.*.attn_norm", first_layer=1),
         "encoder/layers/attention/query": _wqkv(0),
         "encoder/layers/attention/key": _wqkv(1),
@@ -429,7 +428,7 @@ def _esm_fields(config: ConfigJson) -> ModelFields:
     if kind != "absolute":
         expected = "expected 'rotary' or 'absolute'"
         raise UserError(BAD_DATA, f"config.json: position_embedding_type={kind!r}: {expected}")
-    # As in RoBERTa.
+    # Positions are counted from pad_token_id + 1, as in RoBERTa.
     offset = config.get("pad_token_id", 0) + 1
     return {
         "positions": write_part(POSITIONS, "learned", offset=offset),
@@ -438,7 +437,7 @@ def _esm_fields(config: ConfigJson) -> ModelFields:
 
 
 def _esm_settings(model: ModelDimensions) -> ConfigJson:
-    """Write the kind of positions, and the one activation."""
+    """Write the kind of positions, and token_dropout."""
     positions = make_positions(model)
     settings: ConfigJson = {
         "position_embedding_type": "rotary",

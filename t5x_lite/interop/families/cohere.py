@@ -30,7 +30,7 @@ def _cohere_settings(model: ModelDimensions) -> ConfigJson:
 
 
 def _rotated(module: str) -> Location:
-    """Return the place of a kernel whose features are rotated."""
+    """Return the location of a kernel whose features are rotated."""
     return Location(module, pairs_are_neighbours=True)
 
 

@@ -1,5 +1,5 @@
-"""A Family is one model_type of `transformers`: a table, used for reading and for writing, of what
-the settings in config.json mean and which modules hold the tensors.
+"""A Family describes one model_type of `transformers`: what the settings in its config.json mean,
+and which modules hold its tensors. The same table is used for reading and for writing.
 """
 
 import dataclasses
@@ -45,24 +45,24 @@ _PARAMETER_NAMES = {"kernel": "weight", "scale": "weight", "bias": "bias"}
 
 @dataclass(frozen=True)
 class Location:
-    """The place of one of our modules, or of one of its parameters: a module or tensor of Hugging
-    Face's, or a part of one that holds several of ours, their outputs side by side.
+    """Where one of our modules or parameters is stored: in a Hugging Face module or tensor, or in a
+    part of one that holds several of ours with their outputs side by side.
     """
 
     name: str  # * stands for the layer
     part: int = 0  # index of the part
     parts: int = 1  # number of parts
-    by_head: bool = False  # the parts of each head lie together (GPT-NeoX)
-    # Of a dense kernel; ours are in_out
+    by_head: bool = False  # True: the parts of each head are stored together (GPT-NeoX)
+    # Layout of a dense kernel; ours are in_out
     kernel_layout: Literal["out_in", "in_out"] = "out_in"
-    offset: float = 0.0  # our parameter less theirs: Gemma's norms multiply by 1 + scale
-    # Features of a head that are rotated as a pair lie side by side; ours lie half a head apart
+    offset: float = 0.0  # our parameter minus theirs: Gemma's norms multiply by 1 + scale
+    # True: the two features of a rotated pair are neighbours; ours are half a head apart
     pairs_are_neighbours: bool = False
-    first_layer: int = 0  # the layers before it have none, and do not use ours (ModernBERT)
+    first_layer: int = 0  # layers before it store none, and do not use ours (ModernBERT)
 
 
 class _Settings(dict[str, Any]):
-    """Settings of a config.json that remember which of them were read."""
+    """The settings of a config.json. They remember which of them were read."""
 
     def __init__(self, settings: ConfigJson):
         super().__init__(settings)
@@ -80,7 +80,7 @@ class _Settings(dict[str, Any]):
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """One model_type of `transformers`: what its config.json means, and where its tensors lie."""
+    """One model_type of `transformers`: what its config.json means, and where its tensors are."""
 
     # The class of `transformers` that loads a model with its language model head.
     class_name: str
@@ -97,11 +97,11 @@ class Family:
     settings: dict[str, str]
     # Default values of settings that config.json may leave out.
     defaults: ConfigJson = field(default_factory=dict)
-    # Settings that may be null, which then is not the default.
+    # Settings where null has a meaning of its own; for all others it means the default.
     nullable: frozenset[str] = frozenset()
-    # Settings that we can read with one value only.
+    # Settings of which we support only one value.
     supported: ConfigJson = field(default_factory=dict)
-    # Settings that change nothing, besides those of every family.
+    # Settings that change nothing, in addition to HARMLESS.
     harmless: frozenset[str] = frozenset()
     # Fields of Model that have the same value in the whole family.
     constants: ModelFields
@@ -109,29 +109,29 @@ class Family:
     other_fields: Callable[[ConfigJson], ModelFields] = lambda config: {}
     # Compute the settings of config.json that `settings` does not cover.
     other_settings: Callable[[ModelDimensions], ConfigJson] = lambda model: {}
-    # True if the tensors, not the settings, tell that the output layer is the embedding table.
+    # True if the tensors, not the settings, tell whether the output layer is the embedding table.
     tied_by_tensors: bool = False
 
     # Our module → Hugging Face's module, which holds a weight and a bias; * stands for the layer.
     modules: dict[str, str | Location]
-    # Entries that replace some of `modules` where feed_forward is mlp, without a gate.
+    # Entries that replace some of `modules` if feed_forward is mlp, which has no gate.
     modules_without_gate: dict[str, str | Location] = field(default_factory=dict)
     # Entries that are added to `modules`, or replace some, in a model with the head of a task.
     task_modules: dict[str, str] = field(default_factory=dict)
-    # Our parameter → the tensor, for parameters that are in no such module.
+    # Our parameter → the tensor, for parameters that are in none of these modules.
     tensors: dict[str, str]
     # The prefix of most tensor names, which the files of a model without its head leave out.
     prefix: str = ""
-    # Tensor that may be a copy → the parameter of ours that it is tied to.
+    # Tensor that may be a copy → our parameter that it is tied to.
     copies: dict[str, str] = field(default_factory=dict)
-    # Begins the names of tensors of further heads, which are left out.
+    # First parts of the names of other heads' tensors, which are not read.
     other_heads: tuple[str, ...] = ()
-    # Tensors that must be zero: terms that our model does not have.
+    # Tensors that must be zero, since our model does not have the terms that they hold.
     zeros: frozenset[str] = frozenset()
-    # True if the class of its tokenizer puts <s> before a text unless its files say otherwise.
+    # True if the family's tokenizer class puts <s> before a text unless its files say otherwise.
     adds_bos: bool = False
-    # True if the class does not scale attention's logits (T5). A model that does is written with
-    # the scale in its query kernels.
+    # True if the class does not scale attention logits (T5). If a model of ours does, its query
+    # kernels are written with the scale multiplied in.
     scales_in_kernels: bool = False
 
     def read_config(self, config: ConfigJson) -> ModelFields:
@@ -165,7 +165,7 @@ class Family:
         return fields
 
     def _check_others(self, config: "_Settings") -> None:
-        """Refuse each setting that was not read, unless it is known to change nothing."""
+        """Reject each setting that was not read, unless it is known to change nothing."""
         neutral = NEUTRAL | {key: (value,) for key, value in self.supported.items()}
         harmless = HARMLESS | self.harmless
         for key, value in config.items():
@@ -194,14 +194,14 @@ class Family:
 
     @property
     def type_table(self) -> str:
-        """The table of token types; empty if the family has none. No class can do without a type,
-        so a model without types is written with one, of zeros.
+        """Name of the table of token types; empty if the family has none. The classes need at least
+        one type, so a model without types is written with a table of one row of zeros.
         """
         return self.tensors.get("type_embedding", "")
 
     def written_otherwise(self, model: ModelDimensions) -> set[str]:
-        """Return the fields in which a model differs from the family, and is written as a model
-        that computes the same.
+        """Return the fields in which a model differs from the family, but can be written as a model
+        of the family that computes the same.
         """
         fields = set()
         if self.type_table and not model.token_types:
@@ -211,7 +211,7 @@ class Family:
         return fields
 
     def with_head(self, head: str) -> "Family":
-        """Return the family with the head of a task in place of its pretraining heads.
+        """Return the family with the head of a task instead of its pretraining heads.
 
         Raises:
             UserError: if no class of the family has such a head.
@@ -230,7 +230,7 @@ class Family:
         )
 
     def locate(self, parameter: str, model: Model) -> Location:
-        """Return the tensor that stores one of our parameters.
+        """Return the location of the tensor that stores one of our parameters.
 
         >>> from t5x_lite.interop.families.gpt import GPT2
         >>> GPT2.locate("decoder/layers/attention_norm/scale", Model()).name

@@ -49,7 +49,8 @@ GPT2 = Family(
         "scale_attn_by_inverse_layer_idx": False,
         "add_cross_attention": False,
     },
-    # Heads of other classes; the order in which attention is computed; the length of old files.
+    # Settings of other classes' heads, the order in which attention is computed, and n_ctx, which
+    # is the length in old files.
     harmless=frozenset(
         {
             "n_ctx",
@@ -89,12 +90,12 @@ GPT2 = Family(
 
 # GPT: GPT-2 with post-norm, under other names.
 
-# Name of an activation in its config.json → the name that other classes have for it.
+# Name of an activation in GPT's config.json → its name in other classes.
 _GPT_ACTIVATIONS = {"gelu": "gelu_new", "relu": "relu", "silu": "silu", "swish": "silu"}
 
 
 def _gpt_fields(config: ConfigJson) -> ModelFields:
-    """Read the activation; d_ff is always 4 × d_model, as ours is unless it is stated."""
+    """Read the activation. d_ff is always 4 × d_model, which is also our default."""
     name = config["afn"]
     if name not in _GPT_ACTIVATIONS:
         expected = f"expected one of {', '.join(_GPT_ACTIVATIONS)}"
@@ -103,7 +104,7 @@ def _gpt_fields(config: ConfigJson) -> ModelFields:
 
 
 def _gpt_settings(model: ModelDimensions) -> ConfigJson:
-    """Write the activation by GPT's name for it."""
+    """Write the activation under GPT's name for it."""
     name = ACTIVATION_NAMES[model.activation]
     return {"afn": "gelu" if name == "gelu_new" else name}
 
@@ -157,14 +158,14 @@ def _neox_settings(model: ModelDimensions) -> ConfigJson:
     rotary = write_rotary(model)
     angles = rotary["rope_parameters"]
     return rotary | {
-        "rotary_pct": angles.get("partial_rotary_factor", 1.0),  # as transformers 4 calls them
+        "rotary_pct": angles.get("partial_rotary_factor", 1.0),  # both names are transformers 4's
         "rotary_emb_base": angles["rope_theta"],
         "attention_bias": model.attention_bias == "all",
     }
 
 
 def _qkv(part: int) -> Location:
-    """Return the place of queries (0), keys (1) or values (2)."""
+    """Return the location of queries (0), keys (1) or values (2)."""
     name = "gpt_neox.layers.*.attention.query_key_value"
     return Location(name, part, parts=3, by_head=True)
 

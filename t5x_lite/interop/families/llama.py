@@ -1,6 +1,6 @@
 """LLaMA 1 to 3 (Touvron et al., 2023; Grattafiori et al., 2024) and the decoders built like them:
 Mistral (Jiang et al., 2023), Qwen 2 and 3 (Yang et al., 2024, 2025), OLMo 2 (OLMo Team, 2024), and
-Gemma 2 and 3 (Gemma Team, 2024, 2025; of Gemma 3, models of text).
+Gemma 2 and 3 (Gemma Team, 2024, 2025; only the text models of Gemma 3).
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ def heads_of(config: ConfigJson) -> ModelFields:
 
 
 def attention_fields(config: ConfigJson) -> ModelFields:
-    """Read also whether attention has biases."""
+    """Also read whether the attention layers have biases."""
     biases = "all" if config.get("attention_bias") else "none"
     return heads_of(config) | {"attention_bias": biases}
 
@@ -49,7 +49,7 @@ def attention_settings(model: ModelDimensions) -> ConfigJson:
 
 
 def _llama_fields(config: ConfigJson) -> ModelFields:
-    """Read also the biases of the feed-forward part."""
+    """Also read whether the feed-forward layers have biases."""
     return attention_fields(config) | {"bias": bool(config.get("mlp_bias"))}
 
 
@@ -90,7 +90,7 @@ LLAMA = Family(
         "tie_word_embeddings": False,
         "attention_dropout": 0.0,
     },
-    # No number of K/V heads is as many as heads; no window is the whole text; no cap is none.
+    # null means as many K/V heads as heads, a window over the whole text, or no cap.
     nullable=frozenset(
         {
             "attn_logit_softcapping",
@@ -124,7 +124,7 @@ LLAMA = Family(
 
 
 def _like_llama(name: str, **changes: Any) -> Family:
-    """Return a family whose classes begin with this name, and which has no biases of its own."""
+    """Return a variant of LLAMA whose class names begin with `name`, and which sets bias=False."""
     constants = LLAMA.constants | {"bias": False} | changes.pop("constants", {})
     return dataclasses.replace(
         LLAMA,
@@ -135,7 +135,7 @@ def _like_llama(name: str, **changes: Any) -> Family:
 
 
 def _mistral_fields(config: ConfigJson) -> ModelFields:
-    """Read also the window, which all layers have."""
+    """Also read the window, which all layers share."""
     fields, window, layers = heads_of(config), config["sliding_window"], config["num_hidden_layers"]
     types = ["full_attention" if window is None else "sliding_attention"] * layers
     return fields | read_layers(types, layers, window, fields["positions"])
@@ -144,7 +144,7 @@ def _mistral_fields(config: ConfigJson) -> ModelFields:
 def _mistral_settings(model: ModelDimensions) -> ConfigJson:
     """Write the settings that _mistral_fields reads."""
     settings = attention_settings(model)
-    del settings["attention_bias"]  # there is none
+    del settings["attention_bias"]  # Mistral has no such setting
     return settings | {"sliding_window": write_layers(model)["sliding_window"]}
 
 
@@ -158,10 +158,11 @@ MISTRAL = _like_llama(
 
 
 def _qwen_fields(config: ConfigJson) -> ModelFields:
-    """Read also which layers attend to a window."""
+    """Also read which layers attend to a window."""
     fields = heads_of(config)
     slides = config["use_sliding_window"] and config["sliding_window"] is not None
-    # Version 4 of `transformers` has max_window_layers, the number of layers before those.
+    # Version 4 of `transformers` has max_window_layers: the number of layers before the first one
+    # that attends to a window.
     first, layers = config["max_window_layers"], config["num_hidden_layers"]
     follows = [slides and layer >= first for layer in range(layers)]
     types = ["sliding_attention" if local else "full_attention" for local in follows]
@@ -171,7 +172,7 @@ def _qwen_fields(config: ConfigJson) -> ModelFields:
 
 
 def _qwen3_fields(config: ConfigJson) -> ModelFields:
-    """Read a Qwen 3, whose biases are a setting."""
+    """Read a Qwen 3, where attention_bias is a setting."""
     return attention_fields(config) | _qwen_fields(config)
 
 
@@ -186,7 +187,7 @@ def _qwen_settings(model: ModelDimensions) -> ConfigJson:
     kinds = layers["layer_types"]
     slides = layers["sliding_window"] is not None
     settings = attention_settings(model) | layers | {"use_sliding_window": slides}
-    if slides:  # as transformers 4 calls it
+    if slides:  # for version 4 of transformers
         settings["max_window_layers"] = kinds.index("sliding_attention")
     return settings
 
@@ -194,7 +195,7 @@ def _qwen_settings(model: ModelDimensions) -> ConfigJson:
 def _qwen2_settings(model: ModelDimensions) -> ConfigJson:
     """Write a Qwen 2."""
     settings = _qwen_settings(model)
-    del settings["attention_bias"], settings["head_dim"]  # neither is a setting of its own
+    del settings["attention_bias"], settings["head_dim"]  # Qwen 2 has neither setting
     return settings
 
 
@@ -278,7 +279,7 @@ def _gemma_settings(model: ModelDimensions) -> ConfigJson:
 
 
 def _layer_types(config: ConfigJson, period: int) -> list[str]:
-    """Read the types of layers; in old files, the last of each period attends to all."""
+    """Read the types of layers. In old files, the last layer of each period is global."""
     stated = config.get("layer_types")
     if stated:
         return stated
@@ -325,7 +326,7 @@ GEMMA2 = _like_llama(
     "Gemma2",
     settings=_GEMMA_SETTINGS,
     defaults=_GEMMA_DEFAULTS | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
-    # hidden_act is not read where hidden_activation is.
+    # hidden_act is not read, since the class reads hidden_activation.
     harmless=frozenset({"hidden_act", "cache_implementation"}),
     constants={"norm_position": "both", "scale_embeddings": True},
     other_fields=_gemma2_fields,
@@ -338,14 +339,14 @@ _OF_LOCAL_LAYERS = ("max_position_embeddings", "rope_parameters", "rope_local_ba
 
 
 def _gemma3_fields(config: ConfigJson) -> ModelFields:
-    """Read a Gemma 3, whose local layers also have angles of their own."""
+    """Read a Gemma 3, whose local layers have rotary angles of their own."""
     if config.get("attn_logit_softcapping"):
         got = config["attn_logit_softcapping"]
         reason = "Gemma 3 does not read it; expected null"
         raise UserError(BAD_DATA, f"config.json: attn_logit_softcapping={got}: {reason}")
     types = _layer_types(config, period=config.get("sliding_window_pattern") or 6)
     everywhere = read_rotary(config, "full_attention", base=1_000_000.0)
-    # Scaling in old files is that of global layers.
+    # In old files, rope_scaling applies only to global layers, so leave it out here.
     nearby = {key: config.get(key) for key in _OF_LOCAL_LAYERS}
     local = read_rotary(nearby, "sliding_attention", base_key="rope_local_base_freq")
     layers, window = config["num_hidden_layers"], config["sliding_window"]

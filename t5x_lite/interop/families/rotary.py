@@ -1,7 +1,8 @@
 """Rotary angles and kinds of layers in a config.json.
 
-`transformers` 5 has the angles in rope_parameters, 4 in rope_scaling and rope_theta. Where layers
-differ, layer_types names each layer, and rope_parameters may hold angles for each of these types.
+`transformers` 5 has the angles in rope_parameters, version 4 in rope_scaling and rope_theta. If
+layers differ, layer_types gives the type of each layer, and rope_parameters may hold angles for
+each type.
 """
 
 import math
@@ -22,7 +23,7 @@ _TYPES = {kind: name for name, kind in _KINDS.items()}
 
 _LENGTH = "original_max_position_embeddings"
 # Type of rotary angles in config.json, which is also the name of our scaling → its settings there
-# → our options. `transformers` has no defaults for those in _REQUIRED.
+# → our options. `transformers` has no defaults for the settings in _REQUIRED.
 _OPTIONS: dict[str, dict[str, str]] = {
     "default": {},
     "linear": {"factor": "factor"},
@@ -57,17 +58,19 @@ def read_rotary(
     base_key: str = "rope_theta",
     fraction_key: str = "partial_rotary_factor",
 ) -> str:
-    """Return the positions that config.json describes, as a setting of ours.
+    """Return the positions that config.json describes, as a value of our setting `positions`.
 
     Args:
-        layer_type: which angles to read, where layers differ and angles are stated by type; "": all
-            layers have the same.
-        base: the default of the family.
-        fraction: likewise; None: its class rotates all features, whatever a config says.
-        base_key, fraction_key: what the class calls them outside of rope_parameters.
+        layer_type: the type of layers whose angles to read, if angles are stated by type; "": all
+            layers have the same angles.
+        base: the family's default for rope_theta.
+        fraction: the family's default for the fraction of features that are rotated; None: its
+            class rotates all features, whatever a config says.
+        base_key, fraction_key: names of these two settings outside of rope_parameters.
 
     Raises:
-        UserError: for angles that we cannot compute, or that are stated twice and differ.
+        UserError: for angles that we cannot compute, or that are stated twice with different
+            values.
     """
     outside = {
         "rope_theta": config.get(base_key),
@@ -80,7 +83,7 @@ def read_rotary(
         "partial_rotary_factor": 1.0 if fraction is None else fraction,
         _LENGTH: config["max_position_embeddings"],
     }
-    # An older or newer version of `transformers` may have written either, or both.
+    # Depending on its version, `transformers` may have written either key, or both.
     stated = {key: _stated(config, key, layer_type) for key in ("rope_parameters", "rope_scaling")}
     stated = {key: inside for key, inside in stated.items() if inside} or {"rope_parameters": {}}
     found = set()
@@ -102,12 +105,12 @@ def read_rotary(
 
 
 def _stated(config: ConfigJson, key: str, layer_type: str) -> dict[str, Any]:
-    """Return the angles under a key, those of a type of layers where they are stated by type."""
+    """Return the angles under a key: only those of `layer_type`, if they are stated by type."""
     angles = config.get(key) or {}
     if not isinstance(angles, dict):
         raise UserError(BAD_DATA, f"config.json: {key}={angles!r}, expected settings")
     is_by_type = any(name in _KINDS for name in angles)
-    # Old files have rope_scaling for all layers of a kind of model whose layers differ.
+    # Old files of such a model may have one rope_scaling that is not stated by type.
     if layer_type and angles and not is_by_type and key == "rope_parameters":
         expected = f"expected those of {' and '.join(_KINDS)}"
         raise UserError(BAD_DATA, f"config.json: rope_parameters={angles!r}: {expected}")
@@ -117,7 +120,7 @@ def _stated(config: ConfigJson, key: str, layer_type: str) -> dict[str, Any]:
 
 
 def _refuse_other_names(config: ConfigJson, angles: dict[str, Any], read: tuple[str, str]) -> None:
-    """Refuse angles under a name that the class does not read, unless they are the same."""
+    """Reject angles under a name that the class does not read, unless they equal those it reads."""
     for name, others in (
         ("rope_theta", ("rope_theta", "rotary_emb_base")),
         ("partial_rotary_factor", ("partial_rotary_factor", "rotary_pct")),
@@ -130,7 +133,7 @@ def _refuse_other_names(config: ConfigJson, angles: dict[str, Any], read: tuple[
 
 
 def _read_angles(key: str, angles: dict[str, Any]) -> str:
-    """Write rotary positions as a setting of ours, from settings by Hugging Face's names."""
+    """Translate rotary settings of Hugging Face into a value of our setting `positions`."""
     angles = dict(angles)
     kinds = {angles.pop(name) for name in ("rope_type", "type") if name in angles}
     if len(kinds) > 1:
@@ -173,13 +176,13 @@ def _with_attention_factor(angles: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_rotary(model: ModelDimensions) -> ConfigJson:
-    """Write the rotary angles of a model whose layers have the same."""
+    """Write the rotary angles of a model whose layers all have the same angles."""
     angles = _write_angles(make_positions(model))
     settings: ConfigJson = {"rope_parameters": angles, "rope_theta": angles["rope_theta"]}
     if "partial_rotary_factor" in angles:
         settings["partial_rotary_factor"] = angles["partial_rotary_factor"]
     if angles["rope_type"] != "default":
-        settings["rope_scaling"] = angles  # as transformers 4 calls it
+        settings["rope_scaling"] = angles  # for version 4 of transformers
     return settings
 
 
@@ -187,7 +190,7 @@ def write_rotary_by_type(model: ModelDimensions, base_key: str, local_key: str) 
     """Write the rotary angles of both kinds of layers.
 
     Args:
-        base_key, local_key: what transformers 4 calls the bases of global and of local layers.
+        base_key, local_key: names in transformers 4 for the bases of global and of local layers.
     """
     setting = "local_positions" if model.local_positions else "positions"
     everywhere = _write_angles(make_positions(model))
@@ -200,7 +203,7 @@ def write_rotary_by_type(model: ModelDimensions, base_key: str, local_key: str) 
 
 
 def _write_angles(positions: Any) -> dict[str, Any]:
-    """Write rotary positions by Hugging Face's names."""
+    """Write rotary positions under Hugging Face's names."""
     if not isinstance(positions, Rotary):
         return {"rope_type": "default", "rope_theta": 10_000.0}
     settings: dict[str, Any] = {"rope_type": "default", "rope_theta": positions.base}
@@ -212,12 +215,12 @@ def _write_angles(positions: Any) -> dict[str, Any]:
         settings["rope_type"] = name
         for theirs, ours in _OPTIONS[name].items():
             value = getattr(scaling, ours)
-            if value or theirs != "attention_factor":  # 0: as it follows from the factor
+            if value or theirs != "attention_factor":  # 0 means that it follows from the factor
                 settings[theirs] = value
     return settings
 
 
-# Layers that see a window, and those that see the whole text.
+# Which layers attend to a window, and which to the whole text.
 
 
 def read_layers(
@@ -226,10 +229,11 @@ def read_layers(
     """Return the fields of Model that say which layers attend to a window.
 
     Args:
-        types: of each layer, as config.json has them.
+        types: type of each layer, as in config.json.
         layers: number of layers.
-        window: positions up to a query's own that it attends to in a sliding layer; None: all.
-        local_positions: of sliding layers; empty: as all others.
+        window: number of positions, up to and including its own, that a query attends to in a
+            sliding layer; None: all.
+        local_positions: positions of sliding layers; empty: the same as in other layers.
     """
     unknown = sorted(set(types) - set(_KINDS))
     if unknown:
@@ -258,7 +262,8 @@ def read_layers(
 
 
 def shortest_period(kinds: Sequence[str]) -> tuple[str, ...]:
-    """Return the shortest beginning that, repeated, gives all.
+    """Return the shortest prefix that gives the whole sequence when it is repeated. The last
+    repetition may be incomplete.
 
     >>> shortest_period(["local", "global", "local", "global", "local"])
     ('local', 'global')

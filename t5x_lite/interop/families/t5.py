@@ -17,7 +17,8 @@ def _t5_fields(config: ConfigJson, per_layer: bool = False) -> ModelFields:
     gated, _, activation = config["feed_forward_proj"].rpartition("-")
     if gated and activation == "gelu":
         activation = "gelu_new"
-    # Version 4 writes these two, which follow from the first and win over it if they are stated.
+    # Version 4 of `transformers` also writes these two. They follow from feed_forward_proj, but
+    # override it if they are stated.
     for key, follows in (("dense_act_fn", activation), ("is_gated_act", bool(gated))):
         stated = config.get(key, follows)
         if stated != follows:
@@ -82,7 +83,7 @@ T5 = Family(
         "tie_word_embeddings": True,
         "dropout_rate": 0.1,
     },
-    # The tensors say whether there is a decoder; relative positions have no number.
+    # The tensors say whether there is a decoder; relative positions are not limited in number.
     harmless=frozenset({"is_encoder_decoder", "n_positions"}),
     constants={
         "architecture": "encoder_decoder",
@@ -151,7 +152,7 @@ def _mt5_fields(config: ConfigJson) -> ModelFields:
 
 
 def _mt5_settings(model: ModelDimensions) -> ConfigJson:
-    """Write the settings of an mT5, of which only the tensors tell whether embeddings are tied."""
+    """Write the settings of an mT5. Only its tensors tell whether its embeddings are tied."""
     return _t5_settings(model) | {"tie_word_embeddings": model.tie_embeddings}
 
 
@@ -172,7 +173,7 @@ UMT5 = dataclasses.replace(
     class_without_head="UMT5Model",
     encoder_class="UMT5EncoderModel",
     defaults=T5.defaults | {"feed_forward_proj": "gated-gelu"},
-    harmless=T5.harmless | {"scalable_attention"},  # of its published files; no class reads it
+    harmless=T5.harmless | {"scalable_attention"},  # in the published files; no class reads it
     other_fields=lambda config: _t5_fields(config, per_layer=True),
     # Each layer has biases of its own.
     tensors={

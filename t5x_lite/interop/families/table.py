@@ -1,6 +1,7 @@
-"""The `transformers` models that ours can represent, and which of them a model of ours is.
+"""The `transformers` families that can be imported and exported, and how to find the family of a
+model.
 
-To add one: its Family in a file of this folder, and its name in FAMILIES below.
+To add one, define its Family in a file of this folder, and add it to FAMILIES below.
 """
 
 import dataclasses
@@ -40,7 +41,8 @@ from t5x_lite.model.parts.options import canonical
 from t5x_lite.model.parts.positions import POSITIONS, position_limit
 from t5x_lite.resolve import resolve_model
 
-# model_type in config.json → family. A model that belongs to several is written as the first.
+# model_type in config.json → family. A model that belongs to several families is written as the
+# first of them.
 FAMILIES = {
     "bert": BERT,
     "roberta": ROBERTA,
@@ -93,7 +95,7 @@ def _canonical_rules(texts: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(canonical(RULES, text) for text in texts)
 
 
-# Fields that may say the same in several ways → how they are compared.
+# Field whose values can be written in several ways → function that makes them comparable.
 _CANONICAL = {
     "positions": _canonical_positions,
     "local_positions": _canonical_positions,
@@ -103,7 +105,7 @@ _CANONICAL = {
 
 
 def _folded(model: ModelDimensions) -> ModelDimensions:
-    """Return the model with the shortest pattern of its layers; none where they are alike."""
+    """Return the model with its shortest layer_pattern, or without one if all layers are alike."""
     pattern = model.layer_pattern
     if not pattern:
         return model
@@ -118,15 +120,15 @@ def _folded(model: ModelDimensions) -> ModelDimensions:
 
 
 def differences(family: Family, model: ModelDimensions) -> list[Difference]:
-    """Return the fields in which a model differs from a family; empty if it belongs to it.
+    """Return the fields in which a model differs from a family; empty if the model belongs to it.
 
     Raises:
-        UserError: if the family has no model of such sizes.
+        UserError: if the family has no model of these sizes.
     """
     if model.activation not in ACTIVATION_NAMES:
         return [Difference("activation", model.activation, "gelu")]
     model = _folded(model)
-    # The parameters, and not the settings, tell which heads there are.
+    # The parameters, not the settings, tell which heads a model has.
     ignored = settings_with(ModelDimensions, COMPUTATION, HEADS)
     ignored.update(without_effect(model))
     if position_limit(model) is None:
@@ -134,7 +136,8 @@ def differences(family: Family, model: ModelDimensions) -> list[Difference]:
     if family.tied_by_tensors:
         ignored.add("tie_embeddings")
 
-    # Write the model's config.json and read it back: what changes, the family cannot express.
+    # Write the model's config.json and read it back. If a field changes, the family cannot express
+    # it.
     fields = family.read_config(family.write_config(model))
     if family.encoder_class and model.architecture == "encoder":
         fields |= ENCODER_ALONE
@@ -157,14 +160,14 @@ def find_family(model: ModelDimensions, prefer: str = "") -> str:
     """Return the model_type of the family that a model belongs to.
 
     Args:
-        prefer: the one to return if the model belongs to several.
+        prefer: the model_type to return if the model belongs to several families.
 
     Raises:
-        UserError: if it belongs to none; the message names the differences from the nearest family.
+        UserError: if it belongs to none. The message names the differences from the nearest family.
     """
     differing: dict[str, list[Difference]] = {}
     for name, family in FAMILIES.items():
-        with suppress(UserError):  # the family has no model of such sizes
+        with suppress(UserError):  # the family has no model of these sizes
             differing[name] = differences(family, model)
     problem = f"export: this model belongs to none of the families {', '.join(FAMILIES)}"
     if not differing:
