@@ -1,5 +1,5 @@
 """Everything that follows from a config and a tokenizer, derived once: the plan of the rows, the
-sizes of the model, the heads. What is below is handed its part.
+sizes of the model, and the heads. Lower layers are handed only the part that they need.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -19,17 +19,17 @@ from t5x_lite.errors import BAD_CONFIG, UserError, user_errors
 
 @dataclass(frozen=True)
 class Resolved:
-    """A run with everything derived; the loop and the commands hand its parts down."""
+    """A run with everything derived. The loop and the commands pass its parts on."""
 
-    config: RunConfig  # as written: what config.json records
-    rows: RowPlan | TaskPlan  # objectives, their windows, and the row shape; or a task's
-    model: ModelDimensions  # every size written out
-    heads: tuple[str, ...]  # whose losses are minimised: names in model.heads.HEADS
-    steps: int  # training.steps, or fewer where data.epochs are over
+    config: RunConfig  # as written, and as config.json records it
+    rows: RowPlan | TaskPlan  # objectives, their windows and the row shape, or the plan of a task
+    model: ModelDimensions  # with every size filled in
+    heads: tuple[str, ...]  # heads whose losses are minimised: names in model.heads.HEADS
+    steps: int  # training.steps, or fewer if data.epochs end the run earlier
 
     @property
     def written_out(self) -> dict[str, Any]:
-        """The config as data, all sizes of the model filled in: what two runs are compared by. What
+        """The config as data with all sizes of the model filled in, for comparing two runs. What
         follows from the objective, such as companions, is left out.
         """
         written = to_dict(self.config)
@@ -38,9 +38,8 @@ class Resolved:
 
 
 def plan(config: RunConfig) -> RowPlan | TaskPlan:
-    """The rows of a config, known before its text is: what cannot be laid out is refused at once.
-
-    Args:
+    """Plan the rows of a config, before its text is known. Rows that cannot be laid out are
+    rejected at once.
     """
     if config.task.name:
         return plan_task(
@@ -54,7 +53,7 @@ def plan(config: RunConfig) -> RowPlan | TaskPlan:
 
 
 def plan_objective(config: RunConfig) -> RowPlan:
-    """The rows of a config's objective, whether it has a task or not."""
+    """Plan the rows of a config's objective, even if the config has a task."""
     rows = plan_rows(
         config.objective,
         config.model.architecture,
@@ -89,10 +88,10 @@ def resolve(
     """Derive everything that follows from a config and the ids of its tokenizer.
 
     Args:
-        rows: what `plan` made of the same config, if it was called already.
+        rows: what `plan` returned for the same config, if it was already called.
 
     Raises:
-        UserError: where the tokenizer lacks ids that an objective needs, or settings contradict it.
+        UserError: if the tokenizer lacks ids that an objective needs, or settings contradict it.
     """
     if rows is None:
         rows = plan(config)
@@ -105,8 +104,8 @@ def resolve(
 
 
 def resolve_without_text(config: RunConfig) -> Resolved:
-    """Resolve a config that learns an objective before its text exists: for plans and compilation.
-    A tokenizer that will be trained is taken to get all the ids it may have.
+    """Resolve a config that learns an objective before its text exists, for planning and
+    compilation. A tokenizer that is yet to be trained is assumed to get all the ids it may have.
     """
     vocab_size = config.model.vocab_size or planned_size(
         config.data.tokenizer, config.data.add_specials
@@ -121,6 +120,7 @@ def _resolve_objective(config: RunConfig, vocab_size: int, rows: RowPlan) -> Res
         max_length=rows.shape.longest,
         num_classes=2 if rows.has_sentence_pairs else 0,
     )
+    # An objective may change the model. In a mixture, all members must do so in the same way.
     with user_errors(BAD_CONFIG, f"objective={config.objective}: the model of its traits failed"):
         models = {member.objective.traits.model(model) for member in rows.members}
     if len(models) > 1:
@@ -146,7 +146,7 @@ def _resolve_task(config: RunConfig, vocabulary: Vocabulary, rows: TaskPlan) -> 
     written = replace(config.model, **({"num_classes": 0, "token_classes": 0} | of_head))
     model = resolve_model(written, vocabulary.size, rows.shape.longest_segment)
     heads = (head,)
-    # GPT's: the texts are also predicted, where the model still can.
+    # GPT also predicts the texts of the task, if the model still has a language model head.
     if model.architecture == "decoder" and head != "lm" and model.lm_head:
         heads += ("auxiliary_lm",)
     if head != "lm" and config.training.label_smoothing:
@@ -167,7 +167,7 @@ def text_data(resolved: Resolved, corpus: Corpus) -> TextData:
 
 
 def with_steps_of(resolved: Resolved, batches: Batches) -> Resolved:
-    """The run, ending where data.epochs are over."""
+    """Return the run with as many steps as data.epochs allow."""
     before = resolved.config.start.step
     steps = batches.num_steps(resolved.steps - before, resolved.config.data.epochs)
     return replace(resolved, steps=before + steps)
@@ -176,12 +176,12 @@ def with_steps_of(resolved: Resolved, batches: Batches) -> Resolved:
 def resolve_model(
     model: Model, vocab_size: int, max_length: int, num_classes: int = 0
 ) -> ModelDimensions:
-    """A model with every size written out.
+    """Return a model with every size filled in.
 
     Args:
-        vocab_size: ids of the tokenizer; the model may have more, never less.
-        max_length: positions of the longest stack of a row.
-        num_classes: of the sequence label head that the rows ask for, 0: none.
+        vocab_size: number of ids of the tokenizer; the model may have more, but never fewer.
+        max_length: number of positions in the longest stack of a row.
+        num_classes: number of classes of the sequence label head that the rows need; 0: none.
 
     >>> resolve_model(Model(d_model=8, num_heads=2), vocab_size=10, max_length=4).head_dim
     4

@@ -1,6 +1,8 @@
-"""Settings: the schema of a run and of a comparison, and the files, names and texts they come from.
+"""Settings: the schema of a run and of a comparison, and the files, names and texts that settings
+come from.
 
-A config file needs `default`, for comparisons CompareConfig, and `variant` if it takes an argument:
+A config file needs `default`; also CompareConfig for a comparison, and `variant` if it takes an
+argument:
 
     from t5x_lite.config import CompareConfig, default, variant
 """

@@ -16,16 +16,16 @@ _FACTORS = {"": 1.0, "k": 1e3, "M": 1e6, "B": 1e9}
 
 
 class Amount(NamedTuple):
-    """How much a model is trained: steps, or the tokens or words of text that it reads."""
+    """An amount of training: steps, or tokens or words of text."""
 
     number: float
     unit: Unit
 
     def to_steps(self, in_a_step: Mapping[Unit, float]) -> int:
-        """Return the number of steps that comes nearest to this amount, at least 1.
+        """Return the number of steps that is nearest to this amount, at least 1.
 
         Args:
-            in_a_step: how many tokens and words a step reads.
+            in_a_step: number of steps (1), tokens and words per step.
 
         >>> Amount(10e6, "words").to_steps({"steps": 1, "words": 3e6})
         3
@@ -34,7 +34,7 @@ class Amount(NamedTuple):
 
 
 def parse_amount(text: str) -> Amount | None:
-    """Read an amount; None if the text is none.
+    """Parse an amount; None if the text is not an amount.
 
     >>> parse_amount("4000")
     Amount(number=4000.0, unit='steps')
@@ -53,7 +53,7 @@ def parse_amount(text: str) -> Amount | None:
 
 
 class IsAmount(Check):
-    """The texts that parse_amount reads."""
+    """Metadata of a text type whose values parse_amount can read."""
 
     def check(self, value: str, key: str) -> None:
         """Raise UserError for a text that is no amount."""

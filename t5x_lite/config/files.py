@@ -1,7 +1,7 @@
-"""Config files, command lines and config.json, read into the checked dataclasses of config.py.
+"""Read config files, command lines and config.json into the checked dataclasses of schema.py.
 
 `get_config()` in a config file returns a ConfigDict (or a dict). `load` turns it, with the
-overrides of the command line, into frozen dataclasses; nothing below this file sees a ConfigDict.
+overrides of the command line, into frozen dataclasses. Nothing below this file sees a ConfigDict.
 """
 
 import dataclasses
@@ -45,7 +45,7 @@ from t5x_lite.errors import (
 Schema = TypeVar("Schema")
 Settings = dict[str, Any]  # nested, as a config file or a config.json holds them
 
-# What other code bases call a setting.
+# Names of settings in other code bases.
 _ALIASES = {
     "lr": "optimizer.learning_rate",
     "max_steps": "training.steps",
@@ -64,13 +64,14 @@ _ALIASES = {
 
 
 def build(schema: type[Schema], values: Any, path: str = "") -> Schema:
-    """A checked dataclass from nested dicts; text, as from a command line, is read as a literal.
+    """Build a checked dataclass from nested dicts. Text, as from a command line, is read as a
+    literal.
 
     Args:
-        path: the prefix of the keys in errors, such as "cells.gpt.".
+        path: prefix of the keys in error messages, such as "cells.gpt.".
 
     Raises:
-        UserError: for unknown keys, naming the nearest, for wrong types, and for values out of
+        UserError: for an unknown key (with the nearest known one), a wrong type, or a value out of
             range.
     """
     hints, values = type_hints(schema), _plain(values)
@@ -94,7 +95,7 @@ def build(schema: type[Schema], values: Any, path: str = "") -> Schema:
 
 
 def _plain(value: Any) -> Any:
-    """Return dicts in place of ConfigDicts, those in lists included."""
+    """Turn ConfigDicts into dicts, including those in lists."""
     if hasattr(value, "to_dict"):
         value = value.to_dict()
     if isinstance(value, dict):
@@ -103,7 +104,7 @@ def _plain(value: Any) -> Any:
 
 
 def build_comparison(settings: Settings) -> CompareConfig:
-    """A checked comparison: each cell is `base` with what the cell has otherwise.
+    """Build a checked comparison. Each cell is `base`, changed by the settings of the cell.
 
     >>> base = {"data": {"lengths": {"sequence_length": 8}}}
     >>> two = {"base": base, "cells": {"small": {}, "large": {"model": {"d_model": 256}}}}
@@ -124,18 +125,20 @@ def build_comparison(settings: Settings) -> CompareConfig:
         prefix = f"cells.{name}."
         try:
             cells[name] = build(RunConfig, merge(base, changed), prefix)
+        # Name the cell in errors, or `base` if the wrong setting comes from there.
         except UserError as error:
             message = prefix + str(error).removeprefix(prefix)
             key = message.removeprefix(prefix).partition(":")[0]
             if key in flatten(base) and key not in flatten(changed):
                 message = message.replace(prefix, "base.")
             raise UserError(error.code, message) from error
+    # The baseline comes first.
     names = sorted(cells, key=lambda name: name != settings.get("baseline"))
     return build(CompareConfig, settings | {"cells": {name: cells[name] for name in names}})
 
 
 def merge(base: Settings, changed: Settings) -> Settings:
-    """Nested settings, with those of `changed` in place of what `base` has.
+    """Return the nested settings of `base`, overridden by those of `changed`.
 
     >>> merge({"a": {"b": 1, "c": 2}}, {"a": {"b": 3}, "d": 4})
     {'a': {'b': 3, 'c': 2}, 'd': 4}
@@ -150,7 +153,7 @@ def merge(base: Settings, changed: Settings) -> Settings:
 
 
 def grid(*axes: Mapping[str, Settings]) -> dict[str, Settings]:
-    """The cells of a comparison along several axes, each a dict from names to settings.
+    """Return the cells of a comparison along several axes. Each axis maps names to settings.
 
     >>> sizes = {"small": {"model": {"d_model": 64}}, "large": {"model": {"d_model": 128}}}
     >>> objectives = {"lm": {"objective": "causal_lm"}, "fim": {"objective": "fill_in_the_middle"}}
@@ -183,7 +186,8 @@ def changes_of(name: str) -> Settings:
 
 
 def parse_grid(axes: Sequence[str], option: str = "--grid") -> dict[str, list[str]]:
-    """The values of each setting of --grid=KEY=VALUE,VALUE,…; commas in brackets part nothing.
+    """Parse --grid=KEY=VALUE,VALUE,… into the values of each setting. Commas in brackets do not
+    separate.
 
     >>> parse_grid(["objective=causal_lm,prefix_lm(split=0.5, mode='S')", "seed=1,2"])
     {'objective': ['causal_lm', "prefix_lm(split=0.5, mode='S')"], 'seed': ['1', '2']}
@@ -202,8 +206,8 @@ def parse_grid(axes: Sequence[str], option: str = "--grid") -> dict[str, list[st
 
 
 def _from_text(value: Any, kind: Any, key: str) -> Any:
-    """Read text as a literal where a number, a list or a truth value is expected; text that is no
-    literal stays. A list may also be given as `a, b`.
+    """Read text as a literal if a number, a list or a bool is expected. Text that is not a literal
+    stays text. A list may also be given as `a, b`.
     """
     if wants_text(kind) or not isinstance(value, str):
         return value
@@ -217,7 +221,7 @@ def _from_text(value: Any, kind: Any, key: str) -> Any:
 
 
 def _suggest(key: str, siblings: Iterable[str]) -> str:
-    """Say what was meant by a key that does not exist: the same name elsewhere, or the nearest."""
+    """Suggest what an unknown key may mean: the same name elsewhere, or the nearest name."""
     prefix, inside = _split_cell(key)
     leaf = inside.rpartition(".")[2]
     elsewhere = find_setting(leaf)
@@ -227,7 +231,7 @@ def _suggest(key: str, siblings: Iterable[str]) -> str:
 
 
 def find_setting(leaf: str) -> str | None:
-    """The whole key of a setting, by its last part or by what others call it.
+    """Return the full key of a setting, given its last part or its name in other code bases.
 
     >>> find_setting("learning_rate"), find_setting("lr"), find_setting("foo")
     ('optimizer.learning_rate', 'optimizer.learning_rate', None)
@@ -241,23 +245,24 @@ def find_setting(leaf: str) -> str | None:
 
 
 def _split_cell(key: str) -> tuple[str, str]:
-    """("cells.gpt.", "model.d_model") of a cell's key, ("", key) of any other."""
+    """Split the key of a cell into ("cells.gpt.", "model.d_model"), any other into ("", key)."""
     found = re.match(r"(base|cells\.[^.]+)\.", key)
     return (found[0], key[found.end() :]) if found else ("", key)
 
 
 # Config files.
 
-# Where configs/ lies: installed, or checked out.
+# Parent of configs/: in an installed package, and in a checkout.
 ROOTS = (Path(__file__).parents[1], Path(__file__).parents[2])
 
 
 def find(name: str) -> Path:
-    """The config file of that name.
+    """Find the config file of a name.
 
-    A bare name, such as `gpt_tiny`, is one that ships with the package; what stands in the current
-    directory does not hide it. `./gpt_tiny.py`, `gpt_tiny.py` and `configs/gpt_tiny.py` are paths;
-    the last also finds what ships.
+    A bare name, such as `gpt_tiny`, means a config that ships with the package, even if there is a
+    file of that name in the current directory. `./gpt_tiny.py`, `gpt_tiny.py` and
+    `configs/gpt_tiny.py` are paths. A path that does not exist is also looked up among the configs
+    that ship.
     """
     path = Path(name if name.endswith(".py") else name + ".py")
     inside = path.relative_to("configs") if path.parts[0] == "configs" else path
@@ -271,9 +276,9 @@ def find(name: str) -> Path:
 
 
 def names_run(name: str) -> bool:
-    """True for a run directory, whose config.json is data, and False for a Python file.
+    """True for a run directory, whose config.json is data; False for a Python file.
 
-    A directory in the current one does not hide a config that ships, either.
+    A config that ships with the package comes before a directory of the same name.
     """
     shipped = [root / "configs" / f"{name}.py" for root in ROOTS]
     is_shipped = "/" not in name and any(path.is_file() for path in shipped)
@@ -285,6 +290,7 @@ def _nearest_config(name: str) -> str:
     files = [path for path in files if path.parent.name != "tasks"]
     names = sorted({path.with_suffix("").as_posix().rpartition("/configs/")[2] for path in files})
     stem = Path(name).stem
+    # The sizes of configs/published.py are arguments of one file, but are suggested, too.
     published = (
         [f"published:{size}" for size in runpy.run_path(str(find("published")))["SIZES"]]
         if names
@@ -299,8 +305,8 @@ def _nearest_config(name: str) -> str:
 
 
 def read_settings(name: str) -> Settings:
-    """The settings that --config names: what get_config() of a file returns, with `file:argument`
-    get_config(argument), or the config.json of a run directory.
+    """Read the settings that --config names: what get_config() in a file returns (for
+    `file:argument`, get_config(argument)), or the config.json of a run directory.
     """
     if names_run(name):
         settings = read_json(Path(name) / "config.json", "expected the directory of a run")
@@ -360,11 +366,11 @@ def _short_reason(error: BaseException) -> str:
 
 
 def get_config(name: str = "", **overrides: Any) -> Any:
-    """Return all settings of a config as a locked ConfigDict: the defaults, and what the named
-    config changes.
+    """Return all settings of a config as a locked ConfigDict: the defaults, changed by the named
+    config and by overrides.
 
     Args:
-        name: as --config has it; empty: the defaults alone.
+        name: a name as in --config; empty: only the defaults.
         overrides: settings by their keys, {"training.steps": 100} or training={"steps": 100}.
 
     >>> get_config("gpt_tiny", **{"training.steps": 5}).training.steps
@@ -372,7 +378,7 @@ def get_config(name: str = "", **overrides: Any) -> Any:
     """
     settings = read_settings(name) if name else {}
     if name and names_run(name):
-        # From here on, Python code holds these settings as its own.
+        # From here on, these settings count as Python code's own, so check now what they name.
         with guarded():
             grant(places=known_places(settings))
             check_named(*names_in(build(RunConfig, settings)), f"{name}/config.json")
@@ -396,7 +402,7 @@ def get_config(name: str = "", **overrides: Any) -> Any:
 
 
 def _check_keys(settings: Settings, known_settings: Settings) -> None:
-    """Refuse a setting that does not exist, with what was probably meant."""
+    """Reject a setting that does not exist, and suggest what was probably meant."""
     known = flatten(known_settings)
     for key in flatten(settings):
         section, _, _ = key.rpartition(".")
@@ -410,7 +416,7 @@ def _check_keys(settings: Settings, known_settings: Settings) -> None:
 
 
 def override(values: Settings, overrides: Sequence[str]) -> Settings:
-    """Apply `a.b=value` overrides in place and return `values`; the same key twice is refused.
+    """Apply `a.b=value` overrides in place and return `values`. A key may be given only once.
 
     >>> override({"seed": 1}, ["training.steps=5", "seed=2"])
     {'seed': '2', 'training': {'steps': '5'}}
@@ -436,7 +442,7 @@ def override(values: Settings, overrides: Sequence[str]) -> Settings:
 
 
 def load(name: str, overrides: Sequence[str] = ()) -> RunConfig:
-    """The checked config of a file and overrides. Raises UserError, before jax is imported."""
+    """Load and check a config file with overrides. Raises UserError, before jax is imported."""
     settings = read_settings(name)
     if "cells" in settings:
         raise UserError(
@@ -455,7 +461,7 @@ def _permit(
 
     Args:
         known: known_places of the run that --config names; None: it names a config file.
-        arguments: settings of the command line.
+        arguments: settings on the command line.
     """
     if known is None:
         written_here(config)
@@ -470,13 +476,13 @@ def load_comparison(
     axes: Sequence[str] = (),
     tune: Sequence[str] = (),
 ) -> CompareConfig:
-    """The checked comparison of a file, or of the config of a run and a grid.
+    """Load and check the comparison of a file, or of the config of a run and a grid.
 
     Args:
-        overrides: of the comparison ("budget=1e6"), of a cell ("cells.gpt.seed=1"), or of the base
-            ("data.source=text/*.txt").
-        axes: as parse_grid has them; each cell of the file is split into those of the grid.
-        tune: as parse_grid has them; each cell chooses among these values.
+        overrides: settings of the comparison ("budget=1e6"), of a cell ("cells.gpt.seed=1"), or of
+            the base ("data.source=text/*.txt").
+        axes: axes of a grid, as in parse_grid; each cell of the file becomes one per grid point.
+        tune: values that each cell chooses from, as in parse_grid.
     """
     settings = read_settings(name)
     places = known_places(settings) if names_run(name) else None
@@ -484,6 +490,7 @@ def load_comparison(
         settings = {"base": settings, "cells": {"": {}}, "title": Path(name).stem}
     cells = settings["cells"]
     names = list(cells) if isinstance(cells, dict) else []
+    # An override names a setting of the comparison, or else of the base.
     of_comparison = ["base", *type_hints(CompareConfig)]
     routed = []
     for text in overrides:
@@ -498,7 +505,7 @@ def load_comparison(
     cells = settings["cells"]
     if isinstance(cells, dict) and all(isinstance(cell, dict) for cell in cells.values()):
         for cell in cells:
-            if cell not in names:  # a typo in an override, not one cell more
+            if cell not in names:  # a typo in an override, not a new cell
                 raise UserError(BAD_CONFIG, f"cells.{cell}: no such cell; {nearest(cell, names)}")
         _check_effect(cells, routed)
         settings["cells"] = cells = grid(cells, *_axes_of_grid(axes))
@@ -514,7 +521,7 @@ def load_comparison(
 
 
 def _axes_of_grid(axes: Sequence[str]) -> list[dict[str, Settings]]:
-    """A grid of the command line as axes of `grid`, with values for names."""
+    """Turn a grid of the command line into axes of `grid`, named by their values."""
     values_by_key = parse_grid(axes)
     for key in settings_with(RunConfig, BUDGET) & set(values_by_key):
         raise UserError(USAGE, f"--grid={key}=…: the budget decides it; set budgets=A,B instead")
@@ -525,7 +532,7 @@ def _axes_of_grid(axes: Sequence[str]) -> list[dict[str, Settings]]:
 
 
 def label_of(settings: Mapping[str, Any]) -> str:
-    """Return settings, by their dotted names, as a text that a directory can be called.
+    """Return a name for a directory from settings, given by their dotted names.
 
     >>> label_of({"optimizer.learning_rate": 1e-3, "data.source": "text/*.txt"})
     'learning_rate=0.001,source=text_*.txt'
@@ -535,7 +542,7 @@ def label_of(settings: Mapping[str, Any]) -> str:
 
 
 def _check_effect(cells: dict[str, Any], overrides: Sequence[str]) -> None:
-    """Refuse a setting of the base that each cell has a value of its own for."""
+    """Reject a setting of the base that every cell overrides."""
     for text in overrides:
         key = text.partition("=")[0].removeprefix("base.")
         if text.startswith("base.") and all(key in flatten(cell) for cell in cells.values()):
@@ -544,8 +551,8 @@ def _check_effect(cells: dict[str, Any], overrides: Sequence[str]) -> None:
 
 
 def load_run_config(path: Path) -> RunConfig:
-    """The config of a run directory's config.json, checked like any other. Places that the user has
-    permitted to it before are permitted again.
+    """Load and check the config.json of a run directory. Places that the user has permitted for it
+    before are permitted again.
     """
     settings = read_json(path, "expected the directory of a run")
     grant(places=known_places(settings))
@@ -564,7 +571,7 @@ def with_absolute_paths(config: Any) -> Any:
             changed[name] = with_absolute_paths(value)
         elif name == "cells":  # of a comparison
             changed[name] = {cell: with_absolute_paths(inner) for cell, inner in value.items()}
-        elif name == "stages":  # settings of the run that differ
+        elif name == "stages":  # changed settings of the run
             changed[name] = tuple(_with_absolute_settings(type(config), stage) for stage in value)
         for role, make_absolute in _ABSOLUTE.items():
             if role in get_args(kind):
@@ -587,7 +594,7 @@ def _with_absolute_settings(schema: type, settings: Settings) -> Settings:
 
 
 def _absolute_terms(sources: str) -> str:
-    """Return a sum of sources with each made absolute.
+    """Return a sum of sources with the path of each made absolute.
 
     >>> _absolute_terms("3 * /text/a.txt + /text/../b.txt")
     '3.0 * /text/a.txt + 1.0 * /b.txt'
@@ -606,7 +613,7 @@ _ABSOLUTE = {PATH: absolute, SOURCES: _absolute_terms, TOKENIZER: _absolute_toke
 
 
 def flatten(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Nested dicts as one, keyed by dotted names.
+    """Flatten nested dicts into one, keyed by dotted names.
 
     >>> flatten({"a": {"b": 1}, "c": 2})
     {'a.b': 1, 'c': 2}
@@ -621,7 +628,7 @@ def flatten(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
 
 
 def nested(flat: Mapping[str, Any]) -> Settings:
-    """Nested dicts from one that is keyed by dotted names: the inverse of flatten.
+    """Nest a dict that is keyed by dotted names: the inverse of flatten.
 
     >>> nested({"a.b": 1, "c": 2})
     {'a': {'b': 1}, 'c': 2}
@@ -638,9 +645,7 @@ def nested(flat: Mapping[str, Any]) -> Settings:
 
 
 def check_is_run(workdir: Path) -> None:
-    """Refuse, at once, a directory that holds no run, naming the runs inside where it holds
-    several.
-    """
+    """Reject a directory that is not a run. If it holds runs, the error names them."""
     if (workdir / "config.json").is_file():
         return
     inside = sorted(path.parent for path in workdir.glob("*/config.json"))

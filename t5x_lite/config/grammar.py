@@ -1,12 +1,12 @@
-"""The one grammar of texts inside settings: calls, sums with rates, and lists.
+"""The grammar of text inside settings: calls, sums with rates, and lists.
 
     span_corruption(noise_density=0.2)      a call: a name with options
     sst2(my/file.tsv, text=sentence)        an argument before the options
     3 * (causal_lm + prefix_lm) + ul2       a sum with rates
     1e-3, prefix_lm(split=0.5, mode='S')    a list
 
-Nothing between brackets or quotes separates. Names and values are taken as they stand, and nothing
-is run: the type of what a value is for decides whether it is read as a literal (see `read_value`).
+Separators inside brackets or quotes do not count. Nothing is evaluated: names and values stay text,
+and the type of the option decides whether its value is read as a literal (see `read_value`).
 """
 
 import os
@@ -21,7 +21,7 @@ _OPENING, _CLOSING = "([{", ")]}"
 
 
 class Call(NamedTuple):
-    """A name with arguments and options, all of them texts."""
+    """A name with arguments and options, all of them strings."""
 
     name: str
     arguments: list[str]
@@ -29,13 +29,13 @@ class Call(NamedTuple):
 
 
 def split(text: str, separator: str = ",") -> list[str]:
-    """Split a text at a pattern, except within brackets and quotes.
+    """Split a text at a pattern, except inside brackets and quotes.
 
     >>> split("f(a=1, b=g(2)), h('x,y'), '('")
     ['f(a=1, b=g(2))', "h('x,y')", "'('"]
 
     Raises:
-        ValueError: where a bracket or a quote has no partner.
+        ValueError: if a bracket or a quote is not closed or not opened.
     """
     pattern = re.compile(separator)
     parts: list[str] = []
@@ -65,10 +65,10 @@ def split(text: str, separator: str = ",") -> list[str]:
 
 
 def parse_list(text: str, key: str) -> list[str]:
-    """Return the parts of `a, f(b, c), d`.
+    """Split a list such as `a, f(b, c), d`.
 
     Raises:
-        UserError: where a bracket or a quote has no partner.
+        UserError: if a bracket or a quote is not closed or not opened.
     """
     try:
         return split(text)
@@ -114,9 +114,9 @@ def _parse_call(text: str) -> Call:
 
 
 def parse_sum(text: str, key: str, spaced: bool = False) -> list[tuple[float | None, str]]:
-    """Parse `a + 3 * b + 2 * (c + d)`: the terms with their rates, None for one without.
+    """Parse `a + 3 * b + 2 * (c + d)` into its terms with their rates; None for a term without one.
 
-    As in algebra, a rate before brackets applies to each term inside them.
+    As in algebra, a rate before brackets applies to each term inside.
 
     >>> parse_sum("3 * causal_lm + 2 * (ul2 + prefix_lm(split=0.5))", "objective")
     [(3.0, 'causal_lm'), (2.0, 'ul2'), (2.0, 'prefix_lm(split=0.5)')]
@@ -124,7 +124,7 @@ def parse_sum(text: str, key: str, spaced: bool = False) -> list[tuple[float | N
     [(None, 'c++/*.txt'), (None, 'web.jsonl')]
 
     Args:
-        spaced: True where + and * count only between spaces, because they may be part of a path.
+        spaced: True if + and * count only between spaces, because they may be part of a path.
     """
     blank = r"\s+" if spaced else r"\s*"
     terms: list[tuple[float | None, str]] = []
@@ -154,13 +154,13 @@ def parse_sum(text: str, key: str, spaced: bool = False) -> list[tuple[float | N
 
 
 def _in_brackets(text: str) -> str | None:
-    """Return what stands between brackets, if the whole text does."""
+    """Return the text inside brackets, if the whole text is in brackets, else None."""
     if not (text.startswith("(") and text.endswith(")")):
         return None
     inside = text[1:-1]
     try:
         split(inside)
-    except ValueError:  # (a) / (b)
+    except ValueError:  # for example (a) / (b)
         return None
     return inside
 
@@ -179,7 +179,8 @@ def _rate(text: str, key: str) -> float:
 
 
 def parse_sources(text: str, key: str) -> list[tuple[float, str]]:
-    """Parse a sum of sources: their rates, 0 where none of them has one, and their names.
+    """Parse a sum of sources into rates and names. If no source has a rate, all rates are 0.
+    Otherwise a missing rate is 1.
 
     >>> parse_sources("3 * books/*.txt + web.jsonl", "data.source")
     [(3.0, 'books/*.txt'), (1.0, 'web.jsonl')]
@@ -188,7 +189,7 @@ def parse_sources(text: str, key: str) -> list[tuple[float, str]]:
     """
     if not text.strip():
         return []
-    if not re.search(r"\s[+*]\s", text):  # one path, whatever stands in it
+    if not re.search(r"\s[+*]\s", text):  # a single source
         return [(0.0, text)]
     terms = parse_sum(text, key, spaced=True)
     missing = 1.0 if any(rate for rate, _ in terms) else 0.0
@@ -196,8 +197,8 @@ def parse_sources(text: str, key: str) -> list[tuple[float, str]]:
 
 
 def read_value(text: str, kind: Any = Any) -> Any:
-    """Read a value of a type: where text is wanted, what stands there, or stands between quotes;
-    elsewhere a literal, or else the text.
+    """Read a value of a given type. If the type is text, return the text itself, without quotes.
+    Otherwise parse a literal, or return the text if it is not a literal.
 
     >>> read_value("8192", int), read_value("8192", str), read_value("'a, b'", str)
     (8192, '8192', 'a, b')
@@ -211,7 +212,7 @@ def read_value(text: str, kind: Any = Any) -> Any:
 
 
 def wants_text(kind: Any) -> bool:
-    """True for the types of texts: str, and Literals of words.
+    """True for types of text: str, and Literals of strings.
 
     >>> from typing import Annotated, Literal
     >>> wants_text(Annotated[str, "a role"]), wants_text(Literal["a", "b"]), wants_text(int | str)
@@ -226,7 +227,7 @@ def wants_text(kind: Any) -> bool:
 
 
 def _shown(text: str) -> str:
-    """Return a text for an error, shortened."""
+    """Quote a text for an error message, shortened."""
     return repr(text if len(text) < 200 else text[:200] + "…")
 
 
@@ -245,7 +246,7 @@ def has_scheme(source: str) -> bool:
 
 
 def is_generated(source: str) -> bool:
-    """True for a source that opens nothing: a function, or this package, makes its text.
+    """True for a source that opens nothing: its text comes from a function or from this package.
 
     >>> is_generated("world:facts"), is_generated("python_docs"), is_generated("a.txt")
     (True, True, False)
@@ -257,7 +258,7 @@ def is_generated(source: str) -> bool:
 
 
 def absolute(source: str) -> str:
-    """The source with the path in it made absolute, where there is one.
+    """Return a source with the path in it, if there is one, made absolute.
 
     >>> absolute("hf:c4"), absolute("tfds:c4/en:3.1.0?data_dir=/data/../tfds&split=train")
     ('hf:c4', 'tfds:c4/en:3.1.0?data_dir=/tfds&split=train')

@@ -1,5 +1,5 @@
-"""Functions and classes that settings name, with their options: those of a table, or of a module of
-the user's own, as `my_module.name(option=value)`.
+"""Functions and classes that settings name, with their options. They come from a table, or from a
+module of the user's own: `my_module.name(option=value)`.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from t5x_lite.config.permission import import_code
 from t5x_lite.config.ranges import Check, check_value
 from t5x_lite.errors import BAD_CONFIG, UserError, nearest, user_errors
 
-# What every module of flax is made with here
+# Fields that every flax module has, which are not options.
 _NO_OPTIONS = ("config", "parent", "name")
 
 
@@ -30,11 +30,11 @@ class Named:
     target: Any = field(repr=False)
 
     def __str__(self) -> str:
-        """Write it as in a config."""
+        """Write the name and its options as in a config."""
         return write_call(self.name, self.options)
 
     def __call__(self, *arguments: Any, **more: Any) -> Any:
-        """Call it with its options."""
+        """Call the function or class with its options."""
         return self.target(*arguments, **self.options, **more)
 
 
@@ -49,16 +49,17 @@ def write_call(name: str, options: Mapping[str, Any]) -> str:
 
 
 def find_named(text: str, table: Mapping[str, Any], key: str, what: str) -> Named:
-    """Find what a setting names, and check its options.
+    """Find the function or class that a setting names, and check its options.
 
-    The options of a function or class are its keyword-only parameters and those with a default;
-    those of a dataclass are its fields.
+    The options of a function or class are its keyword-only parameters and its parameters with a
+    default. The options of a dataclass are its fields.
 
     Args:
-        text: `name`, `name(option=value, …)`, or with `module.name` of the user's own.
-        table: name → function or class. None has no options.
-        key: the setting, for errors.
-        what: what the table holds, for errors, such as "objective".
+        text: `name` or `name(option=value, …)`. The name is an entry of the table, or `module.name`
+            for the user's own code.
+        table: name → function, class, or None, which has no options.
+        key: the setting, for error messages.
+        what: what the table holds, for error messages, such as "objective".
 
     Raises:
         UserError: for an unknown name or option, or a value that is out of range.
@@ -101,7 +102,7 @@ def find_named(text: str, table: Mapping[str, Any], key: str, what: str) -> Name
 
 @dataclass(frozen=True)
 class OneOf(Check):
-    """Metadata of a type whose values name an entry of a table, or code of the user's own:
+    """Metadata of a text type whose values name an entry of a table, or code of the user's own:
     `choice: Annotated[str, OneOf("choice", CHOICES)] = "token"`.
     """
 
@@ -109,11 +110,11 @@ class OneOf(Check):
     table: Mapping[str, Any] = field(hash=False)
 
     def find(self, text: str, key: str) -> Named:
-        """Find what a value names; see find_named."""
+        """Find the function or class that a value names; see find_named."""
         return find_named(text, self.table, key, self.what)
 
     def check(self, value: str, key: str) -> None:
-        """Raise UserError for a value that names nothing, or has options that do not exist."""
+        """Raise UserError for a value with an unknown name, or with invalid options."""
         self.find(value, key)
 
 
@@ -136,7 +137,7 @@ def option_types(target: Any) -> dict[str, Any]:
 
 
 def _places(target: Any) -> list[str]:
-    """Return the options of a function that may be given without their names."""
+    """Return the options of a function that may be given without their names, in order."""
     if target is None or dataclasses.is_dataclass(target):
         return []
     places = []

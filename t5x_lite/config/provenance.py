@@ -1,9 +1,9 @@
-"""Who has written settings: what the user's own name is permitted, and a config that the user has
-trained on this machine is known again.
+"""Who has written settings. What the user's own settings name is permitted, and a config that the
+user has trained on this machine is recognised.
 
     config file, command line, Python ── written_here ──► any code, any place
-    config.json, report.json ── known_places ──► no code; the places that were permitted to the same
-                                                 settings before, on this machine
+    config.json, report.json ── known_places ──► no code; only the places that were permitted to the
+                                                 same settings before, on this machine
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from t5x_lite.config.roles import CODE, PATH, SENDS, SETTINGS, SOURCES, TOKENIZE
 from t5x_lite.config.schema import CompareConfig, RunConfig, to_dict
 from t5x_lite.errors import UserError
 
-WRITES_HERE = "tensorboard"  # the logger that sends nothing: it writes to the run's directory
+WRITES_HERE = "tensorboard"  # the logger that sends nothing, but writes to the run's directory
 
 
 class Outside(NamedTuple):
@@ -59,7 +59,7 @@ def names_in(config: Any) -> Outside:
 
 
 def names_in_settings(settings: Iterable[str]) -> Outside:
-    """Return what texts such as "optimizer.name=mine.shampoo,adamw" name."""
+    """Return the code and places that texts such as "optimizer.name=mine.shampoo,adamw" name."""
     named = Outside(set(), set())
     of_schema = roles(CompareConfig) | roles(RunConfig)
     for setting in settings:
@@ -117,7 +117,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _as_texts(settings: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    """Yield nested settings with several values each as texts, a text for each value."""
+    """Yield nested settings, with several values each, as texts KEY=VALUE: one for each value."""
     for name, value in settings.items():
         if isinstance(value, Mapping):
             yield from _as_texts(value, f"{path}{name}.")
@@ -130,13 +130,13 @@ def _as_texts(settings: Mapping[str, Any], path: str = "") -> Iterator[str]:
 
 
 def written_here(config: Any) -> None:
-    """Permit what a config names that the user has written; see names_in."""
+    """Permit what a config of the user's own names; see names_in."""
     named = names_in(config)
     grant(named.modules, named.places)
 
 
 def settings_written_here(settings: Iterable[str]) -> None:
-    """Permit what settings of the command line name; see names_in_settings."""
+    """Permit what settings on the command line name; see names_in_settings."""
     named = names_in_settings(settings)
     grant(named.modules, named.places)
 
@@ -145,8 +145,8 @@ def settings_written_here(settings: Iterable[str]) -> None:
 
 
 def known_places(settings: Mapping[str, Any]) -> set[str]:
-    """Return the places that the user has permitted to these settings on this machine, as when the
-    run was trained here, whatever directory it now lies in.
+    """Return the places that the user has permitted to these settings on this machine, for example
+    by training the run here. The run may have been moved to another directory since.
     """
     with suppress(OSError, RuntimeError, UserError):  # no usable cache
         return set(_mark_of(settings).read_text("utf-8").splitlines())
@@ -154,10 +154,11 @@ def known_places(settings: Mapping[str, Any]) -> set[str]:
 
 
 def remember(config: RunConfig | CompareConfig, more: Iterable[str] = ()) -> None:
-    """Know these settings again, with those of the places that they name which are permitted now.
+    """Record these settings, with the places that they name and that are permitted now, so that
+    known_places finds them.
 
     Args:
-        more: places that they name in another way, as by the name of a task.
+        more: places that they name in another way, such as by the name of a task.
     """
     now, settings = permission(), to_dict(config)
     named = names_in(config).places | set(more)

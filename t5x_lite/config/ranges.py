@@ -1,4 +1,4 @@
-"""Types that say what values they admit, for settings and for the options of objectives.
+"""Types that declare which values they allow, for settings and for options of objectives.
 
 num_layers: Positive = 4
 noise_density: Annotated[float, Range(0, 1, open=True)] = 0.15
@@ -17,16 +17,16 @@ from t5x_lite.errors import BAD_CONFIG, UserError, nearest
 
 
 class Check(ABC):
-    """Metadata of a type that says which of its values are admitted."""
+    """Metadata of a type that says which of its values are allowed."""
 
     @abstractmethod
     def check(self, value: Any, key: str) -> None:
-        """Raise UserError for a value that is not admitted."""
+        """Raise UserError for a value that is not allowed."""
 
 
 @dataclass(frozen=True)
 class Range(Check):
-    """The numbers from low to high; with `open`, without low and high themselves."""
+    """The numbers from low to high. If `open`, low and high themselves are excluded."""
 
     low: float = -math.inf
     high: float = math.inf
@@ -38,7 +38,7 @@ class Range(Check):
         return self.low <= value <= self.high
 
     def check(self, value: float, key: str) -> None:
-        """Raise UserError for a number outside."""
+        """Raise UserError for a number outside the range."""
         if value not in self:
             raise UserError(BAD_CONFIG, f"{key}: got {value}, expected {self}")
 
@@ -73,7 +73,7 @@ _NAMES = {
 
 
 def parse_literal(text: str) -> object:
-    """Text from a command line as a value: a Python literal, true or false; raises ValueError for
+    """Parse text from a command line: a Python literal, true or false. Raises ValueError for
     anything else.
     """
     try:
@@ -83,13 +83,12 @@ def parse_literal(text: str) -> object:
 
 
 def check_value(value: Any, kind: Any, key: str) -> Any:
-    """The value as its type wants it: whole numbers become floats and lists tuples where those are
-    expected.
+    """Check a value, and return it as its type expects: if needed, whole numbers become floats, and
+    lists become tuples.
 
     Args:
-        kind: a type, Annotated with a Range, or a Literal.
-        key: names the setting in the UserError that refuses a value of another type or out of
-            range.
+        kind: a type, possibly Annotated with a Range, or a Literal.
+        key: names the setting in the UserError for a value of another type or out of range.
 
     >>> check_value(3, float, "optimizer.learning_rate")
     3.0
@@ -122,12 +121,12 @@ def check_value(value: Any, kind: Any, key: str) -> Any:
     members = get_args(kind)  # of tuple[str, ...]
     kind = get_origin(kind) or kind  # of list[int], list
     if kind is float and type(value) is int:
-        # What is too large for a float is infinite, as 1e999 is.
+        # A whole number that is too large for a float becomes infinite, like 1e999.
         value = float(value) if abs(value) <= sys.float_info.max else math.inf
     if kind is tuple and isinstance(value, list):
         value = tuple(value)
     is_finite = not isinstance(value, float) or math.isfinite(value)
-    # bool is a subclass of int, and nobody means True where a number is expected.
+    # bool is a subclass of int, but True is not meant as a number.
     if (
         not isinstance(value, kind)
         or not is_finite
@@ -140,8 +139,8 @@ def check_value(value: Any, kind: Any, key: str) -> Any:
 
 
 def list_type(kind: Any) -> Any:
-    """Return the tuple or tuple[X, ...] that a type is, with metadata or without; None if it is no
-    list.
+    """Return the tuple or tuple[X, ...] in a type, which may have metadata; None if the type is not
+    a list.
 
     >>> list_type(Annotated[tuple[str, ...], "a role"]), list_type(tuple | None), list_type(str)
     (tuple[str, ...], <class 'tuple'>, None)
@@ -151,7 +150,7 @@ def list_type(kind: Any) -> Any:
 
 
 def _check_union(value: Any, kind: Any, key: str) -> Any:
-    """The value as the first type of a union that admits it wants it."""
+    """Check a value, and return it as expected by the first type of a union that allows it."""
     for member in get_args(kind):
         try:
             return check_value(value, member, key)

@@ -1,11 +1,11 @@
-"""The roles of settings: what each may do besides deciding what a run learns.
+"""The roles of settings: what a setting does besides deciding what a run learns.
 
-A setting carries its roles in its type, and a section those of all its settings in `ROLES`:
+The type of a setting carries its roles. Roles of all settings in a section are in its `ROLES`:
 
     workers: Annotated[int, Range(0, 64), LOCAL] = 1
 
-A setting without a role decides what is learned: it may not change when a run continues, and a
-model that starts from another has it in common with that one.
+A setting without a role decides what is learned. It may not change when a run continues, and a
+model that starts from another must have the same value.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 @dataclass(frozen=True)
 class Role:
-    """Something that a setting may do besides deciding what is learned."""
+    """Something that a setting does besides deciding what is learned."""
 
     meaning: str
 
@@ -43,7 +43,9 @@ FORMAT = Role("says how a task is put to a model; fixed once the model has learn
 
 @dataclass(frozen=True)
 class OnlyWith:
-    """Metadata of a setting that has no effect while another setting of its section is 0."""
+    """Metadata of a setting that has no effect while another setting of its section is 0, False or
+    empty.
+    """
 
     other: str
 
@@ -56,8 +58,8 @@ def type_hints(schema: type) -> Mapping[str, Any]:
 
 
 def setting_types(schema: type) -> dict[str, Any]:
-    """Return the type of each setting by its dotted name, those of nested sections included. The
-    roles of a section are metadata of all its types.
+    """Return the type of each setting by its dotted name, including nested sections. The roles of a
+    section become metadata of all its types.
     """
     found: dict[str, Any] = {}
     for name, kind in type_hints(schema).items():
@@ -79,7 +81,7 @@ def roles(schema: type) -> dict[str, set[Role]]:
 
 
 def settings_with(schema: type, *wanted: Role) -> set[str]:
-    """Return the dotted names of the settings that have one of the roles.
+    """Return the dotted names of the settings that have at least one of the roles.
 
     >>> from t5x_lite.config import Task
     >>> from t5x_lite.config.roles import FORMAT
@@ -90,7 +92,7 @@ def settings_with(schema: type, *wanted: Role) -> set[str]:
 
 
 def without_effect(section: Any) -> Iterator[str]:
-    """Yield the names of the settings of a section that have no effect, for want of another."""
+    """Yield the names of the settings of a section that have no effect; see OnlyWith."""
     for name, kind in type_hints(type(section)).items():
         for part in get_args(kind):
             if isinstance(part, OnlyWith) and not getattr(section, part.other):

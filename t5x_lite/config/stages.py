@@ -6,8 +6,8 @@
         {"objective": "masked_lm(noise_density=0.3)", "model": {"architecture": "encoder"}},
     )
 
-Steps count on from stage to stage. A stage that names a schedule of its own has it over its own
-steps; otherwise one schedule goes over all of them.
+The count of steps continues from stage to stage. A stage that sets its own schedule runs it over
+its own steps; otherwise one schedule covers all stages.
 """
 
 import copy
@@ -24,21 +24,21 @@ from t5x_lite.errors import BAD_CONFIG, UserError, nearest
 
 Checked = TypeVar("Checked")
 
-# What a stage says besides settings of the run.
+# Keys of a stage that are not settings of the run.
 UNTIL, CONVERT, FRESH_OPTIMIZER = "until", "convert", "fresh_optimizer"
-# Settings that are those of the run, or follow from the stages.
+# Settings that a stage cannot change: they belong to the whole run, or follow from the stages.
 _OF_THE_RUN = ("seed", "init_from", "start", "stages", "task")
 _OF_A_SCHEDULE = ("schedule", "warmup_steps", "decay_steps")
 
 
 def stages_of(config: RunConfig, directories: Sequence[str] = ()) -> tuple[RunConfig, ...]:
-    """Return the runs that a config with stages is made of; the config itself, if it has none.
+    """Return one run per stage of a config; if it has no stages, the config itself.
 
-    Each one's training.steps is the step where it ends. What follows from the text and the models
-    is not filled in yet: see training/stages.py.
+    The training.steps of each run is the step at which it ends. training/stages.py later fills in
+    what follows from the text and the models.
 
     Args:
-        directories: that of each run.
+        directories: the directory of each run.
 
     Raises:
         UserError: for a stage with settings that do not exist or contradict each other.
@@ -102,10 +102,10 @@ def naming_stage(config: RunConfig, number: int) -> Iterator[None]:
 
 
 def each_stage(config: RunConfig, check: Callable[[RunConfig], Checked]) -> list[Checked]:
-    """Return what a check returns for each stage. Its errors name the stage.
+    """Return what a check returns for each stage. Errors name the stage.
 
     Raises:
-        UserError: that of the check, or of stages_of.
+        UserError: from the check, or from stages_of.
     """
     checked = []
     for number, stage in enumerate(stages_of(config)):
@@ -133,13 +133,13 @@ def in_words(config: RunConfig) -> list[str]:
 
 
 def as_run(stage: RunConfig) -> RunConfig:
-    """Return a stage as a run of its own, with as many steps, for what it costs."""
+    """Return a stage as a run of its own with the stage's number of steps, to compute its cost."""
     steps = stage.training.steps - stage.start.step
     training = dataclasses.replace(stage.training, steps=steps)
     return dataclasses.replace(stage, init_from="", start=Start(), training=training)
 
 
-_BEFORE = "the stage before"  # init_from, where only the settings are asked for
+_BEFORE = "the stage before"  # value of init_from if only the settings are needed
 
 
 def _check_names(config: RunConfig) -> None:
@@ -164,7 +164,7 @@ def _check_length(changed: Settings, where: str) -> None:
 
 
 def _ends(config: RunConfig) -> list[int]:
-    """Return the step where each stage ends."""
+    """Return the step at which each stage ends."""
     total, ends = config.training.steps, []
     for number, stage in enumerate(config.stages):
         key = f"stages[{number}].{UNTIL}"
@@ -185,7 +185,7 @@ def _ends(config: RunConfig) -> list[int]:
 
 
 def _step(until: Any, total: int, key: str) -> int:
-    """Return the step that `until` names: itself, or a share of all steps.
+    """Return the step that `until` means: a number of steps, or a share of all steps.
 
     >>> _step("12.5%", 1000, ""), _step(300, 1000, "")
     (125, 300)
