@@ -1,1 +1,1 @@
-"""Devices: how they are arranged, which of them holds what, and all that they send each other."""
+"""Devices: how they are arranged, what each of them holds, and what they send each other."""

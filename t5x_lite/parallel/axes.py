@@ -1,20 +1,20 @@
-"""The named axes of arrays: what each counts, and which axis of the mesh splits it.
+"""The named axes of arrays: what each axis counts, and which mesh axis splits it.
 
 A parameter is declared with the names of its axes, such as ("embed", "mlp"). Everything else
-follows from them: where it lies, whether it is decayed or made orthogonal, and what decoding
-transposes.
+follows from these names: which devices hold it, whether weight decay and Muon's orthogonalisation
+apply to it, and whether decoding transposes it.
 """
 
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-BATCH = ("data", "fsdp", "expert")  # axes of the mesh that split the rows of a batch
+BATCH = ("data", "fsdp", "expert")  # mesh axes that split the rows of a batch
 
 Kind = Literal[
     "activation",  # of activations only
     "feature",  # inputs and outputs of dense kernels
     "rows",  # rows of a lookup table
-    "stack",  # several parameters of one kind, such as those of scanned layers
+    "stack",  # several parameters of the same kind, such as those of scanned layers
     "other",
 ]
 
@@ -23,7 +23,7 @@ class Axis(NamedTuple):
     """A named axis of parameters or activations.
 
     Attributes:
-        split_by: axis of the mesh that splits it; None: every device holds all of it.
+        split_by: mesh axis that splits it; None: every device holds all of it.
         meaning: what it counts, for the documentation.
     """
 
@@ -35,8 +35,8 @@ class Axis(NamedTuple):
 AXES = {
     "batch": Axis(BATCH, "activation", "rows of a batch"),
     "sequence": Axis(None, "activation", "positions"),
-    # `fsdp` splits what is as wide as the model, or its embeddings; of a kernel with such axes on
-    # both sides, its inputs.
+    # `fsdp` splits axes that are as wide as the model or its embeddings. If both axes of a kernel
+    # are, it splits the inputs.
     "embed": Axis("fsdp", "feature", "d_model, as one axis of a kernel"),
     "pooled": Axis("fsdp", "feature", "d_model, as its other axis, and before the output layer"),
     "embedding": Axis(
@@ -50,7 +50,7 @@ AXES = {
     "vocab": Axis("tensor", "rows", "rows of the token table, and columns of the output layer"),
     # `expert` splits the experts of a mixture.
     "experts": Axis("expert", "stack", "experts of a mixture of experts"),
-    # The others are whole on each device.
+    # All other axes are whole on each device.
     "layers": Axis(None, "stack", "layers of a stack"),
     "cells": Axis(None, "feature", "cells of an LSTM, and their gates"),
     "factor": Axis(None, "feature", "the width of factorised embeddings"),
@@ -65,7 +65,7 @@ AXES = {
     "own": Axis(None, "other", "anything else, of a part of your own"),
 }
 
-Names = tuple[str, ...]  # of the axes of one parameter
+Names = tuple[str, ...]  # names of the axes of one parameter
 Rules = tuple[tuple[str, str | tuple[str, ...] | None], ...]
 
 
@@ -82,8 +82,8 @@ def _of_one(names: Sequence[str | None]) -> list[str | None]:
 
 
 def stays_wide(names: Sequence[str | None]) -> bool:
-    """True for what is never rounded to the type of the computation: biases, the weights of norms,
-    and what maps to a few classes.
+    """True for parameters that are never rounded to the compute dtype: biases, weights of norms,
+    and kernels that map to a few classes.
 
     >>> stays_wide(("layers", "experts", "mlp")), stays_wide(("embed", "classes"))
     (True, True)
@@ -117,13 +117,13 @@ def is_table(names: Names) -> bool:
 
 
 def parameter_rules(kv_heads: int, tensor: int) -> Rules:
-    """Return which axis of the mesh splits each axis of a parameter. If a name has several rules,
-    the first one whose mesh axis is still free applies.
+    """Return which mesh axis splits each axis of a parameter. If a name has several rules, the
+    first one whose mesh axis is still free applies.
 
     Args:
-        kv_heads: number of key and value heads.
-        tensor: devices of that axis. If there are more of them than K/V heads, each device holds
-            all K/V heads and computes the one that its query heads attend to.
+        kv_heads: number of K/V heads.
+        tensor: size of the mesh axis `tensor`. If it is larger than the number of K/V heads, each
+            device holds all K/V heads, and computes the one that its query heads attend to.
     """
     return (
         *((name, "fsdp") for name, axis in AXES.items() if axis.split_by == "fsdp"),
@@ -132,13 +132,13 @@ def parameter_rules(kv_heads: int, tensor: int) -> Rules:
 
 
 def device_rules(kv_heads: int, tensor: int) -> Rules:
-    """Return the rules inside a training step, where `fsdp` has gathered what it splits."""
+    """Return the rules inside a training step, after parameters were gathered over `fsdp`."""
     rules: list[tuple[str, str | None]] = []
     for name, axis in AXES.items():
         if axis.kind == "activation":
             continue
         is_split = axis.split_by in ("tensor", "expert")
-        # K/V heads that `tensor` does not divide are whole on each device.
+        # If `tensor` does not divide the K/V heads, each device has all of them.
         if name == "kv_heads" and kv_heads % tensor:
             is_split = False
         rules.append((name, str(axis.split_by) if is_split else None))
@@ -149,7 +149,7 @@ def all_rules(kv_heads: int, tensor: int, split_rows: bool = True) -> Rules:
     """Return the rules of all axes, for programs that the compiler partitions.
 
     Args:
-        split_rows: False if any number of texts may be generated or scored at once.
+        split_rows: False if the number of rows may be anything, as in generating and scoring texts.
     """
     rows = BATCH if split_rows else None
     return (("batch", rows), ("sequence", None), *parameter_rules(kv_heads, tensor))

@@ -1,27 +1,26 @@
-"""What devices that share a model send each other: the Transformer and its blocks call this, the
-parts of a block never do.
+"""Communication inside the model, between the devices that share it. The Transformer and its blocks
+call these functions; the parts of a block never do.
 
-Within a training step each device runs the same program on its own rows (see gradient.py). Where
-the mesh axis `tensor` is larger than 1, it has its own heads, its own part of d_ff and of the
-vocabulary (Megatron-LM: Shoeybi et al., 2019, §3). Between the parts of a block each device holds
+In a training step, each device runs the same program on its own rows (see gradient.py). If the mesh
+axis `tensor` is larger than 1, each device has its own heads and its own part of d_ff and of the
+vocabulary (Megatron-LM: Shoeybi et al., 2019, §3). Between the parts of a block, each device holds
 its own positions of the residual stream (sequence parallelism: Korthikanti et al., 2023, §4.2.2),
 if they can be divided evenly:
 
     own positions ──► gather_stream ──► own heads or d_ff ──► sum_to_stream ──► own positions
       [B, P, D]        all-gather         [B, C, F]           reduce-scatter     [B, P, D]
 
-Where the mesh axis `sequence` is larger than 1, each device has its own positions of every row from
-the start (context parallelism), and only what attention remembers of them, keys and values, is put
-together by `whole_row`. Where `expert` is larger than 1, each device has its own experts, and
-tokens travel to them and back.
+If the mesh axis `sequence` is larger than 1, each device has its own positions of every row from
+the start (context parallelism). `whole_row` gathers only the keys and values of attention. If
+`expert` is larger than 1, each device has its own experts, and tokens are sent to them and back.
 
-Values that all devices of `tensor` and `sequence` compute alike, such as the loss, are counted once
-by each: a gradient is always the sum over devices of what each has found.
+All devices of `tensor` and `sequence` compute the same loss, and a gradient is always the sum over
+devices of what each has computed. So the loss is divided by their number (training/loss.py).
 
-With one device, and in programs that the compiler partitions (inference), all these functions
-return what they are given.
+On one device, and in programs that the compiler partitions (inference), all these functions return
+their input unchanged.
 
-Shapes: B rows, T positions of a row, C those of this device of `sequence`, P of these those of this
+Shapes: B rows, T positions of a row, C of these on this device of `sequence`, P of the C on this
 device of `tensor`, D d_model, V vocabulary, W width of its table, E experts, S slots of an expert.
 """
 
@@ -47,7 +46,7 @@ _first_row: ContextVar[Any] = ContextVar("first_row", default=None)
 
 @contextmanager
 def sums_in(dtype: Any) -> Iterator[None]:
-    """Send and sum activations over `tensor` in this type; None: in their own."""
+    """Within, send and sum activations over `tensor` in this dtype; None: in their own."""
     token = _sum_dtype.set(dtype)
     try:
         yield
@@ -55,25 +54,26 @@ def sums_in(dtype: Any) -> Iterator[None]:
         _sum_dtype.reset(token)
 
 
-# Which part of the work is this device's.
+# This device's part of the work.
 
 
 def parts(mesh_axis: str) -> int:
-    """Number of devices along an axis of the mesh that run this program, each on its own part."""
-    # Manual axes are those of a training step; all others the compiler splits, unseen from here.
+    """Return the number of devices along a mesh axis that each run this program on their part."""
+    # The axes of a training step are manual. All others are split by the compiler, invisibly to
+    # this program.
     mesh = jax.sharding.get_abstract_mesh()
     return mesh.shape[mesh_axis] if mesh_axis in mesh.manual_axes else 1
 
 
 def part_number(mesh_axis: str) -> int | Array:
-    """Return this device's index along an axis of the mesh."""
+    """Return this device's index along a mesh axis."""
     return jax.lax.axis_index(mesh_axis) if parts(mesh_axis) > 1 else 0
 
 
 def own_dimensions(config: ModelDimensions) -> ModelDimensions:
-    """Return the sizes of the model as this device has them: its own heads and its own part of d_ff
-    under `tensor`, its own experts under `expert`. If there are fewer K/V heads than devices,
-    several devices have the same one.
+    """Return the model's sizes on this device: its own heads and its own part of d_ff under
+    `tensor`, its own experts under `expert`. If there are fewer K/V heads than devices, several
+    devices share each of them.
     """
     devices, expert_parts = parts("tensor"), parts("expert")
     if devices == expert_parts == 1:
@@ -89,7 +89,7 @@ def own_dimensions(config: ModelDimensions) -> ModelDimensions:
 
 @contextmanager
 def rows_from(first: int | Array) -> Iterator[None]:
-    """Set the index in the batch of the first row that is computed inside, for dropout."""
+    """Within, the first row that is computed has this index in the batch, for dropout."""
     token = _first_row.set(first)
     try:
         yield
@@ -98,7 +98,7 @@ def rows_from(first: int | Array) -> Iterator[None]:
 
 
 def row_numbers(count: int) -> Int[Array, " B"]:
-    """Return the indices in the batch of this device's rows."""
+    """Return the indices of this device's rows in the batch."""
     first = _first_row.get()
     # Devices hold the rows of a batch in order, `count` each.
     if first is None:
@@ -108,13 +108,13 @@ def row_numbers(count: int) -> Int[Array, " B"]:
 
 
 def sum_over_batch(x: Any) -> Any:
-    """Sum over all rows of the batch, from each device's sum over its own."""
+    """Sum over all rows of the batch, given each device's sum over its own."""
     axes = tuple(axis for axis in BATCH if parts(axis) > 1)
     return jax.lax.psum(x, axes) if axes else x
 
 
 def own_part(x: Any, mesh_axis: str, axis: int) -> Array:
-    """Select this device's part of an array that it has whole."""
+    """Select this device's part of an array that it holds whole."""
     if parts(mesh_axis) == 1:
         return x
     size = x.shape[axis] // parts(mesh_axis)
@@ -134,7 +134,7 @@ def own_positions(x: Any) -> Any:
 
 
 def own_places(length: int) -> Int[Array, " C"] | None:
-    """Return the indices in a row of this device's positions; None if it has all of them."""
+    """Return the indices of this device's positions in a row; None if it has all of them."""
     return None if parts("sequence") == 1 else own_positions(np.arange(length)[None])[0]
 
 
@@ -150,7 +150,7 @@ def whole_row(x: Array, axis: int = 1) -> Array:
 
 
 def sum_over_sequence(x: Any) -> Any:
-    """Sum over all positions, from each device's sum over its own."""
+    """Sum over all positions, given each device's sum over its own."""
     return jax.lax.psum(x, "sequence") if parts("sequence") > 1 else x
 
 
@@ -171,7 +171,7 @@ def stream_places(length: int) -> Int[Array, " P"] | np.ndarray:
     """Return the indices in the row of this device's positions of the residual stream.
 
     Args:
-        length: positions that all devices of `tensor` have together.
+        length: number of positions that all devices of `tensor` have together.
     """
     places = own_places(length * parts("sequence"))
     return own_stream(np.arange(length)[None] if places is None else places[None])[0]
@@ -183,12 +183,12 @@ def gather_stream(x: Array, length: int) -> Array:
 
 
 def sum_to_stream(y: Array, dtype: Any) -> Array:
-    """Sum the partial results of the devices of `tensor`, each of its own heads or features, and
+    """Sum the terms that the devices of `tensor` have computed from their heads or features, and
     keep this device's positions: [B, C, D] → [B, P, D], or [B, D] → [B, D].
 
     Args:
-        y: terms of a sum, in float32 or better.
-        dtype: of the computation, in which terms are sent unless sums_in says otherwise.
+        y: this device's terms, in float32 or better.
+        dtype: the compute dtype, in which terms are sent unless sums_in sets another.
     """
     if parts("tensor") == 1:
         return y
@@ -217,7 +217,7 @@ def _gather_sum_backward(
 ) -> tuple[Array]:
     dtype = gradient.dtype
     total = gradient.astype(sum_dtype or dtype)
-    # The axes before it become one: along the first of several axes, TPUs would send the whole.
+    # Merge the axes before `axis` into one: with several of them, TPUs would send the whole array.
     shape = total.shape
     total = total.reshape(-1, *shape[axis:])
     total = jax.lax.psum_scatter(total, mesh_axis, scatter_dimension=1, tiled=True)
@@ -232,8 +232,8 @@ _gather_sum.defvjp(_gather_sum_forward, _gather_sum_backward)
 
 
 def to_experts(x: Array) -> Array:
-    """Send what each expert reads to the device that has it: [E, S, …] of all experts → of this
-    device's experts, from all devices of `expert`.
+    """Send the inputs of each expert to the device that holds it: [E, S, …] of all experts, from
+    this device → of this device's experts, from all devices of `expert`.
     """
     if parts("expert") == 1:
         return x
@@ -251,25 +251,26 @@ def from_experts(tokens_ESD: Array) -> Array:
 
 
 def sum_over_vocabulary(x: Array) -> Array:
-    """Sum over the whole vocabulary, from each device's sum over its own part."""
+    """Sum over the whole vocabulary, given each device's sum over its own part."""
     return jax.lax.psum(x, "tensor") if parts("tensor") > 1 else x
 
 
 def max_over_vocabulary(x: Array) -> Array:
-    """Return the maximum over the whole vocabulary; it has no gradient."""
+    """Return the maximum over the whole vocabulary, which has no gradient."""
     x = jax.lax.stop_gradient(x)
     return jax.lax.pmax(x, "tensor") if parts("tensor") > 1 else x
 
 
 def own_ids(ids: Any, rows: int) -> tuple[Any, Any]:
-    """Return ids as rows of this device's part of a table, and True for those that it has.
+    """Return ids as rows of this device's part of a table, and a mask of the ids that it holds;
+    None: it holds all.
 
     Args:
-        rows: of this device's part.
+        rows: number of rows in this device's part.
     """
     if parts("tensor") == 1:
         return ids, None
     ids = ids - part_number("tensor") * rows
-    # An id of another device reads row 0 here; the caller replaces what it finds by zeros.
+    # An id of another device reads row 0 here; the caller replaces the result by zeros.
     is_here = (ids >= 0) & (ids < rows)
     return jnp.where(is_here, ids, 0), is_here

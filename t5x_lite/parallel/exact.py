@@ -1,17 +1,17 @@
-"""training.exact: the same parameters, to the last bit, on any number of devices.
+"""training.exact: the same parameters, to the last bit, on 1, 2, 4 or 8 devices.
 
-Sums of floating-point numbers depend on their order. Here the batch is cut into parts, as many
-whatever the devices are. The gradient of each part is the same program on the same numbers, and the
-parts are added up in one order, that of a tree with neighbours as leaves, of which each device
-computes a branch:
+Sums of floating-point numbers depend on their order. Here the batch is always cut into 16 parts,
+however many devices there are. The gradient of each part is the same program on the same numbers,
+and the parts are summed in one fixed order: a binary tree that joins neighbours, of which each
+device computes a branch:
 
     part    0   1   2   3   4   5   6   7  …
              └─┬─┘   └─┬─┘   └─┬─┘   └─┬─┘
                └───┬───┘       └───┬───┘       two devices: each has half of the parts,
                    └───────┬───────┘           and both add up the last two sums
 
-It costs room (about 7 gradients more on one device, and 19 on eight), parts too small to keep a
-device busy, and gradients that are gathered instead of reduced.
+The price is memory (about 7 more gradients on one device, and 19 on eight), parts that may be too
+small to keep a device busy, and gradients that are gathered instead of reduced.
 """
 
 from collections.abc import Callable
@@ -25,13 +25,13 @@ from t5x_lite.errors import BAD_CONFIG, UserError
 from t5x_lite.parallel.collectives import part_number, parts, rows_from
 
 PARTS = 16
-# Two parts for each device at least: a loop that turns once would be written out by the compiler,
-# and be another program.
+# At least two parts per device: the compiler would unroll a loop with a single turn, which makes it
+# a different program.
 _MOST_DEVICES = PARTS // 2
 
 
 def check(batch_size: int, mesh: dict[str, int]) -> None:
-    """Refuse a batch or a mesh that training.exact does not work with."""
+    """Reject a batch or a mesh that training.exact does not work with."""
     others = [axis for axis, size in mesh.items() if axis != "data" and size > 1]
     if others:
         reason = f"goes over mesh.data alone, got a mesh of {others[0]} {mesh[others[0]]}"
@@ -46,11 +46,11 @@ def check(batch_size: int, mesh: dict[str, int]) -> None:
 
 
 def check_rule(update: Callable[..., Any], *shapes: Any) -> None:
-    """Refuse an update rule with products of matrices, such as Muon: the compiler lays these out,
-    and orders their sums, in one way for one device and in another for several.
+    """Reject an update rule with matrix products, such as Muon: the compiler lays these out, and
+    orders their sums, differently for one device and for several.
 
     Args:
-        update: of the rule.
+        update: the rule's update function.
         shapes: its arguments, as shapes.
     """
     if "dot_general" in str(jax.make_jaxpr(update)(*shapes)):
@@ -71,7 +71,7 @@ def sum_of_parts(compute: Callable[..., Any], rows: Any, key: Array | None) -> A
     def of_part(part: tuple[Array, Any]) -> Any:
         number, rows = part
         size = jax.tree.leaves(rows)[0].shape[0]
-        # Dropout follows from the number of a row in the batch.
+        # Dropout depends on the index of a row in the batch.
         with rows_from(number * size):
             return compute(rows, key)
 
@@ -80,7 +80,7 @@ def sum_of_parts(compute: Callable[..., Any], rows: Any, key: Array | None) -> A
 
 
 def _tree_sum(of_leaf: Callable[[Any], Any], leaves: Any, count: int) -> Any:
-    """Sum over `count` leaves in a fixed order: the sums of both halves, added up."""
+    """Sum over `count` leaves in a fixed order: recursively, the sum of the sums of both halves."""
     if count == 1:
         return of_leaf(jax.tree.map(lambda x: x[0], leaves))
     halves = jax.tree.map(lambda x: x.reshape(2, count // 2, *x.shape[1:]), leaves)
@@ -89,8 +89,8 @@ def _tree_sum(of_leaf: Callable[[Any], Any], leaves: Any, count: int) -> Any:
 
 
 def sum_over_devices(found: Any) -> Any:
-    """Sum over all devices, by the upper part of the tree. It ends, as on one device, in adding two
-    results of a loop, which the compiler fuses with what reads the sum.
+    """Sum over all devices in the upper part of the tree. As on one device, the last step adds two
+    results of a loop, which the compiler fuses with the operation that reads the sum.
     """
     # Every device has all branches, and adds them in the same order.
     gathered = jax.tree.map(lambda x: jax.lax.all_gather(x, "data"), found)

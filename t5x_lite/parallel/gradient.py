@@ -1,11 +1,11 @@
 """The gradient of a model over several devices: each computes the loss of its own rows, with its
-own part of the parameters. All that the mesh axes `data` and `fsdp` send is sent here; what
-`sequence`, `tensor` and `expert` send, in collectives.py.
+own part of the parameters. Parameters and gradients are sent here (with training.exact, gradients
+in exact.py), activations in collectives.py.
 
-`data` holds copies of the parameters. `fsdp` splits them (ZeRO's third stage: Rajbhandari et al.,
-2020). Where they are needed they are gathered, in the type of the computation: those of a block
-just before it, forward and once more backward, all others at the start. Their gradient goes back
-the same way, summed and split:
+Along `data`, devices hold copies of the parameters. Along `fsdp`, they hold shards (ZeRO's third
+stage: Rajbhandari et al., 2020), which are gathered in the compute dtype when they are needed:
+those of a block just before it runs, forward and again backward, and all others at the start. Their
+gradient goes back the same way, summed and split:
 
     shard ──► all-gather ──► block, embedding, head
     its gradient ◄── reduce-scatter ◄── gradient on these rows
@@ -36,16 +36,16 @@ MeshAxes = tuple[str | None, ...]
 
 @dataclass(frozen=True)
 class Parallelism:
-    """Computation of a model's gradient by all devices of the mesh in use.
+    """Computation of a model's gradient by all devices of the current mesh.
 
     Attributes:
-        names: of the axes of each parameter.
-        kv_heads: number of key and value heads.
-        dtype: of the computation.
-        reduce_dtype: the type in which gradients, and activations split over `tensor`, are sent and
-            summed; activations never in less than the type of the computation.
+        names: names of the axes of each parameter.
+        kv_heads: number of K/V heads.
+        dtype: the compute dtype.
+        reduce_dtype: dtype in which gradients, and activations split over `tensor`, are sent and
+            summed. For activations, this is never narrower than the compute dtype.
         line: see mesh.line_of_devices.
-        exact: what devices have found is added up in one fixed order, see exact.py.
+        exact: True to sum over devices in one fixed order, see exact.py.
     """
 
     names: Mapping[Path, Names]
@@ -63,9 +63,9 @@ class Parallelism:
         batch: dict[str, Array],
         *constants: Any,
     ) -> tuple[Params, Any]:
-        """Return compute(trained, frozen, rows, *constants) → (gradient of trained, sums), of all
-        rows of the batch. If there are several devices, `compute` gets the shards of one, and its
-        rows; gradients and sums are added up.
+        """Return compute(trained, frozen, rows, *constants) → (gradient of trained, sums), over all
+        rows of the batch. If there are several devices, `compute` gets the shards and the rows of
+        one device, and gradients and sums are added over the devices.
         """
         mesh = jax.sharding.get_abstract_mesh()
         if mesh.size <= 1:
@@ -74,7 +74,7 @@ class Parallelism:
         def on_one_device(
             trained: Params, frozen: Params, rows: dict[str, Array], *constants: Any
         ) -> tuple[Params, Any]:
-            # The rules within a step, where what `fsdp` splits is gathered before it is used.
+            # The rules within a step, where shards of `fsdp` are gathered before they are used.
             own_rules = device_rules(self.kv_heads, mesh.shape["tensor"])
             with nn.logical_axis_rules(own_rules), sums_in(self._activation_sums):
                 gradient, sums = compute(trained, frozen, rows, *constants)
@@ -82,8 +82,8 @@ class Parallelism:
                 return exact.sum_over_devices((gradient, sums))
             return self._added_up(gradient), jax.lax.psum(sums, BATCH)
 
-        # Parameters and their gradient stay where they lie, rows are split, and all else, sums
-        # included, is the same on every device.
+        # Parameters and their gradient keep their sharding, rows are split, and everything else,
+        # including the sums, is the same on every device.
         shards = self._specs(trained), self._specs(frozen)
         everywhere = PartitionSpec()
         on_all_devices = jax.shard_map(
@@ -97,13 +97,13 @@ class Parallelism:
 
     @property
     def _activation_sums(self) -> Any:
-        """Type of the sums over `tensor`; None: that of the computation."""
+        """Dtype of the sums over `tensor`; None: the compute dtype."""
         is_wider = self.dtype == "bfloat16" and self.reduce_dtype == "float32"
         return jnp.float32 if is_wider else None
 
     @cached_property
     def _mesh_axes(self) -> dict[Path, MeshAxes]:
-        """Axis of the mesh that splits each axis of a parameter."""
+        """Mesh axis that splits each axis of a parameter."""
         tensor = jax.sharding.get_abstract_mesh().shape.get("tensor", 1)
         rules = parameter_rules(self.kv_heads, tensor)
         return {
@@ -116,14 +116,14 @@ class Parallelism:
         return unflatten_dict({path: PartitionSpec(*self._mesh_axes[path]) for path in leaves})
 
     def part(self, name: str) -> "Parallelism":
-        """Return the same for the parameters under a name."""
+        """Return the Parallelism of the parameters under a name."""
         own = {path[1:]: names for path, names in self.names.items() if path[0] == name}
         return replace(self, names=own)
 
-    # Parameters, made whole where they are needed.
+    # Gathering parameters where they are needed.
 
     def outside_of_layers(self, params: Params) -> Params:
-        """Gather all parameters but those of scanned layers."""
+        """Gather all parameters except those of scanned layers."""
         leaves: Any = flatten_dict(params)
         ready = {}
         for path, leaf in leaves.items():
@@ -133,8 +133,8 @@ class Parallelism:
 
     @property
     def of_layer(self) -> Callable[[str, Params], Params] | None:
-        """Return a function from the name of a stack and the parameters of one of its layers to the
-        parameters that this device computes with; None if they are the same.
+        """Function from the name of a stack and the shards of one of its layers to the parameters
+        that this device computes with; None if they are the same.
         """
         if parts("fsdp") == 1 and not self._repeats_kv_heads:
             return None
@@ -143,7 +143,7 @@ class Parallelism:
             leaves: Any = flatten_dict(params)
             ready = {}
             for path, leaf in leaves.items():
-                # In the model layers are stacked along a first axis, which the scan has taken off.
+                # In the model, layers are stacked along a first axis, which the scan has removed.
                 path_in_model = (stack, "layers", *path)
                 _, *mesh_axes = self._mesh_axes[path_in_model]
                 ready[path] = self._ready(leaf, path_in_model, tuple(mesh_axes))
@@ -152,8 +152,8 @@ class Parallelism:
         return ready_layer
 
     def _ready(self, leaf: Array, path: Path, mesh_axes: MeshAxes) -> Array:
-        """Return a parameter as this device computes with it: what fsdp splits is gathered, what
-        tensor and expert split stays split.
+        """Return a parameter as this device computes with it: gathered over fsdp, but still split
+        over tensor and expert.
         """
         dtype = leaf.dtype if stays_wide(self.names[path]) else self.dtype
         if "fsdp" in mesh_axes and parts("fsdp") > 1:
@@ -169,19 +169,19 @@ class Parallelism:
         return self.kv_heads % parts("tensor") != 0
 
     def _own_kv_head(self, parameter: Array) -> Array:
-        """Select the K/V head that this device's query heads attend to, from a parameter of all of
-        them.
+        """Select the K/V head that this device's query heads attend to, from a parameter of all K/V
+        heads.
         """
         # Neighbouring devices share a head.
         head_dim = parameter.shape[-1] // self.kv_heads
         head = part_number("tensor") // (parts("tensor") // self.kv_heads)
         return jax.lax.dynamic_slice_in_dim(parameter, head * head_dim, head_dim, -1)
 
-    # Gradients, added up.
+    # Summing gradients.
 
     def _added_up(self, gradient: Params) -> Params:
-        """Sum each device's gradient over the devices that do not split the parameter. (Over fsdp
-        it is summed already where fsdp splits it.)
+        """Sum each gradient over the mesh axes that do not split its parameter. (If fsdp splits it,
+        the gradient is already summed over fsdp.)
         """
         leaves: Any = flatten_dict(gradient)
         added_up = {}
@@ -198,7 +198,7 @@ class Parallelism:
         return unflatten_dict(added_up)
 
     def _sum_dtype(self, gradient: Array, path: Path) -> Any:
-        """Return the type of a gradient's sum; float64 is never rounded."""
+        """Return the dtype of a gradient's sum; float64 is never rounded."""
         if stays_wide(self.names[path]) or gradient.dtype == jnp.float64:
             return gradient.dtype
         return jnp.dtype(self.reduce_dtype)
@@ -208,8 +208,8 @@ class Parallelism:
 def _gather(shard: Array, axis: int, dtype: Any, reduce_dtype: Any, line: int) -> Array:
     """Gather the shards of all devices of `fsdp`, rounded to dtype, along an axis.
 
-    The result has the wider of both types, so that its gradient is rounded no more than it will be
-    when it is sent.
+    The result has the wider of dtype and reduce_dtype, so that its gradient is not rounded more
+    than for sending it.
     """
     whole = jax.lax.all_gather(shard.astype(dtype), "fsdp", axis=axis, tiled=True)
     return whole.astype(jnp.promote_types(dtype, reduce_dtype))
@@ -218,22 +218,22 @@ def _gather(shard: Array, axis: int, dtype: Any, reduce_dtype: Any, line: int) -
 def _gather_forward(
     shard: Array, axis: int, dtype: Any, reduce_dtype: Any, line: int
 ) -> tuple[Array, Array]:
-    # The residual only carries the type.
+    # The residual only carries the dtype.
     return _gather(shard, axis, dtype, reduce_dtype, line), jnp.zeros((0,), shard.dtype)
 
 
 def _gather_backward(
     axis: int, dtype: Any, reduce_dtype: Any, line: int, shard: Array, gradient: Array
 ) -> tuple[Array]:
-    """Sum the gradient over all devices, of which each keeps its part."""
+    """Sum the gradient over all devices; each keeps its own part."""
     scatter = partial(jax.lax.psum_scatter, axis_name="fsdp", tiled=True)
-    # Scatter along the first axis: along the last, TPUs would send the whole.
+    # Scatter along the first axis: along the last, TPUs would send the whole array.
     part = jnp.moveaxis(gradient.astype(reduce_dtype), axis, 0)
     part = with_layout_constraint(part, Layout(tuple(range(part.ndim))))
     if not line:
         part = scatter(part)
     else:
-        # Across the lines, then along each: see mesh.line_of_devices.
+        # Scatter across the lines, then along each of them: see mesh.line_of_devices.
         lines = [list(range(first, first + line)) for first in range(0, parts("fsdp"), line)]
         across = [list(devices) for devices in zip(*lines, strict=True)]
         part = scatter(scatter(part, axis_index_groups=across), axis_index_groups=lines)

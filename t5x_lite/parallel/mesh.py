@@ -17,18 +17,18 @@ from t5x_lite.errors import BAD_CONFIG, UserError
 from t5x_lite.hardware import PlannedDevice
 from t5x_lite.parallel.axes import BATCH, all_rules
 
-# A mesh of devices that are here, or that a compiler knows; or one that is only planned.
+# A mesh of devices that are here or that a compiler knows, or one that is only planned.
 DeviceMesh = jax.sharding.Mesh | jax.sharding.AbstractMesh
 
-# From those that send the least, and may be far apart, to those that send the most.
+# From the axis that sends the least, whose devices may be far apart, to the one that sends most.
 AXES_OF_MESH = ("data", "fsdp", "expert", "sequence", "tensor")
 
 
 def make_mesh(mesh: Mesh, devices: Sequence[Any] | None = None) -> DeviceMesh:
-    """Arrange all devices, or those given, which may be planned ones.
+    """Arrange all devices, or the given ones, as a mesh. The given ones may be planned.
 
     Raises:
-        UserError: if the sizes of the axes do not make the number of devices.
+        UserError: if the product of the axis sizes is not the number of devices.
     """
     devices = jax.devices() if devices is None else devices
     count = len(devices)
@@ -43,15 +43,13 @@ def make_mesh(mesh: Mesh, devices: Sequence[Any] | None = None) -> DeviceMesh:
 
 
 def _arranged(sizes: dict[str, int], devices: Sequence[Any]) -> DeviceMesh:
-    """Arrange devices as a mesh. Slices, which a slower network connects, differ along `data`
-    only.
-    """
+    """Arrange devices as a mesh. Only `data` crosses slices, which a slower network connects."""
     axis_types = (AxisType.Auto,) * len(sizes)
     slices = count_slices(devices)
     if sizes["data"] % slices:
         reason = f"got {sizes['data']}, but the devices are of {slices} slices"
         raise UserError(BAD_CONFIG, f"mesh.data: {reason}; make it a multiple, or -1")
-    # Planned devices have no places on a torus: only their kind and number count.
+    # Planned devices have no places on a torus; only their kind and number matter.
     if isinstance(devices[0], PlannedDevice):
         kind, platform, _ = devices[0]
         device = jax.sharding.AbstractDevice(device_kind=kind, num_cores=1, platform=platform)
@@ -59,7 +57,7 @@ def _arranged(sizes: dict[str, int], devices: Sequence[Any]) -> DeviceMesh:
             tuple(sizes.values()), tuple(sizes), axis_types, abstract_device=device
         )
     within = tuple((sizes | {"data": sizes["data"] // slices}).values())
-    # An axis of the mesh may be only a part of an axis of the torus.
+    # A mesh axis may be only a part of an axis of the torus.
     options: dict[str, Any] = {"devices": devices, "allow_split_physical_axes": True}
     if slices == 1:
         arranged = mesh_utils.create_device_mesh(within, **options)
@@ -82,21 +80,21 @@ def padded_for(mesh: DeviceMesh | None, model: ModelDimensions) -> ModelDimensio
 
 
 def count_slices(devices: Iterable[Any]) -> int:
-    """Count the slices of a TPU that devices belong to; 1 for all other devices."""
+    """Count the TPU slices that devices belong to; 1 for all other devices."""
     return len({getattr(device, "slice_index", 0) for device in devices})
 
 
-_MIN_IN_LINES = 64  # chips of a whole slice
-_MIN_PART_IN_LINES = 128  # chips of a part of one
+_MIN_IN_LINES = 64  # chips, if fsdp spans a whole slice
+_MIN_PART_IN_LINES = 128  # chips, if fsdp spans part of a slice
 
 
 def line_of_devices(mesh: DeviceMesh) -> int:
     """Return how many successive devices of `fsdp` lie on one line of a TPU's torus, if gradients
-    are to be summed across such lines first and then along each; 0: sum them at once.
+    should first be summed across such lines and then along each line; 0: sum them in one step.
 
-    Summed over a whole slice at once, TPUs make all of a gradient on every chip, and then drop what
-    is another's: twice the bytes. In two steps they send every byte once. Among fewer chips one
-    step does.
+    In one step over a whole slice, TPUs compute the full gradient on every chip, and then drop the
+    parts of other chips: this sends twice the bytes. In two steps, they send every byte once. With
+    fewer chips, one step is enough.
     """
     if isinstance(mesh, jax.sharding.AbstractMesh):
         return 0
@@ -108,7 +106,7 @@ def line_of_devices(mesh: DeviceMesh) -> int:
     places = np.array([getattr(device, "coords", ()) for device in devices])
     if not places.size:
         return 0
-    # A line ends before the first device with which a second coordinate varies.
+    # A line ends before the first device at which a second coordinate begins to vary.
     on_a_line = []
     for end in range(len(devices)):
         varies = np.ptp(places[: end + 1], axis=0) > 0
@@ -118,7 +116,7 @@ def line_of_devices(mesh: DeviceMesh) -> int:
 
 
 def check_batch(batch_size: int, microbatches: int, mesh: DeviceMesh) -> None:
-    """Refuse a batch that does not divide over the mesh."""
+    """Reject a batch that cannot be divided evenly over the mesh."""
     rows = batch_size // microbatches
     parts = math.prod(mesh.shape[axis] for axis in BATCH)
     if rows % parts:
@@ -131,9 +129,9 @@ def check_batch(batch_size: int, microbatches: int, mesh: DeviceMesh) -> None:
 def use_mesh(
     mesh: DeviceMesh | None, model: ModelDimensions, split_rows: bool = True
 ) -> Iterator[None]:
-    """Trace everything inside under a mesh and its rules (None: one device), with products of
-    float32 in float32: by default GPUs round their operands to TF32, and TPUs to bfloat16.
-    JAX_DEFAULT_MATMUL_PRECISION is obeyed where it is set.
+    """Trace everything inside under a mesh and its rules (None: one device). Products of float32
+    are computed in float32: by default, GPUs round their operands to TF32, and TPUs to bfloat16.
+    JAX_DEFAULT_MATMUL_PRECISION is obeyed if it is set.
 
     Args:
         split_rows: see axes.all_rules.

@@ -20,11 +20,11 @@ def replicated(mesh: DeviceMesh) -> NamedSharding:
 
 
 def parameter_shardings(names: Any, kv_heads: int, mesh: DeviceMesh) -> Any:
-    """Return where each parameter lies.
+    """Return the sharding of each parameter.
 
     Args:
         names: the tree of parameters as tuples of axis names.
-        kv_heads: number of key and value heads.
+        kv_heads: number of K/V heads.
     """
     spec_of = _specs(kv_heads, mesh)
 
@@ -35,7 +35,7 @@ def parameter_shardings(names: Any, kv_heads: int, mesh: DeviceMesh) -> Any:
 
 
 def _specs(kv_heads: int, mesh: DeviceMesh) -> Callable[[Sequence[str | None]], PartitionSpec]:
-    """Return a function from axis names to the axes of the mesh that split them."""
+    """Return a function from axis names to the mesh axes that split them."""
     rules = parameter_rules(kv_heads, mesh.shape["tensor"])
 
     def spec_of(axes: Sequence[str | None]) -> PartitionSpec:
@@ -51,21 +51,21 @@ def optimizer_shardings(
     kv_heads: int,
     mesh: DeviceMesh,
 ) -> Any:
-    """Return where each array of an optimizer's state lies.
+    """Return the sharding of each array of an optimizer's state.
 
-    An axis whose length the devices do not divide is whole on each of them.
+    An axis whose length cannot be divided evenly over the devices is whole on each of them.
 
     Args:
         state: a tree of shapes.
-        names_of: from the path and shape of an array to the names of its axes.
-        kv_heads: number of key and value heads.
+        names_of: path and shape of an array → the names of its axes.
+        kv_heads: number of K/V heads.
     """
 
     spec_of = _specs(kv_heads, mesh)
 
     def place(path: Any, leaf: Any) -> NamedSharding:
         split = []
-        # A spec leaves out axes at the end that nothing splits.
+        # A spec omits axes at the end that nothing splits.
         for length, axis in zip(leaf.shape, spec_of(names_of(path, leaf)), strict=False):
             devices = math.prod(mesh.shape[name] for name in _as_tuple(axis))
             split.append(axis if length % devices == 0 else None)
@@ -81,9 +81,7 @@ def _as_tuple(axis: str | tuple[str, ...] | None) -> tuple[str, ...]:
 
 
 def to_host(array: Any) -> np.ndarray:
-    """Return a whole array in every process, even if parts of it lie on devices of other
-    processes.
-    """
+    """Return a whole array in every process, even if other processes' devices hold parts of it."""
     if isinstance(array, jax.Array) and not (
         array.is_fully_addressable or array.is_fully_replicated
     ):
@@ -96,13 +94,13 @@ def place_batch(
     batch_size: int,
     mesh: DeviceMesh,
 ) -> dict[str, jax.Array]:
-    """Return the global batch as arrays split over the mesh; this process makes only the rows that
+    """Return the global batch as arrays split over the mesh. This process makes only the rows that
     its own devices need.
 
     Args:
-        rows_at: from row numbers of the batch to their arrays.
+        rows_at: indices of rows in the batch → their arrays.
     """
-    # The rows that this process's devices hold, each made once.
+    # The rows that this process's devices hold, each counted once.
     sharding = NamedSharding(mesh, PartitionSpec(BATCH))
     slices = sharding.addressable_devices_indices_map((batch_size,)).values()
     local_rows: set[int] = set()
@@ -111,7 +109,7 @@ def place_batch(
         local_rows |= set(range(*index[0].indices(batch_size)))
     wanted = sorted(local_rows)
 
-    # Row number in the batch → row number in what is made here.
+    # Index of a row in the batch → its index among the rows made here.
     place_of_row = np.full(batch_size, -1)
     place_of_row[wanted] = np.arange(len(wanted))
 

@@ -1,4 +1,4 @@
-"""Which mesh? The sizes of its axes that a preset stands for, on the devices at hand."""
+"""Presets of the mesh: the axis sizes that each preset stands for on the devices at hand."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -12,21 +12,21 @@ from t5x_lite.errors import BAD_CONFIG, UserError
 from t5x_lite.hardware import chip_of
 from t5x_lite.parallel.mesh import count_slices
 
-_MOST_TENSOR = 8  # more parts of a layer than that are too small to keep a device busy
-# Of a device's memory, what parameters, their gradients and the optimizer's state may take: the
-# rest is for activations.
+_MOST_TENSOR = 8  # if a layer is split into more parts, they are too small to keep a device busy
+# Share of a device's memory for parameters, their gradients and the optimizer's state. The rest is
+# for activations.
 _SHARE_OF_STATE = 0.5
 
 
 def memory_of(device: Any) -> float | None:
-    """Return the bytes of memory of a device; None if it is not known, as for every CPU."""
+    """Return the memory of a device in bytes; None if it is not known, as for every CPU."""
     try:
         limit = (device.memory_stats() or {}).get("bytes_limit")
-    except jax.errors.JaxRuntimeError:  # of a device that is not here
+    except jax.errors.JaxRuntimeError:  # the device is not here
         limit = None
     if limit or device.platform == "cpu":
         return limit
-    # A planned device, or one that does not say: the data sheet.
+    # For a planned device, or one that does not say, use the data sheet.
     chip = chip_of(device.device_kind)
     return chip.memory * 2**30 if chip and chip.memory else None
 
@@ -36,10 +36,10 @@ class Workload:
     """The model and batch that devices are arranged for.
 
     Attributes:
-        rows: of a microbatch.
-        lengths: of a row's stacks.
-        state_bytes: of all parameters, their gradients and the optimizer's state.
-        undivided: (fsdp=…, tensor=…) → what of the model cannot be split so; empty: it can.
+        rows: number of rows in a microbatch.
+        lengths: number of positions in each stack of a row.
+        state_bytes: bytes of all parameters, their gradients and the optimizer's state.
+        undivided: (fsdp=…, tensor=…) → why the model cannot be split in this way; empty: it can.
         shares_rows: True if devices can share the model's rows.
     """
 
@@ -51,10 +51,10 @@ class Workload:
 
 
 def arrange(mesh: Mesh, work: Workload, devices: Sequence[Any]) -> tuple[Mesh, str]:
-    """Return the mesh with its sizes, and a sentence that says how a preset was understood.
+    """Return the mesh with its sizes filled in, and a sentence that explains what the preset chose.
 
     Raises:
-        UserError: where the devices cannot be arranged so.
+        UserError: if the devices cannot be arranged in this way.
     """
     presets = {
         "data": _data,
@@ -65,11 +65,11 @@ def arrange(mesh: Mesh, work: Workload, devices: Sequence[Any]) -> tuple[Mesh, s
     }
     if not mesh.preset:
         return mesh, ""
-    # Slices differ along `data` only: one slice is arranged, with its share of the rows.
+    # Only `data` crosses slices: arrange one slice, with its share of the rows.
     slices = count_slices(devices)
     of_slice = replace(work, rows=work.rows // slices), devices[: len(devices) // slices]
     sizes, reason = presets[mesh.preset](*of_slice)
-    # What the preset leaves over goes to `data`, which also tells slices apart.
+    # Devices that the preset leaves over go to `data`, which also crosses slices.
     sizes["data"] = len(devices) // math.prod(sizes.values())
     shown = " × ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1) or "one device"
     return replace(mesh, preset="", **sizes), f"mesh.preset={mesh.preset}: {shown}; {reason}"
@@ -115,7 +115,7 @@ def _long_context(work: Workload, devices: Sequence[Any]) -> Sizes:
 
 def _auto(work: Workload, devices: Sequence[Any]) -> Sizes:
     count, memory = len(devices), memory_of(devices[0])
-    # As few devices share a row as can.
+    # Let as few devices as possible share a row.
     sizes = {"sequence": _sequence_for(work, count) or 1}
     over_rows = count // sizes["sequence"]
     size = f"parameters, gradients and optimizer take {work.state_bytes / 2**30:.2f} GiB"
@@ -123,7 +123,7 @@ def _auto(work: Workload, devices: Sequence[Any]) -> Sizes:
         sizes["fsdp"] = 1
         return sizes, f"{size}, and how much a device has is not known"
 
-    # As few parts as fit.
+    # Split parameters into the fewest parts that fit.
     room = _SHARE_OF_STATE * memory
     dividing = [parts for parts in _divisors(over_rows) if not work.undivided(fsdp=parts)]
     enough = [parts for parts in dividing if work.state_bytes / parts <= room]
@@ -133,8 +133,8 @@ def _auto(work: Workload, devices: Sequence[Any]) -> Sizes:
 
 
 def _sequence_for(work: Workload, count: int, least: int = 1) -> int | None:
-    """Return the least number of devices that must share a row, so that every such group of the
-    `count` devices has whole rows; None if there is none.
+    """Return the least number of devices that must share a row, so that each group of devices gets
+    the same number of whole rows; None if there is no such number.
     """
     for sequence in _divisors(count) if work.shares_rows else [1]:
         # Each device takes two pieces of a row: see sequence.py.
