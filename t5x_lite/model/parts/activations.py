@@ -22,7 +22,7 @@ ACTIVATIONS = {
 
 
 def softcapped(logits: Array, cap: float) -> Array:
-    """Bound logits smoothly to ± cap (Bello et al., 2017, §5.1); 0: leave them as they are.
+    """Bound logits smoothly to ± cap (Bello et al., 2017, §5.1). A cap of 0 leaves them unchanged.
 
     >>> print(softcapped(jnp.array([0.0, 1.0, 100.0]), 2.0))
     [0.         0.92423433 2.        ]
@@ -31,8 +31,8 @@ def softcapped(logits: Array, cap: float) -> Array:
 
 
 def activate(name: str, x: Array, gate: Array | float = 1.0) -> Array:
-    """Compute act(x) times a gate in float32 or better, rounded once, and again in the backward
-    pass.
+    """Return act(x) · gate, computed in float32 or better and rounded once. The backward pass
+    recomputes it.
     """
 
     def activated(x: Array, gate: Array | float) -> Array:
@@ -40,6 +40,6 @@ def activate(name: str, x: Array, gate: Array | float = 1.0) -> Array:
         y = ACTIVATIONS[name](x.astype(dtype)) * jnp.asarray(gate, dtype)
         return y.astype(x.dtype)
 
-    # TPU's compiler fuses what is computed again with the products beside it. A CPU's, left to
-    # choose, would keep it instead.
+    # XLA:TPU fuses the recomputation into the neighbouring matrix products. XLA:CPU would merge it
+    # with the forward computation and keep the result, unless that is prevented.
     return jax.checkpoint(activated, prevent_cse=target_platform() != "tpu")(x, gate)

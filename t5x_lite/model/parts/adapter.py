@@ -1,4 +1,4 @@
-"""Adapters: bottlenecks that adapt a frozen model to a task."""
+"""Bottleneck adapters, which adapt a frozen model to a task."""
 
 import flax.linen as nn
 from jaxtyping import Array, Float
@@ -10,7 +10,7 @@ from t5x_lite.model.parts.activations import activate
 
 
 class Adapter(nn.Module):
-    """y + act(y U) V through a narrow bottleneck, the identity at first (Houlsby et al., 2019)."""
+    """Bottleneck y + act(y U) V (Houlsby et al., 2019), which starts as the identity."""
 
     config: ModelDimensions
 

@@ -1,8 +1,8 @@
-"""Multi-head attention (Vaswani et al., 2017, §3.2), with fewer heads for keys and values where the
-config says so: multi-query (Shazeer, 2019) and grouped-query attention (Ainslie et al., 2023).
+"""Multi-head attention (Vaswani et al., 2017, §3.2). With fewer K/V heads than query heads it is
+multi-query (Shazeer, 2019) or grouped-query attention (Ainslie et al., 2023).
 
-Shapes: B rows, T queries, S keys, L positions of a source, E encoder positions, H heads, G key and
-value heads, K head_dim, D d_model, P positions of a learned prefix, F features of all G heads.
+Shapes: B rows, T queries, S keys, L positions of a source, E encoder positions, H query heads, G
+K/V heads, K head_dim, D d_model, P positions of a learned prefix, F features of all G heads.
 """
 
 from collections.abc import Callable, Iterator
@@ -39,7 +39,7 @@ from t5x_lite.model.parts.positions import NoPositions, make_positions
 
 
 class KeysAndValues(NamedTuple):
-    """Keys and values of the positions that attention has read."""
+    """Keys and values to attend to."""
 
     keys: Float[Array, "B G S K"]
     values: Float[Array, "B G S K"]
@@ -49,7 +49,7 @@ class Attention(nn.Module):
     """softmax(q kᵀ · K^-½ + bias) v, over H heads.
 
     Attributes:
-        is_cross: True for attention to an encoder, where positions do not count.
+        is_cross: True for attention to an encoder, which ignores positions.
     """
 
     config: ModelDimensions
@@ -59,8 +59,8 @@ class Attention(nn.Module):
 
     def setup(self) -> None:
         config = self.config
-        # All heads of a projection are one kernel. With mimetic_init cross-attention begins with
-        # q kᵀ near 4 x xᵀ: a token of the decoder attends to the same token of the encoder.
+        # One kernel projects to all heads. With mimetic_init, cross-attention starts with
+        # q kᵀ ≈ 4 x xᵀ, so that a decoder token attends to the same token in the encoder.
         query_features = config.num_heads * config.head_dim
         kv_features = config.num_kv_heads * config.head_dim
         identity = 2.0 if config.mimetic_init and self.is_cross else 0.0
@@ -78,7 +78,7 @@ class Attention(nn.Module):
             self.key_norm = make_norm(config)
         self.dropout = Dropout(config.attention_dropout)
 
-        # Parameters of relative positions, and of a learned prefix.
+        # Parameters of relative positions and of a learned prefix.
         self._relative: Any = None
         named = self.kind.attention_module()
         if named:
@@ -103,8 +103,9 @@ class Attention(nn.Module):
         positions_BT: Int[Array, "B T"] | None,
         is_local: Bool[Array, ""] | None,
     ) -> Float[Array, "B H T K"]:
-        """Normalise and rotate queries or keys, where the config says so."""
+        """Apply QK-norm and rotary positions to queries or keys, as configured."""
         if norm is not None:
+            # OLMo 2 normalises the features of all heads together, Qwen3 each head by itself.
             if self.config.qk_norm == "all":
                 x_BHTK = split_heads(norm(join_heads(x_BHTK)), self.config.head_dim)
             else:
@@ -114,18 +115,20 @@ class Attention(nn.Module):
         rotated = self.kind.rotate(x_BHTK, positions_BT)
         if is_local is None or not self.config.local_positions:
             return rotated
+        # Local layers may rotate differently. All layers run the same scanned code: compute both
+        # rotations and select one.
         local = make_positions(self.config, "local_positions").rotate(x_BHTK, positions_BT)
         return jnp.where(is_local, local, rotated)
 
     @property
     @nn.nowrap
     def kind(self) -> NoPositions:
-        """The positions that act in this attention."""
+        """The position scheme of this attention; cross-attention has none."""
         return NoPositions(self.config) if self.is_cross else make_positions(self.config)
 
     @property
     def has_prefix(self) -> bool:
-        """True if there are keys and values that are no token's."""
+        """True if learned keys and values precede those of the tokens."""
         return not self.is_cross and self.config.prefix_length > 0
 
     def keys_and_values(
@@ -156,19 +159,20 @@ class Attention(nn.Module):
         Args:
             mask_bias: mask and position bias as one additive bias, for the plain kernel:
                 mask.bias(position_bias), computed once for all layers.
-            position_bias: the position bias by itself, for fused kernels, which take the mask too.
+            position_bias: the position bias only, for fused kernels, which also take the mask.
             is_local, bidirectional: see StackContext.
         """
         config = self.config
         keys, values = memory
 
-        # Queries, scaled before the product: K^-½, unless the initialisation holds it (T5).
+        # Scale the queries before the product by query_width^-½ (by default K^-½). T5 leaves this
+        # out, since its initialisation contains the factor.
         scale = config.query_width**-0.5 if config.scale_attention else 1.0
         norm = self.query_norm if self.normalises else None
         q = self._normed_and_rotated(self.query(x_BTD), norm, positions_BT, is_local)
         q = (q * scale).astype(keys.dtype)
 
-        # softmax(q kᵀ + bias) v, by the kernel that can compute it.
+        # softmax(q kᵀ + bias) v, by the best kernel that can compute it.
         dropout = partial(self.dropout, noise=noise, places=noise.own_places(q.shape[1]))
         drops_weights = config.attention_dropout > 0 and noise.is_on
         kernel = choose_kernel(config, mask, self.kind, drops_weights)
@@ -177,7 +181,7 @@ class Attention(nn.Module):
             weights = attention_weights(q, keys, mask_bias, config.attention_softcap)
             y = weighted_sum(dropout(weights), values)
         elif kernel != "plain":
-            # Only Splash has a soft cap; the others are not chosen with one.
+            # Only Splash has a soft cap; other fused kernels are never chosen with one.
             more = {"softcap": config.attention_softcap} if config.attention_softcap else {}
             y = FUSED_KERNELS[kernel](q, keys, values, mask, position_bias, **more)
         elif self._relative is None:
@@ -199,16 +203,18 @@ class Attention(nn.Module):
         scale: float,
         bidirectional: bool,
     ) -> Float[Array, "B H T K"]:
-        """Attend with logits, and maybe values, that depend on the distance of query and key."""
-        # Terms of query and distance join the logits as a bias. Those of query and key come from
-        # the product below, to whose queries Transformer-XL adds a vector u.
+        """Attend with logits (for Shaw also values) that depend on the distance between query and
+        key.
+        """
+        # Terms of query and distance are added to the logits as a bias. The term of query and key
+        # is the usual product; Transformer-XL adds a vector u to its queries.
         relative, distances = self._relative, mask.distances()
         longest = max(q.shape[2], keys.shape[2])
         bias = mask_bias + relative.logits(q, distances, longest, scale, bidirectional)
         q = relative.query(q, scale)
         if not relative.adds_to_values:
             return plain(q, keys, values, mask, bias, dropout)
-        # Shaw: the same weights also sum the vectors of the distances.
+        # Shaw: the same weights also sum vectors that depend on the distance.
         weights = dropout(attention_weights(q, keys, bias))
         return weighted_sum(weights, values) + relative.weighted_sum(weights, distances)
 
@@ -218,7 +224,7 @@ class Attention(nn.Module):
         values: Float[Array, "B G S K"],
         mask_bias: Float[Array, "#B #H T S"],
     ) -> tuple[Array, Array, Array]:
-        """Put keys and values after the learned prefix, which every query attends to."""
+        """Prepend the learned prefix, which every query attends to, to keys and values."""
         rows = keys.shape[0]
 
         def join(prefix: Float[Array, "P F"], after: Float[Array, "B G S K"]) -> Array:
@@ -233,21 +239,22 @@ class Attention(nn.Module):
 
     @nn.nowrap
     def cost(self, queries: int, keys: int, visible: float | int) -> float:
-        """Return the FLOPs of the projections, and of the products for logits and values.
+        """Return the FLOPs of the projections and of the two products, q kᵀ and weights · v.
 
         Args:
-            visible: keys that a query may see, a mean.
+            visible: mean number of keys that a query may see.
         """
         config = self.config
         query_features = config.num_heads * config.head_dim
         kv_features = config.num_kv_heads * config.head_dim
-        # 2 FLOPs an entry, of two kernels each: query and output, key and value.
+        # 2 FLOPs per kernel entry and position, for two kernels each: query and output, key and
+        # value.
         projections = 4.0 * config.d_model * (query_features * queries + kv_features * keys)
         return projections + 4.0 * queries * visible * query_features * self.kind.logits_cost
 
     @nn.nowrap
     def contradictions(self, setting: Setting) -> Iterator[str]:
-        """Yield what contradicts attention; see contract.Part."""
+        """Yield one message per incompatible setting; see contract.Part."""
         config, mesh = setting.config, setting.mesh
         if config.num_heads % config.num_kv_heads:
             yield (
@@ -257,7 +264,7 @@ class Attention(nn.Module):
         if config.num_heads % mesh.tensor:
             divides = f"mesh.tensor = {mesh.tensor} does not divide"
             yield f"model.num_heads is {config.num_heads}, which {divides}"
-        # If there are fewer K/V heads than devices, several devices have the same one.
+        # If there are fewer K/V heads than devices, several devices share each of them.
         if config.num_kv_heads % mesh.tensor and mesh.tensor % config.num_kv_heads:
             divides = f"mesh.tensor = {mesh.tensor} does not divide"
             yield f"model.num_kv_heads is {config.num_kv_heads}, which {divides}"
@@ -273,20 +280,20 @@ class Attention(nn.Module):
 
 
 class SelfAttention(Attention):
-    """Attention within a stack: a mixer (see contract.py), whose decoding state is a KVCache."""
+    """Attention within a stack: a mixer (see contract.py) whose decoding state is a KVCache."""
 
     def memory(self, x_BTD: Float[Array, "B T D"], context: Any) -> KeysAndValues:
-        """Return keys and values: all that other positions read of these."""
+        """Return the keys and values of x, which is all that other positions need from it."""
         return self.keys_and_values(x_BTD, context.positions, context.is_local)
 
     def __call__(
         self, x_BTD: Float[Array, "B T D"], context: Any, memory: KeysAndValues | None = None
     ) -> tuple[Written, Auxiliary]:
-        """[B, T, D] → [B, T, D]; context: blocks.StackContext."""
+        """Mix positions: [B, T, D] → [B, T, D]. context is a blocks.StackContext."""
         return self._attend(x_BTD, memory or self.memory(x_BTD, context), context), {}
 
     def initial_state(self, rows: int, slots: int) -> KVCache:
-        """Return a cache with room for the keys and values of `slots` tokens."""
+        """Return an empty cache for the keys and values of `slots` tokens."""
         config = self.config
         return KVCache.empty(
             (rows, config.num_kv_heads, slots, config.head_dim), cache_dtype(config.dtype)
@@ -295,12 +302,12 @@ class SelfAttention(Attention):
     def prefill(
         self, x_BTD: Float[Array, "B T D"], state: KVCache, context: Any
     ) -> tuple[Written, KVCache]:
-        """Read T tokens into the slots from context.slot on."""
-        # The new tokens are written first, so that they attend to each other, too.
+        """Read T tokens, and cache their keys and values in the slots from context.slot on."""
+        # Write the new tokens to the cache first, so that they also attend to each other.
         state = state.write(*self.memory(x_BTD, context), context.slot)
         return self._attend(x_BTD, KeysAndValues(state.keys, state.values), context), state
 
-    step = prefill  # one token is read like many
+    step = prefill  # a single token is a prompt of length 1
 
     def _attend(self, x_BTD: Float[Array, "B T D"], memory: KeysAndValues, context: Any) -> Written:
         return self.attend(
@@ -333,14 +340,14 @@ class CrossAttention(Attention):
     def __call__(
         self, x_BTD: Float[Array, "B T D"], context: Any, memory: KeysAndValues | None = None
     ) -> Written:
-        """[B, T, D] → [B, T, D]; context: blocks.StackContext."""
+        """Attend to the encoder: [B, T, D] → [B, T, D]. context is a blocks.StackContext."""
         memory = memory or self.memory(context.encoded)
         return self.attend(
             x_BTD, memory, context.cross_mask, context.cross_mask_bias, context.noise
         )
 
     def encoder_state(self, encoded_BED: Float[Array, "B E D"]) -> KVCache:
-        """Return the encoder's keys and values, to be kept while text is generated."""
+        """Return the encoder's keys and values, cached once for the whole generation."""
         dtype = cache_dtype(self.config.dtype)
         keys, values = self.memory(encoded_BED)
         return jax.tree.map(lambda x: x.astype(dtype), KVCache(keys, values))

@@ -1,14 +1,16 @@
-"""What a part of a block is. Each part describes itself: what it costs, what contradicts it, and
-how devices may share it. Nothing of a part is written down anywhere else.
+"""The interface of the parts of a block: mixers and feed-forward parts. Each part describes itself:
+its cost, the settings that it cannot work with, and how devices may share it. Nothing about a part
+is written down anywhere else.
 
-A part is a flax module, made with the config and its own options, and written for one device. Where
-several devices share a model, the block gathers what the part reads and scatters what it writes:
+A part is a flax module that is made with the config and its own options, and written as if for one
+device. If several devices share a model, the block gathers the part's inputs and scatters its
+outputs:
 
-    splits = ()                       the part runs whole, on each device: it sees all positions,
-                                      and the config as it is
-    splits = ("tensor", …)            its config has this device's own heads and own part of d_ff;
-                                      what it returns is a term of a sum over these devices
-    splits = ("sequence", …)          it sees this device's own positions (see Mixer.memory)
+    splits = ()                       the part runs whole on each device: it sees all positions and
+                                      the full config
+    splits = ("tensor", …)            its config has only this device's heads and part of d_ff; its
+                                      output is one term of a sum over these devices
+    splits = ("sequence", …)          it sees only this device's positions (see Mixer.memory)
     splits = ("expert", …)            each device has its own experts (see Experts in experts.py)
 """
 
@@ -25,17 +27,17 @@ from t5x_lite.model.dense import Written
 
 
 class Measured(NamedTuple):
-    """A mean that a part measures: it is logged, and not minimised.
+    """A mean that a part measures, which is logged but not minimised.
 
     Attributes:
-        weight: by which the total of all layers, devices and batches is divided.
+        total, weight: both are summed over layers, devices and batches; the mean is total / weight.
     """
 
     total: Array
     weight: Array
 
 
-# Losses by name, each summed over the positions that are no padding, and what is measured.
+# By name: auxiliary losses, each summed over non-padding positions, and measured means.
 Auxiliary = dict[str, Array | Measured]
 
 
@@ -55,13 +57,13 @@ def add_auxiliary(a: Auxiliary, b: Auxiliary) -> Auxiliary:
 
 
 class StackShape(NamedTuple):
-    """One stack of a row, as far as the cost of a part depends on it.
+    """The properties of one stack of a row that the cost of a part depends on.
 
     Attributes:
-        positions: of the stack.
-        visible: keys that a query of self-attention may see, a mean: about half of the positions if
-            it is causal.
-        bidirectional: True if a position may see those after it.
+        positions: number of positions in the stack.
+        visible: mean number of keys that a query of self-attention may see: about half of the
+            positions if it is causal.
+        bidirectional: True if a position may see later ones.
     """
 
     positions: int
@@ -70,11 +72,11 @@ class StackShape(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """Everything that may contradict a part.
+    """Everything that a part may be incompatible with.
 
     Attributes:
-        rows: shape of the rows that it will read.
-        mesh: the devices, with all sizes written out.
+        rows: shape of the rows that the model will read.
+        mesh: arrangement of the devices, with all sizes filled in.
     """
 
     config: ModelDimensions
@@ -89,24 +91,24 @@ class Part(Protocol):
     splits: tuple[str, ...]
 
     def flops(self, stack: StackShape) -> float:
-        """Return the FLOPs of the matrix products of one layer's forward pass on one row: multiply
-        and add count as two.
+        """Return the FLOPs of the matrix products in one layer's forward pass on one row. A
+        multiply-add counts as two.
         """
         ...
 
     def contradictions(self, setting: Setting) -> Iterator[str]:
-        """Yield one sentence for each setting that the part cannot work with: the key, what was
-        got, and how to fix it.
+        """Yield one message per setting that the part cannot work with: the key, the value, and how
+        to fix it.
         """
         ...
 
 
 class Mixer(Part, Protocol):
-    """A part that mixes positions. It owns its decoding state: the keys and values of attention,
-    the two vectors of an LSTM.
+    """A part that mixes positions. It owns its decoding state, such as attention's keys and values
+    or an LSTM's two vectors.
 
     Attributes:
-        takes_positions: True if it is attention, within which positions such as rotary act.
+        takes_positions: True for attention, inside which positions such as rotary act.
     """
 
     takes_positions: bool
@@ -114,53 +116,64 @@ class Mixer(Part, Protocol):
     def __call__(self, x_BTD: Array, context: Any) -> tuple[Written, Auxiliary]:
         """Read whole rows, as in training: [B, T, D] → [B, T, D], and auxiliary losses.
 
-        A mixer that splits over "sequence" also has `memory(x, context)`, what other positions read
-        of these: arrays [B, heads, positions, …]. It is called as mixer(x, context, memory), with
-        x at this device's positions and the memory of all of them.
+        A mixer that splits over "sequence" also has a method `memory(x, context)`. It returns what
+        other positions need from x, such as keys and values: arrays [B, heads, positions, …]. The
+        mixer is then called as mixer(x, context, memory), with x at this device's positions and
+        the memory of all positions.
         """
         ...
 
     def initial_state(self, rows: int, slots: int) -> Any:
-        """Return the empty decoding state, with room for `slots` tokens. Every array has rows as
-        its first axis, since beam search reorders them.
+        """Return the empty decoding state for up to `slots` tokens. The first axis of every array
+        is rows, since beam search reorders them.
         """
         ...
 
     def prefill(self, x_BTD: Array, state: Any, context: Any) -> tuple[Written, Any]:
-        """Read T tokens of each row, padding where context.segments is 0: return the outputs
-        [B, T, D] and the updated state.
+        """Read T tokens of each row, and return the outputs [B, T, D] and the updated state. Tokens
+        are padding where context.segments is 0.
         """
         ...
 
     def step(self, x_B1D: Array, state: Any, context: Any) -> tuple[Written, Any]:
-        """Read one token of each row; also the first, where a prompt has one."""
+        """Read one token of each row. This also reads the first token if a prompt has only one."""
         ...
 
 
 class FeedForward(Part, Protocol):
-    """A part that treats each position alone."""
+    """A part that processes each position independently."""
 
     def __call__(self, x_BTD: Array, context: Any) -> tuple[Written, Auxiliary]:
-        """[B, T, D] → [B, T, D], and auxiliary losses; context: blocks.StackContext."""
+        """Map [B, T, D] → [B, T, D], and return auxiliary losses. context is a
+        blocks.StackContext.
+        """
         ...
 
 
 class ExpertFeedForward(Part, Protocol):
-    """A feed-forward part that splits over "expert". The block sends the tokens that `dispatch`
-    has sorted to the devices that have their experts, and what `compute` returns back.
+    """A feed-forward part that splits over "expert". `dispatch` sorts tokens by expert, and the
+    block sends them to the devices that hold these experts. `compute` runs there, and the block
+    sends its results back to `combine`.
     """
 
     def dispatch(self, x_BTD: Array, context: Any, drops: bool) -> Any:
-        """Return a tuple with what is `sent` to experts, arrays [E, S, …], and with `counts`, which
-        are added up over the batch; drops: False where text is generated, and no token may be left
-        out.
+        """Return a named tuple with `sent`, the arrays [E, S, …] to send to the experts, and
+        `counts`, which the block sums over the batch.
+
+        Args:
+            drops: False during generation, when no token may be dropped.
         """
         ...
 
     def compute(self, sent: Any, context: Any) -> Array:
-        """Apply the experts of this device to what they were sent: [E, S, D]."""
+        """Apply this device's experts to the tokens that they were sent: [E, S, D]."""
         ...
 
     def combine(self, found_ESD: Array, routed: Any, counts: Any) -> tuple[Written, Auxiliary]:
-        """Return what FeedForward does."""
+        """Combine the experts' outputs for each token, and return the same as FeedForward.
+
+        Args:
+            routed: what `dispatch` returned.
+            counts: its counts, summed over the batch.
+        """
         ...

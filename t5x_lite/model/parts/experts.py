@@ -1,13 +1,13 @@
-"""A mixture of experts in place of a feed-forward part (Shazeer et al., 2017; GShard: Lepikhin et
-al., 2021; with top_k=1 Switch Transformers: Fedus et al., 2022).
+"""A mixture of experts instead of a dense feed-forward part (Shazeer et al., 2017; GShard: Lepikhin
+et al., 2021). With top_k=1 it is a Switch Transformer's (Fedus et al., 2022).
 
-A router sends each token to the experts that it finds likeliest. An expert has slots for some
-tokens of each row; those that come too late pass by on the residual stream. Slots are given out
-from the first position on, so that no position depends on a later one, and row by row, so that
-which tokens are dropped does not depend on how devices share the batch.
+A router sends each token to its K most probable experts. An expert has a limited number of slots
+per row. A token that finds no free slot is dropped: only the residual stream carries it on. Slots
+are assigned in the order of positions, so that no position depends on a later one, and separately
+for each row, so that which tokens are dropped does not depend on how devices share the batch.
 
-Shapes: B rows, T positions, D d_model, F d_ff of an expert, E experts, K experts of a token, C
-slots of an expert for one row, S slots of an expert for all rows that it serves.
+Shapes: B rows, T positions, D d_model, F d_ff of an expert, E experts, K experts per token, C slots
+per expert and row, S slots per expert for all rows that it serves.
 """
 
 import math
@@ -29,15 +29,15 @@ from t5x_lite.model.parts.activations import activate
 from t5x_lite.model.parts.contract import Auxiliary, Measured, Setting, StackShape
 from t5x_lite.model.parts.options import own_options, write_part
 
-_FEWEST_SLOTS = 4  # of an expert for a row, as in Mesh TensorFlow: short rows are rarely even
+_FEWEST_SLOTS = 4  # per expert and row, as in Mesh TensorFlow: short rows are rarely balanced
 
 
 class Sent(NamedTuple):
     """Inputs of the experts, row by row.
 
     Attributes:
-        tokens: 0 in slots that nobody takes.
-        numbers: of the slots, in the whole batch.
+        tokens: zeros in empty slots.
+        numbers: index of each slot in the whole batch, the key of its dropout.
     """
 
     tokens: Float[Array, "E S D"]
@@ -45,14 +45,14 @@ class Sent(NamedTuple):
 
 
 class Routed(NamedTuple):
-    """Decisions of the router for the tokens of a device.
+    """The router's decisions for the tokens of a device. A choice is one of a token's K experts.
 
     Attributes:
-        slots: of the choices of each token, among the E · C of its row; E · C: it was dropped.
-        gates: by which the outputs of a token's experts are added up.
-        probabilities: of the router; 0 for padding.
-        counts: how many choices fell on each expert.
-        dropped: share of its choices that each token has lost.
+        slots: slot of each choice, among the E · C of its row; E · C if it was dropped.
+        gates: weights of the outputs of a token's experts; 0 for dropped choices.
+        probabilities: router probabilities; 0 for padding.
+        counts: number of choices of each expert, including dropped ones.
+        dropped: share of each token's choices that were dropped.
     """
 
     sent: Sent
@@ -64,8 +64,8 @@ class Routed(NamedTuple):
 
 
 def slots_per_row(length: int, places: float, experts: int) -> int:
-    """Return how many tokens of a row each expert has room for, where there are so many places in
-    all for each token; at least 4.
+    """Return the number of slots per expert and row: `places` slots per token, shared evenly by the
+    experts, but at least 4 and at most the length of the row.
 
     >>> slots_per_row(512, 1.25 * 2, 8), slots_per_row(8, 1.25 * 2, 8), slots_per_row(2, 1.0, 1)
     (160, 4, 2)
@@ -74,22 +74,23 @@ def slots_per_row(length: int, places: float, experts: int) -> int:
 
 
 class Experts(nn.Module):
-    """The mixture, in one of every so many layers; the others have a feed-forward part as always.
+    """A mixture of experts in every n-th layer; the other layers have a dense feed-forward part.
     Experts have no biases, as in Mesh TensorFlow.
 
-    The block calls dispatch, compute and combine. Between them it sends the tokens to the devices
-    that have their experts, and back.
+    The block calls dispatch, compute and combine. Between these calls it sends the tokens to the
+    devices that hold their experts, and back.
 
     Attributes:
         num: number of experts.
-        top_k: experts of each token.
+        top_k: number of experts per token.
         capacity: slots of an expert, as a multiple of an even share of a row's choices. (Mesh
-            TensorFlow's is one of a row's tokens: 2.0 with two experts a token is 1.0 here.)
-        jitter: in training, what the router reads is multiplied by numbers within 1 ± jitter.
-        balance: weight of the loss that keeps experts equally busy (Fedus et al., 2022, eq. 4).
-        every: one layer of so many has experts, the last of them.
+            TensorFlow counts tokens instead of choices: its 2.0 with two experts per token is 1.0
+            here.)
+        jitter: in training, the router's input is multiplied by random numbers within 1 ± jitter.
+        balance: weight of the load-balancing loss (Fedus et al., 2022, eq. 4).
+        every: period of the layers with experts: the last of every n layers has them.
         d_ff: width of an expert; 0: model.d_ff.
-        kind: of each expert, and of the feed-forward parts of the other layers.
+        kind: kind of each expert, and of the feed-forward parts in the other layers.
     """
 
     config: ModelDimensions
@@ -122,49 +123,50 @@ class Experts(nn.Module):
     @property
     @nn.nowrap
     def _own_d_ff(self) -> int:
-        """Width of an expert that this device has."""
+        """This device's part of an expert's width."""
         return self.d_ff // self.config.tensor_parts or self.config.d_ff
 
     @nn.nowrap
     def slots(self, length: int) -> int:
-        """Return the slots of an expert for a row of this length."""
+        """Return the number of slots per expert for a row of this length."""
         return slots_per_row(length, self.capacity * self.top_k, self.num)
 
     def dispatch(self, x_BTD: Float[Array, "B T D"], context: Any, drops: bool) -> Routed:
-        """Choose the experts of each token, and put the tokens in order for them.
+        """Choose the experts of each token, and sort the tokens by expert.
 
         Args:
-            drops: False if every token finds a slot, as where text is generated.
+            drops: False to give every choice a slot, as in generation.
         """
         is_real = context.segments > 0
         B, T, D = x_BTD.shape
         E, K, C = self.num, self.top_k, self.slots(T) if drops else T
 
-        # The router, and the experts that it finds likeliest. One expert alone is weighed by its
-        # probability, so that the router learns; several share 1.
+        # Route each token to its K most probable experts. A single expert is weighted by its
+        # probability, so that the router learns; the gates of several are normalised to sum to 1.
         logits = self.router(self._jittered(x_BTD.astype(wide_dtype(x_BTD.dtype)), context.noise))
         probabilities = jax.nn.softmax(logits) * is_real[..., None]
         gates, choices = jax.lax.top_k(probabilities, K)
         if K > 1:
             gates /= jnp.where(is_real[..., None], gates.sum(-1, keepdims=True), 1)
 
-        # The place of a choice in its expert's queue is the number of choices of this expert before
-        # it in the row. From place C on, choices are dropped: they get slot E · C.
+        # A choice's place in its expert's queue is the number of earlier choices of this expert in
+        # the row. Choices from place C on are dropped: they get slot E · C.
         chosen_BTKE = jax.nn.one_hot(choices, E, dtype=jnp.int32) * is_real[..., None, None]
         queue = chosen_BTKE.reshape(B, T * K, E)
         places = ((queue.cumsum(1) - queue) * queue).sum(-1).reshape(B, T, K)
         fits = (places < C) & is_real[..., None]
         slots = jnp.where(fits, choices * C + places, E * C)
 
-        # The token in each slot of a row: slot E · C does not exist and is not written. T stands
-        # for no token, which _rows_at reads as 0.
+        # Invert the mapping: find the token in each slot of a row. Slot E · C does not exist and is
+        # not written. Empty slots keep T, which is no token and which _rows_at reads as zeros.
         token_of_slot = jnp.full((B, E * C), T, jnp.int32)
         tokens = jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32)[None, :, None], (B, T, K))
         rows = jnp.arange(B)[:, None]
         token_of_slot = token_of_slot.at[rows, slots.reshape(B, -1)].set(
             tokens.reshape(B, -1), mode="drop"
         )
-        # Sort by expert. Numbers in the whole batch tell dropout which slot is which on any mesh.
+        # Sort by expert. Slots are numbered in the whole batch, so that dropout is the same on any
+        # mesh.
         in_slots = _rows_at(x_BTD, token_of_slot).reshape(B, E, C, D)
         of_row = context.noise.rows[None, :, None] * E
         numbers = (of_row + jnp.arange(E)[:, None, None]) * C
@@ -181,7 +183,9 @@ class Experts(nn.Module):
         )
 
     def compute(self, sent: Sent, context: Any) -> Float[Array, "E S D"]:
-        """Apply each expert that is here to its tokens: a term of a sum over `tensor`."""
+        """Apply this device's experts to their tokens. The result is one term of a sum over
+        `tensor`.
+        """
         config = self.config
         x_ESD = sent.tokens.astype(config.dtype)
         x_ESF, gate_ESF = rounded(matmul(x_ESD, self.wi), config.dtype), 1.0
@@ -192,14 +196,14 @@ class Experts(nn.Module):
         return rounded(matmul(x_ESF, self.wo), config.dtype)
 
     def _dropped_out(self, x_ESF: Array, numbers_ES: Int[Array, "E S"], noise: Any) -> Array:
-        """Drop out features of each token, as Dropout does, by the number of its slot."""
+        """Drop out features of each token, as Dropout does, keyed by the number of its slot."""
         rate, F = self.config.ff_dropout, x_ESF.shape[-1]
         if not rate or not noise.is_on:
             return x_ESF
         key = self.make_rng("dropout")
 
         def keep(number: Array) -> Array:
-            # Draw for the features of all devices of `tensor`, and keep this device's.
+            # Draw for the features of all devices of `tensor`, and use this device's part.
             whole = (F * self.config.tensor_parts,)
             drawn = jax.random.bernoulli(jax.random.fold_in(key, number), 1 - rate, whole)
             return jax.lax.dynamic_slice_in_dim(drawn, noise.part * F, F)
@@ -210,20 +214,20 @@ class Experts(nn.Module):
     def combine(
         self, found_ESD: Float[Array, "E S D"], routed: Routed, counts: Float[Array, " E"]
     ) -> tuple[Float[Array, "B T D"], Auxiliary]:
-        """Add up what the experts of each token have found, weighed by its gates.
+        """Sum the outputs of each token's experts, weighted by its gates.
 
         Args:
-            counts: how many choices of the whole batch fell on each expert.
+            counts: number of choices of each expert in the whole batch.
         """
         B, T, K = routed.slots.shape
         E, _, D = found_ESD.shape
-        # Back from experts to rows, and from slots to tokens; a dropped choice reads 0.
+        # Go back from experts to rows, and from slots to tokens. A dropped choice reads zeros.
         by_row = found_ESD.reshape(E, B, -1, D).swapaxes(0, 1).reshape(B, -1, D)
         found = _rows_at(by_row, routed.slots.reshape(B, T * K)).reshape(B, T, K, D)
         y = (found.astype(routed.gates.dtype) * routed.gates[..., None]).sum(2)
 
-        # Busy experts are to become less likely (Fedus et al., 2022, eq. 4): the gradient reaches
-        # their probabilities, and counts are constants.
+        # The load-balancing loss makes busy experts less probable (Fedus et al., 2022, eq. 4). Its
+        # gradient goes through the probabilities; counts are constants.
         busy = jax.lax.stop_gradient(counts / jnp.maximum(counts.sum(), 1))
         balance = self.balance * self.num * (routed.probabilities * busy).sum()
         dropped = Measured(routed.dropped.sum(), routed.counts.sum() / K)
@@ -244,20 +248,20 @@ class Experts(nn.Module):
         key = self.make_rng("dropout")
         return x_BTD * draw(noise.rows).astype(x_BTD.dtype)
 
-    # What a part states of itself.
+    # What every part says about itself.
 
     @property
     @nn.nowrap
     def period(self) -> int:
-        """Number of layers after which they repeat."""
+        """Number of layers after which the kinds of layers repeat."""
         return self.every
 
     @nn.nowrap
     def in_layer(self, place: int) -> str:
-        """Return the feed-forward part of a layer, by its place among those that repeat."""
+        """Return the feed-forward setting of a layer, given its place within the period."""
         if place < self.every - 1:
             return self.kind
-        # The setting of one layer, which is its own period.
+        # The setting is for a single layer, which always has experts: every=1.
         name = parse_call(self.config.feed_forward, "model.feed_forward").name
         return write_part({name: type(self)}, name, **(own_options(self) | {"every": 1}))
 
@@ -269,7 +273,7 @@ class Experts(nn.Module):
 
     @nn.nowrap
     def flops(self, stack: StackShape) -> float:
-        """Count the router, and the matrices of a token's experts; see contract.Part."""
+        """Count the router and the matrices of a token's experts; see contract.Part."""
         D, F = self.config.d_model, self._own_d_ff
         matrices = 3 if self.kind == "gated_mlp" else 2
         return 2.0 * stack.positions * D * (self.num + self.top_k * matrices * F)
@@ -289,5 +293,5 @@ class Experts(nn.Module):
 
 
 def _rows_at(x_BND: Array, places_BM: Int[Array, "B M"]) -> Array:
-    """Return rows of x by their places: [B, M, D]; 0 for a place past the last."""
+    """Gather rows of x by their places: [B, M, D]. A place past the last gives zeros."""
     return jnp.take_along_axis(x_BND, places_BM[..., None], 1, mode="fill", fill_value=0)

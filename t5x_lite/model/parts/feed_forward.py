@@ -59,10 +59,10 @@ class GatedMLP(MLP):
 
 
 def project_back(config: ModelDimensions, x_BTF: Float[Array, "B T F"], context: Any) -> Written:
-    """Apply dropout and the second matrix, which writes to the residual stream. Call it within a
-    compact module.
+    """Apply dropout and the second matrix, which writes to the residual stream. Call it inside a
+    compact method.
     """
-    # Places among all features, since devices of `tensor` each have a part of them.
+    # Places among all features, since each device of `tensor` has only a part of them.
     places = context.noise.own_places(x_BTF.shape[2])
     x_BTF = Dropout(config.ff_dropout, axis=2)(x_BTF, context.noise, places)
     write = Dense(
@@ -72,7 +72,7 @@ def project_back(config: ModelDimensions, x_BTF: Float[Array, "B T F"], context:
 
 
 def undivided_d_ff(setting: Setting) -> Iterator[str]:
-    """Yield what contradicts a part whose features are split over `tensor`."""
+    """Yield one message per incompatible setting, for a part whose features `tensor` splits."""
     config, mesh = setting.config, setting.mesh
     if config.d_ff % mesh.tensor:
         yield f"model.d_ff is {config.d_ff}, which mesh.tensor = {mesh.tensor} does not divide"

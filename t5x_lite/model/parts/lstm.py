@@ -1,4 +1,4 @@
-"""An LSTM in place of attention: what it has read is two vectors, however long the text is.
+"""An LSTM instead of attention: its memory is two vectors, however long the text is.
 
 Shapes: B rows, T positions, D d_model, C cells, G the four gates of all cells, 4 × C.
 """
@@ -25,14 +25,14 @@ FORGET_BIAS = 1.0
 class LSTMState(struct.PyTreeNode):
     """The state of one direction after the tokens it has read."""
 
-    cells: Float[Array, "B C"]  # float32, whatever the compute dtype
+    cells: Float[Array, "B C"]  # at least float32, even if the compute dtype is narrower
     output: Float[Array, "B D"]
 
 
 class Direction(nn.Module):
     """One LSTM (Hochreiter and Schmidhuber, 1997), with forget gates, an output projected to
-    d_model (LSTMP: Sak et al., 2014, §2), and normalised gates and cells (Ba et al., 2016, eqs. 20
-    to 22), by config.norm.
+    d_model (LSTMP: Sak et al., 2014, §2), and gates and cells normalised (Ba et al., 2016, eqs. 20
+    to 22) with config.norm.
     """
 
     config: ModelDimensions
@@ -64,12 +64,13 @@ class Direction(nn.Module):
         """Read T tokens, and return the outputs and the state after the last.
 
         Args:
-            is_start: where a segment begins, in the direction that is read: nothing of what was
-                read before is left.
-            is_real: False where a token is padding, which leaves the state as it was.
+            is_start: True for the first token of a segment in reading order, where the state is
+                reset.
+            is_real: False for padding, which leaves the state unchanged.
             backward: read from the last token to the first.
         """
-        # What the gates read of the tokens does not depend on the state: one product for all.
+        # The tokens' term of the gates does not depend on the state: one product computes it for
+        # all tokens.
         gates_BTG = self.inputs_norm(self.inputs(x_BTD))
         if self.config.bias:
             gates_BTG += self.bias.astype(gates_BTG.dtype)
@@ -87,11 +88,11 @@ class Direction(nn.Module):
     def read_one(self, state: LSTMState, token: Any) -> tuple[LSTMState, Float[Array, "B D"]]:
         """Read one token of each row, and return the updated state and the output."""
         gates_BG, is_start, is_real = token
-        # A segment begins with nothing: neither cells nor an output before it.
+        # A segment starts with zero cells and no previous output.
         before = jax.tree.map(lambda x: jnp.where(is_start[:, None], 0, x), state)
         gates_BG += self.recurrent_norm(self.recurrent(before.output))
 
-        # The four gates of a cell lie side by side: input, forget, candidate and output gate.
+        # The four gates of a cell are adjacent: input, forget, candidate and output gate.
         gates_BC4 = gates_BG.reshape(len(gates_BG), -1, 4).astype(state.cells.dtype)
         write_BC, forget_BC, new_BC, read_BC = jnp.moveaxis(gates_BC4, -1, 0)
         cells_BC = nn.sigmoid(forget_BC + FORGET_BIAS) * before.cells
@@ -99,17 +100,17 @@ class Direction(nn.Module):
         hidden_BC = nn.sigmoid(read_BC) * jnp.tanh(self.cells_norm(cells_BC))
         after = LSTMState(cells_BC, self.projection(hidden_BC).astype(self.config.dtype))
 
-        # Padding leaves the state as it was.
+        # Padding leaves the state unchanged.
         state = jax.tree.map(lambda new, old: jnp.where(is_real[:, None], new, old), after, state)
         return state, after.output
 
 
 class LSTM(nn.Module):
-    """The mixer: one direction in a decoder; two in an encoder, whose outputs are added. It reads a
-    row from its start to its end, so it runs whole on each device.
+    """The LSTM mixer: one direction in a decoder, and two in an encoder, whose outputs are added.
+    It needs a row from start to end, so it runs whole on each device.
 
     Attributes:
-        cells: of a layer, projected to d_model; 0: d_model.
+        cells: number of cells per direction, projected to d_model; 0: d_model.
     """
 
     config: ModelDimensions
@@ -127,10 +128,10 @@ class LSTM(nn.Module):
     def __call__(
         self, x_BTD: Float[Array, "B T D"], context: Any
     ) -> tuple[Float[Array, "B T D"], Auxiliary]:
-        """Read whole rows; context: blocks.StackContext."""
+        """Read whole rows. context is a blocks.StackContext."""
         nothing = self.initial_state(len(x_BTD), 0)
         outputs_BTD, _ = self.prefill(x_BTD, nothing, context)
-        # An encoder also reads from the end, where a segment starts with its last token.
+        # An encoder also reads backward, where a segment starts with its last token.
         if not context.mask.causal:
             segments = context.segments
             is_last = jnp.diff(segments, append=0) != 0
@@ -139,7 +140,7 @@ class LSTM(nn.Module):
         return outputs_BTD, {}
 
     def initial_state(self, rows: int, slots: int) -> LSTMState:
-        """Return a state of zeros, of the same size for any number of tokens."""
+        """Return a state of zeros. Its size does not depend on the number of tokens."""
         config = self.config
         cells = jnp.zeros((rows, self._cells), parameter_dtype(config))
         return LSTMState(cells, jnp.zeros((rows, config.d_model), config.dtype))
@@ -147,15 +148,15 @@ class LSTM(nn.Module):
     def prefill(
         self, x_BTD: Float[Array, "B T D"], state: LSTMState, context: Any
     ) -> tuple[Float[Array, "B T D"], LSTMState]:
-        """Read T tokens, some of them padding."""
-        is_start = context.positions == 0  # positions begin anew in each segment
+        """Read T tokens, some of which may be padding."""
+        is_start = context.positions == 0  # positions restart in each segment
         return self.forward(x_BTD, state, is_start, context.segments > 0)
 
-    step = prefill  # one token is read as many are
+    step = prefill  # a single token is a prompt of length 1
 
     @nn.nowrap
     def flops(self, stack: StackShape) -> float:
-        """Count the gates' products with token and last output, and the projection; see
+        """Count the gates' products with the token and the previous output, and the projection; see
         contract.Part.
         """
         directions = 2 if stack.bidirectional else 1

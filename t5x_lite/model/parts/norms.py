@@ -1,6 +1,7 @@
-"""Norms, computed in float32, or float64 where the model is.
+"""Norms, computed in float32, or in float64 if the model is.
 
-To add one: a module made with the config, [..., D] → [..., D], and its name in NORMS below.
+To add one, write a module that is made with the config and maps [..., D] → [..., D], and add its
+name to NORMS below.
 
 Shapes: D d_model.
 """
@@ -21,12 +22,12 @@ from t5x_lite.model.parts.options import make_part
 def _normalised(
     config: ModelDimensions, normalise: Callable[..., Array], x: Array, *parameters: Any
 ) -> Array:
-    """Return normalise(x, *parameters), computed in float32 or better and rounded to the type of
-    the computation.
+    """Return normalise(x, *parameters), computed in float32 or better and rounded to the compute
+    dtype.
     """
 
-    # Only x is kept for the backward pass. The rest is cheap to compute again, and would be kept
-    # three times over in float32.
+    # Keep only x for the backward pass. The rest is cheap to recompute, and would be kept three
+    # times in float32.
     def rounded(x: Array, *parameters: Any) -> Array:
         return normalise(x.astype(parameter_dtype(config)), *parameters).astype(config.dtype)
 
@@ -91,5 +92,5 @@ NORMS = {"layer_norm": LayerNorm, "rms_norm": RMSNorm, "none": NoNorm}
 
 
 def make_norm(config: ModelDimensions, **more: Any) -> Any:
-    """Make a norm of the model."""
+    """Make the norm that config.norm names."""
     return make_part(NORMS, "norm", config, **more)

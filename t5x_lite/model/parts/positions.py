@@ -1,12 +1,13 @@
-"""How a model knows order: sinusoids, rotary angles, ALiBi, and the relative positions of Shaw,
-Transformer-XL and T5.
+"""How a model knows order: learned embeddings, sinusoids, rotary angles, ALiBi, and the relative
+positions of Shaw, Transformer-XL and T5.
 
-A kind of positions acts where its class says so: in the embeddings (`embed`), before every layer
-(`before_layer`), as a bias on the logits of attention that all layers share (`bias_module`), or
-within attention (`attention_module`, `rotate`). To add one: a class derived from NoPositions that
-overrides what it needs, and its name in POSITIONS below.
+Each kind of positions overrides the methods that it needs: it may act in the embeddings (`embed`),
+before every layer (`before_layer`), as a bias on the attention logits that all layers share
+(`bias_module`), or inside attention (`attention_module`, `rotate`). To add one, derive a class from
+NoPositions, and add its name to POSITIONS below.
 
-A distance is the position of a key − that of a query, [T, S], or [B, T, S] where rows differ.
+A distance is the position of a key minus the position of a query: [T, S], or [B, T, S] if rows
+differ.
 
 Shapes: B rows, T queries, S keys, H heads, K head_dim, D d_model, W width of the embeddings, R
 distances.
@@ -34,19 +35,19 @@ Distances = Int[Array, "T S"] | Int[Array, "B T S"] | np.ndarray
 
 @dataclass(frozen=True)
 class NoPositions:
-    """The kind "none", and what all kinds do unless they say otherwise: nothing.
+    """The kind "none", and the base class of all kinds: every method does nothing by default.
 
     Attributes:
-        in_attention: True if it acts within attention, so that another mixer would not know order.
-        needs_logits: True if it changes attention in a way that only plain attention can compute.
-        is_bias: True if it adds a bias to attention's logits.
-        logits_cost: FLOPs of the products for logits and values, as a multiple of plain
-            attention's.
-        has_mimetic_init: True if two heads can begin by attending to the tokens beside theirs.
-        drops_out_at_end: True if the stack drops out once more after its last norm, as T5 does.
-        same_when_wider: True if a model that is made wider by copies of its features and heads has
-            the same positions in each copy.
-        only_rotates: True if `rotate` is all that it does, so that layers may differ in it.
+        in_attention: True if it acts inside attention, so that other mixers would not know order.
+        needs_logits: True if it changes attention in a way that only the plain kernel can compute.
+        is_bias: True if it adds one bias, shared by all layers, to the attention logits.
+        logits_cost: FLOPs of the products that compute logits and outputs, as a multiple of those
+            of plain attention.
+        has_mimetic_init: True if two heads can be initialised to attend to neighbouring tokens.
+        drops_out_at_end: True if the stack applies dropout once more after its last norm, as in T5.
+        same_when_wider: True if widening a model by copies of its features and heads gives each
+            copy the same positions.
+        only_rotates: True if `rotate` is all that it does, so that layers may use different kinds.
     """
 
     config: ModelDimensions
@@ -61,41 +62,41 @@ class NoPositions:
 
     @property
     def only_rotates(self) -> bool:
-        """True if a kind leaves all other methods of this class as they are."""
+        """True if a kind overrides none of the other methods of this class."""
         others = ("embed", "before_layer", "bias_module", "attention_module")
         return all(getattr(type(self), name) is getattr(NoPositions, name) for name in others)
 
     @property
     def limit(self) -> int | None:
-        """Number of positions that there are; None: any number."""
+        """Largest number of positions; None: no limit."""
         return None
 
     @property
     def table_rows(self) -> int:
-        """Rows of a learned table of embeddings; 0: there is none."""
+        """Number of rows in the learned table of embeddings; 0: no table."""
         return 0
 
     def embed(
         self, positions: Int[Array, "B T"], table: Parameter | None
     ) -> Float[Array, "B T W"] | None:
-        """Return what is added to the embeddings of tokens; None: nothing."""
+        """Return what to add to the token embeddings; None: nothing."""
         return None
 
     def before_layer(
         self, positions: Int[Array, "B T"], depth: int | Int[Array, ""]
     ) -> Float[Array, "B T D"] | None:
-        """Return what is added to the residual stream before a layer; None: nothing."""
+        """Return what to add to the residual stream before a layer; None: nothing."""
         return None
 
     def bias_module(self) -> Any:
-        """Return a module: (distances, bidirectional) → [1 or B, H, T, S], what is added to
-        attention's logits; None: nothing.
+        """Return a module (distances, bidirectional) → [1 or B, H, T, S] that computes a bias for
+        the attention logits; None: no bias.
         """
         return None
 
     def attention_module(self) -> tuple[str, Any] | None:
-        """Return the name and the module of its parameters inside attention, such as ShawRelative;
-        None: there are none.
+        """Return the name and the module of the parameters that it adds to attention, such as
+        ShawRelative; None: no parameters.
         """
         return None
 
@@ -106,7 +107,7 @@ class NoPositions:
         return x
 
     def contradictions(self, setting: Setting) -> Iterator[str]:
-        """Yield what contradicts these positions; see contract.Part."""
+        """Yield one message per incompatible setting; see contract.Part."""
         yield from ()
 
 
@@ -115,23 +116,23 @@ class Learned(NoPositions):
     """A learned table of embeddings.
 
     Attributes:
-        offset: rows of the table before the first position (RoBERTa: 2).
+        offset: number of table rows before the first position (RoBERTa: 2).
     """
 
     offset: NonNegative = 0
 
     @property
     def limit(self) -> int:
-        """Number of positions that the table has."""
+        """Number of positions in the table."""
         return self.config.max_length
 
     @property
     def table_rows(self) -> int:
-        """Rows of the table, those before the first position included."""
+        """Number of rows in the table, including those before the first position."""
         return self.offset + self.config.max_length
 
     def embed(self, positions: Int[Array, "B T"], table: Parameter | None) -> Float[Array, "B T W"]:
-        """Return the rows of the table."""
+        """Look up the positions in the table."""
         assert table is not None, "learned positions have a table"
         return jnp.take(table, positions + self.offset, 0)
 
@@ -149,7 +150,7 @@ class Sinusoidal(NoPositions):
 
 @dataclass(frozen=True)
 class Universal(NoPositions):
-    """Sinusoids of position and depth before every layer (Dehghani et al., 2019, §2.1)."""
+    """Sinusoids of position and depth, added before every layer (Dehghani et al., 2019, §2.1)."""
 
     same_when_wider = False
 
@@ -166,11 +167,11 @@ class Rotary(NoPositions):
     """Rotary positions (Su et al., 2021).
 
     Attributes:
-        base: the slowest angle advances by about 1/base a position.
-        fraction: of each head's features, the first, which are rotated; the others know no order
-            (GPT-NeoX: Black et al., 2022, §2.1.1).
-        scaling: of the angles, for texts longer than those of pretraining: linear(factor=2),
-            llama3(…), yarn(…), none; see rotary_scaling.py.
+        base: the slowest angle advances by about 1/base per position.
+        fraction: share of each head's features that are rotated, starting from the first; the
+            others carry no positions (GPT-NeoX: Black et al., 2022, §2.1.1).
+        scaling: scaling of the angles, for texts longer than in pretraining: linear(factor=2),
+            llama3(…), yarn(…) or none; see rotary_scaling.py.
     """
 
     base: Annotated[float, Range(1.0, 1e12)] = 10_000.0
@@ -181,7 +182,7 @@ class Rotary(NoPositions):
 
     @property
     def width(self) -> int:
-        """Number of features of a head that are rotated."""
+        """Number of features per head that are rotated."""
         return int(self.config.head_dim * self.fraction)
 
     def rotate(
@@ -194,7 +195,7 @@ class Rotary(NoPositions):
         return jnp.concatenate([rotated.astype(x.dtype), x[..., self.width :]], -1)
 
     def contradictions(self, setting: Setting) -> Iterator[str]:
-        """Yield what contradicts these positions; see contract.Part."""
+        """Yield one message per incompatible setting; see contract.Part."""
         setting_name = f"model.positions={setting.config.positions}"
         if self.width % 2 or not self.width:
             reason = f"{self.width} features of a head are rotated, expected an even number"
@@ -205,7 +206,7 @@ class Rotary(NoPositions):
 
 @dataclass(frozen=True)
 class Alibi(NoPositions):
-    """Biases that fall with the distance (Press et al., 2022)."""
+    """Biases that decrease with distance (Press et al., 2022)."""
 
     same_when_wider = False
 
@@ -213,19 +214,19 @@ class Alibi(NoPositions):
     is_bias = True
 
     def bias_module(self) -> "AlibiBias":
-        """Return the biases, which have no parameters."""
+        """Return the module of the biases, which has no parameters."""
         return AlibiBias(self.config)
 
 
 @dataclass(frozen=True)
 class Relative(NoPositions):
-    """T5's learned biases of buckets of distances (Raffel et al., 2020, §2.1).
+    """T5's learned biases, one per head and bucket of distances (Raffel et al., 2020, §2.1).
 
     Attributes:
-        buckets: of distances.
-        distance: from which all share the last bucket.
-        per_layer: each layer has biases of its own (umT5: Chung et al., 2023, §3.1), instead of all
-            layers of a stack the same.
+        buckets: number of buckets of distances.
+        distance: distance from which all keys share the last bucket.
+        per_layer: True: each layer has its own biases (umT5: Chung et al., 2023, §3.1). False: all
+            layers of a stack share them.
     """
 
     buckets: Annotated[int, Range(4)] = 32
@@ -237,7 +238,7 @@ class Relative(NoPositions):
 
     @property
     def is_bias(self) -> bool:
-        """True if one bias is made for all layers."""
+        """True if all layers share one bias."""
         return not self.per_layer
 
     @property
@@ -247,11 +248,11 @@ class Relative(NoPositions):
 
     @property
     def has_mimetic_init(self) -> bool:
-        """True if the biases can be drawn so that two heads attend to the neighbours."""
+        """True if the biases can be initialised so that two heads attend to neighbours."""
         return not self.per_layer
 
     def bias_module(self) -> "RelativeBias | None":
-        """Return the table of biases."""
+        """Return the table of biases that all layers share."""
         return None if self.per_layer else RelativeBias(self.config, self.buckets, self.distance)
 
     def attention_module(self) -> "tuple[str, LayerBias] | None":
@@ -261,7 +262,7 @@ class Relative(NoPositions):
         return "relative_bias", LayerBias(self.config, self.buckets, self.distance)
 
     def contradictions(self, setting: Setting) -> Iterator[str]:
-        """Yield what contradicts these positions; see contract.Part."""
+        """Yield one message per incompatible setting; see contract.Part."""
         if self.buckets % 2:
             yield f"model.positions: buckets={self.buckets}, expected an even number"
         if self.distance <= self.buckets // 2:
@@ -276,10 +277,10 @@ class Relative(NoPositions):
 
 @dataclass(frozen=True)
 class Shaw(NoPositions):
-    """Relative vectors that are added to keys and values (Shaw et al., 2018).
+    """Vectors per distance, which are added to keys and values (Shaw et al., 2018).
 
     Attributes:
-        distance: from which all share one vector, on either side.
+        distance: distance from which all keys on the same side share one vector.
     """
 
     distance: Positive = 16
@@ -293,7 +294,7 @@ class Shaw(NoPositions):
         return "shaw", ShawRelative(self.config, self.distance)
 
     def contradictions(self, setting: Setting) -> Iterator[str]:
-        """Yield what contradicts these positions; see contract.Part."""
+        """Yield one message per incompatible setting; see contract.Part."""
         if setting.config.prefix_length:
             yield "model.prefix_length: positions shaw know no prefix; set it to 0"
 
@@ -313,7 +314,7 @@ class XL(NoPositions):
         return "relative", TransformerXL(self.config)
 
     def contradictions(self, setting: Setting) -> Iterator[str]:
-        """Yield what contradicts these positions; see contract.Part."""
+        """Yield one message per incompatible setting; see contract.Part."""
         if setting.config.prefix_length:
             yield "model.prefix_length: positions transformer_xl know no prefix; set it to 0"
 
@@ -321,13 +322,13 @@ class XL(NoPositions):
 def sinusoidal(
     positions: Int[Array, "*rows"] | np.ndarray, width: int
 ) -> Float[Array, "*rows width"]:
-    """Sines and cosines of wavelengths 2π … 10,000 · 2π (Vaswani et al., 2017, §3.5): [B, T] → [B,
-    T, width].
+    """Return sines and cosines with wavelengths from 2π to 10,000 · 2π (Vaswani et al., 2017,
+    §3.5): [B, T] → [B, T, width].
 
     >>> sinusoidal(jnp.array([[0]]), 4).tolist()
     [[[0.0, 0.0, 1.0, 1.0]]]
     """
-    # Half of the features are sines, half cosines; an odd width has one sine more.
+    # Half of the features are sines, half cosines; an odd width has one more sine.
     half = (width + 1) // 2
     frequencies = jnp.asarray(10000.0 ** (-np.arange(half) / max(half, 1)))
     angles = jnp.asarray(positions)[..., None].astype(frequencies.dtype) * frequencies
@@ -335,7 +336,7 @@ def sinusoidal(
 
 
 def rotary_angles(base: float, width: int) -> np.ndarray:
-    """Return by how much the angle of each pair of features grows a position: [width / 2].
+    """Return the angle by which each pair of features turns per position: [width / 2].
 
     >>> rotary_angles(10_000.0, 4)
     array([1.  , 0.01])
@@ -347,11 +348,11 @@ def rotary_angles(base: float, width: int) -> np.ndarray:
 def rotate(
     x: Float[Array, "B H T K"], positions: Int[Array, "B T"], angles_per_position: np.ndarray
 ) -> Float[Array, "B H T K"]:
-    """Rotary positions (Su et al., 2021): rotate each pair of features of a head by an angle ∝ its
-    position.
+    """Rotate each pair of a head's features by an angle proportional to its position (Su et al.,
+    2021).
 
-    K is even, and feature i is paired with i + K/2. Logits then depend on the distance of two
-    positions alone.
+    K is even, and feature i is paired with feature i + K/2. Logits then depend only on the distance
+    between two positions.
     """
     # The angles are the same for all heads.
     half = x.shape[-1] // 2
@@ -365,17 +366,17 @@ def rotate(
 
 
 def alibi(distances: Distances, num_heads: int) -> Any:
-    """ALiBi (Press et al., 2022, §3): each head's logits fall with the distance, by a slope of its
-    own: [..., H, T, S].
+    """Return ALiBi's biases [..., H, T, S]: each head's logits decrease with distance, with a slope
+    of its own (Press et al., 2022, §3).
 
-    The slopes are 2^(-8/H), 2^(-16/H), …, 2^-8; for H between powers of two, those of the power
-    below and then every other one of the power above.
+    The slopes are 2^(-8/H), 2^(-16/H), …, 2^-8. If H is not a power of two, they are the slopes of
+    the next lower power of two, and then every other slope of the next higher one.
 
     >>> alibi(np.array([[-2, 0, 1]]), 2).tolist()
     [[[-0.125, -0.0, -0.0625]], [[-0.0078125, -0.0, -0.00390625]]]
     """
     power_of_two = 2 ** int(np.log2(num_heads))
-    # Slopes of the power of two below H, and from the power above those that it lacks.
+    # The slopes of the power of two up to H, then every other slope of the next one.
     slopes = [2.0 ** (-8 * (i + 1) / power_of_two) for i in range(power_of_two)]
     more = range(0, 2 * (num_heads - power_of_two), 2)
     slopes += [2.0 ** (-4 * (i + 1) / power_of_two) for i in more]
@@ -386,19 +387,22 @@ def alibi(distances: Distances, num_heads: int) -> Any:
 def relative_buckets(
     distances: Distances, bidirectional: bool, num_buckets: int, max_distance: int
 ) -> Distances:
-    """T5's buckets of distances (Raffel et al., 2020, §2.1): exact when near, logarithmic when far.
+    """Return T5's buckets of distances (Raffel et al., 2020, §2.1): exact when near, logarithmic
+    when far.
 
-    bidirectional: half of the buckets are for keys ahead; otherwise all keys ahead share bucket 0.
+    If bidirectional, half of the buckets are for keys ahead of the query. Otherwise all keys ahead
+    share bucket 0.
 
     >>> relative_buckets(np.array([-200, -9, -1, 0, 1, 9]), True, 32, 128).tolist()
     [15, 8, 1, 0, 17, 24]
     >>> relative_buckets(np.array([-200, -20, -1, 0, 1]), False, 32, 128).tolist()
     [31, 17, 1, 0, 0]
     """
-    # Distances known beforehand become constants of the program.
+    # Distances that are known while tracing become constants of the program.
     xp = np if isinstance(distances, np.ndarray) else jnp
 
-    # The sign: half of the buckets, or none.
+    # Bidirectional: each sign gets half of the buckets. Otherwise all keys ahead count as distance
+    # 0.
     if bidirectional:
         num_buckets //= 2
         offset = xp.where(distances > 0, num_buckets, 0)
@@ -407,7 +411,7 @@ def relative_buckets(
         offset = 0
         distances = xp.maximum(-distances, 0)
 
-    # Half of what is left is exact; the rest grows logarithmically up to max_distance.
+    # Half of these buckets are exact; the others grow logarithmically up to max_distance.
     exact = num_buckets // 2
     far_ratio = xp.maximum(distances, 1).astype(np.float32) / exact
     log_ratio = xp.log(far_ratio) / np.log(max_distance / exact)
@@ -417,15 +421,15 @@ def relative_buckets(
 
 
 def _looking_at_neighbours(init: Any) -> Any:
-    """Return the initialiser of a table [buckets, heads] of a bidirectional stack, with which the
-    first head attends to the token before, and the second to the one after (in the manner of
-    ConViT: d'Ascoli et al., 2021, §3).
+    """Return an initialiser of the table [buckets, heads] of a bidirectional stack. It makes the
+    first head attend to the previous token, and the second head to the next one (similar to ConViT:
+    d'Ascoli et al., 2021, §3).
     """
 
     def looking(key: Array, shape: tuple[int, int], dtype: Any) -> Array:
         num_buckets = shape[0]
         before, after = relative_buckets(np.array([-1, 1]), True, num_buckets, num_buckets)
-        # Each of the two heads attends e⁶ times as much to this neighbour as to any other token.
+        # Each of the two heads attends e⁶ times as much to its neighbour as to any other token.
         table = init(key, shape, dtype)
         return table.at[before, 0].add(6.0).at[after, 1].add(6.0)
 
@@ -433,7 +437,7 @@ def _looking_at_neighbours(init: Any) -> Any:
 
 
 class AlibiBias(nn.Module):
-    """ALiBi as a bias: distances → [1 or B, H, T, S], for all heads."""
+    """ALiBi as a module: distances → the bias [1 or B, H, T, S] of all heads."""
 
     config: ModelDimensions
     splits = ()
@@ -444,8 +448,8 @@ class AlibiBias(nn.Module):
 
 
 class RelativeBias(nn.Module):
-    """T5's learned bias per head and bucket, shared by all layers of a stack: distances → [1 or B,
-    H, T, S].
+    """T5's learned bias per head and bucket, shared by all layers of a stack: distances →
+    [1 or B, H, T, S].
     """
 
     config: ModelDimensions
@@ -458,25 +462,25 @@ class RelativeBias(nn.Module):
         config = self.config
         stddev = config.d_model**-0.5 if config.init == "fan_in" else config.init_stddev
         init = nn.initializers.normal(stddev)
-        # A causal stack cannot look at the token after.
+        # A causal stack cannot attend to the next token.
         if config.mimetic_init and bidirectional:
             init = _looking_at_neighbours(init)
         init = with_axes(init, "buckets", "heads")
         shape = (self.buckets, config.num_heads)
         table = self.param("embedding", init, shape, parameter_dtype(config))
         buckets = relative_buckets(distances, bidirectional, self.buckets, self.distance)
-        if buckets.ndim == 2:  # [T, S], alike in all rows
+        if buckets.ndim == 2:  # [T, S], the same in all rows
             return table.T[None, :, buckets]
         return jnp.moveaxis(table[buckets], -1, 1)
 
 
 class LayerBias(RelativeBias):
-    """T5's learned bias as a part of one layer's attention, with the methods of ShawRelative."""
+    """T5's learned bias inside one layer's attention, with the methods of ShawRelative."""
 
     adds_to_values = False
 
     def query(self, q: Float[Array, "B H T K"], scale: float) -> Float[Array, "B H T K"]:
-        """Return the queries for keys, unchanged."""
+        """Return the queries for the product with keys, here unchanged."""
         return q
 
     def logits(
@@ -494,8 +498,8 @@ class LayerBias(RelativeBias):
 def gather_distances(
     scores: Float[Array, "B H T R"], offset: int, distances: Distances
 ) -> Float[Array, "B H T S"]:
-    """Return the score of the distance of each query and key, for scores that have distance d in
-    column offset + d. Distances past the first and the last column share that column.
+    """Look up the score of each query and key by their distance, which is d in column offset + d.
+    Distances past the first or last column share that column.
     """
     columns = jnp.clip(jnp.asarray(distances) + offset, 0, scores.shape[-1] - 1)
     if columns.ndim == 2:
@@ -506,9 +510,11 @@ def gather_distances(
 
 
 def shift_distances(scores: Float[Array, "B H T R"]) -> Float[Array, "B H T S"]:
-    """Do the same as gather_distances where columns are the distances from 1 − T to S − 1 (Dai et
-    al., 2019, appendix B): each row begins one column before the row above, so that reading on as
-    if rows were one column shorter gives the keys of every query, without an index for each.
+    """Do the same as gather_distances, without indices, if the columns are the distances from 1 − T
+    to S − 1 (Dai et al., 2019, appendix B).
+
+    Each query's keys begin one column before those of the query above. So they line up when the
+    flattened scores are read as rows that are one column shorter.
 
     >>> shift_distances(jnp.array([[[[-1.0, 0, 1, 2], [-1, 0, 1, 2]]]]))[0, 0].tolist()
     [[0.0, 1.0, 2.0], [-1.0, 0.0, 1.0]]
@@ -517,14 +523,14 @@ def shift_distances(scores: Float[Array, "B H T R"]) -> Float[Array, "B H T S"]:
     S = R - T + 1
     if T == 1:
         return scores
-    # Start at the first query's distance to the first key: 0, in column T − 1.
+    # Start at the distance of the first query and the first key: 0, in column T − 1.
     rows = scores.reshape(B, H, T * R)[..., T - 1 : T - 1 + T * (R - 1)]
     return rows.reshape(B, H, T, R - 1)[..., :S]
 
 
 class ShawRelative(nn.Module):
-    """Relative vectors that are added to keys and to values (Shaw et al., 2018, eqs. 3 and 4), the
-    same for all heads; distances are clipped to ± distance.
+    """Vectors per distance that are added to keys and to values (Shaw et al., 2018, eqs. 3 and 4).
+    All heads share them. Distances are clipped to ± distance.
     """
 
     config: ModelDimensions
@@ -539,7 +545,7 @@ class ShawRelative(nn.Module):
         self.values = self.param("values", init, shape, parameter_dtype(config))
 
     def query(self, q: Float[Array, "B H T K"], scale: float) -> Float[Array, "B H T K"]:
-        """Return the queries for keys, unchanged."""
+        """Return the queries for the product with keys, here unchanged."""
         return q
 
     def logits(
@@ -550,14 +556,14 @@ class ShawRelative(nn.Module):
         scale: float,
         bidirectional: bool,
     ) -> Float[Array, "B H T S"]:
-        """Multiply queries by the vectors of the distances."""
+        """Multiply queries by the vectors that are added to the keys."""
         scores = jnp.einsum("bhtk,rk->bhtr", q, self.keys.astype(q.dtype))
         return gather_distances(scores, self.distance, distances)
 
     def weighted_sum(
         self, weights: Float[Array, "B H T S"], distances: Distances
     ) -> Float[Array, "B H T K"]:
-        """Sum the vectors that are added to the values, by their weights."""
+        """Return the weighted sum of the vectors that are added to the values."""
         furthest = self.distance
         rows = jnp.clip(jnp.asarray(distances), -furthest, furthest) + furthest
         vectors = self.values.astype(weights.dtype)[rows]
@@ -566,9 +572,9 @@ class ShawRelative(nn.Module):
 
 
 class TransformerXL(nn.Module):
-    """Relative positions of Transformer-XL (Dai et al., 2019, §3.3): logits (q + u) k + (q + v) W
-    r, where r are the sinusoids of the distance. Gopher and Chinchilla have them (Rae et al., 2021,
-    §3.1).
+    """Relative positions of Transformer-XL (Dai et al., 2019, §3.3): the logits are
+    (q + u) k + (q + v) W r, where r are the sinusoids of the distance. Gopher and Chinchilla use
+    them (Rae et al., 2021, §3.1).
     """
 
     config: ModelDimensions
@@ -584,7 +590,7 @@ class TransformerXL(nn.Module):
         self.project = Dense(config, features, ("embed", "heads"), use_bias=False)
 
     def query(self, q: Float[Array, "B H T K"], scale: float) -> Float[Array, "B H T K"]:
-        """Return the queries for keys: q + u."""
+        """Return the queries for the product with keys: q + u."""
         return q + self.u[:, None].astype(q.dtype) * scale
 
     def logits(
@@ -595,17 +601,19 @@ class TransformerXL(nn.Module):
         scale: float,
         bidirectional: bool,
     ) -> Float[Array, "B H T S"]:
-        """Compute (q + v) W r, for q scaled already and distances up to `longest` either way."""
-        # Where positions follow from the order of the arrays, each row of distances is known.
+        """Compute (q + v) W r. q is already scaled, and distances are at most `longest` in either
+        direction.
+        """
+        # If positions follow from the order of the arrays, the distances are known while tracing.
         in_order = isinstance(distances, np.ndarray)
         if in_order:
             known = jnp.arange(1 - distances.shape[0], distances.shape[1])
         else:
             known = jnp.arange(-longest, longest + 1)
-        # W r for every distance there is.
+        # W r for every possible distance.
         r = sinusoidal(known, self.config.d_model).astype(q.dtype)
         r = self.project(r).reshape(len(r), *self.v.shape)
-        # (q + v) · W r, of which each key takes that of its distance.
+        # (q + v) · W r for every distance, from which each key takes the entry of its own.
         q = q + self.v[:, None].astype(q.dtype) * scale
         scores = jnp.einsum("bhtk,rhk->bhtr", q, r)
         return shift_distances(scores) if in_order else gather_distances(scores, longest, distances)
@@ -625,10 +633,10 @@ POSITIONS = {
 
 
 def position_limit(config: ModelDimensions) -> int | None:
-    """Return the number of positions that a model has; None: any number."""
+    """Return the largest number of positions of a model; None: no limit."""
     return make_positions(config).limit
 
 
 def make_positions(config: ModelDimensions, setting: str = "positions") -> NoPositions:
-    """Make the positions of a model, or those of its local layers: setting "local_positions"."""
+    """Make the positions of a model, or of its local layers if setting is "local_positions"."""
     return make_part(POSITIONS, setting, config)

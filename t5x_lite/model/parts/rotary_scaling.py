@@ -1,7 +1,7 @@
-"""Scaling of rotary angles, with which a model reads longer texts than it was pretrained on.
+"""Scaling of rotary angles, so that a model can read longer texts than in pretraining.
 
-Each kind slows down the angles of rotary positions, so that those of a long text stay within what
-the model has seen. To add one: a class derived from NoScaling, and its name in SCALINGS.
+Each kind slows down the rotation, so that the angles of a long text stay within the range that the
+model has seen. To add one, derive a class from NoScaling, and add its name to SCALINGS.
 """
 
 import math
@@ -17,25 +17,25 @@ from t5x_lite.config.ranges import Positive, Range
 
 @dataclass(frozen=True)
 class NoScaling:
-    """The kind "none": angles as they are."""
+    """The kind "none": angles are not scaled."""
 
     def angles(self, angles: np.ndarray, base: float) -> np.ndarray:
-        """Scale by how much each pair's angle grows a position: [width / 2] → [width / 2]."""
+        """Scale the angle by which each pair turns per position: [width / 2] → [width / 2]."""
         return angles
 
     @property
     def magnitude(self) -> float:
-        """Factor of the rotated queries and keys."""
+        """Factor by which the rotated queries and keys are multiplied."""
         return 1.0
 
     def contradictions(self, base: float) -> Iterator[str]:
-        """Yield what is wrong with its options, as `option=value, expected …`."""
+        """Yield one message per invalid option: `option=value, expected …`."""
         yield from ()
 
 
 @dataclass(frozen=True)
 class Linear(NoScaling):
-    """Position interpolation (Chen et al., 2023): all angles grow `factor` times slower.
+    """Position interpolation (Chen et al., 2023): all pairs turn `factor` times slower.
 
     >>> Linear(factor=4.0).angles(np.array([1.0, 0.01]), 1e4)
     array([0.25  , 0.0025])
@@ -50,14 +50,14 @@ class Linear(NoScaling):
 
 @dataclass(frozen=True)
 class LLaMA3(NoScaling):
-    """LLaMA 3.1's scaling (Grattafiori et al., 2024; released code): angles that turn often within
-    `length` positions stay, those that turn rarely grow `factor` times slower, with a smooth
-    passage between the two.
+    """LLaMA 3.1's scaling (Grattafiori et al., 2024; released code). Pairs that turn often within
+    `length` positions keep their speed, pairs that turn rarely become `factor` times slower, and
+    the transition between the two is smooth.
 
     Attributes:
-        low, high: turns within `length` positions, up to which angles are slowed down wholly, and
-            from which they stay.
-        length: positions of pretraining.
+        low, high: number of turns within `length` positions: pairs with at most `low` turns are
+            slowed down fully, pairs with at least `high` turns keep their speed.
+        length: number of positions in pretraining.
 
     >>> LLaMA3(factor=8.0).angles(np.array([1.0, 1e-5]), 5e5)
     array([1.00e+00, 1.25e-06])
@@ -75,22 +75,22 @@ class LLaMA3(NoScaling):
         return angles * (kept + (1 - kept) / self.factor)
 
     def contradictions(self, base: float) -> Iterator[str]:
-        """Yield that the passage is empty or runs backward."""
+        """Yield a message if the transition is empty or reversed."""
         if self.low >= self.high:
             yield f"low={self.low}, expected less than high={self.high}"
 
 
 @dataclass(frozen=True)
 class YaRN(NoScaling):
-    """YaRN (Peng et al., 2024, §3): as in LLaMA3, with a passage that is linear in the index of the
-    pair; logits are also scaled.
+    """YaRN (Peng et al., 2024, §3): like LLaMA3, but the transition is linear in the index of the
+    pair, and logits are also scaled.
 
     Attributes:
-        fast, slow: turns within `length` positions, from which angles stay, and up to which they
-            are slowed down wholly.
-        length: positions of pretraining.
+        fast, slow: number of turns within `length` positions: pairs with at least `fast` turns keep
+            their speed, pairs with at most `slow` turns are slowed down fully.
+        length: number of positions in pretraining.
         attention: factor of queries and keys; 0: 0.1 ln(factor) + 1 (eq. 22).
-        whole: the passage begins and ends at whole indices of pairs, as in the released code.
+        whole: the transition begins and ends at whole indices of pairs, as in the released code.
     """
 
     factor: Annotated[float, Range(1.0)] = 4.0
@@ -105,19 +105,19 @@ class YaRN(NoScaling):
         width = 2 * len(angles)
 
         def index(turns: float) -> float:
-            """Return the index of the pair that turns so often."""
+            """Return the index, possibly a fraction, of the pair that makes this many turns."""
             return width * math.log(self.length / (turns * 2 * math.pi)) / (2 * math.log(base))
 
         first, last = index(self.fast), index(self.slow)
         if self.whole:
             first, last = math.floor(first), math.ceil(last)
         first, last = max(first, 0), min(last, width - 1)
-        length = max(last - first, 0.001)  # as released, where the passage is a single pair
+        length = max(last - first, 0.001)  # as released, if the transition is a single pair
         slowed = np.clip((np.arange(len(angles)) - first) / length, 0, 1)
         return angles * (1 - slowed + slowed / self.factor)
 
     def contradictions(self, base: float) -> Iterator[str]:
-        """Yield that the passage is empty or runs backward, or that all pairs turn alike."""
+        """Yield a message if the transition is empty or reversed, or if all pairs turn alike."""
         if self.slow >= self.fast:
             yield f"slow={self.slow}, expected less than fast={self.fast}"
         if base <= 1:
@@ -125,7 +125,7 @@ class YaRN(NoScaling):
 
     @property
     def magnitude(self) -> float:
-        """The factor that is stated, or that of the paper."""
+        """The `attention` option, or the paper's factor if that is 0."""
         return self.attention or 0.1 * math.log(self.factor) + 1
 
 
@@ -138,5 +138,5 @@ SCALINGS: dict[str, Any] = {
 
 
 def find_scaling(text: str) -> NoScaling:
-    """Make the scaling that an option of rotary positions names."""
+    """Make the scaling that rotary(scaling=…) names."""
     return find_named(text, SCALINGS, "scaling", "scaling")()

@@ -1,8 +1,9 @@
-"""The parts that blocks are made of, by the names that settings have for them. Norms and positions
-have their tables in norms.py and positions.py.
+"""The parts that blocks are made of, by their names in settings. Norms and positions have tables of
+their own, in norms.py and positions.py.
 
-To add one: a file beside this one with a class as in contract.py, and its name here. One of your
-own needs no place here, only a config that names it by its module: model.mixer="my_module.MyMixer".
+To add one, write a class as described in contract.py, in a file beside this one, and add its name
+here. A part in your own module need not be listed: the config names it by its module, as in
+model.mixer="my_module.MyMixer".
 """
 
 from collections.abc import Mapping
@@ -22,18 +23,20 @@ FEED_FORWARDS = {"mlp": MLP, "gated_mlp": GatedMLP, "experts": Experts, "none": 
 
 
 def make_mixer(config: ModelDimensions, **more: Any) -> Any:
-    """Make the mixer of a block, see contract.Mixer."""
+    """Make the mixer of a block; see contract.Mixer."""
     return _checked(make_part(MIXERS, "mixer", config, **more), "model.mixer", config.mixer)
 
 
 def make_feed_forward(config: ModelDimensions, **more: Any) -> Any:
-    """Make the feed-forward part of a block, see contract.FeedForward; None if it has none."""
+    """Make the feed-forward part of a block; None if it has none. See contract.FeedForward."""
     part = make_part(FEED_FORWARDS, "feed_forward", config, **more)
     return part and _checked(part, "model.feed_forward", config.feed_forward)
 
 
 def _checked(part: Any, key: str, spec: str) -> Any:
-    """Return the part, if it says what it costs: guessed FLOPs would be wrong in every figure."""
+    """Return the part, or raise UserError if it has no `flops`. Guessed FLOPs would make all
+    figures wrong.
+    """
     if not hasattr(part, "flops"):
         reason = "states no FLOPs, which comparisons, MFU and scaling laws rest on"
         fix = f"give {part_name(spec)} a method flops(stack), as in model/parts/contract.py"
@@ -42,17 +45,15 @@ def _checked(part: Any, key: str, spec: str) -> Any:
 
 
 def splits_of(part: Any) -> tuple[str, ...]:
-    """Return the axes of the mesh that a part may be split over; one that does not say runs
-    whole.
-    """
+    """Return the mesh axes that may split a part. A part that declares none runs whole."""
     return tuple(getattr(part, "splits", ()))
 
 
 def layers_of_period(config: ModelDimensions) -> list[ModelDimensions]:
-    """Return the configs of the layers of a stack, up to where they repeat.
+    """Return the config of each layer of a stack, up to the point where the layers repeat.
 
     A feed-forward part that is not in every layer has `period`, the number of layers after which
-    they repeat, and `in_layer(place)`, the feed-forward part of each of them.
+    they repeat, and `in_layer(place)`, the feed-forward setting of each of these layers.
     """
     part = make_feed_forward(config, parent=None)
     period = getattr(part, "period", 1)
@@ -62,12 +63,13 @@ def layers_of_period(config: ModelDimensions) -> list[ModelDimensions]:
 
 
 def runs_whole(config: ModelDimensions) -> bool:
-    """True if some part of a block needs whole rows, however many devices share them."""
+    """True if some part of a block needs whole rows, even if several devices share them."""
     return any("sequence" not in splits_of(part) for part in _parts_of_blocks(config).values())
 
 
 def unsplit_parts(config: ModelDimensions, mesh: Mapping[str, int]) -> list[str]:
-    """Say which parts each device of an axis of the mesh computes whole, and so saves nothing by.
+    """Return a sentence for each part that runs whole on every device of a mesh axis, which
+    therefore saves no work.
 
     >>> from t5x_lite.config import Model
     >>> from t5x_lite.resolve import resolve_model
@@ -93,10 +95,10 @@ def _parts_of_blocks(config: ModelDimensions) -> dict[str, Any]:
 
 
 def part_of_parameter(config: ModelDimensions, path: tuple[str, ...]) -> Any:
-    """Return the mixer or feed-forward part that a parameter belongs to; None if it is of
+    """Return the mixer or feed-forward part that a parameter belongs to; None if it belongs to
     neither.
     """
-    # A companion's parameters lie under its name.
+    # A companion's parameters are stored under its name.
     companion = config.companion(path[0])
     if companion is not None:
         return part_of_parameter(companion.model, path[1:])
